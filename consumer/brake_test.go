@@ -23,7 +23,7 @@ func braking() consumer.Config {
 func (r *rig) stopped(reason string) *consumer.HaltError {
 	r.t.Helper()
 	h := r.halted()
-	redrive := "onlyonce parked redrive -scope stock -topic orders -partition 0 -kind message -parked-reason " + reason
+	redrive := "onlyonce parked redrive -scope stock -topic orders -partition 0 -kind message -parked-for " + reason
 	if h.Reason != consumer.HaltEverythingFails || !strings.Contains(h.Error(), redrive) || !strings.Contains(h.Command(), fmt.Sprintf("adopt -scope stock -topic orders -partition 0 -at %d", h.Position)) {
 		r.t.Errorf("halt: %v, want one that prints %q", h, redrive)
 	}

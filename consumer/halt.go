@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // HaltReason is why a partition is halted.
@@ -112,7 +114,7 @@ func (e *HaltError) resolve() string {
 			resolve = "if Shards are wrong correct them and deploy; to move the partition (docs/scaling.md): " + e.Command()
 		}
 		if e.otherAhead {
-			resolve = fmt.Sprintf("it was taken over from the wrong database: %s, and then %s", e.Command(), e.command("adopt", e.Shard, "-from", quote("URL-OF-"+e.Other)))
+			resolve = fmt.Sprintf("it was taken over from the wrong database: %s, and then %s", e.Command(), e.command("adopt", e.Shard, "-from", show.Quote("URL-OF-"+e.Other)))
 		}
 	}
 	return resolve
@@ -131,10 +133,10 @@ func (e *HaltError) Command() string {
 	case e.Reason == HaltOtherShard && !e.otherRetired:
 		return e.command("retire", e.Other)
 	case e.Reason == HaltOtherShard:
-		return e.command("adopt", e.Shard, "-from", quote("URL-OF-"+e.Other))
+		return e.command("adopt", e.Shard, "-from", show.Quote("URL-OF-"+e.Other))
 	case e.Reason == HaltForeignGroup:
 		// By name: otherwise the old group, if it is alive, may be faster.
-		return e.command("adopt", e.Shard, "-group", quote(e.Group))
+		return e.command("adopt", e.Shard, "-group", show.Quote(e.Group))
 	}
 	if e.Reason == HaltEverythingFails {
 		return e.command("adopt", e.Shard, "-at", strconv.FormatInt(e.Position, 10))
@@ -142,9 +144,18 @@ func (e *HaltError) Command() string {
 	return e.command("adopt", e.Shard, "-at", "OFFSET")
 }
 
+// commands returns the commands that resolve the halt, in their order.
+func (e *HaltError) commands() []string {
+	var all []string
+	if c := e.Command(); c != "" {
+		all = append(all, c)
+	}
+	return append(all, e.Redrive...)
+}
+
 // redrive returns the command that retries what was parked of the partition.
 func (e *HaltError) redrive(kind, reason string) string {
-	return e.commandLine([]string{"parked", "redrive"}, e.Shard, "-kind", kind, "-parked-reason", reason, "-limit", "10000")
+	return e.commandLine([]string{"parked", "redrive"}, e.Shard, "-kind", kind, "-parked-for", reason, "-limit", "10000")
 }
 
 // command returns a command about the halted cursor in a shard.
@@ -155,19 +166,8 @@ func (e *HaltError) command(verb, shard string, more ...string) string {
 func (e *HaltError) commandLine(verb []string, shard string, more ...string) string {
 	args := append([]string{"onlyonce"}, verb...)
 	if shard != "" {
-		args = append(args, "-postgres", quote("URL-OF-"+shard))
+		args = append(args, "-postgres", show.Quote("URL-OF-"+shard))
 	}
-	args = append(args, "-scope", quote(e.Scope), "-topic", quote(e.Topic), "-partition", strconv.Itoa(int(e.Partition)))
+	args = append(args, "-scope", show.Quote(e.Scope), "-topic", show.Quote(e.Topic), "-partition", strconv.Itoa(int(e.Partition)))
 	return strings.Join(append(append(args, more...), "-reason", "WHY"), " ")
-}
-
-// quote returns s as one word for a POSIX shell.
-func quote(s string) string {
-	plain := func(r rune) bool {
-		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_./:", r))
-	}
-	if s != "" && strings.IndexFunc(s, plain) < 0 {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

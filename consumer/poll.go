@@ -291,6 +291,8 @@ type reportedPartition struct {
 	Halted        string   `json:"halted,omitempty"`
 	Detail        string   `json:"detail,omitempty"`
 	HaltedFor     float64  `json:"halted_for,omitempty"`
+	Resolve       string   `json:"resolve,omitempty"`
+	Commands      []string `json:"commands,omitempty"`
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none under this owner
 }
 
@@ -308,6 +310,7 @@ func (p *poller) statusReport() (report *string, shape string, err error) {
 		}
 		if h := s.Halted; h != nil {
 			o.Halted, o.Detail, o.HaltedFor = string(h.Reason), codec.TextUpTo(h.Detail, 512), time.Since(s.HaltedSince).Seconds()
+			o.Resolve, o.Commands = codec.TextUpTo(h.resolve(), 2048), h.commands()
 		}
 		if !s.LastBatch.IsZero() {
 			age := time.Since(s.LastBatch).Seconds()

@@ -3,6 +3,8 @@ package consumer
 import (
 	"strconv"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // stallAfter is how long a partition waits for an open Kafka transaction before that is logged.
@@ -47,7 +49,7 @@ func (c *Consumer) reportStall(id Identity, state *partitionState, from int64, g
 	case is != nil && is.logged:
 		c.cfg.Logger.Warn("onlyonce: partition waits for an open Kafka transaction: nothing behind the last stable offset can be read before it ends; if it does not end by itself, find its producer",
 			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", is.offset, "high_watermark", got.HighWatermark, "since", is.since,
-			"find", "kafka-transactions.sh --bootstrap-server BROKERS describe-producers --topic "+quote(id.Topic)+" --partition "+strconv.Itoa(int(id.Partition)))
+			"find", "kafka-transactions.sh --bootstrap-server BROKERS describe-producers --topic "+show.Quote(id.Topic)+" --partition "+strconv.Itoa(int(id.Partition)))
 	case was != nil && was.logged:
 		c.cfg.Logger.Info("onlyonce: partition goes on: the Kafka transaction that it waited for has ended",
 			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", got.LastStable, "since", was.since)

@@ -154,12 +154,12 @@ type Config struct {
 func (c Config) withDefaults() (Config, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Scope == nil {
-		l.Add("Scope", "is not set: it returns the owner of a request; use GlobalScope() if all clients share their keys (H2)")
+		l.Add("Scope", "must be set: it returns the owner of a request; use GlobalScope() if all clients share their keys (H2)")
 	}
 	if len(c.FingerprintKeys) == 0 {
-		l.Add("FingerprintKeys", "is empty: requests are hashed with a secret key, at least one is required")
+		l.Add("FingerprintKeys", "must not be empty: requests are hashed with a secret key")
 	} else if _, ok := c.FingerprintKeys[c.FingerprintKey]; !ok {
-		l.Add("FingerprintKey", "%d is not in FingerprintKeys", c.FingerprintKey)
+		l.Add("FingerprintKey", "%d must be in FingerprintKeys", c.FingerprintKey)
 	}
 	for id, k := range c.FingerprintKeys {
 		if k == (FingerprintKey{}) {
@@ -173,7 +173,7 @@ func (c Config) withDefaults() (Config, error) {
 		l.Add("RequireSealed", "needs a Sealer: without one, every stored value would be refused")
 	}
 	if c.Cache == nil && (c.CacheTTL != 0 || c.CacheTimeout != 0) {
-		l.Add("CacheTTL", "or CacheTimeout is set without a Cache")
+		l.Add("CacheTTL", "must be 0 without a Cache, and so must CacheTimeout")
 	}
 	l.Span("CacheTTL", &c.CacheTTL, 5*time.Minute, time.Second, 24*time.Hour)
 	l.Span("CacheTimeout", &c.CacheTimeout, 50*time.Millisecond, time.Millisecond, 10*time.Second)

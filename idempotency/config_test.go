@@ -19,7 +19,7 @@ func TestConfigOfACache(t *testing.T) {
 		cfg  idempotency.Config
 		want []string
 	}{
-		{none, []string{"Config.CacheTTL: or CacheTimeout is set without a Cache"}},
+		{none, []string{"Config.CacheTTL: must be 0 without a Cache, and so must CacheTimeout"}},
 		{bounds, []string{"Config.Cache: needs a Sealer", "Config.CacheTTL: 1ms is not from 1s to 24h0m0s", "Config.CacheTimeout: 1m0s is not from 1ms to 10s"}},
 	} {
 		_, err := idempotency.New(nil, c.cfg)

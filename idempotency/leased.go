@@ -268,7 +268,7 @@ func (req *servedRequest) releaseKey(l *lease.Lease) {
 	ctx, cancel := context.WithTimeout(req.ctx, req.layer.cfg.AcquireTimeout)
 	defer cancel()
 	if _, err := req.layer.pool.Exec(ctx, releaseSQL, uuid.UUID(req.id), l.ID, l.Epoch, l.Nonce); err != nil && guard.SQLState(err) != fenceLost {
-		req.layer.reportError(fmt.Errorf("idempotency: giving a key back: %w", err))
+		req.layer.reportError(fmt.Errorf("idempotency: releasing a key: %w", err))
 	}
 }
 

@@ -108,7 +108,7 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 		l.Join(fmt.Errorf("%w: layer: must not be nil", ErrConfig))
 	}
 	if len(work) == 0 {
-		l.Join(fmt.Errorf("%w: work: is empty: Accept could accept no operation", ErrConfig))
+		l.Join(fmt.Errorf("%w: work: must not be empty: it has a Work for each name that Accept gets", ErrConfig))
 	}
 	for name, w := range work {
 		if w == nil || name == "" || len(name) > maxStepName {

@@ -31,7 +31,7 @@ func (o *Operations) applyEvent(ctx context.Context, tx consumer.Tx, m *consumer
 	op := &Operation{ID: m.ID(), Scope: Scope{Tenant: m.Tenant()}, Input: m.Value, ops: o}
 	var err error
 	if op.id, err = uuid.Parse(op.ID); err != nil {
-		return consumer.Permanent(fmt.Errorf("idempotency: the event's id is not that of an operation: %w", err))
+		return consumer.Permanent(fmt.Errorf("idempotency: the event's id is not an operation's: %w", err))
 	}
 	var state string
 	var cancelled bool
@@ -44,7 +44,7 @@ func (o *Operations) applyEvent(ctx context.Context, tx consumer.Tx, m *consumer
 	case cancelled:
 		return o.writeEnd(tx, op, operationCancelled, nil, nil)
 	case o.work[op.Name] == nil:
-		return fmt.Errorf("idempotency: this process has no work %q", op.Name)
+		return fmt.Errorf("idempotency: this process has no Work for the operation %q: pass it to NewOperations", op.Name)
 	}
 	sealed, _ := m.Header(headerSealed)
 	if op.Input, err = o.layer.unseal(codec.SealPlace(op.id, sealedInput, ""), m.Value, string(sealed) == sealedMark[true]); err != nil {
@@ -94,7 +94,7 @@ func checkResult(result json.RawMessage, limit int) (json.RawMessage, error) {
 		return nil, errors.New("the result is not JSON")
 	}
 	if len(result) > limit {
-		return nil, fmt.Errorf("the result has %d bytes, at most %d are kept", len(result), limit)
+		return nil, fmt.Errorf("the result has %d bytes, more than OperationsConfig.MaxResult, %d", len(result), limit)
 	}
 	return result, nil
 }

@@ -42,15 +42,15 @@ var problems = map[code]struct {
 	codeKeyReused:        {http.StatusUnprocessableEntity, "The idempotency key belongs to another request", false},
 	codeInProgress:       {http.StatusConflict, "A request with this idempotency key is in progress", true},
 	codeOverCapacity:     {http.StatusTooManyRequests, "Too many requests with idempotency keys", true},
-	codeStoreUnavailable: {http.StatusServiceUnavailable, "Idempotency keys cannot be kept at the moment", true},
+	codeStoreUnavailable: {http.StatusServiceUnavailable, "The store of idempotency keys is unavailable", true},
 	codeCommitUnknown:    {http.StatusServiceUnavailable, "Whether the request took effect is not known yet", true},
 	codeResponseTooLarge: {http.StatusInternalServerError, "The response is too large", false},
-	codeNotReplayable:    {http.StatusGone, "The request took effect, and its response is not kept", false},
+	codeNotReplayable:    {http.StatusGone, "The request took effect, but its response is not stored", false},
 	codeRecordUnreadable: {http.StatusInternalServerError, "The stored response cannot be read", false},
 	codeScopeMissing:     {http.StatusForbidden, "The owner of the request cannot be determined", false},
 	codeBodyUnreadable:   {http.StatusBadRequest, "The request body could not be read", true},
 	codeBodyConsumed:     {http.StatusInternalServerError, "The request body was read before it could be compared", false},
-	codeRolledBack:       {http.StatusInternalServerError, "The request was undone", true},
+	codeRolledBack:       {http.StatusInternalServerError, "The request was rolled back", true},
 }
 
 func (c code) status() int     { return problems[c].status }

@@ -13,7 +13,7 @@ import (
 
 // ErrResponseTooLarge is wrapped by the error of a Write that would make the answer longer than
 // Route.MaxResponse (H15). No byte of that Write is kept.
-var ErrResponseTooLarge = errors.New("idempotency: the answer is longer than may be stored")
+var ErrResponseTooLarge = errors.New("idempotency: the answer's body is longer than Route.MaxResponse")
 
 // recorder is the http.ResponseWriter of a handler. It holds the answer, which is sent after COMMIT
 // (H12), and from which the stored copy is made. It behaves like net/http's, so that the handler's

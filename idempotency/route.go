@@ -171,7 +171,7 @@ func (r Route) withDefaults() (Route, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "Route"}
 	switch {
 	case r.Pattern == "":
-		l.Add("Pattern", "is empty: it names the operation")
+		l.Add("Pattern", "must not be empty: it names the operation")
 	case len(r.Pattern) > 200 || strings.ContainsFunc(r.Pattern, func(c rune) bool { return c <= ' ' || c > '~' }):
 		l.Add("Pattern", "must be at most 200 visible ASCII characters")
 	}
@@ -190,7 +190,7 @@ func (r Route) withDefaults() (Route, error) {
 	}
 	l.Number("MinKey", &r.MinKey, 1, 1, protocol.MaxKey)
 	if r.DerivedTTL != 0 && r.Key != KeyDerived {
-		l.Add("DerivedTTL", "is set, but Key is not KeyDerived")
+		l.Add("DerivedTTL", "must be 0 unless Key is KeyDerived")
 	}
 	l.Span("DerivedTTL", &r.DerivedTTL, time.Minute, time.Second, time.Hour)
 	if r.Fingerprint != FingerprintRaw && r.Fingerprint != FingerprintJSON {
@@ -221,10 +221,10 @@ func (r Route) withDefaults() (Route, error) {
 	l.Span("TTL", &r.TTL, 2*day, time.Second, 400*day)
 	l.Span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
 	if r.TTL < r.KeyWindow+stepMargin {
-		l.Add("TTL", "%v is shorter than KeyWindow, %v, plus an hour: if a key is used again later, the remote takes its call for a copy of the old one (H18); if the route makes no calls, set KeyWindow to 1s", r.TTL, r.KeyWindow)
+		l.Add("TTL", "%v must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If the route makes no calls, set KeyWindow to 1s", r.TTL, r.KeyWindow)
 	}
 	if r.Mode == Leased && r.Key == KeyDerived {
-		l.Add("Key", "KeyDerived is not for lease mode: a derived key expires long before the provider forgets the keys of its steps, and an equal request after that would be a new one (H18)")
+		l.Add("Key", "must not be KeyDerived in lease mode: a derived key expires long before the provider forgets the keys of its steps, so an equal request after that would be a new one (H18)")
 	}
 	l.Span("MaxHandlerTime", &r.MaxHandlerTime, 30*time.Second, time.Millisecond, time.Hour)
 	if r.Wait < 0 || r.Wait > 30*time.Second {

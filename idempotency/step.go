@@ -59,7 +59,7 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 	case run.handler.route.Mode != Leased:
 		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
 	case name == "" || len(name) > maxStepName:
-		return nil, fmt.Errorf("%w: a step's name has 1 to %d bytes", ErrStep, maxStepName)
+		return nil, fmt.Errorf("%w: a step's name must have 1 to %d bytes", ErrStep, maxStepName)
 	}
 	release, err := run.takeStepName(ctx, name)
 	if err != nil {
@@ -84,9 +84,9 @@ func (run *handlerRun) takeStepName(ctx context.Context, name string) (release f
 	_, taken := names[name]
 	switch {
 	case run.returned.Load():
-		return nil, fmt.Errorf("%w: step %q after the handler's return", ErrStep, name)
+		return nil, fmt.Errorf("%w: step %q was called after the handler's return", ErrStep, name)
 	case run.tx != nil:
-		return nil, fmt.Errorf("%w: step %q after Tx: no external call may be made while a transaction is open", ErrStep, name)
+		return nil, fmt.Errorf("%w: step %q was called after Tx: call it before, because no external call may be made while a transaction is open", ErrStep, name)
 	case taken:
 		return nil, fmt.Errorf("%w: step %q is used for the second time in one run of the handler, and its call would not be made: give each call its own name", ErrStep, name)
 	}

@@ -14,7 +14,7 @@ import (
 
 // ErrNoTx is returned if a request has no transaction: it did not come through a [Layer], or the
 // layer let it pass without protection, for example because of its method or Route.FailOpen.
-var ErrNoTx = errors.New("idempotency: the request has no transaction")
+var ErrNoTx = errors.New("idempotency: the request has no transaction: it did not come through a Layer, or passed it without protection")
 
 // Tx returns the transaction for a request's effects. It commits together with the request's record
 // if the handler answers 2xx or 3xx, and is rolled back otherwise; Route.KeepWrites commits it for
@@ -87,7 +87,7 @@ func (run *handlerRun) beginTx(ctx context.Context, level pgx.TxIsoLevel) error 
 
 // reportLateStatement logs a statement that a handler queued after its return (T6).
 func (run *handlerRun) reportLateStatement(err error) {
-	run.layer.cfg.Logger.Error("onlyonce: a request's handler queued a statement after it had returned; it was not sent", "route", run.handler.route.Pattern, "error", err)
+	run.layer.cfg.Logger.Error("onlyonce: a request's handler queued a statement after it had returned; the statement was not sent", "route", run.handler.route.Pattern, "error", err)
 }
 
 // timeoutArgs returns the arguments of http_begin and http_open that bound the transaction.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // bringTimeout bounds an adoption from another database: it claims every key that is kept there.
@@ -376,7 +377,7 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
 	}
 	if forgotten && !o.Late {
 		return failf(ErrRefused, "the cursor in %s was retired at %s, longer ago than keys are remembered there, and nothing was done: copies of what it handled would be applied again. "+
-			"If none can come any more, give -late", o.Name, instant(*there.RetiredAt))
+			"If none can come any more, give -late", o.Name, show.Instant(*there.RetiredAt))
 	}
 	o.cursor = there
 	if o.scope, err = readScope(ctx, tx, f.Scope); err != nil {

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // storedEventsSQL finds what is stored of events. In: topic; id, ordering key (each may be null:
@@ -12,12 +14,7 @@ import (
 // that has not passed it), and parked. The log is read whole, but for partitions that an ordering
 // key cannot be in: nothing but its offset finds an event by an index.
 const storedEventsSQL = `
-select 'log' as place, l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,
-       case when not exists (select 1 from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
-                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')) then 'unread'
-            else coalesce((select 'before ' || c.scope from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
-                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')
-                              and c.retired_at is null and c.next_offset <= l."offset" order by c.scope limit 1), 'handled') end as state
+select 'log' as place, l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,` + eventState + `
   from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
  where s.topic = $1 and ($2::text is null or l.id = $2)
    and ($3::text is null or l.order_key = convert_to($3, 'UTF8') and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions))
@@ -139,11 +136,11 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, erro
 		switch r.State {
 		case "handled", "resolved", "discarded":
 		case "unread":
-			return nil, failf(ErrRefused, "no consumer has begun to read %s, and nothing was done: event %s is still to be handled", q.Topic, orDash(r.Event))
+			return nil, failf(ErrRefused, "no consumer has begun to read %s, and nothing was done: event %s is still to be handled", q.Topic, show.OrDash(r.Event))
 		case "waiting", "retrying", "blocked":
-			return nil, failf(ErrRefused, "event %s is parked (%s) and may still be handled, and nothing was done: give it up first with `onlyonce parked discard -id %d`", orDash(r.Event), r.State, r.ID)
+			return nil, failf(ErrRefused, "event %s is parked (%s) and may still be handled, and nothing was done: give it up first with `onlyonce parked discard -id %d`", show.OrDash(r.Event), r.State, r.ID)
 		default:
-			return nil, failf(ErrRefused, "event %s is still to be handled (%s), and nothing was done", orDash(r.Event), r.State)
+			return nil, failf(ErrRefused, "event %s is still to be handled (%s), and nothing was done", show.OrDash(r.Event), r.State)
 		}
 	}
 	if done {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // endpointsSQL lists the endpoints that have ids of webhooks, with the age of each one's oldest. By
@@ -39,14 +40,14 @@ const late = time.Minute
 // memory compares how long keys are remembered with how long copies may arrive (K6, W10).
 func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	holds := func(check, ring string, copies time.Duration, whose string) error {
-		err := inbox.Holds(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
+		err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
 		switch {
 		case errors.Is(err, inbox.ErrHorizon):
-			d.add(LevelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s", ring, days(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, days(copies), ring)
+			d.add(LevelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s", ring, show.Span(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, show.Span(copies), ring)
 		case err != nil:
 			return err
 		default:
-			d.ok(check, "%s: keys of %s are remembered for at least %s", whose, ring, days(copies))
+			d.ok(check, "%s: keys of %s are remembered for at least %s", whose, ring, show.Span(copies))
 		}
 		return nil
 	}
@@ -72,9 +73,9 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	}
 	if len(calls) > 0 {
 		c := calls[0]
-		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "consumer_keys", Copies: seconds(c.Age)}); errors.Is(err, inbox.ErrHorizon) {
+		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "consumer_keys", Copies: show.Seconds(c.Age)}); errors.Is(err, inbox.ErrHorizon) {
 			d.add(LevelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", c.ID),
-				"parked call %d to sink %s was first tried %s ago, longer than consumer_keys remembers at least: a message that it produces now is a new one", c.ID, c.Sink, seconds(c.Age))
+				"parked call %d to sink %s was first tried %s ago, longer than consumer_keys remembers at least: a message that it produces now is a new one", c.ID, c.Sink, show.Seconds(c.Age))
 		} else if err != nil {
 			return err
 		}
@@ -106,9 +107,9 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		}
 		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old
 		// as that.
-		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "standard_keys", Copies: seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
+		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "standard_keys", Copies: show.Seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
 			d.add(LevelWarn, "webhooks", "set the horizon of standard_keys to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
-				"endpoint %s has ids that are %s old, older than standard_keys remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, seconds(*e.Oldest))
+				"endpoint %s has ids that are %s old, older than standard_keys remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, show.Seconds(*e.Oldest))
 		} else if err != nil {
 			return err
 		}
@@ -166,15 +167,15 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 		d.add(LevelInfo, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, if that is not meant", k.Ring), "keys are remembered for ever: nothing is rotated, and the tables grow")
 		return
 	}
-	seventh := seconds(*k.Horizon / 7)
+	seventh := show.Seconds(*k.Horizon / 7)
 	if slots < mostClosed+1 {
 		d.add(LevelFail, check, "set onlyonce.rings.slots back to what the migration says", "the ring has %d tables, and a horizon takes %d", slots, mostClosed+1)
 	}
 	if len(who) == 0 {
 		d.add(LevelFail, check, "grant onlyonce_rotator to the login of a consumer, relay or webhook receiver, or of a job that runs onlyonce inbox rotate (docs/roles.sql)", "no login has the rights to rotate it: nothing is forgotten, and the tables grow")
 	}
-	if current != nil && current.Bytes > 0 && current.Opened != nil && seconds(*current.Opened) > seventh+late {
-		age := seconds(*current.Opened)
+	if current != nil && current.Bytes > 0 && current.Opened != nil && show.Seconds(*current.Opened) > seventh+late {
+		age := show.Seconds(*current.Opened)
 		switch {
 		case free == 0:
 			d.add(LevelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
@@ -199,16 +200,16 @@ func (d *examiner) frontiers(horizon *float64, all []Frontier) {
 	for i := range all {
 		f := &all[i]
 		where := fmt.Sprintf("scope %s, topic %s, partition %d", f.Scope, f.Topic, f.Partition)
-		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", shellQuote(f.Scope), shellQuote(f.Topic), f.Partition)
+		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(f.Scope), show.Quote(f.Topic), f.Partition)
 		switch {
 		case f.Ahead():
 			d.add(LevelFail, check, "see to the clock of the database's server; a process that rotates then makes it void within seconds, and the partition's owner notes another one",
-				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that stands, consumer_keys may forget keys of which it has copies yet to come", where, seconds(-*f.Behind))
+				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that stands, consumer_keys may forget keys of which it has copies yet to come", where, show.Seconds(-*f.Behind))
 		case horizon == nil:
 		case f.Behind == nil:
 			d.add(LevelWarn, check, retire, "%s has not said how far it is: while it has not, consumer_keys forgets nothing", where)
 		case *f.Behind > *horizon/7:
-			d.add(LevelWarn, check, retire, "%s is %s behind: consumer_keys keeps keys for that much longer, and has tables for %s", where, seconds(*f.Behind), seconds(*horizon/7))
+			d.add(LevelWarn, check, retire, "%s is %s behind: consumer_keys keeps keys for that much longer, and has tables for %s", where, show.Seconds(*f.Behind), show.Seconds(*horizon/7))
 		}
 	}
 	if horizon == nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // settingsSQL reads settings that every role may read. One row. transaction_timeout is new in
@@ -144,10 +145,10 @@ func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 	}
 	const correct = "see that the database's clock is right now, and keep it so (NTP); programs of this version take these for over, and go on"
 	if a := ahead[0]; a.Leases > 0 {
-		d.add(LevelFail, check, correct, "%d leases end more than an hour ahead, the last one at %s: they were written while the clock was ahead", a.Leases, instant(*a.LastLease))
+		d.add(LevelFail, check, correct, "%d leases end more than an hour ahead, the last one at %s: they were written while the clock was ahead", a.Leases, show.Instant(*a.LastLease))
 	}
 	if a := ahead[0]; a.Parked > 0 {
-		d.add(LevelFail, check, correct, "%d parked rows are due more than 2 days ahead, the last one at %s: they were written while the clock was ahead", a.Parked, instant(*a.LastDue))
+		d.add(LevelFail, check, correct, "%d parked rows are due more than 2 days ahead, the last one at %s: they were written while the clock was ahead", a.Parked, show.Instant(*a.LastDue))
 	}
 	skew := max(before.Sub(theirs), theirs.Sub(after), 0)
 	if skew > mostSkew {
@@ -187,7 +188,7 @@ func (d *examiner) transactions(ctx context.Context, tx pgx.Tx, age time.Duratio
 			what = "rotation and vacuum"
 		}
 		d.add(LevelWarn, check, fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
-			"process %d of login %s (%s) has a transaction open for %s, in state %s: it holds up %s", o.Pid, o.Login, o.Application, seconds(o.Age), orDash(o.State), what)
+			"process %d of login %s (%s) has a transaction open for %s, in state %s: it holds up %s", o.Pid, o.Login, o.Application, show.Seconds(o.Age), show.OrDash(o.State), what)
 	}
 	var hidden bool
 	if err := tx.QueryRow(ctx, hiddenSQL).Scan(&hidden); err != nil {
@@ -249,7 +250,7 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 	case s.Standby:
 		age := "nothing was replayed yet"
 		if s.Replay != nil {
-			age = "what it has replayed is " + seconds(*s.Replay).String() + " old"
+			age = "what it has replayed is " + show.Seconds(*s.Replay).String() + " old"
 		}
 		d.add(LevelInfo, "history", "", "a standby on timeline %d; %s", s.Timeline, age)
 	default:

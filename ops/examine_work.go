@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // heldSQL lists the pauses, and how many cursors in use each one holds. Reads onlyonce.pauses,
@@ -38,12 +40,12 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 		pending := s.Pending != nil && *s.Pending > 0
 		switch {
 		case s.PausedAt != nil:
-			d.add(LevelInfo, check, "onlyonce outbox resume -sink "+shellQuote(s.Sink)+" -reason WHY", "sink %s is paused since %s by %s: %s",
-				s.Sink, instant(*s.PausedAt), orDash(s.PausedBy), oneLine(orDash(s.PauseReason)))
+			d.add(LevelInfo, check, "onlyonce outbox resume -sink "+show.Quote(s.Sink)+" -reason WHY", "sink %s is paused since %s by %s: %s",
+				s.Sink, show.Instant(*s.PausedAt), show.OrDash(s.PausedBy), show.OneLine(show.OrDash(s.PauseReason)))
 		case !s.Listed && pending:
 			d.add(LevelWarn, check, "list the sink in a relay, or discard its calls", "no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept", s.Sink)
 		case held == 0 && pending:
-			d.add(LevelWarn, check, "start a relay that lists it", "no relay holds sink %s, which has calls to send, the oldest %s old", s.Sink, seconds(*s.Age))
+			d.add(LevelWarn, check, "start a relay that lists it", "no relay holds sink %s, which has calls to send, the oldest %s old", s.Sink, show.Seconds(*s.Age))
 		}
 	}
 	if !r.Counted {
@@ -71,15 +73,18 @@ func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 
 // operators looks for work that waits for an operator.
 func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
-	parked, err := readParkedCounts(ctx, tx)
+	parked, err := readParkedCounts(ctx, tx, ParkedQuestion{})
 	if err != nil {
 		return err
 	}
-	for _, p := range parked {
-		if p.State == "waiting" || p.State == "reconcile" {
-			d.add(LevelWarn, "parked", p.change(),
-				"%d of kind %s wait for an operator (%s, %s), the oldest since %s", p.Count, p.Kind, p.State, p.Reason, instant(p.Oldest))
+	for i := range parked.Groups {
+		if p := &parked.Groups[i]; p.NeedsOperator() {
+			d.add(LevelWarn, "parked", p.change(), "%d of kind %s wait for an operator (scope %s, %s, %s), the oldest since %s",
+				p.Count, p.Kind, p.Scope, p.State, p.Reason, show.Instant(p.Oldest))
 		}
+	}
+	if !parked.Counted {
+		d.add(LevelWarn, "parked", "onlyonce parked list", "what is parked was not counted: that took over %v", CountLimit)
 	}
 	d.unless("parked", "nothing that is parked waits for an operator")
 
@@ -111,7 +116,7 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for i := range pauses {
 		p := &pauses[i]
-		d.add(LevelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), instant(p.PausedAt), p.Actor, p.Cursors, oneLine(p.Reason))
+		d.add(LevelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), show.Instant(p.PausedAt), p.Actor, p.Cursors, show.OneLine(p.Reason))
 	}
 	d.unless("pauses", "no scope and no partition is paused")
 	return nil
@@ -119,7 +124,7 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 
 // change returns the command for rows that wait for an operator.
 func (p *ParkedCount) change() string {
-	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s; then ", p.Kind, p.State)
+	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s -scope %s; then ", p.Kind, p.State, show.Quote(p.Scope))
 	if p.State == "reconcile" {
 		return list + "ask the remote, and onlyonce parked redrive -id ID -verified-applied -reason WHY, or with -verified-not-applied"
 	}
@@ -128,9 +133,9 @@ func (p *ParkedCount) change() string {
 
 // change is the command that ends the pause: of the whole scope, or of the partition by its name.
 func (p *heldRow) change() string {
-	s := "onlyonce cursor resume -scope " + shellQuote(p.Scope)
+	s := "onlyonce cursor resume -scope " + show.Quote(p.Scope)
 	if p.Topic != "" {
-		s += fmt.Sprintf(" -topic %s -partition %d", shellQuote(p.Topic), p.Partition)
+		s += fmt.Sprintf(" -topic %s -partition %d", show.Quote(p.Topic), p.Partition)
 	}
 	return s + " -reason WHY"
 }

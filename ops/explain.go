@@ -100,7 +100,7 @@ type RingMemory struct {
 // It reads one row of each segment of the rings of keys, at most ExplainLimit calls of each
 // claiming transaction, and the rows that are stored under the key by their indexes. It looks for
 // webhooks in the ids of the claim's time, or in all of them if nothing bounds the time, for at
-// most CountLimit; and for rows that are parked under the key in onlyonce.parked as a whole.
+// most CountLimit.
 func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
 	if err := q.Check(); err != nil {
 		return nil, err

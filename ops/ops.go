@@ -173,9 +173,6 @@ func exec(args []any) []any {
 	return append([]any{pgx.QueryExecModeExec}, args...)
 }
 
-// instant formats a time for a person.
-func instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
-
 // utc converts a time for JSON.
 func utc(t *time.Time) {
 	if t != nil {

@@ -46,11 +46,11 @@ select r.sink, null, r.slot, count(*), 0, extract(epoch from clock_timestamp() -
  group by r.sink, r.slot
  order by 1, 2, 3`
 
-// parkedCallsSQL counts the parked calls of each sink. In: sink (null: any). Reads the whole table,
-// which holds failures, without its bodies.
+// parkedCallsSQL counts the parked calls of each sink that are not settled. In: sink (null: any).
+// By the index parked_open, without bodies.
 const parkedCallsSQL = `
 select sink, state, count(*) as count, min(parked_at) as oldest
-  from onlyonce.parked where kind = 'call' and sink is not null and ($1::text is null or sink = $1)
+  from onlyonce.parked where kind = 'call' and settled_at is null and sink is not null and ($1::text is null or sink = $1)
  group by 1, 2 order by 1, 2`
 
 // ringSQL reads the log's segments. The sizes include indexes and bodies. behind: sinks, of any
@@ -94,7 +94,7 @@ type OutboxLane struct {
 	Age     *float64   `json:"oldest_age_seconds" db:"-"`
 }
 
-// ParkedCalls counts the parked calls of a sink in one state.
+// ParkedCalls counts the parked calls of a sink in one state that are not settled.
 type ParkedCalls struct {
 	Sink   string    `json:"-"`
 	State  string    `json:"state"`
@@ -171,8 +171,8 @@ type OutboxQuestion struct {
 // Outbox returns the state of the outbox, on one snapshot. A sink that is not known is ErrNotFound.
 //
 // It reads the rows of sinks, lanes and segments, of which there are few; the index entries of
-// calls that are to be sent, for at most CountLimit; and onlyonce.parked as a whole, without
-// bodies.
+// calls that are to be sent, for at most CountLimit; and the rows of onlyonce.parked that are not
+// settled, without bodies.
 func Outbox(ctx context.Context, db DB, q OutboxQuestion) (r *OutboxReport, err error) {
 	err = snapshot(ctx, db, func(tx pgx.Tx) error {
 		r, err = readOutbox(ctx, tx, q)

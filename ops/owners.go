@@ -49,6 +49,8 @@ type OwnedPartition struct {
 	Halted        string   `json:"halted,omitempty"` // the reason of a halt; empty: it is not halted
 	Detail        string   `json:"detail,omitempty"` // of the halt, at most 512 bytes
 	HaltedFor     float64  `json:"halted_for,omitempty"`
+	Resolve       string   `json:"resolve,omitempty"`        // what resolves the halt, in words, with Commands
+	Commands      []string `json:"commands,omitempty"`       // for a POSIX shell, in their order; WHY and OFFSET are to be filled in
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none since the process owns it
 }
 

@@ -268,7 +268,7 @@ func (q *selection) check() error {
 	}{
 		{"-kind", q.Kind, []string{parked.Message, parked.Call, parked.Event}},
 		{"-state", q.State, []string{parked.Waiting, parked.Retrying, parked.Blocked, parked.Reconcile}},
-		{"-parked-reason", q.Reason, parked.Reasons},
+		{"-parked-for", q.Reason, parked.Reasons},
 		{"-scope", q.Scope, nil}, {"-topic", q.Topic, nil}, {"-sink", q.Sink, nil}, {"-name", q.Name, nil},
 	} {
 		if f.value == "" {
@@ -289,7 +289,7 @@ func (q *selection) check() error {
 	case q.ID < 0 || q.Limit < 0 || q.Limit > MostLimit || q.Partition != nil && *q.Partition < 0:
 		return failf(ErrInvalid, "-id and -partition must not be negative, and -limit not be above %d", MostLimit)
 	case q.ID != 0 && (q.Scope != "" || filtered):
-		return failf(ErrInvalid, "-id picks one row: it goes with none of -scope, -topic, -partition, -sink, -name, -state, -parked-reason and -limit")
+		return failf(ErrInvalid, "-id picks one row: it goes with none of -scope, -topic, -partition, -sink, -name, -state, -parked-for and -limit")
 	case q.ID == 0 && q.Kind == parked.Call && q.Scope == "" && q.Sink == "":
 		return failf(ErrInvalid, "missing: -id, -sink or -scope")
 	case q.ID == 0 && q.Scope == "" && q.Sink == "":

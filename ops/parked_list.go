@@ -5,21 +5,36 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
-// parkedSQL lists parked rows, newest first. In: scope, kind, state (each may be null: any), how
-// many rows, sink, name, key, topic, partition, offset, reason, what the error begins with (null:
-// any), below which id (null: from the newest). Walks the primary key backwards until it has that
-// many. Bodies and headers are not read; errors are cut, they may be stacks.
-const parkedSQL = `
+// parkedColumns and parkedFilter are what lists of parked rows have in common. In: scope, kind,
+// state (each may be null: any), how many rows, sink, name, key, topic, partition, offset, reason,
+// what the error begins with (null: any). Bodies and headers are not read; errors are cut, they may
+// be stacks.
+const (
+	parkedColumns = `
 select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink, call_name as name,
-       attempts, left(error, 4000) as error, parked_at, settled_at
+       attempts, left(error, 4000) as error, parked_at, settled_at, next_attempt_at
   from onlyonce.parked
- where ($1::text is null or scope = $1) and ($2::text is null or kind = $2) and ($3::text is null or state = $3)
+ where `
+	parkedFilter = `($1::text is null or scope = $1) and ($2::text is null or kind = $2) and ($3::text is null or state = $3)
    and ($5::text is null or sink = $5) and ($6::text is null or call_name = $6)
    and ($7::uuid is null or key = $7) and ($8::text is null or topic = $8) and ($9::integer is null or partition = $9) and ($10::bigint is null or "offset" = $10)
-   and ($11::text is null or reason = $11) and ($12::text is null or starts_with(error, $12)) and ($13::bigint is null or id < $13)
+   and ($11::text is null or reason = $11) and ($12::text is null or starts_with(error, $12))`
+)
+
+// parkedSQL lists parked rows, newest first. In: see parkedFilter, and below which id (null: from
+// the newest). Walks the primary key backwards until it has that many; with a key, by the index
+// parked_key.
+const parkedSQL = parkedColumns + parkedFilter + ` and ($13::bigint is null or id < $13)
  order by id desc limit $4`
+
+// openParkedSQL lists the parked rows that are not settled, oldest first. In: see parkedFilter, and
+// above which id (null: from the oldest). Walks the index parked_open until it has that many.
+const openParkedSQL = parkedColumns + `settled_at is null and ` + parkedFilter + ` and ($13::bigint is null or id > $13)
+ order by id limit $4`
 
 // ParkedItem is a message, call or event that was set aside. A nil pointer means: not known, or
 // none.
@@ -43,6 +58,8 @@ type ParkedItem struct {
 	Error     string     `json:"error"` // its first line, at most 1,000 characters
 	ParkedAt  time.Time  `json:"parked_at"`
 	SettledAt *time.Time `json:"settled_at"` // when it was resolved or discarded
+
+	NextAttemptAt *time.Time `json:"next_attempt_at"` // in state retrying: when it is due
 }
 
 // ParkedListFilter picks parked rows. The zero value picks the newest DefaultLimit.
@@ -57,13 +74,16 @@ type ParkedListFilter struct {
 	Partition   *int32 // nil: any
 	Offset      *int64 // nil: any
 	Key         string // as stored, a UUID
+	Unsettled   bool   // only rows that are not settled, oldest first
 	Before      int64  // only rows with a lower id: the next page; 0: from the newest
+	After       int64  // with Unsettled: only rows with a higher id: the next page; 0: from the oldest
 	Limit       int    // how many rows at most, up to MostLimit; 0: DefaultLimit
 }
 
-// Parked returns the parked rows that the filter picks, newest first, and whether there are more.
-// It reads rows of onlyonce.parked from the newest on until it has found Limit+1, without bodies
-// and headers: a filter that few rows match reads the table.
+// Parked returns the parked rows that the filter picks, and whether there are more: newest first,
+// or with Unsettled oldest first. It reads rows of onlyonce.parked in that order until it has found
+// Limit+1, without bodies and headers, and settled ones only without Unsettled: a filter that few
+// rows match reads all of them. By a Key it reads only the rows of that key.
 func Parked(ctx context.Context, db DB, f ParkedListFilter) (rows []ParkedItem, more bool, err error) {
 	err = snapshot(ctx, db, func(tx pgx.Tx) error {
 		rows, more, err = readParked(ctx, tx, f)
@@ -73,20 +93,24 @@ func Parked(ctx context.Context, db DB, f ParkedListFilter) (rows []ParkedItem, 
 }
 
 func readParked(ctx context.Context, tx pgx.Tx, f ParkedListFilter) (rows []ParkedItem, more bool, err error) {
-	var before *int64
-	if f.Before > 0 {
-		before = &f.Before
+	sql, from := parkedSQL, f.Before
+	if f.Unsettled {
+		sql, from = openParkedSQL, f.After
 	}
-	rows, err = collect[ParkedItem](ctx, tx, parkedSQL, orNull(f.Scope), orNull(f.Kind), orNull(f.State), limitOf(f.Limit),
-		orNull(f.Sink), orNull(f.Name), orNull(f.Key), orNull(f.Topic), f.Partition, f.Offset, orNull(f.Reason), orNull(f.ErrorPrefix), before)
+	var page *int64
+	if from > 0 {
+		page = &from
+	}
+	rows, err = collect[ParkedItem](ctx, tx, sql, orNull(f.Scope), orNull(f.Kind), orNull(f.State), limitOf(f.Limit),
+		orNull(f.Sink), orNull(f.Name), orNull(f.Key), orNull(f.Topic), f.Partition, f.Offset, orNull(f.Reason), orNull(f.ErrorPrefix), page)
 	if err != nil {
 		return nil, false, err
 	}
 	rows, more = cut(rows, f.Limit)
 	for i := range rows {
 		r := &rows[i]
-		utcs(&r.ParkedAt, r.SettledAt)
-		r.Error = firstLine(r.Error, errorShown)
+		utcs(&r.ParkedAt, r.SettledAt, r.NextAttemptAt)
+		r.Error = show.FirstLine(r.Error, errorShown)
 	}
 	return rows, more, nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // pausesSQL reads the pauses that hold a partition, or a scope as a whole, and those of single
@@ -146,10 +147,10 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	}
 	switch {
 	case !q.resume && d.Was != nil:
-		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.", d.Was.What(), instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
+		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.", d.Was.What(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
 	case q.resume && d.Was == nil && whole != nil:
 		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was changed; to end that, leave out -topic and -partition.",
-			whole.What(), instant(whole.PausedAt), whole.Actor, whole.Reason)
+			whole.What(), show.Instant(whole.PausedAt), whole.Actor, whole.Reason)
 	case q.resume && d.Was == nil && len(pauses) > 0 && topic == "":
 		return nil, failf(ErrNothing, "The scope as a whole is not paused: nothing was changed. Paused is %s: give its -topic and -partition.", pauses[0].What())
 	case q.resume && d.Was == nil:

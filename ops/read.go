@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -65,16 +64,6 @@ func orNull(s string) *string {
 		return nil
 	}
 	return &s
-}
-
-// firstLine returns the first line of s, cut to limit characters.
-func firstLine(s string, limit int) string {
-	s, _, _ = strings.Cut(strings.TrimSpace(s), "\n")
-	s = strings.TrimSpace(s)
-	if r := []rune(s); len(r) > limit {
-		return string(r[:limit-1]) + "…"
-	}
-	return s
 }
 
 // utcs makes the times that JSON shows.

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // rebaseTimeout bounds the transaction: it may rewrite a row of each call that the log holds.
@@ -257,7 +259,7 @@ func (q *rebase) read(ctx context.Context, tx pgx.Tx) (*Rebased, error) {
 		utc(l.Oldest)
 		d.Pending += l.Pending
 		if l.Held {
-			held = append(held, fmt.Sprintf("%s/%d until %s", l.Sink, l.Lane, instant(*l.Until)))
+			held = append(held, fmt.Sprintf("%s/%d until %s", l.Sink, l.Lane, show.Instant(*l.Until)))
 		}
 	}
 	if len(held) > 0 && !q.force {

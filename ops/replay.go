@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // ReplayInput is the input of [Replay].
@@ -131,7 +132,7 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 
 // flagsAgain are the flags that name the partition, for a shell.
 func (q *replay) flagsAgain() string {
-	return fmt.Sprintf("-scope %s -topic %s -partition %d -reason WHY", shellQuote(q.Scope), shellQuote(q.Topic), q.Partition)
+	return fmt.Sprintf("-scope %s -topic %s -partition %d -reason WHY", show.Quote(q.Scope), show.Quote(q.Topic), q.Partition)
 }
 
 func (q *replay) differs(shown, now *Replayed) bool { return shown.Before.changed(now.Before) }

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // Retired is the result of [RetireCursor].
@@ -54,7 +55,7 @@ func (q *retirement) read(ctx context.Context, tx pgx.Tx) (*Retired, error) {
 		return nil, err
 	}
 	if before.RetiredAt != nil {
-		return nil, failf(ErrNothing, "The cursor (%s) was retired at %s already: nothing was changed.", q.Place, instant(*before.RetiredAt))
+		return nil, failf(ErrNothing, "The cursor (%s) was retired at %s already: nothing was changed.", q.Place, show.Instant(*before.RetiredAt))
 	}
 	after, soon := *before, time.Now() // the database's clock writes it
 	after.Epoch, after.RetiredAt = before.Epoch+1, &soon

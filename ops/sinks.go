@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // sinkSQL reads a sink. In: name. One row, or none. By the primary key.
@@ -37,7 +39,7 @@ type Sink struct {
 
 // Paused describes the pause: since when, by which actor and why.
 func (s *Sink) Paused() string {
-	return fmt.Sprintf("since %s by %s: %s", instant(*s.PausedAt), orDash(s.PausedBy), orDash(s.PauseReason))
+	return fmt.Sprintf("since %s by %s: %s", show.Instant(*s.PausedAt), show.OrDash(s.PausedBy), show.OrDash(s.PauseReason))
 }
 
 // PauseSinkInput is the input of [PauseSink].

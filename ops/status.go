@@ -12,22 +12,15 @@ import (
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
-// parkedCountsSQL counts what is parked. One row for each (kind, reason, state). Reads the whole
-// table without bodies, which are stored out of line. The table holds failures, so it is usually
-// small.
-const parkedCountsSQL = `
-select kind, reason, state, count(*) as count, min(parked_at) as oldest
-  from onlyonce.parked
- group by kind, reason, state order by kind, reason, state`
-
 // relaysSQL lists the relays that send the calls of each sink, by the database's clock. One row for
 // a sink's lanes together.
 const relaysSQL = `
 select l.sink, max(e.epoch) as epoch, max(e.until) as until,
        bool_or((e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true) as held, count(*) as lanes,
-       count(*) filter (where e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') as lanes_held
-  from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
- group by l.sink order by l.sink`
+       count(*) filter (where e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') as lanes_held,
+       k.paused_at, k.paused_by, k.pause_reason
+  from onlyonce.lanes l join onlyonce.leases e on e.id = l.id left join onlyonce.sinks k on k.name = l.sink
+ group by l.sink, k.name order by l.sink`
 
 // membersSQL lists the leases by which relays say that they list a sink: member/SINK/N, for as long
 // as they renew them.
@@ -35,13 +28,18 @@ const membersSQL = `
 select name from onlyonce.leases
  where starts_with(name, 'member/') and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
-// ParkedCount counts what is parked, of one kind, for one reason, in one state.
-type ParkedCount struct {
-	Kind   string    `json:"kind"` // message, call or event
-	Reason string    `json:"reason"`
-	State  string    `json:"state"` // waiting, retrying, blocked, reconcile, resolved or discarded
-	Count  int64     `json:"count"`
-	Oldest time.Time `json:"oldest"` // when the oldest of them was parked
+// openRequestsSQL counts the HTTP requests that wait for an operator. One row. Reads the requests
+// that are not completed, by the index http_records_open.
+const openRequestsSQL = `
+select count(*) filter (where r.state = 'reconcile') as reconcile,
+       count(*) filter (where r.state = 'running' and r.abandoned_at is not null
+                          and not coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false)) as abandoned
+  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id where r.completed_at is null`
+
+// OpenRequests counts the HTTP requests that wait for an operator, by their state (see [Request]).
+type OpenRequests struct {
+	Reconcile int64 `json:"reconcile"`
+	Abandoned int64 `json:"abandoned"`
 }
 
 // PendingCalls counts the calls of a sink that are to be sent.
@@ -60,32 +58,39 @@ type SinkRelays struct {
 	Lanes     int64      `json:"lanes"`
 	LanesHeld int64      `json:"lanes_held"`
 	Members   int64      `json:"members" db:"-"` // relays that list it
+
+	PausedAt    *time.Time `json:"paused_at"` // nil: calls to it are not paused
+	PausedBy    *string    `json:"paused_by"`
+	PauseReason *string    `json:"pause_reason"`
 }
 
-// StatusReport is the result of [Status]: where the work is.
+// StatusReport is the result of [Status]: what needs a person, and where the work is.
 type StatusReport struct {
-	SchemaVersion int           `json:"schema_version"`
-	Cursors       []Cursor      `json:"cursors"` // by scope, topic and partition
-	Parked        []ParkedCount `json:"parked"`  // by kind, reason and state
+	Needs         []Need `json:"needs"` // what goes on only when a person does something, halts first
+	SchemaVersion int    `json:"schema_version"`
+
+	Cursors []Cursor     `json:"cursors"` // by scope, topic and partition
+	Owners  []Owner      `json:"owners"`  // consumer processes, by scope
+	Parked  ParkedTotals `json:"parked"`
 	// Outbox counts calls that are to be sent, by sink. It is empty if OutboxCounted is false:
 	// counting took longer than CountLimit.
 	Outbox        []PendingCalls `json:"outbox"`
 	OutboxCounted bool           `json:"outbox_counted"`
 	Relays        []SinkRelays   `json:"relays"` // by sink
-	Owners        []Owner        `json:"owners"` // consumer processes, by scope
+	Requests      OpenRequests   `json:"requests"`
 }
 
 // StatusQuestion is the input of [Status].
 type StatusQuestion struct {
-	CountLimit time.Duration // for how long pending calls are counted; 0: CountLimit of this package
+	CountLimit time.Duration // for how long each count may take; 0: CountLimit of this package
 }
 
 // Status returns where the work is, on one snapshot: positions, parked rows, calls to be sent, and
 // the processes that work. It does not ask Kafka; the lag is what the owners have written, at most
 // 10 seconds ago.
 //
-// It reads one row for each cursor, lane, relay and process; the index entries of calls that are to
-// be sent, for at most CountLimit; and onlyonce.parked as a whole, without bodies.
+// It reads one row for each cursor, lane, relay, process and open HTTP request; and, for at most
+// CountLimit each, the index entries of calls that are to be sent, and what [ParkedCounts] reads.
 func Status(ctx context.Context, db DB, q StatusQuestion) (r *StatusReport, err error) {
 	err = snapshot(ctx, db, func(tx pgx.Tx) error {
 		r, err = readStatus(ctx, tx, q.CountLimit)
@@ -103,9 +108,11 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	if r.Cursors, err = readCursors(ctx, tx, CursorFilter{}); err != nil {
 		return nil, err
 	}
-	if r.Parked, err = readParkedCounts(ctx, tx); err != nil {
+	parked, err := readParkedCounts(ctx, tx, ParkedQuestion{CountLimit: limit})
+	if err != nil {
 		return nil, err
 	}
+	r.Parked = *parked
 	if r.Relays, err = readRelays(ctx, tx); err != nil {
 		return nil, err
 	}
@@ -118,15 +125,13 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	}
 	r.OutboxCounted = waiting != nil
 	r.countCalls(waiting)
-	return &r, nil
-}
-
-func readParkedCounts(ctx context.Context, tx pgx.Tx) ([]ParkedCount, error) {
-	counts, err := collect[ParkedCount](ctx, tx, parkedCountsSQL)
-	for i := range counts {
-		utc(&counts[i].Oldest)
+	requests, err := collect[OpenRequests](ctx, tx, openRequestsSQL)
+	if err != nil {
+		return nil, err
 	}
-	return counts, err
+	r.Requests = requests[0]
+	r.Needs = r.needs()
+	return &r, nil
 }
 
 func readRelays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
@@ -141,7 +146,7 @@ func readRelays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 	}
 	for i := range relays {
 		l := &relays[i]
-		utc(l.Until)
+		utcs(l.Until, l.PausedAt)
 		for _, m := range members {
 			if strings.HasPrefix(m.Name, "member/"+url.PathEscape(l.Sink)+"/") {
 				l.Members++

@@ -1,34 +1,57 @@
 package outbox
 
-import "sync"
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+)
 
-// callSlots bounds how many calls of a sink are under way at once, in all of its lanes.
+// callSlots bounds how many calls of a sink are under way at once, in all of its lanes: by
+// RelayConfig.Concurrency, by what the sink takes (Readier), and to no new ones while an operator
+// has paused the sink.
 type callSlots struct {
-	mu       sync.Mutex
 	capacity int
-	taken    int
+	readier  Readier     // the sink, if it is one; nil otherwise
+	paused   atomic.Bool // by an operator
+
+	mu    sync.Mutex
+	taken int
 	// freed holds a token while a slot may be free. A goroutine that wants a slot waits for the
-	// token, and takes what is free. While taken is below most, there is a token, or a goroutine
-	// that has received it is about to take.
+	// token, and takes what is free. While taken is below capacity, there is a token, or a
+	// goroutine that has received it is about to take.
 	freed chan struct{}
 }
 
-func newCallSlots(most int) *callSlots {
-	s := &callSlots{capacity: most, freed: make(chan struct{}, 1)}
+func newCallSlots(capacity int, sink Sink) *callSlots {
+	r, _ := sink.(Readier)
+	s := &callSlots{capacity: capacity, readier: r, freed: make(chan struct{}, 1)}
 	s.signalFree()
 	return s
 }
 
-func (s *callSlots) signalFree() {
-	select {
-	case s.freed <- struct{}{}:
-	default:
+// ready is how many calls the sink takes at once now.
+func (s *callSlots) ready() int {
+	if s.readier == nil {
+		return math.MaxInt
 	}
+	return s.readier.Ready()
 }
 
-// acquire takes up to n slots, as long as no more than limit are taken, and returns how many it has
-// got.
-func (s *callSlots) acquire(n, limit int) int {
+// open reports whether calls may be started now: the sink is not paused, and takes more calls than
+// are under way. It does not say whether there is a free slot.
+func (s *callSlots) open() bool {
+	if s.paused.Load() {
+		return false
+	}
+	return s.readier == nil || s.inUse() < s.ready()
+}
+
+// acquire takes up to n slots for calls that are about to begin, and returns how many it has got.
+func (s *callSlots) acquire(n int) int {
+	if s.paused.Load() {
+		return 0
+	}
+	limit := s.ready()
 	s.mu.Lock()
 	n = max(min(n, s.capacity-s.taken, limit-s.taken), 0)
 	s.taken += n
@@ -38,6 +61,15 @@ func (s *callSlots) acquire(n, limit int) int {
 		s.signalFree()
 	}
 	return n
+}
+
+// keep reports whether a call may follow another one in its slot, while free other slots are about
+// to be released.
+func (s *callSlots) keep(free int) bool {
+	if s.paused.Load() {
+		return false
+	}
+	return s.readier == nil || s.inUse()-free <= s.ready()
 }
 
 // release gives back n slots.
@@ -56,4 +88,11 @@ func (s *callSlots) inUse() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.taken
+}
+
+func (s *callSlots) signalFree() {
+	select {
+	case s.freed <- struct{}{}:
+	default:
+	}
 }

@@ -1,66 +1,16 @@
 package outbox
 
 import (
-	"context"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // chunkPatience is how long a chunk waits for its last calls after the last one began or returned.
 // Calls that are still under way then are written to the parked table and settled there, so that
 // the lane goes on.
 const chunkPatience = 250 * time.Millisecond
-
-// callAttempt is one attempt at one call.
-type callAttempt struct {
-	Delivery
-	key      uuid.UUID
-	order    *uuid.UUID // nil: it waits for no other
-	sealed   bool
-	sealedAs uuid.UUID // the key that the body was sealed under
-
-	readAt      time.Time     // before the database measured age and wait
-	age         time.Duration // since the first call under the key can have been made
-	notBeforeIn time.Duration // until it may be made; not positive: now
-	mayBeCalled bool          // a call may have been made before
-	keyParked   bool          // another call of its ordering key is parked
-	notAfter    time.Time     // when the call may no longer start; zero: no bound
-
-	owner       *laneOwner // makes the call; nil before it is started
-	chunk       *chunk
-	state       attemptState
-	parked      int64 // id of the row that it was picked from; 0: it comes from the log
-	mayHaveLeft bool  // the call may have left
-	unopened    bool  // its body could not be opened: no call was made
-	opensWindow bool  // its key's window has begun with this attempt
-	reconciling bool  // asks whether the call was applied; no call is made
-	task        func(context.Context, *callAttempt)
-	result      Result
-	decision    Reconciliation
-	answer      *Response // the remote has accepted the call; only its completion is left
-	disposition disposition
-	decided     bool // disposition holds
-}
-
-// completing reports whether the remote has accepted the call, so that no further call is made.
-func (a *callAttempt) completing() bool { return a.answer != nil }
-
-// attemptState is how far a row of a chunk has come.
-type attemptState int
-
-const (
-	attemptWaiting   attemptState = iota // for its turn
-	attemptBlocked                       // an earlier call of its key is parked: no call is made
-	attemptScheduled                     // its time has not come
-	attemptUnderWay
-	attemptReturned // the call has returned
-)
 
 // chunk is the part of a pass that is read at once. Calls are begun in the order of the log, and
 // those of one ordering key one after another.
@@ -77,37 +27,21 @@ type chunk struct {
 	blockedKeys map[uuid.UUID]bool           // keys with a call that was parked
 }
 
-// beginChunk starts a chunk.
-func (o *laneOwner) beginChunk(rows []*callAttempt, readAt time.Time) {
+// newChunk returns the chunk of rows that were read at a time. The first mayBeCalled of them may
+// have been called by a previous owner, and keysUnderWay are the ordering keys of parked calls that
+// are under way.
+func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled int, keysUnderWay []uuid.UUID) *chunk {
 	c := &chunk{rows: rows, lastActivity: time.Now(), waiting: map[uuid.UUID][]*callAttempt{}, blockedKeys: map[uuid.UUID]bool{}}
-	window := o.sender.limits.startWindow()
-	under := o.keysUnderWay()
+	window := lane.sink.limits.startWindow()
 	for i, a := range rows {
-		a.keyParked = a.keyParked || a.order != nil && slices.Contains(under, *a.order)
-		a.Sink, a.Attempt, a.chunk, a.readAt = o.sender.name, 1, c, readAt
-		a.mayBeCalled = a.mayBeCalled || i < o.cursor.mayBeCalled
+		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
+		a.Sink, a.Attempt, a.chunk, a.readAt = lane.sink.name, 1, c, readAt
+		a.mayBeCalled = a.mayBeCalled || i < mayBeCalled
 		a.opensWindow = !a.mayBeCalled
-		if window != Forever {
-			a.notAfter = readAt.Add(window - a.age)
-		}
+		a.boundBy(window)
 	}
-	o.chunk = c
 	c.skipRows()
-}
-
-// keysUnderWay returns the ordering keys of parked calls that are under way. If an operator
-// discards such a call meanwhile, it blocks nothing any more in the database, but the remote may
-// still accept it.
-func (o *laneOwner) keysUnderWay() []uuid.UUID {
-	keys := []uuid.UUID{}
-	for _, m := range []map[int64]*callAttempt{o.pickedCalls, o.lateCalls} {
-		for _, a := range m {
-			if a.order != nil {
-				keys = append(keys, *a.order)
-			}
-		}
-	}
-	return keys
+	return c
 }
 
 // skipRows skips rows that cannot be called now.
@@ -168,34 +102,30 @@ func (c *chunk) blockKey(key uuid.UUID) {
 	c.skipRows()
 }
 
-// startRows begins the next calls of the chunk: the first in a slot that was taken for it, and as
-// many others as there are slots for.
-func (o *laneOwner) startRows() {
-	c := o.chunk
-	c.lastActivity = time.Now()
-	var calls []*callAttempt
-	slots := 1
-	for c.next < len(c.rows) && slots > 0 {
-		for ; c.next < len(c.rows) && slots > 0; slots-- {
-			a := c.rows[c.next]
-			c.next++
-			if a.order != nil {
-				c.waiting[*a.order] = nil // busy
-			}
-			calls = append(calls, a)
-			c.skipRows()
-		}
-		if o.drainUntil.IsZero() {
-			slots += o.sender.acquireSlots(len(c.rows) - c.next)
-		}
+// nextRow returns the next row that can be called, of which there is one, and skips those after it
+// that cannot.
+func (c *chunk) nextRow() *callAttempt {
+	a := c.rows[c.next]
+	c.next++
+	if a.order != nil {
+		c.waiting[*a.order] = nil // busy
 	}
-	o.sender.slots.release(slots)
-	o.startCalls(calls...)
+	c.skipRows()
+	return a
+}
+
+// hasNext reports whether rows are left that were not looked at.
+func (c *chunk) hasNext() bool { return c.next < len(c.rows) }
+
+// toBeCommitted reports whether the chunk's end is to be written now: if nothing more happens to
+// it, or if its last calls take longer than chunkPatience. open is whether calls may be begun.
+func (c *chunk) toBeCommitted(now time.Time, open bool) bool {
+	return c.committing || c.finished(open) || c.underWay > 0 && now.Sub(c.lastActivity) >= chunkPatience
 }
 
 // rowsToPark returns the rows that the chunk leaves to the parked table: those that were looked at
 // and not delivered.
-func (c *chunk) rowsToPark(o *laneOwner) (all []*callAttempt) {
+func (c *chunk) rowsToPark() (all []*callAttempt) {
 	for _, a := range c.rows[:c.next] {
 		if a.state == attemptUnderWay && a.order != nil {
 			c.blockKey(*a.order)
@@ -215,68 +145,4 @@ func (c *chunk) rowsToPark(o *laneOwner) (all []*callAttempt) {
 		}
 	}
 	return all
-}
-
-// queueParking queues the statement that parks rows of the log.
-func queueParking(b *pgx.Batch, o *laneOwner, toPark []*callAttempt) {
-	n := len(toPark)
-	if n == 0 {
-		return
-	}
-	var (
-		ids, keys, states        = make([]int64, n), make([]pgtype.UUID, n), make([]string, n)
-		reasons, errs, attempts  = make([]string, n), make([]string, n), make([]int32, n)
-		delays, called, statuses = make([]*int64, n), make([]bool, n), make([]*int32, n)
-		headers, bodies          = make([]*string, n), make([][]byte, n)
-	)
-	for i, a := range toPark {
-		d := o.dispositionOf(a)
-		ids[i], keys[i], states[i], reasons[i], errs[i] = a.ID, pgUUID(a.key), d.state, d.reason, d.lastError
-		if d.due {
-			micros := d.delay.Microseconds()
-			delays[i] = &micros
-		}
-		underWay := a.state == attemptUnderWay // it may be made at any moment; a.mayHaveLeft is its goroutine's
-		called[i] = underWay || a.mayHaveLeft || a.mayBeCalled
-		if underWay || a.mayHaveLeft {
-			attempts[i] = 1
-		}
-		statuses[i], headers[i], bodies[i] = d.answerColumns()
-	}
-	b.Queue(parkSQL, o.sender.name, o.lane, ids, keys, states, reasons, errs, attempts, delays, called, statuses, headers, bodies, o.sender.cfg.PassOn).Exec(ignoreTag)
-}
-
-// chunkCommitted emits what became of a chunk whose end is committed, and notes what needs
-// attention next.
-func (o *laneOwner) chunkCommitted(toPark []*callAttempt) {
-	c := o.chunk
-	if c == nil {
-		return
-	}
-	for _, a := range toPark {
-		d := o.dispositionOf(a)
-		if d.due && d.state == parked.Retrying || d.state == parked.Reconcile && o.sender.cfg.Reconcile != nil {
-			o.parkedDueIn(d.delay)
-		}
-		if a.state == attemptBlocked {
-			// The one before it may have been settled meanwhile.
-			o.keysToPromote = append(o.keysToPromote, *a.order)
-		}
-	}
-	for _, a := range c.rows[:c.next] {
-		if a.state == attemptUnderWay {
-			o.lateCalls[a.ID] = a
-		}
-		if a.state == attemptReturned {
-			o.sender.emit.settled(o.dispositionOf(a).event(a))
-		}
-	}
-}
-
-// parkedDueIn notes that a parked call is due after d.
-func (o *laneOwner) parkedDueIn(d time.Duration) {
-	at := time.Now().Add(d)
-	if !o.parkedDue || at.Before(o.parkedDueAt) {
-		o.parkedDue, o.parkedDueAt = true, at
-	}
 }

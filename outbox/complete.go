@@ -70,49 +70,49 @@ func Permanent(err error) error { return permanentError{err} }
 const completeSQL = `select onlyonce.settle($1, $2, $3::uuid, $4, $5, null, null, $6, $7, $8)`
 
 // complete passes an answer to RelayConfig.Complete, in a transaction that settles the call.
-func (o *laneOwner) complete(ctx context.Context, a *callAttempt) {
-	if o.sender.cfg.Complete == nil {
-		a.result = RetryLater("RelayConfig.Complete is not set", nil)
+func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
+	if c.lane.sink.cfg.Complete == nil {
+		a.result = RetryLater("RelayConfig.Complete is not set, and the call asks for it (Call.Capture)", nil)
 		return
 	}
-	if !o.openBody(a) {
+	if !c.openBody(a) {
 		return
 	}
 	// The transaction keeps the lease locked, so RelayConfig.Complete must return before the next
 	// renewal.
-	ctx, cancel := context.WithTimeout(ctx, o.sender.dbTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.lane.sink.dbTimeout)
 	defer cancel()
 	select {
-	case o.sender.completing <- struct{}{}: // leaves some connections to renew leases and to move cursors
-		defer func() { <-o.sender.completing }()
+	case c.lane.sink.completing <- struct{}{}: // leaves some connections to renew leases and to move cursors
+		defer func() { <-c.lane.sink.completing }()
 	case <-ctx.Done():
-		a.result = RetryLater("no turn for the completion", ctx.Err())
+		a.result = RetryLater("RelayConfig.Complete was not called: other completions held the connections that it may use", ctx.Err())
 		return
 	}
-	conn, err := o.sender.pool.Acquire(ctx)
+	conn, err := c.lane.sink.pool.Acquire(ctx)
 	if err != nil {
-		a.result = RetryLater("no connection for the completion", err)
+		a.result = RetryLater("RelayConfig.Complete was not called: the pool gave no connection", err)
 		return
 	}
 	defer conn.Release()
 	tx := guard.Begin(conn.Conn())
-	defer tx.Rollback(o.sender.dbTimeout)
-	ms := guard.Millis(o.sender.dbTimeout)
-	tx.Engine("fence", completeSQL, o.lease.ID, o.lease.Epoch, o.lease.Nonce, a.parked, a.Attempt, ms, ms, ms)
+	defer tx.Rollback(c.lane.sink.dbTimeout)
+	ms := guard.Millis(c.lane.sink.dbTimeout)
+	tx.Engine("fence", completeSQL, c.lane.lease.ID, c.lane.lease.Epoch, c.lane.lease.Nonce, a.parked, a.Attempt, ms, ms, ms)
 	// If the database loses this transaction, calls that it enqueues may have been made since the
 	// call was first made, and not before (O6).
 	tx.Report = func(err error) {
-		o.sender.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", a.Sink, "error", err)
+		c.lane.sink.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", a.Sink, "error", err)
 	}
 	handle := tx.Lend(&origin.Origin{Tenant: a.Tenant, Scope: a.Scope, ID: "completion of " + a.Key, Time: a.readAt.Add(-a.age)})
-	err = o.sender.cfg.Complete(ctx, handle, &Completed{Key: a.Key, Tenant: a.Tenant, Scope: a.Scope, Sink: a.Sink, Name: a.Name, Method: a.Method, Target: a.Target,
+	err = c.lane.sink.cfg.Complete(ctx, handle, &Completed{Key: a.Key, Tenant: a.Tenant, Scope: a.Scope, Sink: a.Sink, Name: a.Name, Method: a.Method, Target: a.Target,
 		Header: a.Header, Body: a.Body, Response: a.answer, Attempt: a.Attempt})
 	tx.TakeBack()
 	if failed := tx.Failure(); failed != nil && (err == nil || !errors.Is(err, failed)) {
 		err = errors.Join(failed, err)
 	}
 	if err == nil {
-		err = tx.Commit(o.sender.dbTimeout)
+		err = tx.Commit(c.lane.sink.dbTimeout)
 	}
 	var final permanentError
 	switch {

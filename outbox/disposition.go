@@ -25,16 +25,16 @@ type disposition struct {
 
 // dispositionOf decides what becomes of a call's row. It returns the same each time, except while
 // the call is still under way.
-func (o *laneOwner) dispositionOf(a *callAttempt) disposition {
+func (s *relaySink) dispositionOf(a *callAttempt) disposition {
 	if a.decided {
 		return a.disposition
 	}
-	d := o.decide(a)
+	d := s.decide(a)
 	a.disposition, a.decided = d, a.state != attemptUnderWay
 	return d
 }
 
-func (o *laneOwner) decide(a *callAttempt) disposition {
+func (s *relaySink) decide(a *callAttempt) disposition {
 	switch a.state {
 	case attemptBlocked:
 		return disposition{state: parked.Blocked, reason: parked.Behind}
@@ -43,7 +43,7 @@ func (o *laneOwner) decide(a *callAttempt) disposition {
 	case attemptWaiting:
 		return disposition{state: parked.Retrying, reason: parked.Cut, due: true}
 	case attemptUnderWay: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it
-		return disposition{state: parked.Retrying, reason: parked.Cut, due: true, delay: o.sender.cfg.LeaseTTL}
+		return disposition{state: parked.Retrying, reason: parked.Cut, due: true, delay: s.cfg.LeaseTTL}
 	}
 	r := a.result
 	d := disposition{lastError: storedText(r.Reason)}
@@ -54,7 +54,7 @@ func (o *laneOwner) decide(a *callAttempt) disposition {
 		return disposition{settlement: SettledRetry, state: parked.Retrying, reason: parked.Failed, due: true, windowAnew: true}
 	case a.decision == Unknown:
 		d.settlement, d.state, d.reason = SettledReconcile, parked.Reconcile, parked.Window
-		d.due, d.delay = r.Outcome != Rejected, o.retryWait(a)
+		d.due, d.delay = r.Outcome != Rejected, s.retryWait(a)
 	case r.Outcome == Delivered && a.completing():
 		return disposition{settlement: SettledDelivered, state: parked.Resolved}
 	case r.Outcome == Delivered && a.Capture:
@@ -77,7 +77,7 @@ func (o *laneOwner) decide(a *callAttempt) disposition {
 		if r.Outcome != Retry { // the sink set no outcome: never taken for success
 			d.lastError = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
 		}
-		d.settlement, d.state, d.reason, d.due, d.delay = SettledRetry, parked.Retrying, parked.Failed, true, o.retryWait(a)
+		d.settlement, d.state, d.reason, d.due, d.delay = SettledRetry, parked.Retrying, parked.Failed, true, s.retryWait(a)
 		if a.completing() {
 			d.reason = parked.Completion
 		}
@@ -108,15 +108,15 @@ func (d disposition) event(a *callAttempt) Settled {
 const openEvery = 10 * time.Second
 
 // retryWait is how long a call waits before it is tried again.
-func (o *laneOwner) retryWait(a *callAttempt) time.Duration {
+func (s *relaySink) retryWait(a *callAttempt) time.Duration {
 	if a.unopened {
-		return max(o.sender.cfg.RetryMin, min(openEvery, o.sender.cfg.RetryMax))
+		return max(s.cfg.RetryMin, min(openEvery, s.cfg.RetryMax))
 	}
-	return o.sender.retryDelay(a.Attempt, a.result.RetryAfter)
+	return s.retryDelay(a.Attempt, a.result.RetryAfter)
 }
 
 // retryDelay is how long a call waits after its attempt number n.
-func (s *sender) retryDelay(attempt int, after time.Duration) time.Duration {
+func (s *relaySink) retryDelay(attempt int, after time.Duration) time.Duration {
 	b := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(s.cfg.RetryMin),
 		backoff.WithMaxInterval(s.cfg.RetryMax),

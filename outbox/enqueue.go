@@ -97,7 +97,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 			return fmt.Errorf("%w: %q to sink %q", ErrTwice, r.name, r.sink)
 		}
 		rows = append(rows, &r)
-		r.recordHint()
+		hintedSenders.hint(&r)
 	}
 	if handler != nil {
 		for _, r := range rows {

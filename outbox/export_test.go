@@ -11,7 +11,7 @@ var Statements = map[string]string{
 	"enqueue":    enqueueSQL,
 	"make lanes": makeLanesSQL, "poll lanes": pollLanesSQL, "poll work": pollWorkSQL,
 	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first rows": firstRowsSQL, "collect": collectRefsSQL, "fetch": fetchRowsSQL, "park": parkSQL,
-	"lsn": lsnSQL, "standbys": standbysSQL, "replicas": replicasSQL,
+	"wal position": walPositionSQL, "standbys": standbysSQL, "replicas": replicasSQL,
 	"pick": pickSQL, "next": nextDueSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,
 	"purge": purgeSQL,
 }

@@ -1,28 +1,50 @@
 package outbox
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// hintedSinks says which lanes this process has written calls to since a relay in it last looked:
-// one bit for each lane, for each sink that a relay here has listed. A relay that is woken begins
-// with those lanes, a round trip before it could learn of them from the database. They are only
-// hints: the transaction may not have committed yet or may never do so, and other processes write
-// too. So the relay asks the database as well.
-var hintedSinks sync.Map // sink's name -> *atomic.Uint32
+// laneHints says which lanes of a sink this process has written calls to since the sink's sender
+// last looked: one bit for each lane. A relay that is woken begins with those lanes, a round trip
+// before it could learn of them from the database. They are only hints: the transaction may not
+// have committed yet or may never do so, it may be one of another database, and other processes
+// write too. So the relay asks the database as well.
+type laneHints struct{ bits atomic.Uint32 }
 
-// hintsForSink returns the hints for one sink, and starts to record them.
-func hintsForSink(sink string) *atomic.Uint32 {
-	h, _ := hintedSinks.LoadOrStore(sink, new(atomic.Uint32))
-	return h.(*atomic.Uint32)
+// runningSenders are senders by the names of their sinks.
+type runningSenders struct {
+	mu     sync.RWMutex
+	bySink map[string][]*sender
 }
 
-// recordHint records that a call is being written.
-func (r *callRow) recordHint() {
-	if h, listed := hintedSinks.Load(r.sink); listed {
-		h.(*atomic.Uint32).Or(1 << r.lane())
+// hintedSenders are the senders that run in this process. They are known to the whole process,
+// because Enqueue is a function and gets no relay.
+var hintedSenders = runningSenders{bySink: map[string][]*sender{}}
+
+func (r *runningSenders) add(s *sender) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.bySink[s.name] = append(r.bySink[s.name], s)
+}
+
+func (r *runningSenders) remove(s *sender) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	others := slices.DeleteFunc(r.bySink[s.name], func(other *sender) bool { return other == s })
+	if r.bySink[s.name] = others; len(others) == 0 {
+		delete(r.bySink, s.name)
+	}
+}
+
+// hint records that a call is being written.
+func (r *runningSenders) hint(call *callRow) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, s := range r.bySink[call.sink] {
+		s.hints.bits.Or(1 << call.lane())
 	}
 }
 
@@ -41,7 +63,7 @@ const hintedLead = 2 * time.Millisecond
 
 // handleWake notifies the lanes that this process has written to, and then polls all lanes.
 func (s *sender) handleWake() {
-	written := s.hints.Swap(0)
+	written := s.hints.bits.Swap(0)
 	at := time.Time{}
 	for lane, o := range s.held {
 		if written&(1<<lane) != 0 {

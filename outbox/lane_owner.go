@@ -4,110 +4,58 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-	"github.com/google/uuid"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
-// sweepEvery is how often a lane looks for blocked calls that no unsettled call precedes.
-var sweepEvery = 5 * time.Minute
-
-// Reasons why a relay loses a lane.
-var (
-	errReplaced = errors.New("another relay took the lease over")
-	errExpired  = errors.New("the lease was not renewed in time")
-)
-
-// laneOwner is the time for which a relay holds a lane. One goroutine reads the lane's passes,
-// journals, settles and tries parked calls again, one transaction after the other. Calls are made
-// in goroutines of their own, which change nothing but their callAttempt.
+// laneOwner works on a lane for as long as this relay holds it. Its goroutine reads the lane's
+// passes, journals, settles and tries parked calls again, one transaction after the other. Calls
+// are made in goroutines of their own, which change nothing but their callAttempt.
 type laneOwner struct {
-	sender *sender
-	lane   int16
-	lease  *lease.Lease
-	err    error // result of run, read by the sender
+	sink       *relaySink
+	lane       *heldLane
+	reader     *passReader
+	chunk      *chunk // of the pass, whose calls are being made; nil: none
+	parked     *parkedCalls
+	promotions *keyPromotions
+	calls      *laneCalls
+	wakeups    chan wakeup
+	err        error // result of run, read by the sender
 
-	// ctx ends with the lease, and calls end with it. It does not end when Run's context does, so
-	// that work under way is finished.
-	ctx      context.Context
-	endLease context.CancelCauseFunc
-	// callCtx is the context of calls. The end of the drain cuts it off while the lease is still
-	// held.
-	callCtx     context.Context
-	cutOffCalls context.CancelFunc
-	// deadline is when the relay stops by itself, by its monotonic clock; watch ends ctx then.
-	deadline      atomic.Pointer[time.Time]
-	deadlineTimer *time.Timer
-
-	releasing        atomic.Bool // the lane is to be given back
-	releaseRequested chan struct{}
-	wakeups          chan wakeup
-
-	cursor         cursor
-	versionSeen    atomic.Int64 // cursor.version, for the sender
-	cursorKnown    bool         // cursor is what the database has
-	refs           []rowRef     // rows of the pass that are not fetched yet
-	moreRefs       bool         // the pass may hold rows after refs
-	expectMany     bool         // the next pass may hold many rows
-	chunk          *chunk
-	newRows        bool // there are rows after the pass, or may be
-	parkedDue      bool // parked calls are due, or may be
-	parkedDueAt    time.Time
-	parkedNeedSlot bool // parked calls are due, and there was no slot for them
-	parkedHadSlot  bool // the last slot went to a parked call: the next one is for a new call
-	returned       returnedCalls
-	underWay       int // calls under way: those of the chunk and those of parked rows
-
-	pickedCalls    map[int64]*callAttempt // parked rows under way, by their ids: none of them is picked again
-	lateCalls      map[int64]*callAttempt // rows of the log that their chunk did not wait for, likewise
-	returnedParked []*callAttempt         // of both, returned and not settled
-	keysToPromote  []uuid.UUID            // ordering keys whose next row may be tried
-	swept          bool
-	// When blocked keys are swept again: a process may die after it settled a call and before it
-	// promoted.
-	sweepAt time.Time
-
-	retryAt     time.Time // after a database error, or while the sink takes no calls
-	dbBackoff   *backoff.ExponentialBackOff
-	drainUntil  time.Time // when the drain is over; zero: not stopping
-	callsCutOff bool      // the drain is over, calls were cut off
+	parkedHadSlot bool // the last slot went to a parked call: the next one is for a new call
+	retry         dbRetry
+	drainUntil    time.Time // zero: not stopping
+	callsCutOff   bool      // the drain is over
 }
 
-func newLaneOwner(ctx context.Context, s *sender, l *lease.Lease, lane int16) *laneOwner {
-	o := &laneOwner{
-		sender: s, lane: lane, lease: l,
-		releaseRequested: make(chan struct{}), wakeups: make(chan wakeup, 1),
-		returned:    returnedCalls{signal: make(chan struct{}, 1)},
-		pickedCalls: map[int64]*callAttempt{}, lateCalls: map[int64]*callAttempt{},
-		parkedDue: true, newRows: true, expectMany: true,
-		dbBackoff: s.newBackoff(),
-	}
-	o.ctx, o.endLease = context.WithCancelCause(context.WithoutCancel(ctx))
-	o.callCtx, o.cutOffCalls = context.WithCancel(o.ctx)
-	o.deadlineTimer = time.AfterFunc(s.cfg.LeaseTTL, func() { o.endLease(errExpired) })
-	o.extend(l.Sent)
-	return o
+// dbRetry is when to try again after a database error.
+type dbRetry struct {
+	at    time.Time
+	waits *backoff.ExponentialBackOff
 }
 
-// extend moves the deadline (O5). It counts from when the renewal was *sent*, which is before the
-// database started to count the ttl by its own clock. A tenth of the ttl is kept for clocks that do
-// not run alike.
-func (o *laneOwner) extend(sent time.Time) {
-	deadline := sent.Add(o.sender.cfg.LeaseTTL - o.sender.cfg.LeaseTTL/10)
-	o.deadline.Store(&deadline)
-	o.deadlineTimer.Reset(time.Until(deadline))
+// postpone emits an error and puts the next try off.
+func (r *dbRetry) postpone(emit emitter, err error) {
+	d := r.waits.NextBackOff()
+	emit.failed(err, d)
+	r.at = time.Now().Add(d)
 }
 
-// requestRelease makes the owner give the lane back: no new call is started.
-func (o *laneOwner) requestRelease() {
-	if !o.releasing.Swap(true) {
-		close(o.releaseRequested)
+func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number int16) *laneOwner {
+	lane := holdLane(ctx, sink, l, number)
+	promotions := &keyPromotions{lane: lane}
+	return &laneOwner{
+		sink: sink, lane: lane,
+		reader:     &passReader{lane: lane, newRows: true, expectMany: true},
+		parked:     newParkedCalls(lane, promotions),
+		promotions: promotions,
+		calls:      newLaneCalls(lane),
+		wakeups:    make(chan wakeup, 1),
+		retry:      dbRetry{waits: sink.newBackoff()},
 	}
 }
 
@@ -123,29 +71,21 @@ func (o *laneOwner) wake(w wakeup) {
 // that waiting does not heal.
 func (o *laneOwner) run() error {
 	err := o.serve()
-	cause := context.Cause(o.ctx) // nil: the lease is still held
-	o.deadlineTimer.Stop()
-	o.endLease(nil)
-	o.cutOffCalls()
+	cause := o.lane.stop()
+	o.calls.cutOff()
 	if cause != nil {
-		o.sender.emit.lease(LeaseChange{Lane: int(o.lane), Epoch: o.lease.Epoch, Err: cause})
+		o.lane.emitLost(cause)
 	}
-	if stuck := o.awaitCalls(); stuck != nil {
+	if stuck := o.calls.await(); stuck != nil {
 		return errors.Join(err, stuck) // without a release, because the call may still be going on
 	}
 	if errors.Is(cause, errReplaced) {
 		return err
 	}
-	bounded, cancel := o.sender.detached(o.ctx)
-	defer cancel()
-	released := fault.Point(fault.RelayReleasing)
-	if released == nil {
-		released = o.lease.Release(bounded, o.sender.pool)
-	}
-	if released != nil {
-		o.sender.emit.failed(fmt.Errorf("releasing lane %d, whose lease ends by itself: %w", o.lane, released), 0)
+	if failed := o.lane.release(); failed != nil {
+		o.sink.emit.failed(fmt.Errorf("releasing lane %d, whose lease ends by itself: %w", o.lane.number, failed), 0)
 	} else if cause == nil {
-		o.sender.emit.lease(LeaseChange{Lane: int(o.lane), Epoch: o.lease.Epoch})
+		o.lane.emitLost(nil)
 	}
 	return err
 }
@@ -153,90 +93,103 @@ func (o *laneOwner) run() error {
 // serve is the loop. It returns when the lease has ended, or when the lane is to be given back and
 // everything is settled. For a fault that waiting does not heal it returns an error.
 func (o *laneOwner) serve() error {
-	halted := o.releaseRequested
+	releaseRequested := o.lane.releaseRequested
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for o.ctx.Err() == nil {
+	for o.lane.ctx.Err() == nil {
 		now := time.Now()
-		if !o.drainUntil.IsZero() {
-			if o.drained() {
-				return nil
-			}
-			if !now.Before(o.drainUntil) {
-				if o.callsCutOff {
-					// A sink does not return (join says so), or the database does not answer.
-					return nil
-				}
-				o.callsCutOff, o.drainUntil = true, now.Add(o.sender.returnGrace)
-				o.cutOffCalls() // the results come in at once and are settled below
-			}
+		if o.stopped(now) {
+			return nil
 		}
-		if !now.Before(o.retryAt) {
-			if err := o.runDue(now); err != nil {
-				if err = o.handleDBError(err); err != nil {
-					return err
-				}
-			} else {
-				o.dbBackoff.Reset()
-			}
+		if err := o.runDue(now); err != nil {
+			return err
 		}
+		parkedNeedSlot := o.parked.needSlot && o.reader.cursorKnown && !now.Before(o.retry.at)
+		rowsNeedSlot := o.chunk != nil && !o.chunk.committing && o.chunk.hasNext()
 		var slot <-chan struct{}
-		starved := o.parkedNeedSlot && o.cursorKnown && !now.Before(o.retryAt)
-		begins := o.chunk != nil && !o.chunk.committing && o.chunk.next < len(o.chunk.rows)
-		if (starved || begins) && o.mayStartCalls() {
-			slot = o.sender.slots.freed
+		if (parkedNeedSlot || rowsNeedSlot) && o.mayStartCalls() {
+			slot = o.sink.slots.freed
 		}
 		timer.Reset(time.Until(o.nextDue()))
 		select {
 		case <-slot:
-			switch {
-			case o.sender.acquireSlots(1) == 0: // another lane was first
-			case starved && !(begins && o.parkedHadSlot):
-				o.parkedHadSlot = true
-				if err := o.settleAndPick(true, 1); err != nil {
-					if err = o.handleDBError(err); err != nil {
-						return err
-					}
-				}
-			default:
-				o.parkedHadSlot = false
-				o.startRows()
+			if err := o.useSlot(parkedNeedSlot, rowsNeedSlot); err != nil {
+				return err
 			}
-		case <-o.returned.signal:
+		case <-o.calls.returned.signal:
 			o.collectReturned()
 		case <-timer.C:
 		case w := <-o.wakeups:
-			o.newRows = o.newRows || w.Fresh
-			if w.Due {
-				o.parkedDueIn(0) // perhaps by an operator, long before the next one known here
-			}
-			if w.Lost && o.chunk == nil { // otherwise the chunk's turn finds out
-				o.cursorKnown, o.parkedDue, o.swept = false, true, false
-				o.parkedDueAt = time.Time{}
-			}
-		case <-halted:
-			halted = nil
-			o.drainUntil = time.Now().Add(o.sender.cfg.DrainTimeout)
-		case <-o.ctx.Done():
+			o.handleWakeup(w)
+		case <-releaseRequested:
+			releaseRequested = nil
+			o.drainUntil = time.Now().Add(o.sink.cfg.DrainTimeout)
+		case <-o.lane.ctx.Done():
 		}
 	}
 	return nil
 }
 
+// stopped reports whether the lane is to be given back now: if everything is settled, or if calls
+// were cut off at the end of the drain and are not settled a while later.
+func (o *laneOwner) stopped(now time.Time) bool {
+	switch {
+	case o.drainUntil.IsZero():
+		return false
+	case o.drained():
+		return true
+	case now.Before(o.drainUntil):
+		return false
+	case o.callsCutOff:
+		return true // a sink does not return (laneCalls.await says so), or the database does not answer
+	}
+	o.callsCutOff, o.drainUntil = true, now.Add(o.sink.returnGrace)
+	o.calls.cutOff() // the results come in at once, and the loop settles them
+	return false
+}
+
 // drained reports whether nothing is left to be settled before the lane is given back.
 func (o *laneOwner) drained() bool {
-	return o.underWay == 0 && o.chunk == nil && len(o.returnedParked) == 0
+	return o.calls.underWay == 0 && o.chunk == nil && len(o.parked.returned) == 0
 }
 
 // mayStartCalls reports whether calls may be started.
-func (o *laneOwner) mayStartCalls() bool { return o.drainUntil.IsZero() && o.sender.acceptsCalls() }
+func (o *laneOwner) mayStartCalls() bool { return o.drainUntil.IsZero() && o.sink.slots.open() }
+
+// handleWakeup notes what there is to do.
+func (o *laneOwner) handleWakeup(w wakeup) {
+	o.reader.newRows = o.reader.newRows || w.Fresh
+	if w.Due {
+		o.parked.dueIn(0) // perhaps by an operator, long before the next one known here
+	}
+	if w.Lost && o.chunk == nil { // otherwise the move of the cursor after the chunk finds out
+		o.reader.cursorKnown, o.promotions.swept = false, false
+		o.parked.due, o.parked.dueAt = true, time.Time{}
+	}
+}
+
+// useSlot makes a parked call or a new one in a slot that became free, in turn if there are both.
+func (o *laneOwner) useSlot(parkedNeedSlot, rowsNeedSlot bool) error {
+	if o.sink.slots.acquire(1) == 0 {
+		return nil // another lane was first
+	}
+	o.parkedHadSlot = parkedNeedSlot && !(rowsNeedSlot && o.parkedHadSlot)
+	if !o.parkedHadSlot {
+		o.startRows()
+		return nil
+	}
+	if err := o.tryParkedCalls(true, 1); err != nil {
+		return o.handleDBError(err)
+	}
+	return nil
+}
 
 // nextDue returns when there is something to do if nothing else happens.
 func (o *laneOwner) nextDue() time.Time {
-	next := time.Now().Add(o.sender.cfg.LeaseTTL)
+	next := time.Now().Add(o.sink.cfg.LeaseTTL)
 	earlier := func(at time.Time) {
-		if at.Before(o.retryAt) {
-			at = o.retryAt
+		if at.Before(o.retry.at) {
+			at = o.retry.at
 		}
 		if at.Before(next) {
 			next = at
@@ -253,19 +206,19 @@ func (o *laneOwner) nextDue() time.Time {
 		case c.underWay > 0:
 			earlier(c.lastActivity.Add(chunkPatience))
 		}
-		if c.next < len(c.rows) && !stopping && !o.sender.acceptsCalls() {
-			earlier(time.Now().Add(o.sender.cfg.PollInterval)) // until the sink takes calls again
+		if c.hasNext() && !stopping && !o.sink.slots.open() {
+			earlier(time.Now().Add(o.sink.cfg.PollInterval)) // until the sink takes calls again
 		}
-	} else if o.newRows && !stopping {
+	} else if o.reader.newRows && !stopping {
 		earlier(time.Now().Add(o.pollWait()))
 	}
-	if len(o.returnedParked) > 0 || len(o.keysToPromote) > 0 || !o.swept {
+	if len(o.parked.returned) > 0 || o.promotions.pending() {
 		earlier(time.Time{})
 	}
-	if o.parkedDue && !stopping {
+	if o.parked.due && !stopping {
 		at := time.Now().Add(o.pollWait())
-		if o.parkedDueAt.After(at) {
-			at = o.parkedDueAt
+		if o.parked.dueAt.After(at) {
+			at = o.parked.dueAt
 		}
 		earlier(at)
 	}
@@ -277,43 +230,63 @@ func (o *laneOwner) nextDue() time.Time {
 
 // pollWait is how long to wait before existing work is looked at: 0 if the sink takes calls.
 func (o *laneOwner) pollWait() time.Duration {
-	if o.sender.acceptsCalls() {
+	if o.sink.slots.open() {
 		return 0
 	}
-	return o.sender.cfg.PollInterval
+	return o.sink.cfg.PollInterval
 }
 
-// runDue does what is due, at most one transaction of each kind.
+// runDue does what is due, unless the wait after a database error goes on. It returns an error for
+// a fault that waiting does not heal.
 func (o *laneOwner) runDue(now time.Time) error {
-	if !o.cursorKnown {
-		if err := o.loadCursor(); err != nil {
+	if now.Before(o.retry.at) {
+		return nil
+	}
+	if err := o.runTransactions(now); err != nil {
+		return o.handleDBError(err)
+	}
+	o.retry.waits.Reset()
+	return nil
+}
+
+// runTransactions does what is due, at most one transaction of each kind.
+func (o *laneOwner) runTransactions(now time.Time) error {
+	if !o.reader.cursorKnown {
+		if err := o.reader.loadCursor(); err != nil {
 			return err
 		}
+		o.chunk = nil
 	}
-	if !now.Before(o.sweepAt) {
-		o.swept, o.sweepAt = false, now.Add(sweepEvery)
-	}
-	if len(o.keysToPromote) > 0 || !o.swept {
-		if err := o.promoteBlockedCalls(); err != nil {
+	o.promotions.scheduleSweep(now)
+	if o.promotions.pending() {
+		n, err := o.promotions.run()
+		if err != nil {
 			return err
+		}
+		if n > 0 {
+			o.parked.dueIn(0)
 		}
 	}
 	open := o.mayStartCalls()
-	if due := o.parkedDue && open && !now.Before(o.parkedDueAt); due || len(o.returnedParked) > 0 {
-		if err := o.settleAndPick(due, 0); err != nil {
+	if due := o.parked.due && open && !now.Before(o.parked.dueAt); due || len(o.parked.returned) > 0 {
+		if err := o.tryParkedCalls(due, 0); err != nil {
 			return err
 		}
 	}
-	if c := o.chunk; c != nil {
-		if !c.committing && !c.finished(open) && (c.underWay == 0 || now.Sub(c.lastActivity) < chunkPatience) {
-			return nil
-		}
+	switch {
+	case o.chunk != nil && o.chunk.toBeCommitted(now, open):
 		return o.finishChunk()
-	}
-	if o.newRows && open {
+	case o.chunk == nil && o.reader.newRows && open:
 		return o.readPass()
 	}
 	return nil
+}
+
+// tryParkedCalls settles parked calls, picks due ones, and makes them.
+func (o *laneOwner) tryParkedCalls(pick bool, slots int) error {
+	calls, err := o.parked.settleAndPick(pick, slots)
+	o.calls.start(calls...)
+	return err
 }
 
 // collectReturned takes in the calls that have returned, and begins those that waited for them, in
@@ -321,43 +294,40 @@ func (o *laneOwner) runDue(now time.Time) error {
 func (o *laneOwner) collectReturned() {
 	now, free := time.Now(), 0
 	var next []*callAttempt
-	for _, a := range o.returned.takeAll() {
-		if behind := o.callReturned(a, now, free); behind != nil {
-			next = append(next, behind)
+	for _, a := range o.calls.take() {
+		if follower := o.callReturned(a, now, free); follower != nil {
+			next = append(next, follower)
 		} else {
 			free++
 		}
 	}
-	o.startCalls(next...)
-	o.sender.slots.release(free)
+	o.calls.start(next...)
+	o.sink.slots.release(free)
 }
 
 // callReturned takes in a call that has returned, after free others gave up their slots. It returns
 // the call that may be made in its place, or nil if there is none.
 func (o *laneOwner) callReturned(a *callAttempt, now time.Time, free int) *callAttempt {
-	o.underWay--
-	if a.parked != 0 {
-		o.returnedParked = append(o.returnedParked, a)
-		return nil
+	if a.parked == 0 {
+		a.state = attemptReturned
 	}
-	a.state = attemptReturned
 	c := o.chunk
 	if c == nil || a.chunk != c {
-		// The chunk did not wait for it: it is in the parked table by now, and its settlement finds
-		// it there by its row.
-		o.returnedParked = append(o.returnedParked, a)
+		// It was picked, or the chunk did not wait for it. Then it is in the parked table by now,
+		// and its settlement finds it there by its row.
+		o.parked.returned = append(o.parked.returned, a)
 		return nil
 	}
 	c.underWay--
 	c.lastActivity = now
-	if next := c.nextOfKey(a); next != nil && o.drainUntil.IsZero() && o.sender.keepsSlot(free) {
+	if next := c.nextOfKey(a); next != nil && o.drainUntil.IsZero() && o.sink.slots.keep(free) {
 		return next
 	}
 	return nil
 }
 
 // handleDBError handles the error of a transaction. If the lane was taken over, the owner stops. A
-// fault that waiting does not heal is returned. Any other error is reported and followed by another
+// fault that waiting does not heal is returned. Any other error is emitted and followed by another
 // try. The chunk stays meanwhile, with its calls under way or returned. If the transaction has
 // committed after all, the next try finds the version that it wrote.
 func (o *laneOwner) handleDBError(err error) error {
@@ -367,35 +337,9 @@ func (o *laneOwner) handleDBError(err error) error {
 	case needsOperator(err), errors.Is(err, errRowsGone), errors.Is(err, ErrRebase):
 		return err
 	case errors.Is(err, errReplaced):
-		o.endLease(errReplaced)
+		o.lane.end(errReplaced)
 		return nil
 	}
-	d := o.dbBackoff.NextBackOff()
-	o.sender.emit.failed(err, d)
-	o.retryAt = time.Now().Add(d)
-	return nil
-}
-
-// awaitCalls waits until every call has returned, so that this relay never has two calls of one row
-// under way. Their results are dropped: the lease is over, and the rows are sent again under the
-// same keys.
-func (o *laneOwner) awaitCalls() error {
-	halted := o.releaseRequested
-	var grace <-chan time.Time
-	for o.underWay > 0 {
-		select {
-		case <-o.returned.signal:
-			n := len(o.returned.takeAll())
-			o.underWay -= n
-			o.sender.slots.release(n)
-		case <-halted:
-			halted = nil
-			timer := time.NewTimer(o.sender.returnGrace)
-			defer timer.Stop()
-			grace = timer.C
-		case <-grace:
-			return fmt.Errorf("%w: %d calls %v after their context ended", ErrStuck, o.underWay, o.sender.returnGrace)
-		}
-	}
+	o.retry.postpone(o.sink.emit, err)
 	return nil
 }

@@ -13,8 +13,77 @@ import (
 	"github.com/onlyonce/onlyonce/seal"
 )
 
+// laneCalls makes the calls of a lane, in goroutines of their own. It belongs to the goroutine of
+// the lane's owner.
+type laneCalls struct {
+	lane *heldLane
+	// ctx is the context of calls. The end of the drain cuts it off while the lease is still held.
+	ctx      context.Context
+	cutOff   context.CancelFunc
+	underWay int // started, and not taken in yet
+	returned returnedCalls
+}
+
+func newLaneCalls(lane *heldLane) *laneCalls {
+	c := &laneCalls{lane: lane, returned: returnedCalls{signal: make(chan struct{}, 1)}}
+	c.ctx, c.cutOff = context.WithCancel(lane.ctx)
+	return c
+}
+
+// start makes calls, for each of which the caller has taken a slot. New calls are made together if
+// the sink is a Batcher. Each other call is made in a goroutine of its own. A parked call is always
+// made alone, so that if it brings the sink down again, it affects no other call.
+func (c *laneCalls) start(calls ...*callAttempt) {
+	var together []*callAttempt
+	for _, a := range calls {
+		a.lane, a.bound = c.lane, a
+		if a.chunk != nil {
+			a.state = attemptUnderWay
+			a.chunk.underWay++
+		}
+		c.underWay++
+		if c.lane.sink.batcher != nil && a.parked == 0 {
+			together = append(together, a)
+		} else {
+			go c.makeCall(a)
+		}
+	}
+	if len(together) > 0 {
+		go c.makeBatch(together)
+	}
+}
+
+// take returns the calls that have returned since it was called last. Their slots are the caller's.
+func (c *laneCalls) take() []*callAttempt {
+	calls := c.returned.takeAll()
+	c.underWay -= len(calls)
+	return calls
+}
+
+// await waits until every call has returned, so that this relay never has two calls of one row
+// under way. Their results are dropped: the lease is over, and the rows are sent again under the
+// same keys.
+func (c *laneCalls) await() error {
+	releaseRequested := c.lane.releaseRequested
+	var grace <-chan time.Time
+	for c.underWay > 0 {
+		select {
+		case <-c.returned.signal:
+			c.lane.sink.slots.release(len(c.take()))
+		case <-releaseRequested:
+			releaseRequested = nil
+			timer := time.NewTimer(c.lane.sink.returnGrace)
+			defer timer.Stop()
+			grace = timer.C
+		case <-grace:
+			return fmt.Errorf("%w: %d calls %v after their context ended", ErrStuck, c.underWay, c.lane.sink.returnGrace)
+		}
+	}
+	return nil
+}
+
 // returnedCalls holds calls of a lane that have returned, until the lane's goroutine takes them in.
-// put never waits.
+// add never waits.
 type returnedCalls struct {
 	mu     sync.Mutex
 	calls  []*callAttempt
@@ -42,41 +111,6 @@ func (r *returnedCalls) takeAll() []*callAttempt {
 	return calls
 }
 
-// startCalls makes calls, for each of which the caller has taken a slot. New calls are made
-// together if the sink is a Batcher. Each other call is made in a goroutine of its own. A parked
-// call is always made alone, so that if it brings the sink down again, it affects no other call.
-func (o *laneOwner) startCalls(calls ...*callAttempt) {
-	var together []*callAttempt
-	for _, a := range calls {
-		a.owner, a.bound = o, a
-		if a.chunk != nil {
-			a.state = attemptUnderWay
-			a.chunk.underWay++
-		}
-		o.underWay++
-		if o.sender.batcher != nil && a.parked == 0 {
-			together = append(together, a)
-		} else {
-			go o.makeCall(a)
-		}
-	}
-	if len(together) > 0 {
-		go o.makeBatch(together)
-	}
-}
-
-// mayStart is Delivery.MayStart.
-func (a *callAttempt) mayStart() error {
-	now := time.Now()
-	if !now.Before(*a.owner.deadline.Load()) || a.owner.ctx.Err() != nil {
-		return ErrLease
-	}
-	if !a.notAfter.IsZero() && !now.Before(a.notAfter) {
-		return ErrWindow
-	}
-	return nil
-}
-
 // goroutineEnded is the reason if a sink ends the goroutine that it is called in.
 const goroutineEnded = "the sink ended its goroutine"
 
@@ -86,31 +120,36 @@ func panicked(v any) Result {
 	return RetryLater(fmt.Sprintf("it panicked (%T)", v), fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
 }
 
-// makeCall runs the task of an attempt. No transaction is open (T10), except a completion's own.
-func (o *laneOwner) makeCall(a *callAttempt) {
-	defer o.returned.add(a) // deferred, because a sink may end its goroutine
+// makeCall makes one attempt, or completes or reconciles a call. No transaction is open (T10),
+// except a completion's own.
+func (c *laneCalls) makeCall(a *callAttempt) {
+	defer c.returned.add(a) // deferred, because a sink may end its goroutine
 	a.result = RetryLater(goroutineEnded, nil)
 	defer func() {
 		if v := recover(); v != nil {
 			a.result = panicked(v)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(o.callCtx, o.sender.limits.Timeout)
+	ctx, cancel := context.WithTimeout(c.ctx, c.lane.sink.limits.Timeout)
 	defer cancel()
-	if a.task == nil {
-		a.task = o.send
+	switch {
+	case a.completing():
+		c.complete(ctx, a)
+	case a.reconciling:
+		c.reconcile(ctx, a)
+	default:
+		c.send(ctx, a)
 	}
-	a.task(ctx, a)
 }
 
 // prepareCall prepares an attempt, and reports whether the sink is to make it. If not, f.result has
 // the reason.
-func (o *laneOwner) prepareCall(a *callAttempt) bool {
+func (c *laneCalls) prepareCall(a *callAttempt) bool {
 	if err := a.mayStart(); err != nil {
 		a.result = RetryLater(err.Error(), err)
 		return false
 	}
-	if !o.openBody(a) {
+	if !c.openBody(a) {
 		return false
 	}
 	a.mayHaveLeft = true
@@ -130,15 +169,15 @@ func (a *callAttempt) recordResult(r Result) {
 }
 
 // send makes one attempt at a call.
-func (o *laneOwner) send(ctx context.Context, a *callAttempt) {
-	if o.prepareCall(a) {
-		a.recordResult(o.sender.sink.Send(ctx, &a.Delivery))
+func (c *laneCalls) send(ctx context.Context, a *callAttempt) {
+	if c.prepareCall(a) {
+		a.recordResult(c.lane.sink.sink.Send(ctx, &a.Delivery))
 	}
 }
 
 // makeBatch makes one attempt at each of several calls, by one SendBatch. Each call returns once:
 // a second result for a call, or one that comes after SendBatch has returned, is ignored.
-func (o *laneOwner) makeBatch(calls []*callAttempt) {
+func (c *laneCalls) makeBatch(calls []*callAttempt) {
 	var mu sync.Mutex
 	under := slices.Clone(calls) // nil: returned
 	ended := func(i int, r Result) {
@@ -148,7 +187,7 @@ func (o *laneOwner) makeBatch(calls []*callAttempt) {
 		mu.Unlock()
 		if a != nil {
 			a.recordResult(r)
-			o.returned.add(a)
+			c.returned.add(a)
 		}
 	}
 	rest := RetryLater(goroutineEnded, nil)
@@ -161,9 +200,9 @@ func (o *laneOwner) makeBatch(calls []*callAttempt) {
 		}
 	}()
 	for i, a := range calls {
-		if !o.prepareCall(a) {
+		if !c.prepareCall(a) {
 			under[i] = nil
-			o.returned.add(a)
+			c.returned.add(a)
 		}
 	}
 	under = slices.DeleteFunc(under, func(a *callAttempt) bool { return a == nil })
@@ -171,10 +210,10 @@ func (o *laneOwner) makeBatch(calls []*callAttempt) {
 	for i, a := range under {
 		all[i] = &a.Delivery
 	}
-	ctx, cancel := context.WithTimeout(o.callCtx, o.sender.limits.Timeout)
+	ctx, cancel := context.WithTimeout(c.ctx, c.lane.sink.limits.Timeout)
 	defer cancel()
 	if len(all) > 0 {
-		o.sender.batcher.SendBatch(ctx, all, ended)
+		c.lane.sink.batcher.SendBatch(ctx, all, ended)
 	}
 	rest = RetryLater("the sink did not say how the call ended", nil)
 }
@@ -183,13 +222,13 @@ func (o *laneOwner) makeBatch(calls []*callAttempt) {
 // cannot be opened, f.result has the reason, no call is made and no attempt counts. A body that
 // will never open waits for an operator. After any other error another try may help, for example
 // once the key is deployed.
-func (o *laneOwner) openBody(a *callAttempt) bool {
+func (c *laneCalls) openBody(a *callAttempt) bool {
 	if !a.sealed {
 		return true
 	}
-	body, err := []byte(nil), errors.New("RelayConfig.Sealer is not set")
-	if o.sender.cfg.Sealer != nil {
-		body, err = o.sender.cfg.Sealer.Open(a.sealedAs, a.Body)
+	body, err := []byte(nil), errors.New("RelayConfig.Sealer is not set, and the call was sealed")
+	if c.lane.sink.cfg.Sealer != nil {
+		body, err = c.lane.sink.cfg.Sealer.Open(a.sealedAs, a.Body)
 	}
 	if err == nil {
 		a.Body, a.sealed = body, false

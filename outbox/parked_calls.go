@@ -1,11 +1,13 @@
 package outbox
 
 import (
-	"context"
-	"fmt"
+	"maps"
+	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/frozen"
@@ -91,119 +93,171 @@ update onlyonce.parked p
  where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call'
    and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.attempts = s.attempts`
 
-// sweepSQL makes the next calls of a lane's ordering keys due, in case a process died after it
-// committed a settlement and before it promoted them. In: sink, lane. One row: how many.
-const sweepSQL = `
-select count(onlyonce.promote(k.order_key))
-  from (select distinct order_key from onlyonce.parked
-         where kind = 'call' and sink = $1 and lane = $2 and settled_at is null and state = 'blocked' and order_key is not null) k`
-
 // pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
 const pickAtOnce = 16
 
+// parkedCalls is what a lane's owner knows of the lane's parked calls: when the next is due, which
+// are under way, and which have returned and are not settled yet.
+type parkedCalls struct {
+	lane       *heldLane
+	promotions *keyPromotions
+	due        bool // some are due at dueAt, or may be
+	dueAt      time.Time
+	needSlot   bool // some are due, and there was no slot for them
+	// Calls under way, none of which is picked again: picked ones by the ids of their parked rows,
+	// and those that their chunk did not wait for by the ids of their rows in the log.
+	picked   map[int64]*callAttempt
+	late     map[int64]*callAttempt
+	returned []*callAttempt // of both
+}
+
+func newParkedCalls(lane *heldLane, promotions *keyPromotions) *parkedCalls {
+	return &parkedCalls{lane: lane, promotions: promotions, due: true, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
+}
+
+// dueIn notes that a parked call is due after d.
+func (p *parkedCalls) dueIn(d time.Duration) {
+	at := time.Now().Add(d)
+	if !p.due || at.Before(p.dueAt) {
+		p.due, p.dueAt = true, at
+	}
+}
+
+// keysUnderWay returns the ordering keys of parked calls that are under way. If an operator
+// discards such a call meanwhile, it blocks nothing any more in the database, but the remote may
+// still accept it.
+func (p *parkedCalls) keysUnderWay() []uuid.UUID {
+	keys := []uuid.UUID{}
+	for _, m := range []map[int64]*callAttempt{p.picked, p.late} {
+		for _, a := range m {
+			if a.order != nil {
+				keys = append(keys, *a.order)
+			}
+		}
+	}
+	return keys
+}
+
+// parkedTurn is one transaction that settles and picks parked calls, and what it has read.
+type parkedTurn struct {
+	settle []*callAttempt
+	slots  int // how many calls it may pick
+	// Calls that are not to be picked, because they are under way: ids of parked rows and of rows
+	// in the log, and ordering keys of both.
+	picked, late []int64
+	keys         []pgtype.UUID
+
+	startedAt   time.Time // the database measures ages after this moment
+	found       []*callAttempt
+	nextDue     *int64 // in how many microseconds the next call is due; nil: there is none
+	walPosition string // empty if the relay waits for no standby
+}
+
 // settleAndPick settles the parked calls that have returned, picks due ones for which there is a
-// slot and journals their attempts, in one fenced transaction. Then it makes them. If the
-// transaction fails, or its outcome is unknown, nothing of it counts. Calls that were to be settled
-// are settled by the next one (the statement may run twice), and picked calls become due again by
-// themselves. slots is how many slots the caller has taken for it already.
-func (o *laneOwner) settleAndPick(pick bool, slots int) error {
+// slot and journals their attempts, in one fenced transaction. It returns those that are to be
+// made, in slots that it has taken. If the transaction fails, or its outcome is unknown, nothing of
+// it counts. Calls that were to be settled are settled by the next one (the statement may run
+// twice), and picked calls become due again by themselves. slots is how many slots the caller has
+// taken for it already.
+func (p *parkedCalls) settleAndPick(pick bool, slots int) (toMake []*callAttempt, err error) {
+	sink := p.lane.sink
 	if pick {
-		slots += o.sender.acquireSlots(pickAtOnce - slots)
+		slots += sink.slots.acquire(pickAtOnce - slots)
 	}
-	if pick && slots == 0 && len(o.returnedParked) == 0 {
-		o.parkedNeedSlot = true // until serve has a slot
-		o.parkedDueAt = time.Now().Add(o.sender.cfg.PollInterval)
-		return nil
+	if pick && slots == 0 && len(p.returned) == 0 {
+		p.needSlot = true // until the owner has one
+		p.dueAt = time.Now().Add(sink.cfg.PollInterval)
+		return nil, nil
 	}
-	o.parkedNeedSlot = o.parkedNeedSlot && slots == 0
-	var under []int64
-	for id := range o.pickedCalls {
-		under = append(under, id)
+	p.needSlot = p.needSlot && slots == 0
+	t := &parkedTurn{
+		settle: p.returned, slots: slots,
+		picked: callIDs(p.picked), late: callIDs(p.late), keys: pgUUIDs(p.keysUnderWay()),
+		startedAt: time.Now(),
 	}
-	var late []int64
-	for id := range o.lateCalls {
-		late = append(late, id)
+	if err := p.commit(t); err != nil {
+		sink.slots.release(slots)
+		return nil, err
 	}
-	under, late = notNil(under), notNil(late)
-	keys := pgUUIDs(o.keysUnderWay())
-	var picked []*callAttempt
-	var nextDue *int64
-	var flushedLSN string
-	readAt := time.Now() // the database measures ages after this moment
-	done := o.returnedParked
-	reconciles := o.sender.cfg.Reconcile != nil
-	commit := func() error {
-		return o.fenced(func(b *pgx.Batch) {
-			queueSettlements(b, o, done)
-			if slots > 0 {
-				b.Queue(pickSQL, o.sender.name, o.lane, under, slots, windowBound(o.sender.limits.startWindow()), o.sender.cfg.LeaseTTL, reconciles, late, keys).Query(collect(&picked, o.scanParked))
-			}
-		}, func(b *pgx.Batch) {
-			if slots > 0 {
-				b.Queue(nextDueSQL, o.sender.name, o.lane, under, reconciles, late, keys).QueryRow(func(r pgx.Row) error { return r.Scan(&nextDue) })
-			}
-			if slots > 0 && len(o.sender.cfg.WaitFor) > 0 {
-				b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&flushedLSN) })
-			}
-		})
+	p.returned = nil
+	for _, a := range t.settle {
+		p.settled(a)
 	}
-	err := fault.Point(fault.RelayPicking)
-	if err == nil {
-		err = commit()
+	if slots > 0 {
+		toMake = p.takeIn(t)
+		sink.slots.release(slots - len(toMake))
 	}
-	if err == nil {
-		err = fault.Point(fault.RelayPicked)
+	return toMake, nil
+}
+
+// settled emits what became of a call whose settlement is committed, and notes what needs attention
+// next.
+func (p *parkedCalls) settled(a *callAttempt) {
+	delete(p.picked, a.parked)
+	if a.parked == 0 {
+		delete(p.late, a.ID)
 	}
-	if err != nil {
-		o.sender.slots.release(slots)
+	sink := p.lane.sink
+	d := sink.dispositionOf(a)
+	// A completion's transaction may have settled its call even if it reported an error.
+	if a.order != nil && (d.state == parked.Resolved || a.completing() ||
+		sink.cfg.PassOn && (d.state == parked.Waiting || d.state == parked.Reconcile)) {
+		p.promotions.add(*a.order)
+	}
+	if d.due && (d.state == parked.Retrying || sink.cfg.Reconcile != nil) {
+		p.dueIn(d.delay)
+	}
+	sink.emit.settled(d.event(a))
+}
+
+// commit runs the transaction.
+func (p *parkedCalls) commit(t *parkedTurn) error {
+	if err := fault.Point(fault.RelayPicking); err != nil {
 		return err
 	}
-	o.returnedParked = nil
-	for _, a := range done {
-		delete(o.pickedCalls, a.parked)
-		if a.parked == 0 {
-			delete(o.lateCalls, a.ID)
+	sink := p.lane.sink
+	reconciles := sink.cfg.Reconcile != nil
+	if err := p.lane.fenced(func(b *pgx.Batch) {
+		queueSettlements(b, sink, t.settle)
+		if t.slots > 0 {
+			b.Queue(pickSQL, sink.name, p.lane.number, t.picked, t.slots, windowBound(sink.limits.startWindow()), sink.cfg.LeaseTTL, reconciles, t.late, t.keys).Query(collect(&t.found, sink.scanParked))
 		}
-		d := o.dispositionOf(a)
-		// A completion's transaction may have settled its call even if it reported an error.
-		if a.order != nil && (d.state == parked.Resolved || a.completing() ||
-			o.sender.cfg.PassOn && (d.state == parked.Waiting || d.state == parked.Reconcile)) {
-			o.keysToPromote = append(o.keysToPromote, *a.order)
+	}, func(b *pgx.Batch) {
+		if t.slots > 0 {
+			b.Queue(nextDueSQL, sink.name, p.lane.number, t.picked, reconciles, t.late, t.keys).QueryRow(func(r pgx.Row) error { return r.Scan(&t.nextDue) })
+			sink.queueWALPosition(b, &t.walPosition)
 		}
-		if d.due && (d.state == parked.Retrying || reconciles) {
-			o.parkedDueIn(d.delay)
-		}
-		o.sender.emit.settled(d.event(a))
+	}); err != nil {
+		return err
 	}
-	if slots == 0 {
-		return nil
-	}
-	o.parkedDue = nextDue != nil
-	if o.parkedDue {
-		o.parkedDueAt = readAt.Add(fromMicros(*nextDue))
-		if len(picked) == 0 && !o.parkedDueAt.After(time.Now()) { // another session has locked it
-			o.parkedDueAt = time.Now().Add(o.sender.cfg.PollInterval)
-		}
-	}
-	if len(picked) > 0 && flushedLSN != "" && !o.awaitStandbys(flushedLSN) {
-		picked = nil // due again by themselves
-	}
-	window := o.sender.limits.startWindow()
-	for _, a := range picked {
-		slots--
-		o.pickedCalls[a.parked] = a
-		a.readAt, a.mayBeCalled = readAt, true
-		if window != Forever && a.task == nil {
-			a.notAfter = readAt.Add(window - a.age)
+	return fault.Point(fault.RelayPicked)
+}
+
+// takeIn notes what a transaction has picked, and returns the calls that are to be made.
+func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
+	p.due = t.nextDue != nil
+	if p.due {
+		p.dueAt = t.startedAt.Add(fromMicros(*t.nextDue))
+		if len(t.found) == 0 && !p.dueAt.After(time.Now()) { // another session has locked it
+			p.dueAt = time.Now().Add(p.lane.sink.cfg.PollInterval)
 		}
 	}
-	o.startCalls(picked...)
-	o.sender.slots.release(slots)
-	return nil
+	if len(t.found) == 0 || !p.lane.awaitStandbys(t.walPosition) {
+		return nil // due again by themselves
+	}
+	window := p.lane.sink.limits.startWindow()
+	for _, a := range t.found {
+		p.picked[a.parked] = a
+		a.readAt, a.mayBeCalled = t.startedAt, true
+		if !a.completing() && !a.reconciling {
+			a.boundBy(window)
+		}
+	}
+	return t.found
 }
 
 // scanParked reads a row of pickSQL.
-func (o *laneOwner) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
+func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	a := &callAttempt{state: attemptReturned}
 	var headers, state, answerHeaders string
 	var age int64
@@ -215,22 +269,21 @@ func (o *laneOwner) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	if a.order != nil {
 		a.Order = a.order.String()
 	}
-	a.Key, a.Sink, a.Header = a.key.String(), o.sender.name, frozen.Parse(headers)
+	a.Key, a.Sink, a.Header = a.key.String(), s.name, frozen.Parse(headers)
 	a.opensWindow = opensWindow != nil && *opensWindow
 	a.age = max(fromMicros(age), 0) // the database's clock may have been set back
 	switch {
 	case status != nil:
 		a.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}
-		a.task = o.complete
 	case state == parked.Reconcile:
-		a.task, a.reconciling = o.reconcile, true
+		a.reconciling = true
 	}
 	return a, err
 }
 
 // queueSettlements queues the statement that settles parked calls. A completion that succeeded has
 // settled its own.
-func queueSettlements(b *pgx.Batch, o *laneOwner, done []*callAttempt) {
+func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 	var (
 		ids, rows             []int64
 		states, reasons, errs []string
@@ -244,7 +297,7 @@ func queueSettlements(b *pgx.Batch, o *laneOwner, done []*callAttempt) {
 		none                  []bool
 	)
 	for _, a := range done {
-		d := o.dispositionOf(a)
+		d := sink.dispositionOf(a)
 		if a.completing() && d.state == parked.Resolved {
 			continue
 		}
@@ -260,51 +313,7 @@ func queueSettlements(b *pgx.Batch, o *laneOwner, done []*callAttempt) {
 		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
 	}
 	if len(ids) > 0 {
-		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, o.sender.cfg.PassOn, asked, attempts, none).Exec(ignoreTag)
-	}
-}
-
-// promoteBlockedCalls makes calls due whose predecessor is settled by now.
-func (o *laneOwner) promoteBlockedCalls() error {
-	ctx, cancel := o.sender.detached(o.ctx)
-	defer cancel()
-	keys := pgUUIDs(o.keysToPromote)
-	var n int64
-	err := fault.Point(fault.RelayPromoting)
-	switch {
-	case err != nil:
-	case o.swept:
-		err = o.sender.pool.QueryRow(ctx, parked.PromoteSQL, keys).Scan(&n)
-	default:
-		err = o.sender.pool.QueryRow(ctx, sweepSQL, o.sender.name, o.lane).Scan(&n)
-	}
-	if err == nil {
-		err = fault.Point(fault.RelayPromoted)
-	}
-	if err != nil {
-		o.swept = false
-		return fmt.Errorf("promoting blocked calls: %w", err)
-	}
-	o.keysToPromote, o.swept = nil, true
-	if n > 0 {
-		o.parkedDueIn(0)
-	}
-	return nil
-}
-
-// reconcile asks RelayConfig.Reconcile whether a call whose key the remote may have forgotten was
-// applied.
-func (o *laneOwner) reconcile(ctx context.Context, a *callAttempt) {
-	a.decision, a.result = Unknown, RetryLater("RelayConfig.Reconcile does not know", nil)
-	if !o.openBody(a) {
-		return
-	}
-	decision, err := o.sender.cfg.Reconcile(ctx, &a.Delivery)
-	switch {
-	case err != nil:
-		a.result = RetryLater("RelayConfig.Reconcile: "+err.Error(), err)
-	case decision == Applied, decision == NotApplied:
-		a.decision = decision
+		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, sink.cfg.PassOn, asked, attempts, none).Exec(ignoreTag)
 	}
 }
 
@@ -316,10 +325,8 @@ func windowBound(window time.Duration) *time.Duration {
 	return &window
 }
 
-// notNil keeps an empty list from becoming NULL, because a comparison with NULL is unknown.
-func notNil(ids []int64) []int64 {
-	if ids == nil {
-		return []int64{}
-	}
-	return ids
+// callIDs returns the keys of a map. The list is never nil, because it would become NULL, and a
+// comparison with NULL is unknown.
+func callIDs(calls map[int64]*callAttempt) []int64 {
+	return slices.AppendSeq(make([]int64, 0, len(calls)), maps.Keys(calls))
 }

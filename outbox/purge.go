@@ -20,6 +20,9 @@ delete from onlyonce.parked
           order by p.settled_at limit $3))
    and settled_at is not null`
 
+// purgeEvery is how often a sender looks for settled calls whose retention has passed.
+const purgeEvery = time.Minute
+
 // purgeLimit is how many rows one transaction deletes.
 const purgeLimit = 1000
 

@@ -1,6 +1,9 @@
 package outbox
 
-import "fmt"
+import (
+	"context"
+	"fmt"
+)
 
 // Reconciliation is what became of a call whose outcome the relay does not know.
 type Reconciliation int
@@ -27,4 +30,20 @@ func (r Reconciliation) String() string {
 		return "unknown"
 	}
 	return fmt.Sprintf("Reconciliation(%d)", int(r))
+}
+
+// reconcile asks RelayConfig.Reconcile whether a call whose key the remote may have forgotten was
+// applied.
+func (c *laneCalls) reconcile(ctx context.Context, a *callAttempt) {
+	a.decision, a.result = Unknown, RetryLater("RelayConfig.Reconcile does not know", nil)
+	if !c.openBody(a) {
+		return
+	}
+	decision, err := c.lane.sink.cfg.Reconcile(ctx, &a.Delivery)
+	switch {
+	case err != nil:
+		a.result = RetryLater("RelayConfig.Reconcile: "+err.Error(), err)
+	case decision == Applied, decision == NotApplied:
+		a.decision = decision
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -177,38 +176,6 @@ func (r *Relay) Healthy() error {
 	return errors.Join(faults...)
 }
 
-// sinkReturnGrace is how long a sink may take to return after its context has ended, if the relay
-// is to stop.
-const sinkReturnGrace = 5 * time.Second
-
-// replicasSQL reads which standbys stream from this server, and whether this role may see how far
-// they are. One row.
-const replicasSQL = `
-select array(select coalesce(application_name, '') from pg_stat_replication), pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
-
-// checkStandbys returns an error if the relay would wait for ever, and warns of standbys that it
-// does not wait for (O9).
-func (r *Relay) checkStandbys(ctx context.Context) error {
-	var names []string
-	var sees bool
-	if err := r.pool.QueryRow(ctx, replicasSQL).Scan(&names, &sees); err != nil {
-		return fmt.Errorf("asking for standbys: %w", err)
-	}
-	switch {
-	case len(r.cfg.WaitFor) == 0 && len(names) > 0:
-		r.cfg.Logger.Warn("outbox: the server has standbys, and calls go out without waiting for them: a failover may leave calls for work that was undone; see RelayConfig.WaitFor",
-			"standbys", len(names))
-	case len(r.cfg.WaitFor) > 0 && !sees:
-		return fmt.Errorf("RelayConfig.WaitFor: this role cannot see how far standbys are: grant it pg_monitor")
-	}
-	for _, want := range r.cfg.WaitFor {
-		if !slices.Contains(names, want) {
-			r.cfg.Logger.Warn("outbox: nothing is sent until this standby is there", "application_name", want)
-		}
-	}
-	return nil
-}
-
 // rotateSegments drops segments whose retention has passed, until ctx ends. If it fails, the relay
 // sends all the same.
 func (r *Relay) rotateSegments(ctx context.Context) {
@@ -218,7 +185,7 @@ func (r *Relay) rotateSegments(ctx context.Context) {
 }
 
 // reportSegment reports what became of a segment.
-func (r *Relay) reportSegment(o ring.Outcome) {
+func (r *Relay) reportSegment(o ring.StepResult) {
 	switch o.Action {
 	case ring.Truncated:
 		r.cfg.Logger.Info("outbox: a segment whose retention has passed was emptied", "slot", o.Slot)
@@ -226,7 +193,7 @@ func (r *Relay) reportSegment(o ring.Outcome) {
 			r.cfg.Hooks.Rotated(Rotated{Slot: int(o.Slot)})
 		}
 	case ring.Needed, ring.Full:
-		r.cfg.Logger.Warn("outbox: the log grows", "slot", o.Slot, "why", o.Why)
+		r.cfg.Logger.Warn("outbox: the log grows, because its oldest segment cannot be emptied", "slot", o.Slot, "why", o.Why)
 	}
 }
 

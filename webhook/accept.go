@@ -196,7 +196,7 @@ func (a *acceptTx) execute(ctx context.Context) (Outcome, error) {
 
 // reportLateStatement logs a write that a handler has queued after it returned (T6).
 func (ep *Endpoint) reportLateStatement(err error) {
-	ep.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; it was not sent", "endpoint", ep.cfg.Name, "error", err)
+	ep.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; the statement was not sent", "endpoint", ep.cfg.Name, "error", err)
 }
 
 // commitTimeout returns how long COMMIT may take.

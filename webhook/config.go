@@ -195,7 +195,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	} else {
 		scheme, past, future = c.verifier.scheme, c.verifier.past, c.verifier.future
 		if strings.ContainsAny(scheme.Name, "/\x00") {
-			fault("Config.Provider", "its name %q must hold no slash", scheme.Name)
+			fault("Config.Provider", "its name, %q, must not contain a slash", scheme.Name)
 		}
 	}
 	if !slices.Contains([]Mode{Inbox, Inline, ForwardOnly}, c.Mode) {
@@ -219,7 +219,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		}
 	}
 	if len(c.Sources) > 0 && c.Mode != Inbox {
-		fault("Config.Sources", "must be empty but in mode Inbox: nothing is stored to be read")
+		fault("Config.Sources", "must be empty unless Mode is Inbox: other modes store nothing to read")
 	}
 	if slices.Contains(c.Sources, nil) {
 		fault("Config.Sources", "must not hold nil")
@@ -234,14 +234,14 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		c.MaxInFlight = 256
 	}
 	if c.MaxInFlight < 0 {
-		fault("Config.MaxInFlight", "%d is negative", c.MaxInFlight)
+		fault("Config.MaxInFlight", "%d must not be negative", c.MaxInFlight)
 	}
 	if c.verifier != nil {
 		if c.MaxBytes == 0 {
 			c.MaxBytes = max(64<<20, 4*int64(c.verifier.maxBody))
 		}
 		if least := int64(c.verifier.maxBody) + 1; c.MaxBytes < least {
-			fault("Config.MaxBytes", "%d is not at least %d: one body of MaxBody", c.MaxBytes, least)
+			fault("Config.MaxBytes", "%d must be at least %d: one body of MaxBody", c.MaxBytes, least)
 		}
 	}
 	if c.verifier != nil {
@@ -249,7 +249,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 			c.MaxAside = max(256<<20, 4*int64(c.verifier.maxBody))
 		}
 		if least := int64(c.verifier.maxBody) + 64<<10; c.MaxAside < least {
-			fault("Config.MaxAside", "%d is not at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
+			fault("Config.MaxAside", "%d must be at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
 		}
 	}
 	duration := func(field string, d *time.Duration, def, least, most time.Duration, why string) {

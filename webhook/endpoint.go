@@ -78,23 +78,23 @@ var (
 	// (W9).
 	ErrPending = errors.New("webhook: the first copy of the event is not committed yet")
 	// ErrStore: the database did not take the event, or it is unknown whether it did. 503 (W11).
-	ErrStore = errors.New("webhook: the database did not take the event")
+	ErrStore = errors.New("webhook: the event is not known to be stored")
 	// ErrHandler: an inline handler failed; nothing of the event was stored. 500 (W8).
 	ErrHandler = errors.New("webhook: the handler failed")
 	// ErrTenant: Config.Tenant panicked or returned an invalid name; nothing of the event was
 	// stored. 500.
-	ErrTenant = errors.New("webhook: Config.Tenant did not name a tenant")
+	ErrTenant = errors.New("webhook: Config.Tenant did not return a valid tenant")
 	// ErrBusy: Config.MaxInFlight events are being processed, or the bodies held at once have
 	// reached Config.MaxBytes. 503.
-	ErrBusy = errors.New("webhook: too many requests at once")
+	ErrBusy = errors.New("webhook: too many requests at once (Config.MaxInFlight, Config.MaxBytes)")
 
 	// ErrAside: today's copies of bodies that were accepted before have reached Config.MaxAside;
 	// this one was not stored. 503.
-	ErrAside = errors.New("webhook: too many bytes of copies were set aside today")
+	ErrAside = errors.New("webhook: the copies that were set aside today have reached Config.MaxAside")
 
 	errMethod         = errors.New("webhook: the method is not POST")
 	errBodyUnreadable = errors.New("webhook: the body could not be read")
-	errBodySlow       = errors.New("webhook: the body did not come in time")
+	errBodySlow       = errors.New("webhook: the body arrived too slowly")
 )
 
 // ServeHTTP implements http.Handler. It answers 2xx only if the event or its first copy is

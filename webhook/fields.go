@@ -35,7 +35,7 @@ func (f Fields) One(name string) (string, error) {
 	case len(lines) == 0 || lines[0] == "" && len(lines) == 1:
 		return "", Malformed(name, "is missing")
 	case len(lines) > 1:
-		return "", Malformed(name, "stands there more than once")
+		return "", Malformed(name, "occurs more than once")
 	case len(lines[0]) > maxFieldBytes:
 		return "", Malformed(name, "is longer than 4096 bytes")
 	case !isPrintable(lines[0]):

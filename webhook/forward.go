@@ -53,7 +53,7 @@ func (f *Forward) faults(v *Verifier) (faults []error) {
 		return faults
 	}
 	if v.maxBody > outbox.MaxBody {
-		faults = append(faults, fmt.Errorf("the verifier's MaxBody, %d, must not be above that of a call, %d", v.maxBody, outbox.MaxBody))
+		faults = append(faults, fmt.Errorf("MaxBody, %d, must not exceed the longest body of a call, %d", v.maxBody, outbox.MaxBody))
 	}
 	if err := frozen.Value(headerForwarded+"Provider", v.scheme.Name); err != nil {
 		faults = append(faults, fmt.Errorf("the provider's name: %w", err))
@@ -73,7 +73,7 @@ const (
 
 // enqueue writes the call in the endpoint's transaction. The sender will not change an event, so
 // what does not fit into a call is left out or shortened, if that loses nothing of the event. See
-// (*attempt).fill for events of which no call can be made.
+// (*acceptTx).claimAndStore for events of which no call can be made.
 func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent) error {
 	c := outbox.Call{Sink: f.Sink, Name: "forward", Target: f.Target, Header: maps.Clone(i.Header), Body: i.Body}
 	if c.Header == nil {

@@ -72,9 +72,9 @@ func tenantOf(f func(*Event) string, e *Event) (name string, err error) {
 	name = f(e)
 	switch {
 	case len(name) > maxTenant:
-		return "", fmt.Errorf("%w: it returned %d bytes, more than %d", ErrTenant, len(name), maxTenant)
+		return "", fmt.Errorf("%w: the name has %d bytes, more than %d", ErrTenant, len(name), maxTenant)
 	case !utf8.ValidString(name) || strings.IndexFunc(name, unicode.IsControl) >= 0:
-		return "", fmt.Errorf("%w: it returned what is not UTF-8, or has control characters", ErrTenant)
+		return "", fmt.Errorf("%w: the name must be UTF-8 without control characters", ErrTenant)
 	}
 	return name, nil
 }

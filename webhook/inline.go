@@ -17,7 +17,7 @@ var (
 	ErrHandlerTimeout = errors.New("webhook: the handler took too long")
 	// errHandlerHangs: the handler did not return even after its context had ended. Its connection
 	// is cut, so that the server rolls back.
-	errHandlerHangs = errors.New("webhook: the handler does not return although its context has ended")
+	errHandlerHangs = errors.New("webhook: the handler did not return after its context had ended")
 	errGoexit       = errors.New("webhook: the handler called runtime.Goexit")
 )
 

@@ -28,11 +28,11 @@ const (
 )
 
 // ErrOvertaken: the event is older than what was applied to its object.
-var ErrOvertaken = errors.New("webhook: the event is older than what was applied of its object")
+var ErrOvertaken = errors.New("webhook: the event is older than one that was applied to its object")
 
 // errForeignTx: objects are compared within a scope, which only the consumer's or the endpoint's Tx
 // knows. Under another scope, an event of another consumer could overtake this one.
-var errForeignTx = errors.New("webhook: InOrder: tx is not the Tx that the consumer or the receiver gave to its handler")
+var errForeignTx = errors.New("webhook: InOrder: tx is not the Tx that the consumer or the endpoint gave to its handler")
 
 // Ordered says which events overtake which. Senders deliver in any order, and an event that failed
 // arrives again later.
@@ -63,7 +63,7 @@ func InOrder(cfg Ordered, next consumer.Handler) (consumer.Handler, error) {
 		faults = append(faults, fmt.Errorf("%w: Ordered.Version: must be set", ErrConfig))
 	}
 	if cfg.Rule != DropStale && cfg.Rule != ParkStale {
-		faults = append(faults, fmt.Errorf("%w: Ordered.Rule: must be DropStale or ParkStale: there is no default, because one of them passes events over", ErrConfig))
+		faults = append(faults, fmt.Errorf("%w: Ordered.Rule: must be DropStale or ParkStale: there is no default, because DropStale skips events", ErrConfig))
 	}
 	if next == nil {
 		faults = append(faults, fmt.Errorf("%w: handler: must not be nil", ErrConfig))

@@ -53,7 +53,7 @@ func jsonString(raw json.RawMessage) string {
 func idMember(found map[string]json.RawMessage, name string) (string, error) {
 	id := jsonString(found[name])
 	if !validID(id) {
-		return "", Malformed("body's member "+name, "does not stand there once, with 1 to 255 visible ASCII characters")
+		return "", Malformed("body's member "+name, "must occur exactly once, as a string of 1 to 255 visible ASCII characters")
 	}
 	return id, nil
 }

@@ -51,10 +51,10 @@ func MACKey(a Algorithm, secret []byte) (Key, error) {
 	case HMACSHA512:
 		h = sha512.New
 	default:
-		return Key{}, errors.New("is for an algorithm that is no HMAC")
+		return Key{}, errors.New("must be for HMACSHA256 or HMACSHA512")
 	}
 	if len(secret) == 0 {
-		return Key{}, errors.New("must not be empty: everybody can sign with that")
+		return Key{}, errors.New("must not be empty: anyone could sign with it")
 	}
 	secret = append([]byte(nil), secret...)
 	return Key{algorithm: a, mac: func() hash.Hash { return hmac.New(h, secret) }}, nil

@@ -23,7 +23,7 @@ const (
 )
 
 // ErrNotEvent: the message was not stored or delivered by an endpoint.
-var ErrNotEvent = errors.New("webhook: the message is no event of a receiver")
+var ErrNotEvent = errors.New("webhook: the message is not an event of an endpoint")
 
 // Topic returns the stream of an endpoint, for example "webhook.stripe".
 func Topic(endpoint string) string { return "webhook." + endpoint }

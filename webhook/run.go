@@ -100,7 +100,7 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 	}
 	remembered := inbox.Need{Ring: "standard_keys", Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
-	if err := inbox.Holds(startCtx, ep.pool, remembered); err != nil {
+	if err := inbox.CheckHorizon(startCtx, ep.pool, remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
 	defer ep.begun.Begin(ctx)()
@@ -127,7 +127,7 @@ func (ep *Endpoint) purgeAndReconcile(ctx context.Context) {
 			denied := guard.SQLState(err) == insufficientPrivilege
 			if err != nil && ctx.Err() == nil && !(denied && deniedLogged) {
 				deniedLogged = deniedLogged || denied
-				ep.cfg.Logger.Warn("onlyonce: forgetting old ids of webhooks failed", "endpoint", ep.cfg.Name, "error", err)
+				ep.cfg.Logger.Warn("onlyonce: deleting old webhook ids failed", "endpoint", ep.cfg.Name, "error", err)
 			}
 		}
 		next := purgeAt

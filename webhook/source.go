@@ -76,7 +76,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 		case !validEndpoint.MatchString(endpoint):
 			fault("SourceConfig.Endpoints", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", endpoint)
 		case slices.Contains(cfg.Endpoints[:i], endpoint):
-			fault("SourceConfig.Endpoints", "%q is there twice", endpoint)
+			fault("SourceConfig.Endpoints", "%q must not be listed twice", endpoint)
 		}
 	}
 	if cfg.Partitions == 0 {

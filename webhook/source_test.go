@@ -19,7 +19,7 @@ func TestSourceFaults(t *testing.T) {
 			t.Errorf("nothing says %q in:\n%v", want, err)
 		}
 	}
-	for _, want := range []string{`SourceConfig.Endpoints: "a/b" must be`, `SourceConfig.Endpoints: "s" is there twice`, `SourceConfig.Endpoints: "xxx`} {
+	for _, want := range []string{`SourceConfig.Endpoints: "a/b" must be`, `SourceConfig.Endpoints: "s" must not be listed twice`, `SourceConfig.Endpoints: "xxx`} {
 		if !errors.Is(endpoints, webhook.ErrConfig) || !strings.Contains(endpoints.Error(), want) {
 			t.Errorf("nothing says %q in:\n%v", want, endpoints)
 		}

@@ -72,7 +72,7 @@ func readStandard(f Fields) (Signed, error) {
 		// about which one counts.
 		for _, name := range []string{standardID, standardTime, standardSignature} {
 			if f.Has("Webhook-" + name) {
-				return Signed{}, Malformed("Webhook-"+name, "stands beside Svix's headers")
+				return Signed{}, Malformed("Webhook-"+name, "must not be sent together with Svix's headers")
 			}
 		}
 	}

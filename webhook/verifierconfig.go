@@ -61,7 +61,7 @@ func newVerifier(cfg VerifierConfig, shortest int) (*Verifier, error) {
 	}
 	scheme := &Scheme{}
 	if cfg.Provider == nil {
-		fault("Provider", "must be set: how the sender signs")
+		fault("Provider", "must be set: it says how the sender signs")
 	} else if s, err := cfg.Provider.Scheme(); err != nil {
 		fault("Provider", "%v", err)
 	} else if s == nil || s.Name == "" || s.Key == nil || s.Read == nil || s.Event == nil {
@@ -93,12 +93,12 @@ func newVerifier(cfg VerifierConfig, shortest int) (*Verifier, error) {
 		fault("MaxBody", "%d is not from 1 to %d", cfg.MaxBody, maxMaxBody)
 	}
 	if n := len(cfg.Secrets); n == 0 || n > maxSecrets {
-		fault("Secrets", "must be 1 to %d, not %d", maxSecrets, n)
+		fault("Secrets", "must list 1 to %d secrets, not %d", maxSecrets, n)
 	}
 	for i, secret := range cfg.Secrets {
 		field := fmt.Sprintf("Secrets[%d]", i)
 		if slices.Contains(cfg.Secrets[:i], secret) {
-			fault(field, "stands there twice")
+			fault(field, "must not be listed twice")
 			continue
 		}
 		if len(secret) < shortest {
@@ -113,7 +113,7 @@ func newVerifier(cfg VerifierConfig, shortest int) (*Verifier, error) {
 		case err != nil:
 			fault(field, "%v", err)
 		case key.mac == nil && key.public == nil:
-			fault(field, "the provider's code made no key of it")
+			fault(field, "the provider's Key function returned no key")
 		default:
 			v.keys = append(v.keys, key)
 		}
@@ -129,7 +129,7 @@ func newVerifier(cfg VerifierConfig, shortest int) (*Verifier, error) {
 		case !isToken(name):
 			fault(field, "%q is not a header name", name)
 		case holdsSecret(canonical, scheme.SignatureHeaders):
-			fault(field, "%s holds a signature or a credential, and is not kept", canonical)
+			fault(field, "%s must not be kept: it holds a signature or a credential", canonical)
 		case !slices.Contains(v.keptHeaders, canonical):
 			v.keptHeaders = append(v.keptHeaders, canonical)
 		}

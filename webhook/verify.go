@@ -49,7 +49,7 @@ func (v *Verifier) checkHeaders(header http.Header, length int64) error {
 	}
 	signed, err := v.scheme.Read(Fields{header})
 	if err == nil && len(signed.Signatures) > maxSignatures {
-		err = Malformed("", "more than 16 signatures")
+		err = Malformed("", "has more than 16 signatures")
 	}
 	if err != nil {
 		return refusal(v.scheme.Name, err)
@@ -66,7 +66,7 @@ func (v *Verifier) verify(now time.Time, f Fields, body []byte) (*Event, error) 
 		return nil, err
 	}
 	if len(signed.Signatures) > maxSignatures { // W4
-		return nil, Malformed("", "more than 16 signatures")
+		return nil, Malformed("", "has more than 16 signatures")
 	}
 	// W5: the MAC is checked first. Otherwise an unsigned request could find out this machine's
 	// clock from the answer.
@@ -130,11 +130,11 @@ func (v *Verifier) checkTime(signed, now time.Time) error {
 	case v.past == 0 && v.future == 0:
 		return nil
 	case signed.IsZero():
-		return &Error{Check: ErrStale, Reason: "it has no time"}
+		return &Error{Check: ErrStale, Reason: "the request has no signed time"}
 	case v.past > 0 && now.Sub(signed) > v.past:
-		return &Error{Check: ErrStale, Reason: "its time is too long ago"}
+		return &Error{Check: ErrStale, Reason: "the signed time is too far in the past"}
 	case v.future > 0 && signed.Sub(now) > v.future:
-		return &Error{Check: ErrStale, Reason: "its time is too far ahead"}
+		return &Error{Check: ErrStale, Reason: "the signed time is too far in the future"}
 	}
 	return nil
 }

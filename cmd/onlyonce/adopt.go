@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -28,7 +29,7 @@ type adoption struct {
 func cursorAdoptCommand() command {
 	return command{
 		name:    "cursor adopt",
-		args:    "[-postgres URL] -scope S -topic T -partition N [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-standard-keys] [-late]] -reason WHY [-yes]",
+		args:    "[-postgres URL] -scope S -topic T [-partition N] [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-standard-keys] [-late]] -reason WHY [-yes]",
 		summary: "resolve a halt: set a position, a group, or move it here",
 		help: `
 Resolves a halt, in one transaction: whoever owns the cursor is fenced out, the cursor is changed, and an audit row
@@ -39,7 +40,8 @@ Two services with one scope are a mistake: change Config.Scope of one of them. I
 old group has not let go is not handed over, unless -old-group-stopped says that its processes died.
 
 Without -at only the group changes (halt "foreign-group"): the next owner stamps its own, or the one that -group
-names. The position stays, and so does everything that proves that the log is the same.
+names. The position stays, and so does everything that proves that the log is the same. With -group and without -partition all partitions of the topic that are
+in use are handed over, in one transaction.
 
 With -at the position is set (halts "new-topic", "foreign-cluster", "truncated", "gap", "history-lost"): OFFSET is
 the next that will be handled, in whichever topic of that name the next owner finds, and attempts begin anew. Offsets
@@ -77,6 +79,9 @@ Example:
 }
 
 func (a *app) adopt(ctx context.Context, address string, ask *adoption) error {
+	if ask.partition == nil && ask.group != nil {
+		return a.adoptTopic(ctx, address, ask)
+	}
 	if err := ask.whole(&ask.consent); err != nil {
 		return err
 	}
@@ -101,6 +106,29 @@ func (a *app) adoptAs(ctx context.Context, address, waiting string, ask *adoptio
 			done.After.Position, done.AuditID)
 		return nil
 	}})
+}
+
+// adoptTopic hands all partitions of a topic to a group.
+func (a *app) adoptTopic(ctx context.Context, address string, ask *adoption) error {
+	if ask.at != nil || ask.from != nil || ask.standard || ask.late {
+		return usagef("missing: -partition: without it only the group changes, of all partitions of the topic")
+	}
+	if err := missing(given{"-scope", ask.scope != nil}, given{"-topic", ask.topic != nil}, given{"-reason", ask.reason != nil}); err != nil {
+		return err
+	}
+	in := ops.AdoptTopicInput{Scope: *ask.scope, Topic: *ask.topic, Group: *ask.group, OldGroupStopped: ask.stop}
+	return decide(ctx, a, address, ask.consent, "waiting for the owners' batches to end", decision[ops.AdoptedTopic]{
+		act: func(ctx context.Context, db *database, by ops.By, shown *ops.AdoptedTopic) (*ops.AdoptedTopic, error) {
+			in.Shown = shown
+			return ops.AdoptTopic(ctx, db, by, in)
+		},
+		write: writeAdoptedTopic,
+		after: func(_ context.Context, _ *database, done *ops.AdoptedTopic) error {
+			a.say("Done: %s handed to group %s; audit row %d. Halted consumers look again within seconds.",
+				show.Count(int64(len(done.Partitions)), "partition"), cell(in.Group), done.AuditID)
+			return nil
+		},
+	})
 }
 
 func (q *adoption) act(ctx context.Context, db *database, by ops.By, shown *ops.Adopted) (*ops.Adopted, error) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -13,6 +14,18 @@ func writeAdopted(a *app, d *ops.Adopted) {
 	for _, s := range remarks(d) {
 		_, _ = fmt.Fprintln(a.out, s)
 	}
+}
+
+// writeAdoptedTopic shows the partitions that are handed over.
+func writeAdoptedTopic(a *app, d *ops.AdoptedTopic) {
+	var rows [][]string
+	for i := range d.Partitions {
+		p := &d.Partitions[i]
+		rows = append(rows, []string{strconv.Itoa(int(p.Partition)), number(p.Before.Position), show.OrDash(p.Before.Group), show.OrDash(p.After.Group), yesNo(p.Before.Clean)})
+	}
+	a.say("Cursors of scope %s, topic %s:", cell(d.Scope), cell(d.Topic))
+	a.table([]string{"PARTITION", "POSITION", "GROUP NOW", "GROUP THEN", "RELEASED"}, rows)
+	a.say("The positions stay as they are: nothing is skipped, and nothing is handled again.")
 }
 
 // writeCursorChange shows a cursor before, if there was one, and after.
@@ -82,7 +95,7 @@ func remarks(d *ops.Adopted) []string {
 // movedHere returns what it means to take a partition over from another database.
 func movedHere(d *ops.Adopted) []string {
 	s := []string{fmt.Sprintf("The position is that of %s, where the cursor was retired at %s: what is below was handled there, and nothing is handled again.",
-		d.From.Database, instant(*d.From.Cursor.RetiredAt))}
+		d.From.Database, show.Instant(*d.From.Cursor.RetiredAt))}
 	if d.Before != nil {
 		s = append(s, "The cursor was retired here, and is brought back.")
 	}

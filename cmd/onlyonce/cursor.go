@@ -7,6 +7,7 @@ import (
 	"math"
 	"strconv"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -95,8 +96,8 @@ func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
 			continue
 		}
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position),
-			fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy), strconv.Itoa(int(c.Run)), orDash(c.Group), orDash(c.ClusterID),
-			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), attempts(c), c.State()})
+			fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy), strconv.Itoa(int(c.Run)), show.OrDash(c.Group), show.OrDash(c.ClusterID),
+			show.OrDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), attempts(c), c.State()})
 	}
 	switch {
 	case len(cursors) == 0:

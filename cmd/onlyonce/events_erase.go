@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -67,7 +68,7 @@ func writeErasedEvents(a *app, d *ops.ErasedEvents) {
 	var cells [][]string
 	for i, r := range d.Rows {
 		if i < most {
-			cells = append(cells, []string{r.Place, numberOrDash(r.Partition), number(r.ID), orDash(r.Event), r.State, number(r.Bytes)})
+			cells = append(cells, []string{r.Place, numberOrDash(r.Partition), number(r.ID), show.OrDash(r.Event), r.State, number(r.Bytes)})
 		}
 	}
 	a.table([]string{"STORED IN", "PARTITION", "OFFSET OR ID", "EVENT", "STATE", "BYTES"}, cells)

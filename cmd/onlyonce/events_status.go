@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -48,7 +49,7 @@ segments (slot, state, opened_at, closed_at, bytes).`,
 func (a *app) writeStreams(streams []ops.Stream, segments []ops.EventSegment) {
 	var rows [][]string
 	for _, s := range streams {
-		rows = append(rows, []string{s.Topic, number(s.Partitions), orDash(s.Scope), orDash(s.Group), number(s.Kept), numberOrDash(s.Behind), number(s.Parked)})
+		rows = append(rows, []string{s.Topic, number(s.Partitions), show.OrDash(s.Scope), show.OrDash(s.Group), number(s.Kept), numberOrDash(s.Behind), number(s.Parked)})
 	}
 	if len(rows) == 0 {
 		a.complain("there is no stream that this asks for")
@@ -59,11 +60,11 @@ func (a *app) writeStreams(streams []ops.Stream, segments []ops.EventSegment) {
 	for _, s := range segments {
 		since := ""
 		if s.ClosedAt != nil {
-			since = " since " + instant(*s.ClosedAt)
+			since = " since " + show.Instant(*s.ClosedAt)
 		} else if s.OpenedAt != nil {
-			since = " since " + instant(*s.OpenedAt)
+			since = " since " + show.Instant(*s.OpenedAt)
 		}
-		parts = append(parts, strconv.FormatInt(s.Slot, 10)+" "+s.State+since+", "+size(float64(s.Bytes)))
+		parts = append(parts, strconv.FormatInt(s.Slot, 10)+" "+s.State+since+", "+show.Size(float64(s.Bytes)))
 	}
 	_, _ = fmt.Fprintf(a.out, "segments: %s\n", strings.Join(parts, "; "))
 }

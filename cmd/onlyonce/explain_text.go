@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -35,7 +36,7 @@ func (a *app) writeKey(r *ops.KeyReport) {
 		}
 	}
 	for _, w := range r.Webhooks {
-		say("\nWebhook: endpoint %s claimed it at %s.", cell(w.Endpoint), instant(w.ClaimedAt))
+		say("\nWebhook: endpoint %s claimed it at %s.", cell(w.Endpoint), show.Instant(w.ClaimedAt))
 	}
 	if len(r.Call) > 0 {
 		say("\nIt is the key of a call:")
@@ -43,7 +44,7 @@ func (a *app) writeKey(r *ops.KeyReport) {
 		for _, s := range r.Call {
 			erased := ""
 			if s.ErasedAt != nil {
-				erased = instant(*s.ErasedAt)
+				erased = show.Instant(*s.ErasedAt)
 			}
 			rows = append(rows, []string{s.Place, number(s.ID), s.Sink, s.State, number(s.Bytes), erased})
 		}
@@ -54,9 +55,9 @@ func (a *app) writeKey(r *ops.KeyReport) {
 	if q := r.Request; q != nil {
 		expires := "is not completed"
 		if q.ExpiresAt != nil {
-			expires = "expires at " + instant(*q.ExpiresAt)
+			expires = "expires at " + show.Instant(*q.ExpiresAt)
 		}
-		say("\nHTTP request: %s, since %s, scope %s; its record %s.", q.State, instant(q.CreatedAt), cell(q.Scope), expires)
+		say("\nHTTP request: %s, since %s, scope %s; its record %s.", q.State, show.Instant(q.CreatedAt), cell(q.Scope), expires)
 		if len(q.Unknown) > 0 {
 			say("Steps of unknown outcome: %s", cell(strings.Join(q.Unknown, ", ")))
 		}
@@ -92,7 +93,7 @@ func transactionText(x *ops.Transaction) string {
 		s += ", " + *x.Status
 	}
 	if x.CommittedAt != nil {
-		return s + " at " + instant(*x.CommittedAt)
+		return s + " at " + show.Instant(*x.CommittedAt)
 	}
 	return s + "; its time is not known to Postgres"
 }
@@ -108,16 +109,16 @@ func ringState(c ops.Claim) string {
 func between(c ops.Claim) string {
 	switch after, before := c.ClaimedAfter, c.ClaimedBefore; {
 	case after != nil && before != nil:
-		return fmt.Sprintf("between %s and %s", instant(*after), instant(*before))
+		return fmt.Sprintf("between %s and %s", show.Instant(*after), show.Instant(*before))
 	case after != nil:
-		return "since " + instant(*after)
+		return "since " + show.Instant(*after)
 	}
 	return "not known"
 }
 
 // memoryText describes what it means that a ring does not hold a key.
 func memoryText(m *ops.RingMemory) string {
-	return fmt.Sprintf("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, remembered(m.Horizon), ago(m.CompleteFor))
+	return fmt.Sprintf("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, remembered(m.Horizon), show.Ago(m.CompleteFor))
 }
 
 func (a *app) writeExplainedCalls(calls []ops.ExplainedCall) {
@@ -146,9 +147,9 @@ func (a *app) writeExplainedParked(parked []ops.ParkedItem) {
 		p := &parked[i]
 		settled := ""
 		if p.SettledAt != nil {
-			settled = instant(*p.SettledAt)
+			settled = show.Instant(*p.SettledAt)
 		}
-		rows = append(rows, []string{number(p.ID), p.Kind, p.State, p.Reason, p.Scope, originOf(p), instant(p.ParkedAt), settled, firstLine(p.Error, errorShown)})
+		rows = append(rows, []string{number(p.ID), p.Kind, p.State, p.Reason, p.Scope, originOf(p), show.Instant(p.ParkedAt), settled, show.FirstLine(p.Error, errorShown)})
 	}
 	a.table([]string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "PARKED AT", "SETTLED AT", "ERROR"}, rows)
 }
@@ -188,13 +189,13 @@ func (a *app) writePosition(r *ops.PositionReport) {
 	if e := r.Event; e != nil {
 		erased := ""
 		if e.ErasedAt != nil {
-			erased = ", erased at " + instant(*e.ErasedAt)
+			erased = ", erased at " + show.Instant(*e.ErasedAt)
 		}
 		tenant := ""
 		if e.Tenant != "" {
 			tenant = ", tenant " + cell(e.Tenant)
 		}
-		say("\nEvent %s%s, appended at %s%s. Its id was claimed then: onlyonce explain shows it with -scope of who appended it.", cell(e.ID), tenant, instant(e.AppendedAt), erased)
+		say("\nEvent %s%s, appended at %s%s. Its id was claimed then: onlyonce explain shows it with -scope of who appended it.", cell(e.ID), tenant, show.Instant(e.AppendedAt), erased)
 	}
 	a.writeNotKnown(r.NotKnown)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -53,7 +54,7 @@ With -json, one object:
 
 func (a *app) writeInbox(r *ops.InboxReport) {
 	for _, k := range r.Rings {
-		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, remembered(k.Horizon), k.Filters, size(float64(k.FilterBytes)))
+		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
 		var rows [][]string
 		free := 0
 		for _, s := range k.Segments {
@@ -61,7 +62,7 @@ func (a *app) writeInbox(r *ops.InboxReport) {
 				free++
 				continue
 			}
-			rows = append(rows, []string{s.Table, s.State, size(float64(s.Bytes)), strconv.FormatInt(s.Keys, 10), ageOf(s.Opened), ageOf(s.Closed)})
+			rows = append(rows, []string{s.Table, s.State, show.Size(float64(s.Bytes)), strconv.FormatInt(s.Keys, 10), ageOf(s.Opened), ageOf(s.Closed)})
 		}
 		a.table([]string{"SEGMENT", "STATE", "SIZE", "KEYS, ABOUT", "OPENED AGO", "CLOSED AGO"}, rows)
 		_, _ = fmt.Fprintf(a.out, "and %d free\n\n", free)
@@ -81,16 +82,16 @@ func behindText(f *ops.Frontier) string {
 	case f.Behind == nil:
 		return "unknown"
 	case f.Ahead():
-		return "ahead by " + span(seconds(-*f.Behind))
+		return "ahead by " + show.Span(show.Seconds(-*f.Behind))
 	}
-	return ago(*f.Behind)
+	return show.Ago(*f.Behind)
 }
 
 func remembered(horizon *float64) string {
 	if horizon == nil {
 		return "for ever"
 	}
-	return "at least " + span(seconds(*horizon))
+	return "at least " + show.Span(show.Seconds(*horizon))
 }
 
 // parseDays parses a duration that may be in days, for example "9d".
@@ -161,12 +162,12 @@ Example:
 					return a.writeJSON(&p)
 				}
 				say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
-				say("%.4g keys a second, remembered for at least %s:", p.Rate, span(*horizon))
+				say("%.4g keys a second, remembered for at least %s:", p.Rate, show.Span(*horizon))
 				say("  tables     %d, of which up to %d are closed, and one is inserted into", p.Tables, p.MostSegments)
-				say("  rotation   every %s", span(seconds(p.RotateEvery)))
+				say("  rotation   every %s", show.Span(show.Seconds(p.RotateEvery)))
 				say("  keys       %.3g in a segment, %.3g in all at most", p.SegmentKeys, p.Keys)
-				say("  disk       %s at most", size(p.DiskBytes))
-				say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", size(p.FilterBytes), size(p.BuildBytes))
+				say("  disk       %s at most", show.Size(p.DiskBytes))
+				say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", show.Size(p.FilterBytes), show.Size(p.BuildBytes))
 				if p.FilterBytes > muchMemory {
 					say("             That is much for a process. A shorter horizon takes less, and so do partitions that are spread over databases.")
 				}

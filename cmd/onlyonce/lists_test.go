@@ -44,21 +44,25 @@ func TestCursorShow(t *testing.T) {
 func TestParkedList(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	if r := f.run("parked", "list").want(t, statusGood); r.out != "" || !strings.Contains(r.err, "nothing is parked") {
-		t.Errorf("without rows: %q, %q", r.out, r.err)
-	}
+	f.run("parked", "list").want(t, statusGood, "Nothing is parked and not settled\n").lines(t, 0)
+	f.run("parked", "list", "-scope", "stock").want(t, statusGood, "No matching parked rows\n").lines(t, 0)
 	f.populate()
-	r := f.run("parked", "list").want(t, statusGood, "orders/0@12", "payments/charge", "first line").lines(t, 0)
+	f.columns = 80
+	r := f.run("parked", "list").want(t, statusGood, "orders/0@12", "payments/charge", "first line", "\n2 messages, waiting, exhausted: scope stock\n",
+		"\n  onlyonce parked redrive -kind message -scope stock -parked-for exhausted \\\n      -reason WHY\n").lines(t, 0).fits(t, 80)
+	if !strings.HasSuffix(r.out, "\n3 waiting, 1 reconcile; 1 settled not shown (-all)\n") {
+		t.Errorf("last line:\n%s", r.out)
+	}
 	t.Log("\n" + r.out)
-	for _, not := range []string{"second line", "\x1b", "secret body", strings.Repeat("x", errorShown)} {
+	for _, not := range []string{"second line", "\x1b", "secret body", strings.Repeat("x", errorShown), "discarded"} {
 		if strings.Contains(r.out, not) {
 			t.Errorf("%q is shown", not)
 		}
 	}
-	r = f.run("parked", "list", "-json").want(t, statusGood).lines(t, 0)
+	r = f.run("parked", "list", "-all", "-json").want(t, statusGood).lines(t, 0)
 	var ids []int64
 	for line := range strings.Lines(r.out) {
-		if got := fields(t, []byte(line)); got != "id kind state reason tenant scope topic partition offset sink name attempts error parked_at settled_at" {
+		if got := fields(t, []byte(line)); got != "id kind state reason tenant scope topic partition offset sink name attempts error parked_at settled_at next_attempt_at" {
 			t.Errorf("fields: %s", got)
 		}
 		var row ops.ParkedItem
@@ -81,8 +85,9 @@ func TestParkedList(t *testing.T) {
 		rows int
 		more bool
 	}{
-		{[]string{"-scope", "stock"}, 3, false}, {[]string{"-kind", "message"}, 3, false}, {[]string{"-state", "waiting"}, 3, false},
-		{[]string{"-kind", "call", "-state", "waiting"}, 0, false}, {[]string{"-limit", "2"}, 2, true}, {[]string{"-limit", "5"}, 5, false},
+		{nil, 4, false}, {[]string{"-all"}, 5, false}, {[]string{"-state", "discarded"}, 1, false}, {[]string{"-parked-for", "window"}, 1, false},
+		{[]string{"-scope", "stock"}, 3, false}, {[]string{"-kind", "message"}, 2, false}, {[]string{"-kind", "message", "-all"}, 3, false}, {[]string{"-state", "waiting"}, 3, false},
+		{[]string{"-kind", "call", "-state", "waiting"}, 0, false}, {[]string{"-limit", "2"}, 2, true}, {[]string{"-limit", "4"}, 4, false},
 	} {
 		r := f.run(append([]string{"parked", "list", "-json"}, c.args...)...).want(t, statusGood)
 		if n := strings.Count(r.out, "\n"); n != c.rows || strings.Contains(r.err, "there are more") != c.more {

@@ -94,7 +94,7 @@ type group struct {
 func groups() []group {
 	return []group{
 		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), cursorShowCommand(), parkedListCommand(),
-			parkedShowCommand(), outboxStatusCommand(), eventsStatusCommand(), inboxStatusCommand(), inboxPlanCommand(), requestListCommand()}},
+			parkedShowCommand(), outboxStatusCommand(), outboxListCommand(), outboxShowCommand(), eventsStatusCommand(), eventsListCommand(), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), requestListCommand()}},
 		{"Decide (these ask first, and write an audit row)", []command{cursorAdoptCommand(), cursorRetireCommand(), cursorPauseCommand(),
 			cursorResumeCommand(), replayCommand(), parkedRedriveCommand(), parkedDiscardCommand(), outboxPauseCommand(), outboxResumeCommand(),
 			outboxRebaseCommand(), outboxEraseCommand(), inboxHorizonCommand(), eventsEraseCommand(), requestResolveCommand(),

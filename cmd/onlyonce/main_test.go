@@ -90,10 +90,10 @@ func (r result) want(t *testing.T, status int, texts ...string) result {
 }
 
 // lines fails the test unless standard error has n lines. The line that a command is still at work,
-// which a slow machine adds, does not count.
+// which a slow machine adds, does not count, nor do further lines of a usage.
 func (r result) lines(t *testing.T, n int) result {
 	t.Helper()
-	if got := strings.Count(r.err, "\n") - strings.Count("\n"+r.err, "\nstill at work: "); got != n {
+	if got := strings.Count(r.err, "\n") - strings.Count("\n"+r.err, "\nstill at work: ") - strings.Count(r.err, "\n         "); got != n {
 		t.Errorf("%d lines on standard error, want %d:\n%s", got, n, r.err)
 	}
 	return r
@@ -218,7 +218,11 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"replay"}, "missing: -scope, -topic, -partition, -from, -reason"},
 		{[]string{"replay", "-scope", "s", "-topic", "t", "-partition", "0", "-from", "5", "-to", "5", "-reason", "why"}, "-to: must be above -from, 5"},
 		{[]string{"replay", "-from", "-1"}, "-from: must be a whole number"},
-		{[]string{"parked", "show"}, "missing: -id"},
+		{[]string{"parked", "show"}, "missing: N, the id of a row"},
+		{[]string{"parked", "show", "12", "-id", "12"}, "give one of the two"},
+		{[]string{"parked", "show", "orders"}, `"orders" is no id of a row`},
+		{[]string{"cursor", "adopt", "-scope", "s", "-topic", "t", "-group", "g", "-at", "0", "-reason", "why"}, "missing: -partition: without it only the group changes"},
+		{[]string{"cursor", "adopt", "-group", "g"}, "missing: -scope, -topic, -reason"},
 		{[]string{"parked", "redrive"}, "missing: -id or -scope, -reason"},
 		{[]string{"parked", "discard", "-id", "1"}, "missing: -reason"},
 		{[]string{"parked", "redrive", "-id", "1", "-scope", "s", "-reason", "why"}, "-id picks one row"},
@@ -245,7 +249,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"doctor", "everything"}, `unexpected argument "everything"`},
 		{[]string{"outbox", "erase"}, "missing: -key, -reason"},
 		{[]string{"outbox", "erase", "-key", "k", "-reason", "why"}, `-key: "k" is no UUID`},
-		{[]string{"parked", "discard", "-scope", "s", "-parked-reason", "boredom"}, "-parked-reason: must be one of"},
+		{[]string{"parked", "discard", "-scope", "s", "-parked-for", "boredom"}, "-parked-for: must be one of"},
 	} {
 		r := session{t: t}.run(c.args...).want(t, statusEnvironment, c.want, "sage: onlyonce")
 		if first, _, _ := strings.Cut(r.err, "\n"); !strings.HasPrefix(first, "onlyonce") || !strings.Contains(first, c.want) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -72,7 +73,7 @@ func (a *app) writeOutbox(r *ops.OutboxReport, all bool) {
 			if all || l.Pending != nil && *l.Pending > 0 {
 				until := ""
 				if l.Until != nil {
-					until = instant(*l.Until)
+					until = show.Instant(*l.Until)
 				}
 				lanes = append(lanes, []string{s.Sink, strconv.Itoa(int(l.Lane)), yesNo(l.Held), number(l.Epoch), until,
 					numberOrDash(l.Pending), numberOrDash(l.InPass), ageOf(l.Age)})
@@ -84,7 +85,7 @@ func (a *app) writeOutbox(r *ops.OutboxReport, all bool) {
 		}
 		var parked []string
 		for _, p := range s.Parked {
-			parked = append(parked, fmt.Sprintf("%d %s since %s", p.Count, p.State, instant(p.Oldest)))
+			parked = append(parked, fmt.Sprintf("%d %s since %s", p.Count, p.State, show.Instant(p.Oldest)))
 		}
 		passing := number(inPass)
 		if !r.Counted {
@@ -117,7 +118,7 @@ func (a *app) writeOutbox(r *ops.OutboxReport, all bool) {
 		for j := range g.HeldBy {
 			held = append(held, g.HeldBy[j].String())
 		}
-		rows = append(rows, []string{strconv.Itoa(int(g.Slot)), g.State, size(float64(g.Bytes)), ageOf(g.Age), strings.Join(held, "; ")})
+		rows = append(rows, []string{strconv.Itoa(int(g.Slot)), g.State, show.Size(float64(g.Bytes)), ageOf(g.Age), strings.Join(held, "; ")})
 	}
 	free := slices.DeleteFunc(slices.Clone(r.Ring), func(g ops.OutboxSegment) bool { return g.State != "free" })
 	say("\nSegments: %d, and %d free\n", len(rows), len(free))

@@ -60,7 +60,7 @@ func TestOutboxStatus(t *testing.T) {
 	if g := got.Ring[0]; g.State != "current" || len(g.HeldBy) != 0 || g.Bytes == 0 || g.OpenedAt == nil {
 		t.Errorf("%+v", g)
 	}
-	f.run("status").want(t, statusGood, "Outbox: 5 pending", "16 of 16 lanes", "0 of 16 lanes")
+	f.run("status").want(t, statusGood, "Calls: 5 to send", "16 of 16", "0 of 16")
 }
 
 // A segment that cannot be emptied is listed with the reason.
@@ -111,7 +111,7 @@ func TestOutboxStatusDoesNotCountForEver(t *testing.T) {
 	f.count = 50 * time.Millisecond
 	f.run("outbox", "status").want(t, statusGood, "0 of 16 held", "pending calls are not counted: that took over 50ms")
 	f.run("outbox", "status", "-json").want(t, statusGood, `"counted":false`, `"pending":null`)
-	f.run("status").want(t, statusGood, "pending calls are left out")
+	f.run("status").want(t, statusGood, "calls to send are left out")
 }
 
 func TestPauseAndResumeASink(t *testing.T) {

@@ -4,7 +4,10 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"strings"
+	"time"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -25,74 +28,162 @@ func originOf(r *ops.ParkedItem) string {
 func parkedListCommand() command {
 	return command{
 		name:    "parked list",
-		args:    "[-postgres URL] [-scope S] [-kind KIND] [-state STATE] [-sink S] [-name N] [-limit N] [-json]",
+		args:    "[-postgres URL] [-all] [-scope S] [-kind KIND] [-state STATE] [-parked-for R] [-sink S] [-name N] [-limit N] [-json]",
 		summary: "list messages, calls and events that were set aside",
 		help: `
-Lists what was set aside because it could not be applied or sent, newest first. ORIGIN is topic/partition@offset of
-a message, or sink/name of an outbound call. Bodies and headers are not shown. It changes nothing.
+Lists what was set aside because it could not be applied or sent, and is not settled, oldest first. If there is more than one reason, it counts
+the rows by reason, with the commands for those that wait for an operator. The last line counts all. ORIGIN is topic/partition@offset of
+a message, or sink/name of an outbound call; AGE is since it was parked. Bodies and headers are not shown. It changes nothing.
 
 States: waiting (for an operator), retrying, blocked (behind another one of its ordering key), reconcile (a call whose
-outcome is unknown), resolved, discarded.
+outcome is unknown); and of settled rows resolved and discarded. With -all, or with such a -state, settled rows are listed too, and the newest come first.
 
 With -json, one object a line:
   id, kind, state, reason, tenant, scope, attempts
   topic, partition, offset   of a message, else null
   sink, name                 of a call, else null
   error                      its first line, at most 1000 characters
-  parked_at, settled_at      times; settled_at is null until it is resolved or discarded`,
+  parked_at, settled_at      times; settled_at is null until it is resolved or discarded
+  next_attempt_at            in state retrying: when it is due`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			q := &listing{}
 			address, asJSON := postgresVar(fs), jsonVar(fs)
-			var scope, kind, state, sink, name *string
-			var limit *int64
-			textVar(fs, &scope, "scope", "only rows of the scope `S`")
-			choiceVar(fs, &kind, "kind", "only rows of one `KIND`: message, call or event", "message", "call", "event")
-			choiceVar(fs, &state, "state", "only rows in one `STATE`: waiting, retrying, blocked, reconcile, resolved or discarded",
-				"waiting", "retrying", "blocked", "reconcile", "resolved", "discarded")
-			textVar(fs, &sink, "sink", "only calls to the sink `S`")
-			textVar(fs, &name, "name", "only calls of the name `N`")
-			numberVar(fs, &limit, "limit", fmt.Sprintf("at most `N` rows, from 1 to %d (default %d)", ops.MostLimit, ops.DefaultLimit), 1, ops.MostLimit)
-			return func(ctx context.Context, a *app) error {
-				f := ops.ParkedListFilter{Scope: text(scope), Kind: text(kind), State: text(state), Sink: text(sink), Name: text(name), Limit: limitOf(limit)}
-				var rows []ops.ParkedItem
-				var more bool
-				err := a.ask(ctx, *address, "reading parked rows", func(ctx context.Context, db ops.DB) (err error) {
-					rows, more, err = ops.Parked(ctx, db, f)
-					return err
-				})
-				if err != nil {
-					return err
-				}
-				return a.writeParked(rows, more, f.Limit, *asJSON)
-			}
+			q.flags(fs)
+			return func(ctx context.Context, a *app) error { return a.listParked(ctx, *address, q, *asJSON) }
 		},
 	}
 }
 
-var parkedColumns = []string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "PARKED AT", "ATTEMPTS", "ERROR"}
+// listing holds the operator's flags of a list of parked rows.
+type listing struct {
+	all                                    bool
+	scope, kind, state, reason, sink, name *string
+	limit                                  *int64
+}
 
-func (a *app) writeParked(rows []ops.ParkedItem, more bool, limit int, asJSON bool) error {
+func (q *listing) flags(fs *flag.FlagSet) {
+	fs.BoolVar(&q.all, "all", false, "settled rows too, newest first")
+	textVar(fs, &q.scope, "scope", "only rows of the scope `S`")
+	choiceVar(fs, &q.kind, "kind", "only rows of one `KIND`: message, call or event", kindMessage, kindCall, kindEvent)
+	choiceVar(fs, &q.state, "state", "only rows in one `STATE`: waiting, retrying, blocked, reconcile, resolved or discarded",
+		"waiting", "retrying", "blocked", "reconcile", "resolved", "discarded")
+	choiceVar(fs, &q.reason, "parked-for", "only rows that were parked for the reason `R`: "+strings.Join(ops.ParkedReasons(), ", "), ops.ParkedReasons()...)
+	textVar(fs, &q.sink, "sink", "only calls to the sink `S`")
+	textVar(fs, &q.name, "name", "only calls of the name `N`")
+	numberVar(fs, &q.limit, "limit", fmt.Sprintf("at most `N` rows, from 1 to %d (default %d)", ops.MostLimit, ops.DefaultLimit), 1, ops.MostLimit)
+}
+
+func (q *listing) filter() ops.ParkedListFilter {
+	state := text(q.state)
+	return ops.ParkedListFilter{Scope: text(q.scope), Kind: text(q.kind), State: state, Reason: text(q.reason), Sink: text(q.sink), Name: text(q.name),
+		Unsettled: !q.all && state != "resolved" && state != "discarded", Limit: limitOf(q.limit)}
+}
+
+// picks reports whether rows of the group are in the list, so far as a group says.
+func (q *listing) picks(c *ops.ParkedCount) bool {
+	is := func(flag *string, value string) bool { return flag == nil || *flag == value }
+	return is(q.scope, c.Scope) && is(q.kind, c.Kind) && is(q.state, c.State) && is(q.reason, c.Reason) &&
+		(q.sink == nil || c.Sink != nil && *q.sink == *c.Sink)
+}
+
+func (a *app) listParked(ctx context.Context, address string, q *listing, asJSON bool) error {
+	f := q.filter()
+	var rows []ops.ParkedItem
+	var more bool
+	var totals *ops.ParkedTotals
+	err := a.ask(ctx, address, "reading parked rows", func(ctx context.Context, db ops.DB) (err error) {
+		if rows, more, err = ops.Parked(ctx, db, f); err == nil && !asJSON {
+			totals, err = ops.ParkedCounts(ctx, db, ops.ParkedQuestion{Scope: f.Scope, CountLimit: a.countLimit})
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		for i := range rows {
+			if err := a.writeJSON(&rows[i]); err != nil {
+				return err
+			}
+		}
+	} else {
+		a.writeParked(rows)
+		a.writeParkedSums(q, f.Unsettled, len(rows), totals)
+	}
+	if more {
+		return a.thereAreMore(f.Limit)
+	}
+	return nil
+}
+
+var parkedColumns = []string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "AGE", "ATTEMPTS", "ERROR"}
+
+func (a *app) writeParked(rows []ops.ParkedItem) {
 	var cells [][]string
 	for i := range rows {
 		r := &rows[i]
-		if asJSON {
-			if err := a.writeJSON(r); err != nil {
-				return err
-			}
-			continue
+		cells = append(cells, []string{number(r.ID), r.Kind, r.State, r.Reason, r.Scope, originOf(r), show.Ago(time.Since(r.ParkedAt).Seconds()),
+			number(int64(r.Attempts)), show.FirstLine(r.Error, errorShown)})
+	}
+	a.section(parkedColumns, cells)
+}
+
+// writeParkedSums counts the parked rows by reason and state, and says what is not listed.
+func (a *app) writeParkedSums(q *listing, unsettled bool, listed int, t *ops.ParkedTotals) {
+	states := map[string]int64{}
+	var groups []*ops.ParkedCount
+	for i := range t.Groups {
+		if g := &t.Groups[i]; q.picks(g) {
+			states[g.State] += g.Count
+			groups = append(groups, g)
 		}
-		cells = append(cells, []string{number(r.ID), r.Kind, r.State, r.Reason, r.Scope, originOf(r), instant(r.ParkedAt),
-			number(int64(r.Attempts)), firstLine(r.Error, errorShown)})
+	}
+	if listed > 0 && unsettled {
+		a.writeGroups(groups)
+	}
+	var parts []string
+	for _, s := range []string{"waiting", "reconcile", "retrying", "blocked"} {
+		if n := states[s]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, s))
+		}
+	}
+	last := strings.Join(parts, ", ")
+	switch {
+	case !t.Counted:
+		last = fmt.Sprintf("not counted: that took over %v", a.countLimit)
+	case last == "":
+		last = "Nothing is parked and not settled"
+		if q.state != nil || q.kind != nil || q.reason != nil || q.sink != nil || q.name != nil || q.scope != nil {
+			last = "No matching parked rows"
+		}
 	}
 	switch {
-	case len(rows) == 0:
-		a.complain("nothing is parked that this asks for")
-	case !asJSON:
-		a.table(parkedColumns, cells)
+	case !unsettled:
+	case t.Settled != nil && *t.Settled > 0:
+		last += strings.Replace(settledText(t), ", ", "; ", 1) + " not shown (-all)"
+	case t.Settled == nil:
+		last += "; settled rows not shown (-all)"
 	}
-	if more {
-		return a.thereAreMore(limit)
+	a.say("%s", last)
+}
+
+// writeGroups counts rows by reason, with the commands for those that wait for an operator.
+func (a *app) writeGroups(groups []*ops.ParkedCount) {
+	for _, g := range groups {
+		at := "scope " + g.Scope
+		if g.Sink != nil {
+			at = "sink " + *g.Sink
+		}
+		a.say("")
+		a.say("%s, %s, %s: %s", show.Count(g.Count, g.Kind), g.State, g.Reason, cell(at))
+		for _, s := range g.Next() {
+			a.say("  %s:", s.What)
+			a.paste(cell(s.Command))
+		}
 	}
-	return nil
+	if len(groups) > 0 {
+		a.say("\nOne row whole: onlyonce parked show ID")
+	}
 }
 
 // thereAreMore prints that a list was cut.

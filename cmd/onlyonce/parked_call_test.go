@@ -192,7 +192,7 @@ func TestRedriveCallsPicks(t *testing.T) {
 	f.terminal, f.stdin = true, strings.NewReader("n\n")
 	f.run("parked", "redrive", "-kind", "call", "-sink", "payments", "-reason", "x").want(t, statusFailed, "the answer was no")
 	f.redrives("-kind", "call", "-sink", "payments", "-state", "retrying").want(t, statusGood, "Redrive 1", "payments/b")
-	f.redrives("-kind", "call", "-scope", "shop", "-parked-reason", "rejected").want(t, statusGood, "Redrive 1", "payments/a")
+	f.redrives("-kind", "call", "-scope", "shop", "-parked-for", "rejected").want(t, statusGood, "Redrive 1", "payments/a")
 	f.redrives("-scope", "stock").want(t, statusGood, "Redrive 2: each is tried again as a new message is") // messages, as ever
 	r := f.run("parked", "list", "-kind", "call", "-sink", "payments", "-name", "a").want(t, statusGood, "payments/a")
 	if strings.Count(r.out, "\n") != 2 {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -31,7 +32,7 @@ type selection struct {
 	applied, notApplied, newKey bool // what is known of calls, and what is to be done with them
 }
 
-const selectors = "(-id N | [-kind KIND] [-scope S [-topic T [-partition P]]] [-sink S] [-name N] [-state STATE] [-parked-reason R] [-limit N])"
+const selectors = "(-id N | [-kind KIND] [-scope S [-topic T [-partition P]]] [-sink S] [-name N] [-state STATE] [-parked-for R] [-limit N])"
 
 // faults refuses flags that do not go together.
 func (q *selection) faults() error {
@@ -87,7 +88,7 @@ enqueues keep their keys. Order within an ordering key is kept: a message is not
 settled, and those that are blocked behind it follow by themselves. So what is blocked cannot be redriven: redrive or discard
 the first of its key.
 
-Messages of reason conflict (an id that was used before for another payload) are left out unless -id or -parked-reason conflict
+Messages of reason conflict (an id that was used before for another payload) are left out unless -id or -parked-for conflict
 picks them. To redrive one says that it is another message than the first: its calls get keys of their own, which derive from
 its position. If it is the same one, rendered anew, discard it. Events are redriven as messages are, with -kind event or by their id. What a webhook receiver has set aside (same-body, stale, forward)
 is appended to the endpoint's stream, and handled as if it had come now.
@@ -102,7 +103,7 @@ they have, so a remote that honours keys applies each once:
 answers a used key with its old rejection. To the remote that is another call. What was erased cannot be redriven.
 
 Examples:
-  onlyonce parked redrive -scope stock -topic orders -parked-reason exhausted -reason "table is back, INC-7"
+  onlyonce parked redrive -scope stock -topic orders -parked-for exhausted -reason "table is back, INC-7"
   onlyonce parked redrive -kind call -sink payments -state waiting -reason "credentials renewed, INC-8"
   onlyonce parked redrive -id 4712 -verified-not-applied -reason "not in the bank's report of 12 May"`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
@@ -124,7 +125,7 @@ An attempt that is under way is waited for: what it applies is not discarded. A 
 come later are duplicates and are not applied either (messages of reason conflict and no-key have claimed none). Messages that are blocked behind
 it in their ordering key are tried next.
 
-Messages of reason conflict are left out unless -id or -parked-reason conflict picks them. Events are discarded as messages are, with -kind event or by their id.
+Messages of reason conflict are left out unless -id or -parked-for conflict picks them. Events are discarded as messages are, with -kind event or by their id.
 
 Calls are picked by their id, or with -kind call by sink, name, scope, state or reason. They are not sent any more. One that
 was called already may have been applied all the same, and one that is under way is not stopped.
@@ -146,7 +147,7 @@ func selectionFlags(fs *flag.FlagSet, ask *selection) func(context.Context, *app
 	textVar(fs, &ask.sink, "sink", "only calls to the sink `S`")
 	textVar(fs, &ask.name, "name", "only calls of the name `N`")
 	choiceVar(fs, &ask.state, "state", "only calls in one `STATE`: waiting, retrying, blocked or reconcile", "waiting", "retrying", "blocked", "reconcile")
-	choiceVar(fs, &ask.parkedReason, "parked-reason", "only rows that were parked for the reason `R`: "+strings.Join(ops.ParkedReasons(), ", "), ops.ParkedReasons()...)
+	choiceVar(fs, &ask.parkedReason, "parked-for", "only rows that were parked for the reason `R`: "+strings.Join(ops.ParkedReasons(), ", "), ops.ParkedReasons()...)
 	if !ask.discard {
 		fs.BoolVar(&ask.applied, "verified-applied", false, "of calls in state reconcile: somebody has verified that the remote has applied them; resolve them")
 		fs.BoolVar(&ask.notApplied, "verified-not-applied", false, "of calls in state reconcile: somebody has verified that the remote has not applied them; send them again")
@@ -230,7 +231,7 @@ func (q *selection) redriven(a *app, done *ops.ParkedChange) {
 		say("Done: %d resolved as applied; audit row %d.", done.Count, done.AuditID)
 		return
 	}
-	say("Done: %d are due now; audit row %d. The relay of sink %s sends them, within a second or two if it runs.", done.Count, done.AuditID, cell(orDash(done.Rows[0].Sink)))
+	say("Done: %d are due now; audit row %d. The relay of sink %s sends them, within a second or two if it runs.", done.Count, done.AuditID, cell(show.OrDash(done.Rows[0].Sink)))
 	for _, k := range done.Keys {
 		say("Row %d: key %s instead of %s.", k.ID, k.NewKey, k.OldKey)
 	}

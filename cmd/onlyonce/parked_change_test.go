@@ -135,8 +135,8 @@ func TestRedriveKeepsOrder(t *testing.T) {
 	s.reaches(4)
 	s.until(`select count(*) = 3 from onlyonce.parked where state = 'waiting'`)
 	b.mend()
-	s.redrive("-scope", "stock", "-parked-reason", "no-key").want(t, statusFailed, "nothing is parked that this asks for")
-	s.redrive("-scope", "stock", "-parked-reason", "conflict").want(t, statusGood, "1 of them stand behind others", "Done: 1 are due now")
+	s.redrive("-scope", "stock", "-parked-for", "no-key").want(t, statusFailed, "nothing is parked that this asks for")
+	s.redrive("-scope", "stock", "-parked-for", "conflict").want(t, statusGood, "1 of them stand behind others", "Done: 1 are due now")
 	s.redrive("-id", s.parkedID("single")).want(t, statusGood)
 	s.until(`select count(*) = 2 from effects`)
 	if got := s.states(); got != "head:waiting conflict:retrying single:resolved" {
@@ -284,7 +284,7 @@ func TestParkedShow(t *testing.T) {
 	s.until(`select count(*) = 1 from onlyonce.parked`)
 	row := s.parkedID("secret value")
 	r := s.run("parked", "show", "-id", row).want(t, statusGood, "waiting", "permanent", "orders/0@0", "cluster-1", `message-id: "m1"`, "raw: hex ff01",
-		"none: null", "no such sku", "at line 2", "12 bytes; -body shows them", "0 unsettled before it, 0 behind it", "2023-11-14").lines(t, 0)
+		"none: null", "no such sku", "at line 2", "12 B; -body shows it", "0 unsettled before it, 0 behind it", "2023-11-14").lines(t, 0)
 	t.Log("\n" + r.out)
 	if strings.Contains(r.out, "\x1b") {
 		t.Error("an escape sequence reaches the terminal")

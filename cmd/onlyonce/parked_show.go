@@ -7,19 +7,20 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"time"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
 func parkedShowCommand() command {
 	return command{
 		name:    "parked show",
-		args:    "[-postgres URL] -id N [-body] [-json]",
+		args:    "[-postgres URL] (N | -id N) [-body] [-json]",
+		operand: true,
 		summary: "show one parked row whole, with its next commands",
 		help: `
-Shows everything of one parked row but its body, which may be private: -body adds that. Values are shown as text where they are
-UTF-8 and as hexadecimal digits where not. It changes nothing.
+Shows everything of the parked row N but its body, which may be private: -body adds that. Values are shown as text if they are
+UTF-8, and else as hexadecimal digits. It ends with the commands for this row; fill in WHY. It changes nothing.
 
 With -json, one object:
   id, kind, state, reason, error (whole), attempts, tenant, scope, key (as stored), event_id
@@ -40,14 +41,14 @@ With -json, one object:
 record_key, value and body are {"text": ...} or {"hex": ...}, or null.
 
 Example:
-  onlyonce parked show -id 4711 -body`,
+  onlyonce parked show 4711 -body`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			var id *int64
 			numberVar(fs, &id, "id", "the row's id `N`, as `onlyonce parked list` shows it", 1, math.MaxInt64)
 			body := fs.Bool("body", false, "show the body too")
 			return func(ctx context.Context, a *app) error {
-				if err := missing(given{"-id", id != nil}); err != nil {
+				if err := a.rowID(&id); err != nil {
 					return err
 				}
 				var row *ops.ParkedDetail
@@ -59,31 +60,50 @@ Example:
 				case err != nil:
 					return err
 				case row == nil:
-					return usagef("-id: there is no parked row %d", *id)
+					return usagef("there is no parked row %d: `onlyonce parked list -all` lists them", *id)
 				case *asJSON:
 					return a.writeJSON(row)
 				}
 				a.writeParkedRow(row, *body)
+				a.writeNext(row.Next())
 				return nil
 			}
 		},
 	}
 }
 
-func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
-	row := func(name, value string) {
-		if value != "" {
-			_, _ = fmt.Fprintf(a.out, "%-15s %s\n", name, cell(value))
-		}
+// rowID is the id of a row, which is given as a word or with -id.
+func (a *app) rowID(id **int64) error {
+	switch {
+	case a.operand == nil:
+		return missing(given{"N, the id of a row", *id != nil})
+	case *id != nil:
+		return usagef("%q and -id: give one of the two", *a.operand)
 	}
+	n, err := strconv.ParseInt(*a.operand, 10, 64)
+	if err != nil || n < 1 {
+		return usagef("%q is no id of a row: it must be a whole number from 1", *a.operand)
+	}
+	*id = &n
+	return nil
+}
+
+// writeNext writes what an operator can do next.
+func (a *app) writeNext(steps []ops.Step) {
+	if len(steps) > 0 {
+		a.say("\nNext:")
+	}
+	for _, s := range steps {
+		a.say("  %s:", s.What)
+		a.paste(cell(s.Command))
+	}
+}
+
+func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
+	row, moment := a.field, a.moment
 	text := func(name string, s *string) {
 		if s != nil {
 			row(name, *s)
-		}
-	}
-	moment := func(name string, t *time.Time) {
-		if t != nil {
-			row(name, instant(*t))
 		}
 	}
 	row("id", number(d.ID))
@@ -144,7 +164,7 @@ func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
 		}
 		row("ordering key", place)
 	}
-	row("parked at", instant(d.ParkedAt))
+	row("parked at", show.Instant(d.ParkedAt))
 	moment("settled at", d.SettledAt)
 	moment("erased at", d.ErasedAt)
 	for _, h := range d.Headers {
@@ -153,15 +173,10 @@ func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
 	for line := range strings.Lines(d.Error) {
 		row("error", strings.TrimRight(line, "\r\n"))
 	}
-	switch {
-	case d.BodyBytes == nil:
+	if d.BodyBytes == nil {
 		row("body", "none")
-	case d.ErasedAt != nil:
-		row("body", "erased")
-	case !body:
-		row("body", fmt.Sprintf("%d bytes; -body shows them", *d.BodyBytes))
-	default:
-		row("body", d.Body.String())
+	} else {
+		row("body", bodyText(d.Body, int64(*d.BodyBytes), d.ErasedAt != nil, body))
 	}
 }
 

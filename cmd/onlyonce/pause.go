@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -88,7 +89,7 @@ func (a *app) stop(ctx context.Context, address string, ask *stop) error {
 func (q *stop) write(a *app, d *ops.Paused) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
 	if q.resume {
-		say("Resume %s, paused at %s by %s: %s", cell(d.Was.What()), instant(d.Was.PausedAt), cell(d.Was.Actor), oneLine(d.Was.Reason))
+		say("Resume %s, paused at %s by %s: %s", cell(d.Was.What()), show.Instant(d.Was.PausedAt), cell(d.Was.Actor), oneLine(d.Was.Reason))
 		for _, o := range d.Others {
 			say("Still paused: %s, by %s: %s", cell(o.What()), cell(o.Actor), oneLine(o.Reason))
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -87,7 +88,7 @@ func writeRebased(a *app, d *ops.Rebased) {
 	for _, name := range names {
 		s, oldest := sums[name], ""
 		if s.oldest != nil {
-			oldest = instant(*s.oldest)
+			oldest = show.Instant(*s.oldest)
 		}
 		cells = append(cells, []string{name, yesNo(s.listed), number(s.lanes), number(s.pending), oldest})
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -73,9 +74,9 @@ func (a *app) writeRequests(rows []ops.Request, more bool, limit int, asJSON boo
 		}
 		expires := ""
 		if r.ExpiresAt != nil {
-			expires = instant(*r.ExpiresAt)
+			expires = show.Instant(*r.ExpiresAt)
 		}
-		cells = append(cells, []string{r.ID, r.State, r.Tenant, r.Scope, instant(r.CreatedAt), expires, strings.Join(r.Done, ", "), strings.Join(r.Unknown, ", ")})
+		cells = append(cells, []string{r.ID, r.State, r.Tenant, r.Scope, show.Instant(r.CreatedAt), expires, strings.Join(r.Done, ", "), strings.Join(r.Unknown, ", ")})
 	}
 	switch {
 	case asJSON:

@@ -4,45 +4,49 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"slices"
 	"strconv"
-	"time"
+	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
 func statusCommand() command {
 	return command{
 		name:    "status",
-		args:    "[-postgres URL] [-json]",
+		args:    "[-postgres URL] [-v] [-json]",
 		summary: "show what needs you, and where the work is",
 		help: `
-Shows, from one snapshot of the database: the version of the schema; each cursor, that is the position in a
-partition; how much is parked; how many outbound calls are still to be sent, with the age of the oldest; and which relays hold their sink. It changes nothing and works on a standby too.
+Begins with what needs a person, halts first, each with the next commands; or with "Nothing needs you". Then it shows, from the same snapshot of the database:
+positions, by scope and topic; the consumer processes; what is parked and not settled; and the calls that are to be sent. It changes nothing, and works on a standby too.
 
-A cursor's group is the Kafka group that owns it; "-" means that the next one to come will. "clean" says that
-the last owner let go in order; while somebody works it reads "no". "attempts" are those at a message that stands
-alone because it failed, with its offset. STATE says whether a cursor is retired, paused or replayed: a retired one
-stands still for good, and is counted apart.
+What needs a person: a partition that is halted; a scope that no process works on; parked work that waits for a decision; calls to be sent without a relay; HTTP requests
+of unknown outcome. What is paused is listed with its sums, because a person has decided that.
 
-Processes are the consumers that work on this database, as each has written itself, at most 10 s ago: how many
-partitions it owns, how far it is behind the log in messages, when it committed a batch last, and how many of its
-partitions are halted, with a line for each; one that waits for an open Kafka transaction has a line too. "silent" is a process that has not written for 30 s: it was killed, or
-cannot reach this database. Kafka is not asked.
+Cursors: OWNED is how many of the partitions a living process owns, LAG how many messages they are behind the log, LAST BATCH when a batch was committed last. STATE counts
+partitions that are halted, paused, replayed, waiting for an open Kafka transaction, or retired.
+Processes: each consumer process describes itself every 10 s (REPORTED). One that has not for 30 s is silent: it was killed, or cannot reach this database. Kafka is not asked.
+
+-v lists each partition too. In a command that is shown, fill in WHY, OFFSET and ID.
 
 With -json, one object:
+  needs           list of {kind (halt, consumer, parked, relay, request), text, remedy, commands}
   schema_version  number
   cursors         list, as in "onlyonce cursor show -json"
-  parked          list of {kind, reason, state, count, oldest}
+  owners          list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions}; partitions is a list of {topic, partition, epoch, position,
+                  high_watermark, lag, last_stable, paused, halted, detail, halted_for, resolve, commands, last_batch_age, waiting_for}, where what is
+                  absent is false or not known, and ages are in seconds at seen_at
+  parked          {groups (list of {kind, scope, sink, reason, state, count, oldest}, of rows that are not settled), counted (false: that took over 5 s),
+                  settled (up to 10000, null: not counted), settled_more}
   outbox          list of {sink, count, oldest_age_seconds}: calls that are still to be sent
   outbox_counted  false: counting them took over 5 s, so outbox is empty
-  relays          list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held, members (relays that
-                  list it)}; of a sink's lanes the highest epoch, the latest until, and whether any is held
-  owners          list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions}; partitions is a list of {topic,
-                  partition, epoch, position, high_watermark, lag, last_stable, paused, halted, detail, halted_for,
-                  last_batch_age, waiting_for}, where what is absent is false or not known, and ages are in seconds at seen_at
-"onlyonce outbox status" shows more of the outbox.`,
+  relays          list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held, members (relays that list it), paused_at, paused_by,
+                  pause_reason}; of a sink's lanes the highest epoch, the latest until, and whether any is held
+  requests        {reconcile, abandoned}: HTTP requests that wait for an operator`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
+			each := fs.Bool("v", false, "list each partition too")
 			return func(ctx context.Context, a *app) error {
 				var report *ops.StatusReport
 				err := a.ask(ctx, *address, "reading the status", func(ctx context.Context, db ops.DB) (err error) {
@@ -55,70 +59,240 @@ With -json, one object:
 				if *asJSON {
 					return a.writeJSON(report)
 				}
-				a.writeStatus(report)
+				a.writeNeeds(report.Needs)
+				a.writeSums(report, *each)
 				a.writeOwners(report.Owners)
+				a.writeParkedCounts(&report.Parked)
+				a.writeSinks(report)
+				a.say("\nschema version %d", report.SchemaVersion)
 				return nil
 			}
 		},
 	}
 }
 
-func (a *app) writeStatus(r *ops.StatusReport) {
-	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format, args...) }
-	say("schema version %d\n", r.SchemaVersion)
-
-	outOfUse := 0
-	for i := range r.Cursors {
-		if r.Cursors[i].RetiredAt != nil {
-			outOfUse++
+// writeNeeds begins the status: it is read by people who have just woken up.
+func (a *app) writeNeeds(needs []ops.Need) {
+	switch len(needs) {
+	case 0:
+		a.say("Nothing needs you.")
+		return
+	case 1:
+		a.say("1 thing needs you:")
+	default:
+		a.say("%d things need you:", len(needs))
+	}
+	for _, n := range needs {
+		a.say("- %s", cell(n.Text))
+		if n.Remedy != "" {
+			a.say("  %s%s", oneLine(n.Remedy), map[bool]string{true: ":"}[len(n.Commands) > 0])
+		}
+		for _, c := range n.Commands {
+			a.paste(cell(c))
 		}
 	}
-	say("\nCursors: %d%s\n", len(r.Cursors)-outOfUse, some(outOfUse, " and %d retired"))
+}
+
+// topicSum is the cursors of one scope and topic together.
+type topicSum struct {
+	scope, topic      string
+	partitions, owned int
+	lag               int64
+	lastBatch         *float64 // age in seconds
+	states            map[string]int
+}
+
+// sumsOf adds up the cursors of each scope and topic, with what living processes report of them.
+func sumsOf(r *ops.StatusReport) (sums []*topicSum) {
+	find := func(scope, topic string) *topicSum {
+		for _, s := range sums {
+			if s.scope == scope && s.topic == topic {
+				return s
+			}
+		}
+		sums = append(sums, &topicSum{scope: scope, topic: topic, states: map[string]int{}})
+		return sums[len(sums)-1]
+	}
+	for i := range r.Cursors {
+		c := &r.Cursors[i]
+		s := find(c.Scope, c.Topic)
+		if c.RetiredAt != nil {
+			s.states["retired"]++
+			continue
+		}
+		s.partitions++
+		if c.Paused != nil {
+			s.states["paused"]++
+		}
+		if c.ReplayUntil != nil {
+			s.states["replayed"]++
+		}
+	}
+	for _, o := range r.Owners {
+		if o.Silent() {
+			continue
+		}
+		for _, p := range o.Partitions {
+			s := find(o.Scope, p.Topic)
+			s.owned++
+			s.lag += p.Lag
+			if p.Halted != "" {
+				s.states["halted"]++
+			}
+			if p.WaitingFor > 0 {
+				s.states["waiting"]++
+			}
+			if p.LastBatchAge != nil {
+				if age := *p.LastBatchAge + o.SeenAgeSeconds; s.lastBatch == nil || age < *s.lastBatch {
+					s.lastBatch = &age
+				}
+			}
+		}
+	}
+	for _, s := range sums {
+		s.partitions = max(s.partitions, s.owned) // a halted partition may have no cursor yet
+	}
+	return sums
+}
+
+func (s *topicSum) state() string {
+	var parts []string
+	for _, name := range []string{"halted", "waiting", "paused", "replayed", "retired"} {
+		if n := s.states[name]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, name))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (a *app) writeSums(r *ops.StatusReport, each bool) {
+	partitions := 0
+	var rows, all [][]string
+	for _, s := range sumsOf(r) {
+		partitions += s.partitions
+		lag := number(s.lag)
+		if s.owned == 0 {
+			lag = ""
+		}
+		rows = append(rows, []string{s.scope, s.topic, strconv.Itoa(s.partitions), fmt.Sprintf("%d of %d", s.owned, s.partitions), lag, agoText(s.lastBatch), s.state()})
+	}
+	a.say("\nCursors: %s", show.Count(int64(partitions), "partition"))
+	a.section([]string{"SCOPE", "TOPIC", "PARTITIONS", "OWNED", "LAG", "LAST BATCH", "STATE"}, rows)
+	if !each {
+		return
+	}
+	for i := range r.Cursors {
+		c := &r.Cursors[i]
+		all = append(all, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position), show.OrDash(c.Group),
+			number(c.Epoch), yesNo(c.Clean), attempts(c), c.State()})
+	}
+	a.say("")
+	a.section([]string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "GROUP", "EPOCH", "CLEAN", "ATTEMPTS", "STATE"}, all)
+}
+
+// writeOwners shows a line for each process, and one for each partition that waits for a Kafka
+// transaction.
+func (a *app) writeOwners(owners []ops.Owner) {
 	var rows [][]string
-	for _, c := range r.Cursors {
-		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position), orDash(c.Group),
-			number(c.Epoch), yesNo(c.Clean), attempts(&c), c.State()})
+	var waits []string
+	for _, o := range owners {
+		lag, halted := int64(0), 0
+		var youngest *float64
+		for _, p := range o.Partitions {
+			lag += p.Lag
+			if p.LastBatchAge != nil {
+				if age := *p.LastBatchAge + o.SeenAgeSeconds; youngest == nil || age < *youngest {
+					youngest = &age
+				}
+			}
+			if p.Halted != "" {
+				halted++
+			}
+			if p.WaitingFor > 0 && !o.Silent() {
+				waits = append(waits, fmt.Sprintf("waiting: %s %s/%d, at offset %d for %s: a Kafka transaction is open", cell(o.Scope), cell(p.Topic), p.Partition, p.LastStable, show.Ago(p.WaitingFor+o.SeenAgeSeconds)))
+			}
+		}
+		seen := show.Ago(o.SeenAgeSeconds) + " ago"
+		if o.Silent() {
+			seen += " (silent)"
+		}
+		rows = append(rows, []string{o.Scope, o.Host, strconv.Itoa(int(o.PID)), seen, strconv.Itoa(len(o.Partitions)), number(lag), agoText(youngest), strconv.Itoa(halted)})
 	}
-	a.section([]string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "GROUP", "EPOCH", "CLEAN", "ATTEMPTS", "STATE"}, rows)
+	a.say("\nProcesses: %d", len(owners))
+	a.section([]string{"SCOPE", "HOST", "PID", "REPORTED", "PARTITIONS", "LAG", "LAST BATCH", "HALTED"}, rows)
+	for _, w := range waits {
+		a.say("%s", w)
+	}
+}
 
-	total, rows := int64(0), nil
-	for _, p := range r.Parked {
+// agoText shows an age in seconds, "" if it is not known.
+func agoText(age *float64) string {
+	if age == nil {
+		return ""
+	}
+	return show.Ago(*age) + " ago"
+}
+
+func (a *app) writeParkedCounts(t *ops.ParkedTotals) {
+	total := int64(0)
+	var rows [][]string
+	for _, p := range t.Groups {
 		total += p.Count
-		rows = append(rows, []string{p.Kind, p.Reason, p.State, number(p.Count), instant(p.Oldest)})
+		at := p.Scope
+		if p.Sink != nil {
+			at = *p.Sink
+		}
+		rows = append(rows, []string{number(p.Count), p.Kind, p.State, p.Reason, at, show.Instant(p.Oldest)})
 	}
-	say("\nParked: %d\n", total)
-	a.section([]string{"KIND", "REASON", "STATE", "COUNT", "OLDEST"}, rows)
+	a.say("\nParked: %d not settled%s", total, settledText(t))
+	a.section([]string{"COUNT", "KIND", "STATE", "REASON", "SCOPE OR SINK", "OLDEST SINCE"}, rows)
+	if !t.Counted {
+		a.say("what is parked is left out: counting it took over %v", a.countLimit)
+	}
+}
 
-	pending, rows := int64(0), nil
+// settledText says how many rows are settled.
+func settledText(t *ops.ParkedTotals) string {
+	switch {
+	case t.Settled == nil || *t.Settled == 0:
+		return ""
+	case t.SettledMore:
+		return fmt.Sprintf(", over %d settled", *t.Settled)
+	}
+	return fmt.Sprintf(", %d settled", *t.Settled)
+}
+
+// writeSinks shows calls to be sent and the relays that send them, a line for each sink.
+func (a *app) writeSinks(r *ops.StatusReport) {
+	pending := int64(0)
+	sinks := map[string][]string{}
+	for _, l := range r.Relays {
+		state := ""
+		if l.PausedAt != nil {
+			state = "paused since " + show.Instant(*l.PausedAt)
+		}
+		sinks[l.Sink] = []string{l.Sink, "0", "", number(l.Members), fmt.Sprintf("%d of %d", l.LanesHeld, l.Lanes), state}
+	}
 	for _, o := range r.Outbox {
 		pending += o.Count
-		age := ""
-		if o.OldestAgeSeconds != nil {
-			age = time.Duration(*o.OldestAgeSeconds * float64(time.Second)).Round(time.Second).String()
+		row := sinks[o.Sink]
+		if row == nil {
+			row = []string{o.Sink, "", "", "0", "", "no relay lists it"}
+			sinks[o.Sink] = row
 		}
-		rows = append(rows, []string{o.Sink, number(o.Count), age})
+		row[1], row[2] = number(o.Count), ageOf(o.OldestAgeSeconds)
 	}
-	say("\nOutbox: %d pending\n", pending)
-	a.section([]string{"SINK", "COUNT", "OLDEST"}, rows)
+	var rows [][]string
+	for _, row := range sinks {
+		if !r.OutboxCounted {
+			row[1] = ""
+		}
+		rows = append(rows, row)
+	}
+	slices.SortFunc(rows, func(a, b []string) int { return strings.Compare(a[0], b[0]) })
+	a.say("\nCalls: %d to send, %s", pending, show.Count(int64(len(rows)), "sink"))
+	a.section([]string{"SINK", "TO SEND", "OLDEST", "RELAYS", "LANES HELD", "STATE"}, rows)
 	if !r.OutboxCounted {
-		say("pending calls are left out: counting them took over %v\n", a.countLimit)
+		a.say("calls to send are left out: counting them took over %v", a.countLimit)
 	}
-
-	rows = nil
-	for _, l := range r.Relays {
-		until := ""
-		if l.Until != nil {
-			until = instant(*l.Until)
-		}
-		held := fmt.Sprintf("%d of %d lanes", l.LanesHeld, l.Lanes)
-		switch {
-		case l.Members > 0:
-			held += fmt.Sprintf(", by %d relays", l.Members)
-		case l.LanesHeld == 0:
-			held += ", by no relay"
-		}
-		rows = append(rows, []string{l.Sink, number(l.Epoch), until, held})
-	}
-	say("\nSinks: %d\n", len(r.Relays))
-	a.section([]string{"SINK", "EPOCH", "UNTIL", "HELD"}, rows)
 }

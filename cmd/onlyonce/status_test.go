@@ -22,12 +22,12 @@ func (f *fixture) populate() {
 		union all select id, 'stock', 'orders', 1, null, null, null, 5, 5, 'committed', true, 3, 9
 			from onlyonce.leases where name = 'cursor/stock/orders/1'`)
 	f.progress("cursor/stock/orders/0", 0, 0, 17)
-	f.exec(`insert into onlyonce.parked (kind, state, reason, error, attempts, scope, topic, partition, "offset", sink, call_name, body) values
-		('message', 'waiting', 'exhausted', E'first line\nsecond line', 3, 'stock', 'orders', 0, 12, null, null, 'secret body'),
-		('message', 'waiting', 'exhausted', E'red \x1b[31m text', 3, 'stock', 'orders', 0, 13, null, null, ''),
-		('message', 'discarded', 'conflict', '', 0, 'other', 'orders', 1, 2, null, null, ''),
-		('call', 'reconcile', 'window', repeat('x', 5000), 8, 'stock', null, null, null, 'payments', 'charge', ''),
-		('event', 'waiting', 'permanent', 'bad event', 1, 'hooks', null, null, null, null, null, '')`)
+	f.exec(`insert into onlyonce.parked (kind, state, reason, error, attempts, scope, topic, partition, "offset", sink, call_name, body, settled_at) values
+		('message', 'waiting', 'exhausted', E'first line\nsecond line', 3, 'stock', 'orders', 0, 12, null, null, 'secret body', null),
+		('message', 'waiting', 'exhausted', E'red \x1b[31m text', 3, 'stock', 'orders', 0, 13, null, null, '', null),
+		('message', 'discarded', 'conflict', '', 0, 'other', 'orders', 1, 2, null, null, '', clock_timestamp()),
+		('call', 'reconcile', 'window', repeat('x', 5000), 8, 'stock', null, null, null, 'payments', 'charge', '', null),
+		('event', 'waiting', 'permanent', 'bad event', 1, 'hooks', null, null, null, null, null, '', null)`)
 }
 
 // calls makes three sinks: payments is held and has two calls to send, gone was held, mail was
@@ -102,10 +102,13 @@ func TestStatusJSON(t *testing.T) {
 	if strings.Count(r.out, "\n") != 1 {
 		t.Errorf("not one line:\n%s", r.out)
 	}
-	if got := fields(t, []byte(r.out)); got != "schema_version cursors parked outbox outbox_counted relays owners" {
+	if got := fields(t, []byte(r.out)); got != "needs schema_version cursors owners parked outbox outbox_counted relays requests" {
 		t.Errorf("fields: %s", got)
 	}
-	var lists struct{ Cursors, Parked, Outbox, Relays []json.RawMessage }
+	var lists struct {
+		Needs, Cursors, Outbox, Relays []json.RawMessage
+		Parked                         struct{ Groups []json.RawMessage }
+	}
 	var report ops.StatusReport
 	for _, v := range []any{&lists, &report} {
 		if err := json.Unmarshal([]byte(r.out), v); err != nil {
@@ -113,10 +116,11 @@ func TestStatusJSON(t *testing.T) {
 		}
 	}
 	for want, row := range map[string]json.RawMessage{
-		cursorFields:                                     lists.Cursors[0],
-		"kind reason state count oldest":                 lists.Parked[0],
-		"sink count oldest_age_seconds":                  lists.Outbox[0],
-		"sink epoch until held lanes lanes_held members": lists.Relays[0],
+		cursorFields:                                lists.Cursors[0],
+		"kind text remedy commands":                 lists.Needs[0],
+		"kind scope sink reason state count oldest": lists.Parked.Groups[0],
+		"sink count oldest_age_seconds":             lists.Outbox[0],
+		"sink epoch until held lanes lanes_held members paused_at paused_by pause_reason": lists.Relays[0],
 	} {
 		if got := fields(t, row); got != want {
 			t.Errorf("fields %s, want %s", got, want)
@@ -132,7 +136,7 @@ func TestStatusJSON(t *testing.T) {
 		t.Errorf("attempts of a message that lies behind are shown: %+v", c)
 	}
 	counts := map[string]int64{}
-	for _, p := range report.Parked {
+	for _, p := range report.Parked.Groups {
 		counts[p.Kind+" "+p.Reason+" "+p.State] = p.Count
 	}
 	for _, o := range report.Outbox {
@@ -141,7 +145,7 @@ func TestStatusJSON(t *testing.T) {
 			t.Errorf("age of %+v", o)
 		}
 	}
-	for what, want := range map[string]int64{"message exhausted waiting": 2, "message conflict discarded": 1, "call window reconcile": 1,
+	for what, want := range map[string]int64{"message exhausted waiting": 2, "call window reconcile": 1,
 		"event permanent waiting": 1, "payments pending": 2} {
 		if counts[what] != want {
 			t.Errorf("%s: %d, want %d", what, counts[what], want)
@@ -150,6 +154,9 @@ func TestStatusJSON(t *testing.T) {
 	}
 	if len(counts) > 0 {
 		t.Errorf("more: %v", counts)
+	}
+	if p := report.Parked; !p.Counted || p.Settled == nil || *p.Settled != 1 || p.SettledMore {
+		t.Errorf("settled: %+v", p)
 	}
 	held := map[string]bool{}
 	for _, l := range report.Relays {
@@ -163,10 +170,13 @@ func TestStatusJSON(t *testing.T) {
 func TestStatusForPeople(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest), "Cursors: 0", "Parked: 0", "Outbox: 0 pending", "Sinks: 0")
+	f.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest), "Nothing needs you.\n\nCursors: 0 partitions", "Parked: 0 not settled", "Calls: 0 to send, 0 sinks")
 	f.populate()
 	f.calls()
-	r := f.run("status").want(t, statusGood, "Cursors: 2", "Parked: 5", "Outbox: 2 pending", "Sinks: 3", "2 at 17", "30m", "Processes: 0").lines(t, 0)
+	f.columns = 80
+	r := f.run("status", "-v").want(t, statusGood, "4 things need you:\n- no consumer runs: scope stock, 2 partitions", "Cursors: 2 partitions",
+		"parked: sink payments, 1 call of unknown outcome (1 window)", "\n  onlyonce parked list -scope stock -kind message -state waiting\n",
+		"Parked: 4 not settled, 1 settled", "Calls: 2 to send, 3 sinks", "2 at 17", "30m", "Processes: 0").lines(t, 0).fits(t, 80)
 	t.Log("\n" + r.out)
 }
 
@@ -178,16 +188,25 @@ func TestStatusOfProcesses(t *testing.T) {
 	f.exec(`insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions) values
 		(gen_random_uuid(), 'stock', 'pod-1', 7, clock_timestamp(), '[
 			{"topic": "orders", "partition": 0, "epoch": 3, "position": 90, "high_watermark": 100, "lag": 10, "last_stable": 90, "waiting_for": 120, "last_batch_age": 2.5},
-			{"topic": "orders", "partition": 1, "epoch": 3, "position": 5, "high_watermark": 25, "lag": 20, "halted": "gap", "detail": "the log begins at 9", "halted_for": 3600}]'),
+			{"topic": "orders", "partition": 1, "epoch": 3, "position": 5, "high_watermark": 25, "lag": 20, "halted": "gap", "detail": "the log begins at 9", "halted_for": 3600,
+				"resolve": "to resolve it: onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET -reason WHY",
+				"commands": ["onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET -reason WHY"]}]'),
+		(gen_random_uuid(), 'mail', 'pod-3', 9, clock_timestamp(), (select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 1, 'position', 5,
+			'high_watermark', 25, 'lag', 20, 'halted', 'foreign-group', 'detail', 'it is of group mail-1', 'halted_for', 60,
+			'resolve', 'if the group was renamed, stop the old one, and then: onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY',
+			'commands', jsonb_build_array('onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY'))) from unnest(array[1, 4, 3]) p)),
 		(gen_random_uuid(), 'stock', 'pod-2', 8, clock_timestamp() - interval '1 hour', '[
 			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 5, "lag": 0, "halted": "blocked", "detail": "of the past", "halted_for": 1}]')`)
-	r := f.run("status").want(t, statusGood, "Processes: 2", "pod-1", "halted: stock orders/1, gap for 1h", ": the log begins at 9", "waiting: stock orders/0, at offset 90 for 2m", "ago (silent)")
+	f.columns = 80
+	r := f.run("status").want(t, statusGood, "2 things need you:\n- halted: scope mail", "\n- halted: scope stock, orders/1, gap for 1h: the log begins at 9\n", "Processes: 3", "pod-1",
+		"\n  onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET \\\n", "3 partitions of orders (1, 3, 4)",
+		"\n  onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY\n", "waiting: stock orders/0, at offset 90 for 2m", "ago (silent)").fits(t, 80)
 	if strings.Contains(r.out, "of the past") {
 		t.Errorf("a halt of a process that is silent is shown as one of the present:\n%s", r.out)
 	}
 	t.Log("\n" + r.out)
 	var report ops.StatusReport
-	if err := json.Unmarshal([]byte(f.run("status", "-json").want(t, statusGood).out), &report); err != nil || len(report.Owners) != 2 {
+	if err := json.Unmarshal([]byte(f.run("status", "-json").want(t, statusGood).out), &report); err != nil || len(report.Owners) != 3 {
 		t.Errorf("%+v, %v", report.Owners, err)
 	}
 }
@@ -211,7 +230,7 @@ func TestStatusOfRelays(t *testing.T) {
 		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where starts_with(name, 'relay/a/b/');
 		insert into onlyonce.leases (name, nonce, until) values ('member/a%2Fb/0', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
 			('member/a%2Fb/1', gen_random_uuid(), clock_timestamp() + interval '1 minute'), ('member/mail/0', null, clock_timestamp() - interval '1 minute')`)
-	r := f.run("status").want(t, statusGood, "Sinks: 2", "16 of 16 lanes, by 2 relays", "0 of 16 lanes, by no relay")
+	r := f.run("status").want(t, statusGood, "Calls: 0 to send, 2 sinks", "16 of 16", "0 of 16")
 	if strings.Contains(r.out, "Relays:") {
 		t.Errorf("%s", r.out)
 	}

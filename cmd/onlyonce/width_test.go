@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
@@ -140,12 +141,12 @@ func TestCutTo(t *testing.T) {
 func TestUnits(t *testing.T) {
 	t.Parallel()
 	for bytes, want := range map[float64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 98304: "96 KiB", 1536: "1.5 KiB", 5 << 30: "5 GiB", 1 << 62: "4096 PiB"} {
-		if got := size(bytes); got != want {
+		if got := show.Size(bytes); got != want {
 			t.Errorf("%v bytes: %q, want %q", bytes, got, want)
 		}
 	}
 	for s, want := range map[float64]string{0: "0s", 59.6: "1m", 3: "3s", 90: "1m30s", 7200: "2h", 7385: "2h3m", 604800: "7d", 100000: "1d3h", -5: "-5s"} {
-		if got := span(seconds(s)); got != want {
+		if got := show.Span(show.Seconds(s)); got != want {
 			t.Errorf("%v seconds: %q, want %q", s, got, want)
 		}
 	}

@@ -163,7 +163,7 @@ func parseInput(in io.Reader, name, pointer string, duplicates float64) (*stream
 			index[id] = i
 			s.ids, s.lines, first = append(s.ids, id), append(s.lines, line), append(first, n)
 		case string(s.lines[i]) != string(line):
-			fault("id %q stands in line %d too, with another message: is -key %s a message's id, or an entity's?", id, first[i], pointer)
+			fault("id %q is in line %d too, with another message: is -key %s a message's id, or an entity's?", id, first[i], pointer)
 			continue
 		}
 		copies = append(copies, i)

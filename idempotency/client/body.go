@@ -31,7 +31,7 @@ func loadBody(req *http.Request, limit int64) (*replayableBody, error) {
 	if b.length <= limit {
 		var err error
 		if b.bytes, err = io.ReadAll(io.LimitReader(req.Body, limit+1)); err != nil {
-			return nil, fmt.Errorf("%w: reading it: %w", ErrBody, err)
+			return nil, fmt.Errorf("%w: reading the body: %w", ErrBody, err)
 		}
 		if n := int64(len(b.bytes)); n <= limit {
 			if b.length >= 0 && n != b.length {
@@ -45,7 +45,7 @@ func loadBody(req *http.Request, limit int64) (*replayableBody, error) {
 		}
 	}
 	if req.GetBody == nil {
-		return nil, fmt.Errorf("%w: it is longer than Config.MaxBody, %d bytes: raise that, or set Request.GetBody", ErrBody, limit)
+		return nil, fmt.Errorf("%w: the body is longer than Config.MaxBody, %d bytes: raise MaxBody, or set Request.GetBody", ErrBody, limit)
 	}
 	b.bytes, b.getBody = nil, req.GetBody
 	return b, nil
@@ -75,7 +75,7 @@ func (b *replayableBody) attachTo(req *http.Request) error {
 			return fmt.Errorf("%w: GetBody: %w", ErrBody, err)
 		}
 		if body == nil {
-			return fmt.Errorf("%w: GetBody returned none", ErrBody)
+			return fmt.Errorf("%w: GetBody returned nil", ErrBody)
 		}
 		req.Body = body
 	case len(b.bytes) > 0 || b.length < 0:

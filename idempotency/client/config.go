@@ -83,7 +83,7 @@ func (c Config) withDefaults() (Config, error) {
 		l.Add("Header", "%q is not a header name", c.Header)
 	}
 	if c.Form != FormString && c.Form != FormBare {
-		l.Add("Form", "%d is none of the forms", int(c.Form))
+		l.Add("Form", "%d is neither FormString nor FormBare", int(c.Form))
 	}
 	if c.Attempts == 0 {
 		c.Attempts = 8

@@ -58,10 +58,10 @@ func Derive(intent Intent) (string, error) {
 		faults = append(faults, fmt.Errorf("%w: Intent.%s: %s", ErrKey, field, fmt.Sprintf(format, args...)))
 	}
 	if intent.Name == "" {
-		fault("Name", "must not be empty: say what is to be done")
+		fault("Name", "must not be empty: it names the kind of operation")
 	}
 	if intent.Version < 1 {
-		fault("Version", "%d is less than 1, the version of what is wanted for the first time", intent.Version)
+		fault("Version", "%d must be at least 1", intent.Version)
 	}
 	if len(intent.Parts) == 0 {
 		fault("Parts", "must not be empty: without one, all operations of this name are one")

@@ -50,7 +50,7 @@ func StoredKey(ctx context.Context, store KeyStore, intent string) (string, erro
 		return "", fmt.Errorf("idempotency/client: storing the key: %w", err)
 	}
 	if err := protocol.CheckKey(key); err != nil {
-		return "", fmt.Errorf("%w: from the store: %w", ErrKey, err)
+		return "", fmt.Errorf("%w: the key that KeyStore.Keep returned %w", ErrKey, err)
 	}
 	return key, nil
 }

@@ -108,16 +108,16 @@ func (s serverSettings) findings() (notes []Note) {
 		fault("server_version", "PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server", s.version)
 	}
 	if s.synchronous == "off" {
-		warn("synchronous_commit", "synchronous_commit is off: a crash of the server takes the last commits back. They are done again from Kafka as long as it still holds the messages; whoever saw the effects saw what was not to last. Relays flush their own commits all the same")
+		warn("synchronous_commit", "synchronous_commit is off: a crash of the server may lose the last commits. Their messages are handled again as long as Kafka holds them, but a program that has read the effects may see them disappear for a time. Relays flush their own commits nevertheless")
 	}
 	if !s.fsync {
-		warn("fsync", "fsync is off: a crash of the machine may corrupt the database, and nothing is promised after it. Only for servers that are thrown away")
+		warn("fsync", "fsync is off: a crash of the machine may corrupt the database, and nothing is promised after that. Use it only for servers that are thrown away")
 	}
 	if s.fsync && !s.fullPageWrites {
 		warn("full_page_writes", "full_page_writes is off: a crash of the machine may corrupt the database, unless its storage writes whole pages")
 	}
 	if s.isolation != "read committed" {
-		warn("default_transaction_isolation", "default_transaction_isolation is %s: effects stay single, but transactions fail with 40001 and run again, handlers included, where under read committed they would wait", s.isolation)
+		warn("default_transaction_isolation", "default_transaction_isolation is %s: effects are still applied once, but transactions fail with 40001 and run again, handlers included; under read committed they would wait", s.isolation)
 	}
 	return notes
 }
@@ -128,7 +128,7 @@ func poolerWarnings(conn *pgx.Conn, backend uint32) []string {
 	switch conn.Config().DefaultQueryExecMode {
 	case pgx.QueryExecModeCacheStatement:
 		if conn.PgConn().PID() != backend {
-			return []string{"a pooler stands before the server, and this pool names prepared statements: in transaction mode PgBouncer knows none before 1.21, and later only with max_prepared_statements above 0. Set default_query_exec_mode=exec in the address if statements fail with 26000 or 42P05"}
+			return []string{"there is a pooler between this program and the server, and the pool names prepared statements: in transaction mode PgBouncer supports them from 1.21 on, with max_prepared_statements above 0. Set default_query_exec_mode=exec in the address if statements fail with 26000 or 42P05"}
 		}
 	}
 	return nil
@@ -146,6 +146,6 @@ func preparedWarnings(ctx context.Context, db unnamedQuerier, age time.Duration)
 	if err != nil || len(left) == 0 {
 		return nil, err
 	}
-	return []string{fmt.Sprintf("prepared transactions were left over: %s. They keep their locks and hold back vacuum for ever: COMMIT PREPARED or ROLLBACK PREPARED each",
+	return []string{fmt.Sprintf("prepared transactions were left over: %s. They keep their locks and hold back vacuum: end each with COMMIT PREPARED or ROLLBACK PREPARED",
 		strings.Join(left, "; "))}, nil
 }

@@ -1,6 +1,9 @@
--- onlyonce schema, version 1: the ground that every room stands on. The chapters of a version are run in the order of
--- their numbers, in one transaction: `onlyonce migrate` does so, and so does psql with what `onlyonce migrate -print`
--- writes. No chapter holds a BEGIN or a COMMIT.
+-- onlyonce schema, version 1: the ground. Every other chapter uses these tables and functions:
+-- leases, the seal, rings, audit.
+--
+-- The chapters of a version run in the order of their numbers, in one transaction. `onlyonce
+-- migrate` runs them, and so does psql with the output of `onlyonce migrate -print`. No chapter
+-- contains BEGIN or COMMIT.
 
 create schema onlyonce;
 comment on schema onlyonce is
@@ -21,14 +24,15 @@ create table onlyonce.leases (
   nonce      uuid,
   until      timestamptz
 );
-comment on table  onlyonce.leases is 'Who owns what: one row for each cursor, lane of a sink, ring and running request. Every write of an owner compares (epoch, nonce) here.';
+comment on table  onlyonce.leases is 'Owners: one row for each cursor, lane of a sink, ring and running request. Every write of an owner compares (epoch, nonce) here.';
 comment on column onlyonce.leases.name  is 'What is owned: for example cursor/<scope>/<topic>/<partition>, relay/<sink>/<lane> or ring/<name>.';
 comment on column onlyonce.leases.epoch is 'Rises by one with each owner.';
-comment on column onlyonce.leases.nonce is 'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. Null: nobody owns it.';
-comment on column onlyonce.leases.until is 'When a lease on time ends, by the database clock. Null: nobody owns it, or it ends only when the epoch is raised (cursors: Kafka''s group decides who may raise).';
+comment on column onlyonce.leases.nonce is 'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. Null: it has no owner.';
+comment on column onlyonce.leases.until is 'When a lease on time ends, by the database clock. Null: the lease has no owner, or it ends only when the epoch is raised (cursors: Kafka''s group decides which process may raise it).';
 
--- Raises OO001 unless the lease is the caller's, and keeps it from being taken over until the transaction ends.
--- FOR SHARE, not FOR KEY SHARE: raising the epoch is a non-key UPDATE, which KEY SHARE would let through.
+-- hold raises OO001 unless the caller owns the lease, and prevents a take-over until the
+-- transaction ends. It locks FOR SHARE, not FOR KEY SHARE: raising the epoch is a non-key UPDATE,
+-- which KEY SHARE would not block.
 create function onlyonce.hold(lease bigint, epoch bigint, nonce uuid) returns void
 language plpgsql as $$
 begin
@@ -44,11 +48,16 @@ end $$;
 comment on function onlyonce.hold(bigint, bigint, uuid) is
   'Raises OO001 unless (epoch, nonce) own the lease; blocks a take-over until the transaction ends.';
 
--- Takes over a lease: compare-and-set on the epoch the caller read before it proved that it may.
--- Returns the new epoch, or null when somebody else raised it first, or when a lease on time has not ended. That is
--- asked here although the caller has seen the end: a late renewal keeps the epoch, so the epoch alone would not show
---   A reads "ended", the owner's renewal arrives late and succeeds, A raises: two owners until A's is noticed.
--- No lease lasts for more than an hour. One that ends later was written while the clock was ahead, and is over.
+-- raise_epoch takes over a lease. It compares and sets the epoch that the caller read before it
+-- proved that it may take over. It returns the new epoch, or null if another process raised it
+-- first or if a lease with an end has not ended.
+--
+-- The end is checked again here, although the caller has seen it pass, because a late renewal does
+-- not change the epoch:
+--   A reads "ended"; the owner's renewal arrives late and succeeds; A raises: for a while there are
+--   two owners.
+-- No lease lasts longer than an hour. If one ends later than that, it was written while the clock
+-- was ahead, and counts as ended.
 create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
 language plpgsql as $$
 declare
@@ -66,8 +75,9 @@ comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval) is
 
 -- ---------------------------------------------------------------- seal
 
--- The seal: last statement before COMMIT. It judges deferred constraints with the work that caused them, and it
--- raises unless the fence stands in this very transaction (a ROLLBACK slipped in between would have undone it).
+-- seal is the last statement before COMMIT. It checks deferred constraints, so that their errors
+-- belong to the work that caused them. It raises OO002 unless the fence was taken in this same
+-- transaction: for example, a handler's ROLLBACK and BEGIN in between would have undone the fence.
 create function onlyonce.seal() returns void
 language plpgsql as $$
 declare
@@ -113,7 +123,7 @@ create table onlyonce.rings (
 comment on table  onlyonce.rings is 'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and the oldest is emptied whole.';
 comment on column onlyonce.rings.cur      is 'Slot that is inserted into.';
 comment on column onlyonce.rings.draining is 'Slot that was current before: transactions that began before the announcement may still insert into it.';
-comment on column onlyonce.rings.closed   is 'Slots that nobody inserts into any more, youngest first.';
+comment on column onlyonce.rings.closed   is 'Slots that are only read, youngest first.';
 comment on column onlyonce.rings.retired  is 'Slot that is about to be emptied.';
 comment on column onlyonce.rings.version  is 'Rises with each step. A sequence of the ring holds the same number outside of MVCC: above READ COMMITTED a transaction whose snapshot is older than the last step sees the two differ.';
 comment on column onlyonce.rings.uses     is 'By slot (the first is slot 0): a random number of its last close. Slots are used again, and after a failover closed again; a use is not.';
@@ -128,7 +138,7 @@ create table onlyonce.segments (
   bound     xid8,
   primary key (ring, slot)
 );
-comment on table  onlyonce.segments is 'What is known of each slot of a ring beside its state.';
+comment on table  onlyonce.segments is 'Times and bounds of each slot of a ring; its state is in onlyonce.rings.';
 comment on column onlyonce.segments.use_no is 'How often the slot was opened: a slot is used again and again.';
 comment on column onlyonce.segments.bound  is 'Every transaction that wrote into the segment is below, and has ended. Set when it is closed.';
 

@@ -1,6 +1,8 @@
--- onlyonce schema, version 1: the inbox, which holds the keys that were claimed, in rings of segments.
+-- onlyonce schema, version 1: the inbox. It holds the keys that were claimed, in rings of segments.
 
--- The stored form of a key, the same as dedupe.Key.Hash in Go; dedupe/testdata/keys.json holds test vectors for both.
+-- key returns the stored form of a key. dedupe.Key.Hash does the same in Go;
+-- dedupe/testdata/keys.json holds test vectors for both. For example, key('', 'orders', 'order-17')
+-- is the first half of a SHA-256.
 create function onlyonce.key(tenant text, scope text, id text) returns uuid
 language plpgsql immutable strict parallel safe as $$
 declare
@@ -29,18 +31,28 @@ comment on function onlyonce.key(text, text, text) is 'Stored form of a key: wha
 
 -- ---------------------------------------------------------------- claims and segments
 
--- The claim, of one ring. In this order, each in a statement of its own (dedupe's and internal/ring's documentation have the interleavings):
---   1. The transaction gets its id: a rotator that moves the ring behind our back waits for every id that was given out before.
---   2. The ring's row is read. Above READ COMMITTED the snapshot may be older than the row: then its version is not the sequence's.
---   3. Closed segments are asked for the keys. Where the caller has asked a segment's filter (its use is in `asked`), only for what that could not
---      exclude (`hits`, of `hit_uses`). Filters of uses that are not closed here are not looked at.
---   4. Keys are inserted into the draining segment, and those that were fresh there into the current one: transactions that have read the
---      row before the announcement insert into the first only, those that read it after the drain into the second only. Sorted, the
---      draining one first, everywhere: so calls do not deadlock.
--- A key is fresh only if every segment says so. Waits for uncommitted copies. SEGMENT statements are written out by slot, because a plan is kept
--- only for a table that is named; and planned without sequential scans, because a segment may have been empty when its plan was made.
+-- claim_RING claims keys in one ring. Its steps, each in a statement of its own (the interleavings
+-- are in the documentation of dedupe and internal/ring):
+--   1. The transaction gets its id. A rotator that moves the ring after that waits for every id
+--      that existed before.
+--   2. The ring's row is read. Above READ COMMITTED the snapshot may be older than the row; then
+--      the row's version differs from the sequence's, and the claim raises 40001.
+--   3. Closed segments are searched for the keys. If the caller has asked a segment's filter
+--      (`asked` has its use), only the keys that the filter could not exclude are searched for
+--      (`hits`, each with its use in `hit_uses`). Filters of uses that are not closed here are
+--      ignored.
+--   4. The keys are inserted into the draining segment, and those that were fresh there into the
+--      current one. A transaction that read the row before the announcement inserts into the
+--      draining segment only; one that read it after the drain inserts into the current one only.
+--      All insert in sorted order, the draining segment first, so that two claims cannot deadlock.
+-- A key is fresh only if every segment says so. The claim waits for uncommitted copies.
 --
--- Each ring has a claim of its own, made of one text. More classes of horizon are more names in this loop, and in Go's ring.Keys.
+-- SEGMENT statements are written out by slot, because a plan is kept only for a table that is
+-- named. They are planned without sequential scans, because a segment may have been empty when its
+-- plan was made.
+--
+-- Each ring has a claim of its own, made from one text. To add a class of horizon, add its name to
+-- this loop and to ring.Keys in Go.
 do $do$
 declare
   claim constant text := $f$
@@ -111,7 +123,8 @@ begin
         select array_agg(c.key), array_agg(c.fingerprint) into rest, prints from claimed c;}
     end case;
     if cardinality(rest) is distinct from cardinality(probe) then
-      -- A later statement: under READ COMMITTED it sees what the INSERT has waited for; above, that has raised 40001.
+      -- A later statement: under READ COMMITTED it sees what the INSERT has waited for. Above that
+      -- level the INSERT has raised 40001.
       select array_agg(p.k) into probe from unnest(probe) as p(k) where rest is null or p.k <> all (rest);
       case slot
         EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
@@ -122,7 +135,8 @@ begin
   end loop;
 
   if rest is not null then
-    -- A copy of an unsettled parked message or event is a duplicate even when retention has removed its key.
+    -- A copy of an unsettled parked message or event is a duplicate even if retention has removed
+    -- its key.
     select array_agg(p.key) into parked from onlyonce.parked p
      where p.kind in ('message', 'event') and p.key = any (rest) and p.settled_at is null and p.reason <> 'conflict';
   end if;
@@ -130,7 +144,7 @@ begin
   if parked is null and cardinality(rest) = cardinality(keys) then
     return array_fill(0::smallint, array[cardinality(keys)]);
   end if;
-  -- Neither fresh nor found: somebody has deleted it in between.
+  -- Neither fresh nor found: another transaction has deleted the key in between.
   if coalesce(cardinality(rest), 0) + cardinality(found) <> (select count(distinct k) from unnest(keys) k) then
     raise exception using errcode = '40001', message = 'onlyonce: a key was claimed and forgotten while it was asked for: run it again';
   end if;
@@ -207,7 +221,8 @@ begin
       execute format('comment on table onlyonce.%I is %L', ring || '_' || slot, 'Segment of ring ' || ring || ': keys that were claimed. onlyonce.rings says what it is used for.');
     end loop;
     execute format('create sequence onlyonce.%I start 1 cache 1', ring || '_version');
-    -- setval and never nextval: nextval logs 32 numbers ahead, so that after a crash, and on a standby, the sequence stands behind them.
+    -- Use setval, never nextval: nextval logs 32 numbers ahead, so that the sequence would have a
+    -- higher number after a crash and on a standby.
     perform setval(('onlyonce.' || ring || '_version')::regclass, 1);
     insert into onlyonce.rings (name, slots, horizon) values (ring, 10, interval '7 days');
     insert into onlyonce.segments (ring, slot, use_no, opened_at)
@@ -230,17 +245,18 @@ begin
       from onlyonce.segments g);
 end $do$;
 comment on function onlyonce.claim_consumer(uuid[], bigint[], bigint[], bigint[], uuid[]) is
-  'Claims keys of Kafka messages: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. The last three: which closed segments the caller''s filters were asked of, and what they could not exclude.';
+  'Claims keys of Kafka messages: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. The last three arguments: the closed segments whose filters the caller has asked, and the keys that these could not exclude.';
 comment on function onlyonce.claim_standard(uuid[], bigint[], bigint[], bigint[], uuid[]) is
   'Claims keys whose retention is by the clock: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies.';
 comment on function onlyonce.claim_consumer_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is
   'Claims keys of Kafka messages, or raises 23505 unless every one is new. So it may share a round trip with the effects and COMMIT.';
-comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. One that was claimed while a segment drained stands in two. Claim by the functions: a row alone excludes nobody.';
+comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. A key that was claimed while a segment drained is in two. Claim with the functions: a row that you insert yourself excludes no other claim.';
 comment on column onlyonce.inbox.key         is '128-bit hash of (tenant, scope, key), see dedupe/testdata/keys.json.';
 comment on column onlyonce.inbox.fingerprint is 'First 64 bits of SHA-256 over the payload; 0: not compared.';
 comment on column onlyonce.inbox.segment     is 'Table that holds the key, in schema onlyonce.';
 
--- For every transaction but the consumer engine's own claims: by the clock.
+-- claim is for every transaction except the consumer engine's own. Its keys expire by the
+-- database's clock.
 create function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
 language plpgsql as $$
 begin
@@ -249,7 +265,7 @@ end $$;
 comment on function onlyonce.claim(uuid[], bigint[]) is
   'Claims keys in the caller''s transaction: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. Keys are remembered by the database''s clock.';
 
--- A key may be forgotten by hand: the next message with it is new.
+-- forget_key lets an operator delete a key from the view: the next message with it is new.
 create function onlyonce.forget_key() returns trigger
 language plpgsql as $$
 begin
@@ -272,9 +288,9 @@ create table onlyonce.filters (
   built_at timestamptz not null default clock_timestamp(),
   primary key (ring, use, parts, part)
 );
-alter table onlyonce.filters alter column filter set storage external; -- CREATE TABLE can say it from PostgreSQL 16 on
-comment on table  onlyonce.filters is 'Filters of closed segments: each says of most keys that the segment does not hold them. Consumers load them, so that claims need not look.';
-comment on column onlyonce.filters.use    is 'Of which close (onlyonce.rings.uses). A filter of another use is of other keys.';
-comment on column onlyonce.filters.parts  is 'Of how many parts the segment''s filter is: each is of the keys whose last byte b has b * parts / 256 = part. All together are the filter.';
-comment on column onlyonce.filters.keys   is 'How many keys it was built of.';
+alter table onlyonce.filters alter column filter set storage external; -- CREATE TABLE can set it from PostgreSQL 16 on
+comment on table  onlyonce.filters is 'Filters of closed segments. For most keys that a segment does not hold, its filter says so; consumers load the filters, so that claims need no query for such keys.';
+comment on column onlyonce.filters.use    is 'The close of the segment that it was built for (onlyonce.rings.uses). A filter of another use is for other keys.';
+comment on column onlyonce.filters.parts  is 'How many parts the segment''s filter has. A part is for the keys whose last byte b has b * parts / 256 = part; all parts together are the filter.';
+comment on column onlyonce.filters.keys   is 'How many keys it was built from.';
 comment on column onlyonce.filters.digest is 'SHA-256 of filter.';

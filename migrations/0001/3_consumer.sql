@@ -1,4 +1,5 @@
--- onlyonce schema, version 1: consumers. Where each is in its log, what it has set aside, and what it says of itself.
+-- onlyonce schema, version 1: consumers. The position of each in its log, the messages that it has
+-- parked, and what its processes report about themselves.
 
 -- ---------------------------------------------------------------- cursors
 
@@ -39,14 +40,14 @@ comment on column onlyonce.cursors.start_policy   is 'Why it started there: comm
 comment on column onlyonce.cursors.run            is 'Rises when an operator sets the position; progress rows of earlier runs no longer count.';
 comment on column onlyonce.cursors.run_start      is 'Position at which the run began.';
 comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
-comment on column onlyonce.cursors.clean          is 'Cleared when an owner takes over, set when it lets go in order. An owner that finds it cleared handles the next messages one at a time.';
-comment on column onlyonce.cursors.attempt_offset is 'Offset of the message that stands alone and whose attempts are counted.';
+comment on column onlyonce.cursors.clean          is 'Cleared when an owner takes over, set when it releases the cursor in order. An owner that finds it cleared handles the next messages one at a time.';
+comment on column onlyonce.cursors.attempt_offset is 'Offset of the message that is handled alone and whose attempts are counted.';
 comment on column onlyonce.cursors.attempts       is 'Attempts at that offset, counted before each one runs, so that a message that kills its process is counted too.';
 comment on column onlyonce.cursors.answers        is 'How many of those attempts are known to have ended with an error of the handler. The others took the process with them, or are under way.';
-comment on column onlyonce.cursors.retired_at     is 'Set by `onlyonce cursor retire`: nobody works on this cursor, and it holds back no retention. Null: in use.';
-comment on column onlyonce.cursors.replay_no      is 'Rises with each replay. Below replay_until it is part of what a message''s key is, so that what was handled once is handled again.';
+comment on column onlyonce.cursors.retired_at     is 'Set by `onlyonce cursor retire`: no process works on this cursor, and it holds back no retention. Null: in use.';
+comment on column onlyonce.cursors.replay_no      is 'Rises with each replay. Below replay_until it is part of each message''s key, so that messages which were handled are handled again.';
 comment on column onlyonce.cursors.replay_until   is 'Where the replay ends. Null: none is under way.';
-comment on column onlyonce.cursors.replay_resume  is 'Position that the replay interrupted: behind replay_until the cursor goes on there.';
+comment on column onlyonce.cursors.replay_resume  is 'Position that the replay interrupted: from replay_until on, the cursor goes on there.';
 comment on column onlyonce.cursors.replay_resend  is 'Whether calls that are enqueued during the replay get keys of their own, so that the remote applies them again.';
 comment on column onlyonce.cursors.redo_topic_id  is 'In which topic redo_until lies: it means nothing in one that was made anew. Null: not known.';
 comment on column onlyonce.cursors.redo_until     is 'Messages below it may have been handled in a history that this database does not know, or that an operator has set back: calls under their keys may have been made. Null: none.';
@@ -55,19 +56,19 @@ create table onlyonce.progress (
   cursor_id     bigint  not null,
   run           integer not null,
   from_offset   bigint  not null,
-  next_offset   bigint  not null, -- above from_offset: the fence compares. As a CHECK, the same would be parsed and planned anew for each batch
+  next_offset   bigint  not null, -- > from_offset. Not a CHECK: it would be planned for each batch
   anchor_offset bigint,
   anchor_epoch  integer,
   anchor_hash   bytea,
   leader_epoch  integer,
   primary key (cursor_id, run, from_offset)
 );
-comment on table  onlyonce.progress is 'Insert-only: one row for each committed batch, inserted in the batch''s transaction. A second transaction from the same offset finds the first one''s row. Old rows are pruned by the owner. (One row updated in place slows down fourfold within seconds behind an old snapshot. No foreign key: the fence has just locked the owner''s row.)';
+comment on table  onlyonce.progress is 'Insert-only: one row for each committed batch, inserted in the batch''s transaction. A second transaction from the same offset finds the first one''s row. Old rows are pruned by the owner. (One row updated in place slows down fourfold within seconds while an old snapshot is open. No foreign key: the fence has just locked the owner''s row.)';
 comment on column onlyonce.progress.from_offset   is 'Position before the batch.';
 comment on column onlyonce.progress.next_offset   is 'Position after the batch: everything below it is applied, parked, or was never to be handed over (control, aborted and removed records).';
 comment on column onlyonce.progress.anchor_offset is 'Offset of the last record seen below next_offset; null before the first.';
 comment on column onlyonce.progress.anchor_epoch  is 'Leader epoch of that record''s batch.';
-comment on column onlyonce.progress.anchor_hash   is 'SHA-256 of that record: tells a log that was truncated and written anew from the one that was read.';
+comment on column onlyonce.progress.anchor_hash   is 'SHA-256 of that record: it distinguishes a log that was truncated and written anew from the one that was read.';
 comment on column onlyonce.progress.leader_epoch  is 'Leader epoch that no batch below next_offset exceeded when it was read; what is written there after an unclean election has a higher one. Null: the source has no leader epochs.';
 
 create view onlyonce.positions as
@@ -83,9 +84,10 @@ create view onlyonce.positions as
       select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash, q.leader_epoch from onlyonce.progress q
        where q.cursor_id = c.id and q.run = c.run
        order by q.from_offset desc limit 1) p on true;
-comment on view onlyonce.positions is 'Where each cursor stands: next_offset is the next offset that will be handled.';
+comment on view onlyonce.positions is 'The position of each cursor: next_offset is the next offset that will be handled.';
 
--- Takes a cursor over: raises its lease's epoch if it is still the one that was read, stamps the owner, and clears `clean`.
+-- take_cursor takes over a cursor. If the lease's epoch is still the one that the caller read, it
+-- raises it, writes the owner's group and topic, and clears `clean`.
 create function onlyonce.take_cursor(
   cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
 ) returns bigint
@@ -111,9 +113,9 @@ create table onlyonce.frontiers (
   run       integer     not null,
   frontier  timestamptz not null
 ) with (fillfactor = 50);
-comment on table  onlyonce.frontiers is 'How far each cursor is in the time of its log, by the database''s clock: nothing that was appended before it is still to be handled.';
-comment on column onlyonce.frontiers.run      is 'The cursor''s run that this is said of. In another one nothing is known.';
-comment on column onlyonce.frontiers.frontier is 'The latest of the times, each asked before the end of the log was, whose end the cursor has passed.';
+comment on table  onlyonce.frontiers is 'How far each cursor is in the time of its log, by the database''s clock: everything that was appended before the frontier is handled.';
+comment on column onlyonce.frontiers.run      is 'The cursor''s run that the frontier is for. In another run nothing is known.';
+comment on column onlyonce.frontiers.frontier is 'The latest time t for which the cursor has passed the end of the log as it was after t.';
 
 -- ---------------------------------------------------------------- scopes, topics, pauses, owners
 
@@ -126,7 +128,7 @@ create table onlyonce.scopes (
 );
 comment on table  onlyonce.scopes is 'What ids mean in a scope that reads messages by id: its consumers agree on this row, or halt.';
 comment on column onlyonce.scopes.topics is 'Topics that its consumers have read.';
-comment on column onlyonce.scopes.copies is 'Whether an id counts within its topic or across the topics of the scope. Null: one topic, and nobody has chosen.';
+comment on column onlyonce.scopes.copies is 'Whether an id counts within its topic or across the topics of the scope. Null: the scope has one topic, and no choice was made.';
 comment on column onlyonce.scopes.home   is 'Topic whose keys never hold a topic: the one that the scope began with. Empty: it began with several.';
 
 create table onlyonce.topics (
@@ -136,7 +138,7 @@ create table onlyonce.topics (
   changed_at timestamptz not null default clock_timestamp(),
   primary key (scope, topic)
 );
-comment on table  onlyonce.topics is 'How many partitions a topic had when a scope first read it, or when somebody accepted that it has more: later ones start at the log''s start, and order by key holds for a number of partitions.';
+comment on table  onlyonce.topics is 'How many partitions a topic had when a scope first read it, or when an operator accepted that it has more. Partitions that come later start at the log''s start, and order by key holds only while the number stays.';
 
 create table onlyonce.pauses (
   scope     text        not null,
@@ -148,7 +150,7 @@ create table onlyonce.pauses (
   primary key (scope, topic, partition),
   check ((topic = '') = (partition = -1))
 );
-comment on table  onlyonce.pauses is 'What stands still because somebody said so, until somebody says otherwise, across restarts.';
+comment on table  onlyonce.pauses is 'What operators have paused, until they resume it, also across restarts.';
 comment on column onlyonce.pauses.topic     is 'Empty: the whole scope.';
 comment on column onlyonce.pauses.partition is '-1: the whole scope.';
 
@@ -162,26 +164,33 @@ create table onlyonce.owners (
   partitions jsonb       not null
 ) with (fillfactor = 50);
 create index owners_scope on onlyonce.owners (scope);
-comment on table  onlyonce.owners is 'What each consumer process knows of the partitions that it owns, for people and tools: the engine decides nothing by it.';
-comment on column onlyonce.owners.id         is 'Drawn by each Consumer.Run.';
+comment on table  onlyonce.owners is 'What each consumer process reports about the partitions that it owns, for people and tools. The engine does not read it to decide.';
+comment on column onlyonce.owners.id         is 'Random, new for each Consumer.Run.';
 comment on column onlyonce.owners.seen_at    is 'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process that stops in order deletes its row.';
 comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, last_stable, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age, waiting_for (an open Kafka transaction holds back what lies above last_stable).';
 
 -- ---------------------------------------------------------------- fence
 
--- The fence. In one call, because each statement of a pipeline costs: bounds of this transaction, ownership, position.
--- It raises, because a statement that shares a round trip with COMMIT must raise where it does not hold:
--- an UPDATE that matches no row is no error, and the COMMIT after it would go through.
--- The position is compared with what the database holds, which may lie below what its owner remembers: a failover may have
--- lost commits. The INSERT waits for another transaction from the same offset (an earlier attempt whose outcome is unknown), at
--- most lock_timeout, which the comparison cannot see. If that one commits, the INSERT raises 23505 on onlyonce.progress.
+-- fence is the first statement of a batch. One call sets the bounds of the transaction, checks the
+-- ownership and moves the position, because each statement of a pipeline costs. It raises if the
+-- fence does not hold, because it may share a round trip with COMMIT: an UPDATE that matches no row
+-- is no error, and the COMMIT after it would succeed.
 --
--- It does not call onlyonce.hold: a nested call costs as much as the query inside. plpgsql runs an assignment of one expression
--- without a query, and PERFORM as a query: hence the assignments.
+-- The position is compared with the one in the database, which may be lower than the owner
+-- remembers: a failover may have lost commits. The INSERT waits, at most lock_timeout, for another
+-- transaction from the same offset, for example an earlier attempt whose outcome is unknown. The
+-- comparison cannot see that transaction. If it commits, the INSERT raises 23505 on
+-- onlyonce.progress.
 --
--- enable_seqscan is off while the position is looked up, and no longer: the plan is made while the table is tiny, is kept, and
--- would go on reading the whole table when it has grown behind an old snapshot. A SET clause of the function would do the same
--- for more, because it ends with a walk over all settings. An error in between ends the transaction, and the setting with it.
+-- The function does not call onlyonce.hold, because a nested call costs as much as the query
+-- inside. It uses assignments and not PERFORM, because plpgsql runs an assignment of one expression
+-- without a query.
+--
+-- enable_seqscan is off only while the position is looked up. The plan is made while the table is
+-- tiny, and is kept; it would go on reading the whole table when that has grown, for example while
+-- an old snapshot prevents vacuum. A SET clause of the function would do the same at a higher cost,
+-- because it ends with a walk over all settings. An error in between ends the transaction, and the
+-- setting with it.
 create function onlyonce.fence(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
   anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
@@ -198,8 +207,9 @@ begin
           || set_config('idle_in_transaction_session_timeout', fence.idle_timeout, true)
           || set_config('enable_seqscan', 'off', true);
 
-  -- The lock goes first, in a statement of its own: what is read behind it was committed before it was granted, and who
-  -- takes over waits for it. FOR SHARE, not FOR KEY SHARE: see onlyonce.hold.
+  -- The lock comes first, in a statement of its own: a later statement sees everything that
+  -- committed before the lock was granted, and a process that takes over waits for it. FOR SHARE,
+  -- not FOR KEY SHARE: see onlyonce.hold.
   perform 1 from onlyonce.leases l
     where l.id = fence.cursor_id and l.epoch = fence.epoch and l.nonce = fence.nonce
     for share;
@@ -228,8 +238,8 @@ begin
   ignored := set_config('enable_seqscan', seqscan, true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 
-  -- Without ON CONFLICT, which writes a second record for the row: where another transaction from the same position
-  -- has committed meanwhile, this raises by itself.
+  -- Without ON CONFLICT, which would write a second WAL record for the row. If another transaction
+  -- from the same position has committed meanwhile, this raises by itself.
   insert into onlyonce.progress
     values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch);
 end $$;
@@ -292,11 +302,11 @@ create table onlyonce.parked (
 );
 comment on table  onlyonce.parked is 'Dead letters: messages and calls that were set aside, whole, so that nothing is lost. Never both applied and parked.';
 comment on column onlyonce.parked.kind             is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
-comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: behind another row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
+comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: waits for an earlier row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
 comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
 comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
 comment on column onlyonce.parked.key              is 'Dedupe key of the message, or derived key of the call. Null: it had none.';
-comment on column onlyonce.parked.order_key        is 'Hash of (tenant, scope, topic, ordering key): while a row of it is not settled, later messages of that key are parked behind it. Null: nothing waits for this row.';
+comment on column onlyonce.parked.order_key        is 'Hash of (tenant, scope, topic, ordering key): while a row with it is not settled, later messages of that key are parked too. Null: no message waits for this row.';
 comment on column onlyonce.parked.body             is 'Value of the message or body of the call, byte for byte.';
 comment on column onlyonce.parked.cluster_id       is 'Kafka cluster of the record: with topic_id and offset the identity of a message without an id.';
 comment on column onlyonce.parked.replay_no        is 'Replay in which it was parked, 0 for none.';
@@ -309,27 +319,35 @@ comment on column onlyonce.parked.response_status  is 'The remote has accepted t
 
 create unique index parked_key_unresolved on onlyonce.parked (kind, key)
   where settled_at is null and reason <> 'conflict';
+-- What a key became, settled or not.
+create index parked_key on onlyonce.parked (key) where key is not null;
+-- What is not settled, oldest first.
+create index parked_open on onlyonce.parked (id) where settled_at is null;
 create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;
--- Which rows are due, of one partition.
+-- Finds the rows of one partition that are due.
 create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at) where state = 'retrying';
--- Whether a key is blocked, and which row of it comes first.
+-- Finds out whether an ordering key is blocked, and which of its rows is first.
 create index parked_order on onlyonce.parked (order_key, partition, "offset") where settled_at is null and order_key is not null;
--- A row of the log is parked once.
+-- A row of the outbox's log is parked once.
 create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;
--- Which calls of a lane are due.
+-- Finds the calls of a lane that are due.
 create index parked_calls_due on onlyonce.parked (sink, lane, next_attempt_at) where kind = 'call' and next_attempt_at is not null;
--- Which settled calls may be deleted.
+-- Finds the settled calls that may be deleted.
 create index parked_settled on onlyonce.parked (sink, settled_at) where kind = 'call' and settled_at is not null;
 
--- A row that is tried again is settled by the first statement of its transaction, as a batch moves the cursor by its
--- first: so a COMMIT that the engine did not allow fails here too. Calls are settled by relays, whose transactions have no seal.
+-- The first statement of a retry settles the row, as the first statement of a batch moves the
+-- cursor: so a COMMIT that the engine did not allow fails here too. Relays settle calls, and their
+-- transactions have no seal.
 create constraint trigger sealed after update on onlyonce.parked
   deferrable initially deferred
   for each row when (old.state = 'retrying' and new.state = 'resolved' and new.kind <> 'call') execute function onlyonce.require_seal();
 
--- The fence of one attempt at a parked row: bounds of this transaction, ownership, and that the row is still to be tried.
--- A copy of the message stays a duplicate: its key is claimed again should retention have removed it. That it is there
--- is no duplicate here; the row itself is what makes this the first application.
+-- settle is the fence of one attempt at a parked row. It sets the bounds of the transaction, checks
+-- the ownership, and settles the row if it is still to be tried.
+--
+-- It also claims the message's key again, in case retention has removed it, so that a copy of the
+-- message stays a duplicate. A key that is already there does not make this attempt a duplicate:
+-- the row itself ensures that this is the first application.
 create function onlyonce.settle(
   cursor_id bigint, epoch bigint, nonce uuid, parked_id bigint, attempts integer, key uuid, fingerprint bigint,
   lock_timeout text, statement_timeout text, idle_timeout text
@@ -355,10 +373,11 @@ end $$;
 comment on function onlyonce.settle(bigint, bigint, uuid, bigint, integer, uuid, bigint, text, text, text) is
   'First statement of an attempt at a parked row: settles it, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';
 
--- Lets the first row of an ordering key be tried, if it is one that waited behind another. Idempotent. Call it in a
--- transaction of its own after every commit that settled a row of the key, or parked one behind: whichever of
--- the two committed later sees both. No lock is needed, because nothing is decided here but who is first:
--- a row is never applied while an unsettled one of its key stands before it.
+-- promote makes the first row of an ordering key due, if it was blocked by another row. It is
+-- idempotent. Call it in a transaction of its own after every commit that settled a row of the key,
+-- or that parked a row after another one: whichever of two such transactions commits later sees
+-- both. It needs no lock, because it only decides which row is first: a row is never applied while
+-- an unsettled row of its key precedes it.
 create function onlyonce.promote(order_key uuid) returns bigint
 language plpgsql as $$
 declare
@@ -376,7 +395,8 @@ begin
 end $$;
 comment on function onlyonce.promote(uuid) is 'Makes the first unsettled row of an ordering key due if it was blocked; returns its id or null.';
 
--- Raises OO006 if one of these ordering keys is blocked, so it may share a round trip with the effects and COMMIT.
+-- pass raises OO006 if one of the ordering keys is blocked. So it may share a round trip with the
+-- effects and COMMIT.
 create function onlyonce.pass(order_keys uuid[]) returns void
 language plpgsql as $$
 begin
@@ -384,11 +404,11 @@ begin
     raise exception using errcode = 'OO006', message = 'onlyonce: an ordering key is blocked by a parked message';
   end if;
 end $$;
-comment on function onlyonce.pass(uuid[]) is 'Raises OO006 if an unsettled parked row stands before one of these ordering keys.';
+comment on function onlyonce.pass(uuid[]) is 'Raises OO006 if one of these ordering keys has an unsettled parked row.';
 
 create function onlyonce.blocked(order_keys uuid[]) returns boolean[]
 language sql stable as $$
   select coalesce(array_agg(exists (select 1 from onlyonce.parked p where p.order_key = u.k and p.settled_at is null) order by u.n), '{}')
     from unnest(order_keys) with ordinality as u(k, n)
 $$;
-comment on function onlyonce.blocked(uuid[]) is 'Whether an unsettled parked row stands before each of these ordering keys.';
+comment on function onlyonce.blocked(uuid[]) is 'For each of these ordering keys: whether it has an unsettled parked row.';

@@ -1,16 +1,18 @@
--- onlyonce schema, version 1: the outbox, an append-only log of calls that relays read by lanes and drop by segments.
+-- onlyonce schema, version 1: the outbox. It is an append-only log of calls, which relays read by
+-- lanes. Its segments are emptied whole.
 
 insert into onlyonce.rings (name, slots) values ('outbox', 6);
 insert into onlyonce.segments (ring, slot, use_no, opened_at)
   select 'outbox', s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 5) s;
 create sequence onlyonce.outbox_version start 1 cache 1;
--- setval and never nextval: nextval logs 32 numbers ahead, so that after a crash, and on a standby, the sequence stands behind them.
+-- Use setval, never nextval: nextval logs 32 numbers ahead, so that the sequence would have a
+-- higher number after a crash and on a standby.
 select setval('onlyonce.outbox_version', 1);
 
 -- ---------------------------------------------------------------- the log
 
--- One sequence for all segments, one number at a time: within an ordering key ids rise in the order of commits, because the
--- key's lock is held from before the number is drawn until the commit.
+-- One sequence for all segments, without a cache. Within an ordering key, ids rise in the order of
+-- commits, because the key's lock is held from before the id is drawn until the commit.
 create sequence onlyonce.outbox_id cache 1;
 
 create table onlyonce.outbox_log (
@@ -62,7 +64,8 @@ begin
   end loop;
 end $$;
 
--- What is new in a lane; and a call by its key: for replays, operators, erasure.
+-- outbox_log_new finds what is new in a lane. outbox_log_key finds a call by its key, for replays,
+-- operators and erasure.
 create index outbox_log_new on onlyonce.outbox_log (sink, lane, xid, id);
 create index outbox_log_key on onlyonce.outbox_log (key);
 
@@ -95,12 +98,13 @@ create table onlyonce.lanes (
 ) with (fillfactor = 50);
 comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Rows visible in prev are done. Of those that are visible in target and not in prev (the pass), those up to last_id are done.';
 comment on column onlyonce.lanes.target     is 'Null: no pass was ever begun.';
-comment on column onlyonce.lanes.started_at is 'Journal: of the pass only the first 1,024 rows above last_id can have been called, and none before this. Infinity: none was.';
+comment on column onlyonce.lanes.started_at is 'Journal: of the pass, only the first 1,024 rows above last_id can have been called, and none before this time. Infinity: none was.';
 comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
-comment on column onlyonce.lanes.server     is 'When the server started that the cursor was last moved on: where it is another one, system identifier, timeline and transaction ids are looked at again.';
+comment on column onlyonce.lanes.server     is 'Start time of the server that the cursor was last moved on. If it differs, system identifier, timeline and transaction ids are compared again.';
 comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and timeline: a failover or a restore may have lost what committed before.';
 
--- 16 lanes a sink, for good: a lane reads its rows by its own cursor, so rows cannot change lanes.
+-- A sink has 16 lanes, and the number never changes: each lane reads its rows by its own cursor, so
+-- a row cannot change its lane.
 create function onlyonce.lane(key uuid) returns smallint
 language sql immutable strict parallel safe as $$
   select (get_byte(uuid_send(key), 15) & 15)::smallint
@@ -109,7 +113,8 @@ comment on function onlyonce.lane(uuid) is 'Lane of an ordering key, or of a cal
 
 -- ---------------------------------------------------------------- enqueue
 
--- 64 bits of SHA-256 over what is frozen. A sealed body is another one each time it is sealed, and left out.
+-- call_fingerprint returns 64 bits of SHA-256 over the frozen parts of a call. A sealed body is
+-- left out, because it is different each time it is sealed.
 create function onlyonce.call_fingerprint(method text, target text, headers text, body bytea, sealed boolean) returns bigint
 language sql immutable strict parallel safe as $$
   select ('x' || encode(substr(sha256(convert_to(method || E'\n' || target || E'\n' || headers || E'\n\n', 'UTF8')
@@ -128,13 +133,19 @@ $$;
 comment on function onlyonce.header_lines(bytea[], bytea[]) is 'Headers of onlyonce.parked as onlyonce.outbox_log holds them.';
 comment on function onlyonce.header_lines(text[], text[]) is 'Headers as onlyonce.outbox_log holds them.';
 
--- Writes outbound calls in the caller's transaction. Arrays of one length, a call each, in the order in which they are to go out:
---   checks  0: the fence and the message's claim exclude that the call stands already.
---           1: it may stand already (the message is replayed, or done again): then nothing is written; OO004 if its bytes differ.
---           2: a call of the user's own transaction: its key is claimed in the inbox, and when that is forgotten the call may stand there still, unsent, or
---              parked with an outcome that nobody knows; OO004 if either has other bytes.
--- The locks of the ordering keys come first, in a statement before the INSERT that draws the ids, sorted, so that two
--- transactions that call this once cannot deadlock. 1,024 stripes: one lock a key would exhaust the server's lock table.
+-- enqueue_calls writes outbound calls in the caller's transaction. The arrays have one length, with
+-- an element for each call, in the order in which the calls are to be sent. `checks` says whether
+-- the call may exist already:
+--   0: no. The fence and the message's claim exclude it.
+--   1: yes, for example because the message is replayed. Then nothing is written; OO004 if its
+--      bytes differ.
+--   2: it is a call of the user's own transaction. Its key is claimed in the inbox. If the inbox
+--      has forgotten the key, the call may still exist, unsent or parked with an unknown outcome.
+--      OO004 if the bytes of either differ.
+--
+-- The locks of the ordering keys come first, in a statement before the INSERT that draws the ids,
+-- and in sorted order, so that two transactions that call this once each cannot deadlock. There are
+-- 1,024 locks for all keys: one for each key would exhaust the server's lock table.
 create function onlyonce.enqueue_calls(
   checks smallint[], keys uuid[], order_keys uuid[], sinks text[], tenants text[], scopes text[], names text[], methods text[],
   targets text[], headers text[], traces text[], bodies bytea[], not_before timestamptz[], origin_times timestamptz[],
@@ -172,7 +183,8 @@ begin
     end loop;
   end if;
 
-  -- In statements of their own: each locks the tables that it names until the transaction ends, segments too, which then cannot be emptied.
+  -- In statements of their own: each locks the tables that it names until the transaction ends,
+  -- also segments, which cannot be emptied while they are locked.
   if checks && '{1,2}'::smallint[] then
     for old in
       select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
@@ -193,8 +205,8 @@ begin
       skip := skip || old.n;
     end loop;
   end if;
-  -- The xid is assigned before the ring is read, each in a statement of its own: a rotator that announces another segment behind our
-  -- back waits for every xid that was in progress then.
+  -- The xid is assigned before the ring is read, each in a statement of its own. A rotator that
+  -- announces another segment in between waits for every xid that was in progress then.
   perform pg_current_xact_id();
   select * into ring from onlyonce.rings r where r.name = 'outbox';
   if current_setting('transaction_isolation') <> 'read committed'
@@ -214,7 +226,8 @@ end $$;
 comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], text[], text[], text[], text[], text[], text[], text[], bytea[],
   timestamptz[], timestamptz[], boolean[], boolean[], boolean[]) is 'Writes outbound calls in the caller''s transaction; relays send them after COMMIT, each under its key.';
 
--- One call, for other languages: no ordering key, claimed by its own key. A null, or arrays of two lengths, would silently leave headers out.
+-- enqueue writes one call, for programs in other languages: without an ordering key, claimed by its
+-- own key. It refuses a null, or arrays of two lengths, because either would leave headers out.
 create function onlyonce.enqueue(
   key uuid, tenant text, scope text, sink text, name text, method text, target text,
   header_names text[], header_values text[], body bytea
@@ -236,15 +249,18 @@ comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, t
 
 -- ---------------------------------------------------------------- passes
 
--- Moves a lane's cursor: the relay's one write on the way of a call that succeeds. Compares the version, so that a COMMIT whose
--- answer was lost is not done a second time, and raises when it does not fit, because it shares a round trip with COMMIT.
+-- advance moves a lane's cursor. It is the relay's only write for a call that succeeds. It compares
+-- the version, so that a COMMIT whose answer was lost is not repeated. It raises if the version
+-- differs, because it shares a round trip with COMMIT.
 --   freeze false: rows of the pass up to last_id are done.
--- On a server that the cursor has not been on (a promotion, a restore, a restart) it is first compared with what the server knows (O3): no
--- session goes from one server to another.
---   freeze true:  the pass is done; the next one begins, and its target is the snapshot of this UPDATE. The transaction has an xid
---                 by then, which the snapshot counts as ended: it writes no row of the log.
--- keep_started: of the rows that may have been called since started_at some are not done yet.
--- quiet: no row above last_id has been called, nor will be before the cursor is moved again.
+--   freeze true:  the pass is done, and the next one begins; its target is the snapshot of this
+--                 UPDATE. The transaction has an xid by then, which the snapshot counts as ended:
+--                 it writes no row of the log.
+--   keep_started: some of the rows that may have been called since started_at are not done yet.
+--   quiet:        no row above last_id was called, or will be before the cursor is moved again.
+-- If the cursor was last moved on another server, or before a restart, it is first compared with
+-- what this server knows (O3): a promotion or a restore may have lost transactions. A session never
+-- moves from one server to another.
 create function onlyonce.advance(lane_id bigint, seen bigint, last_id bigint, freeze boolean, keep_started boolean, quiet boolean default false) returns void
 language plpgsql as $$
 declare
@@ -282,11 +298,11 @@ begin
   end if;
 end $$;
 comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean, boolean) is
-  'Moves a lane''s cursor from the version that its owner knows; raises OO008 if it has moved, OO007 where the log is of another cluster.';
+  'Moves a lane''s cursor from the version that its owner knows; raises OO008 if it has moved, OO007 if the log was written by another cluster.';
 
 -- ---------------------------------------------------------------- calls
 
--- What became of each call, for people and for tests; not for hot paths.
+-- The state of each call, for people and for tests. It is too slow for hot paths.
 create view onlyonce.calls as
   select r.id, r.key, r.tenant, r.scope, r.sink, r.lane, r.name, r.order_key, r.created_at, r.not_before, r.erased_at, p.id as parked_id,
          p.attempts, p.error, p.settled_at,

@@ -10,8 +10,8 @@ create table onlyonce.streams (
   created_at  timestamptz not null default clock_timestamp()
 );
 comment on table  onlyonce.streams is 'Topics of onlyonce.event_log.';
-comment on column onlyonce.streams.incarnation is 'What onlyonce.cursors has as topic_id: a stream that is deleted and made again is another one.';
-comment on column onlyonce.streams.partitions  is 'For good: which partition an event belongs to follows from it.';
+comment on column onlyonce.streams.incarnation is 'The topic_id in onlyonce.cursors: a stream that is deleted and made again has another one.';
+comment on column onlyonce.streams.partitions  is 'Never changes, because it decides which partition an event belongs to.';
 
 create table onlyonce.event_log (
   slot          smallint    not null,
@@ -28,11 +28,12 @@ create table onlyonce.event_log (
   erased_at     timestamptz
 ) partition by list (slot);
 comment on table  onlyonce.event_log is 'Events, append-only: see onlyonce.append_events. Offsets of a partition are dense, and rise in the order of commits. A segment is emptied when every cursor has passed it.';
-comment on column onlyonce.event_log.id        is 'Unique by the doing of who appends: consumers do not claim it again.';
-comment on column onlyonce.event_log.order_key is 'What the event is about: it chose the partition. Null: the id did.';
+comment on column onlyonce.event_log.id        is 'The appending program makes it unique; consumers do not claim it again.';
+comment on column onlyonce.event_log.order_key is 'What the event is about. It decided the partition. Null: the id did.';
 comment on column onlyonce.event_log.erased_at is 'When headers and body were erased, after the event was handled.';
 
--- Unique within a segment, and so not on the parent, whose unique indexes must hold the slot in front.
+-- The index is unique within a segment. It is not on the parent, whose unique indexes would have to
+-- begin with the slot.
 do $$
 begin
   for slot in 0 .. 5 loop
@@ -46,7 +47,7 @@ insert into onlyonce.rings (name, slots) values ('events', 6);
 insert into onlyonce.segments (ring, slot, use_no, opened_at)
   select 'events', s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 5) s;
 create sequence onlyonce.events_version start 1 cache 1;
-select setval('onlyonce.events_version', 1); -- and never nextval, see onlyonce.outbox_version
+select setval('onlyonce.events_version', 1); -- never nextval, see onlyonce.outbox_version
 
 create table onlyonce.stream_floors (
   stream      integer  not null,
@@ -54,7 +55,7 @@ create table onlyonce.stream_floors (
   next_offset bigint   not null,
   primary key (stream, partition)
 );
-comment on table onlyonce.stream_floors is 'Below next_offset a partition has had its offsets: written when a segment is emptied, because the partition may have nothing in the others.';
+comment on table onlyonce.stream_floors is 'The next offset of a partition is at least next_offset. Written when a segment is emptied, because the partition may have no event in the others.';
 
 create table onlyonce.stream_offsets (
   group_id     text        not null,
@@ -65,30 +66,38 @@ create table onlyonce.stream_offsets (
   committed_at timestamptz not null default clock_timestamp(),
   primary key (group_id, stream, partition)
 ) with (fillfactor = 50);
-comment on table onlyonce.stream_offsets is 'What a group has committed, as Kafka keeps it: for lag, and as a proof of membership. The position is in onlyonce.cursors.';
+comment on table onlyonce.stream_offsets is 'The offsets that a group has committed, as in Kafka: for lag, and as a proof of membership. The position is in onlyonce.cursors.';
 
--- Which partition an event belongs to, by its ordering key or its id.
+-- stream_partition returns the partition of an event, by its ordering key or its id.
 create function onlyonce.stream_partition(key bytea, partitions smallint) returns smallint
 language sql immutable strict parallel safe as $$
   select (('x' || encode(substr(sha256(key), 1, 3), 'hex'))::bit(24)::integer % partitions)::smallint
 $$;
 comment on function onlyonce.stream_partition(bytea, smallint) is 'Partition of an ordering key, or of an event that has none by its id.';
 
--- Appends events in the caller's transaction. Arrays of one length, an event each, in their order; `parts` has the partition where it is
--- not to be chosen by key. The headers of all events stand in one array, those of event n from header_ends[n-1] + 1 to header_ends[n].
+-- append_events appends events in the caller's transaction. The arrays have one length, with an
+-- element for each event, in their order. `parts` has a partition if the key is not to choose it.
+-- The headers of all events are in one array: those of event n are from header_ends[n-1] + 1 to
+-- header_ends[n].
 --
--- Offsets rise in the order of commits: a partition's lock is held from before its greatest offset is read until the transaction ends. So
--- call this late, and once: two calls in one transaction can deadlock with another one's two. Each step is a
--- statement of its own, because under READ COMMITTED a statement sees what had committed when it began:
---   1. the locks, sorted;
---   2. the greatest offset of each partition: whoever had the lock before has committed, or left nothing. This locks all segments against
---      being emptied until the transaction ends;
---   3. the floors: where a segment was emptied before 2 had its lock, its floor is seen here, and its rows were not needed there;
---   4. the segment to insert into, after the transaction id: see onlyonce.enqueue_calls.
--- Above READ COMMITTED all of them see what was there when the transaction began. Whoever has appended since is found by the unique
--- indexes, which do not go by snapshots: by trying the first offset of each partition in the segment that is inserted into, and in the one
--- that was before, which late writers still insert into. A segment that was announced or emptied since is found by the ring's sequence. 40001: run
--- the transaction again.
+-- Offsets rise in the order of commits: a partition's lock is held from before its greatest offset
+-- is read until the transaction ends. So call this late, and once: two transactions that each call
+-- it twice can deadlock.
+--
+-- Each step is a statement of its own, because under READ COMMITTED a statement sees what had
+-- committed when it began:
+--   1. The locks, in sorted order.
+--   2. The greatest offset of each partition: the transaction that had the lock before has
+--      committed, or left nothing. This locks all segments against being emptied until the
+--      transaction ends.
+--   3. The floors. If a segment was emptied before step 2 locked it, its floor is visible here, and
+--      its rows were not needed.
+--   4. The segment to insert into, after the transaction id: see onlyonce.enqueue_calls.
+-- Above READ COMMITTED all statements see the database as it was when the transaction began.
+-- Appends of other transactions since then are found by the unique indexes, which ignore snapshots:
+-- the function tries the first offset of each partition in the current segment, and in the draining
+-- one, which late transactions still insert into. A segment that was announced or emptied since is
+-- found by the ring's sequence. In both cases it raises 40001: run the transaction again.
 create function onlyonce.append_events(
   topics text[], parts smallint[], tenants text[], ids text[], order_keys bytea[], header_ends integer[], header_names text[],
   header_values bytea[], bodies bytea[]
@@ -96,11 +105,11 @@ create function onlyonce.append_events(
 language plpgsql as $$
 declare
   found_in onlyonce.streams;
-  of       integer[];  -- of each event its stream,
-  at       smallint[]; -- its partition,
-  nth      integer[];  -- and where these two stand in pairs
-  pairs    bigint[];   -- each stream and partition that there is, and
-  nexts    bigint[];   -- the offset that it gives out next
+  of       integer[];  -- the stream of each event
+  at       smallint[]; -- its partition
+  nth      integer[];  -- the index of both in pairs
+  pairs    bigint[];   -- each stream and partition, in one number
+  nexts    bigint[];   -- the next offset of each pair
   keys     integer[];  -- of the locks
   key      integer;
   pair     bigint;
@@ -111,7 +120,8 @@ declare
   sort     text := current_setting('enable_sort');
   ignored  text;
 begin
-  -- Loops of small statements, and none over arrays: mostly there is one event, and to start a plan of joins costs more than all the rest.
+  -- Loops of small statements, without joins of arrays: mostly there is one event, and to start a
+  -- plan of joins costs more than all the rest.
   for n in 1 .. cardinality(topics) loop
     if found_in.topic is distinct from topics[n] then
       select * into found_in from onlyonce.streams s where s.topic = topics[n];
@@ -174,8 +184,9 @@ end $$;
 comment on function onlyonce.append_events(text[], smallint[], text[], text[], bytea[], integer[], text[], bytea[], bytea[]) is
   'Appends events to streams in the caller''s transaction; consumers read them after COMMIT, in the order of their offsets.';
 
--- Where a partition begins and where it ends: the first offset that is there, and the next one to be given out.
--- Whoever calls it has locked onlyonce.event_log before his snapshot was taken: emptying a segment is not bound by snapshots.
+-- stream_bounds returns the first offset that a partition has, and the next one that it will give
+-- out. The caller must have locked onlyonce.event_log before its snapshot was taken, because
+-- snapshots do not delay the emptying of a segment.
 create function onlyonce.stream_bounds(stream integer, partition smallint, out first_offset bigint, out next_offset bigint)
 language plpgsql stable as $$
 begin
@@ -190,7 +201,8 @@ begin
 end $$;
 comment on function onlyonce.stream_bounds(integer, smallint) is 'First and next offset of a partition of the event log.';
 
--- Commits a group's offset under the lease of the partition, or raises OO001.
+-- commit_stream_offset commits a group's offset if the caller holds the partition's lease;
+-- otherwise it raises OO001.
 create function onlyonce.commit_stream_offset(
   lease bigint, epoch bigint, nonce uuid, group_id text, stream integer, partition smallint, "offset" bigint, metadata text
 ) returns void
@@ -208,7 +220,8 @@ comment on function onlyonce.commit_stream_offset(bigint, bigint, uuid, text, in
 
 -- ---------------------------------------------------------------- parked events
 
--- Has events appended that a receiver set aside without ever appending them: rows without an offset. Returns how many.
+-- append_parked appends events that a webhook receiver has set aside and never appended, which are
+-- rows without an offset. It returns how many.
 create function onlyonce.append_parked(ids bigint[]) returns bigint
 language plpgsql as $$
 declare

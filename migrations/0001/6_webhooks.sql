@@ -5,10 +5,11 @@ create table onlyonce.webhook_ids (
   key      uuid        not null,
   seen_at  timestamptz not null default clock_timestamp()
 );
-comment on table onlyonce.webhook_ids is 'Which event a receiver claimed when. The key itself is in the ring standard_keys and remembered by its horizon; the row demands the seal, and tells operators.';
+comment on table onlyonce.webhook_ids is 'When a receiver claimed an event. The key itself is in the ring standard_keys, and expires by that ring''s horizon. The row makes COMMIT need the seal, and is for operators to read.';
 create index webhook_ids_age on onlyonce.webhook_ids (endpoint, seen_at);
 
--- The receiver's transaction is fenced by the claim, and so a handler's own COMMIT of it is refused.
+-- The claim fences the receiver's transaction: if a handler commits by itself, that COMMIT is
+-- refused.
 create constraint trigger sealed after insert on onlyonce.webhook_ids
   deferrable initially deferred
   for each row execute function onlyonce.require_seal();
@@ -21,7 +22,7 @@ create table onlyonce.webhook_bodies (
   primary key (endpoint, digest)
 );
 comment on table onlyonce.webhook_bodies is 'SHA-256 of bodies that came lately to endpoints whose senders do not sign an event''s id.';
-comment on column onlyonce.webhook_bodies.parked_id is 'The first copy that was set aside since then: it has the body, later ones name it. Null: none was.';
+comment on column onlyonce.webhook_bodies.parked_id is 'The first copy that was set aside since then. It has the body; later copies refer to it. Null: none was.';
 create index webhook_bodies_age on onlyonce.webhook_bodies (endpoint, seen_at);
 
 create table onlyonce.webhook_objects (
@@ -31,7 +32,7 @@ create table onlyonce.webhook_objects (
   changed_at timestamptz not null default clock_timestamp(),
   primary key (scope, object)
 ) with (fillfactor = 70);
-comment on table  onlyonce.webhook_objects is 'The greatest version of each object whose event was applied: events that arrive behind it are stale.';
+comment on table  onlyonce.webhook_objects is 'The greatest version of each object whose event was applied: events with a lower version are stale.';
 comment on column onlyonce.webhook_objects.object is 'Hash of (tenant, scope, object key).';
 
 create table onlyonce.webhook_endpoints (
@@ -40,16 +41,23 @@ create table onlyonce.webhook_endpoints (
   aside_on      date,
   aside         bigint
 );
-comment on table  onlyonce.webhook_endpoints is 'What is remembered of a webhook endpoint.';
+comment on table  onlyonce.webhook_endpoints is 'One row for each webhook endpoint: its reconciliations, and the bytes that it has set aside.';
 comment on column onlyonce.webhook_endpoints.reconciled_at is 'When the last complete reconciliation with the provider began.';
 
 comment on column onlyonce.webhook_endpoints.aside_on      is 'Day, in UTC, of the last copy that was set aside for its body alone.';
 comment on column onlyonce.webhook_endpoints.aside         is 'Bytes of such copies on that day.';
 
--- The first statement of a receiver's transaction: claims the event. Returns 0 fresh, 1 duplicate, 2 the same id with another body,
--- 3 another id with a body that came within the window. Waits for an uncommitted copy, at most `wait`: then 55P03. The transaction is
--- fenced by it, and needs onlyonce.seal() before COMMIT.
--- An id is claimed before a body, in that order everywhere, and a body's holder waits for no other: no two of these deadlock.
+-- receive_webhook is the first statement of a receiver's transaction, and claims the event. It
+-- returns
+--   0  fresh
+--   1  duplicate: the same id and body
+--   2  the same id with another body
+--   3  another id with a body that came within the window
+-- It waits for an uncommitted copy, at most `wait`, and then raises 55P03. It fences the
+-- transaction, which needs onlyonce.seal() before COMMIT.
+--
+-- An id is always claimed before a body, and the transaction that has claimed a body waits for no
+-- other claim: so no two of these deadlock.
 create function onlyonce.receive_webhook(
   endpoint text, key uuid, fingerprint bigint, digest bytea, body_window interval, wait text, lock_timeout text, statement_timeout text, idle_timeout text
 ) returns smallint
@@ -81,8 +89,9 @@ end $$;
 comment on function onlyonce.receive_webhook(text, uuid, bigint, bytea, interval, text, text, text, text) is
   'First statement of a webhook receiver''s transaction: 0 fresh, 1 duplicate, 2 same id with another body, 3 same body under another id.';
 
--- Whether an event is newer than what was applied of its object; notes it if so. One of the same version is, too: times of events are rarely
--- finer than a second. The object's row is locked until the transaction ends.
+-- newer reports whether an event is at least as new as the last one that was applied to its object,
+-- and if so records its version. An equal version counts as newer, because times of events are
+-- rarely finer than a second. It locks the object's row until the transaction ends.
 create function onlyonce.newer(scope text, object uuid, version bigint) returns boolean
 language plpgsql as $$
 begin
@@ -92,4 +101,4 @@ begin
       where o.version <= excluded.version;
   return found;
 end $$;
-comment on function onlyonce.newer(text, uuid, bigint) is 'Notes the version of an object, unless a greater one is noted: then false.';
+comment on function onlyonce.newer(text, uuid, bigint) is 'Records the version of an object, unless a greater one is recorded: then false.';

@@ -1,4 +1,5 @@
--- onlyonce schema, version 1: answers to HTTP requests, kept under their keys, and operations that go on after the answer.
+-- onlyonce schema, version 1: answers to HTTP requests, stored under their keys, and operations
+-- that go on after the answer.
 
 -- ---------------------------------------------------------------- HTTP requests
 
@@ -19,21 +20,21 @@ create table onlyonce.http_records (
   erased_at    timestamptz,
   abandoned_at timestamptz
 );
-comment on table  onlyonce.http_records is 'Requests that came with an Idempotency-Key: what the first one was answered. In transactional mode a record commits with the writes that it stands for.';
+comment on table  onlyonce.http_records is 'Requests that came with an Idempotency-Key, each with the answer to the first one. In transactional mode a record commits together with the handler''s writes.';
 comment on column onlyonce.http_records.id           is 'onlyonce.key(tenant, scope, key): the key itself is not kept.';
 comment on column onlyonce.http_records.scope        is 'Method, route and principal: "http POST /v1/charges acct_1".';
 comment on column onlyonce.http_records.fingerprint  is 'Keyed hash of the request: the same key with another request is refused.';
-comment on column onlyonce.http_records.token        is 'Random for each attempt: tells one whose COMMIT had no answer whether it was its own that came through.';
-comment on column onlyonce.http_records.state        is 'running: a handler in lease mode works on it, or has left it. completed. reconcile: a step''s outcome is unknown and too old to ask about under its key.';
-comment on column onlyonce.http_records.lease_id     is 'While running: whose it is. Null in transactional mode, where nobody sees a record that is not completed.';
+comment on column onlyonce.http_records.token        is 'Random for each attempt: an attempt whose COMMIT had no answer compares it to find out whether it was the one that committed.';
+comment on column onlyonce.http_records.state        is 'running: a handler in lease mode works on it, or did so and ended without an answer. completed. reconcile: a step''s outcome is unknown and too old to ask about under its key.';
+comment on column onlyonce.http_records.lease_id     is 'While running: its lease. Null in transactional mode, in which a record is visible only once it is completed.';
 comment on column onlyonce.http_records.response     is 'Status, headers and body as they are answered again; null while running.';
 comment on column onlyonce.http_records.keep         is 'How long it is kept from its completion.';
-comment on column onlyonce.http_records.expires_at   is 'From when on it counts as absent, by the database clock. Null: not completed.';
-comment on column onlyonce.http_records.abandoned_at is 'Since when operators are shown that no client came back for it: its steps had their effect, and it was never completed. The next request goes on.';
+comment on column onlyonce.http_records.expires_at   is 'The time from which it counts as absent, by the database clock. Null: not completed.';
+comment on column onlyonce.http_records.abandoned_at is 'The time since which operators see that no client came back for it: its steps had their effect, and it was never completed. The next request goes on with it.';
 
--- What may be purged.
+-- Finds the records that may be purged.
 create index http_records_expired on onlyonce.http_records (expires_at);
--- What nobody has completed: a handful.
+-- Finds the requests that are not completed, which are few.
 create index http_records_open on onlyonce.http_records (created_at) where completed_at is null;
 
 create table onlyonce.http_steps (
@@ -47,15 +48,16 @@ create table onlyonce.http_steps (
 );
 comment on table  onlyonce.http_steps is 'External calls of handlers in lease mode: written before the first call, and again with its result.';
 comment on column onlyonce.http_steps.sealed is 'Of a step without a result: whether the layer that began it seals.';
-comment on column onlyonce.http_steps.first_at is 'Before the first call under the step''s key can have been made: the provider''s memory of it counts from here.';
+comment on column onlyonce.http_steps.first_at is 'A time before the first call under the step''s key: how long the provider remembers the key is counted from here.';
 
--- A record in transactional mode is inserted completed, one in lease mode is completed by an update: neither may come through
--- without the engine's seal.
+-- In transactional mode a record is inserted as completed; in lease mode an UPDATE completes it.
+-- Neither may commit without the engine's seal.
 create constraint trigger sealed after insert or update of state on onlyonce.http_records
   deferrable initially deferred
   for each row when (new.state = 'completed') execute function onlyonce.require_seal();
 
--- First statement of a handler's transaction: its bounds, an id, and leave to seal it.
+-- http_open is the first statement of a handler's transaction. It sets the transaction's bounds,
+-- assigns its id, and allows onlyonce.seal() in it.
 create function onlyonce.http_open(lock_timeout text, statement_timeout text, idle_timeout text) returns void
 language plpgsql as $$
 declare
@@ -68,10 +70,15 @@ begin
 end $$;
 comment on function onlyonce.http_open(text, text, text) is 'Opens a handler''s transaction. It then needs onlyonce.seal() before COMMIT.';
 
--- The claim in transactional mode: 1 it is the caller's, 0 somebody else is at it, 2 it is completed already.
--- The lock is held until the transaction has ended, and is given back after its record is visible; so the record is looked for in
--- a statement behind the one that took the lock. It is tried and not waited for: a duplicate must not keep a connection for as long as the first one's
--- handler runs. Two keys that share 32 bits share a lock: one of them is told to come back.
+-- http_begin claims a key in transactional mode. It returns 1 if the caller has it, 0 if another
+-- request is running under it, and 2 if a completed record exists.
+--
+-- The lock is held until the transaction has ended, and released after its record is visible. So
+-- the record is looked for in a statement after the one that took the lock. The function does not
+-- wait for the lock, because a duplicate would keep a connection for as long as the first request's
+-- handler runs. Two keys that share 32 bits share a lock: then one of the requests is answered 409,
+-- and comes back.
+--
 -- Above READ COMMITTED the record may be invisible here; then onlyonce.http_complete finds it.
 create function onlyonce.http_begin(id uuid, lock_timeout text, statement_timeout text, idle_timeout text) returns integer
 language plpgsql as $$
@@ -84,10 +91,12 @@ begin
     where r.id = http_begin.id and (r.expires_at is null or r.expires_at > clock_timestamp());
   return case when found then 2 else 1 end;
 end $$;
-comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 somebody is at it, 2 it is completed.';
+comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 another request is running, 2 a completed record exists.';
 
--- Writes the record in the transaction of the effects, last before the seal. Raises OO010 where one stands: it shares a round trip with COMMIT.
--- One that has expired is absent, and is replaced with its steps and its lease. Returns until when the record is kept.
+-- http_complete writes the record in the transaction of the effects, as the last statement before
+-- the seal. It raises OO010 if there is a record, because it shares a round trip with COMMIT. An
+-- expired record counts as absent, and is replaced together with its steps and its lease. It
+-- returns the time until which the record is kept.
 create function onlyonce.http_complete(
   id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval
 ) returns timestamptz
@@ -113,10 +122,11 @@ begin
             http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), until);
   return until;
 end $$;
-comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Keeps the answer in the transaction of its effects, or raises OO010.';
+comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Stores the answer in the transaction of its effects, or raises OO010.';
 
--- The claim in lease mode, a transaction of its own. One that has expired is absent.
--- Somebody else's uncommitted claim is waited for, for as long as a statement takes to commit.
+-- http_claim claims a key in lease mode, in a transaction of its own. An expired record counts as
+-- absent. It waits for another request's uncommitted claim, which takes as long as one statement
+-- takes to commit.
 create function onlyonce.http_claim(id uuid, tenant text, scope text, fingerprint bytea, token uuid, keep interval, ttl interval)
 returns table (lease bigint, epoch bigint)
 language plpgsql as $$
@@ -135,10 +145,15 @@ begin
   update onlyonce.http_records r set lease_id = lease where r.id = http_claim.id;
   return next;
 end $$;
-comment on function onlyonce.http_claim(uuid, text, text, bytea, uuid, interval, interval) is 'Claims a key in lease mode: one row, the lease and its epoch; none where a record stands.';
+comment on function onlyonce.http_claim(uuid, text, text, bytea, uuid, interval, interval) is 'Claims a key in lease mode: one row, the lease and its epoch; none if there is a record.';
 
--- Begins a step, a transaction of its own, before its call: so that one which may have been made is known of. first_at stays that of the
--- first attempt. seals says whether its result will be sealed, so that an operator who resolves the step knows. Raises OO001 for an owner that was replaced. late: the first attempt is older than the provider remembers.
+-- http_step begins a step, in a transaction of its own, before the step's call is made: so a call
+-- that may have been made is always known. Later attempts keep first_at. `seals` says whether the
+-- result will be sealed, for an operator who resolves the step.
+--
+-- `late` in its result means that the step has no result, and that its first attempt is longer ago
+-- than `within`: the provider may have forgotten the key. It raises OO001 if the caller no longer
+-- owns the request.
 create function onlyonce.http_step(lease bigint, epoch bigint, nonce uuid, record_id uuid, name text, within interval, seals boolean)
 returns table (done boolean, result bytea, sealed boolean, late boolean)
 language plpgsql as $$
@@ -158,10 +173,12 @@ begin
   update onlyonce.http_steps s set done_at = clock_timestamp(), result = http_step_done.result, sealed = http_step_done.sealed
    where s.record_id = http_step_done.record_id and s.name = http_step_done.name and s.done_at is null;
 end $$;
-comment on function onlyonce.http_step_done(bigint, bigint, uuid, uuid, text, bytea, boolean) is 'Keeps a step''s result.';
+comment on function onlyonce.http_step_done(bigint, bigint, uuid, uuid, text, bytea, boolean) is 'Stores a step''s result.';
 
--- Completes a record in lease mode, last before the seal. The lease is locked as late as this: its renewal would wait for the lock, and with it
--- those of all leases of the process. Who takes over waits for this transaction, and finds no lease behind it. Returns until when it is kept.
+-- http_finish completes a record in lease mode, as the last statement before the seal. It locks the
+-- lease this late, because a renewal would wait for the lock, and with it the renewals of all
+-- leases of the process. A process that wants to take over waits for this transaction, and then
+-- finds no lease. It returns the time until which the record is kept.
 create function onlyonce.http_finish(id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean) returns timestamptz
 language plpgsql as $$
 declare
@@ -179,9 +196,10 @@ begin
   delete from onlyonce.leases l where l.id = http_finish.lease;
   return until;
 end $$;
-comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean) is 'Keeps the answer of a request in lease mode, and gives its lease up.';
+comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean) is 'Stores the answer of a request in lease mode, and deletes its lease.';
 
--- Sets a request aside whose step has an unknown outcome. A transaction of its own.
+-- http_reconcile sets a request aside because the outcome of one of its steps is unknown. It is a
+-- transaction of its own.
 create function onlyonce.http_reconcile(id uuid, lease bigint, epoch bigint, nonce uuid) returns void
 language plpgsql as $$
 begin
@@ -190,8 +208,10 @@ begin
 end $$;
 comment on function onlyonce.http_reconcile(uuid, bigint, bigint, uuid) is 'Sets a request aside for an operator.';
 
--- Gives a request in lease mode back whose answer is not kept: without a step it is as if it had never come, with one the next
--- request goes on where this one has stopped. The lease keeps when it ended: onlyonce.http_abandon counts from the last attempt.
+-- http_release releases a request in lease mode whose answer is not kept. A request without a step
+-- is deleted, as if it had never come. If it has a step, the next request goes on where this one
+-- has stopped. The lease keeps the time at which it ended: onlyonce.http_abandon counts from the
+-- last attempt.
 create function onlyonce.http_release(id uuid, lease bigint, epoch bigint, nonce uuid) returns void
 language plpgsql as $$
 begin
@@ -203,10 +223,11 @@ begin
     delete from onlyonce.leases l where l.id = http_release.lease;
   end if;
 end $$;
-comment on function onlyonce.http_release(uuid, bigint, bigint, uuid) is 'Gives a request in lease mode back whose answer is not kept.';
+comment on function onlyonce.http_release(uuid, bigint, bigint, uuid) is 'Releases a request in lease mode whose answer is not kept.';
 
--- Deletes at most `most` records that have expired, what their steps kept, and the leases of those that an operator has closed. Who holds one locked keeps it. Expiry is asked again
--- where it decides: a record may have been replaced since it was found.
+-- http_purge deletes at most `most` expired records, with the results of their steps, and with the
+-- leases of those that an operator has closed. It skips rows that another transaction has locked.
+-- It checks the expiry again when it deletes: a record may have been replaced since it was found.
 create function onlyonce.http_purge(most integer) returns integer
 language plpgsql as $$
 declare
@@ -223,11 +244,17 @@ begin
 end $$;
 comment on function onlyonce.http_purge(integer) is 'Deletes records of the HTTP layer that have expired, at most so many; returns how many.';
 
--- Sees to requests in lease mode whose client has not come back: whose last attempt ended longer ago than the record would be kept. Only one
--- without a step is as good as absent. One with a step is never deleted: its provider may have forgotten the step's key by now, so a client
--- that still asks would have the call made a second time. Where a step's outcome is unknown the request is set aside; where all are known it is
--- marked, so that operators see it, and the next request goes on with the results that are there. The lease is locked before the steps are
--- looked at, in a statement behind it: nobody takes it over or begins a step meanwhile.
+-- http_abandon handles requests in lease mode whose client has not come back: those whose last
+-- attempt ended longer ago than their record would be kept.
+--   without a step                      deleted: such a request is as good as absent
+--   with a step of unknown outcome      set aside for an operator
+--   with steps whose results are known  marked as abandoned, so that operators see it; the next
+--                                       request goes on
+-- A request with a step is never deleted. Its provider may have forgotten the step's key by now, so
+-- a client that still asks would cause the call a second time.
+--
+-- The lease is locked before the steps are read, in an earlier statement, so that no process takes
+-- it over or begins a step meanwhile.
 create function onlyonce.http_abandon(most integer, out deleted integer, out aside integer, out abandoned integer)
 language plpgsql as $$
 declare
@@ -244,7 +271,7 @@ begin
   loop
     if exists (select from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) then
       update onlyonce.http_records h set state = 'reconcile' where h.id = r.id and h.state = 'running';
-      update onlyonce.leases l set epoch = l.epoch + 1, nonce = null where l.id = r.lease; -- who has just read the record does not take it over
+      update onlyonce.leases l set epoch = l.epoch + 1, nonce = null where l.id = r.lease; -- a process that has just read the record cannot take it over
       aside := aside + 1;
     elsif exists (select from onlyonce.http_steps s where s.record_id = r.id) then
       update onlyonce.http_records h set abandoned_at = clock_timestamp() where h.id = r.id and h.state = 'running';
@@ -256,7 +283,7 @@ begin
     end if;
   end loop;
 end $$;
-comment on function onlyonce.http_abandon(integer) is 'Sees to requests in lease mode that no client came back for: deletes those without a step, and shows the others to operators.';
+comment on function onlyonce.http_abandon(integer) is 'Handles requests in lease mode whose client did not come back: deletes those without a step, and shows the others to operators.';
 
 -- ---------------------------------------------------------------- operations
 
@@ -275,12 +302,13 @@ create table onlyonce.operations (
   completed_at timestamptz,
   expires_at   timestamptz
 );
-comment on table  onlyonce.operations is 'Work that was answered 202: what became of it. The work itself is an event of onlyonce.event_log.';
+comment on table  onlyonce.operations is 'Operations whose requests were answered 202, and how they ended. The work itself is an event of onlyonce.event_log.';
 comment on column onlyonce.operations.state is 'running, also while it waits to begin. succeeded, failed, cancelled: written in the transaction of the work.';
-comment on column onlyonce.operations.keep is 'How long it is kept from its end.';
+comment on column onlyonce.operations.keep is 'How long it is kept after its end.';
 create index operations_expired on onlyonce.operations (expires_at);
 
--- Apart from onlyonce.operations: whoever writes here must not wait for the work's transaction.
+-- A table of its own, because clients and Operation.Progress write it, and must not wait for the
+-- transaction of the work, which locks the row in onlyonce.operations.
 create table onlyonce.operation_signals (
   id         uuid        primary key references onlyonce.operations (id) on delete cascade,
   percent    smallint,
@@ -288,4 +316,4 @@ create table onlyonce.operation_signals (
   updated_at timestamptz,
   cancel_at  timestamptz
 );
-comment on table  onlyonce.operation_signals is 'How far work has come, as it said last, and whether its client wants it no more.';
+comment on table  onlyonce.operation_signals is 'The latest progress of each operation, and whether its client has cancelled it.';

@@ -42,8 +42,8 @@ var ErrOpen = errors.New("httpsink: the breaker is open after failures in a row:
 
 // What an attempt reports about its host. Nil means that the host answered.
 var (
-	errFailed  = errors.New("the host did not answer, or with 5xx")
-	errNothing = errors.New("nothing was learned about the host")
+	errHostDown    = errors.New("the host did not answer, or with 5xx")
+	errHostUnknown = errors.New("nothing was learned about the host")
 )
 
 type breaker struct {
@@ -76,7 +76,7 @@ func newBreaker(cfg Breaker) breaker {
 		MaxRequests: 1,
 		Timeout:     cfg.OpenFor,
 		ReadyToTrip: func(c gobreaker.Counts) bool { return int64(c.ConsecutiveFailures) >= int64(cfg.Failures) },
-		IsExcluded:  func(err error) bool { return errors.Is(err, errNothing) },
+		IsExcluded:  func(err error) bool { return errors.Is(err, errHostUnknown) },
 		OnStateChange: func(_ string, _, to gobreaker.State) {
 			if cfg.Changed != nil {
 				cfg.Changed(to.String())
@@ -112,18 +112,18 @@ func (b breaker) ready() int {
 	return math.MaxInt
 }
 
-// unanswered classifies an attempt without a whole answer, for the breaker.
-func unanswered(ctx context.Context, err error) error {
+// healthWithoutAnswer classifies an attempt without a whole answer, for the breaker.
+func healthWithoutAnswer(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) || errors.Is(err, outbox.ErrLease) || errors.Is(err, outbox.ErrWindow) {
-		return errNothing
+		return errHostUnknown
 	}
-	return errFailed
+	return errHostDown
 }
 
-// answered classifies an answer, for the breaker.
-func answered(resp *http.Response, r outbox.Result) error {
+// healthFromAnswer classifies an answer, for the breaker.
+func healthFromAnswer(resp *http.Response, r outbox.Result) error {
 	if resp.StatusCode >= 500 && r.Outcome == outbox.Retry {
-		return errFailed
+		return errHostDown
 	}
 	return nil
 }

@@ -132,7 +132,7 @@ func New(cfg Config) (*Sink, error) {
 	if cfg.Name == "" {
 		fault("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
-	base, err := baseURL(cfg.BaseURL)
+	base, err := parseBaseURL(cfg.BaseURL)
 	if err != nil {
 		fault("BaseURL", "%v", err)
 	}
@@ -207,12 +207,12 @@ func New(cfg Config) (*Sink, error) {
 			fault(fmt.Sprintf("AllowHosts[%d]", i), "%q must be a host's name, or *. and a name", h)
 		}
 	}
-	g := &guard{private: cfg.AllowPrivate, networks: slices.Clone(cfg.AllowNetworks), timeout: cfg.ConnectTimeout}
+	g := &addressGuard{allowPrivate: cfg.AllowPrivate, allowNetworks: slices.Clone(cfg.AllowNetworks), connectTimeout: cfg.ConnectTimeout}
 	if base != nil {
-		if !allowedHost(base.Hostname(), cfg.AllowHosts) {
+		if !hostMatches(base.Hostname(), cfg.AllowHosts) {
 			fault("BaseURL", "its host %q is not among AllowHosts", base.Hostname())
 		}
-		if err := g.host(base.Hostname()); err != nil {
+		if err := g.checkHost(base.Hostname()); err != nil {
 			fault("BaseURL", "its host cannot be called: %v", err)
 		}
 	}
@@ -234,7 +234,7 @@ func New(cfg Config) (*Sink, error) {
 	return &Sink{cfg: cfg, base: base, transport: transport, breaker: newBreaker(cfg.Breaker)}, nil
 }
 
-func baseURL(s string) (*url.URL, error) {
+func parseBaseURL(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil:

@@ -33,11 +33,11 @@ var (
 //     The transport takes a keyed POST for idempotent and sends it again on another connection: two
 //     requests for one attempt (Go issue 19943).
 type gate struct {
-	may func() error
+	mayStart func() error
 
-	mu   sync.Mutex
-	conn *gatedConn // the connection that has written
-	err  error
+	mu       sync.Mutex
+	admitted *gatedConn // the connection that has written
+	err      error
 }
 
 // attach is the transport's hook for "this connection will carry the request"; nothing has been
@@ -62,26 +62,26 @@ func (g *gate) attach(info httptrace.GotConnInfo) {
 	_ = info.Conn.Close()
 }
 
-func (g *gate) pass(c *gatedConn) error {
+func (g *gate) admit(c *gatedConn) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
 	case g.err != nil:
-	case g.conn == c:
+	case g.admitted == c:
 		return nil
-	case g.conn != nil:
+	case g.admitted != nil:
 		g.err = errResend
 	default:
-		if g.err = g.may(); g.err == nil {
-			g.conn = c
+		if g.err = g.mayStart(); g.err == nil {
+			g.admitted = c
 		}
 	}
 	return g.err
 }
 
-// refused returns why the request was not let out, or was not let out a second time. It returns nil
+// refusal returns why the request was not let out, or was not let out a second time. It returns nil
 // if the request was not refused.
-func (g *gate) refused() error {
+func (g *gate) refusal() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.err
@@ -96,7 +96,7 @@ type gatedConn struct {
 
 func (c *gatedConn) Write(b []byte) (int, error) {
 	if g := c.gate.Load(); g != nil {
-		if err := g.pass(c); err != nil {
+		if err := g.admit(c); err != nil {
 			return 0, err
 		}
 	}
@@ -106,14 +106,14 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 // gatedTransport clones a transport and puts guard and gate into its connections. It uses HTTP/1.1
 // only: a connection then carries one request at a time, so that each write belongs to one request.
 // HTTP/2 also has its own rules for sending a request again.
-func gatedTransport(t *http.Transport, g *guard) (*http.Transport, error) {
+func gatedTransport(t *http.Transport, g *addressGuard) (*http.Transport, error) {
 	if t == nil {
 		t = &http.Transport{MaxIdleConnsPerHost: 100, IdleConnTimeout: 90 * time.Second}
 	}
 	if t.Dial != nil || t.DialTLS != nil { //nolint:staticcheck // refused because it is deprecated
 		return nil, errors.New("Dial and DialTLS are not supported: use DialContext and DialTLSContext")
 	}
-	if fromEnvironment(t.Proxy) {
+	if isProxyFromEnvironment(t.Proxy) {
 		return nil, errors.New("Proxy must not be http.ProxyFromEnvironment, which decides from outside where calls go: name the proxy, with http.ProxyURL, or set nil")
 	}
 	t = t.Clone()
@@ -129,22 +129,22 @@ func gatedTransport(t *http.Transport, g *guard) (*http.Transport, error) {
 	if t.MaxResponseHeaderBytes == 0 {
 		t.MaxResponseHeaderBytes = maxAnswer
 	}
-	t.DialContext = gated(g.dialer(t.DialContext))
+	t.DialContext = gateConns(g.guardDial(t.DialContext))
 	if t.DialTLSContext != nil {
-		t.DialTLSContext = gated(g.dialer(t.DialTLSContext))
+		t.DialTLSContext = gateConns(g.guardDial(t.DialTLSContext))
 	}
 	return t, nil
 }
 
-// fromEnvironment reports whether the proxy function is http.ProxyFromEnvironment. Functions cannot
-// be compared, but the addresses of their code can.
-func fromEnvironment(proxy func(*http.Request) (*url.URL, error)) bool {
+// isProxyFromEnvironment reports whether the proxy function is http.ProxyFromEnvironment. Functions
+// cannot be compared, but the addresses of their code can.
+func isProxyFromEnvironment(proxy func(*http.Request) (*url.URL, error)) bool {
 	return proxy != nil && reflect.ValueOf(proxy).Pointer() == reflect.ValueOf(http.ProxyFromEnvironment).Pointer()
 }
 
-type dialer func(ctx context.Context, network, addr string) (net.Conn, error)
+type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
-func gated(dial dialer) dialer {
+func gateConns(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
 		if err != nil {

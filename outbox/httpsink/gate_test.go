@@ -41,14 +41,14 @@ func TestGate(t *testing.T) {
 			server.Start()
 		}
 		defer server.Close()
-		transport, err := gatedTransport(given, &guard{private: true, timeout: time.Minute})
+		transport, err := gatedTransport(given, &addressGuard{allowPrivate: true, connectTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer transport.CloseIdleConnections()
 		no := errors.New("too late")
 		send := func(may func() error) (*gate, error) {
-			g := &gate{may: may}
+			g := &gate{mayStart: may}
 			ctx := httptrace.WithClientTrace(context.Background(), &httptrace.ClientTrace{GotConn: g.attach})
 			req, err := http.NewRequestWithContext(ctx, "POST", server.URL, strings.NewReader("body"))
 			if err != nil {
@@ -71,8 +71,8 @@ func TestGate(t *testing.T) {
 			if (err == nil) == (i%2 == 0) {
 				t.Errorf("tls %v, step %d: %v", tls, i, err)
 			}
-			if i%2 == 0 && !errors.Is(g.refused(), no) {
-				t.Errorf("tls %v, step %d: refused with %v", tls, i, g.refused())
+			if i%2 == 0 && !errors.Is(g.refusal(), no) {
+				t.Errorf("tls %v, step %d: refused with %v", tls, i, g.refusal())
 			}
 			if n := requests.Load(); n != step.want {
 				t.Errorf("tls %v, step %d: %d requests, want %d", tls, i, n, step.want)

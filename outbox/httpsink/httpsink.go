@@ -47,22 +47,22 @@ func (s *Sink) Ready() int { return s.breaker.ready() }
 func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	req, err := s.request(ctx, d)
+	req, err := s.newRequest(ctx, d)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
-		return outbox.Reject(clean(err), err)
+		return outbox.Reject(redactQuoted(err), err)
 	}
 	done, err := s.breaker.allow()
 	if err != nil {
 		return outbox.Result{Outcome: outbox.Retry, Reason: ErrOpen.Error(), Err: ErrOpen, RetryAfter: s.cfg.Breaker.OpenFor}
 	}
-	learned := errNothing
+	hostHealth := errHostUnknown
 	// deferred: Authorize may panic, and a half-open breaker waits for this call.
-	defer func() { done(learned) }()
+	defer func() { done(hostHealth) }()
 	if err := s.authorize(req); err != nil {
 		return outbox.RetryLater("authorization failed, no call was made", err)
 	}
-	g := &gate{may: d.MayStart}
+	g := &gate{mayStart: d.MayStart}
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: g.attach})
 	// RoundTrip instead of a client's Do: it follows no redirects and keeps no cookies.
 	resp, err := s.transport.RoundTrip(req.WithContext(ctx))
@@ -71,24 +71,24 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		defer resp.Body.Close()
 		answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	}
-	if refused := g.refused(); refused != nil {
-		learned = unanswered(ctx, refused)
-		return outbox.RetryLater(clean(refused), refused)
+	if refused := g.refusal(); refused != nil {
+		hostHealth = healthWithoutAnswer(ctx, refused)
+		return outbox.RetryLater(redactQuoted(refused), refused)
 	}
 	if err != nil {
-		learned = unanswered(ctx, err)
-		return outbox.RetryLater(s.describe(ctx, err), err)
+		hostHealth = healthWithoutAnswer(ctx, err)
+		return outbox.RetryLater(s.describeFailure(ctx, err), err)
 	}
-	r := s.judge(resp)
-	learned = answered(resp, r)
+	r := s.classify(resp)
+	hostHealth = healthFromAnswer(resp, r)
 	if d.Capture && r.Outcome == outbox.Delivered {
-		r.Response = &outbox.Response{Status: resp.StatusCode, Header: s.kept(resp.Header), Body: answer}
+		r.Response = &outbox.Response{Status: resp.StatusCode, Header: s.capturedHeaders(resp.Header), Body: answer}
 	}
 	return r
 }
 
-// kept returns the headers of an answer that are captured with it.
-func (s *Sink) kept(h http.Header) http.Header {
+// capturedHeaders returns the headers of an answer that are captured with it.
+func (s *Sink) capturedHeaders(h http.Header) http.Header {
 	kept := http.Header{}
 	for _, name := range s.cfg.CaptureHeaders {
 		if v, there := h[http.CanonicalHeaderKey(name)]; there {

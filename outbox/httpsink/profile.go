@@ -60,8 +60,8 @@ const (
 	FormBase64URL
 )
 
-// length returns the bytes of a key in this form, or 0 for an unknown form.
-func (f Form) length() int {
+// keyLength returns the bytes of a key in this form, or 0 for an unknown form.
+func (f Form) keyLength() int {
 	switch f {
 	case FormUUID:
 		return 36
@@ -75,8 +75,8 @@ func (f Form) length() int {
 	return 0
 }
 
-// write formats a key, which must be a UUID of 36 characters.
-func (f Form) write(key string) (string, error) {
+// formatKey formats a key, which must be a UUID of 36 characters.
+func (f Form) formatKey(key string) (string, error) {
 	id, err := uuid.Parse(key)
 	if err != nil || id.String() != key {
 		return "", errors.New("key: is not a UUID") // the row was written in SQL
@@ -134,7 +134,7 @@ func (p Profile) withDefaults() (Profile, []error) {
 		faults = append(faults, fmt.Errorf("BodyMember %q must be letters, digits, _ and -", p.BodyMember))
 	}
 	p.Header = http.CanonicalHeaderKey(p.Header)
-	n := p.Form.length()
+	n := p.Form.keyLength()
 	switch {
 	case n == 0:
 		faults = append(faults, fmt.Errorf("Form(%d) is none of the forms", int(p.Form)))
@@ -149,9 +149,9 @@ func (p Profile) withDefaults() (Profile, []error) {
 	return p, faults
 }
 
-// body inserts the key into a body that carries it. The result for a row is the same in each
+// insertKey inserts the key into a body that carries it. The result for a row is the same in each
 // attempt.
-func (p Profile) body(body []byte, key string) ([]byte, error) {
+func (p Profile) insertKey(body []byte, key string) ([]byte, error) {
 	if p.BodyMember == "" {
 		return body, nil
 	}

@@ -22,7 +22,7 @@ func FuzzTarget(f *testing.F) {
 		if frozen.Target(target) != nil {
 			return
 		}
-		u, err := s.url(target)
+		u, err := s.targetURL(target)
 		if err != nil {
 			return
 		}

@@ -83,8 +83,8 @@ func TestO7ProxyOverTLS(t *testing.T) {
 			// On a new connection, then on a kept one.
 			for i, may := range []error{errors.New("too late"), nil} {
 				g, err := through(t, s.transport, remote.URL, may)
-				if (err == nil) != (may == nil) || !errors.Is(g.refused(), may) || got.Load() != int64(2+i) {
-					t.Errorf("may start: %v: %v, refused with %v, the remote has seen %d requests, want %d", may, err, g.refused(), got.Load(), 2+i)
+				if (err == nil) != (may == nil) || !errors.Is(g.refusal(), may) || got.Load() != int64(2+i) {
+					t.Errorf("may start: %v: %v, refused with %v, the remote has seen %d requests, want %d", may, err, g.refusal(), got.Load(), 2+i)
 				}
 			}
 		})
@@ -94,7 +94,7 @@ func TestO7ProxyOverTLS(t *testing.T) {
 // through sends one request, whose gate answers with may.
 func through(t *testing.T, transport *http.Transport, to string, may error) (*gate, error) {
 	t.Helper()
-	g := &gate{may: func() error { return may }}
+	g := &gate{mayStart: func() error { return may }}
 	ctx := httptrace.WithClientTrace(context.Background(), &httptrace.ClientTrace{GotConn: g.attach})
 	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, to, nil)
 	if err != nil {
@@ -119,14 +119,14 @@ func TestO7NoRequestWithoutTheCheck(t *testing.T) {
 			server.Start()
 		}
 		t.Cleanup(server.Close)
-		transport, err := gatedTransport(&http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, &guard{private: true, timeout: time.Minute}) //nolint:gosec // this test's server
+		transport, err := gatedTransport(&http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, &addressGuard{allowPrivate: true, connectTimeout: time.Minute}) //nolint:gosec // this test's server
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(transport.CloseIdleConnections)
 		transport.DialContext = (&net.Dialer{}).DialContext
-		if g, err := through(t, transport, server.URL, nil); err == nil || !errors.Is(g.refused(), errUngated) || got.Load() != 0 {
-			t.Errorf("tls %v: %v, refused with %v, %d requests", secure, err, g.refused(), got.Load())
+		if g, err := through(t, transport, server.URL, nil); err == nil || !errors.Is(g.refusal(), errUngated) || got.Load() != 0 {
+			t.Errorf("tls %v: %v, refused with %v, %d requests", secure, err, g.refusal(), got.Load())
 		}
 	}
 }

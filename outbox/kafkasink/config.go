@@ -66,8 +66,8 @@ type Config struct {
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("kafkasink: bad configuration")
 
-// keyWindow is a day less than the horizon of a new inbox.
-const keyWindow = 6 * 24 * time.Hour
+// defaultKeyWindow is a day less than the horizon of a new inbox.
+const defaultKeyWindow = 6 * 24 * time.Hour
 
 // withDefaults fills in the defaults and returns every fault at once.
 func (c Config) withDefaults() (Config, error) {
@@ -109,7 +109,7 @@ func (c Config) withDefaults() (Config, error) {
 		fault("IDHeader", "%q must be visible ASCII in lower case", c.IDHeader)
 	}
 	if c.KeyWindow == 0 {
-		c.KeyWindow = keyWindow
+		c.KeyWindow = defaultKeyWindow
 	}
 	if c.KeyWindow < 0 {
 		fault("KeyWindow", "%v is negative", c.KeyWindow)

@@ -11,8 +11,8 @@ import (
 func Waiting(s *Sink) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, l := range s.lanes {
-		n += len(l.waiting)
+	for _, q := range s.queues {
+		n += len(q.waiting)
 	}
 	return n
 }
@@ -21,18 +21,18 @@ func Waiting(s *Sink) (n int) {
 // refused may not start.
 func SendBatch(ctx context.Context, s *Sink, topic string, refused []error) []error {
 	all := make([]error, len(refused))
-	p := &party{ctx: ctx, all: make(chan struct{}), notify: func(i int, err error) { all[i] = err }}
-	p.left.Store(int64(len(refused)))
-	var batch []*entry
+	g := &sendGroup{ctx: ctx, done: make(chan struct{}), report: func(i int, err error) { all[i] = err }}
+	g.unreported.Store(int64(len(refused)))
+	var batch []*queuedCall
 	for i, err := range refused {
-		r, bad := s.record(&outbox.Delivery{Key: fmt.Sprint(i), Method: "POST", Target: "/" + topic, Body: []byte(fmt.Sprint(i))}, new(route))
+		r, bad := s.newRecord(&outbox.Delivery{Key: fmt.Sprint(i), Method: "POST", Target: "/" + topic, Body: []byte(fmt.Sprint(i))}, new(targetRoute))
 		if bad != nil {
 			panic(bad)
 		}
-		batch = append(batch, &entry{record: r, party: p, index: i, mayStart: func() error { return err }})
+		batch = append(batch, &queuedCall{callRecord: r, group: g, index: i, mayStart: func() error { return err }})
 	}
-	l := &lane{waiting: batch, busy: true}
-	s.send(place{topic, 0}, l)
-	<-p.all
+	q := &partitionQueue{waiting: batch, sending: true}
+	s.sendQueue(topicPartition{topic, 0}, q)
+	<-g.done
 	return all
 }

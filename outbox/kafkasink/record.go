@@ -16,8 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// record is a call in the form in which Kafka gets it.
-type record struct {
+// callRecord is a call in the form in which Kafka gets it.
+type callRecord struct {
 	topic   string
 	key     []byte // nil: none
 	id      string // the call's derived key
@@ -26,43 +26,43 @@ type record struct {
 	value   []byte
 }
 
-// route is a parsed and accepted target.
-type route struct {
+// targetRoute is a parsed and accepted target.
+type targetRoute struct {
 	target string
 	topic  string
 	key    []byte // nil: none
 }
 
-// route parses a target. It applies the rules of Enqueue again, because the row may have been
+// parseRoute parses a target. It applies the rules of Enqueue again, because the row may have been
 // written in SQL.
-func (s *Sink) route(target string) (route, error) {
+func (s *Sink) parseRoute(target string) (targetRoute, error) {
 	err := frozen.Target(target)
-	r := route{target: target}
+	r := targetRoute{target: target}
 	if err == nil {
 		r.topic, r.key, err = parseTarget(target)
 	}
 	switch {
 	case err != nil:
-		return route{}, fmt.Errorf("target: %w", err)
+		return targetRoute{}, fmt.Errorf("target: %w", err)
 	case !slices.Contains(s.cfg.Topics, r.topic):
-		return route{}, fmt.Errorf("target: topic %.60s is not among the sink's topics", r.topic)
+		return targetRoute{}, fmt.Errorf("target: topic %.60s is not among the sink's topics", r.topic)
 	}
 	return r, nil
 }
 
-// record builds the record from the row, by the rules of Enqueue. last is the route of the previous
-// call, which is usually the same; it is replaced by this call's.
-func (s *Sink) record(d *outbox.Delivery, last *route) (*record, error) {
+// newRecord builds the record from the row, by the rules of Enqueue. last is the route of the
+// previous call, which is usually the same; it is replaced by this call's.
+func (s *Sink) newRecord(d *outbox.Delivery, last *targetRoute) (*callRecord, error) {
 	if d.Method != http.MethodPost {
 		return nil, errors.New("method: must be POST, which is the default: a record has none")
 	}
 	if last.topic == "" || d.Target != last.target {
 		var err error
-		if *last, err = s.route(d.Target); err != nil {
+		if *last, err = s.parseRoute(d.Target); err != nil {
 			return nil, err
 		}
 	}
-	r := &record{id: d.Key, order: d.Order, value: d.Body, topic: last.topic, key: last.key}
+	r := &callRecord{id: d.Key, order: d.Order, value: d.Body, topic: last.topic, key: last.key}
 	names, values, faults := frozen.Headers(d.Header)
 	if len(faults) > 0 {
 		return nil, fmt.Errorf("header: %w", faults[0])
@@ -106,10 +106,10 @@ func parseTarget(target string) (topic string, key []byte, err error) {
 	return topic, []byte(values["key"][0]), nil
 }
 
-// partition chooses among a topic's partitions as Java's default partitioner does. If there is no
-// record key, the ordering key decides, and without one the call's own key. Attempts of one call
-// must go to one partition, because copies in two partitions may be handled at the same time.
-func (r *record) partition(all []int) int {
+// choosePartition chooses among a topic's partitions as Java's default partitioner does. If there
+// is no record key, the ordering key decides, and without one the call's own key. Attempts of one
+// call must go to one partition, because copies in two partitions may be handled at the same time.
+func (r *callRecord) choosePartition(all []int) int {
 	key := r.key
 	switch {
 	case key != nil:
@@ -122,7 +122,7 @@ func (r *record) partition(all []int) int {
 }
 
 // size is about how many bytes the record takes in a request.
-func (r *record) size() int {
+func (r *callRecord) size() int {
 	n := 64 + len(r.key) + len(r.value)
 	for _, h := range r.headers {
 		n += 10 + len(h.Key) + len(h.Value)
@@ -130,8 +130,8 @@ func (r *record) size() int {
 	return n
 }
 
-// wire returns the record for one request, which consumes its readers.
-func (r *record) wire(now time.Time) protocol.Record {
+// protocolRecord returns the record for one request, which consumes its readers.
+func (r *callRecord) protocolRecord(now time.Time) protocol.Record {
 	out := protocol.Record{Time: now, Value: protocol.NewBytes(r.value), Headers: r.headers}
 	if r.key != nil {
 		out.Key = protocol.NewBytes(r.key)

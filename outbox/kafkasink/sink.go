@@ -17,14 +17,14 @@ import (
 const (
 	// dialTimeout bounds making a connection, including the TLS handshake and authentication.
 	dialTimeout = 5 * time.Second
-	// layoutAge bounds the age of kafka-go's view of the cluster.
-	layoutAge = 2 * time.Second
-	// unknownPatience is how long a topic may be unknown before a call to it is rejected. A topic
-	// just created is not known to all brokers at once, and the Transport may ask for it only after
-	// layoutAge. The call is not sent meanwhile.
-	unknownPatience = 3 * time.Second
-	// unknownEvery is how often the Transport is asked again; it answers from its own view.
-	unknownEvery = 100 * time.Millisecond
+	// metadataAge bounds the age of kafka-go's view of the cluster.
+	metadataAge = 2 * time.Second
+	// unknownTopicPatience is how long a topic may be unknown before a call to it is rejected. A
+	// topic just created is not known to all brokers at once, and the Transport may ask for it only
+	// after metadataAge. The call is not sent meanwhile.
+	unknownTopicPatience = 3 * time.Second
+	// unknownTopicRetry is how often the Transport is asked again; it answers from its own view.
+	unknownTopicRetry = 100 * time.Millisecond
 )
 
 // Sink writes calls to Kafka. Make one with [New]. It is safe for concurrent use.
@@ -33,21 +33,21 @@ type Sink struct {
 	addr      net.Addr
 	transport *kafka.Transport
 
-	mu    sync.Mutex
-	lanes map[place]*lane
-	known map[string]layout // topics, at most layoutAge old
+	mu      sync.Mutex
+	queues  map[topicPartition]*partitionQueue
+	layouts map[string]topicLayout // topics, at most layoutAge old
 }
 
-// layout is what the sink knows of a topic.
-type layout struct {
+// topicLayout is what the sink knows of a topic.
+type topicLayout struct {
 	partitions []int
 	at         time.Time
 }
 
 var _ outbox.Batcher = (*Sink)(nil)
 
-// place is a partition of a topic.
-type place struct {
+// topicPartition is a partition of a topic.
+type topicPartition struct {
 	topic     string
 	partition int
 }
@@ -60,12 +60,12 @@ func New(cfg Config) (*Sink, error) {
 		return nil, err
 	}
 	return &Sink{
-		cfg: cfg, addr: kafka.TCP(cfg.Brokers...), lanes: map[place]*lane{}, known: map[string]layout{},
+		cfg: cfg, addr: kafka.TCP(cfg.Brokers...), queues: map[topicPartition]*partitionQueue{}, layouts: map[string]topicLayout{},
 		transport: &kafka.Transport{
 			DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
 			Dial: (&net.Dialer{Timeout: dialTimeout}).DialContext,
 			// Without names the Transport would ask for all topics of the cluster, repeatedly.
-			MetadataTTL: layoutAge, MetadataTopics: cfg.Topics,
+			MetadataTTL: metadataAge, MetadataTopics: cfg.Topics,
 		},
 	}, nil
 }
@@ -93,29 +93,29 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) (r outbox.Result) {
 func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	p := &party{ctx: ctx, all: make(chan struct{}), notify: func(i int, err error) { ended(i, s.judge(ctx, err)) }}
-	entries := make([]*entry, 0, len(calls))
+	g := &sendGroup{ctx: ctx, done: make(chan struct{}), report: func(i int, err error) { ended(i, s.classify(ctx, err)) }}
+	queued := make([]*queuedCall, 0, len(calls))
 	var topics []string
-	byTopic := map[string][]*entry{}
-	var last route
+	byTopic := map[string][]*queuedCall{}
+	var last targetRoute
 	for i, d := range calls {
-		r, err := s.record(d, &last)
+		r, err := s.newRecord(d, &last)
 		if err != nil {
 			// The row cannot be sent as it is, now or later, so no call is made.
 			ended(i, outbox.Reject(err.Error(), err))
 			continue
 		}
-		e := &entry{record: r, party: p, index: i, mayStart: d.MayStart}
-		entries = append(entries, e)
+		c := &queuedCall{callRecord: r, group: g, index: i, mayStart: d.MayStart}
+		queued = append(queued, c)
 		if byTopic[r.topic] == nil {
 			topics = append(topics, r.topic)
 		}
-		byTopic[r.topic] = append(byTopic[r.topic], e)
+		byTopic[r.topic] = append(byTopic[r.topic], c)
 	}
-	if len(entries) == 0 {
+	if len(queued) == 0 {
 		return
 	}
-	p.left.Store(int64(len(entries)))
+	g.unreported.Store(int64(len(queued)))
 	var asking sync.WaitGroup
 	defer asking.Wait()
 	for _, topic := range topics[1:] { // an unknown topic delays no other
@@ -123,51 +123,51 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended fu
 	}
 	s.sendTo(topics[0], byTopic[topics[0]])
 	select {
-	case <-p.all:
+	case <-g.done:
 	case <-ctx.Done():
-		// The lane's sender sees that this context has ended. If the request was sent, its outcome
-		// is unknown.
-		for _, e := range entries {
-			p.end(e, ctx.Err())
+		// The queue's goroutine sees that this context has ended. If the request was sent, its
+		// outcome is unknown.
+		for _, c := range queued {
+			g.reportEnd(c, ctx.Err())
 		}
-		<-p.all
+		<-g.done
 	}
 }
 
-// sendTo enqueues the calls of one party that go to one topic.
-func (s *Sink) sendTo(topic string, entries []*entry) {
-	p := entries[0].party
-	all, err := s.partitions(p.ctx, topic)
+// sendTo enqueues the calls of one group that go to one topic.
+func (s *Sink) sendTo(topic string, calls []*queuedCall) {
+	g := calls[0].group
+	all, err := s.partitions(g.ctx, topic)
 	if err == nil {
-		s.enqueue(topic, all, entries)
+		s.enqueue(topic, all, calls)
 		return
 	}
-	for _, e := range entries {
-		p.end(e, err)
+	for _, c := range calls {
+		g.reportEnd(c, err)
 	}
 }
 
-// partitions returns a topic's partitions, as they were at most layoutAge ago. Asking the Transport
-// costs more than everything else about a record.
+// partitions returns a topic's partitions, as they were at most metadataAge ago. Asking the
+// Transport costs more than everything else about a record.
 func (s *Sink) partitions(ctx context.Context, topic string) ([]int, error) {
 	s.mu.Lock()
-	l, there := s.known[topic]
+	l, there := s.layouts[topic]
 	s.mu.Unlock()
-	if there && time.Since(l.at) < layoutAge {
+	if there && time.Since(l.at) < metadataAge {
 		return l.partitions, nil
 	}
-	all, err := s.ask(ctx, topic)
+	all, err := s.askPartitions(ctx, topic)
 	if err == nil {
 		s.mu.Lock()
-		s.known[topic] = layout{all, time.Now()}
+		s.layouts[topic] = topicLayout{all, time.Now()}
 		s.mu.Unlock()
 	}
 	return all, err
 }
 
-// ask returns a topic's partitions from the Transport's view of the cluster.
-func (s *Sink) ask(ctx context.Context, topic string) ([]int, error) {
-	patience := time.NewTimer(unknownPatience)
+// askPartitions returns a topic's partitions from the Transport's view of the cluster.
+func (s *Sink) askPartitions(ctx context.Context, topic string) ([]int, error) {
+	patience := time.NewTimer(unknownTopicPatience)
 	defer patience.Stop()
 	for patient := true; ; {
 		resp, err := s.transport.RoundTrip(ctx, s.addr, &metadata.Request{TopicNames: []string{topic}})
@@ -193,7 +193,7 @@ func (s *Sink) ask(ctx context.Context, topic string) ([]int, error) {
 		case code != kafka.UnknownTopicOrPartition:
 			return nil, code
 		}
-		again := time.NewTimer(unknownEvery)
+		again := time.NewTimer(unknownTopicRetry)
 		select {
 		case <-again.C:
 		case <-patience.C:

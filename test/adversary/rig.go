@@ -104,7 +104,7 @@ func (r *rig) at(m wire.Message) wire.Action {
 	if m.Kind == wire.Other {
 		return wire.Pass
 	}
-	l := label(m)
+	l := wire.Label(m)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if of := r.scene.epoch; of != nil {

@@ -123,7 +123,7 @@ func (x *rotating) more(*rig) error {
 func (x *rotating) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	b := r.bound
 	cfg := ring.Config{MaxBytes: 1, Retention: time.Millisecond, LeaseTTL: max(b, time.Second), LockTimeout: b / 20, LockPause: b / 100, Timeout: max(3*b, time.Second), Interval: b / 20,
-		Hooks: ring.Hooks{Failed: func(err error) { r.say("rotator: %.200v", err) }, Stepped: func(o ring.Outcome) { r.say("rotator: %s %d", o.Action, o.Slot) }}}
+		Hooks: ring.Hooks{Failed: func(err error) { r.say("rotator: %.200v", err) }, Stepped: func(o ring.StepResult) { r.say("rotator: %s %d", o.Action, o.Slot) }}}
 	return r.process(func(ctx context.Context) error {
 		rotator, err := ring.New(pool, x.ring, cfg)
 		if err != nil {

@@ -51,16 +51,16 @@ const (
   ignored := set_config('enable_seqscan', seqscan, true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 
-  -- Without ON CONFLICT, which writes a second record for the row: where another transaction from the same position
-  -- has committed meanwhile, this raises by itself.
+  -- Without ON CONFLICT, which would write a second WAL record for the row. If another transaction
+  -- from the same position has committed meanwhile, this raises by itself.
   insert into onlyonce.progress
     values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch);
 `
 	open = `  ignored := set_config('enable_seqscan', seqscan, true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 
-  -- Without ON CONFLICT, which writes a second record for the row: where another transaction from the same position
-  -- has committed meanwhile, this raises by itself.
+  -- Without ON CONFLICT, which would write a second WAL record for the row. If another transaction
+  -- from the same position has committed meanwhile, this raises by itself.
   insert into onlyonce.progress
     values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch)
     on conflict do nothing;

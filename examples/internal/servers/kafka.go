@@ -37,8 +37,8 @@ type Kafka struct {
 	client    *kafka.Client
 }
 
-// look is the first connection to a cluster that the user named.
-func (k *Kafka) look(ctx context.Context) error {
+// inspect is the first connection to a cluster that the user named.
+func (k *Kafka) inspect(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	meta, err := k.client.Metadata(bounded, &kafka.MetadataRequest{Topics: []string{}})
@@ -174,7 +174,7 @@ func (k *Kafka) Reset(ctx context.Context, group, topic string, partitions int) 
 		committed, err := k.Committed(ctx, group, topic, partitions)
 		for p, offset := range committed {
 			if offset != 0 {
-				return fmt.Errorf("partition %d stands at %d", p, offset)
+				return fmt.Errorf("partition %d is at %d", p, offset)
 			}
 		}
 		return err

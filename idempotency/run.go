@@ -1,0 +1,86 @@
+package idempotency
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/preflight"
+)
+
+// purgeSQL deletes a batch of expired records. abandonSQL handles requests in lease mode whose
+// clients did not come back (H18). They use the indexes http_records_expired and http_records_open,
+// lock only the rows that they delete, and skip locked rows.
+const (
+	purgeSQL   = `select onlyonce.http_purge($1)`
+	abandonSQL = `select deleted, aside, abandoned from onlyonce.http_abandon($1)`
+)
+
+// Run checks the database and then purges expired records until ctx ends; then it returns nil. Any
+// number of processes may run it. If no process does, the layer still answers correctly, because
+// expired records count as absent (H19), but the tables grow. Run returns an error if the schema or
+// the role's rights do not fit.
+func (l *Layer) Run(ctx context.Context) error {
+	warnings, err := preflight.Check(ctx, l.pool, preflight.HTTP)
+	for _, w := range warnings {
+		l.cfg.Logger.Warn("onlyonce: " + w)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // ctx ended before the check
+		}
+		return fmt.Errorf("idempotency: %w", err)
+	}
+	defer l.begun.Begin(ctx)()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		}
+		more, err := l.purge(ctx)
+		if err != nil && ctx.Err() == nil {
+			l.reportError(err)
+		}
+		wait := l.cfg.PurgeInterval
+		if more {
+			wait = wait / 100 // a pause between batches, because requests run at the same time
+		}
+		timer.Reset(wait)
+	}
+}
+
+// Ready is for a readiness probe. It returns nil while Run works, because it has checked the schema
+// and the role's rights. Before that, and from the moment that Run's context ends, it returns an
+// error. It makes no query: if the database goes away later, requests are answered 503.
+func (l *Layer) Ready() error {
+	if err := l.begun.Err(); err != nil {
+		return fmt.Errorf("idempotency: not ready: %w", err)
+	}
+	return nil
+}
+
+// purge deletes a batch, and reports whether there may be more.
+func (l *Layer) purge(ctx context.Context) (more bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.StatementTimeout)
+	defer cancel()
+	var purged, deleted, aside, abandoned int
+	if err := l.pool.QueryRow(ctx, purgeSQL, l.cfg.PurgeBatch).Scan(&purged); err != nil {
+		return false, fmt.Errorf("idempotency: purging: %w", err)
+	}
+	if err := l.pool.QueryRow(ctx, abandonSQL, l.cfg.PurgeBatch).Scan(&deleted, &aside, &abandoned); err != nil {
+		return false, fmt.Errorf("idempotency: looking for abandoned requests: %w", err)
+	}
+	if aside > 0 {
+		l.cfg.Logger.Error("onlyonce: requests have a step whose outcome is unknown; decide on each: `onlyonce request list` shows them", "requests", aside)
+	}
+	if abandoned > 0 {
+		l.cfg.Logger.Error("onlyonce: requests made external calls and were not completed, and their clients did not retry: `onlyonce request list` shows them", "requests", abandoned)
+	}
+	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
+		l.cfg.Hooks.Purged(purged + deleted)
+	}
+	return purged == l.cfg.PurgeBatch, nil
+}

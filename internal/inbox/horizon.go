@@ -1,0 +1,73 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// ErrHorizon means that keys are remembered for a shorter time than copies may come.
+var ErrHorizon = errors.New("the inbox's horizon is too short")
+
+// horizonSQL reads for how many seconds a ring remembers keys at least. In: ring. Out: a row; null:
+// for ever. A horizon with months, which only SQL sets, counts as the shortest such months, because
+// rotation adds it to a date.
+const horizonSQL = `
+select case when extract(month from horizon) = 0 and extract(year from horizon) = 0 then extract(epoch from horizon)
+            else (select min(extract(epoch from d + horizon - d)) from generate_series(timestamp '2023-01-01', '2027-12-31', '1 day') d) end::float8
+  from onlyonce.rings where name = $1`
+
+// DB is what Holds queries: a pool, a connection or a transaction.
+type DB interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Need is how long after the first message its copies may come, as a configuration declares it.
+type Need struct {
+	Ring   string // the ring whose keys recognise the copies
+	Copies time.Duration
+	Whose  string // the field that declares it, for watch
+}
+
+// CheckHorizon returns an error that wraps ErrHorizon unless the ring remembers keys for as long as
+// copies may come.
+func CheckHorizon(ctx context.Context, db DB, n Need) error {
+	var seconds *float64
+	if err := db.QueryRow(ctx, horizonSQL, n.Ring).Scan(&seconds); err != nil {
+		return fmt.Errorf("reading the horizon of ring %s: %w", n.Ring, err)
+	}
+	if seconds == nil {
+		return nil
+	}
+	if horizon := time.Duration(*seconds * float64(time.Second)); horizon < n.Copies {
+		return fmt.Errorf("%w: copies are declared to come for %v, and keys of ring %s may be forgotten after %v: a later copy would be applied again. Set it longer: onlyonce inbox horizon -ring %s -horizon D",
+			ErrHorizon, n.Copies, n.Ring, horizon, n.Ring)
+	}
+	return nil
+}
+
+// watchHorizons compares needs with horizons at intervals until ctx ends, because an operator may
+// shorten a horizon while processes run. It reports each need once when it is no longer met. If a
+// server does not answer within bound, watch asks again. When a process starts, it compares its own
+// needs with Holds.
+func watchHorizons(ctx context.Context, db DB, log *slog.Logger, every, bound time.Duration, needs []Need) {
+	reported := make([]bool, len(needs))
+	for sleep(ctx, every) {
+		for i, n := range needs {
+			asking, cancel := context.WithTimeout(ctx, bound)
+			err := CheckHorizon(asking, db, n)
+			cancel()
+			short := errors.Is(err, ErrHorizon)
+			if short && !reported[i] {
+				log.Error("onlyonce: keys may be forgotten while copies still come", "declared", n.Whose, "error", err)
+			}
+			if short || err == nil {
+				reported[i] = short
+			}
+		}
+	}
+}

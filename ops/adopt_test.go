@@ -1,0 +1,102 @@
+package ops_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// cursors makes n cursors of group g1 at offset 5, which their owner has released.
+func cursors(t *testing.T, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	exec(t, pool, `with l as (insert into onlyonce.leases (name) select 'cursor/stock/orders/' || p from generate_series(0, $1::int - 1) p returning id, name)
+		insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, start_offset, run_start, start_policy, clean)
+		select id, 'stock', 'orders', substr(name, 21)::int, 'g1', 'c1', 5, 5, 'earliest', true from l`, n)
+}
+
+func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func TestAdoptCursor(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	cursors(t, pool, 1)
+	at := int64(9)
+	in := ops.AdoptInput{Place: ops.Place{Scope: "stock", Topic: "orders"}, At: &at}
+	seen, err := ops.AdoptCursor(t.Context(), pool, ops.By{DryRun: true}, in)
+	if err != nil || seen.AuditID != 0 || seen.Before.Position != 5 || seen.After.Position != 9 || *seen.Skipped != 4 || *seen.Repeated != 0 {
+		t.Fatalf("%+v, %v", seen, err)
+	}
+	if c, err := ops.Cursors(t.Context(), pool, ops.CursorFilter{}); err != nil || c[0].Position != 5 || c[0].Run != 0 {
+		t.Fatalf("a dry run wrote: %+v, %v", c, err)
+	}
+	in.Shown = seen
+	done, err := ops.AdoptCursor(t.Context(), pool, ops.By{Actor: "ann", Reason: "INC-7"}, in)
+	if err != nil || done.AuditID == 0 || done.After.Position != 9 || done.After.Run != 1 || done.After.ClusterID != nil {
+		t.Fatalf("%+v, %v", done, err)
+	}
+	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrChanged) {
+		t.Errorf("with what was shown before: %v", err)
+	}
+}
+
+// All partitions of a topic go to a group together, or none does.
+func TestAdoptTopic(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	cursors(t, pool, 4)
+	exec(t, pool, `update onlyonce.cursors set retired_at = clock_timestamp() where partition = 2`)
+	exec(t, pool, `update onlyonce.cursors set clean = false where partition = 3`)
+	in := ops.AdoptTopicInput{Scope: "stock", Topic: "orders", Group: "g2"}
+	groups := func() string {
+		return one[string](t, pool, `select string_agg(coalesce(group_id, '-') || '@' || start_offset, ' ' order by partition) from onlyonce.cursors`)
+	}
+	if _, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "renamed"}, in); !errors.Is(err, ops.ErrRefused) {
+		t.Fatalf("one is not released: %v", err)
+	}
+	if got := groups(); got != "g1@5 g1@5 g1@5 g1@5" {
+		t.Errorf("after a refusal: %s", got)
+	}
+	in.OldGroupStopped = true
+	seen, err := ops.AdoptTopic(t.Context(), pool, ops.By{DryRun: true}, in)
+	if err != nil || len(seen.Partitions) != 3 {
+		t.Fatalf("%+v, %v", seen, err)
+	}
+	in.Shown = seen
+	done, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "renamed"}, in)
+	if err != nil || len(done.Partitions) != 3 || done.AuditID == 0 {
+		t.Fatalf("%+v, %v", done, err)
+	}
+	for _, p := range done.Partitions {
+		if *p.After.Group != "g2" || p.After.Position != 5 || p.After.Run != 0 || p.After.ClusterID == nil {
+			t.Errorf("%+v", p.After)
+		}
+	}
+	if got := groups(); got != "g2@5 g2@5 g1@5 g2@5" {
+		t.Error(got)
+	}
+	if n := one[int](t, pool, `select jsonb_array_length(detail->'partitions') from onlyonce.audit where action = 'cursor adopt'`); n != 3 {
+		t.Errorf("%d partitions in the audit row", n)
+	}
+	in.Shown = nil
+	if _, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrNothing) {
+		t.Errorf("all have the group: %v", err)
+	}
+	in.Topic = "other"
+	if _, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "typo"}, in); !errors.Is(err, ops.ErrNotFound) {
+		t.Errorf("no such topic: %v", err)
+	}
+	in.Topic, in.Shown = "orders", seen
+	in.Group = "g3"
+	if _, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "late"}, in); !errors.Is(err, ops.ErrChanged) {
+		t.Errorf("the epochs have risen since: %v", err)
+	}
+}

@@ -1,0 +1,193 @@
+package ops
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// pendingOf finds, for each lane of each sink of the log, the calls that no cursor has passed, the
+// oldest transaction first. In: sink (null: any), how many of each lane; more conditions may follow
+// the second part. By the index outbox_log_new, from the oldest transaction that the lane's cursor
+// has not seen. listed: a relay has listed the sink.
+const (
+	pendingOf = sinksOfLog + `,
+pending as (
+  select r.*, l.id is not null as listed
+    from of_log s cross join generate_series(0, 15) n(lane)
+    left join onlyonce.lanes l on l.sink = s.sink and l.lane = n.lane
+    cross join lateral (
+      select r.* from onlyonce.outbox_log r
+       where r.sink = s.sink and r.lane = n.lane and r.xid >= coalesce(pg_snapshot_xmin(l.prev), '0'::xid8)
+         and not coalesce(pg_visible_in_snapshot(r.xid, l.prev), false)
+         and not coalesce(pg_visible_in_snapshot(r.xid, l.target) and r.id <= l.last_id, false)`
+	pendingEnd = `
+       order by r.xid, r.id limit $2) r
+   where s.sink is not null and ($1::text is null or s.sink = $1))`
+)
+
+// pendingCallsSQL lists calls that are to be sent, oldest first. In: sink (null: any), how many,
+// scope, name (null: any). Reads that many calls of each lane. No bodies.
+const pendingCallsSQL = pendingOf + ` and ($3::text is null or r.scope = $3) and ($4::text is null or r.name = $4)` + pendingEnd + `
+select id, key::text as key, sink, lane, name, tenant, scope, method, target, listed, created_at, not_before, octet_length(body)::bigint as bytes
+  from pending order by created_at, id limit $2`
+
+// oldestCallsSQL finds the oldest call that is to be sent of each sink. In: sink (null: any), 1.
+// Reads one call of each lane.
+const oldestCallsSQL = pendingOf + pendingEnd + `
+select sink, bool_and(listed) as listed, min(created_at) as created_at, extract(epoch from clock_timestamp() - min(created_at))::float8 as age_seconds
+  from pending group by sink order by sink`
+
+// callSQL reads one call of the log. In: key, whether with its body. One row, or none. By the index
+// outbox_log_key.
+const callSQL = `
+select r.id, r.key::text as key, r.sink, r.lane, r.name, r.tenant, r.scope, r.method, r.target, r.headers, r.trace, r.order_key::text as order_key,
+       r.created_at, r.not_before, r.erased_at, r.capture, r.sealed, octet_length(r.body)::bigint as bytes, case when $2::boolean then r.body end as body,
+       c.state, c.parked_id, c.attempts, c.error, c.settled_at, k.paused_at, k.paused_by, k.pause_reason,
+       exists (select 1 from onlyonce.lanes l where l.sink = r.sink) as listed
+  from onlyonce.outbox_log r join onlyonce.calls c on c.key = r.key and c.id = r.id left join onlyonce.sinks k on k.name = r.sink
+ where r.key = $1::uuid order by r.id desc limit 1`
+
+// PendingCall is a call of the log that is to be sent. Calls that have failed are parked: see
+// [Parked].
+type PendingCall struct {
+	ID        int64      `json:"id"`
+	Key       string     `json:"key"` // the idempotency key
+	Sink      string     `json:"sink"`
+	Lane      int16      `json:"lane"`
+	Name      string     `json:"name"`
+	Tenant    string     `json:"tenant"`
+	Scope     string     `json:"scope"`
+	Method    string     `json:"method"`
+	Target    string     `json:"target"`
+	Listed    bool       `json:"listed"` // a relay has listed the sink; if none has, the call waits
+	CreatedAt time.Time  `json:"created_at"`
+	NotBefore *time.Time `json:"not_before"` // it is not sent before this time; nil: at once
+	Bytes     int64      `json:"bytes"`      // size of its body
+}
+
+// CallFilter picks calls that are to be sent. The zero value picks the oldest DefaultLimit.
+type CallFilter struct {
+	Sink  string // empty: any; this holds for each text below
+	Scope string
+	Name  string
+	Limit int // how many calls at most, up to MostLimit; 0: DefaultLimit
+}
+
+// PendingCallList returns the calls of the log that are to be sent, oldest first, and whether there
+// are more. Bodies and headers are not read. It reads at most Limit+1 calls of each of the 16 lanes
+// of each sink; with Scope or Name, all calls that are to be sent.
+func PendingCallList(ctx context.Context, db DB, f CallFilter) (calls []PendingCall, more bool, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		calls, err = collect[PendingCall](ctx, tx, pendingCallsSQL, orNull(f.Sink), limitOf(f.Limit), orNull(f.Scope), orNull(f.Name))
+		return err
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	calls, more = cut(calls, f.Limit)
+	for i := range calls {
+		utcs(&calls[i].CreatedAt, calls[i].NotBefore)
+	}
+	return calls, more, nil
+}
+
+// OldestCall is the oldest call of a sink that is to be sent.
+type OldestCall struct {
+	Sink       string    `json:"sink"`
+	Listed     bool      `json:"listed"` // a relay has listed the sink
+	CreatedAt  time.Time `json:"created_at"`
+	AgeSeconds float64   `json:"age_seconds"` // by the database's clock
+}
+
+// OldestCalls returns the oldest call that is to be sent of each sink, or only that of one sink if
+// sink is not empty. Sinks without such calls are left out. It reads one call of each of the 16
+// lanes of a sink, however many wait: an exporter can call it often.
+func OldestCalls(ctx context.Context, db DB, sink string) (oldest []OldestCall, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		oldest, err = collect[OldestCall](ctx, tx, oldestCallsSQL, orNull(sink), 1)
+		return err
+	})
+	for i := range oldest {
+		utcs(&oldest[i].CreatedAt)
+	}
+	return oldest, err
+}
+
+// Call is everything that the log has of one call. A nil pointer means: none, or not yet.
+type Call struct {
+	ID        int64      `json:"id"`
+	Key       string     `json:"key"` // the idempotency key
+	State     string     `json:"state"`
+	Sink      string     `json:"sink"`
+	Listed    bool       `json:"listed"` // a relay has listed the sink
+	Lane      int16      `json:"lane"`
+	Name      string     `json:"name"`
+	Tenant    string     `json:"tenant"`
+	Scope     string     `json:"scope"`
+	Method    string     `json:"method"`
+	Target    string     `json:"target"`
+	Headers   string     `json:"headers"` // a line "Name: value" for each
+	Trace     *string    `json:"trace"`   // its trace context
+	OrderKey  *string    `json:"order_key"`
+	CreatedAt time.Time  `json:"created_at"`
+	NotBefore *time.Time `json:"not_before"`
+	ErasedAt  *time.Time `json:"erased_at"` // when its body was erased
+	Capture   bool       `json:"capture"`   // the answer is kept for RelayConfig.Complete
+	Sealed    bool       `json:"sealed"`    // its body is encrypted
+	Bytes     int64      `json:"bytes"`     // size of its body
+	Body      Octets     `json:"body,omitzero"`
+
+	// ParkedID is the row of a call that has failed; Attempts, Error and SettledAt are that row's.
+	ParkedID  *int64     `json:"parked_id"`
+	Attempts  *int32     `json:"attempts"`
+	Error     *string    `json:"error"`
+	SettledAt *time.Time `json:"settled_at"`
+
+	// The pause of its sink.
+	PausedAt    *time.Time `json:"paused_at"`
+	PausedBy    *string    `json:"paused_by"`
+	PauseReason *string    `json:"pause_reason"`
+}
+
+// CallByKey returns what the log has of the call with an idempotency key, with its body if body is
+// set: bodies may be private. It returns nil if the log has no such call: it was never enqueued, or
+// its segment was emptied after it was settled. Key must be a UUID, or the error is ErrInvalid.
+func CallByKey(ctx context.Context, db DB, key string, body bool) (*Call, error) {
+	id, err := uuid.Parse(strings.TrimSpace(key))
+	if err != nil {
+		return nil, failf(ErrInvalid, "%q is no UUID, and so no idempotency key of a call", key)
+	}
+	var rows []Call
+	err = snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+		rows, err = collect[Call](ctx, tx, callSQL, id.String(), body)
+		return err
+	})
+	if err != nil || len(rows) == 0 {
+		return nil, err
+	}
+	c := &rows[0]
+	utcs(&c.CreatedAt, c.NotBefore, c.ErasedAt, c.SettledAt, c.PausedAt)
+	return c, nil
+}
+
+// Next returns what an operator can do about the call, or look at.
+func (c *Call) Next() []Step {
+	var steps []Step
+	sink := show.Quote(c.Sink)
+	switch {
+	case c.ParkedID != nil && c.SettledAt == nil:
+		steps = append(steps, Step{"it is parked: see what can be done", "onlyonce parked show " + strconv.FormatInt(*c.ParkedID, 10)})
+	case c.State == "pending" && c.PausedAt != nil:
+		steps = append(steps, Step{"it waits for the pause of its sink to end", "onlyonce outbox resume -sink " + sink + " -reason WHY"})
+	case c.State == "pending":
+		steps = append(steps, Step{"it is to be sent: see who sends it", "onlyonce outbox status -sink " + sink})
+	}
+	return append(steps, Step{"what is known of its key", "onlyonce explain " + c.Key})
+}

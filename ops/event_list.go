@@ -1,0 +1,162 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// eventState says what became of an event of the log l of the stream s: unread, before SCOPE (the
+// first consumer that has not handled it), or handled.
+const eventState = `
+       case when not exists (select 1 from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
+                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')) then 'unread'
+            else coalesce((select 'before ' || c.scope from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
+                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')
+                              and c.retired_at is null and c.next_offset <= l."offset" order by c.scope limit 1), 'handled') end as state`
+
+// eventColumns are what a list of events reads. No bodies.
+const eventColumns = `
+select s.topic, l.partition::integer as partition, l."offset", l.id, l.tenant, l.appended_at, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,` + eventState
+
+// eventsSQL lists events, newest first. In: topic, partition, id as stored or its last part (each
+// may be null: any), how many. By the unique indexes of the segments, that many of each partition;
+// with an id, all events.
+const eventsSQL = eventColumns + `
+  from onlyonce.streams s cross join lateral generate_series(0, s.partitions - 1) n
+ cross join lateral (
+   select l.* from onlyonce.event_log l
+    where l.stream = s.id and l.partition = n::smallint and ($3::text is null or l.id = $3 or right(l.id, length($3) + 1) = '/' || $3)
+    order by l."offset" desc limit $4) l
+ where ($1::text is null or s.topic = $1) and ($2::integer is null or n = $2)
+ order by l.appended_at desc, l."offset" desc limit $4`
+
+// unhandledEventsSQL lists the events that a consumer has not handled, oldest first. In: topic,
+// partition (null: any), scope, how many. By the unique indexes of the segments, that many of each
+// partition.
+const unhandledEventsSQL = eventColumns + `
+  from onlyonce.streams s join onlyonce.positions p on p.scope = $3 and p.topic = s.topic and p.retired_at is null
+ cross join lateral (
+   select l.* from onlyonce.event_log l
+    where l.stream = s.id and l.partition = p.partition and l."offset" >= p.next_offset
+    order by l."offset" limit $4) l
+ where ($1::text is null or s.topic = $1) and ($2::integer is null or p.partition = $2)
+ order by l.appended_at, l."offset" limit $4`
+
+// oneEventSQL reads one event. In: topic, partition, offset, whether with its body. One row, or
+// none. By the unique index of each segment.
+const oneEventSQL = eventColumns + `, l.order_key, l.header_names, l.header_values, case when $4::boolean then l.body end as body
+  from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id and l.partition = $2 and l."offset" = $3
+ where s.topic = $1`
+
+// Event is an event of the event log, without its body.
+type Event struct {
+	Topic     string `json:"topic"` // webhook.ENDPOINT for webhooks
+	Partition int32  `json:"partition"`
+	Offset    int64  `json:"offset"`
+	ID        string `json:"id"` // ENDPOINT/PROVIDER/ID for webhooks
+	Tenant    string `json:"tenant"`
+	// State is unread if no consumer has begun to read it; "before SCOPE" if the consumer of that
+	// scope has not handled it; or handled, by all. A handled event may be parked.
+	State      string     `json:"state"`
+	AppendedAt time.Time  `json:"appended_at"`
+	ErasedAt   *time.Time `json:"erased_at"` // when its body was erased
+	Bytes      int64      `json:"bytes"`     // size of its body
+}
+
+// EventFilter picks events. The zero value picks the newest DefaultLimit.
+type EventFilter struct {
+	Topic     string // empty: any
+	Partition *int32 // nil: any
+	// ID is an event's id as stored, or the last part of it: of a webhook, its sender's id. It must
+	// be empty if Scope is set. Empty: any.
+	ID string
+	// Scope picks the events that the consumer of this scope has not handled, oldest first. Empty:
+	// all events, newest first.
+	Scope string
+	Limit int // how many events at most, up to MostLimit; 0: DefaultLimit
+	// CountLimit bounds a search by ID. Defaults to CountLimit of this package.
+	CountLimit time.Duration
+}
+
+// EventList returns the events that the filter picks, without bodies, and whether there are more:
+// newest first, or with Scope oldest first. It reads at most Limit+1 events of each partition. With
+// an ID it reads the log, which has no index of ids, for at most CountLimit: if that is too short
+// the error is of kind ErrRefused.
+func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more bool, err error) {
+	if f.ID != "" && f.Scope != "" {
+		return nil, false, failf(ErrInvalid, "-id and -behind: give one of the two")
+	}
+	sql, third := eventsSQL, orNull(f.ID)
+	if f.Scope != "" {
+		sql, third = unhandledEventsSQL, &f.Scope
+	}
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		events, err = collectWithin[Event](ctx, tx, f.CountLimit, sql, orNull(f.Topic), f.Partition, third, limitOf(f.Limit))
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, false, err
+	case events == nil:
+		return nil, false, failf(ErrRefused, "the events were not found in time").but("name the topic and the partition; or, for a webhook, `onlyonce explain ID -scope webhook/ENDPOINT`")
+	}
+	events, more = cut(events, f.Limit)
+	for i := range events {
+		utcs(&events[i].AppendedAt, events[i].ErasedAt)
+	}
+	return events, more, nil
+}
+
+// EventDetail is everything that the log has of one event.
+type EventDetail struct {
+	Event
+	OrderKey Octets         `json:"order_key"` // nil: it has none
+	Headers  []ParkedHeader `json:"headers"`
+	Body     Octets         `json:"body,omitzero"` // nil unless it was asked for
+}
+
+// EventAt returns one event, with its body if body is set: bodies may be private. It returns nil if
+// the log has none at that position.
+func EventAt(ctx context.Context, db DB, topic string, partition int32, offset int64, body bool) (*EventDetail, error) {
+	type whole struct {
+		Event
+		OrderKey     []byte
+		HeaderNames  []string
+		HeaderValues [][]byte
+		Body         []byte
+	}
+	var rows []whole
+	err := snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+		rows, err = collect[whole](ctx, tx, oneEventSQL, topic, partition, offset, body)
+		return err
+	})
+	if err != nil || len(rows) == 0 {
+		return nil, err
+	}
+	r := &rows[0]
+	utcs(&r.AppendedAt, r.ErasedAt)
+	d := &EventDetail{Event: r.Event, OrderKey: r.OrderKey, Headers: []ParkedHeader{}, Body: r.Body}
+	for i, name := range r.HeaderNames {
+		h := ParkedHeader{Name: name}
+		if i < len(r.HeaderValues) {
+			h.Value = r.HeaderValues[i]
+		}
+		d.Headers = append(d.Headers, h)
+	}
+	return d, nil
+}
+
+// Next returns what an operator can look at next.
+func (e *Event) Next() []Step {
+	topic := show.Quote(e.Topic)
+	steps := []Step{{"what became of it", fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d", topic, e.Partition, e.Offset)}}
+	if e.State != "handled" {
+		steps = append(steps, Step{"who reads the stream", "onlyonce events status -topic " + topic})
+	}
+	return steps
+}

@@ -1,0 +1,239 @@
+package ops
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// Kinds of [Need], in the order in which they are listed.
+const (
+	NeedHalt     = "halt"     // a partition is halted
+	NeedConsumer = "consumer" // no process works on a scope
+	NeedParked   = "parked"   // parked rows wait for an operator
+	NeedRelay    = "relay"    // calls are to be sent, and no relay sends them
+	NeedRequest  = "request"  // HTTP requests wait for an operator
+)
+
+// Need is something that goes on only when a person does something.
+type Need struct {
+	Kind string `json:"kind"` // NeedHalt, NeedConsumer, NeedParked, NeedRelay or NeedRequest
+	Text string `json:"text"` // what is the matter, in one sentence
+	// Remedy is what to do, in words. Empty: the commands say it.
+	Remedy string `json:"remedy"`
+	// Commands are for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in.
+	Commands []string `json:"commands"`
+}
+
+// mostCommands is how many halted partitions are listed with a command each.
+const mostCommands = 3
+
+// needs finds what needs a person, halts first.
+func (r *StatusReport) needs() []Need {
+	return append([]Need{}, slices.Concat(r.halts(), r.consumers(), r.waiting(), r.unsent(), r.Requests.needs())...)
+}
+
+// halted is a partition that a living process reports as halted.
+type halted struct {
+	scope string
+	OwnedPartition
+	age float64 // for how long
+}
+
+// halts groups the halted partitions of a topic that are halted for one reason.
+func (r *StatusReport) halts() []Need {
+	var groups [][]halted
+	for i := range r.Owners {
+		o := &r.Owners[i]
+		for _, p := range o.Partitions {
+			if p.Halted == "" || o.Silent() {
+				continue
+			}
+			h := halted{o.Scope, p, p.HaltedFor + o.SeenAgeSeconds}
+			at := slices.IndexFunc(groups, func(g []halted) bool {
+				return g[0].scope == h.scope && g[0].Topic == h.Topic && g[0].Halted == h.Halted
+			})
+			if at < 0 {
+				at, groups = len(groups), append(groups, nil)
+			}
+			groups[at] = append(groups[at], h)
+		}
+	}
+	var all []Need
+	for _, g := range groups {
+		slices.SortFunc(g, func(a, b halted) int { return int(a.Partition) - int(b.Partition) })
+		all = append(all, needOfHalt(g))
+	}
+	return all
+}
+
+// needOfHalt describes partitions of one topic that are halted for one reason.
+func needOfHalt(g []halted) Need {
+	first := g[0]
+	n := Need{Kind: NeedHalt, Commands: []string{}}
+	age := slices.MaxFunc(g, func(a, b halted) int { return int(a.age - b.age) }).age
+	if len(g) == 1 {
+		n.Text = fmt.Sprintf("halted: scope %s, %s/%d, %s for %s: %s", first.scope, first.Topic, first.Partition, first.Halted, show.Ago(age), show.OneLine(first.Detail))
+	} else {
+		var numbers []string
+		for _, h := range g {
+			numbers = append(numbers, strconv.Itoa(int(h.Partition)))
+		}
+		n.Text = fmt.Sprintf("halted: scope %s, %d partitions of %s (%s), %s for %s; partition %d: %s", first.scope, len(g), first.Topic,
+			strings.Join(numbers, ", "), first.Halted, show.Ago(age), first.Partition, show.OneLine(first.Detail))
+	}
+	n.Remedy = first.Resolve
+	for _, c := range first.Commands {
+		n.Remedy = strings.TrimPrefix(strings.NewReplacer(": "+c, "", "; "+c, "").Replace(n.Remedy), "to resolve it")
+	}
+	if topic := strings.Replace(strings.Join(first.Commands, ""), " -partition "+strconv.Itoa(int(first.Partition)), "", 1); first.Halted == "foreign-group" && len(g) > 1 {
+		n.Commands = []string{topic} // one decision for all partitions
+		return n
+	}
+	for i, h := range g {
+		if i < mostCommands {
+			n.Commands = append(n.Commands, h.Commands...)
+		}
+	}
+	return n
+}
+
+// consumers finds scopes with cursors in use and without a living process.
+func (r *StatusReport) consumers() []Need {
+	var all []Need
+	for _, scope := range r.scopes() {
+		paused, partitions := 0, 0
+		var example *Cursor
+		for i := range r.Cursors {
+			if c := &r.Cursors[i]; c.Scope == scope && c.RetiredAt == nil {
+				partitions++
+				example = c
+				if c.Paused != nil {
+					paused++
+				}
+			}
+		}
+		var last *Owner
+		alive := false
+		for i := range r.Owners {
+			if o := &r.Owners[i]; o.Scope == scope {
+				alive = alive || !o.Silent()
+				if last == nil || o.SeenAgeSeconds < last.SeenAgeSeconds {
+					last = o
+				}
+			}
+		}
+		if alive || partitions == 0 || paused == partitions {
+			continue
+		}
+		n := Need{Kind: NeedConsumer, Text: fmt.Sprintf("no consumer runs: scope %s, %d partitions: its processes were stopped", scope, partitions),
+			Remedy: "start it; if it is out of use, retire its cursors",
+			Commands: []string{fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(scope),
+				show.Quote(example.Topic), example.Partition)}}
+		if last != nil {
+			n.Text = fmt.Sprintf("no consumer runs: scope %s, %d partitions: the last report is of %s, pid %d, %s ago", scope, partitions, last.Host, last.PID, show.Ago(last.SeenAgeSeconds))
+			n.Remedy, n.Commands = "see why it died or cannot reach this database, and start it", []string{}
+		}
+		all = append(all, n)
+	}
+	return all
+}
+
+// scopes are the scopes of the cursors, in their order.
+func (r *StatusReport) scopes() []string {
+	var all []string
+	for i := range r.Cursors {
+		if !slices.Contains(all, r.Cursors[i].Scope) {
+			all = append(all, r.Cursors[i].Scope)
+		}
+	}
+	return all
+}
+
+// waiting finds parked rows that wait for an operator, by kind, state, and scope or sink.
+func (r *StatusReport) waiting() []Need {
+	type of struct{ kind, state, at string }
+	var order []of
+	groups := map[of][]ParkedCount{}
+	for _, p := range r.Parked.Groups {
+		if !p.NeedsOperator() {
+			continue
+		}
+		k := of{p.Kind, p.State, p.Scope}
+		if p.Sink != nil {
+			k.at = *p.Sink
+		}
+		if groups[k] == nil {
+			order = append(order, k)
+		}
+		groups[k] = append(groups[k], p)
+	}
+	var all []Need
+	for _, k := range order {
+		count, oldest := int64(0), time.Now()
+		var reasons []string
+		for _, p := range groups[k] {
+			count += p.Count
+			reasons = append(reasons, fmt.Sprintf("%d %s", p.Count, p.Reason))
+			if p.Oldest.Before(oldest) {
+				oldest = p.Oldest
+			}
+		}
+		where, flag := "scope "+k.at, "-scope"
+		if k.kind == "call" {
+			where, flag = "sink "+k.at, "-sink"
+		}
+		what := "waiting for a decision"
+		if k.state == "reconcile" {
+			what = "of unknown outcome"
+		}
+		all = append(all, Need{Kind: NeedParked,
+			Text:     fmt.Sprintf("parked: %s, %s %s (%s), the oldest since %s", where, show.Count(count, k.kind), what, strings.Join(reasons, ", "), show.Instant(oldest)),
+			Commands: []string{fmt.Sprintf("onlyonce parked list %s %s -kind %s -state %s", flag, show.Quote(k.at), k.kind, k.state)}})
+	}
+	return all
+}
+
+// unsent finds sinks with calls to send and without a relay.
+func (r *StatusReport) unsent() []Need {
+	var all []Need
+	for _, o := range r.Outbox {
+		i := slices.IndexFunc(r.Relays, func(s SinkRelays) bool { return s.Sink == o.Sink })
+		if o.Count == 0 || i >= 0 && (r.Relays[i].PausedAt != nil || r.Relays[i].Members > 0 || r.Relays[i].LanesHeld > 0) {
+			continue
+		}
+		n := Need{Kind: NeedRelay, Text: fmt.Sprintf("no relay: sink %s, %s to send%s", o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
+			Remedy: "start a relay that lists the sink", Commands: []string{"onlyonce outbox status -sink " + show.Quote(o.Sink)}}
+		if i < 0 {
+			n.Remedy = "no relay has ever listed the sink: correct its name in the application, or start a relay that lists it"
+			n.Commands = []string{"onlyonce outbox list -sink " + show.Quote(o.Sink)}
+		}
+		all = append(all, n)
+	}
+	return all
+}
+
+func (q *OpenRequests) needs() []Need {
+	var all []Need
+	if q.Reconcile > 0 {
+		all = append(all, Need{Kind: NeedRequest, Text: show.Count(q.Reconcile, "HTTP request") + " with a step of unknown outcome",
+			Remedy: "ask the provider what became of the step", Commands: []string{"onlyonce request list"}})
+	}
+	if q.Abandoned > 0 {
+		all = append(all, Need{Kind: NeedRequest, Text: show.Count(q.Abandoned, "HTTP request") + " whose steps had their effect, and whose client does not come back",
+			Remedy: "have the client send it again, or close it", Commands: []string{"onlyonce request list"}})
+	}
+	return all
+}
+
+// oldest says how old the oldest is, "" if that is not known.
+func oldest(age *float64) string {
+	if age == nil {
+		return ""
+	}
+	return ", the oldest for " + show.Ago(*age)
+}

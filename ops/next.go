@@ -1,0 +1,83 @@
+package ops
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// Step is something that an operator can do next.
+type Step struct {
+	What    string `json:"what"`    // what the command does here, without an end
+	Command string `json:"command"` // for a POSIX shell; WHY is to be filled in
+}
+
+// Next returns what an operator can do about the rows of the group. It is empty if they go on by
+// themselves.
+func (c *ParkedCount) Next() []Step {
+	pick := "-kind " + c.Kind + " -scope " + show.Quote(c.Scope)
+	if c.Sink != nil {
+		pick = "-kind " + c.Kind + " -sink " + show.Quote(*c.Sink)
+	}
+	switch c.State {
+	case parked.Waiting:
+		if c.Kind == parked.Call {
+			pick += " -state " + c.State
+		}
+		pick += " -parked-for " + c.Reason + " -reason WHY"
+		return []Step{{"retry", "onlyonce parked redrive " + pick}, {"or give up", "onlyonce parked discard " + pick}}
+	case parked.Reconcile:
+		return []Step{{"ask the remote about each", "onlyonce parked list " + pick + " -state reconcile"}}
+	}
+	return nil
+}
+
+// Next returns what an operator can do about the row, what is likeliest first.
+func (d *ParkedDetail) Next() []Step {
+	var steps []Step
+	add := func(what, verb, more string) {
+		steps = append(steps, Step{what, fmt.Sprintf("onlyonce parked %s -id %d%s -reason WHY", verb, d.ID, more)})
+	}
+	call := d.Kind == parked.Call
+	switch {
+	case d.SettledAt != nil:
+	case d.State == parked.Blocked && d.Head != nil:
+		steps = append(steps, Step{"decide about the first row of its ordering key", "onlyonce parked show " + strconv.FormatInt(*d.Head, 10)})
+		add("or give this one up", "discard", "")
+	case d.State == parked.Reconcile:
+		add("if the remote has applied it", "redrive", " -verified-applied")
+		add("if the remote has not applied it", "redrive", " -verified-not-applied")
+		add("or give it up", "discard", "")
+	case call && (d.Key == nil || d.ErasedAt != nil):
+		add("it cannot be sent: give it up", "discard", "")
+	case d.State == parked.Retrying:
+		add("retry it now", "redrive", "")
+		add("or give it up", "discard", "")
+	case d.State == parked.Waiting:
+		add(d.retry(), "redrive", "")
+		if call && d.Reason == "rejected" {
+			add("if the remote answers a used key with its old rejection, retry it as another call", "redrive", " -new-key")
+		}
+		add("or give it up", "discard", "")
+	}
+	switch {
+	case d.Kind != parked.Call && d.Topic != nil && d.Partition != nil && d.Offset != nil:
+		steps = append(steps, Step{"what became of its position", fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d", show.Quote(*d.Topic), *d.Partition, *d.Offset)})
+	case d.Key != nil:
+		steps = append(steps, Step{"what is known of its key", "onlyonce explain " + *d.Key})
+	}
+	return steps
+}
+
+// retry says when it helps to retry a row that waits.
+func (d *ParkedDetail) retry() string {
+	switch d.Reason {
+	case "no-key":
+		return "if Config.Key, or what it looks at, has changed since, retry it"
+	case "conflict":
+		return "if it is another message than the first one of its id, apply it"
+	}
+	return "when the cause is repaired, retry it"
+}

@@ -1,0 +1,99 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	// mostGroups is how many groups of parked rows are returned at most.
+	mostGroups = 1000
+	// mostSettled is up to how many settled rows are counted.
+	mostSettled = 10_000
+)
+
+// parkedCountsSQL counts the parked rows that are not settled. In: scope (null: any), whether to
+// group by the first 80 characters of the error too, how many groups. The largest group comes
+// first. By the index parked_open, or parked_position if a scope is given; without bodies.
+const parkedCountsSQL = `
+select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at) as oldest
+  from (select kind, scope, sink, reason, state, parked_at,
+               case when $2::boolean then left(split_part(error, E'\n', 1), 80) else '' end as error
+          from onlyonce.parked where settled_at is null and ($1::text is null or scope = $1)) p
+ group by kind, scope, sink, reason, state, error
+ order by count(*) desc, kind, scope, sink, reason, state, error limit $3`
+
+// settledCountSQL counts settled rows, up to a number. In: scope (null: any), the number. Reads
+// rows without their bodies until it has found so many.
+const settledCountSQL = `
+select count(*) as count from (
+  select from onlyonce.parked where settled_at is not null and ($1::text is null or scope = $1) limit $2) p`
+
+// ParkedCount counts the parked rows of one group.
+type ParkedCount struct {
+	Kind   string    `json:"kind"` // message, call or event
+	Scope  string    `json:"scope"`
+	Sink   *string   `json:"sink"` // of calls
+	Reason string    `json:"reason"`
+	State  string    `json:"state"`           // waiting, retrying, blocked or reconcile
+	Error  string    `json:"error,omitempty"` // with ByError: what the errors begin with
+	Count  int64     `json:"count"`
+	Oldest time.Time `json:"oldest"` // when the oldest of them was parked
+}
+
+// NeedsOperator reports whether the rows go on only when an operator decides.
+func (c *ParkedCount) NeedsOperator() bool { return c.State == "waiting" || c.State == "reconcile" }
+
+// ParkedTotals is the result of [ParkedCounts].
+type ParkedTotals struct {
+	// Groups are the rows that are not settled, the largest group first, at most 1,000.
+	Groups []ParkedCount `json:"groups"`
+	// Counted is false if counting took longer than CountLimit. Groups is then empty.
+	Counted bool `json:"counted"`
+	// Settled is how many rows are settled, up to 10,000. Nil: not counted within CountLimit.
+	Settled *int64 `json:"settled"`
+	// SettledMore is true if there are more than Settled.
+	SettledMore bool `json:"settled_more"`
+}
+
+// ParkedQuestion is the input of [ParkedCounts].
+type ParkedQuestion struct {
+	Scope      string        // only rows of this scope; empty: all
+	ByError    bool          // group by the first 80 characters of the error too
+	CountLimit time.Duration // for how long each of the two counts may run; 0: CountLimit of this package
+}
+
+// ParkedCounts counts parked rows by kind, scope, sink, reason and state, and the settled ones
+// together. It reads the rows that are not settled, by an index and without bodies, and at most
+// 10,000 settled ones. Each of the two takes at most CountLimit.
+func ParkedCounts(ctx context.Context, db DB, q ParkedQuestion) (t *ParkedTotals, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		t, err = readParkedCounts(ctx, tx, q)
+		return err
+	})
+	return t, err
+}
+
+func readParkedCounts(ctx context.Context, tx pgx.Tx, q ParkedQuestion) (*ParkedTotals, error) {
+	groups, err := collectWithin[ParkedCount](ctx, tx, q.CountLimit, parkedCountsSQL, orNull(q.Scope), q.ByError, mostGroups)
+	if err != nil {
+		return nil, err
+	}
+	t := &ParkedTotals{Groups: groups, Counted: groups != nil}
+	if groups == nil {
+		t.Groups = []ParkedCount{}
+	}
+	for i := range t.Groups {
+		utc(&t.Groups[i].Oldest)
+	}
+	type counted struct{ Count int64 }
+	settled, err := collectWithin[counted](ctx, tx, q.CountLimit, settledCountSQL, orNull(q.Scope), mostSettled+1)
+	if err != nil || settled == nil {
+		return t, err
+	}
+	n := min(settled[0].Count, mostSettled)
+	t.Settled, t.SettledMore = &n, settled[0].Count > mostSettled
+	return t, nil
+}

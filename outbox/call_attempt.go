@@ -1,0 +1,83 @@
+package outbox
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// callAttempt is one attempt at one call: what the database knows of the call, how far the attempt
+// has come, and how it ended. While it is under way, only the goroutine that makes the call changes
+// it.
+type callAttempt struct {
+	Delivery
+	key      uuid.UUID
+	order    *uuid.UUID // nil: it waits for no other
+	sealed   bool
+	sealedAs uuid.UUID // the key that the body was sealed under
+	parked   int64     // id of the row that it was picked from; 0: it comes from the log
+
+	callHistory
+	keyParked bool      // another call of its ordering key is parked
+	notAfter  time.Time // when the call may no longer start; zero: no bound
+
+	lane        *heldLane // by whose lease the call is made; nil before it is started
+	chunk       *chunk    // nil: it was picked
+	state       attemptState
+	reconciling bool      // asks whether the call was applied; no call is made
+	answer      *Response // the remote has accepted the call; only its completion is left
+
+	attemptResult
+	disposition disposition
+	decided     bool // disposition holds
+}
+
+// callHistory is what is known of a call before the attempt.
+type callHistory struct {
+	readAt      time.Time     // before the database measured the two durations
+	age         time.Duration // since the first call under the key can have been made
+	notBeforeIn time.Duration // until it may be made; not positive: now
+	mayBeCalled bool          // a call may have been made before
+	opensWindow bool          // its key's window has begun with this attempt
+}
+
+// attemptResult is how an attempt ended.
+type attemptResult struct {
+	mayHaveLeft bool // the call may have left
+	unopened    bool // its body could not be opened: no call was made
+	result      Result
+	decision    Reconciliation
+}
+
+// completing reports whether the remote has accepted the call, so that no further call is made.
+func (a *callAttempt) completing() bool { return a.answer != nil }
+
+// attemptState is how far a row of a chunk has come.
+type attemptState int
+
+const (
+	attemptWaiting   attemptState = iota // for its turn
+	attemptBlocked                       // an earlier call of its key is parked: no call is made
+	attemptScheduled                     // its time has not come
+	attemptUnderWay
+	attemptReturned
+)
+
+// boundBy sets until when the call may start, so that it would end within the key's window.
+func (a *callAttempt) boundBy(window time.Duration) {
+	if window != Forever {
+		a.notAfter = a.readAt.Add(window - a.age)
+	}
+}
+
+// mayStart is Delivery.MayStart.
+func (a *callAttempt) mayStart() error {
+	now := time.Now()
+	if a.lane.expired(now) {
+		return ErrLease
+	}
+	if !a.notAfter.IsZero() && !now.Before(a.notAfter) {
+		return ErrWindow
+	}
+	return nil
+}

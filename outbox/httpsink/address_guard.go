@@ -1,0 +1,229 @@
+package httpsink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ErrAddress is wrapped by the error of a connection that was refused for its address; see
+// Config.AllowPrivate. No byte was sent.
+var ErrAddress = errors.New("httpsink: address refused")
+
+// addressError names the refused address and the kind of address it is.
+type addressError struct {
+	addr string
+	kind string
+}
+
+func (e *addressError) Error() string {
+	return fmt.Sprintf("address %s refused: %s, and allowed by neither AllowPrivate nor AllowNetworks", e.addr, e.kind)
+}
+
+func (e *addressError) Unwrap() error { return ErrAddress }
+
+// specialNetworks lists networks in which no remote on the Internet has an address: IANA's
+// registries of special-purpose addresses (RFC 6890 and its updates), multicast, and the addresses
+// at which clouds hand out credentials. The first match counts. own marks addresses of our own
+// hosts and networks, which AllowPrivate allows.
+var specialNetworks = []struct {
+	prefix netip.Prefix
+	kind   string
+	own    bool
+}{
+	{netip.MustParsePrefix("169.254.169.254/32"), "a cloud's metadata service", false},
+	// Credentials of ECS tasks.
+	{netip.MustParsePrefix("169.254.170.2/32"), "a cloud's metadata service", false},
+	// Alibaba, inside the shared space.
+	{netip.MustParsePrefix("100.100.100.200/32"), "a cloud's metadata service", false},
+	// Azure, among public addresses.
+	{netip.MustParsePrefix("168.63.129.16/32"), "a cloud's metadata service", false},
+	// AWS, among unique local addresses.
+	{netip.MustParsePrefix("fd00:ec2::/32"), "a cloud's metadata service", false},
+	// Google, likewise.
+	{netip.MustParsePrefix("fd20:ce::254/128"), "a cloud's metadata service", false},
+
+	{netip.MustParsePrefix("127.0.0.0/8"), "loopback", true},
+	{netip.MustParsePrefix("10.0.0.0/8"), "a private network", true},
+	{netip.MustParsePrefix("172.16.0.0/12"), "a private network", true},
+	{netip.MustParsePrefix("192.168.0.0/16"), "a private network", true},
+	{netip.MustParsePrefix("100.64.0.0/10"), "a carrier's shared space", true},
+	// Linux connects 0.0.0.0 to loopback.
+	{netip.MustParsePrefix("0.0.0.0/8"), "no address of a host", false},
+	{netip.MustParsePrefix("169.254.0.0/16"), "link-local", false},
+	{netip.MustParsePrefix("192.0.0.0/24"), "reserved for protocols", false},
+	{netip.MustParsePrefix("192.0.2.0/24"), "reserved for documentation", false},
+	{netip.MustParsePrefix("198.51.100.0/24"), "reserved for documentation", false},
+	{netip.MustParsePrefix("203.0.113.0/24"), "reserved for documentation", false},
+	{netip.MustParsePrefix("192.88.99.0/24"), "a relay to IPv6", false},
+	{netip.MustParsePrefix("198.18.0.0/15"), "reserved for benchmarks", false},
+	{netip.MustParsePrefix("224.0.0.0/4"), "multicast", false},
+	{netip.MustParsePrefix("240.0.0.0/4"), "reserved or broadcast", false},
+
+	{netip.MustParsePrefix("::1/128"), "loopback", true},
+	{netip.MustParsePrefix("fc00::/7"), "a private network", true},
+	{netip.MustParsePrefix("::/96"), "unspecified, or IPv4 inside IPv6", false},
+	{netip.MustParsePrefix("::ffff:0:0:0/96"), "IPv4 translated to IPv6", false},
+	{netip.MustParsePrefix("64:ff9b::/96"), "IPv4 translated to IPv6 (NAT64)", false},
+	{netip.MustParsePrefix("64:ff9b:1::/48"), "IPv4 translated to IPv6 (NAT64)", false},
+	{netip.MustParsePrefix("2002::/16"), "IPv4 inside IPv6 (6to4)", false},
+	{netip.MustParsePrefix("2001::/23"), "reserved for protocols (Teredo and others)", false},
+	{netip.MustParsePrefix("2001:db8::/32"), "reserved for documentation", false},
+	{netip.MustParsePrefix("3fff::/20"), "reserved for documentation", false},
+	{netip.MustParsePrefix("fe80::/10"), "link-local", false},
+	{netip.MustParsePrefix("ff00::/8"), "multicast", false},
+	{netip.MustParsePrefix("5f00::/16"), "reserved for segment routing", false},
+}
+
+// globalUnicast holds all other addresses of IPv6 hosts.
+var globalUnicast = netip.MustParsePrefix("2000::/3")
+
+// addressGuard decides which addresses the sink connects to. It checks the address that is being
+// dialled, after the name was resolved. A check of the name beforehand would not help if the next
+// DNS answer differs ("rebinding").
+type addressGuard struct {
+	allowPrivate   bool
+	allowNetworks  []netip.Prefix
+	connectTimeout time.Duration // bounds connecting, including the lookup of names
+	resolver       *net.Resolver // nil: Go's own; tests set one
+}
+
+// checkAddr returns an *addressError unless the sink may connect to the address.
+func (g *addressGuard) checkAddr(addr netip.Addr) error {
+	// ::ffff:127.0.0.1 is 127.0.0.1 for the kernel. A zone only names the interface.
+	a := addr.WithZone("").Unmap()
+	kind := g.refusalReason(a)
+	// Allowing a translator's prefix does not allow the loopback address that it may embed.
+	if inner, ok := embeddedIPv4(a); ok && kind == "" {
+		kind = g.refusalReason(inner)
+	}
+	if kind != "" {
+		return &addressError{addr: addr.String(), kind: kind}
+	}
+	return nil
+}
+
+// refusalReason returns the kind of address for which an address is refused, or "" if it is
+// allowed.
+func (g *addressGuard) refusalReason(a netip.Addr) string {
+	for _, n := range g.allowNetworks {
+		if n.Contains(a) {
+			return ""
+		}
+	}
+	for _, network := range specialNetworks {
+		if network.prefix.Contains(a) {
+			if network.own && g.allowPrivate {
+				return ""
+			}
+			return network.kind
+		}
+	}
+	if a.Is6() && !globalUnicast.Contains(a) {
+		return "no global unicast address"
+	}
+	return ""
+}
+
+// embeddedIPv4 returns the IPv4 address to which a translator or tunnel would forward.
+func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
+	if !a.Is6() {
+		return netip.Addr{}, false
+	}
+	b := a.As16()
+	switch {
+	case inNetwork(a, "64:ff9b::/96"), inNetwork(a, "::ffff:0:0:0/96"), inNetwork(a, "::/96") && !inNetwork(a, "::/127"):
+		// RFC 6052, 2765, 4291; not :: and ::1
+		return netip.AddrFrom4([4]byte(b[12:])), true
+	case inNetwork(a, "2002::/16"): // RFC 3056
+		return netip.AddrFrom4([4]byte(b[2:6])), true
+	case inNetwork(a, "2001::/32"): // RFC 4380: the client's address, inverted
+		return netip.AddrFrom4([4]byte{^b[12], ^b[13], ^b[14], ^b[15]}), true
+	}
+	return netip.Addr{}, false
+}
+
+func inNetwork(a netip.Addr, prefix string) bool { return netip.MustParsePrefix(prefix).Contains(a) }
+
+// checkHost checks the base URL's host as it is written, so that New reports faults that no
+// resolver can correct.
+func (g *addressGuard) checkHost(host string) error {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return g.checkAddr(a)
+	}
+	name := strings.ToLower(strings.TrimSuffix(host, "."))
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	// Resolvers of the C library read 127.1, 2130706433 and 0x7f.1 as 127.0.0.1. Go's resolver asks
+	// the DNS for them.
+	if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
+		return fmt.Errorf("%q ends in a number and is no IPv4 address", host)
+	}
+	if last == "localhost" { // RFC 6761 section 6.3: always loopback
+		if err := g.checkAddr(netip.AddrFrom4([4]byte{127, 0, 0, 1})); err != nil && g.checkAddr(netip.IPv6Loopback()) != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkDial is called by the dialer between socket() and connect(), with the address that connect()
+// gets.
+func (g *addressGuard) checkDial(_ context.Context, _, address string, _ syscall.RawConn) error {
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return &addressError{addr: "of an unknown kind", kind: "no IP address"}
+	}
+	return g.checkAddr(ap.Addr())
+}
+
+// guardDial connects to checked addresses only. A user's own dialer does not say in advance which
+// address it connects to, so its connections are checked before the sink writes anything. A
+// connection without an IP address (a Unix socket) leads to this host.
+func (g *addressGuard) guardDial(given dialFunc) dialFunc {
+	if given == nil {
+		given = (&net.Dialer{ControlContext: g.checkDial, Resolver: g.resolver}).DialContext
+	}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, g.connectTimeout)
+		defer cancel()
+		c, err := given(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		if err := g.checkRemote(c); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// checkRemote checks the remote address of a connection.
+func (g *addressGuard) checkRemote(c net.Conn) error {
+	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
+	switch {
+	case ok:
+		return g.checkAddr(tcp.AddrPort().Addr())
+	case g.allowPrivate:
+		return nil
+	}
+	return &addressError{addr: fmt.Sprintf("of type %T", c.RemoteAddr()), kind: "no IP address"}
+}
+
+// hostMatches reports whether a host matches one of the patterns: a name, or *. and a name for
+// everything below it. Without patterns every host matches.
+func hostMatches(host string, patterns []string) bool {
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	for _, p := range patterns {
+		p = strings.ToLower(strings.TrimSuffix(p, "."))
+		if below, wild := strings.CutPrefix(p, "*"); host == p || wild && len(host) > len(below) && strings.HasSuffix(host, below) {
+			return true
+		}
+	}
+	return len(patterns) == 0
+}

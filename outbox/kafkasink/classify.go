@@ -1,0 +1,57 @@
+package kafkasink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// contentErrors are the codes with which a broker refuses a batch because of what it contains.
+// Nothing of the batch is written then.
+var contentErrors = []kafka.Error{kafka.InvalidMessage, kafka.MessageSizeTooLarge, kafka.RecordListTooLarge, kafka.InvalidTimestamp, kafka.PolicyViolation,
+	kafka.InvalidRecord, kafka.UnsupportedForMessageFormat}
+
+// refusalErrors are the codes that no further attempt corrects: the call is parked. Errors of the
+// connection are not among them, for example a login that fails, which meets every call and ends
+// when the password is corrected. Neither are errors that a stale view of the cluster may cause.
+var refusalErrors = []kafka.Error{kafka.InvalidTopic, kafka.TopicAuthorizationFailed, kafka.ClusterAuthorizationFailed}
+
+func isContentError(err error) bool {
+	var code kafka.Error
+	return errors.As(err, &code) && slices.Contains(contentErrors, code)
+}
+
+// classify classifies the end of an attempt. Reasons hold the meaning of the broker's code and
+// nothing that the broker quotes.
+func (s *Sink) classify(ctx context.Context, err error) outbox.Result {
+	var code kafka.Error
+	switch {
+	case err == nil:
+		return outbox.Result{Outcome: outbox.Delivered}
+	case errors.Is(err, errRefused):
+		return outbox.Reject(err.Error(), err)
+	case errors.Is(err, outbox.ErrWindow), errors.Is(err, outbox.ErrLease):
+		return outbox.RetryLater(err.Error(), err)
+	case errors.As(err, &code):
+		reason := fmt.Sprintf("[%d] %s", int(code), code.Title())
+		// InvalidMessage means that a checksum does not match, which a bad line causes too. It
+		// divides a batch and is tried again.
+		if slices.Contains(refusalErrors, code) || isContentError(err) && code != kafka.InvalidMessage {
+			return outbox.Reject(reason, err)
+		}
+		return outbox.RetryLater(reason, err)
+	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return outbox.RetryLater(fmt.Sprintf("no acknowledgement within %v", s.cfg.Timeout), err)
+	case ctx.Err() != nil:
+		return outbox.RetryLater("cut off: the relay stopped or lost its lease", err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return outbox.RetryLater("the connection broke off before there was an answer", err)
+	}
+	return outbox.RetryLater(err.Error(), err)
+}
