@@ -272,3 +272,22 @@ func wantFailure(t *testing.T, s consumer.Source, name string) {
 		t.Errorf("Run returned %v, want an error that names %q", err, name)
 	}
 }
+
+// A source with a method Ready returns nil from it once it is a member, and not before.
+func readyAsMember(t *testing.T, h Harness) {
+	topic := h.Topic(t, 1, 0)
+	s := h.Source(t, groupOf(topic), rebalance, topic)
+	r, ok := s.(interface{ Ready() error })
+	if !ok {
+		t.Skip("this source has no Ready")
+	}
+	if r.Ready() == nil {
+		t.Error("Ready before Run")
+	}
+	m := Join(t, s)
+	m.Holds(topic, 0)
+	eventually(t, "Ready", func() bool { return r.Ready() == nil })
+	if err := m.Leave(); err != nil {
+		t.Error(err)
+	}
+}
