@@ -99,6 +99,14 @@ type forMessage struct {
 
 func (t *forMessage) Origin() (origin.Origin, bool) { return t.origin, true }
 
+// Guarded is the handle below, for package sqltx; nil if tx is a user's own Tx.
+func (t *forMessage) Guarded() *guard.Handle {
+	if below, ok := t.Tx.(interface{ Guarded() *guard.Handle }); ok {
+		return below.Guarded()
+	}
+	return nil
+}
+
 // BeforeCommit passes on rows to write right before the seal.
 func (t *forMessage) BeforeCommit(item any, write func(items []any) (sql string, args []any)) error {
 	if all, ok := t.Tx.(interface {

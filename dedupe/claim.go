@@ -51,8 +51,8 @@ func (o Outcome) String() string {
 	return "invalid"
 }
 
-// codeFresh is how onlyonce.claim_standard returns Fresh; the other codes equal their outcomes.
-const codeFresh = 0
+// sqlFresh is how onlyonce.claim_standard returns Fresh; the other codes equal their outcomes.
+const sqlFresh = 0
 
 // ErrNoTransaction: a claim, or an enqueued call, got a pool or a connection that is in no
 // transaction.
@@ -70,14 +70,14 @@ func InTransaction(tx Tx) error {
 	}:
 		return fmt.Errorf("%w: a pool is none", ErrNoTransaction)
 	case interface{ Conn() *pgx.Conn }: // an acquired connection; a transaction of pgx has it too
-		return onConnection(c.Conn())
+		return inConnectionTransaction(c.Conn())
 	case *pgx.Conn:
-		return onConnection(c)
+		return inConnectionTransaction(c)
 	}
 	return nil
 }
 
-func onConnection(conn *pgx.Conn) error {
+func inConnectionTransaction(conn *pgx.Conn) error {
 	if conn != nil && conn.PgConn().TxStatus() == 'I' {
 		return fmt.Errorf("%w: this connection is in none", ErrNoTransaction)
 	}
@@ -145,7 +145,7 @@ func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 	outcomes := make([]Outcome, len(codes))
 	for i, c := range codes {
 		switch o := Outcome(c); {
-		case c == codeFresh:
+		case c == sqlFresh:
 			outcomes[i] = Fresh
 		case o == Duplicate, o == Conflict:
 			outcomes[i] = o

@@ -101,9 +101,9 @@ var isolationSQL = map[pgx.TxIsoLevel]string{
 	pgx.ReadUncommitted: "set transaction isolation level read uncommitted",
 }
 
-// openSQL lets onlyonce.seal() allow the COMMIT of this very transaction, and of no later one that
-// a procedure began after ending it. One row of text; no index, no lock.
-const openSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
+// allowCommitSQL lets onlyonce.seal() allow the COMMIT of this very transaction, and of no later
+// one that a procedure began after ending it. One row of text; no index, no lock.
+const allowCommitSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
 
 // Steps of the transaction that are the engine's.
 const (
@@ -191,51 +191,51 @@ func DoWith(ctx context.Context, pool *pgxpool.Pool, cfg DoConfig, key Key, fn f
 	if err != nil {
 		return 0, err
 	}
-	d := &doer{cfg: cfg, pool: pool, key: key, fn: fn}
-	err = cfg.fields().Policy().Run(ctx, func() (bool, error) { return d.attempt(ctx) })
+	r := &messageRun{cfg: cfg, pool: pool, key: key, apply: fn}
+	err = cfg.fields().Policy().Run(ctx, func() (bool, error) { return r.attempt(ctx) })
 	switch {
 	case err == nil:
-		return d.outcome, nil
-	case d.unknown:
+		return r.outcome, nil
+	case r.outcomeUnknown:
 		return 0, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
 	return 0, err
 }
 
-// doer is one call of DoWith.
-type doer struct {
-	cfg  DoConfig
-	pool *pgxpool.Pool
-	key  Key
-	fn   func(ctx context.Context, tx GuardedTx) error
+// messageRun is one call of DoWith.
+type messageRun struct {
+	cfg   DoConfig
+	pool  *pgxpool.Pool
+	key   Key
+	apply func(ctx context.Context, tx GuardedTx) error
 
-	outcome Outcome
-	unknown bool // a COMMIT was sent whose outcome no claim has found out yet
+	outcome        Outcome
+	outcomeUnknown bool // a COMMIT was sent whose outcome no claim has found out yet
 }
 
 // attempt is one run of the transaction; again says that another run may end better.
-func (d *doer) attempt(ctx context.Context) (again bool, err error) {
-	conn, err := d.pool.Acquire(ctx)
+func (r *messageRun) attempt(ctx context.Context) (again bool, err error) {
+	conn, err := r.pool.Acquire(ctx)
 	if err != nil {
 		return ctx.Err() == nil, fmt.Errorf("dedupe: connecting: %w", err)
 	}
 	defer conn.Release()
 	tx := guard.Begin(conn.Conn())
-	defer tx.Rollback(d.cfg.Timeouts.Commit)
-	if d.outcome, err = d.claim(ctx, tx); err != nil {
+	defer tx.Rollback(r.cfg.Timeouts.Commit)
+	if r.outcome, err = r.claim(ctx, tx); err != nil {
 		state := guard.SQLState(err)
 		return ctx.Err() == nil && (guard.RunAgain(state) || state == lockNotAvailable || tx.Lost()), err
 	}
-	d.unknown = false // the claim has waited for the attempt before it, and shows its outcome
-	work, from := d.fn, &origin.Origin{Tenant: d.key.Tenant, Scope: d.key.Scope, Topic: d.key.Topic, ID: d.key.ID, Redo: d.key.Replay != 0}
-	switch d.outcome {
+	r.outcomeUnknown = false // the claim has waited for the attempt before it, and shows its outcome
+	work, from := r.apply, &origin.Origin{Tenant: r.key.Tenant, Scope: r.key.Scope, Topic: r.key.Topic, ID: r.key.ID, Redo: r.key.Replay != 0}
+	switch r.outcome {
 	case Duplicate:
 		return false, nil
 	case Conflict:
-		if d.cfg.OnConflict == nil {
-			return false, fmt.Errorf("%w: scope %q", ErrConflict, d.key.Scope)
+		if r.cfg.OnConflict == nil {
+			return false, fmt.Errorf("%w: scope %q", ErrConflict, r.key.Scope)
 		}
-		work, from = d.cfg.OnConflict, nil // with the message's identity, its calls would be taken for those of the first payload
+		work, from = r.cfg.OnConflict, nil // with the message's identity, its calls would be taken for those of the first payload
 	}
 	err = work(ctx, tx.Lend(from))
 	tx.TakeBack()
@@ -243,28 +243,28 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 		err = errors.Join(failed, err)
 	}
 	if err == nil {
-		if err = tx.Commit(d.cfg.Timeouts.Commit); err == nil {
+		if err = tx.Commit(r.cfg.Timeouts.Commit); err == nil {
 			return false, nil
 		}
-		d.unknown = tx.Lost()
+		r.outcomeUnknown = tx.Lost()
 	}
 	return ctx.Err() == nil && (guard.RunAgain(guard.SQLState(err)) || tx.Lost()), err
 }
 
 // claim begins the transaction with its bounds, and claims the key: one round trip.
-func (d *doer) claim(ctx context.Context, tx *guard.Tx) (Outcome, error) {
-	if level := d.cfg.Isolation; level != "" {
+func (r *messageRun) claim(ctx context.Context, tx *guard.Tx) (Outcome, error) {
+	if level := r.cfg.Isolation; level != "" {
 		tx.Engine(stepBounds, isolationSQL[level])
 	}
-	t := d.cfg.Timeouts
+	t := r.cfg.Timeouts
 	for _, bound := range []struct {
 		name string
 		of   time.Duration
 	}{{"lock_timeout", t.Lock}, {"statement_timeout", t.Statement}, {"idle_in_transaction_session_timeout", t.Idle}} {
 		tx.Engine(stepBounds, "set local "+bound.name+" = "+guard.Millis(bound.of))
 	}
-	tx.Engine(stepBounds, openSQL)
-	outcomes, err := ClaimAll(ctx, claiming{tx}, []Key{d.key})
+	tx.Engine(stepBounds, allowCommitSQL)
+	outcomes, err := ClaimAll(ctx, engineClaim{tx}, []Key{r.key})
 	if failed := tx.Failure(); failed != nil {
 		return 0, fmt.Errorf("dedupe: claim: %w", failed)
 	}
@@ -274,9 +274,9 @@ func (d *doer) claim(ctx context.Context, tx *guard.Tx) (Outcome, error) {
 	return outcomes[0], nil
 }
 
-// claiming sends the claim as a statement of the engine.
-type claiming struct{ *guard.Tx }
+// engineClaim sends the claim as a statement of the engine.
+type engineClaim struct{ *guard.Tx }
 
-func (c claiming) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+func (c engineClaim) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return c.EngineRow(ctx, stepClaim, sql, slices.Clone(args)...)
 }

@@ -114,7 +114,7 @@ func (k Key) Hash() [16]byte {
 		sum = codec.Hash(kindTopicReplay, k.Tenant, k.Scope, k.Topic, k.ID, no)
 	}
 	var out [16]byte
-	if ms, ok := timeOf(k.ID); ok {
+	if ms, ok := idTime(k.ID); ok {
 		copy(out[:6], ms[:])
 		copy(out[6:], sum[:10])
 		return out
@@ -123,9 +123,9 @@ func (k Key) Hash() [16]byte {
 	return out
 }
 
-// timeOf returns the 48 bits of Unix milliseconds that a UUIDv7 (RFC 9562 section 5.7) or a ULID
+// idTime returns the 48 bits of Unix milliseconds that a UUIDv7 (RFC 9562 section 5.7) or a ULID
 // starts with.
-func timeOf(id string) (ms [6]byte, ok bool) {
+func idTime(id string) (ms [6]byte, ok bool) {
 	switch len(id) {
 	case 36:
 		if id[14] != '7' { // the version: most ids of this length are random

@@ -60,8 +60,8 @@ type chapter struct {
 	sql  string
 }
 
-// load returns the embedded migrations in order of version.
-func load() ([]migration, error) {
+// loadMigrations returns the embedded migrations in order of version.
+func loadMigrations() ([]migration, error) {
 	entries, err := FS.ReadDir(".")
 	if err != nil {
 		return nil, err
@@ -97,30 +97,30 @@ func load() ([]migration, error) {
 // transaction holds, which works through PgBouncer too. The role needs the right to create schemas.
 // A schema that is newer than this code is left alone and is no error here; see [Check].
 func Apply(ctx context.Context, conn *pgx.Conn) (applied []int, err error) {
-	all, err := load()
+	all, err := loadMigrations()
 	if err != nil {
 		return nil, err
 	}
 	for attempt := 1; ; attempt++ {
-		applied, err = apply(ctx, conn, all)
+		applied, err = applyPending(ctx, conn, all)
 		// A transaction that works meanwhile may lock the same tables in another order. The server
 		// then ends one of the two.
 		var pgErr *pgconn.PgError
-		if attempt == attempts || !errors.As(err, &pgErr) || pgErr.Code != "40P01" {
+		if attempt == applyAttempts || !errors.As(err, &pgErr) || pgErr.Code != "40P01" {
 			return applied, err
 		}
 	}
 }
 
-// attempts is how often Apply tries again after a deadlock with running work.
-const attempts = 5
+// applyAttempts is how often Apply tries again after a deadlock with running work.
+const applyAttempts = 5
 
-func apply(ctx context.Context, conn *pgx.Conn, all []migration) (applied []int, err error) {
+func applyPending(ctx context.Context, conn *pgx.Conn, all []migration) (applied []int, err error) {
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockSQL); err != nil {
 			return err
 		}
-		current, err := readVersion(ctx, tx)
+		current, err := versionInTx(ctx, tx)
 		if err != nil {
 			return err
 		}
@@ -148,7 +148,7 @@ func apply(ctx context.Context, conn *pgx.Conn, all []migration) (applied []int,
 func Version(ctx context.Context, db DB) (int, error) {
 	var v *int
 	err := db.QueryRow(ctx, versionSQL).Scan(&v)
-	if missing(err) || (err == nil && v == nil) {
+	if schemaMissing(err) || (err == nil && v == nil) {
 		return 0, nil
 	}
 	if err != nil {
@@ -176,7 +176,7 @@ func Check(ctx context.Context, db DB) error {
 
 // Print writes every version after `after`, chapter by chapter, as SQL that psql can run.
 func Print(w io.Writer, after int) error {
-	all, err := load()
+	all, err := loadMigrations()
 	if err != nil {
 		return err
 	}
@@ -193,9 +193,9 @@ func Print(w io.Writer, after int) error {
 	return nil
 }
 
-// readVersion is Version inside a transaction, which a failed statement would end. So it reads the
+// versionInTx is Version inside a transaction, which a failed statement would end. So it reads the
 // catalog first.
-func readVersion(ctx context.Context, tx pgx.Tx) (int, error) {
+func versionInTx(ctx context.Context, tx pgx.Tx) (int, error) {
 	var there bool
 	if err := tx.QueryRow(ctx, `select to_regclass('onlyonce.schema_version') is not null`).Scan(&there); err != nil {
 		return 0, err
@@ -206,9 +206,9 @@ func readVersion(ctx context.Context, tx pgx.Tx) (int, error) {
 	return Version(ctx, tx)
 }
 
-// missing reports whether err says that the table or its schema does not exist (undefined_table,
-// invalid_schema_name).
-func missing(err error) bool {
+// schemaMissing reports whether err says that the table or its schema does not exist
+// (undefined_table, invalid_schema_name).
+func schemaMissing(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000")
 }

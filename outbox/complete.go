@@ -72,7 +72,7 @@ const completeSQL = `select onlyonce.settle($1, $2, $3::uuid, $4, $5, null, null
 // complete passes an answer to RelayConfig.Complete, in a transaction that settles the call.
 func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	if c.lane.sink.cfg.Complete == nil {
-		a.result = RetryLater("RelayConfig.Complete is not set", nil)
+		a.result = RetryLater("RelayConfig.Complete is not set, and the call asks for it (Call.Capture)", nil)
 		return
 	}
 	if !c.openBody(a) {
@@ -86,12 +86,12 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	case c.lane.sink.completing <- struct{}{}: // leaves some connections to renew leases and to move cursors
 		defer func() { <-c.lane.sink.completing }()
 	case <-ctx.Done():
-		a.result = RetryLater("no turn for the completion", ctx.Err())
+		a.result = RetryLater("RelayConfig.Complete was not called: other completions held the connections that it may use", ctx.Err())
 		return
 	}
 	conn, err := c.lane.sink.pool.Acquire(ctx)
 	if err != nil {
-		a.result = RetryLater("no connection for the completion", err)
+		a.result = RetryLater("RelayConfig.Complete was not called: the pool gave no connection", err)
 		return
 	}
 	defer conn.Release()

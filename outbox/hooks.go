@@ -128,7 +128,7 @@ func (e emitter) lease(c LeaseChange) {
 		e.hooks.Lease(c)
 	}
 	if c.Err != nil {
-		e.log.Warn("outbox: lane lost", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
+		e.log.Warn("outbox: the relay lost a lane: calls under way are cut off, and the next owner sends them again under the same keys", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
 		return
 	}
 	e.log.Debug("outbox: lane", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
@@ -145,19 +145,23 @@ func (e emitter) failed(err error, wait time.Duration) {
 	if e.hooks.Failed != nil {
 		e.hooks.Failed(Failed{Sink: e.sink, Err: err, Wait: wait})
 	}
-	e.log.Warn("outbox: transaction failed", "sink", e.sink, "error", err, "wait", wait)
+	e.log.Warn("outbox: a transaction of the relay failed and is tried again", "sink", e.sink, "error", err, "wait", wait)
 }
 
 func (e emitter) purged(rows int64) {
 	if e.hooks.Purged != nil {
 		e.hooks.Purged(Purged{Sink: e.sink, Rows: rows})
 	}
-	e.log.Debug("outbox: rows deleted", "sink", e.sink, "rows", rows)
+	e.log.Debug("outbox: settled calls deleted after their retention", "sink", e.sink, "rows", rows)
 }
 
 func (e emitter) paused(is bool) {
 	if e.hooks.Paused != nil {
 		e.hooks.Paused(Paused{Sink: e.sink, Paused: is})
 	}
-	e.log.Info("outbox: sink paused or resumed by an operator", "sink", e.sink, "paused", is)
+	msg := "outbox: an operator resumed the sink"
+	if is {
+		msg = "outbox: an operator paused the sink"
+	}
+	e.log.Info(msg, "sink", e.sink)
 }

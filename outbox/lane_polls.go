@@ -67,7 +67,7 @@ func (s *sender) pollLanes(ctx context.Context) error {
 		return err
 	}
 	if err := s.pool.QueryRow(bounded, pollLanesSQL, s.name, memberLeasePrefix(s.name)).Scan(&members, &paused, &free); err != nil {
-		return fmt.Errorf("looking at the lanes of %s: %w", s.name, err)
+		return fmt.Errorf("polling the lanes of sink %s: %w", s.name, err)
 	}
 	if s.slots.paused.Swap(paused) != paused {
 		s.emit.paused(paused)
@@ -146,7 +146,7 @@ func (s *sender) pollWork(ctx context.Context) error {
 			return err
 		})
 	}); err != nil {
-		return fmt.Errorf("looking for calls of %s: %w", s.name, err)
+		return fmt.Errorf("polling for calls of sink %s: %w", s.name, err)
 	}
 	for _, w := range found {
 		if o := s.held[w.Lane]; o != nil {

@@ -226,7 +226,7 @@ func (c *laneCalls) openBody(a *callAttempt) bool {
 	if !a.sealed {
 		return true
 	}
-	body, err := []byte(nil), errors.New("RelayConfig.Sealer is not set")
+	body, err := []byte(nil), errors.New("RelayConfig.Sealer is not set, and the call was sealed")
 	if c.lane.sink.cfg.Sealer != nil {
 		body, err = c.lane.sink.cfg.Sealer.Open(a.sealedAs, a.Body)
 	}

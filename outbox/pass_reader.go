@@ -151,7 +151,7 @@ func (r *passReader) loadCursor() error {
 			return row.Scan(&c.version, &c.last, &c.unread, &called, &foreign)
 		})
 	}); err != nil {
-		return fmt.Errorf("reading the cursor of lane %d: %w", r.lane.number, err)
+		return fmt.Errorf("reading the cursor of lane %d of sink %s: %w", r.lane.number, r.lane.sink.name, err)
 	}
 	if foreign {
 		return fmt.Errorf("%w: lane %d of sink %s", ErrRebase, r.lane.number, r.lane.sink.name)

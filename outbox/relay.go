@@ -185,7 +185,7 @@ func (r *Relay) rotateSegments(ctx context.Context) {
 }
 
 // reportSegment reports what became of a segment.
-func (r *Relay) reportSegment(o ring.Outcome) {
+func (r *Relay) reportSegment(o ring.StepResult) {
 	switch o.Action {
 	case ring.Truncated:
 		r.cfg.Logger.Info("outbox: a segment whose retention has passed was emptied", "slot", o.Slot)
@@ -193,7 +193,7 @@ func (r *Relay) reportSegment(o ring.Outcome) {
 			r.cfg.Hooks.Rotated(Rotated{Slot: int(o.Slot)})
 		}
 	case ring.Needed, ring.Full:
-		r.cfg.Logger.Warn("outbox: the log grows", "slot", o.Slot, "why", o.Why)
+		r.cfg.Logger.Warn("outbox: the log grows, because its oldest segment cannot be emptied", "slot", o.Slot, "why", o.Why)
 	}
 }
 

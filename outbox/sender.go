@@ -164,7 +164,7 @@ func (s *sender) renew(ctx context.Context) error {
 	defer cancel()
 	if s.membership == nil {
 		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name); err != nil {
-			return fmt.Errorf("making the lanes of %s: %w", s.name, err)
+			return fmt.Errorf("creating the lanes of sink %s: %w", s.name, err)
 		}
 		var err error
 		if s.membership, err = lease.Join(bounded, s.pool, memberLeasePrefix(s.name), s.cfg.LeaseTTL); err != nil {
@@ -183,7 +183,7 @@ func (s *sender) renew(ctx context.Context) error {
 	}
 	if err != nil {
 		s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
-		return fmt.Errorf("renewing the leases: %w", err)
+		return fmt.Errorf("renewing the leases of sink %s: %w", s.name, err)
 	}
 	s.renewAt = sent.Add(s.cfg.LeaseTTL / 3)
 	for _, o := range s.held {

@@ -29,18 +29,18 @@ func (r *Relay) checkStandbys(ctx context.Context) error {
 	var names []string
 	var sees bool
 	if err := r.pool.QueryRow(ctx, replicasSQL).Scan(&names, &sees); err != nil {
-		return fmt.Errorf("asking for standbys: %w", err)
+		return fmt.Errorf("reading which standbys stream: %w", err)
 	}
 	switch {
 	case len(r.cfg.WaitFor) == 0 && len(names) > 0:
 		r.cfg.Logger.Warn("outbox: the server has standbys, and calls go out without waiting for them: a failover may leave calls for work that was undone; see RelayConfig.WaitFor",
 			"standbys", len(names))
 	case len(r.cfg.WaitFor) > 0 && !sees:
-		return fmt.Errorf("RelayConfig.WaitFor: this role cannot see how far standbys are: grant it pg_monitor")
+		return fmt.Errorf("RelayConfig.WaitFor: the relay's role may not see how far standbys have flushed: grant it pg_monitor")
 	}
 	for _, want := range r.cfg.WaitFor {
 		if !slices.Contains(names, want) {
-			r.cfg.Logger.Warn("outbox: nothing is sent until this standby is there", "application_name", want)
+			r.cfg.Logger.Warn("outbox: a standby of RelayConfig.WaitFor does not stream: no call is sent until it does", "application_name", want)
 		}
 	}
 	return nil
@@ -70,7 +70,7 @@ func (h *heldLane) awaitStandbys(position string) bool {
 		case err == nil && n == len(h.sink.cfg.WaitFor):
 			return true
 		case err != nil && h.ctx.Err() == nil:
-			h.sink.emit.failed(fmt.Errorf("asking how far the standbys are: %w", err), pause)
+			h.sink.emit.failed(fmt.Errorf("reading how far the standbys have flushed: %w", err), pause)
 		}
 		timer := time.NewTimer(pause)
 		select {

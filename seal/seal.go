@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	version = 1
-	header  = 1 + 4
+	formatVersion = 1
+	headerSize    = 1 + 4
 )
 
 // Errors of [Sealer.Open].
@@ -78,18 +78,18 @@ func New(current uint32, keys map[uint32]Key) (*Sealer, error) {
 // longer than the value.
 func (s *Sealer) Seal(key [16]byte, value []byte) ([]byte, error) {
 	aead := s.keys[s.current]
-	out := make([]byte, header+aead.NonceSize(), header+aead.NonceSize()+len(value)+aead.Overhead())
-	out[0] = version
+	out := make([]byte, headerSize+aead.NonceSize(), headerSize+aead.NonceSize()+len(value)+aead.Overhead())
+	out[0] = formatVersion
 	binary.BigEndian.PutUint32(out[1:], s.current)
-	nonce := out[header:]
+	nonce := out[headerSize:]
 	_, _ = rand.Read(nonce) // never fails
-	return aead.Seal(out, nonce, value, data(out, key)), nil
+	return aead.Seal(out, nonce, value, associatedData(out, key)), nil
 }
 
 // Open decrypts a value that Seal returned for the same key. It returns [ErrKey] or [ErrValue], to
 // be tested with errors.Is.
 func (s *Sealer) Open(key [16]byte, sealed []byte) ([]byte, error) {
-	if len(sealed) < header || sealed[0] != version {
+	if len(sealed) < headerSize || sealed[0] != formatVersion {
 		return nil, ErrValue
 	}
 	id := binary.BigEndian.Uint32(sealed[1:])
@@ -97,18 +97,18 @@ func (s *Sealer) Open(key [16]byte, sealed []byte) ([]byte, error) {
 	if aead == nil {
 		return nil, fmt.Errorf("%w %d", ErrKey, id)
 	}
-	if len(sealed) < header+aead.NonceSize()+aead.Overhead() {
+	if len(sealed) < headerSize+aead.NonceSize()+aead.Overhead() {
 		return nil, ErrValue
 	}
-	nonce := sealed[header : header+aead.NonceSize()]
-	value, err := aead.Open([]byte{}, nonce, sealed[header+aead.NonceSize():], data(sealed, key))
+	nonce := sealed[headerSize : headerSize+aead.NonceSize()]
+	value, err := aead.Open([]byte{}, nonce, sealed[headerSize+aead.NonceSize():], associatedData(sealed, key))
 	if err != nil {
 		return nil, ErrValue
 	}
 	return value, nil
 }
 
-// data returns what is authenticated besides the value.
-func data(sealed []byte, key [16]byte) []byte {
-	return append(append(make([]byte, 0, header+len(key)), sealed[:header]...), key[:]...)
+// associatedData returns what is authenticated besides the value.
+func associatedData(sealed []byte, key [16]byte) []byte {
+	return append(append(make([]byte, 0, headerSize+len(key)), sealed[:headerSize]...), key[:]...)
 }

@@ -179,7 +179,7 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 		}
 		work = d.cfg.OnConflict
 	}
-	if err = withCode(work(ctx, t.tx)); err == nil {
+	if err = withSQLState(work(ctx, t.tx)); err == nil {
 		if err, d.unknown = t.commit(); err == nil {
 			return false, nil
 		}
@@ -196,7 +196,7 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 func (d *doer) claim(ctx context.Context, tx *sql.Tx) (dedupe.Outcome, error) {
 	b := d.cfg.Timeouts
 	if _, err := tx.ExecContext(ctx, fmt.Sprintf(openSQL, guard.Millis(b.Lock), guard.Millis(b.Statement), guard.Millis(b.Idle))); err != nil {
-		return 0, fmt.Errorf("sqltx: begin: %w", withCode(err))
+		return 0, fmt.Errorf("sqltx: begin: %w", withSQLState(err))
 	}
 	return Claim(ctx, tx, d.key)
 }
@@ -226,7 +226,7 @@ func (d *doer) begin(ctx context.Context) (*own, error) {
 	}
 	if err != nil {
 		cancel()
-		return nil, withCode(err)
+		return nil, withSQLState(err)
 	}
 	return &own{tx: tx, base: base, cancel: cancel, bound: d.cfg.Timeouts.Commit}, nil
 }
@@ -253,7 +253,7 @@ func (t *own) within(end func() error) error {
 func (t *own) commit() (err error, unknown bool) { //nolint:revive // the error is half of the answer
 	const sealing, committing, givenUp = 0, 1, 2
 	var step atomic.Int32
-	err = withCode(t.within(func() error {
+	err = withSQLState(t.within(func() error {
 		if _, err := t.tx.ExecContext(t.base, sealSQL); err != nil {
 			return err
 		}

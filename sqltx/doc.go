@@ -1,6 +1,7 @@
-// Package sqltx claims keys and enqueues calls in a transaction of database/sql. It is for programs
-// whose effects go through GORM, sqlx, sqlc, ent, bun or plain *sql.Tx, with pgx's stdlib driver or
-// lib/pq.
+// Package sqltx is for programs whose effects go through GORM, sqlx, sqlc, ent, bun or plain
+// database/sql. [Within] gives a handler a *sql.Tx over its transaction. [Do] is a loop of your own
+// around one message, and [Claim] and [Enqueue] are for transactions of your own, with pgx's stdlib
+// driver or lib/pq.
 //
 // [Do] is the whole loop of a message: a transaction with its bounds, the claim, your function,
 // COMMIT, and another attempt if the database asks for one or the answer to COMMIT was lost. In a
@@ -39,12 +40,48 @@
 // [dedupe.Duplicate], because a transaction sees its own claims, and does not show whether the
 // effects are there.
 //
+// # In a handler
+//
+// The *sql.Tx of [Within] is no second transaction: its driver sends each statement through the
+// handler's transaction, which guards it as it guards everything else (T6 in docs/guarantees.md).
+//
+//	sqltx.Within(ctx, tx, func(ctx context.Context, sqlTx *sql.Tx) error {
+//		queries.WithTx(sqlTx)                                  // sqlc
+//		gorm.Open(postgres.New(postgres.Config{Conn: sqlTx}))  // GORM, or a session: see below
+//		entsql.Conn{ExecQuerier: sqlTx}                        // ent, in a dialect.Driver
+//
+// A session of a *gorm.DB that a program has already keeps its settings:
+//
+//	g := program.Session(&gorm.Session{NewDB: true, Context: ctx})
+//	g.Statement.ConnPool = sqlTx
+//
+// # Contexts
+//
+// Database/sql rolls a transaction back by itself if the context of its BeginTx ends: a goroutine
+// of it, awaitDone, calls Rollback at any moment. So Within begins with a context that does not
+// end. What is left of contexts:
+//
+//	the handler's context ends ...
+//	before a statement is sent      database/sql returns the context's error and does not call the
+//	                                driver. fn may overlook it: so Within fails the attempt if its
+//	                                context has ended when fn returns.
+//	while a statement is under way  pgx cuts the connection; the attempt has failed.
+//	while rows are open             a goroutine of database/sql closes them, under the lock that
+//	                                all calls of the driver take; if rows are still on their way,
+//	                                pgx cuts the connection. If the handler calls its transaction
+//	                                directly at that moment, the two calls overlap: both fail, and
+//	                                the attempt.
+//	after fn has returned           the *sql.Tx is over, and nothing of database/sql is left.
+//
+// The same holds for a context that fn derives, with one exception: if that one ends before a
+// statement is sent, only the statement's error says so. Do not overlook it.
+//
 // # Why a package of its own
 //
-// The engine's only interface to the database is pgx.Tx. A second engine for another interface
-// would be a second place for each rule. So this package does not claim or enqueue anything itself.
-// It gives the transaction the three methods that packages dedupe and outbox need, and those run
-// the same statements with the same hashes, frozen bytes and checks. Only the form of arguments and
+// The engine's only interface to the database is pgx. A second engine for another interface would
+// be a second place for each rule. So this package does not claim or enqueue anything itself. It
+// gives the transaction the three methods that packages dedupe and outbox need, and those run the
+// same statements with the same hashes, frozen bytes and checks. Only the form of arguments and
 // answers differs: database/sql has no arrays that all drivers agree on, so they go as text in
 // PostgreSQL's own notation, which the server parses by the parameter's type. A program that does
 // not import this package links none of it.
@@ -65,12 +102,11 @@
 //
 // # What it cannot do
 //
-// It is not the guarded transaction of a consumer's handler. Your code can end the transaction
-// between the claim and the effects, swallow a failed statement, or ignore an error of Commit. No
-// seal refuses such a COMMIT. (PostgreSQL answers COMMIT of a failed transaction with ROLLBACK; pgx
-// and lib/pq both return an error then.) There is no origin either: calls need a Scope and an ID,
-// as in any transaction of your own. A consumer's handler cannot get a *sql.Tx, because its
-// transaction is pipelined on a connection of pgx.
+// Outside of [Within] there is no guarded transaction. Your code can end the transaction between
+// the claim and the effects, swallow a failed statement, or ignore an error of Commit. Do notices
+// the first two before its COMMIT. It cannot undo what your code has committed by then. (PostgreSQL
+// answers COMMIT of a failed transaction with ROLLBACK; pgx and lib/pq both return an error then.)
+// There is no origin either: calls need a Scope and an ID, as in any transaction of your own.
 //
 // Under REPEATABLE READ and SERIALIZABLE a claim or a call may end in SQLSTATE 40001. Several calls
 // in one transaction may end in 40P01. In both cases run the transaction again from its beginning.

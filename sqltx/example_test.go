@@ -6,7 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/sqltx"
@@ -104,10 +109,64 @@ func (q *Queries) HoldStock(ctx context.Context, sku string) error {
 	return err
 }
 
+// handle is a consumer's handler whose effects are queries of sqlc.
+func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	if err := sqltx.Within(ctx, tx, func(ctx context.Context, sqlTx *sql.Tx) error {
+		return new(Queries).WithTx(sqlTx).HoldStock(ctx, string(m.Value))
+	}); err != nil {
+		return err
+	}
+	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value})
+}
+
+// A consumer's handler writes with sqlc's queries: they commit with the message's id and position.
+// The producer sends one order twice.
+func ExampleWithin() {
+	db, end := exampleDatabase(`create table stock (sku text primary key, held int); insert into stock values ('tea', 0)`)
+	defer end()
+	pool, err := pgxpool.New(context.Background(), exampleAddress)
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	orders := consumertest.NewLog("orders", 1) // in a program: kafkasource.New
+	for range 2 {
+		orders.Append(0, "tea", consumer.Header{Name: "message-id", Value: []byte("order-1")})
+	}
+	c, err := consumer.New(pool, &consumertest.Source{Log: orders, GroupID: "stock"}, handle, consumer.Config{
+		Scope: "stock",
+		Key:   consumer.HeaderKey("message-id"),
+	})
+	if err != nil {
+		panic(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	for tick := time.NewTicker(5 * time.Millisecond); ; <-tick.C {
+		if all, err := c.Status(ctx); err == nil && len(all) > 0 && all[0].Position == 2 {
+			break
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		panic(err)
+	}
+	printRows(db, `select sku || ': ' || held from stock`)
+	printRows(db, `select 'calls: ' || count(*) from onlyonce.outbox_log`)
+	// Output:
+	// tea: 1
+	// calls: 1
+}
+
+// exampleAddress is where the example's database is.
+var exampleAddress string
+
 // exampleDatabase is a database with the schema of package migrations and the example's own tables.
 func exampleDatabase(schema string) (db *sql.DB, end func()) {
 	s := &stage{}
-	db, err := sql.Open("pgx", pgtest.DB(s).Config().ConnString())
+	exampleAddress = pgtest.DB(s).Config().ConnString()
+	db, err := sql.Open("pgx", exampleAddress)
 	if err != nil {
 		panic(err)
 	}

@@ -12,37 +12,37 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// rows adapts the rows of database/sql to pgx.Rows.
-type rows struct {
-	found  *sql.Rows
-	types  *pgtype.Map
-	read   int64
-	failed error // of a Scan
+// rowsAdapter adapts the rows of database/sql to pgx.Rows.
+type rowsAdapter struct {
+	sqlRows  *sql.Rows
+	types    *pgtype.Map
+	rowsRead int64
+	scanErr  error // of a Scan
 }
 
-var _ pgx.Rows = (*rows)(nil)
+var _ pgx.Rows = (*rowsAdapter)(nil)
 
 // Close ends the reading.
-func (r *rows) Close() {
-	if err := r.found.Close(); err != nil && r.failed == nil {
-		r.failed = withCode(err)
+func (r *rowsAdapter) Close() {
+	if err := r.sqlRows.Close(); err != nil && r.scanErr == nil {
+		r.scanErr = withSQLState(err)
 	}
 }
 
 // Err returns the error that ended the reading, or nil at the end of the rows.
-func (r *rows) Err() error {
-	if r.failed != nil {
-		return r.failed
+func (r *rowsAdapter) Err() error {
+	if r.scanErr != nil {
+		return r.scanErr
 	}
-	return withCode(r.found.Err())
+	return withSQLState(r.sqlRows.Err())
 }
 
 // CommandTag returns a tag with the number of rows that were read.
-func (r *rows) CommandTag() pgconn.CommandTag { return tag(r.read) }
+func (r *rowsAdapter) CommandTag() pgconn.CommandTag { return rowCountTag(r.rowsRead) }
 
 // FieldDescriptions returns the columns' names only: drivers of database/sql agree on no more.
-func (r *rows) FieldDescriptions() []pgconn.FieldDescription {
-	names, err := r.found.Columns()
+func (r *rowsAdapter) FieldDescriptions() []pgconn.FieldDescription {
+	names, err := r.sqlRows.Columns()
 	if err != nil {
 		return nil
 	}
@@ -54,18 +54,18 @@ func (r *rows) FieldDescriptions() []pgconn.FieldDescription {
 }
 
 // Next goes to the next row.
-func (r *rows) Next() bool {
-	if r.failed != nil || !r.found.Next() {
+func (r *rowsAdapter) Next() bool {
+	if r.scanErr != nil || !r.sqlRows.Next() {
 		r.Close()
 		return false
 	}
-	r.read++
+	r.rowsRead++
 	return true
 }
 
 // Scan reads the row. A destination that database/sql supports is filled by it. For any other, for
 // example an array or a type of pgtype, the server's text is decoded.
-func (r *rows) Scan(dest ...any) error {
+func (r *rowsAdapter) Scan(dest ...any) error {
 	if len(dest) == 1 {
 		if whole, ok := dest[0].(pgx.RowScanner); ok {
 			return whole.ScanRow(r)
@@ -76,22 +76,22 @@ func (r *rows) Scan(dest ...any) error {
 		switch {
 		case d == nil:
 			all[i] = new(any)
-		case plain(d):
+		case scannable(d):
 			all[i] = d
 		default:
-			all[i] = &decoded{r.types, d}
+			all[i] = &textDestination{r.types, d}
 		}
 	}
-	if err := r.found.Scan(all...); err != nil {
-		r.failed = err
+	if err := r.sqlRows.Scan(all...); err != nil {
+		r.scanErr = err
 		r.Close()
 		return err
 	}
 	return nil
 }
 
-// plain reports whether database/sql can write into a destination itself.
-func plain(dest any) bool {
+// scannable reports whether database/sql can write into a destination itself.
+func scannable(dest any) bool {
 	switch dest.(type) {
 	case sql.Scanner, *any, *[]byte, *time.Time:
 		return true
@@ -103,14 +103,14 @@ func plain(dest any) bool {
 	return t.Kind() >= reflect.Bool && t.Kind() <= reflect.Float64 || t.Kind() == reflect.String
 }
 
-// decoded is a destination that is filled from the server's text.
-type decoded struct {
+// textDestination is a destination that is filled from the server's text.
+type textDestination struct {
 	types *pgtype.Map
 	dest  any
 }
 
 // Scan is called by database/sql.
-func (d *decoded) Scan(src any) error {
+func (d *textDestination) Scan(src any) error {
 	var text []byte
 	switch v := src.(type) {
 	case nil:
@@ -129,8 +129,8 @@ func (d *decoded) Scan(src any) error {
 }
 
 // Values returns the row's values in the driver's types.
-func (r *rows) Values() ([]any, error) {
-	names, err := r.found.Columns()
+func (r *rowsAdapter) Values() ([]any, error) {
+	names, err := r.sqlRows.Columns()
 	if err != nil {
 		return nil, err
 	}
@@ -143,8 +143,8 @@ func (r *rows) Values() ([]any, error) {
 
 // RawValues returns the row's values as database/sql writes them, with nil for null. It returns nil
 // if they are not available.
-func (r *rows) RawValues() [][]byte {
-	names, err := r.found.Columns()
+func (r *rowsAdapter) RawValues() [][]byte {
+	names, err := r.sqlRows.Columns()
 	if err != nil {
 		return nil
 	}
@@ -159,15 +159,15 @@ func (r *rows) RawValues() [][]byte {
 }
 
 // Conn returns nil: the connection belongs to database/sql.
-func (r *rows) Conn() *pgx.Conn { return nil }
+func (r *rowsAdapter) Conn() *pgx.Conn { return nil }
 
 // TypeMap returns the types with which texts are decoded.
-func (r *rows) TypeMap() *pgtype.Map { return r.types }
+func (r *rowsAdapter) TypeMap() *pgtype.Map { return r.types }
 
 // firstRow is the answer of QueryRow.
 type firstRow struct {
-	found pgx.Rows
-	err   error
+	rows pgx.Rows
+	err  error
 }
 
 // Scan reads the first row, or returns [pgx.ErrNoRows].
@@ -175,14 +175,14 @@ func (f *firstRow) Scan(dest ...any) error {
 	if f.err != nil {
 		return f.err
 	}
-	defer f.found.Close()
-	if !f.found.Next() {
-		if err := f.found.Err(); err != nil {
+	defer f.rows.Close()
+	if !f.rows.Next() {
+		if err := f.rows.Err(); err != nil {
 			return err
 		}
 		return pgx.ErrNoRows
 	}
-	err := f.found.Scan(dest...)
-	f.found.Close()
-	return errors.Join(err, f.found.Err())
+	err := f.rows.Scan(dest...)
+	f.rows.Close()
+	return errors.Join(err, f.rows.Err())
 }

@@ -14,57 +14,57 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// transaction adapts a Tx for packages dedupe and outbox.
-type transaction struct {
+// txAdapter adapts a Tx for packages dedupe and outbox.
+type txAdapter struct {
 	tx    Tx
 	types *pgtype.Map // not safe for several goroutines, so each call has its own
 }
 
-var _ dedupe.Tx = (*transaction)(nil)
+var _ dedupe.Tx = (*txAdapter)(nil)
 
-func newTransaction(tx Tx) *transaction { return &transaction{tx, pgtype.NewMap()} }
+func newTxAdapter(tx Tx) *txAdapter { return &txAdapter{tx, pgtype.NewMap()} }
 
 // Exec runs a statement. Its tag counts rows and has no command name: database/sql does not report
 // it.
-func (t *transaction) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
-	neutral, err := t.neutral(args)
+func (t *txAdapter) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	encoded, err := t.encodeArgs(args)
 	if err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	result, err := t.tx.ExecContext(ctx, query, neutral...)
+	result, err := t.tx.ExecContext(ctx, query, encoded...)
 	if err != nil {
-		return pgconn.CommandTag{}, withCode(err)
+		return pgconn.CommandTag{}, withSQLState(err)
 	}
 	n, err := result.RowsAffected()
 	if err != nil {
-		return pgconn.CommandTag{}, withCode(err)
+		return pgconn.CommandTag{}, withSQLState(err)
 	}
-	return tag(n), nil
+	return rowCountTag(n), nil
 }
 
 // Query runs a statement and returns its rows.
-func (t *transaction) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
-	neutral, err := t.neutral(args)
+func (t *txAdapter) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	encoded, err := t.encodeArgs(args)
 	if err != nil {
 		return nil, err
 	}
-	found, err := t.tx.QueryContext(ctx, query, neutral...) //nolint:rowserrcheck // whoever reads them asks
+	found, err := t.tx.QueryContext(ctx, query, encoded...) //nolint:rowserrcheck // their reader asks
 	if err != nil {
-		return nil, withCode(err)
+		return nil, withSQLState(err)
 	}
-	return &rows{found: found, types: t.types}, nil
+	return &rowsAdapter{sqlRows: found, types: t.types}, nil
 }
 
 // QueryRow runs a statement and returns its first row, whose Scan has the error.
-func (t *transaction) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+func (t *txAdapter) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
 	found, err := t.Query(ctx, query, args...)
 	return &firstRow{found, err}
 }
 
-// neutral converts arguments to ones that every driver accepts: the types of driver.Value, and for
-// all others the server's text. The server finds the type from the statement, not from the
+// encodeArgs converts arguments to ones that every driver accepts: the types of driver.Value, and
+// for all others the server's text. The server finds the type from the statement, not from the
 // argument.
-func (t *transaction) neutral(args []any) ([]any, error) {
+func (t *txAdapter) encodeArgs(args []any) ([]any, error) {
 	all := make([]any, len(args))
 	for i, a := range args {
 		switch a.(type) {
@@ -87,13 +87,13 @@ func (t *transaction) neutral(args []any) ([]any, error) {
 	return all, nil
 }
 
-func tag(n int64) pgconn.CommandTag {
+func rowCountTag(n int64) pgconn.CommandTag {
 	return pgconn.NewCommandTag("SELECT " + strconv.FormatInt(n, 10))
 }
 
-// withCode makes an error with an SQLSTATE a *pgconn.PgError too, because packages dedupe and
+// withSQLState makes an error with an SQLSTATE a *pgconn.PgError too, because packages dedupe and
 // outbox and their callers look for that. lib/pq's error has a method SQLState, like pgx's.
-func withCode(err error) error {
+func withSQLState(err error) error {
 	var pg *pgconn.PgError
 	var coded interface{ SQLState() string }
 	if errors.As(err, &pg) || !errors.As(err, &coded) || coded.SQLState() == "" {

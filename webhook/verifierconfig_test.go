@@ -36,11 +36,11 @@ func TestConfigFaults(t *testing.T) {
 		cfg  webhook.VerifierConfig
 		want []string
 	}{
-		{webhook.VerifierConfig{}, []string{"Provider: must be set", "Secrets: must be 1 to 8, not 0"}},
+		{webhook.VerifierConfig{}, []string{"Provider: must be set", "Secrets: must list 1 to 8 secrets, not 0"}},
 		{webhook.VerifierConfig{MaxBody: -1, Tolerance: -1, KeepHeaders: []string{"Cookie"}}, []string{"Provider: ", "Secrets: ", "MaxBody: ", "Tolerance: ", "KeepHeaders[0]: "}},
 		{webhook.VerifierConfig{Provider: broken{}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
 		{webhook.VerifierConfig{Provider: broken{&webhook.Scheme{Name: "x"}}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
-		{stripe(many...), []string{"Secrets: must be 1 to 8, not 9"}},
+		{stripe(many...), []string{"Secrets: must list 1 to 8 secrets, not 9"}},
 		{stripe(good, good), []string{"Secrets[1]: must not be listed twice"}},
 		{stripe("", good), []string{"Secrets[0]: must have 16"}},
 		{stripe("0123456789abcde"), []string{"Secrets[0]: must have 16"}},

@@ -13,7 +13,7 @@ import (
 
 // loop is a team's own kafka-go loop. Of onlyonce it calls dedupe.DoWith, in apply, and nothing
 // else. tell is for the example's table.
-func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope string, tell func(dedupe.Outcome)) error {
+func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope string, onOutcome func(dedupe.Outcome)) error {
 	for {
 		m, err := reader.FetchMessage(ctx)
 		if err != nil {
@@ -30,7 +30,7 @@ func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope s
 		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
 			slog.Warn("own-loop: offset not committed", "partition", m.Partition, "offset", m.Offset, "error", err)
 		}
-		tell(outcome)
+		onOutcome(outcome)
 	}
 }
 

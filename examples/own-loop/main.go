@@ -52,6 +52,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return program.Fail(command.Environment, err)
 	}
 	p := &proof{servers: srv, scope: "own-loop-" + strings.ToLower(rand.Text()[:8]), say: say}
-	r, err := p.perform(ctx, *messages, *duplicates)
-	return program.End(ctx, r, p.begun, err, p.tidy, srv.Stop)
+	r, err := p.runAndCheck(ctx, *messages, *duplicates)
+	return program.End(ctx, r, p.begun, err, p.cleanUp, srv.Stop)
 }

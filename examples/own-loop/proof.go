@@ -83,7 +83,7 @@ func (r result) Table() string {
 	return s + fmt.Sprintf("\nWRONG  %d orders are missing, %d doubled; %d of %d conflicts set aside", r.Missing, r.Doubled, r.Parked, conflicts)
 }
 
-func (p *proof) perform(ctx context.Context, messages int, duplicates float64) (r result, err error) {
+func (p *proof) runAndCheck(ctx context.Context, messages int, duplicates float64) (r result, err error) {
 	pool, k := p.servers.Postgres.Pool, p.servers.Kafka
 	if _, err := pool.Exec(ctx, tableSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return r, err
@@ -108,7 +108,7 @@ func (p *proof) perform(ctx context.Context, messages int, duplicates float64) (
 		return r, err
 	}
 	err = p.consume(ctx, func(ctx context.Context) error {
-		if r.Waited, err = p.waits(ctx, held.Conn().PgConn().PID()); err != nil {
+		if r.Waited, err = p.isWaiting(ctx, held.Conn().PgConn().PID()); err != nil {
 			return err
 		}
 		p.say("a loop waits for an uncommitted copy; that one is rolled back")
@@ -124,7 +124,7 @@ func (p *proof) perform(ctx context.Context, messages int, duplicates float64) (
 	if err := p.consume(ctx, func(context.Context) error { return nil }); err != nil {
 		return r, err
 	}
-	return p.judge(ctx, r)
+	return p.checkResult(ctx, r)
 }
 
 func body(id string, version int) []byte {
@@ -213,8 +213,8 @@ func (p *proof) delivered() (n int64) {
 	return n
 }
 
-// waits returns when some session waits for a lock that the session pid holds.
-func (p *proof) waits(ctx context.Context, pid uint32) (waiting bool, err error) {
+// isWaiting returns when some session waits for a lock that the session pid holds.
+func (p *proof) isWaiting(ctx context.Context, pid uint32) (waiting bool, err error) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -230,8 +230,8 @@ func (p *proof) waits(ctx context.Context, pid uint32) (waiting bool, err error)
 	}
 }
 
-// judge compares the tables with what must hold.
-func (p *proof) judge(ctx context.Context, r result) (result, error) {
+// checkResult compares the tables with what must hold.
+func (p *proof) checkResult(ctx context.Context, r result) (result, error) {
 	rows, err := p.servers.Postgres.Pool.Query(ctx, `select order_id, count(*) from onlyonce_own_loop.effects where scope = $1 group by 1`, p.scope)
 	if err != nil {
 		return r, err
@@ -255,8 +255,8 @@ func (p *proof) judge(ctx context.Context, r result) (result, error) {
 	return r, err
 }
 
-// tidy removes what the run has left in the user's own servers.
-func (p *proof) tidy() error {
+// cleanUp removes what the run has left in the user's own servers.
+func (p *proof) cleanUp() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	var errs []error

@@ -130,7 +130,7 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 		account, ok := a.cfg.Accounts[token]
 		if !ok || !strings.EqualFold(scheme, "Bearer") {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="payments"`)
-			write(w, nil, refused(http.StatusUnauthorized, "unauthenticated", "no account has this API key"))
+			write(w, nil, newProblem(http.StatusUnauthorized, "unauthenticated", "no account has this API key"))
 			return
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), accountKey{}, account)))
@@ -171,7 +171,7 @@ type stripeError struct {
 
 func (p *problem) Error() string { return p.Title }
 
-func refused(status int, code, format string, args ...any) *problem {
+func newProblem(status int, code, format string, args ...any) *problem {
 	title, kind := fmt.Sprintf(format, args...), "invalid_request_error"
 	switch {
 	case status == http.StatusPaymentRequired:
@@ -189,7 +189,7 @@ func write(w http.ResponseWriter, a *answer, err error) {
 	switch {
 	case errors.As(err, &p):
 	case err != nil:
-		p = refused(http.StatusInternalServerError, "internal", "something went wrong")
+		p = newProblem(http.StatusInternalServerError, "internal", "something went wrong")
 	}
 	status, contentType, object := 0, "application/json", any(nil)
 	if p != nil {

@@ -75,10 +75,10 @@ func (a *api) charge(r *http.Request) (*answer, error) {
 	}
 	c, err := scanCharge(tx.QueryRow(r.Context(), insertChargeSQL, newID("ch"), account, in.reference(), amount, strings.ToLower(currency), atOnce, captured))
 	if err != nil {
-		return nil, constraint(err)
+		return nil, constraintProblem(err)
 	}
 	if source == declinedSource {
-		return nil, refused(http.StatusPaymentRequired, "card-declined", "the card was declined") // final: stored, and the row is undone
+		return nil, newProblem(http.StatusPaymentRequired, "card-declined", "the card was declined") // final: stored, and the row is undone
 	}
 	if err := a.enqueue(r.Context(), tx, "charge", c.ID, in.reference(), amount); err != nil {
 		return nil, err
@@ -92,11 +92,11 @@ const showChargeSQL = `select ` + chargeColumns + ` from onlyonce_payments.charg
 func (a *api) showCharge(r *http.Request) (*answer, error) {
 	account, _ := accountOf(r.Context())
 	if !storable(r.PathValue("id")) {
-		return nil, missing(pgx.ErrNoRows)
+		return nil, notFoundProblem(pgx.ErrNoRows)
 	}
 	c, err := scanCharge(a.pool.QueryRow(r.Context(), showChargeSQL, r.PathValue("id"), account))
 	if err != nil {
-		return nil, missing(err)
+		return nil, notFoundProblem(err)
 	}
 	return &answer{status: http.StatusOK, object: c}, nil
 }
@@ -125,7 +125,7 @@ func (a *api) capture(r *http.Request) (*answer, error) {
 		return nil, err
 	}
 	if !storable(r.PathValue("id")) {
-		return nil, missing(pgx.ErrNoRows)
+		return nil, notFoundProblem(pgx.ErrNoRows)
 	}
 	tx, err := idempotency.Tx(r)
 	if err != nil {
@@ -133,15 +133,15 @@ func (a *api) capture(r *http.Request) (*answer, error) {
 	}
 	before, err := scanCharge(tx.QueryRow(r.Context(), showChargeSQL+" for update", r.PathValue("id"), account))
 	if err != nil {
-		return nil, missing(err)
+		return nil, notFoundProblem(err)
 	}
 	c, err := scanCharge(tx.QueryRow(r.Context(), captureSQL, before.ID, account, amount))
 	if err != nil {
-		return nil, constraint(err)
+		return nil, constraintProblem(err)
 	}
 	taken := c.AmountCaptured - before.AmountCaptured
 	if _, err := tx.Exec(r.Context(), insertCaptureSQL, newID("ca"), c.ID, account, in.reference(), taken); err != nil {
-		return nil, constraint(err)
+		return nil, constraintProblem(err)
 	}
 	if err := a.enqueue(r.Context(), tx, "capture", c.ID, in.reference(), taken); err != nil {
 		return nil, err
@@ -171,10 +171,11 @@ func (a *api) enqueue(ctx context.Context, tx consumer.Tx, name, charge, referen
 
 func newID(kind string) string { return kind + "_" + strings.ToLower(rand.Text()) }
 
-// missing is the answer to a look-up that finds nothing. Another account's charge is not found.
-func missing(err error) error {
+// notFoundProblem is the answer to a look-up that finds nothing. Another account's charge is not
+// found.
+func notFoundProblem(err error) error {
 	if errors.Is(err, pgx.ErrNoRows) {
-		return refused(http.StatusNotFound, "charge-not-found", "there is no such charge")
+		return newProblem(http.StatusNotFound, "charge-not-found", "there is no such charge")
 	}
 	return err
 }
@@ -185,18 +186,18 @@ const (
 	foreignKeyViolation = "23503"
 )
 
-// constraint turns a broken constraint into the client's answer. It is final: it is stored, and the
-// rest of the transaction is undone.
-func constraint(err error) error {
+// constraintProblem turns a broken constraint into the client's answer. It is final: it is stored,
+// and the rest of the transaction is undone.
+func constraintProblem(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || pg.Code != checkViolation && pg.Code != foreignKeyViolation {
-		return missing(err)
+		return notFoundProblem(err)
 	}
 	switch pg.ConstraintName {
 	case "captured_within_amount", "capture_positive":
-		return refused(http.StatusUnprocessableEntity, "capture-too-large", "no more can be captured than was authorised")
+		return newProblem(http.StatusUnprocessableEntity, "capture-too-large", "no more can be captured than was authorised")
 	case "refunded_within_captured", "refund_positive":
-		return refused(http.StatusUnprocessableEntity, "refund-too-large", "no more can be refunded than was captured")
+		return newProblem(http.StatusUnprocessableEntity, "refund-too-large", "no more can be refunded than was captured")
 	}
-	return refused(http.StatusUnprocessableEntity, "invalid", "the request breaks the rule %s", pg.ConstraintName)
+	return newProblem(http.StatusUnprocessableEntity, "invalid", "the request breaks the rule %s", pg.ConstraintName)
 }

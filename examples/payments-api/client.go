@@ -16,8 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
-// want is an operation that a client wants once, under a key of its own.
-type want struct {
+// wantedOperation is an operation that a client wants once, under a key of its own.
+type wantedOperation struct {
 	apiKey    string
 	path      string
 	body      []byte
@@ -28,13 +28,13 @@ type want struct {
 
 	mu       sync.Mutex
 	attempts int
-	created  int   // answers that say that the handler ran
-	first    *seen // the first final answer
-	differ   bool  // a later one had other bytes
+	created  int         // answers that say that the handler ran
+	first    *seenAnswer // the first final answer
+	differ   bool        // a later one had other bytes
 }
 
-// seen is an answer that came over the wire.
-type seen struct {
+// seenAnswer is an answer that came over the wire.
+type seenAnswer struct {
 	Request *http.Request
 	Sent    []byte
 	Status  int
@@ -46,7 +46,7 @@ type seen struct {
 // compared are the headers that are part of an answer's identity.
 var compared = []string{"Content-Type", "Location"}
 
-func (s *seen) same(o *seen) bool {
+func (s *seenAnswer) same(o *seenAnswer) bool {
 	for _, name := range compared {
 		if s.Header.Get(name) != o.Header.Get(name) {
 			return false
@@ -61,30 +61,30 @@ type counts struct {
 	created, replayed, inProgress, mismatch, rejected, open int // answers, by Idempotency-Status
 }
 
-// wire is what every client's requests go through: it gives some up in the middle, and sees every
-// answer.
-type wire struct {
+// recordingTransport is what every client's requests go through: it gives some up in the middle,
+// and sees every answer.
+type recordingTransport struct {
 	cluster *cluster
 	base    *http.Transport
-	seen    func(seen)
+	seen    func(seenAnswer)
 
 	mu sync.Mutex
 	counts
 }
 
-func newWire(c *cluster, look func(seen)) *wire {
-	return &wire{cluster: c, seen: look, base: &http.Transport{DialContext: c.dial, MaxIdleConns: 256, MaxIdleConnsPerHost: 256}}
+func newRecordingTransport(c *cluster, observe func(seenAnswer)) *recordingTransport {
+	return &recordingTransport{cluster: c, seen: observe, base: &http.Transport{DialContext: c.dial, MaxIdleConns: 256, MaxIdleConnsPerHost: 256}}
 }
 
-type wantKey struct{}
+type wantedKey struct{}
 
 // hastyLongest bounds the time of an attempt that its client gives up; handlers take about as long.
 const hastyLongest = 12 * time.Millisecond
 
 // RoundTrip makes one attempt and reads its whole answer, so that an answer that breaks off counts
 // as none.
-func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
-	op := req.Context().Value(wantKey{}).(*want)
+func (w *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	op := req.Context().Value(wantedKey{}).(*wantedOperation)
 	op.mu.Lock()
 	op.attempts++
 	hasty := op.attempts <= op.hasty
@@ -149,13 +149,13 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.answered(op, seen{Request: req, Sent: sent, Status: resp.StatusCode, Header: resp.Header, Body: body, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))})
+	w.answered(op, seenAnswer{Request: req, Sent: sent, Status: resp.StatusCode, Header: resp.Header, Body: body, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))})
 	resp.Body = io.NopCloser(bytes.NewReader(body))
 	return resp, nil
 }
 
 // answered counts an answer, and compares it with the first one of its key.
-func (w *wire) answered(op *want, s seen) {
+func (w *recordingTransport) answered(op *wantedOperation, s seenAnswer) {
 	w.mu.Lock()
 	switch s.Mark {
 	case idempotency.Created:
@@ -192,8 +192,8 @@ func (w *wire) answered(op *want, s seen) {
 // origin is the API's name: the wire's dialer knows where it is.
 const origin = "http://payments-api.test"
 
-func (d *demo) request(ctx context.Context, op *want) (*http.Request, error) {
-	req, err := http.NewRequestWithContext(context.WithValue(ctx, wantKey{}, op), http.MethodPost, origin+op.path, bytes.NewReader(op.body))
+func (d *demo) request(ctx context.Context, op *wantedOperation) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(context.WithValue(ctx, wantedKey{}, op), http.MethodPost, origin+op.path, bytes.NewReader(op.body))
 	if err != nil {
 		return nil, err
 	}
@@ -205,64 +205,64 @@ func (d *demo) request(ctx context.Context, op *want) (*http.Request, error) {
 	return req, nil
 }
 
-// verdict is a final answer.
-type verdict struct {
+// finalAnswer is a final answer.
+type finalAnswer struct {
 	status int
 	mark   string
 }
 
-// final closes an answer, and reports whether it is final. Otherwise the outcome of the operation
-// is open.
-func final(resp *http.Response) (verdict, bool) {
+// readFinalAnswer closes an answer, and reports whether it is final. Otherwise the outcome of the
+// operation is open.
+func readFinalAnswer(resp *http.Response) (finalAnswer, bool) {
 	_ = resp.Body.Close()
-	return verdict{resp.StatusCode, resp.Header.Get("Idempotency-Status")}, resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict
+	return finalAnswer{resp.StatusCode, resp.Header.Get("Idempotency-Status")}, resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict
 }
 
 // byTransport asks with client.Transport: it makes attempts until there is an answer, under the key
 // of the context.
-func (d *demo) byTransport(ctx context.Context, op *want) (verdict, error) {
+func (d *demo) byTransport(ctx context.Context, op *wantedOperation) (finalAnswer, error) {
 	for {
 		req, err := d.request(client.WithKey(ctx, op.key), op)
 		if err != nil {
-			return verdict{}, err
+			return finalAnswer{}, err
 		}
 		resp, err := d.patient.Do(req)
 		var open *client.TransportError
 		if err == nil {
-			if v, ok := final(resp); ok {
+			if v, ok := readFinalAnswer(resp); ok {
 				return v, nil
 			}
 		} else if !errors.As(err, &open) {
-			return verdict{}, err
+			return finalAnswer{}, err
 		}
 		if err := pause(ctx, 50*time.Millisecond); err != nil { // the outcome is open: the same key again
-			return verdict{}, err
+			return finalAnswer{}, err
 		}
 	}
 }
 
 // naive retries like many clients do: after every failure, with the key as a bare string.
-func (d *demo) naive(ctx context.Context, op *want) (verdict, error) {
+func (d *demo) naive(ctx context.Context, op *wantedOperation) (finalAnswer, error) {
 	caller := http.Client{Transport: d.wire, Timeout: 10 * time.Second}
 	for {
 		req, err := d.request(ctx, op)
 		if err != nil {
-			return verdict{}, err
+			return finalAnswer{}, err
 		}
 		req.Header.Set("Idempotency-Key", op.key)
 		if resp, err := caller.Do(req); err == nil {
-			if v, ok := final(resp); ok {
+			if v, ok := readFinalAnswer(resp); ok {
 				return v, nil
 			}
 		}
 		if err := pause(ctx, 20*time.Millisecond+rand.N(60*time.Millisecond)); err != nil {
-			return verdict{}, err
+			return finalAnswer{}, err
 		}
 	}
 }
 
 // race sends the operation several times at once.
-func (d *demo) race(ctx context.Context, op *want) (last verdict, err error) {
+func (d *demo) race(ctx context.Context, op *wantedOperation) (last finalAnswer, err error) {
 	var mu sync.Mutex
 	var runners sync.WaitGroup
 	for range 2 + rand.IntN(3) {
@@ -291,11 +291,11 @@ func pause(ctx context.Context, d time.Duration) error {
 // errPatience is why an operation was given up.
 var errPatience = errors.New("no answer within -patience")
 
-// do asks for an operation until it is answered, in one of three ways.
-func (d *demo) do(ctx context.Context, op *want) (*seen, error) {
+// sendOperation asks for an operation until it is answered, in one of three ways.
+func (d *demo) sendOperation(ctx context.Context, op *wantedOperation) (*seenAnswer, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
 	defer cancel()
-	ask := []func(context.Context, *want) (verdict, error){d.byTransport, d.byTransport, d.naive, d.race}[rand.IntN(4)]
+	ask := []func(context.Context, *wantedOperation) (finalAnswer, error){d.byTransport, d.byTransport, d.naive, d.race}[rand.IntN(4)]
 	v, err := ask(ctx, op)
 	if err != nil {
 		return nil, fmt.Errorf("POST %s (%s): %w", op.path, op.reference, err)
@@ -308,11 +308,11 @@ func (d *demo) do(ctx context.Context, op *want) (*seen, error) {
 	return op.first, nil
 }
 
-// mistake uses an operation's key for another body, which must be refused.
-func (d *demo) mistake(ctx context.Context, op *want) error {
+// sendMismatch uses an operation's key for another body, which must be refused.
+func (d *demo) sendMismatch(ctx context.Context, op *wantedOperation) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
 	defer cancel()
-	wrong := &want{apiKey: op.apiKey, path: op.path, key: op.key, reference: op.reference + " mistaken", body: bytes.Replace(op.body, []byte(op.reference), []byte(op.reference+"x"), 1)}
+	wrong := &wantedOperation{apiKey: op.apiKey, path: op.path, key: op.key, reference: op.reference + " mistaken", body: bytes.Replace(op.body, []byte(op.reference), []byte(op.reference+"x"), 1)}
 	v, err := d.naive(ctx, wrong)
 	if err != nil {
 		return fmt.Errorf("POST %s (%s): %w", op.path, wrong.reference, err)

@@ -32,7 +32,7 @@ type demo struct {
 	apiKeys  []string
 	provider *provider
 	cluster  *cluster
-	wire     *wire
+	wire     *recordingTransport
 	patient  *http.Client // with client.Transport
 	made     bool         // there are rows of this run
 	opened   bool         // the servers serve
@@ -42,7 +42,7 @@ type demo struct {
 	kills atomic.Int64
 
 	mu    sync.Mutex
-	wants []*want
+	wants []*wantedOperation
 }
 
 func newDemo(o options, srv *servers.Servers, to *screen.Screen, h hooks) *demo {
@@ -78,7 +78,7 @@ func (d *demo) Perform(ctx context.Context) (err error) {
 		cfg.API.Accounts[key] = d.accounts[i]
 	}
 	d.cluster = newCluster(cfg, d.screen.Verbose)
-	d.wire = newWire(d.cluster, d.hooks.seen)
+	d.wire = newRecordingTransport(d.cluster, d.hooks.seen)
 	defer func() {
 		d.wire.base.CloseIdleConnections()
 		err = errors.Join(err, d.cluster.stop(stopTimeout), d.provider.Close())
@@ -121,7 +121,7 @@ func (d *demo) load(ctx context.Context) error {
 	})
 	for range d.opts.clients {
 		clients.Go(func() {
-			for ctx.Err() == nil && d.left() {
+			for ctx.Err() == nil && d.hasMore() {
 				if err := d.session(ctx); err != nil {
 					cancel(err)
 				}
@@ -200,21 +200,21 @@ func drain(ctx context.Context, pool *pgxpool.Pool, sink string, patience time.D
 	}
 }
 
-// take begins an operation, unless there are enough.
-func (d *demo) take() (number int, ok bool) {
+// nextNumber begins an operation, unless there are enough.
+func (d *demo) nextNumber() (number int, ok bool) {
 	n := d.taken.Add(1)
 	return int(n), n <= int64(d.opts.requests)
 }
 
-func (d *demo) left() bool { return d.taken.Load() < int64(d.opts.requests) }
+func (d *demo) hasMore() bool { return d.taken.Load() < int64(d.opts.requests) }
 
 // new makes an operation. fields are its body, to which the reference is added.
-func (d *demo) new(customer int, path string, status int, fields map[string]any) *want {
-	number, ok := d.take()
+func (d *demo) new(customer int, path string, status int, fields map[string]any) *wantedOperation {
+	number, ok := d.nextNumber()
 	if !ok {
 		return nil
 	}
-	op := &want{apiKey: d.apiKeys[customer], path: path, status: status, reference: fmt.Sprintf("op-%07d", number), key: client.NewV7()}
+	op := &wantedOperation{apiKey: d.apiKeys[customer], path: path, status: status, reference: fmt.Sprintf("op-%07d", number), key: client.NewV7()}
 	if rand.IntN(4) == 0 {
 		op.hasty = 1 + rand.IntN(3)
 	}
@@ -243,11 +243,11 @@ func (d *demo) new(customer int, path string, status int, fields map[string]any)
 
 // get asks for an operation, asks again, and makes mistakes with its key. It returns the answer's
 // body, nil when there were enough.
-func (d *demo) get(ctx context.Context, op *want) (map[string]any, error) {
+func (d *demo) get(ctx context.Context, op *wantedOperation) (map[string]any, error) {
 	if op == nil {
 		return nil, nil
 	}
-	s, err := d.do(ctx, op)
+	s, err := d.sendOperation(ctx, op)
 	if err != nil {
 		return nil, err
 	}
@@ -256,12 +256,12 @@ func (d *demo) get(ctx context.Context, op *want) (map[string]any, error) {
 	}
 	d.ended.Add(1)
 	if rand.Float64() < d.opts.retries {
-		if _, err := d.do(ctx, op); err != nil {
+		if _, err := d.sendOperation(ctx, op); err != nil {
 			return nil, err
 		}
 	}
 	if rand.IntN(30) == 0 {
-		if err := d.mistake(ctx, op); err != nil {
+		if err := d.sendMismatch(ctx, op); err != nil {
 			return nil, err
 		}
 	}
@@ -311,7 +311,7 @@ func (d *demo) session(ctx context.Context) error {
 		if _, err := d.get(ctx, d.new(customer, path, http.StatusOK, map[string]any{"amount": captured})); err != nil {
 			return err
 		}
-		if !d.left() {
+		if !d.hasMore() {
 			return nil // the capture may not have been begun
 		}
 	}

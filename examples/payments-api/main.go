@@ -36,7 +36,7 @@ func main() {
 
 // hooks let tests look at every answer, and tamper with the outcome before it is judged.
 type hooks struct {
-	seen   func(seen)
+	seen   func(seenAnswer)
 	tamper func(context.Context, *demo) error
 }
 

@@ -56,7 +56,7 @@ func TestLoadKeepsToOpenAPI(t *testing.T) {
 	c := newContract(t)
 	var stdout, stderr bytes.Buffer
 	status := run(t.Context(), []string{"-requests", "200", "-clients", "8", "-kills", "1", "-postgres", pgtest.URL(t)}, &stdout, &stderr,
-		hooks{seen: func(s seen) { c.check(s, s.Status < 300) }})
+		hooks{seen: func(s seenAnswer) { c.check(s, s.Status < 300) }})
 	if status != command.Good {
 		t.Errorf("exit status %d\n%s\n%s", status, &stdout, &stderr)
 	}

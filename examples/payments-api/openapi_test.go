@@ -47,7 +47,7 @@ func newContract(t *testing.T) *contract {
 
 // check compares one exchange with the description: the answer always, the request where it is to
 // be a good one.
-func (c *contract) check(s seen, good bool) {
+func (c *contract) check(s seenAnswer, good bool) {
 	err := c.compare(s, good)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,7 +58,7 @@ func (c *contract) check(s seen, good bool) {
 	}
 }
 
-func (c *contract) compare(s seen, good bool) error {
+func (c *contract) compare(s seenAnswer, good bool) error {
 	u := &url.URL{Path: s.Request.URL.Path}
 	req, err := http.NewRequestWithContext(context.Background(), s.Request.Method, u.String(), bytes.NewReader(s.Sent))
 	if err != nil {
@@ -89,7 +89,7 @@ func TestOpenAPI(t *testing.T) {
 	t.Parallel()
 	c := newContract(t)
 	s := newService(t, nil)
-	ask := func(method, path, key, body string, headers ...string) seen {
+	ask := func(method, path, key, body string, headers ...string) seenAnswer {
 		t.Helper()
 		got := s.ask(method, path, key, body, headers...)
 		c.check(got, got.Status < 300)
@@ -205,7 +205,7 @@ func TestOpenAPIFindsWhatIsWrong(t *testing.T) {
 	}
 	header := http.Header{"Content-Type": {"application/json"}, "Location": {"/v1/charges/ch_aaaaaaaaaaaaaaaaaaaaaaaaaa"}, "Idempotency-Status": {"created"},
 		"Idempotency-Expires": {"Sun, 22 Nov 2026 09:00:00 GMT"}}
-	for what, s := range map[string]seen{
+	for what, s := range map[string]seenAnswer{
 		"":                  {Request: request("/v1/charges"), Status: 201, Header: header, Body: good},
 		"status":            {Request: request("/v1/charges"), Status: 299, Header: header, Body: good},
 		"a field too many":  {Request: request("/v1/charges"), Status: 201, Header: header, Body: bytes.Replace(good, []byte("{"), []byte(`{"secret":1,`), 1)},

@@ -43,7 +43,7 @@ func readParams(r *http.Request) (*params, error) {
 			Metadata    map[string]string `json:"metadata"`
 		}
 		if err := json.Unmarshal(body, &in); err != nil {
-			return nil, refused(http.StatusBadRequest, "invalid", "the body is not the JSON object that this operation takes")
+			return nil, newProblem(http.StatusBadRequest, "invalid", "the body is not the JSON object that this operation takes")
 		}
 		p.given = map[string]string{"amount": in.Amount.String(), "currency": in.Currency, "source": in.Source, "charge": in.Charge, "destination": in.Destination,
 			"metadata[reference]": in.Metadata["reference"]}
@@ -53,13 +53,13 @@ func readParams(r *http.Request) (*params, error) {
 	case media == "application/x-www-form-urlencoded":
 		form, err := url.ParseQuery(string(body))
 		if err != nil {
-			return nil, refused(http.StatusBadRequest, "invalid", "the body is not a form")
+			return nil, newProblem(http.StatusBadRequest, "invalid", "the body is not a form")
 		}
 		for name := range form {
 			p.given[name] = form.Get(name)
 		}
 	default:
-		return nil, refused(http.StatusUnsupportedMediaType, "unsupported-media-type", "send application/json or application/x-www-form-urlencoded")
+		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "send application/json or application/x-www-form-urlencoded")
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.given)) {
 		if !storable(p.given[name]) { // checked here, because after a payout's call the database's refusal would come too late
@@ -104,5 +104,5 @@ func (p *params) fault() error {
 	if len(p.faults) == 0 {
 		return nil
 	}
-	return refused(http.StatusBadRequest, "invalid", "%s", strings.Join(p.faults, "; "))
+	return newProblem(http.StatusBadRequest, "invalid", "%s", strings.Join(p.faults, "; "))
 }

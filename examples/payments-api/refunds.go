@@ -53,11 +53,11 @@ func (a *api) refund(r *http.Request) (*answer, error) {
 	out := refund{ID: newID("re"), Object: "refund", Charge: of, Metadata: map[string]string{"reference": in.reference()}, Status: "succeeded"}
 	var before, after int64
 	if err := tx.QueryRow(r.Context(), takeBackSQL, of, account, amount).Scan(&before, &after, &out.Currency); err != nil {
-		return nil, constraint(err)
+		return nil, constraintProblem(err)
 	}
 	out.Amount = after - before
 	if err := tx.QueryRow(r.Context(), insertRefundSQL, out.ID, of, account, in.reference(), out.Amount).Scan(&out.Created); err != nil {
-		return nil, constraint(err)
+		return nil, constraintProblem(err)
 	}
 	if err := a.enqueue(r.Context(), tx, "refund", of, in.reference(), out.Amount); err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (a *api) payout(r *http.Request) (*answer, error) {
 		return a.ask(ctx, "/payouts", key, order)
 	})
 	if err != nil {
-		return nil, refused(http.StatusBadGateway, "provider-unavailable", "the provider has not answered") // not stored: ask again
+		return nil, newProblem(http.StatusBadGateway, "provider-unavailable", "the provider has not answered") // not stored: ask again
 	}
 	var result struct {
 		ID      string `json:"id"`
@@ -112,7 +112,7 @@ func (a *api) payout(r *http.Request) (*answer, error) {
 		return nil, err
 	}
 	if result.Refused != "" {
-		return nil, refused(http.StatusPaymentRequired, "payout-refused", "the provider refuses: %s", result.Refused)
+		return nil, newProblem(http.StatusPaymentRequired, "payout-refused", "the provider refuses: %s", result.Refused)
 	}
 	tx, err := idempotency.Tx(r)
 	if err != nil {
@@ -120,7 +120,7 @@ func (a *api) payout(r *http.Request) (*answer, error) {
 	}
 	out := payout{ID: result.ID, Object: "payout", Amount: amount, Destination: destination, Metadata: map[string]string{"reference": in.reference()}, Status: "paid"}
 	if err := tx.QueryRow(r.Context(), insertPayoutSQL, out.ID, account, in.reference(), amount, destination).Scan(&out.Created); err != nil {
-		return nil, constraint(err)
+		return nil, constraintProblem(err)
 	}
 	return &answer{status: http.StatusCreated, object: out}, nil
 }

@@ -67,7 +67,7 @@ func newService(t *testing.T, around func(http.Handler) http.Handler) *service {
 }
 
 // ask sends a request as account 1; headers come in pairs and replace others.
-func (s *service) ask(method, path, key, body string, headers ...string) seen {
+func (s *service) ask(method, path, key, body string, headers ...string) seenAnswer {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(context.Background(), method, s.url+path, strings.NewReader(body))
 	if err != nil {
@@ -92,7 +92,7 @@ func (s *service) ask(method, path, key, body string, headers ...string) seen {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return seen{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))}
+	return seenAnswer{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))}
 }
 
 // delivered waits until the outbox has made all its calls.

@@ -52,7 +52,7 @@ func (d *demo) killUntil(ctx context.Context, wanted int) error {
 		if err != nil {
 			return err
 		}
-		d.tellKill("kill %d of %d: worker %d (pid %d) got SIGKILL %s; worker %d replaces it", d.inBatch, d.opts.kills, down.Worker, down.PID, where, p.Number)
+		d.showKill("kill %d of %d: worker %d (pid %d) got SIGKILL %s; worker %d replaces it", d.inBatch, d.opts.kills, down.Worker, down.PID, where, p.Number)
 		if err := d.waitOwned(ctx, mark); err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (d *demo) killUntil(ctx context.Context, wanted int) error {
 // manyKills is the number of kills from which on they are no longer printed one by one.
 const manyKills = 20
 
-func (d *demo) tellKill(format string, args ...any) {
+func (d *demo) showKill(format string, args ...any) {
 	if d.opts.kills > manyKills {
 		d.screen.Verbose(format, args...)
 		return

@@ -56,15 +56,15 @@ const effectsByOrderSQL = `select order_id, count(*) from onlyonce_quickstart.ef
 // parkedSQL returns a row for each parked message of the run: key, reason.
 const parkedSQL = `select key, reason from onlyonce.parked where scope = $1 and kind = 'message'`
 
-// outcome is what a run has left behind in the database and at the payment endpoint.
-type outcome struct {
+// finalState is what a run has left behind in the database and at the payment endpoint.
+type finalState struct {
 	check.Facts
 	reasons map[string]int // reason -> parked rows
 }
 
 // collect reads what the run has left behind: in one snapshot, so that the numbers belong together.
-func (d *demo) collect(ctx context.Context) (f outcome, err error) {
-	f = outcome{Facts: check.Facts{IDs: d.stream.ids, Effects: map[string]int{}, Parked: map[string]int{}}, reasons: map[string]int{}}
+func (d *demo) collect(ctx context.Context) (f finalState, err error) {
+	f = finalState{Facts: check.Facts{IDs: d.stream.ids, Effects: map[string]int{}, Parked: map[string]int{}}, reasons: map[string]int{}}
 	byHash := make(map[uuid.UUID]string, len(d.stream.ids))
 	for _, id := range d.stream.ids {
 		byHash[d.key(id)] = id
@@ -121,8 +121,8 @@ var tidySQL = []string{
 // tidyKeysSQL removes keys. $1 uuid[].
 const tidyKeysSQL = `delete from onlyonce.inbox where key = any($1)`
 
-// tidy removes all that the run has left in the user's own database.
-func (d *demo) tidy(ctx context.Context) error {
+// cleanUp removes all that the run has left in the user's own database.
+func (d *demo) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	return pgx.BeginFunc(ctx, d.servers.Postgres.Pool, func(tx pgx.Tx) error {

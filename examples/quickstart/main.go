@@ -73,7 +73,7 @@ func (d *demo) Clean(keep bool) error {
 	}{
 		{d.servers.Kafka.Given, "topic and group " + d.topic, func() error { return d.servers.Kafka.Remove(ctx, d.scope(), d.topic) }},
 		{d.servers.Postgres.Given, fmt.Sprintf("the rows of scope %s in schema onlyonce, and of run %s in onlyonce_quickstart", d.scope(), d.run),
-			func() error { return d.tidy(ctx) }},
+			func() error { return d.cleanUp(ctx) }},
 	} {
 		switch {
 		case !own.given:

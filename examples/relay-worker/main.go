@@ -81,7 +81,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return complain(err)
 	}
 	r.expect(keys)
-	if !r.wait(ctx, *patience) {
+	if !r.waitDelivered(ctx, *patience) {
 		fmt.Fprintln(stderr, "relay-worker: calls stopped coming: does `onlyonce relay -config examples/relay-worker/relay.json` run, on this database?")
 	}
 	committed, err := keysOf(ctx, pool, "%") // calls of a run before this one may come too
@@ -168,8 +168,8 @@ func (r *remote) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// wait waits until all calls were applied, or nothing has come for a while.
-func (r *remote) wait(ctx context.Context, patience time.Duration) bool {
+// waitDelivered waits until all calls were applied, or nothing has come for a while.
+func (r *remote) waitDelivered(ctx context.Context, patience time.Duration) bool {
 	t := time.NewTimer(patience)
 	defer t.Stop()
 	for {

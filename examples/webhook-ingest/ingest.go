@@ -160,7 +160,7 @@ var tidySQL = []string{
 	`delete from onlyonce.streams where topic like 'webhook.%-' || $1`,
 }
 
-func (in *ingest) tidy(ctx context.Context) error {
+func (in *ingest) cleanUp(ctx context.Context) error {
 	var errs []error
 	for _, sql := range tidySQL {
 		_, err := in.pool.Exec(ctx, sql, in.run)

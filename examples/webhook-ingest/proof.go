@@ -76,7 +76,7 @@ func (x *proof) perform(ctx context.Context, url, run string) (r *result, err er
 	defer func() {
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
-		err = errors.Join(err, in.tidy(bounded))
+		err = errors.Join(err, in.cleanUp(bounded))
 	}()
 	serving, stop := context.WithCancel(ctx)
 	defer stop()
@@ -98,7 +98,7 @@ func (x *proof) perform(ctx context.Context, url, run string) (r *result, err er
 		return nil, err
 	}
 	for _, c := range r.Providers {
-		if err := x.judge(ctx, in, c); err != nil {
+		if err := x.checkEffects(ctx, in, c); err != nil {
 			return nil, err
 		}
 	}
@@ -118,23 +118,23 @@ func (x *proof) send(ctx context.Context, in *ingest) (*result, error) {
 		counts: map[*provider]*counts{}}
 	defer s.client.CloseIdleConnections()
 	r := &result{Seed: x.o.seed}
-	var first, second []job
+	var first, second []delivery
 	for _, p := range x.ps {
 		s.counts[p] = &counts{Provider: p.name, Unique: len(x.of[p])}
 		r.Providers = append(r.Providers, s.counts[p])
 		for i, e := range x.of[p] {
-			first = append(first, good(p, e))
+			first = append(first, goodDelivery(p, e))
 			for s.random.Float64() < x.o.duplicates && len(first) < 1_000_000 {
-				first = append(first, good(p, e))
+				first = append(first, goodDelivery(p, e))
 				if s.random.IntN(2) == 0 {
 					break
 				}
 			}
 			if i%3 == 0 {
-				first = append(first, tampered(p, e, i/3))
+				first = append(first, tamperedDelivery(p, e, i/3))
 			}
 			if p.idSaid && i%10 == 0 {
-				second = append(second, recorded(p, e, i))
+				second = append(second, recordedDelivery(p, e, i))
 			}
 		}
 	}
@@ -145,8 +145,8 @@ func (x *proof) send(ctx context.Context, in *ingest) (*result, error) {
 	return r, s.send(ctx, second)
 }
 
-// judge compares what was sent with what is in the database.
-func (x *proof) judge(ctx context.Context, in *ingest, c *counts) error {
+// checkEffects compares what was sent with what is in the database.
+func (x *proof) checkEffects(ctx context.Context, in *ingest, c *counts) error {
 	p := x.ps[slices.IndexFunc(x.ps, func(p *provider) bool { return p.name == c.Provider })]
 	topic := webhook.Topic(in.endpoint(p))
 	if err := in.pool.QueryRow(ctx, `select count(*) from onlyonce.parked where kind = 'event' and topic = $1`, topic).Scan(&c.Parked); err != nil {

@@ -29,8 +29,8 @@ type counts struct {
 	Overtaken  int    `json:"overtaken"`  // dropped, because a later version was applied
 }
 
-// job is one request.
-type job struct {
+// delivery is one request.
+type delivery struct {
 	p    *provider
 	e    *event
 	kind string // good, tampered or recorded
@@ -54,17 +54,17 @@ func (s *sender) count(p *provider, f func(*counts)) {
 	f(s.counts[p])
 }
 
-// good is an event as the provider sends it: each delivery is signed anew.
-func good(p *provider, e *event) job {
-	return job{p, e, "good", func() (http.Header, []byte, error) {
+// goodDelivery is an event as the provider sends it: each delivery is signed anew.
+func goodDelivery(p *provider, e *event) delivery {
+	return delivery{p, e, "good", func() (http.Header, []byte, error) {
 		h, err := p.sign(p.secret, e.id, e.kind, time.Now(), e.body)
 		return h, e.body, err
 	}}
 }
 
-// tampered are requests that must be refused.
-func tampered(p *provider, e *event, n int) job {
-	return job{p, e, "tampered", func() (http.Header, []byte, error) {
+// tamperedDelivery are requests that must be refused.
+func tamperedDelivery(p *provider, e *event, n int) delivery {
+	return delivery{p, e, "tampered", func() (http.Header, []byte, error) {
 		secret, at, body := p.secret, time.Now(), e.body
 		switch kind := n % 4; {
 		case kind == 0 && p.timed:
@@ -84,26 +84,26 @@ func tampered(p *provider, e *event, n int) job {
 	}}
 }
 
-// recorded is a valid request that an attacker without the secret sends again: under another id, if
-// the provider does not sign the id.
-func recorded(p *provider, e *event, n int) job {
-	return job{p, e, "recorded", func() (http.Header, []byte, error) {
+// recordedDelivery is a valid request that an attacker without the secret sends again: under
+// another id, if the provider does not sign the id.
+func recordedDelivery(p *provider, e *event, n int) delivery {
+	return delivery{p, e, "recorded", func() (http.Header, []byte, error) {
 		h, err := p.sign(p.secret, fmt.Sprintf("recorded_%d", n), e.kind, time.Now(), e.body)
 		return h, e.body, err
 	}}
 }
 
 // send sends jobs from several goroutines, in any order.
-func (s *sender) send(ctx context.Context, jobs []job) error {
+func (s *sender) send(ctx context.Context, jobs []delivery) error {
 	s.random.Shuffle(len(jobs), func(i, k int) { jobs[i], jobs[k] = jobs[k], jobs[i] })
-	work := make(chan job)
+	work := make(chan delivery)
 	errs := make([]error, 8)
 	var wg sync.WaitGroup
 	for n := range errs {
 		wg.Go(func() {
 			for j := range work {
 				if errs[n] == nil {
-					errs[n] = s.one(ctx, j)
+					errs[n] = s.sendOne(ctx, j)
 				}
 			}
 		})
@@ -116,8 +116,8 @@ func (s *sender) send(ctx context.Context, jobs []job) error {
 	return errs[slices.IndexFunc(append(errs, io.EOF), func(err error) bool { return err != nil })%len(errs)]
 }
 
-// one delivers a request, and repeats it while the answer asks for that.
-func (s *sender) one(ctx context.Context, j job) error {
+// sendOne delivers a request, and repeats it while the answer asks for that.
+func (s *sender) sendOne(ctx context.Context, j delivery) error {
 	for ctx.Err() == nil {
 		h, body, err := j.make()
 		if err != nil {

@@ -8,6 +8,7 @@ replace (
 )
 
 require (
+	entgo.io/ent v0.14.5
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/google/uuid v1.6.0

@@ -37,8 +37,8 @@ type Kafka struct {
 	client    *kafka.Client
 }
 
-// look is the first connection to a cluster that the user named.
-func (k *Kafka) look(ctx context.Context) error {
+// inspect is the first connection to a cluster that the user named.
+func (k *Kafka) inspect(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	meta, err := k.client.Metadata(bounded, &kafka.MetadataRequest{Topics: []string{}})

@@ -198,7 +198,7 @@ func startKafka(ctx context.Context, f Flags, o devenv.Options) (k *Kafka, stop 
 		MetadataTTL: time.Second}
 	k.client = &kafka.Client{Addr: kafka.TCP(k.Address.Brokers...), Transport: k.transport}
 	if k.Given {
-		if err := k.look(ctx); err != nil {
+		if err := k.inspect(ctx); err != nil {
 			k.transport.CloseIdleConnections()
 			return nil, stop, err
 		}
