@@ -88,7 +88,7 @@ func (x sim) ring(ctx context.Context, db *database) (most sizes, claims, rotati
 	}
 	log := slog.New(slog.DiscardHandler)
 	builder, filters := inbox.NewBuilder(pool, ring.ConsumerKeys(), log), inbox.NewFilters(pool, "consumer_keys", log)
-	rotator, err := ring.New(pool, ring.ConsumerKeys(), ring.Config{MaxBytes: math.MaxInt64, Hooks: ring.Hooks{Stepped: func(o ring.Outcome) {
+	rotator, err := ring.New(pool, ring.ConsumerKeys(), ring.Config{MaxBytes: math.MaxInt64, Hooks: ring.Hooks{Stepped: func(o ring.StepResult) {
 		if o.Action == ring.Closed {
 			segments++
 		}

@@ -37,17 +37,7 @@ var errFenced = errors.New("fenced")
 // which reads the log, and the retrier, which reads parked messages. The attempt's fence makes each
 // of their messages take effect once.
 type engine struct {
-	c     *Consumer
-	id    Identity
-	cur   *cursor // what this process owns; nil before the first raise
-	state *partitionState
-	brake *brake
-
-	idInTopic bool // ids count within the topic (K8)
-
-	// redoUntil is the offset below which messages may have been handled before: in a history that
-	// the database has lost, or before an operator set the position back (O6).
-	redoUntil int64
+	ownership
 
 	goroutine      *handlerGoroutine
 	exclusive      bool // the current attempt is the only one of this process
@@ -75,9 +65,9 @@ type attempt struct {
 	blockedKeys   []pgtype.UUID // ordering keys of messages that were parked because an earlier one is
 }
 
-// runAttempt runs the transaction until it has committed or has failed. It returns a *failure
-// because of the handler, errFenced, or another error because of a fault of the server or of the
-// way to it.
+// runAttempt runs the transaction until it has committed or has failed. It returns a
+// *handlerFailure because of the handler, errFenced, or another error because of a fault of the
+// server or of the way to it.
 func (e *engine) runAttempt(work context.Context, a *attempt) error {
 	a.done.Messages, a.done.Alone, a.done.Topic, a.done.Partition = len(a.msgs), a.alone, e.id.Topic, e.id.Partition
 	ctx := e.c.traceAttempt(work, a.done)

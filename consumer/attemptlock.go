@@ -13,9 +13,10 @@ import (
 // on other partitions. So a message with such a count is tried with no other attempt under way: if
 // the process dies again, that message was the cause.
 //
-// An attempt enters shared or alone, before it is counted, and leaves when it has ended. One that
-// waits to be alone goes before those that want to share. It waits only for attempts that are under
-// way, each of which has bounds. An attempt under way never waits for one that has not begun.
+// An attempt takes the lock shared or alone, before it is counted, and releases it when it has
+// ended. One that waits to be alone goes before those that want to share. It waits only for
+// attempts that are under way, each of which has bounds. An attempt under way never waits for one
+// that has not begun.
 type attemptLock struct {
 	mu               sync.Mutex
 	holders          int  // attempts under way
@@ -31,8 +32,8 @@ var processLock = &attemptLock{}
 // newAttemptLock returns the lock of a new consumer. Tests give each consumer its own.
 var newAttemptLock = func() *attemptLock { return processLock }
 
-// acquire waits until the attempt may begin, and returns the function that ends its turn. It fails
-// if ctx ends first, or if the bound for being alone has passed.
+// acquire waits until the attempt may begin, and returns the function that releases the lock. It
+// fails if ctx ends first, or if the bound for being alone has passed.
 func (t *attemptLock) acquire(ctx context.Context, alone bool, bound time.Duration) (leave func(), err error) {
 	var late <-chan time.Time
 	t.mu.Lock()

@@ -192,7 +192,7 @@ func (w *worker) waitForProbe(ctx context.Context) error {
 // probeOne tries one message while the brake holds the partition. It returns errMoved if that
 // releases the brake. If failed messages are retried from the database and one of them is due,
 // probe tries that one, and messages in the log wait.
-func (w *worker) probeOne(ctx, work context.Context, f *prefetcher, committer *committer) error {
+func (w *worker) probeOne(ctx, work context.Context, committer *committer) error {
 	if w.c.cfg.OnFailure == ParkOrderingKey {
 		if _, err := w.retrier.retryNext(ctx, work); err != nil {
 			return err
@@ -203,13 +203,13 @@ func (w *worker) probeOne(ctx, work context.Context, f *prefetcher, committer *c
 	}
 	bounded, cancel := context.WithTimeout(ctx, w.brake.cfg.Every)
 	defer cancel()
-	msgs, next, err := w.nextBatch(bounded, f, committer)
+	msgs, next, err := w.reader.nextBatch(bounded, w.pos, committer.lost)
 	switch {
 	case err != nil:
 		return w.fetchError(err)
 	case len(msgs) > 0:
 		err = w.handleAlone(ctx, work, msgs[0], next)
-		f.release(msgs)
+		w.reader.release(msgs)
 	case next > w.pos:
 		err = w.advancePosition(ctx, work, next)
 	case ctx.Err() == nil: // the log has no message

@@ -179,7 +179,7 @@ func (c *Consumer) checkDatabases(ctx context.Context) error {
 			continue
 		}
 		for _, n := range c.horizonNeeds() {
-			if err := inbox.Holds(ctx, d.pool, n); err != nil {
+			if err := inbox.CheckHorizon(ctx, d.pool, n); err != nil {
 				faults = append(faults, fmt.Errorf("consumer: %s: %s: %w", d.describeDatabase(), n.Whose, err))
 			}
 		}

@@ -124,7 +124,7 @@ type cursor struct {
 	replayUntil  *int64 // nil: no replay is under way
 	replayResume int64  // where the cursor continues after it
 	replayResend bool
-	// redoUntil is as engine.redoUntil. Nil means that nothing ahead of the position was handled
+	// redoUntil is as ownership.redoUntil. Nil means that nothing ahead of the position was handled
 	// before.
 	redoUntil   *int64
 	redoTopicID pgtype.UUID // the topic that redoUntil is about; null: not known
@@ -194,7 +194,7 @@ update onlyonce.cursors set replay_until = null, replay_resume = null, replay_re
 // endReplay continues where the replay interrupted the work. It returns errMoved when that is done,
 // because the messages that were fetched ahead are not the next ones.
 func (w *worker) endReplay(work context.Context) error {
-	w.buf, w.bufEpoch = nil, w.cur.runEpoch // the epoch that belongs to the interrupted position
+	w.reader.discard(w.cur.runEpoch) // the epoch that belongs to the interrupted position
 	end := func(tx *guard.Tx) { tx.Engine(stepFence, endReplaySQL, w.cur.id, w.cur.replayNo) }
 	var err error
 	if w.cur.replayResume > w.pos {

@@ -20,7 +20,7 @@ var DefaultTurns = newAttemptLock
 // own.
 func init() { newAttemptLock = func() *attemptLock { return &attemptLock{} } }
 
-// Enter is turns.enter of a consumer.
+// Enter acquires the lock on attempts of a consumer.
 func (c *Consumer) Enter(ctx context.Context, alone bool, bound time.Duration) (leave func(), err error) {
 	return c.attempts.acquire(ctx, alone, bound)
 }

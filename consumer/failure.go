@@ -243,8 +243,8 @@ func (e *engine) isRefusal(state string, h *handlerRun) bool {
 	return false
 }
 
-// classifyFailure decides whose fault a rolled back attempt is: the handler's (*failure), the
-// server's, or that of the way to it.
+// classifyFailure decides whose fault a rolled back attempt is: the handler's (*handlerFailure),
+// the server's, or that of the way to it.
 func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun, failed *guard.Failure, lost bool) error {
 	switch {
 	case work.Err() != nil:

@@ -22,7 +22,7 @@ func (s *partitionState) setTrouble(of *trouble, err error) {
 	of.err = err
 }
 
-// clearTrouble clears what failing has recorded.
+// clearTrouble clears what setTrouble has recorded.
 func (s *partitionState) clearTrouble(of *trouble) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -51,7 +51,7 @@ func (w *worker) runLogAttempt(work context.Context, a *attempt) error {
 		last = anchorOf(a.msgs[n-1])
 	}
 	anchorOffset, anchorEpoch, anchorHash := last.columns()
-	epoch := w.leaderEpochBound()
+	epoch := w.reader.leaderEpochBound()
 	a.done.From, a.done.Next = w.pos, a.next
 	ended := a.fence
 	a.fence = func(tx *guard.Tx) {
@@ -72,17 +72,6 @@ func (w *worker) runLogAttempt(work context.Context, a *attempt) error {
 		w.committed(a, last, epoch)
 	}
 	return err
-}
-
-// leaderEpochBound returns a leader epoch that no batch below the end of the current batch
-// exceeded: that of the first message after it, or, if there is none yet, of the last batch that
-// was looked at. An upper bound is enough, because records that are written after an unclean
-// election have a higher epoch than everything that was ever read (F5).
-func (w *worker) leaderEpochBound() int32 {
-	if len(w.buf) > 0 {
-		return w.buf[0].LeaderEpoch
-	}
-	return w.bufEpoch
 }
 
 // setPosition records the cursor's position.

@@ -56,7 +56,7 @@ type Message struct {
 	resend     bool        // the replay's calls get keys of their own
 	clusterID  string      // the record's cluster; for a parked one, at the time of parking
 	topicID    [16]byte
-	mayRepeat  bool // it may have been handled before: see engine.redoUntil
+	mayRepeat  bool // it may have been handled before: see ownership.redoUntil
 	notACopy   bool // by an operator: it is not a copy of the first message with its id
 }
 

@@ -12,9 +12,25 @@ import (
 // haltRecheck is how often a halted partition checks whether an operator has resolved the halt.
 const haltRecheck = 3 * time.Second
 
+// ownership is what this process knows of a partition that it owns. The worker and its retrier, two
+// goroutines, share it: after the take-over it does not change.
+type ownership struct {
+	c     *Consumer
+	id    Identity
+	cur   *cursor // what this process owns; nil before the first take-over
+	state *partitionState
+	brake *brake
+
+	idInTopic bool // ids count within the topic (K8)
+
+	// redoUntil is the offset below which messages may have been handled before: in a history that
+	// the database has lost, or before an operator set the position back (O6).
+	redoUntil int64
+}
+
 // ownPartition works on a partition, from the time the source hands it over until it is given up.
 func (c *Consumer) ownPartition(ctx context.Context, p Partition) (err error) {
-	w := &worker{engine: engine{c: c, state: c.partitions.add(), brake: &brake{cfg: c.cfg.Brake}}, p: p}
+	w := &worker{engine: engine{ownership: ownership{c: c, state: c.partitions.add(), brake: &brake{cfg: c.cfg.Brake}}}, p: p}
 	defer func() {
 		w.stopHandlers()
 		w.releaseCursor()
@@ -74,11 +90,27 @@ func (c *Consumer) ownPartition(ctx context.Context, p Partition) (err error) {
 // logHaltEvery is how often an unchanged halt is logged. Hooks.Halted is called each time.
 const logHaltEvery = 5 * time.Minute
 
+// haltLog keeps an unchanged halt from being logged again and again.
+type haltLog struct {
+	last loggedHalt
+	at   time.Time
+}
+
 // loggedHalt identifies a halt that was logged.
 type loggedHalt struct {
 	reason   HaltReason
 	detail   string
 	position int64
+}
+
+// due reports whether a halt is to be logged now, and records that it is.
+func (l *haltLog) due(halt *HaltError) bool {
+	now := loggedHalt{halt.Reason, halt.Detail, halt.Position}
+	if now == l.last && time.Since(l.at) < logHaltEvery {
+		return false
+	}
+	l.last, l.at = now, time.Now()
+	return true
 }
 
 // reportHalt logs that a partition is halted, and for how long it can stay so without loss.
@@ -89,8 +121,7 @@ func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
 	w.state.setHalted(halt)
 	w.c.poller.pollSoon()
 	cfg := &w.c.cfg
-	if now := (loggedHalt{halt.Reason, halt.Detail, halt.Position}); now != w.lastHalt || time.Since(w.lastHaltAt) >= logHaltEvery {
-		w.lastHalt, w.lastHaltAt = now, time.Now()
+	if w.halts.due(halt) {
 		cfg.Logger.Error("onlyonce: partition halted", halt.attributes()...)
 	}
 	if cfg.Hooks.Halted != nil {

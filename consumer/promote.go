@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -24,12 +25,52 @@ select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.o
 // sweepEvery bounds how long a row can stay blocked although nothing blocks it.
 const sweepEvery = 5 * time.Minute
 
+// promotions are the ordering keys of which the first blocked message may be due. The worker and
+// the retrier add keys, and the retrier takes them.
+type promotions struct {
+	mu      sync.Mutex
+	keys    map[pgtype.UUID]struct{}
+	all     bool      // every key of the partition, because some are not known
+	sweptAt time.Time // when all keys were last checked
+}
+
+func (p *promotions) add(keys ...pgtype.UUID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.keys == nil {
+		p.keys = map[pgtype.UUID]struct{}{}
+	}
+	for _, k := range keys {
+		p.keys[k] = struct{}{}
+	}
+}
+
+func (p *promotions) addAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = true
+}
+
+// take empties the set. If all is true, every key is to be checked, also those that are not in
+// keys.
+func (p *promotions) take() (keys map[pgtype.UUID]struct{}, all bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	keys, all = p.keys, p.all || time.Since(p.sweptAt) > sweepEvery
+	p.keys, p.all = nil, false
+	return keys, all
+}
+
+// swept records that all keys were checked.
+func (p *promotions) swept() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sweptAt = time.Now()
+}
+
 // promoteBlocked makes rows due that waited for a row which is settled by now.
 func (r *retrier) promoteBlocked(ctx context.Context) error {
-	r.mu.Lock()
-	keys, all := r.promoteKeys, r.promoteAll || time.Since(r.sweptAt) > sweepEvery
-	r.promoteKeys, r.promoteAll = map[pgtype.UUID]struct{}{}, false
-	r.mu.Unlock()
+	keys, all := r.promotions.take()
 	if len(keys) == 0 && !all {
 		return nil
 	}
@@ -39,7 +80,7 @@ func (r *retrier) promoteBlocked(ctx context.Context) error {
 	case err != nil:
 	case all:
 		if promoted, err = r.sweepBlocked(ctx); err == nil {
-			r.sweptAt = time.Now()
+			r.promotions.swept()
 		}
 	default:
 		for k := range keys {
@@ -54,9 +95,7 @@ func (r *retrier) promoteBlocked(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		r.mu.Lock()
-		r.promoteAll = true
-		r.mu.Unlock()
+		r.promotions.addAll()
 		return fmt.Errorf("promoting blocked messages: %w", err)
 	}
 	if promoted > 0 {
@@ -84,18 +123,12 @@ func (r *retrier) noteParked(a *attempt) {
 	if len(a.parked) == 0 {
 		return
 	}
-	r.mu.Lock()
-	for _, k := range a.blockedKeys {
-		r.promoteKeys[k] = struct{}{}
-	}
-	r.mu.Unlock()
+	r.promotions.add(a.blockedKeys...)
 	r.wakeUp()
 }
 
 // sweepSoon is for transactions of which it is not known what they parked.
 func (r *retrier) sweepSoon() {
-	r.mu.Lock()
-	r.promoteAll = true
-	r.mu.Unlock()
+	r.promotions.addAll()
 	r.wakeUp()
 }

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/parked"
@@ -19,26 +17,22 @@ import (
 // messages fail, only messages of that key wait.
 type retrier struct {
 	engine
-	wake chan struct{}
+	promotions promotions
+	wake       chan struct{}
 
-	mu          sync.Mutex
-	promoteKeys map[pgtype.UUID]struct{} // ordering keys to promote
-	promoteAll  bool                     // promote all
+	polled *polledPartition
+	sample frontierSample
+	dueAt  time.Time // when the next row is due; zero: none is known
 
 	// retryAlone makes it run attempts alone: which ones were under way when the previous owner
 	// died is not known.
 	retryAlone bool
 	ownedSince time.Time // when this process took over
-
-	polled  *polledPartition
-	dueAt   time.Time // when the next row is due; zero: none is known
-	sample  frontierSample
-	sweptAt time.Time
 }
 
 func newRetrier(w *worker) *retrier {
-	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, brake: w.brake, idInTopic: w.idInTopic, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
-		promoteKeys: map[pgtype.UUID]struct{}{}, promoteAll: true, retryAlone: w.unclean, ownedSince: time.Now(), polled: w.c.poller.join(w.id, w.cur, w.state)}
+	return &retrier{engine: engine{ownership: w.ownership}, promotions: promotions{all: true}, wake: make(chan struct{}, 1),
+		polled: w.c.poller.join(w.id, w.cur, w.state), retryAlone: w.unclean, ownedSince: time.Now()}
 }
 
 func (r *retrier) leavePoller() { r.c.poller.leave(r.polled) }
@@ -206,9 +200,7 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 		}
 		r.c.emitResolved(a, row)
 		if row.m.orderKey.Valid {
-			r.mu.Lock()
-			r.promoteKeys[row.m.orderKey] = struct{}{}
-			r.mu.Unlock()
+			r.promotions.add(row.m.orderKey)
 			err = r.promoteBlocked(ctx)
 		}
 		return true, errors.Join(fault.Point(fault.RetryCommitted), err)

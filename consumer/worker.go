@@ -10,37 +10,34 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
-// flushAfter is how long a position that moved without work (past control, aborted and removed
-// records) may stay unwritten.
-const flushAfter = 5 * time.Second
-
-// worker handles the log of one owned partition: one goroutine, one transaction at a time.
+// worker handles the log of one owned partition: one goroutine, one transaction at a time. Between
+// two runs of its work, for example after a halt, it keeps what it knows about the position.
 type worker struct {
 	engine
+	logPosition
 	p Partition
 
+	// Below aloneUntil every message is handled alone, because the previous owner died at work.
+	aloneUntil int64
+	unclean    bool // the previous owner died at work
+
+	// These begin anew with each run.
+	reader  *reader
+	retrier *retrier
+	pruning pruning
+
+	halts  haltLog
+	replay int32 // the last replay whose begin was logged
+}
+
+// logPosition is where the cursor is, as far as this process knows, and what proves that the log
+// below it is still the one that was read.
+type logPosition struct {
 	pos    int64   // position in the database
 	anchor *anchor // last record seen below it
 	// leaderEpoch is one that no batch below pos exceeded when it was read; -1: not known.
 	leaderEpoch int32
 	logHeldPos  bool // the log was seen to hold pos
-	// Below aloneUntil every message is handled alone, because the previous owner died at work.
-	aloneUntil int64
-	unclean    bool // the previous owner died at work
-	pruning    pruning
-
-	buf     []*Message // fetched, not yet handled
-	bufNext int64      // position after buf
-	bufErr  error      // error of the fetch after buf
-	moved   time.Time  // when bufNext first moved ahead of pos with nothing to handle
-
-	bufEpoch int32 // no batch below bufNext exceeded this leader epoch; -1: not known
-
-	lastHalt   loggedHalt // the last halt that was logged
-	lastHaltAt time.Time
-	replay     int32 // the last replay whose begin was logged
-
-	retrier *retrier
 }
 
 // workOnLog works until ctx is done (nil), or until an error ends it: ErrOwnershipLost, *HaltError,
@@ -48,14 +45,8 @@ type worker struct {
 func (w *worker) workOnLog(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	// The current batch outlives ctx by at most DrainTimeout.
-	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	work, cancel := drainContext(ctx, w.c.cfg.DrainTimeout)
 	defer cancel()
-	drain := w.c.cfg.DrainTimeout
-	defer context.AfterFunc(ctx, func() {
-		t := time.AfterFunc(drain, cancel)
-		context.AfterFunc(work, func() { t.Stop() })
-	})()
 
 	w.announceReplay()
 	w.state.clearTrouble(&w.state.logTrouble) // its message may not be the next one any more
@@ -74,13 +65,11 @@ func (w *worker) workOnLog(ctx context.Context) error {
 		})
 	}
 	committer := startCommitter(w)
-	fetching := startPrefetcher(ctx, w)
-	w.buf, w.bufNext, w.bufEpoch, w.bufErr = nil, w.pos, w.leaderEpoch, nil
+	w.reader = startReader(ctx, w)
 	w.pruning = startPruning()
-	err := w.handleBatches(ctx, work, fetching, committer)
+	err := w.handleBatches(ctx, work, committer)
 	committer.offer(w.pos) // it may have ended in the middle of a batch
-	fetching.stop()
-	w.buf = nil
+	w.reader.stop()
 	if lost := committer.stop(); lost != nil && err == nil {
 		err = lost
 	}
@@ -97,19 +86,33 @@ func (w *worker) workOnLog(ctx context.Context) error {
 	return err
 }
 
-func (w *worker) handleBatches(ctx, work context.Context, fetching *prefetcher, committer *committer) error {
+// drainContext returns the context of the current batch. It outlives ctx by at most drain.
+func drainContext(ctx context.Context, drain time.Duration) (context.Context, context.CancelFunc) {
+	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		t := time.AfterFunc(drain, cancel)
+		context.AfterFunc(work, func() { t.Stop() })
+	})
+	return work, func() {
+		stop()
+		cancel()
+	}
+}
+
+// handleBatches reads and handles one batch after another.
+func (w *worker) handleBatches(ctx, work context.Context, committer *committer) error {
 	for ctx.Err() == nil {
 		if w.cur.pastReplay(w.pos) {
 			return w.endReplay(work)
 		}
 		if w.brake.stopped() {
-			if err := w.probeOne(ctx, work, fetching, committer); err != nil {
+			if err := w.probeOne(ctx, work, committer); err != nil {
 				return err
 			}
 			committer.offer(w.pos)
 			continue
 		}
-		msgs, next, err := w.nextBatch(ctx, fetching, committer)
+		msgs, next, err := w.reader.nextBatch(ctx, w.pos, committer.lost)
 		if err != nil {
 			return w.fetchError(err)
 		}
@@ -118,7 +121,7 @@ func (w *worker) handleBatches(ctx, work context.Context, fetching *prefetcher, 
 			w.state.inFlight.Store(int64(len(msgs)))
 			err = w.handleBatch(ctx, work, msgs, next)
 			w.state.inFlight.Store(0)
-			fetching.release(msgs)
+			w.reader.release(msgs)
 		case next > w.pos:
 			err = w.advancePosition(ctx, work, next)
 		}
@@ -131,102 +134,10 @@ func (w *worker) handleBatches(ctx, work context.Context, fetching *prefetcher, 
 		committer.offer(w.pos)
 		w.pruneStep(work)
 	}
-	if len(w.buf) == 0 && w.bufNext > w.pos {
-		return w.advancePosition(ctx, work, w.cur.capAtReplayEnd(w.bufNext))
+	if len(w.reader.msgs) == 0 && w.reader.next > w.pos {
+		return w.advancePosition(ctx, work, w.cur.capAtReplayEnd(w.reader.next))
 	}
 	return nil
-}
-
-// nextBatch returns the next batch and the position after it. The batch is full, or as full as it
-// got within Linger. No messages and a position ahead of w.pos mean that there was nothing to
-// handle in between. It returns early when ctx is done.
-func (w *worker) nextBatch(ctx context.Context, f *prefetcher, committer *committer) ([]*Message, int64, error) {
-	var linger <-chan time.Time
-	for {
-		n, full := w.batchLength()
-		switch {
-		// What was fetched is handled before the error is: it may be gone afterwards.
-		case full, n > 0 && w.bufErr != nil:
-			return w.takeBatch(n)
-		case n == 0 && len(w.buf) > 0:
-			return nil, w.cur.capAtReplayEnd(w.bufNext), nil // the replay ends before the next message
-		case w.bufErr != nil:
-			return nil, 0, w.bufErr
-		}
-		if n > 0 && linger == nil {
-			t := time.NewTimer(w.c.cfg.Linger)
-			defer t.Stop()
-			linger = t.C
-		}
-		var flush <-chan time.Time
-		if n == 0 && w.bufNext > w.pos {
-			t := time.NewTimer(time.Until(w.moved.Add(flushAfter)))
-			defer t.Stop()
-			flush = t.C
-		}
-		select {
-		case got := <-f.results:
-			if got.err != nil {
-				w.bufErr = got.err
-				continue
-			}
-			if len(w.buf) == 0 && w.bufNext == w.pos {
-				w.moved = time.Now()
-			}
-			w.stampMessages(got.Messages)
-			w.buf = append(w.buf, got.Messages...)
-			w.bufNext, w.bufEpoch = got.Next, got.LeaderEpoch
-		case <-linger:
-			return w.takeBatch(n)
-		case <-flush:
-			return nil, w.cur.capAtReplayEnd(w.bufNext), nil
-		case err := <-committer.lost:
-			return nil, 0, err
-		case <-ctx.Done():
-			return nil, w.pos, nil
-		}
-	}
-}
-
-// stampMessages marks fetched messages with the cluster of their log, and with the replay that they
-// are part of.
-func (w *worker) stampMessages(msgs []*Message) {
-	for _, m := range msgs {
-		m.clusterID, m.topicID = w.id.ClusterID, w.id.TopicID
-		if w.cur.replayUntil != nil {
-			m.replay, m.resend = w.cur.replayNo, w.cur.replayResend
-		}
-	}
-}
-
-// batchLength returns how many buffered messages make the next batch, and whether it is full. No
-// batch goes past the end of a replay.
-func (w *worker) batchLength() (n int, full bool) {
-	size, most := 0, w.c.cfg.BatchSize
-	if w.brake.stopped() {
-		most = 1
-	}
-	for n < len(w.buf) && n < most {
-		if w.cur.pastReplay(w.buf[n].Offset) {
-			return n, n > 0
-		}
-		size += len(w.buf[n].Value)
-		if n > 0 && size > w.c.cfg.BatchBytes {
-			return n, true
-		}
-		n++
-	}
-	return n, n == most || size >= w.c.cfg.BatchBytes
-}
-
-func (w *worker) takeBatch(n int) ([]*Message, int64, error) {
-	msgs := w.buf[:n:n]
-	w.buf = w.buf[n:]
-	if len(w.buf) == 0 {
-		w.buf = nil
-		return msgs, w.cur.capAtReplayEnd(w.bufNext), nil
-	}
-	return msgs, w.cur.capAtReplayEnd(w.buf[0].Offset), nil
 }
 
 // fetchError turns a fetch's error about the log into what it means for the cursor.

@@ -9,8 +9,8 @@ import (
 
 // cacheEntry is a completed record as the cache holds it.
 type cacheEntry struct {
-	Origin      history   // of the connection on which it was committed or read
-	Expires     time.Time // by the database's clock
+	Origin      databaseHistory // of the connection on which it was committed or read
+	Expires     time.Time       // by the database's clock
 	Fingerprint []byte
 	Response    *storedResponse
 }
@@ -49,7 +49,7 @@ func decodeEntry(b []byte) (c *cacheEntry, until time.Time, ok bool) {
 		return nil, time.Time{}, false
 	}
 	c = &cacheEntry{
-		Origin:  history{int64(binary.BigEndian.Uint64(b[1:])), binary.BigEndian.Uint32(b[9:])},
+		Origin:  databaseHistory{int64(binary.BigEndian.Uint64(b[1:])), binary.BigEndian.Uint32(b[9:])},
 		Expires: time.UnixMicro(int64(binary.BigEndian.Uint64(b[13:]))),
 	}
 	until = time.UnixMicro(int64(binary.BigEndian.Uint64(b[21:])))

@@ -8,9 +8,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// findRecordAndHistorySQL is lookSQL for a layer with a cache: it also returns the server's history
-// (system identifier and timeline) and clock. In: id. Out: one row; the record's columns are null
-// if there is none.
+// findRecordAndHistorySQL is findRecordSQL for a layer with a cache: it also returns the server's
+// history (system identifier and timeline) and clock. In: id. Out: one row; the record's columns
+// are null if there is none.
 //
 // The timeline comes from the WAL position, because the one of pg_control_checkpoint() lags after a
 // promotion. On a standby pg_current_wal_insert_lsn raises 55000: nothing is committed there.
@@ -27,7 +27,7 @@ func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedR
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
 	asked := time.Now()
-	var o history
+	var o databaseHistory
 	var clock time.Time
 	row := recordRow{}
 	err := l.pool.QueryRow(ctx, findRecordAndHistorySQL, uuid.UUID(id)).Scan(append([]any{&o.System, &o.Timeline, &clock}, row.targets()...)...)

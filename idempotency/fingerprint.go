@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,8 +16,25 @@ import (
 )
 
 // FingerprintKey is a secret for fingerprints: 32 random bytes. Keep it where you keep other
-// secrets.
+// secrets. [ParseFingerprintKey] reads one.
 type FingerprintKey [32]byte
+
+// ParseFingerprintKey reads a key from text, for example from an environment variable: 64 hex
+// digits, as `openssl rand -hex 32` prints them, or 44 characters of base64, as
+// `openssl rand -base64 32` does. White space around it is ignored. The error wraps [ErrConfig] and
+// quotes nothing of the text.
+func ParseFingerprintKey(text string) (key FingerprintKey, err error) {
+	text = strings.TrimSpace(text)
+	raw, err := hex.DecodeString(text)
+	if err != nil {
+		raw, err = base64.StdEncoding.DecodeString(text)
+	}
+	if err != nil || len(raw) != len(key) {
+		return key, fmt.Errorf("%w: a fingerprint key must be 32 bytes, as 64 hex digits or 44 characters of base64", ErrConfig)
+	}
+	copy(key[:], raw)
+	return key, nil
+}
 
 // Fingerprint decides when two bodies are the same request.
 type Fingerprint int

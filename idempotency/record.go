@@ -78,7 +78,7 @@ type storedRecord struct {
 	leaseEnded   bool          // its lease has ended
 	leaseLeft    time.Duration // until the lease ends
 
-	readFrom history // where it was read; only set if there is a cache
+	readFrom databaseHistory // where it was read; only set if there is a cache
 }
 
 // recordRow is the target of the queries. All columns are null if there is no record.

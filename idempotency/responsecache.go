@@ -24,7 +24,7 @@ import (
 // timeline on which the record was committed or read. A failover that loses the commit begins
 // another timeline: the record and its effects are gone, and the entry must not be used. So the
 // layer must know the current timeline, and how old that knowledge is. Each answer of the database
-// brings it (saw), and an entry is used only if the latest answer was requested less than
+// brings it (observe), and an entry is used only if the latest answer was requested less than
 // sightingAge ago. A process without such an answer cannot know whether there was a failover. So
 // each process queries the database regularly however many entries the cache holds, and a hit can
 // hide a failover for no longer than sightingAge.
@@ -47,16 +47,16 @@ import (
 // # Erasure
 //
 // If a record is erased before it expires, the cache must not serve its answer. The order is:
-// delete the row, COMMIT, then forget. And each put is followed by a check that the row is still
-// there:
+// delete the row, COMMIT, then remove the entry. And each put is followed by a check that the row
+// is still there:
 //
-//	put before forget     forget removes the entry
-//	put after forget      the row was gone before the put, and the check after the put removes the entry
+//	put before remove     remove removes the entry
+//	put after remove      the row was gone before the put, and the check after the put removes the entry
 //
 // The check looks for the row of the same attempt (its token), because the id may have got another
 // row in the meantime. It must run on the primary.
 //
-// Three cases remain: a process that dies between put and check; a forget that Redis does not
+// Three cases remain: a process that dies between put and check; a remove that Redis does not
 // execute; and a put that timed out here, waited in a paused Redis's socket, and was executed after
 // both. In each of them the entry is served for the rest of its TTL (5 minutes by default), to a
 // request with the same key, scope and bytes. If that is not acceptable, use no cache.
@@ -69,16 +69,16 @@ type responseCache struct {
 	latest  atomic.Pointer[sighting]
 }
 
-// history identifies a history of a database. What was committed in it is there, unless a failover
-// has lost it; the failover begins another history.
-type history struct {
+// databaseHistory identifies a history of a database. What was committed in it is there, unless a
+// failover has lost it; the failover begins another history.
+type databaseHistory struct {
 	System   int64  // pg_control_system
 	Timeline uint32 // the first eight digits of pg_walfile_name(pg_current_wal_insert_lsn()), in hexadecimal
 }
 
 // sighting is what one answer of the database says about its history and clock.
 type sighting struct {
-	history
+	databaseHistory
 	clock time.Time // the database's clock when it answered
 	asked time.Time // by the process's monotonic clock, before the query was sent
 }
@@ -119,7 +119,7 @@ func newResponseCache(cfg *Config) *responseCache {
 // observe records an answer of the database: its history and clock, and time.Now() from just before
 // the query. Answers may arrive in any order. A lower timeline of the same system is ignored: it
 // comes from an old primary that has not noticed its replacement yet.
-func (t *responseCache) observe(o history, clock, asked time.Time) {
+func (t *responseCache) observe(o databaseHistory, clock, asked time.Time) {
 	next := &sighting{o, clock, asked}
 	for {
 		last := t.latest.Load()
@@ -137,13 +137,13 @@ func (t *responseCache) observe(o history, clock, asked time.Time) {
 
 // currentHistory returns the database's history, and a time that is not before the database's
 // clock. ok is false if they are not known.
-func (t *responseCache) currentHistory() (o history, clock time.Time, ok bool) {
+func (t *responseCache) currentHistory() (o databaseHistory, clock time.Time, ok bool) {
 	s := t.latest.Load()
 	if s == nil {
-		return history{}, time.Time{}, false
+		return databaseHistory{}, time.Time{}, false
 	}
 	passed := time.Since(s.asked)
-	return s.history, s.clock.Add(passed), passed >= 0 && passed < sightingAge
+	return s.databaseHistory, s.clock.Add(passed), passed >= 0 && passed < sightingAge
 }
 
 // get returns a record from the cache. If it returns false, the caller must ask the database.
@@ -181,7 +181,7 @@ func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool
 // same attempt is there. If it is not, or if the check fails, put removes the entry again. It may
 // run after the request was answered; its errors are dropped, because a missing entry costs only a
 // query.
-func (t *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, still func(context.Context) (bool, error)) {
+func (t *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, isStillThere func(context.Context) (bool, error)) {
 	o, clock, ok := t.currentHistory()
 	if !ok || c.Origin != o {
 		return // get would refuse it
@@ -199,7 +199,7 @@ func (t *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, sti
 		return // nothing was put
 	}
 	// Check even after an error: a put that timed out here may have been executed there.
-	if there, err := still(ctx); err != nil || !there {
+	if there, err := isStillThere(ctx); err != nil || !there {
 		_ = t.remove(context.WithoutCancel(ctx), id)
 	}
 }

@@ -101,13 +101,16 @@ func testTier(t testing.TB, cfg Config) (*responseCache, *shelf) {
 }
 
 var (
-	here  = history{System: -7_000_000_000_000_000_000, Timeline: 3}
+	here  = databaseHistory{System: -7_000_000_000_000_000_000, Timeline: 3}
 	recID = [16]byte{1}
 )
 
 // see records that the database has answered right now. Its clock is hours ahead of the process's,
 // because nothing may depend on the process's clock.
-func see(t *responseCache, o history) { now := time.Now(); t.observe(o, now.Add(5*time.Hour), now) }
+func see(t *responseCache, o databaseHistory) {
+	now := time.Now()
+	t.observe(o, now.Add(5*time.Hour), now)
+}
 
 func entry() *cacheEntry {
 	return &cacheEntry{
@@ -164,7 +167,7 @@ func TestH21RecordsComeBackAsTheyWere(t *testing.T) {
 func TestH21OtherHistories(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		next := history{here.System, here.Timeline + 1}
+		next := databaseHistory{here.System, here.Timeline + 1}
 		tier, s := testTier(t, Config{})
 		see(tier, here)
 		tier.put(t.Context(), recID, entry(), yes)
@@ -184,7 +187,7 @@ func TestH21OtherHistories(t *testing.T) {
 		tier.put(t.Context(), recID, young, yes)
 		wants(t, tier, young)
 		pass(time.Millisecond)
-		see(tier, history{here.System + 1, 1}) // another cluster, whatever its timeline
+		see(tier, databaseHistory{here.System + 1, 1}) // another cluster, whatever its timeline
 		wants(t, tier, nil)
 		pass(time.Millisecond)
 		see(tier, next)
@@ -199,7 +202,7 @@ func TestH21FailoverDuringAGet(t *testing.T) {
 		tier, s := testTier(t, Config{})
 		see(tier, here)
 		tier.put(t.Context(), recID, entry(), yes)
-		s.before = func(context.Context) error { see(tier, history{here.System, here.Timeline + 1}); return nil }
+		s.before = func(context.Context) error { see(tier, databaseHistory{here.System, here.Timeline + 1}); return nil }
 		wants(t, tier, nil)
 	})
 }

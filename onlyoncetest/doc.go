@@ -12,6 +12,56 @@
 //		// got.Applied, got.Skipped, got.Parked, got.Calls
 //	}
 //
+// # Run
+//
+// [Run] proves that a program has each effect once. It asks for no assertion: after each history of
+// faults the tables must be those of a run without a fault.
+//
+//	func TestHoldOnce(t *testing.T) {
+//		onlyoncetest.Run(t, onlyoncetest.Case{
+//			Migrate:  migrate,
+//			Start:    onlyoncetest.Consume(hold, consumer.Config{}),
+//			Messages: []onlyoncetest.Message{{ID: "1", Value: `{"sku":"a","qty":2}`}},
+//		})
+//	}
+//
+// A history is a list of faults, each at a point. A point is a statement that a process sends to
+// Postgres, an HTTP request of its, or a call of the handler:
+//
+//	before:P     the process dies before the server gets the statement, or the remote the request
+//	after:P      it dies after that was carried out, and before the answer comes
+//	lost:P       the connection breaks after that was carried out, and the process goes on
+//	zombie:P     the process stops there until another one has done all work, and then goes on
+//	rebalance:P  its partitions are given up there, and handed over again
+//	40001:P      the handler's transaction fails there with a serialization failure
+//	40P01:P      ... with a deadlock
+//	reset        when a process has died, the group's offsets are gone
+//	copies       in the end each message comes again, at another offset
+//
+// When a process dies, all of its connections break and no new one is opened, its context ends, and
+// a successor is started with Start and Serve. before and after strike at every statement, the
+// engine's upkeep last; lost, rebalance and reset at the fence and the COMMIT of a batch; zombie at
+// the fence.
+//
+// Compared are the user's tables (not the schema onlyonce), the calls that were enqueued, the
+// messages that were parked, the requests that no relay sends, what took effect at remotes, and the
+// status of each HTTP answer. A request with a key is repeated in the end, and must get the same
+// bytes. Columns that are drawn (identity, now(), random values) are found in the catalog and left
+// out, and so are columns that refer to them; others are named in [Case].Volatile.
+//
+// # What Run does not do
+//
+//   - A failover that loses commits is not played.
+//   - A serialization failure is what the handler's call returns; the server has not raised it.
+//   - The clock is real, and goroutines of the handler are not scheduled.
+//   - Global variables outlive a process here, not in production. What Start makes anew for each
+//     process is as in production.
+//   - os.Exit in a handler ends the test, and the history is not printed.
+//   - Requests are seen if they go through [Process].HTTP, to an address from [Process.Reach], or
+//     through http.DefaultClient with the handler's context. Others are not, for example those of
+//     package httpsink to an address of your own.
+//   - Calls of [Process].Tune are needed for 40001, 40P01 and copies.
+//
 // # The server
 //
 // Tests use the server at ONLYONCE_POSTGRES_URL. This is the one library of onlyonce's that reads
@@ -31,4 +81,16 @@
 //
 // Handlers run in this process, in the engine that runs them in production, on a scripted log
 // (consumertest). Nothing of the engine is replaced.
+//
+// Faults happen on the wire (internal/wire), between pgx and the server. So every statement is a
+// point, the engine's and the handler's alike, and neither has failpoints or a build tag.
+//
+// The judge compares states and knows no invariants. That two clean runs agree is checked first,
+// because nothing can be compared otherwise. A statement or a request counts as "past the
+// transaction" if the user's code is the innermost caller: the stack is read when it is sent.
+//
+// test/adversary has a rig of the same kind, for the engine: it enumerates scenes of ours, lets a
+// process go on after each fault, and checks invariants of guarantees.md that need its own ledgers.
+// Run kills processes, takes any program, and compares with a clean run. Both share the wire and
+// the names of statements (wire.Label); the courses of their histories have nothing in common.
 package onlyoncetest

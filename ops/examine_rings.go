@@ -40,7 +40,7 @@ const late = time.Minute
 // memory compares how long keys are remembered with how long copies may arrive (K6, W10).
 func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	holds := func(check, ring string, copies time.Duration, whose string) error {
-		err := inbox.Holds(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
+		err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
 		switch {
 		case errors.Is(err, inbox.ErrHorizon):
 			d.add(LevelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s", ring, show.Span(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, show.Span(copies), ring)
@@ -73,7 +73,7 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	}
 	if len(calls) > 0 {
 		c := calls[0]
-		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "consumer_keys", Copies: show.Seconds(c.Age)}); errors.Is(err, inbox.ErrHorizon) {
+		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "consumer_keys", Copies: show.Seconds(c.Age)}); errors.Is(err, inbox.ErrHorizon) {
 			d.add(LevelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", c.ID),
 				"parked call %d to sink %s was first tried %s ago, longer than consumer_keys remembers at least: a message that it produces now is a new one", c.ID, c.Sink, show.Seconds(c.Age))
 		} else if err != nil {
@@ -107,7 +107,7 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		}
 		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old
 		// as that.
-		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "standard_keys", Copies: show.Seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
+		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "standard_keys", Copies: show.Seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
 			d.add(LevelWarn, "webhooks", "set the horizon of standard_keys to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
 				"endpoint %s has ids that are %s old, older than standard_keys remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, show.Seconds(*e.Oldest))
 		} else if err != nil {

@@ -108,7 +108,7 @@ func (d *examiner) roles(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(lack)) {
 		if missing := lack[name]; len(missing) > 0 {
-			d.add(LevelFail, check, "run docs/roles.sql again", "role %s lacks rights: %s", name, strings.Join(missing, ", "))
+			d.add(LevelFail, check, "run docs/roles.sql again", "role %s lacks %s", name, preflight.Rights(missing))
 		}
 	}
 	d.unless(check, "%s have their rights", strings.Join(slices.Sorted(maps.Keys(lack)), ", "))

@@ -42,6 +42,6 @@ func PlanKeys(rate float64, horizon time.Duration) KeyPlan {
 	p.Keys = p.SegmentKeys * (mostClosed + 1)
 	p.DiskBytes = p.Keys * bytesPerKey
 	p.FilterBytes = p.SegmentKeys * mostClosed * bitsPerKey / 8
-	p.BuildBytes = min(p.SegmentKeys, inbox.MostKeys) * bytesToBuild
+	p.BuildBytes = min(p.SegmentKeys, inbox.MaxPartKeys) * bytesToBuild
 	return p
 }

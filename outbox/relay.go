@@ -185,7 +185,7 @@ func (r *Relay) rotateSegments(ctx context.Context) {
 }
 
 // reportSegment reports what became of a segment.
-func (r *Relay) reportSegment(o ring.Outcome) {
+func (r *Relay) reportSegment(o ring.StepResult) {
 	switch o.Action {
 	case ring.Truncated:
 		r.cfg.Logger.Info("outbox: a segment whose retention has passed was emptied", "slot", o.Slot)

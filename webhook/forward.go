@@ -73,7 +73,7 @@ const (
 
 // enqueue writes the call in the endpoint's transaction. The sender will not change an event, so
 // what does not fit into a call is left out or shortened, if that loses nothing of the event. See
-// (*attempt).fill for events of which no call can be made.
+// (*acceptTx).claimAndStore for events of which no call can be made.
 func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent) error {
 	c := outbox.Call{Sink: f.Sink, Name: "forward", Target: f.Target, Header: maps.Clone(i.Header), Body: i.Body}
 	if c.Header == nil {

@@ -100,7 +100,7 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 	}
 	remembered := inbox.Need{Ring: "standard_keys", Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
-	if err := inbox.Holds(startCtx, ep.pool, remembered); err != nil {
+	if err := inbox.CheckHorizon(startCtx, ep.pool, remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
 	defer ep.begun.Begin(ctx)()

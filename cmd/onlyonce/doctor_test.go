@@ -229,8 +229,8 @@ func TestDoctorServer(t *testing.T) {
 	f.examines(false).has(t, "roles", ops.LevelOK, "onlyonce_app, onlyonce_http, onlyonce_relay have their rights")
 	f.exec(`revoke insert on onlyonce.standard_keys_3 from onlyonce_app; revoke select on onlyonce.lanes from onlyonce_relay`)
 	r = f.examines(true)
-	r.has(t, "roles", ops.LevelFail, "role onlyonce_app lacks rights: INSERT on onlyonce.standard_keys_3", "run docs/roles.sql again")
-	r.has(t, "roles", ops.LevelFail, "role onlyonce_relay lacks rights: SELECT on onlyonce.lanes")
+	r.has(t, "roles", ops.LevelFail, "role onlyonce_app lacks 1 right: INSERT on onlyonce.standard_keys_3", "run docs/roles.sql again")
+	r.has(t, "roles", ops.LevelFail, "role onlyonce_relay lacks 1 right: SELECT on onlyonce.lanes")
 	f.exec(roles)
 
 	// As an operator with least privileges, who cannot see the activity of other roles.

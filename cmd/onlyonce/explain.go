@@ -3,7 +3,11 @@ package main
 import (
 	"context"
 	"flag"
+	"fmt"
 	"math"
+	"strings"
+
+	"github.com/google/uuid"
 
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -28,7 +32,7 @@ Tells what the database holds of one message, webhook, call or request, and gues
 KEY is a message's id, with -scope the consumer's Scope, -tenant where the consumer has tenants, -topic where its ids
 count within their topic (Config.Copies), and -replay for the claim in that replay; of a
 webhook its sender's, with -scope webhook/ENDPOINT and, for a provider of your own (webhook.HMAC) of which nothing is stored yet, -provider; of a request "http POST /v1/charges" and so on. Without -scope KEY is the stored key, a UUID, as other commands show
-it; of a call the idempotency key that the remote saw. A KEY that begins with a dash follows "--".
+it, or else an id that is looked for in the scopes of all consumers and endpoints; of a call the idempotency key that the remote saw. A KEY that begins with a dash follows "--".
 
 Of a key: the segments that hold it, and between which times it was claimed; its payload's fingerprint, the
 first 16 digits of its SHA-256; the transaction that claimed it, with its time where track_commit_timestamp is on. What was restored from a
@@ -110,8 +114,40 @@ func (q *explaining) question(operand *string) (k ops.KeyQuestion, err error) {
 	return k, nil
 }
 
+// find makes the question about an id without a scope: it looks for the id in all scopes.
+func (a *app) find(ctx context.Context, address, id string) (k ops.KeyQuestion, err error) {
+	var places *ops.IDPlaces
+	err = a.ask(ctx, address, "looking for the id in all scopes", func(ctx context.Context, db ops.DB) (err error) {
+		places, err = ops.FindID(ctx, db, ops.IDQuestion{ID: id, CountLimit: a.countLimit})
+		return err
+	})
+	if err != nil {
+		return k, err
+	}
+	switch len(places.Found) {
+	case 1:
+		return places.Found[0], nil
+	case 0:
+		tried := "there is no scope yet"
+		if len(places.Tried) > 0 {
+			tried = "these were tried: " + strings.Join(places.Tried, ", ")
+		}
+		return k, &refusal{fmt.Sprintf("nothing is stored of the id %q in any scope (%s). Say -scope to see since when that is known, or with a tenant -tenant too", id, tried)}
+	}
+	a.say("Several scopes have the id:")
+	for i := range places.Found {
+		a.paste(cell(places.Found[i].Command()))
+	}
+	return k, &refusal{"say with -scope which is meant"}
+}
+
 func (a *app) explainKey(ctx context.Context, address string, q *explaining, asJSON bool) error {
 	k, err := q.question(a.operand)
+	if err == nil && k.Key != "" {
+		if _, is := uuid.Parse(k.Key); is != nil {
+			k, err = a.find(ctx, address, k.Key)
+		}
+	}
 	if err != nil {
 		return err
 	}

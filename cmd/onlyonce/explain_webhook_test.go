@@ -73,6 +73,9 @@ func TestExplainWebhookByItsSendersID(t *testing.T) {
 	f.hooked(acme, `{"b":1}`, map[string]string{"X-Acme-Signature": mac(`{"b":1}`), "X-Acme-Id": "a-3"})
 	f.run("explain", "evt_1", "-scope", "webhook/stripe").want(t, statusGood, "is remembered", `"stripe/stripe/evt_1"`, "Webhook: endpoint stripe claimed it")
 	f.run("explain", "d-2", "-scope", "webhook/code").want(t, statusGood, "is remembered", `"code/github/d-2"`)
+	// Without a scope, all scopes are tried.
+	f.run("explain", "evt_1").want(t, statusGood, "is remembered", `"stripe/stripe/evt_1"`)
+	f.run("explain", "evt_9").want(t, statusFailed, `nothing is stored of the id "evt_9" in any scope`, "webhook/code", "webhook/stripe")
 	f.run("explain", "code/github/d-2", "-scope", "webhook/code").want(t, statusGood, "is remembered")
 	f.run("explain", "a-3", "-scope", "webhook/acme").want(t, statusGood, "is remembered", `"acme/acme/a-3"`) // known by what is stored
 	f.run("explain", "a-3", "-scope", "webhook/acme", "-provider", "acme").want(t, statusGood, "is remembered")

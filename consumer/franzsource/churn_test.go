@@ -18,7 +18,7 @@ import (
 // is ever held by two members. A holder commits until its context ends and while it drains. In the
 // end each partition has a holder.
 func TestChurn(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		const partitions = 7
 		topic := kafkatest.Topic(t, brokers, partitions, nil)
 		cfg := quick(brokers, topic)

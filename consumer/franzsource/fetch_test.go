@@ -79,7 +79,7 @@ func TestCompactedTopic(t *testing.T) {
 func TestFetchCompressed(t *testing.T) {
 	codecs := map[string]kgo.CompressionCodec{"gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(),
 		"lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression()}
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		for name, codec := range codecs {
 			topic := kafkatest.Topic(t, brokers, 1, nil)
 			var want []string
@@ -98,7 +98,7 @@ func TestFetchCompressed(t *testing.T) {
 // Partitions of one broker are fetched together. One with much to read is not held up by others
 // that have nothing, and small responses are not lost to large ones.
 func TestFetchesTravelTogether(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		const partitions, records = 6, 60
 		topic := kafkatest.Topic(t, brokers, partitions, nil)
 		cl := kafkatest.Client(t, brokers)

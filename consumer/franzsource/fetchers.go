@@ -19,14 +19,14 @@ const (
 	shortWait = 20 * time.Millisecond
 	// linger is how long a fetch is held back for such a partition.
 	linger = 2 * time.Millisecond
-	// lately is how long a partition is expected to ask again.
-	lately = time.Second
+	// expectFor is how long a partition is expected to ask again.
+	expectFor = time.Second
 	// responseBytes bounds a response for many partitions. 50 MiB is what Kafka's own client asks
 	// for.
 	responseBytes = 50 << 20
-	// passedOver is how often a partition may get nothing from a shared response because others
-	// have used up its size. Then it is asked for alone.
-	passedOver = 10
+	// passedOverLimit is how often a partition may get nothing from a shared response because
+	// others have used up its size. Then it is asked for alone.
+	passedOverLimit = 10
 )
 
 // fetchers merges the fetches of partitions that one broker leads. franz-go has one connection to a
@@ -45,13 +45,13 @@ type fetchers struct {
 // fetcher is a goroutine that sends one fetch after another to a broker, as long as a partition
 // waits for one.
 type fetcher struct {
-	of     *fetchers
-	leader int32
-	asked  chan struct{} // receives when a partition begins to wait
+	fetchers *fetchers
+	leader   int32
+	wake     chan struct{} // receives when a partition begins to wait
 
 	// Under of.mu:
-	waiting []*fetchAsk
-	recent  map[partitionKey]time.Time // answered, and has not asked again
+	waiting    []*pendingFetch
+	answeredAt map[partitionKey]time.Time // answered, and has not asked again
 }
 
 type partitionKey struct {
@@ -59,15 +59,15 @@ type partitionKey struct {
 	partition int32
 }
 
-// fetchAsk is one partition's waiting fetch.
-type fetchAsk struct {
-	ctx      context.Context
-	req      *kmsg.FetchRequest // for one partition
-	key      partitionKey
-	deadline time.Time // after it an empty answer counts too; see waitsOn
-	passed   int
-	answer   chan *kmsg.FetchResponse // of size 1
-	failed   chan error               // of size 1
+// pendingFetch is one partition's waiting fetch.
+type pendingFetch struct {
+	ctx             context.Context
+	req             *kmsg.FetchRequest // for one partition
+	key             partitionKey
+	deadline        time.Time // after it an empty answer counts too; see waitsOn
+	timesPassedOver int
+	answer          chan *kmsg.FetchResponse // of size 1
+	failed          chan error               // of size 1
 }
 
 func newFetchers(client *kgo.Client) *fetchers {
@@ -81,11 +81,11 @@ func (f *fetchers) close() {
 	f.wg.Wait()
 }
 
-// ask sends a fetch for one partition, together with those that wait for the same broker, and
+// fetch sends a fetch for one partition, together with those that wait for the same broker, and
 // returns the response as if it had been sent alone.
-func (f *fetchers) ask(ctx context.Context, leader int32, req *kmsg.FetchRequest) (kmsg.Response, error) {
+func (f *fetchers) fetch(ctx context.Context, leader int32, req *kmsg.FetchRequest) (kmsg.Response, error) {
 	t := req.Topics[0]
-	a := &fetchAsk{ctx: ctx, req: req, key: partitionKey{t.Topic, t.Partitions[0].Partition},
+	a := &pendingFetch{ctx: ctx, req: req, key: partitionKey{t.Topic, t.Partitions[0].Partition},
 		deadline: time.Now().Add(time.Duration(req.MaxWaitMillis) * time.Millisecond),
 		answer:   make(chan *kmsg.FetchResponse, 1), failed: make(chan error, 1)}
 	f.enqueue(leader, a)
@@ -101,7 +101,7 @@ func (f *fetchers) ask(ctx context.Context, leader int32, req *kmsg.FetchRequest
 	}
 }
 
-func (f *fetchers) enqueue(leader int32, a *fetchAsk) {
+func (f *fetchers) enqueue(leader int32, a *pendingFetch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	w := f.byLeader[leader]
@@ -109,117 +109,117 @@ func (f *fetchers) enqueue(leader int32, a *fetchAsk) {
 		if f.ctx.Err() != nil {
 			return
 		}
-		w = &fetcher{of: f, leader: leader, asked: make(chan struct{}, 1), recent: make(map[partitionKey]time.Time)}
+		w = &fetcher{fetchers: f, leader: leader, wake: make(chan struct{}, 1), answeredAt: make(map[partitionKey]time.Time)}
 		f.byLeader[leader] = w
-		f.wg.Go(w.run)
+		f.wg.Go(w.fetchUntilIdle)
 	}
 	w.waiting = append(w.waiting, a)
-	delete(w.recent, a.key)
+	delete(w.answeredAt, a.key)
 	select {
-	case w.asked <- struct{}{}:
+	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (w *fetcher) run() {
+func (w *fetcher) fetchUntilIdle() {
 	for {
-		asks, missing := w.collect()
+		asks, missing := w.pendingFetches()
 		if missing && len(asks) > 0 {
 			// A partition that was just answered asks again at once, if at all.
 			t := time.NewTimer(linger)
 			select {
 			case <-t.C:
-			case <-w.asked:
+			case <-w.wake:
 			}
 			t.Stop()
-			asks, missing = w.collect()
+			asks, missing = w.pendingFetches()
 		}
 		if len(asks) == 0 {
-			if !w.idle() {
+			if !w.waitForFetch() {
 				return
 			}
 			continue
 		}
-		w.round(asks, missing)
+		w.fetchRound(asks, missing)
 	}
 }
 
-// collect returns the waiting fetches, and whether one is missing that is expected.
-func (w *fetcher) collect() (asks []*fetchAsk, missing bool) {
-	w.of.mu.Lock()
-	defer w.of.mu.Unlock()
+// pendingFetches returns the waiting fetches, and whether one is missing that is expected.
+func (w *fetcher) pendingFetches() (asks []*pendingFetch, missing bool) {
+	w.fetchers.mu.Lock()
+	defer w.fetchers.mu.Unlock()
 	select {
-	case <-w.asked: // the signal is used up
+	case <-w.wake: // the signal is used up
 	default:
 	}
-	w.waiting = slices.DeleteFunc(w.waiting, func(a *fetchAsk) bool { return a.ctx.Err() != nil })
+	w.waiting = slices.DeleteFunc(w.waiting, func(a *pendingFetch) bool { return a.ctx.Err() != nil })
 	for _, a := range w.waiting {
-		if a.passed >= passedOver {
-			return []*fetchAsk{a}, len(w.waiting) > 1 // the others wait, so this is a short one
+		if a.timesPassedOver >= passedOverLimit {
+			return []*pendingFetch{a}, len(w.waiting) > 1 // the others wait, so this is a short one
 		}
 	}
-	for k, at := range w.recent {
-		if time.Since(at) > lately {
-			delete(w.recent, k)
+	for k, at := range w.answeredAt {
+		if time.Since(at) > expectFor {
+			delete(w.answeredAt, k)
 		}
 	}
-	return slices.Clone(w.waiting), len(w.recent) > 0
+	return slices.Clone(w.waiting), len(w.answeredAt) > 0
 }
 
-// idle waits for a fetch. It returns false when the fetcher has ended because none came for a long
-// time.
-func (w *fetcher) idle() bool {
-	t := time.NewTimer(lately)
+// waitForFetch waits for a fetch. It returns false when the fetcher has ended because none came for
+// a long time.
+func (w *fetcher) waitForFetch() bool {
+	t := time.NewTimer(expectFor)
 	defer t.Stop()
 	select {
-	case <-w.asked:
+	case <-w.wake:
 		return true
 	case <-t.C:
-	case <-w.of.ctx.Done():
+	case <-w.fetchers.ctx.Done():
 	}
-	w.of.mu.Lock()
-	defer w.of.mu.Unlock()
-	if len(w.waiting) > 0 && w.of.ctx.Err() == nil {
+	w.fetchers.mu.Lock()
+	defer w.fetchers.mu.Unlock()
+	if len(w.waiting) > 0 && w.fetchers.ctx.Err() == nil {
 		return true
 	}
-	delete(w.of.byLeader, w.leader)
+	delete(w.fetchers.byLeader, w.leader)
 	return false
 }
 
-// round sends one fetch and answers the partitions that the response has something for.
-func (w *fetcher) round(asks []*fetchAsk, missing bool) {
-	req := merge(asks)
+// fetchRound sends one fetch and answers the partitions that the response has something for.
+func (w *fetcher) fetchRound(asks []*pendingFetch, missing bool) {
+	req := mergeRequests(asks)
 	if missing {
 		req.MaxWaitMillis = min(req.MaxWaitMillis, int32(shortWait.Milliseconds()))
 	}
-	ctx, cancel := context.WithTimeout(w.of.ctx, time.Duration(req.MaxWaitMillis)*time.Millisecond+requestTimeout)
-	got, err := w.of.client.Broker(int(w.leader)).Request(ctx, req)
+	ctx, cancel := context.WithTimeout(w.fetchers.ctx, time.Duration(req.MaxWaitMillis)*time.Millisecond+requestTimeout)
+	got, err := w.fetchers.client.Broker(int(w.leader)).Request(ctx, req)
 	cancel()
 	resp, _ := got.(*kmsg.FetchResponse)
 
 	now := time.Now()
-	w.of.mu.Lock()
-	defer w.of.mu.Unlock()
+	w.fetchers.mu.Lock()
+	defer w.fetchers.mu.Unlock()
 	for _, a := range asks {
 		if err == nil && resp != nil {
-			part := split(resp, a, len(asks) > 1)
-			if a.waitsOn(part, now, len(asks) > 1) {
+			part := responsePart(resp, a, len(asks) > 1)
+			if a.keepsWaiting(part, now, len(asks) > 1) {
 				continue
 			}
 			a.answer <- part
-			w.recent[a.key] = now
+			w.answeredAt[a.key] = now
 		} else {
 			a.failed <- err
 		}
-		w.waiting = slices.DeleteFunc(w.waiting, func(b *fetchAsk) bool { return a == b })
+		w.waiting = slices.DeleteFunc(w.waiting, func(b *pendingFetch) bool { return a == b })
 	}
 }
 
-// waitsOn reports whether a response is not an answer for this partition yet. If the log goes on
-// and a shared response has none of its records, other partitions may have used up the response's
-// size. The partition then comes earlier in the next request, because those that were answered
-// queue after it, and in the end in a request of its own.
-func (a *fetchAsk) waitsOn(resp *kmsg.FetchResponse, now time.Time, shared bool) bool {
+// keepsWaiting reports whether a response is not an answer for this partition yet. If the log goes
+// on and a shared response has none of its records, other partitions may have used up the
+// response's size. The partition then comes earlier in the next request, because those that were
+// answered queue after it, and in the end in a request of its own.
+func (a *pendingFetch) keepsWaiting(resp *kmsg.FetchResponse, now time.Time, shared bool) bool {
 	if resp.ErrorCode != 0 || resp.ThrottleMillis > 0 || len(resp.Topics) == 0 {
 		return false
 	}
@@ -228,7 +228,7 @@ func (a *fetchAsk) waitsOn(resp *kmsg.FetchResponse, now time.Time, shared bool)
 		return false
 	}
 	if a.req.Topics[0].Partitions[0].FetchOffset < p.LastStableOffset {
-		a.passed++
+		a.timesPassedOver++
 		return shared
 	}
 	// All partitions that have waited for half of their time are answered together, so that they
@@ -237,9 +237,9 @@ func (a *fetchAsk) waitsOn(resp *kmsg.FetchResponse, now time.Time, shared bool)
 	return now.Before(a.deadline.Add(-time.Duration(a.req.MaxWaitMillis) * time.Millisecond / 2))
 }
 
-// merge makes one request of many. It distinguishes topics by name and id: after a topic was
-// created again, one of its partitions may still be fetched by the old id.
-func merge(asks []*fetchAsk) *kmsg.FetchRequest {
+// mergeRequests makes one request of many. It distinguishes topics by name and id: after a topic
+// was created again, one of its partitions may still be fetched by the old id.
+func mergeRequests(asks []*pendingFetch) *kmsg.FetchRequest {
 	req := *asks[0].req
 	req.Topics = nil
 	req.MaxBytes = responseBytes
@@ -267,10 +267,10 @@ func merge(asks []*fetchAsk) *kmsg.FetchRequest {
 	return &req
 }
 
-// split returns the part of a response that one partition asked for, without topics if there is
-// none. It copies the records of a shared response, whose bytes would otherwise stay in memory
+// responsePart returns the part of a response that one partition asked for, without topics if there
+// is none. It copies the records of a shared response, whose bytes would otherwise stay in memory
 // until the slowest of all its partitions has finished.
-func split(resp *kmsg.FetchResponse, a *fetchAsk, shared bool) *kmsg.FetchResponse {
+func responsePart(resp *kmsg.FetchResponse, a *pendingFetch, shared bool) *kmsg.FetchResponse {
 	out := *resp
 	out.Topics = nil
 	want := a.req.Topics[0]

@@ -22,7 +22,7 @@ import (
 // A partition that stays is not interrupted when another member joins or leaves. Its context does
 // not end, and it commits throughout, in generation after generation.
 func TestPartitionThatStaysIsNotInterrupted(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 4, nil)
 		cfg := quick(brokers, topic)
 		first := join(t, cfg)
@@ -81,7 +81,7 @@ func TestPartitionThatStaysIsNotInterrupted(t *testing.T) {
 // A partition that is not let go within the rebalance timeout goes to another member. The other
 // partitions of its member stay and continue.
 func TestOverdueDrain(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
 		cfg.RebalanceTimeout = time.Second
@@ -111,7 +111,7 @@ func TestOverdueDrain(t *testing.T) {
 // A member whose drain outlasts the session timeout stays in the group: heartbeats continue until
 // own returns.
 func TestDrainOutlivesSession(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		m := consumertest.NewMember(t)
 		m.Drain = func(h *consumertest.Held) {
@@ -138,7 +138,7 @@ func TestDrainOutlivesSession(t *testing.T) {
 // A static member that ends and comes back within the session has its partitions again, in the same
 // generation, and others notice nothing.
 func TestStaticMemberRestarts(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 4, nil)
 		as := func(id string) franzsource.Config {
 			cfg := quick(brokers, topic)
@@ -179,7 +179,7 @@ func TestStaticMemberRestarts(t *testing.T) {
 // Two processes with one InstanceID do not fence each other in turns: the first one fails with an
 // error that says so.
 func TestInstanceIDTwice(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
 		cfg.InstanceID = "only-one"
@@ -190,7 +190,7 @@ func TestInstanceIDTwice(t *testing.T) {
 		if err := first.Wait(); err == nil {
 			t.Error("Run of the first returned no error")
 		} else {
-			wantAll(t, err.Error(), cfg.GroupID, "FENCED_INSTANCE_ID")
+			kafkatest.WantAll(t, err.Error(), cfg.GroupID, "FENCED_INSTANCE_ID")
 		}
 		if err := old.Commit(t.Context(), 1, ""); err == nil {
 			t.Error("the first committed")
@@ -217,13 +217,13 @@ func TestGroupWithAnotherProtocol(t *testing.T) {
 	if _, err := eager.Next(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	wantAll(t, runFails(t, cfg), cfg.GroupID, "INCONSISTENT_GROUP_PROTOCOL")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(cfg)), cfg.GroupID, "INCONSISTENT_GROUP_PROTOCOL")
 }
 
 // A member that the group has lost, here because a coordinator forgot it, gives everything up and
 // joins again.
 func TestExpelled(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
 		m := join(t, cfg)
@@ -301,7 +301,7 @@ func TestMemberComesBackAfterAnOutage(t *testing.T) {
 }
 
 func TestNewPartitionsAreOwned(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
 		cfg.PartitionWatchInterval = 100 * time.Millisecond

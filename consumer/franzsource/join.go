@@ -32,7 +32,7 @@ func (m *membership) join() error {
 	idle := make(chan struct{})
 	stop := context.AfterFunc(m.ctx, func() {
 		defer close(idle)
-		m.until(ctx, func() bool { return len(m.held) == 0 })
+		m.waitFor(ctx, func() bool { return len(m.held) == 0 })
 		cancel()
 	})
 	defer func() {
@@ -48,7 +48,7 @@ func (m *membership) join() error {
 		}
 		resp, err := m.joinGroup(ctx)
 		if err == nil {
-			err = m.sync(ctx, resp)
+			err = m.syncGroup(ctx, resp)
 		}
 		if !errors.Is(err, kerr.RebalanceInProgress) {
 			return err
@@ -62,7 +62,7 @@ func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, er
 	interests := slices.Sorted(slices.Values(cfg.Topics))
 	for {
 		m.mu.Lock()
-		as, owned := m.groupMember, m.owned()
+		as, owned := m.groupMember, m.claimedPartitions()
 		m.mu.Unlock()
 		req := kmsg.NewPtrJoinGroupRequest()
 		req.Group, req.MemberID, req.InstanceID, req.ProtocolType = cfg.GroupID, as.member, cfg.instance(), "consumer"
@@ -75,7 +75,7 @@ func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, er
 		if err != nil {
 			return nil, err
 		}
-		m.alive = time.Now()
+		m.acceptedAt = time.Now()
 		err = m.net.Error(resp.ErrorCode)
 		if errors.Is(err, kerr.MemberIDRequired) {
 			m.update(func() { m.groupMember.member = resp.MemberID })
@@ -85,10 +85,10 @@ func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, er
 	}
 }
 
-// owned returns the partitions that this process claims: everything that it has not let go of, as
-// long as the group regards it as the owner. Others may get what is not claimed. The lock must be
-// held.
-func (m *membership) owned() map[string][]int32 {
+// claimedPartitions returns the partitions that this process claims: everything that it has not let
+// go of, as long as the group regards it as the owner. Others may get what is not claimed. The lock
+// must be held.
+func (m *membership) claimedPartitions() map[string][]int32 {
 	owned := make(map[string][]int32)
 	for k, h := range m.held {
 		if !h.p.frozen {
@@ -101,8 +101,9 @@ func (m *membership) owned() map[string][]int32 {
 	return owned
 }
 
-// sync learns what is assigned to this process. The leader sends the assignment of all members.
-func (m *membership) sync(ctx context.Context, joined *kmsg.JoinGroupResponse) error {
+// syncGroup learns what is assigned to this process. The leader sends the assignment of all
+// members.
+func (m *membership) syncGroup(ctx context.Context, joined *kmsg.JoinGroupResponse) error {
 	cfg := m.net.cfg
 	as := groupMember{joined.MemberID, joined.Generation}
 	req := kmsg.NewPtrSyncGroupRequest()
@@ -112,7 +113,7 @@ func (m *membership) sync(ctx context.Context, joined *kmsg.JoinGroupResponse) e
 	leads := joined.LeaderID == joined.MemberID
 	var counts map[string]int
 	if leads {
-		plan, shared, err := m.plan(ctx, joined.Members)
+		plan, shared, err := m.assignPartitions(ctx, joined.Members)
 		if err != nil {
 			return fmt.Errorf("sharing out the partitions: %w", err)
 		}
@@ -139,14 +140,14 @@ func (m *membership) sync(ctx context.Context, joined *kmsg.JoinGroupResponse) e
 			}
 		}
 	}
-	m.alive = time.Now()
-	m.settle(as, assigned, counts, leads)
+	m.acceptedAt = time.Now()
+	m.applyAssignment(as, assigned, counts, leads)
 	return nil
 }
 
-// plan distributes the partitions of all topics that members read, and returns how many partitions
-// it knew of.
-func (m *membership) plan(ctx context.Context, members []kmsg.JoinGroupResponseMember) ([]kmsg.SyncGroupRequestGroupAssignment, map[string]int, error) {
+// assignPartitions distributes the partitions of all topics that members read, and returns how many
+// partitions it knew of.
+func (m *membership) assignPartitions(ctx context.Context, members []kmsg.JoinGroupResponseMember) ([]kmsg.SyncGroupRequestGroupAssignment, map[string]int, error) {
 	slices.SortFunc(members, func(a, b kmsg.JoinGroupResponseMember) int {
 		switch {
 		case a.InstanceID != nil && b.InstanceID != nil:
@@ -166,7 +167,7 @@ func (m *membership) plan(ctx context.Context, members []kmsg.JoinGroupResponseM
 		// After a static leader's return it knows its group only from the members' metadata.
 		topics[t] = struct{}{}
 	}
-	counts, err := m.count(ctx, slices.Collect(maps.Keys(topics)))
+	counts, err := m.countPartitions(ctx, slices.Collect(maps.Keys(topics)))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -40,28 +40,28 @@ type membership struct {
 	joined *ready.Link
 	rejoin chan struct{} // of size 1: a reason to join again
 	// When the coordinator last accepted this process as a member; used by run alone.
-	alive   time.Time
-	running sync.WaitGroup // holdings
+	acceptedAt time.Time
+	running    sync.WaitGroup // holdings
 
-	mu          sync.Mutex
-	changed     chan struct{} // closed and replaced with each change of what follows
-	groupMember groupMember   // generation -1: none
-	joining     bool          // the next generation is being formed
-	counts      map[string]int
-	leads       bool
-	assigned    map[partitionKey]bool
-	revoked     bool // the group waits for something to be let go in this generation
-	held        map[partitionKey]*holding
-	err         error // why Run ends, unless its caller ended it
-	lost        *backoff.ExponentialBackOff
-	lostAt      time.Time
+	mu              sync.Mutex
+	changed         chan struct{} // closed and replaced with each change of what follows
+	groupMember     groupMember   // generation -1: none
+	joining         bool          // the next generation is being formed
+	partitionCounts map[string]int
+	isLeader        bool
+	assigned        map[partitionKey]bool
+	revoked         bool // the group waits for something to be let go in this generation
+	held            map[partitionKey]*heldPartition
+	err             error // why Run ends, unless its caller ended it
+	lostBackoff     *backoff.ExponentialBackOff
+	lostAt          time.Time
 }
 
 func newMembership(ctx context.Context, n *network, own func(context.Context, consumer.Partition) error) *membership {
 	ctx, stop := context.WithCancel(ctx)
 	return &membership{net: n, own: own, ctx: ctx, stop: stop, rejoin: make(chan struct{}, 1),
-		changed: make(chan struct{}), groupMember: groupMember{generation: -1}, held: make(map[partitionKey]*holding),
-		lost: kafkalog.Backoff(lostMin, lostMax)}
+		changed: make(chan struct{}), groupMember: groupMember{generation: -1}, held: make(map[partitionKey]*heldPartition),
+		lostBackoff: kafkalog.Backoff(lostMin, lostMax)}
 }
 
 // update changes the state and wakes the goroutines that wait for a change.
@@ -73,8 +73,8 @@ func (m *membership) update(f func()) {
 	m.changed = make(chan struct{})
 }
 
-// until waits for a condition on the state. It returns false if ctx was done first.
-func (m *membership) until(ctx context.Context, cond func() bool) bool {
+// waitFor waits for a condition on the state. It returns false if ctx was done first.
+func (m *membership) waitFor(ctx context.Context, cond func() bool) bool {
 	for {
 		m.mu.Lock()
 		ok, changed := cond(), m.changed
@@ -90,21 +90,21 @@ func (m *membership) until(ctx context.Context, cond func() bool) bool {
 	}
 }
 
-// end makes Run return err once everything has stopped.
-func (m *membership) end(err error) {
+// stopWith makes Run return err once everything has stopped.
+func (m *membership) stopWith(err error) {
 	m.update(func() { m.err = errors.Join(m.err, err) })
 	m.stop()
 }
 
-// joinAnew asks run to join again.
-func (m *membership) joinAnew() {
+// requestRejoin asks run to join again.
+func (m *membership) requestRejoin() {
 	select {
 	case m.rejoin <- struct{}{}:
 	default:
 	}
 }
 
-func (m *membership) run() error {
+func (m *membership) joinAndServe() error {
 	defer m.stop()
 	retry := kafkalog.Backoff(joinMin, joinMax)
 	m.net.log.Info(kafkalog.Joining, "session_timeout", m.net.cfg.SessionTimeout)
@@ -114,15 +114,15 @@ func (m *membership) run() error {
 		case err == nil:
 			m.joined.Set(nil)
 			retry.Reset()
-			m.serve()
+			m.heartbeatUntilRejoin()
 		case m.ctx.Err() != nil:
 		case errors.Is(err, kerr.UnknownMemberID) || errors.Is(err, kerr.IllegalGeneration):
-			m.forfeit(err)
-		case refused(err):
-			m.end(fmt.Errorf("franzsource: group %q: %w", m.net.cfg.GroupID, err))
+			m.giveUpAll(err)
+		case isFinalRefusal(err):
+			m.stopWith(fmt.Errorf("franzsource: group %q: %w", m.net.cfg.GroupID, err))
 		default:
-			if m.groupMember.generation >= 0 && time.Since(m.alive) > m.net.cfg.SessionTimeout {
-				m.forfeit(err)
+			if m.groupMember.generation >= 0 && time.Since(m.acceptedAt) > m.net.cfg.SessionTimeout {
+				m.giveUpAll(err)
 			}
 			// Right after a broker's start: 15, Coordinator Not Available, until the offsets topic
 			// exists.
@@ -132,28 +132,29 @@ func (m *membership) run() error {
 			kafkalog.Sleep(m.ctx, wait)
 		}
 	}
-	m.drain()
+	m.drainPartitions()
 	m.running.Wait()
-	m.leave()
+	m.leaveGroup()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err
 }
 
-// refused reports whether the group rejects this process for a reason that a person has to correct.
-func refused(err error) bool {
+// isFinalRefusal reports whether the group rejects this process for a reason that a person has to
+// correct.
+func isFinalRefusal(err error) bool {
 	return slices.ContainsFunc([]error{kerr.InconsistentGroupProtocol, kerr.FencedInstanceID, kerr.InvalidGroupID, kerr.InvalidSessionTimeout,
 		kerr.GroupAuthorizationFailed, kerr.UnsupportedVersion}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// serve sends heartbeats until there is a reason to join again.
-func (m *membership) serve() {
+// heartbeatUntilRejoin sends heartbeats until there is a reason to join again.
+func (m *membership) heartbeatUntilRejoin() {
 	ctx, cancel := context.WithCancel(m.ctx)
 	defer cancel()
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
-	watching.Go(func() { m.watch(ctx) })
+	watching.Go(func() { m.watchPartitions(ctx) })
 	tick := time.NewTicker(m.net.cfg.HeartbeatInterval)
 	defer tick.Stop()
 	for {
@@ -173,14 +174,14 @@ func (m *membership) serve() {
 		case errors.Is(err, kerr.RebalanceInProgress):
 			return
 		case errors.Is(err, kerr.UnknownMemberID), errors.Is(err, kerr.IllegalGeneration):
-			m.forfeit(err)
+			m.giveUpAll(err)
 			return
-		case refused(err):
-			m.end(fmt.Errorf("franzsource: group %q: %w", m.net.cfg.GroupID, err))
+		case isFinalRefusal(err):
+			m.stopWith(fmt.Errorf("franzsource: group %q: %w", m.net.cfg.GroupID, err))
 			return
-		case time.Since(m.alive) > m.net.cfg.SessionTimeout:
+		case time.Since(m.acceptedAt) > m.net.cfg.SessionTimeout:
 			// The group has removed this process by now, or will before it could answer.
-			m.forfeit(err)
+			m.giveUpAll(err)
 			return
 		}
 		m.net.log.Debug("onlyonce: heartbeat", "error", err)
@@ -203,18 +204,18 @@ func (m *membership) heartbeat(ctx context.Context) error {
 	}
 	err = m.net.Error(resp.ErrorCode)
 	if err == nil || errors.Is(err, kerr.RebalanceInProgress) {
-		m.alive = sent
+		m.acceptedAt = sent
 	}
 	return err
 }
 
-// forfeit gives up everything that is held, because the group has lost this process or must be
+// giveUpAll gives up everything that is held, because the group has lost this process or must be
 // assumed to have lost it. Other members may own all of it by now.
 //
 // The member's id stays, unless the group does not know it. A coordinator that was away for longer
 // than the session still has the member, and gives each one that it finds in its log another whole
 // session: under a new id this process would wait for its old one.
-func (m *membership) forfeit(err error) {
+func (m *membership) giveUpAll(err error) {
 	m.net.log.Warn("onlyonce: the group has lost this process, joining anew", "error", err)
 	m.joined.Set(fmt.Errorf("group %s has lost this process: %w", m.net.cfg.GroupID, err))
 	m.update(func() {
@@ -230,16 +231,17 @@ func (m *membership) forfeit(err error) {
 	})
 }
 
-// drain waits, when Run is to end, until every own has returned. Heartbeats continue meanwhile, so
-// that the group accepts what is still committed. After the rebalance timeout others may take over.
-func (m *membership) drain() {
+// drainPartitions waits, when Run is to end, until every own has returned. Heartbeats continue
+// meanwhile, so that the group accepts what is still committed. After the rebalance timeout others
+// may take over.
+func (m *membership) drainPartitions() {
 	limit := time.NewTimer(m.net.cfg.RebalanceTimeout)
 	defer limit.Stop()
 	tick := time.NewTicker(m.net.cfg.HeartbeatInterval)
 	defer tick.Stop()
 	drained := make(chan struct{})
 	go func() {
-		m.idle()
+		m.waitUntilNoneHeld()
 		close(drained)
 	}()
 	for {
@@ -259,14 +261,14 @@ func (m *membership) drain() {
 	}
 }
 
-// idle waits until no partition is held.
-func (m *membership) idle() {
-	m.until(context.Background(), func() bool { return len(m.held) == 0 })
+// waitUntilNoneHeld waits until no partition is held.
+func (m *membership) waitUntilNoneHeld() {
+	m.waitFor(context.Background(), func() bool { return len(m.held) == 0 })
 }
 
-// leave lets the group assign the partitions to others at once. A static member does not leave,
-// because it is expected back.
-func (m *membership) leave() {
+// leaveGroup lets the group assign the partitions to others at once. A static member does not
+// leave, because it is expected back.
+func (m *membership) leaveGroup() {
 	member := m.groupMember.member
 	if member == "" || m.net.cfg.InstanceID != "" {
 		return
@@ -283,11 +285,11 @@ func (m *membership) leave() {
 	}
 }
 
-// watch makes the leader join again when a topic has more partitions than it has distributed, or
-// exists again.
-func (m *membership) watch(ctx context.Context) {
+// watchPartitions makes the leader join again when a topic has more partitions than it has
+// distributed, or exists again.
+func (m *membership) watchPartitions(ctx context.Context) {
 	m.mu.Lock()
-	leads, counts := m.leads, maps.Clone(m.counts)
+	leads, counts := m.isLeader, maps.Clone(m.partitionCounts)
 	m.mu.Unlock()
 	if !leads {
 		return
@@ -300,7 +302,7 @@ func (m *membership) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		now, err := m.count(ctx, slices.Collect(maps.Keys(counts)))
+		now, err := m.countPartitions(ctx, slices.Collect(maps.Keys(counts)))
 		if err != nil {
 			if ctx.Err() == nil {
 				m.net.log.Warn("onlyonce: looking for new partitions", "error", err)
@@ -310,15 +312,15 @@ func (m *membership) watch(ctx context.Context) {
 		for topic, n := range now {
 			if n > counts[topic] {
 				m.net.log.Info("onlyonce: number of partitions changed", "topic", topic, "partitions", n)
-				m.joinAnew()
+				m.requestRejoin()
 				return
 			}
 		}
 	}
 }
 
-// count returns the number of partitions of each topic, 0 for one that does not exist.
-func (m *membership) count(ctx context.Context, topics []string) (map[string]int, error) {
+// countPartitions returns the number of partitions of each topic, 0 for one that does not exist.
+func (m *membership) countPartitions(ctx context.Context, topics []string) (map[string]int, error) {
 	counts := make(map[string]int, len(topics))
 	for _, t := range topics {
 		counts[t] = 0

@@ -29,11 +29,11 @@ const (
 
 // network is the connections of one Run: a franz-go client that consumes nothing by itself.
 type network struct {
-	cfg    Config
-	log    *slog.Logger
-	client *kgo.Client
-	fetch  *fetchers
-	codecs *recordbatch.Codecs
+	cfg      Config
+	log      *slog.Logger
+	client   *kgo.Client
+	fetchers *fetchers
+	codecs   *recordbatch.Codecs
 }
 
 var _ kafkalog.Cluster = (*network)(nil)
@@ -64,12 +64,12 @@ func newNetwork(cfg Config) (*network, error) {
 	if n.client, err = kgo.NewClient(opts...); err != nil {
 		return nil, fmt.Errorf("franzsource: %w", err)
 	}
-	n.fetch = newFetchers(n.client)
+	n.fetchers = newFetchers(n.client)
 	return n, nil
 }
 
 func (n *network) close() {
-	n.fetch.close()
+	n.fetchers.close()
 	n.client.Close()
 }
 
@@ -79,24 +79,24 @@ func (n *network) Ask(ctx context.Context, req kmsg.Request) (kmsg.Response, err
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	resp, err := n.client.Request(ctx, req)
-	return n.answered(req, resp, err)
+	return n.wrapError(req, resp, err)
 }
 
 // AskLeader sends a request to a broker. A fetch travels together with those of other partitions.
 func (n *network) AskLeader(ctx context.Context, leader int32, req kmsg.Request) (kmsg.Response, error) {
 	if f, ok := req.(*kmsg.FetchRequest); ok {
-		resp, err := n.fetch.ask(ctx, leader, f)
-		return n.answered(req, resp, err)
+		resp, err := n.fetchers.fetch(ctx, leader, f)
+		return n.wrapError(req, resp, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	resp, err := n.client.Broker(int(leader)).Request(ctx, req)
-	return n.answered(req, resp, err)
+	return n.wrapError(req, resp, err)
 }
 
-// answered adds to an error which request it was, and gives the error of a closed client its own
+// wrapError adds to an error which request it was, and gives the error of a closed client its own
 // type.
-func (n *network) answered(req kmsg.Request, resp kmsg.Response, err error) (kmsg.Response, error) {
+func (n *network) wrapError(req kmsg.Request, resp kmsg.Response, err error) (kmsg.Response, error) {
 	if err == nil {
 		return resp, nil
 	}
@@ -110,7 +110,7 @@ func (n *network) answered(req kmsg.Request, resp kmsg.Response, err error) (kms
 func ask[R kmsg.Response](ctx context.Context, n *network, req kmsg.Request) (R, error) {
 	var none R
 	got, err := n.client.Request(ctx, req)
-	if _, err = n.answered(req, got, err); err != nil {
+	if _, err = n.wrapError(req, got, err); err != nil {
 		return none, err
 	}
 	resp, ok := got.(R)
@@ -132,8 +132,8 @@ func (n *network) Code(err error) (int16, bool) {
 	return code.Code, true
 }
 
-// reading returns the options for reading a partition.
-func (n *network) reading() kafkalog.Options {
+// readOptions returns the options for reading a partition.
+func (n *network) readOptions() kafkalog.Options {
 	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, MaxRecord: n.cfg.MaxRecordBytes, Codecs: n.codecs,
 		Throttled: func(topic string, partition int32, by time.Duration) {
 			n.log.Debug("onlyonce: throttled by the broker", "topic", topic, "partition", partition, "for", by)

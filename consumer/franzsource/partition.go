@@ -56,7 +56,7 @@ func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
 
 // Committed asks the group's coordinator.
 func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
-	err = kafkalog.Patiently(ctx, p.m.net, coordinatorPatience, func() error {
+	err = kafkalog.RetryTransient(ctx, p.m.net, coordinatorPatience, func() error {
 		rt := kmsg.NewOffsetFetchRequestGroupTopic()
 		rt.Topic, rt.Partitions = p.key.topic, []int32{p.key.partition}
 		rg := kmsg.NewOffsetFetchRequestGroup()
@@ -106,12 +106,12 @@ var errUnanswered = errors.New("the broker's response does not mention the parti
 // only when the change is over and the partition is not this member's any more.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
 	var as groupMember
-	err := kafkalog.Patiently(ctx, p.m.net, commitPatience, func() error {
+	err := kafkalog.RetryTransient(ctx, p.m.net, commitPatience, func() error {
 		for {
 			as = p.m.memberOf(p)
 			err := p.commit(ctx, as, offset, metadata)
-			if !errors.Is(err, kerr.IllegalGeneration) && !errors.Is(err, kerr.RebalanceInProgress) || !p.m.movedOn(ctx, p, as) {
-				return kafkalog.LostOwnership(p.m.net, err)
+			if !errors.Is(err, kerr.IllegalGeneration) && !errors.Is(err, kerr.RebalanceInProgress) || !p.m.waitForNextGeneration(ctx, p, as) {
+				return kafkalog.AsOwnershipLost(p.m.net, err)
 			}
 		}
 	})

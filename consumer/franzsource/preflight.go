@@ -28,8 +28,8 @@ func preflight(ctx context.Context, n *network) error {
 	ctx, cancel := context.WithTimeout(ctx, firstPatience)
 	defer cancel()
 	var unreachable error
-	err := kafkalog.Patiently(ctx, n, newTopicPatience, func() error {
-		err := kafkalog.AnyBroker(ctx, len(n.cfg.Brokers), func(ctx context.Context) error {
+	err := kafkalog.RetryTransient(ctx, n, newTopicPatience, func() error {
+		err := kafkalog.TryBrokers(ctx, len(n.cfg.Brokers), func(ctx context.Context) error {
 			_, err := kafkalog.Topics(ctx, n, n.cfg.Topics...)
 			return err
 		})
@@ -41,12 +41,12 @@ func preflight(ctx context.Context, n *network) error {
 		return err
 	})
 	if err == nil && unreachable == nil {
-		return n.newEnough(ctx)
+		return n.checkVersions(ctx)
 	}
 	var about *kafkalog.TopicError
 	switch {
 	case unreachable != nil:
-		return n.unreachable(unreachable)
+		return n.explainUnreachable(unreachable)
 	case errors.Is(err, kerr.TopicAuthorizationFailed):
 		return fmt.Errorf("franzsource: %w: this user needs the permissions Describe and Read on the topic", err)
 	case errors.Is(err, kerr.UnknownTopicOrPartition) && errors.As(err, &about):
@@ -56,16 +56,16 @@ func preflight(ctx context.Context, n *network) error {
 	return fmt.Errorf("franzsource: %w", err)
 }
 
-// newEnough refuses brokers without transactions, which could be joined but not fetched from. It
-// asks only one; franz-go refuses the others when a fetch goes to them.
-func (n *network) newEnough(ctx context.Context) error {
+// checkVersions refuses brokers without transactions, which could be joined but not fetched from.
+// It asks only one; franz-go refuses the others when a fetch goes to them.
+func (n *network) checkVersions(ctx context.Context) error {
 	var resp *kmsg.ApiVersionsResponse
-	err := kafkalog.AnyBroker(ctx, len(n.cfg.Brokers), func(ctx context.Context) (err error) {
+	err := kafkalog.TryBrokers(ctx, len(n.cfg.Brokers), func(ctx context.Context) (err error) {
 		resp, err = ask[*kmsg.ApiVersionsResponse](ctx, n, kmsg.NewPtrApiVersionsRequest())
 		return err
 	})
 	if err != nil {
-		return n.unreachable(err)
+		return n.explainUnreachable(err)
 	}
 	for _, k := range resp.ApiKeys {
 		if k.ApiKey == kmsg.Fetch.Int16() && k.MaxVersion >= kafkalog.FetchMinVersion {
@@ -75,8 +75,8 @@ func (n *network) newEnough(ctx context.Context) error {
 	return fmt.Errorf("franzsource: the brokers at [%s] are too old: this adapter needs Kafka 0.11 or later", strings.Join(n.cfg.Brokers, ", "))
 }
 
-// unreachable explains what to do about brokers that do not answer.
-func (n *network) unreachable(err error) error {
+// explainUnreachable explains what to do about brokers that do not answer.
+func (n *network) explainUnreachable(err error) error {
 	brokers := strings.Join(n.cfg.Brokers, ", ")
 	var refused *kerr.Error
 	switch {

@@ -3,10 +3,8 @@ package franzsource_test
 import (
 	"context"
 	"crypto/tls"
-	"net"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,56 +21,18 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// silent listens, accepts connections and answers nothing, like the port of a frozen host.
-func silent(t *testing.T) (addr string) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			defer c.Close()
-		}
-	}()
-	return l.Addr().String()
-}
-
-// One broker of the list is frozen, and the process starts with another one. The clients choose at
-// random, so the test runs several times.
+// One broker of the list is frozen, and the process starts with another one.
 func TestOneSilentBrokerOfFour(t *testing.T) {
 	t.Parallel()
-	cluster := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
-	topic := kafkatest.Topic(t, cluster.ListenAddrs(), 1, nil)
-	for range 2 {
-		t.Run("", func(t *testing.T) {
-			t.Parallel()
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			var owned atomic.Bool
-			err := franzsource.New(quick(append([]string{silent(t)}, cluster.ListenAddrs()...), topic)).Run(ctx, func(context.Context, consumer.Partition) error {
-				owned.Store(true)
-				cancel()
-				return nil
-			})
-			if err != nil || !owned.Load() {
-				t.Errorf("Run returned %v; owned %v", err, owned.Load())
-			}
-		})
-	}
+	kafkatest.OneSilentBrokerOfFour(t, func(brokers []string, topic string) consumer.Source { return franzsource.New(quick(brokers, topic)) })
 }
 
 // The listener accepts connections and never answers. If the context ends while Run waits, that is
 // not a failure.
 func TestSilentBroker(t *testing.T) {
 	t.Parallel()
-	addr := silent(t)
-	wantAll(t, runFails(t, quick([]string{addr}, "topic")), "franzsource: cannot reach any of ["+addr+"]", "is the broker running?")
+	addr := kafkatest.SilentBroker(t)
+	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(quick([]string{addr}, "topic"))), "franzsource: cannot reach any of ["+addr+"]", "is the broker running?")
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := franzsource.New(quick([]string{addr}, "topic")).Run(ctx, nil); err != nil {
@@ -85,7 +45,7 @@ func TestTopicIsNotCreated(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.AllowAutoTopicCreation()).ListenAddrs()
 	missing := kafkatest.TopicName(t)
-	wantAll(t, runFails(t, quick(brokers, missing)), `topic "`+missing+`" does not exist`, "create it first")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(quick(brokers, missing))), `topic "`+missing+`" does not exist`, "create it first")
 	topics, err := kafkatest.Admin(t, brokers).ListTopics(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +61,7 @@ func TestBrokerTooOld(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(kversion.V0_10_2())).ListenAddrs()
 	topic := kafkatest.Topic(t, brokers, 1, nil)
-	wantAll(t, runFails(t, quick(brokers, topic)), "Kafka 0.11", brokers[0])
+	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(quick(brokers, topic))), "Kafka 0.11", brokers[0])
 }
 
 // All requests go through authentication, by each mechanism that users have, and a wrong password
@@ -116,7 +76,7 @@ func TestSASL(t *testing.T) {
 		brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.Superuser(name, "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
 		cfg := quick(brokers, "orders")
 		cfg.SASL = mechanism("wrong")
-		wantAll(t, runFails(t, cfg), brokers[0], "Config.SASL")
+		kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(cfg)), brokers[0], "Config.SASL")
 		cfg.SASL = mechanism("secret")
 		kafkatest.Write(t, kafkatest.Client(t, brokers, kgo.SASL(cfg.SASL)), "orders", "v")
 		h := join(t, cfg).Holds("orders", 0)
@@ -127,7 +87,7 @@ func TestSASL(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		cfg.SASL = nil
-		wantAll(t, runFails(t, cfg), brokers[0], "do the brokers expect TLS or SASL")
+		kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(cfg)), brokers[0], "do the brokers expect TLS or SASL")
 	}
 }
 
@@ -147,8 +107,8 @@ func TestPermissions(t *testing.T) {
 		cfg.SASL = plain.Auth{User: user, Pass: "secret"}.AsMechanism()
 		return cfg
 	}
-	wantAll(t, runFails(t, as("nobody")), `topic "orders"`, "Describe and Read")
-	wantAll(t, runFails(t, as("groupless")), "group-orders", "GROUP_AUTHORIZATION_FAILED")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(as("nobody"))), `topic "orders"`, "Describe and Read")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(as("groupless"))), "group-orders", "GROUP_AUTHORIZATION_FAILED")
 	kafkatest.Write(t, kafkatest.Client(t, brokers, kgo.SASL(plain.Auth{User: "root", Pass: "secret"}.AsMechanism())), "orders", "v")
 	h := join(t, as("reader")).Holds("orders", 0)
 	if until, err := h.Retained(h.Ctx, 0); !until.IsZero() || err != nil {
@@ -161,9 +121,9 @@ func TestTLS(t *testing.T) {
 	cert, pool := kafkatest.Certificate(t)
 	brokers := kafkatest.FakeCluster(t, kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.SeedTopics(1, "orders")).ListenAddrs()
 	cfg := quick(brokers, "orders")
-	wantAll(t, runFails(t, cfg), "franzsource:", brokers[0]) // plain, to a broker with TLS
+	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(cfg)), "franzsource:", brokers[0]) // plain, to a broker with TLS
 	cfg.TLS = &tls.Config{}
-	wantAll(t, runFails(t, cfg), "certificate", brokers[0])
+	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(cfg)), "certificate", brokers[0])
 	cfg.TLS = &tls.Config{RootCAs: pool}
 	h := join(t, cfg).Holds("orders", 0)
 	if f := h.MustFetch(t, 0); f.Next != 0 {

@@ -67,5 +67,5 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consum
 	}
 	m := newMembership(ctx, net, own)
 	m.joined = &s.joined
-	return m.run()
+	return m.joinAndServe()
 }

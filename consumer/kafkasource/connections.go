@@ -34,31 +34,31 @@ type connections struct {
 	brokers []string
 
 	mu   sync.Mutex
-	open map[*connection]struct{}
+	open map[*trackedConn]struct{}
 	// Broker address -> when it last closed a connection without an answer.
-	silent map[string]time.Time
-	closed bool
-	empty  chan struct{} // closed once closed is set and open is empty
+	silentSince map[string]time.Time
+	closed      bool
+	empty       chan struct{} // closed once closed is set and open is empty
 }
 
-// connection reports when kafka-go has closed it.
-type connection struct {
+// trackedConn reports when kafka-go has closed it.
+type trackedConn struct {
 	net.Conn
-	of       *connections
-	address  string
-	answered atomic.Bool
-	once     sync.Once
+	connections *connections
+	address     string
+	answered    atomic.Bool
+	once        sync.Once
 }
 
 func newConnections(timeout time.Duration, brokers ...string) *connections {
 	return &connections{
 		dialer: net.Dialer{Timeout: timeout}, brokers: brokers,
-		open: make(map[*connection]struct{}), silent: make(map[string]time.Time), empty: make(chan struct{}),
+		open: make(map[*trackedConn]struct{}), silentSince: make(map[string]time.Time), empty: make(chan struct{}),
 	}
 }
 
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	if c.avoids(address) {
+	if c.isAvoided(address) {
 		return nil, fmt.Errorf("kafkasource: broker %s accepted a connection and did not answer: another one is asked", address)
 	}
 	nc, err := c.dialer.DialContext(ctx, network, address)
@@ -71,21 +71,21 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 		_ = nc.Close()
 		return nil, errClosed
 	}
-	conn := &connection{Conn: nc, of: c, address: address}
+	conn := &trackedConn{Conn: nc, connections: c, address: address}
 	c.open[conn] = struct{}{}
 	return conn, nil
 }
 
-// avoids reports whether the broker was silent lately while another one of the list was not.
-func (c *connections) avoids(address string) bool {
+// isAvoided reports whether the broker was silent lately while another one of the list was not.
+func (c *connections) isAvoided(address string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	quiet := func(a string) bool { at, ok := c.silent[a]; return ok && time.Since(at) < silentFor }
+	quiet := func(a string) bool { at, ok := c.silentSince[a]; return ok && time.Since(at) < silentFor }
 	return quiet(address) && slices.ContainsFunc(c.brokers, func(b string) bool { return !quiet(b) })
 }
 
 // Read records that the broker answers.
-func (c *connection) Read(b []byte) (int, error) {
+func (c *trackedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
 		c.answered.Store(true)
@@ -94,23 +94,23 @@ func (c *connection) Read(b []byte) (int, error) {
 }
 
 // Close is called by kafka-go.
-func (c *connection) Close() error {
+func (c *trackedConn) Close() error {
 	c.once.Do(func() {
-		c.of.mu.Lock()
-		defer c.of.mu.Unlock()
-		delete(c.of.open, c)
+		c.connections.mu.Lock()
+		defer c.connections.mu.Unlock()
+		delete(c.connections.open, c)
 		if c.answered.Load() {
-			delete(c.of.silent, c.address)
+			delete(c.connections.silentSince, c.address)
 		} else {
-			c.of.silent[c.address] = time.Now()
+			c.connections.silentSince[c.address] = time.Now()
 		}
-		c.of.signal()
+		c.connections.signalEmpty()
 	})
 	return c.Conn.Close()
 }
 
-// signal must be called with the lock held.
-func (c *connections) signal() {
+// signalEmpty must be called with the lock held.
+func (c *connections) signalEmpty() {
 	if c.closed && len(c.open) == 0 {
 		select {
 		case <-c.empty:
@@ -120,8 +120,8 @@ func (c *connections) signal() {
 	}
 }
 
-// sever breaks all open connections. A read that waits for an answer gets an error.
-func (c *connections) sever() {
+// closeAll breaks all open connections. A read that waits for an answer gets an error.
+func (c *connections) closeAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for conn := range c.open {
@@ -134,9 +134,9 @@ func (c *connections) sever() {
 func (c *connections) close(patience time.Duration) {
 	c.mu.Lock()
 	c.closed = true
-	c.signal()
+	c.signalEmpty()
 	c.mu.Unlock()
-	c.sever()
+	c.closeAll()
 	t := time.NewTimer(patience)
 	defer t.Stop()
 	select {

@@ -33,7 +33,7 @@ func TestFetchLogAppendTime(t *testing.T) {
 func TestFetchCompressed(t *testing.T) {
 	codecs := map[string]kgo.CompressionCodec{"gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(),
 		"lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression()}
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		for name, codec := range codecs {
 			topic := kafkatest.Topic(t, brokers, 1, nil)
 			want := numbered(strings.Repeat(name, 30), 500)
@@ -49,7 +49,7 @@ func TestFetchCompressed(t *testing.T) {
 // A record larger than FetchMaxBytes is returned whole, and a batch that a response cuts off is
 // returned by the next.
 func TestFetchSmallLimit(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cl := kafkatest.Client(t, brokers)
 		var want []string
@@ -77,7 +77,7 @@ func TestFetchSmallLimit(t *testing.T) {
 }
 
 func TestFetchWaits(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
 		cfg.FetchMaxWait = 200 * time.Millisecond

@@ -19,7 +19,7 @@ import (
 // The commit of a member of an older generation is refused. The member is held up by a drain that
 // lasts until the others have continued without it.
 func TestCommitAfterAnotherJoined(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
 		cfg.RebalanceTimeout = time.Second
@@ -62,7 +62,7 @@ func TestCommitAfterAnotherJoined(t *testing.T) {
 // A member whose drain outlasts the session timeout stays in the group: heartbeats continue until
 // own returns.
 func TestDrainOutlivesSession(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		m := consumertest.NewMember(t)
 		var err error
@@ -90,7 +90,7 @@ func TestDrainOutlivesSession(t *testing.T) {
 
 // An own that returns without a reason is a mistake and must not end Run silently.
 func TestOwnReturnsTooEarly(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		m := consumertest.NewMember(t)
 		m.Start(kafkasource.New(quick(brokers, topic)))
@@ -103,7 +103,7 @@ func TestOwnReturnsTooEarly(t *testing.T) {
 }
 
 func TestNewPartitionsAreOwned(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
 		cfg.PartitionWatchInterval = 100 * time.Millisecond

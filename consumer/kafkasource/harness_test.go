@@ -8,24 +8,11 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
-	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // patience bounds every wait of these tests.
 var patience = pgtest.Patience(time.Minute)
-
-// onBoth runs a test against a real broker and against kfake.
-func onBoth(t *testing.T, f func(t *testing.T, brokers []string)) {
-	t.Run("real", func(t *testing.T) {
-		t.Parallel()
-		f(t, kafkatest.Brokers(t))
-	})
-	t.Run("kfake", func(t *testing.T) {
-		t.Parallel()
-		f(t, kafkatest.Fake(t))
-	})
-}
 
 // quick is a configuration in which a lost member is noticed within a second.
 func quick(brokers []string, topics ...string) kafkasource.Config {

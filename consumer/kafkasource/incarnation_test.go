@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/kafkasource"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -63,12 +64,12 @@ func TestBrokerTooOld(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(kversion.V0_10_2())).ListenAddrs()
 	topic := kafkatest.Topic(t, brokers, 1, nil)
-	wantAll(t, runFails(t, quick(brokers, topic)), "Unsupported Version", brokers[0])
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick(brokers, topic))), "Unsupported Version", brokers[0])
 }
 
 // A deleted topic is an error, not an empty fetch, and does not end Run.
 func TestTopicDeleted(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		kafkatest.Write(t, kafkatest.Client(t, brokers), topic, numbered("old", 5)...)
 		m := join(t, quick(brokers, topic))

@@ -81,7 +81,7 @@ func untilCanceled(ctx context.Context, p consumer.Partition) error {
 func TestFailureLeavesNothing(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		check := leaks(t)
-		runFails(t, quick(brokers, kafkatest.TopicName(t)))
+		kafkatest.RunFails(t, kafkasource.New(quick(brokers, kafkatest.TopicName(t))))
 		check()
 	})
 }

@@ -41,25 +41,25 @@ type membership struct {
 	mu  sync.Mutex
 	err error // why Run ends, unless its caller ended it
 	// Partitions of each topic, counted before the present generation was formed.
-	counts map[string]int
-	lost   *backoff.ExponentialBackOff
-	lostAt time.Time
+	partitionCounts map[string]int
+	lostBackoff     *backoff.ExponentialBackOff
+	lostAt          time.Time
 }
 
-// end makes Run return err once everything has stopped.
-func (m *membership) end(err error) {
+// stopWith makes Run return err once everything has stopped.
+func (m *membership) stopWith(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.err = errors.Join(m.err, err)
 	m.stop()
 }
 
-func (m *membership) run() error {
+func (m *membership) joinAndServe() error {
 	cfg := m.net.cfg
 	group, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{
 		ID: cfg.GroupID, Brokers: cfg.Brokers, Topics: cfg.Topics,
 		Dialer: &kafka.Dialer{
-			ClientID: cfg.ClientID, Timeout: dialTimeout, DialFunc: m.net.group.dial, TLS: cfg.TLS, SASLMechanism: cfg.SASL,
+			ClientID: cfg.ClientID, Timeout: dialTimeout, DialFunc: m.net.groupConns.dial, TLS: cfg.TLS, SASLMechanism: cfg.SASL,
 		},
 		SessionTimeout: cfg.SessionTimeout, RebalanceTimeout: cfg.RebalanceTimeout, HeartbeatInterval: cfg.HeartbeatInterval,
 		// After an error kafka-go tries again by itself after this time, and then keeps the outcome
@@ -74,8 +74,8 @@ func (m *membership) run() error {
 	if err != nil {
 		return fmt.Errorf("kafkasource: %w", err)
 	}
-	m.follow(group)
-	m.leave(group)
+	m.serveGenerations(group)
+	m.leaveGroup(group)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err
@@ -85,8 +85,8 @@ func (m *membership) debug(format string, args ...any) {
 	m.net.log.Debug("onlyonce: kafka-go: " + fmt.Sprintf(format, args...))
 }
 
-// follow serves one generation after another until ctx is done.
-func (m *membership) follow(group *kafka.ConsumerGroup) {
+// serveGenerations serves one generation after another until ctx is done.
+func (m *membership) serveGenerations(group *kafka.ConsumerGroup) {
 	retry := kafkalog.Backoff(joinMin, joinMax)
 	m.net.log.Info(kafkalog.Joining, "session_timeout", m.net.cfg.SessionTimeout)
 	for m.ctx.Err() == nil {
@@ -104,40 +104,40 @@ func (m *membership) follow(group *kafka.ConsumerGroup) {
 			continue
 		}
 		retry.Reset()
-		m.serve(gen)
+		m.serveGeneration(gen)
 	}
 }
 
-// serve starts a generation's functions. kafka-go ends the generation as soon as one of them
-// returns, and forms the next one when all have returned.
-func (m *membership) serve(gen *kafka.Generation) {
+// serveGeneration starts a generation's functions. kafka-go ends the generation as soon as one of
+// them returns, and forms the next one when all have returned.
+func (m *membership) serveGeneration(gen *kafka.Generation) {
 	m.member = gen.MemberID
 	m.joined.Set(nil)
 	var held sync.WaitGroup
 	partitions := 0
 	for name, assigned := range gen.Assignments {
 		for _, a := range assigned {
-			p := &partition{Log: kafkalog.New(m.net, m.net.reading(), name, int32(a.ID)), net: m.net, topic: name, index: int32(a.ID), generation: gen.ID, member: gen.MemberID}
+			p := &partition{Log: kafkalog.New(m.net, m.net.readOptions(), name, int32(a.ID)), net: m.net, topic: name, index: int32(a.ID), generation: gen.ID, member: gen.MemberID}
 			partitions++
 			held.Add(1)
-			m.start(gen, func(ctx context.Context) {
+			m.startFunc(gen, func(ctx context.Context) {
 				defer held.Done()
-				m.hold(ctx, p)
+				m.ownPartition(ctx, p)
 			})
 		}
 	}
 	m.net.log.Info("onlyonce: joined the group", "generation", gen.ID, "member", gen.MemberID, "partitions", partitions)
-	m.start(gen, func(ctx context.Context) {
+	m.startFunc(gen, func(ctx context.Context) {
 		<-ctx.Done()
-		m.keepAlive(gen, &held)
-		m.recount()
+		m.heartbeatWhileDraining(gen, &held)
+		m.countPartitions()
 	})
-	m.start(gen, m.watch)
+	m.startFunc(gen, m.watchPartitions)
 }
 
-// start is gen.Start for functions that Run waits for. If the generation has ended already,
+// startFunc is gen.Start for functions that Run waits for. If the generation has ended already,
 // kafka-go calls the function too, with a context that is done, but does not wait for it.
-func (m *membership) start(gen *kafka.Generation, f func(context.Context)) {
+func (m *membership) startFunc(gen *kafka.Generation, f func(context.Context)) {
 	m.running.Add(1)
 	gen.Start(func(ctx context.Context) {
 		defer m.running.Done()
@@ -145,8 +145,8 @@ func (m *membership) start(gen *kafka.Generation, f func(context.Context)) {
 	})
 }
 
-// hold hands a partition over until the generation or Run ends.
-func (m *membership) hold(generation context.Context, p *partition) {
+// ownPartition hands a partition over until the generation or Run ends.
+func (m *membership) ownPartition(generation context.Context, p *partition) {
 	if generation.Err() != nil {
 		return
 	}
@@ -167,9 +167,9 @@ func (m *membership) hold(generation context.Context, p *partition) {
 			"generation", p.generation, "wait", wait, "error", err)
 		kafkalog.Sleep(ctx, wait)
 	case err == nil:
-		m.end(fmt.Errorf("kafkasource: %v: own returned without an error while the partition was to be owned", p))
+		m.stopWith(fmt.Errorf("kafkasource: %v: own returned without an error while the partition was to be owned", p))
 	default:
-		m.end(err)
+		m.stopWith(err)
 	}
 }
 
@@ -178,16 +178,16 @@ func (m *membership) lostWait() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if time.Since(m.lostAt) > lostForget {
-		m.lost.Reset()
+		m.lostBackoff.Reset()
 	}
 	m.lostAt = time.Now()
-	return m.lost.NextBackOff()
+	return m.lostBackoff.NextBackOff()
 }
 
-// keepAlive sends heartbeats while own still works on partitions that are to be given up. kafka-go
-// stops when the generation ends, and the group removes a member that is silent for the session
-// timeout and refuses its commits. After the rebalance timeout others take over.
-func (m *membership) keepAlive(gen *kafka.Generation, held *sync.WaitGroup) {
+// heartbeatWhileDraining sends heartbeats while own still works on partitions that are to be given
+// up. kafka-go stops when the generation ends, and the group removes a member that is silent for
+// the session timeout and refuses its commits. After the rebalance timeout others take over.
+func (m *membership) heartbeatWhileDraining(gen *kafka.Generation, held *sync.WaitGroup) {
 	drained := make(chan struct{})
 	go func() {
 		held.Wait()
@@ -219,10 +219,10 @@ func (m *membership) keepAlive(gen *kafka.Generation, held *sync.WaitGroup) {
 	}
 }
 
-// watch ends the generation when a topic has got more partitions, so that they are assigned. A
-// topic that is gone ends nothing: joining again would make kafka-go ask for its metadata, with
-// auto-creation on.
-func (m *membership) watch(ctx context.Context) {
+// watchPartitions ends the generation when a topic has got more partitions, so that they are
+// assigned. A topic that is gone ends nothing: joining again would make kafka-go ask for its
+// metadata, with auto-creation on.
+func (m *membership) watchPartitions(ctx context.Context) {
 	tick := time.NewTicker(m.net.cfg.PartitionWatchInterval)
 	defer tick.Stop()
 	for {
@@ -241,7 +241,7 @@ func (m *membership) watch(ctx context.Context) {
 		m.mu.Lock()
 		changed := ""
 		for name, t := range topics {
-			if len(t.Partitions) != m.counts[name] {
+			if len(t.Partitions) != m.partitionCounts[name] {
 				changed = name
 			}
 		}
@@ -253,33 +253,33 @@ func (m *membership) watch(ctx context.Context) {
 	}
 }
 
-// recount counts the partitions between two generations. The leader of the next generation sees
-// whatever this count misses, or the next watch does. If the count came after the join, a partition
-// added in between would have no owner until the next rebalance.
-func (m *membership) recount() {
+// countPartitions counts the partitions between two generations. The leader of the next generation
+// sees whatever this count misses, or the next watch does. If the count came after the join, a
+// partition added in between would have no owner until the next rebalance.
+func (m *membership) countPartitions() {
 	if m.ctx.Err() != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(m.ctx, time.Second)
 	defer cancel()
 	if topics, err := kafkalog.Topics(ctx, m.net, m.net.cfg.Topics...); err == nil {
-		m.remember(topics)
+		m.setPartitionCounts(topics)
 	}
 }
 
-func (m *membership) remember(topics map[string]kafkalog.Topic) {
+func (m *membership) setPartitionCounts(topics map[string]kafkalog.Topic) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.counts = make(map[string]int, len(topics))
+	m.partitionCounts = make(map[string]int, len(topics))
 	for name, t := range topics {
-		m.counts[name] = len(t.Partitions)
+		m.partitionCounts[name] = len(t.Partitions)
 	}
 }
 
-// leave waits until every own has returned, and makes kafka-go leave the group, which it does once
-// all functions of the last generation have returned. If kafka-go waits in a JoinGroup, which takes
-// as long as the slowest other member, leave interrupts it.
-func (m *membership) leave(group *kafka.ConsumerGroup) {
+// leaveGroup waits until every own has returned, and makes kafka-go leave the group, which it does
+// once all functions of the last generation have returned. If kafka-go waits in a JoinGroup, which
+// takes as long as the slowest other member, leave interrupts it.
+func (m *membership) leaveGroup(group *kafka.ConsumerGroup) {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -303,6 +303,6 @@ func (m *membership) leave(group *kafka.ConsumerGroup) {
 			m.debug("leaving the group: %v", err)
 		}
 	}
-	m.net.group.sever()
+	m.net.groupConns.closeAll()
 	<-closed
 }

@@ -22,16 +22,16 @@ const (
 	// requestTimeout bounds a request, in addition to the time for which the broker may wait by
 	// itself.
 	requestTimeout = 10 * time.Second
-	// layoutAge bounds the age of kafka-go's view of the cluster.
-	layoutAge = 2 * time.Second
+	// metadataAge bounds the age of kafka-go's view of the cluster.
+	metadataAge = 2 * time.Second
 	// closePatience is how long the end of Run waits for kafka-go's goroutines to notice that their
 	// connections are closed.
 	closePatience = time.Second
 )
 
-// versions returns the highest version to ask for and the lowest that is sufficient. A broker that
-// offers less than the highest is asked in its own highest version.
-func versions(req kmsg.Request) (most, least int16) {
+// requestVersions returns the highest version to ask for and the lowest that is sufficient. A
+// broker that offers less than the highest is asked in its own highest version.
+func requestVersions(req kmsg.Request) (most, least int16) {
 	switch r := req.(type) {
 	case *kmsg.FetchRequest:
 		if r.Topics[0].TopicID == [16]byte{} {
@@ -52,29 +52,29 @@ func versions(req kmsg.Request) (most, least int16) {
 
 // network is the connections of one Run.
 type network struct {
-	cfg       Config
-	log       *slog.Logger
-	addr      net.Addr
-	transport *kafka.Transport
-	client    *kafka.Client
-	data      *connections // the transport's
-	group     *connections // the consumer group's
-	format    *kmsg.RequestFormatter
-	lastID    atomic.Int32 // correlation ids
-	versions  sync.Map     // broker address -> apiVersions
-	codecs    *recordbatch.Codecs
+	cfg        Config
+	log        *slog.Logger
+	addr       net.Addr
+	transport  *kafka.Transport
+	client     *kafka.Client
+	dataConns  *connections // the transport's
+	groupConns *connections // the consumer group's
+	format     *kmsg.RequestFormatter
+	lastID     atomic.Int32 // correlation ids
+	versions   sync.Map     // broker address -> apiVersions
+	codecs     *recordbatch.Codecs
 }
 
 func newNetwork(cfg Config) *network {
 	n := &network{
 		cfg: cfg, log: cfg.Logger.With("group", cfg.GroupID), addr: kafka.TCP(cfg.Brokers...),
-		data: newConnections(dialTimeout), group: newConnections(dialTimeout, cfg.Brokers...),
+		dataConns: newConnections(dialTimeout), groupConns: newConnections(dialTimeout, cfg.Brokers...),
 		format: kmsg.NewRequestFormatter(kmsg.FormatterClientID(cfg.ClientID)), codecs: recordbatch.NewCodecs(),
 	}
 	n.transport = &kafka.Transport{
-		Dial: n.data.dial, DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
+		Dial: n.dataConns.dial, DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
 		// Without names the Transport would ask for all topics of the cluster, repeatedly.
-		MetadataTTL: layoutAge, MetadataTopics: cfg.Topics,
+		MetadataTTL: metadataAge, MetadataTopics: cfg.Topics,
 	}
 	n.client = &kafka.Client{Addr: n.addr, Transport: n.transport}
 	return n
@@ -82,25 +82,25 @@ func newNetwork(cfg Config) *network {
 
 func (n *network) close() {
 	n.transport.CloseIdleConnections()
-	n.data.close(closePatience)
-	n.group.close(closePatience)
+	n.dataConns.close(closePatience)
+	n.groupConns.close(closePatience)
 }
 
 var _ kafkalog.Cluster = (*network)(nil)
 
 // Ask sends a request to any broker.
 func (n *network) Ask(ctx context.Context, req kmsg.Request) (kmsg.Response, error) {
-	return n.send(ctx, n.exchange(req))
+	return n.send(ctx, n.newRequest(req))
 }
 
 // AskLeader sends a request to a broker.
 func (n *network) AskLeader(ctx context.Context, leader int32, req kmsg.Request) (kmsg.Response, error) {
-	return n.send(ctx, &leaderExchange{*n.exchange(req), leader})
+	return n.send(ctx, &leaderRequest{*n.newRequest(req), leader})
 }
 
 // askCoordinator sends a request to the group's coordinator.
 func (n *network) askCoordinator(ctx context.Context, req kmsg.Request) (kmsg.Response, error) {
-	return n.send(ctx, &coordinatorExchange{*n.exchange(req)})
+	return n.send(ctx, &coordinatorRequest{*n.newRequest(req)})
 }
 
 // Error returns kafka-go's error for a broker's code.
@@ -118,8 +118,8 @@ func (n *network) Code(err error) (int16, bool) {
 	return int16(code), ok
 }
 
-// reading returns the options for reading a partition.
-func (n *network) reading() kafkalog.Options {
+// readOptions returns the options for reading a partition.
+func (n *network) readOptions() kafkalog.Options {
 	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, MaxRecord: n.cfg.MaxRecordBytes, Codecs: n.codecs,
 		Throttled: func(topic string, partition int32, by time.Duration) {
 			n.log.Debug("onlyonce: throttled by the broker", "topic", topic, "partition", partition, "for", by)

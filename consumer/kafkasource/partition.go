@@ -36,7 +36,7 @@ func (p *partition) String() string { return fmt.Sprintf("%s/%d", p.topic, p.ind
 
 // Committed asks the group's coordinator.
 func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
-	err = kafkalog.Patiently(ctx, p.net, coordinatorPatience, func() error {
+	err = kafkalog.RetryTransient(ctx, p.net, coordinatorPatience, func() error {
 		ctx, cancel := p.net.bounded(ctx)
 		defer cancel()
 		resp, err := p.net.client.OffsetFetch(ctx, &kafka.OffsetFetchRequest{
@@ -68,7 +68,7 @@ var errUnanswered = errors.New("the broker's response does not mention the parti
 // while the coordinator moves. The commit may therefore be accepted twice, also after an answer
 // that was lost, which is harmless: an offset in Kafka is a hint.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
-	err := kafkalog.Patiently(ctx, p.net, commitPatience, func() error {
+	err := kafkalog.RetryTransient(ctx, p.net, commitPatience, func() error {
 		ctx, cancel := p.net.bounded(ctx)
 		defer cancel()
 		resp, err := p.net.client.OffsetCommit(ctx, &kafka.OffsetCommitRequest{
@@ -79,7 +79,7 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 		}
 		for _, r := range resp.Topics[p.topic] {
 			if int32(r.Partition) == p.index {
-				return kafkalog.LostOwnership(p.net, r.Error)
+				return kafkalog.AsOwnershipLost(p.net, r.Error)
 			}
 		}
 		return errUnanswered

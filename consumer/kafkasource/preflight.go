@@ -28,8 +28,8 @@ func preflight(ctx context.Context, n *network) (map[string]kafkalog.Topic, erro
 	defer cancel()
 	var topics map[string]kafkalog.Topic
 	var unreachable error
-	err := kafkalog.Patiently(ctx, n, newTopicPatience, func() (err error) {
-		err = kafkalog.AnyBroker(ctx, len(n.cfg.Brokers), func(ctx context.Context) (err error) {
+	err := kafkalog.RetryTransient(ctx, n, newTopicPatience, func() (err error) {
+		err = kafkalog.TryBrokers(ctx, len(n.cfg.Brokers), func(ctx context.Context) (err error) {
 			topics, err = kafkalog.Topics(ctx, n, n.cfg.Topics...)
 			return err
 		})
@@ -43,7 +43,7 @@ func preflight(ctx context.Context, n *network) (map[string]kafkalog.Topic, erro
 	var about *kafkalog.TopicError
 	switch {
 	case unreachable != nil:
-		return nil, n.unreachable(unreachable)
+		return nil, n.explainUnreachable(unreachable)
 	case errors.Is(err, kafka.TopicAuthorizationFailed):
 		return nil, fmt.Errorf("kafkasource: %w: this user needs the permissions Describe, Read and DescribeConfigs on the topic", err)
 	case errors.Is(err, kafka.UnknownTopicOrPartition) && errors.As(err, &about):
@@ -55,8 +55,8 @@ func preflight(ctx context.Context, n *network) (map[string]kafkalog.Topic, erro
 	return topics, refuseCompacted(ctx, n)
 }
 
-// unreachable explains what to do about brokers that do not answer.
-func (n *network) unreachable(err error) error {
+// explainUnreachable explains what to do about brokers that do not answer.
+func (n *network) explainUnreachable(err error) error {
 	brokers := strings.Join(n.cfg.Brokers, ", ")
 	var refused kafka.Error
 	switch {

@@ -6,7 +6,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,30 +21,6 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// runFails runs a Source that must fail before it owns anything, and returns the error's text.
-func runFails(t *testing.T, cfg kafkasource.Config) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	err := kafkasource.New(cfg).Run(ctx, func(context.Context, consumer.Partition) error {
-		t.Error("a partition was handed over")
-		return nil
-	})
-	if err == nil || ctx.Err() != nil {
-		t.Fatalf("Run returned %v", err)
-	}
-	return err.Error()
-}
-
-func wantAll(t *testing.T, text string, parts ...string) {
-	t.Helper()
-	for _, p := range parts {
-		if !strings.Contains(text, p) {
-			t.Errorf("error does not say %q: %s", p, text)
-		}
-	}
-}
-
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -56,58 +31,20 @@ func TestUnreachable(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	wantAll(t, runFails(t, quick([]string{addr}, "topic")), "kafkasource: cannot reach any of ["+addr+"]", "connection refused", "is the broker running?")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick([]string{addr}, "topic"))), "kafkasource: cannot reach any of ["+addr+"]", "connection refused", "is the broker running?")
 }
 
-// silent listens, accepts connections and answers nothing, like the port of a frozen host.
-func silent(t *testing.T) (addr string) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			defer c.Close()
-		}
-	}()
-	return l.Addr().String()
-}
-
-// One broker of the list is frozen, and the process starts with another one. The clients choose at
-// random, so the test runs several times.
+// One broker of the list is frozen, and the process starts with another one.
 func TestOneSilentBrokerOfFour(t *testing.T) {
 	t.Parallel()
-	cluster := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
-	topic := kafkatest.Topic(t, cluster.ListenAddrs(), 1, nil)
-	for range 2 {
-		t.Run("", func(t *testing.T) {
-			t.Parallel()
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			var owned atomic.Bool
-			err := kafkasource.New(quick(append([]string{silent(t)}, cluster.ListenAddrs()...), topic)).Run(ctx, func(context.Context, consumer.Partition) error {
-				owned.Store(true)
-				cancel()
-				return nil
-			})
-			if err != nil || !owned.Load() {
-				t.Errorf("Run returned %v; owned %v", err, owned.Load())
-			}
-		})
-	}
+	kafkatest.OneSilentBrokerOfFour(t, func(brokers []string, topic string) consumer.Source { return kafkasource.New(quick(brokers, topic)) })
 }
 
 // The listener accepts connections and never answers.
 func TestSilentBroker(t *testing.T) {
 	t.Parallel()
-	addr := silent(t)
-	wantAll(t, runFails(t, quick([]string{addr}, "topic")), "kafkasource: cannot reach any of ["+addr+"]", "is the broker running?")
+	addr := kafkatest.SilentBroker(t)
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick([]string{addr}, "topic"))), "kafkasource: cannot reach any of ["+addr+"]", "is the broker running?")
 
 	// If the context ends while Run waits, that is not a failure, and Run does not wait until it
 	// would give the broker up, after 30 s.
@@ -123,9 +60,9 @@ func TestSilentBroker(t *testing.T) {
 }
 
 func TestTopicMissing(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		there, missing := kafkatest.Topic(t, brokers, 1, nil), kafkatest.TopicName(t)
-		wantAll(t, runFails(t, quick(brokers, there, missing)), `topic "`+missing+`" does not exist`, "create it first")
+		kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick(brokers, there, missing))), `topic "`+missing+`" does not exist`, "create it first")
 	})
 }
 
@@ -134,7 +71,7 @@ func TestTopicIsNotCreated(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.AllowAutoTopicCreation()).ListenAddrs()
 	missing := kafkatest.TopicName(t)
-	wantAll(t, runFails(t, quick(brokers, missing)), "does not exist")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick(brokers, missing))), "does not exist")
 	topics, err := kafkatest.Admin(t, brokers).ListTopics(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -145,10 +82,10 @@ func TestTopicIsNotCreated(t *testing.T) {
 }
 
 func TestCompactedTopicRefused(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		for _, policy := range []string{"compact", "compact,delete"} {
 			topic := kafkatest.Topic(t, brokers, 1, map[string]string{"cleanup.policy": policy})
-			wantAll(t, runFails(t, quick(brokers, topic)), `topic "`+topic+`" is compacted`, "cleanup.policy="+policy, "not handled yet", "package franzsource")
+			kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick(brokers, topic))), `topic "`+topic+`" is compacted`, "cleanup.policy="+policy, "not handled yet", "package franzsource")
 		}
 	})
 }
@@ -175,11 +112,11 @@ func TestPermissions(t *testing.T) {
 		cfg.SASL = plain.Mechanism{Username: user, Password: password}
 		return cfg
 	}
-	wantAll(t, runFails(t, as("blind", "secret")), `topic "orders"`, "permission DescribeConfigs")
-	wantAll(t, runFails(t, as("nobody", "secret")), `topic "orders"`, "Describe, Read and DescribeConfigs")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(as("blind", "secret"))), `topic "orders"`, "permission DescribeConfigs")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(as("nobody", "secret"))), `topic "orders"`, "Describe, Read and DescribeConfigs")
 	// A real broker answers so; kfake closes the connection.
-	wantAll(t, runFails(t, as("reader", "wrong")), brokers[0], "Config.SASL")
-	wantAll(t, runFails(t, quick(brokers, "orders")), "do the brokers expect TLS or SASL")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(as("reader", "wrong"))), brokers[0], "Config.SASL")
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick(brokers, "orders"))), "do the brokers expect TLS or SASL")
 	h := join(t, as("reader", "secret")).Holds("orders", 0)
 	if err := h.Commit(h.Ctx, 0, "x"); err != nil {
 		t.Error(err)
@@ -198,9 +135,9 @@ func TestTLSAndSASL(t *testing.T) {
 		kfake.Superuser("PLAIN", "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
 	cfg := quick(brokers, "orders")
 	cfg.SASL = plain.Mechanism{Username: "root", Password: "secret"}
-	wantAll(t, runFails(t, cfg), "kafkasource:", brokers[0]) // plain, to a broker with TLS
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(cfg)), "kafkasource:", brokers[0]) // plain, to a broker with TLS
 	cfg.TLS = &tls.Config{}
-	wantAll(t, runFails(t, cfg), "certificate", brokers[0])
+	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(cfg)), "certificate", brokers[0])
 	cfg.TLS = &tls.Config{RootCAs: pool}
 	h := join(t, cfg).Holds("orders", 0)
 	if err := h.Commit(h.Ctx, 0, "x"); err != nil {
@@ -224,7 +161,7 @@ func TestSCRAM(t *testing.T) {
 			}
 			cfg.SASL = mechanism
 			if wrong {
-				wantAll(t, runFails(t, cfg), brokers[0], "Config.SASL")
+				kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(cfg)), brokers[0], "Config.SASL")
 				continue
 			}
 			h := join(t, cfg).Holds("orders", 0)
@@ -265,7 +202,7 @@ func TestValidate(t *testing.T) {
 			t.Errorf("%s: no fault found", name)
 			continue
 		}
-		wantAll(t, err.Error(), c.want...)
+		kafkatest.WantAll(t, err.Error(), c.want...)
 		if n := strings.Count(err.Error(), "kafkasource: Config."); n != len(c.want) {
 			t.Errorf("%s: %d faults, want %d: %v", name, n, len(c.want), err)
 		}

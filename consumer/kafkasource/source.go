@@ -65,7 +65,7 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consum
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	m := &membership{net: net, own: own, joined: &s.joined, ctx: ctx, stop: stop, lost: kafkalog.Backoff(lostMin, lostMax)}
-	m.remember(topics)
-	return m.run()
+	m := &membership{net: net, own: own, joined: &s.joined, ctx: ctx, stop: stop, lostBackoff: kafkalog.Backoff(lostMin, lostMax)}
+	m.setPartitionCounts(topics)
+	return m.joinAndServe()
 }

@@ -56,7 +56,7 @@ func end(t *testing.T, adm *kadm.Client, topic string) int64 {
 // Whatever the fetch size, exactly the committed records are returned, in the log's order, and the
 // position ends after the last marker.
 func TestReadCommitted(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
+	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		rnd := rand.New(rand.NewPCG(1, 2))
 		plain := kafkatest.Client(t, brokers)

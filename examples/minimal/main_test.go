@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	_ "embed"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
@@ -26,4 +29,19 @@ func TestHold(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `select held from stock where sku = 'tea'`).Scan(&held); err != nil || held != 3 {
 		t.Errorf("held %d, %v", held, err)
 	}
+}
+
+// Whatever breaks, and however often an order comes, its stock is held once.
+func TestHoldOnce(t *testing.T) {
+	onlyoncetest.Run(t, onlyoncetest.Case{
+		Migrate: func(ctx context.Context, pool *pgxpool.Pool) error {
+			_, err := pool.Exec(ctx, schema)
+			return err
+		},
+		Start: onlyoncetest.Consume(consumer.JSON(hold), consumer.Config{}),
+		Messages: []onlyoncetest.Message{
+			{ID: "order-1", Value: `{"sku":"tea","qty":3}`},
+			{ID: "order-2", Value: `{"sku":"coffee","qty":1}`},
+		},
+	})
 }

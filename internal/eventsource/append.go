@@ -102,14 +102,14 @@ func Append(ctx context.Context, tx dedupe.Tx, events ...Event) error {
 		if e.Topic == "" {
 			fault("Topic", "must not be empty")
 		}
-		if e.ID == "" || len(e.ID) > maxID || !storable(e.ID) {
+		if e.ID == "" || len(e.ID) > maxID || !isStorable(e.ID) {
 			fault("ID", "must be 1 to %d bytes of UTF-8 without NUL", maxID)
 		}
-		if !storable(e.Tenant) {
+		if !isStorable(e.Tenant) {
 			fault("Tenant", "must be UTF-8 without NUL")
 		}
 		for _, h := range e.Headers {
-			if !storable(h.Name) {
+			if !isStorable(h.Name) {
 				fault("Headers", "a name must be UTF-8 without NUL")
 			}
 		}
@@ -120,13 +120,13 @@ func Append(ctx context.Context, tx dedupe.Tx, events ...Event) error {
 	}
 	if late, ok := tx.(beforeCommitTx); ok {
 		for _, e := range items {
-			if err := late.BeforeCommit(e, statement); err != nil {
+			if err := late.BeforeCommit(e, appendStatement); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	sql, args := statement(items)
+	sql, args := appendStatement(items)
 	if _, err := tx.Exec(ctx, sql, args...); err != nil {
 		if guard.SQLState(err) == codeNoStream {
 			return fmt.Errorf("%w: %w", ErrNoStream, err)
@@ -136,7 +136,7 @@ func Append(ctx context.Context, tx dedupe.Tx, events ...Event) error {
 	return nil
 }
 
-func storable(s string) bool {
+func isStorable(s string) bool {
 	for i := range len(s) {
 		if s[i] == 0 {
 			return false
@@ -145,8 +145,8 @@ func storable(s string) bool {
 	return utf8.ValidString(s)
 }
 
-// statement appends events, which are *Event.
-func statement(items []any) (sql string, args []any) {
+// appendStatement appends events, which are *Event.
+func appendStatement(items []any) (sql string, args []any) {
 	n := len(items)
 	at := func(i int) *Event { return items[i].(*Event) }
 	text := func(field func(*Event) string) any {

@@ -146,7 +146,7 @@ func (r *rig) rotator() *ring.Rotator {
 // steps steps until the rotator has done something.
 func (r *rig) steps(x *ring.Rotator, want ring.Action) {
 	r.t.Helper()
-	var last ring.Outcome
+	var last ring.StepResult
 	r.until(string(want), func() bool {
 		o, err := x.Step(r.t.Context())
 		if err != nil {

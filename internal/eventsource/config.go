@@ -91,7 +91,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	if pool == nil {
 		fault("pool", "must not be nil")
 	}
-	if c.Group == "" || len(c.Group) > maxGroup || !storable(c.Group) {
+	if c.Group == "" || len(c.Group) > maxGroup || !isStorable(c.Group) {
 		fault("Config.Group", "must be 1 to %d bytes of UTF-8 without NUL: it names who consumes together", maxGroup)
 	}
 	if len(c.Topics) == 0 {
@@ -102,7 +102,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		case !validTopic.MatchString(topic):
 			fault("Config.Topics", "%q must be 1 to 249 of A-Z a-z 0-9 . _ -", topic)
 		case slices.Contains(c.Topics[:i], topic):
-			fault("Config.Topics", "%q stands there twice", topic)
+			fault("Config.Topics", "%q is listed twice", topic)
 		}
 	}
 	if c.Partitions < 0 || c.Partitions > maxPartitions {
@@ -134,7 +134,7 @@ func (c Config) rotation() ring.Config {
 		Retention: c.Retention, MaxAge: max(c.Retention/4, time.Millisecond), MaxBytes: c.SegmentBytes, LeaseTTL: c.LeaseTTL, Interval: time.Second,
 		Timeout: max(c.LeaseTTL/3, time.Second),
 		Hooks: ring.Hooks{
-			Stepped: func(o ring.Outcome) {
+			Stepped: func(o ring.StepResult) {
 				switch o.Action {
 				case ring.Truncated:
 					c.Logger.Info("onlyonce: a segment of the event log whose retention has passed was emptied", "slot", o.Slot)

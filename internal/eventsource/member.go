@@ -17,8 +17,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
-// place names a partition within a source.
-type place struct {
+// partitionID names a partition within a source.
+type partitionID struct {
 	topic string
 	nr    int16
 }
@@ -29,15 +29,16 @@ type member struct {
 	*Source
 	own    func(context.Context, consumer.Partition) error
 	joined map[string]*lease.Lease // by topic: shows other members that this process reads it
-	held   map[place]*partition
+	held   map[partitionID]*partition
 	ended  chan *partition
-	round  atomic.Int64 // scouts that were begun
+	polls  atomic.Int64 // polls of the ends that were begun
 
-	renewAt, lookAt, scoutAt, notBefore time.Time
+	renewAt, balanceAt, pollAt, notBefore time.Time
 }
 
-// run returns nil after ctx has ended and every own has returned, or the error that ends the work.
-func (m *member) run(ctx context.Context) error {
+// runMember returns nil after ctx has ended and every own has returned, or the error that ends the
+// work.
+func (m *member) runMember(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pause := backoff.NewExponentialBackOff(backoff.WithInitialInterval(m.cfg.LeaseTTL/100), backoff.WithMaxInterval(m.cfg.LeaseTTL/10),
@@ -46,7 +47,7 @@ func (m *member) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
-		if err := m.step(ctx); err != nil && ctx.Err() == nil {
+		if err := m.doWhatIsDue(ctx); err != nil && ctx.Err() == nil {
 			m.membership.Set(err)
 			d := pause.NextBackOff()
 			m.cfg.Logger.Warn("onlyonce: reading the event log failed", "group", m.cfg.Group, "error", err, "again_in", d)
@@ -55,13 +56,13 @@ func (m *member) run(ctx context.Context) error {
 			pause.Reset()
 			m.membership.Set(nil)
 		}
-		timer.Reset(time.Until(m.next()))
+		timer.Reset(time.Until(m.nextDue()))
 		select {
 		case <-timer.C:
 		case <-m.wake:
-			m.scoutAt = time.Time{}
+			m.pollAt = time.Time{}
 		case p := <-m.ended:
-			if err := m.left(ctx, p); err != nil && fault == nil {
+			if err := m.removePartition(ctx, p); err != nil && fault == nil {
 				fault = err
 				cancel()
 			}
@@ -76,11 +77,11 @@ func (m *member) run(ctx context.Context) error {
 		timer.Reset(m.cfg.LeaseTTL / 30)
 		select {
 		case p := <-m.ended:
-			fault = errors.Join(fault, m.left(ctx, p))
+			fault = errors.Join(fault, m.removePartition(ctx, p))
 		case <-timer.C:
-			m.release(ctx)
+			m.releaseOverdue(ctx)
 			if !time.Now().Before(m.renewAt) {
-				if err := m.renew(ctx); err != nil {
+				if err := m.renewLeases(ctx); err != nil {
 					m.cfg.Logger.Warn("onlyonce: renewing leases failed", "group", m.cfg.Group, "error", err)
 				}
 			}
@@ -99,40 +100,40 @@ func (m *member) detached(ctx context.Context) (context.Context, context.CancelF
 	return context.WithTimeout(context.WithoutCancel(ctx), m.cfg.LeaseTTL/3)
 }
 
-func (m *member) next() time.Time {
-	next := slices.MinFunc([]time.Time{m.renewAt, m.lookAt, m.scoutAt}, time.Time.Compare)
+func (m *member) nextDue() time.Time {
+	next := slices.MinFunc([]time.Time{m.renewAt, m.balanceAt, m.pollAt}, time.Time.Compare)
 	if next.Before(m.notBefore) {
 		return m.notBefore
 	}
 	return next
 }
 
-// step does what is due.
-func (m *member) step(ctx context.Context) error {
+// doWhatIsDue does what is due.
+func (m *member) doWhatIsDue(ctx context.Context) error {
 	now := time.Now()
 	if now.Before(m.notBefore) {
 		return nil
 	}
-	m.release(ctx)
+	m.releaseOverdue(ctx)
 	if !now.Before(m.renewAt) {
-		if err := m.renew(ctx); err != nil {
+		if err := m.renewLeases(ctx); err != nil {
 			return err
 		}
 	}
-	if !now.Before(m.lookAt) {
-		if err := m.look(ctx); err != nil {
+	if !now.Before(m.balanceAt) {
+		if err := m.balancePartitions(ctx); err != nil {
 			return err
 		}
 	}
-	if !now.Before(m.scoutAt) {
-		return m.scout(ctx)
+	if !now.Before(m.pollAt) {
+		return m.pollEnds(ctx)
 	}
 	return nil
 }
 
-// renew extends all leases that this process holds, in one statement. A partition that it has lost
-// ends.
-func (m *member) renew(ctx context.Context) error {
+// renewLeases extends all leases that this process holds, in one statement. A partition that it has
+// lost ends.
+func (m *member) renewLeases(ctx context.Context) error {
 	bounded, cancel := m.detached(ctx)
 	defer cancel()
 	for _, topic := range m.cfg.Topics {
@@ -176,12 +177,12 @@ func (m *member) renew(ctx context.Context) error {
 	return nil
 }
 
-// look takes free partitions, and gives back those above this member's share.
-func (m *member) look(ctx context.Context) error {
-	m.lookAt = time.Now().Add(m.cfg.PollInterval)
+// balancePartitions takes free partitions, and gives back those above this member's share.
+func (m *member) balancePartitions(ctx context.Context) error {
+	m.balanceAt = time.Now().Add(m.cfg.PollInterval)
 	bounded, cancel := m.detached(ctx)
 	defer cancel()
-	found, err := m.survey(bounded)
+	found, err := m.readStreams(bounded)
 	if err != nil {
 		return err
 	}
@@ -206,7 +207,7 @@ func (m *member) look(ctx context.Context) error {
 			if mine >= share || ctx.Err() != nil {
 				break
 			}
-			at := place{st.Topic, nr}
+			at := partitionID{st.Topic, nr}
 			if m.held[at] != nil {
 				continue // an own that does not return, or released a moment ago
 			}
@@ -215,7 +216,7 @@ func (m *member) look(ctx context.Context) error {
 				return err
 			}
 			if l != nil {
-				m.take(ctx, at, l, st)
+				m.startPartition(ctx, at, l, st)
 				mine++
 			}
 		}
@@ -223,11 +224,11 @@ func (m *member) look(ctx context.Context) error {
 	return nil
 }
 
-// take starts own on a partition that was acquired.
-func (m *member) take(ctx context.Context, at place, l *lease.Lease, st standing) {
-	p := &partition{s: m.Source, place: at, lease: l, held: *l, round: &m.round, news: make(chan struct{}, 1),
+// startPartition starts own on a partition that was acquired.
+func (m *member) startPartition(ctx context.Context, at partitionID, l *lease.Lease, st streamState) {
+	p := &partition{s: m.Source, partitionID: at, lease: l, acquired: *l, polls: &m.polls, wakeup: make(chan struct{}, 1),
 		stream: streamRef{st.ID, st.Incarnation.Bytes, st.Partitions}}
-	p.caught.Store(-1)
+	p.caughtUpAt.Store(-1)
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
 	m.held[at] = p
 	go func() {
@@ -238,9 +239,10 @@ func (m *member) take(ctx context.Context, at place, l *lease.Lease, st standing
 	}()
 }
 
-// left removes a partition whose own has returned, and returns the error that ends Run, if any.
-func (m *member) left(ctx context.Context, p *partition) error {
-	delete(m.held, p.place)
+// removePartition removes a partition whose own has returned, and returns the error that ends Run,
+// if any.
+func (m *member) removePartition(ctx context.Context, p *partition) error {
+	delete(m.held, p.partitionID)
 	if !p.released {
 		bounded, cancel := m.detached(ctx)
 		defer cancel()
@@ -260,9 +262,9 @@ func (m *member) left(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// release gives back the leases of partitions whose HandoverTimeout has passed, even if own still
-// works on them.
-func (m *member) release(ctx context.Context) {
+// releaseOverdue gives back the leases of partitions whose HandoverTimeout has passed, even if own
+// still works on them.
+func (m *member) releaseOverdue(ctx context.Context) {
 	for _, p := range m.held {
 		if p.released || p.giveUpAt.IsZero() || time.Since(p.giveUpAt) < m.cfg.HandoverTimeout {
 			continue
@@ -275,21 +277,21 @@ func (m *member) release(ctx context.Context) {
 	}
 }
 
-// news is a row of scoutSQL.
-type news struct {
+// partitionEnd is a row of scoutSQL.
+type partitionEnd struct {
 	Topic       string
 	Partition   int16
 	Incarnation pgtype.UUID
 	End         int64
 }
 
-// scout notifies partitions that have something to read.
-func (m *member) scout(ctx context.Context) error {
-	m.scoutAt = time.Now().Add(m.cfg.PollInterval)
+// pollEnds notifies partitions that have something to read.
+func (m *member) pollEnds(ctx context.Context) error {
+	m.pollAt = time.Now().Add(m.cfg.PollInterval)
 	if len(m.held) == 0 {
 		return nil
 	}
-	round := m.round.Add(1)
+	poll := m.polls.Add(1)
 	var topics []string
 	var nrs []int16
 	for at := range m.held {
@@ -297,18 +299,18 @@ func (m *member) scout(ctx context.Context) error {
 	}
 	bounded, cancel := m.detached(ctx)
 	defer cancel()
-	var found []news
-	if err := reading(bounded, m.pool, false, func(b *pgx.Batch) {
-		b.Queue(scoutSQL, topics, nrs).Query(func(rows pgx.Rows) (err error) {
-			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[news])
+	var found []partitionEnd
+	if err := queryLog(bounded, m.pool, false, func(b *pgx.Batch) {
+		b.Queue(endsSQL, topics, nrs).Query(func(rows pgx.Rows) (err error) {
+			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[partitionEnd])
 			return err
 		})
 	}); err != nil {
 		return fmt.Errorf("looking for events: %w", err)
 	}
 	for _, n := range found {
-		if p := m.held[place{n.Topic, n.Partition}]; p != nil {
-			p.heard(round, n)
+		if p := m.held[partitionID{n.Topic, n.Partition}]; p != nil {
+			p.noteEnd(poll, n)
 		}
 	}
 	return nil

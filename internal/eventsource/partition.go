@@ -54,18 +54,18 @@ type streamRef struct {
 // partition is one that this process holds.
 type partition struct {
 	s *Source
-	place
-	held   lease.Lease   // as it was acquired: its epoch and nonce prove ownership
-	round  *atomic.Int64 // scouts that were begun
-	ctx    context.Context
-	cancel context.CancelCauseFunc
+	partitionID
+	acquired lease.Lease   // as it was acquired: its epoch and nonce prove ownership
+	polls    *atomic.Int64 // polls of the ends that were begun
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
 
 	mu     sync.Mutex
 	stream streamRef // that Identity named
 
-	caught atomic.Int64 // end of the log when it was last read; -1: not there yet
-	calm   atomic.Int64 // the last scout that found it so
-	news   chan struct{}
+	caughtUpAt    atomic.Int64 // end of the log when it was last read; -1: not there yet
+	unchangedPoll atomic.Int64 // the last poll that found it so
+	wakeup        chan struct{}
 
 	// Written by own's goroutine before it ends.
 	err   error
@@ -85,22 +85,22 @@ func (p *partition) giveUp(cause error) {
 	}
 }
 
-// heard notes what a scout found.
-func (p *partition) heard(round int64, n news) {
+// noteEnd notes what a poll found.
+func (p *partition) noteEnd(poll int64, n partitionEnd) {
 	p.mu.Lock()
 	same := n.Incarnation.Valid && n.Incarnation.Bytes == p.stream.incarnation
 	p.mu.Unlock()
-	if same && n.End == p.caught.Load() {
-		p.calm.Store(round)
+	if same && n.End == p.caughtUpAt.Load() {
+		p.unchangedPoll.Store(poll)
 		return
 	}
 	select {
-	case p.news <- struct{}{}:
+	case p.wakeup <- struct{}{}:
 	default: // notified already
 	}
 }
 
-func (p *partition) ref() streamRef {
+func (p *partition) currentStream() streamRef {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stream
@@ -123,7 +123,7 @@ func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
 	p.mu.Lock()
 	p.stream = s
 	p.mu.Unlock()
-	p.caught.Store(-1)
+	p.caughtUpAt.Store(-1)
 	return consumer.Identity{ClusterID: ClusterID, TopicID: s.incarnation, Topic: p.topic, Partition: int32(p.nr), Partitions: int32(s.partitions),
 		Compacted: true}, nil // events may be erased
 }
@@ -132,7 +132,7 @@ func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
 func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	err = p.s.pool.QueryRow(ctx, committedSQL, p.s.cfg.Group, p.ref().id, p.nr).Scan(&offset, &metadata)
+	err = p.s.pool.QueryRow(ctx, committedSQL, p.s.cfg.Group, p.currentStream().id, p.nr).Scan(&offset, &metadata)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return -1, "", nil
 	}
@@ -143,7 +143,7 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	_, err := p.s.pool.Exec(ctx, commitSQL, p.held.ID, p.held.Epoch, p.held.Nonce, p.s.cfg.Group, p.ref().id, p.nr, offset, metadata)
+	_, err := p.s.pool.Exec(ctx, commitSQL, p.acquired.ID, p.acquired.Epoch, p.acquired.Nonce, p.s.cfg.Group, p.currentStream().id, p.nr, offset, metadata)
 	if guard.SQLState(err) == codeFenceLost {
 		return fmt.Errorf("%w: %w", consumer.ErrOwnershipLost, err)
 	}
@@ -158,13 +158,13 @@ func (p *partition) bounded(ctx context.Context) (context.Context, context.Cance
 	return context.WithTimeout(ctx, min(p.s.cfg.LeaseTTL, readTimeout))
 }
 
-// bounds reads the partition's first and next offsets, together with what more queues.
-func (p *partition) bounds(ctx context.Context, more func(b *pgx.Batch, s streamRef)) (start, end int64, err error) {
-	known := p.ref()
+// readBounds reads the partition's first and next offsets, together with what more queues.
+func (p *partition) readBounds(ctx context.Context, more func(b *pgx.Batch, s streamRef)) (start, end int64, err error) {
+	known := p.currentStream()
 	found := false
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	err = reading(ctx, p.s.pool, true, func(b *pgx.Batch) {
+	err = queryLog(ctx, p.s.pool, true, func(b *pgx.Batch) {
 		b.Queue(boundsSQL, p.topic, p.nr).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
 				var s streamRef
@@ -188,7 +188,7 @@ func (p *partition) bounds(ctx context.Context, more func(b *pgx.Batch, s stream
 
 // Bounds implements consumer.Partition.
 func (p *partition) Bounds(ctx context.Context) (consumer.Bounds, error) {
-	start, end, err := p.bounds(ctx, nil)
+	start, end, err := p.readBounds(ctx, nil)
 	return consumer.Bounds{Start: start, End: end, LeaderEpoch: -1}, err
 }
 
@@ -199,28 +199,28 @@ func (p *partition) Verify(context.Context, int64, int32) error { return nil }
 // Retained implements consumer.Partition. Events that a cursor has not passed are not deleted by
 // time.
 func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, error) {
-	start, end, err := p.bounds(ctx, nil)
+	start, end, err := p.readBounds(ctx, nil)
 	if err == nil && (offset < start || offset > end) {
 		err = &consumer.OutOfRangeError{Offset: offset, Start: start, End: end}
 	}
 	return time.Time{}, err
 }
 
-// Fetch implements consumer.Partition. At the log's end it does not ask the database: one scout of
+// Fetch implements consumer.Partition. At the log's end it does not ask the database: one poll of
 // the source looks for all partitions.
 func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
-	if from == p.caught.Load() {
-		if calm, err := p.wait(ctx); err != nil {
+	if from == p.caughtUpAt.Load() {
+		if unchanged, err := p.waitForEvents(ctx); err != nil {
 			return consumer.Fetched{}, err
-		} else if calm {
+		} else if unchanged {
 			return consumer.Fetched{Next: from, LeaderEpoch: -1, HighWatermark: from, LastStable: from}, nil
 		}
 	}
 	f := consumer.Fetched{Next: from, LeaderEpoch: -1}
-	start, end, err := p.bounds(ctx, func(b *pgx.Batch, s streamRef) {
+	start, end, err := p.readBounds(ctx, func(b *pgx.Batch, s streamRef) {
 		b.Queue(pageSQL, s.id, p.nr, from, min(p.s.cfg.FetchBytes, most)).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
-				m, erased, err := p.message(rows)
+				m, erased, err := p.scanMessage(rows)
 				if err != nil {
 					return err
 				}
@@ -245,30 +245,31 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.F
 	}
 	// The log has no open transactions: offsets are given out at COMMIT.
 	f.HighWatermark, f.LastStable = end, end
-	p.caught.Store(-1)
+	p.caughtUpAt.Store(-1)
 	if f.Next == end {
-		p.caught.Store(end)
+		p.caughtUpAt.Store(end)
 	}
 	return f, nil
 }
 
-// wait returns when there may be something to read, or true when a scout that was begun meanwhile
-// has found nothing. If no scout ends in time, the caller asks the database, which may be gone.
-func (p *partition) wait(ctx context.Context) (calm bool, err error) {
-	before := p.round.Load()
+// waitForEvents returns when there may be something to read, or true when a poll that was begun
+// meanwhile has found nothing. If no poll ends in time, the caller asks the database, which may be
+// gone.
+func (p *partition) waitForEvents(ctx context.Context) (unchanged bool, err error) {
+	before := p.polls.Load()
 	t := time.NewTimer(p.s.cfg.PollInterval + p.s.cfg.PollInterval/4)
 	defer t.Stop()
 	select {
-	case <-p.news:
+	case <-p.wakeup:
 		return false, nil
 	case <-t.C:
-		return p.calm.Load() > before, nil
+		return p.unchangedPoll.Load() > before, nil
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
 }
 
-func (p *partition) message(rows pgx.Rows) (m *consumer.Message, erased bool, err error) {
+func (p *partition) scanMessage(rows pgx.Rows) (m *consumer.Message, erased bool, err error) {
 	m = &consumer.Message{Topic: p.topic, Partition: int32(p.nr), LogAppendTime: true, LeaderEpoch: -1}
 	var names []string
 	var values [][]byte

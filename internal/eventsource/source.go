@@ -25,10 +25,10 @@ import (
 // there.
 const ClusterID = "postgres"
 
-// surveySQL reads the state of streams. In: topics; the prefixes of the names of members' and of
+// streamsSQL reads the state of streams. In: topics; the prefixes of the names of members' and of
 // partitions' leases. Out: a row for each stream that exists: topic, id, incarnation, partitions,
 // number of members, partitions without a holder, in no order. Takes no lock.
-const surveySQL = `
+const streamsSQL = `
 select s.topic, s.id, s.incarnation, s.partitions,
        (select count(*) from onlyonce.leases l where starts_with(l.name, $2::text || s.topic || '/') and l.until > clock_timestamp()
           and l.until <= clock_timestamp() + interval '1 hour'),
@@ -37,10 +37,10 @@ select s.topic, s.id, s.incarnation, s.partitions,
               where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour' order by random())
   from onlyonce.streams s where s.topic = any ($1::text[])`
 
-// scoutSQL reads the ends of partitions. In: topics and partitions, of one length. Out: a row for
+// endsSQL reads the ends of partitions. In: topics and partitions, of one length. Out: a row for
 // each: topic, partition, incarnation (null: the stream is gone), next offset. It is a hint: it
 // does not keep segments from being emptied meanwhile.
-const scoutSQL = `
+const endsSQL = `
 select h.topic, h.partition, s.incarnation, coalesce(b.next_offset, -1)
   from unnest($1::text[], $2::smallint[]) as h(topic, partition)
   left join onlyonce.streams s on s.topic = h.topic
@@ -100,7 +100,7 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Par
 		return errors.New("eventsource: this source is running already")
 	}
 	defer s.running.Store(false)
-	if err := s.ready(ctx); err != nil {
+	if err := s.checkStreams(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -114,16 +114,16 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Par
 			s.cfg.Logger.Warn("onlyonce: this process does not drop old segments of the event log; another one must", "error", err)
 		}
 	})
-	m := &member{Source: s, own: own, joined: map[string]*lease.Lease{}, held: map[place]*partition{}, ended: make(chan *partition)}
-	err := m.run(stop)
+	m := &member{Source: s, own: own, joined: map[string]*lease.Lease{}, held: map[partitionID]*partition{}, ended: make(chan *partition)}
+	err := m.runMember(stop)
 	cancel()
 	rotating.Wait()
 	return err
 }
 
-// ready makes the streams that may be made, and checks that every topic has one, before the member
-// joins.
-func (s *Source) ready(ctx context.Context) error {
+// checkStreams makes the streams that may be made, and checks that every topic has one, before the
+// member joins.
+func (s *Source) checkStreams(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, pace.Start)
 	defer cancel()
 	if _, err := preflight.Check(ctx, s.pool, preflight.Events); err != nil {
@@ -136,20 +136,20 @@ func (s *Source) ready(ctx context.Context) error {
 			}
 		}
 	}
-	found, err := s.survey(ctx)
+	found, err := s.readStreams(ctx)
 	if err != nil {
 		return err
 	}
 	for _, topic := range s.cfg.Topics {
-		if !slices.ContainsFunc(found, func(st standing) bool { return st.Topic == topic }) {
+		if !slices.ContainsFunc(found, func(st streamState) bool { return st.Topic == topic }) {
 			return fmt.Errorf("%w: %s", ErrNoStream, topic)
 		}
 	}
 	return nil
 }
 
-// standing is a row of surveySQL.
-type standing struct {
+// streamState is a row of surveySQL.
+type streamState struct {
 	Topic       string
 	ID          int32
 	Incarnation pgtype.UUID
@@ -158,12 +158,12 @@ type standing struct {
 	Free        []int16
 }
 
-func (s *Source) survey(ctx context.Context) ([]standing, error) {
-	rows, err := s.pool.Query(ctx, surveySQL, s.cfg.Topics, s.memberLease(""), s.partitionLease(""))
+func (s *Source) readStreams(ctx context.Context) ([]streamState, error) {
+	rows, err := s.pool.Query(ctx, streamsSQL, s.cfg.Topics, s.memberLease(""), s.partitionLease(""))
 	if err != nil {
 		return nil, fmt.Errorf("looking at the streams: %w", err)
 	}
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[standing])
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[streamState])
 	if err != nil {
 		return nil, fmt.Errorf("looking at the streams: %w", err)
 	}
@@ -179,10 +179,10 @@ func (s *Source) partitionLease(topic string) string {
 	return "events/" + url.PathEscape(s.cfg.Group) + "/" + topic
 }
 
-// reading runs statements in one round trip. It does so without sequential scans, because a table
+// queryLog runs statements in one round trip. It does so without sequential scans, because a table
 // may be tiny when the plan is made and large when it is used again. whole locks the log against
 // being emptied, before the one snapshot of all statements is taken.
-func reading(ctx context.Context, pool *pgxpool.Pool, whole bool, queue func(b *pgx.Batch)) error {
+func queryLog(ctx context.Context, pool *pgxpool.Pool, whole bool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	if whole {
 		b.Queue(`begin isolation level repeatable read read only`)

@@ -2,25 +2,25 @@ package guard
 
 import "strings"
 
-// classify looks at how a statement begins. control: it is one that controls the transaction.
-// sticky: it leaves something in the session that outlives the transaction, which the next user of
-// the connection would meet.
+// classifyStatement looks at how a statement begins. control: it is one that controls the
+// transaction. sticky: it leaves something in the session that outlives the transaction, which the
+// next user of the connection would meet.
 //
 // The extended protocol takes one statement at a time, and a procedure cannot end the transaction
 // that it was called in (PostgreSQL documentation, "Transaction Management" in the PL/pgSQL
 // chapter), so that the first word decides about control. It is the first of three checks: see the
 // package documentation. Sticky has this one only: what hides further in (SELECT ... INTO TEMP,
 // set_config, pg_advisory_lock) is not seen.
-func classify(sql string) (control, sticky bool) {
+func classifyStatement(sql string) (control, sticky bool) {
 	first, rest := word(sql)
 	switch strings.ToLower(first) {
 	case "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release":
 		return true, false
 	case "prepare":
-		control = second(rest) == "transaction"
+		control = secondWord(rest) == "transaction"
 		return control, !control
 	case "set":
-		switch second(rest) {
+		switch secondWord(rest) {
 		case "local", "constraints", "transaction":
 			return false, false
 		}
@@ -28,28 +28,28 @@ func classify(sql string) (control, sticky bool) {
 	case "reset", "deallocate", "discard", "listen", "unlisten", "load":
 		return false, true
 	case "declare":
-		return false, mentions(rest, "with", "hold")
+		return false, containsWords(rest, "with", "hold")
 	case "create":
-		switch second(rest) {
+		switch secondWord(rest) {
 		case "temp", "temporary", "local", "global":
-			return false, !mentions(rest, "on", "commit", "drop")
+			return false, !containsWords(rest, "on", "commit", "drop")
 		case "or": // or replace temp view
-			return false, mentions(rest, "temp") || mentions(rest, "temporary")
+			return false, containsWords(rest, "temp") || containsWords(rest, "temporary")
 		}
 		return false, false
 	}
 	return false, false
 }
 
-// second is the first word of what follows a first word.
-func second(rest string) string {
+// secondWord is the first word of what follows a first word.
+func secondWord(rest string) string {
 	w, _ := word(rest)
 	return strings.ToLower(w)
 }
 
-// mentions reports whether words stand one behind the other in sql. It looks into literals and
+// containsWords reports whether words stand one behind the other in sql. It looks into literals and
 // comments too.
-func mentions(sql string, words ...string) bool {
+func containsWords(sql string, words ...string) bool {
 	at := 0
 	for sql != "" {
 		var w string

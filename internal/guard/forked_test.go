@@ -188,20 +188,20 @@ func (s slowBatch) Close() error                             { s.wait(); return 
 // T6: reading rows, and a batch's results, is a call: each method overlaps with another goroutine's
 // call, and with itself.
 func TestT6ResultsAreReadByOneGoroutine(t *testing.T) {
-	type do = func(r guarded, b userBatch) error
+	type do = func(r guardedRows, b guardedBatch) error
 	for name, method := range map[string]do{
-		"next":         func(r guarded, _ userBatch) error { r.Next(); return nil },
-		"close":        func(r guarded, _ userBatch) error { r.Close(); return nil },
-		"err":          func(r guarded, _ userBatch) error { return r.Err() },
-		"tag":          func(r guarded, _ userBatch) error { r.CommandTag(); return nil },
-		"fields":       func(r guarded, _ userBatch) error { r.FieldDescriptions(); return nil },
-		"scan":         func(r guarded, _ userBatch) error { return r.Scan() },
-		"values":       func(r guarded, _ userBatch) error { _, err := r.Values(); return err },
-		"raw values":   func(r guarded, _ userBatch) error { r.RawValues(); return nil },
-		"batch, exec":  func(_ guarded, b userBatch) error { _, err := b.Exec(); return err },
-		"batch, query": func(_ guarded, b userBatch) error { _, err := b.Query(); return err },
-		"batch, row":   func(_ guarded, b userBatch) error { b.QueryRow(); return nil },
-		"batch, close": func(_ guarded, b userBatch) error { return b.Close() },
+		"next":         func(r guardedRows, _ guardedBatch) error { r.Next(); return nil },
+		"close":        func(r guardedRows, _ guardedBatch) error { r.Close(); return nil },
+		"err":          func(r guardedRows, _ guardedBatch) error { return r.Err() },
+		"tag":          func(r guardedRows, _ guardedBatch) error { r.CommandTag(); return nil },
+		"fields":       func(r guardedRows, _ guardedBatch) error { r.FieldDescriptions(); return nil },
+		"scan":         func(r guardedRows, _ guardedBatch) error { return r.Scan() },
+		"values":       func(r guardedRows, _ guardedBatch) error { _, err := r.Values(); return err },
+		"raw values":   func(r guardedRows, _ guardedBatch) error { r.RawValues(); return nil },
+		"batch, exec":  func(_ guardedRows, b guardedBatch) error { _, err := b.Exec(); return err },
+		"batch, query": func(_ guardedRows, b guardedBatch) error { _, err := b.Query(); return err },
+		"batch, row":   func(_ guardedRows, b guardedBatch) error { b.QueryRow(); return nil },
+		"batch, close": func(_ guardedRows, b guardedBatch) error { return b.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -210,7 +210,7 @@ func TestT6ResultsAreReadByOneGoroutine(t *testing.T) {
 				t.Fatal(err)
 			}
 			one := slow{make(chan struct{}), make(chan struct{})}
-			rows, batch := guarded{one, tx.Handle}, userBatch{&result{tx: tx, batch: slowBatch{one}}, tx.Handle}
+			rows, batch := guardedRows{one, tx.Handle}, guardedBatch{&result{tx: tx, batch: slowBatch{one}}, tx.Handle}
 			done := make(chan error, 1)
 			go func() { done <- method(rows, batch) }()
 			<-one.asked
@@ -470,7 +470,7 @@ func TestOptionsOfPgx(t *testing.T) {
 		"query, names":                   {scan(`select @n::int`, named), ""},
 		"query, simple":                  {scan(`select $1::int`, pgx.QueryExecModeSimpleProtocol, 7), "QueryExecModeSimpleProtocol"},
 		"queue, names":                   {func(tx *Tx) error { tx.Queue(`select @n::int`, named); return tx.flush(t.Context()) }, ""},
-		"queue, mode":                    {func(tx *Tx) error { tx.Queue(`select $1::int`, pgx.QueryExecModeExec, 7); return tx.err() }, "pgx.QueryExecMode in Queue"},
+		"queue, mode":                    {func(tx *Tx) error { tx.Queue(`select $1::int`, pgx.QueryExecModeExec, 7); return tx.failureErr() }, "pgx.QueryExecMode in Queue"},
 		"batch, names":                   {batch(named), ""},
 		"batch, mode":                    {batch(pgx.QueryExecModeExec, 7), "pgx.QueryExecMode in a batch"},
 	} {

@@ -24,26 +24,26 @@ type Handle struct {
 	origin *origin.Origin
 }
 
-// gate lets one call at a time through, and only those of the handle that is lent. Its mutex is
+// callGate lets one call at a time through, and only those of the handle that is lent. Its mutex is
 // held for moments; what a call does on the connection and to the fields of Tx comes between enter
 // and leave.
-type gate struct {
-	mu     sync.Mutex
-	idle   sync.Cond // signals that busy became false
-	turn   int       // number of the handle that was lent last
-	lent   bool      // that handle may call
-	busy   bool      // a call is under way
-	forked bool      // and another one was made meanwhile
-	cut    bool      // Abandon was called
-	sealed bool      // the transaction ends, and stray changes nothing any more
-	stray  error     // a write that came behind its handler's return
+type callGate struct {
+	mu        sync.Mutex
+	idle      sync.Cond // signals that busy became false
+	turn      int       // number of the handle that was lent last
+	lent      bool      // that handle may call
+	busy      bool      // a call is under way
+	forked    bool      // and another one was made meanwhile
+	abandoned bool      // Abandon was called
+	ended     bool      // the transaction ends, and stray changes nothing any more
+	stray     error     // a write that came behind its handler's return
 }
 
-// level is a savepoint that is open.
-type level struct {
-	name    string
-	by      uint64 // goroutine that has called Savepoint
-	foreign bool   // another one has used the transaction since
+// openSavepoint is a savepoint that is open.
+type openSavepoint struct {
+	name      string
+	goroutine uint64 // goroutine that has called Savepoint
+	foreign   bool   // another one has used the transaction since
 }
 
 // Lend begins a turn and returns its handle; origin is the inbound message that it is about, nil
@@ -54,7 +54,7 @@ func (t *Tx) Lend(origin *origin.Origin) *Handle {
 	defer t.gate.mu.Unlock()
 	t.gate.turn++
 	t.gate.lent = true
-	t.firstUses, t.turns = nil, append(t.turns, t.stated)
+	t.firstUses, t.turnStarts = nil, append(t.turnStarts, t.statements)
 	t.Handle = &Handle{tx: t, turn: t.gate.turn, origin: origin}
 	return t.Handle
 }
@@ -72,44 +72,44 @@ func (t *Tx) TakeBack() {
 	}
 	g.mu.Unlock()
 	if waited {
-		t.breaks(ErrUnderWay)
+		t.breakTx(ErrUnderWay)
 	}
-	if t.open != nil {
-		t.open.finish()
+	if t.openResult != nil {
+		t.openResult.finish()
 	}
 }
 
-// enter begins a call. It and the call behind it are one step: until leave the handle is not taken
-// back.
-func (h *Handle) enter() error {
+// beginCall begins a call. It and the call behind it are one step: until leave the handle is not
+// taken back.
+func (h *Handle) beginCall() error {
 	t := h.tx
 	g := &t.gate
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case g.cut || !g.lent || h.turn != g.turn:
+	case g.abandoned || !g.lent || h.turn != g.turn:
 		return ErrClosed
 	case g.busy:
 		g.forked = true // leave makes the other call fail
-		return &Failure{Step: t.who, Err: ErrForked}
+		return &Failure{Step: t.step, Err: ErrForked}
 	}
 	g.busy = true
-	if n := len(t.levels); n > 0 && !t.levels[n-1].foreign && GoroutineID() != t.levels[n-1].by {
-		t.levels[n-1].foreign = true
+	if n := len(t.openSavepoints); n > 0 && !t.openSavepoints[n-1].foreign && GoroutineID() != t.openSavepoints[n-1].goroutine {
+		t.openSavepoints[n-1].foreign = true
 	}
 	return nil
 }
 
-// leave ends a call; err, if there is one, becomes the error of a call that another one has
+// endCall ends a call; err, if there is one, becomes the error of a call that another one has
 // overlapped.
-func (h *Handle) leave(err *error) {
+func (h *Handle) endCall(err *error) {
 	t := h.tx
 	g := &t.gate
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.busy = false
 	if g.forked {
-		t.breaks(ErrForked)
+		t.breakTx(ErrForked)
 		if err != nil {
 			*err = t.failure
 		}
@@ -117,20 +117,20 @@ func (h *Handle) leave(err *error) {
 	g.idle.Broadcast()
 }
 
-// breaks makes the transaction fail for good. An error that a savepoint may undo gives way; one
+// breakTx makes the transaction fail for good. An error that a savepoint may undo gives way; one
 // that is the engine's, or asks for another run, stays.
-func (t *Tx) breaks(err error) {
-	if t.failure == nil || t.forgivable() {
-		t.failure = &Failure{Step: t.who, Err: err}
+func (t *Tx) breakTx(err error) {
+	if t.failure == nil || t.undoable() {
+		t.failure = &Failure{Step: t.step, Err: err}
 	}
 }
 
-// straying takes note of a write without an answer that came when its handler had returned: it is
-// lost, and only the log can say so where the transaction has ended.
-func (t *Tx) straying(sql string) {
+// reportStray takes note of a write without an answer that came when its handler had returned: it
+// is lost, and only the log can say so where the transaction has ended.
+func (t *Tx) reportStray(sql string) {
 	err := &Failure{Step: stepUser, SQL: excerpt(sql), Err: fmt.Errorf("%w: the statement was not sent", ErrClosed)}
 	t.gate.mu.Lock()
-	if !t.gate.sealed && t.gate.stray == nil {
+	if !t.gate.ended && t.gate.stray == nil {
 		t.gate.stray = err
 	}
 	t.gate.mu.Unlock()
@@ -139,28 +139,28 @@ func (t *Tx) straying(sql string) {
 	}
 }
 
-// seals says that the transaction ends now, and returns the write that was lost before.
-func (t *Tx) seals() error {
+// endCalls says that the transaction ends now, and returns the write that was lost before.
+func (t *Tx) endCalls() error {
 	t.gate.mu.Lock()
 	defer t.gate.mu.Unlock()
-	t.gate.sealed = true
+	t.gate.ended = true
 	return t.gate.stray
 }
 
-// numbered is the place of a statement among those of its turn, from 1, given its place among all
-// of the transaction, from 0.
-func (t *Tx) numbered(at int) int {
-	i, found := slices.BinarySearch(t.turns, at)
+// numberInTurn is the place of a statement among those of its turn, from 1, given its place among
+// all of the transaction, from 0.
+func (t *Tx) numberInTurn(at int) int {
+	i, found := slices.BinarySearch(t.turnStarts, at)
 	if !found {
 		i--
 	}
-	for i+1 < len(t.turns) && t.turns[i+1] == at { // turns without a statement
+	for i+1 < len(t.turnStarts) && t.turnStarts[i+1] == at { // turns without a statement
 		i++
 	}
 	if i < 0 {
 		return at + 1
 	}
-	return at - t.turns[i] + 1
+	return at - t.turnStarts[i] + 1
 }
 
 // excerpt is how a statement begins, on one line.

@@ -121,7 +121,7 @@ func TestControls(t *testing.T) {
 		"prepare p as select 1": false, "select 1": false, "insert into commit values (1)": false, "(select 1)": false, "": false,
 		"-- commit": false, "/* commit": false, "committed()": false, "endure": false, "with begin as (select 1) select": false,
 	} {
-		if got, _ := classify(sql); got != want {
+		if got, _ := classifyStatement(sql); got != want {
 			t.Errorf("%q: %v", sql, got)
 		}
 	}
@@ -132,8 +132,8 @@ func FuzzControls(f *testing.F) {
 	f.Add("--\n")
 	f.Fuzz(func(t *testing.T, sql string) {
 		for _, comment := range []string{"/* x */ -- y\n", "-- y\r"} {
-			plain, left := classify(sql)
-			if behind, leaves := classify(comment + sql); behind != plain || leaves != left {
+			plain, left := classifyStatement(sql)
+			if behind, leaves := classifyStatement(comment + sql); behind != plain || leaves != left {
 				t.Fatalf("a comment in front hides %q", sql)
 			}
 		}

@@ -14,20 +14,20 @@ func (h *Handle) Guarded() *Handle { return h }
 
 // Refuse fails the transaction for good, with an error of a layer over the handle.
 func (h *Handle) Refuse(refused error) (err error) {
-	if err := h.enter(); err != nil {
+	if err := h.beginCall(); err != nil {
 		return err
 	}
-	defer h.leave(&err)
-	h.tx.breaks(refused)
-	return h.tx.err()
+	defer h.endCall(&err)
+	h.tx.breakTx(refused)
+	return h.tx.failureErr()
 }
 
 // Failed is what went wrong first, nil if nothing did, or if the handle is not valid any more.
 func (h *Handle) Failed() *Failure {
-	if h.enter() != nil {
+	if h.beginCall() != nil {
 		return nil
 	}
-	defer h.leave(nil)
+	defer h.endCall(nil)
 	return h.tx.failure
 }
 
@@ -41,7 +41,7 @@ type Saved struct {
 
 // Save sets a savepoint. Savepoints are ended in reverse order, by one of Release, Undo and Forget.
 func (h *Handle) Save(ctx context.Context) (*Saved, error) {
-	name, marks, late, err := h.begin(ctx)
+	name, marks, late, err := h.beginSavepoint(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (h *Handle) Save(ctx context.Context) (*Saved, error) {
 
 // Release keeps what was written since the savepoint was set.
 func (h *Handle) Release(ctx context.Context, s *Saved) error {
-	return h.end(ctx, s.name, s.marks, s.late, nil)
+	return h.endSavepoint(ctx, s.name, s.marks, s.late, nil)
 }
 
 // errUndo is the error in place of a function's.
@@ -59,7 +59,7 @@ var errUndo = errors.New("rolled back to the savepoint")
 // Undo undoes what was written since the savepoint was set, failed statements included. It returns
 // an error if the transaction has failed for good; see [Handle.Savepoint].
 func (h *Handle) Undo(ctx context.Context, s *Saved) error {
-	err := h.end(ctx, s.name, s.marks, s.late, errUndo)
+	err := h.endSavepoint(ctx, s.name, s.marks, s.late, errUndo)
 	if errors.Is(err, errUndo) {
 		return nil
 	}
@@ -69,14 +69,14 @@ func (h *Handle) Undo(ctx context.Context, s *Saved) error {
 // Forget leaves a savepoint that was not ended to the end of the transaction, or of a savepoint
 // around it. It sends nothing.
 func (h *Handle) Forget(s *Saved) {
-	if h.enter() != nil {
+	if h.beginCall() != nil {
 		return // and nothing more will be done with it
 	}
-	defer h.leave(nil)
+	defer h.endCall(nil)
 	t := h.tx
-	for i, l := range t.levels {
+	for i, l := range t.openSavepoints {
 		if l.name == s.name {
-			t.levels = t.levels[:i]
+			t.openSavepoints = t.openSavepoints[:i]
 			return
 		}
 	}

@@ -8,10 +8,10 @@ import (
 )
 
 // Divide makes filters be divided into parts of that many keys.
-func (b *Builder) Divide(keys int64) { b.most = keys }
+func (b *Builder) Divide(keys int64) { b.maxPartKeys = keys }
 
 // Watch is watch.
-var Watch = watch
+var Watch = watchHorizons
 
 // Looks counts the queries of a DB.
 type Looks struct {

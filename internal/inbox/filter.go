@@ -24,9 +24,9 @@ const header = len(version) + 8 + 8 + 4*4
 
 var errFilter = errors.New("not a filter")
 
-// word is the part of a key's hash that filters use. The last 8 bytes are hash in every key, also
-// in keys that begin with their time.
-func word(key []byte) uint64 { return binary.BigEndian.Uint64(key[8:16]) }
+// keyWord is the part of a key's hash that filters use. The last 8 bytes are hash in every key,
+// also in keys that begin with their time.
+func keyWord(key []byte) uint64 { return binary.BigEndian.Uint64(key[8:16]) }
 
 // partOf returns which of a filter's parts a key belongs to: by its last byte, as partSQL does.
 func partOf(word uint64, parts int) int { return int(word&0xff) * parts >> 8 }

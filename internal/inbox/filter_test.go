@@ -123,12 +123,12 @@ func FuzzCopied(f *testing.F) {
 	f.Add(whole, 1)
 	f.Add(whole, 7)
 	f.Fuzz(func(t *testing.T, stream []byte, piece int) {
-		var once, pieces copied
+		var once, pieces copyParser
 		_, _ = once.Write(stream)
 		for part := range slices.Chunk(stream, max(piece&31, 1)) {
 			_, _ = pieces.Write(part)
 		}
-		if !slices.Equal(once.words, pieces.words) || (once.whole() == nil) != (pieces.whole() == nil) {
+		if !slices.Equal(once.words, pieces.words) || (once.checkComplete() == nil) != (pieces.checkComplete() == nil) {
 			t.Fatalf("%v and %v", once.words, pieces.words)
 		}
 	})

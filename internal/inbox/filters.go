@@ -30,21 +30,23 @@ type Filters struct {
 	// Timeout bounds each statement. Set it before Run. Defaults to 30 s.
 	Timeout time.Duration
 
-	pool *pgxpool.Pool
-	ring string
-	log  *slog.Logger
-	set  atomic.Pointer[[]loaded]
+	pool     *pgxpool.Pool
+	ring     string
+	log      *slog.Logger
+	segments atomic.Pointer[[]segmentFilter]
 }
 
-type loaded struct {
+type segmentFilter struct {
 	use   int64
 	parts []*filter
 }
 
-func (l *loaded) mayHold(word uint64) bool { return l.parts[partOf(word, len(l.parts))].mayHold(word) }
+func (l *segmentFilter) mayHold(word uint64) bool {
+	return l.parts[partOf(word, len(l.parts))].mayHold(word)
+}
 
 // size is how many keys the parts hold, and how much memory they take.
-func (l *loaded) size() (keys, bytes int64) {
+func (l *segmentFilter) size() (keys, bytes int64) {
 	for _, p := range l.parts {
 		keys, bytes = keys+p.keys, bytes+p.bytes()
 	}
@@ -75,24 +77,24 @@ func (f *Filters) Run(ctx context.Context) {
 // Load loads filters that are not loaded yet, and drops those of segments that are not closed any
 // more. A filter that cannot be read is left out.
 func (f *Filters) Load(ctx context.Context) error {
-	list, err := f.list(ctx)
+	list, err := f.listFilters(ctx)
 	if err != nil {
 		return err
 	}
-	var before, now []loaded
-	if p := f.set.Load(); p != nil {
+	var before, now []segmentFilter
+	if p := f.segments.Load(); p != nil {
 		before = *p
 	}
 	var failed error
 	for _, e := range list {
-		if i := slices.IndexFunc(before, func(l loaded) bool { return l.use == e.Use }); i >= 0 {
+		if i := slices.IndexFunc(before, func(l segmentFilter) bool { return l.use == e.Use }); i >= 0 {
 			now = append(now, before[i])
 			continue
 		}
-		one := loaded{use: e.Use}
+		one := segmentFilter{use: e.Use}
 		for part := range e.Keys {
 			var p *filter
-			p, err = f.part(ctx, e, part)
+			p, err = f.loadPart(ctx, e, part)
 			if err != nil {
 				failed = fmt.Errorf("filter of use %d, part %d of %d: %w", e.Use, part, len(e.Keys), err)
 				break
@@ -105,28 +107,28 @@ func (f *Filters) Load(ctx context.Context) error {
 			f.log.Info("onlyonce: filter of the inbox loaded", "ring", f.ring, "keys", keys, "bytes", bytes)
 		}
 	}
-	f.set.Store(&now)
+	f.segments.Store(&now)
 	return failed
 }
 
-// entry is a row of listSQL.
-type entry struct {
+// filterRow is a row of listSQL.
+type filterRow struct {
 	Use     int64
 	Keys    []int64
 	Digests [][]byte
 }
 
-func (f *Filters) list(ctx context.Context) ([]entry, error) {
+func (f *Filters) listFilters(ctx context.Context) ([]filterRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.Timeout)
 	defer cancel()
 	rows, err := f.pool.Query(ctx, listSQL, f.ring)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[entry])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[filterRow])
 }
 
-func (f *Filters) part(ctx context.Context, e entry, part int) (*filter, error) {
+func (f *Filters) loadPart(ctx context.Context, e filterRow, part int) (*filter, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.Timeout)
 	defer cancel()
 	var stored []byte
@@ -138,7 +140,7 @@ func (f *Filters) part(ctx context.Context, e entry, part int) (*filter, error) 
 
 // Bytes returns how much memory the loaded filters take, and how many segments they cover.
 func (f *Filters) Bytes() (bytes int64, segments int) {
-	p := f.set.Load()
+	p := f.segments.Load()
 	if p == nil {
 		return 0, 0
 	}
@@ -152,7 +154,7 @@ func (f *Filters) Bytes() (bytes int64, segments int) {
 // Ask asks all loaded filters for keys. asked holds their uses. hits holds the keys that a filter
 // could not exclude, and hitUses which filter that was.
 func (f *Filters) Ask(keys [][16]byte) (asked, hitUses []int64, hits [][16]byte) {
-	p := f.set.Load()
+	p := f.segments.Load()
 	if p == nil || len(*p) == 0 {
 		return nil, nil, nil
 	}
@@ -160,7 +162,7 @@ func (f *Filters) Ask(keys [][16]byte) (asked, hitUses []int64, hits [][16]byte)
 	for i, l := range *p {
 		asked[i] = l.use
 		for _, k := range keys {
-			if l.mayHold(word(k[:])) {
+			if l.mayHold(keyWord(k[:])) {
 				hitUses, hits = append(hitUses, l.use), append(hits, k)
 			}
 		}

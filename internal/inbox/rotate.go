@@ -18,8 +18,9 @@ const interval = 10 * time.Second
 // answerTimeout bounds a statement, because its server may be gone without closing the connection.
 const answerTimeout = 30 * time.Second
 
-// askAgain is how long a process waits if its role lacks rights: they may be granted while it runs.
-const askAgain = 5 * time.Minute
+// rightsRecheck is how long a process waits if its role lacks rights: they may be granted while it
+// runs.
+const rightsRecheck = 5 * time.Minute
 
 // anySize means that a segment is followed by another one when it is a seventh of the horizon old,
 // whatever its size. A ring has the slots that a horizon needs at that pace. A ring that closed
@@ -34,7 +35,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 	var all sync.WaitGroup
 	for _, which := range ring.Keys() {
 		x, err := ring.New(pool, which, ring.Config{MaxBytes: anySize, Interval: interval, Hooks: ring.Hooks{
-			Stepped: func(o ring.Outcome) { stepped(log, which.Name, o) },
+			Stepped: func(o ring.StepResult) { logStep(log, which.Name, o) },
 			Failed:  func(err error) { log.Warn("onlyonce: rotating the inbox failed", "ring", which.Name, "error", err) },
 		}})
 		if err != nil {
@@ -42,10 +43,10 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 			continue
 		}
 		all.Go(func() {
-			told := false
-			for wait := interval; pause(ctx, wait); wait = askAgain {
-				if err := x.Run(ctx); err != nil && ctx.Err() == nil && !told {
-					told = true
+			reported := false
+			for wait := interval; sleep(ctx, wait); wait = rightsRecheck {
+				if err := x.Run(ctx); err != nil && ctx.Err() == nil && !reported {
+					reported = true
 					log.Warn("onlyonce: this process does not drop old segments of the inbox; another one must", "ring", which.Name, "error", err)
 				}
 			}
@@ -53,13 +54,13 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 	}
 	all.Go(func() { NewBuilder(pool, ring.ConsumerKeys(), log).Run(ctx) })
 	if len(needs) > 0 {
-		all.Go(func() { watch(ctx, pool, log, interval, answerTimeout, needs) })
+		all.Go(func() { watchHorizons(ctx, pool, log, interval, answerTimeout, needs) })
 	}
 	all.Wait()
 }
 
-// pause waits, and reports whether ctx is still open.
-func pause(ctx context.Context, wait time.Duration) bool {
+// sleep waits, and reports whether ctx is still open.
+func sleep(ctx context.Context, wait time.Duration) bool {
 	t := time.NewTimer(wait)
 	defer t.Stop()
 	select {
@@ -70,8 +71,8 @@ func pause(ctx context.Context, wait time.Duration) bool {
 	}
 }
 
-// stepped logs what became of a segment.
-func stepped(log *slog.Logger, name string, o ring.Outcome) {
+// logStep logs what became of a segment.
+func logStep(log *slog.Logger, name string, o ring.StepResult) {
 	switch o.Action {
 	case ring.Announced:
 		log.Info("onlyonce: the inbox goes on in another segment", "ring", name, "slot", o.Slot)

@@ -27,9 +27,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// makeSQL makes the row. In: name. Relies on the unique index on onlyonce.leases.name; any
+// insertSQL makes the row. In: name. Relies on the unique index on onlyonce.leases.name; any
 // isolation level.
-const makeSQL = `insert into onlyonce.leases (name) values ($1) on conflict (name) do nothing`
+const insertSQL = `insert into onlyonce.leases (name) values ($1) on conflict (name) do nothing`
 
 // readSQL says who may take over. In: name. Out: id, epoch, whether it is free; no row before it is
 // made. clock_timestamp() and not now(), which is when the transaction began. Takes no lock.
@@ -92,7 +92,7 @@ func Acquire(ctx context.Context, db DB, name string, ttl time.Duration) (*Lease
 	read := func() error { return db.QueryRow(ctx, readSQL, name).Scan(&l.ID, &l.Epoch, &free) }
 	err := read()
 	if errors.Is(err, pgx.ErrNoRows) {
-		if _, err := db.Exec(ctx, makeSQL, name); err != nil {
+		if _, err := db.Exec(ctx, insertSQL, name); err != nil {
 			return nil, fmt.Errorf("making lease %s: %w", name, err)
 		}
 		err = read()

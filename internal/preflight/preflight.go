@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
@@ -44,8 +45,7 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 		return warnings, errors.Join(append(faults, fmt.Errorf("reading the rights of %s: %w", s.user, err))...)
 	}
 	if len(missing) > 0 {
-		faults = append(faults, fmt.Errorf("role %s lacks rights: %s; grant them (docs/roles.sql has all that %s needs)",
-			s.user, strings.Join(missing, ", "), as.name))
+		faults = append(faults, fmt.Errorf("grant %s to %s (docs/roles.sql has the role): it lacks %s", as.name, s.user, Rights(missing)))
 	}
 	// If the check was denied, the missing rights name that.
 	if err := migrations.Check(ctx, db); err != nil && !denied(err) {
@@ -56,6 +56,17 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 		faults = append(faults, fmt.Errorf("reading prepared transactions: %w", err))
 	}
 	return append(warnings, prepared...), errors.Join(faults...)
+}
+
+// mostRights is how many missing rights are named.
+const mostRights = 5
+
+// Rights lists missing rights: how many, and the first of them.
+func Rights(missing []string) string {
+	if len(missing) <= mostRights {
+		return show.Count(int64(len(missing)), "right") + ": " + strings.Join(missing, ", ")
+	}
+	return fmt.Sprintf("%d rights, the first: %s", len(missing), strings.Join(missing[:mostRights], ", "))
 }
 
 // denied reports whether err is insufficient_privilege.

@@ -340,7 +340,7 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	for _, x := range []struct{ role, login, take, names string }{
-		{"onlyonce_app", "stock", `delete on onlyonce.progress`, "role stock lacks rights: DELETE on onlyonce.progress; grant them (docs/roles.sql has all that onlyonce_app needs)"},
+		{"onlyonce_app", "stock", `delete on onlyonce.progress`, "grant onlyonce_app to stock (docs/roles.sql has the role): it lacks 1 right: DELETE on onlyonce.progress"},
 		{"onlyonce_app", "stock", `select, insert on onlyonce.consumer_keys_0`, "INSERT on onlyonce.consumer_keys_0, SELECT on onlyonce.consumer_keys_0"},
 		{"onlyonce_app", "stock", `select on onlyonce.schema_version`, "SELECT on onlyonce.schema_version"},
 		{"onlyonce_app", "stock", `usage on schema onlyonce`, "USAGE on schema onlyonce"},

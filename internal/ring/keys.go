@@ -13,7 +13,7 @@ func Keys() []Ring { return []Ring{ConsumerKeys(), StandardKeys()} }
 // when every position has passed what was appended until the segment was closed, and the horizon
 // after that (K6).
 func ConsumerKeys() Ring {
-	r := keys("consumer_keys")
+	r := keyRing("consumer_keys")
 	r.Needed, r.Repair = consumerNeeded, consumerRepair
 	r.Reads, r.Notes = []string{"onlyonce.cursors"}, []string{"onlyonce.frontiers"}
 	return r
@@ -24,12 +24,12 @@ func ConsumerKeys() Ring {
 // it was closed, by the database's clock. HTTP requests are in no ring: their records are kept for
 // Route.TTL (K3).
 func StandardKeys() Ring {
-	r := keys("standard_keys")
+	r := keyRing("standard_keys")
 	r.Needed = clockNeeded
 	return r
 }
 
-func keys(name string) Ring {
+func keyRing(name string) Ring {
 	r := Ring{Name: name, Sequence: "onlyonce." + name + "_version", Horizon: true}
 	for slot := range keySlots {
 		r.Tables = append(r.Tables, "onlyonce."+name+"_"+strconv.Itoa(slot))

@@ -55,7 +55,7 @@ func quick() ring.Config {
 // rotator is a rotator and what it reported.
 type rotator struct {
 	*ring.Rotator
-	stepped []ring.Outcome
+	stepped []ring.StepResult
 	leases  []ring.LeaseChange
 }
 
@@ -63,7 +63,7 @@ func (r *rig) rotator(cfg ring.Config) *rotator {
 	r.t.Helper()
 	x := &rotator{}
 	cfg.Hooks = ring.Hooks{
-		Stepped: func(o ring.Outcome) { x.stepped = append(x.stepped, o) },
+		Stepped: func(o ring.StepResult) { x.stepped = append(x.stepped, o) },
 		Lease:   func(c ring.LeaseChange) { x.leases = append(x.leases, c) },
 		Failed:  func(err error) { r.t.Logf("failed: %v", err) },
 	}
@@ -74,7 +74,7 @@ func (r *rig) rotator(cfg ring.Config) *rotator {
 	return x
 }
 
-func (r *rig) step(x *rotator) ring.Outcome {
+func (r *rig) step(x *rotator) ring.StepResult {
 	r.t.Helper()
 	out, err := x.Step(r.t.Context())
 	if err != nil {
@@ -84,9 +84,9 @@ func (r *rig) step(x *rotator) ring.Outcome {
 }
 
 // until steps until a step comes to that, with nothing but waiting before.
-func (r *rig) until(x *rotator, want ring.Action) ring.Outcome {
+func (r *rig) until(x *rotator, want ring.Action) ring.StepResult {
 	r.t.Helper()
-	var last ring.Outcome
+	var last ring.StepResult
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		if last = r.step(x); last.Action == want {
 			return last
@@ -102,7 +102,7 @@ func (r *rig) until(x *rotator, want ring.Action) ring.Outcome {
 // reach steps until a step has that outcome, whichever steps are due before.
 func (r *rig) reach(x *rotator, want ring.Action) {
 	r.t.Helper()
-	var last ring.Outcome
+	var last ring.StepResult
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		if last = r.step(x); last.Action == want {
 			return

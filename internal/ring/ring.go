@@ -36,7 +36,7 @@ type Ring struct {
 	// empties the segment, after the segment is locked and known not to be needed. SEGMENT is
 	// replaced as in Needed. Defaults to none.
 	Keep string
-	// Notes are the qualified names of the tables that Keep and Mend insert into and update.
+	// Notes are the qualified names of the tables that Keep and Repair insert into and update.
 	Notes []string
 }
 
@@ -92,15 +92,15 @@ const (
 	Full    Action = "full"    // no free slot for the next segment: the current one keeps growing
 )
 
-// Outcome is the result of one step.
-type Outcome struct {
+// StepResult is the result of one step.
+type StepResult struct {
 	Action Action
 	Slot   int16  // the segment concerned; meaningless with Standby, Idle and Repaired
 	Why    string // with Busy, Needed and Full
 }
 
 // Changed reports whether the ring's row was changed, so that another step may be due at once.
-func (o Outcome) Changed() bool {
+func (o StepResult) Changed() bool {
 	switch o.Action {
 	case Announced, Closed, Retired, Truncated, Repaired:
 		return true
@@ -121,7 +121,7 @@ type Hooks struct {
 	// Stepped is called for every step that changed the row. It is called once for each segment
 	// that is kept although its retention has passed (Needed), or that grows because no slot is
 	// free (Full).
-	Stepped func(Outcome)
+	Stepped func(StepResult)
 	// Lease is called when this rotator takes, loses or releases the lease.
 	Lease func(LeaseChange)
 	// Failed is called for errors that Run waits out.

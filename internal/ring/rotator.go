@@ -23,18 +23,18 @@ type Rotator struct {
 	lease *lease.Lease // nil: not ours
 	// wait is the current wait and the row's version that it is for. It is nil until an id was
 	// taken after the row was read.
-	wait *wait
+	wait *pendingWait
 	// busy is how often in a row the segment could not be locked; pausedTo is when the next try is
 	// due.
 	busy     int
 	pausedTo time.Time
 	// What was reported already and is not reported again.
-	toldRights, toldClock bool
-	told                  Outcome
+	reportedRights, reportedClock bool
+	lastReported                  StepResult
 
 	// The database's clock at the last look, and this process's at that moment.
-	clock, looked time.Time
-	jumped        bool
+	clock, clockReadAt time.Time
+	jumped             bool
 }
 
 // New returns a rotator, or every fault of its configuration at once.
@@ -52,7 +52,7 @@ func New(pool *pgxpool.Pool, ring Ring, cfg Config) (*Rotator, error) {
 func (r *Rotator) Run(ctx context.Context) error {
 	defer func() {
 		if err := r.Release(ctx); err != nil {
-			r.failed(err)
+			r.reportError(err)
 		}
 	}()
 	pause := time.NewTimer(0)
@@ -70,7 +70,7 @@ func (r *Rotator) Run(ctx context.Context) error {
 		case errors.Is(err, ErrRights):
 			return err
 		case err != nil:
-			r.failed(err)
+			r.reportError(err)
 		}
 		if out.Changed() {
 			pause.Reset(0)
@@ -80,7 +80,7 @@ func (r *Rotator) Run(ctx context.Context) error {
 	}
 }
 
-func (r *Rotator) failed(err error) {
+func (r *Rotator) reportError(err error) {
 	if r.cfg.Hooks.Failed != nil {
 		r.cfg.Hooks.Failed(err)
 	}
@@ -94,12 +94,12 @@ func (r *Rotator) Release(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Timeout)
 	defer cancel()
 	l := r.lease
-	r.drop(nil)
+	r.dropLease(nil)
 	return l.Release(bounded, r.pool)
 }
 
-// drop forgets the lease and any wait under it.
-func (r *Rotator) drop(why error) {
+// dropLease forgets the lease and any wait under it.
+func (r *Rotator) dropLease(why error) {
 	epoch := r.lease.Epoch
 	r.lease, r.wait, r.busy = nil, nil, 0
 	if r.cfg.Hooks.Lease != nil {
@@ -109,17 +109,17 @@ func (r *Rotator) drop(why error) {
 
 // Step takes at most one step. It waits only for the lease's and the row's locks (LockTimeout). If
 // ctx ends, a step that has begun is finished, within Timeout.
-func (r *Rotator) Step(ctx context.Context) (Outcome, error) {
-	out, err := r.step(ctx)
+func (r *Rotator) Step(ctx context.Context) (StepResult, error) {
+	out, err := r.takeStep(ctx)
 	if err != nil {
-		out, err = r.judge(ctx, err)
+		out, err = r.resultOf(ctx, err)
 	}
 	if out.Changed() {
-		r.wait, r.told = nil, Outcome{}
+		r.wait, r.lastReported = nil, StepResult{}
 	}
 	tell := out.Changed()
-	if (out.Action == Needed || out.Action == Full) && (out.Action != r.told.Action || out.Slot != r.told.Slot) {
-		r.told, tell = out, true // not again for another lane of the same segment
+	if (out.Action == Needed || out.Action == Full) && (out.Action != r.lastReported.Action || out.Slot != r.lastReported.Slot) {
+		r.lastReported, tell = out, true // not again for another lane of the same segment
 	}
 	if tell && r.cfg.Hooks.Stepped != nil {
 		r.cfg.Hooks.Stepped(out)
@@ -127,43 +127,43 @@ func (r *Rotator) Step(ctx context.Context) (Outcome, error) {
 	return out, err
 }
 
-// judge maps an error to an outcome. It drops the wait, because the session may have gone, and the
-// server with it.
-func (r *Rotator) judge(ctx context.Context, err error) (Outcome, error) {
+// resultOf maps an error to an outcome. It drops the wait, because the session may have gone, and
+// the server with it.
+func (r *Rotator) resultOf(ctx context.Context, err error) (StepResult, error) {
 	r.wait = nil
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
 		switch pg.Code {
 		case "OO001":
-			r.drop(err)
-			return Outcome{Action: Standby}, nil
+			r.dropLease(err)
+			return StepResult{Action: Standby}, nil
 		case "55P03": // lock_not_available: another session takes over the lease, or reads the row
-			return Outcome{Action: Busy, Why: pg.Message}, nil
+			return StepResult{Action: Busy, Why: pg.Message}, nil
 		case "42501":
 			err = fmt.Errorf("%w: %w", ErrRights, err)
 		}
 	}
-	told := (*bool)(nil)
+	reported := (*bool)(nil)
 	switch {
 	case errors.Is(err, ErrMoved):
-		return Outcome{Action: Standby}, errors.Join(err, r.Release(ctx))
+		return StepResult{Action: Standby}, errors.Join(err, r.Release(ctx))
 	case errors.Is(err, ErrRights):
-		told = &r.toldRights
+		reported = &r.reportedRights
 	case errors.Is(err, ErrClock), errors.Is(err, ErrJump):
-		told = &r.toldClock
+		reported = &r.reportedClock
 	}
-	if told != nil && *told {
-		return Outcome{Action: Standby}, nil
+	if reported != nil && *reported {
+		return StepResult{Action: Standby}, nil
 	}
-	if told != nil {
-		*told = true
+	if reported != nil {
+		*reported = true
 	}
-	return Outcome{Action: Standby}, err
+	return StepResult{Action: Standby}, err
 }
 
-// look compares the database's clock with the time that has passed for this process since the last
-// look. It does so without the lease too, because a jump ends leases.
-func (r *Rotator) look(ctx context.Context) error {
+// checkClock compares the database's clock with the time that has passed for this process since the
+// last look. It does so without the lease too, because a jump ends leases.
+func (r *Rotator) checkClock(ctx context.Context) error {
 	if !r.ring.Horizon {
 		return nil
 	}
@@ -179,21 +179,21 @@ func (r *Rotator) look(ctx context.Context) error {
 		return fmt.Errorf("reading the database's clock: %w", err)
 	}
 	now := time.Now()
-	if seventh != nil && !r.looked.IsZero() {
+	if seventh != nil && !r.clockReadAt.IsZero() {
 		// The time that the query took is no jump.
 		most := max(time.Duration(*seventh*float64(time.Second)), r.cfg.Timeout)
-		r.jumped = clock.Sub(r.clock) > now.Sub(r.looked)+most
+		r.jumped = clock.Sub(r.clock) > now.Sub(r.clockReadAt)+most
 	}
-	r.clock, r.looked = clock, now
+	r.clock, r.clockReadAt = clock, now
 	if r.jumped {
 		return ErrJump
 	}
 	return nil
 }
 
-// allowed returns ErrRights, with all that the role lacks, unless this rotator may rotate. A
+// checkRights returns ErrRights, with all that the role lacks, unless this rotator may rotate. A
 // rotator that has the lease was checked already.
-func (r *Rotator) allowed(ctx context.Context) error {
+func (r *Rotator) checkRights(ctx context.Context) error {
 	if r.lease != nil {
 		return nil
 	}
@@ -210,12 +210,12 @@ func (r *Rotator) allowed(ctx context.Context) error {
 	if len(missing) > 0 {
 		return fmt.Errorf("%w: it lacks %s", ErrRights, strings.Join(missing, ", "))
 	}
-	r.toldRights = false
+	r.reportedRights = false
 	return nil
 }
 
-// own takes the lease, or renews it.
-func (r *Rotator) own(ctx context.Context) (bool, error) {
+// holdLease takes the lease, or renews it.
+func (r *Rotator) holdLease(ctx context.Context) (bool, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	if r.lease != nil {
@@ -224,7 +224,7 @@ func (r *Rotator) own(ctx context.Context) (bool, error) {
 		}
 		ours, err := r.lease.Renew(bounded, r.pool, r.cfg.LeaseTTL)
 		if err == nil && !ours {
-			r.drop(errors.New("somebody else has taken the lease over"))
+			r.dropLease(errors.New("somebody else has taken the lease over"))
 		}
 		return ours, err
 	}

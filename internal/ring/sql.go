@@ -112,7 +112,7 @@ const (
 	truncateSQL = `truncate table SEGMENT`
 )
 
-// with puts a ring's names into a statement.
-func with(sql, sequence, table string, slot int16) string {
+// substitute puts a ring's names into a statement.
+func substitute(sql, sequence, table string, slot int16) string {
 	return strings.NewReplacer("SEQUENCE", sequence, "SEGMENT", table, "SLOT", strconv.Itoa(int(slot))).Replace(sql)
 }

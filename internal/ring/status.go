@@ -54,7 +54,7 @@ select r.version, v.last_value, s.slot,
 // ReadStatus returns the state of a ring.
 func ReadStatus(ctx context.Context, db DB, ring Ring) (Status, error) {
 	st := Status{Name: ring.Name}
-	rows, err := db.Query(ctx, with(statusSQL, ring.Sequence, "", 0), ring.Name, ring.Tables)
+	rows, err := db.Query(ctx, substitute(statusSQL, ring.Sequence, "", 0), ring.Name, ring.Tables)
 	if err != nil {
 		return Status{}, fmt.Errorf("reading ring %s: %w", ring.Name, err)
 	}

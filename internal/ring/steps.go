@@ -15,13 +15,13 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-type wait struct {
+type pendingWait struct {
 	version int64
 	xid     string
 }
 
-// state is a ring's row, and what the database knows about it.
-type state struct {
+// ringState is a ring's row, and what the database knows about it.
+type ringState struct {
 	slots, cur                 int16
 	draining, retired          *int16
 	closed                     []int16 // youngest first
@@ -29,9 +29,9 @@ type state struct {
 	due, expired, clockIsWrong bool
 }
 
-// free returns a slot that is neither current, draining, closed nor retired: the next one in the
-// ring.
-func (s *state) free() (int16, bool) {
+// freeSlot returns a slot that is neither current, draining, closed nor retired: the next one in
+// the ring.
+func (s *ringState) freeSlot() (int16, bool) {
 	for i := int16(1); i < s.slots; i++ {
 		slot := (s.cur + i) % s.slots
 		if !slices.Contains(s.closed, slot) && (s.retired == nil || *s.retired != slot) && (s.draining == nil || *s.draining != slot) {
@@ -41,55 +41,55 @@ func (s *state) free() (int16, bool) {
 	return 0, false
 }
 
-func (r *Rotator) step(ctx context.Context) (Outcome, error) {
-	if err := r.allowed(ctx); err != nil {
-		return Outcome{}, err
+func (r *Rotator) takeStep(ctx context.Context) (StepResult, error) {
+	if err := r.checkRights(ctx); err != nil {
+		return StepResult{}, err
 	}
 	// Before any step that a wrong clock forbids, and without the lease: this process may be the
 	// only one left.
 	if r.ring.Repair != "" {
 		if err := r.runRepair(ctx); err != nil {
-			return Outcome{}, err
+			return StepResult{}, err
 		}
 	}
-	if err := r.look(ctx); err != nil {
-		return Outcome{}, err
+	if err := r.checkClock(ctx); err != nil {
+		return StepResult{}, err
 	}
-	if owner, err := r.own(ctx); !owner || err != nil {
-		return Outcome{Action: Standby}, err
+	if owner, err := r.holdLease(ctx); !owner || err != nil {
+		return StepResult{Action: Standby}, err
 	}
-	st, err := r.read(ctx)
+	st, err := r.readState(ctx)
 	if err != nil {
-		return Outcome{}, err
+		return StepResult{}, err
 	}
 	if st.sequence != st.version {
-		return Outcome{Action: Repaired}, r.move(ctx, st, repairSQL)
+		return StepResult{Action: Repaired}, r.moveRow(ctx, st, repairSQL)
 	}
 	passed := false
 	if st.draining != nil || st.retired != nil {
-		if passed, err = r.passed(ctx, st); err != nil {
-			return Outcome{}, err
+		if passed, err = r.transactionsPassed(ctx, st); err != nil {
+			return StepResult{}, err
 		}
 	}
 	// While a segment drains nothing else is done: announcing another one would forget it.
 	if st.draining != nil {
 		if !passed {
-			return Outcome{Action: Waiting, Slot: *st.draining}, nil
+			return StepResult{Action: Waiting, Slot: *st.draining}, nil
 		}
-		return Outcome{Action: Closed, Slot: *st.draining}, r.move(ctx, st, closeSQL, *st.draining, r.wait.xid, newUse())
+		return StepResult{Action: Closed, Slot: *st.draining}, r.moveRow(ctx, st, closeSQL, *st.draining, r.wait.xid, newUse())
 	}
-	out := Outcome{Action: Idle}
+	out := StepResult{Action: Idle}
 	if st.retired != nil {
 		// If another session keeps this segment locked, the next one must still be opened.
-		if out, err = r.empty(ctx, st, passed); err != nil || out.Changed() {
+		if out, err = r.truncateSegment(ctx, st, passed); err != nil || out.Changed() {
 			return out, err
 		}
 	}
-	if slot, ok := st.free(); st.due && ok {
-		return Outcome{Action: Announced, Slot: slot}, r.move(ctx, st, announceSQL, slot)
+	if slot, ok := st.freeSlot(); st.due && ok {
+		return StepResult{Action: Announced, Slot: slot}, r.moveRow(ctx, st, announceSQL, slot)
 	}
 	if st.retired == nil && len(st.closed) > 0 {
-		if out, err = r.retire(ctx, st); err != nil || out.Changed() {
+		if out, err = r.retireOldest(ctx, st); err != nil || out.Changed() {
 			return out, err
 		}
 	}
@@ -102,12 +102,12 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 	return out, nil
 }
 
-// read reads the row. The next step follows from it alone.
-func (r *Rotator) read(ctx context.Context) (*state, error) {
+// readState reads the row. The next step follows from it alone.
+func (r *Rotator) readState(ctx context.Context) (*ringState, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	var st state
-	err := r.pool.QueryRow(bounded, with(stateSQL, r.ring.Sequence, "", 0), r.ring.Name, r.ring.Tables, r.cfg.MaxBytes, r.cfg.MaxAge, r.cfg.Retention,
+	var st ringState
+	err := r.pool.QueryRow(bounded, substitute(stateSQL, r.ring.Sequence, "", 0), r.ring.Name, r.ring.Tables, r.cfg.MaxBytes, r.cfg.MaxAge, r.cfg.Retention,
 		r.ring.Horizon).Scan(
 		&st.slots, &st.cur, &st.draining, &st.closed, &st.retired, &st.version, &st.sequence, &st.due, &st.expired, &st.clockIsWrong)
 	switch {
@@ -120,7 +120,7 @@ func (r *Rotator) read(ctx context.Context) (*state, error) {
 	case st.clockIsWrong:
 		return nil, ErrClock
 	}
-	r.toldClock = false
+	r.reportedClock = false
 	return &st, nil
 }
 
@@ -133,9 +133,10 @@ func (r *Rotator) runRepair(ctx context.Context) error {
 	return nil
 }
 
-// passed reports whether every transaction that may have read the row before this version has
-// ended. The id that decides is taken after the row was read, and only once for each version.
-func (r *Rotator) passed(ctx context.Context, st *state) (bool, error) {
+// transactionsPassed reports whether every transaction that may have read the row before this
+// version has ended. The id that decides is taken after the row was read, and only once for each
+// version.
+func (r *Rotator) transactionsPassed(ctx context.Context, st *ringState) (bool, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	if r.wait == nil || r.wait.version != st.version {
@@ -143,30 +144,30 @@ func (r *Rotator) passed(ctx context.Context, st *state) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		r.wait = &wait{version: st.version, xid: xid}
+		r.wait = &pendingWait{version: st.version, xid: xid}
 	}
-	return Passed(bounded, r.pool, r.wait.xid)
+	return XidPassed(bounded, r.pool, r.wait.xid)
 }
 
-// retire retires the oldest closed segment, if its retention has passed and it is not needed.
-func (r *Rotator) retire(ctx context.Context, st *state) (Outcome, error) {
+// retireOldest retires the oldest closed segment, if its retention has passed and it is not needed.
+func (r *Rotator) retireOldest(ctx context.Context, st *ringState) (StepResult, error) {
 	slot := st.closed[len(st.closed)-1]
 	if !st.expired {
-		return Outcome{Action: Idle}, nil
+		return StepResult{Action: Idle}, nil
 	}
-	why, err := r.needed(ctx, slot)
+	why, err := r.whyNeeded(ctx, slot)
 	if err != nil {
-		return Outcome{}, err
+		return StepResult{}, err
 	}
 	if why != "" {
-		return Outcome{Action: Needed, Slot: slot, Why: why}, nil
+		return StepResult{Action: Needed, Slot: slot, Why: why}, nil
 	}
-	return Outcome{Action: Retired, Slot: slot}, r.move(ctx, st, retireSQL)
+	return StepResult{Action: Retired, Slot: slot}, r.moveRow(ctx, st, retireSQL)
 }
 
-// needed returns why a segment must be kept. It takes no lock, so the answer may be out of date
+// whyNeeded returns why a segment must be kept. It takes no lock, so the answer may be out of date
 // when it arrives.
-func (r *Rotator) needed(ctx context.Context, slot int16) (string, error) {
+func (r *Rotator) whyNeeded(ctx context.Context, slot int16) (string, error) {
 	var why *string
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
@@ -174,7 +175,7 @@ func (r *Rotator) needed(ctx context.Context, slot int16) (string, error) {
 		if _, err := tx.Exec(bounded, settingsSQL, guard.Millis(r.cfg.LockTimeout), guard.Millis(r.cfg.Timeout)); err != nil {
 			return err
 		}
-		return tx.QueryRow(bounded, r.sql(r.ring.Needed, slot)).Scan(&why)
+		return tx.QueryRow(bounded, r.segmentSQL(r.ring.Needed, slot)).Scan(&why)
 	})
 	if err != nil {
 		return "", fmt.Errorf("asking who needs segment %s: %w", r.ring.Tables[slot], err)
@@ -185,16 +186,16 @@ func (r *Rotator) needed(ctx context.Context, slot int16) (string, error) {
 	return *why, nil
 }
 
-// move is a step that only changes the row.
-func (r *Rotator) move(ctx context.Context, st *state, sql string, more ...any) error {
-	return r.begin(ctx, r.cfg.Timeout, func(ctx context.Context, tx pgx.Tx) error { return r.update(ctx, tx, st, sql, more...) })
+// moveRow is a step that only changes the row.
+func (r *Rotator) moveRow(ctx context.Context, st *ringState, sql string, more ...any) error {
+	return r.inTransaction(ctx, r.cfg.Timeout, func(ctx context.Context, tx pgx.Tx) error { return r.advanceRow(ctx, tx, st, sql, more...) })
 }
 
-// update advances the sequence, and then the row. The order matters: a writer that reads the
+// advanceRow advances the sequence, and then the row. The order matters: a writer that reads the
 // sequence before it is advanced got its transaction id before this step commits.
-func (r *Rotator) update(ctx context.Context, tx pgx.Tx, st *state, sql string, more ...any) error {
+func (r *Rotator) advanceRow(ctx context.Context, tx pgx.Tx, st *ringState, sql string, more ...any) error {
 	var next int64
-	if err := tx.QueryRow(ctx, with(advanceSQL, r.ring.Sequence, "", 0), st.version).Scan(&next); err != nil {
+	if err := tx.QueryRow(ctx, substitute(advanceSQL, r.ring.Sequence, "", 0), st.version).Scan(&next); err != nil {
 		return fmt.Errorf("advancing %s: %w", r.ring.Sequence, err)
 	}
 	tag, err := tx.Exec(ctx, sql, append([]any{r.ring.Name, st.version, next}, more...)...)
@@ -219,17 +220,17 @@ func newUse() int64 {
 
 var errNeeded = errors.New("needed")
 
-// empty empties the retired segment.
-func (r *Rotator) empty(ctx context.Context, st *state, passed bool) (Outcome, error) {
+// truncateSegment empties the retired segment.
+func (r *Rotator) truncateSegment(ctx context.Context, st *ringState, passed bool) (StepResult, error) {
 	slot := *st.retired
 	if !passed {
-		return Outcome{Action: Waiting, Slot: slot}, nil
+		return StepResult{Action: Waiting, Slot: slot}, nil
 	}
-	out := Outcome{Action: Busy, Slot: slot, Why: "it could not be locked a moment ago"}
+	out := StepResult{Action: Busy, Slot: slot, Why: "it could not be locked a moment ago"}
 	if time.Now().Before(r.pausedTo) {
 		return out, nil
 	}
-	err := r.begin(ctx, r.cfg.Timeout/5, func(ctx context.Context, tx pgx.Tx) error {
+	err := r.inTransaction(ctx, r.cfg.Timeout/5, func(ctx context.Context, tx pgx.Tx) error {
 		var version int64
 		var retired *int16
 		if err := tx.QueryRow(ctx, lockRowSQL, r.ring.Name).Scan(&version, &retired); err != nil {
@@ -238,37 +239,37 @@ func (r *Rotator) empty(ctx context.Context, st *state, passed bool) (Outcome, e
 		if version != st.version || retired == nil || *retired != slot {
 			return ErrMoved
 		}
-		if _, err := tx.Exec(ctx, r.sql(lockSQL, slot)); err != nil {
+		if _, err := tx.Exec(ctx, r.segmentSQL(lockSQL, slot)); err != nil {
 			return fmt.Errorf("locking segment %s: %w", r.ring.Tables[slot], err)
 		}
 		var why *string
-		if err := tx.QueryRow(ctx, r.sql(r.ring.Needed, slot)).Scan(&why); err != nil {
+		if err := tx.QueryRow(ctx, r.segmentSQL(r.ring.Needed, slot)).Scan(&why); err != nil {
 			return fmt.Errorf("asking who needs segment %s: %w", r.ring.Tables[slot], err)
 		}
 		if why != nil {
-			out = Outcome{Action: Needed, Slot: slot, Why: *why}
+			out = StepResult{Action: Needed, Slot: slot, Why: *why}
 			return errNeeded
 		}
 		if r.ring.Keep != "" {
-			if _, err := tx.Exec(ctx, r.sql(r.ring.Keep, slot)); err != nil {
+			if _, err := tx.Exec(ctx, r.segmentSQL(r.ring.Keep, slot)); err != nil {
 				return fmt.Errorf("noting what outlasts segment %s: %w", r.ring.Tables[slot], err)
 			}
 		}
-		if _, err := tx.Exec(ctx, r.sql(truncateSQL, slot)); err != nil {
+		if _, err := tx.Exec(ctx, r.segmentSQL(truncateSQL, slot)); err != nil {
 			return fmt.Errorf("emptying segment %s: %w", r.ring.Tables[slot], err)
 		}
 		// The sequence last, because writers above READ COMMITTED are refused from here to the end.
-		return r.update(ctx, tx, st, truncatedSQL, slot)
+		return r.advanceRow(ctx, tx, st, truncatedSQL, slot)
 	})
 	var pg *pgconn.PgError
 	switch {
 	case err == nil:
 		r.busy = 0
-		return Outcome{Action: Truncated, Slot: slot}, nil
+		return StepResult{Action: Truncated, Slot: slot}, nil
 	case errors.As(err, &pg) && pg.Code == "55P03":
 		out.Why = "somebody reads it: " + pg.Message
 	case !errors.Is(err, errNeeded):
-		return Outcome{}, err
+		return StepResult{}, err
 	}
 	// All sessions that want the segment have queued while this attempt waited: leave them alone
 	// for longer each time.
@@ -277,9 +278,9 @@ func (r *Rotator) empty(ctx context.Context, st *state, passed bool) (Outcome, e
 	return out, nil
 }
 
-// begin runs a step's transaction under the lease. It is detached from ctx, because a COMMIT that
-// is cancelled while it waits for a standby has committed on this server only.
-func (r *Rotator) begin(ctx context.Context, idle time.Duration, do func(context.Context, pgx.Tx) error) error {
+// inTransaction runs a step's transaction under the lease. It is detached from ctx, because a
+// COMMIT that is cancelled while it waits for a standby has committed on this server only.
+func (r *Rotator) inTransaction(ctx context.Context, idle time.Duration, do func(context.Context, pgx.Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -296,6 +297,6 @@ func (r *Rotator) begin(ctx context.Context, idle time.Duration, do func(context
 	})
 }
 
-func (r *Rotator) sql(sql string, slot int16) string {
-	return with(sql, r.ring.Sequence, r.ring.Tables[slot], slot)
+func (r *Rotator) segmentSQL(sql string, slot int16) string {
+	return substitute(sql, r.ring.Sequence, r.ring.Tables[slot], slot)
 }

@@ -53,7 +53,7 @@ func stress(t *testing.T, level pgx.TxIsoLevel) {
 	for range 3 {
 		cfg := quick()
 		cfg.Timeout = patience // this process is busy
-		cfg.Hooks.Stepped = func(o ring.Outcome) {
+		cfg.Hooks.Stepped = func(o ring.StepResult) {
 			if o.Action == ring.Truncated && emptied.Add(1) >= rotations {
 				stop()
 			}

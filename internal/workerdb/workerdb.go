@@ -247,7 +247,7 @@ func (d *DB) Save(ctx context.Context) error {
 // Restore ends the sessions of the run before and returns the database to the state of Save, or to
 // that of a new one if it was not saved.
 func (d *DB) Restore(ctx context.Context) error {
-	if err := d.endSessions(ctx); err != nil {
+	if err := d.EndSessions(ctx); err != nil {
 		return err
 	}
 	d.used++
@@ -269,7 +269,7 @@ func (d *DB) Restore(ctx context.Context) error {
 
 // Clear drops what is not ours, and returns our tables to the state of Save.
 func (d *DB) Clear(ctx context.Context) error {
-	if err := d.endSessions(ctx); err != nil {
+	if err := d.EndSessions(ctx); err != nil {
 		return err
 	}
 	if d.saved {
@@ -284,8 +284,8 @@ func (d *DB) Clear(ctx context.Context) error {
 // workerName is the application_name of the sessions of DB.Pool.
 const workerName = "onlyonce worker"
 
-// endSessions ends all sessions but those of the worker's own pool.
-func (d *DB) endSessions(ctx context.Context) error {
+// EndSessions ends all sessions but those of the worker's own pool.
+func (d *DB) EndSessions(ctx context.Context) error {
 	conn, err := d.Pool.Acquire(ctx)
 	if err != nil {
 		return err

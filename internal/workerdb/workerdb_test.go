@@ -2,6 +2,8 @@ package workerdb_test
 
 import (
 	"context"
+	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -160,5 +162,60 @@ func TestNumbers(t *testing.T) {
 func TestAddressIsAURL(t *testing.T) {
 	if _, err := workerdb.NewServer(t.Context(), "host=localhost dbname=x", "x"); err == nil {
 		t.Error("no error")
+	}
+}
+
+// as returns the server's address for a new role, which is dropped in the end.
+func as(t *testing.T, role, rights string) string {
+	t.Helper()
+	admin := pgtest.Pool(t, pgtest.ServerURL(t))
+	if _, err := admin.Exec(t.Context(), `drop role if exists `+role+`; create role `+role+` login password 'x' `+rights); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = admin.Exec(context.Background(), `drop role if exists `+role) })
+	u, err := url.Parse(pgtest.ServerURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(role, "x")
+	return u.String()
+}
+
+// A role that may not empty tables without triggers gets a new database for each run.
+func TestRestoreWithoutRights(t *testing.T) {
+	s, err := workerdb.NewServer(t.Context(), as(t, "workerdb_creator", "createdb"), "onlyonce_workerdb_creator")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	d := take(t, s, func(ctx context.Context, pool *pgxpool.Pool) error {
+		_, err := pool.Exec(ctx, tables)
+		return err
+	})
+	if err := d.Save(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := text(t, d, state)
+	exec(t, d, `update stock set held = held + 1; insert into lines values (1, 1)`)
+	if err := d.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := text(t, d, state); got != before {
+		t.Errorf("restored %s, want %s", got, before)
+	}
+	t.Cleanup(func() {
+		admin := pgtest.Pool(t, pgtest.ServerURL(t))
+		var name string
+		if err := admin.QueryRow(context.Background(), `select datname from pg_database where datname like 'onlyonce_workerdb_creator_template_%'`).Scan(&name); err == nil {
+			_, _ = admin.Exec(context.Background(), `drop database `+name+` with (force)`)
+		}
+	})
+}
+
+// A role that may not create databases is refused with what to do.
+func TestRoleWithoutRights(t *testing.T) {
+	_, err := workerdb.NewServer(t.Context(), as(t, "workerdb_reader", "nocreatedb"), "onlyonce_workerdb")
+	if err == nil || !strings.Contains(err.Error(), "CREATEDB") {
+		t.Errorf("%v", err)
 	}
 }

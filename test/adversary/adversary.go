@@ -59,7 +59,6 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 	if len(picked) == 0 && n.breaches == 0 {
 		return n, false, errNothing
 	}
-	n.drawn = len(picked)
 	if o.list {
 		for _, h := range picked {
 			_, _ = fmt.Fprintln(o.out, h)
@@ -71,9 +70,15 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 	if o.sample > 0 && o.sample < len(picked) {
 		picked = picked[:o.sample]
 	}
+	n.drawn = len(picked)
 	_, _ = fmt.Fprintf(o.out, "adversary: %d scenes, %d points, %d histories, %d of them played, seed %s, %d at once\n", n.scenes, n.points, len(all), len(picked), o.seed, o.workers)
-	if err := playAll(ctx, dbs, o, picked, &n); err != nil {
-		return n, false, err
+	// Those that are played apart come first: what the others leave open lasts for some seconds.
+	first := slices.DeleteFunc(slices.Clone(picked), func(h history) bool { return !h.scene.apart })
+	rest := slices.DeleteFunc(slices.Clone(picked), func(h history) bool { return h.scene.apart })
+	for _, some := range [][]history{first, rest} {
+		if err := playAll(ctx, dbs, o, some, &n); err != nil {
+			return n, false, err
+		}
 	}
 	// A message that depends on time may fail to come, for example the pool's ping of a connection
 	// that was idle. If many fail to come, the rig does not do its work.
@@ -275,7 +280,7 @@ func playAll(ctx context.Context, dbs chan *database, o *options, picked []histo
 			}
 			if time.Since(last) > 30*time.Second {
 				last = time.Now()
-				_, _ = fmt.Fprintf(o.out, "%d of %d histories\n", n.histories, len(picked))
+				_, _ = fmt.Fprintf(o.out, "%d of %d histories\n", n.histories, n.drawn)
 			}
 		})
 	}

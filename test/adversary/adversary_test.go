@@ -101,11 +101,11 @@ func TestLabels(t *testing.T) {
 		"":                              "nothing",
 		"select lease, epoch from onlyonce.http_claim($1)": "http_claim",
 	} {
-		if got := statement(sql); got != want {
+		if got := wire.StatementName(sql); got != want {
 			t.Errorf("%q is called %q, want %q", sql, got, want)
 		}
 	}
-	a, b := statement("update onlyonce.cursors set clean = true"), statement("update onlyonce.cursors set clean = false")
+	a, b := wire.StatementName("update onlyonce.cursors set clean = true"), wire.StatementName("update onlyonce.cursors set clean = false")
 	if a == b || !strings.HasPrefix(a, "update-cursors#") {
 		t.Errorf("%q and %q", a, b)
 	}

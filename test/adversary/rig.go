@@ -39,8 +39,10 @@ type rig struct {
 	struck chan struct{} // closed when the fault has happened
 	began  time.Time
 	lines  []string
-	fault  int  // line of the fault
-	dead   bool // what was delivered late found its session ended
+	// progress is when a wait last began, or what it waits for went on.
+	progress time.Time
+	fault    int  // line of the fault
+	dead     bool // what was delivered late found its session ended
 }
 
 func newRig(ctx context.Context, db *database, o *options, s scene, target *history) (*rig, error) {
@@ -102,7 +104,7 @@ func (r *rig) at(m wire.Message) wire.Action {
 	if m.Kind == wire.Other {
 		return wire.Pass
 	}
-	l := label(m)
+	l := wire.Label(m)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if of := r.scene.epoch; of != nil {
@@ -185,11 +187,26 @@ type breach struct{ what []string }
 
 func (b *breach) Error() string { return strings.Join(b.what, "; ") }
 
+// goesOn notes that what is waited for goes on, so the patience begins again. A wait is at most
+// three times as long in all.
+func (r *rig) goesOn() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.progress = time.Now()
+}
+
+// waitedFor is how long nothing has gone on.
+func (r *rig) waitedFor() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return time.Since(r.progress)
+}
+
 // until polls a condition, less and less often. It returns a breach if the condition does not
 // become true in time.
 func (r *rig) until(what string, cond func() (bool, error)) error {
 	began := time.Now()
-	end := began.Add(r.patience)
+	r.goesOn()
 	for {
 		ok, err := cond()
 		if ok || err != nil {
@@ -200,7 +217,7 @@ func (r *rig) until(what string, cond func() (bool, error)) error {
 		case <-r.ctx.Done():
 			return r.ctx.Err()
 		}
-		if time.Now().After(end) {
+		if r.waitedFor() > r.patience || time.Since(began) > 3*r.patience {
 			r.say("nothing more happens: %s", strings.Join(r.sessions(), " | "))
 			return &breach{[]string{fmt.Sprintf("waits beyond its bound: after %v not %s", r.patience, what)}}
 		}

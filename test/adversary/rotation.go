@@ -36,7 +36,7 @@ func rotationScenes() (scenes []scene) {
 			if of.ring.Horizon {
 				rounds = 2 // what is emptied is of the round before
 			}
-			scenes = append(scenes, scene{name: "rotation/" + of.name + "/" + level, epoch: step, make: func() stage {
+			scenes = append(scenes, scene{name: "rotation/" + of.name + "/" + level, epoch: step, apart: true, make: func() stage {
 				return &rotating{ring: of.ring, level: pgx.TxIsoLevel(strings.ReplaceAll(level, "-", " ")), records: of.records(),
 					rounds: rounds, kept: map[string]bool{}, fresh: map[string]int{}, found: map[string]int{}}
 			}})
@@ -70,6 +70,7 @@ type rotating struct {
 	rounds  int // that are wanted
 	round   int // that is under way
 	stage   int // of the round
+	at      progress
 	before  []int16
 	written chan error
 	cancel  context.CancelFunc
@@ -121,8 +122,8 @@ func (x *rotating) more(*rig) error {
 // start implements stage.
 func (x *rotating) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	b := r.bound
-	cfg := ring.Config{MaxBytes: 1, Retention: time.Millisecond, LeaseTTL: max(b, time.Second), LockTimeout: b / 20, LockPause: b / 100, Timeout: max(b, time.Second), Interval: b / 20,
-		Hooks: ring.Hooks{Failed: func(err error) { r.say("rotator: %.200v", err) }, Stepped: func(o ring.Outcome) { r.say("rotator: %s %d", o.Action, o.Slot) }}}
+	cfg := ring.Config{MaxBytes: 1, Retention: time.Millisecond, LeaseTTL: max(b, time.Second), LockTimeout: b / 20, LockPause: b / 100, Timeout: max(3*b, time.Second), Interval: b / 20,
+		Hooks: ring.Hooks{Failed: func(err error) { r.say("rotator: %.200v", err) }, Stepped: func(o ring.StepResult) { r.say("rotator: %s %d", o.Action, o.Slot) }}}
 	return r.process(func(ctx context.Context) error {
 		rotator, err := ring.New(pool, x.ring, cfg)
 		if err != nil {
@@ -145,6 +146,12 @@ func (x *rotating) row(r *rig) (w row, err error) {
 	return w, err
 }
 
+// progress changes with each step of the rotator and each stage of a round.
+type progress struct {
+	round, stage int
+	version      int64
+}
+
 // The stages of a round.
 const (
 	toWrite = iota
@@ -161,6 +168,10 @@ func (x *rotating) done(r *rig) (bool, error) {
 	w, err := x.row(r)
 	if err != nil {
 		return false, err
+	}
+	if at := (progress{x.round, x.stage, w.version}); at != x.at {
+		x.at = at
+		r.goesOn()
 	}
 	switch x.stage {
 	case toWrite:

@@ -15,10 +15,11 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/badremote"
 )
 
 // Body is what a call carries.
@@ -121,42 +122,7 @@ func (m *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusOK)
 		return
 	}
-	switch strings.TrimSuffix(way, "+") {
-	case "timeout":
-		<-r.Context().Done() // the client has gone
-	case "reset":
-		reset(w)
-	case "truncated":
-		c, _, err := w.(http.Hijacker).Hijack()
-		if err == nil {
-			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
-			_ = c.Close()
-		}
-	case "503":
-		w.Header().Set("Retry-After", "1")
-		w.WriteHeader(http.StatusServiceUnavailable)
-	case "429":
-		w.Header().Set("Retry-After", time.Now().Add(time.Second).UTC().Format(http.TimeFormat))
-		w.WriteHeader(http.StatusTooManyRequests)
-	default:
-		status, err := strconv.Atoi(strings.TrimSuffix(way, "+"))
-		if err != nil {
-			panic(way)
-		}
-		w.WriteHeader(status)
-	}
-}
-
-// reset closes a connection without an answer.
-func reset(w http.ResponseWriter) {
-	c, _, err := w.(http.Hijacker).Hijack()
-	if err != nil {
-		return
-	}
-	if t, ok := c.(*net.TCPConn); ok {
-		_ = t.SetLinger(0) // RST and not FIN
-	}
-	_ = c.Close()
+	badremote.Fail(w, r, way)
 }
 
 // record records a request, and returns its outcome: "" accepts it.
@@ -183,7 +149,7 @@ func (m *Remote) record(r *http.Request, raw []byte, b Body, bad bool) (way stri
 		s.Prints = append(s.Prints, p)
 	}
 	way = m.Decide(b, s.Requests)
-	if way == "" || strings.HasSuffix(way, "+") {
+	if badremote.Applied(way) {
 		if s.Accepted == 0 {
 			m.accepted++
 			s.Accepted = m.accepted

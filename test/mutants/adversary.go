@@ -13,7 +13,7 @@ var adversaryRules = []mutant{
 		old: "set_config('idle_in_transaction_session_timeout', $2, true)`", new: "$2::text`",
 		pkg: "./test/adversary", test: "TestT7SilenceDuringADecision"},
 	{rule: "O8 adversary: no wait before close", file: "internal/ring/steps.go",
-		old: "		if !passed {\n			return Outcome{Action: Waiting, Slot: *st.draining}", new: "		if false {\n			return Outcome{Action: Waiting, Slot: *st.draining}",
+		old: "		if !passed {\n			return StepResult{Action: Waiting, Slot: *st.draining}", new: "		if false {\n			return StepResult{Action: Waiting, Slot: *st.draining}",
 		pkg: "./test/adversary", test: "TestO8RotatorThatIsCutOff"},
 	{rule: "O8 adversary: sequence is left ahead", file: "internal/ring/steps.go",
 		old: "	if st.sequence != st.version {", new: "	if false {",

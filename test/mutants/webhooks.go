@@ -150,7 +150,7 @@ var webhooksRules = []mutant{
 		old: "\tleast := max(minRetention, 2*past, 2*future, scheme.Redeliveries)", new: "	least := max(1, min(past, future))",
 		pkg: "./webhook", test: "TestW10Retention"},
 	{rule: "W10 shorter horizon", file: "webhook/run.go",
-		old: "\tif err := inbox.Holds(startCtx, ep.pool, remembered); err != nil {", new: "\tif err := inbox.Holds(startCtx, ep.pool, inbox.Need{Ring: \"standard_keys\"}); err != nil {",
+		old: "\tif err := inbox.CheckHorizon(startCtx, ep.pool, remembered); err != nil {", new: "\tif err := inbox.CheckHorizon(startCtx, ep.pool, inbox.Need{Ring: \"standard_keys\"}); err != nil {",
 		pkg: "./webhook", test: "TestW10Horizon"},
 	{rule: "W10 what ids are forgotten of is listed", file: "webhook/reconcile.go",
 		old: "r.from.Before(remembered) {", new: "false {",

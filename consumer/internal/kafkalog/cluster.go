@@ -66,8 +66,8 @@ func ask[R kmsg.Response](ctx context.Context, c Cluster, leader *int32, req kms
 	return resp, nil
 }
 
-// is says whether an error wraps one of the brokers' codes.
-func is(c Cluster, err error, codes ...*kerr.Error) bool {
+// hasCode says whether an error wraps one of the brokers' codes.
+func hasCode(c Cluster, err error, codes ...*kerr.Error) bool {
 	code, ok := c.Code(err)
 	return ok && slices.ContainsFunc(codes, func(e *kerr.Error) bool { return e.Code == code })
 }
@@ -76,11 +76,11 @@ func is(c Cluster, err error, codes ...*kerr.Error) bool {
 type Topic struct {
 	ClusterID  string
 	ID         [16]byte // zero: the broker knows no topic ids (before 2.8)
-	Partitions map[int32]Place
+	Partitions map[int32]Leadership
 }
 
-// Place is where a partition is led.
-type Place struct {
+// Leadership is where a partition is led.
+type Leadership struct {
 	Leader int32
 	Epoch  int32
 }
@@ -107,12 +107,12 @@ func Topics(ctx context.Context, c Cluster, names ...string) (map[string]Topic, 
 		if t.ErrorCode != 0 {
 			return nil, &TopicError{Topic: *t.Topic, Err: c.Error(t.ErrorCode)}
 		}
-		info := Topic{ID: t.TopicID, Partitions: make(map[int32]Place, len(t.Partitions))}
+		info := Topic{ID: t.TopicID, Partitions: make(map[int32]Leadership, len(t.Partitions))}
 		if resp.ClusterID != nil {
 			info.ClusterID = *resp.ClusterID
 		}
 		for _, p := range t.Partitions {
-			info.Partitions[p.Partition] = Place{Leader: p.Leader, Epoch: p.LeaderEpoch}
+			info.Partitions[p.Partition] = Leadership{Leader: p.Leader, Epoch: p.LeaderEpoch}
 		}
 		found[*t.Topic] = info
 	}

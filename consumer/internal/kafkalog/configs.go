@@ -24,7 +24,7 @@ const (
 // report is missing in the result. An error about one topic is a *TopicError.
 func Configs(ctx context.Context, c Cluster, limit time.Duration, topics []string, names ...string) (map[string]map[string]string, error) {
 	found := make(map[string]map[string]string, len(topics))
-	err := Patiently(ctx, c, limit, func() error {
+	err := RetryTransient(ctx, c, limit, func() error {
 		req := kmsg.NewPtrDescribeConfigsRequest()
 		for _, t := range topics {
 			r := kmsg.NewDescribeConfigsRequestResource()
@@ -56,7 +56,7 @@ func Configs(ctx context.Context, c Cluster, limit time.Duration, topics []strin
 // told that it is not, which makes a consumer look closer.
 func (l *Log) Compacted(ctx context.Context) (bool, error) {
 	configs, err := Configs(ctx, l.cluster, leaderPatience, []string{l.topic}, CleanupPolicy)
-	if is(l.cluster, err, kerr.TopicAuthorizationFailed) {
+	if hasCode(l.cluster, err, kerr.TopicAuthorizationFailed) {
 		return false, nil
 	}
 	if err != nil {
@@ -74,8 +74,8 @@ func Compacts(policy string) bool {
 // not see the configuration, like a topic without such a bound, gets the zero time.
 func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	configs, err := Configs(ctx, l.cluster, leaderPatience, []string{l.topic}, retentionMs)
-	if is(l.cluster, err, kerr.TopicAuthorizationFailed) {
-		return time.Time{}, l.holds(ctx, offset)
+	if hasCode(l.cluster, err, kerr.TopicAuthorizationFailed) {
+		return time.Time{}, l.checkHeld(ctx, offset)
 	}
 	if err != nil {
 		return time.Time{}, fmt.Errorf("%v: %s of the topic: %w", l, retentionMs, err)
@@ -83,20 +83,20 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	ms, err := strconv.ParseInt(configs[l.topic][retentionMs], 10, 64)
 	if err != nil || ms < 0 {
 		// The broker reports no value, or that there is no bound.
-		return time.Time{}, l.holds(ctx, offset)
+		return time.Time{}, l.checkHeld(ctx, offset)
 	}
-	defer func(read lastRead, rest *rest) { // a look aside is no part of what is read in order
-		l.forget()
-		l.read, l.rest = read, rest
-	}(l.read, l.rest)
-	l.rest = nil
+	defer func(read lastRead, rest *unreadResponse) { // a look aside is no part of what is read in order
+		l.dropUnread()
+		l.lastRead, l.unread = read, rest
+	}(l.lastRead, l.unread)
+	l.unread = nil
 	for {
 		got, err := l.Fetch(ctx, offset, 1)
 		switch {
 		case err != nil:
 			return time.Time{}, err
 		case len(got.Messages) > 0:
-			return got.Messages[0].Time.Add(retention(ms)), nil
+			return got.Messages[0].Time.Add(retentionTime(ms)), nil
 		case got.Next == offset:
 			return time.Time{}, nil
 		}
@@ -104,8 +104,8 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	}
 }
 
-// holds returns an OutOfRangeError if the log does not hold an offset.
-func (l *Log) holds(ctx context.Context, offset int64) error {
+// checkHeld returns an OutOfRangeError if the log does not hold an offset.
+func (l *Log) checkHeld(ctx context.Context, offset int64) error {
 	b, err := l.Bounds(ctx)
 	if err == nil && (offset < b.Start || offset > b.End) {
 		err = &consumer.OutOfRangeError{Offset: offset, Start: b.Start, End: b.End}
@@ -113,8 +113,8 @@ func (l *Log) holds(ctx context.Context, offset int64) error {
 	return err
 }
 
-// retention is a number of milliseconds as a duration; more than one can hold (292 years) is as
+// retentionTime is a number of milliseconds as a duration; more than one can hold (292 years) is as
 // long as one can be.
-func retention(ms int64) time.Duration {
+func retentionTime(ms int64) time.Duration {
 	return time.Duration(min(ms, int64(time.Duration(1<<63-1)/time.Millisecond))) * time.Millisecond
 }

@@ -17,38 +17,38 @@ import (
 // isolationCommitted makes brokers stop at the last stable offset and list aborted transactions.
 const isolationCommitted = 1
 
-// errNothing is what a broker's empty answer to a question about offsets that exist comes to. It
-// must not be taken for the end of the log: a consumer that looks for a record that it has seen
+// errEmptyResponse is what a broker's empty answer to a question about offsets that exist comes to.
+// It must not be taken for the end of the log: a consumer that looks for a record that it has seen
 // before would take it for lost.
-var errNothing = errors.New("the broker returned nothing")
+var errEmptyResponse = errors.New("the broker returned nothing")
 
 // Fetch returns committed records at or above from, of up to most bytes. Where that is less than
 // the broker's response holds, the next Fetch goes on with the rest of it. While a leader moves it
 // asks again, for some seconds, and only then fails.
 func (l *Log) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	var got consumer.Fetched
-	if l.rest != nil && l.rest.next == from {
-		got, err := l.unpack(from, most)
+	if l.unread != nil && l.unread.next == from {
+		got, err := l.nextMessages(from, most)
 		if err != nil {
 			return consumer.Fetched{}, fmt.Errorf("%v: going on from offset %d: %w", l, from, err)
 		}
 		got.Kept = true
 		return got, nil
 	}
-	l.forget()
-	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
-		err := l.confirm(ctx)
+	l.dropUnread()
+	err := RetryTransient(ctx, l.cluster, leaderPatience, func() error {
+		err := l.confirmTopic(ctx)
 		if err == nil {
-			err = l.validate(ctx, from)
+			err = l.checkEpoch(ctx, from)
 		}
 		if err == nil {
-			got, err = l.fetch(ctx, from, most)
+			got, err = l.fetchOnce(ctx, from, most)
 		}
 		if err == nil {
 			return nil
 		}
-		l.suspect = true
-		if is(l.cluster, err, kerr.OffsetOutOfRange) {
+		l.recheck = true
+		if hasCode(l.cluster, err, kerr.OffsetOutOfRange) {
 			err = l.outOfRange(ctx, from)
 		}
 		return err
@@ -63,13 +63,13 @@ func (l *Log) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched
 // a broker which knows that it leads says so. A leader that was replaced and has not heard of it
 // may be behind.
 func (l *Log) outOfRange(ctx context.Context, from int64) error {
-	if err := l.confirm(ctx); err != nil {
+	if err := l.confirmTopic(ctx); err != nil {
 		return err
 	}
-	start, end, err := l.bounds(ctx)
+	start, end, err := l.askBounds(ctx)
 	switch {
 	case err != nil:
-		l.suspect = true
+		l.recheck = true
 		return err
 	case start <= from && from <= end:
 		return fmt.Errorf("a broker takes offset %d for out of range, although the log holds %d to %d: %w", from, start, end, l.cluster.Error(kerr.OffsetNotAvailable.Code))
@@ -77,22 +77,22 @@ func (l *Log) outOfRange(ctx context.Context, from int64) error {
 	return &consumer.OutOfRangeError{Offset: from, Start: start, End: end}
 }
 
-// validate checks the log after a change of leader: it asks how far the new leader's log goes in
+// checkEpoch checks the log after a change of leader: it asks how far the new leader's log goes in
 // the epoch of the last record read (KIP-320). Suppose that an unclean election has cut off the log
 // below from, and other records were written since. Then from exists and is within bounds, but
 // reading on would skip the records below it.
-func (l *Log) validate(ctx context.Context, from int64) error {
-	r := l.read
-	if r.next != from || r.epoch < 0 || r.next == 0 || r.under == l.at.Epoch {
+func (l *Log) checkEpoch(ctx context.Context, from int64) error {
+	r := l.lastRead
+	if r.next != from || r.epoch < 0 || r.next == 0 || r.checkedUnder == l.leader.Epoch {
 		return nil
 	}
 	req := kmsg.NewPtrOffsetForLeaderEpochRequest()
 	req.ReplicaID = -1
 	rt, rp := kmsg.NewOffsetForLeaderEpochRequestTopic(), kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
-	rp.Partition, rp.CurrentLeaderEpoch, rp.LeaderEpoch = l.index, l.at.Epoch, r.epoch
+	rp.Partition, rp.CurrentLeaderEpoch, rp.LeaderEpoch = l.index, l.leader.Epoch, r.epoch
 	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
-	resp, err := ask[*kmsg.OffsetForLeaderEpochResponse](ctx, l.cluster, &l.at.Leader, req)
+	resp, err := ask[*kmsg.OffsetForLeaderEpochResponse](ctx, l.cluster, &l.leader.Leader, req)
 	if err != nil {
 		return err
 	}
@@ -115,27 +115,27 @@ func (l *Log) validate(ctx context.Context, from int64) error {
 				}
 				return &consumer.OutOfRangeError{Offset: from, Start: start, End: e.EndOffset}
 			}
-			l.read.under = l.at.Epoch
+			l.lastRead.checkedUnder = l.leader.Epoch
 			return nil
 		}
 	}
 	return errUnanswered
 }
 
-// fetch asks once.
-func (l *Log) fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
-	resp, err := ask[*kmsg.FetchResponse](ctx, l.cluster, &l.at.Leader, l.fetchRequest(from, most))
-	l.fetched = time.Now()
+// fetchOnce asks once.
+func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+	resp, err := ask[*kmsg.FetchResponse](ctx, l.cluster, &l.leader.Leader, l.fetchRequest(from, most))
+	l.lastFetchAt = time.Now()
 	if err != nil {
 		return consumer.Fetched{}, err
 	}
 	if resp.ErrorCode != 0 {
 		return consumer.Fetched{}, l.cluster.Error(resp.ErrorCode)
 	}
-	l.byName = resp.Version < FetchByID
-	r := l.find(resp)
+	l.fetchesByName = resp.Version < FetchByID
+	r := l.partOf(resp)
 	if r != nil && len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset && resp.ThrottleMillis == 0 && r.PreferredReadReplica < 0 {
-		return l.hole(ctx, r, from)
+		return l.passEmptyRange(ctx, r, from)
 	}
 	if r == nil || len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset {
 		if throttle := time.Duration(resp.ThrottleMillis) * time.Millisecond; throttle > 0 {
@@ -143,38 +143,38 @@ func (l *Log) fetch(ctx context.Context, from int64, most int) (consumer.Fetched
 			// over (KIP-219).
 			l.opts.Throttled(l.topic, l.index, throttle)
 			Sleep(ctx, throttle)
-			return consumer.Fetched{}, fmt.Errorf("%w: it throttles this client, by %v", errNothing, throttle)
+			return consumer.Fetched{}, fmt.Errorf("%w: it throttles this client, by %v", errEmptyResponse, throttle)
 		}
-		return consumer.Fetched{}, errNothing
+		return consumer.Fetched{}, errEmptyResponse
 	}
 	if r.ErrorCode != 0 {
 		return consumer.Fetched{}, l.cluster.Error(r.ErrorCode)
 	}
-	return l.open(r, from, most)
+	return l.openBatches(r, from, most)
 }
 
-// hole is what comes of an answer without a batch where the log goes on. A broker returns the first
-// batch at least, if there is one below the last stable offset. In a compacted topic there may be
-// none: the cleaner has removed all of them, and what comes next is not stable yet, or not written.
-// The position passes over such a hole as over any other. In other topics nothing removes batches
-// from the middle, and the answer is taken for no answer.
+// passEmptyRange is what comes of an answer without a batch where the log goes on. A broker returns
+// the first batch at least, if there is one below the last stable offset. In a compacted topic
+// there may be none: the cleaner has removed all of them, and what comes next is not stable yet, or
+// not written. The position passes over such a hole as over any other. In other topics nothing
+// removes batches from the middle, and the answer is taken for no answer.
 //
 // No batch says which leader epoch the hole has. It has none above the leader's own.
-func (l *Log) hole(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (consumer.Fetched, error) {
+func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (consumer.Fetched, error) {
 	compacted, err := l.Compacted(ctx)
 	switch {
 	case err != nil:
 		return consumer.Fetched{}, err
 	case !compacted:
-		return consumer.Fetched{}, errNothing
+		return consumer.Fetched{}, errEmptyResponse
 	}
-	l.read = lastRead{next: r.LastStableOffset, epoch: l.at.Epoch, under: l.at.Epoch}
-	return consumer.Fetched{Next: r.LastStableOffset, LeaderEpoch: l.at.Epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
+	l.lastRead = lastRead{next: r.LastStableOffset, epoch: l.leader.Epoch, checkedUnder: l.leader.Epoch}
+	return consumer.Fetched{Next: r.LastStableOffset, LeaderEpoch: l.leader.Epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
 }
 
-// leastRequest is how much is asked for however little there is room for: it stays compressed until
-// there is.
-const leastRequest = 64 << 10
+// minRequestBytes is how much is asked for however little there is room for: it stays compressed
+// until there is.
+const minRequestBytes = 64 << 10
 
 func (l *Log) fetchRequest(from int64, most int) *kmsg.FetchRequest {
 	req := kmsg.NewPtrFetchRequest()
@@ -184,18 +184,18 @@ func (l *Log) fetchRequest(from int64, most int) *kmsg.FetchRequest {
 	req.MinBytes, req.MaxBytes, req.MaxWaitMillis = 1, math.MaxInt32, int32(l.opts.MaxWait.Milliseconds())
 	req.SessionID, req.SessionEpoch = 0, -1 // no fetch session
 	rt, rp := kmsg.NewFetchRequestTopic(), kmsg.NewFetchRequestTopicPartition()
-	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = l.index, from, int32(min(l.opts.MaxBytes, max(most, leastRequest)))
-	rp.CurrentLeaderEpoch, rp.LastFetchedEpoch, rp.LogStartOffset = l.at.Epoch, -1, -1
-	rt.Topic, rt.TopicID, rt.Partitions = l.topic, l.id.TopicID, append(rt.Partitions, rp)
+	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = l.index, from, int32(min(l.opts.MaxBytes, max(most, minRequestBytes)))
+	rp.CurrentLeaderEpoch, rp.LastFetchedEpoch, rp.LogStartOffset = l.leader.Epoch, -1, -1
+	rt.Topic, rt.TopicID, rt.Partitions = l.topic, l.identity.TopicID, append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	return req
 }
 
-// find returns the part of a response that is about this partition, nil where there is none.
-func (l *Log) find(resp *kmsg.FetchResponse) *kmsg.FetchResponseTopicPartition {
+// partOf returns the part of a response that is about this partition, nil where there is none.
+func (l *Log) partOf(resp *kmsg.FetchResponse) *kmsg.FetchResponseTopicPartition {
 	for i := range resp.Topics {
 		t := &resp.Topics[i]
-		if l.byName && t.Topic != l.topic || !l.byName && t.TopicID != l.id.TopicID {
+		if l.fetchesByName && t.Topic != l.topic || !l.fetchesByName && t.TopicID != l.identity.TopicID {
 			continue
 		}
 		for j := range t.Partitions {
@@ -207,8 +207,8 @@ func (l *Log) find(resp *kmsg.FetchResponse) *kmsg.FetchResponseTopicPartition {
 	return nil
 }
 
-// open takes the batches apart and keeps what is committed (F8).
-func (l *Log) open(r *kmsg.FetchResponseTopicPartition, from int64, most int) (consumer.Fetched, error) {
+// openBatches takes the batches apart and keeps what is committed (F8).
+func (l *Log) openBatches(r *kmsg.FetchResponseTopicPartition, from int64, most int) (consumer.Fetched, error) {
 	section := recordbatch.Section{Topic: l.topic, Partition: l.index, From: from, Stable: r.LastStableOffset}
 	for _, a := range r.AbortedTransactions {
 		section.Aborted = append(section.Aborted, recordbatch.Aborted{Producer: a.ProducerID, First: a.FirstOffset})
@@ -218,33 +218,33 @@ func (l *Log) open(r *kmsg.FetchResponseTopicPartition, from int64, most int) (c
 	case err != nil:
 		return consumer.Fetched{}, err
 	case c.Batches > 0 && c.Last < from:
-		return consumer.Fetched{}, fmt.Errorf("%w at or above offset %d, and %d batches below it", errNothing, from, c.Batches)
+		return consumer.Fetched{}, fmt.Errorf("%w at or above offset %d, and %d batches below it", errEmptyResponse, from, c.Batches)
 	}
-	l.rest = &rest{contents: c, next: from, high: r.HighWatermark, stable: r.LastStableOffset, under: l.at.Epoch}
-	return l.unpack(from, most)
+	l.unread = &unreadResponse{contents: c, next: from, highWatermark: r.HighWatermark, lastStable: r.LastStableOffset, leaderEpoch: l.leader.Epoch}
+	return l.nextMessages(from, most)
 }
 
-// unpack returns what comes next in a response.
-func (l *Log) unpack(from int64, most int) (consumer.Fetched, error) {
-	r := l.rest
+// nextMessages returns what comes next in a response.
+func (l *Log) nextMessages(from int64, most int) (consumer.Fetched, error) {
+	r := l.unread
 	p, err := r.contents.Read(most)
 	if err != nil {
-		l.forget()
+		l.dropUnread()
 		return consumer.Fetched{}, err
 	}
 	if p.Next > from {
-		l.read = lastRead{next: p.Next, epoch: p.Epoch, under: r.under}
+		l.lastRead = lastRead{next: p.Next, epoch: p.Epoch, checkedUnder: r.leaderEpoch}
 	}
 	if r.next = p.Next; !p.More {
-		l.rest = nil
+		l.unread = nil
 	}
-	return consumer.Fetched{Messages: p.Messages, Next: p.Next, LeaderEpoch: l.read.epoch, HighWatermark: r.high, LastStable: r.stable}, nil
+	return consumer.Fetched{Messages: p.Messages, Next: p.Next, LeaderEpoch: l.lastRead.epoch, HighWatermark: r.highWatermark, LastStable: r.lastStable}, nil
 }
 
-// forget gives up what is left of the last response.
-func (l *Log) forget() {
-	if l.rest != nil {
-		l.rest.contents.Close()
-		l.rest = nil
+// dropUnread gives up what is left of the last response.
+func (l *Log) dropUnread() {
+	if l.unread != nil {
+		l.unread.contents.Close()
+		l.unread = nil
 	}
 }

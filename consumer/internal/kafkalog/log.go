@@ -15,9 +15,9 @@ import (
 const (
 	// leaderPatience is how long a request is repeated while a leader moves, an election included.
 	leaderPatience = 5 * time.Second
-	// seenFor is how long what was learned about a topic's incarnation is believed, where fetches
-	// do not say it themselves.
-	seenFor = time.Second
+	// identityTrustedFor is how long what was learned about a topic's incarnation is believed,
+	// where fetches do not say it themselves.
+	identityTrustedFor = time.Second
 )
 
 // Options are what the adapters' configurations say about reading.
@@ -42,24 +42,25 @@ type Log struct {
 	topic   string
 	index   int32
 
-	named bool              // whether identity is set
-	id    consumer.Identity // what Identity said last
-	at    Place             // who leads it
+	identified bool              // whether identity is set
+	identity   consumer.Identity // what Identity said last
+	leader     Leadership        // who leads it
 	// Something went wrong: look again who leads it, and whether it is still the same topic.
-	suspect bool
-	byName  bool      // the broker's fetches do not name the topic by its id
-	fetched time.Time // the last fetch's end
-	read    lastRead
-	rest    *rest // what the last fetch's response holds beyond that; nil: nothing
+	recheck       bool
+	fetchesByName bool      // the broker's fetches do not name the topic by its id
+	lastFetchAt   time.Time // the last fetch's end
+	lastRead      lastRead
+	unread        *unreadResponse // what the last fetch's response holds beyond that; nil: nothing
 }
 
-// rest is what a response holds that was not returned yet, because the consumer had no room for it.
-type rest struct {
-	contents *recordbatch.Contents
-	next     int64 // where it goes on
-	high     int64 // the response's high watermark
-	stable   int64 // and its last stable offset
-	under    int32 // leader epoch that the leader had
+// unreadResponse is what a response holds that was not returned yet, because the consumer had no
+// room for it.
+type unreadResponse struct {
+	contents      *recordbatch.Contents
+	next          int64 // where it goes on
+	highWatermark int64 // the response's high watermark
+	lastStable    int64 // and its last stable offset
+	leaderEpoch   int32 // leader epoch that the leader had
 }
 
 // lastRead is what was fetched last, of which the log must still be made.
@@ -68,7 +69,7 @@ type lastRead struct {
 	epoch int32 // leader epoch that no batch below next exceeded: its last batch's
 	// Leader epoch of the leader that was asked last whether the log is still made of it; -1: none
 	// was.
-	under int32
+	checkedUnder int32
 }
 
 // New asks nothing yet.
@@ -80,58 +81,58 @@ func (l *Log) String() string { return fmt.Sprintf("%s/%d", l.topic, l.index) }
 
 // Close gives up what is left of the last response, and with it what Codecs keep open for it. It is
 // called when the partition is given up.
-func (l *Log) Close() { l.forget() }
+func (l *Log) Close() { l.dropUnread() }
 
 // Identity asks the cluster, and makes the answer what later fetches are compared with.
 func (l *Log) Identity(ctx context.Context) (consumer.Identity, error) {
-	l.forget() // who asks this begins anew, and compares the log with what it knows
-	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
+	l.dropUnread() // who asks this begins anew, and compares the log with what it knows
+	err := RetryTransient(ctx, l.cluster, leaderPatience, func() error {
 		id, at, err := l.locate(ctx)
 		if err == nil {
-			l.id, l.at, l.named, l.suspect = id, at, true, false
+			l.identity, l.leader, l.identified, l.recheck = id, at, true, false
 		}
 		return err
 	})
 	if err != nil {
 		return consumer.Identity{}, fmt.Errorf("%v: %w", l, err)
 	}
-	return l.id, nil
+	return l.identity, nil
 }
 
 // locate asks who leads the partition, and of which incarnation of the topic it is.
-func (l *Log) locate(ctx context.Context) (consumer.Identity, Place, error) {
+func (l *Log) locate(ctx context.Context) (consumer.Identity, Leadership, error) {
 	topics, err := Topics(ctx, l.cluster, l.topic)
 	if err != nil {
-		return consumer.Identity{}, Place{}, err
+		return consumer.Identity{}, Leadership{}, err
 	}
 	t := topics[l.topic]
 	at, ok := t.Partitions[l.index]
 	if !ok {
-		return consumer.Identity{}, Place{}, &TopicError{Topic: l.topic, Err: l.cluster.Error(kerr.UnknownTopicOrPartition.Code)}
+		return consumer.Identity{}, Leadership{}, &TopicError{Topic: l.topic, Err: l.cluster.Error(kerr.UnknownTopicOrPartition.Code)}
 	}
 	return consumer.Identity{ClusterID: t.ClusterID, TopicID: t.ID, Topic: l.topic, Partition: l.index,
 		Partitions: int32(len(t.Partitions))}, at, nil
 }
 
-// confirm looks again where there is doubt: after an error, and, where fetches name the topic by
-// its name only, when so much time has passed that the topic may have been deleted and created
+// confirmTopic looks again where there is doubt: after an error, and, where fetches name the topic
+// by its name only, when so much time has passed that the topic may have been deleted and created
 // again. It fails with ErrIncarnation when that is so (F4).
-func (l *Log) confirm(ctx context.Context) error {
-	if l.named && !l.suspect && !(l.byName && time.Since(l.fetched) > seenFor) {
+func (l *Log) confirmTopic(ctx context.Context) error {
+	if l.identified && !l.recheck && !(l.fetchesByName && time.Since(l.lastFetchAt) > identityTrustedFor) {
 		return nil
 	}
 	id, at, err := l.locate(ctx)
 	if err != nil {
 		return err
 	}
-	if l.named {
-		if err := sameIncarnation(l.id, id); err != nil {
+	if l.identified {
+		if err := sameIncarnation(l.identity, id); err != nil {
 			return err
 		}
 	} else {
-		l.id, l.named = id, true
+		l.identity, l.identified = id, true
 	}
-	l.at, l.suspect = at, false
+	l.leader, l.recheck = at, false
 	return nil
 }
 
@@ -156,12 +157,12 @@ const (
 // Bounds returns the log's start and its last stable offset: below that everything is committed or
 // aborted for good.
 func (l *Log) Bounds(ctx context.Context) (b consumer.Bounds, err error) {
-	err = Patiently(ctx, l.cluster, leaderPatience, func() (err error) {
-		if err = l.confirm(ctx); err == nil {
-			b.Start, b.End, err = l.bounds(ctx)
-			b.LeaderEpoch = l.at.Epoch // the broker refuses to answer under another one
+	err = RetryTransient(ctx, l.cluster, leaderPatience, func() (err error) {
+		if err = l.confirmTopic(ctx); err == nil {
+			b.Start, b.End, err = l.askBounds(ctx)
+			b.LeaderEpoch = l.leader.Epoch // the broker refuses to answer under another one
 		}
-		l.suspect = l.suspect || err != nil
+		l.recheck = l.recheck || err != nil
 		return err
 	})
 	if err != nil {
@@ -175,17 +176,17 @@ func (l *Log) Bounds(ctx context.Context) (b consumer.Bounds, err error) {
 // is now. What is left of an earlier response is given up: the leader that sent it may be another
 // one than the leader that is asked here.
 func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
-	l.forget()
-	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
-		err := l.confirm(ctx)
+	l.dropUnread()
+	err := RetryTransient(ctx, l.cluster, leaderPatience, func() error {
+		err := l.confirmTopic(ctx)
 		if err == nil {
-			l.read = lastRead{next: at, epoch: epoch, under: -1}
+			l.lastRead = lastRead{next: at, epoch: epoch, checkedUnder: -1}
 			if epoch < 0 {
-				l.read.epoch, l.read.under = l.at.Epoch, l.at.Epoch
+				l.lastRead.epoch, l.lastRead.checkedUnder = l.leader.Epoch, l.leader.Epoch
 			}
-			err = l.validate(ctx, at)
+			err = l.checkEpoch(ctx, at)
 		}
-		l.suspect = l.suspect || err != nil
+		l.recheck = l.recheck || err != nil
 		return err
 	})
 	if err != nil {
@@ -194,7 +195,7 @@ func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
 	return nil
 }
 
-func (l *Log) bounds(ctx context.Context) (start, end int64, err error) {
+func (l *Log) askBounds(ctx context.Context) (start, end int64, err error) {
 	if start, err = l.listOffset(ctx, earliest); err != nil {
 		return 0, 0, err
 	}
@@ -206,10 +207,10 @@ func (l *Log) listOffset(ctx context.Context, which int64) (int64, error) {
 	req := kmsg.NewPtrListOffsetsRequest()
 	req.ReplicaID, req.IsolationLevel = -1, isolationCommitted
 	rt, rp := kmsg.NewListOffsetsRequestTopic(), kmsg.NewListOffsetsRequestTopicPartition()
-	rp.Partition, rp.CurrentLeaderEpoch, rp.Timestamp, rp.MaxNumOffsets = l.index, l.at.Epoch, which, 1
+	rp.Partition, rp.CurrentLeaderEpoch, rp.Timestamp, rp.MaxNumOffsets = l.index, l.leader.Epoch, which, 1
 	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
-	resp, err := ask[*kmsg.ListOffsetsResponse](ctx, l.cluster, &l.at.Leader, req)
+	resp, err := ask[*kmsg.ListOffsetsResponse](ctx, l.cluster, &l.leader.Leader, req)
 	if err != nil {
 		return 0, err
 	}

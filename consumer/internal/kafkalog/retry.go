@@ -23,13 +23,13 @@ func Backoff(least, most time.Duration) *backoff.ExponentialBackOff {
 		backoff.WithInitialInterval(least), backoff.WithMaxInterval(most), backoff.WithMaxElapsedTime(0))
 }
 
-// Patiently calls f until it succeeds, fails for good, or has failed for longer than limit.
-func Patiently(ctx context.Context, c Cluster, limit time.Duration, f func() error) error {
+// RetryTransient calls f until it succeeds, fails for good, or has failed for longer than limit.
+func RetryTransient(ctx context.Context, c Cluster, limit time.Duration, f func() error) error {
 	b := Backoff(20*time.Millisecond, 500*time.Millisecond)
 	b.MaxElapsedTime = limit
 	return backoff.Retry(func() error {
 		err := f()
-		if err != nil && !passing(c, err) {
+		if err != nil && !isTransient(c, err) {
 			return backoff.Permanent(err)
 		}
 		return err
@@ -40,10 +40,10 @@ func Patiently(ctx context.Context, c Cluster, limit time.Duration, f func() err
 // can.
 const answerPatience = 5 * time.Second
 
-// AnyBroker calls f again while it fails because a broker does not answer, for example because its
+// TryBrokers calls f again while it fails because a broker does not answer, for example because its
 // host is frozen: a client turns to another broker of its list at the next attempt. Any other error
 // returns at once. A single broker has all the time that ctx has.
-func AnyBroker(ctx context.Context, brokers int, f func(context.Context) error) error {
+func TryBrokers(ctx context.Context, brokers int, f func(context.Context) error) error {
 	for {
 		attempt, cancel := ctx, context.CancelFunc(func() {})
 		if brokers > 1 {
@@ -59,10 +59,10 @@ func AnyBroker(ctx context.Context, brokers int, f func(context.Context) error) 
 	}
 }
 
-// passing says whether an error may be gone at the next attempt: the network's are, and those with
-// which brokers say that leaders or coordinators move, or that they have not heard of something
-// yet.
-func passing(c Cluster, err error) bool {
+// isTransient says whether an error may be gone at the next attempt: the network's are, and those
+// with which brokers say that leaders or coordinators move, or that they have not heard of
+// something yet.
+func isTransient(c Cluster, err error) bool {
 	var outOfRange *consumer.OutOfRangeError
 	if errors.As(err, &outOfRange) || errors.Is(err, consumer.ErrOwnershipLost) || errors.Is(err, consumer.ErrIncarnation) {
 		return false
@@ -70,7 +70,7 @@ func passing(c Cluster, err error) bool {
 	if _, ok := c.Code(err); !ok {
 		return !errors.Is(err, ErrClosed)
 	}
-	return is(c, err,
+	return hasCode(c, err,
 		// Not known yet, or not any more.
 		kerr.UnknownTopicOrPartition, kerr.UnknownTopicID, kerr.InconsistentTopicID,
 		kerr.LeaderNotAvailable, kerr.NotLeaderForPartition, kerr.FencedLeaderEpoch, kerr.UnknownLeaderEpoch,
@@ -91,15 +91,15 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// LostOwnership turns the codes with which a coordinator says that this process is no member of the
-// present generation into ErrOwnershipLost, and leaves other errors alone. A commit in a generation
-// that has been followed by another gets IllegalGeneration, and one of a member that was thrown out
-// UnknownMemberID. While a rebalance collects the members (PreparingRebalance) commits of the old
-// generation are still accepted, which is right: nobody else owns the partition yet.
+// AsOwnershipLost turns the codes with which a coordinator says that this process is no member of
+// the present generation into ErrOwnershipLost, and leaves other errors alone. A commit in a
+// generation that has been followed by another gets IllegalGeneration, and one of a member that was
+// thrown out UnknownMemberID. While a rebalance collects the members (PreparingRebalance) commits
+// of the old generation are still accepted, which is right: nobody else owns the partition yet.
 // RebalanceInProgress is for members of the new generation that commit before they have learned
 // what they own, and no proof of anything.
-func LostOwnership(c Cluster, err error) error {
-	if is(c, err, kerr.IllegalGeneration, kerr.UnknownMemberID, kerr.RebalanceInProgress, kerr.FencedInstanceID) {
+func AsOwnershipLost(c Cluster, err error) error {
+	if hasCode(c, err, kerr.IllegalGeneration, kerr.UnknownMemberID, kerr.RebalanceInProgress, kerr.FencedInstanceID) {
 		return fmt.Errorf("%w: %w", consumer.ErrOwnershipLost, err)
 	}
 	return err

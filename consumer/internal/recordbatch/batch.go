@@ -112,7 +112,7 @@ func (b *batch) abortMarker(codecs *Codecs) (bool, error) {
 		// Its record was removed; by then the transaction's records are removed too.
 		return false, nil
 	}
-	r, err := b.open(codecs, maxMarker)
+	r, err := b.openRecords(codecs, maxMarker)
 	if err != nil {
 		return false, err
 	}
@@ -120,8 +120,8 @@ func (b *batch) abortMarker(codecs *Codecs) (bool, error) {
 	var m consumer.Message
 	if err = r.resume(); err == nil {
 		var offset int64
-		if offset, _, err = r.next(); err == nil {
-			err = r.read(&m, &arena{}, offset)
+		if offset, _, err = r.nextRecord(); err == nil {
+			err = r.readRecord(&m, &arena{}, offset)
 		}
 	}
 	if err != nil {

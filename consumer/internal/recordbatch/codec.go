@@ -60,9 +60,9 @@ type Codecs struct {
 // NewCodecs returns a Codecs for a source.
 func NewCodecs() *Codecs { return &Codecs{slots: make(chan struct{}, unpackers), most: keptBytes} }
 
-// begin waits for a slot. The holder must not wait for anything before it calls end.
-func (c *Codecs) begin() { c.slots <- struct{}{} }
-func (c *Codecs) end()   { <-c.slots }
+// acquireSlot waits for a slot. The holder must not wait for anything before it calls end.
+func (c *Codecs) acquireSlot() { c.slots <- struct{}{} }
+func (c *Codecs) releaseSlot() { <-c.slots }
 
 // keep leaves an unpacker open between two fetches. To make room it closes those that were kept the
 // longest.
@@ -187,7 +187,7 @@ func (r *snappyReader) Read(p []byte) (int, error) {
 		if len(r.src) == 0 {
 			return 0, io.EOF
 		}
-		if err := r.next(); err != nil {
+		if err := r.nextBlock(); err != nil {
 			return 0, err
 		}
 	}
@@ -196,7 +196,7 @@ func (r *snappyReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (r *snappyReader) next() error {
+func (r *snappyReader) nextBlock() error {
 	block := r.src
 	if r.framed {
 		if len(r.src) < 4 {

@@ -36,9 +36,9 @@ func parseOldMessage(b []byte, offset int64, magic int8) (batch, error) {
 
 // oldFields returns key and value of a message. The value of a compressed set is the set.
 func (b *batch) oldFields() (key, value []byte, err error) {
-	r := reader{b: b.payload[oldTimeAt:]}
+	r := byteReader{b: b.payload[oldTimeAt:]}
 	if b.magic == 1 {
-		r = reader{b: b.payload[oldHeaderSize:]}
+		r = byteReader{b: b.payload[oldHeaderSize:]}
 	}
 	key, value = r.bytes32(), r.bytes32()
 	if r.failed || len(r.b) != 0 {

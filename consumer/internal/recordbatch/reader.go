@@ -2,19 +2,19 @@ package recordbatch
 
 import "encoding/binary"
 
-// reader decodes bytes. After the first field that is missing or invalid it has failed, and returns
-// zeros.
-type reader struct {
+// byteReader decodes bytes. After the first field that is missing or invalid it has failed, and
+// returns zeros.
+type byteReader struct {
 	b      []byte
 	failed bool
 }
 
-func (r *reader) fail() {
+func (r *byteReader) fail() {
 	r.b, r.failed = nil, true
 }
 
 // varint reads a number in zigzag form, as Kafka and encoding/binary write it.
-func (r *reader) varint() int64 {
+func (r *byteReader) varint() int64 {
 	v, n := binary.Varint(r.b)
 	if n <= 0 {
 		r.fail()
@@ -25,7 +25,7 @@ func (r *reader) varint() int64 {
 }
 
 // take returns the next n bytes, never nil unless it fails.
-func (r *reader) take(n uint64) []byte {
+func (r *byteReader) take(n uint64) []byte {
 	if r.failed || n > uint64(len(r.b)) {
 		r.fail()
 		return nil
@@ -36,7 +36,7 @@ func (r *reader) take(n uint64) []byte {
 }
 
 // bytes reads bytes that may be null.
-func (r *reader) bytes() []byte {
+func (r *byteReader) bytes() []byte {
 	n := r.varint()
 	if n < 0 {
 		if n != -1 {
@@ -48,7 +48,7 @@ func (r *reader) bytes() []byte {
 }
 
 // bytes32 reads bytes that may be null, after the fixed length of the old formats.
-func (r *reader) bytes32() []byte {
+func (r *byteReader) bytes32() []byte {
 	size := r.take(4)
 	if r.failed {
 		return nil
@@ -64,7 +64,7 @@ func (r *reader) bytes32() []byte {
 }
 
 // count reads how many headers follow. It fails if that is more than fit into the rest.
-func (r *reader) count() int {
+func (r *byteReader) count() int {
 	const least = 2 // two lengths
 	n := r.varint()
 	if n < 0 || n > int64(len(r.b)/least) {

@@ -22,8 +22,8 @@ type records struct {
 
 var headerStruct = (&consumer.Message{Headers: make([]consumer.Header, 1)}).Size() - (&consumer.Message{}).Size()
 
-// open begins to read a batch. Call resume before reading.
-func (b *batch) open(codecs *Codecs, most int) (*records, error) {
+// openRecords begins to read a batch. Call resume before reading.
+func (b *batch) openRecords(codecs *Codecs, most int) (*records, error) {
 	if b.compression() > Zstd {
 		return nil, fmt.Errorf("%w at offset %d: compression %d is not known", ErrMalformed, b.base, b.compression())
 	}
@@ -49,12 +49,12 @@ func (r *records) resume() error {
 // park releases what is only needed while reading.
 func (r *records) park() { r.in.park(r.left == 0) }
 
-// front is how many bytes of a record contain its offset: attributes and two numbers.
-const front = 1 + 2*binary.MaxVarintLen64
+// recordPrefix is how many bytes of a record contain its offset: attributes and two numbers.
+const recordPrefix = 1 + 2*binary.MaxVarintLen64
 
-// next returns the offset of the next record and the size that it announces. It looks at the
+// nextRecord returns the offset of the next record and the size that it announces. It looks at the
 // record's beginning only.
-func (r *records) next() (offset int64, size int64, err error) {
+func (r *records) nextRecord() (offset int64, size int64, err error) {
 	if r.b.magic < 2 {
 		return r.nextOld()
 	}
@@ -66,11 +66,11 @@ func (r *records) next() (offset int64, size int64, err error) {
 	if r.length < 0 {
 		return 0, 0, r.malformed(fmt.Errorf("one of %d bytes", r.length))
 	}
-	b, err := r.in.peek(int(min(r.length, front)))
+	b, err := r.in.peek(int(min(r.length, recordPrefix)))
 	if err != nil {
 		return 0, 0, r.malformed(err)
 	}
-	in := reader{b: b}
+	in := byteReader{b: b}
 	in.take(1)
 	in.varint()
 	delta := in.varint()
@@ -80,17 +80,17 @@ func (r *records) next() (offset int64, size int64, err error) {
 	return r.b.base + delta, r.length, nil
 }
 
-// skip skips the record that next has looked at.
-func (r *records) skip() error {
-	if err := r.in.skip(r.length); err != nil {
+// skipRecord skips the record that next has looked at.
+func (r *records) skipRecord() error {
+	if err := r.in.skipBytes(r.length); err != nil {
 		return r.malformed(err)
 	}
-	return r.passed()
+	return r.recordDone()
 }
 
-// passed counts a record. After the last one the batch must end: if the position moved beyond it,
-// any bytes that follow would be lost.
-func (r *records) passed() error {
+// recordDone counts a record. After the last one the batch must end: if the position moved beyond
+// it, any bytes that follow would be lost.
+func (r *records) recordDone() error {
 	r.length = -1
 	if r.left == 1 && r.b.magic == 2 {
 		if err := r.in.ended(); err != nil {
@@ -101,12 +101,12 @@ func (r *records) passed() error {
 	return nil
 }
 
-// read reads the record that next has looked at.
-func (r *records) read(m *consumer.Message, a *arena, offset int64) error {
+// readRecord reads the record that next has looked at.
+func (r *records) readRecord(m *consumer.Message, a *arena, offset int64) error {
 	if r.length > int64(r.most) {
 		return tooLarge(offset, r.length, r.most)
 	}
-	body, err := r.in.read(int(r.length), a)
+	body, err := r.in.readBytes(int(r.length), a)
 	if err != nil {
 		return r.malformed(err)
 	}
@@ -123,11 +123,11 @@ func (r *records) read(m *consumer.Message, a *arena, offset int64) error {
 		m.Time = time.UnixMilli(r.b.maxTime).UTC()
 	}
 	m.LogAppendTime, m.LeaderEpoch, m.Offset = r.b.logAppendTime(), r.b.epoch, offset
-	return r.passed()
+	return r.recordDone()
 }
 
 func (r *records) parse(m *consumer.Message, body []byte, a *arena, offset int64) error {
-	in := reader{b: body}
+	in := byteReader{b: body}
 	in.take(1) // attributes; none is defined
 	m.Time = time.UnixMilli(r.b.firstTime + in.varint()).UTC()
 	in.varint()
@@ -186,7 +186,7 @@ func (r *records) openOld() error {
 		if err != nil {
 			return err
 		}
-		if err := look.in.skip(size); err != nil {
+		if err := look.in.skipBytes(size); err != nil {
 			if r.left == 0 {
 				return r.malformed(err)
 			}

@@ -36,7 +36,7 @@ func (s *stream) resume() error {
 		s.buf.Reset(bytes.NewReader(s.src[s.at:]))
 		return nil
 	}
-	s.codecs.begin()
+	s.codecs.acquireSlot()
 	if s.in != nil && s.codecs.take(s.in) {
 		return nil
 	}
@@ -57,7 +57,7 @@ func (s *stream) park(over bool) {
 		s.free()
 		return
 	}
-	defer s.codecs.end()
+	defer s.codecs.releaseSlot()
 	if s.in == nil {
 		return
 	}
@@ -78,8 +78,8 @@ func (s *stream) free() {
 	}
 }
 
-// drop discards a stream that is parked.
-func (s *stream) drop() {
+// discard discards a stream that is parked.
+func (s *stream) discard() {
 	if s.in != nil && s.codecs.take(s.in) {
 		s.in.close()
 		s.free()
@@ -109,7 +109,7 @@ func (s *stream) peek(n int) ([]byte, error) {
 	return b, err
 }
 
-func (s *stream) skip(n int64) error {
+func (s *stream) skipBytes(n int64) error {
 	for n > 0 {
 		k, err := s.buf.Discard(int(min(n, 1<<30)))
 		s.at += int64(k)
@@ -125,8 +125,8 @@ func (s *stream) skip(n int64) error {
 // So a false length, for example of a gigabyte, allocates little.
 const firstRead = 1 << 20
 
-// read reads n bytes into memory from a.
-func (s *stream) read(n int, a *arena) ([]byte, error) {
+// readBytes reads n bytes into memory from a.
+func (s *stream) readBytes(n int, a *arena) ([]byte, error) {
 	b := a.take(min(n, firstRead))
 	for read := 0; ; {
 		k, err := io.ReadFull(s.buf, b[read:])
@@ -152,7 +152,7 @@ func (s *stream) varint() (int64, error) {
 	if n <= 0 {
 		return 0, io.ErrUnexpectedEOF
 	}
-	return v, s.skip(int64(n))
+	return v, s.skipBytes(int64(n))
 }
 
 // cutOff maps an end in the middle of something to io.ErrUnexpectedEOF.

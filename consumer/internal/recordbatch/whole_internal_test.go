@@ -15,15 +15,15 @@ import (
 const minRecord = 7
 
 // wholeRecords returns the batch's records, uncompressed, for the reader to take apart.
-func (b *batch) wholeRecords() (reader, error) {
+func (b *batch) wholeRecords() (byteReader, error) {
 	data, err := b.plain(b.payload)
 	if err != nil {
-		return reader{}, err
+		return byteReader{}, err
 	}
 	if b.count > len(data)/minRecord {
-		return reader{}, fmt.Errorf("%w at offset %d: %d records in %d bytes", ErrMalformed, b.base, b.count, len(data))
+		return byteReader{}, fmt.Errorf("%w at offset %d: %d records in %d bytes", ErrMalformed, b.base, b.count, len(data))
 	}
-	return reader{b: data}, nil
+	return byteReader{b: data}, nil
 }
 
 // plain undoes the batch's compression.
@@ -131,12 +131,12 @@ type record struct {
 }
 
 // record reads one record; false means that there was none, or not a whole one.
-func (r *reader) record(rec *record) bool {
+func (r *byteReader) record(rec *record) bool {
 	length := r.varint()
 	if length < 0 {
 		return false
 	}
-	in := reader{b: r.take(uint64(length))}
+	in := byteReader{b: r.take(uint64(length))}
 	if r.failed {
 		return false
 	}
@@ -147,7 +147,7 @@ func (r *reader) record(rec *record) bool {
 	return !in.failed && len(in.b) == 0
 }
 
-func (r *reader) headers() []consumer.Header {
+func (r *byteReader) headers() []consumer.Header {
 	n := r.varint()
 	if n == 0 {
 		return nil

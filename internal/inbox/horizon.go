@@ -33,9 +33,9 @@ type Need struct {
 	Whose  string // the field that declares it, for watch
 }
 
-// Holds returns an error that wraps ErrHorizon unless the ring remembers keys for as long as copies
-// may come.
-func Holds(ctx context.Context, db DB, n Need) error {
+// CheckHorizon returns an error that wraps ErrHorizon unless the ring remembers keys for as long as
+// copies may come.
+func CheckHorizon(ctx context.Context, db DB, n Need) error {
 	var seconds *float64
 	if err := db.QueryRow(ctx, horizonSQL, n.Ring).Scan(&seconds); err != nil {
 		return fmt.Errorf("reading the horizon of ring %s: %w", n.Ring, err)
@@ -50,23 +50,23 @@ func Holds(ctx context.Context, db DB, n Need) error {
 	return nil
 }
 
-// watch compares needs with horizons at intervals until ctx ends, because an operator may shorten a
-// horizon while processes run. It reports each need once when it is no longer met. If a server does
-// not answer within bound, watch asks again. When a process starts, it compares its own needs with
-// Holds.
-func watch(ctx context.Context, db DB, log *slog.Logger, every, bound time.Duration, needs []Need) {
-	told := make([]bool, len(needs))
-	for pause(ctx, every) {
+// watchHorizons compares needs with horizons at intervals until ctx ends, because an operator may
+// shorten a horizon while processes run. It reports each need once when it is no longer met. If a
+// server does not answer within bound, watch asks again. When a process starts, it compares its own
+// needs with Holds.
+func watchHorizons(ctx context.Context, db DB, log *slog.Logger, every, bound time.Duration, needs []Need) {
+	reported := make([]bool, len(needs))
+	for sleep(ctx, every) {
 		for i, n := range needs {
 			asking, cancel := context.WithTimeout(ctx, bound)
-			err := Holds(asking, db, n)
+			err := CheckHorizon(asking, db, n)
 			cancel()
 			short := errors.Is(err, ErrHorizon)
-			if short && !told[i] {
+			if short && !reported[i] {
 				log.Error("onlyonce: keys may be forgotten while copies still come", "declared", n.Whose, "error", err)
 			}
 			if short || err == nil {
-				told[i] = short
+				reported[i] = short
 			}
 		}
 	}

@@ -207,8 +207,8 @@ func TestF5VerifyGivesUpTheRest(t *testing.T) {
 		t.Errorf("the record behind the position was kept from before Verify")
 	}
 	b.epochs, b.leader, b.cutOff = []int32{2, 8, 8}, 8, 1
-	l.forget()
-	l.suspect = true
+	l.dropUnread()
+	l.recheck = true
 	var out *consumer.OutOfRangeError
 	if _, err := l.Fetch(t.Context(), 2, 1); !errors.As(err, &out) {
 		t.Errorf("fetch behind what was cut off: %v", err)
@@ -221,12 +221,12 @@ func TestF14RestBesideALookAside(t *testing.T) {
 	b := &brokers{t: t, epochs: []int32{2, 3}, leader: 7}
 	l, fetch := reading(t, b)
 	fetch(0)
-	read := l.read
+	read := l.lastRead
 	if until, err := l.Retained(t.Context(), 6); err != nil || until.IsZero() {
 		t.Fatal(until, err)
 	}
-	if l.read != read {
-		t.Errorf("a look aside made %+v of %+v", l.read, read)
+	if l.lastRead != read {
+		t.Errorf("a look aside made %+v of %+v", l.lastRead, read)
 	}
 	if f := fetch(1); !f.Kept || b.fetches != 2 {
 		t.Errorf("after a look aside the rest was asked for again")

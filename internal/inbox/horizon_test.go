@@ -75,7 +75,7 @@ func TestK6HorizonOfAMonth(t *testing.T) {
 		t.Fatal(err)
 	}
 	for days, holds := range map[time.Duration]bool{28: true, 29: false, 30: false} {
-		err := inbox.Holds(t.Context(), pool, inbox.Need{Ring: "consumer_keys", Copies: days * 24 * time.Hour})
+		err := inbox.CheckHorizon(t.Context(), pool, inbox.Need{Ring: "consumer_keys", Copies: days * 24 * time.Hour})
 		if (err == nil) != holds || err != nil && !errors.Is(err, inbox.ErrHorizon) {
 			t.Errorf("%d days: %v", days, err)
 		}

@@ -14,54 +14,54 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// exchange is a request that kafka-go has no type for, or not in the version that is needed. For
+// rawRequest is a request that kafka-go has no type for, or not in the version that is needed. For
 // example, topic ids came with Metadata v10 and Fetch v13, but kafka-go ends at 8 and 11. It
 // implements protocol.RawExchanger, so that it goes through kafka.Transport like any other request,
 // with the same connections, TLS and authentication, and then writes and reads the bytes itself.
 // kmsg describes their layout: it is generated from Kafka's own description of the protocol and
 // contains no client.
-type exchange struct {
-	net     *network
-	req     kmsg.Request
-	version int16 // the highest to ask for
-	least   int16 // the lowest that is sufficient
+type rawRequest struct {
+	net        *network
+	req        kmsg.Request
+	maxVersion int16 // the highest to ask for
+	minVersion int16 // the lowest that is sufficient
 }
 
-// leaderExchange goes to the broker that leads a partition.
-type leaderExchange struct {
-	exchange
+// leaderRequest goes to the broker that leads a partition.
+type leaderRequest struct {
+	rawRequest
 	leader int32
 }
 
-// coordinatorExchange goes to the broker that coordinates the group.
-type coordinatorExchange struct{ exchange }
+// coordinatorRequest goes to the broker that coordinates the group.
+type coordinatorRequest struct{ rawRequest }
 
-// answer is the response to an exchange.
-type answer struct{ kmsg.Response }
+// rawResponse is the response to a rawRequest.
+type rawResponse struct{ kmsg.Response }
 
 var (
-	_ protocol.RawExchanger  = (*exchange)(nil)
-	_ protocol.BrokerMessage = (*leaderExchange)(nil)
-	_ protocol.GroupMessage  = (*coordinatorExchange)(nil)
+	_ protocol.RawExchanger  = (*rawRequest)(nil)
+	_ protocol.BrokerMessage = (*leaderRequest)(nil)
+	_ protocol.GroupMessage  = (*coordinatorRequest)(nil)
 )
 
-func (n *network) exchange(req kmsg.Request) *exchange {
-	most, least := versions(req)
-	return &exchange{n, req, most, least}
+func (n *network) newRequest(req kmsg.Request) *rawRequest {
+	most, least := requestVersions(req)
+	return &rawRequest{n, req, most, least}
 }
 
-func (e *exchange) ApiKey() protocol.ApiKey { return protocol.ApiKey(e.req.Key()) }
+func (e *rawRequest) ApiKey() protocol.ApiKey { return protocol.ApiKey(e.req.Key()) }
 
-func (a answer) ApiKey() protocol.ApiKey { return protocol.ApiKey(a.Key()) }
+func (a rawResponse) ApiKey() protocol.ApiKey { return protocol.ApiKey(a.Key()) }
 
 // Required is called by kafka-go, with the versions that it would use itself.
-func (e *exchange) Required(map[protocol.ApiKey]int16) bool { return true }
+func (e *rawRequest) Required(map[protocol.ApiKey]int16) bool { return true }
 
 // Group is called by kafka-go, which then looks up the group's coordinator.
-func (e *coordinatorExchange) Group() string { return e.net.cfg.GroupID }
+func (e *coordinatorRequest) Group() string { return e.net.cfg.GroupID }
 
 // Broker is called by kafka-go, with the layout of the cluster that it saw last.
-func (e *leaderExchange) Broker(cluster protocol.Cluster) (protocol.Broker, error) {
+func (e *leaderRequest) Broker(cluster protocol.Cluster) (protocol.Broker, error) {
 	if b, ok := cluster.Brokers[e.leader]; ok {
 		return b, nil
 	}
@@ -76,7 +76,7 @@ func (n *network) send(ctx context.Context, msg protocol.Message) (kmsg.Response
 	if err != nil {
 		return nil, fmt.Errorf("%v: %w", msg.ApiKey(), err)
 	}
-	a, ok := got.(answer)
+	a, ok := got.(rawResponse)
 	if !ok {
 		return nil, fmt.Errorf("%v: answered with a %T", msg.ApiKey(), got)
 	}
@@ -94,23 +94,23 @@ type apiVersions map[int16][2]int16
 
 // RawExchange is called by kafka-go in the goroutine of a connection that has no other user
 // meanwhile. After an error kafka-go closes the connection.
-func (e *exchange) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
+func (e *rawRequest) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
 	broker := ""
 	if c, ok := rw.(interface{ RemoteAddr() net.Addr }); ok {
 		broker = c.RemoteAddr().String()
 	}
-	resp, err := e.negotiated(rw, broker)
+	resp, err := e.sendNegotiated(rw, broker)
 	if err != nil {
 		e.net.versions.Delete(broker) // another broker may run at that address later
 		return nil, err
 	}
-	return answer{resp}, nil
+	return rawResponse{resp}, nil
 }
 
-func (e *exchange) negotiated(rw io.ReadWriter, broker string) (kmsg.Response, error) {
+func (e *rawRequest) sendNegotiated(rw io.ReadWriter, broker string) (kmsg.Response, error) {
 	known, ok := e.net.versions.Load(broker)
 	if !ok {
-		offered, err := e.offered(rw)
+		offered, err := e.askVersions(rw)
 		if err != nil {
 			return nil, err
 		}
@@ -118,21 +118,21 @@ func (e *exchange) negotiated(rw io.ReadWriter, broker string) (kmsg.Response, e
 		e.net.versions.Store(broker, known)
 	}
 	offer, ok := known.(apiVersions)[e.req.Key()]
-	version := min(offer[1], e.version)
+	version := min(offer[1], e.maxVersion)
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("%w: broker %s does not know %v", kafka.UnsupportedVersion, broker, e.ApiKey())
-	case version < max(offer[0], e.least):
+	case version < max(offer[0], e.minVersion):
 		return nil, fmt.Errorf("%w: broker %s takes versions %d to %d of %v, and this adapter needs one from %d to %d",
-			kafka.UnsupportedVersion, broker, offer[0], offer[1], e.ApiKey(), e.least, e.version)
+			kafka.UnsupportedVersion, broker, offer[0], offer[1], e.ApiKey(), e.minVersion, e.maxVersion)
 	}
 	e.req.SetVersion(version)
 	return e.net.roundTrip(rw, e.req)
 }
 
-// offered asks a broker which versions it takes. kafka-go asks too, but passes on only what is left
-// after its own limits.
-func (e *exchange) offered(rw io.ReadWriter) (apiVersions, error) {
+// askVersions asks a broker which versions it takes. kafka-go asks too, but passes on only what is
+// left after its own limits.
+func (e *rawRequest) askVersions(rw io.ReadWriter) (apiVersions, error) {
 	req := kmsg.NewPtrApiVersionsRequest()
 	req.SetVersion(0) // every broker takes it
 	got, err := e.net.roundTrip(rw, req)
@@ -154,7 +154,7 @@ func (e *exchange) offered(rw io.ReadWriter) (apiVersions, error) {
 // are not a Kafka response.
 const maxResponse = 1 << 30
 
-var errFrame = errors.New("malformed response")
+var errMalformed = errors.New("malformed response")
 
 // roundTrip writes one request and reads its response.
 func (n *network) roundTrip(rw io.ReadWriter, req kmsg.Request) (kmsg.Response, error) {
@@ -168,14 +168,14 @@ func (n *network) roundTrip(rw io.ReadWriter, req kmsg.Request) (kmsg.Response, 
 	}
 	length := int32(binary.BigEndian.Uint32(size[:]))
 	if length < 4 || length > maxResponse {
-		return nil, fmt.Errorf("%w: %d bytes long", errFrame, length)
+		return nil, fmt.Errorf("%w: %d bytes long", errMalformed, length)
 	}
 	body := make([]byte, length)
 	if _, err := io.ReadFull(rw, body); err != nil {
 		return nil, fmt.Errorf("reading a response: %w", err)
 	}
 	if got := int32(binary.BigEndian.Uint32(body)); got != id {
-		return nil, fmt.Errorf("%w: correlation id is %d, not %d", errFrame, got, id)
+		return nil, fmt.Errorf("%w: correlation id is %d, not %d", errMalformed, got, id)
 	}
 	body = body[4:]
 	resp := req.ResponseKind()
@@ -187,7 +187,7 @@ func (n *network) roundTrip(rw io.ReadWriter, req kmsg.Request) (kmsg.Response, 
 		}
 	}
 	if err := resp.ReadFrom(body); err != nil {
-		return nil, fmt.Errorf("%w: %w", errFrame, err)
+		return nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	return resp, nil
 }
@@ -203,7 +203,7 @@ func skipTags(b []byte) ([]byte, error) {
 		}
 	}
 	if !r.Ok() {
-		return nil, fmt.Errorf("%w: tags in its header", errFrame)
+		return nil, fmt.Errorf("%w: tags in its header", errMalformed)
 	}
 	return r.Src, nil
 }

@@ -17,9 +17,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// closedSQL reads which closed segments have no filter, or not all parts of one. In: ring. Out: a
-// row each: slot, use, number of parts (null: not begun), which of them are there. By primary keys.
-const closedSQL = `
+// missingFiltersSQL reads which closed segments have no filter, or not all parts of one. In: ring.
+// Out: a row each: slot, use, number of parts (null: not begun), which of them are there. By
+// primary keys.
+const missingFiltersSQL = `
 select c.slot, r.uses[c.slot + 1], f.parts, f.built
   from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot)
   left join lateral (
@@ -28,19 +29,19 @@ select c.slot, r.uses[c.slot + 1], f.parts, f.built
  where r.name = $1 and r.uses[c.slot + 1] is not null and f.whole is not true
  order by c.slot`
 
-// stillSQL reads whether a segment is still the one that was closed in a use. In: ring, slot, use.
-// While the table is locked, the answer does not change.
-const stillSQL = `select exists (select from onlyonce.rings where name = $1 and $2::smallint = any (closed) and uses[$2::smallint + 1] = $3)`
+// stillClosedSQL reads whether a segment is still the one that was closed in a use. In: ring, slot,
+// use. While the table is locked, the answer does not change.
+const stillClosedSQL = `select exists (select from onlyonce.rings where name = $1 and $2::smallint = any (closed) and uses[$2::smallint + 1] = $3)`
 
-// sizeSQL estimates how many keys a segment holds, by the size of a row. In: the table.
-const sizeSQL = `select pg_relation_size($1::text::regclass) / 52`
+// keyCountSQL estimates how many keys a segment holds, by the size of a row. In: the table.
+const keyCountSQL = `select pg_relation_size($1::text::regclass) / 52`
 
-// MostKeys is about how many keys a part of a filter covers. Building a part takes 42 bytes for
+// MaxPartKeys is about how many keys a part of a filter covers. Building a part takes 42 bytes for
 // each key of this process's memory, and one read of the segment.
-const MostKeys = 8_000_000
+const MaxPartKeys = 8_000_000
 
-// mostParts is 256 because one byte of a key decides its part.
-const mostParts = 256
+// maxParts is 256 because one byte of a key decides its part.
+const maxParts = 256
 
 // partSQL reads the keys of a part, as partOf computes it. The table, parts, part. Without an
 // index: the whole segment is read.
@@ -50,8 +51,8 @@ const partSQL = `copy (select key from %s where get_byte(uuid_send(key), 15) * %
 // digest, filter.
 const storeSQL = `insert into onlyonce.filters (ring, use, parts, part, keys, digest, filter) values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing`
 
-// sweepSQL deletes filters of segments that are not closed any more. In: ring.
-const sweepSQL = `
+// deleteUnusedSQL deletes filters of segments that are not closed any more. In: ring.
+const deleteUnusedSQL = `
 delete from onlyonce.filters f
  where f.ring = $1 and not exists (select from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot) where r.name = f.ring and r.uses[c.slot + 1] = f.use)`
 
@@ -64,9 +65,9 @@ type Builder struct {
 	lease *lease.Lease
 	// waits maps each use to a transaction id that was taken after the segment was found closed in
 	// it.
-	waits map[int64]string
-	most  int64 // keys in a part
-	told  int64 // the use that was reported as too large the last time
+	waits       map[int64]string
+	maxPartKeys int64 // keys in a part
+	reportedUse int64 // the use that was reported as too large the last time
 }
 
 const (
@@ -76,12 +77,12 @@ const (
 
 // NewBuilder returns a builder.
 func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder {
-	return &Builder{pool: pool, ring: which, log: log, waits: map[int64]string{}, most: MostKeys}
+	return &Builder{pool: pool, ring: which, log: log, waits: map[int64]string{}, maxPartKeys: MaxPartKeys}
 }
 
 // Run builds until ctx ends. The first look is after one interval.
 func (b *Builder) Run(ctx context.Context) {
-	told := false
+	reported := false
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	defer func() {
@@ -101,11 +102,11 @@ func (b *Builder) Run(ctx context.Context) {
 		switch {
 		case err == nil, ctx.Err() != nil:
 		case guard.SQLState(err) == "42501":
-			if !told {
-				told = true
+			if !reported {
+				reported = true
 				b.log.Warn("onlyonce: this process does not build filters of the inbox; another one must", "ring", b.ring.Name, "error", err)
 			}
-			if !pause(ctx, askAgain) {
+			if !sleep(ctx, rightsRecheck) {
 				return
 			}
 		default:
@@ -119,10 +120,10 @@ func (b *Builder) Run(ctx context.Context) {
 func (b *Builder) Step(ctx context.Context) (built int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
 	defer cancel()
-	if owner, err := b.own(ctx); !owner || err != nil {
+	if owner, err := b.holdLease(ctx); !owner || err != nil {
 		return 0, err
 	}
-	rows, err := b.pool.Query(ctx, closedSQL, b.ring.Name)
+	rows, err := b.pool.Query(ctx, missingFiltersSQL, b.ring.Name)
 	if err != nil {
 		return 0, err
 	}
@@ -153,7 +154,7 @@ segments:
 			}
 			b.waits[s.Use] = xid
 		}
-		passed, err := ring.Passed(ctx, b.pool, b.waits[s.Use])
+		passed, err := ring.XidPassed(ctx, b.pool, b.waits[s.Use])
 		if err != nil {
 			return built, err
 		}
@@ -162,14 +163,14 @@ segments:
 		}
 		if s.Parts == nil {
 			var keys int64
-			if err := b.pool.QueryRow(ctx, sizeSQL, b.ring.Tables[s.Slot]).Scan(&keys); err != nil {
+			if err := b.pool.QueryRow(ctx, keyCountSQL, b.ring.Tables[s.Slot]).Scan(&keys); err != nil {
 				return built, err
 			}
-			parts := int(max((keys+b.most-1)/b.most, 1))
+			parts := int(max((keys+b.maxPartKeys-1)/b.maxPartKeys, 1))
 			s.Parts = &parts
-			if parts > mostParts {
-				if b.told != s.Use {
-					b.told = s.Use
+			if parts > maxParts {
+				if b.reportedUse != s.Use {
+					b.reportedUse = s.Use
 					b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is asked by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
 				}
 				continue
@@ -179,22 +180,23 @@ segments:
 			if slices.Contains(s.Built, int16(part)) { //nolint:gosec // below 256
 				continue
 			}
-			if owner, err := b.own(ctx); !owner || err != nil {
+			if owner, err := b.holdLease(ctx); !owner || err != nil {
 				return built, err
 			}
-			if err := b.build(ctx, s.Slot, s.Use, *s.Parts, part); err != nil {
+			if err := b.buildPart(ctx, s.Slot, s.Use, *s.Parts, part); err != nil {
 				failed = append(failed, err)
 				continue segments // one failure must not stop the others
 			}
 		}
 		built++
 	}
-	_, err = b.pool.Exec(ctx, sweepSQL, b.ring.Name)
+	_, err = b.pool.Exec(ctx, deleteUnusedSQL, b.ring.Name)
 	return built, errors.Join(append(failed, err)...)
 }
 
-// own takes the lease, or renews it. Two builders at once would do the work twice, without harm.
-func (b *Builder) own(ctx context.Context) (bool, error) {
+// holdLease takes the lease, or renews it. Two builders at once would do the work twice, without
+// harm.
+func (b *Builder) holdLease(ctx context.Context) (bool, error) {
 	if b.lease != nil {
 		ours, err := b.lease.Renew(ctx, b.pool, builderTTL)
 		if err != nil || ours {
@@ -210,9 +212,9 @@ func (b *Builder) own(ctx context.Context) (bool, error) {
 
 var errReused = errors.New("the segment is closed no more")
 
-// build reads a part of a segment and stores its filter.
-func (b *Builder) build(ctx context.Context, slot int16, use int64, parts, part int) error {
-	var words copied
+// buildPart reads a part of a segment and stores its filter.
+func (b *Builder) buildPart(ctx context.Context, slot int16, use int64, parts, part int) error {
+	var words copyParser
 	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		// It reads a whole segment; ctx bounds it.
 		if _, err := tx.Exec(ctx, `set local statement_timeout = 0`); err != nil {
@@ -223,7 +225,7 @@ func (b *Builder) build(ctx context.Context, slot int16, use int64, parts, part 
 			return err
 		}
 		var still bool
-		if err := tx.QueryRow(ctx, stillSQL, b.ring.Name, slot, use).Scan(&still); err != nil {
+		if err := tx.QueryRow(ctx, stillClosedSQL, b.ring.Name, slot, use).Scan(&still); err != nil {
 			return err
 		}
 		if !still {
@@ -238,7 +240,7 @@ func (b *Builder) build(ctx context.Context, slot int16, use int64, parts, part 
 	if err != nil {
 		return fmt.Errorf("reading segment %s: %w", b.ring.Tables[slot], err)
 	}
-	if err := words.whole(); err != nil {
+	if err := words.checkComplete(); err != nil {
 		return fmt.Errorf("reading segment %s: %w", b.ring.Tables[slot], err)
 	}
 	f, err := newFilter(words.words)
@@ -253,10 +255,10 @@ func (b *Builder) build(ctx context.Context, slot int16, use int64, parts, part 
 	return nil
 }
 
-// copied reads COPY's binary form of one column of keys (PostgreSQL documentation, "COPY", "Binary
-// Format"). It begins with a header of 19 bytes without extension. Then each row has its number of
-// fields, 1, and the length, 16, before the key. At the end comes -1.
-type copied struct {
+// copyParser reads COPY's binary form of one column of keys (PostgreSQL documentation, "COPY",
+// "Binary Format"). It begins with a header of 19 bytes without extension. Then each row has its
+// number of fields, 1, and the length, 16, before the key. At the end comes -1.
+type copyParser struct {
 	words  []uint64
 	rest   []byte
 	headed bool
@@ -269,7 +271,7 @@ const (
 	copyRow    = 2 + 4 + 16
 )
 
-func (c *copied) Write(p []byte) (int, error) {
+func (c *copyParser) Write(p []byte) (int, error) {
 	c.rest = append(c.rest, p...)
 	at := c.rest
 	if !c.headed && len(at) >= copyHeader {
@@ -293,15 +295,15 @@ func (c *copied) Write(p []byte) (int, error) {
 			c.broken = true
 			break
 		}
-		c.words = append(c.words, word(at[6:copyRow]))
+		c.words = append(c.words, keyWord(at[6:copyRow]))
 		at = at[copyRow:]
 	}
 	c.rest = append(c.rest[:0], at...)
 	return len(p), nil
 }
 
-// whole returns an error unless all rows were read.
-func (c *copied) whole() error {
+// checkComplete returns an error unless all rows were read.
+func (c *copyParser) checkComplete() error {
 	if !c.ended || c.broken || len(c.rest) > 0 {
 		return fmt.Errorf("COPY did not send what was expected behind %d keys", len(c.words))
 	}

@@ -10,21 +10,21 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
 
-// holding is a partition from its hand-over until own has returned.
-type holding struct {
-	p       *partition
-	ctx     context.Context
-	cancel  context.CancelFunc
-	overdue *time.Timer // runs while the partition is to be let go
+// heldPartition is a partition from its hand-over until own has returned.
+type heldPartition struct {
+	p            *partition
+	ctx          context.Context
+	cancel       context.CancelFunc
+	overdueTimer *time.Timer // runs while the partition is to be let go
 }
 
-// settle applies the assignment of a new generation. A partition that stays is not interrupted and
-// commits in the new generation; one that is not assigned any more is to be let go; a new one is
-// begun.
-func (m *membership) settle(as groupMember, assigned map[partitionKey]bool, counts map[string]int, leads bool) {
+// applyAssignment applies the assignment of a new generation. A partition that stays is not
+// interrupted and commits in the new generation; one that is not assigned any more is to be let go;
+// a new one is begun.
+func (m *membership) applyAssignment(as groupMember, assigned map[partitionKey]bool, counts map[string]int, leads bool) {
 	gained, revoked := 0, 0
 	m.update(func() {
-		m.groupMember, m.assigned, m.counts, m.leads, m.joining, m.revoked = as, assigned, counts, leads, false, false
+		m.groupMember, m.assigned, m.partitionCounts, m.isLeader, m.joining, m.revoked = as, assigned, counts, leads, false, false
 		for k, h := range m.held {
 			if h.p.frozen {
 				continue
@@ -35,7 +35,7 @@ func (m *membership) settle(as groupMember, assigned map[partitionKey]bool, coun
 				revoked++
 			}
 		}
-		gained = m.begin()
+		gained = m.startAssigned()
 	})
 	m.net.log.Info("onlyonce: joined the group", "generation", as.generation, "member", as.member, "partitions", len(assigned),
 		"gained", gained, "revoked", revoked)
@@ -44,13 +44,13 @@ func (m *membership) settle(as groupMember, assigned map[partitionKey]bool, coun
 // revoke asks own to let a partition go. Until it does, this process claims the partition in each
 // generation, so that no other member gets it and the group accepts what own still commits. That
 // lasts at most for the rebalance timeout. The lock must be held.
-func (m *membership) revoke(h *holding) {
+func (m *membership) revoke(h *heldPartition) {
 	m.revoked = true
 	h.cancel()
-	if h.overdue != nil {
+	if h.overdueTimer != nil {
 		return
 	}
-	h.overdue = time.AfterFunc(m.net.cfg.RebalanceTimeout, func() {
+	h.overdueTimer = time.AfterFunc(m.net.cfg.RebalanceTimeout, func() {
 		m.update(func() {
 			if m.held[h.p.key] != h || h.p.frozen {
 				return
@@ -58,14 +58,14 @@ func (m *membership) revoke(h *holding) {
 			m.net.log.Warn("onlyonce: a partition is still worked on after the rebalance timeout; it goes to another",
 				"topic", h.p.key.topic, "partition", h.p.key.partition, "timeout", m.net.cfg.RebalanceTimeout)
 			h.p.frozen = true
-			m.released()
+			m.rejoinIfReleased()
 		})
 	})
 }
 
-// released joins again when everything that was to be let go is released, so that others get it: in
-// this generation it has no owner. The lock must be held.
-func (m *membership) released() {
+// rejoinIfReleased joins again when everything that was to be let go is released, so that others
+// get it: in this generation it has no owner. The lock must be held.
+func (m *membership) rejoinIfReleased() {
 	for k, h := range m.held {
 		if !m.assigned[k] && !h.p.frozen {
 			return
@@ -73,30 +73,30 @@ func (m *membership) released() {
 	}
 	if m.revoked {
 		m.revoked = false
-		m.joinAnew()
+		m.requestRejoin()
 	}
 }
 
-// begin hands over what is assigned and not held, and returns how many partitions these are. A
-// partition that came back while it was being let go is handed over when own has returned. The lock
-// must be held.
-func (m *membership) begin() int {
+// startAssigned hands over what is assigned and not held, and returns how many partitions these
+// are. A partition that came back while it was being let go is handed over when own has returned.
+// The lock must be held.
+func (m *membership) startAssigned() int {
 	n := 0
 	for k := range m.assigned {
 		if m.held[k] != nil || m.ctx.Err() != nil {
 			continue
 		}
-		h := &holding{p: &partition{Log: kafkalog.New(m.net, m.net.reading(), k.topic, k.partition), m: m, key: k, groupMember: m.groupMember}}
+		h := &heldPartition{p: &partition{Log: kafkalog.New(m.net, m.net.readOptions(), k.topic, k.partition), m: m, key: k, groupMember: m.groupMember}}
 		h.ctx, h.cancel = context.WithCancel(m.ctx)
 		m.held[k] = h
-		m.running.Go(func() { m.hold(h) })
+		m.running.Go(func() { m.ownPartition(h) })
 		n++
 	}
 	return n
 }
 
-// hold is a partition's goroutine.
-func (m *membership) hold(h *holding) {
+// ownPartition is a partition's goroutine.
+func (m *membership) ownPartition(h *heldPartition) {
 	err := m.own(h.ctx, h.p)
 	h.p.Close()
 	ended, lost := h.ctx.Err() != nil, false
@@ -106,14 +106,14 @@ func (m *membership) hold(h *holding) {
 	case errors.Is(err, consumer.ErrOwnershipLost):
 		lost = true
 	case err == nil:
-		m.end(fmt.Errorf("franzsource: %v: own returned without an error while the partition was to be owned", h.p))
+		m.stopWith(fmt.Errorf("franzsource: %v: own returned without an error while the partition was to be owned", h.p))
 	default:
-		m.end(err)
+		m.stopWith(err)
 	}
 	var as groupMember
 	m.update(func() {
-		if h.overdue != nil {
-			h.overdue.Stop()
+		if h.overdueTimer != nil {
+			h.overdueTimer.Stop()
 		}
 		as, h.p.frozen = h.p.groupMember, true
 		delete(m.held, h.p.key)
@@ -121,8 +121,8 @@ func (m *membership) hold(h *holding) {
 			// Claimed no more, and not handed over again in this generation.
 			delete(m.assigned, h.p.key)
 		}
-		m.begin()
-		m.released()
+		m.startAssigned()
+		m.rejoinIfReleased()
 	})
 	if !lost {
 		return
@@ -134,7 +134,7 @@ func (m *membership) hold(h *holding) {
 	m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", h.p.key.topic, "partition", h.p.key.partition,
 		"generation", as.generation, "wait", wait, "error", err)
 	if kafkalog.Sleep(m.ctx, wait) && m.currentMember() == as {
-		m.joinAnew()
+		m.requestRejoin()
 	}
 }
 
@@ -143,10 +143,10 @@ func (m *membership) lostWait() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if time.Since(m.lostAt) > lostForget {
-		m.lost.Reset()
+		m.lostBackoff.Reset()
 	}
 	m.lostAt = time.Now()
-	return m.lost.NextBackOff()
+	return m.lostBackoff.NextBackOff()
 }
 
 func (m *membership) currentMember() groupMember {
@@ -162,11 +162,11 @@ func (m *membership) memberOf(p *partition) groupMember {
 	return p.groupMember
 }
 
-// movedOn waits while the next generation is being formed, and reports whether the partition
-// belongs to this member in it too.
-func (m *membership) movedOn(ctx context.Context, p *partition, was groupMember) bool {
+// waitForNextGeneration waits while the next generation is being formed, and reports whether the
+// partition belongs to this member in it too.
+func (m *membership) waitForNextGeneration(ctx context.Context, p *partition, was groupMember) bool {
 	moved := false
-	m.until(ctx, func() bool {
+	m.waitFor(ctx, func() bool {
 		moved = p.groupMember != was && !p.frozen
 		return moved || p.frozen || !m.joining
 	})

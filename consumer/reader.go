@@ -1,0 +1,153 @@
+package consumer
+
+import (
+	"context"
+	"time"
+)
+
+// flushAfter is how long a position that moved without work (past control, aborted and removed
+// records) may stay unwritten.
+const flushAfter = 5 * time.Second
+
+// reader makes batches of what the prefetcher fetches, and keeps what was fetched and not yet
+// handled. It belongs to one run of a worker, and must be used by the worker's goroutine.
+type reader struct {
+	cfg     *Config
+	id      Identity
+	cur     *cursor
+	brake   *brake
+	fetches *prefetcher
+
+	msgs  []*Message // fetched, not yet handled
+	next  int64      // position after msgs
+	epoch int32      // no batch below next exceeded this leader epoch; -1: not known
+	err   error      // of the fetch after msgs
+	moved time.Time  // when next first moved ahead of the position with nothing to handle
+}
+
+// startReader begins to fetch at the worker's position.
+func startReader(ctx context.Context, w *worker) *reader {
+	return &reader{cfg: &w.c.cfg, id: w.id, cur: w.cur, brake: w.brake, fetches: startPrefetcher(ctx, w), next: w.pos, epoch: w.leaderEpoch}
+}
+
+// stop returns when no fetch of the partition is running.
+func (r *reader) stop() {
+	r.fetches.stop()
+	r.msgs = nil
+}
+
+// release returns the memory of handled messages to the budget.
+func (r *reader) release(msgs []*Message) { r.fetches.release(msgs) }
+
+// nextBatch returns the next batch and the position after it. The batch is full, or as full as it
+// got within Linger. No messages and a position ahead of pos mean that there was nothing to handle
+// in between. It returns early when ctx is done, and fails with what it receives from lost.
+func (r *reader) nextBatch(ctx context.Context, pos int64, lost <-chan error) ([]*Message, int64, error) {
+	var linger <-chan time.Time
+	for {
+		n, full := r.batchLength()
+		switch {
+		// What was fetched is handled before the error is: it may be gone afterwards.
+		case full, n > 0 && r.err != nil:
+			return r.takeBatch(n)
+		case n == 0 && len(r.msgs) > 0:
+			return nil, r.cur.capAtReplayEnd(r.next), nil // the replay ends before the next message
+		case r.err != nil:
+			return nil, 0, r.err
+		}
+		if n > 0 && linger == nil {
+			t := time.NewTimer(r.cfg.Linger)
+			defer t.Stop()
+			linger = t.C
+		}
+		var flush <-chan time.Time
+		if n == 0 && r.next > pos {
+			t := time.NewTimer(time.Until(r.moved.Add(flushAfter)))
+			defer t.Stop()
+			flush = t.C
+		}
+		select {
+		case got := <-r.fetches.results:
+			r.add(got, pos)
+		case <-linger:
+			return r.takeBatch(n)
+		case <-flush:
+			return nil, r.cur.capAtReplayEnd(r.next), nil
+		case err := <-lost:
+			return nil, 0, err
+		case <-ctx.Done():
+			return nil, pos, nil
+		}
+	}
+}
+
+// add keeps the result of a fetch.
+func (r *reader) add(got fetchResult, pos int64) {
+	if got.err != nil {
+		r.err = got.err
+		return
+	}
+	if len(r.msgs) == 0 && r.next == pos {
+		r.moved = time.Now()
+	}
+	r.stampMessages(got.Messages)
+	r.msgs = append(r.msgs, got.Messages...)
+	r.next, r.epoch = got.Next, got.LeaderEpoch
+}
+
+// stampMessages marks fetched messages with the cluster of their log, and with the replay that they
+// are part of.
+func (r *reader) stampMessages(msgs []*Message) {
+	for _, m := range msgs {
+		m.clusterID, m.topicID = r.id.ClusterID, r.id.TopicID
+		if r.cur.replayUntil != nil {
+			m.replay, m.resend = r.cur.replayNo, r.cur.replayResend
+		}
+	}
+}
+
+// batchLength returns how many buffered messages make the next batch, and whether it is full. No
+// batch goes past the end of a replay.
+func (r *reader) batchLength() (n int, full bool) {
+	size, most := 0, r.cfg.BatchSize
+	if r.brake.stopped() {
+		most = 1
+	}
+	for n < len(r.msgs) && n < most {
+		if r.cur.pastReplay(r.msgs[n].Offset) {
+			return n, n > 0
+		}
+		size += len(r.msgs[n].Value)
+		if n > 0 && size > r.cfg.BatchBytes {
+			return n, true
+		}
+		n++
+	}
+	return n, n == most || size >= r.cfg.BatchBytes
+}
+
+// takeBatch removes the first n messages, and returns the position after them.
+func (r *reader) takeBatch(n int) ([]*Message, int64, error) {
+	msgs := r.msgs[:n:n]
+	r.msgs = r.msgs[n:]
+	if len(r.msgs) == 0 {
+		r.msgs = nil
+		return msgs, r.cur.capAtReplayEnd(r.next), nil
+	}
+	return msgs, r.cur.capAtReplayEnd(r.msgs[0].Offset), nil
+}
+
+// leaderEpochBound returns a leader epoch that no batch below the end of the current batch
+// exceeded: that of the first message after it, or, if there is none yet, of the last batch that
+// was looked at. An upper bound is enough, because records that are written after an unclean
+// election have a higher epoch than everything that was ever read (F5).
+func (r *reader) leaderEpochBound() int32 {
+	if len(r.msgs) > 0 {
+		return r.msgs[0].LeaderEpoch
+	}
+	return r.epoch
+}
+
+// discard drops what was fetched, because the position moves elsewhere. epoch is the leader epoch
+// that belongs to that position.
+func (r *reader) discard(epoch int32) { r.msgs, r.epoch = nil, epoch }

@@ -1,0 +1,84 @@
+package onlyoncetest
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Case is what [Run] proves: a program's own wiring, and messages or requests for it.
+type Case struct {
+	// Migrate makes the program's tables and first rows. It is called once for each database.
+	// Defaults to none.
+	Migrate func(context.Context, *pgxpool.Pool) error
+	// Start makes what a process runs, for example a consumer with [Process.Source] and
+	// [Process.Tune] in place of the Kafka source and the configuration. It is called once for each
+	// process. [Consume] is one for a handler alone, and [All] joins several parts. Required unless
+	// Serve is set.
+	Start func(*Process) (Runner, error)
+	// Serve makes a process's HTTP handler, and what runs beside it, or nil: for example a
+	// webhook.Endpoint, or an idempotency.Layer with its routes. Defaults to none.
+	Serve func(*Process) (http.Handler, Runner, error)
+	// Messages are in the topics from the start. Defaults to none.
+	Messages []Message
+	// Requests are sent one after the other, and those with a Key once more in the end. Required
+	// with Serve.
+	Requests []Request
+	// Repeat sends requests without a Key once more, too, for example webhooks. Defaults to false.
+	Repeat bool
+	// Volatile names columns that may differ between runs, as "table.column", or "table.*".
+	// Identity columns and those with a default that draws a number, a time or a random value are
+	// found in the catalog. Defaults to none.
+	Volatile []string
+	// Mask is a regular expression, in the form that both Go and PostgreSQL take. What it matches
+	// in rows, calls and requests is not compared, for example random ids that an HTTP handler
+	// gives: "ch_[a-z0-9]{26}". Defaults to none.
+	Mask string
+	// Check checks more after each run, if you like. Defaults to none.
+	Check func(context.Context, *pgxpool.Pool) error
+
+	clean *state
+	// The program has no relay for its calls, or no consumer for its events.
+	noRelay, noReader bool
+}
+
+func (c *Case) check() error {
+	var faults []error
+	if c.Start == nil && c.Serve == nil {
+		faults = append(faults, errors.New("Case.Start: must be set, or Case.Serve"))
+	}
+	if c.Serve != nil && len(c.Requests) == 0 {
+		faults = append(faults, errors.New("Case.Requests: must not be empty with Serve"))
+	}
+	if c.Serve == nil && len(c.Messages) == 0 {
+		faults = append(faults, errors.New("Case.Messages: must not be empty: there is nothing to do"))
+	}
+	if _, err := regexp.Compile(c.Mask); err != nil {
+		faults = append(faults, fmt.Errorf("Case.Mask: must be a regular expression: %w", err))
+	}
+	return errors.Join(faults...)
+}
+
+// The flags of go test.
+var (
+	budgetFlag  = flag.Duration("onlyonce.budget", -1, "how long `duration` a case of onlyoncetest.Run plays histories: 0 plays all single faults; default 10s, or 3s with -short")
+	seedFlag    = flag.Uint64("onlyonce.seed", 1, "the `seed` of the pairs of faults that onlyoncetest.Run draws")
+	historyFlag = flag.String("onlyonce.history", "", "the one `history` that onlyoncetest.Run plays, as a failed test has printed it")
+)
+
+func budget() time.Duration {
+	switch {
+	case *budgetFlag >= 0:
+		return *budgetFlag
+	case testing.Short():
+		return 3 * time.Second
+	}
+	return 10 * time.Second
+}

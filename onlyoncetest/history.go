@@ -1,0 +1,184 @@
+package onlyoncetest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/wire"
+)
+
+// event is one fault of a history.
+type event struct {
+	what string
+	at   string // a point; empty for events that have none
+}
+
+// Events. A point is the n-th time that something happens in a history, for example the second
+// INSERT into stock, the first request to a remote, or the third call of the handler.
+const (
+	before    = "before"    // the process dies before the server gets the statement, or the remote the request
+	after     = "after"     // ... after it was carried out, and before the answer comes
+	lost      = "lost"      // the connection breaks after the statement was carried out; the process goes on
+	zombie    = "zombie"    // the process stops there until another one has done all work, and then goes on
+	rebalance = "rebalance" // all partitions are given up there and handed over again
+	fail40001 = "40001"     // a serialization failure after that call of the handler
+	fail40P01 = "40P01"     // a deadlock
+	copies    = "copies"    // in the end each message comes again, at another offset
+	reset     = "reset"     // when a process has died, the group's offsets are gone
+)
+
+func (e event) String() string {
+	if e.at == "" {
+		return e.what
+	}
+	return e.what + ":" + e.at
+}
+
+// history is what goes wrong in one run, and with which of the case's messages and requests.
+type history struct {
+	events []event
+	only   []int // indexes of messages or requests; nil for all
+}
+
+func (h history) String() string {
+	parts := make([]string, len(h.events))
+	for i, e := range h.events {
+		parts[i] = e.String()
+	}
+	s := strings.Join(parts, ",")
+	if s == "" {
+		s = "nothing"
+	}
+	if h.only != nil {
+		s += fmt.Sprintf("@%s", strings.ReplaceAll(strings.Trim(fmt.Sprint(h.only), "[]"), " ", "."))
+	}
+	return s
+}
+
+// parseHistory reads what String has written.
+func parseHistory(s string) (h history, err error) {
+	bad := func() (history, error) {
+		return history{}, fmt.Errorf("%q is no history: copy it from the test's output, for example before:insert-stock#1a2b.bind.2,copies@0.1", s)
+	}
+	events, only, some := strings.Cut(s, "@")
+	if some {
+		for _, part := range strings.Split(only, ".") {
+			var i int
+			if _, err := fmt.Sscan(part, &i); err != nil {
+				return bad()
+			}
+			h.only = append(h.only, i)
+		}
+	}
+	if events == "nothing" {
+		return h, nil
+	}
+	for _, part := range strings.Split(events, ",") {
+		what, at, _ := strings.Cut(part, ":")
+		needs, known := pointed[what]
+		if !known || needs != (at != "") {
+			return bad()
+		}
+		h.events = append(h.events, event{what, at})
+	}
+	return h, nil
+}
+
+// pointed are all events, and whether they have a point.
+var pointed = map[string]bool{before: true, after: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, reset: false}
+
+// point is something that happens in a clean run.
+type point struct {
+	name string
+	kind wire.Kind // of a statement's message; empty for requests and calls of the handler
+	// users: the statement names none of our tables and functions.
+	users bool
+}
+
+// kinds of points that are no statements begin their names.
+const (
+	requestPoint = "request."
+	handlePoint  = "handler."
+)
+
+// transactional reports whether a point is at the fence or the COMMIT of a batch.
+func (p point) transactional() bool {
+	return strings.HasPrefix(p.name, "fence.") || strings.HasPrefix(p.name, "commit.")
+}
+
+// weight orders points: those at which a program's own work is under way come first, and of
+// statements that are repeated the first ones, so that a small budget meets each kind of them.
+func (p point) weight() int {
+	n := 0
+	if i := strings.LastIndexByte(p.name, '.'); i >= 0 {
+		_, _ = fmt.Sscan(p.name[i+1:], &n)
+	}
+	class := 2 // the engine's upkeep
+	switch {
+	case strings.HasPrefix(p.name, requestPoint):
+		class = 0
+	case p.users, p.transactional(), strings.HasPrefix(p.name, "seal."), strings.HasPrefix(p.name, "claim"):
+		class = 1
+	}
+	return class*10_000 + n
+}
+
+// singles returns the histories with one fault, the few that are cheap first. copied: copies of
+// messages can be recognized. hasLog: the case has messages.
+func singles(points []point, copied, hasLog bool) (all []history) {
+	add := func(events ...event) { all = append(all, history{events: events}) }
+	points = slices.Clone(points)
+	slices.SortStableFunc(points, func(a, b point) int { return a.weight() - b.weight() })
+	if copied {
+		add(event{what: copies})
+	}
+	for _, p := range points {
+		if strings.HasPrefix(p.name, handlePoint) {
+			add(event{fail40001, p.name})
+		}
+	}
+	for _, p := range points {
+		switch {
+		case strings.HasPrefix(p.name, requestPoint), p.kind == wire.Query:
+			add(event{before, p.name})
+			add(event{after, p.name})
+		case p.kind == wire.Bind:
+			add(event{before, p.name})
+		case p.kind == wire.Sync:
+			add(event{after, p.name})
+		}
+		if !p.transactional() {
+			continue
+		}
+		if p.kind != wire.Bind {
+			add(event{lost, p.name})
+		}
+		if p.kind != wire.Sync && hasLog {
+			add(event{rebalance, p.name})
+			add(event{before, p.name}, event{what: reset})
+		}
+		// After the fence, its transaction would hold the cursor, and the one that takes over would
+		// wait until the server ends it (Config.IdleTimeout).
+		if strings.HasPrefix(p.name, "fence.") && p.kind != wire.Sync && hasLog {
+			add(event{zombie, p.name})
+		}
+	}
+	for _, p := range points {
+		if strings.HasPrefix(p.name, handlePoint) {
+			add(event{fail40P01, p.name})
+		}
+	}
+	return all
+}
+
+// pair draws a history with two faults.
+func pair(all []history, random *rand.Rand) history {
+	for {
+		a, b := all[random.IntN(len(all))], all[random.IntN(len(all))]
+		if a.String() != b.String() {
+			return history{events: slices.Concat(a.events, b.events)}
+		}
+	}
+}

@@ -1,0 +1,487 @@
+package onlyoncetest_test
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/onlyoncetest"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+func migrate(ctx context.Context, pool *pgxpool.Pool) error {
+	_, err := pool.Exec(ctx, `
+create table effects (id bigint generated always as identity primary key, value text, at timestamptz default now());
+create table audit (value text);
+create table totals (name text primary key, n int);
+insert into totals values ('all', 0)`)
+	return err
+}
+
+const insertSQL = `insert into effects (value) values ($1)`
+
+// sound is what every handler here does first.
+func sound(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	_, err := tx.Exec(ctx, insertSQL, string(m.Value))
+	return err
+}
+
+func three() []onlyoncetest.Message {
+	return []onlyoncetest.Message{{ID: "m-0", Key: "a", Value: "0"}, {ID: "m-1", Key: "b", Value: "1"}, {ID: "m-2", Key: "a", Value: "2"}}
+}
+
+// with returns a case for a handler that is made for each process.
+func with(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest.Case {
+	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+		return consumer.New(p.Pool, p.Source(), handler(p), p.Tune(consumer.Config{BatchSize: 2}))
+	}}
+}
+
+// after returns a case whose handler does something more.
+func after(more consumer.Handler) onlyoncetest.Case {
+	return with(func(*onlyoncetest.Process) consumer.Handler {
+		return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			if err := sound(ctx, tx, m); err != nil {
+				return err
+			}
+			return more(ctx, tx, m)
+		}
+	})
+}
+
+// batch is with for a batch handler.
+func batch(handler func(p *onlyoncetest.Process) consumer.BatchHandler) onlyoncetest.Case {
+	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+		return consumer.NewBatch(p.Pool, p.Source(), handler(p), p.Tune(consumer.Config{BatchSize: 3}))
+	}}
+}
+
+func call(body []byte) outbox.Call { return outbox.Call{Sink: "mail", Name: "send", Body: body} }
+
+// mailbox is a remote that accepts everything.
+func mailbox(t *testing.T) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func post(ctx context.Context, client *http.Client, address, body string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, address, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// serving returns a case of the HTTP layer in front of a handler.
+func serving(mode idempotency.Mode, handler func(p *onlyoncetest.Process) http.HandlerFunc) onlyoncetest.Case {
+	return onlyoncetest.Case{Migrate: migrate, Requests: requests(), Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+		layer, err := idempotency.New(p.Pool, idempotency.Config{
+			Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
+			FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1, LeaseTTL: time.Second,
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, MaxHandlerTime: 2 * time.Second}, handler(p))
+		return h, layer, err
+	}}
+}
+
+func requests() []onlyoncetest.Request {
+	return []onlyoncetest.Request{{Path: "/charges", Key: "k-1", Body: `{"n":1}`}, {Path: "/charges", Key: "k-2", Body: `{"n":2}`}}
+}
+
+// charge is a sound HTTP handler with something more.
+func charge(more func(r *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err == nil && more != nil {
+			err = more(r)
+		}
+		if err == nil {
+			var tx consumer.Tx
+			if tx, err = idempotency.Tx(r); err == nil {
+				_, err = tx.Exec(r.Context(), insertSQL, string(body))
+			}
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+		_, _ = fmt.Fprintf(w, "charged %s", body)
+	}
+}
+
+const webhookSecret = "whsec_of_a_test_of_the_kit"
+
+// events returns a case of a webhook endpoint whose handler runs in the request.
+func events(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest.Case {
+	var rs []onlyoncetest.Request
+	for _, id := range []string{"evt_1", "evt_2"} {
+		body := fmt.Sprintf(`{"id":%q,"type":"invoice.paid"}`, id)
+		at := fmt.Sprint(time.Now().Unix())
+		mac := hmac.New(sha256.New, []byte(webhookSecret))
+		_, _ = mac.Write([]byte(at + "." + body))
+		rs = append(rs, onlyoncetest.Request{Path: "/hook", Body: body, Header: http.Header{"Stripe-Signature": {"t=" + at + ",v1=" + hex.EncodeToString(mac.Sum(nil))}}})
+	}
+	return onlyoncetest.Case{Migrate: migrate, Requests: rs, Repeat: true, Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+		e, err := webhook.New(p.Pool, webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Mode: webhook.Inline, Partitions: 1,
+			DuplicateWait: 100 * time.Millisecond, RetryAfter: time.Second, Handler: handler(p)})
+		return e, e, err
+	}}
+}
+
+// sending returns a case whose calls a relay sends with a sink.
+func sending(sink func(p *onlyoncetest.Process) (outbox.Sink, error)) onlyoncetest.Case {
+	c := after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return outbox.Enqueue(ctx, tx, call(m.Value))
+	})
+	consume := c.Start
+	c.Start = func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+		s, err := sink(p)
+		if err != nil {
+			return nil, err
+		}
+		relay, err := outbox.NewRelay(p.Pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}, PollInterval: 20 * time.Millisecond, LeaseTTL: time.Second, RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond})
+		if err != nil {
+			return nil, err
+		}
+		run, err := consume(p)
+		return onlyoncetest.All(run, relay), err
+	}
+	return c
+}
+
+// mailSink is a sink of the user's own.
+type mailSink struct {
+	p       *onlyoncetest.Process
+	address string
+	key     func(d *outbox.Delivery) string
+}
+
+func (*mailSink) Name() string { return "mail" }
+
+func (*mailSink) Limits() outbox.Limits {
+	return outbox.Limits{KeyWindow: time.Hour, Timeout: 2 * time.Second}
+}
+
+func (s *mailSink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	if err := d.MayStart(); err != nil {
+		return outbox.RetryLater("not now", err)
+	}
+	req, err := http.NewRequestWithContext(ctx, d.Method, s.address, strings.NewReader(string(d.Body)))
+	if err != nil {
+		return outbox.Reject("bad request", err)
+	}
+	if key := s.key(d); key != "" {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	res, err := s.p.HTTP.Do(req)
+	if err != nil {
+		return outbox.RetryLater("no answer", err)
+	}
+	_ = res.Body.Close()
+	return outbox.Result{Outcome: outbox.Delivered}
+}
+
+// judged is a case and the verdict that it must have.
+type judged struct {
+	name string
+	c    onlyoncetest.Case
+	kind onlyoncetest.Kind // empty for a sound one
+	what string            // part of Verdict.What
+}
+
+func faulty(t *testing.T) []judged {
+	remote := mailbox(t)
+	forgetful := onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{IgnoreKeys: true})
+	var memory sync.Map
+	var counter atomic.Int64
+	return []judged{
+		{"pool", with(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				if err := sound(ctx, tx, m); err != nil {
+					return err
+				}
+				_, err := p.Pool.Exec(ctx, `insert into audit values ($1)`, string(m.Value))
+				return err
+			}
+		}), onlyoncetest.WrittenOutside, "judges_test.go:"},
+		{"goroutine", with(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_, _ = p.Pool.Exec(context.WithoutCancel(ctx), `update totals set n = n + 1`)
+				}()
+				<-done
+				return sound(ctx, tx, m)
+			}
+		}), onlyoncetest.WrittenOutside, "totals"},
+		{"mail", with(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				if err := sound(ctx, tx, m); err != nil {
+					return err
+				}
+				return post(ctx, p.HTTP, remote+"/send", string(m.Value))
+			}
+		}), onlyoncetest.CalledOutside, "judges_test.go:"},
+		{"default client", after(func(ctx context.Context, _ consumer.Tx, m *consumer.Message) error {
+			return post(ctx, http.DefaultClient, remote+"/send", string(m.Value))
+		}), onlyoncetest.CalledOutside, "POST"},
+		{"random id", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			c := call(m.Value)
+			c.ID = uuid.NewString()
+			return outbox.Enqueue(ctx, tx, c)
+		}), onlyoncetest.NotDeterministic, "its key differs"},
+		{"time in a body", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			return outbox.Enqueue(ctx, tx, call(fmt.Appendf(nil, `{"at":%q}`, time.Now().Format(time.RFC3339Nano))))
+		}), onlyoncetest.NotDeterministic, "a time"},
+		{"uuid in a body", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			return outbox.Enqueue(ctx, tx, call([]byte(uuid.NewString())))
+		}), onlyoncetest.NotDeterministic, "a uuid"},
+		{"map order in a body", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			var b strings.Builder
+			for k := range map[string]int{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7, "h": 8} {
+				b.WriteString(k + " ")
+			}
+			return outbox.Enqueue(ctx, tx, call([]byte(b.String())))
+		}), onlyoncetest.NotDeterministic, "the order of its parts"},
+		{"an id at each attempt", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, err := tx.Exec(ctx, `insert into audit values ($1)`, uuid.NewString())
+			return err
+		}), onlyoncetest.NotDeterministic, "a uuid"},
+		{"swallowed error", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, _ = tx.Exec(ctx, `insert into nowhere values (1)`)
+			return nil
+		}), onlyoncetest.ParkedWrongly, "nowhere"},
+		{"commit", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, err := tx.Exec(ctx, `commit`)
+			return err
+		}), onlyoncetest.ParkedWrongly, "commit"},
+		{"panic", after(func(context.Context, consumer.Tx, *consumer.Message) error { panic("a bug") }), onlyoncetest.ParkedWrongly, "a bug"},
+		{"memory", with(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				if _, seen := memory.LoadOrStore(fmt.Sprint(p.Pool.Config().ConnConfig.Database, p.Generation(), m.ID()), true); seen {
+					return nil // "handled already"
+				}
+				return sound(ctx, tx, m)
+			}
+		}), onlyoncetest.EffectsDiffer, "effects"},
+		{"counter", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, err := tx.Exec(ctx, `insert into audit values ($1)`, fmt.Sprint(counter.Add(1)))
+			return err
+		}), onlyoncetest.NotDeterministic, "audit"},
+		{"key of an offset", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(sound, consumer.Config{
+			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Offset), nil }})}, onlyoncetest.EffectsDiffer, "effects"},
+		{"batch past the transaction", batch(func(p *onlyoncetest.Process) consumer.BatchHandler {
+			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
+				for _, m := range msgs {
+					if _, err := p.Pool.Exec(ctx, insertSQL, string(m.Value)); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+		}), onlyoncetest.WrittenOutside, "effects"},
+		{"batch as a unit", batch(func(*onlyoncetest.Process) consumer.BatchHandler {
+			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
+				_, err := tx.Exec(ctx, `insert into audit values ($1)`, fmt.Sprint(len(msgs), " messages"))
+				return err
+			}
+		}), onlyoncetest.EffectsDiffer, "audit"},
+		{"http past the transaction", serving(idempotency.Transactional, func(p *onlyoncetest.Process) http.HandlerFunc {
+			return charge(func(r *http.Request) error {
+				_, err := p.Pool.Exec(r.Context(), `update totals set n = n + 1`)
+				return err
+			})
+		}), onlyoncetest.WrittenOutside, "totals"},
+		{"http calls", serving(idempotency.Transactional, func(p *onlyoncetest.Process) http.HandlerFunc {
+			return charge(func(r *http.Request) error { return post(r.Context(), p.HTTP, remote+"/send", "charged") })
+		}), onlyoncetest.CalledOutside, "POST"},
+		{"http without the layer", onlyoncetest.Case{Migrate: migrate, Requests: requests(), Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				var id int64
+				if err := p.Pool.QueryRow(r.Context(), `insert into effects (value) values ('x') returning id`).Scan(&id); err != nil {
+					http.Error(w, "again", http.StatusInternalServerError)
+					return
+				}
+				_, _ = fmt.Fprint(w, id)
+			}), nil, nil
+		}}, onlyoncetest.AnswersDiffer, "when it comes again"},
+		{"event past the transaction", events(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				_, err := p.Pool.Exec(ctx, insertSQL, m.EventID)
+				return err
+			}
+		}), onlyoncetest.WrittenOutside, "effects"},
+		{"event mails", events(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				return post(ctx, p.HTTP, remote+"/send", "an event")
+			}
+		}), onlyoncetest.CalledOutside, "POST"},
+		{"sink without a key", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
+			return &mailSink{p, remote, func(*outbox.Delivery) string { return "" }}, nil
+		}), onlyoncetest.CalledOutside, "POST"},
+		{"sink for a remote without keys", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
+			return httpsink.New(httpsink.Config{Name: "mail", BaseURL: p.Reach(forgetful), KeyWindow: time.Hour, AllowPrivate: true})
+		}), onlyoncetest.RemotesDiffer, "more than once"},
+		{"sink with a key for each attempt", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
+			return &mailSink{p, remote, func(d *outbox.Delivery) string { return fmt.Sprint(d.Key, p.Generation()) }}, nil
+		}), onlyoncetest.CalledOutside, "key"},
+	}
+}
+
+func soundCases(t *testing.T) []judged {
+	remote := mailbox(t)
+	provider := onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{Answer: func(_ string, n int) string { return map[int]string{1: "500+", 2: "reset"}[n] }})
+	return []judged{
+		{"messages", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			return outbox.Enqueue(ctx, tx, call(m.Value))
+		}), "", ""},
+		{"update", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, err := tx.Exec(ctx, `update totals set n = n + 1`)
+			return err
+		}), "", ""},
+		{"queue", with(func(*onlyoncetest.Process) consumer.Handler {
+			return func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+				tx.Queue(insertSQL, string(m.Value))
+				return nil
+			}
+		}), "", ""},
+		{"reads past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				var n int
+				if err := p.Pool.QueryRow(ctx, `select count(*) from audit`).Scan(&n); err != nil {
+					return err
+				}
+				return sound(ctx, tx, m)
+			}
+		}), "", ""},
+		{"refuses a message", with(func(*onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				if string(m.Value) == "1" {
+					return consumer.Permanent(errors.New("no such order"))
+				}
+				return sound(ctx, tx, m)
+			}
+		}), "", ""},
+		{"positions", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(sound, consumer.Config{PositionsOnly: true})}, "", ""},
+		{"batch", batch(func(*onlyoncetest.Process) consumer.BatchHandler {
+			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
+				var values []string
+				for _, m := range msgs {
+					values = append(values, string(m.Value))
+				}
+				_, err := tx.Exec(ctx, `insert into effects (value) select unnest($1::text[])`, values)
+				return err
+			}
+		}), "", ""},
+		{"http", serving(idempotency.Transactional, func(*onlyoncetest.Process) http.HandlerFunc { return charge(nil) }), "", ""},
+		{"http with a step", serving(idempotency.Leased, func(p *onlyoncetest.Process) http.HandlerFunc {
+			return charge(func(r *http.Request) error {
+				_, err := idempotency.Step(r.Context(), "pay", func(ctx context.Context, key string) ([]byte, error) {
+					req, err := http.NewRequestWithContext(ctx, http.MethodPost, remote, strings.NewReader("pay"))
+					if err != nil {
+						return nil, err
+					}
+					req.Header.Set("Idempotency-Key", key)
+					res, err := p.HTTP.Do(req)
+					if err != nil {
+						return nil, err
+					}
+					return []byte("paid"), res.Body.Close()
+				})
+				return err
+			})
+		}), "", ""},
+		{"event", events(func(*onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				e, err := webhook.EventOf(m)
+				if err != nil {
+					return err
+				}
+				_, err = tx.Exec(ctx, insertSQL, e.ID)
+				return err
+			}
+		}), "", ""},
+		{"httpsink", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
+			return httpsink.New(httpsink.Config{Name: "mail", BaseURL: p.Reach(provider), KeyWindow: time.Hour, AllowPrivate: true})
+		}), "", ""},
+		{"sink", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
+			return &mailSink{p, remote, func(d *outbox.Delivery) string { return d.Key }}, nil
+		}), "", ""},
+	}
+}
+
+// Each faulty program is caught, under the right name and by a history of at most three events. No
+// sound one is accused.
+//
+// With -short, two of three are left out.
+func TestJudges(t *testing.T) {
+	t.Parallel()
+	for i, j := range faulty(t) {
+		t.Run("faulty/"+j.name, func(t *testing.T) {
+			if testing.Short() && i%3 != 0 {
+				t.Skip("-short")
+			}
+			t.Parallel()
+			x := &fatal{TB: t}
+			rep := onlyoncetest.Run(x, j.c)
+			v := rep.Verdict
+			if v == nil {
+				t.Fatalf("not caught: %s %s", rep, x.text)
+			}
+			t.Logf("%s", v)
+			if v.Kind != j.kind || !strings.Contains(v.What+" "+v.Where, j.what) {
+				t.Errorf("%s: %s, want %s and %q", v.Kind, v.What, j.kind, j.what)
+			}
+			if strings.Count(v.History, ",") > 2 || len(v.Timeline) > 10 {
+				t.Errorf("%s: %d lines", v.History, len(v.Timeline))
+			}
+			if !json.Valid([]byte(v.JSON())) || !strings.Contains(x.text, v.History) {
+				t.Errorf("%s", v.JSON())
+			}
+		})
+	}
+	for i, j := range soundCases(t) {
+		t.Run("sound/"+j.name, func(t *testing.T) {
+			if testing.Short() && i%3 != 0 {
+				t.Skip("-short")
+			}
+			t.Parallel()
+			x := &fatal{TB: t}
+			rep := onlyoncetest.Run(x, j.c)
+			if rep.Verdict != nil || x.text != "" {
+				t.Errorf("accused: %s", x.text)
+			}
+			t.Log(rep)
+		})
+	}
+}

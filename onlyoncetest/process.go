@@ -1,0 +1,204 @@
+package onlyoncetest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/wire"
+)
+
+// Runner is a part of a program that runs until its context ends, for example a
+// [consumer.Consumer], an outbox.Relay or a webhook.Endpoint.
+type Runner interface{ Run(context.Context) error }
+
+// RunnerFunc is a function as a [Runner].
+type RunnerFunc func(context.Context) error
+
+// Run implements Runner.
+func (f RunnerFunc) Run(ctx context.Context) error { return f(ctx) }
+
+// Process is one imaginary process of a [Case]. When it dies, its connections to Postgres break,
+// its requests get no answer, and its context ends. Its memory is that of the test: what a handler
+// keeps outside of the values that Start makes outlives it.
+type Process struct {
+	// Pool is the process's pool. All of its statements are watched.
+	Pool *pgxpool.Pool
+	// HTTP is the process's HTTP client, for remotes that the handler or a sink calls. Give a sink
+	// its Transport.
+	HTTP *http.Client
+
+	run    *play
+	number int
+	wire   *wire.Wire
+	ctx    context.Context
+	cancel context.CancelFunc
+	// dead is set when the process dies: from then on it sends nothing.
+	dead   atomic.Bool
+	buried sync.Once
+	ended  chan struct{} // closed when its Runner has returned
+	failed error         // what the Runner returned, once ended is closed
+
+	mu      sync.Mutex
+	sources []*source
+	handler http.Handler
+}
+
+// Generation counts the processes of one history, from 1.
+func (p *Process) Generation() int { return p.number }
+
+// Source returns a source of the case's messages, in place of the one for Kafka. Its group is the
+// same in each process, and the process that has asked last owns all partitions.
+func (p *Process) Source() consumer.Source {
+	s := p.run.logs.source(group)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sources = append(p.sources, s)
+	return s
+}
+
+// Tune returns a configuration with shorter times, so that a history takes milliseconds. It sets
+// Linger, RetryMin, RetryMax and Logger, and raises MaxAttempts to at least 20, because the faults
+// of a history count as attempts. Scope defaults to "test", and Key to the header message-id.
+//
+// It also lets the case repeat calls of the handler as after a serialization failure, and it finds
+// out whether copies of messages can be recognized. Without Tune these faults are left out.
+func (p *Process) Tune(cfg consumer.Config) consumer.Config {
+	cfg = tuned(cfg)
+	cfg.MaxAttempts = max(cfg.MaxAttempts, 20)
+	cfg.Logger = p.run.logger(p)
+	cfg.Middleware = append([]consumer.Middleware{p.run.handled}, cfg.Middleware...)
+	if !cfg.PositionsOnly {
+		p.run.copies.Store(true)
+	}
+	return cfg
+}
+
+// Consume returns a Start for a handler that needs no pool.
+func Consume[H AnyHandler](handler H, cfg consumer.Config) func(*Process) (Runner, error) {
+	return func(p *Process) (Runner, error) { return newConsumer(p.Pool, p.Source(), handler, p.Tune(cfg)) }
+}
+
+// errDead is what a process that has died gets.
+var errDead = errors.New("onlyoncetest: the process is dead")
+
+// newProcess makes a process without starting anything.
+func (x *play) newProcess() (*Process, error) {
+	p := &Process{run: x, ended: make(chan struct{})}
+	p.ctx, p.cancel = context.WithCancel(context.WithValue(x.ctx, processKey{}, p))
+	x.mu.Lock()
+	x.processes = append(x.processes, p)
+	p.number = len(x.processes)
+	x.mu.Unlock()
+	p.wire = &wire.Wire{At: func(m wire.Message) wire.Action { return x.at(p, m) }, Answered: func(a wire.Answer) { x.answered(p, a) }}
+	cfg, err := pgxpool.ParseConfig(x.db.Address())
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns = 10
+	cfg.ConnConfig.Tracer = tracer{p}
+	through := p.wire.Dial(cfg.ConnConfig.DialFunc)
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if p.dead.Load() {
+			return nil, errDead
+		}
+		c, err := through(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &watched{c, p}, nil
+	}
+	if p.Pool, err = pgxpool.NewWithConfig(p.ctx, cfg); err != nil {
+		return nil, err
+	}
+	p.HTTP = &http.Client{Transport: &transport{p, http.DefaultTransport}, Timeout: 10 * time.Second}
+	return p, nil
+}
+
+type processKey struct{}
+
+// watched is a connection that ends its process when it breaks, if the process is to die.
+type watched struct {
+	net.Conn
+	p *Process
+}
+
+func (w *watched) Read(b []byte) (int, error) {
+	n, err := w.Conn.Read(b)
+	if err != nil && w.p.dead.Load() {
+		w.p.bury()
+	}
+	return n, err
+}
+
+// bury ends what is left of a process that has died. It does not wait.
+func (p *Process) bury() {
+	p.buried.Do(func() {
+		p.cancel()
+		p.run.left.Go(p.wire.Close)
+		p.run.changed()
+	})
+}
+
+// start runs the case's parts. The process ends when one of them returns.
+func (p *Process) start(c *Case) error {
+	var runners []Runner
+	if c.Start != nil {
+		r, err := c.Start(p)
+		if err != nil {
+			return err
+		}
+		if r != nil {
+			runners = append(runners, r)
+		}
+	}
+	if c.Serve != nil {
+		h, r, err := c.Serve(p)
+		if err != nil {
+			return err
+		}
+		if r != nil {
+			runners = append(runners, r)
+		}
+		p.mu.Lock()
+		p.handler = h
+		p.mu.Unlock()
+	}
+	p.run.left.Go(func() {
+		p.failed = All(runners...).Run(p.ctx)
+		close(p.ended)
+		p.run.changed()
+	})
+	return nil
+}
+
+// All returns a Runner that runs several until its context ends or one of them returns.
+func All(runners ...Runner) Runner { return all(runners) }
+
+type all []Runner
+
+// Run implements Runner.
+func (a all) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, len(a))
+	var wg sync.WaitGroup
+	for i, r := range a {
+		wg.Go(func() {
+			defer cancel()
+			errs[i] = r.Run(ctx)
+		})
+	}
+	if len(a) == 0 {
+		<-ctx.Done()
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

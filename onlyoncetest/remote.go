@@ -1,0 +1,106 @@
+package onlyoncetest
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+)
+
+// request is what was sent to a remote.
+type request struct {
+	key    string // Idempotency-Key
+	text   string // method, address and body
+	origin origin
+}
+
+// transport sends a process's requests. A process can die before a request is sent, and after it
+// was answered.
+type transport struct {
+	p    *Process
+	base http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	p := t.p
+	if other, ok := r.Context().Value(processKey{}).(*Process); ok && p == nil {
+		p = other
+	}
+	if p == nil {
+		return t.base.RoundTrip(r)
+	}
+	var body []byte
+	if r.Body != nil {
+		var err error
+		if body, err = io.ReadAll(r.Body); err != nil {
+			return nil, err
+		}
+		_ = r.Body.Close()
+		r = r.Clone(r.Context())
+		r.Body = io.NopCloser(bytes.NewReader(body))
+	}
+	sent := request{key: r.Header.Get("Idempotency-Key"), text: fmt.Sprintf("%s %s %s", r.Method, r.URL, body), origin: originOf()}
+	if err := p.run.request(p, sent, false); err != nil {
+		return nil, err
+	}
+	res, err := t.base.RoundTrip(r)
+	if failed := p.run.request(p, sent, true); failed != nil {
+		if err == nil {
+			_ = res.Body.Close()
+		}
+		return nil, failed
+	}
+	return res, err
+}
+
+// defaultClient counts the cases that watch http.DefaultClient.
+var defaultClient struct {
+	sync.Mutex
+	users int
+	ours  bool
+}
+
+// watchDefaultClient sees the requests through http.DefaultClient that have a handler's context. A
+// client with a Transport of its own is left alone, and so is http.DefaultTransport: programs
+// expect its type.
+func watchDefaultClient() (undo func()) {
+	d := &defaultClient
+	d.Lock()
+	defer d.Unlock()
+	if d.users++; d.users == 1 && http.DefaultClient.Transport == nil {
+		http.DefaultClient.Transport, d.ours = &transport{base: http.DefaultTransport}, true
+	}
+	return sync.OnceFunc(func() {
+		d.Lock()
+		defer d.Unlock()
+		if d.users--; d.users == 0 && d.ours {
+			http.DefaultClient.Transport, d.ours = nil, false
+		}
+	})
+}
+
+// countRequests returns how often each request without a key was sent, and each request with one
+// once.
+func countRequests(all []request) map[string]int {
+	n := map[string]int{}
+	for _, r := range all {
+		if r.key == "" {
+			n[r.text]++
+		} else {
+			n[r.text+" (key "+r.key+")"] = 1
+		}
+	}
+	return n
+}
+
+// callerOf returns where a request was sent from.
+func callerOf(all []request, text string) string {
+	i := slices.IndexFunc(all, func(r request) bool { return r.text == text || r.text+" (key "+r.key+")" == text })
+	if i < 0 {
+		return ""
+	}
+	return all[i].origin.caller
+}

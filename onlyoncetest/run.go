@@ -1,0 +1,380 @@
+package onlyoncetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/workerdb"
+)
+
+// Report is what [Run] has played and found.
+type Report struct {
+	// Verdict is the fault that was found, or nil.
+	Verdict *Verdict
+	// Points is how many moments of a clean run a fault can strike at.
+	Points int
+	// Played counts the histories by the kinds of their faults, and Left those that the budget cut
+	// off.
+	Played map[string]int
+	Left   int
+	// Unstruck is how many of them did not come to all of their points.
+	Unstruck int
+	// Took is how long all of it took.
+	Took time.Duration
+}
+
+// String is one line.
+func (r *Report) String() string {
+	n := 0
+	var kinds []string
+	for _, k := range slices.Sorted(maps.Keys(r.Played)) {
+		n += r.Played[k]
+		kinds = append(kinds, fmt.Sprintf("%d %s", r.Played[k], k))
+	}
+	s := fmt.Sprintf("%d points, %s: %d histories in %.1f s", r.Points, strings.Join(kinds, ", "), n, r.Took.Seconds())
+	if r.Left > 0 {
+		s += fmt.Sprintf("; %d single faults cut off by the budget (-onlyonce.budget=0 plays all)", r.Left)
+	}
+	if r.Unstruck > 0 {
+		s += fmt.Sprintf("; %d did not come to all of their points", r.Unstruck)
+	}
+	return s + "; not covered: failover"
+}
+
+// workers is how many histories are played at once.
+func workers() int { return min(max(runtime.GOMAXPROCS(0), 1), 4) }
+
+// Run plays a case under faults, and fails the test if one of them changes its outcome.
+//
+// First it plays the case twice without a fault. If the two leave different tables or calls, the
+// program is not deterministic, which is the verdict. Then it plays the case once for each fault at
+// each point: see the package's documentation. After each history, the tables, the calls that were
+// enqueued, the parked messages and the requests must be those of the clean run. While the budget
+// lasts, it plays random pairs of faults.
+//
+// The verdict names the line, if it can, and the shortest history that shows the fault. The flags
+// -onlyonce.budget, -onlyonce.seed and -onlyonce.history change what is played.
+//
+// The process's clock and memory are real. A handler that ends the process (os.Exit) ends the test.
+func Run(t testing.TB, c Case) *Report {
+	t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	r := &runner{c: &c, rep: &Report{Played: map[string]int{}}}
+	err := c.check()
+	if err == nil {
+		err = r.open(ctx)
+	}
+	defer r.close()
+	if err == nil {
+		err = r.all(ctx)
+	}
+	r.rep.Took = time.Since(began)
+	if err != nil {
+		t.Errorf("onlyoncetest: %v", err)
+		return r.rep
+	}
+	if v := r.rep.Verdict; v != nil {
+		t.Errorf("onlyoncetest: %s  again: go test -run '^%s$' -onlyonce.history='%s'\n  %s", v, t.Name(), v.History, r.rep)
+	} else {
+		t.Logf("onlyoncetest: %s", r.rep)
+	}
+	return r.rep
+}
+
+// runner is one Run.
+type runner struct {
+	c     *Case
+	rep   *Report
+	undo  func()
+	dbs   chan *workerdb.DB
+	taken []*workerdb.DB
+
+	mu     sync.Mutex
+	copied bool // copies of messages can be recognized
+}
+
+func (r *runner) open(ctx context.Context) error {
+	s, err := server()
+	if err != nil {
+		return fmt.Errorf("no database: %w", err)
+	}
+	r.undo = watchDefaultClient()
+	r.dbs = make(chan *workerdb.DB, workers())
+	for range workers() {
+		db, err := s.Take(ctx, r.c.Migrate)
+		if db != nil {
+			r.taken = append(r.taken, db)
+		}
+		if err == nil {
+			err = db.Save(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("Case.Migrate: %w", err)
+		}
+		r.dbs <- db
+	}
+	return nil
+}
+
+func (r *runner) close() {
+	if r.undo != nil {
+		r.undo()
+	}
+	for _, db := range r.taken {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		_ = db.Drop(ctx)
+		cancel()
+	}
+}
+
+// play plays one history, and returns its verdict. The error is of the machinery.
+func (r *runner) play(ctx context.Context, c *Case, h history) (*play, *state, error) {
+	db := <-r.dbs
+	defer func() { r.dbs <- db }()
+	x := newPlay(ctx, db, c, h)
+	s, err := x.perform()
+	var machine machineError
+	if err != nil && ctx.Err() == nil && !errors.As(err, &machine) {
+		x.wrong = &Verdict{Kind: Stuck, What: err.Error()}
+		err = nil
+	}
+	return x, s, err
+}
+
+// clean plays a case twice without a fault. It returns the points that both have.
+func (r *runner) clean(ctx context.Context, c *Case, only []int) (s *state, points []point, v *Verdict, err error) {
+	c.clean = nil
+	var first []point
+	for i := range 2 {
+		x, got, err := r.play(ctx, c, history{only: only})
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		v := x.wrong
+		switch {
+		case v != nil:
+		case len(x.points) == 0:
+			v = &Verdict{Kind: NotUsed, What: "it has sent nothing through Process.Pool: give it to what Start makes"}
+		case i == 1:
+			if found := compare(s, got); len(found) > 0 {
+				v = notDeterministic(found, s, got)
+			}
+		case len(got.parkedFor) > 0:
+			v = &Verdict{Kind: ParkedWrongly, What: strings.Join(got.parkedFor, "; ")}
+		}
+		if v != nil {
+			v.History, v.Timeline = history{only: only}.String(), x.lines()
+			return nil, nil, v, nil
+		}
+		r.copied = x.copies.Load()
+		if i == 0 {
+			s, first = got, x.points
+			continue
+		}
+		for _, p := range first {
+			if slices.Contains(x.points, p) {
+				points = append(points, p)
+			}
+		}
+	}
+	return s, points, nil, nil
+}
+
+// all plays everything.
+func (r *runner) all(ctx context.Context) error {
+	s, points, v, err := r.clean(ctx, r.c, nil)
+	if err != nil || v != nil {
+		r.rep.Verdict = v
+		r.rep.Played["without a fault"] = 2
+		return err
+	}
+	r.c.clean = s
+	r.rep.Points = len(points)
+	r.rep.Played["without a fault"] = 2
+	if *historyFlag != "" {
+		h, err := parseHistory(*historyFlag)
+		if err != nil {
+			return err
+		}
+		return r.one(ctx, h)
+	}
+	list := singles(points, r.copied && len(r.c.Messages) > 0, len(r.c.Messages) > 0)
+	found, err := r.many(ctx, list)
+	if err != nil || found == nil {
+		return err
+	}
+	r.rep.Verdict = r.shrunk(ctx, found)
+	return nil
+}
+
+// one plays the history of the flag.
+func (r *runner) one(ctx context.Context, h history) error {
+	c := *r.c
+	if h.only != nil {
+		s, _, v, err := r.clean(ctx, &c, h.only)
+		if err != nil || v != nil {
+			r.rep.Verdict = v
+			return err
+		}
+		c.clean = s
+	}
+	v, _, err := r.judged(ctx, &c, h)
+	r.rep.Verdict = v
+	return err
+}
+
+// judged plays a history and judges it. struck reports whether all of its faults have happened.
+func (r *runner) judged(ctx context.Context, c *Case, h history) (v *Verdict, struck bool, err error) {
+	x, s, err := r.play(ctx, c, h)
+	if err != nil {
+		return nil, false, err
+	}
+	if s == nil {
+		v = x.wrong
+	} else {
+		v = judge(x, c.clean, s)
+	}
+	if v != nil {
+		v.History, v.Timeline = h.String(), x.lines()
+	}
+	return v, !slices.Contains(x.struck, false), nil
+}
+
+// failing is a history that has a verdict.
+type failing struct {
+	h history
+	v *Verdict
+}
+
+// many plays the single faults, and then pairs, until the budget is used up or a verdict is found.
+func (r *runner) many(ctx context.Context, list []history) (found *failing, err error) {
+	random := rand.New(rand.NewPCG(*seedFlag, 1)) //nolint:gosec // reproducible by intent
+	limit, from := budget(), time.Now()
+	next := 0
+	draw := func() (h history, kind string, ok bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		used := limit > 0 && time.Since(from) > limit
+		switch {
+		case found != nil || err != nil || used:
+			return h, "", false
+		case next < len(list):
+			h = list[next]
+			next++
+			return h, kindOf(h), true
+		case limit == 0 || len(list) < 2:
+			return h, "", false
+		}
+		return pair(list, random), "pairs", true
+	}
+	var wg sync.WaitGroup
+	for range workers() {
+		wg.Go(func() {
+			for {
+				h, kind, ok := draw()
+				if !ok {
+					return
+				}
+				v, struck, failed := r.judged(ctx, r.c, h)
+				r.mu.Lock()
+				r.rep.Played[kind]++
+				if !struck {
+					r.rep.Unstruck++
+				}
+				if failed != nil && found == nil && err == nil {
+					err = failed
+				}
+				if v != nil && found == nil {
+					found = &failing{h, v}
+				}
+				r.mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	r.rep.Left = len(list) - next
+	if found != nil {
+		r.rep.Left = 0
+		return found, nil
+	}
+	return nil, err
+}
+
+// kindOf names a history's fault for the report.
+func kindOf(h history) string {
+	switch h.events[0].what {
+	case before, after:
+		if len(h.events) > 1 {
+			return "resets"
+		}
+		return "crashes"
+	case lost:
+		return "lost answers"
+	case zombie:
+		return "zombies"
+	case rebalance:
+		return "rebalances"
+	case copies:
+		return "copies"
+	}
+	return "repeats"
+}
+
+// mostSteps bounds the histories that are played to find a shorter one.
+const mostSteps = 30
+
+// shrunk takes events, and then messages or requests, away from a history for as long as it shows
+// the same kind of fault.
+func (r *runner) shrunk(ctx context.Context, f *failing) *Verdict {
+	steps := 0
+	again := func(h history) *Verdict {
+		if steps++; steps > mostSteps {
+			return nil
+		}
+		c := *r.c
+		if h.only != nil {
+			s, _, v, err := r.clean(ctx, &c, h.only)
+			if err != nil || v != nil {
+				return nil
+			}
+			c.clean = s
+		}
+		if v, _, err := r.judged(ctx, &c, h); err == nil && v != nil && v.Kind == f.v.Kind {
+			return v
+		}
+		return nil
+	}
+	for i := 0; i < len(f.h.events) && len(f.h.events) > 1; {
+		h := history{slices.Delete(slices.Clone(f.h.events), i, i+1), f.h.only}
+		if v := again(h); v != nil {
+			f = &failing{h, v}
+		} else {
+			i++
+		}
+	}
+	if f.v.Kind == Stuck {
+		return f.v // each step would take as long
+	}
+	only := make([]int, max(len(r.c.Messages), len(r.c.Requests)))
+	for i := range only {
+		only[i] = i
+	}
+	for i := len(only) - 1; i >= 0 && len(only) > 1; i-- {
+		h := history{f.h.events, slices.Delete(slices.Clone(only), i, i+1)}
+		if v := again(h); v != nil {
+			f, only = &failing{h, v}, h.only
+		}
+	}
+	return f.v
+}

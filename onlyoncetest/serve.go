@@ -1,0 +1,136 @@
+package onlyoncetest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"time"
+)
+
+// Request is an HTTP request of a case. A client sends it until it gets an answer other than 5xx,
+// 409, 425 and 429.
+type Request struct {
+	// Method defaults to POST.
+	Method string
+	// Path is the path and the query. Defaults to "/".
+	Path string
+	// Key is the value of the header Idempotency-Key. Defaults to no header.
+	Key string
+	// Header are further headers. Content-Type defaults to application/json.
+	Header http.Header
+	Body   string
+}
+
+// http returns a new request.
+func (r Request) http(ctx context.Context) *http.Request {
+	method, path := r.Method, r.Path
+	if method == "" {
+		method = http.MethodPost
+	}
+	if path == "" {
+		path = "/"
+	}
+	req := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(r.Body))
+	req.Header.Set("Content-Type", "application/json")
+	for name, values := range r.Header {
+		req.Header[name] = values
+	}
+	if r.Key != "" {
+		req.Header.Set("Idempotency-Key", r.Key)
+	}
+	return req
+}
+
+func (r Request) String() string {
+	return strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Method, r.Path, r.Key))
+}
+
+// serveAll is the client: it sends each request until it is answered, and each of them once more in
+// the end. A request with a key must get the same answer again.
+func (x *play) serveAll(ctx context.Context) {
+	requests := pick(x.c.Requests, x.h.only)
+	first := make([]string, len(requests))
+	for again := range 2 {
+		for i, r := range requests {
+			if again == 1 && r.Key == "" && !x.c.Repeat {
+				continue
+			}
+			status, body, err := x.ask(ctx, r)
+			if err != nil {
+				return // the play is over
+			}
+			got := fmt.Sprintf("%d %s", status, body)
+			x.mu.Lock()
+			if again == 0 {
+				first[i] = got
+				x.answers = append(x.answers, fmt.Sprintf("%s: %d", r, status))
+			} else if got != first[i] && r.Key != "" && x.wrong == nil {
+				x.wrong = &Verdict{Kind: AnswersDiffer, What: fmt.Sprintf("%s is answered %.200q, and when it comes again %.200q", r, first[i], got)}
+			}
+			x.mu.Unlock()
+		}
+	}
+	x.mu.Lock()
+	x.served = true
+	x.mu.Unlock()
+	x.changed()
+}
+
+// ask sends a request until it is answered.
+func (x *play) ask(ctx context.Context, r Request) (status int, body string, err error) {
+	tick := time.NewTicker(4 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		x.mu.Lock()
+		p, wakeup := x.live, x.wakeup
+		x.mu.Unlock()
+		p.mu.Lock()
+		h := p.handler
+		p.mu.Unlock()
+		if h != nil && !p.dead.Load() {
+			rec := httptest.NewRecorder()
+			answered := make(chan bool, 1) // false: the connection broke
+			reqCtx, cancel := context.WithCancel(context.WithValue(ctx, processKey{}, p))
+			stop := context.AfterFunc(p.ctx, cancel)
+			x.left.Go(func() { answered <- serve(h, rec, r.http(reqCtx)) })
+			ok := false
+			select {
+			case ok = <-answered:
+			case <-p.ctx.Done(): // a process that has died answers nothing
+			}
+			stop()
+			cancel()
+			if ok && !p.dead.Load() {
+				x.mu.Lock()
+				x.say(p, "", "answers %s with %d %.100s", r, rec.Code, strings.TrimSpace(rec.Body.String()))
+				x.mu.Unlock()
+				switch rec.Code {
+				case http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests:
+				default:
+					if rec.Code < 500 {
+						return rec.Code, rec.Body.String(), nil
+					}
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return 0, "", ctx.Err()
+		case <-wakeup:
+		case <-tick.C:
+		}
+	}
+}
+
+// serve runs a handler as a server does: a panic breaks the connection, and there is no answer.
+func serve(h http.Handler, w http.ResponseWriter, r *http.Request) (answered bool) {
+	defer func() {
+		if recover() != nil {
+			answered = false
+		}
+	}()
+	h.ServeHTTP(w, r)
+	return true
+}

@@ -1,0 +1,286 @@
+package onlyoncetest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/workerdb"
+)
+
+// state is what a history leaves: what must be the same after each of them.
+type state struct {
+	tables map[string]table
+	calls  []Call
+	parked []string
+	// parkedFor are the messages that were parked without being refused for good, and why.
+	parkedFor []string
+	parkedAt  []parkedAt
+	answers   []string
+	// remotes is what took effect at remotes.
+	remotes []string
+	// requests are those that did not come from a relay.
+	requests []request
+}
+
+// table is the contents of one table of the user's.
+type table struct {
+	rows int64
+	hash string
+	text []string // of each row, sorted; nil if there are more than mostRows
+}
+
+// mostRows is how many rows of a table are kept to be shown.
+const mostRows = 2000
+
+// columnsSQL returns a row for each column of the user's tables that is compared. Columns that are
+// left out: those whose values are drawn (identity columns, sequences, clocks, random values), and
+// those that refer to such a column. $1 the columns that the case names as volatile.
+const columnsSQL = `
+with cols as (
+  select c.oid, n.nspname, c.relname, a.attnum, a.attname,
+         a.attidentity <> '' or coalesce(pg_get_expr(d.adbin, d.adrelid), '') ~* '(nextval|now|clock_timestamp|current_timestamp|current_date|current_time|localtime|statement_timestamp|transaction_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate|random|txid_current|pg_current_xact_id)'
+           and a.attgenerated = ''
+         or c.relname || '.' || a.attname = any ($1::text[]) or n.nspname || '.' || c.relname || '.' || a.attname = any ($1::text[])
+         or c.relname || '.*' = any ($1::text[]) as drawn
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+    left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
+   where c.relkind = 'r' and c.relpersistence <> 't' and ` + workerdb.UserSchemas + `
+     and not exists (select from pg_depend x where x.objid = c.oid and x.deptype = 'e'))
+select case nspname when 'public' then relname::text else nspname || '.' || relname end, format('%I.%I', nspname, relname),
+       coalesce(array_agg(quote_ident(attname) order by attnum) filter (where not drawn and not exists (
+         select from pg_constraint k, cols o where k.contype = 'f' and k.conrelid = cols.oid and cols.attnum = any (k.conkey)
+            and o.oid = k.confrelid and o.attnum = k.confkey[array_position(k.conkey, cols.attnum)] and o.drawn)), '{}')
+  from cols group by nspname, relname order by 1`
+
+// parkedSQL returns a row for each message that is parked.
+const parkedSQL = `
+select format('%s of %s/%s at %s: %s', kind, topic, partition, "offset", reason) from onlyonce.parked
+ where kind in ('message', 'event') and state not in ('resolved', 'discarded') order by 1`
+
+// parkedAt is a message that failed for good, and why.
+type parkedAt struct {
+	place
+	why string
+}
+
+// parkedForSQL returns a row for each message that is parked because its handler failed.
+const parkedForSQL = `
+select topic, partition, "offset", format('%s/%s at %s (%s): %s', topic, partition, "offset", reason, left(error, 300)) from onlyonce.parked
+ where kind in ('message', 'event') and topic is not null and "offset" is not null
+   and reason in ('exhausted', 'crashed', 'failed', 'permanent') and state not in ('resolved', 'discarded') order by 1, 2, 3`
+
+// capture reads the state. Rows of a table are read if it has few, and if it differs from want's.
+func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
+	volatile, want := c.Volatile, c.clean
+	if volatile == nil {
+		volatile = []string{}
+	}
+	s := &state{tables: map[string]table{}}
+	type shape struct {
+		name, quoted string
+		cols         []string
+	}
+	rows, err := pool.Query(ctx, columnsSQL, volatile)
+	if err != nil {
+		return nil, err
+	}
+	shapes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (x shape, err error) {
+		err = row.Scan(&x.name, &x.quoted, &x.cols)
+		return x, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, x := range shapes {
+		t := table{}
+		row := "row(" + strings.Join(x.cols, ", ") + ")::text"
+		if len(x.cols) == 0 {
+			row = "''"
+		}
+		if c.Mask != "" {
+			row = "regexp_replace(" + row + ", '" + strings.ReplaceAll(c.Mask, "'", "''") + "', '#', 'g')"
+		}
+		// The sum of hashes does not depend on the rows' order, and needs no sort.
+		if err := pool.QueryRow(ctx, `select count(*), coalesce(sum(('x' || left(md5(`+row+`), 15))::bit(60)::bigint), 0)::text from `+x.quoted).Scan(&t.rows, &t.hash); err != nil {
+			return nil, err
+		}
+		if t.rows <= mostRows && (want == nil || want.tables[x.name].hash != t.hash) {
+			rows, err := pool.Query(ctx, `select `+row+` from `+x.quoted+` order by 1`)
+			if err != nil {
+				return nil, err
+			}
+			if t.text, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+				return nil, err
+			}
+		}
+		s.tables[x.name] = t
+	}
+	if s.calls, err = Calls(ctx, pool); err != nil {
+		return nil, err
+	}
+	for i := range s.calls {
+		s.calls[i].Body, s.calls[i].Target = []byte(c.masked(string(s.calls[i].Body))), c.masked(s.calls[i].Target)
+	}
+	rows, err = pool.Query(ctx, parkedSQL)
+	if err != nil {
+		return nil, err
+	}
+	if s.parked, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+		return nil, err
+	}
+	if rows, err = pool.Query(ctx, parkedForSQL); err != nil {
+		return nil, err
+	}
+	s.parkedAt, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (p parkedAt, err error) {
+		err = row.Scan(&p.topic, &p.partition, &p.offset, &p.why)
+		p.why, _, _ = strings.Cut(p.why, "\n")
+		return p, err
+	})
+	return s, err
+}
+
+// masked replaces what is not compared.
+func (c *Case) masked(s string) string {
+	if c.Mask == "" {
+		return s
+	}
+	return regexp.MustCompile(c.Mask).ReplaceAllString(s, "#")
+}
+
+// Difference is what differs between the state after a history and that after a clean run.
+type Difference struct {
+	// What is a table, or "calls", "requests", "answers" or "parked".
+	What string `json:"what"`
+	// Missing are rows that only the clean run has, and Extra those that only the history has.
+	Missing []string `json:"missing,omitempty"`
+	Extra   []string `json:"extra,omitempty"`
+	// Note says more, for example how many rows a large table has.
+	Note string `json:"note,omitempty"`
+}
+
+func (d Difference) String() string {
+	var b strings.Builder
+	b.WriteString(d.What + ":")
+	if d.Note != "" {
+		b.WriteString(" " + d.Note)
+	}
+	for _, list := range []struct {
+		sign string
+		rows []string
+	}{{"-", d.Missing}, {"+", d.Extra}} {
+		for i, r := range list.rows {
+			if i == 5 {
+				_, _ = fmt.Fprintf(&b, "\n      %s and %d more", list.sign, len(list.rows)-i)
+				break
+			}
+			_, _ = fmt.Fprintf(&b, "\n      %s %.300s", list.sign, r)
+		}
+	}
+	return b.String()
+}
+
+// compare returns what differs between a clean run's state and another one.
+func compare(clean, got *state) (found []Difference) {
+	names := map[string]bool{}
+	for _, s := range []*state{clean, got} {
+		for name := range s.tables {
+			names[name] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		a, inA := clean.tables[name]
+		b, inB := got.tables[name]
+		switch {
+		case !inA:
+			found = append(found, Difference{What: name, Note: "this table is not there after a clean run"})
+		case !inB:
+			found = append(found, Difference{What: name, Note: "this table is there after a clean run only"})
+		case a.hash != b.hash || a.rows != b.rows:
+			d := Difference{What: name}
+			if a.text == nil || b.text == nil {
+				d.Note = fmt.Sprintf("%d rows, %d after a clean run; too many to show", b.rows, a.rows)
+			} else {
+				d.Missing, d.Extra = multisets(a.text, b.text)
+			}
+			found = append(found, d)
+		}
+	}
+	for _, x := range []struct {
+		what        string
+		clean, this []string
+	}{{"calls", callLines(clean.calls), callLines(got.calls)}, {"parked", clean.parked, got.parked}, {"answers", clean.answers, got.answers}, {"remotes", clean.remotes, got.remotes}, {"requests", requestLines(clean.requests), requestLines(got.requests)}} {
+		if missing, extra := multisets(x.clean, x.this); len(missing)+len(extra) > 0 {
+			found = append(found, Difference{What: x.what, Missing: missing, Extra: extra})
+		}
+	}
+	return found
+}
+
+// multisets returns what is only in a, and only in b.
+func multisets(a, b []string) (onlyA, onlyB []string) {
+	n := map[string]int{}
+	for _, s := range b {
+		n[s]++
+	}
+	for _, s := range a {
+		if n[s]--; n[s] < 0 {
+			onlyA = append(onlyA, s)
+		}
+	}
+	for _, s := range b {
+		if n[s] > 0 {
+			n[s]--
+			onlyB = append(onlyB, s)
+		}
+	}
+	return onlyA, onlyB
+}
+
+// line is all of a call that must be the same in each run.
+func (c Call) line() string {
+	body := string(c.Body)
+	if c.Sealed {
+		body = "(sealed)"
+	}
+	var h strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(c.Header)) {
+		if !traceHeader(name) {
+			_, _ = fmt.Fprintf(&h, " %s: %s", name, strings.Join(c.Header[name], ", "))
+		}
+	}
+	return fmt.Sprintf("%s/%s %s %s key %s%s body %s", c.Sink, c.Name, c.Method, c.Target, c.Key, h.String(), body)
+}
+
+// traceHeader reports whether a header identifies a trace, which differs at each run.
+func traceHeader(name string) bool {
+	switch strings.ToLower(name) {
+	case "traceparent", "tracestate", "baggage", "b3", "x-request-id", "x-b3-traceid", "x-b3-spanid":
+		return true
+	}
+	return false
+}
+
+func callLines(calls []Call) (l []string) {
+	for _, c := range calls {
+		l = append(l, c.line())
+	}
+	return l
+}
+
+func requestLines(all []request) (l []string) {
+	for text, n := range countRequests(all) {
+		for range n {
+			l = append(l, text)
+		}
+	}
+	slices.Sort(l)
+	return l
+}

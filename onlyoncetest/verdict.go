@@ -1,0 +1,257 @@
+package onlyoncetest
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Kind is what a verdict is about.
+type Kind string
+
+// Kinds of verdicts.
+const (
+	// EffectsDiffer: the tables after a history are not those after a clean run.
+	EffectsDiffer Kind = "effects differ"
+	// WrittenOutside: the same, and a statement that writes the table went past the engine's
+	// transaction.
+	WrittenOutside Kind = "written outside of the transaction"
+	// CalledOutside: a request that no relay sends was sent more often than in a clean run.
+	CalledOutside Kind = "called outside of the transaction"
+	// RemotesDiffer: what took effect at a [Remote] is not what it is in a clean run.
+	RemotesDiffer Kind = "effects at a remote differ"
+	// CallsDiffer: the calls that were enqueued are not those of a clean run.
+	CallsDiffer Kind = "calls differ"
+	// NotDeterministic: two clean runs differ.
+	NotDeterministic Kind = "not deterministic"
+	// AnswersDiffer: a request got another answer.
+	AnswersDiffer Kind = "answers differ"
+	// ParkedWrongly: messages were parked although nothing was wrong, or others than in a clean
+	// run.
+	ParkedWrongly Kind = "parked although nothing was wrong"
+	// Stuck: the work was not done in time, for example because a handler hangs.
+	Stuck Kind = "stuck"
+	// NotUsed: the program has not used the process's pool.
+	NotUsed Kind = "the process's pool was not used"
+	// CheckFailed: Case.Check returned an error.
+	CheckFailed Kind = "check failed"
+)
+
+// Verdict is a fault that was found.
+type Verdict struct {
+	Kind Kind `json:"kind"`
+	// What says it in a sentence.
+	What string `json:"what"`
+	// Where is the line of the program, as file:line, if it is known.
+	Where string `json:"where,omitempty"`
+	// History is the shortest history that was found to show it; see the flag -onlyonce.history.
+	History string `json:"history"`
+	// Differences are from a clean run.
+	Differences []Difference `json:"differences,omitempty"`
+	// Timeline is what happened in that history, in at most ten lines.
+	Timeline []string `json:"timeline,omitempty"`
+}
+
+func (v *Verdict) String() string {
+	var b strings.Builder
+	_, _ = fmt.Fprintf(&b, "%s: %s\n  history: %s\n", v.Kind, v.What, v.History)
+	for _, d := range v.Differences {
+		_, _ = fmt.Fprintf(&b, "    %s\n", d)
+	}
+	for _, l := range v.Timeline {
+		_, _ = fmt.Fprintf(&b, "  %s\n", l)
+	}
+	return b.String()
+}
+
+// JSON returns the verdict as an indented JSON object.
+func (v *Verdict) JSON() string {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// judge compares the state after a history with a clean run's, and names the fault.
+func judge(x *play, clean, got *state) *Verdict {
+	if x.wrong != nil {
+		return x.wrong
+	}
+	found := compare(clean, got)
+	if len(found) == 0 {
+		return nil
+	}
+	v := &Verdict{Kind: EffectsDiffer, What: fmt.Sprintf("the state of %s is not that of a clean run", names(found)), Differences: found}
+	for _, d := range found {
+		if w := x.writer(d.What); w != nil {
+			v.Kind, v.Where = WrittenOutside, w.caller
+			v.What = fmt.Sprintf("%s is written past the transaction at %s: %.120s", d.What, w.caller, w.sql)
+			return v
+		}
+	}
+	for _, d := range found {
+		switch d.What {
+		case "requests":
+			if len(d.Extra) > 0 {
+				v.Kind, v.Where = CalledOutside, callerOf(got.requests, d.Extra[0])
+				v.What = fmt.Sprintf("a request is sent again at %s: %.120s", v.Where, d.Extra[0])
+				return v
+			}
+		case "calls":
+			v.Kind, v.What = CallsDiffer, callsDiffer(clean.calls, got.calls)
+			return v
+		case "remotes":
+			v.Kind, v.What = RemotesDiffer, "a call took effect at a remote more than once, or never"
+		case "parked":
+			v.Kind, v.What = ParkedWrongly, "the parked messages are not those of a clean run"
+		case "answers":
+			v.Kind, v.What = AnswersDiffer, "a request is answered otherwise than in a clean run"
+		}
+	}
+	return v
+}
+
+func names(found []Difference) string {
+	var n []string
+	for _, d := range found {
+		n = append(n, d.What)
+	}
+	return strings.Join(n, ", ")
+}
+
+// writing is the beginning of a statement that may write.
+var writing = regexp.MustCompile(`(?is)^\s*(insert|update|delete|merge|copy|truncate|with|select|call|do)\b`)
+
+// writer returns a statement of the user's own that names a table, and went past the engine.
+func (x *play) writer(table string) *write {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	_, name, qualified := strings.Cut(table, ".")
+	if !qualified {
+		name = table
+	}
+	named := regexp.MustCompile(`(?i)\b` + regexp.QuoteMeta(name) + `\b`)
+	i := slices.IndexFunc(x.writes, func(w write) bool { return writing.MatchString(w.sql) && named.MatchString(w.sql) && w.caller != "" })
+	if i < 0 {
+		return nil
+	}
+	return &x.writes[i]
+}
+
+// callsDiffer says what differs between the calls of two runs.
+func callsDiffer(a, b []Call) string {
+	if len(a) != len(b) {
+		return fmt.Sprintf("%d calls, and %d in a clean run", len(b), len(a))
+	}
+	onlyA, onlyB := multisets(callLines(a), callLines(b))
+	if len(onlyA) == 0 || len(onlyB) == 0 {
+		return "their number"
+	}
+	find := func(calls []Call, line string) Call {
+		return calls[slices.IndexFunc(calls, func(c Call) bool { return c.line() == line })]
+	}
+	x := find(a, onlyA[0])
+	// The one that is most alike: of the same sink and name, and with the same key if there is one.
+	y := find(b, onlyB[0])
+	for _, l := range onlyB {
+		if c := find(b, l); c.Sink == x.Sink && c.Name == x.Name && (c.Key == x.Key || y.Name != x.Name) {
+			y = c
+		}
+	}
+	of := fmt.Sprintf("the call %s to %s: ", x.Name, x.Sink)
+	switch {
+	case x.Sink != y.Sink || x.Name != y.Name:
+		return fmt.Sprintf("the calls %s/%s and %s/%s", x.Sink, x.Name, y.Sink, y.Name)
+	case x.Target != y.Target:
+		return of + "its target differs, " + looksLike(x.Target, y.Target)
+	case string(x.Body) != string(y.Body):
+		return of + "its body differs, " + looksLike(string(x.Body), string(y.Body))
+	case x.Method != y.Method:
+		return of + "its method differs"
+	case x.Key != y.Key:
+		return of + "its key differs: Call.ID or Call.Scope is not the same in each run, for example a random value, a counter or a time"
+	}
+	return of + "its headers differ, " + looksLike(x.line(), y.line())
+}
+
+var shapes = []struct {
+	what string
+	re   *regexp.Regexp
+}{
+	{"a uuid", regexp.MustCompile(`(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)},
+	{"a time", regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?`)},
+	{"a Unix time", regexp.MustCompile(`\b1[6-9]\d{8}(\d{3}|\d{6}|\d{9})?\b`)},
+	{"a random or counted value", regexp.MustCompile(`\b(\d+|[0-9A-Za-z_-]{16,})\b`)},
+}
+
+// looksLike says what the difference of two texts looks like.
+func looksLike(a, b string) string {
+	for _, s := range shapes {
+		inA, inB := s.re.FindAllString(a, -1), s.re.FindAllString(b, -1)
+		if !slices.Equal(inA, inB) && s.re.ReplaceAllString(a, "#") == s.re.ReplaceAllString(b, "#") {
+			onlyA, onlyB := multisets(inA, inB)
+			if len(onlyA) > 0 && len(onlyB) > 0 {
+				return fmt.Sprintf("by what looks like %s: %s and %s", s.what, onlyA[0], onlyB[0])
+			}
+		}
+	}
+	x, y := []byte(a), []byte(b)
+	slices.Sort(x)
+	slices.Sort(y)
+	if string(x) == string(y) {
+		return fmt.Sprintf("by the order of its parts, for example of a map: %.100q and %.100q", a, b)
+	}
+	return fmt.Sprintf("%.100q and %.100q", a, b)
+}
+
+// notDeterministic names what differs between two clean runs.
+func notDeterministic(found []Difference, a, b *state) *Verdict {
+	v := &Verdict{Kind: NotDeterministic, Differences: found}
+	for _, d := range found {
+		if d.What == "calls" {
+			v.What = callsDiffer(a.calls, b.calls)
+			return v
+		}
+	}
+	d := found[0]
+	v.What = "two clean runs leave another state of " + names(found)
+	if len(d.Missing) > 0 && len(d.Extra) > 0 {
+		v.What += ": rows differ " + looksLike(d.Missing[0], d.Extra[0]) + "; if that is meant, name the column in Case.Volatile"
+	}
+	return v
+}
+
+// lines returns the timeline in at most ten lines: the faults, and what is next to them.
+func (x *play) lines() (short []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	const most = 10
+	weight := make([]int, len(x.timeline))
+	for i, l := range x.timeline {
+		switch {
+		case l.fault:
+			weight[i] = 100
+		case !l.minor:
+			weight[i] = 10
+		}
+		for d := -2; d <= 2; d++ {
+			if j := i + d; j >= 0 && j < len(x.timeline) && x.timeline[j].fault {
+				weight[i] += 5 - max(d, -d)
+			}
+		}
+	}
+	order := make([]int, len(weight))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return weight[b] - weight[a] })
+	order = order[:min(most, len(order))]
+	slices.Sort(order)
+	for _, i := range order {
+		short = append(short, x.timeline[i].text)
+	}
+	return short
+}
