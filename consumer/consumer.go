@@ -190,7 +190,7 @@ func (c *Consumer) checkDatabases(ctx context.Context) error {
 // filtersOf returns the filters of a database's inbox.
 func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
 	f := inbox.NewFilters(pool, "consumer_keys", c.cfg.Logger)
-	f.Timeout = c.cfg.LockTimeout + c.cfg.StatementTimeout
+	f.Timeout = c.cfg.Timeouts.Lock + c.cfg.Timeouts.Statement
 	return f
 }
 
