@@ -26,8 +26,8 @@ type Config struct {
 	// Key finds the id of a message, which its producer chose and which is the same on each of its
 	// copies. See [HeaderKey], [CloudEventKey] and [JSONKey]. If it fails for a message or returns
 	// "", the message is parked with reason no-key. Required, unless PositionsOnly is set or the
-	// source is an [EventSource]; with an EventSource, Key, PositionsOnly and Tenant must not be
-	// set.
+	// source is one of stored events, for example webhook.Source. With such a source, Key,
+	// PositionsOnly and Tenant must not be set.
 	Key KeyFunc
 
 	// PositionsOnly runs the consumer without ids. Redeliveries of a record do nothing, but a copy
@@ -36,9 +36,9 @@ type Config struct {
 	PositionsOnly bool
 
 	// Copies decides what an id means if the consumer reads several topics: [WithinTopic] or
-	// [AcrossTopics]. It must not be set with PositionsOnly or an [EventSource], whose ids count
-	// within their topic. The database keeps the choice for good; a consumer of the scope with
-	// another choice halts.
+	// [AcrossTopics]. It must not be set with PositionsOnly or a source of stored events, whose ids
+	// count within their topic. The database keeps the choice for good; a consumer of the scope
+	// with another choice halts.
 	//
 	// Required for several topics with Key, and to add a topic to a scope. With one topic both mean
 	// the same, and it may be left out: whatever you choose when you add the second topic, no id of

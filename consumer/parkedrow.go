@@ -71,7 +71,7 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	m := row.m
 	err := r.c.pool.QueryRow(ctx, takeParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
 		r.c.cfg.RetryMax.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
-		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.EventID)
+		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.eventID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -83,7 +83,7 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 		m.Headers = append(m.Headers, Header{Name: string(names[i]), Value: values[i]})
 	}
 	if r.c.events {
-		m.EventTenant = row.tenant
+		m.eventTenant = row.tenant
 	}
 	row.claimed = !r.c.events && row.reason != parked.Conflict && row.reason != parked.NoKey
 	return row, nil
