@@ -160,7 +160,7 @@ func singles(points []point, copied, hasLog bool) (all []history) {
 			add(event{before, p.name}, event{what: reset})
 		}
 		// After the fence, its transaction would hold the cursor, and the one that takes over would
-		// wait until the server ends it (Config.IdleTimeout).
+		// wait until the server ends it (Config.Timeouts.Idle).
 		if strings.HasPrefix(p.name, "fence.") && p.kind != wire.Sync && hasLog {
 			add(event{zombie, p.name})
 		}

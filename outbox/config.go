@@ -116,76 +116,65 @@ var ErrConfig = errors.New("outbox: bad configuration")
 
 // withDefaults fills in the zero values and returns every fault at once.
 func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
-	var faults []error
-	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: RelayConfig.%s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
-	}
-	duration := func(field string, d *time.Duration, def, least, most time.Duration) {
-		if *d == 0 {
-			*d = def
-		}
-		if *d < least || *d > most {
-			fault(field, "%v is not from %v to %v", *d, least, most)
-		}
-	}
+	l := fields.List{Sentinel: ErrConfig, Struct: "RelayConfig"}
 	if pool == nil {
-		faults = append(faults, fmt.Errorf("%w: pool: must not be nil", ErrConfig))
+		l.Join(fmt.Errorf("%w: pool: must not be nil", ErrConfig))
 	}
-	if c.Concurrency == 0 {
-		c.Concurrency = 8
-	}
-	if c.Concurrency < 1 || c.Concurrency > 1000 {
-		fault("Concurrency", "%d is not from 1 to 1000", c.Concurrency)
-	}
-	duration("PollInterval", &c.PollInterval, 500*time.Millisecond, 10*time.Millisecond, time.Minute)
-	duration("LeaseTTL", &c.LeaseTTL, 30*time.Second, time.Second, 10*time.Minute)
-	duration("RetryMin", &c.RetryMin, time.Second, time.Millisecond, 24*time.Hour)
-	duration("RetryMax", &c.RetryMax, 10*time.Minute, time.Millisecond, 24*time.Hour)
+	l.Number("Concurrency", &c.Concurrency, 8, 1, 1000)
+	l.Span("PollInterval", &c.PollInterval, 500*time.Millisecond, 10*time.Millisecond, time.Minute)
+	l.Span("LeaseTTL", &c.LeaseTTL, 30*time.Second, time.Second, 10*time.Minute)
+	l.Span("RetryMin", &c.RetryMin, time.Second, time.Millisecond, 24*time.Hour)
+	l.Span("RetryMax", &c.RetryMax, 10*time.Minute, time.Millisecond, 24*time.Hour)
 	if c.RetryMax < c.RetryMin {
-		fault("RetryMax", "%v is less than RetryMin, %v", c.RetryMax, c.RetryMin)
+		l.Add("RetryMax", "%v is less than RetryMin, %v", c.RetryMax, c.RetryMin)
 	}
-	duration("Retention", &c.Retention, 7*24*time.Hour, time.Minute, 100*365*24*time.Hour)
+	l.Span("Retention", &c.Retention, 7*24*time.Hour, time.Minute, 100*365*24*time.Hour)
 	if c.SegmentBytes == 0 {
 		c.SegmentBytes = 256 << 20
 	}
 	if c.SegmentBytes < 1<<20 {
-		fault("SegmentBytes", "%d is less than 1 MiB", c.SegmentBytes)
+		l.Add("SegmentBytes", "%d is less than 1 MiB", c.SegmentBytes)
 	}
-	duration("DrainTimeout", &c.DrainTimeout, 10*time.Second, time.Millisecond, 10*time.Minute)
+	l.Span("DrainTimeout", &c.DrainTimeout, 10*time.Second, time.Millisecond, 10*time.Minute)
 	c.Logger = fields.Logger(c.Logger)
 
 	for i, name := range c.WaitFor {
 		if name == "" || slices.Contains(c.WaitFor[:i], name) {
-			fault("WaitFor", "%q is empty or there twice", name)
+			l.Add("WaitFor", "%q is empty or there twice", name)
 		}
 	}
-	if len(c.Sinks) == 0 {
-		fault("Sinks", "must not be empty: a relay without a sink sends nothing")
+	checkSinks(&l, c.Sinks)
+	return c, l.Err()
+}
+
+// checkSinks notes what is wrong with the sinks.
+func checkSinks(l *fields.List, sinks []Sink) {
+	if len(sinks) == 0 {
+		l.Add("Sinks", "must not be empty: a relay without a sink sends nothing")
 	}
 	seen := map[string]bool{}
-	for i, s := range c.Sinks {
+	for i, s := range sinks {
 		field := fmt.Sprintf("Sinks[%d]", i)
 		if s == nil {
-			fault(field, "must not be nil")
+			l.Add(field, "must not be nil")
 			continue
 		}
 		name := s.Name()
 		if name == "" || len(name) > maxName || !isPrintable(name) {
-			fault(field, "its name must be 1 to %d bytes of UTF-8 without control characters", maxName)
+			l.Add(field, "its name must be 1 to %d bytes of UTF-8 without control characters", maxName)
 		}
 		if seen[name] {
-			fault(field, "a second sink named %q", name)
+			l.Add(field, "a second sink named %q", name)
 		}
 		seen[name] = true
-		l := s.Limits()
+		limits := s.Limits()
 		switch {
-		case l.Timeout <= 0:
-			fault(field, "%s: Limits.Timeout must be positive", name)
-		case l.KeyWindow <= 0:
-			fault(field, "%s: Limits.KeyWindow must be set: how long the remote remembers a key, or outbox.Forever", name)
-		case l.startWindow() <= 0:
-			fault(field, "%s: Limits.KeyWindow, %v, leaves no time for an attempt of up to %v", name, l.KeyWindow, l.Timeout)
+		case limits.Timeout <= 0:
+			l.Add(field, "%s: Limits.Timeout must be positive", name)
+		case limits.KeyWindow <= 0:
+			l.Add(field, "%s: Limits.KeyWindow must be set: how long the remote remembers a key, or outbox.Forever", name)
+		case limits.startWindow() <= 0:
+			l.Add(field, "%s: Limits.KeyWindow, %v, leaves no time for an attempt of up to %v", name, limits.KeyWindow, limits.Timeout)
 		}
 	}
-	return c, errors.Join(faults...)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -125,101 +126,30 @@ var ErrConfig = errors.New("httpsink: bad configuration")
 // New returns a sink for one remote. It does not connect. If the configuration is wrong, the error
 // lists every fault, each with its field, and wraps [ErrConfig].
 func New(cfg Config) (*Sink, error) {
-	var faults []error
-	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
-	}
+	l := &fields.List{Sentinel: ErrConfig}
 	if cfg.Name == "" {
-		fault("Name", "must not be empty: calls name the sink by it, in Call.Sink")
+		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
 	base, err := parseBaseURL(cfg.BaseURL)
 	if err != nil {
-		fault("BaseURL", "%v", err)
+		l.Add("BaseURL", "%v", err)
 	}
-	if cfg.CaptureHeaders == nil {
-		cfg.CaptureHeaders = []string{"Content-Type", "Location", "X-Request-Id"}
-	}
-	for _, name := range cfg.CaptureHeaders {
-		if !frozen.Token(name) {
-			fault("CaptureHeaders", "%q is not a header name", name)
-		}
-	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 30 * time.Second
-	}
-	if cfg.Timeout < time.Millisecond || cfg.Timeout > 10*time.Minute {
-		fault("Timeout", "%v is not from 1ms to 10m", cfg.Timeout)
-	}
-	field := "Profile"
-	if cfg.KeyHeader != "" || cfg.QuotedKey {
-		if cfg.Profile != (Profile{}) {
-			fault("KeyHeader and QuotedKey", "must be empty if Profile is set, which contains both")
-		} else if cfg.Profile.Header = cfg.KeyHeader; cfg.QuotedKey {
-			cfg.Profile.Form = FormString
-		}
-		field = "KeyHeader"
-	}
-	profile, wrong := cfg.Profile.withDefaults()
+	cfg.checkAnswers(l)
+	l.Span("Timeout", &cfg.Timeout, 30*time.Second, time.Millisecond, 10*time.Minute)
+	cfg.checkKey(l)
+	var wrong []error
+	cfg.Breaker, wrong = cfg.Breaker.withDefaults()
 	for _, err := range wrong {
-		fault(field, "%v", err)
+		l.Add("Breaker", "%v", err)
 	}
-	cfg.Profile = profile
-	if cfg.KeyWindow == 0 {
-		cfg.KeyWindow = profile.Window
-	}
-	if cfg.KeyWindow <= 0 {
-		fault("KeyWindow", "must be set: how long the remote remembers a key, or outbox.Forever")
-	}
-	if cfg.Breaker, wrong = cfg.Breaker.withDefaults(); len(wrong) > 0 {
-		for _, err := range wrong {
-			fault("Breaker", "%v", err)
-		}
-	}
-	for status, o := range cfg.Outcomes {
-		if status < 200 || status > 599 {
-			fault("Outcomes", "%d is not a status from 200 to 599", status)
-		}
-		if o != outbox.Delivered && o != outbox.Retry && o != outbox.Rejected {
-			fault("Outcomes", "%d: %v is not an outcome", status, o)
-		}
-	}
-	phase := func(field string, d *time.Duration, def time.Duration) (set bool) {
-		if *d == 0 {
-			*d = min(def, max(cfg.Timeout, time.Millisecond))
-			return false
-		}
-		if *d < time.Millisecond || *d > cfg.Timeout {
-			fault(field, "%v is not from 1ms to Timeout, %v", *d, cfg.Timeout)
-		}
-		return true
-	}
-	phase("ConnectTimeout", &cfg.ConnectTimeout, 10*time.Second)
-	setTLS := phase("TLSTimeout", &cfg.TLSTimeout, 10*time.Second)
-	setAnswer := phase("AnswerTimeout", &cfg.AnswerTimeout, cfg.Timeout)
+	cfg.phase(l, "ConnectTimeout", &cfg.ConnectTimeout, 10*time.Second)
+	setTLS := cfg.phase(l, "TLSTimeout", &cfg.TLSTimeout, 10*time.Second)
+	setAnswer := cfg.phase(l, "AnswerTimeout", &cfg.AnswerTimeout, cfg.Timeout)
+	guard := cfg.checkAddresses(l, base)
 
-	for i, n := range cfg.AllowNetworks {
-		if !n.IsValid() || n.Addr().Is4In6() {
-			fault(fmt.Sprintf("AllowNetworks[%d]", i), "%v is not a network (write those of IPv4 as 10.0.0.0/8)", n)
-		}
-	}
-	for i, h := range cfg.AllowHosts {
-		if name := strings.TrimPrefix(h, "*."); name == "" || strings.ContainsAny(name, "*/@ ") || strings.HasPrefix(name, ".") {
-			fault(fmt.Sprintf("AllowHosts[%d]", i), "%q must be a host's name, or *. and a name", h)
-		}
-	}
-	g := &addressGuard{allowPrivate: cfg.AllowPrivate, allowNetworks: slices.Clone(cfg.AllowNetworks), connectTimeout: cfg.ConnectTimeout}
-	if base != nil {
-		if !hostMatches(base.Hostname(), cfg.AllowHosts) {
-			fault("BaseURL", "its host %q is not among AllowHosts", base.Hostname())
-		}
-		if err := g.checkHost(base.Hostname()); err != nil {
-			fault("BaseURL", "its host cannot be called: %v", err)
-		}
-	}
-
-	transport, err := gatedTransport(cfg.Transport, g)
+	transport, err := gatedTransport(cfg.Transport, guard)
 	if err != nil {
-		fault("Transport", "%v", err)
+		l.Add("Transport", "%v", err)
 	} else {
 		if setTLS || transport.TLSHandshakeTimeout == 0 {
 			transport.TLSHandshakeTimeout = cfg.TLSTimeout
@@ -228,10 +158,92 @@ func New(cfg Config) (*Sink, error) {
 			transport.ResponseHeaderTimeout = cfg.AnswerTimeout
 		}
 	}
-	if err := errors.Join(faults...); err != nil {
+	if err := l.Err(); err != nil {
 		return nil, err
 	}
 	return &Sink{cfg: cfg, base: base, transport: transport, breaker: newBreaker(cfg.Breaker)}, nil
+}
+
+// checkAnswers checks what is kept of answers, and what their statuses mean.
+func (cfg *Config) checkAnswers(l *fields.List) {
+	if cfg.CaptureHeaders == nil {
+		cfg.CaptureHeaders = []string{"Content-Type", "Location", "X-Request-Id"}
+	}
+	for _, name := range cfg.CaptureHeaders {
+		if !frozen.Token(name) {
+			l.Add("CaptureHeaders", "%q is not a header name", name)
+		}
+	}
+	for status, o := range cfg.Outcomes {
+		if status < 200 || status > 599 {
+			l.Add("Outcomes", "%d is not a status from 200 to 599", status)
+		}
+		if o != outbox.Delivered && o != outbox.Retry && o != outbox.Rejected {
+			l.Add("Outcomes", "%d: %v is not an outcome", status, o)
+		}
+	}
+}
+
+// checkKey checks how the remote takes keys, and for how long it remembers them.
+func (cfg *Config) checkKey(l *fields.List) {
+	field := "Profile"
+	if cfg.KeyHeader != "" || cfg.QuotedKey {
+		if cfg.Profile != (Profile{}) {
+			l.Add("KeyHeader and QuotedKey", "must be empty if Profile is set, which contains both")
+		} else if cfg.Profile.Header = cfg.KeyHeader; cfg.QuotedKey {
+			cfg.Profile.Form = FormString
+		}
+		field = "KeyHeader"
+	}
+	profile, wrong := cfg.Profile.withDefaults()
+	for _, err := range wrong {
+		l.Add(field, "%v", err)
+	}
+	cfg.Profile = profile
+	if cfg.KeyWindow == 0 {
+		cfg.KeyWindow = profile.Window
+	}
+	if cfg.KeyWindow <= 0 {
+		l.Add("KeyWindow", "must be set: how long the remote remembers a key, or outbox.Forever")
+	}
+}
+
+// phase checks the time for one phase of an attempt, and reports whether the user has set it.
+func (cfg *Config) phase(l *fields.List, field string, d *time.Duration, initial time.Duration) (set bool) {
+	if *d == 0 {
+		*d = min(initial, max(cfg.Timeout, time.Millisecond))
+		return false
+	}
+	if *d < time.Millisecond || *d > cfg.Timeout {
+		l.Add(field, "%v is not from 1ms to Timeout, %v", *d, cfg.Timeout)
+	}
+	return true
+}
+
+// checkAddresses checks which hosts and networks the sink may connect to, and returns the guard
+// that checks each connection. base is nil if BaseURL is wrong.
+func (cfg *Config) checkAddresses(l *fields.List, base *url.URL) *addressGuard {
+	for i, n := range cfg.AllowNetworks {
+		if !n.IsValid() || n.Addr().Is4In6() {
+			l.Add(fmt.Sprintf("AllowNetworks[%d]", i), "%v is not a network (write those of IPv4 as 10.0.0.0/8)", n)
+		}
+	}
+	for i, h := range cfg.AllowHosts {
+		if name := strings.TrimPrefix(h, "*."); name == "" || strings.ContainsAny(name, "*/@ ") || strings.HasPrefix(name, ".") {
+			l.Add(fmt.Sprintf("AllowHosts[%d]", i), "%q must be a host's name, or *. and a name", h)
+		}
+	}
+	guard := &addressGuard{allowPrivate: cfg.AllowPrivate, allowNetworks: slices.Clone(cfg.AllowNetworks), connectTimeout: cfg.ConnectTimeout}
+	if base == nil {
+		return guard
+	}
+	if !hostMatches(base.Hostname(), cfg.AllowHosts) {
+		l.Add("BaseURL", "its host %q is not among AllowHosts", base.Hostname())
+	}
+	if err := guard.checkHost(base.Hostname()); err != nil {
+		l.Add("BaseURL", "its host cannot be called: %v", err)
+	}
+	return guard
 }
 
 func parseBaseURL(s string) (*url.URL, error) {

@@ -3,7 +3,6 @@ package kafkasink
 import (
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"slices"
 	"strconv"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go/sasl"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
 // MessageID is the record header that carries a call's key, unless Config.IDHeader names another.
@@ -71,32 +72,29 @@ const defaultKeyWindow = 6 * 24 * time.Hour
 
 // withDefaults fills in the defaults and returns every fault at once.
 func (c Config) withDefaults() (Config, error) {
-	var faults []error
-	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
-	}
+	l := fields.List{Sentinel: ErrConfig}
 	if c.Name == "" {
-		fault("Name", "must not be empty: calls name the sink by it, in Call.Sink")
+		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
 	c.Brokers, c.Topics = slices.Clone(c.Brokers), slices.Clone(c.Topics)
 	if len(c.Brokers) == 0 {
-		fault("Brokers", "must not be empty: name at least one broker, as host:port")
+		l.Add("Brokers", "must not be empty: name at least one broker, as host:port")
 	}
 	for _, b := range c.Brokers {
 		host, port, err := net.SplitHostPort(b)
 		if n, bad := strconv.ParseUint(port, 10, 16); err != nil || host == "" || bad != nil || n == 0 {
-			fault("Brokers", "%q is not host:port", b)
+			l.Add("Brokers", "%q is not host:port", b)
 		}
 	}
 	if len(c.Topics) == 0 {
-		fault("Topics", "must not be empty: name the topics that calls may be written to")
+		l.Add("Topics", "must not be empty: name the topics that calls may be written to")
 	}
 	for i, t := range c.Topics {
 		if !validTopic(t) {
-			fault("Topics", "%q is not the name of a topic: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-', not \".\" or \"..\"", t)
+			l.Add("Topics", "%q is not the name of a topic: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-', not \".\" or \"..\"", t)
 		}
 		if slices.Contains(c.Topics[:i], t) {
-			fault("Topics", "%q is listed twice", t)
+			l.Add("Topics", "%q is listed twice", t)
 		}
 	}
 	if c.ClientID == "" {
@@ -106,27 +104,22 @@ func (c Config) withDefaults() (Config, error) {
 		c.IDHeader = MessageID
 	}
 	if c.IDHeader != strings.ToLower(c.IDHeader) || strings.ContainsFunc(c.IDHeader, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		fault("IDHeader", "%q must be visible ASCII in lower case", c.IDHeader)
+		l.Add("IDHeader", "%q must be visible ASCII in lower case", c.IDHeader)
 	}
 	if c.KeyWindow == 0 {
 		c.KeyWindow = defaultKeyWindow
 	}
 	if c.KeyWindow < 0 {
-		fault("KeyWindow", "%v is negative", c.KeyWindow)
+		l.Add("KeyWindow", "%v is negative", c.KeyWindow)
 	}
-	if c.Timeout == 0 {
-		c.Timeout = 30 * time.Second
-	}
-	if c.Timeout < 100*time.Millisecond || c.Timeout > 10*time.Minute {
-		fault("Timeout", "%v is not from 100ms to 10m", c.Timeout)
-	}
+	l.Span("Timeout", &c.Timeout, 30*time.Second, 100*time.Millisecond, 10*time.Minute)
 	if c.BatchBytes == 0 {
 		c.BatchBytes = 512 << 10
 	}
 	if c.BatchBytes < 1<<10 || c.BatchBytes > 64<<20 {
-		fault("BatchBytes", "%d is not from 1 KiB to 64 MiB", c.BatchBytes)
+		l.Add("BatchBytes", "%d is not from 1 KiB to 64 MiB", c.BatchBytes)
 	}
-	return c, errors.Join(faults...)
+	return c, l.Err()
 }
 
 // validTopic reports whether brokers accept the name of a topic.
