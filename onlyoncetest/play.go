@@ -549,9 +549,9 @@ select exists (select from onlyonce.event_log l join onlyonce.streams s on s.id 
                 where not exists (select from onlyonce.cursors c where c.topic = s.topic))`
 )
 
-// grace is how long the first clean run waits for a relay, or for a consumer of events, that may be
-// about to start. Later runs know whether there is one.
-const grace = 2 * time.Second
+// grace is how long a clean run waits for a relay, or for a consumer of events, if it cannot know
+// whether the program has one: it may be about to start. Later runs know.
+const grace = 5 * time.Second
 
 // unattended reports whether work has no part of the program that does it, although it should have
 // one.
@@ -570,8 +570,10 @@ func (x *play) unattended(ctx context.Context) (bool, error) {
 		if !without {
 			continue
 		}
-		if x.c.clean != nil || x.idle.IsZero() {
+		if x.idle.IsZero() {
 			x.idle = time.Now()
+		}
+		if x.c.clean != nil || x.c.hasRelay && w.never == &x.c.noRelay {
 			return true, nil
 		}
 		if time.Since(x.idle) < grace {
@@ -610,12 +612,16 @@ func (x *play) done(ctx context.Context) (bool, error) {
 	if err := x.db.Pool.QueryRow(ctx, atEndSQL, partitions, topics, offsets).Scan(&n); err != nil || n < len(topics) {
 		return false, err
 	}
+	// First whether each part has begun to do its work: the queries below see nothing of work that
+	// has no part yet.
+	if without, err := x.unattended(ctx); err != nil || without {
+		return false, err
+	}
 	for _, sql := range []string{unsettledSQL, unreadSQL, anyRetryingSQL} {
 		var left bool
 		if err := x.db.Pool.QueryRow(ctx, sql).Scan(&left); err != nil || left {
 			return false, err
 		}
 	}
-	without, err := x.unattended(ctx)
-	return !without, err
+	return true, nil
 }
