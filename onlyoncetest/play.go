@@ -127,7 +127,7 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 	defer x.mu.Unlock()
 	label := wire.Label(m)
 	sql := strings.Join(strings.Fields(m.SQL), " ")
-	what := x.strikes(label+".", m.Kind, isUsers(sql), before, after, lost, zombie, rebalance)
+	what := x.strikes(label+".", m.Kind, isUsers(sql), before, after, cut, lost, zombie, rebalance)
 	if what == "" {
 		if m.Kind != wire.Sync {
 			x.say(p, "minor", "%.90s", sql)
@@ -144,6 +144,9 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 		x.say(p, "fault", "%.90s  <<< dies after it, before the answer", sql)
 		p.dead.Store(true)
 		return wire.Unheard
+	case cut:
+		x.say(p, "fault", "%.90s  <<< the connection breaks before it", sql)
+		return wire.Unsent
 	case lost:
 		x.say(p, "fault", "%.90s  <<< carried out, and the connection breaks", sql)
 		return wire.Unheard
