@@ -54,7 +54,7 @@ func (o Outcome) String() string {
 // sqlFresh is how onlyonce.claim_standard returns Fresh; the other codes equal their outcomes.
 const sqlFresh = 0
 
-// ErrNoTransaction: a claim, or an enqueued call, got a pool or a connection that is in no
+// ErrNoTransaction means that a claim, or an enqueued call, got a pool or a connection that is in no
 // transaction.
 var ErrNoTransaction = errors.New("needs the transaction of the effects")
 

@@ -17,12 +17,12 @@ func ExampleParseFingerprintKey() {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(key[:4])
+	fmt.Printf("%x\n", key[:4])
 
 	_, err = idempotency.ParseFingerprintKey("too short")
 	fmt.Println(err)
 	// Output:
-	// [0 1 2 3]
+	// 00010203
 	// idempotency: bad configuration: a fingerprint key must be 32 bytes, as 64 hex digits or 44 characters of base64
 }
 

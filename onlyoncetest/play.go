@@ -67,12 +67,6 @@ type line struct {
 // perPlay bounds one history. It is a variable for tests of handlers that hang.
 var perPlay = time.Minute
 
-// outcome is the result of a play.
-type outcome struct {
-	*play
-	state *state
-}
-
 // newPlay prepares one.
 func newPlay(ctx context.Context, db *workerdb.DB, c *Case, h history) *play {
 	return &play{ctx: ctx, db: db, c: c, h: h, logs: newLogs(), wakeup: make(chan struct{}), counts: map[string]int{},

@@ -15,9 +15,10 @@ import (
 )
 
 // settingsSQL reads settings that every role may read. One row. transaction_timeout is new in
-// PostgreSQL 17.
+// PostgreSQL 17. This transaction has its own idle_in_transaction_session_timeout (bound), so what
+// its session began with is read.
 const settingsSQL = `
-select current_setting('track_commit_timestamp') as track, current_setting('idle_in_transaction_session_timeout') as idle_in_transaction,
+select current_setting('track_commit_timestamp') as track, (select reset_val from pg_settings where name = 'idle_in_transaction_session_timeout') as idle_in_transaction,
        current_setting('idle_session_timeout') as idle, coalesce(current_setting('transaction_timeout', true), '0') as transaction,
        current_setting('max_prepared_transactions')::int as prepared`
 

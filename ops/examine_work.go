@@ -123,9 +123,9 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 }
 
 // change returns the command for rows that wait for an operator.
-func (p *ParkedCount) change() string {
-	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s -scope %s; then ", p.Kind, p.State, show.Quote(p.Scope))
-	if p.State == "reconcile" {
+func (c *ParkedCount) change() string {
+	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s -scope %s; then ", c.Kind, c.State, show.Quote(c.Scope))
+	if c.State == "reconcile" {
 		return list + "ask the remote, and onlyonce parked redrive -id ID -verified-applied -reason WHY, or with -verified-not-applied"
 	}
 	return list + "onlyonce parked redrive -id ID -reason WHY, or onlyonce parked discard -id ID -reason WHY"

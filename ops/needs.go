@@ -130,12 +130,12 @@ func (r *StatusReport) consumers() []Need {
 		if alive || partitions == 0 || paused == partitions {
 			continue
 		}
-		n := Need{Kind: NeedConsumer, Text: fmt.Sprintf("no consumer runs: scope %s, %d partitions: its processes were stopped", scope, partitions),
+		n := Need{Kind: NeedConsumer, Text: fmt.Sprintf("no consumer runs: scope %s, %s: its processes were stopped", scope, show.Count(int64(partitions), "partition")),
 			Remedy: "start it; if it is out of use, retire its cursors",
 			Commands: []string{fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(scope),
 				show.Quote(example.Topic), example.Partition)}}
 		if last != nil {
-			n.Text = fmt.Sprintf("no consumer runs: scope %s, %d partitions: the last report is of %s, pid %d, %s ago", scope, partitions, last.Host, last.PID, show.Ago(last.SeenAgeSeconds))
+			n.Text = fmt.Sprintf("no consumer runs: scope %s, %s: the last report is of %s, pid %d, %s ago", scope, show.Count(int64(partitions), "partition"), last.Host, last.PID, show.Ago(last.SeenAgeSeconds))
 			n.Remedy, n.Commands = "see why it died or cannot reach this database, and start it", []string{}
 		}
 		all = append(all, n)

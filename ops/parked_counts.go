@@ -14,22 +14,22 @@ const (
 	mostSettled = 10_000
 )
 
-// parkedCountsSQL counts the parked rows that are not settled. In: scope (null: any), whether to
-// group by the first 80 characters of the error too, how many groups. The largest group comes
-// first. By the index parked_open, or parked_position if a scope is given; without bodies.
+// parkedCountsSQL counts the parked rows that are not settled. In: see parkedFilter, where the limit
+// is of groups, and whether to group by the first 80 characters of the error too. The largest group
+// comes first. By the index parked_open, or parked_position if a scope is given; without bodies.
 const parkedCountsSQL = `
 select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at) as oldest
   from (select kind, scope, sink, reason, state, parked_at,
-               case when $2::boolean then left(split_part(error, E'\n', 1), 80) else '' end as error
-          from onlyonce.parked where settled_at is null and ($1::text is null or scope = $1)) p
+               case when $13::boolean then left(split_part(error, E'\n', 1), 80) else '' end as error
+          from onlyonce.parked where settled_at is null and ` + parkedFilter + `) p
  group by kind, scope, sink, reason, state, error
- order by count(*) desc, kind, scope, sink, reason, state, error limit $3`
+ order by count(*) desc, kind, scope, sink, reason, state, error limit $4`
 
-// settledCountSQL counts settled rows, up to a number. In: scope (null: any), the number. Reads
-// rows without their bodies until it has found so many.
+// settledCountSQL counts settled rows, up to a number. In: see parkedFilter, where the limit is that
+// number. Reads rows without their bodies until it has found so many.
 const settledCountSQL = `
 select count(*) as count from (
-  select from onlyonce.parked where settled_at is not null and ($1::text is null or scope = $1) limit $2) p`
+  select from onlyonce.parked where settled_at is not null and ` + parkedFilter + ` limit $4) p`
 
 // ParkedCount counts the parked rows of one group.
 type ParkedCount struct {
@@ -60,7 +60,9 @@ type ParkedTotals struct {
 
 // ParkedQuestion is the input of [ParkedCounts].
 type ParkedQuestion struct {
-	Scope      string        // only rows of this scope; empty: all
+	// Filter picks rows; its Unsettled, Before, After and Limit do not count. Settled rows are
+	// picked without its State.
+	Filter     ParkedListFilter
 	ByError    bool          // group by the first 80 characters of the error too
 	CountLimit time.Duration // for how long each of the two counts may run; 0: CountLimit of this package
 }
@@ -77,7 +79,7 @@ func ParkedCounts(ctx context.Context, db DB, q ParkedQuestion) (t *ParkedTotals
 }
 
 func readParkedCounts(ctx context.Context, tx pgx.Tx, q ParkedQuestion) (*ParkedTotals, error) {
-	groups, err := collectWithin[ParkedCount](ctx, tx, q.CountLimit, parkedCountsSQL, orNull(q.Scope), q.ByError, mostGroups)
+	groups, err := collectWithin[ParkedCount](ctx, tx, q.CountLimit, parkedCountsSQL, append(q.Filter.args(mostGroups), q.ByError)...)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +91,8 @@ func readParkedCounts(ctx context.Context, tx pgx.Tx, q ParkedQuestion) (*Parked
 		utc(&t.Groups[i].Oldest)
 	}
 	type counted struct{ Count int64 }
-	settled, err := collectWithin[counted](ctx, tx, q.CountLimit, settledCountSQL, orNull(q.Scope), mostSettled+1)
+	q.Filter.State = ""
+	settled, err := collectWithin[counted](ctx, tx, q.CountLimit, settledCountSQL, q.Filter.args(mostSettled+1)...)
 	if err != nil || settled == nil {
 		return t, err
 	}

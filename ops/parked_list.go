@@ -80,6 +80,12 @@ type ParkedListFilter struct {
 	Limit       int    // how many rows at most, up to MostLimit; 0: DefaultLimit
 }
 
+// args are the parameters of parkedFilter.
+func (f *ParkedListFilter) args(limit int) []any {
+	return []any{orNull(f.Scope), orNull(f.Kind), orNull(f.State), limit, orNull(f.Sink), orNull(f.Name),
+		orNull(f.Key), orNull(f.Topic), f.Partition, f.Offset, orNull(f.Reason), orNull(f.ErrorPrefix)}
+}
+
 // Parked returns the parked rows that the filter picks, and whether there are more: newest first,
 // or with Unsettled oldest first. It reads rows of onlyonce.parked in that order until it has found
 // Limit+1, without bodies and headers, and settled ones only without Unsettled: a filter that few
@@ -101,8 +107,7 @@ func readParked(ctx context.Context, tx pgx.Tx, f ParkedListFilter) (rows []Park
 	if from > 0 {
 		page = &from
 	}
-	rows, err = collect[ParkedItem](ctx, tx, sql, orNull(f.Scope), orNull(f.Kind), orNull(f.State), limitOf(f.Limit),
-		orNull(f.Sink), orNull(f.Name), orNull(f.Key), orNull(f.Topic), f.Partition, f.Offset, orNull(f.Reason), orNull(f.ErrorPrefix), page)
+	rows, err = collect[ParkedItem](ctx, tx, sql, append(f.args(limitOf(f.Limit)), page)...)
 	if err != nil {
 		return nil, false, err
 	}

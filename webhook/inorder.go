@@ -27,7 +27,7 @@ const (
 	ParkStale
 )
 
-// ErrOvertaken: the event is older than what was applied to its object.
+// ErrOvertaken means that the event is older than what was applied to its object.
 var ErrOvertaken = errors.New("webhook: the event is older than one that was applied to its object")
 
 // errForeignTx: objects are compared within a scope, which only the consumer's or the endpoint's Tx

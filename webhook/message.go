@@ -22,7 +22,7 @@ const (
 	headerTime     = headerPrefix + "time"
 )
 
-// ErrNotEvent: the message was not stored or delivered by an endpoint.
+// ErrNotEvent means that the message was not stored or delivered by an endpoint.
 var ErrNotEvent = errors.New("webhook: the message is not an event of an endpoint")
 
 // Topic returns the stream of an endpoint, for example "webhook.stripe".

@@ -102,7 +102,7 @@ func TestDoctorRemedies(t *testing.T) {
 	for _, want := range []string{
 		"inbox horizon -ring consumer_keys -horizon D -reason WHY", "inbox horizon -ring standard_keys -horizon D -reason WHY", "inbox rotate", "cursor retire -scope stock -topic orders -partition 0 -reason WHY",
 		"cursor resume -scope it's -reason WHY", "cursor resume -scope stock -topic orders -partition 0 -reason WHY", "outbox resume -sink mail -reason WHY", "outbox rebase -reason WHY",
-		"parked show -id 3", "parked list -kind message -state waiting", "parked list -kind call -state reconcile", "parked redrive -id ID -reason WHY", "parked discard -id ID -reason WHY",
+		"parked show -id 3", "parked list -kind message -state waiting -scope s", "parked list -kind call -state reconcile -scope s", "parked redrive -id ID -reason WHY", "parked discard -id ID -reason WHY",
 		"parked redrive -id ID -verified-applied -reason WHY", "request list", "request resolve -id ID -step NAME -applied -result TEXT -reason WHY",
 		"request close -id ID -reason WHY",
 	} {

@@ -79,13 +79,6 @@ func (q *listing) filter() ops.ParkedListFilter {
 		Unsettled: !q.all && state != "resolved" && state != "discarded", Limit: limitOf(q.limit)}
 }
 
-// picks reports whether rows of the group are in the list, so far as a group says.
-func (q *listing) picks(c *ops.ParkedCount) bool {
-	is := func(flag *string, value string) bool { return flag == nil || *flag == value }
-	return is(q.scope, c.Scope) && is(q.kind, c.Kind) && is(q.state, c.State) && is(q.reason, c.Reason) &&
-		(q.sink == nil || c.Sink != nil && *q.sink == *c.Sink)
-}
-
 func (a *app) listParked(ctx context.Context, address string, q *listing, asJSON bool) error {
 	f := q.filter()
 	var rows []ops.ParkedItem
@@ -93,7 +86,7 @@ func (a *app) listParked(ctx context.Context, address string, q *listing, asJSON
 	var totals *ops.ParkedTotals
 	err := a.ask(ctx, address, "reading parked rows", func(ctx context.Context, db ops.DB) (err error) {
 		if rows, more, err = ops.Parked(ctx, db, f); err == nil && !asJSON {
-			totals, err = ops.ParkedCounts(ctx, db, ops.ParkedQuestion{Scope: f.Scope, CountLimit: a.countLimit})
+			totals, err = ops.ParkedCounts(ctx, db, ops.ParkedQuestion{Filter: f, CountLimit: a.countLimit})
 		}
 		return err
 	})
@@ -131,15 +124,11 @@ func (a *app) writeParked(rows []ops.ParkedItem) {
 // writeParkedSums counts the parked rows by reason and state, and says what is not listed.
 func (a *app) writeParkedSums(q *listing, unsettled bool, listed int, t *ops.ParkedTotals) {
 	states := map[string]int64{}
-	var groups []*ops.ParkedCount
 	for i := range t.Groups {
-		if g := &t.Groups[i]; q.picks(g) {
-			states[g.State] += g.Count
-			groups = append(groups, g)
-		}
+		states[t.Groups[i].State] += t.Groups[i].Count
 	}
-	if listed > 0 && unsettled {
-		a.writeGroups(groups)
+	if listed > 0 && unsettled && q.name == nil { // the commands of a group are for calls of all names
+		a.writeGroups(t.Groups)
 	}
 	var parts []string
 	for _, s := range []string{"waiting", "reconcile", "retrying", "blocked"} {
@@ -168,8 +157,9 @@ func (a *app) writeParkedSums(q *listing, unsettled bool, listed int, t *ops.Par
 }
 
 // writeGroups counts rows by reason, with the commands for those that wait for an operator.
-func (a *app) writeGroups(groups []*ops.ParkedCount) {
-	for _, g := range groups {
+func (a *app) writeGroups(groups []ops.ParkedCount) {
+	for i := range groups {
+		g := &groups[i]
 		at := "scope " + g.Scope
 		if g.Sink != nil {
 			at = "sink " + *g.Sink

@@ -195,7 +195,7 @@ func TestRedriveCallsPicks(t *testing.T) {
 	f.redrives("-kind", "call", "-scope", "shop", "-parked-for", "rejected").want(t, statusGood, "Redrive 1", "payments/a")
 	f.redrives("-scope", "stock").want(t, statusGood, "Redrive 2: each is tried again as a new message is") // messages, as ever
 	r := f.run("parked", "list", "-kind", "call", "-sink", "payments", "-name", "a").want(t, statusGood, "payments/a")
-	if strings.Count(r.out, "\n") != 2 {
+	if strings.Contains(r.out, "payments/b") || strings.Contains(r.out, "onlyonce parked redrive") || !strings.Contains(r.out, "1 retrying\n") {
 		t.Errorf("%s", r.out)
 	}
 }

@@ -102,7 +102,8 @@ func TestReplay(t *testing.T) {
 
 			s.run(replayArgs("-from", "0", "-yes")...).want(t, statusGood, "Done: replay 2 from offset 0 up to 12")
 			s.run("cursor", "show").want(t, statusGood, "replay 2 to 12")
-			s.run("status").want(t, statusGood, "replay 2 to 12")
+			s.run("status").want(t, statusGood, "1 replaying")
+			s.run("status", "-v").want(t, statusGood, "replay 2 to 12")
 			s.run(replayArgs("-from", "0", "-yes")...).want(t, statusFailed, "replay 2 is under way, at offset 0 of up to 12", "-at 12").lines(t, 1)
 			s.keyed("a", "v12")
 			stop = s.start(effect, config)

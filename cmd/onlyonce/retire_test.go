@@ -28,7 +28,7 @@ func TestRetire(t *testing.T) {
 	s.keyed("a", "v2", "v3")
 	s.run(cursorArgs("retire", "-yes")...).want(t, statusGood, "was retired at", "already: nothing was changed")
 	s.run("cursor", "show").want(t, statusGood, "retired")
-	s.run("status").want(t, statusGood, "Cursors: 0 and 1 retired")
+	s.run("status").want(t, statusGood, "an operator retired the cursor", "1 retired")
 	if c := s.shown(); c.RetiredAt == nil || c.Position != 2 {
 		t.Errorf("cursor: %+v", c)
 	}

@@ -25,7 +25,7 @@ What needs a person: a partition that is halted; a scope that no process works o
 of unknown outcome. What is paused is listed with its sums, because a person has decided that.
 
 Cursors: OWNED is how many of the partitions a living process owns, LAG how many messages they are behind the log, LAST BATCH when a batch was committed last. STATE counts
-partitions that are halted, paused, replayed, waiting for an open Kafka transaction, or retired.
+partitions that are halted, paused, replaying, waiting for an open Kafka transaction, or retired.
 Processes: each consumer process describes itself every 10 s (REPORTED). One that has not for 30 s is silent: it was killed, or cannot reach this database. Kafka is not asked.
 
 -v lists each partition too. In a command that is shown, fill in WHY, OFFSET and ID.
@@ -125,7 +125,7 @@ func sumsOf(r *ops.StatusReport) (sums []*topicSum) {
 			s.states["paused"]++
 		}
 		if c.ReplayUntil != nil {
-			s.states["replayed"]++
+			s.states["replaying"]++
 		}
 	}
 	for _, o := range r.Owners {
@@ -157,7 +157,7 @@ func sumsOf(r *ops.StatusReport) (sums []*topicSum) {
 
 func (s *topicSum) state() string {
 	var parts []string
-	for _, name := range []string{"halted", "waiting", "paused", "replayed", "retired"} {
+	for _, name := range []string{"halted", "waiting", "paused", "replaying", "retired"} {
 		if n := s.states[name]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n, name))
 		}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
@@ -33,14 +32,6 @@ func yesNo(b bool) string {
 		return "yes"
 	}
 	return "no"
-}
-
-// some returns text about n, or "" if n is 0.
-func some(n int, text string) string {
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprintf(text, n)
 }
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
