@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"go/token"
 	"go/types"
+	"reflect"
 	"slices"
+	"strings"
 
 	"golang.org/x/tools/go/ssa"
 )
@@ -41,6 +43,15 @@ type frame struct {
 
 // maxDepth bounds how many calls flow goes into, one inside of the other.
 const maxDepth = 4
+
+// encoded is a path: all fields that package encoding/json encodes.
+const encoded = -1
+
+// isEncoded reports whether a field of a struct is.
+func isEncoded(of *ssa.FieldAddr) bool {
+	s, ok := of.X.Type().Underlying().(*types.Pointer).Elem().Underlying().(*types.Struct)
+	return ok && s.Field(of.Field).Exported() && reflect.StructTag(s.Tag(of.Field)).Get("json") != "-"
+}
 
 // first visits a step, and reports whether that is the first time.
 func (f *flow) first(v ssa.Value, path []int, at *frame, into bool) bool {
@@ -160,6 +171,8 @@ func (f *flow) result(c *ssa.Call, index int, path []int, at *frame) *source {
 	switch {
 	case differs(n):
 		return &source{c.Pos(), n}
+	case n.pkg == "encoding/json" && strings.HasPrefix(n.fn, "Marshal"):
+		return f.from(c.Call.Args[0], []int{encoded}, at)
 	case passesOn(n):
 		return f.any(c.Call.Args, at)
 	}
@@ -209,6 +222,8 @@ func (f *flow) written(v ssa.Value, by ssa.Instruction, path []int, at *frame) *
 		switch {
 		case len(path) == 0:
 			return f.into(by, nil, at)
+		case path[0] == encoded && isEncoded(by):
+			return f.into(by, path, at)
 		case path[0] == by.Field:
 			return f.into(by, path[1:], at)
 		}

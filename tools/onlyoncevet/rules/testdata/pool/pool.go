@@ -48,6 +48,13 @@ func (o *orders) typed(ctx context.Context, tx consumer.Tx, m *consumer.Message,
 	})
 }
 
+func generic[T any](o *orders) func(context.Context, consumer.Tx, *consumer.Message, T) error {
+	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message, v T) error {
+		_, err := o.pool.Exec(ctx, `insert into orders values ($1)`, v) // want `pgxpool.Pool.Exec commits`
+		return err
+	}
+}
+
 func (o *orders) own(ctx context.Context, _ consumer.Tx, m *consumer.Message) error {
 	return pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error { // want `pgx.BeginFunc commits`
 		_, err := tx.Exec(ctx, `insert into orders values ($1)`, m.Value)

@@ -70,6 +70,23 @@ func fields(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", ID: r.Order})
 }
 
+type line struct {
+	SKU    string
+	Seen   time.Time `json:"-"`
+	parsed time.Time
+}
+
+// The body has neither of the times.
+func hidden(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	l := line{SKU: string(m.Value), Seen: time.Now()}
+	l.parsed = time.Now()
+	body, err := json.Marshal(&l)
+	if err != nil {
+		return err
+	}
+	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "hold", Body: body})
+}
+
 // A random value that decides is no part of the call. A seed from the message gives the same value
 // each time, and so does an id that is a hash.
 func decided(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

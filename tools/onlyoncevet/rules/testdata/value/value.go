@@ -54,6 +54,16 @@ func body(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	return outbox.Enqueue(ctx, tx, call)
 }
 
+type envelope struct{ Payload *payload }
+
+func nested(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	b, err := json.Marshal([]envelope{{Payload: &payload{At: time.Now()}}})
+	if err != nil {
+		return err
+	}
+	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "s", Name: "charge", Body: b}) // want `outbox.Call.Body comes from time.Now`
+}
+
 func header(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	h := http.Header{}
 	h.Set("Date", time.Now().UTC().Format(time.RFC1123))
@@ -72,7 +82,7 @@ func newID() string { return "ch_" + strings.ToLower(crand.Text()) }
 
 // A function of the package makes the value.
 func helper(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "s", Name: "charge", Target: "/charges/" + newID()}) // want `outbox.Call.Target comes from rand.Text \(value.go:71\)`
+	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "s", Name: "charge", Target: "/charges/" + newID()}) // want `outbox.Call.Target comes from rand.Text \(value.go:81\)`
 }
 
 func charge(at time.Time, id string) outbox.Call {
