@@ -135,7 +135,7 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	bounded, cancel := w.c.bounded(ctx)
 	defer cancel()
 	err := w.c.pool.QueryRow(bounded, takeCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
-		uuidOrNull(w.id.TopicID), guard.Millis(w.c.cfg.LockTimeout)).Scan(&epoch)
+		uuidOrNull(w.id.TopicID), guard.Millis(w.c.cfg.Timeouts.Lock)).Scan(&epoch)
 	if err != nil {
 		return false, fmt.Errorf("taking over cursor %d: %w", seen.id, err)
 	}

@@ -94,7 +94,7 @@ func (t *attemptLock) wakeWaiters() {
 // nothing else of the process is under way.
 func (e *engine) lockAttempts(ctx context.Context, alone bool) (leave func(), err error) {
 	cfg := &e.c.cfg
-	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.CommitTimeout + cfg.LockTimeout + cfg.StatementTimeout)
+	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.Timeouts.Commit + cfg.Timeouts.Lock + cfg.Timeouts.Statement)
 	leave, err = e.c.attempts.acquire(ctx, alone, bound)
 	e.exclusive = alone && err == nil
 	return leave, err

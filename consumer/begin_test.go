@@ -80,7 +80,7 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.StatementTimeout, cfg.IdleTimeout = 7*time.Second, time.Second
+	cfg.Timeouts.Statement, cfg.Timeouts.Idle = 7*time.Second, time.Second
 	var begun atomic.Int32
 	var wrong, ended atomic.Value
 	cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 )
 
 // braking tries a message every few milliseconds while a partition stands still.
@@ -224,7 +225,9 @@ func TestD7EverythingFailsWithEvents(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	for i := range 40 {
-		r.log.AppendMessage(0, &consumer.Message{Value: []byte(fmt.Sprint("e", i)), EventID: fmt.Sprint("e", i), EventTenant: ""})
+		m := &consumer.Message{Value: []byte(fmt.Sprint("e", i))}
+		claimed.Set(m, "", fmt.Sprint("e", i))
+		r.log.AppendMessage(0, m)
 	}
 	cfg := braking()
 	cfg.Key = nil

@@ -63,7 +63,7 @@ func (c *Consumer) identify(m *Message) (err error) {
 	}()
 	m.scope = c.cfg.Scope
 	if c.events {
-		m.tenant = m.EventTenant
+		m.tenant = m.eventTenant
 	} else if c.cfg.Tenant != nil {
 		m.tenant = c.cfg.Tenant(m)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
@@ -25,8 +26,8 @@ type Config struct {
 	// Key finds the id of a message, which its producer chose and which is the same on each of its
 	// copies. See [HeaderKey], [CloudEventKey] and [JSONKey]. If it fails for a message or returns
 	// "", the message is parked with reason no-key. Required, unless PositionsOnly is set or the
-	// source is an [EventSource]; with an EventSource, Key, PositionsOnly and Tenant must not be
-	// set.
+	// source is one of stored events, for example webhook.Source. With such a source, Key,
+	// PositionsOnly and Tenant must not be set.
 	Key KeyFunc
 
 	// PositionsOnly runs the consumer without ids. Redeliveries of a record do nothing, but a copy
@@ -35,9 +36,9 @@ type Config struct {
 	PositionsOnly bool
 
 	// Copies decides what an id means if the consumer reads several topics: [WithinTopic] or
-	// [AcrossTopics]. It must not be set with PositionsOnly or an [EventSource], whose ids count
-	// within their topic. The database keeps the choice for good; a consumer of the scope with
-	// another choice halts.
+	// [AcrossTopics]. It must not be set with PositionsOnly or a source of stored events, whose ids
+	// count within their topic. The database keeps the choice for good; a consumer of the scope
+	// with another choice halts.
 	//
 	// Required for several topics with Key, and to add a topic to a scope. With one topic both mean
 	// the same, and it may be left out: whatever you choose when you add the second topic, no id of
@@ -78,7 +79,7 @@ type Config struct {
 	// round trip.
 	//
 	// If it returns an error, the transaction is tried again, and the failure counts against no
-	// message. Its context ends after LockTimeout plus StatementTimeout. The consumer cannot
+	// message. Its context ends after Timeouts.Lock plus Timeouts.Statement. The consumer cannot
 	// interrupt it, so OnBegin must watch its context or return by itself. Defaults to none.
 	OnBegin func(ctx context.Context, tx Tx) error
 
@@ -133,23 +134,14 @@ type Config struct {
 	// its connection and continues without it: see [ErrHandlerHung]. Defaults to 5 s.
 	HangTimeout time.Duration
 
-	// LockTimeout bounds each wait for a lock in the transaction, for example for a copy of the
-	// message in an uncommitted transaction. Defaults to 5 s.
-	LockTimeout time.Duration
-
-	// StatementTimeout bounds each statement. Defaults to 30 s.
-	StatementTimeout time.Duration
-
-	// IdleTimeout ends a transaction in which the handler, or OnBegin, sends no statement for that
-	// long. If a process is suspended in the middle of a batch, its successor waits no longer than
-	// this. Defaults to 60 s, or to BatchTimeout if that is longer.
-	IdleTimeout time.Duration
-
-	// CommitTimeout bounds COMMIT and ROLLBACK, which a stop does not cut short. COMMIT carries the
-	// statements that handlers have queued, and waits for a synchronous standby. When the time is
-	// up, the consumer runs the batch again on another connection, and finds out there whether the
-	// first one committed. Defaults to 15 s.
-	CommitTimeout time.Duration
+	// Timeouts bound each transaction. Lock: for example the wait for a copy of the message in an
+	// uncommitted transaction. Idle: if a process is suspended in the middle of a batch, its
+	// successor waits no longer than this. Commit: COMMIT carries the statements that handlers have
+	// queued, and waits for a synchronous standby; when the time is up, the consumer runs the batch
+	// again on another connection, and finds out there whether the first one committed. Default to
+	// 5 s (Lock), 30 s (Statement), 60 s or BatchTimeout if that is longer (Idle), and 15 s
+	// (Commit).
+	Timeouts dedupe.Timeouts
 
 	// BlockedAfter is how long a message that is alone may fail for reasons that concern its
 	// transaction and no message: no room (SQLSTATE class 53), serialization failures, deadlocks,
@@ -199,12 +191,12 @@ func (c Config) withDefaults() Config {
 	def(&c.MessageTimeout, 30*time.Second)
 	def(&c.BatchTimeout, max(60*time.Second, c.MessageTimeout))
 	def(&c.HangTimeout, 5*time.Second)
-	def(&c.LockTimeout, 5*time.Second)
-	def(&c.StatementTimeout, 30*time.Second)
-	def(&c.IdleTimeout, max(60*time.Second, c.BatchTimeout))
+	def(&c.Timeouts.Lock, 5*time.Second)
+	def(&c.Timeouts.Statement, 30*time.Second)
+	def(&c.Timeouts.Idle, max(60*time.Second, c.BatchTimeout))
 	c.Brake = c.Brake.withDefaults()
 	def(&c.BlockedAfter, time.Minute)
-	def(&c.CommitTimeout, 15*time.Second)
+	def(&c.Timeouts.Commit, 15*time.Second)
 	def(&c.DrainTimeout, 10*time.Second)
 	c.Logger = fields.Logger(c.Logger)
 	return c
@@ -309,8 +301,8 @@ func (c Config) faults(events bool) error {
 	}{
 		{"Linger", c.Linger}, {"RetryMin", c.RetryMin}, {"RetryMax", c.RetryMax},
 		{"MessageTimeout", c.MessageTimeout}, {"BatchTimeout", c.BatchTimeout}, {"HangTimeout", c.HangTimeout},
-		{"LockTimeout", c.LockTimeout}, {"StatementTimeout", c.StatementTimeout},
-		{"IdleTimeout", c.IdleTimeout}, {"CommitTimeout", c.CommitTimeout}, {"BlockedAfter", c.BlockedAfter}, {"Brake.Every", c.Brake.Every}, {"DrainTimeout", c.DrainTimeout},
+		{"Timeouts.Lock", c.Timeouts.Lock}, {"Timeouts.Statement", c.Timeouts.Statement},
+		{"Timeouts.Idle", c.Timeouts.Idle}, {"Timeouts.Commit", c.Timeouts.Commit}, {"BlockedAfter", c.BlockedAfter}, {"Brake.Every", c.Brake.Every}, {"DrainTimeout", c.DrainTimeout},
 	} {
 		switch {
 		case d.value < 0:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -19,9 +20,9 @@ import (
 func TestEveryFaultOfAConfigIsNamed(t *testing.T) {
 	t.Parallel()
 	_, err := consumer.New(nil, nil, nil, consumer.Config{
-		BatchSize: -1, Linger: -time.Second, RetryMin: time.Minute, RetryMax: time.Second, LockTimeout: time.Microsecond,
+		BatchSize: -1, Linger: -time.Second, RetryMin: time.Minute, RetryMax: time.Second, Timeouts: dedupe.Timeouts{Lock: time.Microsecond},
 	})
-	for _, want := range []string{"pool:", "source:", "handler:", "Config.Scope:", "Config.Key:", "Config.BatchSize:", "Config.Linger:", "Config.RetryMax:", "Config.LockTimeout:"} {
+	for _, want := range []string{"pool:", "source:", "handler:", "Config.Scope:", "Config.Key:", "Config.BatchSize:", "Config.Linger:", "Config.RetryMax:", "Config.Timeouts.Lock:"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s in:\n%v", want, err)
 		}

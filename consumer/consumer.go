@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
@@ -45,7 +46,7 @@ type Consumer struct {
 	handler Handler // exactly one of handler and batch is set
 	batch   BatchHandler
 	cfg     Config
-	events  bool // the source is an EventSource
+	events  bool // the source is one of events (claimed.Source)
 
 	shard     string                                     // name of this database, "" if only one
 	shards    []*Consumer                                // by name, nil if there is one database
@@ -72,7 +73,7 @@ func NewBatch(pool *pgxpool.Pool, source Source, handler BatchHandler, cfg Confi
 
 func newConsumer(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 	source := c.source
-	_, c.events = source.(EventSource)
+	_, c.events = source.(claimed.Source)
 	faults := []error{c.cfg.faults(c.events)}
 	if shards == nil {
 		faults = append(faults, poolFault(c.pool, "pool"))
@@ -190,7 +191,7 @@ func (c *Consumer) checkDatabases(ctx context.Context) error {
 // filtersOf returns the filters of a database's inbox.
 func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
 	f := inbox.NewFilters(pool, "consumer_keys", c.cfg.Logger)
-	f.Timeout = c.cfg.LockTimeout + c.cfg.StatementTimeout
+	f.Timeout = c.cfg.Timeouts.Lock + c.cfg.Timeouts.Statement
 	return f
 }
 

@@ -236,7 +236,7 @@ func (e *engine) isRefusal(state string, h *handlerRun) bool {
 	case state == codeAdminShutdown, state == codeNotNow, state == codeTransactionTimeout:
 		return true // an administrator ends sessions
 	case state == codeIdleTimeout:
-		return h.took < e.c.cfg.IdleTimeout // the server's own setting, not Config's
+		return h.took < e.c.cfg.Timeouts.Idle // the server's own setting, not Config's
 	case state == codeCrashShutdown:
 		return !e.exclusive // another session has crashed: a neighbour's, unless there was none
 	}

@@ -204,7 +204,7 @@ type pointCase struct {
 
 func (p pointCase) String() string { return fmt.Sprintf("%s %s@%d", p.point, p.action, p.at) }
 
-// pointHang is how long a process is suspended: longer than the next owner needs, LockTimeout
+// pointHang is how long a process is suspended: longer than the next owner needs, Timeouts.Lock
 // included.
 const pointHang = "2500ms"
 

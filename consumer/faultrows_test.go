@@ -91,7 +91,7 @@ func sameKeyRows(ending string, end func(f *faults, first *pgx.Conn), effects in
 				f.begin(1, isolated(level), func(f *faults) {
 					f.cfg.ClaimFirst = claimFirst
 					if ending == "first hangs" {
-						f.cfg.LockTimeout = 20 * time.Millisecond
+						f.cfg.Timeouts.Lock = 20 * time.Millisecond
 					}
 				})
 				first := f.connect()
@@ -257,7 +257,7 @@ var handlerRows = []row{
 		f.misbehaves(exhausted, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
 			_, err := tx.Exec(context.WithoutCancel(ctx), `select pg_sleep(3600)`)
 			return err
-		}, func(f *faults) { f.cfg.StatementTimeout = 30 * time.Millisecond })
+		}, func(f *faults) { f.cfg.Timeouts.Statement = 30 * time.Millisecond })
 	}},
 	{"handler", "swallowed SQL error", func(f *faults) {
 		f.misbehaves(exhausted, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {

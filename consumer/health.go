@@ -50,7 +50,7 @@ func (c *Consumer) unhealthyPartitions() (faults []error) {
 	for s := range c.partitions.all {
 		if h := s.halted.Load(); h != nil {
 			faults = append(faults, fmt.Errorf("consumer: %w", h))
-		} else if t := s.oldestTrouble(); t.err != nil && time.Since(t.since) > c.cfg.LockTimeout+c.cfg.StatementTimeout {
+		} else if t := s.oldestTrouble(); t.err != nil && time.Since(t.since) > c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement {
 			faults = append(faults, fmt.Errorf("consumer: partition %s/%d has failed since %s: %w", s.topic, s.partition, t.since.UTC().Format(time.RFC3339), t.err))
 		}
 	}
@@ -60,8 +60,8 @@ func (c *Consumer) unhealthyPartitions() (faults []error) {
 // Healthy returns an error that joins all reasons why messages are not being handled:
 //
 //   - a partition that is halted (a *[HaltError]);
-//   - a partition that has failed at the same work for longer than LockTimeout plus
-//     StatementTimeout, for example because the server does not answer or a message is being
+//   - a partition that has failed at the same work for longer than Timeouts.Lock plus
+//     Timeouts.Statement, for example because the server does not answer or a message is being
 //     retried;
 //   - a handler that does not return.
 //

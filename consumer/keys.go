@@ -92,8 +92,8 @@ func PayloadKey() KeyFunc {
 	}
 }
 
-// eventKey is the KeyFunc of an EventSource.
-func eventKey(m *Message) (string, error) { return m.EventID, nil }
+// eventKey is the KeyFunc of a claimed.Source.
+func eventKey(m *Message) (string, error) { return m.eventID, nil }
 
 func headerOnce(m *Message, name string) (string, error) {
 	id, found := "", false

@@ -56,7 +56,7 @@ func (w *worker) runLogAttempt(work context.Context, a *attempt) error {
 	ended := a.fence
 	a.fence = func(tx *guard.Tx) {
 		tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
-			anchorOffset, anchorEpoch, anchorHash, epochOrNull(epoch), guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
+			anchorOffset, anchorEpoch, anchorHash, epochOrNull(epoch), guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
 		if ended != nil {
 			ended(tx)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
@@ -106,7 +107,7 @@ func testConfig() consumer.Config {
 	return consumer.Config{
 		Scope: "stock", Key: consumer.HeaderKey("message-id"),
 		BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 3, RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond,
-		LockTimeout: 2 * time.Second, DrainTimeout: 5 * time.Second,
+		Timeouts: dedupe.Timeouts{Lock: 2 * time.Second}, DrainTimeout: 5 * time.Second,
 	}
 }
 

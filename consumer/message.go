@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
@@ -37,13 +38,13 @@ type Message struct {
 	// LeaderEpoch is the leader epoch of the record's batch, -1 if the source has none.
 	LeaderEpoch int32
 
-	// EventTenant and EventID are the tenant and id under which the event was appended. They are
-	// empty unless the source is an [EventSource].
-	EventTenant, EventID string
-
 	// Attempt counts the runs of the handler with this message alone in its transaction: 0 in a
 	// batch, 1 in the first run alone.
 	Attempt int
+
+	// The tenant and id under which an event was appended; empty unless the source is a
+	// claimed.Source.
+	eventTenant, eventID string
 
 	identified bool  // the fields below are set
 	idErr      error // why the message has no id
@@ -58,6 +59,13 @@ type Message struct {
 	topicID    [16]byte
 	mayRepeat  bool // it may have been handled before: see ownership.redoUntil
 	notACopy   bool // by an operator: it is not a copy of the first message with its id
+}
+
+func init() {
+	claimed.Set = func(message any, tenant, id string) {
+		m := message.(*Message)
+		m.eventTenant, m.eventID = tenant, id
+	}
 }
 
 // Header is one record header. A record may have several with the same name.
@@ -91,10 +99,10 @@ func (m *Message) Size() int {
 
 // ID returns the message's id for deduplication. It is empty if the consumer runs on positions
 // only.
-func (m *Message) ID() string { return cmp.Or(m.id, m.EventID) }
+func (m *Message) ID() string { return cmp.Or(m.id, m.eventID) }
 
 // Tenant returns the message's tenant, from Config.Tenant or from the append of the event.
-func (m *Message) Tenant() string { return cmp.Or(m.tenant, m.EventTenant) }
+func (m *Message) Tenant() string { return cmp.Or(m.tenant, m.eventTenant) }
 
 // hash returns the stored forms of the message's key and of its payload's fingerprint. In a replay
 // the key is that of the replay.

@@ -48,7 +48,7 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *disposition) {
 	}
 	tx.Engine(stepPark, parked.InsertMessageSQL, v.parkedState(), v.reason, storableText(v.err.Error()), v.attempts, storableText(m.tenant), m.scope, key,
 		m.Topic, m.Partition, m.Offset, storableTime(m.Time), m.Key, names, values, m.Value, m.orderKey, v.wait.Seconds(),
-		m.clusterID, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.parkedKind(), pgtype.Text{String: m.EventID, Valid: e.c.events})
+		m.clusterID, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.parkedKind(), pgtype.Text{String: m.eventID, Valid: e.c.events})
 }
 
 // Bounds for a producer's timestamps, which may be anything. PostgreSQL refuses years after 294276,

@@ -62,7 +62,7 @@ type parkedRow struct {
 // takeRow counts an attempt at the row that is due first. It returns nil if there is none. A drain
 // does not cut it short, because the attempt might then be counted and never made.
 func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.c.cfg.LockTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.c.cfg.Timeouts.Lock)
 	defer cancel()
 	row := &parkedRow{m: &Message{Topic: r.id.Topic, Partition: r.id.Partition, LeaderEpoch: -1}}
 	var at pgtype.Timestamptz
@@ -71,7 +71,7 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	m := row.m
 	err := r.c.pool.QueryRow(ctx, takeParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
 		r.c.cfg.RetryMax.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
-		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.EventID)
+		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.eventID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -83,7 +83,7 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 		m.Headers = append(m.Headers, Header{Name: string(names[i]), Value: values[i]})
 	}
 	if r.c.events {
-		m.EventTenant = row.tenant
+		m.eventTenant = row.tenant
 	}
 	row.claimed = !r.c.events && row.reason != parked.Conflict && row.reason != parked.NoKey
 	return row, nil
@@ -131,7 +131,7 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 		msgs: []*Message{row.m}, alone: true, alreadyParked: true, skipClaim: row.reason != parked.NoKey,
 		fence: func(tx *guard.Tx) {
 			tx.Engine(stepFence, settleParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, row.attempt, key, fingerprint,
-				guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
+				guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
 			if err := fault.Point(fault.RetrySettled); err != nil {
 				tx.Fail(stepFence, err)
 			}

@@ -191,7 +191,7 @@ func (p *poller) pollUntilDone(ctx context.Context) {
 	if p.reportedAt.IsZero() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.c.cfg.LockTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.c.cfg.Timeouts.Lock)
 	defer cancel()
 	if _, err := p.c.pool.Exec(ctx, deleteOwnerSQL, p.id); err != nil {
 		p.c.cfg.Logger.Warn("onlyonce: the process's row of onlyonce.owners was not deleted; it is ignored once it is old", "scope", p.c.cfg.Scope, "error", err)

@@ -9,13 +9,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // eventLog is a source of events whose ids are their values.
 type eventLog struct{ consumer.Source }
 
-func (eventLog) Events() {}
+func (eventLog) Claimed() claimed.Mark { return claimed.Mark{} }
 
 func (s eventLog) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
 	return s.Source.Run(ctx, func(ctx context.Context, p consumer.Partition) error { return own(ctx, eventPartition{p}) })
@@ -26,7 +27,7 @@ type eventPartition struct{ consumer.Partition }
 func (p eventPartition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	f, err := p.Partition.Fetch(ctx, from, most)
 	for _, m := range f.Messages {
-		m.EventID = string(m.Value)
+		claimed.Set(m, "", string(m.Value))
 	}
 	return f, err
 }

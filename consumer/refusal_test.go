@@ -137,13 +137,13 @@ func TestD2SessionsEndedByAnAdministrator(t *testing.T) {
 }
 
 // D2: idle_in_transaction_session_timeout ends the session of a handler that is idle for longer
-// than Config.IdleTimeout. That is the handler's doing; what another setting ends is not.
+// than Config.Timeouts.Idle. That is the handler's doing; what another setting ends is not.
 func TestD2IdleTimeoutCountsWhereItIsTheConfigs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.numbered(0, 1)
 	cfg := testConfig()
-	cfg.MaxAttempts, cfg.IdleTimeout = 2, 50*time.Millisecond
+	cfg.MaxAttempts, cfg.Timeouts.Idle = 2, 50*time.Millisecond
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		var pid int
 		if err := tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -108,7 +109,7 @@ func TestShardsAreChecked(t *testing.T) {
 // events makes a source one of events.
 type events struct{ consumer.Source }
 
-func (events) Events() {}
+func (events) Claimed() claimed.Mark { return claimed.Mark{} }
 
 // Each partition is whole in its own database: position, keys, what is parked, effects. Copies
 // within a shard are found, and a restart goes on.

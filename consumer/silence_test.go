@@ -15,7 +15,7 @@ import (
 
 // impatience bounds every wait for a server closely.
 func impatience(cfg *consumer.Config) {
-	cfg.LockTimeout, cfg.StatementTimeout, cfg.CommitTimeout, cfg.IdleTimeout = 300*time.Millisecond, 700*time.Millisecond, time.Second, time.Second
+	cfg.Timeouts.Lock, cfg.Timeouts.Statement, cfg.Timeouts.Commit, cfg.Timeouts.Idle = 300*time.Millisecond, 700*time.Millisecond, time.Second, time.Second
 }
 
 // silentRows: the server is gone without a word while a statement is under way, every fifth time.

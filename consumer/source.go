@@ -42,15 +42,6 @@ type Source interface {
 	Run(ctx context.Context, own func(ctx context.Context, p Partition) error) error
 }
 
-// EventSource is a Source of events that were claimed in the transaction that appended them, so no
-// two of its messages have the same EventTenant and EventID. The consumer uses these as the
-// message's tenant and id, and does not claim them again. Redeliveries are found by the position.
-type EventSource interface {
-	Source
-	// Events marks the type as an EventSource. It does nothing.
-	Events()
-}
-
 // Partition is one partition while this process owns it, or believes that it does. The consumer
 // calls its methods from one goroutine at a time, except Commit, which may run at the same time as
 // Fetch.

@@ -19,22 +19,22 @@ const queryTimeout = 10 * time.Second
 // test with a silent server takes no longer than it configures.
 
 // bounded is for the engine's own statements: those outside of a transaction, and those in a
-// transaction before the handler. If the server is alive, it ends them earlier, by LockTimeout and
-// StatementTimeout.
+// transaction before the handler. If the server is alive, it ends them earlier, by Timeouts.Lock
+// and Timeouts.Statement.
 func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, c.cfg.LockTimeout+c.cfg.StatementTimeout)
+	return context.WithTimeout(ctx, c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement)
 }
 
 // detached is for writes that are needed although the work has ended.
 func (c *Consumer) detached() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), c.cfg.LockTimeout)
+	return context.WithTimeout(context.Background(), c.cfg.Timeouts.Lock)
 }
 
 // boundedQuery is for queries to other shards.
 func (c *Consumer) boundedQuery(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, min(queryTimeout, c.cfg.LockTimeout+c.cfg.StatementTimeout))
+	return context.WithTimeout(ctx, min(queryTimeout, c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement))
 }
 
 // commit and rollback end a transaction, detached from any request (T5).
-func (c *Consumer) commit(tx *guard.Tx) error { return tx.Commit(c.cfg.CommitTimeout) }
-func (c *Consumer) rollback(tx *guard.Tx)     { tx.Rollback(c.cfg.CommitTimeout) }
+func (c *Consumer) commit(tx *guard.Tx) error { return tx.Commit(c.cfg.Timeouts.Commit) }
+func (c *Consumer) rollback(tx *guard.Tx)     { tx.Rollback(c.cfg.Timeouts.Commit) }

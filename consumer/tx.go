@@ -75,7 +75,7 @@ func (c *Consumer) setTimeouts(tx *guard.Tx) {
 	for _, t := range []struct {
 		name  string
 		bound time.Duration
-	}{{"lock_timeout", c.cfg.LockTimeout}, {"statement_timeout", c.cfg.StatementTimeout}, {"idle_in_transaction_session_timeout", c.cfg.IdleTimeout}} {
+	}{{"lock_timeout", c.cfg.Timeouts.Lock}, {"statement_timeout", c.cfg.Timeouts.Statement}, {"idle_in_transaction_session_timeout", c.cfg.Timeouts.Idle}} {
 		tx.Engine(stepBegin, "set local "+t.name+" = "+guard.Millis(t.bound))
 	}
 }

@@ -49,14 +49,15 @@ type GuardedTx interface {
 }
 
 // Timeouts bound one transaction. They travel with BEGIN, so that they hold for its first statement
-// too. Each is at least 1 ms and at most 1 hour.
+// too. All configurations with bounds of a transaction have them. Each is at least 1 ms and at most
+// 1 hour; a consumer's may be longer.
 type Timeouts struct {
 	// Lock bounds each wait for a lock, for example for an uncommitted copy of the message
 	// (lock_timeout). Defaults to 5 s.
 	Lock time.Duration
 	// Statement bounds each statement (statement_timeout). Defaults to 30 s.
 	Statement time.Duration
-	// Idle ends the transaction if its function sends nothing for so long
+	// Idle ends the transaction if its function or handler sends nothing for so long
 	// (idle_in_transaction_session_timeout). It also bounds for how long a process that was
 	// suspended keeps its locks. Defaults to 60 s.
 	Idle time.Duration

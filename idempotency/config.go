@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/seal"
@@ -113,22 +114,10 @@ type Config struct {
 	// layer, from 10 ms to 1 minute. If it runs out, the layer answers 503. Defaults to 5 s.
 	AcquireTimeout time.Duration
 
-	// LockTimeout bounds each wait for a lock in a handler's transaction, from 1 ms to 1 hour.
-	// Defaults to 5 s.
-	LockTimeout time.Duration
-
-	// StatementTimeout bounds each statement in a handler's transaction, from 1 ms to 1 hour.
-	// Defaults to 30 s.
-	StatementTimeout time.Duration
-
-	// IdleTimeout bounds the time between two statements of a handler's transaction, from 1 ms to
-	// 1 hour. Defaults to 60 s.
-	IdleTimeout time.Duration
-
-	// CommitTimeout bounds COMMIT, from 100 ms to 1 hour. COMMIT goes on if the client disconnects.
-	// If its outcome is still open after that, the layer looks it up for as long again, and then
-	// answers 503. Defaults to 15 s.
-	CommitTimeout time.Duration
+	// Timeouts bound a handler's transaction, each from 1 ms to 1 hour, Commit from 100 ms. If the
+	// outcome of a COMMIT is still open after Commit, the layer looks it up for as long again, and
+	// then answers 503. Default to 5 s (Lock), 30 s (Statement), 60 s (Idle) and 15 s (Commit).
+	Timeouts dedupe.Timeouts
 
 	// LeaseTTL is how long the requests of a process that died stay locked in lease mode (H18),
 	// from 1 s to 1 hour. Living processes renew their leases after a third of it. Defaults to 30
@@ -192,10 +181,10 @@ func (c Config) withDefaults() (Config, error) {
 		l.Add("TenantConns", "%d is not from 0 to %d", c.TenantConns, 1<<20)
 	}
 	l.Span("AcquireTimeout", &c.AcquireTimeout, 5*time.Second, 10*time.Millisecond, time.Minute)
-	l.Span("LockTimeout", &c.LockTimeout, 5*time.Second, time.Millisecond, time.Hour)
-	l.Span("StatementTimeout", &c.StatementTimeout, 30*time.Second, time.Millisecond, time.Hour)
-	l.Span("IdleTimeout", &c.IdleTimeout, 60*time.Second, time.Millisecond, time.Hour)
-	l.Span("CommitTimeout", &c.CommitTimeout, 15*time.Second, 100*time.Millisecond, time.Hour)
+	l.Span("Timeouts.Lock", &c.Timeouts.Lock, 5*time.Second, time.Millisecond, time.Hour)
+	l.Span("Timeouts.Statement", &c.Timeouts.Statement, 30*time.Second, time.Millisecond, time.Hour)
+	l.Span("Timeouts.Idle", &c.Timeouts.Idle, 60*time.Second, time.Millisecond, time.Hour)
+	l.Span("Timeouts.Commit", &c.Timeouts.Commit, 15*time.Second, 100*time.Millisecond, time.Hour)
 	l.Span("LeaseTTL", &c.LeaseTTL, 30*time.Second, time.Second, time.Hour)
 	l.Span("PurgeInterval", &c.PurgeInterval, 10*time.Second, 100*time.Millisecond, 24*time.Hour)
 	l.Number("PurgeBatch", &c.PurgeBatch, 1000, 1, 100_000)

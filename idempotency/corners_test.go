@@ -46,7 +46,7 @@ func charge(provider func(ctx context.Context, key string) ([]byte, error)) http
 // leasedConfig has short leases.
 func leasedConfig() idempotency.Config {
 	cfg := testConfig()
-	cfg.LeaseTTL, cfg.AcquireTimeout, cfg.CommitTimeout = time.Second, 2*time.Second, 3*time.Second
+	cfg.LeaseTTL, cfg.AcquireTimeout, cfg.Timeouts.Commit = time.Second, 2*time.Second, 3*time.Second
 	return cfg
 }
 

@@ -26,7 +26,7 @@ func TestH17CommitWithoutAnAnswer(t *testing.T) {
 				return pgtest.Pass
 			}}
 			cfg := leasedConfig()
-			cfg.CommitTimeout = 10 * time.Second
+			cfg.Timeouts.Commit = 10 * time.Second
 			r := wiredRig(t, cfg, w, nil)
 			var p provider
 			work := http.HandlerFunc(effect)
@@ -76,7 +76,7 @@ func TestH17CommitThatIsStillUnderWay(t *testing.T) {
 				return pgtest.Pass
 			}}
 			cfg := leasedConfig()
-			cfg.CommitTimeout = time.Second
+			cfg.Timeouts.Commit = time.Second
 			r := wiredRig(t, cfg, w, hold)
 			t.Cleanup(release)
 			other := newRigOn(t, r.pool, r.pool, cfg)

@@ -233,7 +233,7 @@ func TestH18StuckCommitKeepsNoOtherLease(t *testing.T) {
 		return pgtest.Pass
 	}}
 	cfg := leasedConfig()
-	cfg.CommitTimeout = 4 * time.Second
+	cfg.Timeouts.Commit = 4 * time.Second
 	r := wiredRig(t, cfg, w, hold)
 	t.Cleanup(release)
 	g := newGate(t)

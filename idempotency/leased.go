@@ -154,7 +154,7 @@ func (run *handlerRun) completeLeased(l *lease.Lease, rec *recorder) runOutcome 
 // the other one fails because of that.
 func (run *handlerRun) writeRecord(l *lease.Lease, rep reply, stored []byte, sealed bool) runOutcome {
 	retry := retryBackoff()
-	deadline := time.Now().Add(run.layer.cfg.CommitTimeout)
+	deadline := time.Now().Add(run.layer.cfg.Timeouts.Commit)
 	hasWrites := run.tx != nil // the handler's writes are only in the first transaction
 	// From here on this transaction locks the lease. If COMMIT hangs, a renewal would wait for it,
 	// and all other renewals with it.
@@ -204,7 +204,7 @@ func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed boo
 	if err := fault.Point(fault.RequestSealing); err != nil {
 		return err
 	}
-	if err := run.tx.Commit(run.layer.cfg.CommitTimeout); err != nil {
+	if err := run.tx.Commit(run.layer.cfg.Timeouts.Commit); err != nil {
 		return err
 	}
 	return fault.Point(fault.RequestCommitted)
@@ -215,7 +215,7 @@ func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed boo
 // old transaction committed, the lease is gone.
 func (run *handlerRun) resolveLeasedCommit(l *lease.Lease, rep reply, cause error) runOutcome {
 	retry := retryBackoff()
-	deadline := time.Now().Add(run.layer.cfg.CommitTimeout)
+	deadline := time.Now().Add(run.layer.cfg.Timeouts.Commit)
 	for time.Now().Before(deadline) {
 		rec, err := run.layer.findRecord(run.ctx, run.id)
 		switch {

@@ -126,7 +126,7 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	}
 	if o.worker, err = consumer.New(layer.pool, o.source, o.applyEvent, consumer.Config{
 		Scope: cfg.Stream, BatchSize: 1, MaxAttempts: cfg.MaxAttempts, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax,
-		MessageTimeout: cfg.MaxTime, BatchTimeout: cfg.MaxTime, StatementTimeout: cfg.MaxTime, IdleTimeout: cfg.MaxTime, Hooks: cfg.Hooks, Logger: cfg.Logger,
+		MessageTimeout: cfg.MaxTime, BatchTimeout: cfg.MaxTime, Timeouts: dedupe.Timeouts{Statement: cfg.MaxTime, Idle: cfg.MaxTime}, Hooks: cfg.Hooks, Logger: cfg.Logger,
 	}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}
@@ -169,7 +169,7 @@ func (o *Operations) purge(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.layer.cfg.StatementTimeout)
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.layer.cfg.Timeouts.Statement)
 		_, err := o.layer.pool.Exec(bounded, purgeOperationsSQL, o.layer.cfg.PurgeBatch)
 		cancel()
 		if err != nil && ctx.Err() == nil {

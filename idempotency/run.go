@@ -64,7 +64,7 @@ func (l *Layer) Ready() error {
 
 // purge deletes a batch, and reports whether there may be more.
 func (l *Layer) purge(ctx context.Context) (more bool, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.StatementTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.Timeouts.Statement)
 	defer cancel()
 	var purged, deleted, aside, abandoned int
 	if err := l.pool.QueryRow(ctx, purgeSQL, l.cfg.PurgeBatch).Scan(&purged); err != nil {

@@ -93,7 +93,7 @@ func (run *handlerRun) reportLateStatement(err error) {
 // timeoutArgs returns the arguments of http_begin and http_open that bound the transaction.
 func (req *servedRequest) timeoutArgs() []any {
 	c := &req.layer.cfg
-	return []any{guard.Millis(c.LockTimeout), guard.Millis(c.StatementTimeout), guard.Millis(c.IdleTimeout)}
+	return []any{guard.Millis(c.Timeouts.Lock), guard.Millis(c.Timeouts.Statement), guard.Millis(c.Timeouts.Idle)}
 }
 
 // endTx rolls back the transaction, if it is still open, and gives the connection back.

@@ -125,7 +125,7 @@ func (run *handlerRun) commitRecord(rep reply) runOutcome {
 	if err := fault.Point(fault.RequestSealing); err != nil {
 		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
-	err := run.tx.Commit(run.layer.cfg.CommitTimeout)
+	err := run.tx.Commit(run.layer.cfg.Timeouts.Commit)
 	if err == nil {
 		err = fault.Point(fault.RequestCommitted)
 	}
@@ -166,7 +166,7 @@ func (req *servedRequest) withExpiry(rep reply) reply {
 func (run *handlerRun) resolveCommit(rep reply, cause error) runOutcome {
 	run.endTx()
 	retry := retryBackoff()
-	deadline := time.Now().Add(run.layer.cfg.CommitTimeout)
+	deadline := time.Now().Add(run.layer.cfg.Timeouts.Commit)
 	for time.Now().Before(deadline) {
 		n, err := run.claimKeyAlone()
 		switch {

@@ -47,6 +47,7 @@ type Case struct {
 	clean *state
 	// The program has no relay for its calls, or no consumer for its events.
 	noRelay, noReader bool
+	hasRelay          bool
 }
 
 func (c *Case) check() error {

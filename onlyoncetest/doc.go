@@ -30,6 +30,7 @@
 //
 //	before:P     the process dies before the server gets the statement, or the remote the request
 //	after:P      it dies after that was carried out, and before the answer comes
+//	cut:P        the connection breaks before the server gets it, and the process goes on
 //	lost:P       the connection breaks after that was carried out, and the process goes on
 //	zombie:P     the process stops there until another one has done all work, and then goes on
 //	rebalance:P  its partitions are given up there, and handed over again
@@ -40,8 +41,8 @@
 //
 // When a process dies, all of its connections break and no new one is opened, its context ends, and
 // a successor is started with Start and Serve. before and after strike at every statement, the
-// engine's upkeep last; lost, rebalance and reset at the fence and the COMMIT of a batch; zombie at
-// the fence.
+// engine's upkeep last; cut, lost, rebalance and reset at the fence and the COMMIT of a batch;
+// zombie at the fence.
 //
 // Compared are the user's tables (not the schema onlyonce), the calls that were enqueued, the
 // messages that were parked, the requests that no relay sends, what took effect at remotes, and the

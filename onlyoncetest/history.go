@@ -20,6 +20,7 @@ type event struct {
 const (
 	before    = "before"    // the process dies before the server gets the statement, or the remote the request
 	after     = "after"     // ... after it was carried out, and before the answer comes
+	cut       = "cut"       // the connection breaks before the server gets the statement; the process goes on
 	lost      = "lost"      // the connection breaks after the statement was carried out; the process goes on
 	zombie    = "zombie"    // the process stops there until another one has done all work, and then goes on
 	rebalance = "rebalance" // all partitions are given up there and handed over again
@@ -87,7 +88,7 @@ func parseHistory(s string) (h history, err error) {
 }
 
 // pointed are all events, and whether they have a point.
-var pointed = map[string]bool{before: true, after: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, reset: false}
+var pointed = map[string]bool{before: true, after: true, cut: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, reset: false}
 
 // point is something that happens in a clean run.
 type point struct {
@@ -155,12 +156,15 @@ func singles(points []point, copied, hasLog bool) (all []history) {
 		if p.kind != wire.Bind {
 			add(event{lost, p.name})
 		}
+		if p.kind != wire.Sync {
+			add(event{cut, p.name})
+		}
 		if p.kind != wire.Sync && hasLog {
 			add(event{rebalance, p.name})
 			add(event{before, p.name}, event{what: reset})
 		}
 		// After the fence, its transaction would hold the cursor, and the one that takes over would
-		// wait until the server ends it (Config.IdleTimeout).
+		// wait until the server ends it (Config.Timeouts.Idle).
 		if strings.HasPrefix(p.name, "fence.") && p.kind != wire.Sync && hasLog {
 			add(event{zombie, p.name})
 		}

@@ -337,7 +337,7 @@ func faulty(t *testing.T) []judged {
 		}}, onlyoncetest.AnswersDiffer, "when it comes again"},
 		{"event past the transaction", events(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-				_, err := p.Pool.Exec(ctx, insertSQL, m.EventID)
+				_, err := p.Pool.Exec(ctx, insertSQL, m.ID())
 				return err
 			}
 		}), onlyoncetest.WrittenOutside, "effects"},

@@ -127,7 +127,7 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 	defer x.mu.Unlock()
 	label := wire.Label(m)
 	sql := strings.Join(strings.Fields(m.SQL), " ")
-	what := x.strikes(label+".", m.Kind, isUsers(sql), before, after, lost, zombie, rebalance)
+	what := x.strikes(label+".", m.Kind, isUsers(sql), before, after, cut, lost, zombie, rebalance)
 	if what == "" {
 		if m.Kind != wire.Sync {
 			x.say(p, "minor", "%.90s", sql)
@@ -144,6 +144,9 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 		x.say(p, "fault", "%.90s  <<< dies after it, before the answer", sql)
 		p.dead.Store(true)
 		return wire.Unheard
+	case cut:
+		x.say(p, "fault", "%.90s  <<< the connection breaks before it", sql)
+		return wire.Unsent
 	case lost:
 		x.say(p, "fault", "%.90s  <<< carried out, and the connection breaks", sql)
 		return wire.Unheard
@@ -549,9 +552,9 @@ select exists (select from onlyonce.event_log l join onlyonce.streams s on s.id 
                 where not exists (select from onlyonce.cursors c where c.topic = s.topic))`
 )
 
-// grace is how long the first clean run waits for a relay, or for a consumer of events, that may be
-// about to start. Later runs know whether there is one.
-const grace = 2 * time.Second
+// grace is how long a clean run waits for a relay, or for a consumer of events, if it cannot know
+// whether the program has one: it may be about to start. Later runs know.
+const grace = 5 * time.Second
 
 // unattended reports whether work has no part of the program that does it, although it should have
 // one.
@@ -570,8 +573,10 @@ func (x *play) unattended(ctx context.Context) (bool, error) {
 		if !without {
 			continue
 		}
-		if x.c.clean != nil || x.idle.IsZero() {
+		if x.idle.IsZero() {
 			x.idle = time.Now()
+		}
+		if x.c.clean != nil || x.c.hasRelay && w.never == &x.c.noRelay {
 			return true, nil
 		}
 		if time.Since(x.idle) < grace {
@@ -610,12 +615,16 @@ func (x *play) done(ctx context.Context) (bool, error) {
 	if err := x.db.Pool.QueryRow(ctx, atEndSQL, partitions, topics, offsets).Scan(&n); err != nil || n < len(topics) {
 		return false, err
 	}
+	// First whether each part has begun to do its work: the queries below see nothing of work that
+	// has no part yet.
+	if without, err := x.unattended(ctx); err != nil || without {
+		return false, err
+	}
 	for _, sql := range []string{unsettledSQL, unreadSQL, anyRetryingSQL} {
 		var left bool
 		if err := x.db.Pool.QueryRow(ctx, sql).Scan(&left); err != nil || left {
 			return false, err
 		}
 	}
-	without, err := x.unattended(ctx)
-	return !without, err
+	return true, nil
 }

@@ -3,6 +3,7 @@ package onlyoncetest
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
@@ -64,6 +65,9 @@ func (p *Process) Source() consumer.Source {
 	return s
 }
 
+// Logger returns a logger that writes errors into the timeline, for parts that log.
+func (p *Process) Logger() *slog.Logger { return p.run.logger(p) }
+
 // Tune returns a configuration with shorter times, so that a history takes milliseconds. It sets
 // Linger, RetryMin, RetryMax and Logger, and raises MaxAttempts to at least 20, because the faults
 // of a history count as attempts. Scope defaults to "test", and Key to the header message-id.
@@ -73,7 +77,7 @@ func (p *Process) Source() consumer.Source {
 func (p *Process) Tune(cfg consumer.Config) consumer.Config {
 	cfg = tuned(cfg)
 	cfg.MaxAttempts = max(cfg.MaxAttempts, 20)
-	cfg.Logger = p.run.logger(p)
+	cfg.Logger = p.Logger()
 	cfg.Middleware = append([]consumer.Middleware{p.run.handled}, cfg.Middleware...)
 	if !cfg.PositionsOnly {
 		p.run.copies.Store(true)
@@ -171,12 +175,43 @@ func (p *Process) start(c *Case) error {
 		p.handler = h
 		p.mu.Unlock()
 	}
+	c.learn(all(runners))
 	p.run.left.Go(func() {
 		p.failed = All(runners...).Run(p.ctx)
 		close(p.ended)
 		p.run.changed()
 	})
 	return nil
+}
+
+// learn finds out which work the program's parts do, from what they are. It is called while a clean
+// run is played, and does nothing later.
+func (c *Case) learn(a all) {
+	if c.clean != nil {
+		return
+	}
+	relays, readers, known := a.kinds()
+	c.noRelay, c.noReader, c.hasRelay = known && !relays, known && !readers, relays
+}
+
+// kinds reports whether there is a relay, and a part that may read events; and whether all parts
+// are of a kind that is known.
+func (a all) kinds() (relays, readers, known bool) {
+	known = true
+	for _, r := range a {
+		switch r := r.(type) {
+		case all:
+			x, y, z := r.kinds()
+			relays, readers, known = relays || x, readers || y, known && z
+		case interface{ Wake() }: // an outbox.Relay, whose package this one does not link
+			relays = true
+		case *consumer.Consumer, interface{ Consumer() *consumer.Consumer }: // or a webhook.Endpoint
+			readers = true
+		default:
+			known = false
+		}
+	}
+	return relays, readers, known
 }
 
 // All returns a Runner that runs several until its context ends or one of them returns.

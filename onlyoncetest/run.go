@@ -319,6 +319,8 @@ func kindOf(h history) string {
 			return "resets"
 		}
 		return "crashes"
+	case cut:
+		return "cuts"
 	case lost:
 		return "lost answers"
 	case zombie:

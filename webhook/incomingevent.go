@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
@@ -102,8 +103,10 @@ func (ep *Endpoint) streamEvent(i *incomingEvent) eventsource.Event {
 
 // inlineMessage returns the event as an inline handler gets it.
 func (ep *Endpoint) inlineMessage(i *incomingEvent) *consumer.Message {
-	return &consumer.Message{Topic: Topic(ep.cfg.Name), Offset: -1, Key: i.orderingKey, Value: i.Body, Headers: i.headers, Time: time.Now(), LeaderEpoch: -1,
-		EventTenant: i.tenant, EventID: i.messageID, Attempt: 1}
+	m := &consumer.Message{Topic: Topic(ep.cfg.Name), Offset: -1, Key: i.orderingKey, Value: i.Body, Headers: i.headers, Time: time.Now(), LeaderEpoch: -1,
+		Attempt: 1}
+	claimed.Set(m, i.tenant, i.messageID)
+	return m
 }
 
 // headerColumns returns the headers in the form of a parked row.

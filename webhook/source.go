@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
@@ -58,7 +59,10 @@ type SourceConfig struct {
 // Otherwise it polls.
 type Source struct{ *eventsource.Source }
 
-var _ consumer.EventSource = (*Source)(nil)
+var (
+	_ consumer.Source = (*Source)(nil)
+	_ claimed.Source  = (*Source)(nil)
+)
 
 // NewSource checks the configuration and returns every fault of it at once. It does not connect.
 func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {

@@ -8,7 +8,7 @@
 // appends an event in the transaction that claims the event's id. A [Source] is a consumer.Source
 // over the same table: handler, failure policy, parked rows, redrive, replay and order by key are
 // the consumer's. There is one difference to Kafka: an event's id was claimed when it was appended,
-// so the consumer does not claim it again (consumer.EventSource).
+// so the consumer does not claim it again (claimed.Source).
 //
 // # Appending
 //

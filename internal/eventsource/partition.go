@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
@@ -273,9 +274,11 @@ func (p *partition) scanMessage(rows pgx.Rows) (m *consumer.Message, erased bool
 	m = &consumer.Message{Topic: p.topic, Partition: int32(p.nr), LogAppendTime: true, LeaderEpoch: -1}
 	var names []string
 	var values [][]byte
-	if err := rows.Scan(&m.Offset, &m.EventTenant, &m.EventID, &m.Key, &names, &values, &m.Value, &m.Time, &erased); err != nil {
+	var tenant, id string
+	if err := rows.Scan(&m.Offset, &tenant, &id, &m.Key, &names, &values, &m.Value, &m.Time, &erased); err != nil {
 		return nil, false, err
 	}
+	claimed.Set(m, tenant, id)
 	for i, name := range names {
 		m.Headers = append(m.Headers, consumer.Header{Name: name, Value: values[i]})
 	}

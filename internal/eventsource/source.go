@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
@@ -57,7 +58,10 @@ type Source struct {
 	membership ready.Link
 }
 
-var _ consumer.EventSource = (*Source)(nil)
+var (
+	_ consumer.Source = (*Source)(nil)
+	_ claimed.Source  = (*Source)(nil)
+)
 
 // NewSource checks the configuration and returns every fault of it at once. It does not connect.
 func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
@@ -78,8 +82,8 @@ func (s *Source) Group() string { return s.cfg.Group }
 // Topics is Config.Topics.
 func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 
-// Events implements consumer.EventSource: ids were claimed when the events were appended.
-func (s *Source) Events() {}
+// Claimed implements claimed.Source: ids were claimed when the events were appended.
+func (s *Source) Claimed() claimed.Mark { return claimed.Mark{} }
 
 // Wake makes the source look for events now. Call it after a transaction that appended events has
 // committed, in the same process. It never blocks.

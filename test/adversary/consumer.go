@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
@@ -99,7 +100,7 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	b := r.bound
 	cfg := consumer.Config{
 		Scope: scope, BatchSize: 2, Linger: time.Millisecond, MaxAttempts: 40, RetryMin: time.Millisecond, RetryMax: 20 * time.Millisecond,
-		MessageTimeout: b, BatchTimeout: b, HangTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: r.idleTimeout(), CommitTimeout: b, DrainTimeout: b,
+		MessageTimeout: b, BatchTimeout: b, HangTimeout: b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, DrainTimeout: b,
 		OnBegin: x.begin, Logger: r.logger(),
 	}
 	switch x.key {

@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/test/scenario"
 	"github.com/onlyonce/onlyonce/webhook"
@@ -271,7 +272,7 @@ func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level
 	layer, err := idempotency.New(pool, idempotency.Config{
 		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
 		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
-		AcquireTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: r.idleTimeout(), CommitTimeout: b, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
+		AcquireTimeout: b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
 	})
 	if err != nil {
 		return nil, nil, err

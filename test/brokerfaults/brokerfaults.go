@@ -21,6 +21,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/scenario"
@@ -155,8 +156,7 @@ func (f *faults) beginWith(brokers []string, topic string, partitions int) {
 func config() consumer.Config {
 	return consumer.Config{
 		Scope: scope, Key: consumer.HeaderKey(scenario.HeaderID), BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 10,
-		RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond, LockTimeout: 2 * time.Second, DrainTimeout: 2 * time.Second,
-		IdleTimeout: 2 * time.Second,
+		RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 2 * time.Second}, DrainTimeout: 2 * time.Second,
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/fleet"
 )
@@ -139,7 +140,7 @@ func (w *worker) run(ctx context.Context) error {
 		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize,
 		RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
 		// This is how long a worker that is suspended in mid-batch keeps its successor waiting.
-		LockTimeout: 2 * time.Second, IdleTimeout: 3 * time.Second, DrainTimeout: 3 * time.Second,
+		Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 3 * time.Second}, DrainTimeout: 3 * time.Second,
 		OnFailure: policy, Hooks: w.Hooks(nil),
 	})
 	if err != nil {

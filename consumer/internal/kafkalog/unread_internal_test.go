@@ -83,9 +83,13 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 		resp.Topics = append(resp.Topics, topic)
 		return resp, nil
 	case *kmsg.ListOffsetsRequest:
+		asked := req.Topics[0].Partitions[0]
 		p := kmsg.NewListOffsetsResponseTopicPartition()
-		if p.Offset = b.end(); req.Topics[0].Partitions[0].Timestamp == earliest {
+		if p.Offset = b.end(); asked.Timestamp == earliest {
 			p.Offset = 0
+		}
+		if asked.CurrentLeaderEpoch != b.leader {
+			p.ErrorCode = kerr.FencedLeaderEpoch.Code
 		}
 		topic := kmsg.NewListOffsetsResponseTopic()
 		topic.Topic, topic.Partitions = "t", append(topic.Partitions, p)
@@ -177,8 +181,8 @@ func TestF5LeaderChangesWhileAResponseIsReadInParts(t *testing.T) {
 	fetch(0)
 	fetch(1)
 	b.epochs, b.leader = []int32{2, 8, 8}, 8
-	if _, err := l.Bounds(t.Context()); err != nil { // which finds the new leader
-		t.Fatal(err)
+	if at, err := l.Bounds(t.Context()); err != nil || at.LeaderEpoch != 8 {
+		t.Fatalf("%+v, %v", at, err)
 	}
 	fetch(2)
 	fetch(3)

@@ -161,7 +161,7 @@ func (h *history) node() *node {
 	}}
 	layer := testConfig()
 	layer.LeaseTTL = time.Second
-	layer.AcquireTimeout, layer.CommitTimeout = 700*time.Millisecond, time.Second
+	layer.AcquireTimeout, layer.Timeouts.Commit = 700*time.Millisecond, time.Second
 	layer.Hooks.Failed = nil
 	n.rig = newRigOn(h.t, pgtest.Wired(h.t, base, pgx.QueryExecModeCacheStatement, w, nil), h.pool, layer)
 	n.handle(idempotency.Route{Pattern: h.path, Mode: h.mode, Isolation: []pgx.TxIsoLevel{"", pgx.RepeatableRead, pgx.Serializable}[h.rnd.IntN(3)],

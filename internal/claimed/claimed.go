@@ -1,0 +1,16 @@
+// Package claimed is what package consumer and the sources of events share: messages whose ids were
+// claimed when they were appended. Users of package consumer see none of it, because only the
+// event log of this module has such messages.
+package claimed
+
+// Source marks a consumer.Source of claimed messages: no two of its messages have the same tenant
+// and id. The consumer takes these from the message, and does not claim them again. Redeliveries
+// are found by the position.
+type Source interface{ Claimed() Mark }
+
+// Mark is the result of Source.Claimed. Only packages of this module can name it.
+type Mark struct{}
+
+// Set gives a *consumer.Message the tenant and the id under which it was appended. Package consumer
+// sets it when the program starts.
+var Set func(message any, tenant, id string)
