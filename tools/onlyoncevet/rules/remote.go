@@ -29,7 +29,7 @@ var remotes = func() map[name]bool {
 		{"crypto/tls", ""}:                             {"Dial", "DialWithDialer"},
 		{"crypto/tls", "Dialer"}:                       {"Dial", "DialContext"},
 		{"net/smtp", ""}:                               {"SendMail", "Dial"},
-		{"net/smtp", "Client"}:                         {"Mail", "Rcpt", "Data"},
+		{"net/smtp", "Client"}:                         {"Data"},
 		{"net/rpc", ""}:                                {"Dial", "DialHTTP", "DialHTTPPath"},
 		{"net/rpc", "Client"}:                          {"Call", "Go"},
 		{"github.com/segmentio/kafka-go", "Writer"}:    {"WriteMessages"},
@@ -51,7 +51,7 @@ func runRemote(pass *analysis.Pass) (any, error) {
 		}
 		for call := range calls(fn) {
 			if n := nameOf(call.Common()); remotes[n] {
-				p.report(pass, call.Pos(), "%v reaches a remote while the handler's transaction is open: if the message is handled again, so does the request. Enqueue an outbox.Call in tx, which is sent after the commit.", n)
+				p.report(pass, call.Pos(), "%v reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit.", n)
 			}
 		}
 	}

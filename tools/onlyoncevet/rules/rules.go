@@ -112,8 +112,8 @@ func inHandler(fn *ssa.Function) bool {
 	return false
 }
 
-// isTx reports whether a type is a transaction of onlyonce, or a variable of one that a function
-// literal has captured.
+// isTx reports whether a type is a transaction of onlyonce, or a pointer to one: a function literal
+// captures its variables as pointers.
 func isTx(t types.Type) bool {
 	switch typeName(t) {
 	case module + "consumer.Tx", module + "dedupe.GuardedTx", module + "outbox.Tx":

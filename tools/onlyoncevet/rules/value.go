@@ -39,7 +39,7 @@ const (
 )
 
 func runValue(pass *analysis.Pass) (any, error) {
-	v := values{pass: pass, p: pass.ResultOf[handlers].(*program), told: map[finding]bool{}}
+	v := values{pass: pass, p: pass.ResultOf[handlers].(*program), reported: map[finding]bool{}}
 	for _, fn := range v.p.funcs {
 		handler := slices.Contains(v.p.handlers, fn) || takesMessage(fn)
 		for i := range instructions(fn) {
@@ -72,9 +72,9 @@ type finding struct {
 }
 
 type values struct {
-	pass *analysis.Pass
-	p    *program
-	told map[finding]bool
+	pass     *analysis.Pass
+	p        *program
+	reported map[finding]bool
 }
 
 // stored judges a value that is stored in a field of a call, in a handler, or of a key, anywhere.
@@ -116,9 +116,9 @@ func (v *values) judge(val ssa.Value, path []int, of, field string, pos token.Po
 		return
 	}
 	s := (&flow{pkg: v.p.pkg, seen: map[step]bool{}}).from(val, path, nil)
-	if s == nil || v.told[finding{s.pos, of + field}] {
+	if s == nil || v.reported[finding{s.pos, of + field}] {
 		return
 	}
-	v.told[finding{s.pos, of + field}] = true
+	v.reported[finding{s.pos, of + field}] = true
 	v.p.report(v.pass, pos, "%s.%s comes from %s%s: %s", of[len(module):], field, s.name, where(v.pass, s.pos, pos), why)
 }
