@@ -10,7 +10,9 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 REAL := $(if $(CI),-require-real,)
 
 # The modules of this repository, for example "." and "bench". PKGS names packages of the root.
-MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find . -mindepth 2 -name go.mod -not -path './.git/*' | sort)))))
+MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find . -mindepth 2 -name go.mod -not -path './.git/*' -not -path '*/testdata/*' | sort)))))
+# What onlyoncevet is tested on: a module full of faults.
+FAULTY  := tools/onlyoncevet/rules/testdata
 TESTED  := $(if $(filter ./...,$(PKGS)),$(MODULES),.)
 
 # In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
@@ -46,7 +48,7 @@ vet: ## go vet, in every module
 	@$(call each,$(MODULES),$(GO) -C $$m vet ./...)
 
 tidy: ## fails if a go.mod or go.sum is not tidy; FIX=1 writes them
-	@$(call each,$(MODULES),$(GO) -C $$m mod tidy $(if $(FIX),,-diff))
+	@$(call each,$(MODULES) $(FAULTY),$(GO) -C $$m mod tidy $(if $(FIX),,-diff))
 
 words: ## count the words that house style bounds, in comments and Markdown; WORST=5 names the files with the most
 	$(GO) run ./test/words $(if $(WORST),-worst $(WORST),)

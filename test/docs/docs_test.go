@@ -405,14 +405,17 @@ func TestCommandsOfTheGuide(t *testing.T) {
 			continue
 		}
 		for _, line := range lines(t, page) {
-			if slices.Contains(elsewhere, line) {
-				continue
-			}
-			if !strings.HasPrefix(line, "onlyonce ") {
+			switch {
+			case slices.Contains(elsewhere, line):
+			case line == "go install github.com/onlyonce/onlyonce/tools/onlyoncevet@latest":
+				s.run(t, "go -C tools/onlyoncevet build -o "+s.bin+"/onlyoncevet .")
+			case strings.HasPrefix(line, "go vet -vettool="):
+				s.run(t, strings.Replace(line, "./...", "./examples/minimal", 1)) // tools/onlyoncevet runs it over all examples
+			case strings.HasPrefix(line, "onlyonce "):
+				s.run(t, line)
+			default:
 				t.Errorf("%s: %q is run by no test", page, line)
-				continue
 			}
-			s.run(t, line)
 		}
 	}
 }

@@ -1,0 +1,84 @@
+package rules
+
+import (
+	"golang.org/x/tools/go/analysis"
+	"golang.org/x/tools/go/ssa"
+)
+
+// Remote reports calls to other systems that a handler makes by itself.
+var Remote = &analysis.Analyzer{
+	Name: "onceremote",
+	Doc: `report requests, connections and mails of a handler
+
+If the handler's transaction fails after the request, the handler runs again, and the remote gets a
+second request. A request in a function that idempotency.Step runs is not reported.`,
+	Requires: []*analysis.Analyzer{handlers},
+	Run:      runRemote,
+}
+
+// remotes are the functions and methods that reach another system.
+var remotes = func() map[name]bool {
+	all := map[name]bool{}
+	for of, fns := range map[[2]string][]string{
+		{"net/http", ""}:                               {"Get", "Head", "Post", "PostForm"},
+		{"net/http", "Client"}:                         {"Do", "Get", "Head", "Post", "PostForm"},
+		{"net/http", "RoundTripper"}:                   {"RoundTrip"},
+		{"net/http", "Transport"}:                      {"RoundTrip"},
+		{"net", ""}:                                    {"Dial", "DialTimeout", "DialTCP", "DialUDP", "DialIP", "DialUnix"},
+		{"net", "Dialer"}:                              {"Dial", "DialContext", "DialTCP", "DialUDP", "DialIP", "DialUnix"},
+		{"crypto/tls", ""}:                             {"Dial", "DialWithDialer"},
+		{"crypto/tls", "Dialer"}:                       {"Dial", "DialContext"},
+		{"net/smtp", ""}:                               {"SendMail", "Dial"},
+		{"net/smtp", "Client"}:                         {"Data"},
+		{"net/rpc", ""}:                                {"Dial", "DialHTTP", "DialHTTPPath"},
+		{"net/rpc", "Client"}:                          {"Call", "Go"},
+		{"github.com/segmentio/kafka-go", "Writer"}:    {"WriteMessages"},
+		{"github.com/segmentio/kafka-go", "Conn"}:      {"Write", "WriteMessages"},
+		{"github.com/twmb/franz-go/pkg/kgo", "Client"}: {"Produce", "ProduceSync", "TryProduce"},
+	} {
+		for _, fn := range fns {
+			all[name{of[0], of[1], fn}] = true
+		}
+	}
+	return all
+}()
+
+func runRemote(pass *analysis.Pass) (any, error) {
+	p := pass.ResultOf[handlers].(*program)
+	for _, fn := range p.handlers {
+		if inStep(fn) {
+			continue
+		}
+		for call := range calls(fn) {
+			if n := nameOf(call.Common()); remotes[n] {
+				p.report(pass, call.Pos(), "%v reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit.", n)
+			}
+		}
+	}
+	return nil, nil
+}
+
+// inStep reports whether a function literal, or one around it, is what an idempotency.Step runs.
+func inStep(fn *ssa.Function) bool {
+	parent := fn.Parent()
+	if parent == nil {
+		return false
+	}
+	for call := range calls(parent) {
+		if nameOf(call.Common()) == (name{module + "idempotency", "", "Step"}) && literal(call.Common().Args[2]) == fn {
+			return true
+		}
+	}
+	return inStep(parent)
+}
+
+// literal returns the function that a value is, or nil if that is not known.
+func literal(v ssa.Value) *ssa.Function {
+	switch v := unwrapped(v).(type) {
+	case *ssa.MakeClosure:
+		return v.Fn.(*ssa.Function)
+	case *ssa.Function:
+		return v
+	}
+	return nil
+}

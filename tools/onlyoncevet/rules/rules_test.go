@@ -1,0 +1,70 @@
+package rules
+
+import (
+	"go/types"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/tools/go/analysis"
+	"golang.org/x/tools/go/analysis/analysistest"
+)
+
+// Each fault of testdata is found at its line, with these words, and nothing else is: the rules run
+// together, so each is silent about what the others find.
+func TestRules(t *testing.T) {
+	together := &analysis.Analyzer{
+		Name: "together", Doc: "all rules in one pass, so that the packages are loaded once", Requires: []*analysis.Analyzer{handlers},
+		Run: func(pass *analysis.Pass) (any, error) {
+			for _, a := range All() {
+				if _, err := a.Run(pass); err != nil {
+					return nil, err
+				}
+			}
+			return nil, nil
+		},
+	}
+	// analysistest loads with GOPROXY=off: fetch first what this machine does not have.
+	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "./...")
+	list.Dir = analysistest.TestData()
+	if out, err := list.CombinedOutput(); err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	got := analysistest.Run(t, analysistest.TestData(), together, "./...")
+	if len(got) < 5 {
+		t.Errorf("%d packages", len(got))
+	}
+}
+
+func TestAnalyzersAreValid(t *testing.T) {
+	if err := analysis.Validate(All()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The names in tables are without major versions.
+func TestTypeName(t *testing.T) {
+	for path, want := range map[string]string{
+		"github.com/jackc/pgx/v5/pgxpool": "github.com/jackc/pgx/pgxpool.T",
+		"github.com/gofrs/uuid/v5":        "github.com/gofrs/uuid.T",
+		"math/rand/v2":                    "math/rand.T",
+		"example.com/v2x/v":               "example.com/v2x/v.T",
+	} {
+		named := types.NewNamed(types.NewTypeName(0, types.NewPackage(path, "p"), "T", nil), types.Typ[types.Int], nil)
+		for _, typ := range []types.Type{named, types.NewPointer(named)} {
+			if got := typeName(typ); got != want {
+				t.Errorf("%s: %q, want %q", path, got, want)
+			}
+		}
+	}
+}
+
+func TestReadsOnly(t *testing.T) {
+	for sql, want := range map[string]bool{
+		"select 1": true, "\n -- insert\n SELECT updated_at from t": true, "with a as (select 1) table a": true, "show timezone": true,
+		"select 1 for update": false, "with a as (delete from t returning 1) select * from a": false, "select nextval('s')": false, "insert into t values (1)": false, "": false,
+	} {
+		if got := readsOnly(sql); got != want {
+			t.Errorf("%q: %v", sql, got)
+		}
+	}
+}

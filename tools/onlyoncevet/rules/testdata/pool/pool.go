@@ -1,0 +1,116 @@
+// Package pool has handlers that write past their transaction.
+package pool
+
+import (
+	"context"
+	"database/sql"
+	"net/http"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+type orders struct {
+	pool *pgxpool.Pool
+	db   *sql.DB
+}
+
+func (o *orders) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	if _, err := o.pool.Exec(ctx, `insert into audit values ($1)`, m.Value); err != nil { // want `pgxpool.Pool.Exec commits outside of the handler's transaction: if the message is handled again, the write is made again. Use tx instead.`
+		return err
+	}
+	_, err := tx.Exec(ctx, `insert into orders values ($1)`, m.Value)
+	return err
+}
+
+func (o *orders) batch(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
+	for range msgs {
+		var id int64
+		if err := o.pool.QueryRow(ctx, `insert into audit default values returning id`).Scan(&id); err != nil { // want `pgxpool.Pool.QueryRow commits`
+			return err
+		}
+	}
+	return nil
+}
+
+type order struct{ SKU string }
+
+// The handler of a consumer.JSON.
+func (o *orders) typed(ctx context.Context, tx consumer.Tx, m *consumer.Message, v order) error {
+	return tx.Savepoint(ctx, func() error {
+		_, err := o.db.ExecContext(ctx, `update stock set held = held + 1 where sku = $1`, v.SKU) // want `sql.DB.ExecContext commits`
+		return err
+	})
+}
+
+func generic[T any](o *orders) func(context.Context, consumer.Tx, *consumer.Message, T) error {
+	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message, v T) error {
+		_, err := o.pool.Exec(ctx, `insert into orders values ($1)`, v) // want `pgxpool.Pool.Exec commits`
+		return err
+	}
+}
+
+func (o *orders) own(ctx context.Context, _ consumer.Tx, m *consumer.Message) error {
+	return pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error { // want `pgx.BeginFunc commits`
+		_, err := tx.Exec(ctx, `insert into orders values ($1)`, m.Value)
+		return err
+	})
+}
+
+func (o *orders) begun(ctx context.Context, _ consumer.Tx, m *consumer.Message) error {
+	tx, err := o.pool.Begin(ctx) // want `pgxpool.Pool.Begin commits`
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback(ctx)
+	if _, err := tx.Exec(ctx, `insert into orders values ($1)`, m.Value); err != nil {
+		return err
+	}
+	return tx.Commit(ctx)
+}
+
+// The row locks of a select for update are those of another transaction.
+func (o *orders) locked(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	var n int64
+	return o.pool.QueryRow(ctx, `select held from stock where sku = $1 for update`, m.Value).Scan(&n) // want `pgxpool.Pool.QueryRow commits`
+}
+
+// The handler of an idempotency.Layer.
+func (o *orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	tx, err := idempotency.Tx(r)
+	if err != nil {
+		return
+	}
+	tx.Queue(`insert into orders default values`)
+	_, _ = o.pool.Exec(r.Context(), `insert into audit default values`) // want `pgxpool.Pool.Exec commits`
+}
+
+func loop(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn, key dedupe.Key) (dedupe.Outcome, error) {
+	return dedupe.Do(ctx, pool, key, func(ctx context.Context, tx dedupe.GuardedTx) error {
+		_, err := conn.Exec(ctx, `insert into orders default values`) // want `pgx.Conn.Exec commits`
+		return err
+	})
+}
+
+var complete = func(pool *pgxpool.Pool) func(context.Context, outbox.Tx) error {
+	return func(ctx context.Context, tx outbox.Tx) error {
+		_, err := pool.Exec(ctx, `insert into answers default values`) // want `pgxpool.Pool.Exec commits`
+		return err
+	}
+}
+
+// A reason switches the rules off for a line; a comment without one does not.
+func (o *orders) deliberate(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	//onlyoncevet:ignore attempts are counted, also those that are rolled back
+	if _, err := o.pool.Exec(ctx, `insert into attempts default values`); err != nil {
+		return err
+	}
+	//onlyoncevet:ignore
+	_, err := o.pool.Exec(ctx, `insert into attempts default values`) // want `pgxpool.Pool.Exec commits`
+	return err
+}
