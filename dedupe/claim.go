@@ -54,8 +54,8 @@ func (o Outcome) String() string {
 // sqlFresh is how onlyonce.claim_standard returns Fresh; the other codes equal their outcomes.
 const sqlFresh = 0
 
-// ErrNoTransaction means that a claim, or an enqueued call, got a pool or a connection that is in no
-// transaction.
+// ErrNoTransaction means that a claim, or an enqueued call, got a pool or a connection that is in
+// no transaction.
 var ErrNoTransaction = errors.New("needs the transaction of the effects")
 
 // InTransaction returns [ErrNoTransaction] for a value that has the methods of a transaction but is

@@ -14,9 +14,10 @@ const (
 	mostSettled = 10_000
 )
 
-// parkedCountsSQL counts the parked rows that are not settled. In: see parkedFilter, where the limit
-// is of groups, and whether to group by the first 80 characters of the error too. The largest group
-// comes first. By the index parked_open, or parked_position if a scope is given; without bodies.
+// parkedCountsSQL counts the parked rows that are not settled. In: see parkedFilter, where the
+// limit is of groups, and whether to group by the first 80 characters of the error too. The largest
+// group comes first. By the index parked_open, or parked_position if a scope is given; without
+// bodies.
 const parkedCountsSQL = `
 select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at) as oldest
   from (select kind, scope, sink, reason, state, parked_at,
@@ -25,8 +26,8 @@ select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at
  group by kind, scope, sink, reason, state, error
  order by count(*) desc, kind, scope, sink, reason, state, error limit $4`
 
-// settledCountSQL counts settled rows, up to a number. In: see parkedFilter, where the limit is that
-// number. Reads rows without their bodies until it has found so many.
+// settledCountSQL counts settled rows, up to a number. In: see parkedFilter, where the limit is
+// that number. Reads rows without their bodies until it has found so many.
 const settledCountSQL = `
 select count(*) as count from (
   select from onlyonce.parked where settled_at is not null and ` + parkedFilter + ` limit $4) p`

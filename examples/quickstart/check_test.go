@@ -50,7 +50,7 @@ func TestInput(t *testing.T) {
 		{`{"id":1.5}`, "/id", "mine.jsonl:1: no id"},
 		{`{"id":""}`, "/id", "mine.jsonl:1: no id"},
 		{`{"id":1} {"id":2}`, "/id", "mine.jsonl:1: not a JSON value"},
-		{`{"id":1,"x":1}` + "\n" + `{"id":1,"x":2}`, "/id", `mine.jsonl:2: id "1" stands in line 1 too`},
+		{`{"id":1,"x":1}` + "\n" + `{"id":1,"x":2}`, "/id", `mine.jsonl:2: id "1" is in line 1 too`},
 		{`{"id":1}` + "\n" + `"` + strings.Repeat("x", longestLine) + `"`, "/id", "mine.jsonl:2: the line is longer than"},
 	} {
 		s, err := parseInput(strings.NewReader(c.text), "mine.jsonl", c.pointer, 0)
