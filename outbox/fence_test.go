@@ -244,6 +244,7 @@ func TestRenewal(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(nil)
+	sink.limits.Timeout = time.Minute
 	sink.send = func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		select {
 		case <-time.After(14 * time.Second):
