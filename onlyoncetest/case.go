@@ -41,6 +41,9 @@ type Case struct {
 	// in rows, calls and requests is not compared, for example random ids that an HTTP handler
 	// gives: "ch_[a-z0-9]{26}". Defaults to none.
 	Mask string
+	// Budget is for how long histories are played, if the flag -onlyonce.budget is not set. Defaults
+	// to 10 s, or 3 s with -short.
+	Budget time.Duration
 	// Check checks more after each run, if you like. Defaults to none.
 	Check func(context.Context, *pgxpool.Pool) error
 
@@ -54,6 +57,9 @@ func (c *Case) check() error {
 	var faults []error
 	if c.Start == nil && c.Serve == nil {
 		faults = append(faults, errors.New("Case.Start: must be set, or Case.Serve"))
+	}
+	if c.Budget < 0 {
+		faults = append(faults, fmt.Errorf("Case.Budget: must not be negative, is %v", c.Budget))
 	}
 	if c.Serve != nil && len(c.Requests) == 0 {
 		faults = append(faults, errors.New("Case.Requests: must not be empty with Serve"))
@@ -74,10 +80,12 @@ var (
 	historyFlag = flag.String("onlyonce.history", "", "the one `history` that onlyoncetest.Run plays, as a failed test has printed it")
 )
 
-func budget() time.Duration {
+func (c *Case) budget() time.Duration {
 	switch {
 	case *budgetFlag >= 0:
 		return *budgetFlag
+	case c.Budget > 0:
+		return c.Budget
 	case testing.Short():
 		return 3 * time.Second
 	}

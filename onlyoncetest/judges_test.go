@@ -453,6 +453,7 @@ func TestJudges(t *testing.T) {
 			}
 			t.Parallel()
 			x := &fatal{TB: t}
+			j.c.Budget = 5 * time.Minute // the first verdict ends it
 			rep := onlyoncetest.Run(x, j.c)
 			v := rep.Verdict
 			if v == nil {

@@ -260,7 +260,7 @@ type failing struct {
 // many plays the single faults, and then pairs, until the budget is used up or a verdict is found.
 func (r *runner) many(ctx context.Context, list []history) (found *failing, err error) {
 	random := rand.New(rand.NewPCG(*seedFlag, 1)) //nolint:gosec // reproducible by intent
-	limit, from := budget(), time.Now()
+	limit, from := r.c.budget(), time.Now()
 	next := 0
 	draw := func() (h history, kind string, ok bool) {
 		r.mu.Lock()
