@@ -41,8 +41,8 @@ type Case struct {
 	// in rows, calls and requests is not compared, for example random ids that an HTTP handler
 	// gives: "ch_[a-z0-9]{26}". Defaults to none.
 	Mask string
-	// Budget is for how long histories are played, if the flag -onlyonce.budget is not set. Defaults
-	// to 10 s, or 3 s with -short.
+	// Budget is for how long histories are played, if the flag -onlyonce.budget is not set.
+	// Defaults to 10 s, or 3 s with -short.
 	Budget time.Duration
 	// Check checks more after each run, if you like. Defaults to none.
 	Check func(context.Context, *pgxpool.Pool) error
