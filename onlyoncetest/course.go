@@ -1,0 +1,264 @@
+package onlyoncetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// machineError is a failure of what plays, and not of the program that is played.
+type machineError struct{ error }
+
+// errStuck ends a play that makes no progress.
+var errStuck = errors.New("the work is not done")
+
+// perform runs the case with the history's faults, and returns the state that it leaves. A verdict
+// is in x.wrong if the run itself shows one.
+func (x *play) perform() (*state, error) {
+	ctx, cancel := context.WithTimeout(x.ctx, startTimeout)
+	defer cancel()
+	if err := x.db.Restore(ctx); err != nil {
+		return nil, machineError{err}
+	}
+	x.sent = pick(x.c.Messages, x.h.only)
+	x.logs.add(x.sent...)
+	bounded, over := context.WithTimeout(ctx, perPlay)
+	err := x.course(bounded)
+	over()
+	x.endAll()
+	if err != nil {
+		return nil, err
+	}
+	if err := x.db.EndSessions(ctx); err != nil {
+		return nil, machineError{err}
+	}
+	s, err := capture(ctx, x.db.Pool, x.c)
+	if err != nil {
+		return nil, machineError{err}
+	}
+	if x.c.Check != nil && x.wrong == nil {
+		if err := x.c.Check(ctx, x.db.Pool); err != nil {
+			x.wrong = &Verdict{Kind: CheckFailed, What: err.Error()}
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, p := range s.parkedAt {
+		if !x.refused[p.place] {
+			s.parkedFor = append(s.parkedFor, p.why)
+		}
+	}
+	s.remotes = slices.Clone(x.remotes)
+	s.answers = slices.Clone(x.answers)
+	for _, r := range x.requests {
+		if r.origin.direct {
+			r.text = x.c.masked(r.text)
+			s.requests = append(s.requests, r)
+		}
+	}
+	return s, nil
+}
+
+func pick[T any](all []T, only []int) (some []T) {
+	if only == nil {
+		return all
+	}
+	for _, i := range only {
+		if i < len(all) {
+			some = append(some, all[i])
+		}
+	}
+	return some
+}
+
+// course starts processes until all work is done.
+func (x *play) course(ctx context.Context) error {
+	if err := x.startProcess(); err != nil {
+		return err
+	}
+	if x.c.Serve != nil {
+		x.left.Go(func() { x.serveAll(ctx) })
+	}
+	if err := x.finish(ctx); err != nil {
+		return err
+	}
+	for i, e := range x.h.events {
+		if e.what != copies {
+			continue
+		}
+		x.mu.Lock()
+		x.struck[i] = true
+		x.say(nil, "fault", "each message comes again, at another offset  <<< copies")
+		x.mu.Unlock()
+		x.logs.add(x.sent...)
+		if err := x.finish(ctx); err != nil {
+			return err
+		}
+	}
+	x.mu.Lock()
+	z := x.zombie
+	x.zombie = nil
+	if z != nil {
+		x.say(z, "fault", "goes on  <<< wakes up")
+	}
+	x.mu.Unlock()
+	if z != nil {
+		z.wire.Release()
+		if err := x.stop(ctx, z); err != nil {
+			return err
+		}
+	}
+	return x.stop(ctx, x.live)
+}
+
+// restarts is how often a process may end by itself.
+const restarts = 30
+
+// finish waits until all work is done. It starts a successor for each process that has died.
+func (x *play) finish(ctx context.Context) error {
+	tick := time.NewTicker(4 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		x.mu.Lock()
+		p, z, wakeup := x.live, x.zombie, x.wakeup
+		x.mu.Unlock()
+		switch {
+		case p.dead.Load():
+			if err := x.wait(ctx, p); err != nil {
+				return err
+			}
+			x.resetOffsets()
+			if err := x.startProcess(); err != nil {
+				return err
+			}
+			continue
+		case z == p:
+			if err := x.startProcess(); err != nil {
+				return err
+			}
+			continue
+		case p.hasEnded():
+			if len(x.processes) > restarts {
+				return fmt.Errorf("the process has ended %d times, at last with: %w", restarts, p.failed)
+			}
+			if err := x.startProcess(); err != nil {
+				return err
+			}
+			continue
+		}
+		done, err := x.done(ctx)
+		if done && !p.dead.Load() {
+			return nil
+		}
+		if err != nil && ctx.Err() == nil {
+			return machineError{err}
+		}
+		select {
+		case <-wakeup:
+		case <-tick.C:
+		case <-ctx.Done():
+			return x.stuck()
+		}
+	}
+}
+
+// stuck returns a reason why nothing goes on.
+func (x *play) stuck() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for name, since := range x.calling {
+		if time.Since(since) > perPlay/4 {
+			return fmt.Errorf("%w within %v: the handler has not returned for %s", errStuck, perPlay, name)
+		}
+	}
+	return fmt.Errorf("%w within %v", errStuck, perPlay)
+}
+
+// resetOffsets removes the group's offsets, if the history has that.
+func (x *play) resetOffsets() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i, e := range x.h.events {
+		if e.what == reset && !x.struck[i] {
+			x.struck[i] = true
+			x.say(nil, "fault", "the group's offsets are gone  <<< reset")
+			x.logs.clearCommitted()
+		}
+	}
+}
+
+func (l *logs) clearCommitted() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, log := range l.byTo {
+		log.ClearCommitted(group)
+	}
+}
+
+func (p *Process) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (x *play) startProcess() error {
+	p, err := x.newProcess()
+	if err != nil {
+		return err
+	}
+	x.mu.Lock()
+	x.live = p
+	x.say(p, "", "starts")
+	x.mu.Unlock()
+	if err := p.start(x.c); err != nil {
+		if p.dead.Load() { // it died while it started
+			close(p.ended)
+			return nil
+		}
+		return fmt.Errorf("Start: %w", err)
+	}
+	return nil
+}
+
+// wait waits until a process that was asked to end, or has died, has ended.
+func (x *play) wait(ctx context.Context, p *Process) error {
+	select {
+	case <-p.ended:
+		return nil
+	case <-ctx.Done():
+		return x.stuck()
+	}
+}
+
+func (x *play) stop(ctx context.Context, p *Process) error {
+	p.cancel()
+	return x.wait(ctx, p)
+}
+
+// endAll ends what is left of all processes.
+func (x *play) endAll() {
+	x.mu.Lock()
+	all := slices.Clone(x.processes)
+	x.mu.Unlock()
+	for _, p := range all {
+		p.dead.Store(true)
+		p.bury()
+	}
+	done := make(chan struct{})
+	go func() {
+		x.left.Wait()
+		for _, p := range all {
+			p.Pool.Close()
+		}
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience): // a handler hangs, which the verdict reports
+	}
+}

@@ -1,0 +1,375 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
+)
+
+// pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic,
+// partition, reason (each may be null: any), states, how many rows, kinds, sink and name (null:
+// any), whether to include calls that were erased or have no key, and whether to pick rejected ones
+// only. Rows of reason conflict are picked only if the reason or the ids name them. By the primary
+// key, or by the index parked_position if a scope is given. No bodies.
+const pickSQL = `
+select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset", p.order_key::text as order_key, p.sink, p.call_name as name,
+       p.key::text as key, p.first_attempt_at is not null as attempted,
+       (select f.id from onlyonce.parked f
+         where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
+         order by f.partition, f."offset" limit 1) as head
+  from onlyonce.parked p
+ where p.kind = any ($8::text[]) and p.settled_at is null and p.state = any ($6::text[])
+   and ($1::bigint[] is null or p.id = any ($1))
+   and ($2::text is null or p.scope = $2) and ($3::text is null or p.topic = $3) and ($4::integer is null or p.partition = $4)
+   and case when $5::text is not null then p.reason = $5 else $1::bigint[] is not null or p.reason <> 'conflict' end
+   and ($9::text is null or p.sink = $9) and ($10::text is null or p.call_name = $10)
+   and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and (not $12::boolean or p.reason = 'rejected')
+ order by p.id limit $7`
+
+// oneSQL reads why a row cannot be picked. In: id. One row, or none. By the primary key.
+const oneSQL = `select kind, state, reason, key::text as key, erased_at is not null as erased from onlyonce.parked where id = $1`
+
+// redrivesSQL counts how often parked rows were redriven. In: ids. One row for each of them. Reads
+// onlyonce.audit, which has a row for each change that an operator made.
+const redrivesSQL = `
+select i.id, (select count(*) from onlyonce.audit a where a.action = 'parked redrive' and a.detail->'ids' @> to_jsonb(i.id)) as redrives
+  from unnest($1::bigint[]) as i(id)`
+
+// oneRow is a row that could not be picked.
+type oneRow struct {
+	Kind, State, Reason string
+	Key                 *string
+	Erased              bool
+}
+
+// selection is the parked rows that a decision is about, and what is known of them.
+type selection struct {
+	ParkedFilter
+	discard                     bool
+	applied, notApplied, newKey bool // what is known of calls, and what is to be done with them
+
+	shown *ParkedChange
+	skip  bool
+
+	ids  []int64 // that were picked first, nil before
+	more bool    // there were more
+}
+
+// check refuses fields that do not go together.
+func (q *selection) check() error {
+	for _, f := range []struct {
+		name, value string
+		choices     []string
+	}{
+		{"-kind", q.Kind, []string{parked.Message, parked.Call, parked.Event}},
+		{"-state", q.State, []string{parked.Waiting, parked.Retrying, parked.Blocked, parked.Reconcile}},
+		{"-parked-for", q.Reason, parked.Reasons},
+		{"-scope", q.Scope, nil}, {"-topic", q.Topic, nil}, {"-sink", q.Sink, nil}, {"-name", q.Name, nil},
+	} {
+		if f.value == "" {
+			continue
+		}
+		if err := checkText(f.name, f.value); err != nil {
+			return err
+		}
+		if f.choices != nil && !slices.Contains(f.choices, f.value) {
+			return failf(ErrInvalid, "%s: %q is none of %q", f.name, f.value, f.choices)
+		}
+	}
+	filtered := q.Topic != "" || q.Partition != nil || q.Reason != "" || q.Limit != 0 || q.Sink != "" || q.Name != "" || q.State != ""
+	if err := q.checkCalls(); err != nil && (q.ID == 0 || !filtered) {
+		return err
+	}
+	switch {
+	case q.ID < 0 || q.Limit < 0 || q.Limit > MostLimit || q.Partition != nil && *q.Partition < 0:
+		return failf(ErrInvalid, "-id and -partition must not be negative, and -limit not be above %d", MostLimit)
+	case q.ID != 0 && (q.Scope != "" || filtered):
+		return failf(ErrInvalid, "-id picks one row: it goes with none of -scope, -topic, -partition, -sink, -name, -state, -parked-for and -limit")
+	case q.ID == 0 && q.Kind == parked.Call && q.Scope == "" && q.Sink == "":
+		return failf(ErrInvalid, "missing: -id, -sink or -scope")
+	case q.ID == 0 && q.Scope == "" && q.Sink == "":
+		return failf(ErrInvalid, "missing: -id or -scope")
+	case q.Partition != nil && q.Topic == "":
+		return failf(ErrInvalid, "-partition needs -topic")
+	}
+	return nil
+}
+
+// checkCalls refuses fields that are for calls only, and those that are not for calls.
+func (q *selection) checkCalls() error {
+	calls := q.Kind == parked.Call
+	messages := q.Kind != "" && !calls
+	switch {
+	case !calls && (q.Sink != "" || q.Name != "" || q.State != ""):
+		return failf(ErrInvalid, "-sink, -name and -state pick calls: add -kind call")
+	case messages && q.asserts(), q.ID == 0 && !calls && q.asserts():
+		return failf(ErrInvalid, "-verified-applied, -verified-not-applied and -new-key are for calls: add -kind call")
+	case calls && (q.Topic != "" || q.Partition != nil):
+		return failf(ErrInvalid, "-topic and -partition pick messages and events, and do not go with -kind call")
+	case q.applied && (q.notApplied || q.newKey):
+		return failf(ErrInvalid, "-verified-applied goes with neither -verified-not-applied nor -new-key: what was applied is not sent again")
+	}
+	return nil
+}
+
+// asserts reports whether the operator sets fields that are for calls only.
+func (q *selection) asserts() bool { return q.applied || q.notApplied || q.newKey }
+
+// states are those of the rows that can be picked.
+func (q *selection) states() []string {
+	all := []string{parked.Waiting}
+	switch calls := q.kindOf() == parked.Call; {
+	case q.discard && calls:
+		all = []string{parked.Waiting, parked.Blocked, parked.Retrying, parked.Reconcile}
+	case q.discard:
+		all = []string{parked.Waiting, parked.Blocked, parked.Retrying}
+	case calls && (q.applied || q.notApplied):
+		all = []string{parked.Reconcile}
+	case calls && !q.newKey, !calls && q.ID != 0: // a message that is being retried becomes due now if its ID is given
+		all = []string{parked.Waiting, parked.Retrying}
+	}
+	if q.State == "" {
+		return all
+	}
+	for _, s := range all {
+		if s == q.State {
+			return []string{s}
+		}
+	}
+	return []string{}
+}
+
+// redriveCalls makes calls due again, or resolves them. It returns how many.
+func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChange) (changed int64, err error) {
+	if q.applied {
+		tag, err := tx.Exec(ctx, parked.ResolveCallsSQL, now.IDs)
+		return tag.RowsAffected(), err
+	}
+	keys := make([]*string, len(now.Rows))
+	if q.newKey {
+		type counted struct{ ID, Redrives int64 }
+		counts, err := collect[counted](ctx, tx, redrivesSQL, now.IDs)
+		if err != nil {
+			return 0, err
+		}
+		before := map[int64]int64{}
+		for _, c := range counts {
+			before[c.ID] = c.Redrives
+		}
+		for i, r := range now.Rows {
+			k := parked.NewKey(*r.Key, before[r.ID])
+			keys[i] = &k
+			now.Keys = append(now.Keys, ChangedKey{r.ID, *r.Key, k})
+		}
+	}
+	tag, err := tx.Exec(ctx, parked.RedriveCallsSQL, now.IDs, keys, q.notApplied)
+	return tag.RowsAffected(), err
+}
+
+// noneOfCalls returns why a call cannot be redriven or discarded as requested.
+func (q *selection) noneOfCalls(r *oneRow) error {
+	id := q.ID
+	no := func(format string, args ...any) error {
+		return failf(ErrRefused, "call %d %s", id, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case r.Key == nil:
+		return no("has no key, and nothing was done: no relay could send it")
+	case r.Erased:
+		return no("was erased, and nothing was done: there is no body to send")
+	case r.State == parked.Reconcile && !q.asserts():
+		return no("may have been applied, and nothing was done: the remote may have forgotten its key. Ask the remote, and say -verified-applied or -verified-not-applied")
+	case r.State == parked.Reconcile && q.newKey:
+		return no("may have been applied, and nothing was done: -new-key needs -verified-not-applied too")
+	case q.newKey && !q.notApplied:
+		return no("was not rejected (state %s, reason %s), and nothing was done: a new key needs the remote's rejection, or -verified-not-applied in state reconcile", r.State, r.Reason)
+	case (q.applied || q.notApplied) && (r.State == parked.Waiting || r.State == parked.Retrying):
+		return no("is in state %s, and nothing was done: -verified-applied and -verified-not-applied are for state reconcile", r.State)
+	}
+	return nil
+}
+
+// lock picks the rows, unless they were shown, and locks them.
+func (q *selection) lock(ctx context.Context, tx pgx.Tx) error {
+	if q.ids == nil {
+		if _, err := q.read(ctx, tx); err != nil {
+			return err
+		}
+	}
+	_, err := tx.Exec(ctx, parked.LockSQL, q.ids)
+	return err
+}
+
+// differs reports whether a row that was shown is no longer there. Rows that were parked meanwhile
+// were not picked and do not count.
+func (q *selection) differs(shown, now *ParkedChange) bool {
+	return !q.skip && !slices.Equal(shown.IDs, now.IDs)
+}
+
+func (q *selection) do(ctx context.Context, tx pgx.Tx, _ By, now *ParkedChange) (*ParkedChange, error) {
+	var changed int64
+	var err error
+	if !q.discard && q.kindOf() == parked.Call {
+		changed, err = q.redriveCalls(ctx, tx, now)
+	} else {
+		sql := parked.RedriveSQL
+		if q.discard {
+			sql = parked.DiscardSQL
+		}
+		var tag pgconn.CommandTag
+		tag, err = tx.Exec(ctx, sql, now.IDs)
+		changed = tag.RowsAffected()
+		if err == nil && q.discard {
+			_, err = tx.Exec(ctx, parked.ClaimGivenUpSQL, now.IDs)
+		}
+		if err == nil && !q.discard && q.kindOf() == parked.Event {
+			var appended int64
+			err = tx.QueryRow(ctx, parked.AppendSQL, now.IDs).Scan(&appended)
+			changed += appended
+		}
+	}
+	if err == nil && changed != int64(now.Count) {
+		err = fmt.Errorf("%d of %d locked rows were changed", changed, now.Count)
+	}
+	return now, err
+}
+
+func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) {
+	limit := int64(DefaultLimit)
+	if q.Limit != 0 {
+		limit = q.Limit
+	}
+	ids := q.ids
+	if ids == nil && q.ID != 0 {
+		ids = []int64{q.ID}
+	}
+	if q.ID != 0 && q.Kind == "" {
+		if err := q.learnKind(ctx, tx); err != nil {
+			return nil, err
+		}
+	}
+	rows, err := q.pick(ctx, tx, ids, q.states(), limit+1)
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		if q.skip && q.shown != nil {
+			return nil, failf(ErrNothing, "All %d rows changed since they were shown: nothing was changed.", len(q.ids))
+		}
+		return nil, q.none(ctx, tx)
+	}
+	d := &ParkedChange{Filter: q.filter()}
+	d.Rows = rows[:min(len(rows), int(limit))]
+	d.Count = len(d.Rows)
+	for _, r := range d.Rows {
+		d.IDs = append(d.IDs, r.ID)
+	}
+	if q.ids == nil {
+		q.ids, q.more = d.IDs, len(rows) > int(limit)
+	}
+	d.More = q.more
+	if q.shown != nil {
+		d.Skipped = len(q.ids) - d.Count
+	}
+	if q.discard {
+		d.GivenUp = d.Rows
+	}
+	return d, nil
+}
+
+// pick reads the rows that are asked for. The ids narrow them down.
+func (q *selection) pick(ctx context.Context, tx pgx.Tx, ids []int64, states []string, limit int64) ([]ParkedRow, error) {
+	return collect[ParkedRow](ctx, tx, pickSQL, ids, orNull(q.Scope), orNull(q.Topic), q.Partition, orNull(q.Reason), states, limit, []string{q.kindOf()}, orNull(q.Sink), orNull(q.Name),
+		q.discard || q.applied, q.newKey && !q.notApplied)
+}
+
+// kindOf returns the kind of the selected rows.
+func (q *selection) kindOf() string {
+	if q.Kind == "" {
+		return parked.Message
+	}
+	return q.Kind
+}
+
+// learnKind reads the kind of the row that was selected by its id alone.
+func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
+	rows, err := collect[oneRow](ctx, tx, oneSQL, q.ID)
+	if err == nil && len(rows) == 1 {
+		q.Kind = rows[0].Kind
+		if rows[0].Kind != parked.Call && q.asserts() {
+			return failf(ErrRefused, "row %d is a parked %s, and nothing was done: -verified-applied, -verified-not-applied and -new-key are for calls", q.ID, rows[0].Kind)
+		}
+	}
+	return err
+}
+
+// filter returns the filter for the audit row.
+func (q *selection) filter() map[string]any {
+	f := map[string]any{}
+	for name, s := range map[string]string{"scope": q.Scope, "topic": q.Topic, "parked_reason": q.Reason, "kind": q.Kind, "state": q.State, "sink": q.Sink, "name": q.Name} {
+		if s != "" {
+			f[name] = s
+		}
+	}
+	for name, n := range map[string]int64{"id": q.ID, "limit": q.Limit} {
+		if n != 0 {
+			f[name] = n
+		}
+	}
+	if q.Partition != nil {
+		f["partition"] = *q.Partition
+	}
+	for name, is := range map[string]bool{"verified_applied": q.applied, "verified_not_applied": q.notApplied, "new_key": q.newKey} {
+		if is {
+			f[name] = true
+		}
+	}
+	return f
+}
+
+// none returns why nothing was picked.
+func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
+	if q.ID == 0 {
+		return failf(ErrRefused, "nothing is parked that this asks for and that could be changed: `onlyonce parked list` shows what there is")
+	}
+	rows, err := collect[oneRow](ctx, tx, oneSQL, q.ID)
+	if err != nil {
+		return err
+	}
+	if len(rows) == 0 {
+		return failf(ErrNotFound, "-id: there is no parked row %d", q.ID)
+	}
+	r := rows[0]
+	switch {
+	case r.Kind != q.kindOf():
+		return failf(ErrInvalid, "-kind: row %d is a parked %s", q.ID, r.Kind)
+	case r.State == parked.Resolved || r.State == parked.Discarded:
+		return failf(ErrRefused, "row %d is settled (%s), and nothing was done", q.ID, r.State)
+	case r.State == parked.Blocked:
+		head, err := q.head(ctx, tx)
+		if err != nil {
+			return err
+		}
+		return failf(ErrRefused, "row %d is blocked behind another of its ordering key, and nothing was done: redrive or discard that one first%s", q.ID, head)
+	}
+	if r.Kind == parked.Call {
+		if err := q.noneOfCalls(&r); err != nil {
+			return err
+		}
+	}
+	return failf(ErrRefused, "row %d is in state %s, and nothing was done", q.ID, r.State)
+}
+
+// head returns the row that blocks the selected one.
+func (q *selection) head(ctx context.Context, tx pgx.Tx) (string, error) {
+	rows, err := (&selection{ParkedFilter: ParkedFilter{Kind: q.Kind}, discard: true}).pick(ctx, tx, []int64{q.ID}, []string{parked.Blocked}, 1)
+	if err != nil || len(rows) == 0 || rows[0].Head == nil {
+		return "", err
+	}
+	return fmt.Sprintf(": -id %d", *rows[0].Head), nil
+}
