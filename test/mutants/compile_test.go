@@ -18,8 +18,8 @@ import (
 	"testing"
 )
 
-// A mutant that does not compile takes nothing out: its tests fail for another reason than the rule.
-// Type-checking finds that in a minute for all rows. Packages of nested modules are left out.
+// A mutant that does not compile takes nothing out: its tests fail for another reason than the
+// rule. Type-checking finds that in a minute for all rows. Packages of nested modules are left out.
 func TestEachMutantCompiles(t *testing.T) {
 	if testing.Short() {
 		t.Skip("type-checks every package that has a mutant: without -short")
