@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
@@ -151,79 +151,18 @@ const (
 
 // freezeCall checks the call and returns its row. It reports every fault at once.
 func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
-	var faults []error
-	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s: %w", ErrCall, field, fmt.Errorf(format, args...)))
-	}
-	name := func(field, v, empty string) {
-		switch {
-		case v == "":
-			fault(field, "must not be empty: %s", empty)
-		case len(v) > maxName:
-			fault(field, "%d bytes are more than %d", len(v), maxName)
-		case !isPrintable(v):
-			fault(field, "must be UTF-8 without control characters")
-		}
-	}
-	name("Sink", call.Sink, "name the relay's sink that sends the call")
-	name("Name", call.Name, "say what the call does; it is part of its identity")
-
-	if inbound {
-		if call.Scope != "" {
-			fault("Scope", "must be empty in a consumer's handler: it comes from the message")
-		}
-		if call.Tenant != "" {
-			fault("Tenant", "must be empty in a consumer's handler: it comes from the message")
-		}
-	} else {
-		if call.ID == "" {
-			fault("ID", "must not be empty: without an inbound message it alone says which call this is when it is enqueued again")
-		}
-		if call.Scope == "" {
-			fault("Scope", "must not be empty: without an inbound message it says which service or component asks, so that two of them may use one ID")
-		}
+	l := &fields.List{Sentinel: ErrCall}
+	if !inbound {
 		from = origin.Origin{Tenant: call.Tenant, Scope: call.Scope}
 	}
-	if len(call.ID) > maxID {
-		fault("ID", "%d bytes are more than %d", len(call.ID), maxID)
-	}
-	for _, f := range []struct{ field, v string }{{"Tenant", from.Tenant}, {"Scope", from.Scope}} {
-		if len(f.v) > maxText {
-			fault(f.field, "%d bytes are more than %d", len(f.v), maxText)
-		} else if !isPrintable(f.v) {
-			fault(f.field, "must be UTF-8 without control characters")
-		}
-	}
-
-	method := call.Method
-	if method == "" {
-		method = http.MethodPost
-	}
-	if err := frozen.Method(method); err != nil {
-		fault("Method", "%w", err)
-	}
-	if err := frozen.Target(call.Target); err != nil {
-		fault("Target", "%w", err)
-	}
-	names, values, bad := frozen.Headers(call.Header)
-	for _, err := range bad {
-		fault("Header", "%w", err)
-	}
-	if len(call.OrderingKey) > maxID {
-		fault("OrderingKey", "%d bytes are more than %d", len(call.OrderingKey), maxID)
-	}
-	if call.Trace == "" {
+	call.checkIdentity(l, inbound)
+	checkText(l, "Tenant", from.Tenant)
+	checkText(l, "Scope", from.Scope)
+	if call.Trace == "" && isTrace(from.Trace) { // a bad one is the message's fault, and nothing depends on it
 		call.Trace = from.Trace
-		if len(call.Trace) > maxTrace || !isVisibleASCII(call.Trace) {
-			call.Trace = "" // the message's fault, and nothing depends on it
-		}
-	} else if len(call.Trace) > maxTrace || !isVisibleASCII(call.Trace) {
-		fault("Trace", "must be a traceparent and perhaps a tracestate in a second line, visible ASCII, at most %d bytes", maxTrace)
 	}
-	if len(call.Body) > MaxBody {
-		fault("Body", "%d bytes are more than %d: store it elsewhere and send its address", len(call.Body), MaxBody)
-	}
-	if err := errors.Join(faults...); err != nil {
+	headers := call.checkRequest(l)
+	if err := l.Err(); err != nil {
 		return callRow{}, err
 	}
 	// A queued write leaves later, and the caller may reuse the buffer.
@@ -233,8 +172,8 @@ func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 	}
 	r := callRow{
 		duplicateCheck: checkByClaim, key: callKey(from, inbound, call), tenant: from.Tenant, scope: from.Scope,
-		sink: call.Sink, name: call.Name, method: method, target: call.Target,
-		headers: frozen.Lines(names, values), body: body, capture: call.Capture,
+		sink: call.Sink, name: call.Name, method: call.Method, target: call.Target,
+		headers: headers, body: body, capture: call.Capture,
 	}
 	if inbound {
 		r.duplicateCheck, r.redo = checkNone, from.Redo
@@ -264,6 +203,80 @@ func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 	}
 	return r, nil
 }
+
+// checkIdentity checks what the call's key is derived from.
+func (call *Call) checkIdentity(l *fields.List, inbound bool) {
+	checkName(l, "Sink", call.Sink, "name the relay's sink that sends the call")
+	checkName(l, "Name", call.Name, "say what the call does; it is part of its identity")
+	switch {
+	case inbound:
+		if call.Scope != "" {
+			l.Add("Scope", "must be empty in a consumer's handler: it comes from the message")
+		}
+		if call.Tenant != "" {
+			l.Add("Tenant", "must be empty in a consumer's handler: it comes from the message")
+		}
+	default:
+		if call.ID == "" {
+			l.Add("ID", "must not be empty: without an inbound message it alone says which call this is when it is enqueued again")
+		}
+		if call.Scope == "" {
+			l.Add("Scope", "must not be empty: without an inbound message it says which service or component asks, so that two of them may use one ID")
+		}
+	}
+	if len(call.ID) > maxID {
+		l.Add("ID", "%d bytes are more than %d", len(call.ID), maxID)
+	}
+}
+
+// checkRequest checks what is sent, sets the method's default, and returns the headers as they are
+// stored.
+func (call *Call) checkRequest(l *fields.List) (headers string) {
+	if call.Method == "" {
+		call.Method = http.MethodPost
+	}
+	if err := frozen.Method(call.Method); err != nil {
+		l.Add("Method", "%v", err)
+	}
+	if err := frozen.Target(call.Target); err != nil {
+		l.Add("Target", "%v", err)
+	}
+	names, values, bad := frozen.Headers(call.Header)
+	for _, err := range bad {
+		l.Add("Header", "%v", err)
+	}
+	if len(call.OrderingKey) > maxID {
+		l.Add("OrderingKey", "%d bytes are more than %d", len(call.OrderingKey), maxID)
+	}
+	if !isTrace(call.Trace) {
+		l.Add("Trace", "must be a traceparent and perhaps a tracestate in a second line, visible ASCII, at most %d bytes", maxTrace)
+	}
+	if len(call.Body) > MaxBody {
+		l.Add("Body", "%d bytes are more than %d: store it elsewhere and send its address", len(call.Body), MaxBody)
+	}
+	return frozen.Lines(names, values)
+}
+
+func checkName(l *fields.List, field, v, empty string) {
+	switch {
+	case v == "":
+		l.Add(field, "must not be empty: %s", empty)
+	case len(v) > maxName:
+		l.Add(field, "%d bytes are more than %d", len(v), maxName)
+	case !isPrintable(v):
+		l.Add(field, "must be UTF-8 without control characters")
+	}
+}
+
+func checkText(l *fields.List, field, v string) {
+	if len(v) > maxText {
+		l.Add(field, "%d bytes are more than %d", len(v), maxText)
+	} else if !isPrintable(v) {
+		l.Add(field, "must be UTF-8 without control characters")
+	}
+}
+
+func isTrace(v string) bool { return len(v) <= maxTrace && isVisibleASCII(v) }
 
 // storedOrderKey is the stored form of an ordering key.
 func storedOrderKey(sink, tenant, scope, key string) uuid.UUID {

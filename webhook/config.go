@@ -1,7 +1,6 @@
 package webhook
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -174,90 +173,98 @@ var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
 
 // withDefaults fills in the zero values and returns every fault at once.
 func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
-	var faults []error
-	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
-	}
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	switch {
 	case pool == nil:
-		fault("pool", "must not be nil")
+		l.Join(fmt.Errorf("%w: pool: must not be nil", ErrConfig))
 	case pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol:
-		fault("pool", "the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL")
+		l.Join(fmt.Errorf("%w: pool: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL", ErrConfig))
 	}
 	if !validEndpoint.MatchString(c.Name) {
-		fault("Config.Name", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", c.Name)
+		l.Add("Name", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", c.Name)
 	}
 	scheme := &Scheme{}
 	var past, future time.Duration
 	var err error
 	if c.verifier, err = NewVerifier(VerifierConfig{Provider: c.Provider, Secrets: c.Secrets, Tolerance: c.Tolerance, MaxBody: c.MaxBody, KeepHeaders: c.KeepHeaders}); err != nil {
-		faults = append(faults, err)
+		l.Join(err)
 	} else {
 		scheme, past, future = c.verifier.scheme, c.verifier.past, c.verifier.future
 		if strings.ContainsAny(scheme.Name, "/\x00") {
-			fault("Config.Provider", "its name, %q, must not contain a slash", scheme.Name)
+			l.Add("Provider", "its name, %q, must not contain a slash", scheme.Name)
 		}
 	}
+	c.checkMode(l)
+	c.boundSizes(l)
+	c.boundTimes(l, scheme, past, future)
+	c.Logger = fields.Logger(c.Logger)
+	return c, l.Err()
+}
+
+// checkMode checks what goes with the mode.
+func (c *Config) checkMode(l *fields.List) {
 	if !slices.Contains([]Mode{Inbox, Inline, ForwardOnly}, c.Mode) {
-		fault("Config.Mode", "%d must be Inbox, Inline or ForwardOnly", c.Mode)
+		l.Add("Mode", "%d must be Inbox, Inline or ForwardOnly", c.Mode)
 	}
 	switch {
 	case c.Handler == nil && c.Mode == Inline:
-		fault("Config.Handler", "must be set in mode Inline")
+		l.Add("Handler", "must be set in mode Inline")
 	case c.Handler != nil && c.Mode == ForwardOnly:
-		fault("Config.Handler", "must not be set in mode ForwardOnly: nothing would call it")
+		l.Add("Handler", "must not be set in mode ForwardOnly: nothing would call it")
 	}
 	if len(c.Source.Endpoints) > 0 {
-		fault("Config.Source", "Endpoints must be empty: an endpoint reads its own events; use NewSource for several")
+		l.Add("Source", "Endpoints must be empty: an endpoint reads its own events; use NewSource for several")
 	}
 	if c.Forward == nil && c.Mode == ForwardOnly {
-		fault("Config.Forward", "must be set in mode ForwardOnly")
+		l.Add("Forward", "must be set in mode ForwardOnly")
 	}
 	if c.Forward != nil {
 		for _, err := range c.Forward.faults(c.verifier) {
-			fault("Config.Forward", "%v", err)
+			l.Add("Forward", "%v", err)
 		}
 	}
 	if len(c.Sources) > 0 && c.Mode != Inbox {
-		fault("Config.Sources", "must be empty unless Mode is Inbox: other modes store nothing to read")
+		l.Add("Sources", "must be empty unless Mode is Inbox: other modes store nothing to read")
 	}
 	if slices.Contains(c.Sources, nil) {
-		fault("Config.Sources", "must not hold nil")
+		l.Add("Sources", "must not hold nil")
 	}
-	if c.Partitions == 0 {
-		c.Partitions = 16
-	}
-	if c.Partitions < 1 || c.Partitions > 1024 {
-		fault("Config.Partitions", "%d is not from 1 to 1024", c.Partitions)
-	}
+}
+
+// boundSizes fills in numbers and bytes. Those that depend on the largest body need the verifier.
+func (c *Config) boundSizes(l *fields.List) {
+	l.Number("Partitions", &c.Partitions, 16, 1, 1024)
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = 256
 	}
 	if c.MaxInFlight < 0 {
-		fault("Config.MaxInFlight", "%d must not be negative", c.MaxInFlight)
+		l.Add("MaxInFlight", "%d must not be negative", c.MaxInFlight)
 	}
-	if c.verifier != nil {
-		if c.MaxBytes == 0 {
-			c.MaxBytes = max(64<<20, 4*int64(c.verifier.maxBody))
-		}
-		if least := int64(c.verifier.maxBody) + 1; c.MaxBytes < least {
-			fault("Config.MaxBytes", "%d must be at least %d: one body of MaxBody", c.MaxBytes, least)
-		}
+	if c.verifier == nil {
+		return
 	}
-	if c.verifier != nil {
-		if c.MaxAside == 0 {
-			c.MaxAside = max(256<<20, 4*int64(c.verifier.maxBody))
-		}
-		if least := int64(c.verifier.maxBody) + 64<<10; c.MaxAside < least {
-			fault("Config.MaxAside", "%d must be at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
-		}
+	if c.MaxBytes == 0 {
+		c.MaxBytes = max(64<<20, 4*int64(c.verifier.maxBody))
 	}
+	if least := int64(c.verifier.maxBody) + 1; c.MaxBytes < least {
+		l.Add("MaxBytes", "%d must be at least %d: one body of MaxBody", c.MaxBytes, least)
+	}
+	if c.MaxAside == 0 {
+		c.MaxAside = max(256<<20, 4*int64(c.verifier.maxBody))
+	}
+	if least := int64(c.verifier.maxBody) + 64<<10; c.MaxAside < least {
+		l.Add("MaxAside", "%d must be at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
+	}
+}
+
+// boundTimes fills in durations. past and future are how far a signature's time may be off.
+func (c *Config) boundTimes(l *fields.List, scheme *Scheme, past, future time.Duration) {
 	duration := func(field string, d *time.Duration, def, least, most time.Duration, why string) {
 		if *d == 0 {
 			*d = def
 		}
 		if *d < least || *d > most {
-			fault("Config."+field, "%v is not from %v to %v%s", *d, least, most, why)
+			l.Add(field, "%v is not from %v to %v%s", *d, least, most, why)
 		}
 	}
 	const never = 1<<63 - 1
@@ -277,11 +284,9 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		r := *c.Reconcile
 		c.Reconcile = &r
 		if r.List == nil {
-			fault("Config.Reconcile", "List must be set")
+			l.Add("Reconcile", "List must be set")
 		}
 		duration("Reconcile.Every", &c.Reconcile.Every, 15*time.Minute, time.Second, never, "")
 		duration("Reconcile.Overlap", &c.Reconcile.Overlap, time.Hour, 0, never, "")
 	}
-	c.Logger = fields.Logger(c.Logger)
-	return c, errors.Join(faults...)
 }
