@@ -17,6 +17,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -24,6 +25,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/onlyonce/onlyonce/test/results"
@@ -44,6 +46,7 @@ func main() {
 	only := flag.String("only", "", "comma-separated rules; empty: all")
 	part := flag.String("part", "", "k/n: part k of the table, divided into n; with -record, what was caught at this commit is passed over")
 	record := flag.String("record", "", "put each verdict into the table of this file, in place of the older one")
+	atOnce := flag.Int("at-once", 2, "how many are played at a time")
 	verbose := flag.Bool("v", false, "print the output of tests that did not fail")
 	flag.Parse()
 	rows, err := pick(*only, *part)
@@ -58,32 +61,76 @@ func main() {
 			os.Exit(2)
 		}
 	}
-	bad, ran, passed := 0, 0, 0
+	p := &playing{book: book, verbose: *verbose}
 	for _, m := range rows {
 		if *part != "" && book != nil && book.caught(m) {
-			passed++
-			continue
-		}
-		ran++
-		verdict, output := run(m)
-		fmt.Printf("%s %s %s\n", m.rule, verdict, m.test)
-		if book != nil {
-			if err := book.note(m, verdict); err != nil {
-				fmt.Fprintln(os.Stderr, "mutants:", err)
-				os.Exit(2)
-			}
-		}
-		if verdict != "caught" {
-			bad++
-			if *verbose || verdict != "survived" {
-				fmt.Println(output)
-			}
+			p.passed++
+		} else {
+			p.rows = append(p.rows, m)
 		}
 	}
-	fmt.Printf("%d mutants, %d not caught, %d caught before at this commit\n", ran, bad, passed)
-	if bad > 0 || ran+passed == 0 {
+	if err := p.all(*atOnce); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		os.Exit(2)
+	}
+	fmt.Printf("%d mutants, %d not caught, %d caught before at this commit\n", p.ran, p.bad, p.passed)
+	if p.bad > 0 || p.ran+p.passed == 0 {
 		os.Exit(1)
 	}
+}
+
+// playing is one run of the command.
+type playing struct {
+	rows    []mutant // left to be played
+	book    *ledger  // nil: verdicts are not recorded
+	verbose bool
+
+	mu               sync.Mutex
+	bad, ran, passed int
+}
+
+// all plays the rows, some at once. It returns an error if a verdict cannot be recorded.
+func (p *playing) all(atOnce int) error {
+	errs := make([]error, max(atOnce, 1))
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			for m, ok := p.next(); ok && errs[i] == nil; m, ok = p.next() {
+				verdict, output := run(m)
+				errs[i] = p.found(m, verdict, output)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (p *playing) next() (m mutant, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.rows) == 0 {
+		return m, false
+	}
+	m, p.rows = p.rows[0], p.rows[1:]
+	return m, true
+}
+
+// found prints and records a verdict.
+func (p *playing) found(m mutant, verdict, output string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ran++
+	fmt.Printf("%s %s %s\n", m.rule, verdict, m.test)
+	if verdict != "caught" {
+		p.bad++
+		if p.verbose || verdict != "survived" {
+			fmt.Println(output)
+		}
+	}
+	if p.book == nil {
+		return nil
+	}
+	return p.book.note(m, verdict)
 }
 
 // pick returns the rows of the table that are asked for.
