@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -244,47 +243,63 @@ var ErrConfig = errors.New("consumer")
 const maxScope = 200
 
 func (c Config) faults(events bool) error {
-	var faults []error
-	fault := func(field, rule string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: Config.%s: %s", ErrConfig, field, fmt.Sprintf(rule, args...)))
-	}
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Scope == "" {
-		fault("Scope", "must not be empty: it names this consumer, and keys and positions are kept under it")
+		l.Add("Scope", "must not be empty: it names this consumer, and keys and positions are kept under it")
 	}
 	if len(c.Scope) > maxScope {
-		fault("Scope", "is %d bytes long: at most %d", len(c.Scope), maxScope)
+		l.Add("Scope", "is %d bytes long: at most %d", len(c.Scope), maxScope)
 	}
 	switch {
 	case events && (c.Key != nil || c.PositionsOnly || c.Tenant != nil):
-		fault("Key", "must not be set, nor PositionsOnly and Tenant: the source is one of events, which have their ids and tenants from where they were appended")
+		l.Add("Key", "must not be set, nor PositionsOnly and Tenant: the source is one of events, which have their ids and tenants from where they were appended")
 	case events:
 	case c.Key == nil && !c.PositionsOnly:
-		fault("Key", "is not set: choose where a message's id is (HeaderKey, CloudEventKey, JSONKey or a function of yours), or set PositionsOnly to run without ids")
+		l.Add("Key", "is not set: choose where a message's id is (HeaderKey, CloudEventKey, JSONKey or a function of yours), or set PositionsOnly to run without ids")
 	case c.Key != nil && c.PositionsOnly:
-		fault("PositionsOnly", "is set, and Key is too: choose one")
+		l.Add("PositionsOnly", "is set, and Key is too: choose one")
 	case c.Key != nil:
-		faults = append(faults, keyFuncFault(c.Key))
+		l.Join(keyFuncFault(c.Key))
 	}
 	if strings.ContainsRune(c.Scope, 0) {
-		fault("Scope", "must not hold a NUL character: PostgreSQL stores none")
+		l.Add("Scope", "must not hold a NUL character: PostgreSQL stores none")
 	}
 	if !slices.Contains([]FailurePolicy{ParkMessage, ParkOrderingKey, BlockPartition}, c.OnFailure) {
-		fault("OnFailure", "is %d: must be ParkMessage, ParkOrderingKey or BlockPartition", c.OnFailure)
+		l.Add("OnFailure", "is %d: must be ParkMessage, ParkOrderingKey or BlockPartition", c.OnFailure)
 	}
 	if c.CopiesWithin != 0 && (c.CopiesWithin < time.Second || c.Key == nil) {
-		fault("CopiesWithin", "is %v: must be at least a second, or 0 for not declared, and needs Key", c.CopiesWithin)
+		l.Add("CopiesWithin", "is %v: must be at least a second, or 0 for not declared, and needs Key", c.CopiesWithin)
 	}
 	if c.OrderingKey != nil && c.OnFailure != ParkOrderingKey {
-		fault("OrderingKey", "is set, and OnFailure is not ParkOrderingKey: nothing would use it")
+		l.Add("OrderingKey", "is set, and OnFailure is not ParkOrderingKey: nothing would use it")
 	}
 	if c.Start != StartEarliest && c.Start != StartLatest {
-		fault("Start", "is %d: must be StartEarliest or StartLatest", c.Start)
+		l.Add("Start", "is %d: must be StartEarliest or StartLatest", c.Start)
 	}
 	for i, m := range c.Middleware {
 		if m == nil {
-			fault("Middleware", "has nil at index %d", i)
+			l.Add("Middleware", "has nil at index %d", i)
 		}
 	}
+	c.checkSigns(l)
+	w := c.withDefaults()
+	if w.Brake.Percent > 100 {
+		l.Add("Brake.Percent", "is %d: must not be above 100; Brake.Off switches the brake off", w.Brake.Percent)
+	}
+	if w.Brake.Least > w.Brake.Window {
+		l.Add("Brake.Least", "is %d: must not be above Brake.Window, %d", w.Brake.Least, w.Brake.Window)
+	}
+	if w.RetryMin > w.RetryMax {
+		l.Add("RetryMax", "is %v: must not be below RetryMin, %v", w.RetryMax, w.RetryMin)
+	}
+	if w.MessageTimeout > w.BatchTimeout {
+		l.Add("BatchTimeout", "is %v: must not be below MessageTimeout, %v, which it would cut short", w.BatchTimeout, w.MessageTimeout)
+	}
+	return l.Err()
+}
+
+// checkSigns checks that numbers and durations are positive, or 0 for their defaults.
+func (c *Config) checkSigns(l *fields.List) {
 	for _, n := range []struct {
 		field string
 		value int
@@ -292,7 +307,7 @@ func (c Config) faults(events bool) error {
 		{"PrefetchBytes", c.PrefetchBytes}, {"Brake.Window", c.Brake.Window},
 		{"Brake.Percent", c.Brake.Percent}, {"Brake.Least", c.Brake.Least}} {
 		if n.value < 0 {
-			fault(n.field, "is %d: must be positive, or 0 for the default", n.value)
+			l.Add(n.field, "is %d: must be positive, or 0 for the default", n.value)
 		}
 	}
 	for _, d := range []struct {
@@ -306,25 +321,11 @@ func (c Config) faults(events bool) error {
 	} {
 		switch {
 		case d.value < 0:
-			fault(d.field, "is %v: must be positive, or 0 for the default", d.value)
+			l.Add(d.field, "is %v: must be positive, or 0 for the default", d.value)
 		case d.value > 0 && d.value < time.Millisecond:
-			fault(d.field, "is %v: the unit is a millisecond", d.value)
+			l.Add(d.field, "is %v: the unit is a millisecond", d.value)
 		}
 	}
-	w := c.withDefaults()
-	if w.Brake.Percent > 100 {
-		fault("Brake.Percent", "is %d: must not be above 100; Brake.Off switches the brake off", w.Brake.Percent)
-	}
-	if w.Brake.Least > w.Brake.Window {
-		fault("Brake.Least", "is %d: must not be above Brake.Window, %d", w.Brake.Least, w.Brake.Window)
-	}
-	if w.RetryMin > w.RetryMax {
-		fault("RetryMax", "is %v: must not be below RetryMin, %v", w.RetryMax, w.RetryMin)
-	}
-	if w.MessageTimeout > w.BatchTimeout {
-		fault("BatchTimeout", "is %v: must not be below MessageTimeout, %v, which it would cut short", w.BatchTimeout, w.MessageTimeout)
-	}
-	return errors.Join(faults...)
 }
 
 // keyFuncFault returns the error of a KeyFunc of this package that was made with a bad argument.

@@ -1,12 +1,13 @@
 package webhook
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
 // VerifierConfig describes how an endpoint's sender signs. The zero value of a field is the default
@@ -55,89 +56,99 @@ var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-
 func NewVerifier(cfg VerifierConfig) (*Verifier, error) { return newVerifier(cfg, minSecret) }
 
 func newVerifier(cfg VerifierConfig, shortest int) (*Verifier, error) {
-	var faults []error
-	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
-	}
+	l := &fields.List{Sentinel: ErrConfig}
 	scheme := &Scheme{}
 	if cfg.Provider == nil {
-		fault("Provider", "must be set: it says how the sender signs")
+		l.Add("Provider", "must be set: it says how the sender signs")
 	} else if s, err := cfg.Provider.Scheme(); err != nil {
-		fault("Provider", "%v", err)
+		l.Add("Provider", "%v", err)
 	} else if s == nil || s.Name == "" || s.Key == nil || s.Read == nil || s.Event == nil {
-		fault("Provider", "its scheme lacks Name, Key, Read or Event")
+		l.Add("Provider", "its scheme lacks Name, Key, Read or Event")
 	} else {
 		copied := *s
 		scheme = &copied
 	}
 	v := &Verifier{scheme: scheme, maxBody: cfg.MaxBody, past: scheme.Past, future: scheme.Future}
-	switch timed := v.past > 0 || v.future > 0; {
-	case v.past < 0 || v.future < 0:
-		fault("Provider", "its scheme has a negative Past or Future")
-	case cfg.Tolerance == 0:
-	case cfg.Tolerance < time.Second || cfg.Tolerance > 24*time.Hour:
-		fault("Tolerance", "%v is not from 1s to 24h", cfg.Tolerance)
-	case scheme.Name != "" && !timed:
-		fault("Tolerance", "must be 0: %s signs no time", scheme.Name)
-	default:
-		if v.past > 0 {
-			v.past = cfg.Tolerance
-		}
-		if v.future > 0 {
-			v.future = cfg.Tolerance
-		}
-	}
+	v.setTolerance(l, cfg.Tolerance)
 	if cfg.MaxBody == 0 {
 		v.maxBody = defaultMaxBody
 	} else if cfg.MaxBody < 0 || cfg.MaxBody > maxMaxBody {
-		fault("MaxBody", "%d is not from 1 to %d", cfg.MaxBody, maxMaxBody)
+		l.Add("MaxBody", "%d is not from 1 to %d", cfg.MaxBody, maxMaxBody)
 	}
-	if n := len(cfg.Secrets); n == 0 || n > maxSecrets {
-		fault("Secrets", "must list 1 to %d secrets, not %d", maxSecrets, n)
+	v.setKeys(l, cfg.Secrets, shortest)
+	v.setKeptHeaders(l, cfg.KeepHeaders)
+	if err := l.Err(); err != nil {
+		return nil, err
 	}
-	for i, secret := range cfg.Secrets {
+	return v, nil
+}
+
+// setTolerance replaces the bounds of the scheme that are not zero.
+func (v *Verifier) setTolerance(l *fields.List, tolerance time.Duration) {
+	switch timed := v.past > 0 || v.future > 0; {
+	case v.past < 0 || v.future < 0:
+		l.Add("Provider", "its scheme has a negative Past or Future")
+	case tolerance == 0:
+	case tolerance < time.Second || tolerance > 24*time.Hour:
+		l.Add("Tolerance", "%v is not from 1s to 24h", tolerance)
+	case v.scheme.Name != "" && !timed:
+		l.Add("Tolerance", "must be 0: %s signs no time", v.scheme.Name)
+	default:
+		if v.past > 0 {
+			v.past = tolerance
+		}
+		if v.future > 0 {
+			v.future = tolerance
+		}
+	}
+}
+
+func (v *Verifier) setKeys(l *fields.List, secrets []string, shortest int) {
+	if n := len(secrets); n == 0 || n > maxSecrets {
+		l.Add("Secrets", "must list 1 to %d secrets, not %d", maxSecrets, n)
+	}
+	for i, secret := range secrets {
 		field := fmt.Sprintf("Secrets[%d]", i)
-		if slices.Contains(cfg.Secrets[:i], secret) {
-			fault(field, "must not be listed twice")
+		if slices.Contains(secrets[:i], secret) {
+			l.Add(field, "must not be listed twice")
 			continue
 		}
 		if len(secret) < shortest {
-			fault(field, "must have %d characters or more", shortest)
+			l.Add(field, "must have %d characters or more", shortest)
 			continue
 		}
-		if scheme.Key == nil {
+		if v.scheme.Key == nil {
 			continue
 		}
-		key, err := scheme.Key(secret)
+		key, err := v.scheme.Key(secret)
 		switch {
 		case err != nil:
-			fault(field, "%v", err)
+			l.Add(field, "%v", err)
 		case key.mac == nil && key.public == nil:
-			fault(field, "the provider's Key function returned no key")
+			l.Add(field, "the provider's Key function returned no key")
 		default:
 			v.keys = append(v.keys, key)
 		}
 	}
+}
+
+func (v *Verifier) setKeptHeaders(l *fields.List, more []string) {
 	v.keptHeaders = []string{"Content-Type"}
-	for i, name := range slices.Concat(scheme.KeepHeaders, cfg.KeepHeaders) {
+	for i, name := range slices.Concat(v.scheme.KeepHeaders, more) {
 		field := "Provider"
-		if i >= len(scheme.KeepHeaders) {
-			field = fmt.Sprintf("KeepHeaders[%d]", i-len(scheme.KeepHeaders))
+		if i >= len(v.scheme.KeepHeaders) {
+			field = fmt.Sprintf("KeepHeaders[%d]", i-len(v.scheme.KeepHeaders))
 		}
 		canonical := http.CanonicalHeaderKey(name)
 		switch {
 		case !isToken(name):
-			fault(field, "%q is not a header name", name)
-		case holdsSecret(canonical, scheme.SignatureHeaders):
-			fault(field, "%s must not be kept: it holds a signature or a credential", canonical)
+			l.Add(field, "%q is not a header name", name)
+		case holdsSecret(canonical, v.scheme.SignatureHeaders):
+			l.Add(field, "%s must not be kept: it holds a signature or a credential", canonical)
 		case !slices.Contains(v.keptHeaders, canonical):
 			v.keptHeaders = append(v.keptHeaders, canonical)
 		}
 	}
-	if err := errors.Join(faults...); err != nil {
-		return nil, err
-	}
-	return v, nil
 }
 
 // holdsSecret reports whether a header must not be kept (W14).
