@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -30,6 +31,7 @@ type Wire struct {
 	holding  bool // a connection holds something: requests to cancel are not sent
 	released chan struct{}
 	readers  sync.WaitGroup
+	closed   bool
 }
 
 // DialFunc is the type of pgconn.Config.DialFunc.
@@ -46,19 +48,28 @@ func (w *Wire) Dial(dial DialFunc) DialFunc {
 		if err != nil {
 			return nil, err
 		}
-		return w.wrap(server), nil
+		c, ok := w.wrap(server)
+		if !ok {
+			_ = server.Close()
+			return nil, fmt.Errorf("wire: %w", net.ErrClosed)
+		}
+		return c, nil
 	}
 }
 
-func (w *Wire) wrap(server net.Conn) *conn {
+// wrap returns the client's end, or false if the wire is closed: nothing would end it.
+func (w *Wire) wrap(server net.Conn) (*conn, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.closed {
+		return nil, false
+	}
 	c := &conn{Conn: server, wire: w, number: len(w.conns) + 1, statements: map[string]string{}}
 	c.toClient.changed = sync.NewCond(&c.toClient.mu)
 	c.progress = sync.NewCond(&c.mu)
 	w.conns = append(w.conns, c)
 	w.readers.Go(c.readServer)
-	return c
+	return c, true
 }
 
 // Statement returns an At that counts how often a statement is run, from 1 on over all connections,
@@ -139,8 +150,12 @@ func (w *Wire) Pending() (pids []uint32) {
 	return pids
 }
 
-// Close ends all connections, on both sides, and returns when all their goroutines have ended.
+// Close ends all connections, on both sides, and returns when all their goroutines have ended. From
+// then on nothing can be dialled: for example pgx asks for a cancel in a goroutine of its own.
 func (w *Wire) Close() {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
 	w.Release()
 	for _, c := range w.all() {
 		c.cut()

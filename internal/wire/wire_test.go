@@ -309,3 +309,16 @@ func pgNetwork(cc *pgx.ConnConfig) (network, addr string) {
 	}
 	return "tcp", net.JoinHostPort(cc.Host, fmt.Sprint(cc.Port))
 }
+
+// What is dialled after Close would never end.
+func TestNothingIsDialledAfterClose(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	w := &wire.Wire{}
+	w.Close()
+	cc := pool.Config().ConnConfig
+	network, addr := pgNetwork(cc)
+	if _, err := w.Dial(cc.DialFunc)(t.Context(), network, addr); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("%v", err)
+	}
+}
