@@ -168,7 +168,8 @@ func sending(sink func(p *onlyoncetest.Process) (outbox.Sink, error)) onlyoncete
 		if err != nil {
 			return nil, err
 		}
-		relay, err := outbox.NewRelay(p.Pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}, PollInterval: 20 * time.Millisecond, LeaseTTL: time.Second, RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond})
+		relay, err := outbox.NewRelay(p.Pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}, PollInterval: 20 * time.Millisecond, LeaseTTL: 4 * time.Second, // also a busy machine renews it in time
+			RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond})
 		if err != nil {
 			return nil, err
 		}

@@ -27,10 +27,13 @@ func TestGracefulStop(t *testing.T) {
 	x := r.start(cfg)
 	g.wait()
 	x.cancel()
+	pgtest.Until(t, patience, "the release of the lanes that have no call under way", func() bool {
+		return one[int](r, `select count(*) from onlyonce.leases where nonce is null and name like 'relay/%'`) == 15
+	})
 	select {
 	case err := <-x.ended:
 		t.Fatalf("Run returned while a call was under way: %v", err)
-	case <-time.After(50 * time.Millisecond):
+	default:
 	}
 	g.release()
 	x.stop()
