@@ -441,6 +441,16 @@ func soundCases(t *testing.T) []judged {
 	}
 }
 
+// judging has room for three cases at a time. Each runs several engines, and what they wait for,
+// for example a lease, must not be the machine.
+var judging = make(chan struct{}, 3)
+
+// enter waits for room, and returns what leaves it.
+func enter() (leave func()) {
+	judging <- struct{}{}
+	return func() { <-judging }
+}
+
 // Each faulty program is caught, under the right name and by a history of at most three events. No
 // sound one is accused.
 //
@@ -453,6 +463,7 @@ func TestJudges(t *testing.T) {
 				t.Skip("-short")
 			}
 			t.Parallel()
+			defer enter()()
 			x := &fatal{TB: t}
 			j.c.Budget = 5 * time.Minute // the first verdict ends it
 			rep := onlyoncetest.Run(x, j.c)
@@ -478,6 +489,7 @@ func TestJudges(t *testing.T) {
 				t.Skip("-short")
 			}
 			t.Parallel()
+			defer enter()()
 			x := &fatal{TB: t}
 			rep := onlyoncetest.Run(x, j.c)
 			if rep.Verdict != nil || x.text != "" {
