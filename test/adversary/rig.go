@@ -239,7 +239,9 @@ select format('pid %s %s %s blocked by %s: %s', pid, state, coalesce(wait_event,
 	return found
 }
 
-// inTheWay reports whether a session whose client is cut off from it keeps another one waiting.
+// inTheWay reports whether a session whose client is cut off from it keeps another one waiting: by
+// a lock, or in a scene that waits for all transactions of the server, by its own. Such a session
+// may be in the middle of a round trip, where idle_in_transaction_session_timeout does not end it.
 func (r *rig) inTheWay() (blocks bool, err error) {
 	pids := r.wire.Pending()
 	if len(pids) == 0 {
@@ -250,7 +252,9 @@ func (r *rig) inTheWay() (blocks bool, err error) {
 		of[i] = int32(p)
 	}
 	err = r.db.pool.QueryRow(r.ctx, `
-select exists (select from pg_locks l, unnest(pg_blocking_pids(l.pid)) b where not l.granted and b = any ($1::int[]))`, of).Scan(&blocks)
+select exists (select from pg_locks l, unnest(pg_blocking_pids(l.pid)) b where not l.granted and b = any ($1::int[]))
+    or $2 and exists (select from pg_stat_activity where pid = any ($1::int[]) and coalesce(backend_xid, backend_xmin) is not null)`,
+		of, r.scene.apart && r.waitedFor() > 5*r.bound).Scan(&blocks)
 	return blocks, err
 }
 
