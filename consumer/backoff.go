@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"context"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -38,16 +37,4 @@ func backoffFor(cfg Config, n int) time.Duration {
 		d = b.NextBackOff()
 	}
 	return d
-}
-
-// sleep waits. It returns false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // refusedLimit is how often a batch is repeated whole if the server refuses it. Then it is
@@ -61,7 +62,7 @@ func (w *worker) handleBatch(ctx, work context.Context, msgs []*Message, next in
 		case h != nil:
 			refused++
 		}
-		if !sleep(ctx, w.reportLogRetry(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
+		if !pace.Sleep(ctx, w.reportLogRetry(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
 			return ctx.Err()
 		}
 	}
@@ -115,7 +116,7 @@ func (w *worker) advancePosition(ctx, work context.Context, next int64) error {
 		if err == nil || endsWork(err) {
 			return err
 		}
-		if !sleep(ctx, w.reportLogRetry(Retry{Offset: w.pos, Err: err}, retry)) {
+		if !pace.Sleep(ctx, w.reportLogRetry(Retry{Offset: w.pos, Err: err}, retry)) {
 			return ctx.Err()
 		}
 	}

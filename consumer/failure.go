@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
@@ -73,7 +74,7 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 			err = w.haltError(HaltBlocked, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
 		}
 		exclusive = exclusive || h != nil && sqlState(h.failed) == codeCrashShutdown
-		if endsWork(err) || ctx.Err() != nil || !sleep(ctx, w.reportLogRetry(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
+		if endsWork(err) || ctx.Err() != nil || !pace.Sleep(ctx, w.reportLogRetry(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
 			if owed > 0 {
 				w.takeBackAttempt(m.Offset)
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // haltRecheck is how often a halted partition checks whether an operator has resolved the halt.
@@ -81,7 +82,7 @@ func (c *Consumer) ownPartition(ctx context.Context, p Partition) (err error) {
 			w.state.setTrouble(&w.state.reachTrouble, err)
 			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
 		}
-		if !sleep(ctx, wait) {
+		if !pace.Sleep(ctx, wait) {
 			return nil
 		}
 	}

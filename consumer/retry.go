@@ -9,6 +9,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
@@ -95,7 +96,7 @@ func (r *retrier) awaitFirstPoll(ctx context.Context) error {
 // waitForWork waits until there is something to do: the poller has answered, a row is due, or
 // another goroutine has left work. After a failure it first waits for that long.
 func (r *retrier) waitForWork(ctx context.Context, failed time.Duration) (answered bool, err error) {
-	if failed > 0 && !sleep(ctx, failed) {
+	if failed > 0 && !pace.Sleep(ctx, failed) {
 		return false, nil
 	}
 	var due <-chan time.Time

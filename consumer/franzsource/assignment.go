@@ -8,6 +8,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // heldPartition is a partition from its hand-over until own has returned.
@@ -133,7 +134,7 @@ func (m *membership) ownPartition(h *heldPartition) {
 	wait := m.lostWait()
 	m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", h.p.key.topic, "partition", h.p.key.partition,
 		"generation", as.generation, "wait", wait, "error", err)
-	if kafkalog.Sleep(m.ctx, wait) && m.currentMember() == as {
+	if pace.Sleep(m.ctx, wait) && m.currentMember() == as {
 		m.requestRejoin()
 	}
 }

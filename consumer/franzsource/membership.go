@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
@@ -129,7 +130,7 @@ func (m *membership) joinAndServe() error {
 			m.joined.Set(fmt.Errorf("group %s not joined: %w", m.net.cfg.GroupID, err))
 			wait := retry.NextBackOff()
 			m.net.log.Warn("onlyonce: group not joined, trying again", "error", err, "wait", wait)
-			kafkalog.Sleep(m.ctx, wait)
+			pace.Sleep(m.ctx, wait)
 		}
 	}
 	m.drainPartitions()

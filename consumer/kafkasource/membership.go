@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
@@ -100,7 +101,7 @@ func (m *membership) serveGenerations(group *kafka.ConsumerGroup) {
 			m.joined.Set(fmt.Errorf("group %s not joined: %w", m.net.cfg.GroupID, err))
 			wait := retry.NextBackOff()
 			m.net.log.Warn("onlyonce: group not joined, trying again", "error", err, "wait", wait)
-			kafkalog.Sleep(m.ctx, wait)
+			pace.Sleep(m.ctx, wait)
 			continue
 		}
 		retry.Reset()
@@ -165,7 +166,7 @@ func (m *membership) ownPartition(generation context.Context, p *partition) {
 		wait := m.lostWait()
 		m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", p.topic, "partition", p.index,
 			"generation", p.generation, "wait", wait, "error", err)
-		kafkalog.Sleep(ctx, wait)
+		pace.Sleep(ctx, wait)
 	case err == nil:
 		m.stopWith(fmt.Errorf("kafkasource: %v: own returned without an error while the partition was to be owned", p))
 	default:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -106,7 +107,7 @@ func (b *Builder) Run(ctx context.Context) {
 				reported = true
 				b.log.Warn("onlyonce: this process does not build filters of the inbox; another one must", "ring", b.ring.Name, "error", err)
 			}
-			if !sleep(ctx, rightsRecheck) {
+			if !pace.Sleep(ctx, rightsRecheck) {
 				return
 			}
 		default:

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // ErrHorizon means that keys are remembered for a shorter time than copies may come.
@@ -56,7 +58,7 @@ func CheckHorizon(ctx context.Context, db DB, n Need) error {
 // needs with Holds.
 func watchHorizons(ctx context.Context, db DB, log *slog.Logger, every, bound time.Duration, needs []Need) {
 	reported := make([]bool, len(needs))
-	for sleep(ctx, every) {
+	for pace.Sleep(ctx, every) {
 		for i, n := range needs {
 			asking, cancel := context.WithTimeout(ctx, bound)
 			err := CheckHorizon(asking, db, n)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -44,7 +45,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 		}
 		all.Go(func() {
 			reported := false
-			for wait := interval; sleep(ctx, wait); wait = rightsRecheck {
+			for wait := interval; pace.Sleep(ctx, wait); wait = rightsRecheck {
 				if err := x.Run(ctx); err != nil && ctx.Err() == nil && !reported {
 					reported = true
 					log.Warn("onlyonce: this process does not drop old segments of the inbox; another one must", "ring", which.Name, "error", err)
@@ -57,18 +58,6 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 		all.Go(func() { watchHorizons(ctx, pool, log, interval, answerTimeout, needs) })
 	}
 	all.Wait()
-}
-
-// sleep waits, and reports whether ctx is still open.
-func sleep(ctx context.Context, wait time.Duration) bool {
-	t := time.NewTimer(wait)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }
 
 // logStep logs what became of a segment.

@@ -1,6 +1,6 @@
 // Package pace has the paces of the engines that no user has a reason to change, so that a test
 // can: what comes once in a hundred transactions has to come in a history of ten. A test sets them
-// before anything runs.
+// before anything runs. [Sleep] is how the engines wait.
 package pace
 
 import "time"

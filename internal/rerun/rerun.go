@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // Policy says how often something is tried, and how long the waits between the tries are.
@@ -26,11 +28,7 @@ func (p Policy) Run(ctx context.Context, once func() (again bool, err error)) er
 		if !again || n >= p.Attempts {
 			return err
 		}
-		timer := time.NewTimer(waits.NextBackOff())
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pace.Sleep(ctx, waits.NextBackOff()) {
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/recordbatch"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // isolationCommitted makes brokers stop at the last stable offset and list aborted transactions.
@@ -142,7 +143,7 @@ func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (consumer.Fet
 			// A quota is used up: the answer is empty, and the next one comes when this time is
 			// over (KIP-219).
 			l.opts.Throttled(l.topic, l.index, throttle)
-			Sleep(ctx, throttle)
+			pace.Sleep(ctx, throttle)
 			return consumer.Fetched{}, fmt.Errorf("%w: it throttles this client, by %v", errEmptyResponse, throttle)
 		}
 		return consumer.Fetched{}, errEmptyResponse

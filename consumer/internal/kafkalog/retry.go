@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // Joining is the log line before a process joins its group. The group waits for members that do not
@@ -53,7 +54,7 @@ func TryBrokers(ctx context.Context, brokers int, f func(context.Context) error)
 		cancel()
 		var timeout net.Error
 		silent := errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
-		if brokers == 1 || !silent || !Sleep(ctx, 20*time.Millisecond) {
+		if brokers == 1 || !silent || !pace.Sleep(ctx, 20*time.Millisecond) {
 			return err
 		}
 	}
@@ -77,18 +78,6 @@ func isTransient(c Cluster, err error) bool {
 		kerr.ReplicaNotAvailable, kerr.BrokerNotAvailable, kerr.OffsetNotAvailable, kerr.KafkaStorageError,
 		kerr.CoordinatorLoadInProgress, kerr.CoordinatorNotAvailable, kerr.NotCoordinator,
 		kerr.RequestTimedOut, kerr.NetworkException, kerr.CorruptMessage, kerr.ThrottlingQuotaExceeded, kerr.UnstableOffsetCommit)
-}
-
-// Sleep waits, and reports false when ctx ended first.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // AsOwnershipLost turns the codes with which a coordinator says that this process is no member of
