@@ -88,11 +88,11 @@ func (s *Server) exec(ctx context.Context, sql string, args ...any) error {
 // template makes a database with the schema, unless there is one for this state of the migrations.
 // The caller has mu.
 func (s *Server) template(ctx context.Context) (name string, err error) {
-	hash, err := schemaHash()
+	hash, err := SchemaHash()
 	if err != nil {
 		return "", err
 	}
-	name = s.prefix + "_template_" + hash
+	name = s.prefix + "_template_" + hash[:12]
 	if err := s.exec(ctx, `select pg_advisory_lock($1, -1)`, class); err != nil {
 		return "", err
 	}
@@ -125,8 +125,9 @@ func (s *Server) recreate(ctx context.Context, name, from string) error {
 
 func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
 
-// schemaHash covers the names and contents of the migrations.
-func schemaHash() (string, error) {
+// SchemaHash returns a name for the schema, 32 hexadecimal digits: it covers the names and contents
+// of the migrations, so a template that bears it has this schema.
+func SchemaHash() (string, error) {
 	h := sha256.New()
 	err := fs.WalkDir(migrations.FS, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -139,7 +140,7 @@ func schemaHash() (string, error) {
 		_, err = fmt.Fprintf(h, "%s %d %s", path, len(b), b)
 		return err
 	})
-	return hex.EncodeToString(h.Sum(nil))[:12], err
+	return hex.EncodeToString(h.Sum(nil))[:32], err
 }
 
 // DB is one worker's database, for one run at a time.

@@ -14,12 +14,8 @@ package pgtest
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql"
-	"encoding/hex"
 	"errors"
-	"fmt"
-	"io/fs"
 	"net/url"
 	"os"
 	"strconv"
@@ -33,6 +29,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/peterldowns/pgtestdb"
 
+	"github.com/onlyonce/onlyonce/internal/workerdb"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
@@ -225,21 +222,7 @@ var server = sync.OnceValues(func() (string, error) {
 type ours struct{}
 
 // Hash covers the names and contents of the migrations' files.
-func (ours) Hash() (string, error) {
-	h := sha256.New()
-	err := fs.WalkDir(migrations.FS, ".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		b, err := fs.ReadFile(migrations.FS, path)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(h, "%d %s %d %s", len(path), path, len(b), b)
-		return err
-	})
-	return hex.EncodeToString(h.Sum(nil))[:32], err
-}
+func (ours) Hash() (string, error) { return workerdb.SchemaHash() }
 
 // Migrate applies them to the new template.
 func (ours) Migrate(ctx context.Context, _ *sql.DB, cfg pgtestdb.Config) error {
