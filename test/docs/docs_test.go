@@ -88,8 +88,8 @@ func only(all []block, tag string) []block {
 	return slices.DeleteFunc(slices.Clone(all), func(b block) bool { return b.tag != tag })
 }
 
-// sources is the text of all Go files of the module.
-func sources(t *testing.T) string {
+// sources is the text of all files of the repository whose names end so, for example in ".go".
+func sources(t *testing.T, suffix string) string {
 	t.Helper()
 	var all strings.Builder
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -98,7 +98,7 @@ func sources(t *testing.T) string {
 			return err
 		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && d.Name() != "..":
 			return fs.SkipDir
-		case filepath.Ext(path) != ".go":
+		case d.IsDir() || !strings.HasSuffix(path, suffix):
 			return nil
 		}
 		text, err := os.ReadFile(path)
@@ -113,7 +113,7 @@ func sources(t *testing.T) string {
 
 func TestGoBlocksAreCodeThatCompiles(t *testing.T) {
 	t.Parallel()
-	all := sources(t)
+	all := sources(t, ".go")
 	n := 0
 	for _, page := range pages(t) {
 		for _, b := range only(blocks(t, page), "go") {

@@ -26,7 +26,7 @@ func TestRulesNameWhatExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	schema := textOf(t, "migrations/0001/*.sql")
-	tests := testSources(t)
+	tests := sources(t, "_test.go")
 	rules, names := 0, 0
 	for _, part := range wherePart.FindAllStringSubmatch(string(text), -1) {
 		rules++
@@ -87,24 +87,6 @@ func textOf(t *testing.T, pattern string) string {
 			t.Fatal(err)
 		}
 		all.Write(text)
-	}
-	return all.String()
-}
-
-// testSources returns the text of all tests of the repository.
-func testSources(t *testing.T) string {
-	t.Helper()
-	var all strings.Builder
-	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		all.Write(text)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return all.String()
 }
