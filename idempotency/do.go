@@ -13,8 +13,8 @@ import (
 )
 
 // Do calls fn once for a key, stores its result, and returns the stored result to each later call
-// with the key. It is what a [Layer] does for an HTTP handler, for any function: a method of gRPC, a
-// job, a command. package grpcserver (a module of its own) has an interceptor. Use dedupe.Do if
+// with the key. It is what a [Layer] does for an HTTP handler, for any function: a method of gRPC,
+// a job, a command. package grpcserver (a module of its own) has an interceptor. Use dedupe.Do if
 // there is no result to store.
 //
 // The function's writes through tx, the calls that it enqueues and the record of its result are one

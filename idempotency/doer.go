@@ -34,8 +34,8 @@ type jsonCodec struct{}
 func (jsonCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
 func (jsonCodec) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
 
-// DoerConfig configures a [Doer]. The zero value of a field is the default that its comment names; a
-// value out of range is an error of [NewDoer] and never adjusted.
+// DoerConfig configures a [Doer]. The zero value of a field is the default that its comment names;
+// a value out of range is an error of [NewDoer] and never adjusted.
 type DoerConfig struct {
 	// Scope names the operation and is part of each record's identity, for example "charge". If you
 	// change it, the keys that were used under the old name run again. At most 200 visible ASCII
@@ -73,8 +73,8 @@ type DoerConfig struct {
 	Wait time.Duration
 }
 
-// NewDoer makes a Doer. It uses the layer's pool, fingerprint keys, sealer, cache, hooks and bounds;
-// [Layer.Run] purges its records too. A program that serves no HTTP sets Config.Scope to
+// NewDoer makes a Doer. It uses the layer's pool, fingerprint keys, sealer, cache, hooks and
+// bounds; [Layer.Run] purges its records too. A program that serves no HTTP sets Config.Scope to
 // [GlobalScope]. If the configuration is wrong, the error lists every fault and wraps [ErrConfig].
 func NewDoer(layer *Layer, cfg DoerConfig) (*Doer, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "DoerConfig"}

@@ -126,16 +126,16 @@ type Route struct {
 	MismatchStatus int
 
 	// TTL is how long an answer is kept from its completion, from 1 s to 400 days (H19). It must be
-	// at least an hour longer than KeyWindow, 25 hours with KeyWindow's default, unless KeyWindow is
-	// [NoCalls]. It must also exceed the time for which clients retry. In lease mode, a
-	// request that was never completed is shown to operators for that long after its last attempt.
-	// Defaults to 48 hours.
+	// at least an hour longer than KeyWindow, 25 hours with KeyWindow's default, unless KeyWindow
+	// is [NoCalls]. It must also exceed the time for which clients retry. In lease mode, a request
+	// that was never completed is shown to operators for that long after its last attempt. Defaults
+	// to 48 hours.
 	TTL time.Duration
 
 	// KeyWindow is how long the remotes that this route calls, in a [Step] or through the outbox,
 	// remember their keys: from 1 s to 400 days. A step whose outcome is unknown is not repeated
-	// after that. Set it to [NoCalls] if the route makes no calls: then TTL may be minutes. Defaults
-	// to 24 hours.
+	// after that. Set it to [NoCalls] if the route makes no calls: then TTL may be minutes.
+	// Defaults to 24 hours.
 	//
 	// TTL must be an hour longer, because the keys of calls are made from the request's key. If a
 	// client uses a key again after its record has expired here, the remote must have forgotten it
@@ -147,9 +147,9 @@ type Route struct {
 	// the layer gives up its key and cuts its connection. Defaults to 30 s.
 	MaxHandlerTime time.Duration
 
-	// Wait is how long a copy waits for the first request to end, up to 2 minutes (H10). It holds no
-	// connection of the pool while it waits. The server's WriteTimeout and the clients' timeouts must
-	// be longer. Defaults to 0: copies get 409 at once.
+	// Wait is how long a copy waits for the first request to end, up to 2 minutes (H10). It holds
+	// no connection of the pool while it waits. The server's WriteTimeout and the clients' timeouts
+	// must be longer. Defaults to 0: copies get 409 at once.
 	Wait time.Duration
 
 	// FailOpen runs the handler without protection if the store is down (H22). The answer then has
@@ -250,8 +250,8 @@ func (r *Route) checkShared(l *fields.List, names sharedFields) {
 }
 
 // NoCalls is the KeyWindow of a route or a [Doer] that makes no calls. Its TTL may be as short as 1
-// s. A [Step] is then refused, and so is a call that the handler enqueues without a Call.ID, because
-// its key would be made from the request's.
+// s. A [Step] is then refused, and so is a call that the handler enqueues without a Call.ID,
+// because its key would be made from the request's.
 const NoCalls time.Duration = -1
 
 // maxWait bounds Route.Wait.

@@ -15,8 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
-// servedRequest is one request that the layer serves, from its arrival to its answer; or one call of
-// [Do], which has no w, http and body.
+// servedRequest is one request that the layer serves, from its arrival to its answer; or one call
+// of [Do], which has no w, http and body.
 type servedRequest struct {
 	handler *routeHandler
 	layer   *Layer

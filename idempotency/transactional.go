@@ -96,8 +96,8 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 	return run.commitRecord(handlerReply(Created, rec))
 }
 
-// derivesCalls reports whether the keys of calls are made from the request's key. They must not be if
-// the record expires long before the remote forgets the call.
+// derivesCalls reports whether the keys of calls are made from the request's key. They must not be
+// if the record expires long before the remote forgets the call.
 func (req *servedRequest) derivesCalls() bool {
 	return !req.keyDerived && req.handler.route.KeyWindow != NoCalls
 }

@@ -17,8 +17,8 @@ import (
 // tenantKey is where your authentication puts the customer.
 type tenantKey struct{}
 
-// A server whose method Charge takes effect once for each key. The handler writes through Tx, in the
-// transaction that stores its answer.
+// A server whose method Charge takes effect once for each key. The handler writes through Tx, in
+// the transaction that stores its answer.
 func Example() {
 	serve := func(ctx context.Context, pool *pgxpool.Pool, secret idempotency.FingerprintKey) (*grpc.Server, error) {
 		layer, err := idempotency.New(pool, idempotency.Config{

@@ -60,8 +60,8 @@ type Config struct {
 	// required.
 	Methods map[string]Method
 
-	// Logger receives the causes of refused calls, which clients are not given: for example that the
-	// database cannot be reached. Defaults to slog.Default().
+	// Logger receives the causes of refused calls, which clients are not given: for example that
+	// the database cannot be reached. Defaults to slog.Default().
 	Logger *slog.Logger
 }
 
