@@ -34,8 +34,9 @@ type BulkInput struct {
 	// that Redrive and Discard pick without an ID.
 	ParkedFilter
 
-	// VerifiedApplied and VerifiedNotApplied are those of [RedriveInput]: what a person has verified
-	// about each call that the filter picks. DiscardAll refuses them. Both default to false.
+	// VerifiedApplied and VerifiedNotApplied are those of [RedriveInput]: what a person has
+	// verified about each call that the filter picks. DiscardAll refuses them. Both default to
+	// false.
 	VerifiedApplied, VerifiedNotApplied bool
 
 	// Shown is the result of a dry run with the same filter that a person agreed to: rows that were
@@ -65,8 +66,8 @@ type Bulk struct {
 
 // RedriveAll is [Redrive] for all rows that a filter picks, up to [MostBulk]. It works in
 // transactions of 500 rows, oldest first. All of them have one audit row, which counts what was
-// committed: it is written in the first transaction and updated in each further one. So an error, or
-// the end of the process, leaves whole transactions, and an audit row that says so.
+// committed: it is written in the first transaction and updated in each further one. So an error,
+// or the end of the process, leaves whole transactions, and an audit row that says so.
 //
 // A row that is no longer as the filter wants it, for example because another operator has
 // discarded it, is skipped and counted. With an error, the result is what was committed before it,

@@ -14,8 +14,9 @@ import (
 // pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic,
 // partition, reason (each may be null: any), states, how many rows, kinds, sink and name (null:
 // any), whether to include calls that were erased or have no key, whether to pick rejected ones
-// only, what the error begins with (null: any), and up to and above which id (null: any). Rows of reason conflict are picked only if the reason or the ids name them. By the primary
-// key, or by the index parked_position if a scope is given. No bodies.
+// only, what the error begins with (null: any), and up to and above which id (null: any). Rows of
+// reason conflict are picked only if the reason or the ids name them. By the primary key, or by the
+// index parked_position if a scope is given. No bodies.
 const pickSQL = `
 select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset", p.order_key::text as order_key, p.sink, p.call_name as name,
        p.key::text as key, p.first_attempt_at is not null as attempted,

@@ -21,8 +21,8 @@ type act struct {
 	means  string // what it does, and what it does not, in a sentence or two
 	danger bool   // it gives something up
 	fields []field
-	// try does it, or works it out in a dry run. shown is the JSON of what a person agreed to, empty
-	// in a dry run.
+	// try does it, or works it out in a dry run. shown is the JSON of what a person agreed to,
+	// empty in a dry run.
 	try func(ctx context.Context, db ops.DB, by ops.By, f url.Values, shown []byte) (*deed, error)
 }
 

@@ -144,8 +144,8 @@ func bulkRoutes() []route {
 // bulkFields are the fields of the filter that an address and a form carry.
 var bulkFields = []string{"kind", "scope", "topic", "partition", "sink", "name", "state", "reason-parked", "error", "verified"}
 
-// bulkInput reads the filter. The reason for which rows were parked is "reason" in an address, as on
-// the page of parked rows, and "reason-parked" in the form, where "reason" is the operator's.
+// bulkInput reads the filter. The reason for which rows were parked is "reason" in an address, as
+// on the page of parked rows, and "reason-parked" in the form, where "reason" is the operator's.
 func bulkInput(f url.Values, parkedFor string) (in ops.BulkInput, err error) {
 	in.ParkedFilter = ops.ParkedFilter{Kind: f.Get("kind"), Scope: f.Get("scope"), Topic: f.Get("topic"), Sink: f.Get("sink"), Name: f.Get("name"), Reason: parkedFor, ErrorPrefix: f.Get("error")}
 	if in.Kind == string(Call) {

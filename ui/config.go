@@ -70,11 +70,11 @@ var ErrConfig = errors.New("invalid config")
 var databaseName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
 // New returns a handler that serves the console over a database, or over those of c.Pools. It
-// returns all faults of the configuration at once, and asks the database nothing. The handler may be
-// used concurrently.
+// returns all faults of the configuration at once, and asks the database nothing. The handler may
+// be used concurrently.
 //
-// A bulk act runs on when its request has ended, until it is done, a person stops it, or its pool is
-// closed.
+// A bulk act runs on when its request has ended, until it is done, a person stops it, or its pool
+// is closed.
 func New(pool *pgxpool.Pool, c Config) (http.Handler, error) {
 	faults := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Authorize == nil {

@@ -16,12 +16,12 @@
 //
 // # Who may do what
 //
-// A viewer sees everything but payloads. An operator may also redrive, discard, pause, resume, adopt,
-// replay and resolve. The server enforces that: a POST of a viewer gets 403, whatever the page shows.
-// Each act has a dry run that a person confirms, needs a reason, and writes a row of onlyonce.audit
-// that names the [Actor]. What has changed since the dry run is refused; a bulk act skips and counts
-// such rows. The role of the pool's connections decides in the end: for example a member of
-// onlyonce_viewer (docs/roles.sql) can change nothing.
+// A viewer sees everything but payloads. An operator may also redrive, discard, pause, resume,
+// adopt, replay and resolve. The server enforces that: a POST of a viewer gets 403, whatever the
+// page shows. Each act has a dry run that a person confirms, needs a reason, and writes a row of
+// onlyonce.audit that names the [Actor]. What has changed since the dry run is refused; a bulk act
+// skips and counts such rows. The role of the pool's connections decides in the end: for example a
+// member of onlyonce_viewer (docs/roles.sql) can change nothing.
 //
 // A POST from another origin is refused (http.CrossOriginProtection). Pages may not be framed, and
 // load scripts and styles of the console only.

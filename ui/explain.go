@@ -43,8 +43,8 @@ func (v *visit) explain() error {
 	return nil
 }
 
-// find asks the question that the address has: a position, a stored key, an id within a scope, or an
-// id of any scope.
+// find asks the question that the address has: a position, a stored key, an id within a scope, or
+// an id of any scope.
 func (e *explanation) find(ctx context.Context, db ops.DB, query func(string) string) (err error) {
 	q := ops.KeyQuestion{Tenant: query("tenant"), CountLimit: countLimit}
 	at := positionIn(e.Asked, query)
