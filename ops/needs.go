@@ -88,8 +88,9 @@ func needOfHalt(g []halted) Need {
 	}
 	n.Remedy = first.Resolve
 	for _, c := range first.Commands {
-		n.Remedy = strings.TrimPrefix(strings.NewReplacer(": "+c, "", "; "+c, "").Replace(n.Remedy), "to resolve it")
+		n.Remedy = strings.NewReplacer(": "+c, "", "; "+c, "").Replace(n.Remedy)
 	}
+	n.Remedy = strings.TrimPrefix(strings.TrimPrefix(n.Remedy, "to resolve it"), ", ")
 	if topic := strings.Replace(strings.Join(first.Commands, ""), " -partition "+strconv.Itoa(int(first.Partition)), "", 1); first.Halted == "foreign-group" && len(g) > 1 {
 		n.Commands = []string{topic} // one decision for all partitions
 		return n
