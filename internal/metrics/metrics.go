@@ -76,8 +76,8 @@ func From(source string) []*Metric {
 	return slices.DeleteFunc(All(), func(m *Metric) bool { return m.From != source })
 }
 
-// ByPrometheus returns the metric with a name in Prometheus, also that of a histogram's series. Nil:
-// there is none.
+// ByPrometheus returns the metric with a name in Prometheus, also that of a histogram's series. It
+// returns nil if there is none.
 func ByPrometheus(name string) *Metric {
 	for _, m := range All() {
 		if name == m.Prometheus() {

@@ -151,7 +151,7 @@ var rooms = [][]string{
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
 	{"ops"},
-	{"onlyoncetest"},
+	{"internal/gauges", "onlyoncetest"},
 	{"cmd"},
 	{"test"},
 	{"examples"},
