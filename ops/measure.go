@@ -7,16 +7,19 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// windowsSQL finds for each sink how long the unanswered call that was tried first may still be
-// started again under its key. Calls that were never tried have their whole window, and those with
-// the reason completion were accepted. Sinks that remember keys forever are left out. By the index
-// parked_open, without bodies.
+// windowsSQL reads for each sink how long a call is started again under its key, and how much of
+// that the unanswered call that was tried first has left (null: no call waits for another attempt).
+// Calls that were never tried have their whole window, and those with the reason completion were
+// accepted. Sinks that remember keys forever are left out. Reads the rows of onlyonce.parked that
+// are not settled, by the index parked_open, without bodies.
 const windowsSQL = `
-select p.sink, extract(epoch from min(p.first_attempt_at) + k.start_window - clock_timestamp())::float8 as left_seconds
-  from onlyonce.parked p join onlyonce.sinks k on k.name = p.sink
- where p.kind = 'call' and p.settled_at is null and p.state in ('retrying', 'blocked') and p.reason <> 'completion'
-   and p.first_attempt_at is not null and k.start_window is not null
- group by p.sink, k.start_window order by p.sink`
+select k.name as sink, extract(epoch from k.start_window)::float8 as window_seconds,
+       extract(epoch from min(p.first_attempt_at) + k.start_window - clock_timestamp())::float8 as left_seconds
+  from onlyonce.sinks k
+  left join onlyonce.parked p on p.sink = k.name and p.kind = 'call' and p.settled_at is null and p.state in ('retrying', 'blocked')
+        and p.reason <> 'completion' and p.first_attempt_at is not null
+ where k.start_window is not null
+ group by k.name order by k.name`
 
 // scopeFrontiersSQL finds how far the slowest cursor in use of each scope is in the past. Out:
 // scope, age in seconds by the clock (null: a cursor's owner has not said). Reads one row of
@@ -35,10 +38,13 @@ select current_database()::text as database,
        extract(epoch from clock_timestamp() - least((select min(xact_start) from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()),
                                                     (select min(prepared) from pg_prepared_xacts)))::float8 as oldest_transaction`
 
-// KeyWindowLeft is how long unanswered calls of a sink may still be repeated under their keys.
-type KeyWindowLeft struct {
-	Sink        string  `json:"sink"`
-	LeftSeconds float64 `json:"left_seconds"` // of the call that was tried first; below 0: it is about to be set to reconcile
+// KeyWindow is how long calls of a sink are repeated under their keys.
+type KeyWindow struct {
+	Sink          string  `json:"sink"`
+	WindowSeconds float64 `json:"window_seconds"` // from a call's first attempt
+	// LeftSeconds is how much of that the unanswered call that was tried first has left. Nil: no
+	// call waits for another attempt. Below 0: it is about to be set to reconcile.
+	LeftSeconds *float64 `json:"left_seconds"`
 }
 
 // ScopeFrontier is how far the slowest cursor of a scope is in the past.
@@ -59,7 +65,7 @@ type Measures struct {
 	Database string          `json:"database"` // its name
 	Status   *StatusReport   `json:"status"`
 	Oldest   []OldestCall    `json:"oldest_calls"` // by sink
-	Windows  []KeyWindowLeft `json:"windows"`      // by sink, if calls wait for another attempt; nil: not read within CountLimit
+	Windows  []KeyWindow     `json:"windows"`      // by sink; nil: not read within CountLimit
 	Keys     []KeyRing       `json:"keys"`
 	Rings    []RingUse       `json:"rings"`
 	Scopes   []ScopeFrontier `json:"frontiers"` // by scope
@@ -95,7 +101,7 @@ func readMeasures(ctx context.Context, tx pgx.Tx, limit time.Duration) (*Measure
 	if m.Oldest, err = collect[OldestCall](ctx, tx, oldestCallsSQL, nil, 1); err != nil {
 		return nil, err
 	}
-	if m.Windows, err = collectWithin[KeyWindowLeft](ctx, tx, limit, windowsSQL); err != nil {
+	if m.Windows, err = collectWithin[KeyWindow](ctx, tx, limit, windowsSQL); err != nil {
 		return nil, err
 	}
 	if m.Keys, err = readKeyRings(ctx, tx); err != nil {

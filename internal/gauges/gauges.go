@@ -215,7 +215,10 @@ func (s *samples) outbox(m *ops.Measures) {
 		add(sink, 0, false)
 	}
 	for _, w := range m.Windows {
-		s.add(metrics.OutboxWindowLeft, w.LeftSeconds, w.Sink)
+		s.add(metrics.OutboxWindow, w.WindowSeconds, w.Sink)
+		if w.LeftSeconds != nil {
+			s.add(metrics.OutboxWindowLeft, *w.LeftSeconds, w.Sink)
+		}
 	}
 }
 

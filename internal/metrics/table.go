@@ -152,6 +152,12 @@ var (
 		Bad:  "Minutes: no relay runs, the sink is paused, or the remote is slow.",
 		Do:   "See [Calls come late](operations.md#calls-come-late).",
 	})
+	OutboxWindow = add(Metric{
+		Name: "onlyonce.outbox.window", Unit: "s", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "sink"},
+		Help: "How long after its first attempt a call is repeated under its key; no value if the remote never forgets a key.",
+		Bad:  "Longer than the remote's documentation says: a late retry may be applied twice.",
+		Do:   "See [A key window runs out](operations.md#a-key-window-runs-out).",
+	})
 	OutboxWindowLeft = add(Metric{
 		Name: "onlyonce.outbox.window.left", Unit: "s", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "sink"},
 		Help: "Least time in which an unanswered call may still be repeated under its key; no value if no call waits for another attempt.",

@@ -152,7 +152,7 @@ var rooms = [][]string{
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
 	{"ops"},
 	{"internal/gauges", "onlyoncetest"},
-	{"cmd"},
+	{"cmd", "monitoring"},
 	{"test"},
 	{"examples"},
 }
