@@ -174,19 +174,20 @@ func (req *servedRequest) replayReply(resp *storedResponse, expires *time.Time) 
 	if resp.Tombstone {
 		return notReplayableReply(resp.Header)
 	}
-	if resp.Reference != "" {
-		body, rep, ok := req.renderBody(resp)
-		if !ok {
-			return rep
-		}
-		return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, expires: expires}
-	}
 	if resp.Operation != "" {
 		if rep, ok := req.operationReply(resp, expires); ok {
 			return rep
 		}
 	}
-	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: resp.Body, expires: expires}
+	body := resp.Body
+	if resp.Reference != "" {
+		rendered, refusal, ok := req.renderBody(resp)
+		if !ok {
+			return refusal
+		}
+		body = rendered
+	}
+	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, expires: expires}
 }
 
 // renderBody calls Route.Render. If it fails, ok is false.

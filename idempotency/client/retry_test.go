@@ -74,7 +74,7 @@ func TestH22BypassedFailureIsNotRetried(t *testing.T) {
 	for _, c := range []struct {
 		status, want int
 		is           string
-	}{{500, 1, "bypassed"}, {503, 1, " Bypassed"}, {429, 2, "bypassed"}, {503, 2, "rejected"}, {500, 2, "created"}, {409, 2, "in-progress"}} {
+	}{{500, 1, "bypassed"}, {503, 1, " Bypassed"}, {429, 2, "bypassed"}, {503, 2, "rejected"}, {500, 2, "released"}, {409, 2, "in-progress"}} {
 		if n := attempts(t, play{status: c.status, header: header("Idempotency-Status", c.is, "Retry-After", "1")}); n != c.want {
 			t.Errorf("%d %s: %d attempts, want %d", c.status, c.is, n, c.want)
 		}
