@@ -2,6 +2,9 @@ package main
 
 // kitRules are rules that a user's test with onlyoncetest misses if they are taken out of the
 // engine: a sound program must then have a verdict.
+//
+// T4's rule against a lost answer that is taken for success is not among them, because no program
+// can see the lack of it in its tables: the position in the database brings the batch back (F1).
 var kitRules = []mutant{
 	{rule: "T2 kit: claim does not raise", file: schemaInbox,
 		old: "  case cur\n    EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}", new: "  case cur\n    EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1 on conflict do nothing;}",
