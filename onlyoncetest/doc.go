@@ -65,9 +65,9 @@
 //   - The clock is real, and goroutines of the handler are not scheduled.
 //   - Global variables outlive a process here, not in production. What Start makes anew for each
 //     process is as in production.
-//   - os.Exit and log.Fatal in a handler end the test without a word. With -onlyonce.exec, Run plays
-//     in a child process, and the verdict names the history and the message. It cannot name the
-//     line.
+//   - os.Exit and log.Fatal in a handler end the test without a word. With -onlyonce.exec, Run
+//     plays in a child process, and the verdict names the history and the message. It cannot name
+//     the line.
 //   - Requests are seen if they go through [Process].HTTP, to an address from [Process.Reach], or
 //     through http.DefaultClient with the handler's context. Others are not, for example those of
 //     package httpsink to an address of your own.

@@ -70,8 +70,8 @@ func workers() int { return min(max(runtime.GOMAXPROCS(0), 1), 4) }
 // The verdict names the line, if it can, and the shortest history that shows the fault. The flags
 // -onlyonce.budget, -onlyonce.seed and -onlyonce.history change what is played.
 //
-// The process's clock and memory are real. A handler that ends the process (os.Exit, log.Fatal) ends
-// the test, unless the flag -onlyonce.exec lets Run play in a child process.
+// The process's clock and memory are real. A handler that ends the process (os.Exit, log.Fatal)
+// ends the test, unless the flag -onlyonce.exec lets Run play in a child process.
 func Run(t testing.TB, c Case) *Report {
 	t.Helper()
 	began := time.Now()

@@ -93,7 +93,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // enqueue is the service. It commits each call with the data that needs it (here, none), and rolls
 // back as many transactions, whose calls must never be sent. It returns the keys of the committed
-// calls. The run's name and a number identify a call: if it is enqueued again, it is not sent again.
+// calls. The run's name and a number identify a call: one that is enqueued again is not sent again.
 func enqueue(ctx context.Context, pool *pgxpool.Pool, this string, n int) (map[string]bool, error) {
 	undone := errors.New("rolled back on purpose")
 	for i := range 2 * n {
