@@ -146,7 +146,7 @@ func TestApplyEvents(t *testing.T) {
 	}
 	paid := &webhook.Event{Provider: "stripe", ID: "evt_1", Type: "invoice.paid", Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(`{}`)}
 	stored := onlyoncetest.FromMessage(paid.Message("pay"))
-	got := onlyoncetest.Apply(t, pool, handle, consumer.Config{Scope: webhook.Scope("pay")}, stored, stored, onlyoncetest.Message{ID: "none", Value: "no event"})
+	got := onlyoncetest.Apply(t, pool, handle, consumer.Config{Scope: webhook.Scope("pay")}, stored, stored, onlyoncetest.Message{Topic: webhook.Topic("pay"), ID: "none", Value: "no event"})
 	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 {
 		t.Errorf("%s", said(got))
 	}
