@@ -40,7 +40,7 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ui", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
@@ -151,6 +151,7 @@ var rooms = [][]string{
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
 	{"ops"},
+	{"ui"},
 	{"onlyoncetest"},
 	{"cmd"},
 	{"test"},
