@@ -92,7 +92,8 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 // setRecordID computes the record's id, and the origin from which the keys of calls are derived.
 func (req *servedRequest) setRecordID() {
 	h := req.http.Header
-	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate"))}
+	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate")),
+		TraceOf: req.layer.cfg.Trace}
 	req.id = dedupe.Key{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key}.Hash()
 	req.subject.Record, req.subject.Key = req.id, req.key
 }
