@@ -67,6 +67,12 @@ func (run *handlerRun) runHandler(ctx context.Context, rec *recorder) (panicked 
 			<-abandoned // abandon must not cut the connection of the next user
 		}
 	}()
+	run.perform(run, ctx, rec)
+	return nil
+}
+
+// serveHandler calls the route's handler.
+func (run *handlerRun) serveHandler(ctx context.Context, rec *recorder) {
 	r := run.handlerRequest(ctx)
 	defer func() {
 		if r.MultipartForm != nil { // net/http removes only the files of its own request
@@ -74,7 +80,6 @@ func (run *handlerRun) runHandler(ctx context.Context, rec *recorder) (panicked 
 		}
 	}()
 	run.handler.next.ServeHTTP(rec, r)
-	return nil
 }
 
 // abandon takes the key and the connection from a handler that ignores the end of its context

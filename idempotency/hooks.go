@@ -16,9 +16,10 @@ import (
 // once a minute for each hook, and the request goes on. If it was ServeStart, or that returned nil,
 // the request's context is the one that it got. A hook must not call runtime.Goexit.
 type Hooks struct {
-	// ServeStart and ServeEnd enclose one request with a method for which keys count, even if its
-	// handler panics. The handler's context has the values of the one that ServeStart returns,
-	// which must derive from the one that it gets. ServeEnd gets it too, after the answer.
+	// ServeStart and ServeEnd enclose one request with a method for which keys count, or one call
+	// of [Do], even if the handler panics. The handler's context has the values of the one that
+	// ServeStart returns, which must derive from the one that it gets. ServeEnd gets it too, after
+	// the answer.
 	ServeStart func(ctx context.Context, s ServeStart) context.Context
 	ServeEnd   func(ctx context.Context, s Served)
 	// Purged is called by [Layer.Run] when it has deleted records.
@@ -30,7 +31,8 @@ type Hooks struct {
 
 // ServeStart describes a request that begins.
 type ServeStart struct {
-	Pattern, Method string
+	Pattern string
+	Method  string // empty for a call of Do
 }
 
 // Served describes how a request was answered.

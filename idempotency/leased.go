@@ -88,7 +88,7 @@ func (req *servedRequest) runUnderLease(l *lease.Lease) reply {
 // runLeasedOnce runs the handler once. Its lease and connection are given back however it ends,
 // also by a panic or runtime.Goexit.
 func (run *handlerRun) runLeasedOnce(l *lease.Lease, rec *recorder) runOutcome {
-	ctx, cancel := context.WithCancelCause(run.ctx)
+	ctx, cancel := context.WithCancelCause(run.work)
 	defer cancel(nil)
 	run.held = run.layer.leases.startRenewing(l, cancel)
 	defer run.layer.leases.stopRenewing(run.held)

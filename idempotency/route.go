@@ -125,16 +125,17 @@ type Route struct {
 	// Defaults to 422.
 	MismatchStatus int
 
-	// TTL is how long an answer is kept from its completion, up to 400 days (H19). It must be at
-	// least an hour longer than KeyWindow: 25 hours with KeyWindow's default. In lease mode, a
-	// request that was never completed is shown to operators for that long after its last attempt.
-	// Defaults to 48 hours.
+	// TTL is how long an answer is kept from its completion, from 1 s to 400 days (H19). It must be
+	// at least an hour longer than KeyWindow, 25 hours with KeyWindow's default, unless KeyWindow
+	// is [NoCalls]. It must also exceed the time for which clients retry. In lease mode, a request
+	// that was never completed is shown to operators for that long after its last attempt. Defaults
+	// to 48 hours.
 	TTL time.Duration
 
 	// KeyWindow is how long the remotes that this route calls, in a [Step] or through the outbox,
 	// remember their keys: from 1 s to 400 days. A step whose outcome is unknown is not repeated
-	// after that. Set it to 1 s if the route makes no calls; only then may TTL be shorter than 25
-	// hours. Defaults to 24 hours.
+	// after that. Set it to [NoCalls] if the route makes no calls: then TTL may be minutes.
+	// Defaults to 24 hours.
 	//
 	// TTL must be an hour longer, because the keys of calls are made from the request's key. If a
 	// client uses a key again after its record has expired here, the remote must have forgotten it
@@ -146,8 +147,9 @@ type Route struct {
 	// the layer gives up its key and cuts its connection. Defaults to 30 s.
 	MaxHandlerTime time.Duration
 
-	// Wait is how long a copy waits for the first request to end, up to 30 s (H10). Defaults to 0:
-	// copies get 409 at once.
+	// Wait is how long a copy waits for the first request to end, up to 2 minutes (H10). It holds
+	// no connection of the pool while it waits. The server's WriteTimeout and the clients' timeouts
+	// must be longer. Defaults to 0: copies get 409 at once.
 	Wait time.Duration
 
 	// FailOpen runs the handler without protection if the store is down (H22). The answer then has
@@ -169,18 +171,10 @@ func ProfileStripe(r Route) Route {
 
 func (r Route) withDefaults() (Route, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "Route"}
-	switch {
-	case r.Pattern == "":
-		l.Add("Pattern", "must not be empty: it names the operation")
-	case len(r.Pattern) > 200 || strings.ContainsFunc(r.Pattern, func(c rune) bool { return c <= ' ' || c > '~' }):
-		l.Add("Pattern", "must be at most 200 visible ASCII characters")
-	}
+	r.checkShared(&l, sharedFields{name: "Pattern", maxResponse: "MaxResponse", maxTime: "MaxHandlerTime"})
 	protocol.CheckMethods(&l, &r.Methods)
 	if r.Mode != Transactional && r.Mode != Leased {
 		l.Add("Mode", "%d is neither Transactional nor Leased", int(r.Mode))
-	}
-	if !slices.Contains([]pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}, r.Isolation) {
-		l.Add("Isolation", "%q is none of read committed, repeatable read and serializable", r.Isolation)
 	}
 	if !slices.Contains([]KeyPolicy{KeyRequired, KeyOptional, KeyDerived}, r.Key) {
 		l.Add("Key", "%d is none of KeyRequired, KeyOptional and KeyDerived", int(r.Key))
@@ -205,7 +199,6 @@ func (r Route) withDefaults() (Route, error) {
 	slices.Sort(r.FingerprintHeaders)
 	r.FingerprintHeaders = slices.Compact(r.FingerprintHeaders)
 	l.Number("MaxBody", &r.MaxBody, 1<<20, 1, maxStored)
-	l.Number("MaxResponse", &r.MaxResponse, 1<<20, 1, maxStored)
 	if err := checkKeepHeaders(r.KeepHeaders); err != nil {
 		l.Add("KeepHeaders", "%v", err)
 	}
@@ -217,24 +210,52 @@ func (r Route) withDefaults() (Route, error) {
 	} else if !slices.Contains([]int{http.StatusUnprocessableEntity, http.StatusBadRequest, http.StatusConflict}, r.MismatchStatus) {
 		l.Add("MismatchStatus", "%d is none of 422, 400 and 409", r.MismatchStatus)
 	}
-	day := 24 * time.Hour
-	l.Span("TTL", &r.TTL, 2*day, time.Second, 400*day)
-	l.Span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
-	if r.TTL < r.KeyWindow+stepMargin {
-		l.Add("TTL", "%v must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If the route makes no calls, set KeyWindow to 1s", r.TTL, r.KeyWindow)
-	}
 	if r.Mode == Leased && r.Key == KeyDerived {
 		l.Add("Key", "must not be KeyDerived in lease mode: a derived key expires long before the provider forgets the keys of its steps, so an equal request after that would be a new one (H18)")
-	}
-	l.Span("MaxHandlerTime", &r.MaxHandlerTime, 30*time.Second, time.Millisecond, time.Hour)
-	if r.Wait < 0 || r.Wait > 30*time.Second {
-		l.Add("Wait", "%v is not from 0 to 30s (H10)", r.Wait)
 	}
 	if r.FailOpen && r.Mode != Leased {
 		l.Add("FailOpen", "is for lease mode only: a handler in transactional mode needs the store itself")
 	}
 	return r, l.Err()
 }
+
+// sharedFields are the names that fields of a [Route] have in the struct that the user has set: a
+// Route, or a [DoerConfig].
+type sharedFields struct{ name, maxResponse, maxTime string }
+
+// checkShared checks the fields that a [Doer] has too.
+func (r *Route) checkShared(l *fields.List, names sharedFields) {
+	switch {
+	case r.Pattern == "":
+		l.Add(names.name, "must not be empty: it names the operation")
+	case len(r.Pattern) > 200 || strings.ContainsFunc(r.Pattern, func(c rune) bool { return c <= ' ' || c > '~' }):
+		l.Add(names.name, "must be at most 200 visible ASCII characters")
+	}
+	if !slices.Contains([]pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}, r.Isolation) {
+		l.Add("Isolation", "%q is none of read committed, repeatable read and serializable", r.Isolation)
+	}
+	l.Number(names.maxResponse, &r.MaxResponse, 1<<20, 1, maxStored)
+	day := 24 * time.Hour
+	l.Span("TTL", &r.TTL, 2*day, time.Second, 400*day)
+	if r.KeyWindow != NoCalls {
+		l.Span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
+		if r.TTL < r.KeyWindow+stepMargin {
+			l.Add("TTL", "%v must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If no calls are made, set KeyWindow to NoCalls", r.TTL, r.KeyWindow)
+		}
+	}
+	l.Span(names.maxTime, &r.MaxHandlerTime, 30*time.Second, time.Millisecond, time.Hour)
+	if r.Wait < 0 || r.Wait > maxWait {
+		l.Add("Wait", "%v is not from 0 to %v (H10)", r.Wait, maxWait)
+	}
+}
+
+// NoCalls is the KeyWindow of a route or a [Doer] that makes no calls. Its TTL may be as short as 1
+// s. A [Step] is then refused, and so is a call that the handler enqueues without a Call.ID,
+// because its key would be made from the request's.
+const NoCalls time.Duration = -1
+
+// maxWait bounds Route.Wait.
+const maxWait = 2 * time.Minute
 
 const maxStored = 32 << 20
 

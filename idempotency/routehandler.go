@@ -141,6 +141,11 @@ func (e *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []b
 // that it cannot be mistaken for another part of the name.
 func (e *routeHandler) scopeName(method string, s Scope) string {
 	name := "http " + method + " " + e.route.Pattern
+	return withPrincipal(name, s)
+}
+
+// withPrincipal adds a scope's principal to the name of an operation.
+func withPrincipal(name string, s Scope) string {
 	if s.Principal != "" {
 		name += " " + url.PathEscape(s.Principal)
 	}

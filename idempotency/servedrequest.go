@@ -15,14 +15,18 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
-// servedRequest is one request that the layer serves, from its arrival to its answer.
+// servedRequest is one request that the layer serves, from its arrival to its answer; or one call
+// of [Do], which has no w, http and body.
 type servedRequest struct {
 	handler *routeHandler
 	layer   *Layer
 	w       http.ResponseWriter
 	http    *http.Request
 	body    []byte
-	ctx     context.Context // of the http request, but not cancelled with it
+	caller  context.Context // ends when the client disconnects, or with the context of Do
+	work    context.Context // of the handler: not cancelled if the client disconnects
+	ctx     context.Context // of the layer's own statements: never cancelled
+	perform func(run *handlerRun, ctx context.Context, rec *recorder)
 	scope   Scope
 	detail  string // of the problem that answers the request
 
@@ -57,7 +61,7 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 		return problemReply(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
 	}
 	req.scope = scope
-	req.http, req.body = r, body
+	req.http, req.body, req.caller, req.perform = r, body, r.Context(), (*handlerRun).serveHandler
 	key, found, err := handler.keyRule.find(r.Header, body)
 	if err != nil {
 		req.detail = err.Error()
@@ -77,11 +81,12 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 		req.key, req.keyDerived, req.ttl = "derived:"+hex.EncodeToString(sum), true, handler.route.DerivedTTL
 	}
 	req.ctx = context.WithoutCancel(r.Context()) // H11: the request goes on if the client disconnects
-	_, _ = rand.Read(req.token[:])               // never fails
+	req.work = req.ctx
+	_, _ = rand.Read(req.token[:]) // never fails
 	if req.key == "" {
 		return req.serveUnkeyed()
 	}
-	req.setRecordID()
+	req.setRecordID(codec.JoinTrace(r.Header.Get("traceparent"), r.Header.Get("tracestate")))
 	if req.fingerprint, err = handler.layer.fingerprints.sum(&req.subject); err != nil {
 		req.detail = err.Error()
 		return problemReply(codeBodyInvalid, nil)
@@ -90,10 +95,8 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 }
 
 // setRecordID computes the record's id, and the origin from which the keys of calls are derived.
-func (req *servedRequest) setRecordID() {
-	h := req.http.Header
-	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate")),
-		TraceOf: req.layer.cfg.Trace}
+func (req *servedRequest) setRecordID(trace string) {
+	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: trace, TraceOf: req.layer.cfg.Trace}
 	req.id = dedupe.Key{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key}.Hash()
 	req.subject.Record, req.subject.Key = req.id, req.key
 }
@@ -112,7 +115,7 @@ func (req *servedRequest) serveKeyed() reply {
 		if rep.code != codeInProgress || route.Wait == 0 || time.Until(deadline) <= 0 {
 			return rep
 		}
-		if !flights.wait(req.http.Context(), req.id, req.scope.Tenant, ahead, n, deadline) {
+		if !flights.wait(req.caller, req.id, req.scope.Tenant, ahead, n, deadline) {
 			return rep
 		}
 	}
@@ -177,6 +180,9 @@ func (req *servedRequest) replyFromStore() (expired *storedRecord, rep reply, an
 
 // newRecorder makes the ResponseWriter for one run of the handler.
 func (req *servedRequest) newRecorder(limit int) *recorder {
+	if req.w == nil {
+		return newRecorder(limit)
+	}
 	return newRecorderOver(limit, req.w.Header())
 }
 
@@ -196,7 +202,7 @@ func (req *servedRequest) serveUnkeyed() reply {
 func (req *servedRequest) runUnprotected(rec *recorder) reply {
 	run := req.newRun()
 	run.unprotected = true
-	if p := run.runHandler(req.ctx, rec); p != nil {
+	if p := run.runHandler(req.work, rec); p != nil {
 		panic(p)
 	}
 	if rec.exceeded() {

@@ -58,6 +58,8 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 		return nil, fmt.Errorf("%w: the context does not belong to a request of a Layer", ErrStep)
 	case run.handler.route.Mode != Leased:
 		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
+	case run.handler.route.KeyWindow == NoCalls:
+		return nil, fmt.Errorf("%w: Route.KeyWindow is NoCalls: set it to how long the provider remembers keys", ErrStep)
 	case name == "" || len(name) > maxStepName:
 		return nil, fmt.Errorf("%w: a step's name must have 1 to %d bytes", ErrStep, maxStepName)
 	}

@@ -54,7 +54,9 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 		return err
 	}
 	run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
-	run.tx.Lend(&run.origin)
+	if run.derivesCalls() {
+		run.tx.Lend(&run.origin)
+	}
 	run.tx.Checkpoint()
 	return nil
 }

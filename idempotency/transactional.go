@@ -63,14 +63,14 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 	} else if n != claimMine {
 		return runOutcome{reply: inProgressReply(time.Second), recorded: n == claimRecorded}
 	}
-	if claimed && !run.keyDerived { // a derived key expires here long before the remote forgets the call
+	if claimed && run.derivesCalls() {
 		run.tx.Lend(&run.origin)
 	}
 	run.tx.Checkpoint()
 	if err := fault.Point(fault.RequestClaimed); err != nil {
 		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
-	if p := run.runHandler(run.ctx, rec); p != nil {
+	if p := run.runHandler(run.work, rec); p != nil {
 		panic(p)
 	}
 	if err := fault.Point(fault.RequestHandled); err != nil {
@@ -94,6 +94,12 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 	}
 	run.tx.EngineInto([]any{&run.expires}, stepRecord, completeSQL, uuid.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, run.token, stored, sealed, run.ttl)
 	return run.commitRecord(handlerReply(Created, rec))
+}
+
+// derivesCalls reports whether the keys of calls are made from the request's key. They must not be
+// if the record expires long before the remote forgets the call.
+func (req *servedRequest) derivesCalls() bool {
+	return !req.keyDerived && req.handler.route.KeyWindow != NoCalls
 }
 
 // tenantConnLimit returns how many connections the handlers of a tenant may hold at once; 0 means

@@ -85,6 +85,11 @@ func (x *play) course(ctx context.Context) error {
 		return err
 	}
 	for i, e := range x.h.events {
+		if e.what == failover || e.what == rewind {
+			if err := x.failOver(ctx, e.what); err != nil {
+				return err
+			}
+		}
 		if e.what != copies {
 			continue
 		}

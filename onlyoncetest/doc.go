@@ -36,6 +36,8 @@
 //	rebalance:P  its partitions are given up there, and handed over again
 //	40001:P      the handler's transaction fails there with a serialization failure
 //	40P01:P      ... with a deadlock
+//	failover:P   a standby without the COMMIT at P takes over, before the next batch or in the end
+//	rewind:P     ... in the end in any case, so all commits from P on are lost
 //	reset        when a process has died, the group's offsets are gone
 //	copies       in the end each message comes again, at another offset
 //
@@ -52,7 +54,10 @@
 //
 // # What Run does not do
 //
-//   - A failover that loses commits is not played.
+//   - A failover loses commits of cases with Messages only: a request that was answered is not sent
+//     again, so a lost one stays lost. It needs a role that is a superuser, and no DDL in handlers.
+//     The processes live on, sequences go back as on a standby, and the server's timeline and its
+//     transaction ids go on.
 //   - A serialization failure is what the handler's call returns; the server has not raised it.
 //   - The clock is real, and goroutines of the handler are not scheduled.
 //   - Global variables outlive a process here, not in production. What Start makes anew for each
@@ -82,6 +87,9 @@
 //
 // Handlers run in this process, in the engine that runs them in production, on a scripted log
 // (consumertest). Nothing of the engine is replaced.
+//
+// A failover is one database that forgets (failover.go has the interleaving). A second server would
+// need a base backup for each history.
 //
 // Faults happen on the wire (internal/wire), between pgx and the server. So every statement is a
 // point, the engine's and the handler's alike, and neither has failpoints or a build tag.

@@ -28,6 +28,8 @@ const (
 	fail40P01 = "40P01"     // a deadlock
 	copies    = "copies"    // in the end each message comes again, at another offset
 	reset     = "reset"     // when a process has died, the group's offsets are gone
+	failover  = "failover"  // a standby without that COMMIT takes over before the next batch's fence, or when all work is done
+	rewind    = "rewind"    // ... when all work is done, in any case
 )
 
 func (e event) String() string {
@@ -88,7 +90,7 @@ func parseHistory(s string) (h history, err error) {
 }
 
 // pointed are all events, and whether they have a point.
-var pointed = map[string]bool{before: true, after: true, cut: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, reset: false}
+var pointed = map[string]bool{before: true, after: true, cut: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, reset: false, failover: true, rewind: true}
 
 // point is something that happens in a clean run.
 type point struct {
@@ -109,6 +111,11 @@ func (p point) transactional() bool {
 	return strings.HasPrefix(p.name, "fence.") || strings.HasPrefix(p.name, "commit.")
 }
 
+// committing reports whether a point is the COMMIT of a batch, before the server gets it.
+func (p point) committing() bool {
+	return strings.HasPrefix(p.name, "commit.") && p.kind != wire.Sync
+}
+
 // weight orders points: those at which a program's own work is under way come first, and of
 // statements that are repeated the first ones, so that a small budget meets each kind of them.
 func (p point) weight() int {
@@ -126,19 +133,36 @@ func (p point) weight() int {
 	return class*10_000 + n
 }
 
-// singles returns the histories with one fault, the few that are cheap first. copied: copies of
-// messages can be recognized. hasLog: the case has messages.
-func singles(points []point, copied, hasLog bool) (all []history) {
+// able is which faults a case can have.
+type able struct {
+	log      bool // it has messages
+	copies   bool // copies of them can be recognized
+	failover bool // a failover that loses commits leaves all work to be done again
+}
+
+// singles returns the histories with one fault, the few that are cheap first.
+func singles(points []point, can able) (all []history) {
 	add := func(events ...event) { all = append(all, history{events: events}) }
 	points = slices.Clone(points)
 	slices.SortStableFunc(points, func(a, b point) int { return a.weight() - b.weight() })
-	if copied {
+	if can.copies {
 		add(event{what: copies})
 	}
 	for _, p := range points {
 		if strings.HasPrefix(p.name, handlePoint) {
 			add(event{fail40001, p.name})
 		}
+	}
+	var commits []point
+	if can.failover {
+		for _, p := range points {
+			if p.committing() {
+				commits = append(commits, p)
+			}
+		}
+	}
+	for _, p := range commits[:min(1, len(commits))] {
+		add(event{failover, p.name})
 	}
 	for _, p := range points {
 		switch {
@@ -159,19 +183,27 @@ func singles(points []point, copied, hasLog bool) (all []history) {
 		if p.kind != wire.Sync {
 			add(event{cut, p.name})
 		}
-		if p.kind != wire.Sync && hasLog {
+		if p.kind != wire.Sync && can.log {
 			add(event{rebalance, p.name})
 			add(event{before, p.name}, event{what: reset})
 		}
 		// After the fence, its transaction would hold the cursor, and the one that takes over would
 		// wait until the server ends it (Config.Timeouts.Idle).
-		if strings.HasPrefix(p.name, "fence.") && p.kind != wire.Sync && hasLog {
+		if strings.HasPrefix(p.name, "fence.") && p.kind != wire.Sync && can.log {
 			add(event{zombie, p.name})
 		}
 	}
 	for _, p := range points {
 		if strings.HasPrefix(p.name, handlePoint) {
 			add(event{fail40P01, p.name})
+		}
+	}
+	for i, p := range commits {
+		if i > 0 {
+			add(event{failover, p.name})
+		}
+		if i < len(commits)-1 { // else nothing comes between
+			add(event{rewind, p.name})
 		}
 	}
 	return all

@@ -211,6 +211,31 @@ func (s *mailSink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
+// remembering returns a case whose handler passes over messages whose transaction it has seen
+// commit. That is right until a failover loses that transaction.
+func remembering() onlyoncetest.Case {
+	type runKey struct{}
+	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+		var committed sync.Map
+		cfg := p.Tune(consumer.Config{BatchSize: 2})
+		cfg.Hooks.AttemptStart = func(ctx context.Context, _ consumer.BatchDone) context.Context {
+			return context.WithValue(ctx, runKey{}, &sync.Map{})
+		}
+		cfg.Hooks.AttemptEnd = func(ctx context.Context, _ consumer.BatchDone, err error) {
+			if ids, ok := ctx.Value(runKey{}).(*sync.Map); ok && err == nil {
+				ids.Range(func(id, _ any) bool { committed.Store(id, true); return true })
+			}
+		}
+		return consumer.New(p.Pool, p.Source(), func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			if _, done := committed.Load(m.ID()); done {
+				return nil
+			}
+			ctx.Value(runKey{}).(*sync.Map).Store(m.ID(), true)
+			return sound(ctx, tx, m)
+		}, cfg)
+	}}
+}
+
 // judged is a case and the verdict that it must have.
 type judged struct {
 	name string
@@ -299,6 +324,7 @@ func faulty(t *testing.T) []judged {
 			_, err := tx.Exec(ctx, `insert into audit values ($1)`, fmt.Sprint(counter.Add(1)))
 			return err
 		}), onlyoncetest.NotDeterministic, "audit"},
+		{"memory of commits", remembering(), onlyoncetest.EffectsDiffer, "effects"},
 		{"key of an offset", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(sound, consumer.Config{
 			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Offset), nil }})}, onlyoncetest.EffectsDiffer, "effects"},
 		{"batch past the transaction", batch(func(p *onlyoncetest.Process) consumer.BatchHandler {

@@ -44,6 +44,7 @@ type play struct {
 	writes    []write
 	answers   []string
 	served    bool // all requests have their answers
+	standby   standby
 	wrong     *Verdict
 	began     time.Time
 	idle      time.Time // since when work has waited for a part that may never start; the loop's own
@@ -118,9 +119,17 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.standby.gone != nil {
+		return wire.Unsent
+	}
 	label := wire.Label(m)
 	sql := strings.Join(strings.Fields(m.SQL), " ")
-	what := x.strikes(label+".", m.Kind, isUsers(sql), before, after, cut, lost, zombie, rebalance)
+	what := x.strikes(label+".", m.Kind, isUsers(sql), before, after, cut, lost, zombie, rebalance, failover, rewind)
+	if what == "" && x.standby.event == failover && m.Kind == wire.Bind && strings.HasPrefix(label, "fence.") {
+		x.down() // the server is gone before it gets this batch
+		go x.promote()
+		return wire.Unsent
+	}
 	if what == "" {
 		if m.Kind != wire.Sync {
 			x.say(p, "minor", "%.90s", sql)
@@ -148,6 +157,9 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 		x.zombie = p
 		go x.changed()
 		return wire.Stalled
+	case failover, rewind:
+		x.keep(p, what, sql)
+		return wire.Pass
 	default:
 		x.say(p, "fault", "%.90s  <<< a rebalance", sql)
 		go p.rebalance()

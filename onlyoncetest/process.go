@@ -113,6 +113,9 @@ func (x *play) newProcess() (*Process, error) {
 		if p.dead.Load() {
 			return nil, errDead
 		}
+		if err := x.awaitServer(ctx); err != nil {
+			return nil, err
+		}
 		c, err := through(ctx, network, address)
 		if err != nil {
 			return nil, err

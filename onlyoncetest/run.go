@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/pgserver"
 	"github.com/onlyonce/onlyonce/internal/workerdb"
 )
 
@@ -28,6 +29,8 @@ type Report struct {
 	Left   int
 	// Unstruck is how many of them did not come to all of their points.
 	Unstruck int
+	// NotCovered are faults that this case has not met, each with the reason.
+	NotCovered []string
 	// Took is how long all of it took.
 	Took time.Duration
 }
@@ -47,7 +50,10 @@ func (r *Report) String() string {
 	if r.Unstruck > 0 {
 		s += fmt.Sprintf("; %d did not come to all of their points", r.Unstruck)
 	}
-	return s + "; not covered: failover"
+	if len(r.NotCovered) > 0 {
+		s += "; not covered: " + strings.Join(r.NotCovered, ", ")
+	}
+	return s
 }
 
 // workers is how many histories are played at once.
@@ -209,13 +215,31 @@ func (r *runner) all(ctx context.Context) error {
 		}
 		return r.one(ctx, h)
 	}
-	list := singles(points, r.copied && len(r.c.Messages) > 0, len(r.c.Messages) > 0)
+	list := singles(points, r.able())
 	found, err := r.many(ctx, list)
 	if err != nil || found == nil {
 		return err
 	}
 	r.rep.Verdict = r.shrunk(ctx, found)
 	return nil
+}
+
+// able returns which faults the case can have, and notes the reasons for those that it cannot.
+func (r *runner) able() able {
+	saved := r.taken[0].Saved()
+	can := able{log: len(r.c.Messages) > 0, copies: r.copied && len(r.c.Messages) > 0, failover: len(r.c.Messages) > 0 && r.c.Serve == nil && saved}
+	not := func(what, why string) { r.rep.NotCovered = append(r.rep.NotCovered, what+" ("+why+")") }
+	switch {
+	case can.failover:
+	case !saved:
+		not("failovers", "the role of "+pgserver.EnvURL+" is no superuser")
+	default:
+		not("failovers", "a request that was answered is not sent again")
+	}
+	if can.log && !can.copies {
+		not("copies", "without Process.Tune, or with PositionsOnly, they cannot be recognized")
+	}
+	return can
 }
 
 // one plays the history of the flag.
@@ -329,6 +353,8 @@ func kindOf(h history) string {
 		return "rebalances"
 	case copies:
 		return "copies"
+	case failover, rewind:
+		return "failovers"
 	}
 	return "repeats"
 }

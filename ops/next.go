@@ -71,6 +71,38 @@ func (d *ParkedDetail) Next() []Step {
 	return steps
 }
 
+// Next returns what an operator can do about the request. It is empty if the request goes on by
+// itself, or has ended.
+func (r *Request) Next() []Step {
+	var steps []Step
+	add := func(what, verb, more string) {
+		steps = append(steps, Step{what, fmt.Sprintf("onlyonce request %s -id %s%s -reason WHY", verb, r.ID, more)})
+	}
+	switch r.State {
+	case "reconcile":
+		for _, step := range r.Unknown {
+			add("if step "+step+" had its effect at the provider", "resolve", " -step "+show.Quote(step)+" -applied -result TEXT")
+			add("if it had none", "resolve", " -step "+show.Quote(step)+" -not-applied")
+		}
+		add("or end it without an answer", "close", "")
+	case "abandoned":
+		add("have the client send it again, or end it without an answer", "close", "")
+	}
+	return steps
+}
+
+// Next returns what an operator can do about a frontier that is not known or lies in the future.
+func (f *Frontier) Next() []Step {
+	switch {
+	case f.Behind == nil:
+		return []Step{{"start its consumer, or take the cursor out of use",
+			fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(f.Scope), show.Quote(f.Topic), f.Partition)}}
+	case f.Ahead():
+		return []Step{{"see what is known of the database's clock", "onlyonce doctor"}}
+	}
+	return nil
+}
+
 // retry says when it helps to retry a row that waits.
 func (d *ParkedDetail) retry() string {
 	switch d.Reason {

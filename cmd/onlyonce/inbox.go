@@ -73,6 +73,18 @@ func (a *app) writeInbox(r *ops.InboxReport) {
 			rows = append(rows, []string{f.Scope, f.Topic, strconv.Itoa(int(f.Partition)), behindText(&f)})
 		}
 		a.table([]string{"SCOPE", "TOPIC", "PARTITION", "BEHIND"}, rows)
+		a.writeNextFrontiers(r.Frontiers)
+	}
+}
+
+// writeNextFrontiers writes what to do about the first frontier that needs an operator.
+func (a *app) writeNextFrontiers(frontiers []ops.Frontier) {
+	for i := range frontiers {
+		if f := &frontiers[i]; len(f.Next()) > 0 {
+			a.say("\n%s, partition %d of %s: %s", cell(f.Scope), f.Partition, cell(f.Topic), behindText(f))
+			a.writeSteps(f.Next())
+			return
+		}
 	}
 }
 

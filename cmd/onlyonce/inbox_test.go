@@ -45,7 +45,7 @@ func TestInboxStatusOfFutureFrontiers(t *testing.T) {
 	f := newFixture(t)
 	f.exec(cursors(12) + `insert into onlyonce.frontiers select id, 0, now() + interval '1 hour' from onlyonce.cursors where partition = 11;
 		insert into onlyonce.frontiers select id, 0, now() + interval '5 seconds' from onlyonce.cursors where partition = 0`)
-	f.run("inbox", "status").want(t, statusGood, "ahead by ", "unknown").lines(t, 0)
+	f.run("inbox", "status").want(t, statusGood, "ahead by ", "unknown", "onlyonce doctor").lines(t, 0)
 	out := f.run("inbox", "status", "-json").want(t, statusGood).lines(t, 0).out
 	var r ops.InboxReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Frontiers) != 10 || r.Frontiers[0].Partition != 11 || r.Frontiers[0].Behind == nil || *r.Frontiers[0].Behind > 0 || r.Frontiers[1].Behind != nil {

@@ -166,10 +166,7 @@ func (a *app) writeGroups(groups []ops.ParkedCount) {
 		}
 		a.say("")
 		a.say("%s, %s, %s: %s", show.Count(g.Count, g.Kind), g.State, g.Reason, cell(at))
-		for _, s := range g.Next() {
-			a.say("  %s:", s.What)
-			a.paste(cell(s.Command))
-		}
+		a.writeSteps(g.Next())
 	}
 	if len(groups) > 0 {
 		a.say("\nOne row whole: onlyonce parked show ID")

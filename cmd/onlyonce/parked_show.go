@@ -93,6 +93,10 @@ func (a *app) writeNext(steps []ops.Step) {
 	if len(steps) > 0 {
 		a.say("\nNext:")
 	}
+	a.writeSteps(steps)
+}
+
+func (a *app) writeSteps(steps []ops.Step) {
 	for _, s := range steps {
 		a.say("  %s:", s.What)
 		a.paste(cell(s.Command))

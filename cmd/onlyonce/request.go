@@ -56,7 +56,11 @@ Example:
 				if err != nil {
 					return err
 				}
-				return a.writeRequests(rows, more, f.Limit, *asJSON)
+				if err := a.writeRequests(rows, more, f.Limit, *asJSON); err != nil || *asJSON {
+					return err
+				}
+				a.writeNextRequests(rows)
+				return nil
 			}
 		},
 	}
@@ -89,6 +93,25 @@ func (a *app) writeRequests(rows []ops.Request, more bool, limit int, asJSON boo
 		return a.thereAreMore(limit)
 	}
 	return nil
+}
+
+// mostNextRequests is for how many requests a list says what an operator can do.
+const mostNextRequests = 3
+
+func (a *app) writeNextRequests(rows []ops.Request) {
+	said := 0
+	for i := range rows {
+		steps := rows[i].Next()
+		if len(steps) == 0 {
+			continue
+		}
+		if said++; said > mostNextRequests {
+			a.say("\nMore of them wait for an operator: the commands are the same, with their IDs.")
+			return
+		}
+		a.say("\nRequest %s (%s)", rows[i].ID, rows[i].State)
+		a.writeSteps(steps)
+	}
 }
 
 // requestChange holds the operator's flags of the commands that change a request.

@@ -42,7 +42,8 @@ func TestRequestResolve(t *testing.T) {
 	applied, absent, running := f.claims("acct_1", "k1", "charge"), f.claims("acct_1", "k2", "charge"), f.claims("acct_2", "k3", "charge")
 	f.exec(`update onlyonce.http_records set state = 'reconcile' where id <> $1`, running)
 	f.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour' where name = $1`, "http/"+running)
-	f.run("request", "list").want(t, statusGood, applied, absent, "reconcile", "running", "charge", "http POST /v1/charges")
+	f.run("request", "list").want(t, statusGood, applied, absent, "reconcile", "running", "charge", "http POST /v1/charges",
+		"onlyonce request resolve -id "+applied+" -step charge -applied -result TEXT -reason WHY", "onlyonce request close -id "+absent+" -reason WHY")
 	var row ops.Request
 	out := f.run("request", "list", "-tenant", "acct_2", "-json").want(t, statusGood).lines(t, 0).out
 	if err := json.Unmarshal([]byte(out), &row); err != nil || row.ID != running || row.State != "running" || len(row.Unknown) != 1 || row.UnknownSince == nil {

@@ -1,8 +1,10 @@
 package workerdb
 
+import "strings"
+
 // UserSchemas is a condition on pg_namespace n: a schema of the user's, not the server's, ours, or
-// the one in which this package keeps rows.
-const UserSchemas = `n.nspname not in ('onlyonce', 'onlyonce_saved', 'information_schema') and n.nspname !~ '^pg_'`
+// one in which this package keeps rows.
+const UserSchemas = `n.nspname not in ('onlyonce', 'onlyonce_saved', 'onlyonce_standby', 'information_schema') and n.nspname !~ '^pg_'`
 
 // saveSQL keeps the rows and sequences of all tables. It makes:
 //
@@ -10,9 +12,9 @@ const UserSchemas = `n.nspname not in ('onlyonce', 'onlyonce_saved', 'informatio
 //	onlyonce_saved.sequences  a row for each sequence
 //	onlyonce_saved.rows_N     the rows of the table with the number N, if it has any
 //	onlyonce_saved.restore()
+//
+// onlyonce_saved stands for the schema that the rows are kept in: see in.
 const saveSQL = `
-drop schema if exists onlyonce_saved cascade;
-create schema onlyonce_saved;
 create table onlyonce_saved.tables (n integer primary key, oid oid not null, name text not null, cols text not null, kept boolean not null default false);
 create table onlyonce_saved.sequences (name text not null, value bigint, called boolean);
 
@@ -60,6 +62,18 @@ do $$ declare t record; filled boolean; i integer := 0; begin
 end $$`
 
 const restoreSQL = `select onlyonce_saved.restore()`
+
+// Schemas that keep rows: of Save, and of Keep.
+const (
+	saved   = "onlyonce_saved"
+	standby = "onlyonce_standby"
+)
+
+// emptySQL makes such a schema anew. %s is its name.
+const emptySQL = `drop schema if exists %[1]s cascade; create schema %[1]s`
+
+// in returns saveSQL or restoreSQL for one of the schemas that keep rows.
+func in(schema, sql string) string { return strings.ReplaceAll(sql, saved+".", schema+".") }
 
 // dropSQL drops the user's schemas and makes an empty public.
 const dropSQL = `

@@ -9,6 +9,8 @@
 // triggers (session_replication_role), which needs a superuser. If the role is none, or if a run
 // has changed tables (DDL), the database is dropped and made anew, which is slower.
 //
+// [DB.Keep] and [DB.Promote] do the same in the middle of a run, for a failover that loses commits.
+//
 // # Several processes on one server
 //
 // Databases have numbers. A process takes the first number that is free with an advisory lock,
@@ -233,16 +235,50 @@ func (d *DB) Drop(ctx context.Context) error {
 }
 
 // Save keeps the state that Restore returns to.
-func (d *DB) Save(ctx context.Context) error {
+func (d *DB) Save(ctx context.Context) (err error) {
+	d.saved, err = d.keep(ctx, saved)
+	return err
+}
+
+// Saved reports whether Restore returns to what Save has kept. It does not if the role is no
+// superuser: then each Restore makes the database anew, and Keep keeps nothing.
+func (d *DB) Saved() bool { return d.saved }
+
+// keep keeps the rows of one moment in a schema. It reports false if the role may not restore them.
+func (d *DB) keep(ctx context.Context, schema string) (kept bool, err error) {
 	var super bool
 	if err := d.Pool.QueryRow(ctx, `select rolsuper from pg_roles where rolname = current_user`).Scan(&super); err != nil || !super {
-		return err
+		return false, err
 	}
-	if _, err := d.Pool.Exec(ctx, saveSQL); err != nil {
-		return fmt.Errorf("saving the state of database %s: %w", d.name, err)
+	err = pgx.BeginTxFunc(ctx, d.Pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+		for _, sql := range []string{`set local lock_timeout = '5s'`, fmt.Sprintf(emptySQL, schema), in(schema, saveSQL)} {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("saving the state of database %s: %w", d.name, err)
 	}
-	d.saved = true
-	return nil
+	return true, nil
+}
+
+// Keep keeps what is committed at this moment as the state of a standby, for Promote. Another Keep
+// replaces it. It waits up to 5 seconds for statements that lock a whole table, for example DDL. It
+// reports false if the role is no superuser.
+func (d *DB) Keep(ctx context.Context) (kept bool, err error) { return d.keep(ctx, standby) }
+
+// Promote ends all sessions but those of the worker's own pool, and returns the database to the
+// state of Keep, as a failover to a standby does that has not got what was committed since. Like
+// there, sequences go back, too. Transaction ids, WAL positions and the server's timeline go on. It
+// reports false, and changes nothing, if tables have been changed since by DDL.
+func (d *DB) Promote(ctx context.Context) (promoted bool, err error) {
+	if err := d.EndSessions(ctx); err != nil {
+		return false, err
+	}
+	err = d.Pool.QueryRow(ctx, in(standby, restoreSQL)).Scan(&promoted)
+	return promoted, err
 }
 
 // Restore ends the sessions of the run before and returns the database to the state of Save, or to

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/workerdb"
@@ -87,6 +88,52 @@ func TestRestore(t *testing.T) {
 		if got := text(t, d, `insert into stock (sku) values ('d') returning id::text`); got != "3" {
 			t.Errorf("the next id is %s", got)
 		}
+	}
+}
+
+// A standby takes over with what was committed before Keep and nothing else: sessions of the old
+// server are over, and sequences go back. Restore returns to the state of Save afterwards.
+func TestPromote(t *testing.T) {
+	d := take(t, newServer(t), func(ctx context.Context, pool *pgxpool.Pool) error {
+		_, err := pool.Exec(ctx, tables)
+		return err
+	})
+	if err := d.Save(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first := text(t, d, state)
+	exec(t, d, `insert into stock (sku) values ('c')`)
+	conn, err := pgx.Connect(t.Context(), d.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	if _, err := conn.Exec(t.Context(), `begin; insert into stock (sku) values ('open')`); err != nil {
+		t.Fatal(err)
+	}
+	kept := text(t, d, state)
+	if ok, err := d.Keep(t.Context()); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	exec(t, d, `update stock set held = held + 1; insert into lines values (1, 1)`)
+	if ok, err := d.Promote(t.Context()); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if got := text(t, d, state); got != kept {
+		t.Errorf("the standby has %s, want %s", got, kept)
+	}
+	if _, err := conn.Exec(t.Context(), `commit`); err == nil {
+		t.Error("a transaction of the old server has committed")
+	}
+	exec(t, d, `create table made (n integer)`)
+	if ok, err := d.Promote(t.Context()); err != nil || ok {
+		t.Errorf("after DDL: %v, %v", ok, err)
+	}
+	if err := d.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := text(t, d, state); got != first {
+		t.Errorf("restored %s, want %s", got, first)
 	}
 }
 

@@ -33,22 +33,16 @@ type counts struct {
 
 // adversary plays the histories that the options select, and prints the result. breached reports
 // that an invariant did not hold.
-func adversary(ctx context.Context, server string, o *options) (n counts, breached bool, err error) {
+//
+// Each worker has a Postgres server of its own, unless the address of one is given.
+func adversary(ctx context.Context, given string, o *options) (n counts, breached bool, err error) {
 	began := time.Now()
 	pace.Prune, pace.Start = 1, o.bound
-	s, err := newServer(ctx, server)
-	if err != nil {
-		return n, false, err
-	}
 	defer removeProgram()
-	defer s.close(context.WithoutCancel(ctx), o.workers)
 	dbs := make(chan *database, o.workers)
 	for i := range o.workers {
-		d, err := newDatabase(ctx, s, i)
-		if err != nil {
-			return n, false, err
-		}
-		defer func() { d.forsake(); d.pool.Close() }()
+		d := newDatabase(given, i)
+		defer func() { err = errors.Join(err, d.close(context.WithoutCancel(ctx))) }()
 		dbs <- d
 	}
 	all, err := enumerate(ctx, dbs, o, &n)
@@ -72,13 +66,8 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 	}
 	n.drawn = len(picked)
 	_, _ = fmt.Fprintf(o.out, "adversary: %d scenes, %d points, %d histories, %d of them played, seed %s, %d at once\n", n.scenes, n.points, len(all), len(picked), o.seed, o.workers)
-	// Those that are played apart come first: what the others leave open lasts for some seconds.
-	first := slices.DeleteFunc(slices.Clone(picked), func(h history) bool { return !h.scene.apart })
-	rest := slices.DeleteFunc(slices.Clone(picked), func(h history) bool { return h.scene.apart })
-	for _, some := range [][]history{first, rest} {
-		if err := playAll(ctx, dbs, o, some, &n); err != nil {
-			return n, false, err
-		}
+	if err := playAll(ctx, dbs, o, picked, &n); err != nil {
+		return n, false, err
 	}
 	// A message that depends on time may fail to come, for example the pool's ping of a connection
 	// that was idle. If many fail to come, the rig does not do its work.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/callcheck"
+	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
@@ -19,33 +20,51 @@ import (
 // leaves dead rows.
 const renewEvery = 200
 
-// template is the database that the workers' are copied from.
-const template = "adversary_template"
-
-// server is the one Postgres of all workers.
+// server is the Postgres of one worker. A rotator waits for all transactions of its server, and
+// what the histories of other workers leave open must not be among them.
 type server struct {
-	url   string
-	admin *pgxpool.Pool
+	url      string
+	admin    *pgxpool.Pool
+	template string // the database that the worker's is copied from
+	stop     func() error
 }
 
-func newServer(ctx context.Context, address string) (*server, error) {
-	admin, err := pgxpool.New(ctx, address)
-	if err != nil {
-		return nil, err
+// startServer starts the server of a worker, or uses the one that is given.
+func startServer(ctx context.Context, given string, worker int) (*server, error) {
+	s := &server{url: given, template: fmt.Sprintf("adversary_template_%d", worker), stop: func() error { return nil }}
+	if given == "" {
+		pg, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: map[string]string{
+			// The histories test interleavings, and no server dies.
+			"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "100", "shared_buffers": "64MB",
+			// Statements are planned once a session, and what runs beside the histories does not.
+			"plan_cache_mode": "force_generic_plan", "jit": "off", "autovacuum": "off", "max_parallel_workers_per_gather": "0"}})
+		if err != nil {
+			return nil, err
+		}
+		s.url, s.stop = pg.URL, pg.Stop
 	}
-	s := &server{url: address, admin: admin}
-	if err := s.recreate(ctx, template, ""); err != nil {
-		return nil, err
+	if err := s.prepare(ctx); err != nil {
+		return nil, errors.Join(err, s.close(ctx))
 	}
-	conn, err := pgx.Connect(ctx, s.address(template))
+	return s, nil
+}
+
+func (s *server) prepare(ctx context.Context) (err error) {
+	if s.admin, err = pgxpool.New(ctx, s.url); err != nil {
+		return err
+	}
+	if err := s.recreate(ctx, s.template, ""); err != nil {
+		return err
+	}
+	conn, err := pgx.Connect(ctx, s.address(s.template))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	_, err = migrations.Apply(ctx, conn)
 	if err == nil {
 		_, err = conn.Exec(ctx, scenario.EffectsSQL+"; "+callcheck.TablesSQL)
 	}
-	return s, errors.Join(err, conn.Close(ctx))
+	return errors.Join(err, conn.Close(ctx))
 }
 
 func (s *server) recreate(ctx context.Context, name, from string) error {
@@ -69,20 +88,24 @@ func (s *server) address(database string) string {
 	return u.String()
 }
 
-// close drops what was made.
-func (s *server) close(ctx context.Context, workers int) {
-	for i := range workers {
-		_, _ = s.admin.Exec(ctx, `drop database if exists `+databaseName(i)+` with (force)`)
-	}
-	_, _ = s.admin.Exec(ctx, `drop database if exists `+template+` with (force)`)
-	s.admin.Close()
+func (s *server) drop(ctx context.Context, name string) {
+	_, _ = s.admin.Exec(ctx, `drop database if exists `+name+` with (force)`)
 }
 
-func databaseName(worker int) string { return fmt.Sprintf("adversary_%d", worker) }
+// close drops what was made, and ends the server if it was started.
+func (s *server) close(ctx context.Context) error {
+	if s.admin != nil {
+		s.drop(ctx, s.template)
+		s.admin.Close()
+	}
+	return s.stop()
+}
 
 // database is one worker's. Its pool is not used by the code under test.
 type database struct {
-	server *server
+	worker int
+	given  string  // the address of a server that is there; empty: the worker has its own
+	server *server // nil until the worker has played something
 	name   string
 	pool   *pgxpool.Pool
 	used   int
@@ -91,9 +114,21 @@ type database struct {
 	next *pgxpool.Pool
 }
 
-func newDatabase(ctx context.Context, s *server, worker int) (*database, error) {
-	d := &database{server: s, name: databaseName(worker)}
-	return d, d.renew(ctx)
+func newDatabase(given string, worker int) *database {
+	return &database{worker: worker, given: given, name: fmt.Sprintf("adversary_%d", worker)}
+}
+
+// close drops the database.
+func (d *database) close(ctx context.Context) error {
+	if d.server == nil {
+		return nil
+	}
+	d.forsake()
+	if d.pool != nil {
+		d.pool.Close()
+	}
+	d.server.drop(ctx, d.name)
+	return d.server.close(ctx)
 }
 
 func (d *database) renew(ctx context.Context) error {
@@ -101,7 +136,7 @@ func (d *database) renew(ctx context.Context) error {
 	if d.pool != nil {
 		d.pool.Close()
 	}
-	if err := d.server.recreate(ctx, d.name, template); err != nil {
+	if err := d.server.recreate(ctx, d.name, d.server.template); err != nil {
 		return err
 	}
 	cfg, err := pgxpool.ParseConfig(d.server.address(d.name))
@@ -186,8 +221,15 @@ func (d *database) forsake() {
 // copied.
 const emptyLimit = 5 * time.Minute
 
-// empty ends what is left of the history before, and restores the database.
-func (d *database) empty(ctx context.Context) error {
+// empty ends what is left of the history before, and restores the database. The first time, it
+// makes the database.
+func (d *database) empty(ctx context.Context) (err error) {
+	if d.server == nil {
+		if d.server, err = startServer(ctx, d.given, d.worker); err != nil {
+			return err
+		}
+		return d.renew(ctx)
+	}
 	stay := ""
 	if d.next != nil {
 		stay = successorName
@@ -214,6 +256,6 @@ func (d *database) empty(ctx context.Context) error {
 	if d.used++; d.used > renewEvery {
 		return d.renew(ctx)
 	}
-	_, err := d.pool.Exec(ctx, emptySQL)
+	_, err = d.pool.Exec(ctx, emptySQL)
 	return err
 }

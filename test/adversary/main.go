@@ -91,19 +91,7 @@ func run() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	pg, err := devenv.StartPostgres(ctx, devenv.Options{Own: os.Getenv(devenv.EnvPostgresURL) == "", PostgresSettings: map[string]string{
-		// The histories test interleavings, and no server dies.
-		"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "400",
-		// Statements are planned once a session, and what runs beside the histories does not.
-		"plan_cache_mode": "force_generic_plan", "jit": "off", "autovacuum": "off", "max_parallel_workers_per_gather": "0"}})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "adversary:", err)
-		return statusEnvironment
-	}
-	n, breached, err := adversary(ctx, pg.URL, o)
-	if stopped := pg.Stop(); err == nil {
-		err = stopped
-	}
+	n, breached, err := adversary(ctx, os.Getenv(devenv.EnvPostgresURL), o)
 	if err == nil && book != nil {
 		err = book.note(n, breached)
 	}

@@ -19,10 +19,9 @@ type scene struct {
 	// epoch matches the statements after which a process that looks finds another state. Of the
 	// looks between two of them the first is played: see equal.go. Nil: all are.
 	epoch *regexp.Regexp
-	// apart: what it waits for are the transactions of the whole server, so it is not played beside
-	// scenes whose faults leave transactions open.
-	apart bool
-	make  func() stage
+	// snapshots: its process waits for all transactions of the server.
+	snapshots bool
+	make      func() stage
 }
 
 // stage is one playing of a scene.

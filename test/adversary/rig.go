@@ -254,7 +254,7 @@ func (r *rig) inTheWay() (blocks bool, err error) {
 	err = r.db.pool.QueryRow(r.ctx, `
 select exists (select from pg_locks l, unnest(pg_blocking_pids(l.pid)) b where not l.granted and b = any ($1::int[]))
     or $2 and exists (select from pg_stat_activity where pid = any ($1::int[]) and coalesce(backend_xid, backend_xmin) is not null)`,
-		of, r.scene.apart && r.waitedFor() > 5*r.bound).Scan(&blocks)
+		of, r.scene.snapshots && r.waitedFor() > 5*r.bound).Scan(&blocks)
 	return blocks, err
 }
 

@@ -36,7 +36,7 @@ func rotationScenes() (scenes []scene) {
 			if of.ring.Horizon {
 				rounds = 2 // what is emptied is of the round before
 			}
-			scenes = append(scenes, scene{name: "rotation/" + of.name + "/" + level, epoch: step, apart: true, make: func() stage {
+			scenes = append(scenes, scene{name: "rotation/" + of.name + "/" + level, epoch: step, snapshots: true, make: func() stage {
 				return &rotating{ring: of.ring, level: pgx.TxIsoLevel(strings.ReplaceAll(level, "-", " ")), records: of.records(),
 					rounds: rounds, kept: map[string]bool{}, fresh: map[string]int{}, found: map[string]int{}}
 			}})

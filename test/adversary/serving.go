@@ -26,7 +26,7 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// servingScenes are the HTTP layer in both modes and at each isolation level, and receivers of
+// servingScenes are the HTTP layer in both modes and at each isolation level, Do, and receivers of
 // webhooks in both of their modes.
 func servingScenes() (scenes []scene) {
 	for _, level := range levels {
@@ -37,6 +37,7 @@ func servingScenes() (scenes []scene) {
 		}})
 	}
 	return append(scenes,
+		scene{name: "http/do", make: func() stage { return newServing((*serving).doer) }},
 		scene{name: "http/leased", make: func() stage {
 			return newServing(func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
 				return x.layer(r, pool, idempotency.Leased, "")
@@ -268,16 +269,11 @@ func (x *serving) failsNow(key string) bool {
 
 // layer is a server with the HTTP layer.
 func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level pgx.TxIsoLevel) (http.Handler, func(context.Context) error, error) {
-	b := r.bound
-	layer, err := idempotency.New(pool, idempotency.Config{
-		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
-		AcquireTimeout: b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
-	})
+	layer, err := x.newLayer(r, pool)
 	if err != nil {
 		return nil, nil, err
 	}
-	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, Isolation: level, MaxHandlerTime: 2 * b}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, Isolation: level, MaxHandlerTime: 2 * r.bound}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		key := req.Header.Get("Idempotency-Key")
 		refuse := func(err error) { http.Error(w, err.Error(), http.StatusBadGateway) }
 		if mode == idempotency.Leased {
@@ -309,6 +305,40 @@ func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level
 		_, _ = fmt.Fprintf(w, "effect of %s", key)
 	}))
 	return h, layer.Run, err
+}
+
+func (x *serving) newLayer(r *rig, pool *pgxpool.Pool) (*idempotency.Layer, error) {
+	b := r.bound
+	return idempotency.New(pool, idempotency.Config{
+		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
+		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
+		AcquireTimeout: b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
+	})
+}
+
+// doer is a server whose handler calls idempotency.Do, and has no layer around it.
+func (x *serving) doer(r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
+	layer, err := x.newLayer(r, pool)
+	if err != nil {
+		return nil, nil, err
+	}
+	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", MaxTime: 2 * r.bound})
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		key := req.Header.Get("Idempotency-Key")
+		text, _, err := idempotency.Do(req.Context(), doer, idempotency.Key{Tenant: "t", ID: key}, nil, func(ctx context.Context, tx consumer.Tx) (string, error) {
+			_, err := tx.Exec(ctx, scenario.EffectSQL, key, 0, scenario.Elsewhere)
+			if err == nil && x.failsNow(key) {
+				err = errors.New("asked to fail")
+			}
+			return "effect of " + key, err
+		})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+		_, _ = io.WriteString(w, text)
+	}), layer.Run, err
 }
 
 // receiver is a server with a receiver of webhooks.

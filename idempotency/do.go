@@ -1,0 +1,168 @@
+package idempotency
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// Do calls fn once for a key, stores its result, and returns the stored result to each later call
+// with the key. It is what a [Layer] does for an HTTP handler, for any function: a method of gRPC,
+// a job, a command. package grpcserver (a module of its own) has an interceptor. Use dedupe.Do if
+// there is no result to store.
+//
+// The function's writes through tx, the calls that it enqueues and the record of its result are one
+// transaction, by the rules of transactional mode (H17). fn may run more than once; only one run's
+// transaction commits. request is what the call asks for: a later call with the same key and
+// another request gets [ErrKeyReused].
+//
+// What a call returns:
+//
+//	fn returned a result                 the result, Created, nil; later calls: the result, Replayed, nil
+//	fn returned a *PermanentError        an equal one, with Created and later Replayed; its writes are undone
+//	fn returned another error            that error, Released; its writes are undone, and the next call runs fn again
+//	an earlier call is running           ErrInProgress, InProgress; with DoerConfig.Wait it waits first
+//	the key was used for another request ErrKeyReused, Mismatch
+//	anything else                        a *RefusedError, which says whether a retry can help
+//
+// A result is what the codec reads from the stored bytes, the first time too, so that a replay
+// equals it. If ctx or DoerConfig.MaxTime ends before fn has returned, everything is undone. Once
+// COMMIT has been sent, the end of ctx does not cut it short. If fn panics, the writes are undone,
+// and Do panics with the same value.
+//
+// Do holds one connection of the pool while fn runs, and none while it waits.
+func Do[T any](ctx context.Context, d *Doer, key Key, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, Mark, error) {
+	var result T
+	err := d.check(key)
+	if fn == nil {
+		err = errors.Join(err, fmt.Errorf("%w: fn: must not be nil", ErrConfig))
+	}
+	if err != nil {
+		return result, Rejected, err
+	}
+	asked, err := d.codec.Marshal(request)
+	if err != nil {
+		return result, Rejected, fmt.Errorf("idempotency: Do: encoding the request: %w", err)
+	}
+	req := d.newCall(ctx, key, asked)
+	var failed error // of the latest run
+	req.perform = func(run *handlerRun, ctx context.Context, rec *recorder) {
+		var made T
+		if made, failed = fn(ctx, run.tx.Handle); failed == nil {
+			failed = writeResult(d.codec, rec, made)
+		} else if permanent, ok := asPermanent(failed); ok {
+			failed = writeError(rec, permanent)
+		}
+		if failed != nil {
+			rec.WriteHeader(http.StatusInternalServerError)
+		}
+	}
+	rep := req.serve(d)
+	switch {
+	case rep.code != "":
+		return result, rep.mark, req.refusal(rep)
+	case rep.mark == Released:
+		return result, rep.mark, failed
+	case rep.status == statusPermanent:
+		var permanent PermanentError
+		if err := json.Unmarshal(rep.body, &permanent); err != nil {
+			return result, rep.mark, &RefusedError{Code: string(codeRecordUnreadable), Err: err}
+		}
+		return result, rep.mark, &permanent
+	}
+	if err := d.codec.Unmarshal(rep.body, &result); err != nil {
+		return result, rep.mark, &RefusedError{Code: string(codeRecordUnreadable), Err: err}
+	}
+	return result, rep.mark, nil
+}
+
+// statusPermanent is the status of a record that holds a [PermanentError]: a final 4xx.
+const statusPermanent = http.StatusUnprocessableEntity
+
+// writeResult writes a result as the answer. It reads it again first, so that no result commits
+// that a later call could not get.
+func writeResult[T any](codec Codec, rec *recorder, result T) error {
+	encoded, err := codec.Marshal(result)
+	if err != nil {
+		return fmt.Errorf("idempotency: Do: encoding the result: %w", err)
+	}
+	var again T
+	if err := codec.Unmarshal(encoded, &again); err != nil {
+		return fmt.Errorf("idempotency: Do: the encoded result cannot be decoded: %w", err)
+	}
+	_, _ = rec.Write(encoded) // decideKept asks the recorder whether it was too long
+	return nil
+}
+
+func asPermanent(err error) (*PermanentError, bool) {
+	var permanent *PermanentError
+	return permanent, errors.As(err, &permanent) && permanent != nil
+}
+
+func writeError(rec *recorder, e *PermanentError) error {
+	encoded, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("idempotency: Do: encoding the error: %w", err)
+	}
+	rec.WriteHeader(statusPermanent)
+	_, _ = rec.Write(encoded)
+	return nil
+}
+
+// check reports why a call cannot be made.
+func (d *Doer) check(key Key) error {
+	if d == nil {
+		return fmt.Errorf("%w: doer: must not be nil", ErrConfig)
+	}
+	if err := key.check(); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return nil
+}
+
+// newCall makes the request that stands for a call.
+func (d *Doer) newCall(ctx context.Context, key Key, asked []byte) *servedRequest {
+	scope := Scope{Tenant: key.Tenant, Principal: key.Principal}
+	req := &servedRequest{handler: d.handler, layer: d.handler.layer, scope: scope, caller: ctx, work: ctx, ctx: context.WithoutCancel(ctx)}
+	req.key, req.keySent, req.ttl = key.ID, true, d.handler.route.TTL
+	req.subject = fingerprintSubject{Tenant: scope.Tenant, Scope: withPrincipal("do "+d.handler.route.Pattern, scope), Body: asked}
+	_, _ = rand.Read(req.token[:]) // never fails
+	req.setRecordID("")
+	return req
+}
+
+// serve runs the call, or finds the answer of an earlier one.
+func (req *servedRequest) serve(d *Doer) (rep reply) {
+	begun, hooks := time.Now(), &req.layer.cfg.Hooks
+	if hooks.ServeStart != nil {
+		ctx := hooks.ServeStart(req.caller, ServeStart{Pattern: d.handler.route.Pattern})
+		req.caller, req.work, req.ctx = ctx, ctx, context.WithoutCancel(ctx)
+	}
+	rep = reply{mark: Released} // if fn panics or calls runtime.Goexit
+	defer func() {
+		if hooks.ServeEnd != nil {
+			hooks.ServeEnd(req.caller, Served{Pattern: d.handler.route.Pattern, Tenant: req.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
+				Runs: req.runs, Took: time.Since(begun)})
+		}
+	}()
+	var err error
+	if req.fingerprint, err = req.layer.fingerprints.sum(&req.subject); err != nil {
+		return problemReply(codeBodyInvalid, err)
+	}
+	return req.serveKeyed()
+}
+
+// refusal returns the error of a call that the layer has answered.
+func (req *servedRequest) refusal(rep reply) error {
+	cause := rep.logged
+	if errors.Is(cause, errLate) && req.work.Err() != nil {
+		cause = context.Cause(req.work)
+	}
+	return &RefusedError{Code: string(rep.code), Retryable: rep.code.retryable() && !rep.final, RetryAfter: rep.retryAfter, Err: cause}
+}

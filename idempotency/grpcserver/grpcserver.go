@@ -1,0 +1,310 @@
+// Package grpcserver makes a call of gRPC that is sent twice take effect once. Its interceptor does
+// for unary methods what an idempotency.Layer does for handlers of HTTP, by idempotency.Do.
+//
+//	guard, err := grpcserver.New(layer, grpcserver.Config{
+//		Scope:   customerOf,
+//		Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {}},
+//	})
+//	...
+//	server := grpc.NewServer(grpc.ChainUnaryInterceptor(authenticate, guard.Unary()))
+//
+// The client sends the key in the metadata "idempotency-key", the same at each attempt. A handler
+// writes through [Tx], in the transaction that stores its answer. The answer, or a final error with
+// its details, is given again to each later call with the key.
+package grpcserver
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
+)
+
+// The metadata of calls and answers.
+const (
+	// KeyMetadata carries the key.
+	KeyMetadata = "idempotency-key"
+	// StatusMetadata is in the header of each answer: an idempotency.Mark.
+	StatusMetadata = "idempotency-status"
+)
+
+// ErrorDomain is the domain of the errdetails.ErrorInfo in the interceptor's own errors. Its reason
+// is a code of the HTTP layer, for example "key-reused".
+const ErrorDomain = "onlyonce"
+
+// Config configures an [Interceptor].
+type Config struct {
+	// Scope returns the owner of a call, from your authentication, which must run before. If it
+	// returns an error, the call fails with codes.PermissionDenied. Required.
+	Scope func(ctx context.Context) (idempotency.Scope, error)
+
+	// Methods are the unary methods for which keys count, by their full name, for example
+	// "/pay.v1.Payments/Charge". All others run as if there were no interceptor. At least one is
+	// required.
+	Methods map[string]Method
+
+	// Logger receives the causes of refused calls, which clients are not given: for example that
+	// the database cannot be reached. Defaults to slog.Default().
+	Logger *slog.Logger
+}
+
+// Method configures one method. Its zero value is a configuration.
+type Method struct {
+	// Doer has the bounds and times. Scope and Codec must be empty: the scope is the full name of
+	// the method, and messages are stored as protobuf.
+	Doer idempotency.DoerConfig
+
+	// KeyOptional runs calls without a key unprotected; [Tx] then returns ErrNoTx. Defaults to
+	// false: they fail with codes.InvalidArgument.
+	KeyOptional bool
+
+	// Final are the codes of errors that will be the same at each retry. Such an error is stored,
+	// and the handler's writes are undone. Errors with other codes are not stored. Defaults to
+	// InvalidArgument, NotFound, AlreadyExists, FailedPrecondition and OutOfRange.
+	Final []codes.Code
+}
+
+// Interceptor protects the methods of a server. It is safe for concurrent use.
+type Interceptor struct {
+	scope   func(ctx context.Context) (idempotency.Scope, error)
+	methods map[string]*method
+}
+
+type method struct {
+	Method
+	name   string
+	doer   *idempotency.Doer
+	logger *slog.Logger
+}
+
+// New checks the configuration without connecting. If it is wrong, the error lists every fault and
+// wraps idempotency.ErrConfig. The layer's Run purges the records.
+func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
+	var faults []error
+	if cfg.Scope == nil {
+		faults = append(faults, fmt.Errorf("%w: Config.Scope: must be set: it returns the owner of a call", idempotency.ErrConfig))
+	}
+	if len(cfg.Methods) == 0 {
+		faults = append(faults, fmt.Errorf("%w: Config.Methods: must not be empty", idempotency.ErrConfig))
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	i := &Interceptor{scope: cfg.Scope, methods: make(map[string]*method)}
+	for name, m := range cfg.Methods {
+		if m.Doer.Scope != "" || m.Doer.Codec != nil {
+			faults = append(faults, fmt.Errorf("%w: Config.Methods[%q].Doer: Scope and Codec must be empty", idempotency.ErrConfig, name))
+		}
+		if slices.Contains(m.Final, codes.OK) {
+			faults = append(faults, fmt.Errorf("%w: Config.Methods[%q].Final: OK is no error", idempotency.ErrConfig, name))
+		}
+		if m.Final == nil {
+			m.Final = []codes.Code{codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition, codes.OutOfRange}
+		}
+		m.Doer.Scope, m.Doer.Codec = name, codec{}
+		doer, err := idempotency.NewDoer(layer, m.Doer)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("Config.Methods[%q]: %w", name, err))
+		}
+		i.methods[name] = &method{m, name, doer, cfg.Logger}
+	}
+	if err := errors.Join(faults...); err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+type txKey struct{}
+
+// Tx returns the transaction for a call's effects, from a context of the handler. It commits
+// together with the stored answer if the handler returns no error, and is rolled back otherwise. It
+// is valid until the handler returns, and for one goroutine at a time. Outside of a protected call
+// the error is idempotency.ErrNoTx.
+func Tx(ctx context.Context) (consumer.Tx, error) {
+	tx, ok := ctx.Value(txKey{}).(consumer.Tx)
+	if !ok {
+		return nil, idempotency.ErrNoTx
+	}
+	return tx, nil
+}
+
+// Unary returns the interceptor. Put it after your authentication.
+func (i *Interceptor) Unary() grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		m := i.methods[info.FullMethod]
+		if m == nil {
+			return handler(ctx, req)
+		}
+		scope, err := i.scope(ctx)
+		if err != nil {
+			return nil, status.Error(codes.PermissionDenied, "the owner of the call cannot be determined")
+		}
+		keys := metadata.ValueFromIncomingContext(ctx, KeyMetadata)
+		switch {
+		case len(keys) == 0 && m.KeyOptional:
+			mark(ctx, idempotency.Bypassed)
+			return handler(ctx, req)
+		case len(keys) == 0:
+			mark(ctx, idempotency.Rejected)
+			return nil, problem(codes.InvalidArgument, "key-missing", "metadata "+KeyMetadata+" is required", 0)
+		case len(keys) > 1:
+			mark(ctx, idempotency.Rejected)
+			return nil, problem(codes.InvalidArgument, "key-invalid", "metadata "+KeyMetadata+" occurs twice", 0)
+		}
+		return m.call(ctx, idempotency.Key{Tenant: scope.Tenant, Principal: scope.Principal, ID: keys[0]}, req, handler)
+	}
+}
+
+// call runs the handler, or returns what an earlier call has stored.
+func (m *method) call(ctx context.Context, key idempotency.Key, req any, handler grpc.UnaryHandler) (any, error) {
+	stored, how, err := idempotency.Do(ctx, m.doer, key, req, func(ctx context.Context, tx consumer.Tx) (*anypb.Any, error) {
+		answer, err := handler(context.WithValue(ctx, txKey{}, tx), req)
+		if err != nil {
+			return nil, m.storable(err)
+		}
+		message, ok := answer.(proto.Message)
+		if !ok {
+			return nil, fmt.Errorf("grpcserver: the handler returned %T, which is no protobuf message", answer)
+		}
+		return anypb.New(message)
+	})
+	mark(ctx, how)
+	var permanent *idempotency.PermanentError
+	var refused *idempotency.RefusedError
+	switch {
+	case errors.As(err, &permanent):
+		return nil, restored(permanent)
+	case errors.As(err, &refused):
+		if refused.Err != nil {
+			m.logger.ErrorContext(ctx, "onlyonce: call refused", "method", m.name, "code", refused.Code, "error", refused.Err)
+		}
+		return nil, refusal(ctx, refused)
+	case errors.Is(err, idempotency.ErrConfig): // of the key: all else was checked by New
+		return nil, problem(codes.InvalidArgument, "key-invalid", "metadata "+KeyMetadata+" must be 1 to 255 printable ASCII characters", 0)
+	case err != nil:
+		return nil, err
+	}
+	answer, err := stored.UnmarshalNew()
+	if err != nil {
+		return nil, problem(codes.Internal, "record-unreadable", "the stored answer cannot be read", 0)
+	}
+	return answer, nil
+}
+
+// finalStatus is the code of a stored error, whose detail is the whole status.
+const finalStatus = "grpc-status"
+
+// storable returns a handler's error as one that is stored, if its code is final.
+func (m *method) storable(err error) error {
+	s, ok := status.FromError(err)
+	if !ok || !slices.Contains(m.Final, s.Code()) {
+		return err
+	}
+	encoded, marshalErr := proto.Marshal(s.Proto())
+	if marshalErr != nil {
+		return errors.Join(err, marshalErr)
+	}
+	return &idempotency.PermanentError{Code: finalStatus, Detail: base64.StdEncoding.EncodeToString(encoded)}
+}
+
+// restored returns the status of a stored error.
+func restored(e *idempotency.PermanentError) error {
+	if e.Code != finalStatus { // of a handler that returned a PermanentError itself
+		return problem(codes.FailedPrecondition, e.Code, e.Detail, 0)
+	}
+	var s spb.Status
+	raw, err := base64.StdEncoding.DecodeString(e.Detail)
+	if err == nil {
+		err = proto.Unmarshal(raw, &s)
+	}
+	if err != nil {
+		return problem(codes.Internal, "record-unreadable", "the stored error cannot be read", 0)
+	}
+	return status.ErrorProto(&s)
+}
+
+// refusalCodes are the codes of calls that have neither an answer nor an error of the handler.
+var refusalCodes = map[string]codes.Code{
+	"key-reused":              codes.InvalidArgument,
+	"request-in-progress":     codes.Aborted,
+	"over-capacity":           codes.ResourceExhausted,
+	"store-unavailable":       codes.Unavailable,
+	"commit-unknown":          codes.Unavailable,
+	"rolled-back":             codes.Aborted,
+	"response-too-large":      codes.Internal,
+	"response-not-replayable": codes.DataLoss,
+	"record-unreadable":       codes.Internal,
+}
+
+// refusal returns the status for a refused call. It quotes no cause, which may name tables.
+func refusal(ctx context.Context, e *idempotency.RefusedError) error {
+	if err := ctx.Err(); err != nil && errors.Is(e, err) {
+		return status.FromContextError(err).Err()
+	}
+	c, ok := refusalCodes[e.Code]
+	if !ok {
+		c = codes.Internal
+	}
+	return problem(c, e.Code, (&idempotency.RefusedError{Code: e.Code}).Error(), e.RetryAfter)
+}
+
+// problem is a status of the interceptor's own.
+func problem(c codes.Code, reason, text string, retryAfter time.Duration) error {
+	s := status.New(c, text)
+	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: reason, Domain: ErrorDomain}}
+	if retryAfter > 0 {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
+	}
+	if with, err := s.WithDetails(details...); err == nil {
+		s = with
+	}
+	return s.Err()
+}
+
+// mark says in the answer's header what was done.
+func mark(ctx context.Context, how idempotency.Mark) {
+	_ = grpc.SetHeader(ctx, metadata.Pairs(StatusMetadata, string(how))) // fails if the header was sent, by a handler that streams none
+}
+
+// codec stores messages as protobuf. Equal messages have equal bytes within one version of the
+// library and of the message; a retry across a deploy that changes either may be refused as another
+// request.
+type codec struct{}
+
+func (codec) Marshal(v any) ([]byte, error) {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return nil, fmt.Errorf("grpcserver: %T is no protobuf message", v)
+	}
+	return proto.MarshalOptions{Deterministic: true}.Marshal(m)
+}
+
+func (codec) Unmarshal(data []byte, v any) error {
+	into, ok := v.(**anypb.Any)
+	if !ok {
+		return fmt.Errorf("grpcserver: cannot decode into %T", v)
+	}
+	*into = &anypb.Any{}
+	if err := proto.Unmarshal(data, *into); err != nil {
+		return err
+	}
+	_, err := (*into).UnmarshalNew() // the type must be known, or no later call could get the answer
+	return err
+}
