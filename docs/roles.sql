@@ -156,7 +156,7 @@ begin
     ('onlyonce_operator', 'http_steps',     'select, update, delete'),
     ('onlyonce_operator', 'event_log',      'select, insert, update'),         -- erase; redrive of what a receiver has set aside
     ('onlyonce_operator', 'events_version', 'select'),
-    ('onlyonce_operator', 'audit',          'select, insert')
+    ('onlyonce_operator', 'audit',          'select, insert, update (detail)') -- a bulk act counts its transactions in one row
   ) as g (role, tab, rights)
     union all
     -- The segments of the inbox.

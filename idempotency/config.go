@@ -100,6 +100,13 @@ type Config struct {
 	// to "Idempotency-Expires".
 	ExpiresHeader string
 
+	// Problem renders the layer's own refusals in the API's envelope. It returns the Content-Type
+	// and the body; status and headers are the layer's. It is called by many goroutines at once.
+	// Keep Problem.Code and Problem.Retryable in the body: client.Transport looks for "retryable"
+	// in bodies of application/problem+json only, and otherwise goes by the status. If the
+	// Content-Type is empty, the default is sent. Defaults to application/problem+json.
+	Problem func(r *http.Request, p Problem) (contentType string, body []byte)
+
 	// TenantLimit is how many requests of one tenant this process works on at once, from 1 to
 	// 1,048,576. Requests above it get 429. Defaults to 1,000.
 	TenantLimit int

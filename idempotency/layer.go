@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,6 +25,8 @@ type Layer struct {
 	recentKeys   recentKeys
 	leases       leaseKeeper
 	begun        ready.Run
+
+	operations sync.Map // *Operations by their stream: to answer copies of requests that made an operation
 }
 
 // New checks the configuration without connecting. If it is wrong, the error lists every fault,

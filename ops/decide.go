@@ -24,7 +24,9 @@ const (
 )
 
 // boundsSQL bounds the transaction's waits. In: lock_timeout, idle_in_transaction_session_timeout.
-const boundsSQL = `select set_config('lock_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $2, true)`
+// Statements are not compiled: they read few rows, and compiling one of the longer ones takes a
+// second, or several if the server is busy.
+const boundsSQL = `select set_config('jit', 'off', true), set_config('lock_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $2, true)`
 
 // bound is the first statement of each transaction of this package (T7).
 func bound(ctx context.Context, tx pgx.Tx) error {
@@ -148,6 +150,12 @@ func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R
 	}
 	if done, err = d.do(ctx, tx, by, now); err != nil {
 		return nil, 0, err
+	}
+	if own, is := d.(interface {
+		audit(ctx context.Context, tx pgx.Tx, k kind, by By, done *R) (int64, error)
+	}); is {
+		audit, err = own.audit(ctx, tx, k, by, done)
+		return done, audit, err
 	}
 	detail, err := json.Marshal(done)
 	if err != nil {

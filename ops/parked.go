@@ -34,6 +34,9 @@ type ParkedFilter struct {
 	// only by this field or by ID.
 	Reason string
 
+	// ErrorPrefix is what the error begins with.
+	ErrorPrefix string
+
 	// Limit is how many rows are picked at most, up to MostLimit. Defaults to DefaultLimit.
 	Limit int64
 }
@@ -171,8 +174,15 @@ func Discard(ctx context.Context, db DB, by By, in DiscardInput) (*ParkedChange,
 	return settle(ctx, db, kind{action: "parked discard", subject: "one of the rows", look: "onlyonce parked list"}, by, in.selection())
 }
 
-func settle(ctx context.Context, db DB, k kind, by By, q *selection) (*ParkedChange, error) {
-	done, err := decide(ctx, db, k, by, q, q.shown)
+// settling is a [selection], or a chunk of one.
+type settling interface {
+	decision[ParkedChange]
+	chosen() *selection
+}
+
+func settle(ctx context.Context, db DB, k kind, by By, d settling) (*ParkedChange, error) {
+	q := d.chosen()
+	done, err := decide(ctx, db, k, by, d, q.shown)
 	if err == nil && !by.DryRun && (q.discard || q.applied) {
 		// If this fails, nothing is lost: at its start and every few minutes, each consumer looks
 		// for keys that are blocked although no row is ahead of them.

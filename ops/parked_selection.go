@@ -13,9 +13,10 @@ import (
 
 // pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic,
 // partition, reason (each may be null: any), states, how many rows, kinds, sink and name (null:
-// any), whether to include calls that were erased or have no key, and whether to pick rejected ones
-// only. Rows of reason conflict are picked only if the reason or the ids name them. By the primary
-// key, or by the index parked_position if a scope is given. No bodies.
+// any), whether to include calls that were erased or have no key, whether to pick rejected ones
+// only, what the error begins with (null: any), and up to and above which id (null: any). Rows of
+// reason conflict are picked only if the reason or the ids name them. By the primary key, or by the
+// index parked_position if a scope is given. No bodies.
 const pickSQL = `
 select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset", p.order_key::text as order_key, p.sink, p.call_name as name,
        p.key::text as key, p.first_attempt_at is not null as attempted,
@@ -29,6 +30,7 @@ select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset
    and case when $5::text is not null then p.reason = $5 else $1::bigint[] is not null or p.reason <> 'conflict' end
    and ($9::text is null or p.sink = $9) and ($10::text is null or p.call_name = $10)
    and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and (not $12::boolean or p.reason = 'rejected')
+   and ($13::text is null or starts_with(p.error, $13)) and ($14::bigint is null or p.id <= $14) and ($15::bigint is null or p.id > $15)
  order by p.id limit $7`
 
 // oneSQL reads why a row cannot be picked. In: id. One row, or none. By the primary key.
@@ -57,8 +59,12 @@ type selection struct {
 	skip  bool
 
 	ids  []int64 // that were picked first, nil before
+	upTo *int64  // the greatest id that may be picked; nil: any
+	from *int64  // only greater ids are picked; nil: any
 	more bool    // there were more
 }
+
+func (q *selection) chosen() *selection { return q }
 
 // check refuses fields that do not go together.
 func (q *selection) check() error {
@@ -69,7 +75,7 @@ func (q *selection) check() error {
 		{"-kind", q.Kind, []string{parked.Message, parked.Call, parked.Event}},
 		{"-state", q.State, []string{parked.Waiting, parked.Retrying, parked.Blocked, parked.Reconcile}},
 		{"-parked-for", q.Reason, parked.Reasons},
-		{"-scope", q.Scope, nil}, {"-topic", q.Topic, nil}, {"-sink", q.Sink, nil}, {"-name", q.Name, nil},
+		{"-scope", q.Scope, nil}, {"-topic", q.Topic, nil}, {"-sink", q.Sink, nil}, {"-name", q.Name, nil}, {"-error", q.ErrorPrefix, nil},
 	} {
 		if f.value == "" {
 			continue
@@ -81,7 +87,7 @@ func (q *selection) check() error {
 			return failf(ErrInvalid, "%s: %q is none of %q", f.name, f.value, f.choices)
 		}
 	}
-	filtered := q.Topic != "" || q.Partition != nil || q.Reason != "" || q.Limit != 0 || q.Sink != "" || q.Name != "" || q.State != ""
+	filtered := q.Topic != "" || q.Partition != nil || q.Reason != "" || q.Limit != 0 || q.Sink != "" || q.Name != "" || q.State != "" || q.ErrorPrefix != ""
 	if err := q.checkCalls(); err != nil && (q.ID == 0 || !filtered) {
 		return err
 	}
@@ -285,7 +291,7 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 // pick reads the rows that are asked for. The ids narrow them down.
 func (q *selection) pick(ctx context.Context, tx pgx.Tx, ids []int64, states []string, limit int64) ([]ParkedRow, error) {
 	return collect[ParkedRow](ctx, tx, pickSQL, ids, orNull(q.Scope), orNull(q.Topic), q.Partition, orNull(q.Reason), states, limit, []string{q.kindOf()}, orNull(q.Sink), orNull(q.Name),
-		q.discard || q.applied, q.newKey && !q.notApplied)
+		q.discard || q.applied, q.newKey && !q.notApplied, orNull(q.ErrorPrefix), q.upTo, q.from)
 }
 
 // kindOf returns the kind of the selected rows.
@@ -311,7 +317,7 @@ func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
 // filter returns the filter for the audit row.
 func (q *selection) filter() map[string]any {
 	f := map[string]any{}
-	for name, s := range map[string]string{"scope": q.Scope, "topic": q.Topic, "parked_reason": q.Reason, "kind": q.Kind, "state": q.State, "sink": q.Sink, "name": q.Name} {
+	for name, s := range map[string]string{"scope": q.Scope, "topic": q.Topic, "parked_reason": q.Reason, "kind": q.Kind, "state": q.State, "sink": q.Sink, "name": q.Name, "error_prefix": q.ErrorPrefix} {
 		if s != "" {
 			f[name] = s
 		}

@@ -64,10 +64,14 @@ type SinkRelays struct {
 	PauseReason *string    `json:"pause_reason"`
 }
 
+// recoverySQL reports whether the server is a standby.
+const recoverySQL = `select pg_is_in_recovery()`
+
 // StatusReport is the result of [Status]: what needs a person, and where the work is.
 type StatusReport struct {
 	Needs         []Need `json:"needs"` // what goes on only when a person does something, halts first
 	SchemaVersion int    `json:"schema_version"`
+	Standby       bool   `json:"standby"` // the server is a standby: what it shows may be late
 
 	Cursors []Cursor     `json:"cursors"` // by scope, topic and partition
 	Owners  []Owner      `json:"owners"`  // consumer processes, by scope
@@ -103,6 +107,9 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	var r StatusReport
 	var err error
 	if r.SchemaVersion, err = migrations.Version(ctx, tx); err != nil {
+		return nil, err
+	}
+	if err = tx.QueryRow(ctx, recoverySQL).Scan(&r.Standby); err != nil {
 		return nil, err
 	}
 	if r.Cursors, err = readCursors(ctx, tx, CursorFilter{}); err != nil {

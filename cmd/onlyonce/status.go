@@ -65,6 +65,9 @@ With -json, one object:
 				a.writeParkedCounts(&report.Parked)
 				a.writeSinks(report)
 				a.say("\nschema version %d", report.SchemaVersion)
+				if report.Standby {
+					a.say("This server is a standby: what it shows may be late, and nothing can be decided here.")
+				}
 				return nil
 			}
 		},
@@ -93,88 +96,16 @@ func (a *app) writeNeeds(needs []ops.Need) {
 	}
 }
 
-// topicSum is the cursors of one scope and topic together.
-type topicSum struct {
-	scope, topic      string
-	partitions, owned int
-	lag               int64
-	lastBatch         *float64 // age in seconds
-	states            map[string]int
-}
-
-// sumsOf adds up the cursors of each scope and topic, with what living processes report of them.
-func sumsOf(r *ops.StatusReport) (sums []*topicSum) {
-	find := func(scope, topic string) *topicSum {
-		for _, s := range sums {
-			if s.scope == scope && s.topic == topic {
-				return s
-			}
-		}
-		sums = append(sums, &topicSum{scope: scope, topic: topic, states: map[string]int{}})
-		return sums[len(sums)-1]
-	}
-	for i := range r.Cursors {
-		c := &r.Cursors[i]
-		s := find(c.Scope, c.Topic)
-		if c.RetiredAt != nil {
-			s.states["retired"]++
-			continue
-		}
-		s.partitions++
-		if c.Paused != nil {
-			s.states["paused"]++
-		}
-		if c.ReplayUntil != nil {
-			s.states["replaying"]++
-		}
-	}
-	for _, o := range r.Owners {
-		if o.Silent() {
-			continue
-		}
-		for _, p := range o.Partitions {
-			s := find(o.Scope, p.Topic)
-			s.owned++
-			s.lag += p.Lag
-			if p.Halted != "" {
-				s.states["halted"]++
-			}
-			if p.WaitingFor > 0 {
-				s.states["waiting"]++
-			}
-			if p.LastBatchAge != nil {
-				if age := *p.LastBatchAge + o.SeenAgeSeconds; s.lastBatch == nil || age < *s.lastBatch {
-					s.lastBatch = &age
-				}
-			}
-		}
-	}
-	for _, s := range sums {
-		s.partitions = max(s.partitions, s.owned) // a halted partition may have no cursor yet
-	}
-	return sums
-}
-
-func (s *topicSum) state() string {
-	var parts []string
-	for _, name := range []string{"halted", "waiting", "paused", "replaying", "retired"} {
-		if n := s.states[name]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n, name))
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
 func (a *app) writeSums(r *ops.StatusReport, each bool) {
 	partitions := 0
 	var rows, all [][]string
-	for _, s := range sumsOf(r) {
-		partitions += s.partitions
-		lag := number(s.lag)
-		if s.owned == 0 {
+	for _, s := range r.Topics() {
+		partitions += s.Partitions
+		lag := number(s.Lag)
+		if s.Owned == 0 {
 			lag = ""
 		}
-		rows = append(rows, []string{s.scope, s.topic, strconv.Itoa(s.partitions), fmt.Sprintf("%d of %d", s.owned, s.partitions), lag, agoText(s.lastBatch), s.state()})
+		rows = append(rows, []string{s.Scope, s.Topic, strconv.Itoa(s.Partitions), fmt.Sprintf("%d of %d", s.Owned, s.Partitions), lag, agoText(s.LastBatch), s.State()})
 	}
 	a.say("\nCursors: %s", show.Count(int64(partitions), "partition"))
 	a.section([]string{"SCOPE", "TOPIC", "PARTITIONS", "OWNED", "LAG", "LAST BATCH", "STATE"}, rows)

@@ -56,7 +56,7 @@ func parseFlags(program *command.Program, args []string) (o options, err error) 
 	fs.StringVar(&o.pointer, "key", "", "with -input: JSON `pointer` (RFC 6901) to a message's id (default /id)")
 	o.servers.Register(fs)
 	fs.DurationVar(&o.patience, "patience", time.Minute, "give up when nothing has moved for so long")
-	fs.BoolVar(&o.keep, "keep", false, "leave topic, group and rows of this run in your own servers")
+	fs.BoolVar(&o.keep, "keep", false, "leave the servers that it started running until Ctrl-C, to look at them with onlyonce ui;\nor topic, group and rows of this run in your own servers")
 	program.Register(fs)
 	given, err := program.Parse(fs, args, usageHead, usageTail)
 	if err != nil {

@@ -58,6 +58,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, tamper fu
 // cleanTimeout bounds the removal of what a run has left, for an interrupted one too.
 const cleanTimeout = 20 * time.Second
 
+// Keep leaves the servers running until Ctrl-C, if -keep is given, and names the command that opens
+// the console over what the run has left.
+func (d *demo) Keep(ctx context.Context) {
+	if !d.opts.keep || d.servers.Postgres.Given {
+		return
+	}
+	d.screen.Say("The servers go on until Ctrl-C. The console over this run, in another terminal:\n\n  go run ./cmd/onlyonce ui -operate -postgres '%s'\n", d.servers.Postgres.URL)
+	<-ctx.Done()
+}
+
 // Clean removes what the run has left in the user's own servers, unless it is kept.
 func (d *demo) Clean(keep bool) error {
 	var errs []error

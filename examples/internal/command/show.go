@@ -26,6 +26,12 @@ type Demo interface {
 	Clean(keep bool) error
 }
 
+// Keeper is a Demo that can leave what it has made, and its servers, until it is interrupted.
+type Keeper interface {
+	// Keep returns when ctx ends, or at once if nothing is to be kept.
+	Keep(ctx context.Context)
+}
+
 // Report is the outcome of a run, and what -json prints.
 type Report interface {
 	Good() bool
@@ -54,6 +60,9 @@ func (p *Program) Show(ctx context.Context, start Start, f servers.Flags, lookin
 	to.End()
 	if err != nil {
 		_ = p.Fail(status, err)
+	}
+	if k, is := d.(Keeper); is && d.Opened() && ctx.Err() == nil {
+		k.Keep(ctx)
 	}
 	if err := d.Clean(status == Failed); err != nil { // after a failed check the data stays, for inspection
 		_ = p.Fail(status, fmt.Errorf("cleaning up: %w", err))

@@ -1,0 +1,91 @@
+package ops
+
+import (
+	"fmt"
+	"strings"
+)
+
+// TopicSum is the cursors of one scope and topic together, with what living processes report of
+// them.
+type TopicSum struct {
+	Scope      string
+	Topic      string
+	Partitions int      // in use
+	Owned      int      // of those, that a living process owns
+	Lag        int64    // of those, messages between positions and the log's ends
+	LastBatch  *float64 // age of the latest batch in seconds; nil: none since the processes own them
+
+	Halted, Waiting, Paused, Replaying, Retired int // partitions
+}
+
+// Topics adds up the cursors and what living processes report, by scope and topic.
+func (r *StatusReport) Topics() []*TopicSum {
+	var sums []*TopicSum
+	find := func(scope, topic string) *TopicSum {
+		for _, s := range sums {
+			if s.Scope == scope && s.Topic == topic {
+				return s
+			}
+		}
+		sums = append(sums, &TopicSum{Scope: scope, Topic: topic})
+		return sums[len(sums)-1]
+	}
+	for i := range r.Cursors {
+		c := &r.Cursors[i]
+		s := find(c.Scope, c.Topic)
+		if c.RetiredAt != nil {
+			s.Retired++
+			continue
+		}
+		s.Partitions++
+		if c.Paused != nil {
+			s.Paused++
+		}
+		if c.ReplayUntil != nil {
+			s.Replaying++
+		}
+	}
+	for i := range r.Owners {
+		o := &r.Owners[i]
+		if o.Silent() {
+			continue
+		}
+		for j := range o.Partitions {
+			find(o.Scope, o.Partitions[j].Topic).add(&o.Partitions[j], o.SeenAgeSeconds)
+		}
+	}
+	for _, s := range sums {
+		s.Partitions = max(s.Partitions, s.Owned) // a halted partition may have no cursor yet
+	}
+	return sums
+}
+
+func (s *TopicSum) add(p *OwnedPartition, seen float64) {
+	s.Owned++
+	s.Lag += p.Lag
+	if p.Halted != "" {
+		s.Halted++
+	}
+	if p.WaitingFor > 0 {
+		s.Waiting++
+	}
+	if p.LastBatchAge != nil {
+		if age := *p.LastBatchAge + seen; s.LastBatch == nil || age < *s.LastBatch {
+			s.LastBatch = &age
+		}
+	}
+}
+
+// State says how many partitions are not at work as usual, for example "1 halted, 2 paused".
+func (s *TopicSum) State() string {
+	var parts []string
+	for _, c := range []struct {
+		count int
+		name  string
+	}{{s.Halted, "halted"}, {s.Waiting, "waiting"}, {s.Paused, "paused"}, {s.Replaying, "replaying"}, {s.Retired, "retired"}} {
+		if c.count > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", c.count, c.name))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

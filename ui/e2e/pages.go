@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+
+	"github.com/onlyonce/onlyonce/test/consoledata"
+	"github.com/onlyonce/onlyonce/ui"
+)
+
+// shown are the pages over the sample, by the names of their screenshots.
+var shown = [][2]string{
+	{"overview", "/"}, {"consumers", "/consumers"}, {"cursor", "/consumers/cursor?scope=stock&topic=orders&partition=4"}, {"parked", "/parked"},
+	{"parked-group", "/parked?kind=message&scope=stock&reason=exhausted&state=waiting"}, {"parked-row", "/parked/1"}, {"explain", "/explain?q=order-1"}, {"outbox", "/outbox"},
+	{"calls", "/outbox?sink=payments"}, {"requests", "/requests"}, {"events", "/events"}, {"event", "/events/at?topic=webhook.stripe&partition=0&offset=1"}, {"keys", "/keys"},
+	{"audit", "/audit"}, {"doctor", "/doctor"}, {"act-adopt", "/act/adopt?scope=stock&topic=orders&partition=4&at=52300"},
+	{"bulk", "/bulk/redrive?kind=message&scope=stock&reason=exhausted&state=waiting"},
+}
+
+// look is a window and a color scheme.
+type look struct {
+	name          string
+	width, height int64
+	dark          bool
+}
+
+var looks = []look{{"wide, light", 1280, 900, false}, {"wide, dark", 1280, 900, true}, {"narrow, light", 390, 844, false}, {"narrow, dark", 390, 844, true}}
+
+func (r *run) set(l look) error {
+	scheme := "light"
+	if l.dark {
+		scheme = "dark"
+	}
+	return r.do(emulation.SetDeviceMetricsOverride(l.width, l.height, 1, l.width < 500),
+		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
+}
+
+// pages checks every page in every look: that it shows no payload, does not run over the window,
+// has no script error, and no serious finding of axe.
+func (r *run) pages(ctx context.Context, s *server) error {
+	pool, err := s.database(ctx)
+	if err != nil {
+		return err
+	}
+	if err := consoledata.Fill(ctx, pool); err != nil {
+		return err
+	}
+	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.Operate)})
+	if err != nil {
+		return err
+	}
+	for _, p := range shown {
+		for _, l := range looks {
+			if err := r.set(l); err != nil {
+				return err
+			}
+			if err := r.open(at + p[1]); err != nil {
+				return err
+			}
+			if err := r.fits(p[0] + ", " + l.name); err != nil {
+				return err
+			}
+			if err := r.accessible(p[0] + ", " + l.name); err != nil {
+				return err
+			}
+			if err := r.shoot(p[0], l); err != nil {
+				return err
+			}
+		}
+		text, err := r.text()
+		if err != nil {
+			return err
+		}
+		r.check(!strings.Contains(text, consoledata.Secret), "%s: no payload is shown", p[0])
+	}
+	if err := r.set(looks[0]); err != nil {
+		return err
+	}
+	return r.keyboard(at)
+}
+
+// fits checks that the page itself does not scroll sideways.
+func (r *run) fits(what string) error {
+	over, err := eval[int](r, `document.documentElement.scrollWidth - document.documentElement.clientWidth`)
+	r.check(over <= 0, "%s: fits the window (%d over)", what, over)
+	return err
+}
+
+// accessible checks that axe has no serious finding.
+func (r *run) accessible(what string) error {
+	type finding struct {
+		ID, Impact string
+		Nodes      []struct{ HTML string }
+	}
+	var text string
+	// The policy of the console runs no script of others: axe runs in the inspector's own right.
+	if err := r.do(chromedp.Evaluate(r.axe+"; 0", nil)); err != nil {
+		return fmt.Errorf("axe: %w", err)
+	}
+	err := r.do(chromedp.Evaluate(`axe.run(document, {resultTypes: ["violations"]}).then(a => JSON.stringify(a.violations.map(v => ({ID: v.id, Impact: v.impact, Nodes: v.nodes.map(n => ({HTML: n.html}))}))))`,
+		&text, awaits))
+	if err != nil {
+		return fmt.Errorf("axe: %w", err)
+	}
+	var all []finding
+	if err := json.Unmarshal([]byte(text), &all); err != nil {
+		return fmt.Errorf("axe: %w: %s", err, text)
+	}
+	var serious []string
+	for _, f := range all {
+		if f.Impact == "serious" || f.Impact == "critical" {
+			serious = append(serious, f.ID+" "+f.Nodes[0].HTML)
+		}
+	}
+	r.check(len(serious) == 0, "%s: axe has no serious finding: %s", what, strings.Join(serious, "; "))
+	return nil
+}
+
+// shoot writes a screenshot: of the wide window in light, and of the overview in every look.
+func (r *run) shoot(name string, l look) error {
+	if r.shots == "" || name != "overview" && l != looks[0] {
+		return nil
+	}
+	if l != looks[0] {
+		name += "-" + strings.ReplaceAll(l.name, ", ", "-")
+	}
+	var png []byte
+	if err := r.do(chromedp.CaptureScreenshot(&png)); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(r.shots, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(r.shots, "console-"+name+".png"), png, 0o644)
+}
+
+// keyboard checks that a person needs no mouse.
+func (r *run) keyboard(at string) error {
+	if err := r.open(at + "/parked"); err != nil {
+		return err
+	}
+	if err := r.do(chromedp.KeyEvent("/")); err != nil {
+		return err
+	}
+	focus, err := eval[string](r, `document.activeElement.id`)
+	if err != nil {
+		return err
+	}
+	r.check(focus == "find", "/ goes to the search (%q)", focus)
+	if err := r.do(chromedp.KeyEvent("order-1\r"), chromedp.WaitReady(".timeline")); err != nil {
+		return err
+	}
+	text, err := r.text()
+	if err != nil {
+		return err
+	}
+	r.check(strings.Contains(text, "claimed, in consumer_keys_0"), "an id is explained as a timeline")
+	if err := r.open(at + "/parked"); err != nil {
+		return err
+	}
+	if err := r.do(chromedp.KeyEvent("jj"), chromedp.KeyEvent("\r"), chromedp.WaitReady("form.filter a")); err != nil {
+		return err
+	}
+	where, err := eval[string](r, `location.search`)
+	r.check(strings.Contains(where, "reason="), "j and Enter open a group (%s)", where)
+	return err
+}

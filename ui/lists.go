@@ -1,0 +1,144 @@
+package ui
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strconv"
+
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+// outbox shows sinks, lanes, segments, and calls that are to be sent.
+func (v *visit) outbox() error {
+	report, state := v.db.live.outbox.get(v.ctx, v.db)
+	data := map[string]any{"Outbox": report, "Sink": v.Query("sink")}
+	if v.Query("list") != "" || v.Query("sink") != "" {
+		f := ops.CallFilter{Sink: v.Query("sink"), Scope: v.Query("scope"), Name: v.Query("name"), Limit: perPage}
+		err := v.ask(func(ctx context.Context, db ops.DB) error {
+			calls, more, err := ops.PendingCallList(ctx, db, f)
+			data["Calls"], data["More"] = calls, more
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	v.show(page{File: "outbox", Title: "Outbox", Section: "/outbox", Live: data["Calls"] == nil, State: state, Status: unanswered(report == nil), Data: data})
+	return nil
+}
+
+// call shows what the log has of one call.
+func (v *visit) call() error {
+	var c *ops.Call
+	reveal := v.reveals(Call)
+	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		if c, err = ops.CallByKey(ctx, db, v.r.PathValue("key"), false); err == nil && c != nil && (reveal || c.Bytes <= hashedMost) {
+			c, err = ops.CallByKey(ctx, db, v.r.PathValue("key"), true)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case c == nil:
+		return &ops.Error{Kind: ops.ErrNotFound, Reason: "the log has no such call", Remedy: "it was never enqueued, or it was delivered and its segment was emptied since"}
+	}
+	size := int32(min(c.Bytes, 1<<31-1))
+	v.show(page{File: "call", Title: "Call " + c.Key, Section: "/outbox", Data: map[string]any{"Call": c, "Reveal": reveal, "Body": bodyOf(&size, c.Body, reveal)}})
+	return nil
+}
+
+// events shows streams, segments, and events of the event log.
+func (v *visit) events() error {
+	f := ops.EventFilter{Topic: v.Query("topic"), ID: v.Query("id"), Scope: v.Query("scope"), Limit: perPage, CountLimit: countLimit}
+	report, state := v.db.live.events.get(v.ctx, v.db)
+	var rows []ops.Event
+	var more bool
+	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		rows, more, err = ops.EventList(ctx, db, f)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	v.show(page{File: "events", Title: "Events", Section: "/events", State: state, Data: map[string]any{"Report": report, "Rows": rows, "More": more, "Filter": f}})
+	return nil
+}
+
+// event shows one event.
+func (v *visit) event() error {
+	partition, err := strconv.ParseInt(v.Query("partition"), 10, 32)
+	if err != nil {
+		return errMissing
+	}
+	offset, err := strconv.ParseInt(v.Query("offset"), 10, 64)
+	if err != nil {
+		return errMissing
+	}
+	reveal := v.reveals(Event)
+	var e *ops.EventDetail
+	err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		e, err = ops.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, false)
+		if err == nil && e != nil && (reveal || e.Bytes <= hashedMost) {
+			e, err = ops.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, true)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case e == nil:
+		return errMissing
+	}
+	size := int32(min(e.Bytes, 1<<31-1))
+	v.show(page{File: "event", Title: "Event " + e.ID, Section: "/events", Data: map[string]any{"Event": e, "Reveal": reveal,
+		"Headers": headersOf(e.Headers, reveal), "Body": bodyOf(&size, e.Body, reveal)}})
+	return nil
+}
+
+// audit shows decisions, newest first.
+func (v *visit) audit() error {
+	before, _ := strconv.ParseInt(v.Query("before"), 10, 64)
+	f := ops.AuditFilter{Action: v.Query("action"), Actor: v.Query("actor"), Before: before, Limit: perPage}
+	var rows []ops.AuditRow
+	var more bool
+	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		rows, more, err = ops.AuditRows(ctx, db, f)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	data := map[string]any{"Rows": rows, "More": more, "Filter": f}
+	if len(rows) > 0 {
+		data["Last"] = rows[len(rows)-1].ID
+	}
+	v.show(page{File: "audit", Title: "Audit", Section: "/audit", Data: data})
+	return nil
+}
+
+// auditRow shows one decision.
+func (v *visit) auditRow() error {
+	id, err := strconv.ParseInt(v.r.PathValue("id"), 10, 64)
+	if err != nil || id < 1 {
+		return errMissing
+	}
+	var rows []ops.AuditRow
+	err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		rows, _, err = ops.AuditRows(ctx, db, ops.AuditFilter{Before: id + 1, Limit: 1})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if len(rows) == 0 || rows[0].ID != id {
+		return errMissing
+	}
+	var detail bytes.Buffer
+	if json.Indent(&detail, rows[0].Detail, "", "  ") != nil {
+		detail.Write(rows[0].Detail)
+	}
+	v.show(page{File: "decision", Title: "Decision " + strconv.FormatInt(id, 10), Section: "/audit", Data: map[string]any{"Row": rows[0], "Detail": detail.String(), "Done": v.Query("done") != ""}})
+	return nil
+}

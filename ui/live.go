@@ -1,0 +1,165 @@
+package ui
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+const (
+	freshFor = 2 * time.Second // how long an answer is shown to all who look
+	restsFor = 5               // a question rests for so many times as long as it took
+)
+
+// answer is what one question was answered, for all who look.
+type answer[T any] struct {
+	ask func(ctx context.Context, db ops.DB) (T, error)
+
+	mu      sync.Mutex
+	running chan struct{} // closed when the question that runs has ended; nil: none runs
+	next    time.Time     // the question is not asked before
+	value   T
+	at      time.Time // of value; zero: there is none
+	err     error     // of the last question
+	since   time.Time // since when it has failed
+}
+
+// get returns the answer, at most freshFor old, or the last one there was and the error of the
+// question since then. At most one question runs, whoever asks.
+func (a *answer[T]) get(ctx context.Context, d *database) (value T, state asked) {
+	a.mu.Lock()
+	if a.running == nil && !time.Now().Before(a.next) {
+		a.running = make(chan struct{})
+		// Those who wait may go, and others wait for the same answer.
+		go a.refresh(context.WithoutCancel(ctx), d)
+	}
+	running, have := a.running, !a.at.IsZero()
+	a.mu.Unlock()
+	if running != nil {
+		// A page that was shown before is not held up by a database that hangs.
+		limit := patience
+		if have {
+			limit = freshFor
+		}
+		t := time.NewTimer(limit)
+		defer t.Stop()
+		select {
+		case <-running:
+		case <-ctx.Done():
+		case <-t.C:
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	state = asked{At: a.at, Err: a.err, Since: a.since}
+	if a.at.IsZero() && a.err == nil {
+		state.Err = context.DeadlineExceeded
+	}
+	return a.value, state
+}
+
+func (a *answer[T]) refresh(ctx context.Context, d *database) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	begun := time.Now()
+	var value T
+	err := d.ask(ctx, func(ctx context.Context, db ops.DB) (err error) {
+		value, err = a.ask(ctx, db)
+		return err
+	})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ended := time.Now()
+	a.next = ended.Add(max(freshFor, restsFor*ended.Sub(begun)))
+	switch {
+	case err == nil:
+		a.value, a.at, a.err, a.since = value, ended, nil, time.Time{}
+	case a.err == nil:
+		a.err, a.since = err, ended
+	default:
+		a.err = err
+	}
+	close(a.running)
+	a.running = nil
+}
+
+// asked says how old an answer is.
+type asked struct {
+	At    time.Time // of the answer; zero: there was none yet
+	Err   error     // why there is no newer one
+	Since time.Time // since when
+}
+
+// Schema reports whether there is no answer because the schema does not fit.
+func (s asked) Schema() bool { return errors.Is(s.Err, migrations.ErrSchema) }
+
+// status is what Status answers, and how fast consumers move.
+type status struct {
+	*ops.StatusReport
+	Rates map[[2]string]float64 // messages a second, by scope and topic
+}
+
+// shared are the questions whose answers pages share and refresh.
+type shared struct {
+	status  answer[*status]
+	outbox  answer[*ops.OutboxReport]
+	groups  answer[*ops.ParkedTotals]
+	inbox   answer[*ops.InboxReport]
+	events  answer[*ops.EventsReport]
+	samples samples
+}
+
+func (s *shared) begin() {
+	s.status.ask = func(ctx context.Context, db ops.DB) (*status, error) {
+		r, err := ops.Status(ctx, db, ops.StatusQuestion{CountLimit: countLimit})
+		if err != nil {
+			return nil, err
+		}
+		return &status{r, s.samples.add(time.Now(), r.Cursors)}, nil
+	}
+	s.outbox.ask = func(ctx context.Context, db ops.DB) (*ops.OutboxReport, error) {
+		return ops.Outbox(ctx, db, ops.OutboxQuestion{CountLimit: countLimit})
+	}
+	s.groups.ask = func(ctx context.Context, db ops.DB) (*ops.ParkedTotals, error) {
+		return ops.ParkedCounts(ctx, db, ops.ParkedQuestion{ByError: true, CountLimit: countLimit})
+	}
+	s.inbox.ask = func(ctx context.Context, db ops.DB) (*ops.InboxReport, error) { return ops.Inbox(ctx, db) }
+	s.events.ask = func(ctx context.Context, db ops.DB) (*ops.EventsReport, error) { return ops.Events(ctx, db, "") }
+}
+
+// samples are the sums of positions that were read in the last minute, by scope and topic. Only the
+// goroutine of the question status uses them.
+type samples struct {
+	at   []time.Time
+	sums []map[[2]string]int64
+}
+
+const sampledFor = time.Minute
+
+// add notes the positions, and returns how fast they have moved: messages a second, over at most a
+// minute. A topic whose positions went back, for example because of a replay, has no rate.
+func (s *samples) add(now time.Time, cursors []ops.Cursor) map[[2]string]float64 {
+	sums := map[[2]string]int64{}
+	for i := range cursors {
+		sums[[2]string{cursors[i].Scope, cursors[i].Topic}] += cursors[i].Position
+	}
+	s.at, s.sums = append(s.at, now), append(s.sums, sums)
+	for now.Sub(s.at[0]) > sampledFor {
+		s.at, s.sums = s.at[1:], s.sums[1:]
+	}
+	rates := map[[2]string]float64{}
+	over := now.Sub(s.at[0]).Seconds()
+	if over <= 0 {
+		return rates
+	}
+	for of, sum := range sums {
+		if before, known := s.sums[0][of]; known && sum >= before {
+			rates[of] = float64(sum-before) / over
+		}
+	}
+	return rates
+}

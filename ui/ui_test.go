@@ -1,0 +1,141 @@
+package ui_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/test/consoledata"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/ui"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// as authorizes every request as one person.
+func as(actor ui.Actor, access ui.Access) ui.Authorizer {
+	return func(*http.Request) (ui.Actor, ui.Access, error) { return actor, access, nil }
+}
+
+// console serves a console over the pool.
+type console struct {
+	t *testing.T
+	http.Handler
+}
+
+func serve(t *testing.T, pool *pgxpool.Pool, c ui.Config) *console {
+	t.Helper()
+	h, err := ui.New(pool, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &console{t, h}
+}
+
+// filled is a database with the sample.
+func filled(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.DB(t)
+	if err := consoledata.Fill(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+// answer is an answer to a request.
+type answer struct {
+	t      *testing.T
+	path   string
+	status int
+	header http.Header
+	body   string
+}
+
+func (c *console) do(r *http.Request) answer {
+	c.t.Helper()
+	w := httptest.NewRecorder()
+	c.ServeHTTP(w, r)
+	body, err := io.ReadAll(w.Result().Body)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return answer{c.t, r.URL.String(), w.Code, w.Header(), string(body)}
+}
+
+func (c *console) get(path string) answer {
+	c.t.Helper()
+	return c.do(httptest.NewRequestWithContext(c.t.Context(), http.MethodGet, path, nil))
+}
+
+// post sends a form as a page of the console does.
+func (c *console) post(path, form string) answer {
+	c.t.Helper()
+	r := httptest.NewRequestWithContext(c.t.Context(), http.MethodPost, path, strings.NewReader(form))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	r.Header.Set("Sec-Fetch-Site", "same-origin")
+	return c.do(r)
+}
+
+// want fails the test unless the answer has the status and holds the texts.
+func (a answer) want(status int, texts ...string) answer {
+	a.t.Helper()
+	if a.status != status {
+		a.t.Fatalf("%s: status %d, want %d\n%s", a.path, a.status, status, a.body)
+	}
+	for _, text := range texts {
+		if !strings.Contains(a.body, text) {
+			a.t.Errorf("%s: %q is not in\n%s", a.path, text, a.body)
+		}
+	}
+	return a
+}
+
+// without fails the test if the answer holds one of the texts.
+func (a answer) without(texts ...string) answer {
+	a.t.Helper()
+	for _, text := range texts {
+		if strings.Contains(a.body, text) {
+			a.t.Errorf("%s: %q is in\n%s", a.path, text, a.body)
+		}
+	}
+	return a
+}
+
+func one[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v T) {
+	t.Helper()
+	if err := pool.QueryRow(context.WithoutCancel(t.Context()), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// pages are addresses of all pages, over the sample.
+func pages(t *testing.T, pool *pgxpool.Pool) []string {
+	call := one[string](t, pool, `select key::text from onlyonce.outbox_log order by id limit 1`)
+	return []string{"/", "/consumers", "/consumers?scope=stock", "/consumers/cursor?scope=stock&topic=orders&partition=4", "/parked", "/parked?kind=message&scope=stock&reason=exhausted",
+		"/parked?settled=1", "/parked/1", "/parked/121", "/explain", "/explain?q=order-1", "/explain?q=orders/1/47001", "/explain?q=" + call, "/outbox", "/outbox?sink=payments",
+		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/audit", "/audit/1", "/doctor"}
+}
+
+func TestPages(t *testing.T) {
+	t.Parallel()
+	pool := filled(t)
+	c := serve(t, pool, ui.Config{Authorize: as("ann", ui.View)})
+	for _, p := range pages(t, pool) {
+		a := c.get(p).want(http.StatusOK, "<!doctype html>", "</html>")
+		a.without(consoledata.Secret, "ZgotmplZ", "%!", "<no value>")
+		for name, value := range map[string]string{"X-Frame-Options": "DENY", "Cache-Control": "no-store"} {
+			if a.header.Get(name) != value {
+				t.Errorf("%s: %s is %q", p, name, a.header.Get(name))
+			}
+		}
+		if csp := a.header.Get("Content-Security-Policy"); !strings.Contains(csp, "frame-ancestors 'none'") || strings.Contains(csp, "unsafe") {
+			t.Errorf("%s: policy %q", p, csp)
+		}
+	}
+}
