@@ -30,8 +30,8 @@ type burn struct {
 	times                             float64
 }
 
-// burns are those of the Site Reliability Workbook, chapter 5, for an objective over 30 days: 2 % of
-// the budget in an hour, or 5 % in six.
+// burns are those of the Site Reliability Workbook, chapter 5, for an objective over 30 days: 2 %
+// of the budget in an hour, or 5 % in six.
 var burns = []burn{
 	{"1h", "5m", "Fast", page, "2m", 14.4},
 	{"6h", "30m", "Slowly", ticket, "15m", 6},

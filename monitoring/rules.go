@@ -21,8 +21,8 @@ func rules() string {
 	return b.String()
 }
 
-// ruleTests returns the tests of the rules for promtool: each alert fires for its bad series, and is
-// quiet for its good ones; all are quiet in a system in which all is well; burn rates also read
+// ruleTests returns the tests of the rules for promtool: each alert fires for its bad series, and
+// is quiet for its good ones; all are quiet in a system in which all is well; burn rates also read
 // buckets as OpenMetrics writes them.
 func ruleTests() string {
 	var b strings.Builder

@@ -24,7 +24,7 @@ const (
 	exporterInterval = 10 * time.Second
 	// exporterTimeout bounds a round of questions. Prometheus waits for 10 s by default.
 	exporterTimeout = 8 * time.Second
-	// keptIntervals is for how many intervals values are served that the database has not confirmed.
+	// keptIntervals is for how many intervals values are served that no new answer confirms.
 	keptIntervals = 3
 )
 

@@ -13,8 +13,8 @@ import (
 // serverDrain is how long running requests may take after a command has ended.
 const serverDrain = time.Second
 
-// listen serves a handler at an address until stop. flag is where the address was given, and path is
-// what the log names.
+// listen serves a handler at an address until stop. flag is where the address was given, and path
+// is what the log names.
 func listen(flag, address, path string, h http.Handler, log *slog.Logger) (stop func(), err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
