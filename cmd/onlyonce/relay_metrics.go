@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"github.com/onlyonce/onlyonce/internal/metrics"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -57,6 +59,15 @@ func serveMetrics(samples func() []metrics.Sample) http.Handler {
 // measureRelay makes a relay count, by hooks.
 func measureRelay(h *outbox.Hooks) *metrics.Registry {
 	r := new(metrics.Registry)
+	type began struct{}
+	h.AttemptStart = func(ctx context.Context, _ outbox.Attempt) context.Context {
+		return context.WithValue(ctx, began{}, time.Now())
+	}
+	h.AttemptEnd = func(ctx context.Context, a outbox.Attempt, _ outbox.Result) {
+		if at, ok := ctx.Value(began{}).(time.Time); ok && a.Kind == outbox.AttemptSend {
+			r.Observe(metrics.OutboxAttemptDuration, time.Since(at).Seconds(), a.Sink)
+		}
+	}
 	h.Settled = func(s outbox.Settled) {
 		r.Add(metrics.OutboxAttempts, 1, s.Sink, string(s.As))
 		if s.As != outbox.SettledRetry && s.As != outbox.SettledAccepted {

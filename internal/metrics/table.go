@@ -40,7 +40,7 @@ var (
 	})
 	OutboxAttemptDuration = add(Metric{
 		Name: "onlyonce.outbox.attempt.duration", Unit: "s", Kind: Histogram, From: FromRelay, Attributes: []string{"sink"},
-		Help: "Time that one attempt of a call took, with the commit of its outcome.",
+		Help: "Time that the sink took for one attempt of a call, until its outcome was known.",
 		Bad:  "Near the sink's timeout: the remote is slow.",
 		Do:   "See [Calls: what is to be sent](operations.md#calls-what-is-to-be-sent).",
 	})
