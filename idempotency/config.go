@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -140,6 +141,13 @@ type Config struct {
 
 	// Hooks observe requests. Defaults to none.
 	Hooks Hooks
+
+	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
+	// line if there is one. A call that a handler enqueues carries what Trace returns for the
+	// context that outbox.Enqueue gets, and so does an operation that it begins. Package telemetry
+	// sets it. It must be safe for concurrent use. If it panics or returns "" or anything else, the
+	// call carries the request's own trace context. Defaults to the request's for all calls.
+	Trace func(ctx context.Context) string
 
 	// Logger receives events that cannot be returned as an error. Keys and bodies are never logged.
 	// Refused requests are logged at WARN, at most one a minute for each route and code. Defaults

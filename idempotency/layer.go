@@ -44,6 +44,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	l := &Layer{pool: pool, cfg: cfg}
 	if l.fingerprints, err = newFingerprinter(cfg.FingerprintKey, cfg.FingerprintKeys); err != nil {
 		return nil, err

@@ -64,7 +64,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)
 	}
-	if trace := run.origin.Trace; trace != "" {
+	if trace := run.origin.TraceIn(r.Context()); trace != "" {
 		parent, state := codec.SplitTrace(trace)
 		e.Headers = append(e.Headers, consumer.Header{Name: "traceparent", Value: []byte(parent)})
 		if state != "" {

@@ -49,6 +49,11 @@ type attemptResult struct {
 	decision    Reconciliation
 }
 
+// describe describes the attempt to a hook.
+func (a *callAttempt) describe(kind AttemptKind, batch int) Attempt {
+	return Attempt{Kind: kind, Sink: a.Sink, Row: a.ID, Key: a.Key, Name: a.Name, Attempt: a.Attempt, Batch: batch, Trace: a.Trace}
+}
+
 // completing reports whether the remote has accepted the call, so that no further call is made.
 func (a *callAttempt) completing() bool { return a.answer != nil }
 

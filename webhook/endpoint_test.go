@@ -604,7 +604,7 @@ func TestW10Purge(t *testing.T) {
 	var ids, bodies int64
 	purged := make(chan struct{})
 	x := r.receiver(e.sample, func(c *webhook.Config) {
-		c.Hooks.Purged = func(i, b int64) { ids, bodies = i, b; close(purged) }
+		c.Hooks.Purged = func(p webhook.Purged) { ids, bodies = p.IDs, p.Bodies; close(purged) }
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
