@@ -143,7 +143,7 @@ func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 // a longer name matches.
 var rooms = [][]string{
 	{"internal/codec"},
-	{"internal/badremote", "internal/claimed", "internal/fault", "internal/fields", "internal/imagined", "internal/jsonpointer", "internal/lease", "internal/origin", "internal/pace", "internal/ready", "internal/retryafter", "internal/show", "internal/supervise", "internal/wire", "migrations", "seal"},
+	{"internal/badremote", "internal/claimed", "internal/fault", "internal/fields", "internal/imagined", "internal/jsonpointer", "internal/lease", "internal/metrics", "internal/origin", "internal/pace", "internal/ready", "internal/retryafter", "internal/show", "internal/supervise", "internal/wire", "migrations", "seal"},
 	{"internal/frozen", "internal/guard", "internal/hook", "internal/pgserver", "internal/rerun", "internal/workerdb"},
 	{"dedupe"},
 	{"internal/cursor", "internal/parked", "internal/preflight", "internal/ring"},
@@ -152,9 +152,9 @@ var rooms = [][]string{
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
 	{"ops"},
-	{"ui"},
+	{"internal/gauges", "ui"},
 	{"onlyoncetest"},
-	{"cmd"},
+	{"cmd", "monitoring"},
 	{"test"},
 	{"examples"},
 }
