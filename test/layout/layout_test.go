@@ -152,9 +152,9 @@ var rooms = [][]string{
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
 	{"ops"},
-	{"ui"},
+	{"internal/gauges", "ui"},
 	{"onlyoncetest"},
-	{"cmd"},
+	{"cmd", "monitoring"},
 	{"test"},
 	{"examples"},
 }
