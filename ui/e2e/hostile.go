@@ -5,14 +5,9 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/chromedp/cdproto/runtime"
-
 	"github.com/onlyonce/onlyonce/test/consoledata"
 	"github.com/onlyonce/onlyonce/ui"
 )
-
-// awaits makes Evaluate wait for a promise.
-func awaits(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
 
 // hostile checks that no text of a stranger runs, loads or changes anything on any page, also where
 // payloads are shown.
