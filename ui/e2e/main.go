@@ -38,6 +38,7 @@ type run struct {
 	held     int
 	failures []string
 	verbose  bool
+	only     string // the group to play; empty: all
 }
 
 // check counts one check.
@@ -80,6 +81,7 @@ func main() {
 	r := &run{}
 	flag.StringVar(&r.shots, "shots", "", "write a screenshot of each page into this `folder`")
 	axe := flag.String("axe", "testdata/axe.min.js", "the `file` with axe-core")
+	flag.StringVar(&r.only, "only", "", "play this `group` of checks only: pages, hostile, access, acts, bulk or halt")
 	flag.BoolVar(&r.verbose, "v", false, "print each check")
 	flag.Parse()
 	os.Exit(r.main(*axe))
@@ -131,6 +133,9 @@ func (r *run) all(ctx context.Context) error {
 		name string
 		play func(ctx context.Context, s *server) error
 	}{{"pages", r.pages}, {"hostile", r.hostile}, {"access", r.access}, {"acts", r.acts}, {"bulk", r.bulk}, {"halt", r.halt}} {
+		if r.only != "" && r.only != group.name {
+			continue
+		}
 		begun := time.Now()
 		if err := group.play(ctx, over); err != nil {
 			return fmt.Errorf("%s: %w", group.name, err)

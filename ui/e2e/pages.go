@@ -10,6 +10,7 @@ import (
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
@@ -150,7 +151,7 @@ func (r *run) keyboard(at string) error {
 	if err := r.open(at + "/parked"); err != nil {
 		return err
 	}
-	if err := r.do(chromedp.KeyEvent("/")); err != nil {
+	if err := r.do(press("/")); err != nil {
 		return err
 	}
 	focus, err := eval[string](r, `document.activeElement.id`)
@@ -182,4 +183,17 @@ func (r *run) keyboard(at string) error {
 	where, err := eval[string](r, `location.search`)
 	r.check(strings.Contains(where, "reason="), "j and Enter open a group (%s)", where)
 	return err
+}
+
+// press presses a key as a keyboard does: if the page takes the key, nothing is typed.
+// chromedp.KeyEvent types it in an event of its own, which the page cannot prevent.
+func press(key string) chromedp.Action[chromedp.Void] {
+	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		for _, e := range []input.DispatchKeyEventParams{{Type: input.DispatchKeyEventTypeKeyDown, Key: key, Text: key}, {Type: input.DispatchKeyEventTypeKeyUp, Key: key}} {
+			if _, err := cdp.Call(ctx, t, input.DispatchKeyEvent, e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
