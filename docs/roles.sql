@@ -98,7 +98,7 @@ begin
     ('onlyonce_relay',    'schema_version', 'select'),
     ('onlyonce_relay',    'leases',         'select, insert, update'),
     ('onlyonce_relay',    'outbox_log',     'select'),
-    ('onlyonce_relay',    'sinks',          'select, insert'),
+    ('onlyonce_relay',    'sinks',          'select, insert, update (start_window)'),
     ('onlyonce_relay',    'lanes',          'select, insert, update'),
     ('onlyonce_relay',    'rings',          'select'),
     ('onlyonce_relay',    'segments',       'select'),

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -94,18 +95,29 @@ type Route struct {
 	// Defaults to 1 MiB.
 	MaxBody int
 
-	// MaxResponse is the most bytes of an answer's body, up to 32 MiB (H15). A longer answer is
-	// undone and answered 500. Defaults to 1 MiB.
+	// MaxResponse is the most bytes of a stored body, up to 32 MiB (H15). A longer answer is undone
+	// and answered 500, unless TombstoneLarge is set or the handler has stored a [Reference].
+	// Defaults to 1 MiB.
 	MaxResponse int
 
-	// TombstoneLarge, in lease mode, sends an answer above MaxResponse, up to 32 MiB, to the first
-	// client. The record keeps only that there was one: copies of the request get 410. Defaults to
-	// false.
+	// TombstoneLarge sends an answer above MaxResponse, up to 32 MiB, to the first client. The
+	// record keeps only that there was one: copies of the request get 410. Defaults to false: such
+	// an answer is undone.
 	TombstoneLarge bool
 
 	// NoStoreBody stores no bodies, for secrets that are shown once, for example a new API key.
 	// Copies of the request get 410. Defaults to false.
 	NoStoreBody bool
+
+	// Render makes the body of an answer that its handler has stored by [Reference] (H28). It gets
+	// the scope of the request that asks, which is the one of the first request, and the reference.
+	// It is called by many goroutines at once, for each copy of the request, with a context that
+	// ends with the client's, or after MaxHandlerTime.
+	//
+	// If it returns [ErrReferenceGone], also wrapped, the client gets 410. For any other error it
+	// gets 503 (code "response-not-rendered") with Retry-After. Defaults to nil: Reference is
+	// refused.
+	Render func(ctx context.Context, scope Scope, reference string) (body []byte, err error)
 
 	// KeepHeaders are answer headers that are stored besides the usual ones (H14), for example
 	// "X-Request-Cost". Headers about one client or one connection are refused, for example
@@ -151,6 +163,15 @@ type Route struct {
 	// no connection of the pool while it waits. The server's WriteTimeout and the clients' timeouts
 	// must be longer. Defaults to 0: copies get 409 at once.
 	Wait time.Duration
+
+	// RunningConflict answers a copy of a request whose [Operations.Accept] has made an operation
+	// with 409 (code "request-in-progress") and Retry-After as long as the operation runs. Defaults
+	// to false: the copy gets 202 with the operation's present state, Location and Retry-After.
+	RunningConflict bool
+
+	// DoneSeeOther answers such a copy with 303 to the operation's URL once the operation has
+	// ended. Defaults to false: the copy gets 200 with the state and the result, as from that URL.
+	DoneSeeOther bool
 
 	// FailOpen runs the handler without protection if the store is down (H22). The answer then has
 	// the status "bypassed". It is for lease mode only, because a transactional handler needs the
@@ -201,9 +222,6 @@ func (r Route) withDefaults() (Route, error) {
 	l.Number("MaxBody", &r.MaxBody, 1<<20, 1, maxStored)
 	if err := checkKeepHeaders(r.KeepHeaders); err != nil {
 		l.Add("KeepHeaders", "%v", err)
-	}
-	if r.TombstoneLarge && r.Mode != Leased {
-		l.Add("TombstoneLarge", "is for lease mode only: in transactional mode a long answer is rolled back (H15)")
 	}
 	if r.MismatchStatus == 0 {
 		r.MismatchStatus = http.StatusUnprocessableEntity

@@ -109,6 +109,7 @@ func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx con
 	if err != nil || done {
 		return result, err
 	}
+	run.setStepOpen(name, true)
 	if err := fault.Point(fault.StepBegun); err != nil {
 		return nil, err
 	}
@@ -122,7 +123,23 @@ func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx con
 	if err := fault.Point(fault.StepCalled); err != nil {
 		return nil, err
 	}
-	return result, run.endStep(name, result)
+	if err := run.endStep(name, result); err != nil {
+		return nil, err
+	}
+	run.setStepOpen(name, false)
+	return result, nil
+}
+
+// setStepOpen notes that a step's call may have been made and that its result is not stored, or
+// that it is.
+func (run *handlerRun) setStepOpen(name string, open bool) {
+	run.asking.Lock()
+	defer run.asking.Unlock()
+	if open {
+		run.openSteps[name] = struct{}{}
+	} else {
+		delete(run.openSteps, name)
+	}
 }
 
 // stepKey returns the key for the provider. It does not depend on which process works on the

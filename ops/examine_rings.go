@@ -39,26 +39,35 @@ const late = time.Minute
 
 // memory compares how long keys are remembered with how long copies may arrive (K6, W10).
 func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
-	holds := func(check, ring string, copies time.Duration, whose string) error {
-		err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
-		switch {
-		case errors.Is(err, inbox.ErrHorizon):
-			d.add(LevelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s", ring, show.Span(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, show.Span(copies), ring)
-		case err != nil:
-			return err
-		default:
-			d.ok(check, "%s: keys of %s are remembered for at least %s", whose, ring, show.Span(copies))
-		}
-		return nil
-	}
 	if d.ask.CopiesWithin == nil {
 		d.add(LevelWarn, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of consumer_keys")
-	} else if err := holds("copies", "consumer_keys", *d.ask.CopiesWithin, "producers"); err != nil {
+	} else if err := d.remembers(ctx, tx, "copies", "consumer_keys", *d.ask.CopiesWithin, "producers"); err != nil {
 		return err
 	}
+	if err := d.relayRetries(ctx, tx); err != nil {
+		return err
+	}
+	return d.webhookCopies(ctx, tx)
+}
 
+// remembers checks that keys of a ring are remembered for as long as copies of whose messages come.
+func (d *examiner) remembers(ctx context.Context, tx pgx.Tx, check, ring string, copies time.Duration, whose string) error {
+	err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
+	switch {
+	case errors.Is(err, inbox.ErrHorizon):
+		d.add(LevelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s", ring, show.Span(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, show.Span(copies), ring)
+	case err != nil:
+		return err
+	default:
+		d.ok(check, "%s: keys of %s are remembered for at least %s", whose, ring, show.Span(copies))
+	}
+	return nil
+}
+
+// relayRetries checks how long relays go on with a call: as declared, and by the oldest parked one.
+func (d *examiner) relayRetries(ctx context.Context, tx pgx.Tx) error {
 	if d.ask.RelayRetries != nil {
-		if err := holds("relay-retries", "consumer_keys", *d.ask.RelayRetries, "relays"); err != nil {
+		if err := d.remembers(ctx, tx, "relay-retries", "consumer_keys", *d.ask.RelayRetries, "relays"); err != nil {
 			return err
 		}
 	}
@@ -81,7 +90,12 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	d.unless("relay-retries", "no call was tried for longer than consumer_keys remembers at least; how long relays go on is not declared (-relay-retries)")
+	return nil
+}
 
+// webhookCopies checks how long senders of webhooks go on: as declared, and by the ids of each
+// endpoint.
+func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 	type endpoint struct {
 		Endpoint string
 		Oldest   *float64
@@ -98,7 +112,7 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		d.ok("webhooks", "no endpoint has received anything that is remembered")
 		return nil
 	}
-	if err := holds("webhooks", "standard_keys", want, whose); err != nil {
+	if err := d.remembers(ctx, tx, "webhooks", "standard_keys", want, whose); err != nil {
 		return err
 	}
 	for _, e := range endpoints {
@@ -109,7 +123,7 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		// as that.
 		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "standard_keys", Copies: show.Seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
 			d.add(LevelWarn, "webhooks", "set the horizon of standard_keys to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
-				"endpoint %s has ids that are %s old, older than standard_keys remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, show.Seconds(*e.Oldest))
+				"endpoint %s has ids that are %s old, older than standard_keys remembers at least: its Retention is longer, or nothing deletes them", e.Endpoint, show.Seconds(*e.Oldest))
 		} else if err != nil {
 			return err
 		}

@@ -104,83 +104,98 @@ func (a *app) writeSteps(steps []ops.Step) {
 }
 
 func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
-	row, moment := a.field, a.moment
-	text := func(name string, s *string) {
-		if s != nil {
-			row(name, *s)
-		}
-	}
-	row("id", number(d.ID))
-	row("kind", d.Kind)
-	row("state", d.State)
-	row("reason", d.Reason)
-	row("attempts", strconv.Itoa(int(d.Attempts)))
-	moment("next attempt", d.NextAttemptAt)
-	row("scope", d.Scope)
-	row("tenant", d.Tenant)
-	if d.Topic != nil && d.Partition != nil && d.Offset != nil {
-		row("origin", fmt.Sprintf("%s/%d@%d", *d.Topic, *d.Partition, *d.Offset))
-	}
-	text("cluster", d.ClusterID)
-	text("topic id", d.TopicID)
-	moment("record time", d.RecordTime)
-	if d.Kind == "message" {
-		row("record key", d.RecordKey.String())
-	}
-	text("sink", d.Sink)
-	text("name", d.Name)
-	text("method", d.Method)
-	text("target", d.Target)
-	text("key", d.Key)
-	if d.Kind == kindEvent && d.EventID != nil && d.Topic != nil && strings.HasPrefix(*d.Topic, "webhook.") {
-		if part := strings.SplitN(*d.EventID, "/", 3); len(part) == 3 { // endpoint, provider, and the id as its sender knows it
-			row("provider", part[1])
-			row("event id", part[2])
-		}
-	} else {
-		text("event id", d.EventID)
-	}
-	if d.Lane != nil {
-		row("lane", strconv.Itoa(int(*d.Lane)))
-	}
-	if d.RowID != nil {
-		row("log id", number(*d.RowID))
-	}
-	moment("first attempt", d.FirstAttempt)
-	if r := d.Response; r != nil {
-		row("response", fmt.Sprintf("status %s, %s bytes", numberOf(r.Status), numberOf(r.Bytes)))
-		if r.Headers != nil {
-			for line := range strings.Lines(*r.Headers) {
-				row("response header", strings.TrimRight(line, "\r\n"))
-			}
-		}
-		if r.Body != nil {
-			row("response body", r.Body.String())
-		}
-	}
+	a.field("id", number(d.ID))
+	a.field("kind", d.Kind)
+	a.field("state", d.State)
+	a.field("reason", d.Reason)
+	a.field("attempts", strconv.Itoa(int(d.Attempts)))
+	a.moment("next attempt", d.NextAttemptAt)
+	a.writeParkedOrigin(d)
+	a.writeParkedCall(d)
+	a.moment("first attempt", d.FirstAttempt)
+	a.writeParkedResponse(d.Response)
 	if d.Replay > 0 {
-		row("replay", fmt.Sprintf("%d, calls under keys of their own: %s", d.Replay, yesNo(d.ReplayResend)))
+		a.field("replay", fmt.Sprintf("%d, calls under keys of their own: %s", d.Replay, yesNo(d.ReplayResend)))
 	}
 	if d.OrderKey != nil {
 		place := fmt.Sprintf("%s: %d unsettled before it, %d behind it", *d.OrderKey, d.Ahead, d.Behind)
 		if d.Head != nil {
 			place += fmt.Sprintf("; first is row %d", *d.Head)
 		}
-		row("ordering key", place)
+		a.field("ordering key", place)
 	}
-	row("parked at", show.Instant(d.ParkedAt))
-	moment("settled at", d.SettledAt)
-	moment("erased at", d.ErasedAt)
+	a.field("parked at", show.Instant(d.ParkedAt))
+	a.moment("settled at", d.SettledAt)
+	a.moment("erased at", d.ErasedAt)
 	for _, h := range d.Headers {
-		row("header", h.Name+": "+h.Value.String())
+		a.field("header", h.Name+": "+h.Value.String())
 	}
 	for line := range strings.Lines(d.Error) {
-		row("error", strings.TrimRight(line, "\r\n"))
+		a.field("error", strings.TrimRight(line, "\r\n"))
 	}
 	if d.BodyBytes == nil {
-		row("body", "none")
+		a.field("body", "none")
 	} else {
-		row("body", bodyText(d.Body, int64(*d.BodyBytes), d.ErasedAt != nil, body))
+		a.field("body", bodyText(d.Body, int64(*d.BodyBytes), d.ErasedAt != nil, body))
+	}
+}
+
+// writeParkedOrigin writes whose row it is, and where its message or event came from.
+func (a *app) writeParkedOrigin(d *ops.ParkedDetail) {
+	a.field("scope", d.Scope)
+	a.field("tenant", d.Tenant)
+	if d.Topic != nil && d.Partition != nil && d.Offset != nil {
+		a.field("origin", fmt.Sprintf("%s/%d@%d", *d.Topic, *d.Partition, *d.Offset))
+	}
+	a.fieldIfSet("cluster", d.ClusterID)
+	a.fieldIfSet("topic id", d.TopicID)
+	a.moment("record time", d.RecordTime)
+	if d.Kind == "message" {
+		a.field("record key", d.RecordKey.String())
+	}
+	if d.Kind == kindEvent && d.EventID != nil && d.Topic != nil && strings.HasPrefix(*d.Topic, "webhook.") {
+		if part := strings.SplitN(*d.EventID, "/", 3); len(part) == 3 { // endpoint, provider, and the id as its sender knows it
+			a.field("provider", part[1])
+			a.field("event id", part[2])
+		}
+	} else {
+		a.fieldIfSet("event id", d.EventID)
+	}
+}
+
+// writeParkedCall writes where a call goes, and its place in the log.
+func (a *app) writeParkedCall(d *ops.ParkedDetail) {
+	a.fieldIfSet("sink", d.Sink)
+	a.fieldIfSet("name", d.Name)
+	a.fieldIfSet("method", d.Method)
+	a.fieldIfSet("target", d.Target)
+	a.fieldIfSet("key", d.Key)
+	if d.Lane != nil {
+		a.field("lane", strconv.Itoa(int(*d.Lane)))
+	}
+	if d.RowID != nil {
+		a.field("log id", number(*d.RowID))
+	}
+}
+
+func (a *app) writeParkedResponse(r *ops.ParkedResponse) {
+	if r == nil {
+		return
+	}
+	a.field("response", fmt.Sprintf("status %s, %s bytes", numberOf(r.Status), numberOf(r.Bytes)))
+	if r.Headers != nil {
+		for line := range strings.Lines(*r.Headers) {
+			a.field("response header", strings.TrimRight(line, "\r\n"))
+		}
+	}
+	if r.Body != nil {
+		a.field("response body", r.Body.String())
+	}
+}
+
+func (a *app) fieldIfSet(name string, text *string) {
+	if text != nil {
+		a.field(name, *text)
 	}
 }
 

@@ -116,6 +116,14 @@ func (b *Builder) Run(ctx context.Context) {
 	}
 }
 
+// missingFilters is a closed segment some of whose filters are not built.
+type missingFilters struct {
+	Slot  int16
+	Use   int64
+	Parts *int // into which it is divided; nil: not divided yet
+	Built []int16
+}
+
 // Step builds the filters that can be built now, part by part, and returns how many were completed.
 // It continues what another builder has left. It does not wait for transactions.
 func (b *Builder) Step(ctx context.Context) (built int, err error) {
@@ -128,71 +136,81 @@ func (b *Builder) Step(ctx context.Context) (built int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	type segment struct {
-		Slot  int16
-		Use   int64
-		Parts *int
-		Built []int16
-	}
-	missing, err := pgx.CollectRows(rows, pgx.RowToStructByPos[segment])
+	missing, err := pgx.CollectRows(rows, pgx.RowToStructByPos[missingFilters])
 	if err != nil {
 		return 0, err
 	}
 	for use := range b.waits {
-		if !slices.ContainsFunc(missing, func(s segment) bool { return s.Use == use }) {
+		if !slices.ContainsFunc(missing, func(s missingFilters) bool { return s.Use == use }) {
 			delete(b.waits, use)
 		}
 	}
 	var failed []error
-segments:
 	for _, s := range missing {
-		// K5: a transaction that has read the ring before the close may still insert into the
-		// segment.
-		if b.waits[s.Use] == "" {
-			xid, err := ring.OwnXid(ctx, b.pool)
-			if err != nil {
-				return built, err
-			}
-			b.waits[s.Use] = xid
-		}
-		passed, err := ring.XidPassed(ctx, b.pool, b.waits[s.Use])
-		if err != nil {
+		if ready, err := b.ready(ctx, &s); err != nil {
 			return built, err
-		}
-		if !passed {
+		} else if !ready {
 			continue
 		}
-		if s.Parts == nil {
-			var keys int64
-			if err := b.pool.QueryRow(ctx, keyCountSQL, b.ring.Tables[s.Slot]).Scan(&keys); err != nil {
-				return built, err
-			}
-			parts := int(max((keys+b.maxPartKeys-1)/b.maxPartKeys, 1))
-			s.Parts = &parts
-			if parts > maxParts {
-				if b.reportedUse != s.Use {
-					b.reportedUse = s.Use
-					b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is asked by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
-				}
-				continue
-			}
+		owner, fault, err := b.buildParts(ctx, s)
+		switch {
+		case !owner || err != nil:
+			return built, err
+		case fault != nil:
+			failed = append(failed, fault) // one failure must not stop the others
+		default:
+			built++
 		}
-		for part := range *s.Parts {
-			if slices.Contains(s.Built, int16(part)) { //nolint:gosec // below 256
-				continue
-			}
-			if owner, err := b.holdLease(ctx); !owner || err != nil {
-				return built, err
-			}
-			if err := b.buildPart(ctx, s.Slot, s.Use, *s.Parts, part); err != nil {
-				failed = append(failed, err)
-				continue segments // one failure must not stop the others
-			}
-		}
-		built++
 	}
 	_, err = b.pool.Exec(ctx, deleteUnusedSQL, b.ring.Name)
 	return built, errors.Join(append(failed, err)...)
+}
+
+// ready reports whether filters of a segment can be built: no transaction inserts into it any more,
+// and it is not too large. It divides the segment into parts.
+func (b *Builder) ready(ctx context.Context, s *missingFilters) (bool, error) {
+	// K5: a transaction that has read the ring before the close may still insert into the segment.
+	if b.waits[s.Use] == "" {
+		xid, err := ring.OwnXid(ctx, b.pool)
+		if err != nil {
+			return false, err
+		}
+		b.waits[s.Use] = xid
+	}
+	if passed, err := ring.XidPassed(ctx, b.pool, b.waits[s.Use]); err != nil || !passed || s.Parts != nil {
+		return passed, err
+	}
+	var keys int64
+	if err := b.pool.QueryRow(ctx, keyCountSQL, b.ring.Tables[s.Slot]).Scan(&keys); err != nil {
+		return false, err
+	}
+	parts := int(max((keys+b.maxPartKeys-1)/b.maxPartKeys, 1))
+	s.Parts = &parts
+	if parts <= maxParts {
+		return true, nil
+	}
+	if b.reportedUse != s.Use {
+		b.reportedUse = s.Use
+		b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is asked by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
+	}
+	return false, nil
+}
+
+// buildParts builds the filters of a segment that are missing, as long as this builder holds the
+// lease. fault is why one cannot be built.
+func (b *Builder) buildParts(ctx context.Context, s missingFilters) (owner bool, fault, err error) {
+	for part := range *s.Parts {
+		if slices.Contains(s.Built, int16(part)) { //nolint:gosec // below 256
+			continue
+		}
+		if owner, err := b.holdLease(ctx); !owner || err != nil {
+			return false, nil, err
+		}
+		if err := b.buildPart(ctx, s.Slot, s.Use, *s.Parts, part); err != nil {
+			return true, err, nil
+		}
+	}
+	return true, nil, nil
 }
 
 // holdLease takes the lease, or renews it. Two builders at once would do the work twice, without
