@@ -170,7 +170,7 @@ func (r *run) keyboard(at string) error {
 	if err != nil {
 		return err
 	}
-	r.check(strings.Contains(text, "claimed, in consumer_keys_0"), "an id is explained as a timeline")
+	r.check(strings.Contains(text, "consumer_keys_0 (current)"), "an id is explained as a timeline")
 	if err := r.open(at + "/parked"); err != nil {
 		return err
 	}
