@@ -20,8 +20,8 @@ const (
 	consolePages = 40
 )
 
-// consolePage measures the page of parked rows, with a million of them, and what the console adds to
-// the program.
+// consolePage measures the page of parked rows, with a million of them, and what the console adds
+// to the program.
 func consolePage(context.Context, *server, options) (wrapped, plain side, err error) {
 	none := func(context.Context, *database, *window) (sample, error) {
 		return sample{messages: 1, elapsed: time.Second}, nil

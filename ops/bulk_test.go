@@ -9,8 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// A bulk act that is stopped, or whose context ends, leaves whole transactions, and an audit row that
-// counts them.
+// A bulk act that is stopped, or whose context ends, leaves whole transactions, and an audit row
+// that counts them.
 func TestU3BulkEndsInTheMiddle(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

@@ -27,8 +27,8 @@ type Need struct {
 	Remedy string `json:"remedy"`
 	// Commands are for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in.
 	Commands []string `json:"commands"`
-	// Where names what it is about: the fields that apply of scope, topic, partition, sink, kind and
-	// state.
+	// Where names what it is about: the fields that apply of scope, topic, partition, sink, kind
+	// and state.
 	Where map[string]string `json:"-"`
 }
 

@@ -25,8 +25,8 @@ var (
 	tableCells = regexp.MustCompile(`data-f="([^"]*)" data-v="([^"]*)"`)
 )
 
-// tablesOf reads the values of the tables of a page, by their fields. attribute finds the tables, for
-// example id="rows".
+// tablesOf reads the values of the tables of a page, by their fields. attribute finds the tables,
+// for example id="rows".
 func tablesOf(t *testing.T, page, attribute string) (rows []map[string]string) {
 	t.Helper()
 	parts := strings.Split(page, attribute)
