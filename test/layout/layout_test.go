@@ -47,7 +47,7 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	for _, pkg := range public {
 		forbid(t, pkg, "testing", module+"test/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
 			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr",
-			"github.com/dunglas")
+			"github.com/dunglas", "go.opentelemetry.io")
 	}
 }
 
@@ -101,8 +101,8 @@ func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 // elsewhere are the libraries that only a nested module needs: an optional part, an example, or a
 // comparison. A requirement of the root module would put them into every user's module graph.
 // Indirect ones are not checked: for example embedded-postgres brings lib/pq.
-var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/dunglas/httpsfv", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq",
-	"github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "golang.org/x/tools", "gorm.io"}
+var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/chromedp/chromedp", "github.com/dunglas/httpsfv", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq",
+	"github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "go.opentelemetry.io", "golang.org/x/tools", "gorm.io"}
 
 func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 	t.Parallel()
