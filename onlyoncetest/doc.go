@@ -47,7 +47,7 @@
 // When a process dies, all of its connections break and no new one is opened, its context ends, and
 // a successor is started with Start and Serve. before and after strike at every statement, the
 // engine's upkeep last; cut, lost, rebalance and reset at the fence and the COMMIT of a batch;
-// zombie at the fence, and where a parked message is settled.
+// zombie at the fence.
 //
 // Compared are the user's tables (not the schema onlyonce), the calls that were enqueued, the
 // messages that were parked, the requests that no relay sends, what took effect at remotes, and the

@@ -193,11 +193,6 @@ func singles(points []point, can able) (all []history) {
 			add(event{zombie, p.name})
 		}
 	}
-	for _, p := range points { // a parked message that is tried again has no fence
-		if strings.HasPrefix(p.name, "settle.") && p.kind == wire.Bind {
-			add(event{zombie, p.name})
-		}
-	}
 	for _, p := range points {
 		if strings.HasPrefix(p.name, handlePoint) {
 			add(event{fail40P01, p.name})

@@ -30,7 +30,6 @@ var kitRules = []mutant{
 	{rule: "T8 kit: no fallback", file: "consumer/attempt.go",
 		old: "claimFirst, a.done.Fallback, e.claimFirstLeft = true, true, claimFirstRuns", new: "a.done.Fallback, e.claimFirstLeft = true, 0",
 		pkg: "./onlyoncetest", test: "TestSoundProgramAtEveryPoint/ids"},
-	{rule: "F1 kit: retry is not fenced", file: schemaConsumer, old: settle, new: settleOpen, pkg: "./onlyoncetest", test: "TestSoundProgramAtEveryPoint/retries"},
 	{rule: "O1 kit: identity", file: "outbox/call.go",
 		old: "append(fields, call.Sink, call.Name, call.ID)...", new: "append(fields, call.Sink, call.Name, \"\")...",
 		pkg: "./onlyoncetest", test: "TestSoundProgramAtEveryPoint/ids"},
