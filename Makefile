@@ -21,7 +21,7 @@ TEST = $(if $(CI),$(GO) run ./test/retest -C $$m $(if $(FLAKY),-flaky $(FLAKY),)
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help quickstart test test-long lint vet oncevet kit tidy words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
+.PHONY: help quickstart test test-long lint vet oncevet kit tidy words bench alerts retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -58,6 +58,13 @@ words: ## count the words that house style bounds, in comments and Markdown; WOR
 
 bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
 	cd bench && $(GO) run . $(if $(ONLY),-only $(ONLY),)
+
+e2e: ## the console in a real browser (Chromium), some 2 minutes; SHOTS=docs/guide/img writes screenshots
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { echo "make e2e needs Chromium: apt-get install chromium"; exit 2; }
+	$(DEVENV) -postgres -- $(GO) -C ui/e2e run . $(if $(SHOTS),-shots $(abspath $(SHOTS)),)
+
+alerts: ## check the rules for Prometheus with promtool (Debian: prometheus): each alert fires in its test, and is quiet when all is well
+	$(GO) run ./monitoring -alerts
 
 retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
 	cd bench && $(GO) run . -retention $(ARGS)

@@ -154,6 +154,18 @@ type Route struct {
 	// too, or it takes the new call for a copy of the old one.
 	KeyWindow time.Duration
 
+	// Reconcile asks a provider what became of a [Step] in lease mode whose outcome is unknown, and
+	// whose key the provider may have forgotten (H29). Look for the effect by something that the
+	// provider keeps, for example a reference that the call contained; key is the step's. It is
+	// called before each further attempt at such a step, from many goroutines at once, with the
+	// context of the handler.
+	//
+	// Return StepTookEffect with the result that the step's function would have returned, or
+	// StepNoEffect only if the provider is sure. If it cannot tell, return StepUnknown: the request
+	// is set aside for an operator. An error is none of these: the step fails, and the next request
+	// asks again. Defaults to nil: such requests are set aside at once.
+	Reconcile func(ctx context.Context, step, key string) (outcome StepOutcome, result []byte, err error)
+
 	// MaxHandlerTime ends the handler's context, from 1 ms to 1 hour, even if the client is still
 	// connected (H11). A later answer is undone. If the handler has not returned 5 s after that,
 	// the layer gives up its key and cuts its connection. Defaults to 30 s.
@@ -230,6 +242,9 @@ func (r Route) withDefaults() (Route, error) {
 	}
 	if r.Mode == Leased && r.Key == KeyDerived {
 		l.Add("Key", "must not be KeyDerived in lease mode: a derived key expires long before the provider forgets the keys of its steps, so an equal request after that would be a new one (H18)")
+	}
+	if r.Reconcile != nil && r.Mode != Leased {
+		l.Add("Reconcile", "is for lease mode only: in transactional mode there are no steps")
 	}
 	if r.FailOpen && r.Mode != Leased {
 		l.Add("FailOpen", "is for lease mode only: a handler in transactional mode needs the store itself")

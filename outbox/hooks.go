@@ -102,6 +102,8 @@ type Settled struct {
 	Name    string
 	Attempt int
 	As      Settlement
+	// Age is how long ago the call was enqueued.
+	Age time.Duration
 	// Wait is how long until the next attempt, with SettledRetry.
 	Wait time.Duration
 	// Reason is what the row keeps as its last error: empty after a delivery.

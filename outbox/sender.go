@@ -166,7 +166,7 @@ func (s *sender) renew(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	if s.membership == nil {
-		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name); err != nil {
+		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name, windowBound(s.limits.startWindow())); err != nil {
 			return fmt.Errorf("creating the lanes of sink %s: %w", s.name, err)
 		}
 		var err error

@@ -112,3 +112,16 @@ func (v *visit) ask(f func(ctx context.Context, db ops.DB) error) error {
 	defer cancel()
 	return v.db.ask(ctx, f)
 }
+
+// NeedLink is the address of the page about what needs a person.
+func (v *visit) NeedLink(n ops.Need) string {
+	page := map[string]string{ops.NeedHalt: "/consumers", ops.NeedConsumer: "/consumers", ops.NeedParked: "/parked", ops.NeedRelay: "/outbox", ops.NeedRequest: "/requests"}[n.Kind]
+	if n.Kind == ops.NeedHalt && n.Where["partition"] != "" {
+		page = "/consumers/cursor"
+	}
+	var query []any
+	for name, value := range n.Where {
+		query = append(query, name, value)
+	}
+	return v.Link(page, query...)
+}

@@ -34,6 +34,7 @@ type incomingEvent struct {
 
 // newIncomingEvent prepares an event that was delivered, or that a reconciliation lists.
 func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent, error) {
+	e.Endpoint = ep.cfg.Name
 	i := &incomingEvent{Event: e, messageID: messageID(ep.cfg.Name, e), headers: headersOf(e), reconciled: reconciled}
 	if ep.cfg.Tenant != nil {
 		var err error

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -37,6 +38,9 @@ func Scope(endpoint string) string { return "webhook/" + endpoint }
 // EventOf returns the event of a message. Use it in a consumer's handler or in an inline one.
 func EventOf(m *consumer.Message) (*Event, error) {
 	e := &Event{Header: http.Header{}, Body: m.Value}
+	if endpoint, ok := strings.CutPrefix(m.Topic, Topic("")); ok {
+		e.Endpoint = endpoint
+	}
 	for _, h := range m.Headers {
 		switch v := string(h.Value); h.Name {
 		case headerProvider:

@@ -146,6 +146,32 @@ func TestMarksOfOurServer(t *testing.T) {
 	}
 }
 
+// Each attempt has an id of its own and the operation's key, unless the caller has set the header.
+func TestRequestIDOfAnAttempt(t *testing.T) {
+	t.Parallel()
+	for own, want := range map[string]int{"": 2, "mine": 1} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &script{plays: []play{{status: 503}, {status: 200}}}
+			req := post(t, t.Context(), url, "x")
+			if own != "" {
+				req.Header.Set("X-Request-Id", own)
+			}
+			resp, err := slow(t, client.Config{Base: s, RequestIDHeader: "X-Request-Id"}).RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			read(t, resp)
+			ids, keys := map[string]bool{}, map[string]bool{}
+			for _, got := range s.got {
+				ids[got.requestID], keys[got.key] = true, true
+			}
+			if len(ids) != want || ids[""] || len(keys) != 1 || keys[""] {
+				t.Errorf("ids %v, keys %v", ids, keys)
+			}
+		})
+	}
+}
+
 // A problem can say that asking again is of no use; the caller gets it whole.
 func TestProblemThatIsNotRetryable(t *testing.T) {
 	t.Parallel()
