@@ -4,9 +4,9 @@ package main
 // engine: a sound program must then have a verdict.
 //
 // Three rules are not among them, because no program can see the lack of them in its tables. If a
-// lost answer is taken for success (T4), the position in the database brings the batch back (F1). If
-// a batch handler sees copies (T1), the claim that raises rolls its work back. If parking does not
-// claim (D3), the copy of a message that is still parked is found among the parked ones.
+// lost answer is taken for success (T4), the position in the database brings the batch back (F1).
+// If a batch handler sees copies (T1), the claim that raises rolls its work back. If parking does
+// not claim (D3), the copy of a message that is still parked is found among the parked ones.
 var kitRules = []mutant{
 	{rule: "T2 kit: claim does not raise", file: schemaInbox,
 		old: "  case cur\n    EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}", new: "  case cur\n    EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1 on conflict do nothing;}",
