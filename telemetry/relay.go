@@ -25,7 +25,7 @@ type attemptKey struct{}
 func Relay(c *outbox.RelayConfig, t Config) error {
 	r := newRecorder(t)
 	attempts, failures := r.counter(metrics.OutboxAttempts), r.counter(metrics.OutboxFailures)
-	duration := r.histogram(metrics.OutboxAttemptDuration)
+	duration, delay := r.histogram(metrics.OutboxAttemptDuration), r.histogram(metrics.OutboxDelay)
 	if r.err != nil {
 		return r.err
 	}
@@ -51,6 +51,9 @@ func Relay(c *outbox.RelayConfig, t Config) error {
 		},
 		Settled: func(s outbox.Settled) {
 			attempts.Add(context.Background(), 1, metric.WithAttributes(sinkOf(s.Sink), attribute.String("outcome", string(s.As))))
+			if s.As != outbox.SettledRetry && s.As != outbox.SettledAccepted {
+				delay.Record(context.Background(), s.Age.Seconds(), metric.WithAttributes(sinkOf(s.Sink)))
+			}
 		},
 		Failed: func(f outbox.Failed) {
 			failures.Add(context.Background(), 1, metric.WithAttributes(sinkOf(f.Sink)))

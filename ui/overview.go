@@ -50,7 +50,7 @@ func (v *visit) fleet(path string) {
 	v.show(page{File: "fleet", Title: "Databases", Section: "/", Live: true, Data: rows})
 }
 
-// Parked is how many rows are parked and not settled, and of those how many wait for a person.
+// Totals are how many rows are parked and not settled, and of those how many wait for a person.
 func (s *status) Totals() (t struct{ All, Waiting int64 }) {
 	for i := range s.StatusReport.Parked.Groups {
 		g := &s.StatusReport.Parked.Groups[i]

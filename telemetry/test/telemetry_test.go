@@ -150,7 +150,7 @@ func TestOneTraceFromProducerToRemote(t *testing.T) {
 	if links := span["send payments"].Links(); len(links) != 1 || links[0].SpanContext.SpanID() != message.SpanID() {
 		t.Errorf("the attempt's links: %v", links)
 	}
-	var want = []string{"onlyonce.consumer.delay", "onlyonce.consumer.messages", "onlyonce.outbox.attempt.duration", "onlyonce.outbox.attempts"}
+	var want = []string{"onlyonce.consumer.delay", "onlyonce.consumer.messages", "onlyonce.outbox.attempt.duration", "onlyonce.outbox.attempts", "onlyonce.outbox.delay"}
 	text := ""
 	pgtest.Until(t, patience, "the metrics are there", func() bool {
 		var names []string

@@ -169,7 +169,7 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
-	defer h.stop()
+	defer func() { _ = h.stop() }()
 	waiting := `select count(*) from onlyonce.parked where state = 'waiting'`
 	if err := r.until("1,200 events are parked", func() (bool, error) { n, err := count(ctx, pool, waiting); return n == rows, err }); err != nil {
 		return err
@@ -246,7 +246,7 @@ func (r *run) halt(ctx context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
-	defer h.stop()
+	defer func() { _ = h.stop() }()
 	reported := `select count(*) from onlyonce.owners, jsonb_array_elements(partitions) p where p->>'halted' <> ''`
 	if err := r.until("a partition halts", func() (bool, error) { n, err := count(ctx, pool, reported); return n > 0, err }); err != nil {
 		return err
