@@ -21,7 +21,7 @@ TEST = $(if $(CI),$(GO) run ./test/retest -C $$m $(if $(FLAKY),-flaky $(FLAKY),)
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help quickstart test test-long lint vet tidy words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
+.PHONY: help quickstart test test-long lint vet oncevet kit tidy words bench alerts retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -41,8 +41,11 @@ test-long: ## all tests, as CI runs them
 	@echo "make test-long: up to 15 minutes on two idle cores"
 	$(call runtests,)
 
-lint: vet ## go vet and golangci-lint, in every module
+lint: vet oncevet ## go vet, onlyoncevet and golangci-lint, in every module
 	@$(call each,$(MODULES),( cd $$m && $(GO) run $(LINT) run ./... ))
+
+oncevet: ## onlyoncevet over the library and its examples: it must find nothing
+	@tool=$$(mktemp -d)/onlyoncevet && $(GO) -C tools/onlyoncevet build -o $$tool . && { $(call each,$(MODULES),$(GO) -C $$m vet -vettool=$$tool ./...); }
 
 vet: ## go vet, in every module
 	@$(call each,$(MODULES),$(GO) -C $$m vet ./...)
@@ -56,6 +59,13 @@ words: ## count the words that house style bounds, in comments and Markdown; WOR
 bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
 	cd bench && $(GO) run . $(if $(ONLY),-only $(ONLY),)
 
+e2e: ## the console in a real browser (Chromium), some 2 minutes; SHOTS=docs/guide/img writes screenshots
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { echo "make e2e needs Chromium: apt-get install chromium"; exit 2; }
+	$(DEVENV) -postgres -- $(GO) -C ui/e2e run . $(if $(SHOTS),-shots $(abspath $(SHOTS)),)
+
+alerts: ## check the rules for Prometheus with promtool (Debian: prometheus): each alert fires in its test, and is quiet when all is well
+	$(GO) run ./monitoring -alerts
+
 retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
 	cd bench && $(GO) run . -retention $(ARGS)
 
@@ -68,6 +78,11 @@ mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART
 
 adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name, PART=3/20 plays a part and records it
 	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',) $(call recorded,adversary)
+
+SEEDS ?= 20
+
+kit: ## onlyoncetest against 20 seeds: sound programs are never accused, faulty ones always are; SEEDS
+	$(DEVENV) -postgres $(REAL) -- $(GO) test -count=1 -timeout 60m -run '^Test(Judges|Sound.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
 
 matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 picks
 	$(GO) run ./test/matrix $(if $(ONLY),-only $(ONLY),)
@@ -121,7 +136,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: mutants adversary matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories ## the long checks; record what they print in docs/results/
+nightly: mutants adversary kit matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

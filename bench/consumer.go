@@ -92,6 +92,8 @@ func allPairs() []pair {
 			metrics: peakOfMemory([3]string{"P23a", "P23b", "P23c"}, 256), rounds: 1, open: peaksEqual.open},
 		{what: "the same, 500,000 messages of 100 bytes, not compressed; P23e: franz-go alone; P23f: Java's consumer",
 			metrics: peakOfMemory([3]string{"P23d", "P23e", "P23f"}, 96), rounds: 1, open: peaksSmall.open},
+		{what: "the console: median page of 50 of 1 million parked rows; P24b: what it adds to the program onlyonce",
+			metrics: []metric{{name: "P24a", bar: 60, atMost: true, unit: "ms", of: medianPage}, {name: "P24b", shown: true, unit: "MiB", of: growthOf}}, rounds: 1, open: consolePage},
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/imagined"
 )
 
 // attemptLock keeps a message that may kill its process apart from everything else that this
@@ -95,7 +97,7 @@ func (t *attemptLock) wakeWaiters() {
 func (e *engine) lockAttempts(ctx context.Context, alone bool) (leave func(), err error) {
 	cfg := &e.c.cfg
 	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.Timeouts.Commit + cfg.Timeouts.Lock + cfg.Timeouts.Statement)
-	leave, err = e.c.attempts.acquire(ctx, alone, bound)
+	leave, err = imagined.Shared(ctx, e.c.attempts).acquire(ctx, alone, bound)
 	e.exclusive = alone && err == nil
 	return leave, err
 }

@@ -61,7 +61,7 @@ func (c *Consumer) identify(m *Message) (err error) {
 		}
 		m.identified, m.idErr = true, err
 	}()
-	m.scope = c.cfg.Scope
+	m.scope, m.traceOf = c.cfg.Scope, c.cfg.Trace
 	if c.events {
 		m.tenant = m.eventTenant
 	} else if c.cfg.Tenant != nil {

@@ -160,6 +160,14 @@ type Config struct {
 	// Hooks are functions to call at events; see [Hooks]. Defaults to none.
 	Hooks Hooks
 
+	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
+	// line if there is one. A call that a handler enqueues carries what Trace returns for the
+	// context that outbox.Enqueue gets. So the remote's trace continues that of the handler.
+	// Package telemetry sets it. It must be safe for concurrent use. If it panics or returns "" or
+	// anything else, the call carries the message's own trace context. Defaults to the message's
+	// for all calls.
+	Trace func(ctx context.Context) string
+
 	// Logger receives events that cannot be returned as an error: for example retries, halts and
 	// parked messages. Payloads and keys are never logged. Defaults to slog.Default(), at WARN and
 	// above.

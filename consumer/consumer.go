@@ -93,6 +93,7 @@ func newConsumer(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error)
 		return nil, err
 	}
 	c.cfg = c.cfg.withDefaults()
+	c.cfg.Hooks = c.cfg.Hooks.guarded(c.cfg.Logger)
 	c.shared = &shared{attempts: newAttemptLock()}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
 	c.filters = c.filtersOf(c.pool)

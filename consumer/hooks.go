@@ -6,12 +6,18 @@ import (
 )
 
 // Hooks are functions that the consumer calls at events. They run in the goroutines that work on a
-// partition, so a hook that blocks holds up its partition. Nil hooks are skipped. Later versions
-// may add fields to the structs.
+// partition, so a hook that blocks holds up its partition, and hooks of several partitions run at
+// once: they must be safe for concurrent use. Nil hooks are skipped. [JoinHooks] joins several
+// users of them. Later versions may add fields to the structs.
 //
 // A pair of Start and End encloses a step, so that it can be timed and traced. The context that
 // Start returns is the step's, and is passed to End; it must derive from the one that Start gets.
 // The other hooks are called once, after the event and outside any transaction.
+//
+// A hook observes, and cannot change what the consumer does. If it panics, that is logged, at most
+// once a minute for each hook, and the work goes on. If it was a Start, or one that returned nil,
+// the step's context is the one that Start got. A hook must not call runtime.Goexit, nor use the
+// messages that it gets after it has returned.
 type Hooks struct {
 	// FetchStart and FetchEnd enclose one fetch, which may wait for records.
 	FetchStart func(ctx context.Context, f FetchStart) context.Context

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"cmp"
+	"context"
 	"reflect"
 	"time"
 
@@ -59,6 +60,8 @@ type Message struct {
 	topicID    [16]byte
 	mayRepeat  bool // it may have been handled before: see ownership.redoUntil
 	notACopy   bool // by an operator: it is not a copy of the first message with its id
+
+	traceOf func(context.Context) string // Config.Trace
 }
 
 func init() {
@@ -133,7 +136,7 @@ func (m *Message) keyTopic() string {
 func (m *Message) origin() origin.Origin {
 	o := origin.Origin{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Position: origin.Position{
 		ClusterID: m.clusterID, TopicID: m.topicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset},
-		Time: m.Time, Redo: !m.resend && (m.mayRepeat || m.replay > 0), Trace: m.trace()}
+		Time: m.Time, Redo: !m.resend && (m.mayRepeat || m.replay > 0), Trace: m.trace(), TraceOf: m.traceOf}
 	if m.resend {
 		o.Replay = m.replay
 	}

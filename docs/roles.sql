@@ -7,7 +7,7 @@
 -- It is no migration: roles belong to the whole cluster, their names and who may be what are yours to choose, and
 -- `onlyonce migrate` must not need the right to make them. Replace the names if you have your own.
 --
--- The six roles cannot log in. Grant them to those that do (`grant onlyonce_app to stock_service`), and give app what your handlers
+-- The seven roles cannot log in. Grant them to those that do (`grant onlyonce_app to stock_service`), and give app what your handlers
 -- need on your own tables besides. Migrate as a member of onlyonce_migrator after `set role onlyonce_migrator`, or as a
 -- login whose `role` setting is that (`alter role deploy set role onlyonce_migrator`), so that it owns what it makes.
 --
@@ -22,6 +22,7 @@
 --                      onlyonce_relay, to one at least, and to one at least of those that receive or consume webhooks. Whoever lacks it warns, and leaves
 --                      rotation to others.
 --   onlyonce_operator  the command onlyonce, but `migrate`. Sees payloads.
+--   onlyonce_viewer    the console and the command onlyonce, to look. Changes nothing. Could read payloads; the console hides them.
 --
 -- Row-level security limits these roles, and no other, in the tables parked and leases; a login that is a member of two of them may do what either may. It does not
 -- apply to the schema's owner, superusers and roles with BYPASSRLS: run pg_dump as one of those.
@@ -35,7 +36,7 @@ declare
   name text;
   has  record;
 begin
-  foreach name in array array['onlyonce_migrator', 'onlyonce_app', 'onlyonce_http', 'onlyonce_relay', 'onlyonce_rotator', 'onlyonce_operator'] loop
+  foreach name in array array['onlyonce_migrator', 'onlyonce_app', 'onlyonce_http', 'onlyonce_relay', 'onlyonce_rotator', 'onlyonce_operator', 'onlyonce_viewer'] loop
     if not exists (select from pg_roles where rolname = name) then
       execute format('create role %I nologin', name);
     end if;
@@ -48,11 +49,12 @@ begin
   end if;
 
   -- From nothing, so that a right which a later version takes away here is gone.
-  revoke all on schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
-  revoke all on all tables in schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
-  grant usage on schema onlyonce to onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
-  revoke all on all sequences in schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
-  grant select on all tables in schema onlyonce to onlyonce_operator;
+  revoke all on schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
+  revoke all on all tables in schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
+  grant usage on schema onlyonce to onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
+  revoke all on all sequences in schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
+  grant select on all tables in schema onlyonce to onlyonce_operator, onlyonce_viewer;
+  grant select on all sequences in schema onlyonce to onlyonce_viewer;
 
   for has in select * from (values
     -- role, table, rights, why each beyond the plain one
@@ -96,7 +98,7 @@ begin
     ('onlyonce_relay',    'schema_version', 'select'),
     ('onlyonce_relay',    'leases',         'select, insert, update'),
     ('onlyonce_relay',    'outbox_log',     'select'),
-    ('onlyonce_relay',    'sinks',          'select, insert'),
+    ('onlyonce_relay',    'sinks',          'select, insert, update (start_window)'),
     ('onlyonce_relay',    'lanes',          'select, insert, update'),
     ('onlyonce_relay',    'rings',          'select'),
     ('onlyonce_relay',    'segments',       'select'),

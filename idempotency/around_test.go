@@ -337,12 +337,12 @@ func TestH19EveryAnswerSaysUntilWhen(t *testing.T) {
 	}
 }
 
-// The hook Served is called for a handler's panic too.
-func TestServedTellsOfPanics(t *testing.T) {
+// The hook ServeEnd is called for a handler's panic too.
+func TestServeEndAfterPanics(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()
 	served := make(chan idempotency.Served, 10)
-	cfg.Hooks.Served = func(s idempotency.Served) { served <- s }
+	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.Served) { served <- s }
 	r := newRig(t, cfg)
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 		for name, end := range map[string]func(){"panic": func() { panic(http.ErrAbortHandler) }, "goexit": runtime.Goexit} {

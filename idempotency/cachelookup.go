@@ -54,7 +54,7 @@ func (req *servedRequest) replyFromCache() (reply, bool) {
 	if same, err := req.layer.fingerprints.matches(c.Fingerprint, &req.subject); err != nil || !same {
 		return reply{}, false // the database decides between 422 and an error
 	}
-	return replayReply(c.Response, &c.Expires), true
+	return req.replayReply(c.Response, &c.Expires), true
 }
 
 // cacheRecord puts a record that was read from the database into the cache, after the answer. A

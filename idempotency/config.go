@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -99,6 +100,13 @@ type Config struct {
 	// to "Idempotency-Expires".
 	ExpiresHeader string
 
+	// Problem renders the layer's own refusals in the API's envelope. It returns the Content-Type
+	// and the body; status and headers are the layer's. It is called by many goroutines at once.
+	// Keep Problem.Code and Problem.Retryable in the body: client.Transport looks for "retryable"
+	// in bodies of application/problem+json only, and otherwise goes by the status. If the
+	// Content-Type is empty, the default is sent. Defaults to application/problem+json.
+	Problem func(r *http.Request, p Problem) (contentType string, body []byte)
+
 	// TenantLimit is how many requests of one tenant this process works on at once, from 1 to
 	// 1,048,576. Requests above it get 429. Defaults to 1,000.
 	TenantLimit int
@@ -133,6 +141,13 @@ type Config struct {
 
 	// Hooks observe requests. Defaults to none.
 	Hooks Hooks
+
+	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
+	// line if there is one. A call that a handler enqueues carries what Trace returns for the
+	// context that outbox.Enqueue gets, and so does an operation that it begins. Package telemetry
+	// sets it. It must be safe for concurrent use. If it panics or returns "" or anything else, the
+	// call carries the request's own trace context. Defaults to the request's for all calls.
+	Trace func(ctx context.Context) string
 
 	// Logger receives events that cannot be returned as an error. Keys and bodies are never logged.
 	// Refused requests are logged at WARN, at most one a minute for each route and code. Defaults

@@ -139,11 +139,16 @@ func (d *Doer) newCall(ctx context.Context, key Key, asked []byte) *servedReques
 
 // serve runs the call, or finds the answer of an earlier one.
 func (req *servedRequest) serve(d *Doer) (rep reply) {
-	begun := time.Now()
+	begun, hooks := time.Now(), &req.layer.cfg.Hooks
+	if hooks.ServeStart != nil {
+		ctx := hooks.ServeStart(req.caller, ServeStart{Pattern: d.handler.route.Pattern})
+		req.caller, req.work, req.ctx = ctx, ctx, context.WithoutCancel(ctx)
+	}
 	rep = reply{mark: Released} // if fn panics or calls runtime.Goexit
 	defer func() {
-		if served := req.layer.cfg.Hooks.Served; served != nil {
-			served(Served{Pattern: d.handler.route.Pattern, Tenant: req.scope.Tenant, Mark: rep.mark, Code: string(rep.code), Runs: req.runs, Took: time.Since(begun)})
+		if hooks.ServeEnd != nil {
+			hooks.ServeEnd(req.caller, Served{Pattern: d.handler.route.Pattern, Tenant: req.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
+				Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()
 	var err error

@@ -372,7 +372,7 @@ func TestH22StoreDown(t *testing.T) {
 	cfg := leasedConfig()
 	cfg.AcquireTimeout = 300 * time.Millisecond
 	cfg.Hooks.Failed = func(error) { mu.Lock(); defer mu.Unlock(); failed++ }
-	cfg.Hooks.Served = func(s idempotency.Served) {
+	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.Served) {
 		mu.Lock()
 		defer mu.Unlock()
 		if s.Mark == idempotency.Bypassed {

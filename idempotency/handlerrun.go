@@ -26,6 +26,12 @@ type handlerRun struct {
 	steps    map[string]struct{} // names of the steps that are running or done
 	returned atomic.Bool
 
+	// What the handler has called, while asking was held.
+	decision  decision
+	reference string              // stored in place of the body
+	operation string              // the answer is the 202 of this operation
+	openSteps map[string]struct{} // steps that were begun, and have no result
+
 	mu   sync.Mutex // for tx and conn: abandon reads tx while the handler runs
 	tx   *guard.Tx
 	conn *pgxpool.Conn
@@ -40,7 +46,7 @@ type handlerRun struct {
 
 // newRun returns a run of the handler that has not begun.
 func (req *servedRequest) newRun() *handlerRun {
-	return &handlerRun{servedRequest: req, steps: make(map[string]struct{})}
+	return &handlerRun{servedRequest: req, steps: make(map[string]struct{}), openSteps: make(map[string]struct{})}
 }
 
 // runKey is the context key of a [handlerRun]. The run and not the request is in the context, so

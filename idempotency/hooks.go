@@ -1,18 +1,38 @@
 package idempotency
 
-import "time"
+import (
+	"context"
+	"log/slog"
+	"time"
 
-// Hooks observe the layer. A request's hook is called from the request's goroutine after it was
-// answered; keep it short. Nil hooks are skipped. The structs may get more fields.
+	"github.com/onlyonce/onlyonce/internal/hook"
+)
+
+// Hooks observe the layer. A request's hooks are called from the request's goroutine, so they must
+// be short and safe for concurrent use. Nil hooks are skipped. [JoinHooks] joins several users of
+// them. The structs may get more fields.
+//
+// A hook observes, and cannot change what the layer does. If it panics, that is logged, at most
+// once a minute for each hook, and the request goes on. If it was ServeStart, or that returned nil,
+// the request's context is the one that it got. A hook must not call runtime.Goexit.
 type Hooks struct {
-	// Served is called for each request with a method for which keys count, even if its handler
-	// panicked.
-	Served func(Served)
+	// ServeStart and ServeEnd enclose one request with a method for which keys count, or one call
+	// of [Do], even if the handler panics. The handler's context has the values of the one that
+	// ServeStart returns, which must derive from the one that it gets. ServeEnd gets it too, after
+	// the answer.
+	ServeStart func(ctx context.Context, s ServeStart) context.Context
+	ServeEnd   func(ctx context.Context, s Served)
 	// Purged is called by [Layer.Run] when it has deleted records.
 	Purged func(records int)
 	// Failed is called for an error of the store: if a request was answered 5xx because of it, or
 	// if the purge failed.
 	Failed func(error)
+}
+
+// ServeStart describes a request that begins.
+type ServeStart struct {
+	Pattern string
+	Method  string // empty for a call of Do
 }
 
 // Served describes how a request was answered.
@@ -47,3 +67,28 @@ const (
 	Rejected   Mark = "rejected"    // refused before the handler ran, or undone by the layer
 	Released   Mark = "released"    // the handler's own answer, not stored: its writes are undone, and the next request runs again
 )
+
+// JoinHooks returns hooks that call those of a and of b, for example your own and those of package
+// telemetry. a's ServeStart and ServeEnd enclose b's, and each ServeEnd gets the context that its
+// own ServeStart returned. The other hooks of a are called before b's. If a hook panics, the other
+// one of that event may not be called.
+func JoinHooks(a, b Hooks) Hooks {
+	type pair = hook.Pair[ServeStart, Served]
+	serve := hook.JoinPair(pair{Start: a.ServeStart, End: a.ServeEnd}, pair{Start: b.ServeStart, End: b.ServeEnd})
+	return Hooks{
+		ServeStart: serve.Start, ServeEnd: serve.End,
+		Purged: hook.JoinEvent(a.Purged, b.Purged),
+		Failed: hook.JoinEvent(a.Failed, b.Failed),
+	}
+}
+
+// guarded returns hooks whose panics are logged and end nothing.
+func (h Hooks) guarded(log *slog.Logger) Hooks {
+	g := &hook.Guard{Log: log}
+	return Hooks{
+		ServeStart: hook.Start(g, "ServeStart", h.ServeStart),
+		ServeEnd:   hook.End(g, "ServeEnd", h.ServeEnd),
+		Purged:     hook.Event(g, "Purged", h.Purged),
+		Failed:     hook.Event(g, "Failed", h.Failed),
+	}
+}

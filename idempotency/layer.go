@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,6 +25,8 @@ type Layer struct {
 	recentKeys   recentKeys
 	leases       leaseKeeper
 	begun        ready.Run
+
+	operations sync.Map // *Operations by their stream: to answer copies of requests that made an operation
 }
 
 // New checks the configuration without connecting. If it is wrong, the error lists every fault,
@@ -41,6 +44,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	l := &Layer{pool: pool, cfg: cfg}
 	if l.fingerprints, err = newFingerprinter(cfg.FingerprintKey, cfg.FingerprintKeys); err != nil {
 		return nil, err

@@ -65,13 +65,9 @@ func (req *servedRequest) claimOrTakeOver(rec *storedRecord) (*lease.Lease, erro
 
 // runUnderLease runs the handler under a lease, again if the database asks for it.
 func (req *servedRequest) runUnderLease(l *lease.Lease) reply {
-	limit := req.handler.route.MaxResponse
-	if req.handler.route.TombstoneLarge || req.handler.route.NoStoreBody {
-		limit = maxStored
-	}
 	for reruns := 0; ; reruns++ {
 		run := req.newRun()
-		out := run.runLeasedOnce(l, req.newRecorder(limit))
+		out := run.runLeasedOnce(l, req.newRecorder(req.bodyLimit()))
 		if run.renewed != nil {
 			l = run.renewed
 		}
@@ -130,7 +126,7 @@ func (run *handlerRun) completeLeased(l *lease.Lease, rec *recorder) runOutcome 
 		}
 		return decision.outcome
 	}
-	stored, sealed, err := run.encodeResponse(rec)
+	stored, sealed, err := run.encodeResponse(run, rec)
 	if err != nil {
 		run.endTx()
 		run.releaseKey(l)

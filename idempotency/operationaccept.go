@@ -28,8 +28,9 @@ type Request struct {
 const acceptSQL = `insert into onlyonce.operations (id, tenant, principal, name, keep) values ($1, $2, $3, $4, $5)`
 
 // Accept stores an operation in the request's transaction, and answers 202 with the operation's URL
-// and state. If it returns an error, it has not written an answer: the handler must answer, with a
-// status whose answer is not stored, for example 500.
+// and state. A copy of the request gets the operation's present state, see Route.RunningConflict
+// and Route.DoneSeeOther. If it returns an error, it has not written an answer: the handler must
+// answer, with a status whose answer is not stored, for example 500.
 func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	switch {
@@ -63,7 +64,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)
 	}
-	if trace := run.origin.Trace; trace != "" {
+	if trace := run.origin.TraceIn(r.Context()); trace != "" {
 		parent, state := codec.SplitTrace(trace)
 		e.Headers = append(e.Headers, consumer.Header{Name: "traceparent", Value: []byte(parent)})
 		if state != "" {
@@ -74,10 +75,16 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 		return err
 	}
 	run.onCommit = o.source.Wake
+	run.asking.Lock()
+	run.operation = operationName(o.cfg.Stream, id)
+	run.asking.Unlock()
 	w.Header().Set("Location", o.cfg.Path+id.String())
 	o.writeState(w, http.StatusAccepted, &operationState{ID: id.String(), Name: req.Name, State: operationRunning})
 	return nil
 }
+
+// operationName is how a stored answer names its operation.
+func operationName(stream string, id uuid.UUID) string { return stream + "/" + id.String() }
 
 // headerSealed is an event's header that says whether its body is sealed.
 const headerSealed = "onlyonce-sealed"

@@ -23,7 +23,8 @@ import (
 // [Operations.Accept] in handlers, serve it under OperationsConfig.Path, and run [Operations.Run].
 //
 // Handlers that call Accept must be behind a [Layer] in transactional mode: a copy of the request
-// then gets the same 202 and Location. Operations is safe for concurrent use.
+// then gets the same Location, with the operation's present state. Operations is safe for
+// concurrent use.
 type Operations struct {
 	layer      *Layer
 	cfg        OperationsConfig
@@ -129,6 +130,9 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 		MessageTimeout: cfg.MaxTime, BatchTimeout: cfg.MaxTime, Timeouts: dedupe.Timeouts{Statement: cfg.MaxTime, Idle: cfg.MaxTime}, Hooks: cfg.Hooks, Logger: cfg.Logger,
 	}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
+	}
+	if _, taken := layer.operations.LoadOrStore(cfg.Stream, o); taken {
+		return nil, fmt.Errorf("%w: OperationsConfig.Stream: %q: the layer has Operations of this stream already", ErrConfig, cfg.Stream)
 	}
 	return o, nil
 }

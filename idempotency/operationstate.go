@@ -72,7 +72,7 @@ func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = scope.check()
 	}
 	if err != nil {
-		writeRefusal(w, codeScopeMissing, "", "")
+		o.layer.writeRefusal(w, r, codeScopeMissing)
 		return
 	}
 	name, cancel := strings.CutSuffix(strings.TrimPrefix(r.URL.Path, o.cfg.Path), "/cancel")
@@ -101,11 +101,11 @@ func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case errors.Is(err, errUnreadable):
 		o.layer.reportError(err)
-		writeRefusal(w, codeRecordUnreadable, "", "")
+		o.layer.writeRefusal(w, r, codeRecordUnreadable)
 	case err != nil:
 		o.layer.reportError(err)
 		w.Header().Set("Retry-After", "1")
-		writeRefusal(w, codeStoreUnavailable, "", "")
+		o.layer.writeRefusal(w, r, codeStoreUnavailable)
 	case state == nil:
 		http.NotFound(w, r)
 	default:
@@ -148,14 +148,18 @@ func (o *Operations) findState(ctx context.Context, id uuid.UUID, scope Scope) (
 
 // writeState answers with an operation's state.
 func (o *Operations) writeState(w http.ResponseWriter, status int, s *operationState) {
-	body, err := json.Marshal(s)
-	if err != nil {
-		panic(err) // cannot fail: the result was checked when it was stored
-	}
 	w.Header().Set("Content-Type", "application/json")
 	if s.State == operationRunning {
 		w.Header().Set("Retry-After", strconv.Itoa(int((o.cfg.RetryAfter+time.Second-1)/time.Second)))
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // if the client has disconnected, it asks again
+	_, _ = w.Write(s.encode()) // if the client has disconnected, it asks again
+}
+
+func (s *operationState) encode() []byte {
+	body, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // cannot fail: the result was checked when it was stored
+	}
+	return body
 }

@@ -168,7 +168,11 @@ func TestH9MarksHaveOtherNames(t *testing.T) {
 	cfg.Header, cfg.StatusHeader, cfg.ReplayedHeader, cfg.ExpiresHeader = "X-Op", "X-Op-Status", "X-Op-Again", "X-Op-Until"
 	var served []idempotency.Served
 	var mu sync.Mutex
-	cfg.Hooks.Served = func(s idempotency.Served) { mu.Lock(); defer mu.Unlock(); served = append(served, s) }
+	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.Served) {
+		mu.Lock()
+		defer mu.Unlock()
+		served = append(served, s)
+	}
 	r := newRig(t, cfg)
 	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) })
 	first, again, other := r.post("/charges", "", "x", "X-Op", "k"), r.post("/charges", "", "x", "X-Op", "k"), r.post("/charges", "", "y", "X-Op", "k")

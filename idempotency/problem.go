@@ -3,10 +3,49 @@ package idempotency
 import (
 	"encoding/json"
 	"net/http"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
 // code is why the layer answered in place of the application.
 type code string
+
+// Problem is an answer that refuses a request (RFC 9457).
+type Problem struct {
+	// Type identifies the kind of problem, for example "urn:onlyonce:problem:key-reused".
+	Type string `json:"type"`
+	// Title says what is wrong, the same for each problem of a type.
+	Title string `json:"title"`
+	// Status is the answer's.
+	Status int `json:"status"`
+	// Detail says more about this request. It may be empty.
+	Detail string `json:"detail,omitempty"`
+	// Instance identifies the request, and does not give its key away. It may be empty.
+	Instance string `json:"instance,omitempty"`
+	// Code is the reason, for programs.
+	Code string `json:"code"`
+	// Retryable reports whether the same request under the same key can end differently without a
+	// change by a person.
+	Retryable bool `json:"retryable"`
+}
+
+// Write answers with the problem as application/problem+json. Handlers may use it for refusals of
+// their own, so that clients find "retryable" in each of them; set Retryable as the layer will
+// treat the answer, see [Final] and [Transient]. If Status is 0, it is 500.
+func (p Problem) Write(w http.ResponseWriter) {
+	if p.Status == 0 {
+		p.Status = http.StatusInternalServerError
+	}
+	writeBody(w, p.Status, "application/problem+json", p.encode())
+}
+
+func (p Problem) encode() []byte {
+	body, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // cannot fail: strings, a number and a bool
+	}
+	return body
+}
 
 // Codes.
 const (
@@ -26,6 +65,7 @@ const (
 	codeBodyUnreadable   code = "body-unreadable"
 	codeBodyConsumed     code = "body-consumed"
 	codeRolledBack       code = "rolled-back"
+	codeNotRendered      code = "response-not-rendered"
 )
 
 // problems holds the answer to each code. retryable is for clients (see client.Transport): the same
@@ -51,6 +91,7 @@ var problems = map[code]struct {
 	codeBodyUnreadable:   {http.StatusBadRequest, "The request body could not be read", true},
 	codeBodyConsumed:     {http.StatusInternalServerError, "The request body was read before it could be compared", false},
 	codeRolledBack:       {http.StatusInternalServerError, "The request was rolled back", true},
+	codeNotRendered:      {http.StatusServiceUnavailable, "The request took effect, but its response cannot be rendered now", true},
 }
 
 func (c code) status() int     { return problems[c].status }
@@ -65,35 +106,40 @@ const (
 	maxProblemText = 4 << 10
 )
 
-// writeRefusal answers with a code and its usual status.
-func writeRefusal(w http.ResponseWriter, c code, detail, instance string) {
-	writeProblem(w, c.status(), c, detail, instance, c.retryable())
-}
-
-// writeProblem answers with a problem (RFC 9457). detail and instance never quote stored or
-// received data, which the client might not be allowed to see. Texts that are too long are left
-// out.
-func writeProblem(w http.ResponseWriter, status int, c code, detail, instance string, retryable bool) {
+// newProblem makes a problem of the layer. detail and instance never quote stored or received data,
+// which the client might not be allowed to see. Texts that are too long are left out.
+func newProblem(status int, c code, detail, instance string, retryable bool) Problem {
 	short := func(s string) string {
 		if len(s) > maxProblemText {
 			return ""
 		}
 		return s
 	}
-	body, err := json.Marshal(struct {
-		Type      string `json:"type"`
-		Title     string `json:"title"`
-		Status    int    `json:"status"`
-		Detail    string `json:"detail,omitempty"`
-		Instance  string `json:"instance,omitempty"`
-		Code      code   `json:"code"`
-		Retryable bool   `json:"retryable"`
-	}{problemType + string(c), problems[c].title, status, short(detail), short(instance), c, retryable})
-	if err != nil {
-		panic(err) // cannot fail: strings, a number and a bool
+	return Problem{problemType + string(c), problems[c].title, status, short(detail), short(instance), string(c), retryable}
+}
+
+// writeRefusal answers with a code and its usual status.
+func (l *Layer) writeRefusal(w http.ResponseWriter, r *http.Request, c code) {
+	l.writeProblem(w, r, newProblem(c.status(), c, "", "", c.retryable()))
+}
+
+// writeProblem answers with a problem, in the API's own form if there is a Config.Problem.
+func (l *Layer) writeProblem(w http.ResponseWriter, r *http.Request, p Problem) {
+	if l.cfg.Problem == nil {
+		p.Write(w)
+		return
 	}
+	contentType, body := l.cfg.Problem(r, p)
+	if !protocol.ValidHeader("Content-Type", contentType) || contentType == "" {
+		p.Write(w)
+		return
+	}
+	writeBody(w, p.Status, contentType, body)
+}
+
+func writeBody(w http.ResponseWriter, status int, contentType string, body []byte) {
 	h := w.Header()
-	h.Set("Content-Type", "application/problem+json")
+	h.Set("Content-Type", contentType)
 	h.Set("Cache-Control", "no-store")
 	h.Del("Content-Length")
 	h.Del("Content-Encoding")

@@ -19,7 +19,7 @@ func TestProblems(t *testing.T) {
 	for c, p := range problems {
 		w := httptest.NewRecorder()
 		w.Header().Set("Content-Length", "1")
-		writeRefusal(w, c, "the detail", "urn:uuid:1")
+		(&Layer{}).writeProblem(w, nil, newProblem(c.status(), c, "the detail", "urn:uuid:1", c.retryable()))
 		var got map[string]any
 		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
 			t.Fatal(err)
@@ -64,7 +64,7 @@ func TestProblemsAreShort(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{maxProblemText, maxProblemText + 1, 1 << 20} {
 		w := httptest.NewRecorder()
-		writeProblem(w, http.StatusTeapot, codeKeyReused, strings.Repeat("\x00", n), strings.Repeat("<", n), true)
+		newProblem(http.StatusTeapot, codeKeyReused, strings.Repeat("\x00", n), strings.Repeat("<", n), true).Write(w)
 		var got map[string]any
 		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Body.Len() > protocol.MaxProblem || w.Code != http.StatusTeapot || got["status"] != 418.0 || got["retryable"] != true {
 			t.Errorf("%d bytes, %v, %.200s", w.Body.Len(), err, w.Body)

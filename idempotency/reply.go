@@ -1,7 +1,9 @@
 package idempotency
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"strconv"
@@ -36,7 +38,7 @@ func problemReply(c code, failed error) reply {
 	switch c {
 	case codeStoreUnavailable, codeOverCapacity, codeRolledBack:
 		rep.retryAfter = time.Second
-	case codeCommitUnknown:
+	case codeCommitUnknown, codeNotRendered:
 		rep.mark, rep.retryAfter = InProgress, time.Second
 	case codeKeyReused:
 		rep.mark = Mismatch
@@ -92,7 +94,7 @@ func (req *servedRequest) writeReply(rep reply) int {
 		case rep.status != 0:
 			status = rep.status
 		}
-		writeProblem(req.w, status, rep.code, req.detail, req.problemInstance(), rep.code.retryable() && !rep.final)
+		req.layer.writeProblem(req.w, req.http, newProblem(status, rep.code, req.detail, req.problemInstance(), rep.code.retryable() && !rep.final))
 		return status
 	}
 	req.w.WriteHeader(rep.status)
@@ -112,10 +114,15 @@ func (req *servedRequest) problemInstance() string {
 }
 
 // storedResponse returns what is stored of a handler's answer.
-func (e *routeHandler) storedResponse(rec *recorder) *storedResponse {
+func (run *handlerRun) storedResponse(rec *recorder) *storedResponse {
+	e := run.handler
 	set, added := rec.headerChanges()
-	r := &storedResponse{Status: rec.status(), Body: rec.body()}
+	r := &storedResponse{Status: rec.status(), Body: rec.body(), Operation: run.operation}
 	r.Header, r.Added = headersToStore(set, added, rec.header(), e.route.KeepHeaders)
+	if run.reference != "" {
+		r.Body, r.Reference = nil, run.reference
+		return r
+	}
 	if e.route.NoStoreBody && len(r.Body) > 0 || len(r.Body) > e.route.MaxResponse {
 		r.Body, r.Tombstone = nil, true
 	}
@@ -123,8 +130,8 @@ func (e *routeHandler) storedResponse(rec *recorder) *storedResponse {
 }
 
 // encodeResponse returns the answer as it is stored: encoded, and sealed if there is a Sealer.
-func (req *servedRequest) encodeResponse(rec *recorder) (stored []byte, sealed bool, err error) {
-	return req.layer.seal(codec.SealPlace(req.id, sealedAnswer, ""), req.handler.storedResponse(rec).encode())
+func (req *servedRequest) encodeResponse(run *handlerRun, rec *recorder) (stored []byte, sealed bool, err error) {
+	return req.layer.seal(codec.SealPlace(req.id, sealedAnswer, ""), run.storedResponse(rec).encode())
 }
 
 // replyFromRecord answers a request from the record under its key.
@@ -158,16 +165,51 @@ func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
 		return problemReply(codeRecordUnreadable, err)
 	}
 	req.cacheRecord(r, resp)
-	return replayReply(resp, r.expires)
+	return req.replayReply(resp, r.expires)
 }
 
-// replayReply repeats the first answer.
-func replayReply(resp *storedResponse, expires *time.Time) reply {
+// replayReply repeats the first answer. A body that was stored by reference is rendered again
+// (H28).
+func (req *servedRequest) replayReply(resp *storedResponse, expires *time.Time) reply {
 	if resp.Tombstone {
 		return notReplayableReply(resp.Header)
 	}
-	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: resp.Body, expires: expires}
+	if resp.Operation != "" {
+		if rep, ok := req.operationReply(resp, expires); ok {
+			return rep
+		}
+	}
+	body := resp.Body
+	if resp.Reference != "" {
+		rendered, refusal, ok := req.renderBody(resp)
+		if !ok {
+			return refusal
+		}
+		body = rendered
+	}
+	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, expires: expires}
 }
+
+// renderBody calls Route.Render. If it fails, ok is false.
+func (req *servedRequest) renderBody(resp *storedResponse) (body []byte, rep reply, ok bool) {
+	render := req.handler.route.Render
+	if render == nil {
+		return nil, problemReply(codeRecordUnreadable, errNoRender), false
+	}
+	ctx, cancel := context.WithTimeout(req.caller, req.handler.route.MaxHandlerTime)
+	defer cancel()
+	body, err := render(ctx, req.scope, resp.Reference)
+	switch {
+	case errors.Is(err, ErrReferenceGone):
+		return nil, notReplayableReply(resp.Header), false
+	case err != nil:
+		return nil, problemReply(codeNotRendered, fmt.Errorf("idempotency: Route.Render: %w", err)), false
+	}
+	return body, reply{}, true
+}
+
+// errNoRender is returned for a stored reference if the route has no Render any more.
+var errNoRender = errors.New("idempotency: the answer was stored by reference, and Route.Render is not set")
 
 // notReplayableReply is the reply if the first answer was not stored, or was erased.
 func notReplayableReply(h http.Header) reply {

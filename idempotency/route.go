@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -94,18 +95,29 @@ type Route struct {
 	// Defaults to 1 MiB.
 	MaxBody int
 
-	// MaxResponse is the most bytes of an answer's body, up to 32 MiB (H15). A longer answer is
-	// undone and answered 500. Defaults to 1 MiB.
+	// MaxResponse is the most bytes of a stored body, up to 32 MiB (H15). A longer answer is undone
+	// and answered 500, unless TombstoneLarge is set or the handler has stored a [Reference].
+	// Defaults to 1 MiB.
 	MaxResponse int
 
-	// TombstoneLarge, in lease mode, sends an answer above MaxResponse, up to 32 MiB, to the first
-	// client. The record keeps only that there was one: copies of the request get 410. Defaults to
-	// false.
+	// TombstoneLarge sends an answer above MaxResponse, up to 32 MiB, to the first client. The
+	// record keeps only that there was one: copies of the request get 410. Defaults to false: such
+	// an answer is undone.
 	TombstoneLarge bool
 
 	// NoStoreBody stores no bodies, for secrets that are shown once, for example a new API key.
 	// Copies of the request get 410. Defaults to false.
 	NoStoreBody bool
+
+	// Render makes the body of an answer that its handler has stored by [Reference] (H28). It gets
+	// the scope of the request that asks, which is the one of the first request, and the reference.
+	// It is called by many goroutines at once, for each copy of the request, with a context that
+	// ends with the client's, or after MaxHandlerTime.
+	//
+	// If it returns [ErrReferenceGone], also wrapped, the client gets 410. For any other error it
+	// gets 503 (code "response-not-rendered") with Retry-After. Defaults to nil: Reference is
+	// refused.
+	Render func(ctx context.Context, scope Scope, reference string) (body []byte, err error)
 
 	// KeepHeaders are answer headers that are stored besides the usual ones (H14), for example
 	// "X-Request-Cost". Headers about one client or one connection are refused, for example
@@ -142,6 +154,18 @@ type Route struct {
 	// too, or it takes the new call for a copy of the old one.
 	KeyWindow time.Duration
 
+	// Reconcile asks a provider what became of a [Step] in lease mode whose outcome is unknown, and
+	// whose key the provider may have forgotten (H29). Look for the effect by something that the
+	// provider keeps, for example a reference that the call contained; key is the step's. It is
+	// called before each further attempt at such a step, from many goroutines at once, with the
+	// context of the handler.
+	//
+	// Return StepTookEffect with the result that the step's function would have returned, or
+	// StepNoEffect only if the provider is sure. If it cannot tell, return StepUnknown: the request
+	// is set aside for an operator. An error is none of these: the step fails, and the next request
+	// asks again. Defaults to nil: such requests are set aside at once.
+	Reconcile func(ctx context.Context, step, key string) (outcome StepOutcome, result []byte, err error)
+
 	// MaxHandlerTime ends the handler's context, from 1 ms to 1 hour, even if the client is still
 	// connected (H11). A later answer is undone. If the handler has not returned 5 s after that,
 	// the layer gives up its key and cuts its connection. Defaults to 30 s.
@@ -151,6 +175,15 @@ type Route struct {
 	// no connection of the pool while it waits. The server's WriteTimeout and the clients' timeouts
 	// must be longer. Defaults to 0: copies get 409 at once.
 	Wait time.Duration
+
+	// RunningConflict answers a copy of a request whose [Operations.Accept] has made an operation
+	// with 409 (code "request-in-progress") and Retry-After as long as the operation runs. Defaults
+	// to false: the copy gets 202 with the operation's present state, Location and Retry-After.
+	RunningConflict bool
+
+	// DoneSeeOther answers such a copy with 303 to the operation's URL once the operation has
+	// ended. Defaults to false: the copy gets 200 with the state and the result, as from that URL.
+	DoneSeeOther bool
 
 	// FailOpen runs the handler without protection if the store is down (H22). The answer then has
 	// the status "bypassed". It is for lease mode only, because a transactional handler needs the
@@ -202,9 +235,6 @@ func (r Route) withDefaults() (Route, error) {
 	if err := checkKeepHeaders(r.KeepHeaders); err != nil {
 		l.Add("KeepHeaders", "%v", err)
 	}
-	if r.TombstoneLarge && r.Mode != Leased {
-		l.Add("TombstoneLarge", "is for lease mode only: in transactional mode a long answer is rolled back (H15)")
-	}
 	if r.MismatchStatus == 0 {
 		r.MismatchStatus = http.StatusUnprocessableEntity
 	} else if !slices.Contains([]int{http.StatusUnprocessableEntity, http.StatusBadRequest, http.StatusConflict}, r.MismatchStatus) {
@@ -212,6 +242,9 @@ func (r Route) withDefaults() (Route, error) {
 	}
 	if r.Mode == Leased && r.Key == KeyDerived {
 		l.Add("Key", "must not be KeyDerived in lease mode: a derived key expires long before the provider forgets the keys of its steps, so an equal request after that would be a new one (H18)")
+	}
+	if r.Reconcile != nil && r.Mode != Leased {
+		l.Add("Reconcile", "is for lease mode only: in transactional mode there are no steps")
 	}
 	if r.FailOpen && r.Mode != Leased {
 		l.Add("FailOpen", "is for lease mode only: a handler in transactional mode needs the store itself")

@@ -35,10 +35,14 @@ func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.next.ServeHTTP(w, r)
 		return
 	}
+	hooks := &e.layer.cfg.Hooks
+	if hooks.ServeStart != nil {
+		r = r.WithContext(hooks.ServeStart(r.Context(), ServeStart{Pattern: e.route.Pattern, Method: r.Method}))
+	}
 	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
 	defer func() {
-		if e.layer.cfg.Hooks.Served != nil {
-			e.layer.cfg.Hooks.Served(Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: req.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
+		if hooks.ServeEnd != nil {
+			hooks.ServeEnd(r.Context(), Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: req.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
 				Status: status, Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()

@@ -36,7 +36,10 @@ type keptDecision struct {
 // status.
 func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 	status := rec.status()
-	keep := keepPolicy(status, &run.handler.route)
+	keep := keepPolicy(status, &run.handler.route, run.ownDecision(status))
+	if run.decision == decidedTransient && status < http.StatusBadRequest {
+		return keptDecision{outcome: finalOutcome(problemReply(codeRolledBack, errTransientSuccess))}
+	}
 	if run.late { // H11: the handler returned too late, so its answer does not count
 		keep = keepNothing
 		if status < http.StatusInternalServerError {
@@ -51,7 +54,7 @@ func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 			keep = keepAnswer
 		}
 	}
-	if rec.exceeded() { // the body is cut off
+	if run.tooLong(rec) {
 		return keptDecision{outcome: finalOutcome(problemReply(codeResponseTooLarge, nil))}
 	}
 	if keep == keepNothing {
@@ -60,8 +63,33 @@ func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 	return keptDecision{part: keep}
 }
 
-// keepPolicy returns what is kept of an answer with a status.
-func keepPolicy(status int, route *Route) keptPart {
+// ownDecision returns what the handler has decided about its answer. A 5xx is not final as long as
+// the outcome of a step is open.
+func (run *handlerRun) ownDecision(status int) decision {
+	if run.decision == decidedFinal && status >= http.StatusInternalServerError && len(run.openSteps) > 0 {
+		return byStatus
+	}
+	return run.decision
+}
+
+// tooLong reports whether the answer must not be sent because of its length (H15). A body that was
+// cut off is never sent.
+func (run *handlerRun) tooLong(rec *recorder) bool {
+	route := &run.handler.route
+	return rec.exceeded() || len(rec.body()) > route.MaxResponse && run.reference == "" && !route.TombstoneLarge && !route.NoStoreBody
+}
+
+// keepPolicy returns what is kept of an answer with a status. The handler's own decision comes
+// first (H27).
+func keepPolicy(status int, route *Route, own decision) keptPart {
+	switch {
+	case own == decidedTransient:
+		return keepNothing
+	case own == decidedFinal && status >= 400 && !route.KeepWrites:
+		return keepAnswer
+	case own == decidedFinal:
+		return keepAll
+	}
 	switch status {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusConflict, http.StatusMisdirectedRequest, http.StatusLocked,
 		http.StatusTooEarly, http.StatusTooManyRequests: // may differ the next time

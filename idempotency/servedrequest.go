@@ -96,7 +96,7 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 
 // setRecordID computes the record's id, and the origin from which the keys of calls are derived.
 func (req *servedRequest) setRecordID(trace string) {
-	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: trace}
+	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: trace, TraceOf: req.layer.cfg.Trace}
 	req.id = dedupe.Key{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key}.Hash()
 	req.subject.Record, req.subject.Key = req.id, req.key
 }

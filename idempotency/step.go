@@ -42,8 +42,9 @@ const (
 //
 // A refusal that the provider has decided on, for example a declined card, is a result. An error
 // means that the outcome is unknown: the next run of the handler repeats the call under the same
-// key, within Route.KeyWindow. After that, Step returns [ErrOutcomeUnknown]. An answer like "key in
-// use" or "in progress" is an error too, because the earlier attempt may still be running.
+// key, within Route.KeyWindow. After that, Step asks Route.Reconcile, or returns
+// [ErrOutcomeUnknown]. An answer like "key in use" or "in progress" is an error too, because the
+// earlier attempt may still be running.
 //
 // Each call of a request needs a name of its own, for example "refund " and the item's id in a loop
 // over items. A second Step with the same name in one run of the handler returns [ErrStep];
@@ -106,9 +107,13 @@ func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx con
 		return fn(ctx, key)
 	}
 	done, result, err := run.beginStep(ctx, name)
+	if errors.Is(err, ErrOutcomeUnknown) {
+		done, result, err = run.reconcileStep(ctx, name, key, err)
+	}
 	if err != nil || done {
 		return result, err
 	}
+	run.setStepOpen(name, true)
 	if err := fault.Point(fault.StepBegun); err != nil {
 		return nil, err
 	}
@@ -122,7 +127,65 @@ func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx con
 	if err := fault.Point(fault.StepCalled); err != nil {
 		return nil, err
 	}
-	return result, run.endStep(name, result)
+	if err := run.endStep(name, result); err != nil {
+		return nil, err
+	}
+	run.setStepOpen(name, false)
+	return result, nil
+}
+
+// reconcileStep asks the provider what became of a step whose key it may have forgotten (H29). If
+// nothing is found out, the request is set aside for an operator.
+func (run *handlerRun) reconcileStep(ctx context.Context, name, key string, unknown error) (done bool, result []byte, err error) {
+	ask := run.handler.route.Reconcile
+	if ask == nil {
+		run.outcomeUnknown = true
+		return false, nil, unknown
+	}
+	run.setStepOpen(name, true)
+	outcome, result, err := ask(ctx, name, key)
+	switch {
+	case err != nil: // not set aside: the next request asks again
+		return false, nil, fmt.Errorf("idempotency: step %q: Route.Reconcile: %w", name, err)
+	case outcome == StepNoEffect:
+		return false, nil, nil
+	case outcome != StepTookEffect:
+		run.outcomeUnknown = true
+		return false, nil, unknown
+	case len(result) > maxStepResult:
+		return false, nil, fmt.Errorf("idempotency: step %q: Route.Reconcile: the result has %d bytes, at most %d are remembered", name, len(result), maxStepResult)
+	}
+	if err := run.endStep(name, result); err != nil {
+		return false, nil, err
+	}
+	run.setStepOpen(name, false)
+	return true, result, nil
+}
+
+// StepOutcome is what a provider says about a [Step], see Route.Reconcile.
+type StepOutcome int
+
+// The outcomes.
+const (
+	// StepUnknown: the provider cannot tell. The request is set aside for an operator.
+	StepUnknown StepOutcome = iota
+	// StepTookEffect: the call took effect, or was refused for good. Its result is remembered.
+	StepTookEffect
+	// StepNoEffect: no call of the step took effect, and none that was sent before can any more.
+	// The step's function is called, under the same key.
+	StepNoEffect
+)
+
+// setStepOpen notes that a step's call may have been made and that its result is not stored, or
+// that it is.
+func (run *handlerRun) setStepOpen(name string, open bool) {
+	run.asking.Lock()
+	defer run.asking.Unlock()
+	if open {
+		run.openSteps[name] = struct{}{}
+	} else {
+		delete(run.openSteps, name)
+	}
 }
 
 // stepKey returns the key for the provider. It does not depend on which process works on the
@@ -152,7 +215,6 @@ func (run *handlerRun) beginStep(ctx context.Context, name string) (done bool, r
 		return false, nil, run.stepError(name, err)
 	}
 	if tooLate {
-		run.outcomeUnknown = true
 		return false, nil, fmt.Errorf("%w: step %q", ErrOutcomeUnknown, name)
 	}
 	if done {

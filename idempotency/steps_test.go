@@ -55,6 +55,70 @@ func TestH18OutcomeThatIsUnknownForGood(t *testing.T) {
 	}
 }
 
+// A step that is too old to be repeated: the provider is asked, and a person only if it cannot
+// tell.
+func TestH29ProviderIsAsked(t *testing.T) {
+	t.Parallel()
+	type asked struct {
+		outcome idempotency.StepOutcome
+		err     error
+	}
+	for name, c := range map[string]struct {
+		says         []asked // for each request that comes too late
+		calls        int64   // of the step's function, the first one included
+		mark, answer string
+		state        string
+	}{
+		"took effect":       {[]asked{{outcome: idempotency.StepTookEffect}}, 1, "created", "found", "completed"},
+		"no effect":         {[]asked{{outcome: idempotency.StepNoEffect}}, 2, "created", "paid", "completed"},
+		"cannot tell":       {[]asked{{outcome: idempotency.StepUnknown}}, 1, "in-progress", "", "reconcile"},
+		"down, then can":    {[]asked{{err: errors.New("down")}, {outcome: idempotency.StepTookEffect}}, 1, "created", "found", "completed"},
+		"down, then cannot": {[]asked{{err: errors.New("down")}, {outcome: idempotency.StepUnknown}}, 1, "in-progress", "", "reconcile"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, leasedConfig())
+			var calls, asks atomic.Int64
+			keys := map[string]bool{}
+			reconcile := func(_ context.Context, step, key string) (idempotency.StepOutcome, []byte, error) {
+				keys[step+key] = true
+				says := c.says[asks.Add(1)-1]
+				return says.outcome, []byte("found"), says.err
+			}
+			r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, KeyWindow: 5 * time.Hour, Reconcile: reconcile}, func(w http.ResponseWriter, req *http.Request) {
+				result, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
+					keys["charge"+key] = true
+					if calls.Add(1) == 1 {
+						return nil, errors.New("no answer")
+					}
+					return []byte("paid"), nil
+				})
+				if err != nil {
+					w.WriteHeader(http.StatusBadGateway)
+					return
+				}
+				if r.runs.Load() == int64(len(c.says))+1 { // the result must outlive a failure after it
+					w.WriteHeader(http.StatusInternalServerError)
+					return
+				}
+				_, _ = w.Write(result)
+			})
+			r.post("/charges", "k", "x")
+			r.exec(`update onlyonce.http_steps set first_at = clock_timestamp() - interval '4 hours 1 minute'`)
+			var last got
+			for range len(c.says) + 1 {
+				last = r.post("/charges", "k", "x")
+			}
+			if last.mark() != c.mark || c.answer != "" && last.body != c.answer || calls.Load() != c.calls || asks.Load() != int64(len(c.says)) || len(keys) != 1 {
+				t.Errorf("%v; %d calls, asked %d times, %d keys", last, calls.Load(), asks.Load(), len(keys))
+			}
+			if s := one[string](r, `select state from onlyonce.http_records`); s != c.state {
+				t.Errorf("state %s", s)
+			}
+		})
+	}
+}
+
 // Keys of steps are the same in every process, and differ between steps, requests and tenants.
 func TestH18KeysOfSteps(t *testing.T) {
 	t.Parallel()

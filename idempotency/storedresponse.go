@@ -14,20 +14,23 @@ import (
 // storedResponse is an answer as it is stored and replayed, byte for byte (H13).
 //
 //	1 byte    version, 1
-//	1 byte    1 for a tombstone, else 0
+//	1 byte    flags: 1 tombstone, 2 reference, 4 operation; at most one of them
 //	2 bytes   status
 //	4 bytes   number of headers that are set
 //	          for each, by name: name, number of values (4 bytes), values in their order
 //	4 bytes   number of headers that are added to those of middleware around the layer, and these, likewise
+//	          the reference or the operation, if there is one
 //	          body
 //
-// Numbers are big-endian. Names, values and the body are preceded by their length, 4 bytes. An
+// Numbers are big-endian. Texts and the body are preceded by their length, 4 bytes. An
 // answer has one encoding, so that records can be compared.
 type storedResponse struct {
 	Status    int
 	Header    http.Header // the headers that may be stored and replace those of middleware around the layer
 	Added     http.Header // the headers that may be stored and are added to them
 	Body      []byte      // nil is empty
+	Reference string      // in place of the body, which Route.Render makes of it
+	Operation string      // the answer is the 202 of this operation, see operationName
 	Tombstone bool        // the body is not kept: it was too long, or Route.NoStoreBody is set
 }
 
@@ -41,7 +44,7 @@ const (
 var errMalformedResponse = errors.New("idempotency: malformed stored answer")
 
 func (r *storedResponse) encode() []byte {
-	size := 16 + len(r.Body)
+	size := 20 + len(r.Body) + len(r.Reference) + len(r.Operation)
 	for _, h := range []http.Header{r.Header, r.Added} {
 		for name, values := range h {
 			size += 8 + len(name)
@@ -51,11 +54,7 @@ func (r *storedResponse) encode() []byte {
 		}
 	}
 	out := make([]byte, 0, size)
-	var tombstone byte
-	if r.Tombstone {
-		tombstone = 1
-	}
-	out = append(out, responseVersion, tombstone)
+	out = append(out, responseVersion, r.flags())
 	out = binary.BigEndian.AppendUint16(out, uint16(r.Status))
 	number := func(n int) { out = binary.BigEndian.AppendUint32(out, uint32(n)) }
 	text := func(s string) { number(len(s)); out = append(out, s...) }
@@ -70,8 +69,29 @@ func (r *storedResponse) encode() []byte {
 			}
 		}
 	}
+	if name := r.Reference + r.Operation; name != "" {
+		text(name)
+	}
 	number(len(r.Body))
 	return append(out, r.Body...)
+}
+
+const (
+	flagTombstone = 1
+	flagReference = 2
+	flagOperation = 4
+)
+
+func (r *storedResponse) flags() byte {
+	switch {
+	case r.Tombstone:
+		return flagTombstone
+	case r.Reference != "":
+		return flagReference
+	case r.Operation != "":
+		return flagOperation
+	}
+	return 0
 }
 
 // decodeResponse reads exactly what encode writes. It is the last check between a stored byte and a
@@ -84,15 +104,26 @@ func decodeResponse(b []byte) (*storedResponse, error) {
 		return nil, fmt.Errorf("%w: version %d", errMalformedResponse, v[0])
 	}
 	r := &storedResponse{}
+	var flags byte
 	if v := d.bytes(1); v != nil {
-		r.Tombstone = v[0] == 1
-		d.fail(v[0] > 1, "flags")
+		flags = v[0]
+		r.Tombstone = flags == flagTombstone
+		d.fail(flags != 0 && flags != flagTombstone && flags != flagReference && flags != flagOperation, "flags")
 	}
 	if v := d.bytes(2); v != nil {
 		r.Status = int(binary.BigEndian.Uint16(v))
 		d.fail(r.Status < firstFinal || r.Status > lastStatus, "status")
 	}
 	r.Header, r.Added = d.headers(), d.headers()
+	if flags >= flagReference {
+		name := string(d.text())
+		d.fail(name == "", "empty name")
+		if flags == flagReference {
+			r.Reference = name
+		} else {
+			r.Operation = name
+		}
+	}
 	if body := d.text(); len(body) > 0 {
 		r.Body = body
 	}

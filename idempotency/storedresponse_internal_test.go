@@ -14,7 +14,7 @@ import (
 )
 
 func equalResponses(a, b *storedResponse) bool {
-	return a.Status == b.Status && a.Tombstone == b.Tombstone && bytes.Equal(a.Body, b.Body) && maps.EqualFunc(a.Header, b.Header, slices.Equal) && maps.EqualFunc(a.Added, b.Added, slices.Equal)
+	return a.Status == b.Status && a.Tombstone == b.Tombstone && a.Reference == b.Reference && a.Operation == b.Operation && bytes.Equal(a.Body, b.Body) && maps.EqualFunc(a.Header, b.Header, slices.Equal) && maps.EqualFunc(a.Added, b.Added, slices.Equal)
 }
 
 // H13: what is stored is what comes back, byte for byte, values in their order.
@@ -30,6 +30,8 @@ func TestH13StoredAnswer(t *testing.T) {
 		"every byte":      {Status: 200, Header: http.Header{}, Body: every},
 		"values, ordered": {Status: 302, Header: http.Header{"Link": {"</b>", "</a>", "", "</a>"}, "Location": {"/x"}, "Etag": {"\"\xff\""}}, Body: []byte("x")},
 		"added":           {Status: 200, Header: http.Header{"Vary": {"a"}}, Added: http.Header{"Link": {"</b>", "</a>"}}},
+		"reference":       {Status: 201, Header: http.Header{"Location": {"/x"}}, Reference: "ch_17"},
+		"operation":       {Status: 202, Header: http.Header{"Location": {"/x"}}, Operation: "operations/17", Body: []byte("{}")},
 		"tombstone":       {Status: 201, Header: http.Header{"Location": {"/x"}}, Tombstone: true},
 		"a status of 599": {Status: 599, Header: http.Header{}},
 	} {

@@ -17,10 +17,6 @@ const recordLookupLimit = 20
 
 // serveTransactional runs the handler and writes its record in one transaction (H17).
 func (req *servedRequest) serveTransactional() reply {
-	limit := req.handler.route.MaxResponse
-	if req.handler.route.NoStoreBody {
-		limit = maxStored
-	}
 	reruns := 0
 	for n := range recordLookupLimit {
 		if n > 0 {
@@ -28,7 +24,7 @@ func (req *servedRequest) serveTransactional() reply {
 				return rep
 			}
 		}
-		out := req.newRun().runTransactional(req.newRecorder(limit), true)
+		out := req.newRun().runTransactional(req.newRecorder(req.bodyLimit()), true)
 		switch {
 		case out.recorded:
 		case out.rerun && reruns < rerunLimit:
@@ -38,6 +34,16 @@ func (req *servedRequest) serveTransactional() reply {
 		}
 	}
 	return inProgressReply(time.Second)
+}
+
+// bodyLimit returns how long an answer may be while its handler runs. Whether one that is longer
+// than Route.MaxResponse is sent is decided afterwards.
+func (req *servedRequest) bodyLimit() int {
+	route := &req.handler.route
+	if route.NoStoreBody || route.TombstoneLarge || route.Render != nil {
+		return maxStored
+	}
+	return route.MaxResponse
 }
 
 // runTransactional runs the handler once, in a transaction of its own. claimed is false if the
@@ -88,7 +94,7 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 	if !claimed {
 		return run.commitRecord(handlerReply(Bypassed, rec))
 	}
-	stored, sealed, err := run.encodeResponse(rec)
+	stored, sealed, err := run.encodeResponse(run, rec)
 	if err != nil {
 		return finalOutcome(problemReply(codeRolledBack, err))
 	}

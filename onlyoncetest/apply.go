@@ -172,10 +172,6 @@ func (a *applying) watch(cfg consumer.Config) consumer.Config {
 // positionsSQL returns a row for each partition of a scope. $1 the scope.
 const positionsSQL = `select topic, partition, next_offset from onlyonce.positions where scope = $1 and retired_at is null`
 
-// retryingSQL returns one row: whether messages of a scope are going to be tried again. $1 the
-// scope.
-const retryingSQL = `select exists (select from onlyonce.parked where scope = $1 and kind in ('message', 'event') and state = 'retrying')`
-
 // reached reports whether every partition of a scope has come to its end, and no message is going
 // to be tried again.
 func reached(ctx context.Context, pool *pgxpool.Pool, scope string, ends map[place]bool) (bool, error) {
@@ -193,9 +189,9 @@ func reached(ctx context.Context, pool *pgxpool.Pool, scope string, ends map[pla
 			return false, nil
 		}
 	}
-	var retrying bool
-	err = pool.QueryRow(ctx, retryingSQL, scope).Scan(&retrying)
-	return !retrying, err
+	var owing bool
+	err = pool.QueryRow(ctx, owingSQL, scope).Scan(&owing)
+	return !owing, err
 }
 
 // settled waits until all messages are settled.

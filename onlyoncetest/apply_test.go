@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/webhook"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -125,6 +129,54 @@ func TestApplyRetries(t *testing.T) {
 	got := onlyoncetest.Apply(t, pool, handle, consumer.Config{OnFailure: consumer.ParkOrderingKey}, onlyoncetest.Message{ID: "1", Key: "k", Value: "one"})
 	if len(got.Applied) != 1 || len(got.Parked) != 0 || effects(t, pool) != "one" {
 		t.Errorf("%s: %s", said(got), effects(t, pool))
+	}
+}
+
+// A stored event is applied as any message, under the id that its endpoint gives it.
+func TestApplyEvents(t *testing.T) {
+	t.Parallel()
+	pool := withTable(t)
+	handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		e, err := webhook.EventOf(m)
+		if err != nil {
+			return consumer.Permanent(err)
+		}
+		_, err = tx.Exec(ctx, `insert into effects values ($1)`, fmt.Sprintf("%s is %s (%s, %d headers)", e.ID, e.Type, m.ID(), len(e.Header)))
+		return err
+	}
+	paid := &webhook.Event{Provider: "stripe", ID: "evt_1", Type: "invoice.paid", Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(`{}`)}
+	stored := onlyoncetest.FromMessage(paid.Message("pay"))
+	got := onlyoncetest.Apply(t, pool, handle, consumer.Config{Scope: webhook.Scope("pay")}, stored, stored, onlyoncetest.Message{Topic: webhook.Topic("pay"), ID: "none", Value: "no event"})
+	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 {
+		t.Errorf("%s", said(got))
+	}
+	if got := effects(t, pool); got != "evt_1 is invoice.paid (pay/stripe/evt_1, 1 headers)" {
+		t.Error(got)
+	}
+}
+
+// Requests are sent once each, and their answers returned: a second one with the same key gets the
+// first one's.
+func TestSend(t *testing.T) {
+	t.Parallel()
+	pool := withTable(t)
+	layer, err := idempotency.New(pool, layerConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Transactional, MaxHandlerTime: 2 * time.Second}, charge(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := onlyoncetest.Request{Path: "/charges", Key: "k-1", Body: "1"}
+	got := onlyoncetest.Send(t, h, one, one, onlyoncetest.Request{Path: "/charges", Key: "k-1", Body: "2"}, onlyoncetest.Request{Path: "/charges", Body: "3"})
+	if got[0].Status != http.StatusCreated || got[0].Body != "charged 1" || got[1].Body != got[0].Body || got[2].Status != http.StatusUnprocessableEntity || got[3].Status != http.StatusBadRequest {
+		t.Errorf("%+v", got)
+	}
+	if text := failing(t, func(t testing.TB) {
+		onlyoncetest.Send(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a bug") }), one)
+	}); !strings.Contains(text, "panicked") {
+		t.Error(text)
 	}
 }
 

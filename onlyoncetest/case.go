@@ -47,6 +47,11 @@ type Case struct {
 	// Check checks more after each run, if you like. Defaults to none.
 	Check func(context.Context, *pgxpool.Pool) error
 
+	// If draws is above 0, so many pairs of faults are drawn with the seed, and nothing else is
+	// played. For tests of this package.
+	draws int
+	seed  uint64
+
 	clean *state
 	// The program has no relay for its calls, or no consumer for its events.
 	noRelay, noReader bool

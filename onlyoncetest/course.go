@@ -153,6 +153,11 @@ func (x *play) finish(ctx context.Context) error {
 			}
 			continue
 		}
+		if z != nil {
+			if err := x.endBlocking(ctx, z); err != nil && ctx.Err() == nil {
+				return machineError{err}
+			}
+		}
 		done, err := x.done(ctx)
 		if done && !p.dead.Load() {
 			return nil
@@ -167,6 +172,27 @@ func (x *play) finish(ctx context.Context) error {
 			return x.stuck()
 		}
 	}
+}
+
+// endBlockingSQL ends sessions of a process that has stopped in a transaction, if another session
+// waits for one. It returns how many there were. $1 the name of its sessions.
+const endBlockingSQL = `
+select count(pg_terminate_backend(z.pid)) from pg_stat_activity z
+ where z.datname = current_database() and z.application_name = $1
+   and z.pid in (select unnest(pg_blocking_pids(w.pid)) from pg_stat_activity w where w.datname = current_database() and w.wait_event_type = 'Lock')`
+
+// endBlocking ends the session of a process that has stopped, if another one waits for it, for
+// example because it has claimed the messages. In production the server does that by itself
+// (Config.Timeouts.Idle), after a minute.
+func (x *play) endBlocking(ctx context.Context, z *Process) error {
+	var n int
+	if err := x.db.Pool.QueryRow(ctx, endBlockingSQL, z.application()).Scan(&n); err != nil || n == 0 {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.say(z, "", "its session was idle in a transaction, and is ended")
+	return nil
 }
 
 // stuck returns a reason why nothing goes on.

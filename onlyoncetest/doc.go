@@ -12,6 +12,9 @@
 //		// got.Applied, got.Skipped, got.Parked, got.Calls
 //	}
 //
+// [FromMessage] makes a message of a stored webhook event, and [Send] sends requests to an HTTP
+// handler.
+//
 // # Run
 //
 // [Run] proves that a program has each effect once. It asks for no assertion: after each history of
@@ -62,7 +65,9 @@
 //   - The clock is real, and goroutines of the handler are not scheduled.
 //   - Global variables outlive a process here, not in production. What Start makes anew for each
 //     process is as in production.
-//   - os.Exit in a handler ends the test, and the history is not printed.
+//   - os.Exit and log.Fatal in a handler end the test without a word. With -onlyonce.exec, Run
+//     plays in a child process, and the verdict names the history and the message. It cannot name
+//     the line.
 //   - Requests are seen if they go through [Process].HTTP, to an address from [Process.Reach], or
 //     through http.DefaultClient with the handler's context. Others are not, for example those of
 //     package httpsink to an address of your own.
@@ -77,7 +82,7 @@
 // which ends in an init function of package internal/supervise: no test runs in it. Docker is not
 // used, and nothing is downloaded.
 //
-// On a server that is given, databases named onlyoncetest_N are created, so the role needs
+// On a server that is given, databases named onlyoncetest_ROLE_N are created, so the role needs
 // CREATEDB. They stay there, for the next process to drop and make anew.
 //
 // # Decisions

@@ -31,10 +31,18 @@ func newConsumer[H AnyHandler](pool *pgxpool.Pool, source consumer.Source, handl
 func tuned(cfg consumer.Config) consumer.Config {
 	cfg.Scope = cmp.Or(cfg.Scope, "test")
 	if cfg.Key == nil && !cfg.PositionsOnly {
-		cfg.Key = consumer.HeaderKey(idHeader)
+		cfg.Key = idOf
 	}
 	cfg.Linger = cmp.Or(cfg.Linger, time.Millisecond)
 	cfg.RetryMin = cmp.Or(cfg.RetryMin, time.Millisecond)
 	cfg.RetryMax = max(cmp.Or(cfg.RetryMax, 10*time.Millisecond), cfg.RetryMin)
 	return cfg
+}
+
+// idOf returns a message's id: that of FromMessage, or the header message-id.
+func idOf(m *consumer.Message) (string, error) {
+	if id := m.ID(); id != "" {
+		return id, nil
+	}
+	return consumer.HeaderKey(idHeader)(m)
 }

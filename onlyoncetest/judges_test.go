@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
+	"database/sql"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,12 +21,14 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/sqltx"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -100,16 +104,20 @@ func post(ctx context.Context, client *http.Client, address, body string) error 
 // serving returns a case of the HTTP layer in front of a handler.
 func serving(mode idempotency.Mode, handler func(p *onlyoncetest.Process) http.HandlerFunc) onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrate, Requests: requests(), Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
-		layer, err := idempotency.New(p.Pool, idempotency.Config{
-			Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
-			FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1, LeaseTTL: time.Second,
-		})
+		layer, err := idempotency.New(p.Pool, layerConfig())
 		if err != nil {
 			return nil, nil, err
 		}
 		h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, MaxHandlerTime: 2 * time.Second}, handler(p))
 		return h, layer, err
 	}}
+}
+
+func layerConfig() idempotency.Config {
+	return idempotency.Config{
+		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
+		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1, LeaseTTL: time.Second,
+	}
 }
 
 func requests() []onlyoncetest.Request {
@@ -136,6 +144,17 @@ func charge(more func(r *http.Request) error) http.HandlerFunc {
 		w.WriteHeader(http.StatusCreated)
 		_, _ = fmt.Fprintf(w, "charged %s", body)
 	}
+}
+
+// stored returns a case of a webhook endpoint that stores its events, and of a consumer of them.
+func stored(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest.Case {
+	c := events(nil)
+	c.Serve = func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+		e, err := webhook.New(p.Pool, webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Partitions: 1, Logger: p.Logger(), Handler: handler(p),
+			DuplicateWait: 100 * time.Millisecond, RetryAfter: time.Second, Source: webhook.SourceConfig{PollInterval: 20 * time.Millisecond, LeaseTTL: time.Second}})
+		return e, e, err
+	}
+	return c
 }
 
 const webhookSecret = "whsec_of_a_test_of_the_kit"
@@ -373,6 +392,19 @@ func faulty(t *testing.T) []judged {
 				return post(ctx, p.HTTP, remote+"/send", "an event")
 			}
 		}), onlyoncetest.CalledOutside, "POST"},
+		{"stored event past the transaction", stored(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				_, err := p.Pool.Exec(ctx, insertSQL, m.ID())
+				return err
+			}
+		}), onlyoncetest.WrittenOutside, "effects"},
+		{"sql past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
+			db := stdlib.OpenDBFromPool(p.Pool)
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				_, err := db.ExecContext(ctx, insertSQL, string(m.Value))
+				return err
+			}
+		}), onlyoncetest.WrittenOutside, "judges_test.go:"},
 		{"sink without a key", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
 			return &mailSink{p, remote, func(*outbox.Delivery) string { return "" }}, nil
 		}), onlyoncetest.CalledOutside, "POST"},
@@ -458,6 +490,20 @@ func soundCases(t *testing.T) []judged {
 				return err
 			}
 		}), "", ""},
+		{"stored event", stored(func(*onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				_, err := tx.Exec(ctx, insertSQL, m.ID())
+				return err
+			}
+		}), "", ""},
+		{"sql", with(func(*onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				return sqltx.Within(ctx, tx, func(ctx context.Context, tx *sql.Tx) error {
+					_, err := tx.ExecContext(ctx, insertSQL, string(m.Value))
+					return err
+				})
+			}
+		}), "", ""},
 		{"httpsink", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
 			return httpsink.New(httpsink.Config{Name: "mail", BaseURL: p.Reach(provider), KeyWindow: time.Hour, AllowPrivate: true})
 		}), "", ""},
@@ -517,11 +563,23 @@ func TestJudges(t *testing.T) {
 			t.Parallel()
 			defer enter()()
 			x := &fatal{TB: t}
+			j.c.Budget = 4 * time.Second // of single faults; pairs of them follow
 			rep := onlyoncetest.Run(x, j.c)
-			if rep.Verdict != nil || x.text != "" {
+			t.Log(rep)
+			for seed := range *seeds {
+				onlyoncetest.Draws(&j.c, uint64(seed)+1, pairs)
+				rep := onlyoncetest.Run(x, j.c)
+				t.Logf("seed %d: %s", seed+1, rep)
+			}
+			if x.text != "" {
 				t.Errorf("accused: %s", x.text)
 			}
-			t.Log(rep)
 		})
 	}
 }
+
+// seeds is 20 at night.
+var seeds = flag.Int("seeds", 2, "how many seeds each sound program of TestJudges is played with")
+
+// pairs is how many pairs of faults are played with each seed.
+const pairs = 4

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 )
 
 // Message is a record that a test puts into a topic in memory.
@@ -27,6 +28,14 @@ type Message struct {
 	Value string
 	// Headers are further headers of the record. Defaults to none.
 	Headers map[string]string
+
+	from *consumer.Message // of FromMessage
+}
+
+// FromMessage returns a message with the id, topic, partition, key, value and headers of another
+// one, for example of an event that a webhook endpoint has stored: see webhook.Event.Message.
+func FromMessage(m *consumer.Message) Message {
+	return Message{Topic: m.Topic, Partition: m.Partition, ID: m.ID(), Key: string(m.Key), Value: string(m.Value), from: m}
 }
 
 // idHeader is the header for Message.ID, and what ids are read from if a Config does not say.
@@ -45,7 +54,10 @@ func (m Message) record() *consumer.Message {
 	if m.Key != "" {
 		r.Key = []byte(m.Key)
 	}
-	if m.ID != "" {
+	if m.from != nil { // its id is in no header
+		r.Headers = slices.Clone(m.from.Headers)
+		claimed.Set(r, "", m.ID)
+	} else if m.ID != "" {
 		r.Headers = append(r.Headers, consumer.Header{Name: idHeader, Value: []byte(m.ID)})
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Headers)) {

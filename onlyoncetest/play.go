@@ -26,6 +26,9 @@ type play struct {
 	logs *logs
 	sent []Message
 
+	notes  *journal
+	number int // of the play, in notes
+
 	copies atomic.Bool
 	left   sync.WaitGroup // goroutines of processes
 
@@ -224,7 +227,9 @@ func (x *play) handled(ctx context.Context, _ consumer.Tx, msgs []*consumer.Mess
 	x.say(nil, "", "the handler runs for %s", name)
 	x.calling[name] = time.Now()
 	x.mu.Unlock()
+	x.notes.write(note{Play: x.number, What: noteCalls, Name: "the handler for " + name})
 	err := next(ctx)
+	x.notes.write(note{Play: x.number, What: noteReturns, Name: "the handler for " + name})
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.calling, name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"sync"
 	"testing"
 	"time"
@@ -37,12 +38,24 @@ var server = sync.OnceValues(func() (*workerdb.Server, error) {
 		}
 		address = c.URL()
 	}
-	s, err := workerdb.NewServer(ctx, address, "onlyoncetest")
+	s, err := workerdb.NewServer(ctx, address, prefix(address))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", pgserver.Redacted(address), err)
 	}
 	return s, nil
 })
+
+// prefix begins the names of databases. A role can neither copy nor drop another one's, so each has
+// its own.
+func prefix(address string) string {
+	const ours, most = "onlyoncetest", 20
+	u, err := url.Parse(address)
+	if err != nil || u.User == nil {
+		return ours
+	}
+	role := u.User.Username()
+	return ours + "_" + role[:min(most, len(role))]
+}
 
 // idle are the databases of Pool that no test uses at the moment.
 var idle struct {

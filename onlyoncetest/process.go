@@ -3,6 +3,7 @@ package onlyoncetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/wire"
 )
 
@@ -50,6 +52,7 @@ type Process struct {
 	mu      sync.Mutex
 	sources []*source
 	handler http.Handler
+	reached []remoteAddress
 }
 
 // Generation counts the processes of one history, from 1.
@@ -96,7 +99,7 @@ var errDead = errors.New("onlyoncetest: the process is dead")
 // newProcess makes a process without starting anything.
 func (x *play) newProcess() (*Process, error) {
 	p := &Process{run: x, ended: make(chan struct{})}
-	p.ctx, p.cancel = context.WithCancel(context.WithValue(x.ctx, processKey{}, p))
+	p.ctx, p.cancel = context.WithCancel(imagined.With(context.WithValue(x.ctx, processKey{}, p), &imagined.Process{}))
 	x.mu.Lock()
 	x.processes = append(x.processes, p)
 	p.number = len(x.processes)
@@ -107,6 +110,7 @@ func (x *play) newProcess() (*Process, error) {
 		return nil, err
 	}
 	cfg.MaxConns = 10
+	cfg.ConnConfig.RuntimeParams["application_name"] = p.application()
 	cfg.ConnConfig.Tracer = tracer{p}
 	through := p.wire.Dial(cfg.ConnConfig.DialFunc)
 	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -128,6 +132,9 @@ func (x *play) newProcess() (*Process, error) {
 	p.HTTP = &http.Client{Transport: &transport{p, http.DefaultTransport}, Timeout: 10 * time.Second}
 	return p, nil
 }
+
+// application is the name of its sessions.
+func (p *Process) application() string { return fmt.Sprintf("onlyoncetest process %d", p.number) }
 
 type processKey struct{}
 

@@ -33,16 +33,22 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return t.base.RoundTrip(r)
 	}
 	var body []byte
+	var err error
 	if r.Body != nil {
-		var err error
 		if body, err = io.ReadAll(r.Body); err != nil {
 			return nil, err
 		}
 		_ = r.Body.Close()
-		r = r.Clone(r.Context())
+	}
+	address, remote := p.common(r.URL.String())
+	r = r.Clone(r.Context())
+	if r.Body != nil {
 		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
-	sent := request{key: r.Header.Get("Idempotency-Key"), text: fmt.Sprintf("%s %s %s", r.Method, r.URL, body), origin: originOf()}
+	if remote {
+		r.Header.Set(countedHeader, "1")
+	}
+	sent := request{key: r.Header.Get("Idempotency-Key"), text: fmt.Sprintf("%s %s %s", r.Method, address, body), origin: originOf()}
 	if err := p.run.request(p, sent, false); err != nil {
 		return nil, err
 	}

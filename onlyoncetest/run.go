@@ -70,20 +70,24 @@ func workers() int { return min(max(runtime.GOMAXPROCS(0), 1), 4) }
 // The verdict names the line, if it can, and the shortest history that shows the fault. The flags
 // -onlyonce.budget, -onlyonce.seed and -onlyonce.history change what is played.
 //
-// The process's clock and memory are real. A handler that ends the process (os.Exit) ends the test.
+// The process's clock and memory are real. A handler that ends the process (os.Exit, log.Fatal)
+// ends the test, unless the flag -onlyonce.exec lets Run play in a child process.
 func Run(t testing.TB, c Case) *Report {
 	t.Helper()
 	began := time.Now()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	r := &runner{c: &c, rep: &Report{Played: map[string]int{}}}
-	err := c.check()
-	if err == nil {
-		err = r.open(ctx)
+	number, mine, err := nextRun(t.Name()), false, error(nil)
+	if r.notes, mine, err = asChild(number); !mine {
+		return r.rep
 	}
-	defer r.close()
-	if err == nil {
-		err = r.all(ctx)
+	again := ""
+	if err = errors.Join(err, c.check()); err == nil && *execFlag && r.notes == nil {
+		again = " -onlyonce.exec"
+		r.rep, err = inChild(t, number)
+	} else if err == nil {
+		err = r.run(ctx)
 	}
 	r.rep.Took = time.Since(began)
 	if err != nil {
@@ -91,17 +95,33 @@ func Run(t testing.TB, c Case) *Report {
 		return r.rep
 	}
 	if v := r.rep.Verdict; v != nil {
-		t.Errorf("onlyoncetest: %s  again: go test -run '^%s$' -onlyonce.history='%s'\n  %s", v, t.Name(), v.History, r.rep)
+		t.Errorf("onlyoncetest: %s  again: go test -run '%s'%s -onlyonce.history='%s'\n  %s", v, onlyTest(t.Name()), again, v.History, r.rep)
 	} else {
 		t.Logf("onlyoncetest: %s", r.rep)
 	}
 	return r.rep
 }
 
+// run plays everything in this process, and reports it to the parent if there is one.
+func (r *runner) run(ctx context.Context) error {
+	defer r.close()
+	err := r.open(ctx)
+	if err == nil {
+		err = r.all(ctx)
+	}
+	n := note{What: noteReport, Report: r.rep}
+	if err != nil {
+		n.Error = err.Error()
+	}
+	r.notes.write(n)
+	return err
+}
+
 // runner is one Run.
 type runner struct {
 	c     *Case
 	rep   *Report
+	notes *journal // nil unless this is a child process
 	undo  func()
 	dbs   chan *workerdb.DB
 	taken []*workerdb.DB
@@ -149,7 +169,9 @@ func (r *runner) play(ctx context.Context, c *Case, h history) (*play, *state, e
 	db := <-r.dbs
 	defer func() { r.dbs <- db }()
 	x := newPlay(ctx, db, c, h)
+	x.notes, x.number = r.notes, r.notes.begin(h.String())
 	s, err := x.perform()
+	r.notes.write(note{Play: x.number, What: noteEnds})
 	var machine machineError
 	if err != nil && ctx.Err() == nil && !errors.As(err, &machine) {
 		x.wrong = &Verdict{Kind: Stuck, What: err.Error()}
@@ -285,11 +307,15 @@ type failing struct {
 func (r *runner) many(ctx context.Context, list []history) (found *failing, err error) {
 	random := rand.New(rand.NewPCG(*seedFlag, 1)) //nolint:gosec // reproducible by intent
 	limit, from := r.c.budget(), time.Now()
-	next := 0
+	next, pairs := 0, 0
+	if r.c.draws > 0 {
+		next = len(list)
+		random = rand.New(rand.NewPCG(r.c.seed, 1)) //nolint:gosec // reproducible by intent
+	}
 	draw := func() (h history, kind string, ok bool) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		used := limit > 0 && time.Since(from) > limit
+		used := limit > 0 && r.c.draws == 0 && time.Since(from) > limit
 		switch {
 		case found != nil || err != nil || used:
 			return h, "", false
@@ -297,7 +323,9 @@ func (r *runner) many(ctx context.Context, list []history) (found *failing, err 
 			h = list[next]
 			next++
 			return h, kindOf(h), true
-		case limit == 0 || len(list) < 2:
+		case r.c.draws > 0 && pairs < r.c.draws && len(list) > 1:
+			pairs++
+		case r.c.draws > 0 || limit == 0 || len(list) < 2:
 			return h, "", false
 		}
 		return pair(list, random), "pairs", true
@@ -359,6 +387,34 @@ func kindOf(h history) string {
 	return "repeats"
 }
 
+// ddmin returns a part of a list that still fails, and of which no element can be left out (Zeller
+// and Hildebrandt, 2002). It tries halves first, and then smaller parts. fails is not asked for the
+// empty list, nor for all.
+func ddmin[T any](all []T, fails func(part []T) bool) []T {
+	for parts := 2; len(all) > 1; {
+		size := (len(all) + parts - 1) / parts
+		before := len(all)
+		for at := 0; at < len(all) && len(all) == before; at += size {
+			end := min(at+size, len(all))
+			part, rest := slices.Clone(all[at:end]), slices.Concat(all[:at], all[end:])
+			switch {
+			case parts > 2 && fails(part): // of two halves, each is the other one's rest
+				all, parts = part, 2
+			case fails(rest):
+				all, parts = rest, max(parts-1, 2)
+			}
+		}
+		switch {
+		case len(all) < before:
+		case size == 1:
+			return all
+		default:
+			parts = min(2*parts, len(all))
+		}
+	}
+	return all
+}
+
 // mostSteps bounds the histories that are played to find a shorter one.
 const mostSteps = 30
 
@@ -383,14 +439,14 @@ func (r *runner) shrunk(ctx context.Context, f *failing) *Verdict {
 		}
 		return nil
 	}
-	for i := 0; i < len(f.h.events) && len(f.h.events) > 1; {
-		h := history{slices.Delete(slices.Clone(f.h.events), i, i+1), f.h.only}
-		if v := again(h); v != nil {
+	smaller := func(h history) bool {
+		v := again(h)
+		if v != nil {
 			f = &failing{h, v}
-		} else {
-			i++
 		}
+		return v != nil
 	}
+	ddmin(f.h.events, func(events []event) bool { return smaller(history{events, f.h.only}) })
 	if f.v.Kind == Stuck {
 		return f.v // each step would take as long
 	}
@@ -398,11 +454,6 @@ func (r *runner) shrunk(ctx context.Context, f *failing) *Verdict {
 	for i := range only {
 		only[i] = i
 	}
-	for i := len(only) - 1; i >= 0 && len(only) > 1; i-- {
-		h := history{f.h.events, slices.Delete(slices.Clone(only), i, i+1)}
-		if v := again(h); v != nil {
-			f, only = &failing{h, v}, h.only
-		}
-	}
+	ddmin(only, func(some []int) bool { return smaller(history{f.h.events, some}) })
 	return f.v
 }

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"testing"
 	"time"
 )
 
@@ -45,6 +46,43 @@ func (r Request) http(ctx context.Context) *http.Request {
 
 func (r Request) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Method, r.Path, r.Key))
+}
+
+// Answer is the answer to a [Request].
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   string
+}
+
+// Send sends requests to an HTTP handler, for example an idempotency.Layer with its routes or a
+// webhook.Endpoint, one after the other and each of them once, and returns their answers in the
+// same order. There is no network. [Calls] returns what was enqueued meanwhile. Use [Run] to prove
+// that a request takes effect once.
+//
+// The test fails if the handler panics, or does not answer within 30 seconds.
+func Send(t testing.TB, h http.Handler, requests ...Request) []Answer {
+	t.Helper()
+	var all []Answer
+	for _, r := range requests {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		rec := httptest.NewRecorder()
+		answered := make(chan bool, 1)
+		go func() { answered <- serve(h, rec, r.http(ctx)) }()
+		select {
+		case ok := <-answered:
+			if !ok {
+				cancel()
+				t.Fatalf("onlyoncetest: the handler of %s has panicked", r)
+			}
+		case <-ctx.Done():
+			cancel()
+			t.Fatalf("onlyoncetest: %s is not answered after %v", r, patience)
+		}
+		cancel()
+		all = append(all, Answer{rec.Code, rec.Result().Header, rec.Body.String()}) //nolint:bodyclose // a recorder's
+	}
+	return all
 }
 
 // serveAll is the client: it sends each request until it is answered, and each of them once more in
@@ -94,7 +132,14 @@ func (x *play) ask(ctx context.Context, r Request) (status int, body string, err
 			answered := make(chan bool, 1) // false: the connection broke
 			reqCtx, cancel := context.WithCancel(context.WithValue(ctx, processKey{}, p))
 			stop := context.AfterFunc(p.ctx, cancel)
-			x.left.Go(func() { answered <- serve(h, rec, r.http(reqCtx)) })
+			x.left.Go(func() {
+				call := note{Play: x.number, What: noteCalls, Name: "the handler of " + r.String()}
+				x.notes.write(call)
+				ok := serve(h, rec, r.http(reqCtx))
+				call.What = noteReturns
+				x.notes.write(call)
+				answered <- ok
+			})
 			ok := false
 			select {
 			case ok = <-answered:

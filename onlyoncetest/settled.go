@@ -66,7 +66,14 @@ func (x *play) unattended(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-const anyRetryingSQL = `select exists (select from onlyonce.parked where kind in ('message', 'event') and state = 'retrying')`
+// owingSQL returns one row: whether parked messages will change by themselves. They are those that
+// are retried, and those that wait although no message of their ordering key is in their way any
+// more. $1 the scope, or null for each of them.
+const owingSQL = `
+select exists (
+  select from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and ($1::text is null or p.scope = $1) and (p.state = 'retrying'
+      or p.state = 'blocked' and not exists (
+           select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))))`
 
 // atEndSQL returns one row: how many partitions of a topic have come to these offsets. $1
 // partitions, $2 topics, $3 offsets.
@@ -99,11 +106,12 @@ func (x *play) done(ctx context.Context) (bool, error) {
 	if without, err := x.unattended(ctx); err != nil || without {
 		return false, err
 	}
-	for _, sql := range []string{unsettledSQL, unreadSQL, anyRetryingSQL} {
-		var left bool
+	var left bool
+	for _, sql := range []string{unsettledSQL, unreadSQL} {
 		if err := x.db.Pool.QueryRow(ctx, sql).Scan(&left); err != nil || left {
 			return false, err
 		}
 	}
-	return true, nil
+	err := x.db.Pool.QueryRow(ctx, owingSQL, nil).Scan(&left)
+	return !left, err
 }

@@ -35,6 +35,9 @@ const (
 	Stuck Kind = "stuck"
 	// NotUsed: the program has not used the process's pool.
 	NotUsed Kind = "the process's pool was not used"
+	// Exited: the process ended while the handler ran, for example with os.Exit. It needs the flag
+	// -onlyonce.exec.
+	Exited Kind = "exited"
 	// CheckFailed: Case.Check returned an error.
 	CheckFailed Kind = "check failed"
 )

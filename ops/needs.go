@@ -27,6 +27,9 @@ type Need struct {
 	Remedy string `json:"remedy"`
 	// Commands are for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in.
 	Commands []string `json:"commands"`
+	// Where names what it is about: the fields that apply of scope, topic, partition, sink, kind
+	// and state.
+	Where map[string]string `json:"-"`
 }
 
 // mostCommands is how many halted partitions are listed with a command each.
@@ -74,9 +77,10 @@ func (r *StatusReport) halts() []Need {
 // needOfHalt describes partitions of one topic that are halted for one reason.
 func needOfHalt(g []halted) Need {
 	first := g[0]
-	n := Need{Kind: NeedHalt, Commands: []string{}}
+	n := Need{Kind: NeedHalt, Commands: []string{}, Where: map[string]string{"scope": first.scope, "topic": first.Topic}}
 	age := slices.MaxFunc(g, func(a, b halted) int { return int(a.age - b.age) }).age
 	if len(g) == 1 {
+		n.Where["partition"] = strconv.Itoa(int(first.Partition))
 		n.Text = fmt.Sprintf("halted: scope %s, %s/%d, %s for %s: %s", first.scope, first.Topic, first.Partition, first.Halted, show.Ago(age), show.OneLine(first.Detail))
 	} else {
 		var numbers []string
@@ -131,7 +135,7 @@ func (r *StatusReport) consumers() []Need {
 		if alive || partitions == 0 || paused == partitions {
 			continue
 		}
-		n := Need{Kind: NeedConsumer, Text: fmt.Sprintf("no consumer runs: scope %s, %s: its processes were stopped", scope, show.Count(int64(partitions), "partition")),
+		n := Need{Kind: NeedConsumer, Where: map[string]string{"scope": scope}, Text: fmt.Sprintf("no consumer runs: scope %s, %s: its processes were stopped", scope, show.Count(int64(partitions), "partition")),
 			Remedy: "start it; if it is out of use, retire its cursors",
 			Commands: []string{fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(scope),
 				show.Quote(example.Topic), example.Partition)}}
@@ -184,15 +188,16 @@ func (r *StatusReport) waiting() []Need {
 				oldest = p.Oldest
 			}
 		}
-		where, flag := "scope "+k.at, "-scope"
+		by := "scope"
 		if k.kind == "call" {
-			where, flag = "sink "+k.at, "-sink"
+			by = "sink"
 		}
+		where, flag := by+" "+k.at, "-"+by
 		what := "waiting for a decision"
 		if k.state == "reconcile" {
 			what = "of unknown outcome"
 		}
-		all = append(all, Need{Kind: NeedParked,
+		all = append(all, Need{Kind: NeedParked, Where: map[string]string{by: k.at, "kind": k.kind, "state": k.state},
 			Text:     fmt.Sprintf("parked: %s, %s %s (%s), the oldest since %s", where, show.Count(count, k.kind), what, strings.Join(reasons, ", "), show.Instant(oldest)),
 			Commands: []string{fmt.Sprintf("onlyonce parked list %s %s -kind %s -state %s", flag, show.Quote(k.at), k.kind, k.state)}})
 	}
@@ -207,7 +212,7 @@ func (r *StatusReport) unsent() []Need {
 		if o.Count == 0 || i >= 0 && (r.Relays[i].PausedAt != nil || r.Relays[i].Members > 0 || r.Relays[i].LanesHeld > 0) {
 			continue
 		}
-		n := Need{Kind: NeedRelay, Text: fmt.Sprintf("no relay: sink %s, %s to send%s", o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
+		n := Need{Kind: NeedRelay, Where: map[string]string{"sink": o.Sink}, Text: fmt.Sprintf("no relay: sink %s, %s to send%s", o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
 			Remedy: "start a relay that lists the sink", Commands: []string{"onlyonce outbox status -sink " + show.Quote(o.Sink)}}
 		if i < 0 {
 			n.Remedy = "no relay has ever listed the sink: correct its name in the application, or start a relay that lists it"

@@ -19,7 +19,8 @@ const (
 // group comes first. By the index parked_open, or parked_position if a scope is given; without
 // bodies.
 const parkedCountsSQL = `
-select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at) as oldest
+select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at) as oldest,
+       extract(epoch from clock_timestamp() - min(parked_at))::float8 as oldest_age_seconds
   from (select kind, scope, sink, reason, state, parked_at,
                case when $13::boolean then left(split_part(error, E'\n', 1), 80) else '' end as error
           from onlyonce.parked where settled_at is null and ` + parkedFilter + `) p
@@ -42,6 +43,8 @@ type ParkedCount struct {
 	Error  string    `json:"error,omitempty"` // with ByError: what the errors begin with
 	Count  int64     `json:"count"`
 	Oldest time.Time `json:"oldest"` // when the oldest of them was parked
+	// OldestAgeSeconds is how long ago that was, by the database's clock.
+	OldestAgeSeconds float64 `json:"oldest_age_seconds"`
 }
 
 // NeedsOperator reports whether the rows go on only when an operator decides.

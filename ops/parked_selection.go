@@ -95,7 +95,7 @@ func (q *selection) check() error {
 	case q.ID < 0 || q.Limit < 0 || q.Limit > MostLimit || q.Partition != nil && *q.Partition < 0:
 		return failf(ErrInvalid, "-id and -partition must not be negative, and -limit not be above %d", MostLimit)
 	case q.ID != 0 && (q.Scope != "" || filtered):
-		return failf(ErrInvalid, "-id picks one row: it goes with none of -scope, -topic, -partition, -sink, -name, -state, -parked-for and -limit")
+		return failf(ErrInvalid, "-id picks one row: it goes with none of -scope, -topic, -partition, -sink, -name, -state, -parked-for, -error and -limit")
 	case q.ID == 0 && q.Kind == parked.Call && q.Scope == "" && q.Sink == "":
 		return failf(ErrInvalid, "missing: -id, -sink or -scope")
 	case q.ID == 0 && q.Scope == "" && q.Sink == "":

@@ -27,8 +27,6 @@ const (
 	maxName = 100  // bytes of Sink and Name
 	maxID   = 1024 // bytes of ID
 	maxText = 255  // bytes of Tenant and Scope
-
-	maxTrace = 1 << 10 // bytes of Trace
 )
 
 // Call is one outbound call. [Enqueue] freezes all of it but ID in a row: each attempt sends the
@@ -91,8 +89,10 @@ type Call struct {
 
 	// Trace is the W3C trace context (https://www.w3.org/TR/trace-context/) of the transaction that
 	// asks for the call: a traceparent, and a tracestate in a second line if there is one. The sink
-	// sends it with the call. It is no part of the frozen bytes. At most 1 KiB. Defaults to the
-	// message's own traceparent and tracestate in a consumer's handler, and otherwise to none.
+	// sends it with the call. It is no part of the frozen bytes. At most 1 KiB. In a handler it
+	// defaults to what the Trace function of its configuration returns for the context that Enqueue
+	// gets, or else to the message's own traceparent and tracestate. In a transaction of your own
+	// it defaults to none.
 	Trace string
 
 	// Capture asks for the remote's answer. RelayConfig.Complete receives it before the call counts
@@ -158,7 +158,7 @@ func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 	call.checkIdentity(l, inbound)
 	checkText(l, "Tenant", from.Tenant)
 	checkText(l, "Scope", from.Scope)
-	if call.Trace == "" && isTrace(from.Trace) { // a bad one is the message's fault, and nothing depends on it
+	if call.Trace == "" && codec.IsTrace(from.Trace) { // a bad one is the message's fault, and nothing depends on it
 		call.Trace = from.Trace
 	}
 	headers := call.checkRequest(l)
@@ -248,8 +248,8 @@ func (call *Call) checkRequest(l *fields.List) (headers string) {
 	if len(call.OrderingKey) > maxID {
 		l.Add("OrderingKey", "%d bytes are more than %d", len(call.OrderingKey), maxID)
 	}
-	if !isTrace(call.Trace) {
-		l.Add("Trace", "must be a traceparent and perhaps a tracestate in a second line, visible ASCII, at most %d bytes", maxTrace)
+	if !codec.IsTrace(call.Trace) {
+		l.Add("Trace", "must be a traceparent and perhaps a tracestate in a second line, visible ASCII, at most %d bytes", codec.MaxTrace)
 	}
 	if len(call.Body) > MaxBody {
 		l.Add("Body", "%d bytes are more than %d: store it elsewhere and send its address", len(call.Body), MaxBody)
@@ -276,17 +276,10 @@ func checkText(l *fields.List, field, v string) {
 	}
 }
 
-func isTrace(v string) bool { return len(v) <= maxTrace && isVisibleASCII(v) }
-
 // storedOrderKey is the stored form of an ordering key.
 func storedOrderKey(sink, tenant, scope, key string) uuid.UUID {
 	sum := codec.Hash("onlyonce/call-order/1", sink, tenant, scope, key)
 	return uuid.UUID(sum[:16])
-}
-
-// isVisibleASCII reports whether s consists of visible ASCII, spaces and line ends.
-func isVisibleASCII(s string) bool {
-	return strings.IndexFunc(s, func(r rune) bool { return r != '\n' && (r < ' ' || r > '~') }) < 0
 }
 
 func isPrintable(s string) bool {

@@ -34,9 +34,10 @@ type callAttempt struct {
 
 // callHistory is what is known of a call before the attempt.
 type callHistory struct {
-	readAt      time.Time     // before the database measured the two durations
+	readAt      time.Time     // before the database measured the durations
 	age         time.Duration // since the first call under the key can have been made
 	notBeforeIn time.Duration // until it may be made; not positive: now
+	waited      time.Duration // since it was enqueued
 	mayBeCalled bool          // a call may have been made before
 	opensWindow bool          // its key's window has begun with this attempt
 }
@@ -47,6 +48,11 @@ type attemptResult struct {
 	unopened    bool // its body could not be opened: no call was made
 	result      Result
 	decision    Reconciliation
+}
+
+// describe describes the attempt to a hook.
+func (a *callAttempt) describe(kind AttemptKind, batch int) Attempt {
+	return Attempt{Kind: kind, Sink: a.Sink, Row: a.ID, Key: a.Key, Name: a.Name, Attempt: a.Attempt, Batch: batch, Trace: a.Trace}
 }
 
 // completing reports whether the remote has accepted the call, so that no further call is made.

@@ -104,7 +104,8 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	tx.Report = func(err error) {
 		c.lane.sink.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", a.Sink, "error", err)
 	}
-	handle := tx.Lend(&origin.Origin{Tenant: a.Tenant, Scope: a.Scope, ID: "completion of " + a.Key, Time: a.readAt.Add(-a.age)})
+	handle := tx.Lend(&origin.Origin{Tenant: a.Tenant, Scope: a.Scope, ID: "completion of " + a.Key, Time: a.readAt.Add(-a.age),
+		Trace: a.Trace, TraceOf: c.lane.sink.cfg.Trace})
 	err = c.lane.sink.cfg.Complete(ctx, handle, &Completed{Key: a.Key, Tenant: a.Tenant, Scope: a.Scope, Sink: a.Sink, Name: a.Name, Method: a.Method, Target: a.Target,
 		Header: a.Header, Body: a.Body, Response: a.answer, Attempt: a.Attempt})
 	tx.TakeBack()

@@ -106,6 +106,13 @@ type RelayConfig struct {
 	// Hooks are called at events. See [Hooks]. Defaults to none.
 	Hooks Hooks
 
+	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
+	// line if there is one. A call that Complete enqueues carries what Trace returns for the
+	// context that Enqueue gets. Package telemetry sets it. It must be safe for concurrent use. If
+	// it panics or returns "" or anything else, the call carries the trace context of the call that
+	// is completed. Defaults to that for all of them.
+	Trace func(ctx context.Context) string
+
 	// Logger receives events that cannot be returned as an error: parked calls, lost leases, failed
 	// transactions. Payloads are never logged. Defaults to slog.Default(), at WARN and above.
 	Logger *slog.Logger

@@ -97,6 +97,7 @@ func (d *disposition) answerColumns() (status *int32, headers *string, body []by
 // event returns what hooks receive about an attempt.
 func (d disposition) event(a *callAttempt) Settled {
 	e := Settled{Row: a.ID, Key: a.Key, Name: a.Name, Attempt: a.Attempt, As: d.settlement, Reason: d.lastError, Err: a.result.Err}
+	e.Age = a.waited + time.Since(a.readAt)
 	if d.settlement == SettledRetry {
 		e.Wait = d.delay
 	}

@@ -85,6 +85,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	handler, inbound := tx.(handlerTx)
 	if inbound {
 		origin, inbound = handler.Origin()
+		origin.Trace = origin.TraceIn(ctx)
 	}
 	rows := make([]any, 0, len(calls))
 	for _, call := range calls {

@@ -8,8 +8,23 @@ import (
 
 // Hooks are called at events, outside any transaction. They run in the goroutines that work for a
 // sink's lanes, so they must be safe for concurrent use. A hook that blocks holds up its lane. Nil
-// hooks are skipped. The structs may get more fields.
+// hooks are skipped. [JoinHooks] joins several users of them. The structs may get more fields.
+//
+// A hook observes, and cannot change what the relay does. If it panics, that is logged, at most
+// once a minute for each hook, and the work goes on. If it was AttemptStart, or that returned nil,
+// the attempt's context is the one that it got. A hook must not call runtime.Goexit.
 type Hooks struct {
+	// AttemptStart and AttemptEnd enclose one attempt: a Send, the part of one call in a SendBatch,
+	// or a call of RelayConfig.Complete or RelayConfig.Reconcile. An attempt whose lease or key
+	// window has ended, or whose body cannot be opened, is not made and has no pair.
+	//
+	// The context that AttemptStart returns is the attempt's, and is passed to AttemptEnd; it must
+	// derive from the one that AttemptStart gets. A SendBatch has one context for all its calls, so
+	// there it goes to AttemptEnd only. AttemptEnd is called when the attempt has returned, before
+	// its outcome is committed: see Settled. For a reconciliation, Delivered means that the remote
+	// has applied the call.
+	AttemptStart func(ctx context.Context, a Attempt) context.Context
+	AttemptEnd   func(ctx context.Context, a Attempt, r Result)
 	// Settled is called for each attempt after its outcome is committed.
 	Settled func(Settled)
 	// Lease is called when this relay takes, loses or releases a lane.
@@ -23,6 +38,35 @@ type Hooks struct {
 	// Rotated is called when this relay has emptied a segment of the log whose retention has
 	// passed.
 	Rotated func(Rotated)
+}
+
+// AttemptKind is what an attempt does.
+type AttemptKind string
+
+// Kinds of attempts.
+const (
+	// AttemptSend: the sink sends the call.
+	AttemptSend AttemptKind = "send"
+	// AttemptComplete: RelayConfig.Complete gets the remote's answer.
+	AttemptComplete AttemptKind = "complete"
+	// AttemptReconcile: RelayConfig.Reconcile asks the remote whether it has applied the call.
+	AttemptReconcile AttemptKind = "reconcile"
+)
+
+// Attempt describes an attempt at a call.
+type Attempt struct {
+	Kind AttemptKind
+	Sink string
+	Row  int64
+	Key  string
+	Name string
+	// Attempt counts from 1: all attempts at the call and at its completion.
+	Attempt int
+	// Batch is how many calls the SendBatch makes that this attempt is a part of, or 0 if it is not
+	// part of one.
+	Batch int
+	// Trace is the W3C trace context of the transaction that asked for the call: see Call.Trace.
+	Trace string
 }
 
 // Rotated says which segment was emptied.
@@ -58,6 +102,8 @@ type Settled struct {
 	Name    string
 	Attempt int
 	As      Settlement
+	// Age is how long ago the call was enqueued.
+	Age time.Duration
 	// Wait is how long until the next attempt, with SettledRetry.
 	Wait time.Duration
 	// Reason is what the row keeps as its last error: empty after a delivery.
@@ -104,6 +150,29 @@ type emitter struct {
 	hooks Hooks
 	log   *slog.Logger
 	sink  string
+}
+
+// attemptStart calls the hook before an attempt, and returns the attempt's context.
+func (e emitter) attemptStart(ctx context.Context, a *callAttempt, kind AttemptKind, batch int) context.Context {
+	if e.hooks.AttemptStart == nil {
+		return ctx
+	}
+	return e.hooks.AttemptStart(ctx, a.describe(kind, batch))
+}
+
+// attemptEnd calls the hook after an attempt.
+func (e emitter) attemptEnd(ctx context.Context, a *callAttempt, kind AttemptKind, batch int) {
+	if e.hooks.AttemptEnd == nil {
+		return
+	}
+	result := a.result
+	switch {
+	case kind == AttemptReconcile && a.decision == Applied:
+		result = Result{Outcome: Delivered}
+	case kind == AttemptReconcile && a.decision == NotApplied:
+		result = RetryLater("not applied", nil)
+	}
+	e.hooks.AttemptEnd(ctx, a.describe(kind, batch), result)
 }
 
 func (e emitter) settled(s Settled) {

@@ -16,11 +16,13 @@ import (
 // belongs to.
 const lanes = 16
 
-// makeLanesSQL makes a sink's row, its lanes and their leases. In: sink. Idempotent; by the unique
-// names. It locks no row that exists already. It does not see leases that another relay makes
-// meanwhile; that relay's own statement makes their lanes.
+// makeLanesSQL makes a sink's row, its lanes and their leases. In: sink; for how long its calls are
+// started again (null: for ever), for operators. Idempotent; by the unique names. It locks no row
+// that exists already, unless that time has changed. It does not see leases that another relay
+// makes meanwhile; that relay's own statement makes their lanes.
 const makeLanesSQL = `
-with sink as (insert into onlyonce.sinks (name) values ($1) on conflict do nothing),
+with sink as (insert into onlyonce.sinks (name, start_window) values ($1, $2) on conflict do nothing),
+known as (update onlyonce.sinks set start_window = $2 where name = $1 and start_window is distinct from $2),
 names as (select 'relay/' || $1::text || '/' || n as name, n from generate_series(0, 15) n),
 made as (insert into onlyonce.leases (name) select name from names on conflict (name) do nothing returning id, name)
 insert into onlyonce.lanes (id, sink, lane)
@@ -115,6 +117,7 @@ func (s *sender) acquireLane(ctx context.Context, lane int16) error {
 	}
 	o := newLaneOwner(ctx, s.relaySink, l, lane)
 	s.held[lane] = o
+	s.lanesHeld.Store(int32(len(s.held)))
 	s.emit.lease(LeaseChange{Lane: int(lane), Epoch: l.Epoch, Held: true})
 	go func() {
 		defer func() { s.ended <- o }()

@@ -61,12 +61,12 @@ func testConfig(sinks ...outbox.Sink) outbox.RelayConfig {
 
 func (r *rig) relay(cfg outbox.RelayConfig) *outbox.Relay {
 	r.t.Helper()
-	cfg.Hooks = outbox.Hooks{
+	cfg.Hooks = outbox.JoinHooks(cfg.Hooks, outbox.Hooks{
 		Settled: func(s outbox.Settled) { r.mu.Lock(); defer r.mu.Unlock(); r.settled = append(r.settled, s) },
 		Lease:   func(c outbox.LeaseChange) { r.mu.Lock(); defer r.mu.Unlock(); r.leases = append(r.leases, c) },
 		Paused:  func(p outbox.Paused) { r.paused.Store(p.Paused) },
 		Failed:  func(f outbox.Failed) { r.t.Logf("failed: %.300v", f.Err) },
-	}
+	})
 	relay, err := outbox.NewRelay(r.pool, cfg)
 	if err != nil {
 		r.t.Fatal(err)

@@ -126,7 +126,7 @@ func (c *laneCalls) makeCall(a *callAttempt) {
 	defer c.returned.add(a) // deferred, because a sink may end its goroutine
 	a.result = RetryLater(goroutineEnded, nil)
 	defer func() {
-		if v := recover(); v != nil {
+		if v := recover(); v != nil { // a failpoint's, or a Sealer's
 			a.result = panicked(v)
 		}
 	}()
@@ -134,12 +134,24 @@ func (c *laneCalls) makeCall(a *callAttempt) {
 	defer cancel()
 	switch {
 	case a.completing():
-		c.complete(ctx, a)
+		c.observe(ctx, a, AttemptComplete, c.complete)
 	case a.reconciling:
-		c.reconcile(ctx, a)
-	default:
-		c.send(ctx, a)
+		c.observe(ctx, a, AttemptReconcile, c.reconcile)
+	case c.prepareCall(a):
+		c.observe(ctx, a, AttemptSend, c.send)
 	}
+}
+
+// observe runs an attempt between its hooks, also if it panics or ends its goroutine.
+func (c *laneCalls) observe(ctx context.Context, a *callAttempt, kind AttemptKind, attempt func(context.Context, *callAttempt)) {
+	ctx = c.lane.sink.emit.attemptStart(ctx, a, kind, 0)
+	defer func() {
+		if v := recover(); v != nil {
+			a.result = panicked(v)
+		}
+		c.lane.sink.emit.attemptEnd(ctx, a, kind, 0)
+	}()
+	attempt(ctx, a)
 }
 
 // prepareCall prepares an attempt, and reports whether the sink is to make it. If not, f.result has
@@ -170,16 +182,16 @@ func (a *callAttempt) recordResult(r Result) {
 
 // send makes one attempt at a call.
 func (c *laneCalls) send(ctx context.Context, a *callAttempt) {
-	if c.prepareCall(a) {
-		a.recordResult(c.lane.sink.sink.Send(ctx, &a.Delivery))
-	}
+	a.recordResult(c.lane.sink.sink.Send(ctx, &a.Delivery))
 }
 
 // makeBatch makes one attempt at each of several calls, by one SendBatch. Each call returns once:
 // a second result for a call, or one that comes after SendBatch has returned, is ignored.
 func (c *laneCalls) makeBatch(calls []*callAttempt) {
 	var mu sync.Mutex
-	under := slices.Clone(calls) // nil: returned
+	under := slices.Clone(calls)   // nil: returned
+	var contexts []context.Context // of the attempts, once they have begun
+	emit := c.lane.sink.emit
 	ended := func(i int, r Result) {
 		mu.Lock()
 		a := under[i]
@@ -187,6 +199,9 @@ func (c *laneCalls) makeBatch(calls []*callAttempt) {
 		mu.Unlock()
 		if a != nil {
 			a.recordResult(r)
+			if i < len(contexts) {
+				emit.attemptEnd(contexts[i], a, AttemptSend, len(under))
+			}
 			c.returned.add(a)
 		}
 	}
@@ -212,6 +227,11 @@ func (c *laneCalls) makeBatch(calls []*callAttempt) {
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, c.lane.sink.limits.Timeout)
 	defer cancel()
+	if emit.hooks.AttemptStart != nil || emit.hooks.AttemptEnd != nil {
+		for _, a := range under {
+			contexts = append(contexts, emit.attemptStart(ctx, a, AttemptSend, len(under)))
+		}
+	}
 	if len(all) > 0 {
 		c.lane.sink.batcher.SendBatch(ctx, all, ended)
 	}

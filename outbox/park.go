@@ -16,13 +16,13 @@ import (
 // parked under another row, because it is the same call.
 const parkSQL = `
 insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, order_key, sink, lane, partition, row_id, "offset", call_name, method,
-                             target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at,
+                             target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at, record_time,
                              response_status, response_headers, response_body)
 select 'call', d.state, d.reason, d.error, d.attempts, r.tenant, r.scope, r.key,
        case when $14 and d.state in ('waiting', 'reconcile') then null else r.order_key end, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
        array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
        array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
-       r.body, r.trace, r.capture, r.sealed, clock_timestamp() + d.delay * interval '1 microsecond', case when d.called then ` + firstCallTime + ` end,
+       r.body, r.trace, r.capture, r.sealed, clock_timestamp() + d.delay * interval '1 microsecond', case when d.called then ` + firstCallTime + ` end, r.created_at,
        d.status, d.response_headers, d.response_body
   from unnest($3::bigint[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::int[], $9::bigint[], $10::boolean[], $11::int[], $12::text[], $13::bytea[])
        as d(id, key, state, reason, error, attempts, delay, called, status, response_headers, response_body)

@@ -58,6 +58,7 @@ update onlyonce.parked o
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.call_name, o.method, o.target,
           onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.sealed_as, o.key), o.first_attempt_at > (select now from t),
           o.attempts, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
+          (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
           o.response_status, coalesce(o.response_headers, ''), o.response_body`
 
 // nextDueSQL reads in how many microseconds the next parked call of a lane is due. In: sink, lane,
@@ -260,18 +261,18 @@ func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
 func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	a := &callAttempt{state: attemptReturned}
 	var headers, state, answerHeaders string
-	var age int64
+	var age, waited int64
 	var status *int32
 	var answer []byte
 	var opensWindow *bool // null: in state reconcile, without an attempt
 	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.sealedAs,
-		&opensWindow, &a.Attempt, &state, &age, &status, &answerHeaders, &answer)
+		&opensWindow, &a.Attempt, &state, &age, &waited, &status, &answerHeaders, &answer)
 	if a.order != nil {
 		a.Order = a.order.String()
 	}
 	a.Key, a.Sink, a.Header = a.key.String(), s.name, frozen.Parse(headers)
 	a.opensWindow = opensWindow != nil && *opensWindow
-	a.age = max(fromMicros(age), 0) // the database's clock may have been set back
+	a.age, a.waited = max(fromMicros(age), 0), max(fromMicros(waited), 0) // the database's clock may have been set back
 	switch {
 	case status != nil:
 		a.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}

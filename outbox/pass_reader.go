@@ -68,6 +68,7 @@ const callColumns = `
        (date_part('epoch', clock_timestamp() - ` + firstCallTime + `) * 1000000)::bigint,
        ` + historyLost + `,
        coalesce((date_part('epoch', r.not_before - clock_timestamp()) * 1000000)::bigint, 0),
+       (date_part('epoch', clock_timestamp() - r.created_at) * 1000000)::bigint,
        r.order_key is not null and exists (select 1 from onlyonce.parked p where p.order_key = r.order_key and p.settled_at is null)`
 
 // firstRowsSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no

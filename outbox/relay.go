@@ -55,6 +55,7 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	r := &Relay{cfg: cfg, pool: pool}
 	if r.rotator, err = ring.New(pool, ring.Outbox(), ring.Config{
 		Retention: cfg.Retention, MaxAge: cfg.Retention / 4, MaxBytes: cfg.SegmentBytes, LeaseTTL: cfg.LeaseTTL,

@@ -40,7 +40,7 @@ type rowReader struct {
 	headers                                    string
 	body                                       []byte
 	capture, sealed, mayBeCalled, blocked      bool
-	age, wait                                  int64
+	age, wait, waited                          int64
 
 	dst   []any
 	spare []callAttempt // for the next rows
@@ -49,7 +49,7 @@ type rowReader struct {
 func newRowReader() *rowReader {
 	r := &rowReader{}
 	r.dst = []any{&r.id, &r.key, &r.order, &r.tenant, &r.scope, &r.name, &r.method, &r.target, &r.headers, &r.trace, &r.body, &r.capture, &r.sealed,
-		&r.age, &r.mayBeCalled, &r.wait, &r.blocked}
+		&r.age, &r.mayBeCalled, &r.wait, &r.waited, &r.blocked}
 	return r
 }
 
@@ -74,7 +74,7 @@ func (r *rowReader) readRow(row pgx.CollectableRow) (*callAttempt, error) {
 	}
 	a.sealed, a.sealedAs, a.mayBeCalled, a.keyParked = r.sealed, a.key, r.mayBeCalled, r.blocked
 	// The database's clock may have been set back.
-	a.age, a.notBeforeIn = max(fromMicros(r.age), 0), fromMicros(r.wait)
+	a.age, a.notBeforeIn, a.waited = max(fromMicros(r.age), 0), fromMicros(r.wait), max(fromMicros(r.waited), 0)
 	return a, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,6 +25,7 @@ type sender struct {
 	link  ready.Link // to the database
 
 	held       map[int16]*laneOwner
+	lanesHeld  atomic.Int32 // len(held), for Status
 	ended      chan *laneOwner
 	membership *lease.Lease // shows other relays that this one lists the sink
 
@@ -110,6 +112,7 @@ func (s *sender) releaseLanes(ctx context.Context) (fault error) {
 // removeLane removes a lane whose owner has ended.
 func (s *sender) removeLane(o *laneOwner) error {
 	delete(s.held, o.lane.number)
+	s.lanesHeld.Store(int32(len(s.held)))
 	return o.err
 }
 
@@ -163,7 +166,7 @@ func (s *sender) renew(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	if s.membership == nil {
-		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name); err != nil {
+		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name, windowBound(s.limits.startWindow())); err != nil {
 			return fmt.Errorf("creating the lanes of sink %s: %w", s.name, err)
 		}
 		var err error

@@ -56,7 +56,7 @@ func TestPlans(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		t.Run(fmt.Sprintf("full=%v", full), func(t *testing.T) {
 			r := newRig(t)
-			r.exec(outbox.Statements["make lanes"], "payments")
+			r.exec(outbox.Statements["make lanes"], "payments", nil)
 			if full {
 				r.exec(`
 					insert into onlyonce.outbox_log (slot, lane, key, sink, tenant, scope, name, method, target, headers, body)

@@ -143,7 +143,7 @@ func TestO6Redo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			sink := newScripted(accept)
-			r.exec(outbox.Statements["make lanes"], "payments")
+			r.exec(outbox.Statements["make lanes"], "payments", nil)
 			if c.newTimes {
 				r.exec(`update onlyonce.lanes set history_at = clock_timestamp()`)
 			}

@@ -137,6 +137,13 @@ func cursorFacts(facts [][2]string, when string, c *ops.Cursor) [][2]string {
 	return append(facts, [2]string{when, text})
 }
 
+// ofCursor is what was shown of a cursor. The JSON of a cursor leaves out its id, which is compared
+// too.
+type ofCursor[R any] struct {
+	Result *R    `json:"result"`
+	ID     int64 `json:"id"`
+}
+
 func tryAdopt(ctx context.Context, db ops.DB, by ops.By, f url.Values, shown []byte) (*deed, error) {
 	at, err := placeOf(f)
 	if err != nil {
@@ -146,14 +153,27 @@ func tryAdopt(ctx context.Context, db ops.DB, by ops.By, f url.Values, shown []b
 	if in.At, err = whole(f, "at", 64); err != nil {
 		return nil, err
 	}
-	if in.Shown, err = read[ops.Adopted](shown); err != nil {
+	was, err := read[ofCursor[ops.Adopted]](shown)
+	if err != nil {
 		return nil, err
+	}
+	if was != nil {
+		if in.Shown = was.Result; in.Shown == nil {
+			return nil, errUnseen
+		}
+		if in.Shown.Before != nil {
+			in.Shown.Before.ID = was.ID
+		}
 	}
 	a, err := ops.AdoptCursor(ctx, db, by, in)
 	if err != nil {
 		return nil, err
 	}
-	d := &deed{AuditID: a.AuditID, shown: a, Sentence: "The position stays, and the cursor is free for its next owner."}
+	seen := ofCursor[ops.Adopted]{Result: a}
+	if a.Before != nil {
+		seen.ID = a.Before.ID
+	}
+	d := &deed{AuditID: a.AuditID, shown: seen, Sentence: "The position stays, and the cursor is free for its next owner."}
 	if in.At != nil {
 		d.Sentence = "The position is set to " + strconv.FormatInt(*in.At, 10) + "."
 	}
@@ -187,15 +207,22 @@ func tryReplay(ctx context.Context, db ops.DB, by ops.By, f url.Values, shown []
 	if to != nil {
 		in.To = *to
 	}
-	if in.Shown, err = read[ops.Replayed](shown); err != nil {
+	was, err := read[ofCursor[ops.Replayed]](shown)
+	if err != nil {
 		return nil, err
+	}
+	if was != nil {
+		if in.Shown = was.Result; in.Shown == nil || in.Shown.Before == nil {
+			return nil, errUnseen
+		}
+		in.Shown.Before.ID = was.ID
 	}
 	r, err := ops.Replay(ctx, db, by, in)
 	if err != nil {
 		return nil, err
 	}
 	offset := func(n int64) string { return strconv.FormatInt(n, 10) }
-	d := &deed{AuditID: r.AuditID, shown: r, Sentence: show.Count(r.To-r.From, "offset") + " from " + offset(r.From) + " to below " + offset(r.To) + " are handled again, as replay " + strconv.Itoa(int(r.Replay)) + ".",
+	d := &deed{AuditID: r.AuditID, shown: ofCursor[ops.Replayed]{r, r.Before.ID}, Sentence: show.Count(r.To-r.From, "offset") + " from " + offset(r.From) + " to below " + offset(r.To) + " are handled again, as replay " + strconv.Itoa(int(r.Replay)) + ".",
 		Facts: [][2]string{{"Partition", at.String()}, {"Then goes on at", offset(r.Resume)}}}
 	if r.Resend {
 		d.Facts = append(d.Facts, [2]string{"Calls", "are sent again, under new keys"})

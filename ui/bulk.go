@@ -144,6 +144,15 @@ func bulkRoutes() []route {
 // bulkFields are the fields of the filter that an address and a form carry.
 var bulkFields = []string{"kind", "scope", "topic", "partition", "sink", "name", "state", "reason-parked", "error", "verified"}
 
+// factOf names a field of the filter for people.
+func factOf(name, value string) [2]string {
+	label := map[string]string{"reason-parked": "Parked for", "error": "Error begins with", "verified": "Verified as"}[name]
+	if label == "" {
+		label = strings.ToUpper(name[:1]) + name[1:]
+	}
+	return [2]string{label, value}
+}
+
 // bulkInput reads the filter. The reason for which rows were parked is "reason" in an address, as
 // on the page of parked rows, and "reason-parked" in the form, where "reason" is the operator's.
 func bulkInput(f url.Values, parkedFor string) (in ops.BulkInput, err error) {
@@ -167,7 +176,8 @@ type bulkProposal struct {
 	Title, Means string
 	Danger       bool
 	Post         string
-	Filter       [][2]string
+	Filter       [][2]string // for the form
+	Facts        [][2]string // the same for people
 	Bulk         *ops.Bulk
 	Verify       bool   // the calls need what a person has verified
 	Verified     string // that
@@ -191,6 +201,7 @@ func (v *visit) proposeBulk(a bulkAct, status int, failed error) error {
 	for _, name := range bulkFields {
 		if f.Get(name) != "" && name != "verified" {
 			p.Filter = append(p.Filter, [2]string{name, f.Get(name)})
+			p.Facts = append(p.Facts, factOf(name, f.Get(name)))
 		}
 	}
 	p.Verify = a.name == "redrive" && f.Get("kind") == string(Call) && f.Get("state") == "reconcile"
@@ -242,7 +253,7 @@ func (v *visit) startBulk(a bulkAct) error {
 	j := &job{ID: rand.Text(), Title: a.title, Actor: v.actor, Reason: reason, Began: time.Now(), done: ops.Bulk{Count: count}}
 	for _, name := range bulkFields {
 		if f.Get(name) != "" {
-			j.Filter = append(j.Filter, [2]string{name, f.Get(name)})
+			j.Filter = append(j.Filter, factOf(name, f.Get(name)))
 		}
 	}
 	if !v.db.jobs.add(j) {

@@ -50,7 +50,7 @@ func (v *visit) fleet(path string) {
 	v.show(page{File: "fleet", Title: "Databases", Section: "/", Live: true, Data: rows})
 }
 
-// Parked is how many rows are parked and not settled, and of those how many wait for a person.
+// Totals are how many rows are parked and not settled, and of those how many wait for a person.
 func (s *status) Totals() (t struct{ All, Waiting int64 }) {
 	for i := range s.StatusReport.Parked.Groups {
 		g := &s.StatusReport.Parked.Groups[i]
@@ -111,4 +111,17 @@ func (v *visit) ask(f func(ctx context.Context, db ops.DB) error) error {
 	ctx, cancel := context.WithTimeout(v.ctx, patience)
 	defer cancel()
 	return v.db.ask(ctx, f)
+}
+
+// NeedLink is the address of the page about what needs a person.
+func (v *visit) NeedLink(n ops.Need) string {
+	page := map[string]string{ops.NeedHalt: "/consumers", ops.NeedConsumer: "/consumers", ops.NeedParked: "/parked", ops.NeedRelay: "/outbox", ops.NeedRequest: "/requests"}[n.Kind]
+	if n.Kind == ops.NeedHalt && n.Where["partition"] != "" {
+		page = "/consumers/cursor"
+	}
+	var query []any
+	for name, value := range n.Where {
+		query = append(query, name, value)
+	}
+	return v.Link(page, query...)
 }

@@ -122,7 +122,7 @@ func pages(t *testing.T, pool *pgxpool.Pool) []string {
 		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/audit", "/audit/1", "/doctor"}
 }
 
-func TestPages(t *testing.T) {
+func TestU2Pages(t *testing.T) {
 	t.Parallel()
 	pool := filled(t)
 	c := serve(t, pool, ui.Config{Authorize: as("ann", ui.View)})

@@ -235,7 +235,7 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 		a.parkEvent(tx, parked.Waiting, parked.Stale, a.stale)
 		return Stale, true, nil //nolint:nilerr // that the handler found it stale is what this is about
 	}
-	tx.Lend(&origin.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.messageID, Time: time.Now()})
+	tx.Lend(&origin.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.messageID, Time: time.Now(), TraceOf: a.cfg.Trace})
 	if a.cfg.Forward != nil {
 		err := a.cfg.Forward.enqueue(ctx, tx, a.incomingEvent)
 		if errors.Is(err, outbox.ErrCall) { // no call can be made of this event, now or later; no statement was sent

@@ -22,8 +22,15 @@ func statusOf(err error) int {
 	return http.StatusBadRequest
 }
 
+// answer is how a request was answered.
+type answer struct {
+	outcome Outcome // empty unless the status is 200
+	status  int
+	err     error // the reason of a refusal
+}
+
 // writeAccepted writes a 200, with DuplicateHeader for a copy.
-func (ep *Endpoint) writeAccepted(w http.ResponseWriter, start time.Time, e *Event, outcome Outcome, body string) {
+func (ep *Endpoint) writeAccepted(w http.ResponseWriter, start time.Time, e *Event, outcome Outcome, body string) answer {
 	switch outcome {
 	case Duplicate, Divergent, SameBody:
 		w.Header().Set(DuplicateHeader, "true")
@@ -36,6 +43,7 @@ func (ep *Endpoint) writeAccepted(w http.ResponseWriter, start time.Time, e *Eve
 	w.WriteHeader(http.StatusOK)
 	_, _ = io.WriteString(w, body) // if this fails, the sender notices
 	ep.emitReceived(e, outcome, false, start)
+	return answer{outcome: outcome, status: http.StatusOK}
 }
 
 func (ep *Endpoint) emitReceived(e *Event, outcome Outcome, reconciled bool, start time.Time) {
@@ -61,7 +69,7 @@ func refusalKind(err error) string {
 
 // writeRefusal writes a status and its name, and no more: the causes that share a status are for
 // the operator's log only (W6).
-func (ep *Endpoint) writeRefusal(w http.ResponseWriter, start time.Time, status int, err error) {
+func (ep *Endpoint) writeRefusal(w http.ResponseWriter, start time.Time, status int, err error) answer {
 	w.Header().Set("Cache-Control", "no-store")
 	if status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", strconv.Itoa(int(ep.cfg.RetryAfter/time.Second)))
@@ -73,4 +81,5 @@ func (ep *Endpoint) writeRefusal(w http.ResponseWriter, start time.Time, status 
 	if ep.cfg.Hooks.Refused != nil {
 		ep.cfg.Hooks.Refused(Refused{Endpoint: ep.cfg.Name, Status: status, Err: err, Duration: time.Since(start)})
 	}
+	return answer{status: status, err: err}
 }

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -154,6 +155,13 @@ type Config struct {
 
 	// Hooks observe requests. Defaults to none.
 	Hooks Hooks
+
+	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
+	// line if there is one. A call that an inline handler enqueues carries what Trace returns for
+	// the context that outbox.Enqueue gets, and so does the call of Forward. Package telemetry sets
+	// it. It must be safe for concurrent use. If it panics or returns "" or anything else, the call
+	// carries no trace context. Defaults to none. (For stored events see Config.Consumer.Trace.)
+	Trace func(ctx context.Context) string
 
 	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.
 	// Refused requests are logged at WARN, at most one a minute for each reason. Defaults to

@@ -37,6 +37,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	e := &Endpoint{pool: pool, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight)}
 	if cfg.Mode != Inbox || cfg.Handler == nil {
 		return e, nil
@@ -100,11 +101,22 @@ var (
 // ServeHTTP implements http.Handler. It answers 2xx only if the event or its first copy is
 // committed, or if the request is a probe.
 func (ep *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	start := time.Now()
+	start, hooks := time.Now(), &ep.cfg.Hooks
+	begun := ReceiveStart{Endpoint: ep.cfg.Name, Provider: ep.cfg.verifier.scheme.Name}
+	if hooks.ReceiveStart != nil {
+		req = req.WithContext(hooks.ReceiveStart(req.Context(), begun))
+	}
+	a := ep.serve(w, req, start)
+	if hooks.ReceiveEnd != nil {
+		hooks.ReceiveEnd(req.Context(), ReceiveEnd{ReceiveStart: begun, Outcome: a.outcome, Status: a.status, Err: a.err, Duration: time.Since(start)})
+	}
+}
+
+// serve verifies and accepts the event of a request that began at start, and answers it.
+func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.Time) answer {
 	if req.Method != http.MethodPost { // W1
 		w.Header().Set("Allow", http.MethodPost)
-		ep.writeRefusal(w, start, http.StatusMethodNotAllowed, errMethod)
-		return
+		return ep.writeRefusal(w, start, http.StatusMethodNotAllowed, errMethod)
 	}
 	// The work is detached from the client: if the client leaves, that must not undo what it may
 	// have been promised. The deadline bounds how long the client waits (W12).
@@ -114,44 +126,38 @@ func (ep *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	// memory than it earns by arriving.
 	if err := ep.cfg.verifier.checkHeaders(req.Header, req.ContentLength); err != nil {
 		w.Header().Set("Connection", "close") // the rest of the body is not read
-		ep.writeRefusal(w, start, statusOf(err), err)
-		return
+		return ep.writeRefusal(w, start, statusOf(err), err)
 	}
 	body, held, status, err := ep.readBody(w, req, start.Add(ep.cfg.Deadline))
 	defer ep.heldBytes.Add(-held)
 	if err != nil {
 		w.Header().Set("Connection", "close")
-		ep.writeRefusal(w, start, status, err)
-		return
+		return ep.writeRefusal(w, start, status, err)
 	}
 	e, err := ep.cfg.verifier.Verify(req.Header, body)
 	if err != nil {
-		ep.writeRefusal(w, start, statusOf(err), err)
-		return
+		return ep.writeRefusal(w, start, statusOf(err), err)
 	}
 	if e.Probe { // W13
-		ep.writeAccepted(w, start, e, Probed, e.Challenge)
-		return
+		return ep.writeAccepted(w, start, e, Probed, e.Challenge)
 	}
 	incoming, err := ep.newIncomingEvent(e, false)
 	if err != nil {
-		ep.writeRefusal(w, start, http.StatusInternalServerError, err)
-		return
+		return ep.writeRefusal(w, start, http.StatusInternalServerError, err)
 	}
 	select {
 	case ep.slots <- struct{}{}:
 		defer func() { <-ep.slots }()
 	default:
-		ep.writeRefusal(w, start, http.StatusServiceUnavailable, ErrBusy)
-		return
+		return ep.writeRefusal(w, start, http.StatusServiceUnavailable, ErrBusy)
 	}
 	outcome, err := ep.accept(ctx, incoming)
 	switch {
 	case err == nil:
-		ep.writeAccepted(w, start, e, outcome, "")
+		return ep.writeAccepted(w, start, e, outcome, "")
 	case errors.Is(err, ErrHandler):
-		ep.writeRefusal(w, start, http.StatusInternalServerError, err)
+		return ep.writeRefusal(w, start, http.StatusInternalServerError, err)
 	default:
-		ep.writeRefusal(w, start, http.StatusServiceUnavailable, err)
+		return ep.writeRefusal(w, start, http.StatusServiceUnavailable, err)
 	}
 }

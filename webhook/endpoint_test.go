@@ -308,7 +308,7 @@ func TestW8Inbox(t *testing.T) {
 	r := newRig(t)
 	failed := false
 	source := r.work(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if e, err := webhook.EventOf(m); err != nil || e.Provider != "stripe" || e.Type != "invoice.paid" || !e.IDSigned || e.Time.IsZero() ||
+		if e, err := webhook.EventOf(m); err != nil || webhook.Topic(e.Endpoint) != m.Topic || e.Provider != "stripe" || e.Type != "invoice.paid" || !e.IDSigned || e.Time.IsZero() ||
 			string(e.Body) != stripeBody(e.ID, " ") || m.Tenant() != "t1" || string(m.Key) != "in_1" {
 			return consumer.Permanent(fmt.Errorf("%+v, %w", e, err))
 		}
@@ -604,7 +604,7 @@ func TestW10Purge(t *testing.T) {
 	var ids, bodies int64
 	purged := make(chan struct{})
 	x := r.receiver(e.sample, func(c *webhook.Config) {
-		c.Hooks.Purged = func(i, b int64) { ids, bodies = i, b; close(purged) }
+		c.Hooks.Purged = func(p webhook.Purged) { ids, bodies = p.IDs, p.Bodies; close(purged) }
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)

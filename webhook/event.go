@@ -11,6 +11,10 @@ type Event struct {
 	// Provider is the name of the scheme, for example "stripe".
 	Provider string
 
+	// Endpoint is the name of the [Endpoint] that received it, so that one handler can serve
+	// several. It is empty if the event comes from a [Verifier].
+	Endpoint string
+
 	// ID is the same on each delivery of one event: copies are recognized by it. 1 to 255 visible
 	// ASCII characters. It is empty only if Probe is set.
 	ID string

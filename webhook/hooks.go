@@ -1,6 +1,12 @@
 package webhook
 
-import "time"
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/hook"
+)
 
 // Outcome is the result for an event that was verified. Each of them is answered with 200.
 type Outcome string
@@ -34,15 +40,87 @@ type Refused struct {
 	Duration time.Duration
 }
 
+// ReceiveStart describes a request that begins. It is not verified yet.
+type ReceiveStart struct {
+	Endpoint, Provider string
+}
+
+// ReceiveEnd describes how a request was answered.
+type ReceiveEnd struct {
+	ReceiveStart
+	// Outcome is empty unless Status is 200.
+	Outcome Outcome
+	Status  int
+	// Err is the reason of a refusal: see [Refused].
+	Err      error
+	Duration time.Duration
+}
+
+// Purged says how many ids and bodies were forgotten.
+type Purged struct{ IDs, Bodies int64 }
+
+// Reconciled describes a reconciliation of this process.
+type Reconciled struct {
+	Listed int // events that the provider listed
+	Missed int // of them, those that were new
+	Err    error
+}
+
 // Hooks are functions that observe requests, for example to count them. They are called from the
-// goroutine of the request, after the transaction. Nil hooks are skipped. The structs may get more
-// fields.
+// goroutine of the request, outside the transaction, so they must be safe for concurrent use. Nil
+// hooks are skipped. [JoinHooks] joins several users of them. The structs may get more fields.
+//
+// A hook observes, and cannot change what the endpoint does. If it panics, that is logged, at most
+// once a minute for each hook, and the request goes on. If it was ReceiveStart, or that returned
+// nil, the request's context is the one that it got. A hook must not call runtime.Goexit.
+//
+// The hooks of the endpoint's consumer, which applies stored events, are in Config.Consumer.
 type Hooks struct {
+	// ReceiveStart and ReceiveEnd enclose one request, from its first byte to the answer. The
+	// context of an inline handler derives from the one that ReceiveStart returns, which must
+	// derive from the one that it gets. ReceiveEnd gets it too.
+	ReceiveStart func(ctx context.Context, r ReceiveStart) context.Context
+	ReceiveEnd   func(ctx context.Context, r ReceiveEnd)
+
+	// Received is called for each request that was answered with 200, and for each event that a
+	// reconciliation has listed.
 	Received func(Received)
-	Refused  func(Refused)
-	// Purged is called with the number of ids and bodies that were forgotten, if there were any.
-	Purged func(ids, bodies int64)
-	// Reconciled is called at the end of each reconciliation of this process, with the number of
-	// events that it listed and how many of them were new.
-	Reconciled func(listed, missed int, err error)
+
+	// Refused is called for each request that was answered with anything else.
+	Refused func(Refused)
+
+	// Purged is called after ids or bodies were forgotten.
+	Purged func(Purged)
+
+	// Reconciled is called at the end of each reconciliation of this process.
+	Reconciled func(Reconciled)
+}
+
+// JoinHooks returns hooks that call those of a and of b, for example your own and those of package
+// telemetry. a's ReceiveStart and ReceiveEnd enclose b's, and each ReceiveEnd gets the context that
+// its own ReceiveStart returned. The other hooks of a are called before b's. If a hook panics, the
+// other one of that event may not be called.
+func JoinHooks(a, b Hooks) Hooks {
+	type pair = hook.Pair[ReceiveStart, ReceiveEnd]
+	receive := hook.JoinPair(pair{Start: a.ReceiveStart, End: a.ReceiveEnd}, pair{Start: b.ReceiveStart, End: b.ReceiveEnd})
+	return Hooks{
+		ReceiveStart: receive.Start, ReceiveEnd: receive.End,
+		Received:   hook.JoinEvent(a.Received, b.Received),
+		Refused:    hook.JoinEvent(a.Refused, b.Refused),
+		Purged:     hook.JoinEvent(a.Purged, b.Purged),
+		Reconciled: hook.JoinEvent(a.Reconciled, b.Reconciled),
+	}
+}
+
+// guarded returns hooks whose panics are logged and end nothing.
+func (h Hooks) guarded(log *slog.Logger) Hooks {
+	g := &hook.Guard{Log: log}
+	return Hooks{
+		ReceiveStart: hook.Start(g, "ReceiveStart", h.ReceiveStart),
+		ReceiveEnd:   hook.End(g, "ReceiveEnd", h.ReceiveEnd),
+		Received:     hook.Event(g, "Received", h.Received),
+		Refused:      hook.Event(g, "Refused", h.Refused),
+		Purged:       hook.Event(g, "Purged", h.Purged),
+		Reconciled:   hook.Event(g, "Reconciled", h.Reconciled),
+	}
 }

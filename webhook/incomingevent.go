@@ -34,8 +34,8 @@ type incomingEvent struct {
 
 // newIncomingEvent prepares an event that was delivered, or that a reconciliation lists.
 func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent, error) {
-	// The name of the endpoint has no slash, and neither has the provider's.
-	i := &incomingEvent{Event: e, messageID: ep.cfg.Name + "/" + e.Provider + "/" + e.ID, headers: headersOf(e), reconciled: reconciled}
+	e.Endpoint = ep.cfg.Name
+	i := &incomingEvent{Event: e, messageID: messageID(ep.cfg.Name, e), headers: headersOf(e), reconciled: reconciled}
 	if ep.cfg.Tenant != nil {
 		var err error
 		if i.tenant, err = tenantOf(ep.cfg.Tenant, e); err != nil {
@@ -95,6 +95,10 @@ func callOrEmpty(f func(*Event) string, e *Event) (s string) {
 	}()
 	return f(e)
 }
+
+// messageID is the id under which an event is claimed. The name of the endpoint has no slash, and
+// neither has the provider's.
+func messageID(endpoint string, e *Event) string { return endpoint + "/" + e.Provider + "/" + e.ID }
 
 // streamEvent returns the event as the log stores it.
 func (ep *Endpoint) streamEvent(i *incomingEvent) eventsource.Event {

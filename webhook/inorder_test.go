@@ -225,10 +225,10 @@ func TestReconcile(t *testing.T) {
 			}
 			return nil
 		}}
-		c.Hooks.Reconciled = func(listed, missed int, err error) {
+		c.Hooks.Reconciled = func(of webhook.Reconciled) {
 			mu.Lock()
 			defer mu.Unlock()
-			told = append(told, fmt.Sprint(listed, missed, err != nil))
+			told = append(told, fmt.Sprint(of.Listed, of.Missed, of.Err != nil))
 		}
 	}
 	e := r.serve(samples(t)["Stripe"])

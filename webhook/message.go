@@ -5,9 +5,11 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/claimed"
 )
 
 // Headers of a message that hold an event's fields besides its kept headers and its body. They are
@@ -36,6 +38,9 @@ func Scope(endpoint string) string { return "webhook/" + endpoint }
 // EventOf returns the event of a message. Use it in a consumer's handler or in an inline one.
 func EventOf(m *consumer.Message) (*Event, error) {
 	e := &Event{Header: http.Header{}, Body: m.Value}
+	if endpoint, ok := strings.CutPrefix(m.Topic, Topic("")); ok {
+		e.Endpoint = endpoint
+	}
 	for _, h := range m.Headers {
 		switch v := string(h.Value); h.Name {
 		case headerProvider:
@@ -60,6 +65,18 @@ func EventOf(m *consumer.Message) (*Event, error) {
 		return nil, ErrNotEvent
 	}
 	return e, nil
+}
+
+// Message returns the event as a handler gets it from an endpoint, for tests of the handler; ID and
+// Provider must be set. It is in the endpoint's stream, under the id that the endpoint gives it for
+// a tenant of "". In a test with package onlyoncetest:
+//
+//	paid := &webhook.Event{Provider: "stripe", ID: "evt_1", Type: "invoice.paid", Body: body}
+//	got := onlyoncetest.Apply(t, pool, handle, consumer.Config{}, onlyoncetest.FromMessage(paid.Message("stripe")))
+func (e *Event) Message(endpoint string) *consumer.Message {
+	m := &consumer.Message{Topic: Topic(endpoint), Offset: -1, Value: e.Body, Headers: headersOf(e), LeaderEpoch: -1, Attempt: 1}
+	claimed.Set(m, "", messageID(endpoint, e))
+	return m
 }
 
 // headersOf returns the headers from which EventOf reads the event.

@@ -81,7 +81,7 @@ func (ep *Endpoint) reconcileIfDue(ctx context.Context) (wait time.Duration, err
 		_, err = ep.pool.Exec(context.WithoutCancel(ctx), reconciledSQL, ep.cfg.Name, r.begun)
 	}
 	if ep.cfg.Hooks.Reconciled != nil {
-		ep.cfg.Hooks.Reconciled(listed, missed, err)
+		ep.cfg.Hooks.Reconciled(Reconciled{Listed: listed, Missed: missed, Err: err})
 	}
 	return wait, err
 }

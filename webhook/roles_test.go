@@ -66,7 +66,7 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	purged, done := make(chan int64, 1), make(chan error, 1)
-	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Purged = func(_, bodies int64) { purged <- bodies } })
+	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Purged = func(p webhook.Purged) { purged <- p.Bodies } })
 	go func() { done <- x.Run(ctx) }()
 	if n := <-purged; n != 2 {
 		t.Errorf("%d bodies were forgotten, want 2", n)

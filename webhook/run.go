@@ -168,7 +168,7 @@ func (ep *Endpoint) purgeExpired(ctx context.Context) error {
 	ids, err := forget(purgeIDsSQL, ep.cfg.Retention)
 	bodies, err2 := forget(purgeBodiesSQL, ep.cfg.BodyWindow)
 	if ids+bodies > 0 && ep.cfg.Hooks.Purged != nil {
-		ep.cfg.Hooks.Purged(ids, bodies)
+		ep.cfg.Hooks.Purged(Purged{IDs: ids, Bodies: bodies})
 	}
 	return errors.Join(err, err2)
 }

@@ -99,7 +99,7 @@ func groups() []group {
 			cursorResumeCommand(), replayCommand(), parkedRedriveCommand(), parkedDiscardCommand(), outboxPauseCommand(), outboxResumeCommand(),
 			outboxRebaseCommand(), outboxEraseCommand(), inboxHorizonCommand(), eventsEraseCommand(), requestResolveCommand(),
 			requestCloseCommand(), requestEraseCommand()}},
-		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), inboxRotateCommand(), versionCommand()}},
+		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}
 }
 

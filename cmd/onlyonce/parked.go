@@ -28,7 +28,7 @@ func originOf(r *ops.ParkedItem) string {
 func parkedListCommand() command {
 	return command{
 		name:    "parked list",
-		args:    "[-postgres URL] [-all] [-scope S] [-kind KIND] [-state STATE] [-parked-for R] [-sink S] [-name N] [-limit N] [-json]",
+		args:    "[-postgres URL] [-all] [-scope S] [-kind KIND] [-state STATE] [-parked-for R] [-error TEXT] [-sink S] [-name N] [-limit N] [-json]",
 		summary: "list messages, calls and events that were set aside",
 		help: `
 Lists what was set aside because it could not be applied or sent, and is not settled, oldest first. If there is more than one reason, it counts
@@ -58,6 +58,7 @@ With -json, one object a line:
 type listing struct {
 	all                                    bool
 	scope, kind, state, reason, sink, name *string
+	errorPrefix                            *string
 	limit                                  *int64
 }
 
@@ -68,6 +69,7 @@ func (q *listing) flags(fs *flag.FlagSet) {
 	choiceVar(fs, &q.state, "state", "only rows in one `STATE`: waiting, retrying, blocked, reconcile, resolved or discarded",
 		"waiting", "retrying", "blocked", "reconcile", "resolved", "discarded")
 	choiceVar(fs, &q.reason, "parked-for", "only rows that were parked for the reason `R`: "+strings.Join(ops.ParkedReasons(), ", "), ops.ParkedReasons()...)
+	textVar(fs, &q.errorPrefix, "error", "only rows whose error begins with `TEXT`")
 	textVar(fs, &q.sink, "sink", "only calls to the sink `S`")
 	textVar(fs, &q.name, "name", "only calls of the name `N`")
 	numberVar(fs, &q.limit, "limit", fmt.Sprintf("at most `N` rows, from 1 to %d (default %d)", ops.MostLimit, ops.DefaultLimit), 1, ops.MostLimit)
@@ -75,7 +77,7 @@ func (q *listing) flags(fs *flag.FlagSet) {
 
 func (q *listing) filter() ops.ParkedListFilter {
 	state := text(q.state)
-	return ops.ParkedListFilter{Scope: text(q.scope), Kind: text(q.kind), State: state, Reason: text(q.reason), Sink: text(q.sink), Name: text(q.name),
+	return ops.ParkedListFilter{Scope: text(q.scope), Kind: text(q.kind), State: state, Reason: text(q.reason), ErrorPrefix: text(q.errorPrefix), Sink: text(q.sink), Name: text(q.name),
 		Unsettled: !q.all && state != "resolved" && state != "discarded", Limit: limitOf(q.limit)}
 }
 
@@ -142,7 +144,7 @@ func (a *app) writeParkedSums(q *listing, unsettled bool, listed int, t *ops.Par
 		last = fmt.Sprintf("not counted: that took over %v", a.countLimit)
 	case last == "":
 		last = "Nothing is parked and not settled"
-		if q.state != nil || q.kind != nil || q.reason != nil || q.sink != nil || q.name != nil || q.scope != nil {
+		if q.state != nil || q.kind != nil || q.reason != nil || q.errorPrefix != nil || q.sink != nil || q.name != nil || q.scope != nil {
 			last = "No matching parked rows"
 		}
 	}

@@ -26,13 +26,14 @@ type selection struct {
 	kind, state  *string
 	sink, name   *string // of calls
 	parkedReason *string
+	errorPrefix  *string
 	limit        *int64
 	discard      bool
 
 	applied, notApplied, newKey bool // what is known of calls, and what is to be done with them
 }
 
-const selectors = "(-id N | [-kind KIND] [-scope S [-topic T [-partition P]]] [-sink S] [-name N] [-state STATE] [-parked-for R] [-limit N])"
+const selectors = "(-id N | [-kind KIND] [-scope S [-topic T [-partition P]]] [-sink S] [-name N] [-state STATE] [-parked-for R] [-error TEXT] [-limit N])"
 
 // faults refuses flags that do not go together.
 func (q *selection) faults() error {
@@ -48,7 +49,7 @@ func (q *selection) faults() error {
 
 func (q *selection) filter() ops.ParkedFilter {
 	f := ops.ParkedFilter{ID: given0(q.id), Kind: given0(q.kind), Scope: given0(q.scope), Topic: given0(q.topic), Sink: given0(q.sink), Name: given0(q.name),
-		State: given0(q.state), Reason: given0(q.parkedReason), Limit: given0(q.limit)}
+		State: given0(q.state), Reason: given0(q.parkedReason), ErrorPrefix: given0(q.errorPrefix), Limit: given0(q.limit)}
 	if q.partition != nil {
 		n := int32(*q.partition)
 		f.Partition = &n
@@ -148,6 +149,7 @@ func selectionFlags(fs *flag.FlagSet, ask *selection) func(context.Context, *app
 	textVar(fs, &ask.name, "name", "only calls of the name `N`")
 	choiceVar(fs, &ask.state, "state", "only calls in one `STATE`: waiting, retrying, blocked or reconcile", "waiting", "retrying", "blocked", "reconcile")
 	choiceVar(fs, &ask.parkedReason, "parked-for", "only rows that were parked for the reason `R`: "+strings.Join(ops.ParkedReasons(), ", "), ops.ParkedReasons()...)
+	textVar(fs, &ask.errorPrefix, "error", "only rows whose error begins with `TEXT`")
 	if !ask.discard {
 		fs.BoolVar(&ask.applied, "verified-applied", false, "of calls in state reconcile: somebody has verified that the remote has applied them; resolve them")
 		fs.BoolVar(&ask.notApplied, "verified-not-applied", false, "of calls in state reconcile: somebody has verified that the remote has not applied them; send them again")

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -19,12 +18,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-const (
-	// pingTimeout bounds the check of the database for an answer about health.
-	pingTimeout = 2 * time.Second
-	// healthDrain is how long running requests about health may take after the relay has ended.
-	healthDrain = time.Second
-)
+// pingTimeout bounds the check of the database for an answer about health.
+const pingTimeout = 2 * time.Second
 
 const relayExample = `{
   "sinks": [
@@ -52,7 +47,7 @@ const relayExample = `{
 func relayCommand() command {
 	return command{
 		name:    "relay",
-		args:    "[-postgres URL] -config FILE [-health ADDR] [-check]",
+		args:    "[-postgres URL] -config FILE [-health ADDR] [-metrics ADDR] [-check]",
 		summary: "send the calls of the outbox, until it is stopped",
 		help: `
 Sends the calls of the outbox to the sinks that a file describes, until SIGTERM or SIGINT: then it lets calls under way
@@ -77,27 +72,30 @@ optional "prefix". Headers from a file are read anew for each call.
 
 -health ADDR serves http://ADDR/healthz: 200 with how many lanes of each sink this relay has, or 503 and why not: it is starting or
 stopping, or the database does not answer. A relay that has none, because there are more than 16, is healthy.
+-metrics ADDR serves http://ADDR/metrics for Prometheus: attempts by outcome, how long they take, and how long calls take from when they
+were written to their final answer. ADDR may be that of -health. What waits in the database is served by "onlyonce exporter".
 -check reads the configuration, says what is wrong with it, and ends.
 
 Example:
-  onlyonce relay -config relay.json -health 127.0.0.1:8080`,
+  onlyonce relay -config relay.json -health 127.0.0.1:8080 -metrics 127.0.0.1:9466`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
-			var config, health *string
+			var config, health, metrics *string
 			textVar(fs, &config, "config", "the configuration, a `FILE` in JSON")
 			textVar(fs, &health, "health", "serve /healthz at `ADDR`, as 127.0.0.1:8080")
+			textVar(fs, &metrics, "metrics", "serve /metrics at `ADDR`, as 127.0.0.1:9466")
 			check := fs.Bool("check", false, "check the configuration, and end")
 			return func(ctx context.Context, a *app) error {
 				if config == nil {
 					return usagef("-config: say which file describes the sinks")
 				}
-				return a.relay(ctx, *address, *config, health, *check)
+				return a.relay(ctx, *address, *config, relayAddresses{health, metrics}, *check)
 			}
 		},
 	}
 }
 
-func (a *app) relay(ctx context.Context, address, file string, health *string, check bool) error {
+func (a *app) relay(ctx context.Context, address, file string, at relayAddresses, check bool) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("-config: %w", err)
@@ -114,6 +112,7 @@ func (a *app) relay(ctx context.Context, address, file string, health *string, c
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(a.stderr, nil))
 	cfg.Hooks.Lease = h.lease
+	measured := measureRelay(&cfg.Hooks)
 	var pool *pgxpool.Pool
 	var poolErr error
 	if !check {
@@ -142,12 +141,10 @@ func (a *app) relay(ctx context.Context, address, file string, health *string, c
 		}
 		return err
 	}
-	if health != nil {
-		stop, err := h.serve(*health, cfg.Logger)
-		if err != nil {
-			return err
-		}
-		defer stop()
+	stop, err := at.serve(h, measured, cfg.Logger)
+	defer stop()
+	if err != nil {
+		return err
 	}
 	stopping := context.AfterFunc(ctx, func() { h.set("stopping") })
 	defer stopping()
@@ -235,36 +232,12 @@ func (h *relayHealth) judge(ctx context.Context) (ok bool, text string) {
 	return true, b.String()
 }
 
-// serve answers at an address until stop.
-func (h *relayHealth) serve(address string, log *slog.Logger) (stop func(), err error) {
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("-health: %w", err)
+// ServeHTTP answers /healthz.
+func (h *relayHealth) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	ok, text := h.judge(r.Context())
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if !ok {
+		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
-		ok, text := h.judge(r.Context())
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if !ok {
-			w.WriteHeader(http.StatusServiceUnavailable)
-		}
-		_, _ = fmt.Fprint(w, text)
-	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("onlyonce relay: /healthz is gone", "error", err)
-		}
-	}()
-	log.Info("onlyonce relay: health", "address", "http://"+l.Addr().String()+"/healthz")
-	return func() {
-		ctx, cancel := context.WithTimeout(context.Background(), healthDrain)
-		defer cancel()
-		if server.Shutdown(ctx) != nil {
-			_ = server.Close()
-		}
-		<-ended
-	}, nil
+	_, _ = fmt.Fprint(w, text)
 }

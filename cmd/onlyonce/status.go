@@ -37,7 +37,7 @@ With -json, one object:
   owners          list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions}; partitions is a list of {topic, partition, epoch, position,
                   high_watermark, lag, last_stable, paused, halted, detail, halted_for, resolve, commands, last_batch_age, waiting_for}, where what is
                   absent is false or not known, and ages are in seconds at seen_at
-  parked          {groups (list of {kind, scope, sink, reason, state, count, oldest}, of rows that are not settled), counted (false: that took over 5 s),
+  parked          {groups (list of {kind, scope, sink, reason, state, count, oldest, oldest_age_seconds}, of rows that are not settled), counted (false: that took over 5 s),
                   settled (up to 10000, null: not counted), settled_more}
   outbox          list of {sink, count, oldest_age_seconds}: calls that are still to be sent
   outbox_counted  false: counting them took over 5 s, so outbox is empty

@@ -102,7 +102,7 @@ func TestStatusJSON(t *testing.T) {
 	if strings.Count(r.out, "\n") != 1 {
 		t.Errorf("not one line:\n%s", r.out)
 	}
-	if got := fields(t, []byte(r.out)); got != "needs schema_version cursors owners parked outbox outbox_counted relays requests" {
+	if got := fields(t, []byte(r.out)); got != "needs schema_version standby cursors owners parked outbox outbox_counted relays requests" {
 		t.Errorf("fields: %s", got)
 	}
 	var lists struct {
@@ -116,10 +116,10 @@ func TestStatusJSON(t *testing.T) {
 		}
 	}
 	for want, row := range map[string]json.RawMessage{
-		cursorFields:                                lists.Cursors[0],
-		"kind text remedy commands":                 lists.Needs[0],
-		"kind scope sink reason state count oldest": lists.Parked.Groups[0],
-		"sink count oldest_age_seconds":             lists.Outbox[0],
+		cursorFields:                lists.Cursors[0],
+		"kind text remedy commands": lists.Needs[0],
+		"kind scope sink reason state count oldest oldest_age_seconds":                    lists.Parked.Groups[0],
+		"sink count oldest_age_seconds":                                                   lists.Outbox[0],
 		"sink epoch until held lanes lanes_held members paused_at paused_by pause_reason": lists.Relays[0],
 	} {
 		if got := fields(t, row); got != want {

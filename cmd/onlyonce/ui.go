@@ -103,7 +103,7 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Acto
 	}
 	_, _ = fmt.Fprintf(a.out, "The console is at http://%s%s\n(once, in one browser; %s; Ctrl-C ends it)\n", l.Addr(), token.Path(), mode)
 	if err := a.out.Flush(); err != nil {
-		l.Close()
+		_ = l.Close()
 		return err
 	}
 	ended := make(chan error, 1)

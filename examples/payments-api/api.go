@@ -74,7 +74,7 @@ func newAPI(pool, relayPool *pgxpool.Pool, cfg apiConfig) (*api, error) {
 		},
 		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: cfg.Secret}, FingerprintKey: 1,
 		LeaseTTL: 3 * time.Second, // after that, another process continues the payouts of a process that was killed
-		Hooks: idempotency.Hooks{Served: func(s idempotency.Served) {
+		Hooks: idempotency.Hooks{ServeEnd: func(_ context.Context, s idempotency.Served) {
 			if s.Mark == idempotency.Created {
 				a.relay.Wake() // sends the request's calls now, not at the next poll
 			}

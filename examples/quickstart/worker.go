@@ -32,12 +32,17 @@ type workerConfig struct {
 // would show.
 const effectSQL = `insert into onlyonce_quickstart.effects (run, order_id, amount_cents, worker) values ($1, $2, $3, $4)`
 
-// handler is what a user of onlyonce writes: the effects of one message, in the transaction that it
-// is given, and an outbound call that belongs to them.
+// handler lets the demo know that a message is handled, and applies it.
 func (w *worker) handler(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	if err := w.Entered(m); err != nil {
 		return err
 	}
+	return w.apply(ctx, tx, m)
+}
+
+// apply is what a user of onlyonce writes: the effects of one message, in the transaction that it
+// is given, and an outbound call that belongs to them.
+func (w *worker) apply(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	o, err := w.order(m)
 	if err != nil {
 		return consumer.Permanent(err) // parked, after one run alone

@@ -76,7 +76,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	go func() { _ = server.Serve(l) }()
 	defer func() { _ = server.Close() }()
 
-	keys, err := enqueue(ctx, pool, *calls)
+	keys, err := enqueue(ctx, pool, uuid.NewString(), *calls) // calls of another run are others
 	if err != nil {
 		return complain(err)
 	}
@@ -93,10 +93,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // enqueue is the service. It commits each call with the data that needs it (here, none), and rolls
 // back as many transactions, whose calls must never be sent. It returns the keys of the committed
-// calls.
-func enqueue(ctx context.Context, pool *pgxpool.Pool, n int) (map[string]bool, error) {
+// calls. The run's name and a number identify a call: one that is enqueued again is not sent again.
+func enqueue(ctx context.Context, pool *pgxpool.Pool, this string, n int) (map[string]bool, error) {
 	undone := errors.New("rolled back on purpose")
-	this := uuid.NewString() // of this run: calls of another one are others
 	for i := range 2 * n {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "relay-worker", Name: "notify", Scope: "relay-worker/" + this, ID: fmt.Sprint(i),

@@ -46,6 +46,9 @@ func (o *operation) sendAttempt(ctx context.Context) *sentAttempt {
 	a := &sentAttempt{}
 	ctx, a.cancel = context.WithCancelCause(ctx)
 	req := o.request.Clone(ctx) // a header map of its own, because a transport may read it after it has returned
+	if name := o.cfg.RequestIDHeader; name != "" && req.Header.Get(name) == "" {
+		req.Header.Set(name, NewV4())
+	}
 	if a.err = o.body.attachTo(req); a.err != nil {
 		a.cancel(a.err)
 		return a

@@ -27,6 +27,12 @@ type Config struct {
 	// header that the caller has set stays as it is. Defaults to [FormString], the draft's form.
 	Form Form
 
+	// RequestIDHeader is a header that gets a new random value at each attempt, for example
+	// "X-Request-Id", so that logs of the server, which see one key, tell the attempts apart. A
+	// header that the caller has set stays as it is. The server must not compare it: leave it out
+	// of Route.FingerprintHeaders. Defaults to none.
+	RequestIDHeader string
+
 	// Attempts is the most that are made for an operation, the first included, from 1 to 100. With
 	// the other defaults 8 attempts are spread over 35 s, which is longer than a handler of our
 	// server runs (H11: 30 s) whose answer was lost. Defaults to 8.
@@ -81,6 +87,11 @@ func (c Config) withDefaults() (Config, error) {
 		c.Header = "Idempotency-Key"
 	} else if !protocol.ValidName(c.Header) {
 		l.Add("Header", "%q is not a header name", c.Header)
+	}
+	if c.RequestIDHeader != "" && !protocol.ValidName(c.RequestIDHeader) {
+		l.Add("RequestIDHeader", "%q is not a header name", c.RequestIDHeader)
+	} else if c.RequestIDHeader != "" && http.CanonicalHeaderKey(c.RequestIDHeader) == http.CanonicalHeaderKey(c.Header) {
+		l.Add("RequestIDHeader", "must differ from Header: the key is the same at each attempt")
 	}
 	if c.Form != FormString && c.Form != FormBare {
 		l.Add("Form", "%d is neither FormString nor FormBare", int(c.Form))

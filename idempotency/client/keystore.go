@@ -12,19 +12,7 @@ import (
 // if keys must be random, or if there is only a name for the thing under way, for example the id of
 // a form that was submitted.
 //
-// One small table is enough:
-//
-//	create table idempotency_keys (intent text primary key, key text not null, made_at timestamptz not null default now());
-//
-//	-- Keep: the second caller gets the key of the first
-//	insert into idempotency_keys (intent, key) values ($1, $2)
-//	on conflict (intent) do update set intent = excluded.intent
-//	returning key;
-//
-//	-- Forget
-//	delete from idempotency_keys where intent = $1;
-//
-// This package has no implementation, because keys belong where the client stores its intents.
+// Keys belong where the client stores its intents. [SQLKeyStore] stores them in one small table.
 type KeyStore interface {
 	// Keep stores key for an intent that has none, and returns the intent's key: this one, or the
 	// one that was stored before. Two calls at the same time return the same key. Keep must commit

@@ -23,7 +23,7 @@ func (o *operation) planRetry(ctx context.Context, n int, a *sentAttempt) (wait 
 		again = ctx.Err() == nil && isRetryable(a.err)
 	} else {
 		retryAfter, hasRetryAfter = retryafter.Read(a.resp.Header, now)
-		again = outcomeOpen(a.resp.StatusCode, hasRetryAfter) && (a.resp.StatusCode < 500 || !ranUnprotected(a.resp.Header))
+		again = outcomeOpen(a.resp.StatusCode, hasRetryAfter, a.resp.Header.Get("Idempotency-Status")) && (a.resp.StatusCode < 500 || !ranUnprotected(a.resp.Header))
 	}
 	if !again || n >= o.cfg.Attempts || retryAfter > o.cfg.RetryAfterMax {
 		return 0, false
@@ -54,7 +54,17 @@ func (o *operation) planRetry(ctx context.Context, n int, a *sentAttempt) (wait 
 //
 // 422 is never open: the key belongs to another request, and another attempt gets 422 again. All
 // other 4xx are final, or change only after another person has acted.
-func outcomeOpen(status int, retryAfter bool) bool {
+//
+// Our server says more in Idempotency-Status (H27), here the mark. A 5xx that is "created" or
+// "replayed" is stored, and will be the same next time. A 4xx that is "released" is not; if it has
+// a Retry-After, its handler asks for another attempt.
+func outcomeOpen(status int, retryAfter bool, mark string) bool {
+	switch mark = strings.ToLower(strings.TrimSpace(mark)); {
+	case status >= 500 && (mark == "created" || mark == "replayed"):
+		return false
+	case status >= 400 && status < 500 && mark == "released" && retryAfter:
+		return true
+	}
 	switch status {
 	case http.StatusConflict:
 		return retryAfter

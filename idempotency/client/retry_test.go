@@ -74,7 +74,7 @@ func TestH22BypassedFailureIsNotRetried(t *testing.T) {
 	for _, c := range []struct {
 		status, want int
 		is           string
-	}{{500, 1, "bypassed"}, {503, 1, " Bypassed"}, {429, 2, "bypassed"}, {503, 2, "rejected"}, {500, 2, "created"}, {409, 2, "in-progress"}} {
+	}{{500, 1, "bypassed"}, {503, 1, " Bypassed"}, {429, 2, "bypassed"}, {503, 2, "rejected"}, {500, 2, "released"}, {409, 2, "in-progress"}} {
 		if n := attempts(t, play{status: c.status, header: header("Idempotency-Status", c.is, "Retry-After", "1")}); n != c.want {
 			t.Errorf("%d %s: %d attempts, want %d", c.status, c.is, n, c.want)
 		}
@@ -110,6 +110,63 @@ func TestErrorsOfTheNetworkAreRetried(t *testing.T) {
 				read(t, resp)
 			} else if !errors.Is(err, c.err) || c.want == 2 {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// Our server says which answers are stored: a 5xx that is will be the same next time. A refusal
+// that is not, and that has a Retry-After, asks for another attempt.
+func TestMarksOfOurServer(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		status           int
+		mark, retryAfter string
+		want             int
+	}{
+		{503, "created", "1", 1},
+		{503, "replayed", "", 1},
+		{503, "released", "", 2},
+		{503, "in-progress", "1", 2},
+		{402, "released", "1", 2},
+		{402, "released", "", 1},
+		{402, "created", "1", 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &script{plays: []play{{status: c.status, header: header("Idempotency-Status", c.mark, "Retry-After", c.retryAfter)}, {status: 200}}}
+			resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			read(t, resp)
+			if len(s.got) != c.want {
+				t.Errorf("%d %s, Retry-After %q: %d attempts, want %d", c.status, c.mark, c.retryAfter, len(s.got), c.want)
+			}
+		})
+	}
+}
+
+// Each attempt has an id of its own and the operation's key, unless the caller has set the header.
+func TestRequestIDOfAnAttempt(t *testing.T) {
+	t.Parallel()
+	for own, want := range map[string]int{"": 2, "mine": 1} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &script{plays: []play{{status: 503}, {status: 200}}}
+			req := post(t, t.Context(), url, "x")
+			if own != "" {
+				req.Header.Set("X-Request-Id", own)
+			}
+			resp, err := slow(t, client.Config{Base: s, RequestIDHeader: "X-Request-Id"}).RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			read(t, resp)
+			ids, keys := map[string]bool{}, map[string]bool{}
+			for _, got := range s.got {
+				ids[got.requestID], keys[got.key] = true, true
+			}
+			if len(ids) != want || ids[""] || len(keys) != 1 || keys[""] {
+				t.Errorf("ids %v, keys %v", ids, keys)
 			}
 		})
 	}

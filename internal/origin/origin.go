@@ -3,11 +3,14 @@
 package origin
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // Position is where a message lies: one record of one topic of one cluster.
@@ -49,6 +52,24 @@ type Origin struct {
 	// Trace is the W3C trace context that came with the message: traceparent, and tracestate in a
 	// second line. It is no part of the identity.
 	Trace string
+	// TraceOf is a user's function that returns the trace context of a context, in the form of
+	// Trace; nil if there is none.
+	TraceOf func(context.Context) string
+}
+
+// TraceIn returns the trace context for what is sent out in ctx: that of ctx, or else the
+// message's. If TraceOf panics or returns no trace context, the message's is used, because no trace
+// is worth a message.
+func (o Origin) TraceIn(ctx context.Context) (trace string) {
+	if o.TraceOf == nil {
+		return o.Trace
+	}
+	defer func() {
+		if recover() != nil || trace == "" || !codec.IsTrace(trace) {
+			trace = o.Trace
+		}
+	}()
+	return o.TraceOf(ctx)
 }
 
 // Fields are the fields of the Origin that go into a derived identity, most general first. A topic

@@ -22,6 +22,10 @@ const oldestVersion = 140000
 // prepares one normally commits it within moments.
 const stalePrepared = 5 * time.Minute
 
+// leastConns is the least size of a pool that is not warned of: pgxpool's own default, on any
+// machine.
+const leastConns = 4
+
 // Check checks the database of a pool, for a program that works there in a role. The error joins
 // every fault, each with what to do. The warnings are for people to read. They are complete unless
 // the database could not be asked at all.
@@ -38,6 +42,9 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 	}
 	faults := s.faults()
 	warnings = append(s.warnings(), poolerWarnings(conn.Conn(), s.pid)...)
+	if n := pool.Config().MaxConns; n < leastConns {
+		warnings = append(warnings, fmt.Sprintf("the pool has at most %d connections (pool_max_conns), fewer than %d: each partition, sink and request that is worked on takes one, and one more renews leases; work waits for them", n, leastConns))
+	}
 
 	// Rights first: without them the schema's version cannot be read.
 	missing, err := missingRights(ctx, db, as, s.user)

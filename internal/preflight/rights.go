@@ -107,7 +107,7 @@ var (
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
 		"outbox_log":     {"SELECT"},
-		"sinks":          {"SELECT", "INSERT"},
+		"sinks":          withUpdates([]string{"start_window"}, "SELECT", "INSERT"),
 		"lanes":          {"SELECT", "INSERT", "UPDATE"},
 		"rings":          {"SELECT"},
 		"segments":       {"SELECT"},

@@ -66,6 +66,15 @@ func (l *Link) Failing(longer time.Duration) error {
 	return nil
 }
 
+// Trouble returns why the link has been away, and since when. It returns nil and the zero time if
+// the link is there, or has not come yet.
+func (l *Link) Trouble() (error, time.Time) {
+	if s := l.state.Load(); s != nil && s.err != nil {
+		return s.err, s.since
+	}
+	return nil, time.Time{}
+}
+
 // Err returns nil if the link is there, or why it is not.
 func (l *Link) Err() error {
 	if s := l.state.Load(); s != nil {

@@ -72,6 +72,9 @@ func NewServer(ctx context.Context, address, prefix string) (*Server, error) {
 // Close ends the connection, and gives up the numbers.
 func (s *Server) Close() error { return s.conn.Close(context.Background()) }
 
+// Address is the address that NewServer was given.
+func (s *Server) Address() string { return s.url }
+
 // address returns the address of a database.
 func (s *Server) address(name string) string {
 	u, err := url.Parse(s.url)

@@ -314,6 +314,7 @@ comment on column onlyonce.parked.event_id         is 'Id of an event, as onlyon
 comment on column onlyonce.parked.body_of          is 'Of reason same-body: the row that has the body, if this one is a further copy and has none. Null: its own.';
 comment on column onlyonce.parked.row_id           is 'Id of the call in onlyonce.outbox_log; with lane as partition and this as offset calls of an ordering key are sorted.';
 comment on column onlyonce.parked.sealed_as        is 'Key that the body was sealed under, if an operator has given the call another key since. Null: the row''s key.';
+comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';
 comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
 comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
 

@@ -76,9 +76,11 @@ create table onlyonce.sinks (
   created_at   timestamptz not null default clock_timestamp(),
   paused_at    timestamptz,
   paused_by    text,
-  pause_reason text
+  pause_reason text,
+  start_window interval
 );
 comment on table  onlyonce.sinks is 'Sinks that a relay has listed.';
+comment on column onlyonce.sinks.start_window is 'How long after a call''s first attempt relays start another one under its key, by the last relay that listed the sink. Null: for ever.';
 comment on column onlyonce.sinks.paused_at is 'Set by `onlyonce outbox pause`: no call is started until it is resumed. Null: not paused.';
 
 create table onlyonce.lanes (

@@ -112,7 +112,7 @@ select gen_random_uuid(), 'stock', 'stock-7d9f-' || w, 7 + w, clock_timestamp(),
   select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 3, 'position', 48210 + 977 * p, 'high_watermark', 48210 + 977 * p + 12 * p,
       'lag', 12 * p, 'last_stable', 48210 + 977 * p + 12 * p, 'last_batch_age', 0.4 + p)
     || case when p = 4 then jsonb_build_object('halted', 'gap', 'detail', 'the log begins at 52300, and the position is 52118: 182 messages were deleted before they were handled',
-      'halted_for', 312, 'resolve', 'to resolve it, decide whether they can be missed: onlyonce cursor adopt -scope stock -topic orders -partition 4 -at OFFSET -reason WHY',
+      'halted_for', 312, 'resolve', 'to resolve it: onlyonce cursor adopt -scope stock -topic orders -partition 4 -at OFFSET -reason WHY',
       'commands', jsonb_build_array('onlyonce cursor adopt -scope stock -topic orders -partition 4 -at OFFSET -reason WHY')) else '{}' end)
     from generate_series(3 * w, 3 * w + 2) p)
   from generate_series(0, 1) w;

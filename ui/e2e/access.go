@@ -61,7 +61,7 @@ func (r *run) access(ctx context.Context, s *server) error {
 		return err
 	}
 	r.check(strings.Contains(text, "not signed in"), "a stranger sees nothing")
-	if err := r.do(chromedp.Navigate(at+first), chromedp.WaitReady("nav")); err != nil {
+	if err := r.do(chromedp.Navigate(at+first), chromedp.WaitReady(chromedp.CSS("nav"))); err != nil {
 		return err
 	}
 	text, err = r.text()
@@ -96,7 +96,7 @@ func (r *run) viewer(ctx context.Context, pool *pgxpool.Pool, at string) error {
 		}
 		posts++
 		path = strings.NewReplacer("{id}", "1", "{key}", "1").Replace(path)
-		status, err := eval2[int](r, `fetch("`+path+`", {method: "`+method+`", body: new URLSearchParams({id: 1, scope: "stock", sink: "payments", kind: "message", reason: "x", shown: "{}", count: 1, up_to: 9})}).then(a => a.status)`)
+		status, err := eval[int](r, `fetch("`+path+`", {method: "`+method+`", body: new URLSearchParams({id: 1, scope: "stock", sink: "payments", kind: "message", reason: "x", shown: "{}", count: 1, up_to: 9})}).then(a => a.status)`)
 		if err != nil {
 			return err
 		}
@@ -106,12 +106,6 @@ func (r *run) viewer(ctx context.Context, pool *pgxpool.Pool, at string) error {
 	n, err := count(ctx, pool, `select count(*) from onlyonce.audit where actor = 'vic'`)
 	r.check(n == 0, "a viewer has changed nothing")
 	return err
-}
-
-// eval2 evaluates a promise.
-func eval2[T any](r *run, script string) (v T, err error) {
-	err = r.do(chromedp.Evaluate(script, &v, awaits))
-	return v, err
 }
 
 // otherOrigin posts to an operator's console from a page of another origin.
@@ -127,7 +121,7 @@ func (r *run) otherOrigin(ctx context.Context, s *server, pool *pgxpool.Pool) er
 	if err != nil {
 		return err
 	}
-	if err := r.do(chromedp.Navigate(evil), chromedp.Click("button"), chromedp.WaitReady(".notice")); err != nil {
+	if err := r.do(chromedp.Navigate(evil), chromedp.Click(chromedp.CSS("button")), chromedp.WaitReady(chromedp.CSS(".notice"))); err != nil {
 		return err
 	}
 	text, err := r.text()
@@ -140,10 +134,10 @@ func (r *run) otherOrigin(ctx context.Context, s *server, pool *pgxpool.Pool) er
 		return err
 	}
 	r.check(n == 0, "it has changed nothing")
-	if err := r.do(chromedp.Navigate(evil), chromedp.WaitReady("main")); err != nil {
+	if err := r.do(chromedp.Navigate(evil), chromedp.WaitReady(chromedp.CSS("main"))); err != nil {
 		return err
 	}
-	framed, err := eval2[bool](r, `new Promise(done => { const f = document.createElement("iframe"); f.src = "`+operator+`/"; f.onload = () => { let d = null; try { d = f.contentDocument; } catch {} done(d !== null && d.querySelector("nav") !== null); }; document.body.append(f); })`)
+	framed, err := eval[bool](r, `new Promise(done => { const f = document.createElement("iframe"); f.src = "`+operator+`/"; f.onload = () => { let d = null; try { d = f.contentDocument; } catch {} done(d !== null && d.querySelector("nav") !== null); }; document.body.append(f); })`)
 	r.check(!framed, "it cannot be framed")
 	return err
 }
@@ -165,7 +159,7 @@ func (r *run) mounted(s *server, pool *pgxpool.Pool) error {
 		if err := r.open(at + "/tools/once/"); err != nil {
 			return err
 		}
-		if err := r.do(chromedp.Click("#databases a"), chromedp.WaitReady("#topics"), chromedp.Click(`nav a[href$="/parked"]`), chromedp.WaitReady("#rows")); err != nil {
+		if err := r.do(chromedp.Click(chromedp.CSS("#databases a")), chromedp.WaitReady(chromedp.CSS("#topics")), chromedp.Click(chromedp.CSS(`nav a[href$="/parked"]`)), chromedp.WaitReady(chromedp.CSS("#rows"))); err != nil {
 			return err
 		}
 		where, err := eval[string](r, `location.pathname`)

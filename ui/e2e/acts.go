@@ -22,7 +22,7 @@ import (
 
 // confirm fills in the reason and sends the form of an act.
 func (r *run) confirm(reason string, ready string) error {
-	return r.do(chromedp.WaitReady("#reason"), chromedp.SetValue("#reason", reason), chromedp.Click("button.go"), chromedp.WaitReady(ready))
+	return r.do(chromedp.WaitReady(chromedp.CSS("#reason")), chromedp.SetValue(chromedp.CSS("#reason"), reason), chromedp.Click(chromedp.CSS("button.go")), chromedp.WaitReady(chromedp.CSS(ready)))
 }
 
 // acts plays each act once, as a person does.
@@ -72,7 +72,7 @@ func (r *run) refusals(ctx context.Context, pool *pgxpool.Pool, at string) error
 	if err := r.open(at + "/act/discard?id=4"); err != nil {
 		return err
 	}
-	if err := r.do(chromedp.Click("button.go")); err != nil {
+	if err := r.do(chromedp.Click(chromedp.CSS("button.go"))); err != nil {
 		return err
 	}
 	here, err := eval[bool](r, `document.querySelector("#reason:invalid") !== null`)
@@ -80,7 +80,7 @@ func (r *run) refusals(ctx context.Context, pool *pgxpool.Pool, at string) error
 		return err
 	}
 	r.check(here, "the form asks for a reason")
-	status, err := eval2[int](r, `fetch("/act/discard", {method: "POST", body: new URLSearchParams({id: 4, reason: "  ", shown: document.querySelector("[name=shown]").value})}).then(a => a.status)`)
+	status, err := eval[int](r, `fetch("/act/discard", {method: "POST", body: new URLSearchParams({id: 4, reason: "  ", shown: document.querySelector("[name=shown]").value})}).then(a => a.status)`)
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
-	defer h.stop()
+	defer func() { _ = h.stop() }()
 	waiting := `select count(*) from onlyonce.parked where state = 'waiting'`
 	if err := r.until("1,200 events are parked", func() (bool, error) { n, err := count(ctx, pool, waiting); return n == rows, err }); err != nil {
 		return err
@@ -178,7 +178,7 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 	if err := r.open(at + "/parked"); err != nil {
 		return err
 	}
-	if err := r.do(chromedp.Click("#groups a.open"), chromedp.WaitReady("p.acts a"), chromedp.Click("p.acts a"), chromedp.WaitReady("#bulk-count")); err != nil {
+	if err := r.do(chromedp.Click(chromedp.CSS("#groups a.open")), chromedp.WaitReady(chromedp.CSS("p.acts a")), chromedp.Click(chromedp.CSS("p.acts a")), chromedp.WaitReady(chromedp.CSS("#bulk-count"))); err != nil {
 		return err
 	}
 	matching, err := eval[string](r, `document.getElementById("bulk-count").value`)
@@ -239,12 +239,14 @@ func (r *run) halt(ctx context.Context, s *server) error {
 	if err := r.open(at + "/"); err != nil {
 		return err
 	}
-	r.do(chromedp.Evaluate(`window.stays = true`, nil))
+	if _, err := eval[bool](r, `window.stays = true`); err != nil {
+		return err
+	}
 	h, err := newShop(ctx, pool, "alarms", 200, consumer.Brake{Every: 100 * time.Millisecond})
 	if err != nil {
 		return err
 	}
-	defer h.stop()
+	defer func() { _ = h.stop() }()
 	reported := `select count(*) from onlyonce.owners, jsonb_array_elements(partitions) p where p->>'halted' <> ''`
 	if err := r.until("a partition halts", func() (bool, error) { n, err := count(ctx, pool, reported); return n > 0, err }); err != nil {
 		return err

@@ -5,14 +5,9 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/chromedp/cdproto/runtime"
-
 	"github.com/onlyonce/onlyonce/test/consoledata"
 	"github.com/onlyonce/onlyonce/ui"
 )
-
-// awaits makes Evaluate wait for a promise.
-func awaits(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
 
 // hostile checks that no text of a stranger runs, loads or changes anything on any page, also where
 // payloads are shown.
@@ -47,7 +42,7 @@ func (r *run) hostile(ctx context.Context, s *server) error {
 			if (getComputedStyle(document.body).display === "none") return "a style applied";
 			if (document.querySelector("iframe, base, img, svg, [onerror], [onload], main [hx-get]:not(#live), main script, main style")) return "an element came in";
 			if ([...document.links].some(a => a.protocol !== "http:" || a.host !== location.host)) return "a link leads away";
-			if ([...document.forms].some(f => new URL(f.action).host !== location.host)) return "a form leads away";
+			if ([...document.forms].some(f => new URL(f.getAttribute("action"), location.href).host !== location.host)) return "a form leads away";
 			return "";
 		})()`)
 		if err != nil {

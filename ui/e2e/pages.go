@@ -8,8 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 
 	"github.com/onlyonce/onlyonce/test/consoledata"
 	"github.com/onlyonce/onlyonce/ui"
@@ -38,8 +41,10 @@ func (r *run) set(l look) error {
 	if l.dark {
 		scheme = "dark"
 	}
-	return r.do(emulation.SetDeviceMetricsOverride(l.width, l.height, 1, l.width < 500),
-		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
+	return r.do(chromedp.EmulateViewport(l.width, l.height), chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+		return err
+	}))
 }
 
 // pages checks every page in every look: that it shows no payload, does not run over the window,
@@ -99,13 +104,11 @@ func (r *run) accessible(what string) error {
 		ID, Impact string
 		Nodes      []struct{ HTML string }
 	}
-	var text string
 	// The policy of the console runs no script of others: axe runs in the inspector's own right.
-	if err := r.do(chromedp.Evaluate(r.axe+"; 0", nil)); err != nil {
+	if _, err := eval[int](r, r.axe+"; 0"); err != nil {
 		return fmt.Errorf("axe: %w", err)
 	}
-	err := r.do(chromedp.Evaluate(`axe.run(document, {resultTypes: ["violations"]}).then(a => JSON.stringify(a.violations.map(v => ({ID: v.id, Impact: v.impact, Nodes: v.nodes.map(n => ({HTML: n.html}))}))))`,
-		&text, awaits))
+	text, err := eval[string](r, `axe.run(document, {resultTypes: ["violations"]}).then(a => JSON.stringify(a.violations.map(v => ({ID: v.id, Impact: v.impact, Nodes: v.nodes.map(n => ({HTML: n.html}))}))))`)
 	if err != nil {
 		return fmt.Errorf("axe: %w", err)
 	}
@@ -131,8 +134,10 @@ func (r *run) shoot(name string, l look) error {
 	if l != looks[0] {
 		name += "-" + strings.ReplaceAll(l.name, ", ", "-")
 	}
-	var png []byte
-	if err := r.do(chromedp.CaptureScreenshot(&png)); err != nil {
+	ctx, cancel := context.WithTimeout(r.ctx, within)
+	defer cancel()
+	png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
+	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(r.shots, 0o755); err != nil {
@@ -146,7 +151,7 @@ func (r *run) keyboard(at string) error {
 	if err := r.open(at + "/parked"); err != nil {
 		return err
 	}
-	if err := r.do(chromedp.KeyEvent("/")); err != nil {
+	if err := r.do(press("/")); err != nil {
 		return err
 	}
 	focus, err := eval[string](r, `document.activeElement.id`)
@@ -154,21 +159,41 @@ func (r *run) keyboard(at string) error {
 		return err
 	}
 	r.check(focus == "find", "/ goes to the search (%q)", focus)
-	if err := r.do(chromedp.KeyEvent("order-1\r"), chromedp.WaitReady(".timeline")); err != nil {
+	if err := r.do(chromedp.KeyEvent("order-1"), chromedp.KeyEvent(kb.Enter)); err != nil {
 		return err
+	}
+	if err := r.until("Enter asks", func() (bool, error) { return eval[bool](r, `document.querySelector(".timeline") !== null`) }); err != nil {
+		text, _ := r.text()
+		return fmt.Errorf("%w: %s", err, text)
 	}
 	text, err := r.text()
 	if err != nil {
 		return err
 	}
-	r.check(strings.Contains(text, "claimed, in consumer_keys_0"), "an id is explained as a timeline")
+	r.check(strings.Contains(text, "consumer_keys_0 (current)"), "an id is explained as a timeline")
 	if err := r.open(at + "/parked"); err != nil {
 		return err
 	}
-	if err := r.do(chromedp.KeyEvent("jj"), chromedp.KeyEvent("\r"), chromedp.WaitReady("form.filter a")); err != nil {
+	if err := r.do(chromedp.KeyEvent("jj"), chromedp.KeyEvent(kb.Enter)); err != nil {
+		return err
+	}
+	if err := r.until("Enter opens", func() (bool, error) { return eval[bool](r, `document.querySelector("form.filter a") !== null`) }); err != nil {
 		return err
 	}
 	where, err := eval[string](r, `location.search`)
 	r.check(strings.Contains(where, "reason="), "j and Enter open a group (%s)", where)
 	return err
+}
+
+// press presses a key as a keyboard does: if the page takes the key, nothing is typed.
+// chromedp.KeyEvent types it in an event of its own, which the page cannot prevent.
+func press(key string) chromedp.Action[chromedp.Void] {
+	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		for _, e := range []input.DispatchKeyEventParams{{Type: input.DispatchKeyEventTypeKeyDown, Key: key, Text: key}, {Type: input.DispatchKeyEventTypeKeyUp, Key: key}} {
+			if _, err := cdp.Call(ctx, t, input.DispatchKeyEvent, e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

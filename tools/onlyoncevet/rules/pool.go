@@ -2,7 +2,9 @@ package rules
 
 import (
 	"go/constant"
+	"go/token"
 	"regexp"
+	"strings"
 
 	"golang.org/x/tools/go/analysis"
 	"golang.org/x/tools/go/ssa"
@@ -15,7 +17,9 @@ var Pool = &analysis.Analyzer{
 
 A statement on a *pgxpool.Pool, *pgx.Conn, *sql.DB or the like commits by itself. If the handler's
 transaction rolls back, the handler runs again, and so does the statement. Reads are not reported:
-a constant statement that begins with SELECT and writes nothing.`,
+a constant statement that begins with SELECT and writes nothing. Nor are those on a *sql.DB that
+sql.OpenDB makes of a connector of the same package: where that one leads is not known, for example
+to the transaction itself.`,
 	Requires: []*analysis.Analyzer{handlers},
 	Run:      runPool,
 }
@@ -40,7 +44,7 @@ func runPool(pass *analysis.Pass) (any, error) {
 			c := call.Common()
 			n := nameOf(c)
 			switch {
-			case connections[n.pkg+"."+n.recv] && sends[n.fn] && !reads(c):
+			case connections[n.pkg+"."+n.recv] && sends[n.fn] && !reads(c) && !p.ownConnector(c):
 			case n.pkg == "github.com/jackc/pgx" && (n.fn == "BeginFunc" || n.fn == "BeginTxFunc") && len(c.Args) > 1 && connections[typeName(unwrapped(c.Args[1]).Type())]:
 			default:
 				continue
@@ -49,6 +53,45 @@ func runPool(pass *analysis.Pass) (any, error) {
 		}
 	}
 	return nil, nil
+}
+
+// ownConnector reports whether a call is a method of the result of sql.OpenDB, for a connector of a
+// type of this package.
+func (p *program) ownConnector(c *ssa.CallCommon) bool {
+	if c.IsInvoke() || len(c.Args) == 0 {
+		return false
+	}
+	open, ok := stored(c.Args[0]).(*ssa.Call)
+	if !ok || nameOf(open.Common()) != (name{"database/sql", "", "OpenDB"}) {
+		return false
+	}
+	return strings.HasPrefix(typeName(stored(unwrapped(open.Common().Args[0])).Type()), unversioned(p.pkg.Pkg.Path())+".")
+}
+
+// stored returns the value of a variable that is assigned once, and another value as it is. A
+// variable that a function literal captures is one.
+func stored(v ssa.Value) ssa.Value {
+	load, ok := v.(*ssa.UnOp)
+	if !ok || load.Op != token.MUL {
+		return v
+	}
+	variable, ok := load.X.(*ssa.Alloc)
+	if !ok {
+		return v
+	}
+	var only ssa.Value
+	for _, use := range *variable.Referrers() {
+		if s, ok := use.(*ssa.Store); ok && s.Addr == variable {
+			if only != nil {
+				return v
+			}
+			only = s.Val
+		}
+	}
+	if only == nil {
+		return v
+	}
+	return only
 }
 
 var (

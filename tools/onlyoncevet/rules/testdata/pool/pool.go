@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
@@ -36,6 +37,14 @@ func (o *orders) batch(ctx context.Context, tx consumer.Tx, msgs []*consumer.Mes
 		}
 	}
 	return nil
+}
+
+// A connector of another package leads to a connection of its own.
+func (o *orders) opened(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	db := sql.OpenDB(stdlib.GetPoolConnector(o.pool))
+	defer func() { _ = db.Close() }()
+	_, err := db.ExecContext(ctx, `insert into audit values ($1)`, m.Value) // want `sql.DB.ExecContext commits`
+	return err
 }
 
 type order struct{ SKU string }

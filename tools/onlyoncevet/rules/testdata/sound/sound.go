@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -46,6 +47,20 @@ select price from prices where sku = $1`, m.Value).Scan(&price); err != nil {
 		Sink: "payments", Name: "charge", ID: m.ID(), OrderingKey: string(m.Key), NotBefore: time.Now().Add(time.Minute),
 		Header: http.Header{"Date": {m.Time.UTC().Format(time.RFC1123)}}, Body: m.Value,
 	})
+}
+
+// through connects to the transaction itself, as package sqltx does.
+type through struct{ tx consumer.Tx }
+
+func (t *through) Connect(context.Context) (driver.Conn, error) { return nil, driver.ErrBadConn }
+func (t *through) Driver() driver.Driver                        { return nil }
+
+func within(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c := &through{tx: tx}
+	db := sql.OpenDB(c)
+	defer func() { _ = db.Close() }()
+	_, err := db.ExecContext(ctx, `insert into orders values ($1)`, m.Value)
+	return err
 }
 
 type receipt struct {

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/gauges"
+	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+const (
+	// exporterAddress is where the exporter answers unless -listen says so: on this machine only.
+	exporterAddress = "127.0.0.1:9465"
+	// exporterInterval is how long the exporter's values count as new.
+	exporterInterval = 10 * time.Second
+	// exporterTimeout bounds a round of questions. Prometheus waits for 10 s by default.
+	exporterTimeout = 8 * time.Second
+	// keptIntervals is for how many intervals values are served that no new answer confirms.
+	keptIntervals = 3
+)
+
+func exporterCommand() command {
+	return command{
+		name:    "exporter",
+		args:    "[-postgres URL]... [-listen ADDR] [-interval D] [-timeout D]",
+		summary: "serve what databases know to Prometheus, until it is stopped",
+		help: `
+Serves http://ADDR/metrics, until SIGTERM or SIGINT: lag, partitions by state with the reasons of halts, what is parked, calls to be sent and how
+old the oldest is, how long unanswered calls may still be repeated under their keys, the rings' segments, HTTP requests that wait for an operator, and
+the oldest open transaction. Each is explained in docs/metrics.md.
+
+-postgres may be given several times, for several databases; the label "database" is the database's name, with host and port if two
+have the same. A standby will do, but it sees its own open transactions and not the primary's. The login needs what "onlyonce status" needs
+(onlyonce_operator, docs/roles.sql), and pg_read_all_stats to see how old other logins' transactions are.
+
+A scrape asks each database one round of questions, on one snapshot and for at most -timeout; a scrape within -interval of the last
+round gets the same values. If a database does not answer, onlyonce_database_up is 0, and after three intervals its other values are left out.
+One exporter for each database is enough: with two, alerts fire twice, and sums in dashboards count twice.
+
+Example:
+  onlyonce exporter -postgres postgres://monitor@db/shop -listen 127.0.0.1:9465`,
+		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			var urls []string
+			fs.Func("postgres", "a database, as a `URL`; may be repeated (default: $"+envPostgres+")", func(s string) error {
+				urls = append(urls, s)
+				return nil
+			})
+			listen := fs.String("listen", exporterAddress, "serve /metrics at `ADDR`")
+			interval := fs.Duration("interval", exporterInterval, "ask a database at most once in `D`")
+			timeout := fs.Duration("timeout", exporterTimeout, "wait for a database for at most `D`")
+			return func(ctx context.Context, a *app) error {
+				if *interval <= 0 || *timeout <= 0 {
+					return usagef("-interval and -timeout must be positive")
+				}
+				if len(urls) == 0 {
+					urls = []string{""} // a.pool takes the environment's
+				}
+				return a.exporter(ctx, urls, *listen, *interval, *timeout)
+			}
+		},
+	}
+}
+
+func (a *app) exporter(ctx context.Context, urls []string, address string, interval, timeout time.Duration) error {
+	log := slog.New(slog.NewTextHandler(a.stderr, nil))
+	e := &exporter{ctx: ctx, interval: interval, timeout: timeout}
+	defer e.close()
+	for _, url := range urls {
+		pool, err := a.pool(ctx, url, "onlyonce exporter")
+		if err != nil {
+			return err
+		}
+		e.databases = append(e.databases, &observed{pool: pool, log: log, countLimit: min(a.countLimit, timeout/4)})
+	}
+	if err := e.name(); err != nil {
+		return err
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", serveMetrics(e.samples))
+	stop, err := listen("-listen", address, "/metrics", mux, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	<-ctx.Done()
+	return nil
+}
+
+// exporter asks databases when it is scraped.
+type exporter struct {
+	ctx               context.Context //nolint:containedctx // of the program: a round outlives the scrape that began it
+	interval, timeout time.Duration
+	databases         []*observed
+}
+
+// observed is one database, and what it answered last.
+type observed struct {
+	pool       *pgxpool.Pool
+	name       string // the label
+	log        *slog.Logger
+	countLimit time.Duration
+
+	mu       sync.Mutex // held through a round, so that there is one at a time
+	asked    time.Time  // when the last round began
+	answered time.Time  // when the last round with an answer began
+	up       bool
+	failed   float64
+	last     []metrics.Sample
+}
+
+// name names the databases: by host and port too if two have one name.
+func (e *exporter) name() error {
+	named := map[string]int{}
+	for _, d := range e.databases {
+		c := d.pool.Config().ConnConfig
+		if d.name = c.Database; d.name == "" {
+			d.name = c.User // the server's own default
+		}
+		named[d.name]++
+	}
+	seen := map[string]bool{}
+	for _, d := range e.databases {
+		c := d.pool.Config().ConnConfig
+		if named[d.name] > 1 {
+			d.name = hostPort(c.Host, c.Port) + "/" + d.name
+		}
+		if seen[d.name] {
+			return fmt.Errorf("-postgres: %s is given twice", d.name)
+		}
+		seen[d.name] = true
+	}
+	return nil
+}
+
+func (e *exporter) close() {
+	for _, d := range e.databases {
+		d.pool.Close()
+	}
+}
+
+// samples asks each database, unless its values are new, and returns all values.
+func (e *exporter) samples() (all []metrics.Sample) {
+	answers := make([][]metrics.Sample, len(e.databases))
+	var wg sync.WaitGroup
+	for i, d := range e.databases {
+		wg.Go(func() { answers[i] = d.samples(e.ctx, e.interval, e.timeout) })
+	}
+	wg.Wait()
+	for _, s := range answers {
+		all = append(all, s...)
+	}
+	return all
+}
+
+func (d *observed) samples(ctx context.Context, interval, timeout time.Duration) []metrics.Sample {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now := time.Now(); d.asked.IsZero() || now.Sub(d.asked) >= interval {
+		d.asked = now
+		d.ask(ctx, timeout)
+	}
+	all := []metrics.Sample{
+		{Metric: metrics.DatabaseUp, Values: []string{d.name}, Value: map[bool]float64{true: 1}[d.up]},
+		{Metric: metrics.ObserveFailed, Values: []string{d.name}, Value: d.failed},
+	}
+	if !d.answered.IsZero() && time.Since(d.answered) < keptIntervals*interval {
+		all = append(all, d.last...)
+	}
+	return all
+}
+
+// ask asks the database one round of questions.
+func (d *observed) ask(ctx context.Context, timeout time.Duration) {
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	m, err := ops.Measure(bounded, d.pool, ops.StatusQuestion{CountLimit: d.countLimit})
+	if d.up = err == nil; d.up {
+		d.answered, d.last = d.asked, gauges.Of(d.name, m)
+		return
+	}
+	d.failed++
+	if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
+		d.log.Warn("onlyonce exporter: a database did not answer", "database", d.name, "error", err)
+	}
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"html"
+	"io"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/test/consoledata"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/ui"
+)
+
+var (
+	tableRows  = regexp.MustCompile(`(?s)<tr.*?</tr>`)
+	tableCells = regexp.MustCompile(`data-f="([^"]*)" data-v="([^"]*)"`)
+)
+
+// tablesOf reads the values of the tables of a page, by their fields. attribute finds the tables,
+// for example id="rows".
+func tablesOf(t *testing.T, page, attribute string) (rows []map[string]string) {
+	t.Helper()
+	parts := strings.Split(page, attribute)
+	if len(parts) < 2 {
+		t.Fatalf("there is no table with %s in\n%s", attribute, page)
+	}
+	for _, part := range parts[1:] {
+		table, _, _ := strings.Cut(part, "</table>")
+		for _, tr := range tableRows.FindAllString(table, -1) {
+			row := map[string]string{}
+			for _, cell := range tableCells.FindAllStringSubmatch(tr, -1) {
+				row[html.UnescapeString(cell[1])] = html.UnescapeString(cell[2])
+			}
+			if len(row) > 0 {
+				rows = append(rows, row)
+			}
+		}
+	}
+	return rows
+}
+
+// decoded reads JSON without rounding its numbers.
+func decoded[T any](t *testing.T, text string) (v T) {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	if err := d.Decode(&v); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	return v
+}
+
+// CONSOLE == CLI: each number of a page is that of -json.
+func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	if err := consoledata.Fill(t.Context(), f.pool); err != nil {
+		t.Fatal(err)
+	}
+	console, err := ui.New(f.pool, ui.Config{Authorize: func(*http.Request) (ui.Actor, ui.Access, error) { return "ann", ui.View, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		page, table string
+		args        []string
+		path        []string // of the list in the JSON; empty: an object on each line
+	}{
+		{"/", `id="groups"`, []string{"status"}, []string{"parked", "groups"}},
+		{"/", `id="owners"`, []string{"status"}, []string{"owners"}},
+		{"/", `id="sinks"`, []string{"status"}, []string{"relays"}},
+		{"/consumers", `id="cursors"`, []string{"status"}, []string{"cursors"}},
+		{"/parked", `id="rows"`, []string{"parked", "list", "-limit", "50"}, nil},
+		{"/parked?scope=stock&reason=permanent", `id="rows"`, []string{"parked", "list", "-limit", "50", "-scope", "stock", "-parked-for", "permanent"}, nil},
+		{"/outbox", `id="sinks"`, []string{"outbox", "status"}, []string{"sinks"}},
+		{"/outbox", `id="segments"`, []string{"outbox", "status"}, []string{"ring"}},
+		{"/outbox?sink=payments", `id="calls"`, []string{"outbox", "list", "-limit", "50", "-sink", "payments"}, nil},
+		{"/requests", `id="requests"`, []string{"request", "list", "-limit", "50"}, nil},
+		{"/events", `id="streams"`, []string{"events", "status"}, []string{"streams"}},
+		{"/events", `id="events"`, []string{"events", "list", "-limit", "50"}, nil},
+		{"/doctor", `id="findings"`, []string{"doctor"}, []string{"findings"}},
+	} {
+		w := httptest.NewRecorder()
+		console.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, c.page, nil))
+		if w.Code != http.StatusOK {
+			t.Fatalf("%s: %d %s", c.page, w.Code, w.Body)
+		}
+		printed := f.run(append(c.args, "-json")...).want(t, statusGood).out
+		var want []map[string]any
+		if c.path == nil {
+			for line := range strings.Lines(printed) {
+				want = append(want, decoded[map[string]any](t, line))
+			}
+		} else {
+			var at any = decoded[map[string]any](t, printed)
+			for _, name := range c.path {
+				at = at.(map[string]any)[name]
+			}
+			for _, row := range at.([]any) {
+				want = append(want, row.(map[string]any))
+			}
+		}
+		shown := tablesOf(t, w.Body.String(), c.table)
+		if len(shown) != len(want) || len(shown) == 0 {
+			t.Errorf("%s %s: %d rows, and %v prints %d", c.page, c.table, len(shown), c.args, len(want))
+			continue
+		}
+		for i, row := range shown {
+			for field, value := range row {
+				if printed := jsonText(want[i][field]); value != printed {
+					t.Errorf("%s %s, row %d: %s is %q, and %v prints %q", c.page, c.table, i, field, value, c.args, printed)
+				}
+			}
+		}
+	}
+}
+
+// jsonText is a value of JSON as a page has it.
+func jsonText(v any) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprint(v)
+}
+
+// The program serves the console to the browser that opens its address, and nothing to others.
+func TestUI(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	out, in := io.Pipe()
+	a := newApp(strings.NewReader(""), in, io.Discard, func(name string) string { return map[string]string{envPostgres: f.url}[name] })
+	ended := make(chan int, 1)
+	go func() { ended <- a.run(ctx, []string{"ui", "-listen", "127.0.0.1:0"}) }()
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	address := strings.TrimSpace(strings.TrimPrefix(line, "The console is at "))
+	root, _, _ := strings.Cut(address, "/token/")
+	get := func(client *http.Client, url, host string) (int, string) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if host != "" {
+			r.Host = host
+		}
+		res, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.StatusCode, string(body)
+	}
+	if status, _ := get(http.DefaultClient, root+"/", ""); status != http.StatusUnauthorized {
+		t.Errorf("a stranger: %d", status)
+	}
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	browser := &http.Client{Jar: jar}
+	if status, _ := get(browser, address, ""); status != http.StatusOK {
+		t.Errorf("the address: %d", status)
+	}
+	if status, body := get(browser, root+"/", ""); status != http.StatusOK || !strings.Contains(body, "read-only") {
+		t.Errorf("the console: %d %s", status, body)
+	}
+	if status, _ := get(browser, root+"/", "evil.example"); status != http.StatusMisdirectedRequest {
+		t.Errorf("under another name: %d", status)
+	}
+	stop()
+	select {
+	case status := <-ended:
+		if status != statusGood {
+			t.Errorf("exit status %d", status)
+		}
+	case <-time.After(pgtest.Patience(30 * time.Second)):
+		pgtest.GaveUp(t, 30*time.Second, "the end of the program")
+	}
+	f.run("ui", "-listen", "0.0.0.0:0").want(t, statusEnvironment, "not a loopback address")
+}

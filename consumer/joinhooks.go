@@ -1,0 +1,71 @@
+package consumer
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/onlyonce/onlyonce/internal/hook"
+)
+
+// JoinHooks returns hooks that call those of a and of b, for example your own and those of package
+// telemetry. Of each pair, a's Start and End enclose b's, and each End gets the context that its
+// own Start returned. The other hooks of a are called before b's. If a hook panics, the other one
+// of that event may not be called.
+func JoinHooks(a, b Hooks) Hooks {
+	fetch := hook.JoinPair(hook.Pair[FetchStart, FetchEnd]{Start: a.FetchStart, End: a.FetchEnd}, hook.Pair[FetchStart, FetchEnd]{Start: b.FetchStart, End: b.FetchEnd})
+	attempt := joinSteps(a.AttemptStart, a.AttemptEnd, b.AttemptStart, b.AttemptEnd)
+	handle := joinSteps(a.HandleStart, a.HandleEnd, b.HandleStart, b.HandleEnd)
+	offset := joinSteps(a.OffsetStart, a.OffsetEnd, b.OffsetStart, b.OffsetEnd)
+	return Hooks{
+		FetchStart: fetch.Start, FetchEnd: fetch.End,
+		AttemptStart: attempt.Start, AttemptEnd: attempt.End,
+		HandleStart: handle.Start, HandleEnd: handle.End,
+		OffsetStart: offset.Start, OffsetEnd: offset.End,
+		Batch:         hook.JoinEvent(a.Batch, b.Batch),
+		Retry:         hook.JoinEvent(a.Retry, b.Retry),
+		Parked:        hook.JoinEvent(a.Parked, b.Parked),
+		Resolved:      hook.JoinEvent(a.Resolved, b.Resolved),
+		Hung:          hook.JoinEvent(a.Hung, b.Hung),
+		Halted:        hook.JoinEvent(a.Halted, b.Halted),
+		Paused:        hook.JoinEvent(a.Paused, b.Paused),
+		Owned:         hook.JoinEvent(a.Owned, b.Owned),
+		Released:      hook.JoinEvent(a.Released, b.Released),
+		OffsetIgnored: hook.JoinEvent(a.OffsetIgnored, b.OffsetIgnored),
+		Repartitioned: hook.JoinEvent(a.Repartitioned, b.Repartitioned),
+	}
+}
+
+type (
+	stepStart[S any] = func(context.Context, S) context.Context
+	stepEnd[S any]   = func(context.Context, S, error)
+)
+
+func joinSteps[S any](aStart stepStart[S], aEnd stepEnd[S], bStart stepStart[S], bEnd stepEnd[S]) hook.PairWith[S, S, error] {
+	return hook.JoinPairWith(hook.PairWith[S, S, error]{Start: aStart, End: aEnd}, hook.PairWith[S, S, error]{Start: bStart, End: bEnd})
+}
+
+// guarded returns hooks whose panics are logged and end nothing.
+func (h Hooks) guarded(log *slog.Logger) Hooks {
+	g := &hook.Guard{Log: log}
+	return Hooks{
+		FetchStart:    hook.Start(g, "FetchStart", h.FetchStart),
+		FetchEnd:      hook.End(g, "FetchEnd", h.FetchEnd),
+		AttemptStart:  hook.Start(g, "AttemptStart", h.AttemptStart),
+		AttemptEnd:    hook.EndWith(g, "AttemptEnd", h.AttemptEnd),
+		HandleStart:   hook.Start(g, "HandleStart", h.HandleStart),
+		HandleEnd:     hook.EndWith(g, "HandleEnd", h.HandleEnd),
+		OffsetStart:   hook.Start(g, "OffsetStart", h.OffsetStart),
+		OffsetEnd:     hook.EndWith(g, "OffsetEnd", h.OffsetEnd),
+		Batch:         hook.Event(g, "Batch", h.Batch),
+		Retry:         hook.Event(g, "Retry", h.Retry),
+		Parked:        hook.Event(g, "Parked", h.Parked),
+		Resolved:      hook.Event(g, "Resolved", h.Resolved),
+		Hung:          hook.Event(g, "Hung", h.Hung),
+		Halted:        hook.Event(g, "Halted", h.Halted),
+		Paused:        hook.Event(g, "Paused", h.Paused),
+		Owned:         hook.Event(g, "Owned", h.Owned),
+		Released:      hook.Event(g, "Released", h.Released),
+		OffsetIgnored: hook.Event(g, "OffsetIgnored", h.OffsetIgnored),
+		Repartitioned: hook.Event(g, "Repartitioned", h.Repartitioned),
+	}
+}

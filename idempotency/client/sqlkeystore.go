@@ -1,0 +1,73 @@
+package client
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// SQLKeyStore is a [KeyStore] in a table of a database, through database/sql. It works with
+// PostgreSQL, and with others that know "on conflict ... returning" and $1, for example SQLite.
+// Make the table with the statement that [SQLKeyStore.Schema] returns. It is safe for concurrent
+// use, and by several processes.
+type SQLKeyStore struct {
+	db                           *sql.DB
+	schema, keep, forget, expire string
+}
+
+// tableName is what NewSQLKeyStore takes: it is not quoted in statements.
+var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$`)
+
+// NewSQLKeyStore makes a KeyStore in a table, for example "idempotency_keys" or
+// "shop.idempotency_keys": letters, digits and underscores. It does not connect. The error wraps
+// [ErrConfig].
+func NewSQLKeyStore(db *sql.DB, table string) (*SQLKeyStore, error) {
+	var faults []error
+	if db == nil {
+		faults = append(faults, fmt.Errorf("%w: db: must not be nil", ErrConfig))
+	}
+	if !tableName.MatchString(table) {
+		faults = append(faults, fmt.Errorf("%w: table: %q must be a name of letters, digits and underscores, with at most one dot", ErrConfig, table))
+	}
+	in := func(statement string) string { return strings.ReplaceAll(statement, "TABLE", table) }
+	// Keep updates a row that exists to itself, because "returning" returns only rows that were
+	// written. All use the primary key but expire, which reads the whole table.
+	return &SQLKeyStore{
+		db:     db,
+		schema: in(`create table TABLE (intent text primary key, key text not null, made_at timestamp not null default current_timestamp)`),
+		keep:   in(`insert into TABLE as t (intent, key) values ($1, $2) on conflict (intent) do update set intent = t.intent returning key`),
+		forget: in(`delete from TABLE where intent = $1`),
+		expire: in(`delete from TABLE where made_at < $1`),
+	}, errors.Join(faults...)
+}
+
+// Schema returns the statement that makes the table.
+func (s *SQLKeyStore) Schema() string { return s.schema }
+
+// Keep stores a key for an intent that has none, and returns the intent's key. It commits before it
+// returns. Two calls at the same time return one key.
+func (s *SQLKeyStore) Keep(ctx context.Context, intent, key string) (kept string, err error) {
+	err = s.db.QueryRowContext(ctx, s.keep, intent, key).Scan(&kept)
+	return kept, err
+}
+
+// Forget removes an intent's key, if there is one.
+func (s *SQLKeyStore) Forget(ctx context.Context, intent string) error {
+	_, err := s.db.ExecContext(ctx, s.forget, intent)
+	return err
+}
+
+// Expire removes keys that were made before a time, and returns how many. The server forgets its
+// side after its TTL; until then a key that is removed too early makes the next attempt a new
+// operation. So choose a time well before that in which no retry can come any more.
+func (s *SQLKeyStore) Expire(ctx context.Context, before time.Time) (int64, error) {
+	result, err := s.db.ExecContext(ctx, s.expire, before.UTC())
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
+}

@@ -1,0 +1,213 @@
+package idempotency_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
+)
+
+// both are the modes that a route has.
+var both = []idempotency.Mode{idempotency.Transactional, idempotency.Leased}
+
+// decides is a handler that writes an effect, calls decide, and answers with a status.
+func decides(status int, decide ...func(*http.Request)) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		if tx, err := idempotency.Tx(req); err == nil {
+			tx.Queue(`insert into effects values ('x')`)
+		}
+		for _, d := range decide {
+			d(req)
+		}
+		w.WriteHeader(status)
+	}
+}
+
+func TestH27HandlerDecides(t *testing.T) {
+	t.Parallel()
+	for _, mode := range both {
+		r := newRig(t, leasedConfig())
+		for name, c := range map[string]struct {
+			route       idempotency.Route
+			handler     http.HandlerFunc
+			marks, code string
+			effects     int
+		}{
+			"final 503":                    {idempotency.Route{}, decides(503, idempotency.Final), "created replayed", "", 0},
+			"final 503 whose writes count": {idempotency.Route{KeepWrites: true}, decides(503, idempotency.Final), "created replayed", "", 1},
+			"final 409":                    {idempotency.Route{}, decides(409, idempotency.Final), "created replayed", "", 0},
+			"final 201":                    {idempotency.Route{}, decides(201, idempotency.Final), "created replayed", "", 1},
+			"transient 402":                {idempotency.Route{KeepWrites: true}, decides(402, idempotency.Transient), "released released", "", 0},
+			"transient 503 that is stored": {idempotency.Route{StoreServerErrors: true}, decides(503, idempotency.Transient), "released released", "", 0},
+			"transient 201":                {idempotency.Route{}, decides(201, idempotency.Transient), "rejected rejected", "rolled-back", 0},
+			"the last one counts":          {idempotency.Route{}, decides(402, idempotency.Final, idempotency.Transient), "released released", "", 0},
+		} {
+			r.exec(`truncate effects`)
+			c.route.Pattern, c.route.Mode = "/"+strings.ReplaceAll(name, " ", "-"), mode
+			r.handle(c.route, c.handler)
+			first, again := r.post(c.route.Pattern, "k", "x"), r.post(c.route.Pattern, "k", "x")
+			if first.mark()+" "+again.mark() != c.marks || first.code() != c.code || r.effects() != c.effects {
+				t.Errorf("mode %d, %s: %v, %v, %d effects", mode, name, first, again, r.effects())
+			}
+		}
+	}
+}
+
+// A 5xx is not final as long as a step's outcome is open: the next request asks the provider.
+func TestH27OpenStepIsNotFinal(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	var p provider
+	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+		_, err := idempotency.Step(req.Context(), "charge", func(ctx context.Context, key string) ([]byte, error) {
+			result, err := p.pay(ctx, key)
+			if r.runs.Load() == 1 {
+				return nil, errors.New("no answer")
+			}
+			return result, err
+		})
+		idempotency.Final(req)
+		w.WriteHeader(http.StatusBadGateway)
+		_, _ = fmt.Fprint(w, err)
+	})
+	first, second, third := r.post("/charges", "k", "x"), r.post("/charges", "k", "x"), r.post("/charges", "k", "x")
+	if first.mark() != "released" || second.mark() != "created" || third.mark() != "replayed" {
+		t.Errorf("%v\n%v\n%v", first, second, third)
+	}
+}
+
+func TestH28BodiesByReference(t *testing.T) {
+	t.Parallel()
+	for _, mode := range both {
+		r := newRig(t, leasedConfig())
+		var fails error
+		render := func(_ context.Context, scope idempotency.Scope, reference string) ([]byte, error) {
+			return []byte("rendered " + reference + " for " + scope.Tenant), fails
+		}
+		secret := strings.Repeat("secret", 200)
+		handler := func(w http.ResponseWriter, req *http.Request) {
+			if err := idempotency.Reference(req, "ch_17"); err != nil {
+				t.Error(err)
+			}
+			w.Header().Set("Location", "/charges/ch_17")
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, secret)
+		}
+		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode, MaxResponse: 1000, Render: render}, handler)
+		if g := r.post("/charges", "k", "x", "X-Tenant", "acme"); g.mark() != "created" || g.body != secret {
+			t.Errorf("mode %d: the first client: %v", mode, g)
+		}
+		if n := one[int](r, `select count(*) from onlyonce.http_records where position('secret'::bytea in response) > 0`); n != 0 {
+			t.Errorf("mode %d: the body is stored", mode)
+		}
+		again := func() got { return r.post("/charges", "k", "x", "X-Tenant", "acme") }
+		if g := again(); g.status != 201 || g.mark() != "replayed" || g.body != "rendered ch_17 for acme" || g.header.Get("Location") != "/charges/ch_17" || g.header.Get("Idempotency-Expires") == "" {
+			t.Errorf("mode %d: %v", mode, g)
+		}
+		fails = errors.New("down")
+		if g := again(); g.status != 503 || g.code() != "response-not-rendered" || g.mark() != "in-progress" || g.header.Get("Retry-After") == "" {
+			t.Errorf("mode %d: %v", mode, g)
+		}
+		fails = fmt.Errorf("ch_17: %w", idempotency.ErrReferenceGone)
+		if g := again(); g.status != 410 || g.code() != "response-not-replayable" || g.header.Get("Location") != "/charges/ch_17" {
+			t.Errorf("mode %d: %v", mode, g)
+		}
+		if r.runs.Load() != 1 {
+			t.Errorf("mode %d: %d runs", mode, r.runs.Load())
+		}
+		// Without a reference the bound holds, and without Render there is none.
+		r.handle(idempotency.Route{Pattern: "/long", Mode: mode, MaxResponse: 1000, Render: render}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, secret) })
+		if g := r.post("/long", "k", "x"); g.code() != "response-too-large" {
+			t.Errorf("mode %d: %v", mode, g)
+		}
+		r.handle(idempotency.Route{Pattern: "/plain", Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
+			if idempotency.Reference(req, "ch_17") == nil {
+				t.Error("a reference that nothing can render")
+			}
+		})
+		r.post("/plain", "k", "x")
+	}
+}
+
+// A copy of a request that has made an operation learns how the operation is, and how it ended.
+func TestH23CopiesSeeTheOperation(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	ops := r.operations(map[string]idempotency.Work{"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
+		return json.RawMessage(`{"rows":3}`), nil
+	}})
+	accept := func(w http.ResponseWriter, req *http.Request) {
+		if err := ops.Accept(w, req, idempotency.Request{Name: "export"}); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	}
+	r.handle(idempotency.Route{Pattern: "/conflict", RunningConflict: true}, accept)
+	r.handle(idempotency.Route{Pattern: "/see-other", DoneSeeOther: true}, accept)
+	location := map[string]string{}
+	for _, path := range []string{"/exports", "/conflict", "/see-other"} {
+		first := r.post(path, "k", "x")
+		location[path] = first.header.Get("Location")
+		if again := r.post(path, "k", "x"); first.status != 202 || again.header.Get("Retry-After") != "2" {
+			t.Errorf("%s: %v, %v", path, first, again)
+		} else if path == "/conflict" && (again.status != 409 || again.code() != "request-in-progress" || again.mark() != "in-progress") {
+			t.Errorf("%s: %v", path, again)
+		} else if path != "/conflict" && (again.status != 202 || again.mark() != "replayed" || !strings.Contains(again.body, `"state":"running"`) || again.header.Get("Location") != location[path]) {
+			t.Errorf("%s: %v", path, again)
+		}
+	}
+	r.works(ops)
+	for _, path := range []string{"/exports", "/conflict"} {
+		r.untilState(location[path], "succeeded")
+		g := r.post(path, "k", "x")
+		var s state
+		if err := json.Unmarshal([]byte(g.body), &s); err != nil || g.status != 200 || g.mark() != "replayed" || s.State != "succeeded" || string(s.Result) != `{"rows":3}` || g.header.Get("Retry-After") != "" {
+			t.Errorf("%s: %v, %v", path, g, err)
+		}
+	}
+	r.untilState(location["/see-other"], "succeeded")
+	client := *r.srv.Client()
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	req := post(t, t.Context(), r.srv.URL+"/see-other", "x")
+	req.Header.Set("Idempotency-Key", "k")
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body := read(t, resp); resp.StatusCode != http.StatusSeeOther || body != "" || resp.Header.Get("Location") != location["/see-other"] {
+		t.Errorf("%d %v %q", resp.StatusCode, resp.Header, body)
+	}
+	r.exec(`delete from onlyonce.operations`)
+	if g := r.post("/exports", "k", "x"); g.status != 202 || g.mark() != "replayed" {
+		t.Errorf("an operation that has expired: %v", g)
+	}
+}
+
+// The API's own envelope has the layer's status and headers.
+func TestH9ProblemsInTheAPIsEnvelope(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	cfg.Problem = func(r *http.Request, p idempotency.Problem) (string, []byte) {
+		if r.URL.Path == "/default" {
+			return "", nil
+		}
+		return "application/vnd.acme+json", fmt.Appendf(nil, `{"error":{"type":%q,"retryable":%v,"path":%q}}`, p.Code, p.Retryable, r.URL.Path)
+	}
+	r := newRig(t, cfg)
+	for _, path := range []string{"/charges", "/default"} {
+		r.handle(idempotency.Route{Pattern: path}, effect)
+	}
+	if g := r.post("/charges", "", "x"); g.status != 400 || g.mark() != "rejected" || g.header.Get("Content-Type") != "application/vnd.acme+json" ||
+		g.body != `{"error":{"type":"key-missing","retryable":false,"path":"/charges"}}` {
+		t.Errorf("%v", g)
+	}
+	if g := r.post("/default", "", "x"); g.status != 400 || g.code() != "key-missing" || g.header.Get("Content-Type") != "application/problem+json" {
+		t.Errorf("%v", g)
+	}
+}

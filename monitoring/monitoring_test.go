@@ -1,0 +1,188 @@
+package main
+
+import (
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/internal/metrics"
+)
+
+func TestFilesAreGenerated(t *testing.T) {
+	t.Parallel()
+	if err := upToDate("."); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAlertsHaveNamesSeveritiesAndSeries(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, a := range alerts() {
+		if !strings.HasPrefix(a.name, "Onlyonce") || seen[a.name] {
+			t.Errorf("%s: names begin with Onlyonce and are unique", a.name)
+		}
+		seen[a.name] = true
+		if a.severity != page && a.severity != ticket {
+			t.Errorf("%s: severity %q", a.name, a.severity)
+		}
+		if len(a.fires) == 0 || len(a.quiet) == 0 {
+			t.Errorf("%s: no series for which it fires, or is quiet", a.name)
+		}
+	}
+}
+
+var (
+	metricName = regexp.MustCompile(`\bonlyonce_[a-z_]+`)
+	selector   = regexp.MustCompile(`(onlyonce_[a-z_]+)\{([^}]*)\}`)
+	matcher    = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)`)
+	grouped    = regexp.MustCompile(`(?:by|ignoring) \(([^)]*)\)`)
+	named      = regexp.MustCompile(`\{\{([a-z_]+)\}\}`)
+)
+
+// checkNames reports metrics that are not in the table, and labels that none of them has.
+func checkNames(t *testing.T, where, expr string, labels ...string) {
+	t.Helper()
+	has := []string{"job", "instance", "pod", "le"}
+	for _, name := range metricName.FindAllString(expr, -1) {
+		m := metrics.ByPrometheus(name)
+		if m == nil {
+			t.Errorf("%s: %s is not in the table of metrics: %s", where, name, expr)
+			continue
+		}
+		has = append(has, m.Labels()...)
+	}
+	for _, s := range selector.FindAllStringSubmatch(expr, -1) {
+		for _, l := range matcher.FindAllStringSubmatch(s[2], -1) {
+			if m := metrics.ByPrometheus(s[1]); m != nil && !slices.Contains(append(m.Labels(), "job", "le"), l[1]) {
+				t.Errorf("%s: %s has no label %s", where, s[1], l[1])
+			}
+		}
+	}
+	for _, g := range grouped.FindAllStringSubmatch(expr, -1) {
+		labels = append(labels, strings.Split(g[1], ", ")...)
+	}
+	for _, l := range labels {
+		if !slices.Contains(has, l) {
+			t.Errorf("%s: none of its metrics has a label %s: %s", where, l, expr)
+		}
+	}
+}
+
+func TestAlertsNameMetricsOfTheTable(t *testing.T) {
+	t.Parallel()
+	for _, a := range alerts() {
+		if strings.Contains(a.expr, "onlyonce:") {
+			continue // recording rules: promtool's tests fail if there is none of the name
+		}
+		if strings.Contains(a.expr, `job="`) {
+			t.Errorf("%s has a job in its expression: it is useless elsewhere", a.name)
+		}
+		checkNames(t, a.name, a.expr)
+		for _, s := range append(slices.Clone(a.fires), a.quiet...) {
+			checkNames(t, a.name, s.name)
+		}
+	}
+	for _, s := range healthy {
+		checkNames(t, "the healthy system", s.name)
+	}
+	checkNames(t, rulesFile, strings.ReplaceAll(rules(), "runbook_url", ""))
+}
+
+// What Grafana's linter of dashboards asks for, as far as it matters here.
+func TestDashboards(t *testing.T) {
+	t.Parallel()
+	known := []string{seconds, perSecond, count, bytes, share}
+	shown, uids := "", map[string]bool{}
+	for _, d := range dashboards() {
+		if uids[d.uid] || d.title == "" || d.about == "" || d.jobOf == nil {
+			t.Errorf("%s: no uid of its own, no title, no text, or no job", d.uid)
+		}
+		uids[d.uid] = true
+		titles := map[string]bool{}
+		for _, p := range d.panels {
+			where := d.title + ": " + p.title
+			if p.title == "" || titles[p.title] || p.about == nil || !slices.Contains(known, p.unit) || len(p.queries) == 0 {
+				t.Errorf("%s: no title of its own, no text, no unit or no query", where)
+			}
+			titles[p.title] = true
+			for _, q := range p.queries {
+				shown += q.expr + "\n"
+				var labels []string
+				for _, l := range named.FindAllStringSubmatch(q.legend, -1) {
+					labels = append(labels, l[1])
+				}
+				checkNames(t, where, q.expr, labels...)
+				if strings.Count(q.expr, `job=~"$job"`) != len(metricName.FindAllString(q.expr, -1)) {
+					t.Errorf("%s: a metric without the selector of the job: %s", where, q.expr)
+				}
+				if strings.Count(q.expr, "rate(") != strings.Count(q.expr, "[$__rate_interval]") {
+					t.Errorf("%s: a rate without $__rate_interval: %s", where, q.expr)
+				}
+				for _, name := range metricName.FindAllString(q.expr, -1) {
+					m := metrics.ByPrometheus(name)
+					if counted := m != nil && m.Kind != metrics.Gauge; counted != strings.Contains(q.expr, "rate(") {
+						t.Errorf("%s: a counter is shown by its rate, and a gauge by its value: %s", where, q.expr)
+					}
+				}
+				if q.legend == "" {
+					t.Errorf("%s: a query without a legend", where)
+				}
+			}
+		}
+	}
+	for _, m := range metrics.All() {
+		if !strings.Contains(shown, m.Prometheus()) && !slices.Contains(notShown, m) {
+			t.Errorf("no dashboard shows %s", m.Name)
+		}
+	}
+}
+
+// notShown are the metrics that are for alerts alone, or for a look by hand.
+var notShown = []*metrics.Metric{metrics.ConsumerHung, metrics.OutboxFailures, metrics.WebhookMissed}
+
+// Each panel and each variable takes its data from the data source that the user chooses.
+func TestDashboardsNameTheDataSourceOnlyByItsVariable(t *testing.T) {
+	t.Parallel()
+	for _, d := range dashboards() {
+		text, err := d.json()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var whole struct {
+			Panels []struct {
+				Datasource struct{ UID string }
+				Targets    []struct{ Datasource struct{ UID string } }
+			}
+			Templating struct{ List []struct{ Name, Type string } }
+		}
+		if err := json.Unmarshal([]byte(text), &whole); err != nil {
+			t.Fatal(err)
+		}
+		if len(whole.Panels) != len(d.panels) || len(whole.Templating.List) != 2 || whole.Templating.List[0].Type != "datasource" || whole.Templating.List[1].Name != "job" {
+			t.Errorf("%s: not its panels, or not the variables datasource and job", d.title)
+		}
+		for _, p := range whole.Panels {
+			for _, target := range p.Targets {
+				if p.Datasource.UID != "${datasource}" || target.Datasource.UID != "${datasource}" {
+					t.Errorf("%s: a panel with a data source of its own", d.title)
+				}
+			}
+		}
+	}
+}
+
+func TestSectionOf(t *testing.T) {
+	t.Parallel()
+	const text = "# A\nx\n## What's it: B?\ny\nz\n### C\nw\n## D\n"
+	for anchor, want := range map[string]string{"a": "x\n## What's it: B?\ny\nz\n### C\nw\n## D\n", "whats-it-b": "y\nz\n### C\nw\n", "c": "w\n", "d": ""} {
+		if got, ok := sectionOf(text, anchor); !ok || got != want {
+			t.Errorf("%s: %q, %v", anchor, got, ok)
+		}
+	}
+	if _, ok := sectionOf(text, "e"); ok {
+		t.Error("there is no e")
+	}
+}

@@ -1,0 +1,148 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// windowsSQL reads for each sink how long a call is started again under its key, and how much of
+// that the unanswered call that was tried first has left (null: no call waits for another attempt).
+// Calls that were never tried have their whole window, and those with the reason completion were
+// accepted. Sinks that remember keys forever are left out. Reads the rows of onlyonce.parked that
+// are not settled, by the index parked_open, without bodies.
+const windowsSQL = `
+select k.name as sink, extract(epoch from k.start_window)::float8 as window_seconds,
+       extract(epoch from min(p.first_attempt_at) + k.start_window - clock_timestamp())::float8 as left_seconds
+  from onlyonce.sinks k
+  left join onlyonce.parked p on p.sink = k.name and p.kind = 'call' and p.settled_at is null and p.state in ('retrying', 'blocked')
+        and p.reason <> 'completion' and p.first_attempt_at is not null
+ where k.start_window is not null
+ group by k.name order by k.name`
+
+// scopeFrontiersSQL finds how far the slowest cursor in use of each scope is in the past. Out:
+// scope, age in seconds by the clock (null: a cursor's owner has not said). Reads one row of
+// onlyonce.cursors and one of onlyonce.frontiers for each cursor in use.
+const scopeFrontiersSQL = `
+select c.scope, case when bool_and(f.frontier is not null) then extract(epoch from clock_timestamp() - min(f.frontier))::float8 end as behind
+  from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
+ where c.retired_at is null and c.cluster_id is distinct from 'postgres'
+ group by c.scope order by c.scope`
+
+// writingSQL reads the database's name, and how old the oldest transaction of the server that has
+// written is, prepared ones too. One row. A login without pg_read_all_stats sees only the age of
+// its own.
+const writingSQL = `
+select current_database()::text as database,
+       extract(epoch from clock_timestamp() - least((select min(xact_start) from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()),
+                                                    (select min(prepared) from pg_prepared_xacts)))::float8 as oldest_transaction`
+
+// KeyWindow is how long calls of a sink are repeated under their keys.
+type KeyWindow struct {
+	Sink          string  `json:"sink"`
+	WindowSeconds float64 `json:"window_seconds"` // from a call's first attempt
+	// LeftSeconds is how much of that the unanswered call that was tried first has left. Nil: no
+	// call waits for another attempt. Below 0: it is about to be set to reconcile.
+	LeftSeconds *float64 `json:"left_seconds"`
+}
+
+// ScopeFrontier is how far the slowest cursor of a scope is in the past.
+type ScopeFrontier struct {
+	Scope  string   `json:"scope"`
+	Behind *float64 `json:"behind_seconds"` // nil: the owner of a cursor has not said
+}
+
+// RingUse is how much of a ring is in use.
+type RingUse struct {
+	Ring  string `json:"ring"`  // consumer_keys, standard_keys, outbox or events
+	Free  int    `json:"free"`  // empty segments
+	Bytes int64  `json:"bytes"` // without indexes for keys, with them for the logs
+}
+
+// Measures is the result of [Measure].
+type Measures struct {
+	Database string          `json:"database"` // its name
+	Status   *StatusReport   `json:"status"`
+	Oldest   []OldestCall    `json:"oldest_calls"` // by sink
+	Windows  []KeyWindow     `json:"windows"`      // by sink; nil: not read within CountLimit
+	Keys     []KeyRing       `json:"keys"`
+	Rings    []RingUse       `json:"rings"`
+	Scopes   []ScopeFrontier `json:"frontiers"` // by scope
+	// OldestTransaction is the age in seconds of the oldest open transaction of the server that has
+	// written. Nil: there is none that the login may see.
+	OldestTransaction *float64 `json:"oldest_transaction_seconds"`
+}
+
+// Measure returns what a monitor records of a database, on one snapshot: what [Status], [Inbox] and
+// [OldestCalls] return, and how much of its key window the most urgent call of each sink has left.
+// An exporter can call it every few seconds: each count takes at most CountLimit.
+func Measure(ctx context.Context, db DB, q StatusQuestion) (m *Measures, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		m, err = readMeasures(ctx, tx, q.CountLimit)
+		return err
+	})
+	return m, err
+}
+
+func readMeasures(ctx context.Context, tx pgx.Tx, limit time.Duration) (*Measures, error) {
+	type server struct {
+		Database          string
+		OldestTransaction *float64
+	}
+	servers, err := collect[server](ctx, tx, writingSQL)
+	if err != nil {
+		return nil, err
+	}
+	m := &Measures{Database: servers[0].Database, OldestTransaction: servers[0].OldestTransaction}
+	if m.Status, err = readStatus(ctx, tx, limit); err != nil {
+		return nil, err
+	}
+	if m.Oldest, err = collect[OldestCall](ctx, tx, oldestCallsSQL, nil, 1); err != nil {
+		return nil, err
+	}
+	if m.Windows, err = collectWithin[KeyWindow](ctx, tx, limit, windowsSQL); err != nil {
+		return nil, err
+	}
+	if m.Keys, err = readKeyRings(ctx, tx); err != nil {
+		return nil, err
+	}
+	if m.Scopes, err = collect[ScopeFrontier](ctx, tx, scopeFrontiersSQL); err != nil {
+		return nil, err
+	}
+	return m, m.readRings(ctx, tx)
+}
+
+// readRings adds up the segments of each ring.
+func (m *Measures) readRings(ctx context.Context, tx pgx.Tx) error {
+	calls, err := collect[OutboxSegment](ctx, tx, ringSQL)
+	if err != nil {
+		return err
+	}
+	events, err := collect[EventSegment](ctx, tx, eventRingSQL)
+	if err != nil {
+		return err
+	}
+	use := func(ring, state string, bytes int64) {
+		if n := len(m.Rings); n == 0 || m.Rings[n-1].Ring != ring {
+			m.Rings = append(m.Rings, RingUse{Ring: ring})
+		}
+		r := &m.Rings[len(m.Rings)-1]
+		r.Bytes += bytes
+		if state == "free" {
+			r.Free++
+		}
+	}
+	for _, k := range m.Keys {
+		for _, s := range k.Segments {
+			use(k.Ring, s.State, s.Bytes)
+		}
+	}
+	for _, s := range calls {
+		use("outbox", s.State, s.Bytes)
+	}
+	for _, s := range events {
+		use("events", s.State, s.Bytes)
+	}
+	return nil
+}

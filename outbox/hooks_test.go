@@ -1,0 +1,223 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// attempts are pairs of AttemptStart and AttemptEnd that a test has seen.
+type attempts struct {
+	t    *testing.T
+	mu   sync.Mutex
+	open map[int]outbox.Attempt
+	n    int
+	done []string // kind, number of the attempt, outcome
+}
+
+type attemptKey struct{}
+
+func (a *attempts) hooks() outbox.Hooks {
+	a.open = map[int]outbox.Attempt{}
+	return outbox.Hooks{
+		AttemptStart: func(ctx context.Context, at outbox.Attempt) context.Context {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.n++
+			a.open[a.n] = at
+			return context.WithValue(ctx, attemptKey{}, a.n)
+		},
+		AttemptEnd: func(ctx context.Context, at outbox.Attempt, r outbox.Result) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			n, _ := ctx.Value(attemptKey{}).(int)
+			if begun, ok := a.open[n]; !ok || begun != at {
+				a.t.Errorf("the end of %+v, which began as %+v", at, begun)
+			}
+			delete(a.open, n)
+			a.done = append(a.done, fmt.Sprint(at.Kind, " ", at.Attempt, " ", r.Outcome))
+		},
+	}
+}
+
+// want waits until every attempt has ended, and compares them.
+func (a *attempts) want(want ...string) {
+	a.t.Helper()
+	until(a.t, "each attempt has ended", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return len(a.open) == 0 && len(a.done) >= len(want) })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !slices.Equal(a.done, want) {
+		a.t.Errorf("attempts %q, want %q", a.done, want)
+	}
+}
+
+// Each attempt has a Start and an End, whatever the sink does, and the sink's context is Start's.
+func TestHooksOfAttempts(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		if ctx.Value(attemptKey{}) == nil {
+			t.Error("the sink's context does not derive from AttemptStart's")
+		}
+		switch d.Attempt {
+		case 1:
+			return outbox.RetryLater("no answer", nil)
+		case 2:
+			panic("kaboom")
+		case 3:
+			runtime.Goexit()
+		}
+		return outbox.Result{Outcome: outbox.Delivered, Response: &outbox.Response{Status: 201}}
+	})
+	seen := &attempts{t: t}
+	cfg := testConfig(sink)
+	cfg.Hooks = seen.hooks()
+	first := true
+	cfg.Complete = func(ctx context.Context, _ outbox.Tx, _ *outbox.Completed) error {
+		if ctx.Value(attemptKey{}) == nil {
+			t.Error("the context of Complete does not derive from AttemptStart's")
+		}
+		if first {
+			first = false
+			return errors.New("not yet")
+		}
+		return nil
+	}
+	call := charge("1")
+	call.Capture = true
+	r.enqueue(call)
+	r.start(cfg)
+	r.states("delivered")
+	seen.want("send 1 retry", "send 2 retry", "send 3 retry", "send 4 delivered", "complete 5 retry", "complete 6 delivered")
+}
+
+// A reconciliation is an attempt too: it ends as delivered if the remote has applied the call.
+func TestHooksOfReconciliations(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.enqueue(charge("1"))
+	lost := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no answer", nil) })
+	x := r.start(testConfig(lost))
+	r.states("retrying")
+	x.stop()
+	r.exec(`update onlyonce.parked set attempts = 1, state = 'reconcile', reason = 'window', next_attempt_at = clock_timestamp()`)
+	seen := &attempts{t: t}
+	cfg := testConfig(newScripted(accept))
+	cfg.Hooks = seen.hooks()
+	first := true
+	cfg.Reconcile = func(ctx context.Context, _ *outbox.Delivery) (outbox.Reconciliation, error) {
+		if ctx.Value(attemptKey{}) == nil {
+			t.Error("the context of Reconcile does not derive from AttemptStart's")
+		}
+		if first {
+			first = false
+			return outbox.Unknown, nil
+		}
+		return outbox.Applied, nil
+	}
+	r.start(cfg)
+	r.states("delivered")
+	seen.want("reconcile 1 retry", "reconcile 1 delivered")
+}
+
+// In a SendBatch each call has its own pair, also one whose end the sink does not report.
+func TestHooksOfBatches(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	silent := true
+	sink := newBatching(accept)
+	sides := sink.batch
+	sink.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+		if silent {
+			silent = false
+			return
+		}
+		sides(ctx, calls, ended)
+	}
+	seen := &attempts{t: t}
+	cfg := testConfig(sink)
+	cfg.Hooks = seen.hooks()
+	r.enqueue(charge("1"))
+	r.start(cfg)
+	r.states("delivered")
+	// The second attempt is made alone: the call is parked.
+	seen.want("send 1 retry", "send 2 delivered")
+}
+
+// A hook that panics, or returns no context, changes nothing.
+func TestAttemptsWithHooksThatPanic(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	cfg := testConfig(newScripted(accept))
+	cfg.Hooks = outbox.Hooks{
+		AttemptStart: func(context.Context, outbox.Attempt) context.Context { return nil },
+		AttemptEnd:   func(context.Context, outbox.Attempt, outbox.Result) { panic("kaboom") },
+	}
+	r.enqueue(charge("1"), charge("2"))
+	r.start(cfg)
+	r.states("delivered")
+}
+
+// In a handler, a call carries the trace of Enqueue's context. If there is none, or the user's
+// function panics or returns no trace, it carries the message's.
+func TestTraceOfTheContext(t *testing.T) {
+	t.Parallel()
+	const ofMessage, ofContext = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-11111111111111111111111111111111-2222222222222222-00"
+	for name, c := range map[string]struct {
+		of   func(context.Context) string
+		want string
+	}{
+		"none":     {nil, ofMessage},
+		"empty":    {func(context.Context) string { return "" }, ofMessage},
+		"panics":   {func(context.Context) string { panic("kaboom") }, ofMessage},
+		"no trace": {func(context.Context) string { return "00-\x00" }, ofMessage},
+		"a trace":  {func(context.Context) string { return ofContext }, ofContext},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			if err := r.handled(origin.Origin{Scope: "s", ID: "m", Trace: ofMessage, TraceOf: c.of}, charge("1")); err != nil {
+				t.Fatal(err)
+			}
+			if got := one[string](r, `select trace from onlyonce.outbox_log`); got != c.want {
+				t.Errorf("trace %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// Status says what this relay does, without the database.
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	g := r.gate()
+	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+		g.pass(d)
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	relay := r.relay(testConfig(sink))
+	if s := relay.Status(); len(s) != 1 || s[0].Sink != "payments" || s[0].Lanes != 0 || s[0].UnderWay != 0 || s[0].Failing != nil || !s[0].Open {
+		t.Errorf("before Run: %+v", s)
+	}
+	x := r.run(relay)
+	r.holds(16)
+	r.enqueue(charge("1"))
+	g.wait()
+	if s := relay.Status()[0]; s.Lanes != 16 || s.UnderWay != 1 || s.Concurrency != 8 || s.Paused || !s.Open {
+		t.Errorf("with a call under way: %+v", s)
+	}
+	g.release()
+	r.states("delivered")
+	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp()`)
+	until(t, "the pause is seen", func() bool { s := relay.Status()[0]; return s.Paused && !s.Open && s.UnderWay == 0 })
+	x.stop()
+	if s := relay.Status()[0]; s.Lanes != 0 {
+		t.Errorf("after Run: %+v", s)
+	}
+}

@@ -1,0 +1,40 @@
+package outbox
+
+import (
+	"log/slog"
+
+	"github.com/onlyonce/onlyonce/internal/hook"
+)
+
+// JoinHooks returns hooks that call those of a and of b, for example your own and those of package
+// telemetry. a's AttemptStart and AttemptEnd enclose b's, and each AttemptEnd gets the context that
+// its own AttemptStart returned. The other hooks of a are called before b's. If a hook panics, the
+// other one of that event may not be called.
+func JoinHooks(a, b Hooks) Hooks {
+	type pair = hook.PairWith[Attempt, Attempt, Result]
+	attempt := hook.JoinPairWith(pair{Start: a.AttemptStart, End: a.AttemptEnd}, pair{Start: b.AttemptStart, End: b.AttemptEnd})
+	return Hooks{
+		AttemptStart: attempt.Start, AttemptEnd: attempt.End,
+		Settled: hook.JoinEvent(a.Settled, b.Settled),
+		Lease:   hook.JoinEvent(a.Lease, b.Lease),
+		Paused:  hook.JoinEvent(a.Paused, b.Paused),
+		Failed:  hook.JoinEvent(a.Failed, b.Failed),
+		Purged:  hook.JoinEvent(a.Purged, b.Purged),
+		Rotated: hook.JoinEvent(a.Rotated, b.Rotated),
+	}
+}
+
+// guarded returns hooks whose panics are logged and end nothing.
+func (h Hooks) guarded(log *slog.Logger) Hooks {
+	g := &hook.Guard{Log: log}
+	return Hooks{
+		AttemptStart: hook.Start(g, "AttemptStart", h.AttemptStart),
+		AttemptEnd:   hook.EndWith(g, "AttemptEnd", h.AttemptEnd),
+		Settled:      hook.Event(g, "Settled", h.Settled),
+		Lease:        hook.Event(g, "Lease", h.Lease),
+		Paused:       hook.Event(g, "Paused", h.Paused),
+		Failed:       hook.Event(g, "Failed", h.Failed),
+		Purged:       hook.Event(g, "Purged", h.Purged),
+		Rotated:      hook.Event(g, "Rotated", h.Rotated),
+	}
+}

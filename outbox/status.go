@@ -1,0 +1,35 @@
+package outbox
+
+import "time"
+
+// SinkStatus is what a relay does for one sink.
+type SinkStatus struct {
+	Sink string
+	// Lanes is how many of the sink's 16 lanes this relay holds.
+	Lanes int
+	// UnderWay is how many calls, completions and reconciliations are under way in this relay, of
+	// at most Concurrency.
+	UnderWay, Concurrency int
+	// Paused is true if an operator has paused the sink.
+	Paused bool
+	// Open is true if the sink takes calls: it is not paused, and takes more of them than are under
+	// way ([Readier]).
+	Open bool
+	// Failing is the error of the relay's transactions for the sink, which are tried again, and
+	// FailingSince is when that began. Nil if they work.
+	Failing      error
+	FailingSince time.Time
+}
+
+// Status returns what this relay does, for each of RelayConfig.Sinks in their order. It asks
+// nothing of the database, and may be called at any time. What is pending, in all processes, is in
+// ops.Sinks and `onlyonce outbox status`.
+func (r *Relay) Status() []SinkStatus {
+	all := make([]SinkStatus, len(r.senders))
+	for i, s := range r.senders {
+		all[i] = SinkStatus{Sink: s.name, Lanes: int(s.lanesHeld.Load()), UnderWay: s.slots.inUse(), Concurrency: s.slots.capacity,
+			Paused: s.slots.paused.Load(), Open: s.slots.open()}
+		all[i].Failing, all[i].FailingSince = s.link.Trouble()
+	}
+	return all
+}

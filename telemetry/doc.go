@@ -1,0 +1,20 @@
+// Package telemetry records traces and metrics of consumers, relays, HTTP layers and webhook
+// endpoints with OpenTelemetry. It uses OpenTelemetry's API only; the SDK and the exporter are
+// yours.
+//
+// [Consumer], [Relay], [Layer] and [Endpoint] add hooks to a configuration, after those that are
+// there. Each part records:
+//
+//   - a consumer: a span for each transaction, with a link to the producer of each of its first 128
+//     messages; with Config.Messages also a span for each message, in the producer's trace;
+//   - a relay: a span for each attempt at a call, with a link to the span that enqueued the call;
+//   - a layer and an endpoint: a span for each request, below the one that is in the request's
+//     context, for example otelhttp's.
+//
+// A call carries the trace context of the span in which it was enqueued, the same at each attempt.
+// So with Config.Messages a message, its call and what the remote does are one trace.
+//
+// Metrics have the names of docs/metrics.md. No attribute holds an id, a key, a tenant or a
+// payload. Hooks only record: they run in the goroutines that do the work, so use a span processor
+// that exports in the background (the SDK's BatchSpanProcessor).
+package telemetry

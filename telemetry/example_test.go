@@ -1,0 +1,39 @@
+package telemetry_test
+
+import (
+	"context"
+	"log"
+	"log/slog"
+	"os"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/telemetry"
+)
+
+// Spans and metrics go to OpenTelemetry's global providers, which the program's SDK has set.
+func Example() {
+	work := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")}
+	calls := outbox.RelayConfig{} // with its sinks
+	if err := telemetry.Consumer(&work, telemetry.Config{Messages: true}); err != nil {
+		log.Fatal(err)
+	}
+	if err := telemetry.Relay(&calls, telemetry.Config{}); err != nil {
+		log.Fatal(err)
+	}
+	// Then consumer.New(pool, source, handler, work) and outbox.NewRelay(pool, calls).
+}
+
+// In a handler, a record that is logged with the handler's context names its trace.
+func ExampleLogHandler() {
+	logger := slog.New(telemetry.LogHandler(slog.NewJSONHandler(os.Stdout, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	})))
+	logger.InfoContext(context.Background(), "outside of a span")
+	// Output: {"level":"INFO","msg":"outside of a span"}
+}

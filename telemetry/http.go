@@ -1,0 +1,89 @@
+package telemetry
+
+import (
+	"context"
+	"strconv"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// requestKey is the context key of a request's span. It is ours alone, so that the span which ends
+// is the one that we have begun.
+type requestKey struct{}
+
+func (r *recorder) startRequest(ctx context.Context, name string, attrs ...attribute.KeyValue) context.Context {
+	ctx, span := r.tracer.Start(ctx, name, trace.WithAttributes(attrs...))
+	return context.WithValue(ctx, requestKey{}, span)
+}
+
+func endRequest(ctx context.Context, err error, attrs ...attribute.KeyValue) {
+	if span, ok := ctx.Value(requestKey{}).(trace.Span); ok {
+		end(span, err, attrs...)
+	}
+}
+
+// Layer adds telemetry to the configuration of an HTTP layer: hooks after those that are there, and
+// Config.Trace if it is not set. Call it before idempotency.New, once for each configuration.
+func Layer(c *idempotency.Config, t Config) error {
+	r := newRecorder(t)
+	requests, duration := r.counter(metrics.HTTPRequests), r.histogram(metrics.HTTPDuration)
+	if r.err != nil {
+		return r.err
+	}
+	c.Hooks = idempotency.JoinHooks(c.Hooks, idempotency.Hooks{
+		ServeStart: func(ctx context.Context, s idempotency.ServeStart) context.Context {
+			return r.startRequest(ctx, "serve "+s.Pattern, attribute.String(attrRoute, s.Pattern))
+		},
+		ServeEnd: func(ctx context.Context, s idempotency.Served) {
+			route := attribute.String("route", s.Pattern)
+			requests.Add(ctx, 1, metric.WithAttributes(route, attribute.String("outcome", string(s.Mark))))
+			duration.Record(ctx, s.Took.Seconds(), metric.WithAttributes(route))
+			endRequest(ctx, nil, attribute.String(attrOutcome, string(s.Mark)), attribute.Int(attrStatus, s.Status), attribute.Int(attrRuns, s.Runs))
+		},
+	})
+	if c.Trace == nil {
+		c.Trace = traceOf
+	}
+	return nil
+}
+
+// Endpoint adds telemetry to the configuration of a webhook endpoint: hooks after those that are
+// there, and Config.Trace if it is not set. If the endpoint consumes its events, call [Consumer]
+// for Config.Consumer too. Call it before webhook.New, once for each configuration.
+func Endpoint(c *webhook.Config, t Config) error {
+	r := newRecorder(t)
+	received, missed := r.counter(metrics.WebhookReceived), r.counter(metrics.WebhookMissed)
+	duration := r.histogram(metrics.WebhookDuration)
+	if r.err != nil {
+		return r.err
+	}
+	endpoint := attribute.String("endpoint", c.Name)
+	c.Hooks = webhook.JoinHooks(c.Hooks, webhook.Hooks{
+		ReceiveStart: func(ctx context.Context, s webhook.ReceiveStart) context.Context {
+			return r.startRequest(ctx, "receive "+s.Endpoint, attribute.String(attrEndpoint, s.Endpoint))
+		},
+		ReceiveEnd: func(ctx context.Context, e webhook.ReceiveEnd) {
+			outcome := string(e.Outcome)
+			if outcome == "" {
+				outcome = "refused"
+			}
+			status := attribute.String("status", strconv.Itoa(e.Status))
+			received.Add(ctx, 1, metric.WithAttributes(endpoint, attribute.String("outcome", outcome), status))
+			duration.Record(ctx, e.Duration.Seconds(), metric.WithAttributes(endpoint, status))
+			endRequest(ctx, e.Err, attribute.String(attrOutcome, outcome), attribute.Int(attrStatus, e.Status))
+		},
+		Reconciled: func(e webhook.Reconciled) {
+			missed.Add(context.Background(), int64(e.Missed), metric.WithAttributes(endpoint))
+		},
+	})
+	if c.Trace == nil {
+		c.Trace = traceOf
+	}
+	return nil
+}

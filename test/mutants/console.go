@@ -1,0 +1,32 @@
+package main
+
+// consoleRules are mutants of the console, and of acts on all that a filter matches: rules U.
+var consoleRules = []mutant{
+	{rule: "U1 a viewer's POST is carried out", file: "ui/routes.go",
+		old: "if v.access < r.needs {", new: "if v.access < r.needs && false {",
+		pkg: "./ui", test: "TestU1ViewersChangeNothing"},
+	{rule: "U1 a form of another origin is carried out", file: "ui/console.go",
+		old: "if err := c.guard.Check(r); err != nil {", new: "if err := c.guard.Check(r); err != nil && false {",
+		pkg: "./ui", test: "TestU1OtherOriginsAreRefused"},
+	{rule: "U1 an act that was not shown", file: "ui/act.go",
+		old: "if shown == \"\" {", new: "if false {",
+		pkg: "./ui", test: "TestU1Acts"},
+	{rule: "U1 a bulk act without a reason begins", file: "ui/bulk.go",
+		old: "if reason == \"\" {", new: "if false {",
+		pkg: "./ui", test: "TestU3Bulk"},
+	{rule: "U2 payloads are shown to all", file: "ui/console.go",
+		old: "return v.Bodies != nil && v.Bodies(v.actor, k)", new: "return v.Bodies == nil || v.Bodies(v.actor, k)",
+		pkg: "./ui", test: "TestU2Pages"},
+	{rule: "U1 a token opens twice", file: "ui/auth.go",
+		old: "	t.token = \"\"\n	return true", new: "	return true",
+		pkg: "./ui", test: "TestTokenIsUsedOnce"},
+	{rule: "U3 what was parked after the dry run is changed too", file: "ops/bulk.go",
+		old: "		q.upTo = &in.Shown.UpTo\n", new: "",
+		pkg: "./ui", test: "TestU3Bulk"},
+	{rule: "U3 what changed since the dry run is not counted", file: "ops/bulk.go",
+		old: "b.Skipped = max(0, in.Shown.Count-len(ids))", new: "b.Skipped = max(0, len(ids)-in.Shown.Count)",
+		pkg: "./ui", test: "TestU3Bulk"},
+	{rule: "U3 each transaction writes an audit row of its own", file: "ops/bulk.go",
+		old: "if id = total.AuditID; id == 0 {", new: "if id = total.AuditID; true {",
+		pkg: "./ui", test: "TestU3Bulk"},
+}
