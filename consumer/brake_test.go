@@ -28,12 +28,12 @@ func (r *rig) stopped(reason string) *consumer.HaltError {
 	if h.Reason != consumer.HaltEverythingFails || !strings.Contains(h.Error(), redrive) || !strings.Contains(h.Command(), fmt.Sprintf("adopt -scope stock -topic orders -partition 0 -at %d", h.Position)) {
 		r.t.Errorf("halt: %v, want one that prints %q", h, redrive)
 	}
-	if err := r.consumer.Healthy(); err == nil || !errors.As(err, new(*consumer.HaltError)) {
-		r.t.Errorf("Healthy: %v", err)
-	}
-	if all, err := r.consumer.Status(r.t.Context()); err != nil || len(all) != 1 || all[0].Halted == nil || all[0].Halted.Reason != consumer.HaltEverythingFails {
-		r.t.Errorf("Status: %+v, %v", all, err)
-	}
+	// While a message is tried the partition is not halted.
+	until(r.t, "Healthy to return the halt", func() bool { return errors.As(r.consumer.Healthy(), new(*consumer.HaltError)) })
+	until(r.t, "Status to show the halt", func() bool {
+		all, err := r.consumer.Status(r.t.Context())
+		return err == nil && len(all) == 1 && all[0].Halted != nil && all[0].Halted.Reason == consumer.HaltEverythingFails
+	})
 	return h
 }
 

@@ -29,7 +29,7 @@ func (r *Relay) Status() []SinkStatus {
 	for i, s := range r.senders {
 		all[i] = SinkStatus{Sink: s.name, Lanes: int(s.lanesHeld.Load()), UnderWay: s.slots.inUse(), Concurrency: s.slots.capacity,
 			Paused: s.slots.paused.Load(), Open: s.slots.open()}
-		all[i].Failing, all[i].FailingSince = s.link.Trouble()
+		all[i].FailingSince, all[i].Failing = s.link.Trouble()
 	}
 	return all
 }

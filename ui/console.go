@@ -39,8 +39,7 @@ type console struct {
 	databases []*database // by name
 	mux       *http.ServeMux
 	pages     map[string]*template.Template // by the name of their file
-	assets    http.Handler
-	stamp     string // of scripts and styles
+	stamp     string                        // of scripts and styles
 }
 
 // database is one of the databases of a console.

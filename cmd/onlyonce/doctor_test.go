@@ -99,7 +99,7 @@ func TestDoctorFindings(t *testing.T) {
 		"webhooks":                  {webhookID("1 minute"), nil, "webhooks", ops.LevelOK, []string{"at least 7d"}},
 		"webhooks, too short":       {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", ops.LevelFail, []string{"-ring standard_keys", "7d at least"}},
 		"webhooks, declared":        {"", []string{"-webhook-retention", "30d"}, "webhooks", ops.LevelFail, []string{"D above 30d"}},
-		"webhooks, old ids":         {webhookID("9 days"), nil, "webhooks", ops.LevelWarn, []string{"endpoint gh has ids that are 216h", "nobody deletes them"}},
+		"webhooks, old ids":         {webhookID("9 days"), nil, "webhooks", ops.LevelWarn, []string{"endpoint gh has ids that are 216h", "nothing deletes them"}},
 		"log ring":                  {"", nil, "consumer_keys", ops.LevelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
 		"log ring, rotated":         {rotates, nil, "consumer_keys", ops.LevelOK, []string{"a process rotates it"}},
 		"clock ring":                {"", nil, "standard_keys", ops.LevelOK, nil},

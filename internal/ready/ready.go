@@ -68,11 +68,11 @@ func (l *Link) Failing(longer time.Duration) error {
 
 // Trouble returns why the link has been away, and since when. It returns nil and the zero time if
 // the link is there, or has not come yet.
-func (l *Link) Trouble() (error, time.Time) {
+func (l *Link) Trouble() (since time.Time, err error) {
 	if s := l.state.Load(); s != nil && s.err != nil {
-		return s.err, s.since
+		return s.since, s.err
 	}
-	return nil, time.Time{}
+	return time.Time{}, nil
 }
 
 // Err returns nil if the link is there, or why it is not.

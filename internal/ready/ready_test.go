@@ -48,14 +48,14 @@ func TestLink(t *testing.T) {
 	if !errors.Is(l.Err(), gone) || !errors.Is(l.Failing(0), gone) || l.Failing(time.Hour) != nil {
 		t.Error(l.Err(), l.Failing(0), l.Failing(time.Hour))
 	}
-	if err, since := l.Trouble(); !errors.Is(err, gone) || since.IsZero() {
+	if since, err := l.Trouble(); !errors.Is(err, gone) || since.IsZero() {
 		t.Error(err, since)
 	}
 	l.Set(nil)
 	if l.Failing(0) != nil {
 		t.Error(l.Failing(0))
 	}
-	if err, since := l.Trouble(); err != nil || !since.IsZero() {
+	if since, err := l.Trouble(); err != nil || !since.IsZero() {
 		t.Error(err, since)
 	}
 }
