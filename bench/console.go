@@ -74,7 +74,7 @@ func binaryGrowth(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	root, err := filepath.Abs("..")
 	if err != nil {
 		return 0, err

@@ -2,6 +2,7 @@ package onlyoncetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -25,16 +26,27 @@ type standby struct {
 }
 
 // keep keeps the state before a COMMIT. The caller has mu, so no process commits meanwhile.
+//
+// A failover that loses a cursor is not played: the group has committed offsets and the database
+// has no cursor, so the consumer halts as history-lost until an operator decides.
 func (x *play) keep(p *Process, what, sql string) {
-	kept, err := x.db.Keep(x.ctx)
+	kept, err := x.owned(x.ctx)
+	if err == nil && kept {
+		kept, err = x.db.Keep(x.ctx)
+	}
 	if err != nil || !kept || x.standby.event != "" {
-		x.say(p, "", "no standby: %v", err)
+		if err == nil {
+			err = errNoStandby
+		}
+		x.say(p, "", "no failover: %v", err)
 		x.unstrike(what)
 		return
 	}
 	x.say(p, "fault", "%.90s  <<< the standby does not get this", sql)
 	x.standby.event = what
 }
+
+var errNoStandby = errors.New("a cursor is missing yet, or the role is no superuser")
 
 // unstrike notes that a fault has not happened after all. The caller has mu.
 func (x *play) unstrike(what string) {

@@ -81,6 +81,29 @@ const atEndSQL = `
 select count(distinct (u.t, u.p)) from unnest($2::text[], $1::int[], $3::bigint[]) as u (t, p, o)
   join onlyonce.positions x on x.topic = u.t and x.partition = u.p and x.next_offset >= u.o`
 
+// ownedSQL returns one row: how many partitions of a topic have a cursor. $1 partitions, $2 topics.
+const ownedSQL = `
+select count(distinct (u.t, u.p)) from unnest($2::text[], $1::int[]) as u (t, p)
+  join onlyonce.cursors x on x.topic = u.t and x.partition = u.p`
+
+// toHandle returns the partitions that have messages, and the offsets at which they end.
+func (x *play) toHandle() (topics []string, partitions []int32, offsets []int64) {
+	for p := range x.logs.ends() {
+		if p.offset > 0 {
+			topics, partitions, offsets = append(topics, p.topic), append(partitions, p.partition), append(offsets, p.offset)
+		}
+	}
+	return topics, partitions, offsets
+}
+
+// owned reports whether each partition that has messages has a cursor.
+func (x *play) owned(ctx context.Context) (bool, error) {
+	topics, partitions, _ := x.toHandle()
+	var n int
+	err := x.db.Pool.QueryRow(ctx, ownedSQL, partitions, topics).Scan(&n)
+	return n == len(topics), err
+}
+
 // done reports whether all work is done.
 func (x *play) done(ctx context.Context) (bool, error) {
 	x.mu.Lock()
@@ -89,14 +112,7 @@ func (x *play) done(ctx context.Context) (bool, error) {
 	if !served {
 		return false, nil
 	}
-	var topics []string
-	var partitions []int32
-	var offsets []int64
-	for p := range x.logs.ends() {
-		if p.offset > 0 {
-			topics, partitions, offsets = append(topics, p.topic), append(partitions, p.partition), append(offsets, p.offset)
-		}
-	}
+	topics, partitions, offsets := x.toHandle()
 	var n int
 	if err := x.db.Pool.QueryRow(ctx, atEndSQL, partitions, topics, offsets).Scan(&n); err != nil || n < len(topics) {
 		return false, err

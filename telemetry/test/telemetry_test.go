@@ -159,7 +159,7 @@ func TestOneTraceFromProducerToRemote(t *testing.T) {
 	})
 	for _, ended := range s.spans.Ended() {
 		for _, a := range ended.Attributes() {
-			text += " " + a.Value.Emit()
+			text += " " + a.Value.String()
 		}
 	}
 	if strings.Contains(text, "secret") {
