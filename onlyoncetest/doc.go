@@ -60,7 +60,7 @@
 //   - A failover loses commits of cases with Messages only: a request that was answered is not sent
 //     again, so a lost one stays lost. It needs a role that is a superuser, and no DDL in handlers.
 //     The processes live on, sequences go back as on a standby, and the server's timeline and its
-//     transaction ids go on.
+//     transaction ids go on. A relay compares those, so a case with a relay has no failovers.
 //   - A serialization failure is what the handler's call returns; the server has not raised it.
 //   - The clock is real, and goroutines of the handler are not scheduled.
 //   - Global variables outlive a process here, not in production. What Start makes anew for each

@@ -249,12 +249,14 @@ func (r *runner) all(ctx context.Context) error {
 // able returns which faults the case can have, and notes the reasons for those that it cannot.
 func (r *runner) able() able {
 	saved := r.taken[0].Saved()
-	can := able{log: len(r.c.Messages) > 0, copies: r.copied && len(r.c.Messages) > 0, failover: len(r.c.Messages) > 0 && r.c.Serve == nil && saved}
+	can := able{log: len(r.c.Messages) > 0, copies: r.copied && len(r.c.Messages) > 0, failover: len(r.c.Messages) > 0 && r.c.Serve == nil && !r.c.hasRelay && saved}
 	not := func(what, why string) { r.rep.NotCovered = append(r.rep.NotCovered, what+" ("+why+")") }
 	switch {
 	case can.failover:
 	case !saved:
 		not("failovers", "the role of "+pgserver.EnvURL+" is no superuser")
+	case r.c.hasRelay:
+		not("failovers", "of a case with a relay")
 	default:
 		not("failovers", "a request that was answered is not sent again")
 	}

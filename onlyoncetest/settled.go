@@ -81,9 +81,10 @@ const atEndSQL = `
 select count(distinct (u.t, u.p)) from unnest($2::text[], $1::int[], $3::bigint[]) as u (t, p, o)
   join onlyonce.positions x on x.topic = u.t and x.partition = u.p and x.next_offset >= u.o`
 
-// ownedSQL returns one row: how many partitions of a topic have a cursor. $1 partitions, $2 topics.
+// ownedSQL returns one row: how many partitions of a topic have a cursor, and whether a relay has
+// begun. $1 partitions, $2 topics.
 const ownedSQL = `
-select count(distinct (u.t, u.p)) from unnest($2::text[], $1::int[]) as u (t, p)
+select count(distinct (u.t, u.p)), exists (select from onlyonce.lanes) from unnest($2::text[], $1::int[]) as u (t, p)
   join onlyonce.cursors x on x.topic = u.t and x.partition = u.p`
 
 // toHandle returns the partitions that have messages, and the offsets at which they end.
@@ -96,12 +97,13 @@ func (x *play) toHandle() (topics []string, partitions []int32, offsets []int64)
 	return topics, partitions, offsets
 }
 
-// owned reports whether each partition that has messages has a cursor.
+// owned reports whether each partition that has messages has a cursor, and no relay has begun.
 func (x *play) owned(ctx context.Context) (bool, error) {
 	topics, partitions, _ := x.toHandle()
 	var n int
-	err := x.db.Pool.QueryRow(ctx, ownedSQL, partitions, topics).Scan(&n)
-	return n == len(topics), err
+	var relay bool
+	err := x.db.Pool.QueryRow(ctx, ownedSQL, partitions, topics).Scan(&n, &relay)
+	return n == len(topics) && !relay, err
 }
 
 // done reports whether all work is done.
