@@ -399,8 +399,9 @@ func faulty(t *testing.T) []judged {
 			}
 		}), onlyoncetest.WrittenOutside, "effects"},
 		{"sql past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
-			db := stdlib.OpenDBFromPool(p.Pool)
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				db := stdlib.OpenDBFromPool(p.Pool)
+				defer func() { _ = db.Close() }() // the pool stays open
 				_, err := db.ExecContext(ctx, insertSQL, string(m.Value))
 				return err
 			}
