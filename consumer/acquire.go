@@ -70,6 +70,11 @@ func (w *worker) acquire(ctx context.Context) error {
 			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
 		}
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
+		if mine && w.slotted != w.needsSlots(cur) {
+			w.releaseCursor() // for another epoch: see worker.slotted
+			w.cur = nil
+			continue
+		}
 		if was := w.pos; mine && was > cur.position { // the database has lost confirmed commits
 			w.redoUntil = max(w.redoUntil, was) // in memory first: the write may fail, and the next look finds the position set back
 		}
@@ -86,6 +91,9 @@ func (w *worker) acquire(ctx context.Context) error {
 				return err
 			}
 			w.cur = cur
+			if err := w.readDone(ctx); err != nil {
+				return err
+			}
 		} else {
 			if err := w.compareGroupOffset(ctx, cur); err != nil {
 				return err
@@ -135,7 +143,7 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	bounded, cancel := w.c.bounded(ctx)
 	defer cancel()
 	err := w.c.pool.QueryRow(bounded, takeCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
-		uuidOrNull(w.id.TopicID), guard.Millis(w.c.cfg.Timeouts.Lock)).Scan(&epoch)
+		uuidOrNull(w.id.TopicID), int32(w.c.cfg.Concurrency), w.c.sharedSlots(), guard.Millis(w.c.cfg.Timeouts.Lock)).Scan(&epoch) //nolint:gosec // at most maxConcurrency
 	if err != nil {
 		return false, fmt.Errorf("taking over cursor %d: %w", seen.id, err)
 	}
@@ -157,12 +165,23 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	w.cur = cur
 	w.setPosition(cur.position, cur.anchor, cur.leaderEpoch)
 	w.state.epoch.Store(*epoch)
+	w.slotted, w.acknowledged = w.needsSlots(cur), nil
+	if err := w.readDone(ctx); err != nil {
+		return false, err
+	}
 	w.aloneUntil, w.unclean = 0, !seen.clean
+	reach := int64(w.c.cfg.BatchSize) // how far above the position the old owner may have worked
+	if w.slotted {
+		reach = int64(w.c.cfg.Window)
+	}
 	if !seen.clean {
-		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
-	} else if s := cur.suspectOffset; s != nil && *s >= w.pos && *s < w.pos+int64(w.c.cfg.BatchSize) {
+		w.aloneUntil = w.pos + reach
+	}
+	for _, s := range cur.suspects {
 		// It may have killed a process, and then halted the next owner, which released it cleanly.
-		w.aloneUntil = *s + 1
+		if seen.clean && s >= w.pos && s < w.pos+reach {
+			w.aloneUntil = max(w.aloneUntil, s+1)
+		}
 	}
 	if w.c.cfg.Hooks.Owned != nil {
 		w.c.cfg.Hooks.Owned(Owned{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
@@ -184,6 +203,9 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	w.state.lastStable.Store(log.End)
 	if w.pos > log.End {
 		return w.haltError(HaltTruncated, "the log ends at offset %d", log.End)
+	}
+	if until := w.cur.doneUntil; until != nil && *until > log.End {
+		return w.haltError(HaltTruncated, "the log ends at offset %d, and messages up to %d were handled", log.End, *until-1)
 	}
 	w.logHeldPos = w.logHeldPos || log.Start <= w.pos
 	// Otherwise there is no record left to compare.

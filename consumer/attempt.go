@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
@@ -18,6 +20,7 @@ const (
 	stepBegin = "begin" // see guard
 	stepFence = "fence"
 	stepClaim = "claim"
+	stepAge   = "age"
 	stepOrder = "order"
 	stepPark  = "park"
 	stepHook  = "hook" // Config.OnBegin, see guard
@@ -40,8 +43,9 @@ type engine struct {
 	ownership
 
 	goroutine      *handlerGoroutine
-	exclusive      bool // the current attempt is the only one of this process
-	claimFirstLeft int  // transactions for which the claim goes first, after duplicates were found
+	exclusive      bool   // the current attempt is the only one of this process
+	claimFirstLeft int    // transactions for which the claim goes first, after duplicates were found
+	deadlocked     func() // is called when a transaction was undone to end a deadlock; may be nil
 }
 
 // attempt is the work of one transaction.
@@ -89,6 +93,25 @@ func (e *engine) acquireConn(work context.Context) (*pooledConn, error) {
 	return &pooledConn{conn: conn}, nil
 }
 
+// indexCallsSQL notes the keys of calls in the outbox's log; see the function's comment in the
+// migration. It is a transaction of its own.
+const indexCallsSQL = `select onlyonce.index_calls()`
+
+// indexCalls prepares the look for calls of messages that may have been handled before (O1): each
+// call that such a message asks for is looked for by its key. Without this the look would find the
+// same, and read the whole log each time.
+func (e *engine) indexCalls(work context.Context, conn *pgx.Conn, msgs []*Message) error {
+	if !slices.ContainsFunc(msgs, func(m *Message) bool { return m.Offset < e.redoUntil || m.replay > 0 && !m.resend }) {
+		return nil
+	}
+	bounded, cancel := e.c.bounded(work)
+	defer cancel()
+	if _, err := conn.Exec(bounded, indexCallsSQL); err != nil {
+		return fmt.Errorf("noting the keys of calls: %w", err)
+	}
+	return nil
+}
+
 // transact repeats the transaction after serialization failures, and after the optimistic claim has
 // found a duplicate.
 func (e *engine) transact(work context.Context, a *attempt) error {
@@ -98,6 +121,9 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 	}
 	defer func() { slot.release() }()
 	if err := fault.Point(fault.Connected); err != nil {
+		return err
+	}
+	if err := e.indexCalls(work, slot.conn.Conn(), a.msgs); err != nil {
 		return err
 	}
 	claimFirst := a.alone || a.disposition != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0
@@ -144,8 +170,11 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 		state := sqlState(failed)
 		switch {
 		case run < rerunLimit && guard.RunAgain(state):
+			if state == codeDeadlock && e.deadlocked != nil {
+				e.deadlocked()
+			}
 			continue // the whole transaction, handler included
-		case failed != nil && !claimFirst && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepOrder && state == codeBlocked):
+		case failed != nil && !claimFirst && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepAge && state == codeTooOld || failed.Step == stepOrder && state == codeBlocked):
 			claimFirst, a.done.Fallback, e.claimFirstLeft = true, true, claimFirstRuns
 			continue
 		case failed != nil && failed.Step == stepFence && (state == codeFenceLost || state == codeRaceLost):
@@ -180,6 +209,9 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 	dispositions := e.findIDs(a.msgs)
 	if !a.skipClaim {
 		e.claimKeys(before, tx, a.msgs, dispositions, claimFirst)
+	}
+	if tx.Failure() == nil {
+		e.checkAge(before, tx, a, dispositions, claimFirst)
 	}
 	if tx.Failure() == nil {
 		e.checkOrder(before, tx, a, dispositions, claimFirst)

@@ -7,8 +7,9 @@ import (
 )
 
 // reportLogRetry is reportRetry for failures that keep the partition's log from continuing.
-func (w *worker) reportLogRetry(r Retry, b backoff.BackOff) time.Duration {
+func (w *applier) reportLogRetry(r Retry, b backoff.BackOff) time.Duration {
 	w.state.setTrouble(&w.state.logTrouble, r.Err)
+	w.troubled = true
 	return w.reportRetry(r, b)
 }
 

@@ -24,7 +24,7 @@ const lostLimit = 3
 // If a batch fails because of a handler, it rolls back and is divided. Only a message that is alone
 // is judged. In a batch, a queued statement's error may surface at a neighbour, and a deferred
 // constraint's at the very end.
-func (w *worker) handleBatch(ctx, work context.Context, msgs []*Message, next int64) error {
+func (w *applier) handleBatch(ctx, work context.Context, msgs []*Message, next int64) error {
 	if msgs[0].Offset < w.aloneUntil {
 		if err := w.handlePart(ctx, work, msgs[:1], positionAfter(msgs, 1, next)); err != nil || len(msgs) == 1 {
 			return err
@@ -47,7 +47,7 @@ func (w *worker) handleBatch(ctx, work context.Context, msgs []*Message, next in
 			return err
 		case errors.As(err, &f) && errors.As(f.err, &stop):
 			if f.index == 0 {
-				return w.haltEverythingFails(w.pos, msgs[0].Offset, stop.disposition)
+				return w.haltEverythingFails(w.state.position.Load(), msgs[0].Offset, stop.disposition)
 			}
 			if err := w.handlePart(ctx, work, msgs[:f.index], positionAfter(msgs, f.index, next)); err != nil {
 				return err
@@ -71,7 +71,7 @@ func (w *worker) handleBatch(ctx, work context.Context, msgs []*Message, next in
 // divideBatch handles the messages before the failed one, that one by itself, and those after it.
 // If the failed one is not known, it divides the batch in halves, which takes the fewest runs until
 // the message is alone.
-func (w *worker) divideBatch(ctx, work context.Context, msgs []*Message, next int64, failed int) error {
+func (w *applier) divideBatch(ctx, work context.Context, msgs []*Message, next int64, failed int) error {
 	cuts := []int{0, len(msgs) / 2, len(msgs)}
 	if failed >= 0 {
 		cuts = []int{0, failed, failed + 1, len(msgs)}
@@ -87,7 +87,7 @@ func (w *worker) divideBatch(ctx, work context.Context, msgs []*Message, next in
 }
 
 // handlePart handles some messages of a batch. A single one is alone from here on.
-func (w *worker) handlePart(ctx, work context.Context, msgs []*Message, next int64) error {
+func (w *applier) handlePart(ctx, work context.Context, msgs []*Message, next int64) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

@@ -17,11 +17,12 @@ import (
 // table is missing, or a remote refuses everything. Without the brake, all these messages would be
 // parked as fast as they fail.
 //
-// The brake looks at the last Window messages that were applied or given up (as no-key, permanent
-// or exhausted). If Percent of them, and at least Least messages, were given up, the partition
-// halts with [HaltEverythingFails]. The message that triggers the halt is not parked. The consumer
-// then tries one message each Every. When one is applied, the partition continues by itself, with
-// an empty window. The window is empty, too, after another process has taken the partition over.
+// The brake looks at the last Window messages that were applied or given up (as no-key, too-old,
+// permanent or exhausted). If Percent of them, and at least Least messages, were given up, the
+// partition halts with [HaltEverythingFails]. The message that triggers the halt is not parked. The
+// consumer then tries one message each Every. When one is applied, the partition continues by
+// itself, with an empty window. The window is empty, too, after another process has taken the
+// partition over.
 //
 // Copies do not count. Under [ParkOrderingKey] a message counts when its attempts are used up. The
 // brake does nothing under [BlockPartition].
@@ -57,26 +58,36 @@ type brake struct {
 	cfg Brake
 
 	mu      sync.Mutex
-	last    []string // how the last messages ended, oldest first: "" if applied, or the reason
-	probing bool     // it has halted the partition, and nothing was applied since
+	last    []string              // how the last messages ended, oldest first: "" if applied, or the reason
+	pending map[*attempt][]string // reasons of messages that transactions under way set aside
+	probing bool                  // it has halted the partition, and nothing was applied since
 	halt    *HaltError
 }
 
 // countsAsFailed reports whether messages with this reason count against the partition. Conflicts
 // are the producers' fault, and crashes have limits of their own.
 func countsAsFailed(reason string) bool {
-	return reason == parked.NoKey || reason == parked.Permanent || reason == parked.Exhausted
+	return reason == parked.NoKey || reason == parked.TooOld || reason == parked.Permanent || reason == parked.Exhausted
 }
 
-// stopsAt reports whether the partition has to halt before these dispositions are written, and at
-// which of them. The reason "" means a message that may be applied.
-func (b *brake) stopsAt(reasons ...string) (at int, yes bool) {
+// stopsAt reports whether the partition has to halt before an attempt (nil: a retry of parked rows)
+// writes these dispositions, and at which of them. The reason "" means a message that may be
+// applied. What other attempts are about to set aside counts as if it were committed.
+func (b *brake) stopsAt(a *attempt, reasons ...string) (at int, yes bool) {
 	if b.cfg.Off {
 		return 0, false
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	last := slices.Clone(b.last)
+	for other, set := range b.pending {
+		for _, reason := range set {
+			if other != a {
+				last = b.push(last, reason)
+			}
+		}
+	}
+	var own []string
 	for i, reason := range reasons {
 		if reason != "" && !countsAsFailed(reason) && !(b.probing && reason == parked.Behind) {
 			continue // while the partition is halted, nothing is set aside
@@ -85,8 +96,24 @@ func (b *brake) stopsAt(reasons ...string) (at int, yes bool) {
 		if reason != "" && (b.probing || b.trips(last)) {
 			return i, true
 		}
+		if countsAsFailed(reason) {
+			own = append(own, reason)
+		}
+	}
+	if a != nil && len(own) > 0 {
+		if b.pending == nil {
+			b.pending = map[*attempt][]string{}
+		}
+		b.pending[a] = own
 	}
 	return 0, false
+}
+
+// ended forgets what an attempt was about to set aside: it has failed, or is recorded.
+func (b *brake) ended(a *attempt) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.pending, a)
 }
 
 func (b *brake) push(last []string, reason string) []string {
@@ -153,7 +180,7 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 		}
 	}
 	var reasons, failed []string
-	for _, reason := range []string{parked.NoKey, parked.Permanent, parked.Exhausted} {
+	for _, reason := range []string{parked.NoKey, parked.TooOld, parked.Permanent, parked.Exhausted} {
 		if counts[reason] > 0 {
 			reasons, failed = append(reasons, reason), append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
 		}
@@ -161,6 +188,9 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; the partition goes on by itself when it is applied",
 		min(len(b.last)+1, b.cfg.Window), strings.Join(failed, ", "), offset, v.err, b.cfg.Every)
 	for _, reason := range reasons {
+		if reason == parked.TooOld {
+			continue // an operator has to find out first which of them were applied
+		}
 		h.Redrive = append(h.Redrive, h.redrive(e.c.parkedKind(), reason))
 	}
 	b.halt = h
@@ -238,6 +268,16 @@ func (e *engine) recordOutcomes(applied int, reasons ...string) {
 	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition goes on", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 }
 
+// recordCommitted records and reports what a transaction of messages that has committed did.
+func (e *engine) recordCommitted(a *attempt) {
+	reasons := make([]string, len(a.parked))
+	for i, p := range a.parked {
+		reasons[i] = p.Reason
+	}
+	e.recordOutcomes(a.done.Handled, reasons...)
+	e.c.emitCommitted(a)
+}
+
 // firstBraked returns the index of the first message of an attempt at which the partition has to
 // halt, before that message is set aside. err is nil if there is none.
 func (e *engine) firstBraked(a *attempt, dispositions []*disposition) (at int, err error) {
@@ -260,7 +300,7 @@ func (e *engine) firstBraked(a *attempt, dispositions []*disposition) (at int, e
 	if !worst {
 		return 0, nil
 	}
-	if at, yes := e.brake.stopsAt(reasons...); yes {
+	if at, yes := e.brake.stopsAt(a, reasons...); yes {
 		return at, &brakeError{of(at)}
 	}
 	return 0, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -70,6 +71,9 @@ func TestD7EverythingFails(t *testing.T) {
 			until(t, "Healthy to be nil again", func() bool { return r.consumer.Healthy() == nil })
 			stop()
 			r.once(values[19:]...)
+			if !slices.ContainsFunc(r.events, func(e consumer.BatchDone) bool { return e.From >= 19 && e.Messages > 1 }) {
+				t.Error("the brake was released, and messages are still tried one at a time")
+			}
 		})
 	}
 }

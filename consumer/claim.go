@@ -68,13 +68,7 @@ func (c *Consumer) identify(m *Message) (err error) {
 		m.tenant = c.cfg.Tenant(m)
 	}
 	if c.cfg.OnFailure == ParkOrderingKey {
-		key := m.Key // the record's
-		if c.cfg.OrderingKey != nil {
-			key = c.cfg.OrderingKey(m)
-		}
-		if len(key) > 0 {
-			m.orderKey = pgtype.UUID{Bytes: orderingKey(m.tenant, c.cfg.Scope, m.Topic, key), Valid: true}
-		}
+		m.orderKey = c.orderOf(m)
 	}
 	key := c.cfg.Key
 	if c.events {
@@ -84,13 +78,44 @@ func (c *Consumer) identify(m *Message) (err error) {
 		return nil
 	}
 	id, err := key(m)
-	if err == nil && id == "" {
+	switch {
+	case err == nil && id == "":
 		err = ErrNoKey
+	case err == nil && m.timed && c.cfg.TooOld == tooOldUnset:
+		err = fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld", ErrConfig)
 	}
 	if err == nil {
 		m.id = id
 	}
 	return err
+}
+
+// identifyInOrder is identify for a message that is handled beside others: it also finds the
+// ordering key by which it waits for earlier messages, under any policy.
+func (c *Consumer) identifyInOrder(m *Message) {
+	_ = c.identify(m) // an error is the message's, and is met again
+	if c.shares != nil {
+		return // a share group has no order
+	}
+	if c.cfg.OnFailure == ParkOrderingKey {
+		m.inOrder = m.orderKey
+		return
+	}
+	if err := recoverPanic(func() error { m.inOrder = c.orderOf(m); return nil }); err != nil {
+		m.idErr = fmt.Errorf("%w: Config.OrderingKey panicked: %w", ErrNoKey, err)
+	}
+}
+
+// orderOf returns the stored form of a message's ordering key.
+func (c *Consumer) orderOf(m *Message) orderHash {
+	key := m.Key // the record's
+	if c.cfg.OrderingKey != nil {
+		key = c.cfg.OrderingKey(m)
+	}
+	if len(key) == 0 {
+		return orderHash{}
+	}
+	return orderHash{Bytes: orderingKey(m.tenant, c.cfg.Scope, m.Topic, key), Valid: true}
 }
 
 // orderingKey returns the stored form of an ordering key.

@@ -51,6 +51,11 @@ type Config struct {
 	// declared and not checked.
 	CopiesWithin time.Duration
 
+	// TooOld decides what the consumer does with a message whose id was made so long ago that its
+	// key may be forgotten: [ParkTooOld] or [ApplyTooOld]. It must not be set with another Key than
+	// one of [TimedKey]. Required with one of TimedKey.
+	TooOld TooOld
+
 	// Tenant returns the customer that a message belongs to. Set it if customers choose ids
 	// themselves: the same id from two customers is then two messages. Defaults to one tenant.
 	Tenant func(*Message) string
@@ -67,10 +72,29 @@ type Config struct {
 	// [Brake] for its fields. Defaults to on.
 	Brake Brake
 
-	// OrderingKey returns the key by which [ParkOrderingKey] orders messages, for example an
-	// account's number. If it returns nothing for a message, the message waits for no other, and no
-	// other waits for it. It may be set only with ParkOrderingKey. Defaults to the record key.
+	// OrderingKey returns the key by which messages are ordered under [ParkOrderingKey], and under
+	// any policy if Concurrency is above 1, for example an account's number. If it returns nothing
+	// for a message, the message waits for no other, and no other waits for it. If a deployment
+	// changes it, messages that are under way may be handled in another order, once each. It may be
+	// called for a message before earlier ones are handled. Defaults to the record key.
 	OrderingKey func(*Message) []byte
+
+	// Concurrency is how many transactions of one partition may run at once, at most 256. Messages
+	// with the same OrderingKey are still handled in their order, one transaction after another;
+	// others may overtake each other. Handlers, Middleware and Hooks are then called from several
+	// goroutines for one partition. More than 1 pays if handlers wait, for example for each of
+	// their statements: see docs/performance.md. Defaults to 1.
+	//
+	// Each transaction takes a connection of the pool, and the engine needs one or two for itself:
+	// for one partition pool_max_conns must be above Concurrency, else a warning is logged.
+	Concurrency int
+
+	// Window is how many messages above the position a partition reads ahead if Concurrency is
+	// above 1. A message that takes long, or is tried again, holds up the position; when the window
+	// is full, the partition waits for it. It may be exceeded by one fetch, and messages that are
+	// not yet handled count against PrefetchBytes. At least Concurrency. Defaults to 10 times
+	// BatchSize times Concurrency.
+	Window int
 
 	// OnBegin is called at the start of each transaction. The timeouts below are set by then, and
 	// no other statement has run. Use it to set the isolation level (set transaction isolation
@@ -189,6 +213,8 @@ func (c Config) withDefaults() Config {
 	num(&c.BatchBytes, 1<<20)
 	num(&c.MaxAttempts, 5)
 	num(&c.PrefetchBytes, 16<<20)
+	num(&c.Concurrency, 1)
+	num(&c.Window, 10*c.BatchSize*c.Concurrency)
 	def(&c.Linger, 5*time.Millisecond)
 	def(&c.RetryMin, 100*time.Millisecond)
 	def(&c.RetryMax, 10*time.Second)
@@ -208,6 +234,10 @@ func (c Config) withDefaults() Config {
 	c.Logger = fields.Logger(c.Logger)
 	return c
 }
+
+// maxConcurrency is the most transactions of one partition at once: more than any server has
+// connections to spare for.
+const maxConcurrency = 256
 
 // Start decides where a partition begins that has neither a cursor nor a committed offset.
 type Start int
@@ -269,6 +299,7 @@ func (c Config) faults(events bool) error {
 	case c.Key != nil:
 		l.Join(keyFuncFault(c.Key))
 	}
+	c.checkTooOld(l)
 	if strings.ContainsRune(c.Scope, 0) {
 		l.Add("Scope", "must not hold a NUL character: PostgreSQL stores none")
 	}
@@ -277,9 +308,6 @@ func (c Config) faults(events bool) error {
 	}
 	if c.CopiesWithin != 0 && (c.CopiesWithin < time.Second || c.Key == nil) {
 		l.Add("CopiesWithin", "is %v: must be at least a second, or 0 for not declared, and needs Key", c.CopiesWithin)
-	}
-	if c.OrderingKey != nil && c.OnFailure != ParkOrderingKey {
-		l.Add("OrderingKey", "is set, and OnFailure is not ParkOrderingKey: nothing would use it")
 	}
 	if c.Start != StartEarliest && c.Start != StartLatest {
 		l.Add("Start", "is %d: must be StartEarliest or StartLatest", c.Start)
@@ -297,6 +325,12 @@ func (c Config) faults(events bool) error {
 	if w.Brake.Least > w.Brake.Window {
 		l.Add("Brake.Least", "is %d: must not be above Brake.Window, %d", w.Brake.Least, w.Brake.Window)
 	}
+	if w.Concurrency > maxConcurrency {
+		l.Add("Concurrency", "is %d: must not be above %d", w.Concurrency, maxConcurrency)
+	}
+	if w.Window < w.Concurrency {
+		l.Add("Window", "is %d: must not be below Concurrency, %d", w.Window, w.Concurrency)
+	}
 	if w.RetryMin > w.RetryMax {
 		l.Add("RetryMax", "is %v: must not be below RetryMin, %v", w.RetryMax, w.RetryMin)
 	}
@@ -312,7 +346,7 @@ func (c *Config) checkSigns(l *fields.List) {
 		field string
 		value int
 	}{{"BatchSize", c.BatchSize}, {"BatchBytes", c.BatchBytes}, {"MaxAttempts", c.MaxAttempts},
-		{"PrefetchBytes", c.PrefetchBytes}, {"Brake.Window", c.Brake.Window},
+		{"PrefetchBytes", c.PrefetchBytes}, {"Concurrency", c.Concurrency}, {"Window", c.Window}, {"Brake.Window", c.Brake.Window},
 		{"Brake.Percent", c.Brake.Percent}, {"Brake.Least", c.Brake.Least}} {
 		if n.value < 0 {
 			l.Add(n.field, "is %d: must be positive, or 0 for the default", n.value)

@@ -46,7 +46,8 @@ type Consumer struct {
 	handler Handler // exactly one of handler and batch is set
 	batch   BatchHandler
 	cfg     Config
-	events  bool // the source is one of events (claimed.Source)
+	events  bool         // the source is one of events (claimed.Source)
+	shares  SharedSource // the source, if a share group delivers its messages; else nil
 
 	shard     string                                     // name of this database, "" if only one
 	shards    []*Consumer                                // by name, nil if there is one database
@@ -74,7 +75,8 @@ func NewBatch(pool *pgxpool.Pool, source Source, handler BatchHandler, cfg Confi
 func newConsumer(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 	source := c.source
 	_, c.events = source.(claimed.Source)
-	faults := []error{c.cfg.faults(c.events)}
+	c.shares, _ = source.(SharedSource)
+	faults := []error{c.cfg.faults(c.events), c.sharedFaults(shards)}
 	if shards == nil {
 		faults = append(faults, poolFault(c.pool, "pool"))
 	} else {
@@ -137,7 +139,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 	}
 	began := c.announceStop(ctx)
-	err := c.source.Run(ctx, c.ownPartition)
+	err := c.runSource(ctx)
 	stop()
 	rotating.Wait()
 	if at := began(); !at.IsZero() {
@@ -175,6 +177,10 @@ func (c *Consumer) checkDatabases(ctx context.Context) error {
 		warnings, err := preflight.Check(ctx, d.pool, preflight.App)
 		for _, w := range warnings {
 			c.cfg.Logger.Warn("onlyonce: "+w, "shard", d.shard)
+		}
+		if most := d.pool.Config().MaxConns; c.cfg.Concurrency > 1 && int(most) <= c.cfg.Concurrency {
+			c.cfg.Logger.Warn("onlyonce: the transactions of one partition may take every connection of the pool, and the engine's own statements wait: raise pool_max_conns above Config.Concurrency",
+				"shard", d.shard, "pool_max_conns", most, "concurrency", c.cfg.Concurrency)
 		}
 		if err != nil {
 			faults = append(faults, fmt.Errorf("consumer: %s: %w", d.describeDatabase(), err))

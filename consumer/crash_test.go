@@ -16,7 +16,8 @@ import (
 
 // children are the scenarios that end in SIGKILL, or may.
 var children = map[string]func(db string) error{
-	"points": playPoints,
+	"points":       func(db string) error { return playPoints(db, orderConfig()) },
+	"points-slots": playSlotPoints,
 	"before-commit": func(db string) error {
 		return childRun(db, &consumertest.Source{}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if err := effect(ctx, tx, m); err != nil {

@@ -20,14 +20,15 @@ import (
 const readCursorSQL = `
 select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
        coalesce(leader_epoch, -1), coalesce(run_epoch, -1), retired_at is not null, replay_no, replay_until, replay_resume, replay_resend,
-       case when attempts > 0 then attempt_offset end, redo_until, redo_topic_id
+       case when attempts > 0 then attempt_offset end, redo_until, redo_topic_id, done_until,
+       array(select a."offset" from onlyonce.attempts a where a.cursor_id = id and a."offset" >= next_offset and a.attempts > 0)
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
 
 // takeCursorSQL raises the epoch and records the new owner of the cursor. Out: one row with the new
 // epoch, or null if another owner was faster. It waits for a batch of the old owner that holds the
 // lease, at most lock_timeout.
-const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7)`
+const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7, $8, $9)`
 
 // releaseCursorSQL marks the cursor as cleanly released, unless it has another owner by now.
 const releaseCursorSQL = `
@@ -38,14 +39,17 @@ update onlyonce.cursors c set clean = true from onlyonce.leases l
 // attempts that were counted here and ended without a fault of the message; $6 of the earlier ones
 // have had an answer. Out: one row with the count, and how many before this one have had no answer;
 // or no row if the cursor has another owner. The lock on the lease keeps a suspended process from
-// counting after it was replaced.
+// counting after it was replaced. The first count goes on from that of a slot, if an owner with
+// slots has left one.
 const countAttemptSQL = `
-with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
+with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
+slot as (
+  delete from onlyonce.attempts a using held where a.cursor_id = held.id and a."offset" = $4 returning a.attempts, a.answers)
 update onlyonce.cursors c
-   set attempts = case when attempt_offset = $4 then greatest(attempts - $5, 0) + 1 else 1 end,
-       answers = case when attempt_offset = $4 then answers + $6 else 0 end, attempt_offset = $4
-  from held where c.id = held.id
-returning attempts, attempts - 1 - answers`
+   set attempts = case when c.attempt_offset = $4 then greatest(c.attempts - $5, 0) else coalesce(slot.attempts, 0) end + 1,
+       answers = case when c.attempt_offset = $4 then c.answers + $6 else coalesce(slot.answers, 0) end, attempt_offset = $4
+  from held left join slot on true where c.id = held.id
+returning c.attempts, c.attempts - 1 - c.answers`
 
 // takeBackSQL takes back an attempt that this process counted, if the process then had to stop for
 // a reason that is not the message's. It does not compare the owner: a new owner, too, must not
@@ -117,8 +121,8 @@ type cursor struct {
 	leaderEpoch int32 // no batch below next exceeded it when it was read; -1: not known
 	// runEpoch is the same for the start of the run; in a replay, for the position where it
 	// continues afterwards.
-	runEpoch      int32
-	suspectOffset *int64 // a message that was alone, with counted attempts; nil: none
+	runEpoch int32
+	suspects []int64 // messages that were alone, with counted attempts
 
 	replayNo     int32
 	replayUntil  *int64 // nil: no replay is under way
@@ -128,6 +132,8 @@ type cursor struct {
 	// before.
 	redoUntil   *int64
 	redoTopicID pgtype.UUID // the topic that redoUntil is about; null: not known
+
+	doneUntil *int64 // end of what is done above the position; nil: nothing is
 }
 
 // redoOffset returns the offset below which messages of a topic may have been handled before; 0:
@@ -165,12 +171,13 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 		anchorEpoch  *int32
 		anchorHash   []byte
 		resume       *int64
+		suspect      *int64
 	)
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
 	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
 		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.position, &anchorOffset, &anchorEpoch, &anchorHash,
-		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.suspectOffset, &r.redoUntil, &r.redoTopicID)
+		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &suspect, &r.redoUntil, &r.redoTopicID, &r.doneUntil, &r.suspects)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -183,6 +190,9 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	if resume != nil {
 		r.replayResume = *resume
 	}
+	if suspect != nil {
+		r.suspects = append(r.suspects, *suspect)
+	}
 	return &r, nil
 }
 
@@ -191,18 +201,30 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 const endReplaySQL = `
 update onlyonce.cursors set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
 
+// resumeDoneSQL takes over what was done above the position that a replay has interrupted, in the
+// transaction that ends the replay. In: cursor, its run, the interrupted position. The rows that
+// are left below it are deleted: the beginning of the replay has fenced out every transaction that
+// might need them. Those of the replay itself are not: they are pruned as ever (C5).
+const resumeDoneSQL = `
+with dropped as (
+  delete from onlyonce.done where cursor_id = $1 and run = $2::integer - 1 and "offset" < $3)
+update onlyonce.done set run = $2 where cursor_id = $1 and run = $2::integer - 1 and "offset" >= $3`
+
 // endReplay continues where the replay interrupted the work. It returns errMoved when that is done,
 // because the messages that were fetched ahead are not the next ones.
 func (w *worker) endReplay(work context.Context) error {
 	w.reader.discard(w.cur.runEpoch) // the epoch that belongs to the interrupted position
-	end := func(tx *guard.Tx) { tx.Engine(stepFence, endReplaySQL, w.cur.id, w.cur.replayNo) }
+	end := func(tx *guard.Tx) {
+		tx.Engine(stepFence, endReplaySQL, w.cur.id, w.cur.replayNo)
+		tx.Engine(stepFence, resumeDoneSQL, w.cur.id, w.cur.run, w.cur.replayResume)
+	}
 	var err error
 	if w.cur.replayResume > w.pos {
 		err = w.runLogAttempt(work, &attempt{next: w.cur.replayResume, fence: end})
 	} else {
 		bounded, cancel := w.c.bounded(work)
 		defer cancel()
-		_, err = w.c.pool.Exec(bounded, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce)
+		_, err = w.c.pool.Exec(bounded, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, w.cur.replayResume)
 	}
 	if err == nil {
 		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition goes on from where it was interrupted", "scope", w.c.cfg.Scope,
@@ -222,9 +244,13 @@ func (w *worker) announceReplay() {
 		"replay", w.cur.replayNo, "from", w.pos, "until", *w.cur.replayUntil, "resend", w.cur.replayResend)
 }
 
-// endReplayHeldSQL is endReplaySQL for a position that stays as it is.
+// endReplayHeldSQL is endReplaySQL and resumeDoneSQL for a position that stays as it is.
 const endReplayHeldSQL = `
-with held as (select id from onlyonce.leases where id = $1 and epoch = $3 and nonce = $4 for share)
+with held as (select id from onlyonce.leases where id = $1 and epoch = $3 and nonce = $4 for share),
+dropped as (
+  delete from onlyonce.done d using held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" < $6),
+resumed as (
+  update onlyonce.done d set run = $5 from held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" >= $6)
 update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_resend = false
   from held where c.id = held.id and c.replay_no = $2`
 

@@ -110,6 +110,26 @@
 // promote later, and sees both rows. If the process dies in between, the next owner promotes every
 // key when it begins.
 //
+// # Several transactions of a partition at once
+//
+// With Config.Concurrency several transactions of a partition run side by side, each in a slot.
+// What they have done above the position is in onlyonce.done, a row for each message, inserted in
+// the message's own transaction:
+//
+//	BEGIN
+//	onlyonce.fence_slot      records these offsets as done, or raises OO001 or 23505
+//	...                      as above
+//	COMMIT
+//	                         some time later: onlyonce.sweep moves the position over what is done
+//
+// The worker's goroutine gives each slot the oldest messages whose ordering key no other slot has
+// in its hands. That is a proposal, like everything that a process remembers. The database decides:
+// two transactions with one offset do not both commit (the primary key), a message does not
+// overtake an earlier one of its ordering key (the fence looks for it), and the position passes
+// nothing that is not done (the sweep compares). So a failover that loses the commits of one slot,
+// an attempt that arrives late, or another ordering key after a deployment cost work or, at most,
+// order within one window. The interleavings are in docs/guarantees.md, rules C1 to C8.
+//
 // # Several databases
 //
 // With [Shards] each partition lives in one of several databases, and all of it is there. A

@@ -13,6 +13,7 @@ const (
 	codeFenceLost   = "OO001" // another owner, or another transaction, has moved the position
 	codeRaceLost    = "23505" // at the fence: another one from the same position has committed
 	codeKeyNotFresh = "23505" // at the claim: a key of the optimistic claim is not new
+	codeTooOld      = "OO003" // a key of the batch may be forgotten
 	codeBlocked     = "OO006" // an ordering key is blocked by a parked message
 )
 
@@ -20,6 +21,7 @@ const (
 // again.
 const (
 	codeLockTimeout = "55P03"
+	codeDeadlock    = "40P01"
 	classResources  = "53"    // insufficient resources
 	codeOwnLimit    = "53400" // in that class, but the statement's own: temp_file_limit
 	// Sessions that the server ends.

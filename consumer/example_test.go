@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -146,4 +147,22 @@ func read(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// Ids that have their time, here UUIDv7: a copy that comes after its key was forgotten is parked,
+// and not applied again.
+func ExampleTimedKey() {
+	cfg := consumer.Config{
+		Scope:  "stock",
+		Key:    consumer.TimedKey(consumer.HeaderKey("message-id"), consumer.IDTime),
+		TooOld: consumer.ParkTooOld,
+	}
+	id := []byte("0167bf1e-8c00-7000-8000-000000000000")
+	got, err := cfg.Key(&consumer.Message{Headers: []consumer.Header{{Name: "message-id", Value: id}}})
+	fmt.Println(got, err)
+	_, err = cfg.Key(&consumer.Message{Headers: []consumer.Header{{Name: "message-id", Value: []byte("order-17")}}})
+	fmt.Println(err)
+	// Output:
+	// 0167bf1e-8c00-7000-8000-000000000000 <nil>
+	// message has no id: id "order-17" is neither a UUIDv7 nor a ULID
 }

@@ -7,10 +7,12 @@ import (
 
 // Statements that tests make something happen at.
 const (
-	FenceSQL   = fenceSQL
-	ClaimSQL   = claimSQL
-	BlockedSQL = blockedSQL
-	SweepSQL   = sweepBlockedSQL
+	FenceSQL      = fenceSQL
+	FenceShareSQL = fenceShareSQL
+	FenceSlotSQL  = fenceSlotSQL
+	ClaimSQL      = claimSQL
+	BlockedSQL    = blockedSQL
+	PromoteAllSQL = promoteAllSQL
 )
 
 // DefaultTurns returns what a new consumer shares with the others of its process.

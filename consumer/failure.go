@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,9 +29,9 @@ import (
 // If attempts were already counted at the take-over, the message is tried with nothing else of this
 // process under way. Each further attempt that ends without an answer is then its own (F9). If such
 // an attempt is to be taken back, that happens at once.
-func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) error {
+func (w *applier) handleAlone(ctx, work context.Context, m *Message, next int64) error {
 	retry := newBackoff(w.c.cfg)
-	exclusive := w.cur.suspectOffset != nil && *w.cur.suspectOffset == m.Offset
+	exclusive := slices.Contains(w.cur.suspects, m.Offset)
 	owed, answers, answered := 0, 0, 0
 	var refusedSince time.Time // since when only the server has refused it
 	for {
@@ -71,7 +72,7 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 		case refusedSince.IsZero():
 			refusedSince = time.Now()
 		case time.Since(refusedSince) >= w.c.cfg.BlockedAfter:
-			err = w.haltError(HaltBlocked, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
+			err = w.haltBlocked(m, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
 		}
 		exclusive = exclusive || h != nil && sqlState(h.failed) == codeCrashShutdown
 		if endsWork(err) || ctx.Err() != nil || !pace.Sleep(ctx, w.reportLogRetry(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
@@ -90,7 +91,7 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 // how many attempts the database has recorded; unanswered is how many of them, without this one,
 // have ended without an answer. If the message must be parked, but is not allowed to be or cannot
 // be, the partition halts.
-func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
+func (w *applier) tryAlone(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
 	err := w.applyOrPark(work, m, next, counted, n, unanswered)
 	var f *handlerFailure
 	var b *blockedError
@@ -98,16 +99,16 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted,
 	switch {
 	case errors.As(err, &f) && errors.As(f.err, &stop):
 		w.forgetAttempts(m.Offset)
-		return w.haltEverythingFails(w.pos, m.Offset, stop.disposition)
+		return w.haltEverythingFails(w.state.position.Load(), m.Offset, stop.disposition)
 	case !errors.As(err, &f) || !errors.As(f.err, &b):
 		return err
 	case b.reason == parked.Crashed: // the count is final, whatever version is deployed
-		return w.haltError(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
+		return w.haltBlocked(m, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.haltPosition(m))
 	}
-	return w.haltError(HaltBlocked, "%s: %v", b.reason, b.err)
+	return w.haltBlocked(m, "%s: %v", b.reason, b.err)
 }
 
-func (w *worker) applyOrPark(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
+func (w *applier) applyOrPark(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
 	park := func(v *disposition) error {
 		return w.runLogAttempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, disposition: v})
 	}
@@ -153,23 +154,23 @@ func givenUpReason(f *handlerFailure) string {
 
 // forgetAttempts resets the count of a message that is not given up although its attempts are used
 // up. It tries once, like takeBackAttempt.
-func (w *worker) forgetAttempts(offset int64) {
+func (w *applier) forgetAttempts(offset int64) {
 	ctx, cancel := w.c.detached()
 	defer cancel()
-	if _, err := w.c.pool.Exec(ctx, forgetAttemptsSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset); err != nil {
+	if _, err := w.c.pool.Exec(ctx, w.counting.forget, w.counting.arguments(w.cur, offset)...); err != nil {
 		w.c.cfg.Logger.Warn("onlyonce: attempts not forgotten", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
 	}
 }
 
 // countAttempt counts an attempt before it is made, minus those that are owed, and records how many
 // earlier ones had an answer that counts.
-func (w *worker) countAttempt(ctx context.Context, offset int64, owed, answered int) (n, unanswered int, err error) {
+func (w *applier) countAttempt(ctx context.Context, offset int64, owed, answered int) (n, unanswered int, err error) {
 	if err := fault.Point(fault.Counting); err != nil {
 		return 0, 0, err
 	}
 	ctx, cancel := w.c.bounded(ctx)
 	defer cancel()
-	err = w.c.pool.QueryRow(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset, owed, answered).Scan(&n, &unanswered)
+	err = w.c.pool.QueryRow(ctx, w.counting.count, w.counting.arguments(w.cur, offset, owed, answered)...).Scan(&n, &unanswered)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		// By another owner, or by an operator: the next read of the cursor decides.
@@ -181,13 +182,13 @@ func (w *worker) countAttempt(ctx context.Context, offset int64, owed, answered 
 }
 
 // takeBackAttempt tries once. If it fails, the attempt stays counted, which is the cautious side.
-func (w *worker) takeBackAttempt(offset int64) {
+func (w *applier) takeBackAttempt(offset int64) {
 	ctx, cancel := w.c.detached()
 	defer cancel()
 	if fault.Point(fault.TakingBack) != nil {
 		return
 	}
-	if _, err := w.c.pool.Exec(ctx, takeBackSQL, w.cur.id, offset); err != nil {
+	if _, err := w.c.pool.Exec(ctx, w.counting.takeBack, w.cur.id, offset); err != nil {
 		w.c.cfg.Logger.Warn("onlyonce: attempt not taken back", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
 	}
 }

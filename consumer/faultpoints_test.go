@@ -21,6 +21,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
@@ -41,7 +42,7 @@ func pointsMix() (*consumertest.Log, *scenario.Mix) {
 //
 // Its group knows no other member, so it believes that it owns the partition, whatever other
 // processes do.
-func playPoints(db string) error {
+func playPoints(db string, cfg consumer.Config) error {
 	pool, err := pgxpool.New(context.Background(), db)
 	if err != nil {
 		return err
@@ -52,8 +53,8 @@ func playPoints(db string) error {
 	ctx, end := context.WithTimeout(context.Background(), patience)
 	defer end()
 	tail := make(chan struct{})
+	hole := sync.OnceFunc(func() { close(tail) })
 	var lost, drained atomic.Bool
-	cfg := orderConfig()
 	cfg.MaxAttempts, cfg.DrainTimeout = 5, 100*time.Millisecond
 	cfg.Hooks.Released = func(r consumer.Released) {
 		if r.Err != nil {
@@ -90,7 +91,7 @@ func playPoints(db string) error {
 			}
 			switch done {
 			case 1:
-				close(tail)
+				hole() // a look at the database may fail in between
 			// By now the worker knows of the hole at the end, whose position the drain has to
 			// write.
 			case 4:
@@ -99,6 +100,14 @@ func playPoints(db string) error {
 			}
 		}
 	}
+}
+
+// playSlotPoints is playPoints with several transactions at once.
+func playSlotPoints(db string) error {
+	pace.Prune, pace.Sweep = 1, 5*time.Millisecond // so that rows are pruned
+	cfg := orderConfig()
+	cfg.Concurrency = 3
+	return playPoints(db, cfg)
 }
 
 // tailLater is a source whose log ends in a hole that appears when tail is closed, like the marker
@@ -144,12 +153,13 @@ type faultChild struct {
 	said []string // what it wrote to standard error
 }
 
-func startFaultChild(t *testing.T, bin, db string, env ...string) *faultChild {
+// start starts one that plays a scenario of children.
+func (x *pointsTest) start(t *testing.T, db string, env ...string) *faultChild {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
-	c := &faultChild{cmd: exec.CommandContext(ctx, bin), fault: make(chan struct{}), ended: make(chan struct{})}
-	c.cmd.Env = append(append(os.Environ(), childVar+"=points", childVar+"_DB="+db), env...)
+	c := &faultChild{cmd: exec.CommandContext(ctx, x.bin), fault: make(chan struct{}), ended: make(chan struct{})}
+	c.cmd.Env = append(append(os.Environ(), childVar+"="+x.child, childVar+"_DB="+db), env...)
 	stderr, err := c.cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -213,17 +223,36 @@ const pointHang = "2500ms"
 // suspended, another one takes over and finishes, and the first wakes up as a zombie. The same
 // invariants hold after each.
 func TestFaultPoints(t *testing.T) {
+	testFaultPoints(t, "points", fault.Points)
+}
+
+// C1: the points of several transactions at once; with -long all others too.
+func TestFaultPointsSideBySide(t *testing.T) {
+	points := fault.SlotPoints
+	if *long {
+		points = slices.DeleteFunc(slices.Concat(fault.SlotPoints, fault.Points), func(p string) bool {
+			return p == fault.Noted || p == fault.Advancing // of the only one
+		})
+	}
+	testFaultPoints(t, "points-slots", points)
+}
+
+// pointsTest is a test binary with failpoints, and the scenario that it plays.
+type pointsTest struct{ bin, child string }
+
+func testFaultPoints(t *testing.T, child string, points []string) {
 	bin := filepath.Join(t.TempDir(), "faults.test")
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("go test -c: %v\n%s", err, out)
 	}
-	hits := countHits(t, bin)
+	x := &pointsTest{bin: bin, child: child}
+	hits := x.countHits(t, points)
 	work := make(chan pointCase)
 	var workers sync.WaitGroup
 	for range 6 { // more than processors: most of them wait
 		workers.Go(func() {
 			for p := range work {
-				t.Run(strings.ReplaceAll(p.String(), " ", "="), func(t *testing.T) { p.run(t, bin) })
+				t.Run(strings.ReplaceAll(p.String(), " ", "="), func(t *testing.T) { x.run(t, p) })
 			}
 		})
 	}
@@ -232,7 +261,7 @@ func TestFaultPoints(t *testing.T) {
 		actions = []string{"kill"}
 	}
 	for _, action := range actions {
-		for _, point := range fault.Points {
+		for _, point := range points {
 			switch n := hits[point]; {
 			case n == 0:
 				t.Errorf("%s: the scenario never comes there", point)
@@ -249,17 +278,17 @@ func TestFaultPoints(t *testing.T) {
 }
 
 // countHits plays the scenario without a fault and returns how often it comes to each point.
-func countHits(t *testing.T, bin string) map[string]int {
+func (x *pointsTest) countHits(t *testing.T, points []string) map[string]int {
 	t.Helper()
-	plan := make([]string, 0, len(fault.Points))
-	for _, p := range fault.Points {
+	plan := make([]string, 0, len(points))
+	for _, p := range points {
 		plan = append(plan, p+"=note") // does nothing but say so
 	}
 	pool := pgtest.DB(t)
 	if _, err := pool.Exec(t.Context(), scenario.EffectsSQL); err != nil {
 		t.Fatal(err)
 	}
-	c := startFaultChild(t, bin, pool.Config().ConnString(), "ONLYONCE_FAULT="+strings.Join(plan, ","))
+	c := x.start(t, pool.Config().ConnString(), "ONLYONCE_FAULT="+strings.Join(plan, ","))
 	c.finishes(t, "the process without a fault")
 	hits := map[string]int{}
 	for _, line := range c.said {
@@ -273,10 +302,10 @@ func countHits(t *testing.T, bin string) map[string]int {
 	return hits
 }
 
-// run plays the case. How often the scenario comes to a point depends a little on whether the
+// run plays a case. How often the scenario comes to a point depends a little on whether the
 // worker or the retrier is faster. If it did not come there that often, run uses an earlier time.
-func (p pointCase) run(t *testing.T, bin string) {
-	for !p.play(t, bin) {
+func (x *pointsTest) run(t *testing.T, p pointCase) {
+	for !x.play(t, p) {
 		if p.at == 1 {
 			t.Fatal("the scenario never came there")
 		}
@@ -285,7 +314,7 @@ func (p pointCase) run(t *testing.T, bin string) {
 }
 
 // play reports whether the process came to the point.
-func (p pointCase) play(t *testing.T, bin string) bool {
+func (x *pointsTest) play(t *testing.T, p pointCase) bool {
 	pool := pgtest.DB(t)
 	defer pool.Close()
 	if _, err := pool.Exec(t.Context(), scenario.EffectsSQL); err != nil {
@@ -293,7 +322,7 @@ func (p pointCase) play(t *testing.T, bin string) bool {
 	}
 	db := pool.Config().ConnString()
 	_, mix := pointsMix()
-	first := startFaultChild(t, bin, db, fmt.Sprintf("ONLYONCE_FAULT=%s=%s@%d", p.point, p.action, p.at), "ONLYONCE_FAULT_HANG="+pointHang)
+	first := x.start(t, db, fmt.Sprintf("ONLYONCE_FAULT=%s=%s@%d", p.point, p.action, p.at), "ONLYONCE_FAULT_HANG="+pointHang)
 	select {
 	case <-first.fault:
 	case <-first.ended:
@@ -309,11 +338,11 @@ func (p pointCase) play(t *testing.T, bin string) bool {
 			t.Fatalf("ended with %v, not by SIGKILL:\n%s", state, strings.Join(said, "\n"))
 		}
 		invariants(t, pool, mix, false)
-		startFaultChild(t, bin, db).finishes(t, "the next owner")
+		x.start(t, db).finishes(t, "the next owner")
 	case "error":
 		first.finishes(t, "the process with the error")
 	case "hang":
-		startFaultChild(t, bin, db).finishes(t, "the next owner")
+		x.start(t, db).finishes(t, "the next owner")
 		invariants(t, pool, mix, false)
 		first.finishes(t, "the zombie")
 	}

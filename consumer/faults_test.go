@@ -36,15 +36,20 @@ var matrix = slices.Concat(fetchRows, claimRows, handlerRows, commitRows, offset
 // Each row injects one fault into the same mix of messages, and the same checker decides from the
 // database whether the invariants hold: again and again meanwhile, and at the end, when nothing may
 // be left to do.
-func TestFaults(t *testing.T) {
+func TestFaults(t *testing.T) { testFaults(t, 1) }
+
+func testFaults(t *testing.T, concurrency int) {
 	for _, x := range matrix {
 		t.Run(x.step+"/"+x.fault, func(t *testing.T) {
+			if onlyLong(x.step+"/"+x.fault, concurrency) {
+				t.Skip("-args -long")
+			}
 			t.Parallel()
 			listed, _, _ := strings.Cut(x.fault, ":")
 			if !strings.Contains(read(t, "../docs/guarantees.md"), "| "+x.step+" | "+listed+" |") {
 				t.Errorf("docs/guarantees.md does not list it")
 			}
-			x.run(&faults{t: t, row: x, judged: map[*consumertest.Source]bool{}})
+			x.run(&faults{t: t, row: x, concurrency: concurrency, judged: map[*consumertest.Source]bool{}})
 		})
 	}
 }
@@ -56,6 +61,8 @@ type faults struct {
 	row row
 	mix *scenario.Mix
 	cfg consumer.Config
+
+	concurrency int // Config.Concurrency
 
 	calls atomic.Int64 // of the handler
 	watch sync.WaitGroup
@@ -83,6 +90,7 @@ func (f *faults) empty(partitions int, adjust ...func(*faults)) {
 		f.rig = newRig(f.t, partitions)
 	}
 	f.cfg = testConfig()
+	f.cfg.Concurrency = f.concurrency
 	f.mix = scenario.New(f.log, f.cfg.Scope, "orders")
 	for _, a := range adjust {
 		a(f)

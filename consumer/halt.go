@@ -62,15 +62,17 @@ type HaltError struct {
 	Shard, Other string
 
 	// Redrive are the commands that retry what was parked, in a halt "everything-fails". Run them
-	// when the cause is repaired.
+	// when the cause is repaired. There is none for messages that are too old: an operator has to
+	// find out first which of them were applied.
 	Redrive []string
 
 	// RetainedUntil is when retention by time may begin to delete the record at Position. Zero if
 	// it is not known or there is no such time.
 	RetainedUntil time.Time
 
-	otherRetired bool // Other's cursor is retired
-	otherAhead   bool // and is ahead of the one in Shard
+	blockedAt    int64 // in a halt "blocked": offset of the message
+	otherRetired bool  // Other's cursor is retired
+	otherAhead   bool  // and is ahead of the one in Shard
 }
 
 func (e *HaltError) Error() string {
@@ -98,7 +100,10 @@ func (e *HaltError) resolve() string {
 	resolve := "to resolve it: " + e.Command()
 	switch e.Reason {
 	case HaltEverythingFails:
-		resolve = "to go on at once: " + e.Command() + "; when the cause is mended, to have what was parked tried again: " + strings.Join(e.Redrive, "; ")
+		resolve = "to go on at once: " + e.Command()
+		if len(e.Redrive) > 0 {
+			resolve += "; when the cause is mended, to have what was parked tried again: " + strings.Join(e.Redrive, "; ")
+		}
 	case HaltForeignGroup:
 		resolve = "if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then: " + e.Command()
 	case HaltNoShard:

@@ -6,9 +6,10 @@ import (
 )
 
 // Hooks are functions that the consumer calls at events. They run in the goroutines that work on a
-// partition, so a hook that blocks holds up its partition, and hooks of several partitions run at
-// once: they must be safe for concurrent use. Nil hooks are skipped. [JoinHooks] joins several
-// users of them. Later versions may add fields to the structs.
+// partition, so a hook that blocks holds up its partition. Hooks of several partitions run at once,
+// and with Config.Concurrency those of one partition: they must be safe for concurrent use. Nil
+// hooks are skipped. [JoinHooks] joins several users of them. Later versions may add fields to the
+// structs.
 //
 // A pair of Start and End encloses a step, so that it can be timed and traced. The context that
 // Start returns is the step's, and is passed to End; it must derive from the one that Start gets.
@@ -61,6 +62,11 @@ type Hooks struct {
 	// Paused is called when a partition stops because an operator paused it.
 	Paused func(Paused)
 
+	// WindowFull is called when a partition whose transactions run side by side
+	// (Config.Concurrency) waits for one message, because it has read Config.Window messages above
+	// it. It is called once for each such message.
+	WindowFull func(WindowFull)
+
 	// Owned is called when this process has taken over a partition, with the position from which it
 	// starts.
 	Owned func(Owned)
@@ -107,12 +113,15 @@ type OffsetCommit struct {
 // that it had committed, Handled, Duplicates and Parked are 0, and Hooks.Parked is not called: only
 // the database knows what the transaction did.
 type BatchDone struct {
-	Topic      string
-	Partition  int32
-	From, Next int64 // position before and after; both 0 for a parked message that is retried
-	Messages   int   // records in the batch
-	Handled    int   // messages whose handler ran and whose effects committed
-	Duplicates int   // messages that were skipped because they had been claimed before
+	Topic     string
+	Partition int32
+	// From and Next are the position before and after. With Config.Concurrency they are the first
+	// offset of the transaction and the one after its last. Both are 0 for a parked message that is
+	// retried.
+	From, Next int64
+	Messages   int // records in the batch
+	Handled    int // messages whose handler ran and whose effects committed
+	Duplicates int // messages that were skipped because they had been claimed before
 	Parked     int
 	Alone      bool // one message only, after a failure or an unclean take-over
 	Fallback   bool // the optimistic attempt met a duplicate and the batch ran again
@@ -138,7 +147,7 @@ type Parked struct {
 	Topic     string
 	Partition int32
 	Offset    int64
-	Reason    string // failed, permanent, exhausted, crashed, behind, conflict or no-key
+	Reason    string // failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old
 	State     string // retrying, blocked or waiting (for an operator)
 	Err       error
 }
@@ -165,6 +174,13 @@ type Paused struct {
 	Topic     string
 	Partition int32
 	Position  int64
+}
+
+// WindowFull describes a message that a partition waits for.
+type WindowFull struct {
+	Topic     string
+	Partition int32
+	BlockedBy // the message
 }
 
 // Owned describes a partition that this process has taken over.

@@ -23,7 +23,7 @@ func (w *worker) explainFence(work context.Context, a *attempt) error {
 	case at == a.next:
 		// What that attempt did cannot be known; it may have parked messages.
 		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
-		w.retrier.sweepSoon()
+		w.retrier.promoteAllSoon()
 		return nil
 	}
 	return errMoved
@@ -32,16 +32,25 @@ func (w *worker) explainFence(work context.Context, a *attempt) error {
 // readPosition reads the cursor's position. It returns errMoved if an operator has taken over the
 // cursor to set its position, and ErrOwnershipLost if it has another owner.
 func (e *engine) readPosition(ctx context.Context) (int64, error) {
+	cur, err := e.readOwnCursor(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return cur.position, nil
+}
+
+// readOwnCursor reads the cursor. Its errors are those of readPosition.
+func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
 	cur, err := e.c.readCursor(ctx, e.id.Topic, e.id.Partition)
 	switch {
 	case err != nil:
-		return 0, err
+		return nil, err
 	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
-		return cur.position, nil
+		return cur, nil
 	case cur != nil && (cur.run != e.cur.run || cur.retired):
-		return 0, errMoved
+		return nil, errMoved
 	}
-	return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, e.cur.id)
+	return nil, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, e.cur.id)
 }
 
 // runLogAttempt runs one transaction of the log. Its fence moves the position to a.next.
@@ -62,6 +71,7 @@ func (w *worker) runLogAttempt(work context.Context, a *attempt) error {
 		}
 	}
 	err := w.engine.runAttempt(work, a)
+	defer w.brake.ended(a)
 	switch {
 	case errors.Is(err, errFenced):
 		err = w.explainFence(work, a)
@@ -87,11 +97,6 @@ func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
 	w.pruning.batchCommitted(w.cur.run, w.pos)
 	w.setPosition(a.next, last, epoch)
 	w.state.batchCommitted()
-	reasons := make([]string, len(a.parked))
-	for i, p := range a.parked {
-		reasons[i] = p.Reason
-	}
-	w.recordOutcomes(a.done.Handled, reasons...)
-	w.c.emitCommitted(a)
+	w.recordCommitted(a)
 	w.retrier.noteParked(a)
 }

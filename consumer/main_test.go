@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -24,6 +25,9 @@ import (
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make
 // tests wait in vain, shorten it.
 var patience = pgtest.Patience(time.Minute)
+
+// long makes the fault matrix do what a night has time for.
+var long = flag.Bool("long", false, "every row of the fault matrix side by side, too")
 
 // childVar names the scenario that a copy of this test binary plays instead of running tests.
 const childVar = "ONLYONCE_TEST_CHILD"

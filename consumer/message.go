@@ -53,7 +53,10 @@ type Message struct {
 	idInTopic  bool   // the id counts within the topic
 	id         string // message id, if the consumer dedupes by key
 	tenant     string
+	timed      bool        // the id has a time (TimedKey)
+	madeAt     time.Time   // that time
 	orderKey   pgtype.UUID // stored form of its ordering key, under ParkOrderingKey
+	inOrder    orderHash   // stored form of its ordering key, under any policy
 	replay     int32       // number of the replay that it belongs to, 0 if none
 	resend     bool        // the replay's calls get keys of their own
 	clusterID  string      // the record's cluster; for a parked one, at the time of parking

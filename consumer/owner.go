@@ -31,7 +31,9 @@ type ownership struct {
 
 // ownPartition works on a partition, from the time the source hands it over until it is given up.
 func (c *Consumer) ownPartition(ctx context.Context, p Partition) (err error) {
-	w := &worker{engine: engine{ownership: ownership{c: c, state: c.partitions.add(), brake: &brake{cfg: c.cfg.Brake}}}, p: p}
+	w := &worker{p: p, applier: applier{counting: countInCursor,
+		engine: engine{ownership: ownership{c: c, state: c.partitions.add(), brake: &brake{cfg: c.cfg.Brake}}}}}
+	w.applier.runLogAttempt = w.runLogAttempt
 	defer func() {
 		w.stopHandlers()
 		w.releaseCursor()

@@ -158,7 +158,7 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 	}
 	switch {
 	case tag.RowsAffected() == 0:
-		r.sweepSoon() // it was settled: COMMIT's answer was lost
+		r.promoteAllSoon() // it was settled: COMMIT's answer was lost
 	case state == parked.Waiting:
 		m, reason := row.m, v.reason
 		if row.reason == parked.Conflict || row.reason == parked.NoKey {

@@ -294,6 +294,17 @@ type reportedPartition struct {
 	Resolve       string   `json:"resolve,omitempty"`
 	Commands      []string `json:"commands,omitempty"`
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none under this owner
+
+	// What holds up the position although later messages are done; nil: nothing does.
+	BlockedBy *reportedBlocker `json:"blocked_by,omitempty"`
+}
+
+// reportedBlocker is BlockedBy in onlyonce.owners.
+type reportedBlocker struct {
+	Offset int64   `json:"offset"`
+	Key    string  `json:"key,omitempty"` // hash of its ordering key
+	For    float64 `json:"for"`
+	Done   int     `json:"done"`
 }
 
 // statusReport returns what this process knows of its partitions in this database. shape is the
@@ -315,6 +326,9 @@ func (p *poller) statusReport() (report *string, shape string, err error) {
 		if !s.LastBatch.IsZero() {
 			age := time.Since(s.LastBatch).Seconds()
 			o.LastBatchAge = &age
+		}
+		if b := s.BlockedBy; b != nil {
+			o.BlockedBy = &reportedBlocker{b.Offset, b.Key, time.Since(b.Since).Seconds(), b.Done}
 		}
 		owned = append(owned, o)
 		shape += fmt.Sprintf("%s/%d %d %v %s %v\n", s.Topic, s.Partition, s.Epoch, s.Paused, o.Halted, s.WaitingSince.IsZero())

@@ -12,26 +12,26 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// sweepBlockedSQL makes the first row of each ordering key due, for the keys of a partition that
+// promoteAllSQL makes the first row of each ordering key due, for the keys of a partition that
 // have blocked rows. It is for a process that died between a commit and the promote that follows
 // it. It handles a number of keys at once, above $4 (null: from the first). Out: one row with how
 // many rows became due, and the last of these keys, null if there are no more.
-const sweepBlockedSQL = `
+const promoteAllSQL = `
 select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
   from (select distinct order_key from onlyonce.parked
          where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked' and ($4::uuid is null or order_key > $4)
          order by order_key limit 5000) k`
 
-// sweepEvery bounds how long a row can stay blocked although nothing blocks it.
-const sweepEvery = 5 * time.Minute
+// promoteAllEvery bounds how long a row can stay blocked although nothing blocks it.
+const promoteAllEvery = 5 * time.Minute
 
 // promotions are the ordering keys of which the first blocked message may be due. The worker and
 // the retrier add keys, and the retrier takes them.
 type promotions struct {
-	mu      sync.Mutex
-	keys    map[pgtype.UUID]struct{}
-	all     bool      // every key of the partition, because some are not known
-	sweptAt time.Time // when all keys were last checked
+	mu         sync.Mutex
+	keys       map[pgtype.UUID]struct{}
+	all        bool      // every key of the partition, because some are not known
+	promotedAt time.Time // when all keys were last checked
 }
 
 func (p *promotions) add(keys ...pgtype.UUID) {
@@ -56,16 +56,16 @@ func (p *promotions) addAll() {
 func (p *promotions) take() (keys map[pgtype.UUID]struct{}, all bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	keys, all = p.keys, p.all || time.Since(p.sweptAt) > sweepEvery
+	keys, all = p.keys, p.all || time.Since(p.promotedAt) > promoteAllEvery
 	p.keys, p.all = nil, false
 	return keys, all
 }
 
-// swept records that all keys were checked.
-func (p *promotions) swept() {
+// allPromoted records that all keys were checked.
+func (p *promotions) allPromoted() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sweptAt = time.Now()
+	p.promotedAt = time.Now()
 }
 
 // promoteBlocked makes rows due that waited for a row which is settled by now.
@@ -79,8 +79,8 @@ func (r *retrier) promoteBlocked(ctx context.Context) error {
 	switch {
 	case err != nil:
 	case all:
-		if promoted, err = r.sweepBlocked(ctx); err == nil {
-			r.promotions.swept()
+		if promoted, err = r.promoteAll(ctx); err == nil {
+			r.promotions.allPromoted()
 		}
 	default:
 		for k := range keys {
@@ -104,13 +104,13 @@ func (r *retrier) promoteBlocked(ctx context.Context) error {
 	return nil
 }
 
-// sweepBlocked checks each key that waits, in bounded statements, for as long as that takes.
-func (r *retrier) sweepBlocked(ctx context.Context) (promoted int64, err error) {
+// promoteAll checks each key that waits, in bounded statements, for as long as that takes.
+func (r *retrier) promoteAll(ctx context.Context) (promoted int64, err error) {
 	var last pgtype.UUID
 	for {
 		var n int64
 		bounded, cancel := r.c.bounded(ctx)
-		err := r.c.pool.QueryRow(bounded, sweepBlockedSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
+		err := r.c.pool.QueryRow(bounded, promoteAllSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
 		cancel()
 		if promoted += n; err != nil || !last.Valid {
 			return promoted, err
@@ -127,8 +127,8 @@ func (r *retrier) noteParked(a *attempt) {
 	r.wakeUp()
 }
 
-// sweepSoon is for transactions of which it is not known what they parked.
-func (r *retrier) sweepSoon() {
+// promoteAllSoon is for transactions of which it is not known what they parked.
+func (r *retrier) promoteAllSoon() {
 	r.promotions.addAll()
 	r.wakeUp()
 }

@@ -59,10 +59,37 @@ type pruning struct {
 	newest    progressRow // of the last batch that this owner has committed
 	committed int         // batches since the last check
 
-	from    progressRow // below it everything is deleted
-	below   progressRow // what may be deleted when
-	waitFor []string    // these transactions have ended
-	waiting bool        // noted and below are set
+	from  progressRow // below it everything is deleted
+	below progressRow // below it is what openAtNote was noted for
+	openAtNote
+}
+
+// openAtNote are the transactions that were open when rows were noted as old. The rows may be
+// deleted when all of these have ended.
+type openAtNote struct {
+	waitFor []string
+	waiting bool // rows are noted
+}
+
+// step lists the open transactions. If none of those of the note is left, it has the noted rows
+// removed, which reports whether that was all. Then it has the rows noted that are old by now.
+// Otherwise the next call goes on.
+func (o *openAtNote) step(ctx context.Context, c *Consumer, remove func() (all bool, err error), note func()) error {
+	var open []string
+	if err := c.pool.QueryRow(ctx, openTransactionsSQL).Scan(&open); err != nil {
+		return fmt.Errorf("listing open transactions: %w", err)
+	}
+	if o.waiting && slices.ContainsFunc(o.waitFor, func(t string) bool { return slices.Contains(open, t) }) {
+		return nil
+	}
+	if o.waiting {
+		if all, err := remove(); err != nil || !all {
+			return err
+		}
+	}
+	note()
+	o.waitFor, o.waiting = open, true
+	return nil
 }
 
 // due reports whether it is time for a check. The first one is after the first batch.
@@ -93,26 +120,18 @@ func (w *worker) pruneStep(ctx context.Context) {
 func (w *worker) pruneProgress(ctx context.Context, p *pruning) error {
 	ctx, cancel := w.c.bounded(ctx)
 	defer cancel()
-	var open []string
-	if err := w.c.pool.QueryRow(ctx, openTransactionsSQL).Scan(&open); err != nil {
-		return fmt.Errorf("listing open transactions: %w", err)
-	}
-	if p.waiting && slices.ContainsFunc(p.waitFor, func(t string) bool { return slices.Contains(open, t) }) {
-		return nil
-	}
-	if p.waiting {
+	return p.step(ctx, w.c, func() (all bool, err error) {
 		var n int
 		var last progressRow
-		err := w.c.pool.QueryRow(ctx, pruneSQL, w.cur.id, p.from.run, p.from.from, p.below.run, p.below.from, pruneRows).Scan(&n, &last.run, &last.from)
-		if err != nil {
-			return err
-		}
-		if n >= pruneRows { // more rows to delete
+		err = w.c.pool.QueryRow(ctx, pruneSQL, w.cur.id, p.from.run, p.from.from, p.below.run, p.below.from, pruneRows).Scan(&n, &last.run, &last.from)
+		switch {
+		case err != nil:
+			return false, err
+		case n >= pruneRows: // more rows to delete
 			p.from = last
-			return nil
+			return false, nil
 		}
 		p.from = p.below
-	}
-	p.below, p.waitFor, p.waiting = p.newest, open, true
-	return nil
+		return true, nil
+	}, func() { p.below = p.newest })
 }

@@ -52,7 +52,7 @@ func TestO6SetBackAndTakenOverTwice(t *testing.T) {
 	if got := r.redone(); got != "0 redone, 5 new" {
 		t.Fatal(got)
 	}
-	r.exec(`delete from onlyonce.outbox_log`)
+	r.exec(`delete from onlyonce.batches`)
 	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 1`)
 	entered := make(chan struct{}, 1)
 	stop = r.start(func(ctx context.Context, _ consumer.Tx, _ *consumer.Message) error {
@@ -79,7 +79,7 @@ func TestO6SetBackAndTakenOverTwice(t *testing.T) {
 func TestO6LostCommitsOfALivingOwner(t *testing.T) {
 	t.Parallel()
 	r, stop := calledFor(t, keyless())
-	r.exec(`with p as (delete from onlyonce.progress returning 1), l as (delete from onlyonce.outbox_log returning 1) delete from effects`)
+	r.exec(`with p as (delete from onlyonce.progress returning 1), l as (delete from onlyonce.batches returning 1) delete from effects`)
 	r.log.Append(0, "later")
 	r.reaches(0, 6)
 	stop()

@@ -208,7 +208,7 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 	case errors.Is(err, errFenced):
 		// It was settled by an attempt whose answer was lost, or changed by an operator or by the
 		// next owner.
-		r.sweepSoon()
+		r.promoteAllSoon()
 		return true, nil
 	case !errors.As(err, &f):
 		return false, errors.Join(err, r.recordFailure(row, &disposition{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.attempt)}, 1))
@@ -231,7 +231,7 @@ func (r *retrier) countsForBrake() bool { return r.c.cfg.OnFailure == ParkOrderi
 // giveUp leaves a row to an operator, unless the partition has to halt first.
 func (r *retrier) giveUp(row *parkedRow, v *disposition) error {
 	if r.countsForBrake() {
-		if _, yes := r.brake.stopsAt(v.reason); yes {
+		if _, yes := r.brake.stopsAt(nil, v.reason); yes {
 			if err := r.recordFailure(row, &disposition{reason: parked.Failed, err: v.err, wait: backoffFor(r.c.cfg, row.attempt)}, 1); err != nil {
 				return err
 			}

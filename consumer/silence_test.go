@@ -134,11 +134,11 @@ func TestT7SilentServer(t *testing.T) {
 	}
 }
 
-// T7: so does the sweep, in front of which pauses and lost commits are looked for.
-func TestT7SilentServerAtTheSweep(t *testing.T) {
+// T7: so does the look at all blocked keys, before which pauses and lost commits are looked for.
+func TestT7SilentServerAsAllArePromoted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	w := &pgtest.Wire{Statement: consumer.SweepSQL, At: func(n int32) pgtest.Cut {
+	w := &pgtest.Wire{Statement: consumer.PromoteAllSQL, At: func(n int32) pgtest.Cut {
 		if n == 1 {
 			return pgtest.Silent
 		}
@@ -151,7 +151,7 @@ func TestT7SilentServerAtTheSweep(t *testing.T) {
 	impatience(&cfg)
 	stop := r.start(queued, cfg)
 	r.reaches(0, 3)
-	until(t, "another sweep", func() bool { return w.Seen.Load() >= 2 })
+	until(t, "another look", func() bool { return w.Seen.Load() >= 2 })
 	if err := r.consumer.Pause(t.Context(), "orders", 0, "test"); err != nil {
 		t.Fatal(err)
 	}

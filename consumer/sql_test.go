@@ -18,8 +18,9 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{readCursorSQL, takeCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
-		fenceSQL, openTransactionsSQL, pruneSQL, claimSQL, claimFreshSQL, pollSQL, deleteOwnerSQL, takeParkedSQL, settleParkedSQL, failParkedSQL, sweepBlockedSQL,
-		endReplaySQL, endReplayHeldSQL, refuseBlockedSQL, blockedSQL, unsettledSQL, firstPartitionsSQL, parkedCountSQL, otherShardSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
+		fenceSQL, indexCallsSQL, openTransactionsSQL, pruneSQL, claimSQL, claimFreshSQL, pollSQL, deleteOwnerSQL, takeParkedSQL, settleParkedSQL, failParkedSQL, promoteAllSQL,
+		endReplaySQL, endReplayHeldSQL, resumeDoneSQL, fenceSlotSQL, stillDoneSQL, sweepSQL, pruneDoneSQL, readDoneSQL,
+		countSlotAttemptSQL, takeBackSlotSQL, forgetSlotAttemptsSQL, refuseBlockedSQL, blockedSQL, unsettledSQL, firstPartitionsSQL, parkedCountSQL, otherShardSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
@@ -147,3 +148,29 @@ func TestK6FrontierWantsALaterFetch(t *testing.T) {
 }
 
 type noSource struct{ Source }
+
+// C5: a failover has set the position back since the owner noted what to prune. Nothing at or above
+// the position is deleted.
+func TestC5PruningKeepsWhatIsAhead(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	var id int64
+	nonce := newNonce()
+	err := pool.QueryRow(t.Context(), `
+with l as (insert into onlyonce.leases (name, epoch, nonce) values ('cursor/stock/orders/0', 7, $1) returning id),
+c as (insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 10, 10, 'earliest' from l returning id),
+d as (insert into onlyonce.done (cursor_id, "offset", hash, run, last) select id, o, 0, 0, false from l, generate_series(5, 14) o)
+select id from c`, nonce).Scan(&id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct{ below, left int64 }{{12, 10}, {10, 5}} {
+		if _, err := pool.Exec(t.Context(), pruneDoneSQL, id, int64(7), nonce, int32(0), int64(math.MinInt64), x.below); err != nil {
+			t.Fatal(err)
+		}
+		var left int64
+		if err := pool.QueryRow(t.Context(), `select count(*) from onlyonce.done`).Scan(&left); err != nil || left != x.left {
+			t.Errorf("below %d: %d rows are left, want %d, %v", x.below, left, x.left, err)
+		}
+	}
+}

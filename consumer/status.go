@@ -39,10 +39,14 @@ type PartitionStatus struct {
 	// one.
 	WaitingSince time.Time
 
-	// LastBatch is when this process last committed a transaction that moved Position. Zero if it
-	// has committed none since it took over.
+	// BlockedBy is the message that holds up Position although later ones are done. Nil if none
+	// does; always nil if Config.Concurrency is 1.
+	BlockedBy *BlockedBy
+
+	// LastBatch is when this process last committed a transaction of messages from the log. Zero if
+	// it has committed none since it took over.
 	LastBatch   time.Time
-	InFlight    int  // messages in the current transaction
+	InFlight    int  // messages in current transactions
 	Retrying    bool // a parked message is being retried right now
 	Paused      bool
 	Halted      *HaltError // why the partition is halted, nil if it is not
@@ -53,6 +57,16 @@ type PartitionStatus struct {
 	FailingSince time.Time
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
+}
+
+// BlockedBy is a message that holds up the position of its partition although later messages are
+// done: it takes long, is tried again, or waits for an earlier message of its ordering key that
+// does.
+type BlockedBy struct {
+	Offset int64
+	Key    string    // hash of its ordering key, in hexadecimal; empty if it has none
+	Since  time.Time // when this process first found it there
+	Done   int       // messages that are done above it
 }
 
 // partitionState is what Status reads while the partition's goroutines write.
@@ -67,6 +81,7 @@ type partitionState struct {
 	stall                                                         atomic.Pointer[stall]
 	halted                                                        atomic.Pointer[HaltError]
 	haltedSince, lastBatch                                        atomic.Pointer[time.Time]
+	blockedBy                                                     atomic.Pointer[BlockedBy]
 
 	mu            sync.Mutex
 	reachTrouble  trouble // reading the cursor or the log
@@ -88,6 +103,16 @@ func (s *partitionState) batchCommitted() {
 	s.lastBatch.Store(&now)
 	s.clearPassedHalt()
 	s.clearTrouble(&s.logTrouble)
+}
+
+// slotCommitted records a transaction that has committed beside others. It clears the trouble of
+// the slot that has had some, and of no other.
+func (s *partitionState) slotCommitted(troubled bool) {
+	now := time.Now()
+	s.lastBatch.Store(&now)
+	if troubled {
+		s.clearTrouble(&s.logTrouble)
+	}
 }
 
 // clearPassedHalt clears the halt if the position has changed since.
@@ -113,7 +138,7 @@ func (s *partitionState) fetchReturned(found logEnd, stable int64) {
 func (s *partitionState) snapshot() PartitionStatus {
 	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-		Paused: s.paused.Load(), Halted: s.halted.Load()}
+		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load()}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
 	if w := s.stall.Load(); w != nil {
 		p.WaitingSince = w.since

@@ -78,10 +78,10 @@ func TestStatusTellsHowPartitionsStand(t *testing.T) {
 	if s.Topic != "orders" || s.Lag != 7 || s.Epoch != 1 || s.Halted != nil || s.Paused {
 		t.Errorf("%+v", s)
 	}
-	s = r.status(c, 1, "what is parked", func(s consumer.PartitionStatus) bool { return s.Waiting == 1 && s.ToRetry == 1 && s.Blocked == 1 })
-	if s.Position != 3 || s.Lag != 0 {
-		t.Errorf("%+v", s)
-	}
+	// What is parked is asked of the database, which may know of the commit before its owner does.
+	r.status(c, 1, "what is parked", func(s consumer.PartitionStatus) bool {
+		return s.Waiting == 1 && s.ToRetry == 1 && s.Blocked == 1 && s.Position == 3 && s.Lag == 0
+	})
 	free()
 	r.status(c, 0, "the end", func(s consumer.PartitionStatus) bool { return s.Position == 10 && s.Lag == 0 && s.InFlight == 0 })
 	r.log.Skip(0, 2) // lag counts what is there, though there is nothing to handle

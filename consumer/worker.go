@@ -10,16 +10,26 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
-// worker handles the log of one owned partition: one goroutine, one transaction at a time. Between
+// worker handles the log of one owned partition: one transaction at a time, or with
+// Config.Concurrency several of them, see slots. It has one goroutine. Between
 // two runs of its work, for example after a halt, it keeps what it knows about the position.
 type worker struct {
-	engine
+	applier
 	logPosition
 	p Partition
 
-	// Below aloneUntil every message is handled alone, because the previous owner died at work.
-	aloneUntil int64
-	unclean    bool // the previous owner died at work
+	unclean bool // the previous owner died at work
+
+	// slotted means that transactions of the partition may run side by side in this epoch of the
+	// lease. Those transactions and the ones of runLogAttempt do not see each other, so a change
+	// takes another epoch.
+	slotted bool
+	// doneBefore is what was done above the position when the cursor was last read: offsets, and
+	// the hashes of their records.
+	doneBefore map[int64]int64
+	// acknowledged are the offsets above the position that this process knew to be done when its
+	// work last ended. The database may have lost them since.
+	acknowledged []int64
 
 	// These begin anew with each run.
 	reader  *reader
@@ -27,6 +37,7 @@ type worker struct {
 	pruning pruning
 
 	halts  haltLog
+	probes int   // messages that were tried while the brake held the partition
 	replay int32 // the last replay whose begin was logged
 }
 
@@ -67,7 +78,12 @@ func (w *worker) workOnLog(ctx context.Context) error {
 	committer := startCommitter(w)
 	w.reader = startReader(ctx, w)
 	w.pruning = startPruning()
-	err := w.handleBatches(ctx, work, committer)
+	var err error
+	if w.slotted {
+		err = w.handleInSlots(ctx, work, committer)
+	} else {
+		err = w.handleBatches(ctx, work, committer)
+	}
 	committer.offer(w.pos) // it may have ended in the middle of a batch
 	w.reader.stop()
 	if lost := committer.stop(); lost != nil && err == nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -121,6 +122,18 @@ func (k Key) Hash() [16]byte {
 	}
 	copy(out[:], sum[:16])
 	return out
+}
+
+// IDTime returns the time that an id contains, in milliseconds: that of a UUIDv7 in its canonical
+// form of 36 characters, or of a ULID of 26, in either case. ok is false for any other id.
+func IDTime(id string) (t time.Time, ok bool) {
+	six, ok := idTime(id)
+	if !ok {
+		return time.Time{}, false
+	}
+	var ms [8]byte
+	copy(ms[2:], six[:])
+	return time.UnixMilli(int64(binary.BigEndian.Uint64(ms[:]))).UTC(), true //nolint:gosec // 48 bits
 }
 
 // idTime returns the 48 bits of Unix milliseconds that a UUIDv7 (RFC 9562 section 5.7) or a ULID

@@ -148,3 +148,41 @@ func TestEverythingIsCommented(t *testing.T) {
 		t.Errorf("without a comment: %v, %v", names, err)
 	}
 }
+
+// Functions that look into all segments of the log are not compiled: to the planner they seem
+// expensive, and compiling takes a second, each time that they are called.
+func TestFunctionsThatAreNotCompiled(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	for _, function := range []string{"index_calls()", "logged_calls(text, uuid[])"} {
+		var off bool
+		if err := conn.QueryRow(t.Context(), `select coalesce('jit=off' = any (proconfig), false) from pg_proc where oid = ('onlyonce.' || $1)::regprocedure`, function).Scan(&off); err != nil {
+			t.Fatal(err)
+		}
+		if !off {
+			t.Errorf("%s may be compiled", function)
+		}
+	}
+}
+
+// Bodies of calls are compressed by lz4 if the server has it. Otherwise they are stored as they
+// are: the server's own compression costs more than it saves.
+func TestCompressionOfBatches(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	_, err := conn.Exec(t.Context(), `create temporary table has_lz4 (v text compression lz4)`)
+	want := "l"
+	if err != nil {
+		want = "stored as it is"
+	}
+	var columns int
+	var other []string
+	if err := conn.QueryRow(t.Context(), `
+		select count(*), coalesce(array_agg(a.attrelid::regclass || '.' || a.attname) filter (where case when a.attstorage = 'e' then 'stored as it is' else a.attcompression::text end <> $1), '{}')
+		  from pg_attribute a where a.attrelid::regclass::text ~ '^onlyonce\.batches(_\d)?$' and a.attnum > 0 and a.attstorage <> 'p' and a.attname <> 'sink'`, want).Scan(&columns, &other); err != nil {
+		t.Fatal(err)
+	}
+	if columns < 7*20 || len(other) > 0 {
+		t.Errorf("%d columns, of which these are not %q: %v", columns, want, other)
+	}
+}

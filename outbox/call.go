@@ -126,7 +126,7 @@ var ErrCall error = guard.Misuse("outbox: bad call")
 
 // callRow is a call as it is stored.
 type callRow struct {
-	duplicateCheck int16 // how to find an earlier enqueue, see onlyonce.enqueue_calls
+	duplicateCheck int16 // how to find an earlier enqueue, see onlyonce.enqueued_before
 	key            uuid.UUID
 	order          *uuid.UUID
 	tenant, scope  string
@@ -142,7 +142,7 @@ type callRow struct {
 	sealed         bool
 }
 
-// Values of row.check.
+// Values of callRow.duplicateCheck.
 const (
 	checkNone    = 0 // the fence and the message's claim exclude it
 	checkByLog   = 1 // the message is handled again

@@ -14,8 +14,9 @@ type callAttempt struct {
 	key      uuid.UUID
 	order    *uuid.UUID // nil: it waits for no other
 	sealed   bool
-	sealedAs uuid.UUID // the key that the body was sealed under
-	parked   int64     // id of the row that it was picked from; 0: it comes from the log
+	sealedAs uuid.UUID  // the key that the body was sealed under
+	parked   int64      // id of the row that it was picked from; 0: it comes from the log
+	batch    batchPlace // where the log has it; zero: it was picked
 
 	callHistory
 	keyParked bool      // another call of its ordering key is parked

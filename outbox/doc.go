@@ -5,10 +5,10 @@
 //
 // Code that writes to the database and then calls a remote can die at two moments. If it dies
 // before the call, the call is never made. If it dies after the call, there is no record of it. An
-// outbox removes the first: [Enqueue] writes the call as a row, in the transaction of the effects
-// that ask for it, and a [Relay] sends committed rows afterwards. The second cannot be removed, so
-// calls are made *at least once*. Each attempt carries the same idempotency key and the same bytes,
-// so a remote that honours keys applies the call once.
+// outbox removes the first: [Enqueue] writes the call, in the transaction of the effects that ask
+// for it, and a [Relay] sends committed calls afterwards. The second cannot be removed, so calls
+// are made *at least once*. Each attempt carries the same idempotency key and the same bytes, so a
+// remote that honours keys applies the call once.
 //
 // The key derives from what asks for the call: the inbound message in a consumer's handler, or
 // Call.Scope and Call.ID in a transaction of your own. The sink, the call's name and its ID are
@@ -17,10 +17,10 @@
 //
 // # Promise, and its limits
 //
-// The relay sends only committed rows, always under the row's key and with the row's bytes. It
-// never skips a committed row. Calls of one ordering key arrive in the order of their commits, each
-// after the one before it was delivered. No call is started after the remote may have forgotten its
-// key. A relay that was replaced writes no state.
+// The relay sends only committed calls, always under the key and with the bytes that were written.
+// It never skips a committed call. Calls of one ordering key arrive in the order of their commits,
+// each after the one before it was delivered. No call is started after the remote may have
+// forgotten its key. A relay that was replaced writes no state.
 //
 // Not promised:
 //
@@ -35,11 +35,17 @@
 //
 // # Protocol
 //
-// The log, onlyonce.outbox_log, is append-only. Each sink has 16 lanes, and their number never
-// changes. An ordering key belongs to one lane; a call without one belongs to the lane of its own
-// key. A lane has a cursor (onlyonce.lanes) and a lease (onlyonce.leases, on the database's clock).
-// An epoch and a random nonce identify the lease's owner. Relays that list a sink share its lanes
-// evenly, and take over those of a relay that died.
+// The log, onlyonce.batches, is append-only. A row is a batch: calls of one transaction, of one
+// sink and lane. What they have in common is in columns, and what differs in arrays with an element
+// for each call. A batch has at most 1,024 calls, and at most 256 kB of bodies if it has more than
+// one. Its calls have consecutive ids, in a block of 1,024 that belongs to the batch.
+//
+// Each sink has 16 lanes, and their number never changes. An ordering key belongs to one lane. A
+// call without one belongs to any: a transaction writes its calls to a lane that it chooses at
+// random, and goes on to the next lane after 128 of them. A lane has a cursor (onlyonce.lanes) and
+// a lease (onlyonce.leases, on the database's clock). An epoch and a random nonce identify the
+// lease's owner. Relays that list a sink share its lanes evenly, and take over those of a relay
+// that died.
 //
 // A relay reads a lane in passes. A pass is what became visible between two snapshots, prev and
 // target:
@@ -51,13 +57,14 @@
 //	select onlyonce.advance(...)                -- last_id; or, when the pass is done,
 //	                                            -- prev := target, target := this snapshot
 //	COMMIT
-//	select the next chunk                       -- rows of the pass above last_id, by id,
+//	select the next chunk                       -- calls of the pass above last_id, by id,
 //	                                            -- at most 1,024
 //	make the calls                              -- no transaction is open
 //
 // All but the last line is one round trip. The cursor is the journal: of the pass, only the first
-// 1,024 rows above last_id can have been called, and none before started_at. A call that is
-// delivered writes nothing of its own, because last_id moves past it.
+// 1,024 calls above last_id can have been made, and none before started_at. A relay that stops may
+// leave last_id in the middle of a batch; the next one reads the batch again and makes the others.
+// A call that is delivered writes nothing of its own, because last_id moves past it.
 //
 // A call that is not delivered is copied into onlyonce.parked, and so is every later call of its
 // ordering key. From there the relay tries it again, with exponential backoff or after the time
@@ -117,9 +124,10 @@
 // same turn again. If the first has arrived, the version has moved (OO008), and the relay reads the
 // cursor anew. If prev := target ran twice, it would skip a whole pass.
 //
-// A segment that is emptied while a relay reads it. Rows are read again from where they lie (ctid),
-// so their ids are compared. A missing one ends the relay, because another call may be at its
-// place.
+// A segment that is emptied while a relay reads it. Batches are read again from where they lie
+// (ctid), so their ids are compared. If one is missing, its place is read once more, because the
+// erasure of a settled call moves its batch. If it is missing still, the relay ends, because other
+// calls may be at its place.
 //
 // A failed call, while later calls of its key arrive. Parking it and moving the cursor are one
 // transaction, and only the lane's owner parks. So a relay that reads the next chunk sees that the
@@ -154,10 +162,10 @@
 //		Target: "/charges", Body: order.ChargeJSON(),
 //	})
 //
-// Rows are kept until their retention has passed (RelayConfig.Retention), for operators and for
+// Calls are kept until their retention has passed (RelayConfig.Retention), for operators and for
 // replays. A call that your own transaction enqueues again is recognised by its key, which is
-// claimed in the inbox (ring standard_keys, see onlyonce inbox horizon), or by its row or parked
-// row.
+// claimed in the inbox (ring standard_keys, see onlyonce inbox horizon) and remembered at least
+// while the call is to be sent, or because it is parked.
 //
 // A relay runs in any process, and in as many as you like:
 //

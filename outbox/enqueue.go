@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
@@ -37,10 +35,6 @@ const (
 	codeMoved     = "OO008"
 	codeDenied    = "42501" // insufficient_privilege
 )
-
-// enqueueSQL writes calls; see the function's comment in the migration. In: arrays of one length,
-// with one element for each call. Out: one row of void.
-const enqueueSQL = `select onlyonce.enqueue_calls($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
 
 // handlerTx is what the transaction of a consumer's handler has besides dedupe.Tx.
 type handlerTx interface {
@@ -68,10 +62,11 @@ type handlerTx interface {
 // In a consumer's handler, the message's own claim excludes a second enqueue. Bytes are compared
 // only if a message is handled again, with the row while it is kept (RelayConfig.Retention).
 //
-// In a transaction of your own, the call's key is claimed in the inbox (ring standard_keys). If
-// another transaction holds an uncommitted claim of the key, Enqueue waits for it; set lock_timeout
-// or a deadline on ctx to bound that. The call is recognised while its key is remembered, its row
-// is kept, or it is parked, whichever is longest. After that, enqueuing it again makes a new call.
+// In a transaction of your own, Enqueue makes one round trip. The call's key is claimed in the
+// inbox (ring standard_keys). If another transaction holds an uncommitted claim of the key, Enqueue
+// waits for it; set lock_timeout or a deadline on ctx to bound that. The call is recognised while
+// its key is remembered, while it is to be sent, and while it is parked, whichever is longest.
+// After that, enqueuing it again makes a new call.
 func Enqueue(ctx context.Context, tx dedupe.Tx, call Call) error { return EnqueueAll(ctx, tx, call) }
 
 // EnqueueAll is [Enqueue] for several calls at once, in their order. Transactions that enqueue
@@ -98,7 +93,6 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 			return fmt.Errorf("%w: %q to sink %q", ErrTwice, r.name, r.sink)
 		}
 		rows = append(rows, &r)
-		hintedSenders.hint(&r)
 	}
 	if handler != nil {
 		for _, r := range rows {
@@ -119,52 +113,6 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 		return fmt.Errorf("outbox: enqueue: %w", err)
 	}
 	return nil
-}
-
-// enqueueStatement writes rows, which are *row.
-func enqueueStatement(rows []any) (sql string, args []any) {
-	n := len(rows)
-	at := func(i int) *callRow { return rows[i].(*callRow) }
-	text := func(field func(*callRow) string) any {
-		return codec.Array(n, func(i int) pgtype.Text { return pgtype.Text{String: field(at(i)), Valid: true} })
-	}
-	flag := func(field func(*callRow) bool) any {
-		return codec.Array(n, func(i int) pgtype.Bool { return pgtype.Bool{Bool: field(at(i)), Valid: true} })
-	}
-	moment := func(field func(*callRow) *time.Time) any {
-		return codec.Array(n, func(i int) (v pgtype.Timestamptz) {
-			if p := field(at(i)); p != nil {
-				v.Time, v.Valid = *p, true
-			}
-			return v
-		})
-	}
-	bodies := make([][]byte, n)
-	for i := range bodies {
-		bodies[i] = at(i).body
-	}
-	return enqueueSQL, []any{
-		codec.Array(n, func(i int) pgtype.Int2 { return pgtype.Int2{Int16: at(i).duplicateCheck, Valid: true} }),
-		codec.Array(n, func(i int) pgtype.UUID { return pgtype.UUID{Bytes: at(i).key, Valid: true} }),
-		codec.Array(n, func(i int) (v pgtype.UUID) {
-			if k := at(i).order; k != nil {
-				v.Bytes, v.Valid = *k, true
-			}
-			return v
-		}),
-		text(func(r *callRow) string { return r.sink }), text(func(r *callRow) string { return r.tenant }), text(func(r *callRow) string { return r.scope }),
-		text(func(r *callRow) string { return r.name }), text(func(r *callRow) string { return r.method }), text(func(r *callRow) string { return r.target }),
-		text(func(r *callRow) string { return r.headers }),
-		codec.Array(n, func(i int) (v pgtype.Text) {
-			if p := at(i).trace; p != nil {
-				v.String, v.Valid = *p, true
-			}
-			return v
-		}),
-		bodies,
-		moment(func(r *callRow) *time.Time { return r.notBefore }), moment(func(r *callRow) *time.Time { return r.originTime }),
-		flag(func(r *callRow) bool { return r.redo }), flag(func(r *callRow) bool { return r.capture }), flag(func(r *callRow) bool { return r.sealed }),
-	}
 }
 
 // pgUUID converts a key to a type that pgx knows without asking the server for types. Without

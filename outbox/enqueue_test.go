@@ -177,7 +177,7 @@ func TestEnqueueAgain(t *testing.T) {
 	if n := one[int](r, `select count(*) from onlyonce.calls`); n != 1 {
 		t.Errorf("%d rows", n)
 	}
-	r.exec(`truncate onlyonce.outbox_log`) // its retention has passed; the key is remembered
+	r.exec(`truncate onlyonce.batches`) // its retention has passed; the key is remembered
 	refused()
 	r.enqueue(charge("1"))
 	if n := one[int](r, `select count(*) from onlyonce.calls`); n != 0 {
@@ -367,16 +367,16 @@ func TestEnqueueBySQL(t *testing.T) {
 	}
 }
 
-// A caller that enqueues by SQL under the key of a handler's call finds that call: the same bytes
-// write nothing, other bytes are a conflict.
-func TestEnqueueSeesCallsOfAHandler(t *testing.T) {
+// A caller that enqueues by SQL what another language has enqueued by arrays finds that call: the
+// same bytes write nothing, other bytes are a conflict.
+func TestEnqueueSeesCallsOfArrays(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	again := func(body string) error {
 		_, err := r.pool.Exec(context.Background(), `select onlyonce.enqueue('6da350e3-397e-83b8-b350-bb37daa8f1fe', '', 's', 'payments', 'n', 'POST', '/x', '{}', '{}', $1)`, []byte(body))
 		return err
 	}
-	r.exec(`select onlyonce.enqueue_calls('{0}', '{6da350e3-397e-83b8-b350-bb37daa8f1fe}', '{null}', '{payments}', '{""}', '{s}', '{n}', '{POST}', '{/x}', '{""}',
+	r.exec(`select onlyonce.enqueue_calls('{2}', '{6da350e3-397e-83b8-b350-bb37daa8f1fe}', '{null}', '{payments}', '{""}', '{s}', '{n}', '{POST}', '{/x}', '{""}',
 		'{null}', array['a'::bytea], '{null}', '{null}', '{f}', '{f}', '{f}')`)
 	if err := again("a"); err != nil {
 		t.Fatal(err)

@@ -8,9 +8,8 @@ import (
 
 // Statements are all SQL constants of the package by name.
 var Statements = map[string]string{
-	"enqueue":    enqueueSQL,
 	"make lanes": makeLanesSQL, "poll lanes": pollLanesSQL, "poll work": pollWorkSQL,
-	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first rows": firstRowsSQL, "collect": collectRefsSQL, "fetch": fetchRowsSQL, "park": parkSQL,
+	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first batches": firstBatchesSQL, "collect": collectRefsSQL, "fetch": fetchBatchesSQL, "park": parkSQL,
 	"wal position": walPositionSQL, "standbys": standbysSQL, "replicas": replicasSQL,
 	"pick": pickSQL, "next": nextDueSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,
 	"purge": purgeSQL,

@@ -50,7 +50,9 @@ func TestFaultPoints(t *testing.T) {
 				continue
 			}
 			switch point {
-			case fault.RelayTurning, fault.RelayTurned, fault.RelayCalling, fault.RelayCalled, fault.RelayPicking, fault.RelayPicked:
+			case fault.RelayTurning, fault.RelayTurned: // once for each lane, and again for those with calls
+				work <- relayPoint{point, action, 20}
+			case fault.RelayCalling, fault.RelayCalled, fault.RelayPicking, fault.RelayPicked:
 				work <- relayPoint{point, action, 25}
 			default:
 				work <- relayPoint{point, action, 3}

@@ -8,19 +8,26 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // seize takes a lane over in SQL, whatever its time, as another relay does after the lease has run
-// out.
+// out. In one transaction: a renewal in between would revive the lease.
 func (r *rig) seize(lane int) {
 	r.t.Helper()
 	name := fmt.Sprint("relay/payments/", lane)
-	r.exec(`update onlyonce.leases set until = clock_timestamp() where name = $1`, name)
-	if e := one[*int64](r, `select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases where name = $1`, name); e == nil {
-		r.t.Fatal("the lane was not taken over")
+	var epoch *int64
+	err := pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(context.Background(), `update onlyonce.leases set until = clock_timestamp() where name = $1`, name); err != nil {
+			return err
+		}
+		return tx.QueryRow(context.Background(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases where name = $1`, name).Scan(&epoch)
+	})
+	if err != nil || epoch == nil {
+		r.t.Fatalf("the lane was not taken over: %v", err)
 	}
 }
 

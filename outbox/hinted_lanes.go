@@ -39,22 +39,13 @@ func (r *runningSenders) remove(s *sender) {
 	}
 }
 
-// hint records that a call is being written.
-func (r *runningSenders) hint(call *callRow) {
+// hint records that calls are being written to a lane of a sink.
+func (r *runningSenders) hint(sink string, lane int16) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for _, s := range r.bySink[call.sink] {
-		s.hints.bits.Or(1 << call.lane())
+	for _, s := range r.bySink[sink] {
+		s.hints.bits.Or(1 << lane)
 	}
-}
-
-// lane returns the row's lane, as the SQL function onlyonce.lane does.
-func (r *callRow) lane() int16 {
-	key := r.key
-	if r.order != nil {
-		key = *r.order
-	}
-	return int16(key[15] & (lanes - 1))
 }
 
 // hintedLead is how long the poll of all lanes waits after hinted lanes were notified, so that it

@@ -48,7 +48,7 @@ func TestO6WindowAfterLostHistory(t *testing.T) {
 			if !parked {
 				r.enqueue(charge("a"))
 			}
-			r.exec(`update onlyonce.outbox_log set created_at = created_at - interval '30 h'`)
+			r.exec(`update onlyonce.batches set created_at = created_at - interval '30 h'`)
 			r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 h', next_attempt_at = clock_timestamp() - interval '28 h'`)
 			// A failover, or a base backup that was restored.
 			r.exec(`update onlyonce.lanes set server = null, timeline = 'FFFFFFFF'`)

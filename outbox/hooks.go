@@ -94,6 +94,10 @@ const (
 	SettledReconcile Settlement = "reconcile"
 )
 
+// Final reports whether the call is over for the relay: it was delivered, or waits for an operator.
+// After SettledRetry and SettledAccepted further attempts follow.
+func (s Settlement) Final() bool { return s != SettledRetry && s != SettledAccepted }
+
 // Settled says how an attempt ended.
 type Settled struct {
 	Sink    string

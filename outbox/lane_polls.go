@@ -41,14 +41,14 @@ select (select count(*) from onlyonce.leases where starts_with(name, $2) and unt
 // pollWorkSQL reads which lanes have something to do. In: sink, lanes; whether
 // RelayConfig.Reconcile decides about calls of unknown outcome; versions of the lanes that their
 // owner knows. Out: a row for each lane that has: the lane; whether rows are new; whether parked
-// calls are due; whether a failover lost commits of the cursor. By the indexes outbox_log_new and
+// calls are due; whether a failover lost commits of the cursor. By the indexes batches_new and
 // parked_calls_due; takes no lock.
 const pollWorkSQL = `
 select * from (
   select a.lane,
-         exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev)))
+         exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev)))
          or exists (select 1 from pg_snapshot_xip(coalesce(a.target, a.prev)) x cross join lateral (
-                      select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
+                      select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
          exists (select 1 from onlyonce.parked p where p.kind = 'call' and p.sink = a.sink and p.lane = a.lane
                     and (p.next_attempt_at <= clock_timestamp() or p.next_attempt_at > clock_timestamp() + interval '2 days' and p.reason <> 'scheduled')
                     and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due,

@@ -156,15 +156,24 @@ func (r *rig) enqueue(calls ...outbox.Call) {
 				return err
 			}
 		}
-		return nil
+		return ownLanes(tx)
 	})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-// sameLane is an id for a call like this one, without an ordering key, that is sent by the same
-// lane.
+// ownLanes moves the batches that the transaction has written, of calls without an ordering key, to
+// the lanes of their first calls' keys. Enqueue chooses a lane at random, and tests choose calls of
+// one lane (sameLane).
+func ownLanes(tx pgx.Tx) error {
+	_, err := tx.Exec(context.Background(), `update onlyonce.batches set lane = onlyonce.lane(keys[1])
+		where xid = pg_current_xact_id() and order_key is null and order_keys is null`)
+	return err
+}
+
+// sameLane is an id for a call like this one, without an ordering key, whose key is of the same
+// lane; see ownLanes.
 func (r *rig) sameLane(c outbox.Call, like string) string {
 	r.t.Helper()
 	lane := func(c outbox.Call) byte {

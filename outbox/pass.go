@@ -29,7 +29,8 @@ func (o *laneOwner) readPass() error {
 	return o.advance(nil, cursorMove{newPass: true, read: o.reader.firstRead()})
 }
 
-// finishChunk writes what became of the chunk and reads the next one.
+// finishChunk writes what became of the chunk and reads the next one. The chunk may end in the
+// middle of a batch: the next one begins with the rest of it.
 func (o *laneOwner) finishChunk() error {
 	c, r := o.chunk, o.reader
 	c.committing = true

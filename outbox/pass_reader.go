@@ -15,128 +15,143 @@ import (
 )
 
 const (
-	// maxChunk is how many rows of a pass may be called before the cursor is written again. From
-	// onlyonce.lanes.started_at on, that many rows above last_id may have been called. It is part
-	// of the stored format.
+	// maxChunk is how many calls of a pass may be made before the cursor is written again. From
+	// onlyonce.lanes.started_at on, that many calls above last_id may have been made. It is part of
+	// the stored format, and as many as a batch has at most, so that a chunk ends with a batch.
 	maxChunk = 1024
-	// firstRows is how many rows are read whole together with the pass that begins. If the pass
-	// before had more than that, the ids of the next one are read first.
-	firstRows = 64
-	// maxRefs bounds the ids that are held in memory, maxChunkBytes the bodies.
+	// firstBatches is how many batches are read whole together with the pass that begins. If the
+	// pass before had more than that, the places of the next one are read first.
+	firstBatches = 64
+	// maxRefs bounds the places that are held in memory, maxChunkBytes the bodies.
 	maxRefs       = 100_000
 	maxChunkBytes = 4 << 20
 )
 
 // loadCursorSQL reads a lane's cursor. In: lane id. One row: version, last id, whether there is a
-// pass, whether rows above may have been called, whether the cursor is of another database cluster.
+// pass, whether calls above may have been made, whether the cursor is of another database cluster.
 // onlyonce.advance checks the last for each pass that begins; it is read here because a pass that
 // was begun in another cluster must not go on either.
 const loadCursorSQL = `
 select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
        coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false)
        or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(a.target, a.prev))
-       or exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
+       or exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
   from onlyonce.lanes a where a.id = $1`
 
-// passRowRefs reads the places (slot, ctid) of the rows of a lane's pass above last_id: those that
-// became visible between prev and target (O2). At prev their transactions were in progress or had
-// not begun. By the index outbox_log_new. "offset 0" keeps the planner from making the second half
-// a join, for which it would read all of a lane.
-const passRowRefs = `(
-  select r.id, r.slot, r.ctid, octet_length(r.body) as size from onlyonce.outbox_log r
-   where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
+// passRefs reads the places (slot, ctid) of the batches of a lane's pass that have calls above
+// last_id: those that became visible between prev and target (O2). At prev their transactions were
+// in progress or had not begun. The ids of a batch's calls lie in one block of 1,024, and last_id
+// may be in the middle of a batch: so batches are read from the beginning of its block on, and
+// those of them that end at last_id or before are left out. By the index batches_new. "offset 0"
+// keeps the planner from making the second half a join, for which it would read all of a lane.
+const passRefs = `(
+  select r.id, r.n, r.slot, r.ctid, r.bytes from onlyonce.batches r
+   where r.sink = a.sink and r.lane = a.lane and r.id >= a.last_id & -1024 and r.id + r.n > a.last_id + 1
      and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
   union all
   select r.* from pg_snapshot_xip(a.prev) x cross join lateral (
-    select r.id, r.slot, r.ctid, octet_length(r.body) from onlyonce.outbox_log r
-     where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id > a.last_id offset 0) r
+    select r.id, r.n, r.slot, r.ctid, r.bytes from onlyonce.batches r
+     where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id >= a.last_id & -1024 and r.id + r.n > a.last_id + 1 offset 0) r
    where pg_visible_in_snapshot(x, a.target))`
 
-// firstCallTime is when a call under a row's key can first have been made: at the pass's start. The
-// database may have lost a history since, in which the message may have been handled or the row
-// read. Then it is the time of the message or of the row (O6). Of r in the log and its lane a.
+// firstCallTime is when a call under a call's key can first have been made: at the pass's start.
+// The database may have lost a history since, in which the message may have been handled or the
+// call read. Then it is the time of the message or of the batch (O6). Of a call r of the log and
+// its lane a.
 const (
 	historyLost   = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
 	firstCallTime = `case when ` + historyLost + ` then least(r.origin_time, greatest(r.created_at, r.not_before), a.started_at) else a.started_at end`
 )
 
-// callColumns lists the columns that a callAttempt is made of. The clock is read at least once
-// after the row was. It uses date_part because the numeric of extract costs several times as much
-// for each row.
-const callColumns = `
-       r.id, r.key, r.order_key, r.tenant, r.scope, r.name, r.method, r.target, r.headers, coalesce(r.trace, ''), r.body, r.capture, r.sealed,
-       (date_part('epoch', clock_timestamp() - ` + firstCallTime + `) * 1000000)::bigint,
-       ` + historyLost + `,
-       coalesce((date_part('epoch', r.not_before - clock_timestamp()) * 1000000)::bigint, 0),
-       (date_part('epoch', clock_timestamp() - r.created_at) * 1000000)::bigint,
-       r.order_key is not null and exists (select 1 from onlyonce.parked p where p.order_key = r.order_key and p.settled_at is null)`
+// batchColumns lists the columns that a batch is made of. Arrays are sent in one form, whatever the
+// session's protocol (array_send), so that they are taken apart without a copy of each element. The
+// clock is read at least once after the row was. It uses date_part because the numeric of extract
+// costs several times as much.
+//
+// The last two are null for most batches. The ages of calls whose history may be lost: in
+// microseconds, null for the others. Ordering keys of the batch that a parked call blocks.
+const batchColumns = `
+       b.id, b.n, b.xid::text, (date_part('epoch', clock_timestamp() - timestamptz '2000-01-01 00:00:00+00') * 1000000)::bigint,
+       (date_part('epoch', clock_timestamp() - a.started_at) * 1000000)::bigint, (date_part('epoch', clock_timestamp() - b.created_at) * 1000000)::bigint,
+       array_send(b.keys), b.order_key, array_send(b.order_keys), b.tenant, array_send(b.tenants), b.scope, array_send(b.scopes),
+       b.name, array_send(b.names), b.method, array_send(b.methods), b.target, array_send(b.targets), b.header, array_send(b.headers),
+       b.trace, array_send(b.traces), b.body, array_send(b.bodies), array_send(b.not_before), array_send(b.capture), array_send(b.sealed),
+       case when b.redo is not null or a.history_at is not null then
+         (select array_send(array_agg(case when ` + historyLost + ` then (date_part('epoch', clock_timestamp() - ` + firstCallTime + `) * 1000000)::bigint end order by r.i))
+            from (select coalesce(u.redo, false) as redo, coalesce(u.origin_time, b.origin_time) as origin_time, b.created_at, u.not_before, u.i
+                    from unnest(b.keys, b.redo, b.origin_times, b.not_before) with ordinality as u(key, redo, origin_time, not_before, i)) r) end,
+       case when b.order_key is not null or b.order_keys is not null then
+         array_send(array(select distinct p.order_key from onlyonce.parked p
+                           where p.order_key = any (coalesce(b.order_keys, array[b.order_key])) and p.settled_at is null)) end`
 
-// firstRowsSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no
-// row if the lane has moved. It sorts the rows' places, and not the rows.
-const firstRowsSQL = `
-select` + callColumns + `
+// firstBatchesSQL reads the first batches of a pass: with at most maxChunk calls, and until their
+// bodies have maxChunkBytes. In: lane id, version, how many. Out: batchColumns, and how many
+// batches were found. READ COMMITTED; no row if the lane has moved. It sorts the batches' places,
+// and not the batches.
+const firstBatchesSQL = `
+select` + batchColumns + `, p.found
   from onlyonce.lanes a
  cross join lateral (
-   select p.id, p.slot, p.ctid, sum(p.size) over (order by p.id) - p.size as before from (
-     select * from ` + passRowRefs + ` p order by p.id limit $3) p) p
- cross join lateral (select * from onlyonce.outbox_log r where r.slot = p.slot and r.ctid = p.ctid offset 0) r
- where a.id = $1 and a.version = $2 and p.before < 4194304 -- maxChunkBytes
- order by r.id`
+   select p.id, p.slot, p.ctid, count(*) over () as found, sum(p.bytes) over (order by p.id) - p.bytes as before, sum(p.n) over (order by p.id) as calls from (
+     select * from ` + passRefs + ` p order by p.id limit $3) p) p
+ cross join lateral (select * from onlyonce.batches b where b.slot = p.slot and b.ctid = p.ctid offset 0) b
+ where a.id = $1 and a.version = $2 and p.before < 4194304 and p.calls <= 1024 -- maxChunkBytes, maxChunk
+ order by b.id`
 
-// collectRefsSQL reads the places of the rows of a pass. In: lane id, version, how many. Out: id,
-// slot, ctid, bytes of the body.
+// collectRefsSQL reads the places of the batches of a pass. In: lane id, version, how many. Out:
+// id, number of calls, slot, ctid, bytes of the bodies.
 const collectRefsSQL = `
-select p.id, p.slot, p.ctid, p.size
-  from onlyonce.lanes a cross join lateral ` + passRowRefs + ` p
+select p.id, p.n, p.slot, p.ctid, p.bytes
+  from onlyonce.lanes a cross join lateral ` + passRefs + ` p
  where a.id = $1 and a.version = $2
  order by p.id limit $3`
 
-// fetchRowsSQL reads rows by their places. In: lane id, slot, ctids. By a TID scan: any further
-// condition would let the planner read by an index instead. A segment that was emptied and filled
-// again has other rows at the same place, so the reader compares the ids.
-const fetchRowsSQL = `
-select` + callColumns + `
-  from onlyonce.lanes a, onlyonce.outbox_log r
- where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[])`
+// fetchBatchesSQL reads batches by their places. In: lane id, slot, ctids. By a TID scan: any
+// further condition would let the planner read by an index instead. A segment that was emptied and
+// filled again has other batches at the same place, so the reader compares the ids.
+const fetchBatchesSQL = `
+select` + batchColumns + `
+  from onlyonce.lanes a, onlyonce.batches b
+ where a.id = $1 and b.slot = $2 and b.ctid = any ($3::tid[])`
 
 // cursor is what a lane's owner knows of its row in onlyonce.lanes.
 type cursor struct {
 	version, last int64
-	unread        bool // the pass may hold rows above last
-	// How many rows above last a previous owner may have called: their age counts from its journal.
+	unread        bool // the pass may hold calls above last
+	// How many calls above last a previous owner may have made: their age counts from its journal.
 	mayBeCalled int
 }
 
-// passReader reads a lane's passes: its cursor, the places of a pass's rows, and the rows of the
-// next chunk.
+// passReader reads a lane's passes: its cursor, the places of a pass's batches, and the calls of
+// the next chunk.
 type passReader struct {
 	lane        *heldLane
 	cursor      cursor
 	cursorKnown bool         // cursor is what the database has
 	versionSeen atomic.Int64 // cursor.version, for the sender
-	refs        []rowRef     // rows of the pass that are not fetched yet
+	refs        []batchRef   // batches of the pass that are not fetched yet
 	moreRefs    bool         // the pass may hold rows after refs
-	expectMany  bool         // the next pass may hold many rows
-	newRows     bool         // there are rows after the pass, or may be
+	expectMany  bool         // the next pass may hold many batches
+	newRows     bool         // there are calls after the pass, or may be
 }
 
 // readKind says what is read in one round trip with a move of the cursor.
 type readKind int
 
 const (
-	readNothing   readKind = iota
-	readFirstRows          // the first rows of a pass that begins
-	readRefList            // the places of a pass's rows, and then the first chunk
-	readRows               // the next chunk
+	readNothing      readKind = iota
+	readFirstBatches          // the first batches of a pass that begins
+	readRefList               // the places of a pass's batches, and then the first chunk
+	readBatches               // the next chunk
 )
 
 // passRead is one such read, and what came of it.
 type passRead struct {
 	kind        readKind
-	startedAt   time.Time // the database measures ages after this moment
-	refs        []rowRef  // with readRefList
-	fetching    []rowRef  // of the pass's places, those whose rows are fetched
-	rows        []*callAttempt
+	startedAt   time.Time  // the database measures ages after this moment
+	refs        []batchRef // with readRefList
+	fetching    []batchRef // of the pass's places, those whose batches are fetched
+	batches     []*batch
 	walPosition string // empty if the relay waits for no standby
 }
 
@@ -178,15 +193,15 @@ func (r *passReader) interrupt() {
 	r.cursor.unread, r.newRows, r.refs, r.moreRefs = true, true, nil, false
 }
 
-// passExhausted reports whether no rows follow those that were fetched.
+// passExhausted reports whether no batches follow those that were fetched.
 func (r *passReader) passExhausted() bool { return len(r.refs) == 0 && !r.moreRefs }
 
-// firstRead says how to begin reading the next pass: whole rows, unless there may be many.
+// firstRead says how to begin reading the next pass: whole batches, unless there may be many.
 func (r *passReader) firstRead() readKind {
 	if r.expectMany {
 		return readRefList
 	}
-	return readFirstRows
+	return readFirstBatches
 }
 
 // nextRead says how to read the next chunk of a pass that is not exhausted.
@@ -194,12 +209,12 @@ func (r *passReader) nextRead() readKind {
 	if len(r.refs) == 0 {
 		return readRefList
 	}
-	return readRows
+	return readBatches
 }
 
 func (r *passReader) newRead(kind readKind) *passRead {
 	read := &passRead{kind: kind}
-	if kind == readRows {
+	if kind == readBatches {
 		read.fetching = r.nextRefs()
 	}
 	read.startedAt = time.Now()
@@ -209,81 +224,138 @@ func (r *passReader) newRead(kind readKind) *passRead {
 // queueRead queues a read's statements, which follow a move of the cursor.
 func (r *passReader) queueRead(b *pgx.Batch, read *passRead) {
 	switch read.kind {
-	case readFirstRows:
-		b.Queue(firstRowsSQL, r.lane.lease.ID, r.cursor.version+1, firstRows).Query(collect(&read.rows, newRowReader().readRow))
+	case readFirstBatches:
+		b.Queue(firstBatchesSQL, r.lane.lease.ID, r.cursor.version+1, firstBatches).Query(collect(&read.batches, newBatchReader(true).readRow))
 	case readRefList:
-		b.Queue(collectRefsSQL, r.lane.lease.ID, r.cursor.version+1, maxRefs).Query(collect(&read.refs, newRefReader()))
-	case readRows:
+		r.queueRefs(b, read, r.cursor.version+1)
+	case readBatches:
 		r.queueFetch(b, read)
 	}
 	r.lane.sink.queueWALPosition(b, &read.walPosition)
 }
 
-// received takes in what was read after the cursor has moved, and returns the rows of the next
+// received takes in what was read after the cursor has moved, and returns the calls of the next
 // chunk, by id. newPass is whether the move began a pass.
 func (r *passReader) received(read *passRead, newPass bool) ([]*callAttempt, error) {
 	switch read.kind {
 	case readNothing:
 		return nil, nil
-	case readFirstRows:
-		r.receivedFirst(read.rows)
-		return read.rows, nil
+	case readFirstBatches:
+		r.receivedFirst(read.batches)
+		return r.callsAboveLast(read.batches), nil
 	case readRefList:
-		r.refs, r.moreRefs = read.refs, len(read.refs) == maxRefs
-		r.expectMany = len(read.refs) > firstRows
-		r.cursor.unread, r.newRows = len(read.refs) > 0, len(read.refs) > 0 || !newPass
+		r.receivedRefs(read.refs, newPass)
 		if len(read.refs) == 0 {
 			return nil, nil
 		}
-		read.fetching = r.nextRefs()
-		if err := r.lane.read(func(b *pgx.Batch) { r.queueFetch(b, read) }); err != nil {
-			r.cursor.unread = true
-			r.refs, r.moreRefs = nil, false
+		if err := r.fetchNext(read); err != nil {
 			return nil, err
 		}
 	}
-	rows := read.rows
-	slices.SortFunc(rows, func(a, b *callAttempt) int { return cmp.Compare(a.ID, b.ID) })
-	if !slices.EqualFunc(rows, read.fetching, func(a *callAttempt, ref rowRef) bool { return a.ID == ref.id }) {
-		return nil, fmt.Errorf("%w: lane %d of sink %s, from call %d on", errRowsGone, r.lane.number, r.lane.sink.name, read.fetching[0].id)
+	if !read.isComplete() {
+		if err := r.fetchMoved(read); err != nil {
+			return nil, err
+		}
 	}
 	r.refs = r.refs[len(read.fetching):]
-	return rows, nil
+	return r.callsAboveLast(read.batches), nil
 }
 
-// receivedFirst notes what the first rows of a pass say about the rest of it.
-func (r *passReader) receivedFirst(rows []*callAttempt) {
-	size := 0
-	for _, a := range rows {
-		size += len(a.Body)
+// fetchMoved reads the places of the pass's batches once more, and then those of the next chunk.
+// The erasure of a call that is settled moves its batch within the segment. If the batches are not
+// the same ones at their new places, the log has lost some.
+func (r *passReader) fetchMoved(read *passRead) error {
+	known := r.refs
+	if err := r.lane.read(func(b *pgx.Batch) { r.queueRefs(b, read, r.cursor.version) }); err != nil {
+		return r.failed(err)
 	}
-	r.moreRefs = len(rows) == firstRows || size >= maxChunkBytes
+	if len(read.refs) >= len(known) && slices.EqualFunc(read.refs[:len(known)], known, func(a, b batchRef) bool { return a.id == b.id && a.calls == b.calls }) {
+		r.receivedRefs(read.refs, false)
+		if err := r.fetchNext(read); err != nil {
+			return err
+		}
+		if read.isComplete() {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: lane %d of sink %s, after call %d", errRowsGone, r.lane.number, r.lane.sink.name, r.cursor.last)
+}
+
+// fetchNext reads the batches of the next chunk, in a transaction of its own.
+func (r *passReader) fetchNext(read *passRead) error {
+	read.fetching, read.batches = r.nextRefs(), nil
+	return r.failed(r.lane.read(func(b *pgx.Batch) { r.queueFetch(b, read) }))
+}
+
+// failed notes that the pass has to be read anew if a read has failed.
+func (r *passReader) failed(err error) error {
+	if err != nil {
+		r.interrupt()
+	}
+	return err
+}
+
+// isComplete sorts the batches that were fetched by id, and reports whether they are those whose
+// places were read.
+func (read *passRead) isComplete() bool {
+	slices.SortFunc(read.batches, func(a, b *batch) int { return cmp.Compare(a.id, b.id) })
+	return slices.EqualFunc(read.batches, read.fetching, func(b *batch, ref batchRef) bool { return b.id == ref.id && len(b.calls) == int(ref.calls) })
+}
+
+// callsAboveLast returns the calls of batches that the cursor has not passed. It may be in the
+// middle of the first one.
+func (r *passReader) callsAboveLast(batches []*batch) (calls []*callAttempt) {
+	for _, b := range batches {
+		done := min(max(r.cursor.last-b.id+1, 0), int64(len(b.calls)))
+		calls = append(calls, b.calls[done:]...)
+	}
+	return calls
+}
+
+// receivedFirst notes what the first batches of a pass say about the rest of it.
+func (r *passReader) receivedFirst(batches []*batch) {
+	r.moreRefs = len(batches) > 0 && (len(batches) < batches[0].found || batches[0].found == firstBatches)
 	r.expectMany = r.moreRefs
-	r.cursor.unread, r.newRows = len(rows) > 0, len(rows) > 0
+	r.cursor.unread, r.newRows = len(batches) > 0, len(batches) > 0
+}
+
+// receivedRefs notes the places of a pass's batches. newPass is whether the pass has just begun.
+func (r *passReader) receivedRefs(refs []batchRef, newPass bool) {
+	r.refs, r.moreRefs = refs, len(refs) == maxRefs
+	r.expectMany = len(refs) > firstBatches
+	r.cursor.unread, r.newRows = len(refs) > 0, len(refs) > 0 || !newPass
 }
 
 // errRowsGone means that the log has lost a row that was not sent. Only an operator can repair
 // that.
 var errRowsGone = errors.New("outbox: rows of the log that were not sent are gone: was a segment emptied by hand?")
 
-// nextRefs returns the places of the rows of the next chunk.
-func (r *passReader) nextRefs() []rowRef {
-	size := int64(0)
+// nextRefs returns the places of the batches of the next chunk.
+func (r *passReader) nextRefs() []batchRef {
+	calls, size := 0, int64(0)
 	for i, ref := range r.refs {
-		if size += ref.size; i > 0 && (i == maxChunk || size > maxChunkBytes) {
+		calls, size = calls+int(ref.calls), size+ref.bytes
+		if i > 0 && (calls > maxChunk || size > maxChunkBytes) {
 			return r.refs[:i]
 		}
 	}
 	return r.refs
 }
 
-// queueFetch reads rows by their places, with one statement for each segment.
+// queueRefs queues the statement that reads the places of a pass's batches, above the cursor of a
+// version.
+func (r *passReader) queueRefs(b *pgx.Batch, read *passRead, version int64) {
+	read.refs = nil
+	b.Queue(collectRefsSQL, r.lane.lease.ID, version, maxRefs).Query(collect(&read.refs, newRefReader()))
+}
+
+// queueFetch reads batches by their places, with one statement for each segment.
 func (r *passReader) queueFetch(b *pgx.Batch, read *passRead) {
 	bySlot := map[int16][]pgtype.TID{}
 	for _, ref := range read.fetching {
 		bySlot[ref.slot] = append(bySlot[ref.slot], ref.tid)
 	}
 	for slot, tids := range bySlot {
-		b.Queue(fetchRowsSQL, r.lane.lease.ID, slot, tids).Query(collect(&read.rows, newRowReader().readRow))
+		b.Queue(fetchBatchesSQL, r.lane.lease.ID, slot, tids).Query(collect(&read.batches, newBatchReader(false).readRow))
 	}
 }

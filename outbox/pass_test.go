@@ -46,6 +46,9 @@ func TestO2LateCommitWithALowerId(t *testing.T) {
 	if err := outbox.Enqueue(t.Context(), long, low); err != nil {
 		t.Fatal(err)
 	}
+	if err := ownLanes(long); err != nil {
+		t.Fatal(err)
+	}
 	for i := range 20 {
 		high := charge("high id")
 		high.ID = r.sameLane(low, fmt.Sprint(i))
@@ -83,6 +86,9 @@ func TestO2CommitsInAnyOrder(t *testing.T) {
 		c := charge("0")
 		c.ID = r.sameLane(first, fmt.Sprint(round))
 		if err := outbox.Enqueue(t.Context(), tx, c); err != nil {
+			t.Fatal(err)
+		}
+		if err := ownLanes(tx); err != nil {
 			t.Fatal(err)
 		}
 		open = append(open, tx)
@@ -227,12 +233,12 @@ func TestO2RelayDiesWithinAPass(t *testing.T) {
 func TestO2MissingRowEndsTheRelay(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
-		"gone":        `delete from onlyonce.outbox_log where id = (select max(id) from onlyonce.outbox_log)`,
-		"another one": `update onlyonce.outbox_log set id = id + 1000000 where id = (select max(id) from onlyonce.outbox_log)`,
-		"same place": `create temp table kept as select * from onlyonce.outbox_log;
-			update kept set id = id + 1000000;
-			truncate onlyonce.outbox_log;
-			insert into onlyonce.outbox_log select * from kept order by id`,
+		"gone":        `delete from onlyonce.batches where id = (select max(id) from onlyonce.batches)`,
+		"another one": `update onlyonce.batches set id = id + 1024000 where id = (select max(id) from onlyonce.batches)`,
+		"same place": `create temp table kept as select * from onlyonce.batches;
+			update kept set id = id + 1024000;
+			truncate onlyonce.batches;
+			insert into onlyonce.batches select * from kept order by id`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -252,7 +258,6 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 			defer cancel()
 			go func() { ended <- relay.Run(ctx) }()
 			g.wait()
-			r.exec(`alter table onlyonce.outbox_log disable trigger all`)
 			r.exec(sql)
 			g.release()
 			if err := <-ended; err == nil || !strings.Contains(err.Error(), "rows of the log that were not sent are gone") {
@@ -274,7 +279,7 @@ func TestO3AnotherCluster(t *testing.T) {
 		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1`,
 		"target of a larger cluster":    `update onlyonce.lanes set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot`,
 		"prev of a larger cluster":      `update onlyonce.lanes set target = null, prev = '999999999998:999999999999:'`,
-		"rows of a larger cluster":      `update onlyonce.outbox_log set xid = '999999999999'`,
+		"rows of a larger cluster":      `update onlyonce.batches set xid = '999999999999'`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)

@@ -9,14 +9,15 @@ import (
 )
 
 // purgeSQL deletes settled calls whose retention has passed. In: sink, retention, how many. By the
-// index parked_settled. It deletes a call only after the log has dropped its row too, so that a
-// call that is enqueued again is still recognised.
+// index parked_settled. It deletes a call only after the log has dropped it too: the log's row
+// alone would look delivered. The call was in the log when it was parked, so that is certain if
+// each segment of the log was opened later.
 const purgeSQL = `
 delete from onlyonce.parked
  where id = any (array(
          select p.id from onlyonce.parked p
           where p.kind = 'call' and p.sink = $1 and p.settled_at <= (select clock_timestamp()) - $2::interval
-            and not exists (select 1 from onlyonce.outbox_log r where r.key = p.key)
+            and p.parked_at < (select min(s.opened_at) from onlyonce.segments s where s.ring = 'outbox')
           order by p.settled_at limit $3))
    and settled_at is not null`
 

@@ -33,8 +33,12 @@ func TestRetention(t *testing.T) {
 	}
 	set("young", `state = 'discarded', settled_at = clock_timestamp() - interval '6 days'`)
 	set("waiting", `parked_at = clock_timestamp() - interval '80 days'`)
-	// Its segment was emptied.
-	r.exec(`delete from onlyonce.outbox_log where body <> '{"order":"old in the log"}'`)
+	// The log's oldest segment was opened after some of them were parked, so that theirs was
+	// emptied.
+	for _, id := range []string{"old", "young"} {
+		set(id, `parked_at = clock_timestamp() - interval '9 days'`)
+	}
+	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() - interval '8 days' where ring = 'outbox' and slot = 0`)
 	r.start(testConfig(newScripted(accept)))
 	until(t, "old rows are gone", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 4 })
 	left := one[[]string](r, `select array_agg(convert_from(body, 'UTF8')) from onlyonce.parked`)

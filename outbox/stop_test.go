@@ -159,7 +159,7 @@ func TestMissingRightsEndRun(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- relay.Run(context.Background()) }()
 	r.holds(32)
-	r.exec(`alter table onlyonce.outbox_log rename to gone`)
+	r.exec(`alter table onlyonce.batches rename to gone`)
 	select {
 	case err := <-ended:
 		if err == nil || !strings.Contains(err.Error(), "42P01") {

@@ -42,7 +42,7 @@ func TestO6WindowPassed(t *testing.T) {
 	x.stop()
 	r.enqueue(charge("never tried"))
 	// The age of the row does not matter.
-	r.exec(`update onlyonce.outbox_log set created_at = clock_timestamp() - interval '30 days'`)
+	r.exec(`update onlyonce.batches set created_at = clock_timestamp() - interval '30 days'`)
 	r.exec(`update onlyonce.parked set attempts = 3, next_attempt_at = clock_timestamp(), first_attempt_at = clock_timestamp()
 		- case convert_from(body, 'UTF8') when '{"order":"in time"}' then interval '23 hours' else interval '23 hours 59 minutes 30 seconds' end`)
 	sink := newScripted(accept)

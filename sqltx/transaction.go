@@ -76,7 +76,7 @@ func (t *txAdapter) encodeArgs(args []any) ([]any, error) {
 		if !ok {
 			return nil, fmt.Errorf("sqltx: argument %d: %T is no type that PostgreSQL's text is known for", i+1, a)
 		}
-		text, err := t.types.Encode(typ.OID, pgtype.TextFormatCode, a, nil)
+		text, err := t.types.Encode(typ.OID, pgtype.TextFormatCode, a, []byte{}) // to which an empty text adds nothing
 		if err != nil {
 			return nil, fmt.Errorf("sqltx: argument %d: %w", i+1, err)
 		}

@@ -6,14 +6,15 @@ package cursor
 // exists.
 //
 // The lease's name is unambiguous, because Kafka allows no '/' in a topic. If a lease exists
-// without its cursor, it is used, in a run above all progress that is left of it.
+// without its cursor, it is used, in a run above all rows that are left of it.
 const CreateSQL = `
 with lease as (
   insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)
   on conflict (name) do update set name = excluded.name returning id)
 insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy, run_epoch, run)
 select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bigint, $7::bigint, $8::text, $9::integer,
-       coalesce((select max(p.run) + 1 from onlyonce.progress p where p.cursor_id = lease.id), 0)
+       coalesce(greatest((select max(p.run) from onlyonce.progress p where p.cursor_id = lease.id),
+                         (select max(d.run) from onlyonce.done d where d.cursor_id = lease.id)) + 1, 0)
   from lease
 on conflict do nothing
 returning id`
@@ -25,6 +26,13 @@ const LockSQL = `
 select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id
  where c.scope = $1 and c.topic = $2 and c.partition = $3
    for no key update of l`
+
+// LockSlotsSQL locks the slots of a cursor, after LockSQL. In: scope, topic, partition. It waits
+// for the transactions of an owner that has several at once, which hold their slots FOR SHARE.
+const LockSlotsSQL = `
+select s.slot from onlyonce.cursors c join onlyonce.lease_slots s on s.lease_id = c.id
+ where c.scope = $1 and c.topic = $2 and c.partition = $3
+ order by s.slot for no key update of s`
 
 // FenceOwnerSQL raises the epoch and sets a new nonce, so that any later write of the present owner
 // fails on its fence. In: lease, the epoch that was read under the lock. Out: the new epoch. It is
@@ -59,6 +67,27 @@ update onlyonce.cursors
        redo_topic_id  = case when $3::bigint is null then redo_topic_id else $5::uuid end
  where id = $1`
 
+// KeepDoneSQL carries what is done above the position over to another run. In: id, the run that it
+// belongs to, the new run, the offset from which on it is kept (null: nothing is). What belongs to
+// other runs is deleted. By the primary key, in the transaction that fences the owner out:
+// otherwise a late transaction of that owner might need the rows (C5).
+const KeepDoneSQL = `
+with dropped as (
+  delete from onlyonce.done where cursor_id = $1 and (run <> $2 or "offset" < $4::bigint) is not false)
+update onlyonce.done set run = $3 where cursor_id = $1 and run = $2 and "offset" >= $4::bigint`
+
+// ForgetAttemptsSQL deletes the counts of attempts of a cursor whose position is set. In: id.
+const ForgetAttemptsSQL = `delete from onlyonce.attempts where cursor_id = $1`
+
+// BringDoneSQL brings what is done above the position of another database. In: id, run, offsets,
+// hashes. ReadDoneSQL reads it there. In: id, run, position.
+const (
+	BringDoneSQL = `
+insert into onlyonce.done (cursor_id, "offset", hash, run, last)
+select $1, u.o, u.h, $2, false from unnest($3::bigint[], $4::bigint[]) u (o, h)`
+	ReadDoneSQL = `select "offset", hash from onlyonce.done where cursor_id = $1 and run = $2 and "offset" >= $3`
+)
+
 // StampSQL sets what a position that came from another database means: its group, its topic and
 // cluster, and the number of replays that is part of the keys which come with it. In: id, group,
 // cluster, topic id, leader epoch below it (each null: not known), replay number. By the primary
@@ -86,8 +115,9 @@ const ReplayNoSQL = `select coalesce(max(replay_no), 0) + 1 from onlyonce.cursor
 // ReplaySQL begins a replay. In: id, from, to, position that it interrupts, number, whether calls
 // get new keys, leader epoch below the position (null: not known). By the primary key, under the
 // lock on the lease. A replay is a run of its own without an anchor, because what was before its
-// first offset is unknown. The epoch bounds what is below every offset up to the interrupted
-// position, and counts there again when the work goes on.
+// first offset is unknown. What is done above the interrupted position keeps the run before: the
+// end of the replay takes it over. The epoch bounds what is below every offset up to the
+// interrupted position, and counts there again when the work goes on.
 const ReplaySQL = `
 update onlyonce.cursors
    set run = run + 1, run_start = $2, run_epoch = $7, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6,
@@ -97,9 +127,9 @@ update onlyonce.cursors
 // RetireSQL retires a cursor. In: id. By the primary key, under the lock on its lease.
 const RetireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() where id = $1`
 
-// BringScopeSQL brings the scope of another database. In: scope, topics, choice (null: none), home.
-// By the primary key.
+// BringScopeSQL brings the scope of another database. In: scope, topics, choice (null: none), home,
+// until when its keys were forgotten there (null: none were). By the primary key.
 const BringScopeSQL = `
-insert into onlyonce.scopes as s (scope, topics, copies, home) values ($1, $2::text[], $3, $4)
-on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies),
+insert into onlyonce.scopes as s (scope, topics, copies, home, forgotten) values ($1, $2::text[], $3, $4, $5)
+on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), forgotten = greatest(s.forgotten, excluded.forgotten),
   topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`

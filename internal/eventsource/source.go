@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
@@ -73,6 +74,7 @@ func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
 	if s.rotator, err = ring.New(pool, ring.Events(), cfg.rotation()); err != nil {
 		return nil, err
 	}
+	imagined.Made(pool, imagined.Part{Topics: cfg.Topics})
 	return s, nil
 }
 

@@ -51,12 +51,25 @@ const (
 	Tending   = "consumer/tending" // before the owner looks for what operators did
 )
 
-// Points lists every point of package consumer.
+// Points lists every point of package consumer that a partition with one transaction at a time
+// meets.
 var Points = []string{
 	Joined, CursorRead, Proved, Raised, StartDecided, LogVerified, Fetching, Fetched, Connected, Fenced, Handling, Handled, Sealing,
 	Committed, Noted, OffsetSending, OffsetSent, RolledBack, Counting, Counted, TakingBack, Parking, Advancing, Releasing,
 	Released, RetryTaken, RetrySettled, RetryCommitted, RetryFailed, Promoting, Tending,
 }
+
+// The points of package consumer that only a partition with several transactions at once meets.
+const (
+	DoneReading = "consumer/done-reading" // what is done above the position is not read yet
+	SlotDone    = "consumer/slot-done"    // a slot's COMMIT is answered, the scheduler does not know
+	Sweeping    = "consumer/sweeping"     // before the position is moved over what is done
+	Swept       = "consumer/swept"        // its COMMIT is answered, nothing noted
+	DonePruning = "consumer/done-pruning" // before rows of onlyonce.done are deleted
+)
+
+// SlotPoints lists them.
+var SlotPoints = []string{DoneReading, SlotDone, Sweeping, Swept, DonePruning}
 
 // The points of package outbox, in the order in which a call meets them.
 const (

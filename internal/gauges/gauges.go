@@ -113,7 +113,7 @@ func (s *samples) lags(owners []ops.Owner) {
 			sizes[topic{o.Scope, p.Topic}]++
 		}
 	}
-	type total struct{ lag, stalled float64 }
+	type total struct{ lag, stalled, blocked float64 }
 	folded := map[topic]total{}
 	for i := range owners {
 		o := &owners[i]
@@ -122,19 +122,21 @@ func (s *samples) lags(owners []ops.Owner) {
 		}
 		for j := range o.Partitions {
 			p := &o.Partitions[j]
-			at, lag, stalled := topic{o.Scope, p.Topic}, float64(p.Lag), stalledFor(o, p)
+			at, lag, stalled, blocked := topic{o.Scope, p.Topic}, float64(p.Lag), stalledFor(o, p), blockedFor(o, p)
 			if sizes[at] > MostPartitions {
-				folded[at] = total{folded[at].lag + lag, max(folded[at].stalled, stalled)}
+				folded[at] = total{folded[at].lag + lag, max(folded[at].stalled, stalled), max(folded[at].blocked, blocked)}
 				continue
 			}
 			partition := strconv.Itoa(int(p.Partition))
 			s.add(metrics.ConsumerLag, lag, o.Scope, p.Topic, partition)
 			s.add(metrics.ConsumerStalled, stalled, o.Scope, p.Topic, partition)
+			s.add(metrics.ConsumerBlocked, blocked, o.Scope, p.Topic, partition)
 		}
 	}
 	for at, sum := range folded {
 		s.add(metrics.ConsumerLag, sum.lag, at.scope, at.name, "all")
 		s.add(metrics.ConsumerStalled, sum.stalled, at.scope, at.name, "all")
+		s.add(metrics.ConsumerBlocked, sum.blocked, at.scope, at.name, "all")
 	}
 }
 
@@ -148,6 +150,15 @@ func stalledFor(o *ops.Owner, p *ops.OwnedPartition) float64 {
 		return *p.LastBatchAge + o.SeenAgeSeconds
 	}
 	return o.SeenAt.Sub(o.StartedAt).Seconds() + o.SeenAgeSeconds
+}
+
+// blockedFor returns for how long one message has held up the partition's position although later
+// ones are done.
+func blockedFor(o *ops.Owner, p *ops.OwnedPartition) float64 {
+	if p.BlockedBy == nil {
+		return 0
+	}
+	return p.BlockedBy.For + o.SeenAgeSeconds
 }
 
 // scopes adds what is known of each scope.

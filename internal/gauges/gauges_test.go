@@ -48,11 +48,16 @@ func TestStalled(t *testing.T) {
 	t.Parallel()
 	ten, now := 10.0, time.Now()
 	o := ops.Owner{Scope: "s", StartedAt: now.Add(-time.Minute), SeenAt: now, SeenAgeSeconds: 2, Partitions: []ops.OwnedPartition{
-		{Topic: "t", Partition: 0, LastBatchAge: &ten}, {Topic: "t", Partition: 1, Lag: 1, LastBatchAge: &ten}, {Topic: "t", Partition: 2, Lag: 1}, {Topic: "t", Partition: 3, Lag: 1, Paused: true}}}
+		{Topic: "t", Partition: 0, LastBatchAge: &ten}, {Topic: "t", Partition: 1, Lag: 1, LastBatchAge: &ten, BlockedBy: &ops.Blocker{Offset: 7, For: 5}}, {Topic: "t", Partition: 2, Lag: 1}, {Topic: "t", Partition: 3, Lag: 1, Paused: true}}}
 	all := Of("shop", &ops.Measures{Status: &ops.StatusReport{Owners: []ops.Owner{o}}})
 	for partition, want := range map[string]float64{"0": 0, "1": 12, "2": 62, "3": 0} {
 		if got := value(all, metrics.ConsumerStalled, "s", "t", partition); got != want {
 			t.Errorf("partition %s: %v s, want %v", partition, got, want)
+		}
+	}
+	for partition, want := range map[string]float64{"0": 0, "1": 7} {
+		if got := value(all, metrics.ConsumerBlocked, "s", "t", partition); got != want {
+			t.Errorf("partition %s is blocked for %v s, want %v", partition, got, want)
 		}
 	}
 }
@@ -78,7 +83,7 @@ func TestPartitionsOfALargeTopicAreFolded(t *testing.T) {
 	if got := value(all, metrics.ConsumerLag, "s", "small", "99"); got != 1 {
 		t.Errorf("a partition of the small topic has the lag %v, want 1", got)
 	}
-	if len(all) > 3*MostPartitions {
+	if len(all) > 4*MostPartitions { // three for each partition of the small topic, and some for all
 		t.Errorf("%d values", len(all))
 	}
 }

@@ -1,15 +1,46 @@
 // Package imagined lets a test run several imaginary processes in one. What a package shares among
 // all that runs in a process, it then shares among what runs with the same [Process] in its
 // context. Without one, Shared costs a look at the context.
+//
+// The test can also learn which parts such a process makes: see [Made].
 package imagined
 
 import (
 	"context"
 	"sync"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Process is an imaginary process. Its zero value is one in which nothing is shared yet.
-type Process struct{ shared sync.Map }
+type Process struct {
+	shared sync.Map
+	// Made is called when a part is made with a pool of the process. Defaults to nothing.
+	Made func(Part)
+}
+
+// Part is a part of a program that does work that others leave in the database.
+type Part struct {
+	Relay  bool     // it sends calls
+	Topics []string // it reads the stored events of these topics
+}
+
+// owners are the processes of pools.
+var owners sync.Map
+
+// Adopt makes a pool the process's, until the returned function is called.
+func (p *Process) Adopt(pool *pgxpool.Pool) (release func()) {
+	owners.Store(pool, p)
+	return func() { owners.Delete(pool) }
+}
+
+// Made reports a part to the process that the pool belongs to. Constructors call it: whether a part
+// was made does not depend on time, as whether it has begun to work does.
+func Made(pool *pgxpool.Pool, part Part) {
+	if p, ok := owners.Load(pool); ok && p.(*Process).Made != nil {
+		p.(*Process).Made(part)
+	}
+}
 
 type key struct{}
 

@@ -3,6 +3,8 @@ package imagined_test
 import (
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onlyonce/onlyonce/internal/imagined"
 )
 
@@ -19,5 +21,21 @@ func TestShared(t *testing.T) {
 	}
 	if imagined.Shared(a, &real) != inA {
 		t.Error("one process has two of it")
+	}
+}
+
+// A process learns which parts are made with its pool, and with no other, until it gives the pool
+// up.
+func TestMade(t *testing.T) {
+	var made []imagined.Part
+	p := &imagined.Process{Made: func(part imagined.Part) { made = append(made, part) }}
+	pool, other := new(pgxpool.Pool), new(pgxpool.Pool)
+	release := p.Adopt(pool)
+	imagined.Made(pool, imagined.Part{Relay: true})
+	imagined.Made(other, imagined.Part{Relay: true})
+	release()
+	imagined.Made(pool, imagined.Part{Topics: []string{"webhooks.e"}})
+	if len(made) != 1 || !made[0].Relay {
+		t.Errorf("%+v", made)
 	}
 }

@@ -134,3 +134,48 @@ func TestT9LeaseOfTheFuture(t *testing.T) {
 		}
 	}
 }
+
+// ExpireAll and a renewal that is still under way lock the rows in the same order, whatever their
+// order in the table, so neither undoes the other.
+func TestExpireAllBesideRenewal(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	first, second := mustTake(t, pool, "first"), mustTake(t, pool, "second")
+	if _, err := first.Renew(t.Context(), pool, ttl); err != nil { // its row stands behind the other's now
+		t.Fatal(err)
+	}
+	held, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = held.Rollback(context.Background()) }()
+	if _, err := held.Exec(t.Context(), `select id from onlyonce.leases where id = $1 for update`, second.ID); err != nil {
+		t.Fatal(err)
+	}
+	waiting := func(n int) {
+		pgtest.Until(t, time.Minute, "a session that waits for a lock", func() bool {
+			var is int
+			err := pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&is)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return is == n
+		})
+	}
+	results := make(chan error, 2)
+	go func() { results <- lease.ExpireAll(context.Background(), pool) }()
+	waiting(1)
+	go func() {
+		_, err := lease.RenewAll(context.Background(), pool, []*lease.Lease{first, second}, ttl)
+		results <- err
+	}()
+	waiting(2)
+	if err := held.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+}

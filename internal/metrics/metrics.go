@@ -36,6 +36,10 @@ type Metric struct {
 	From       string   // who measures it: FromConsumer, FromRelay and so on
 	Attributes []string // in this order; dots become underscores in Prometheus
 
+	// Outcomes are the values of the attribute outcome that a counter has from the start, at 0, so
+	// that its first rise is seen.
+	Outcomes []string
+
 	Help string // what is measured, in one sentence
 	Bad  string // what a bad value means
 	Do   string // what to do about it, in Markdown, with links that are relative to docs

@@ -6,9 +6,10 @@ import "slices"
 var (
 	ConsumerMessages = add(Metric{
 		Name: "onlyonce.consumer.messages", Unit: "{message}", Kind: Counter, From: FromConsumer, Attributes: []string{"scope", "topic", "outcome"},
-		Help: "Messages of committed transactions, by outcome: handled, duplicate or parked.",
-		Bad:  "No `handled` while there is lag: nothing is applied. Many `duplicate`: a producer repeats itself, or positions were set back.",
-		Do:   "See [What to watch](operations.md#what-to-watch).",
+		Outcomes: []string{"handled", "duplicate", "parked"},
+		Help:     "Messages of committed transactions, by outcome: handled, duplicate or parked.",
+		Bad:      "No `handled` while there is lag: nothing is applied. Many `duplicate`: a producer repeats itself, or positions were set back.",
+		Do:       "See [What to watch](operations.md#what-to-watch).",
 	})
 	ConsumerDelay = add(Metric{
 		Name: "onlyonce.consumer.delay", Unit: "s", Kind: Histogram, From: FromConsumer, Attributes: []string{"scope", "topic"},
@@ -34,9 +35,10 @@ var (
 var (
 	OutboxAttempts = add(Metric{
 		Name: "onlyonce.outbox.attempts", Unit: "{attempt}", Kind: Counter, From: FromRelay, Attributes: []string{"sink", "outcome"},
-		Help: "Attempts of calls, by outcome: delivered, accepted, retry, rejected, unopened or reconcile.",
-		Bad:  "Many `retry`: the remote fails. `rejected`, `unopened`, `reconcile`: an operator has to look.",
-		Do:   "See [Calls that are parked](operations.md#calls-that-are-parked).",
+		Outcomes: []string{"delivered", "accepted", "retry", "rejected", "unopened", "reconcile"},
+		Help:     "Attempts of calls, by outcome: delivered, accepted, retry, rejected, unopened or reconcile.",
+		Bad:      "Many `retry`: the remote fails. `rejected`, `unopened`, `reconcile`: an operator has to look.",
+		Do:       "See [Calls that are parked](operations.md#calls-that-are-parked).",
 	})
 	OutboxAttemptDuration = add(Metric{
 		Name: "onlyonce.outbox.attempt.duration", Unit: "s", Kind: Histogram, From: FromRelay, Attributes: []string{"sink"},
@@ -62,9 +64,10 @@ var (
 var (
 	HTTPRequests = add(Metric{
 		Name: "onlyonce.http.requests", Unit: "{request}", Kind: Counter, From: FromLayer, Attributes: []string{"route", "outcome"},
-		Help: "Requests with a method for which keys count, by the layer's mark: created, replayed, in-progress, mismatch, bypassed, rejected or released.",
-		Bad:  "`mismatch`: a client uses one key for two requests. Many `released`: the handler's answers are not stored. `bypassed`: requests run without protection.",
-		Do:   "See [HTTP](http.md).",
+		Outcomes: []string{"created", "replayed", "in-progress", "mismatch", "bypassed", "rejected", "released"},
+		Help:     "Requests with a method for which keys count, by the layer's mark: created, replayed, in-progress, mismatch, bypassed, rejected or released.",
+		Bad:      "`mismatch`: a client uses one key for two requests. Many `released`: the handler's answers are not stored. `bypassed`: requests run without protection.",
+		Do:       "See [HTTP](http.md).",
 	})
 	HTTPDuration = add(Metric{
 		Name: "onlyonce.http.duration", Unit: "s", Kind: Histogram, From: FromLayer, Attributes: []string{"route"},
@@ -109,6 +112,12 @@ var (
 		Help: "Time since a partition with lag last committed a transaction; 0 without lag.",
 		Bad:  "Minutes: a message fails all the time, a handler takes that long, or the partition is held up.",
 		Do:   "See [Effects come late](operations.md#effects-come-late).",
+	})
+	ConsumerBlocked = add(Metric{
+		Name: "onlyonce.consumer.blocked", Unit: "s", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "scope", "topic", "partition"},
+		Help: "Time for which one message has held up a partition's position although later ones are done; 0 if none does. `onlyonce status` names it.",
+		Bad:  "Minutes: the message takes that long, or is tried again and again; when the window is full, the partition waits for it.",
+		Do:   "See [When a partition waits for one message](operations.md#when-a-partition-waits-for-one-message).",
 	})
 	ConsumerPartitions = add(Metric{
 		Name: "onlyonce.consumer.partitions", Unit: "{partition}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "scope", "state", "reason"},

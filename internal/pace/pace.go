@@ -12,3 +12,7 @@ var Start = 10 * time.Second
 // Prune is how many transactions of a partition lie between two looks at the rows of progress that
 // can go.
 var Prune = 128
+
+// Sweep is how long a partition with several transactions at once waits between two moves of its
+// position, unless some hundred messages are done.
+var Sweep = 100 * time.Millisecond

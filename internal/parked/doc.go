@@ -30,6 +30,7 @@ const (
 	Behind     = "behind"     // an earlier row of its ordering key is parked
 	Conflict   = "conflict"   // its id was used before for another payload
 	NoKey      = "no-key"     // it has no id
+	TooOld     = "too-old"    // its key may be forgotten: whether it is a copy is not known
 	SameBody   = "same-body"  // of an event: an earlier one had the same body
 	Stale      = "stale"      // of an event: older than what was applied to its object
 	Forward    = "forward"    // of an event: it could not be forwarded
@@ -43,5 +44,5 @@ const (
 )
 
 // Reasons are those that an operator may ask for.
-var Reasons = []string{Permanent, Exhausted, Crashed, Conflict, NoKey, Failed, Behind, SameBody, Stale, Forward, Scheduled, Cut, Completion,
+var Reasons = []string{Permanent, Exhausted, Crashed, Conflict, NoKey, TooOld, Failed, Behind, SameBody, Stale, Forward, Scheduled, Cut, Completion,
 	Rejected, Unopened, Window}

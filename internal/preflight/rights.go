@@ -36,6 +36,11 @@ func newRole(name string, rights map[string][]string) Role {
 			rights[ring+"version"] = []string{"SELECT"}
 		}
 	}
+	if slices.Contains(rights["batches"], "INSERT") {
+		for _, slot := range "012345" {
+			rights["batches_"+string(slot)] = []string{"INSERT"}
+		}
+	}
 	for table, all := range rights {
 		for _, right := range all {
 			r.tables, r.rights = append(r.tables, table), append(r.rights, right)
@@ -52,9 +57,12 @@ var (
 	App = newRole("onlyonce_app", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
+		"lease_slots":    {"SELECT", "INSERT", "UPDATE"},
 		"cursors":        {"SELECT", "INSERT", "UPDATE"},
 		"positions":      {"SELECT"},
 		"progress":       {"SELECT", "INSERT", "DELETE"},
+		"done":           {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"attempts":       {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"inbox":          {"SELECT"}, // and its segments, see role
 		"frontiers":      {"SELECT", "INSERT", "UPDATE"},
 		"owners":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
@@ -62,7 +70,10 @@ var (
 		"parked":         withUpdates(settleColumns, "SELECT", "INSERT"),
 		"topics":         {"SELECT", "INSERT"},
 		"scopes":         {"SELECT", "INSERT", "UPDATE"},
-		"outbox_log":     {"SELECT", "INSERT"},
+		"batches":        {"SELECT", "INSERT"}, // and its segments, see role
+		"outbox_log":     {"SELECT"},
+		"call_keys":      {"SELECT", "INSERT", "DELETE"},
+		"call_index":     {"SELECT", "UPDATE"},
 		"rings":          {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only if the program calls Consumer.Pause
 	})
@@ -77,6 +88,10 @@ var (
 	Operations = newRole("onlyonce_http", map[string][]string{
 		"operations":        {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"operation_signals": {"SELECT", "INSERT", "UPDATE"},
+	})
+	// Homes is for programs whose places live in several databases, besides the others.
+	Homes = newRole("onlyonce_app", map[string][]string{
+		"homes": {"SELECT", "INSERT", "UPDATE", "DELETE"},
 	})
 	// Events reads streams of the event log: a consumer's source, besides App.
 	Events = newRole("onlyonce_app", map[string][]string{
@@ -106,6 +121,7 @@ var (
 	Relay = newRole("onlyonce_relay", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
+		"batches":        {"SELECT"},
 		"outbox_log":     {"SELECT"},
 		"sinks":          withUpdates([]string{"start_window"}, "SELECT", "INSERT"),
 		"lanes":          {"SELECT", "INSERT", "UPDATE"},

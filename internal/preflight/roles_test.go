@@ -252,13 +252,13 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 		`delete from onlyonce.parked`, `update onlyonce.audit set reason = 'x'`, `delete from onlyonce.audit`,
 	}
 	for login, own := range map[string][]string{
-		"stock": {`update onlyonce.outbox_log set body = ''`, `delete from onlyonce.outbox_log`, `update onlyonce.lanes set version = 0`, `truncate onlyonce.outbox_log_1`,
+		"stock": {`update onlyonce.batches set body = ''`, `delete from onlyonce.batches`, `update onlyonce.lanes set version = 0`, `truncate onlyonce.batches_1`,
 			`insert into onlyonce.audit (action, reason) values ('x', 'x')`},
 		"payments": {`insert into onlyonce.consumer_keys_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set clean = true`,
 			`delete from onlyonce.progress`, `select from onlyonce.inbox`,
-			`insert into onlyonce.outbox_log (slot, lane, key, sink, tenant, scope, name, method, target, headers, body) values (0, 0, gen_random_uuid(), 's', '', '', 'n', 'm', 't', '', '')`,
-			`update onlyonce.outbox_log set body = ''`, `truncate onlyonce.outbox_log_1`, `update onlyonce.rings set cur = 1`},
-		"ops": {`delete from onlyonce.leases`, `insert into onlyonce.progress values (1, 0, 0, 1)`, `delete from onlyonce.outbox_log`, `truncate onlyonce.outbox_log_1`},
+			`insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body) values (0, 0, 1, 0, array[gen_random_uuid()], 's', '', '', 'n', 'm', 't', '', '')`,
+			`update onlyonce.batches set body = ''`, `truncate onlyonce.batches_1`, `update onlyonce.rings set cur = 1`},
+		"ops": {`delete from onlyonce.leases`, `insert into onlyonce.progress values (1, 0, 0, 1)`, `truncate onlyonce.batches`, `truncate onlyonce.batches_1`},
 	} {
 		conn, err := pgx.Connect(t.Context(), c.url(login))
 		if err != nil {

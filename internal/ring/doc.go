@@ -15,15 +15,16 @@
 //	announce   draining = cur, cur = a free slot       when cur is too large or too old
 //	(wait)     until every transaction that may have read the old cur has ended
 //	close      draining goes to the front of closed
-//	retire     retired = the oldest of closed          when its retention has passed and no
-//	                                                   reader needs it
+//	carry      what must outlast the oldest of         when its retention has passed and no
+//	           closed is copied to cur                 reader needs it
+//	retire     retired = the oldest of closed          when nothing is left to be copied
 //	(wait)     until every transaction that may have read the old closed has ended
 //	truncate   retired is emptied, and free
 //
 // # Protocol
 //
 // A writer assigns itself a transaction id, reads the row in a later statement, and inserts into
-// cur (onlyonce.enqueue_calls, onlyonce.append_events). It takes no lock that a rotator takes
+// cur (onlyonce.enqueue_batch, onlyonce.append_events). It takes no lock that a rotator takes
 // before the TRUNCATE, and never waits for one.
 //
 // A claim of a key (for example onlyonce.claim_consumer) has to find the key in whichever segment

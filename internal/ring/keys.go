@@ -1,7 +1,5 @@
 package ring
 
-import "strconv"
-
 // keySlots is how many segments a ring of keys has.
 const keySlots = 10
 
@@ -25,20 +23,47 @@ func ConsumerKeys() Ring {
 // Route.TTL (K3).
 func StandardKeys() Ring {
 	r := keyRing("standard_keys")
-	r.Needed = clockNeeded
+	r.Needed, r.Carry = clockNeeded, clockCarry
+	r.Reads = []string{"onlyonce.batches", "onlyonce.lanes"}
 	return r
 }
 
 func keyRing(name string) Ring {
-	r := Ring{Name: name, Sequence: "onlyonce." + name + "_version", Horizon: true}
-	for slot := range keySlots {
-		r.Tables = append(r.Tables, "onlyonce."+name+"_"+strconv.Itoa(slot))
-	}
-	return r
+	return Ring{Name: name, Sequence: "onlyonce." + name + "_version", Horizon: true, Tables: segments("onlyonce."+name+"_", keySlots)}
 }
 
 // clockNeeded keeps no segment: only the horizon, by the clock, does.
 const clockNeeded = `select null::text where SLOT is not null`
+
+// clockCarry claims anew the keys of calls that are still to be sent, for example because their
+// sink is paused. Otherwise the key of a call that waits for longer than the horizon would be
+// forgotten, and a transaction that enqueues it again would make a second call. Calls that are
+// parked need no claim, because onlyonce.enqueued_before asks for those too. So nothing but such
+// calls makes keys live longer.
+//
+// It reads a portion of a lane's batches, by the index batches_new, as a relay finds what is new.
+// In: sink, lane, the transaction and the id of the last batch that was read, how many calls make a
+// portion. Out: one row: how many calls were read, and the last batch of the portion; nulls if
+// there is none.
+const clockCarry = `
+with portion as materialized (
+  select p.* from (
+    select b.xid, b.id, b.n, b.keys, l.target, l.last_id, sum(b.n) over (order by b.xid, b.id) - b.n as before
+      from (select 1) one left join onlyonce.lanes l on l.sink = $1 and l.lane = $2
+     cross join lateral (
+       select b.xid, b.id, b.n, b.keys from onlyonce.batches b
+        where b.sink = $1 and b.lane = $2 and (b.xid, b.id) > ($3::text::xid8, $4::bigint) and b.xid >= coalesce(pg_snapshot_xmin(l.prev), '0'::xid8)
+          and not coalesce(pg_visible_in_snapshot(b.xid, l.prev), false)
+        order by b.xid, b.id limit $5) b) p
+   where p.before < $5),
+carried as (
+  insert into CURRENT (key, fingerprint)
+  select c.key, c.fingerprint
+    from portion b cross join lateral unnest(b.keys) with ordinality u(key, i)
+   cross join lateral (select s.key, s.fingerprint from SEGMENT s where s.key = u.key limit 1) c
+   where not coalesce(pg_visible_in_snapshot(b.xid, b.target) and b.id + u.i - 1 <= b.last_id, false)
+  on conflict do nothing)
+select sum(b.n)::bigint, (array_agg(b.xid order by b.xid desc))[1]::text, (array_agg(b.id order by b.xid desc, b.id desc))[1] from portion b`
 
 // consumerRepair makes frontiers void that were noted while the clock was ahead. When the clock has
 // caught up with them, they would claim that what was appended in between is handled. The owner's

@@ -4,14 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // keyRig is a database in which a ring of keys rotates as soon as there is anything to rotate.
@@ -316,6 +321,155 @@ func TestK6FrontierOfAHaltedRing(t *testing.T) {
 	if run := one[int32](r.rig, `select run from onlyonce.frontiers`); run != -1 {
 		t.Error("it counts when the clock has caught up")
 	}
+}
+
+// K6: the key of a call that is still to be sent outlives its segment, also if no relay has listed
+// its sink, if its batch is half done, and over several turns of the ring. It is forgotten with the
+// first turn after the call was sent. Another key is forgotten as ever.
+func TestK6KeysOfCallsToBeSent(t *testing.T) {
+	r := newKeyRig(t, ring.StandardKeys())
+	r.sink("payments")
+	keys, names := make([]uuid.UUID, 3), []string{"a", "b", "c"}
+	for i := range keys {
+		keys[i] = uuid.New()
+	}
+	r.exec(`select onlyonce.enqueue_batch(null, '{2,2,2}', '{7,7,7}', 3::smallint, 'payments', $1, null, null, '', null, 's', null, null, $2, 'POST', null, '/', null,
+	  '', null, null, null, null, $3, null, null, null, null, null, null)`, keys, names, [][]byte{{'x'}, {'x'}, {'x'}})
+	unlisted := uuid.New()
+	r.exec(`select onlyonce.enqueue($1, '', 's', 'mail', 'n', 'POST', '/', '{}', '{}', '')`, unlisted)
+	print := one[int64](r.rig, `select fingerprint from onlyonce.inbox where key = $1`, unlisted)
+	count := func(key uuid.UUID) int {
+		return one[int](r.rig, `select count(*) from onlyonce.inbox where key = $1`, key)
+	}
+	// turn rotates until a key that is claimed now is forgotten, and so all that is older.
+	turn := func() {
+		t.Helper()
+		key := uuid.New()
+		r.is(r.pool, "claim", key, 0)
+		pgtest.Until(t, patience, "the key is forgotten", func() bool {
+			r.step(r.rotator)
+			return count(key) == 0
+		})
+	}
+	for range 3 {
+		turn()
+	}
+	for _, key := range append(slices.Clone(keys), unlisted) {
+		if count(key) == 0 {
+			t.Fatal("the key of a call that is to be sent is forgotten")
+		}
+	}
+	if got := one[int64](r.rig, `select min(fingerprint) from onlyonce.inbox where key = $1`, unlisted); got != print {
+		t.Error("the fingerprint is another one")
+	}
+
+	// A relay has sent two of the batch's calls.
+	r.exec(`select onlyonce.advance(id, version, 0, true, false) from onlyonce.lanes where sink = 'payments' and lane = 3`)
+	r.exec(`select onlyonce.advance(l.id, l.version, b.id + 1, false, false) from onlyonce.lanes l, onlyonce.batches b where l.sink = 'payments' and l.lane = 3 and b.sink = l.sink`)
+	turn()
+	for i, key := range keys {
+		if n := count(key); (n == 0) != (i < 2) {
+			t.Errorf("the key of call %s is in %d segments", names[i], n)
+		}
+	}
+	r.done()
+	turn()
+	if count(keys[2]) != 0 {
+		t.Error("the key of a call that was sent is kept for ever")
+	}
+}
+
+// enqueueMany writes batches of 1,000 calls each to two lanes of a sink.
+func (r *rig) enqueueMany(sink string, batches int) {
+	r.t.Helper()
+	r.exec(`
+		select count(onlyonce.enqueue_batch(null, array_fill(2::smallint, array[1000]), array_fill(7::bigint, array[1000]), (b % 2 * 15)::smallint, $1,
+		         k.keys, null, null, '', null, 's', null, 'n', null, 'POST', null, '/', null, '', null, null, null, null, array_fill(''::bytea, array[1000]),
+		         null, null, null, null, null, null))
+		  from generate_series(1, $2) b
+		 cross join lateral (select array_agg(gen_random_uuid()) as keys from generate_series(1, 1000) where b > 0) k`, sink, batches)
+}
+
+// callsWithKeys counts the calls of the log whose keys are remembered.
+func (r *rig) callsWithKeys() int {
+	r.t.Helper()
+	return one[int](r, `select count(distinct i.key) from onlyonce.inbox i join onlyonce.outbox_log l on l.key = i.key`)
+}
+
+// K6: however many calls are to be sent, a step reads a bounded portion of them, also if the ring
+// turns on in between, and no key is forgotten.
+func TestK6KeysAreCarriedInPortions(t *testing.T) {
+	r := newKeyRig(t, ring.StandardKeys())
+	r.sink("payments")
+	r.enqueueMany("mail", 15)
+	r.enqueueMany("payments", 15)
+	const calls, most = 30 * 1000, 10_000 + 1023
+	if n := r.callsWithKeys(); n != calls {
+		t.Fatalf("%d keys are claimed", n)
+	}
+	last := uuid.New()
+	r.is(r.pool, "claim", last, 0)
+	carried := 0
+	pgtest.Until(t, patience, "the key is forgotten", func() bool {
+		before := one[int](r.rig, `select count(*) from onlyonce.inbox`)
+		out := r.step(r.rotator)
+		if n := one[int](r.rig, `select count(*) from onlyonce.inbox`) - before; n > most {
+			t.Fatalf("a step has written %d keys", n)
+		}
+		if out.Action == ring.Carried {
+			carried++
+		}
+		return r.segments(last) == ""
+	})
+	if carried < 2 {
+		t.Errorf("%d steps have carried keys over", carried)
+	}
+	if n := r.callsWithKeys(); n != calls {
+		t.Errorf("%d of %d keys are left", n, calls)
+	}
+}
+
+// K6: on a server that started meanwhile the carry-over begins anew, because one that was promoted
+// may lack what was carried.
+func TestK6CarryBeginsAnewOnAnotherServer(t *testing.T) {
+	p, err := devenv.StartPostgres(t.Context(), devenv.Options{Own: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Stop() })
+	r := &keyRig{rig: &rig{t: t, pool: pgtest.Pool(t, p.URL)}}
+	if err := r.pool.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { _, err := migrations.Apply(t.Context(), c.Conn()); return err }); err != nil {
+		t.Fatal(err)
+	}
+	r.exec(`update onlyonce.rings set horizon = '1 millisecond' where name = 'standard_keys'`)
+	r.rotator = r.keyRotator(ring.StandardKeys())
+	r.enqueueMany("mail", 15)
+	last := uuid.New()
+	r.is(r.pool, "claim", last, 0)
+	r.reach(r.rotator, ring.Carried)
+	if n := one[int64](r.rig, `with lost as (delete from onlyonce.standard_keys_1 returning 1) select count(*) from lost`); n < 10_000 {
+		t.Fatalf("%d keys were carried", n)
+	}
+	if err := p.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Until(t, patience, "the key is forgotten", func() bool {
+		_, _ = r.Step(t.Context()) // fails while connections of the old server are closed
+		n, err := r.remembered(last)
+		return err == nil && n == 0
+	})
+	if n := r.callsWithKeys(); n != 15_000 {
+		t.Errorf("%d of 15000 keys are left", n)
+	}
+}
+
+// remembered counts the segments that hold a key.
+func (r *rig) remembered(key uuid.UUID) (n int, err error) {
+	err = r.pool.QueryRow(r.t.Context(), `select count(*) from onlyonce.inbox where key = $1`, key).Scan(&n)
+	return n, err
 }
 
 // Without a horizon nothing is rotated.

@@ -1,19 +1,22 @@
 package ring
 
-// Outbox is the ring of the outbox log.
+// outboxSlots is how many segments the outbox log has.
+const outboxSlots = 6
+
+// Outbox is the ring of the outbox log. Notes about its calls' keys are emptied with it.
 func Outbox() Ring {
 	return Ring{
 		Name:     "outbox",
 		Sequence: "onlyonce.outbox_version",
-		Tables: []string{"onlyonce.outbox_log_0", "onlyonce.outbox_log_1", "onlyonce.outbox_log_2", "onlyonce.outbox_log_3",
-			"onlyonce.outbox_log_4", "onlyonce.outbox_log_5"},
-		Needed: outboxNeeded,
-		Reads:  []string{"onlyonce.lanes"},
+		Tables:   segments("onlyonce.batches_", outboxSlots),
+		With:     segments("onlyonce.call_keys_", outboxSlots),
+		Needed:   outboxNeeded,
+		Reads:    []string{"onlyonce.lanes"},
 	}
 }
 
 // outboxNeeded reads which lane has not passed a segment of the log. Out: one text, null if every
-// row of the segment is visible in its lane's prev, which means that it is done.
+// batch of the segment is visible in its lane's prev, which means that it is done.
 //
 // It looks at the rows and not only at segments.bound, for two reasons. First, a lane that has
 // nothing in the segment need not move for it: otherwise a sink without calls, or one that no relay

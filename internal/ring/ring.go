@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +21,9 @@ type Ring struct {
 	Sequence string
 	// Tables are the qualified names of the segments, by slot.
 	Tables []string
+	// With are the qualified names of tables, by slot, each of which is emptied together with its
+	// segment. Defaults to none.
+	With []string
 	// Horizon says that onlyonce.rings.horizon replaces Config.Retention, and a seventh of it
 	// replaces Config.MaxAge. If the horizon is null, nothing is announced or retired.
 	Horizon bool
@@ -30,7 +34,12 @@ type Ring struct {
 	Needed string
 	// Repair is a statement that the rotator runs at each look. Defaults to none.
 	Repair string
-	// Reads are the qualified names of the other tables that Needed reads.
+	// Carry is a statement that writes rows of the oldest segment which must outlast it into the
+	// current one, before the segment is retired: SEGMENT is replaced as in Needed, CURRENT by the
+	// current segment's table. It reads a portion of what one lane of the outbox has to send; see
+	// clockCarry for its parameters. Defaults to none.
+	Carry string
+	// Reads are the qualified names of the other tables that Needed and Carry read.
 	Reads []string
 	// Keep is a statement that records what must outlast a segment. It runs in the transaction that
 	// empties the segment, after the segment is locked and known not to be needed. SEGMENT is
@@ -42,7 +51,19 @@ type Ring struct {
 
 // rights returns the arguments of rightsSQL.
 func (r Ring) rights() []any {
-	return []any{r.Tables, r.Sequence, append([]string{}, r.Reads...), append([]string{}, r.Notes...)}
+	carries := []string{}
+	if r.Carry != "" {
+		carries = r.Tables
+	}
+	return []any{slices.Concat(r.Tables, r.With), r.Sequence, append([]string{}, r.Reads...), append([]string{}, r.Notes...), carries}
+}
+
+// segments returns the names of n tables, which end with their slots.
+func segments(prefix string, n int) (names []string) {
+	for slot := range n {
+		names = append(names, prefix+strconv.Itoa(slot))
+	}
+	return names
 }
 
 // Lease is the name of the lease that a rotator of the ring holds.
@@ -73,10 +94,11 @@ var (
 // Action is what a step did, or why it did nothing.
 type Action string
 
-// Actions that changed the ring's row.
+// Actions that changed the ring.
 const (
 	Announced Action = "announced" // another segment is inserted into
 	Closed    Action = "closed"    // the segment is not inserted into any more
+	Carried   Action = "carried"   // a portion of what must outlast it was written into the current one
 	Retired   Action = "retired"   // the segment is about to be emptied
 	Truncated Action = "truncated" // it is empty, and free
 	Repaired  Action = "repaired"  // sequence and version are equal again
@@ -99,10 +121,10 @@ type StepResult struct {
 	Why    string // with Busy, Needed and Full
 }
 
-// Changed reports whether the ring's row was changed, so that another step may be due at once.
+// Changed reports whether the ring was changed, so that another step may be due at once.
 func (o StepResult) Changed() bool {
 	switch o.Action {
-	case Announced, Closed, Retired, Truncated, Repaired:
+	case Announced, Closed, Carried, Retired, Truncated, Repaired:
 		return true
 	}
 	return false
@@ -193,7 +215,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
 	if ring.Name == "" {
 		fault("Ring.Name", "must not be empty")
 	}
-	for _, name := range slices.Concat([]string{ring.Sequence}, ring.Tables, ring.Reads, ring.Notes) {
+	for _, name := range slices.Concat([]string{ring.Sequence}, ring.Tables, ring.With, ring.Reads, ring.Notes) {
 		if !qualified.MatchString(name) {
 			fault("Ring", "%q is not the name of a relation in schema onlyonce", name)
 		}

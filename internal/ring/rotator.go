@@ -24,6 +24,9 @@ type Rotator struct {
 	// wait is the current wait and the row's version that it is for. It is nil until an id was
 	// taken after the row was read.
 	wait *pendingWait
+	// carry is how far the carry-over of the oldest segment has come. It is nil if none is under
+	// way.
+	carry *carryWalk
 	// busy is how often in a row the segment could not be locked; pausedTo is when the next try is
 	// due.
 	busy     int
@@ -98,10 +101,10 @@ func (r *Rotator) Release(ctx context.Context) error {
 	return l.Release(bounded, r.pool)
 }
 
-// dropLease forgets the lease and any wait under it.
+// dropLease forgets the lease, and any wait and carry-over under it.
 func (r *Rotator) dropLease(why error) {
 	epoch := r.lease.Epoch
-	r.lease, r.wait, r.busy = nil, nil, 0
+	r.lease, r.wait, r.carry, r.busy = nil, nil, nil, 0
 	if r.cfg.Hooks.Lease != nil {
 		r.cfg.Hooks.Lease(LeaseChange{Epoch: epoch, Err: why})
 	}

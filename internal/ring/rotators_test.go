@@ -180,7 +180,7 @@ func TestRoleWithoutRights(t *testing.T) {
 	r.exec(`grant select, update on onlyonce.outbox_version to ` + role)
 	r.exec(`grant select on onlyonce.lanes to ` + role)
 	for n := range 6 {
-		r.exec(fmt.Sprintf(`grant select on onlyonce.outbox_log_%d to %s`, n, role))
+		r.exec(fmt.Sprintf(`grant select on onlyonce.batches_%[1]d, onlyonce.call_keys_%[1]d to %[2]s`, n, role))
 	}
 	cfg, err := pgxpool.ParseConfig(r.pool.Config().ConnString())
 	if err != nil {
@@ -196,7 +196,7 @@ func TestRoleWithoutRights(t *testing.T) {
 	r.enqueue(r.pool, "payments")
 
 	x := restricted.rotator(quick())
-	if err := x.Run(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), "TRUNCATE on onlyonce.outbox_log_3") {
+	if err := x.Run(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), "TRUNCATE on onlyonce.batches_3") {
 		t.Fatalf("Run: %v", err)
 	}
 	if out := r.step(x); out.Action != ring.Standby {
@@ -212,7 +212,7 @@ func TestRoleWithoutRights(t *testing.T) {
 		}
 	}
 	for n := range 6 {
-		r.exec(fmt.Sprintf(`grant truncate on onlyonce.outbox_log_%d to %s`, n, role))
+		r.exec(fmt.Sprintf(`grant truncate on onlyonce.batches_%[1]d, onlyonce.call_keys_%[1]d to %[2]s`, n, role))
 	}
 	// These rights are enough for a whole turn.
 	r.sink("payments")
@@ -228,17 +228,17 @@ func TestRoleWithoutRights(t *testing.T) {
 func TestPlanOfNeeded(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
-	r.exec(`insert into onlyonce.outbox_log (slot, lane, key, sink, tenant, scope, name, method, target, headers, body)
-	  select 0, n % 16, gen_random_uuid(), 'payments', '', '', '', '', '', '', '' from generate_series(1, 5000) n`)
+	r.exec(`insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body)
+	  select 0, n % 16, 1, 0, array[gen_random_uuid()], 'payments', '', '', '', '', '', '', '' from generate_series(1, 5000) n`)
 	tx := r.begin(pgx.ReadCommitted)
 	for _, analyzed := range []bool{false, true} {
 		if analyzed {
-			r.exec(`analyze onlyonce.outbox_log_0`)
+			r.exec(`analyze onlyonce.batches_0`)
 		}
 		if _, err := tx.Exec(t.Context(), `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`); err != nil {
 			t.Fatal(err)
 		}
-		rows, err := tx.Query(t.Context(), "explain "+strings.ReplaceAll(ring.Outbox().Needed, "SEGMENT", "onlyonce.outbox_log_0"))
+		rows, err := tx.Query(t.Context(), "explain "+strings.ReplaceAll(ring.Outbox().Needed, "SEGMENT", "onlyonce.batches_0"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -247,7 +247,7 @@ func TestPlanOfNeeded(t *testing.T) {
 			t.Fatal(err)
 		}
 		plan := strings.Join(lines, "\n")
-		if strings.Contains(plan, "Seq Scan on outbox_log") || strings.Contains(plan, "Sort") || strings.Count(plan, "on outbox_log_0") != 4 {
+		if strings.Contains(plan, "Seq Scan on batches") || strings.Contains(plan, "Sort") || strings.Count(plan, "on batches_0") != 4 {
 			t.Errorf("plan:\n%s", plan)
 		}
 		t.Log(plan)

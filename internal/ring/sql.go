@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// In these statements, with replaces SEGMENT, SLOT and SEQUENCE by names and numbers that are
-// constants of this module.
+// In these statements, substitute replaces SEGMENT, SLOT and SEQUENCE by names and numbers that are
+// constants of this module, and segmentSQL replaces EMPTIED by the segment's table and the one that
+// is emptied with it.
 
 // stateSQL reads all that decides on the next step. In: ring, tables by slot, MaxBytes, MaxAge,
 // Retention, whether the ring's horizon replaces these two. Out: one row.
@@ -29,7 +30,8 @@ select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
  where r.name = $1`
 
 // rightsSQL lists what a role lacks. WHO is replaced by an expression that names the role. In:
-// tables by slot, sequence, tables that are read, tables that are written. From the catalogs; takes
+// tables that are emptied, sequence, tables that are read, tables that are written, tables that are
+// carried over into. From the catalogs; takes
 // no lock.
 const rightsSQL = `
 select needed.privilege || ' on ' || needed.name
@@ -38,7 +40,8 @@ select needed.privilege || ' on ' || needed.name
         union all select p, 'onlyonce.leases' from unnest(array['SELECT', 'INSERT', 'UPDATE']) p
         union all select p, t from unnest($1::text[]) t, unnest(array['SELECT', 'TRUNCATE']) p
         union all select 'SELECT', t from unnest($3::text[]) t
-        union all select p, t from unnest($4::text[]) t, unnest(array['SELECT', 'INSERT', 'UPDATE']) p) needed
+        union all select p, t from unnest($4::text[]) t, unnest(array['SELECT', 'INSERT', 'UPDATE']) p
+        union all select 'INSERT', t from unnest($5::text[]) t) needed
  where not has_table_privilege(WHO, needed.name, needed.privilege)
 union all
 select p || ' on ' || $2::text from unnest(array['SELECT', 'UPDATE']) p where not has_sequence_privilege(WHO, $2::text, p)
@@ -83,8 +86,11 @@ with moved as (
 update onlyonce.segments s set closed_at = clock_timestamp(), bound = $5::text::xid8
   from moved m where s.ring = m.name and s.slot = $4::smallint`
 
+	// retireSQL. What is not asked any more counts as forgotten at once, in the same row: a claim
+	// that does not search a segment sees that, in this row or in a later one.
 	retireSQL = `
-update onlyonce.rings set retired = closed[cardinality(closed)], closed = closed[:cardinality(closed) - 1], version = $3
+update onlyonce.rings r set retired = closed[cardinality(closed)], closed = closed[:cardinality(closed) - 1], version = $3,
+       forgotten = greatest(r.forgotten, (select s.closed_at from onlyonce.segments s where s.ring = r.name and s.slot = r.closed[cardinality(r.closed)]))
  where name = $1 and version = $2`
 
 	repairSQL = `update onlyonce.rings set version = $3 where name = $1 and version = $2`
@@ -108,8 +114,8 @@ const clockSQL = `select clock_timestamp(), extract(epoch from horizon / 7)::flo
 // lockSQL and truncateSQL wait for sessions that read or write the segment, no longer than
 // lock_timeout. Later sessions wait for them.
 const (
-	lockSQL     = `lock table SEGMENT in access exclusive mode`
-	truncateSQL = `truncate table SEGMENT`
+	lockSQL     = `lock table EMPTIED in access exclusive mode`
+	truncateSQL = `truncate table EMPTIED`
 )
 
 // substitute puts a ring's names into a statement.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -162,6 +163,9 @@ func (r *Rotator) retireOldest(ctx context.Context, st *ringState) (StepResult, 
 	if why != "" {
 		return StepResult{Action: Needed, Slot: slot, Why: why}, nil
 	}
+	if done, err := r.carryOver(ctx, st, slot); !done || err != nil {
+		return StepResult{Action: Carried, Slot: slot}, err
+	}
 	return StepResult{Action: Retired, Slot: slot}, r.moveRow(ctx, st, retireSQL)
 }
 
@@ -298,5 +302,9 @@ func (r *Rotator) inTransaction(ctx context.Context, idle time.Duration, do func
 }
 
 func (r *Rotator) segmentSQL(sql string, slot int16) string {
-	return substitute(sql, r.ring.Sequence, r.ring.Tables[slot], slot)
+	emptied := r.ring.Tables[slot]
+	if r.ring.With != nil {
+		emptied += ", " + r.ring.With[slot]
+	}
+	return strings.ReplaceAll(substitute(sql, r.ring.Sequence, r.ring.Tables[slot], slot), "EMPTIED", emptied)
 }

@@ -37,7 +37,7 @@ func TestSteps(t *testing.T) {
 
 	r.until(x, ring.Closed)
 	r.expect("cur 1 draining - closed [0] retired -")
-	if !one[bool](r, `select s.bound > l.xid and s.closed_at >= s.opened_at from onlyonce.segments s, onlyonce.outbox_log l where s.ring = 'outbox' and s.slot = 0 and l.slot = 0`) {
+	if !one[bool](r, `select s.bound > l.xid and s.closed_at >= s.opened_at from onlyonce.segments s, onlyonce.batches l where s.ring = 'outbox' and s.slot = 0 and l.slot = 0`) {
 		t.Error("the bound is not above what wrote into the segment")
 	}
 
@@ -218,7 +218,7 @@ func TestStatus(t *testing.T) {
 	if got := strings.Join(states, " "); got != "closed current free free free free" || st.Version != st.Sequence || st.Version < 3 {
 		t.Errorf("%s, %+v", got, st)
 	}
-	if s := st.Segments[0]; s.Table != "onlyonce.outbox_log_0" || s.Bytes == 0 || s.OpenFor == nil || s.ClosedFor == nil || s.UseNo != 1 {
+	if s := st.Segments[0]; s.Table != "onlyonce.batches_0" || s.Bytes == 0 || s.OpenFor == nil || s.ClosedFor == nil || s.UseNo != 1 {
 		t.Errorf("%+v", s)
 	}
 	if s := st.Segments[2]; s.OpenFor != nil || s.ClosedFor != nil || s.UseNo != 0 {

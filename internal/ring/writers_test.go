@@ -96,10 +96,10 @@ func TestO8WriterThatHasReadTheRing(t *testing.T) {
 	x := r.rotator(quick())
 	r.enqueue(r.pool, "payments")
 	r.done()
-	// The INSERT's first lock is on the parent. This lock takes no transaction id, so only the
+	// The INSERT waits for this lock on the segment. It takes no transaction id, so only the
 	// writer's own keeps the segment open.
 	gate := r.begin(pgx.ReadCommitted)
-	if _, err := gate.Exec(t.Context(), `lock table only onlyonce.outbox_log in share mode`); err != nil {
+	if _, err := gate.Exec(t.Context(), `lock table onlyonce.batches_0 in share mode`); err != nil {
 		t.Fatal(err)
 	}
 	late, written := uuid.NewString(), make(chan error, 1)
@@ -234,8 +234,8 @@ func TestO8LookedAtAgainUnderTheLock(t *testing.T) {
 	r.until(x, ring.Closed)
 	r.done()
 	r.until(x, ring.Retired)
-	stray := one[string](r, `insert into onlyonce.outbox_log (slot, lane, key, sink, tenant, scope, name, method, target, headers, body)
-	  values (0, 3, gen_random_uuid(), 'payments', '', '', '', '', '', '', '') returning key::text`)
+	stray := one[string](r, `insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body)
+	  values (0, 3, 1, 0, array[gen_random_uuid()], 'payments', '', '', '', '', '', '', '') returning keys[1]::text`)
 	r.until(x, ring.Needed)
 	r.never(x, ring.Truncated)
 	if got := r.stands(stray); got != 0 {

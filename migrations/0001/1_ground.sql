@@ -30,6 +30,17 @@ comment on column onlyonce.leases.epoch is 'Rises by one with each owner.';
 comment on column onlyonce.leases.nonce is 'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. Null: it has no owner.';
 comment on column onlyonce.leases.until is 'When a lease on time ends, by the database clock. Null: the lease has no owner, or it ends only when the epoch is raised (cursors: Kafka''s group decides which process may raise it).';
 
+create table onlyonce.lease_slots (
+  lease_id bigint   not null,
+  slot     smallint not null,
+  epoch    bigint   not null,
+  nonce    uuid     not null,
+  primary key (lease_id, slot)
+);
+comment on table  onlyonce.lease_slots is 'Copies of the owner of a cursor''s lease, one for each transaction that may run side by side in its partition. Each such transaction locks a row of its own: many that lock one row at once need a multixact each. (No foreign key: leases of requests are deleted often, and have no slots.)';
+comment on column onlyonce.lease_slots.epoch is 'As leases.epoch. Whoever raises that one updates this one too, in the same transaction.';
+comment on column onlyonce.lease_slots.nonce is 'As leases.nonce.';
+
 -- hold raises OO001 unless the caller owns the lease, and prevents a take-over until the
 -- transaction ends. It locks FOR SHARE, not FOR KEY SHARE: raising the epoch is a non-key UPDATE,
 -- which KEY SHARE would not block.
@@ -58,16 +69,26 @@ comment on function onlyonce.hold(bigint, bigint, uuid) is
 --   two owners.
 -- No lease lasts longer than an hour. If one ends later than that, it was written while the clock
 -- was ahead, and counts as ended.
+--
+-- It waits for transactions of the owner: those that have called onlyonce.hold or onlyonce.fence
+-- lock the lease, those that have called onlyonce.fence_slot lock their slot.
 create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
 language plpgsql as $$
 declare
   raised bigint;
+  name   text;
 begin
   update onlyonce.leases l
     set epoch = l.epoch + 1, nonce = new_nonce, until = clock_timestamp() + ttl
     where l.id = raise_epoch.lease and l.epoch = seen_epoch
       and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour')
-    returning l.epoch into raised;
+    returning l.epoch, l.name into raised, name;
+  -- Only cursors have slots; other roles have no right to them. The rows are changed and not only
+  -- locked: a transaction above READ COMMITTED whose snapshot is older would find a locked row as
+  -- it was, and pass.
+  if name like 'cursor/%' then
+    update onlyonce.lease_slots s set epoch = raised, nonce = new_nonce where s.lease_id = raise_epoch.lease;
+  end if;
   return raised;
 end $$;
 comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval) is
@@ -118,6 +139,7 @@ create table onlyonce.rings (
   version  bigint     not null default 1,
   uses     bigint[]   not null default '{}',
   horizon  interval   check (horizon > interval '0'),
+  forgotten timestamptz,
   check (cur between 0 and slots - 1)
 );
 comment on table  onlyonce.rings is 'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and the oldest is emptied whole.';
@@ -128,6 +150,7 @@ comment on column onlyonce.rings.retired  is 'Slot that is about to be emptied.'
 comment on column onlyonce.rings.version  is 'Rises with each step. A sequence of the ring holds the same number outside of MVCC: above READ COMMITTED a transaction whose snapshot is older than the last step sees the two differ.';
 comment on column onlyonce.rings.uses     is 'By slot (the first is slot 0): a random number of its last close. Slots are used again, and after a failover closed again; a use is not.';
 comment on column onlyonce.rings.horizon  is 'Rings of keys: how long a key is remembered at least, after its segment was closed. Null: for ever, and nothing is rotated.';
+comment on column onlyonce.rings.forgotten is 'When the youngest segment was closed that was retired: what was inserted until then may be gone. Null: nothing was retired.';
 
 create table onlyonce.segments (
   ring      text     not null references onlyonce.rings (name),

@@ -71,25 +71,53 @@ comment on column onlyonce.progress.anchor_epoch  is 'Leader epoch of that recor
 comment on column onlyonce.progress.anchor_hash   is 'SHA-256 of that record: it distinguishes a log that was truncated and written anew from the one that was read.';
 comment on column onlyonce.progress.leader_epoch  is 'Leader epoch that no batch below next_offset exceeded when it was read; what is written there after an unclean election has a higher one. Null: the source has no leader epochs.';
 
+create table onlyonce.done (
+  cursor_id bigint  not null,
+  "offset"  bigint  not null,
+  hash      bigint  not null,
+  run       integer not null,
+  last      boolean not null,
+  primary key (cursor_id, run, "offset")
+);
+comment on table  onlyonce.done is 'Messages that are done although the position is still below them, for consumers with several transactions in a partition. One row each, inserted in the transaction that applied or parked the message: so no second transaction commits the same offset. The position moves over them by onlyonce.sweep; the owner prunes what is below it. (No foreign key: the fence has just locked the owner''s row.)';
+comment on column onlyonce.done.hash is 'Of the record, the first 8 bytes of what progress.anchor_hash has: it distinguishes a log that was truncated and written anew from the one that was read.';
+comment on column onlyonce.done.run  is 'The cursor''s run. During a replay, the rows of the run that it interrupts have that run''s number, and get the replay''s when it ends.';
+comment on column onlyonce.done.last is 'The last row of its transaction, for which the seal is checked.';
+
+create table onlyonce.attempts (
+  cursor_id bigint  not null,
+  "offset"  bigint  not null,
+  attempts  integer not null,
+  answers   integer not null,
+  primary key (cursor_id, "offset")
+);
+comment on table  onlyonce.attempts is 'Messages that are handled alone, and whose attempts are counted, for consumers with several transactions in a partition. The owner prunes what is below the position.';
+comment on column onlyonce.attempts.attempts is 'As cursors.attempts.';
+comment on column onlyonce.attempts.answers  is 'As cursors.answers.';
+
 create view onlyonce.positions as
   select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.clean,
          c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
          case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
-         c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id
+         c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
+         (select max(d."offset") + 1 from onlyonce.done d
+           where d.cursor_id = c.id and d.run = c.run and d."offset" >= coalesce(p.next_offset, c.run_start)) as done_until
     from onlyonce.cursors c
     join onlyonce.leases l on l.id = c.id
     left join lateral (
       select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash, q.leader_epoch from onlyonce.progress q
        where q.cursor_id = c.id and q.run = c.run
        order by q.from_offset desc limit 1) p on true;
-comment on view onlyonce.positions is 'The position of each cursor: next_offset is the next offset that will be handled.';
+comment on view onlyonce.positions is 'The position of each cursor: everything below next_offset is done. done_until is the end of what is done above it (see onlyonce.done), null if nothing is: in between some messages are done and some are not.';
 
 -- take_cursor takes over a cursor. If the lease's epoch is still the one that the caller read, it
--- raises it, writes the owner's group and topic, and clears `clean`.
+-- raises it, writes the owner's group and topic, and clears `clean`. The owner gets that many slots
+-- at least: numbers 0 to slots - 1. Transactions of a share group get the numbers from -shared to
+-- -1; see onlyonce.fence_share. What is below the position in done and attempts is deleted.
 create function onlyonce.take_cursor(
-  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
+  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, slots integer, shared integer, lock_timeout text
 ) returns bigint
 language plpgsql as $$
 declare
@@ -102,10 +130,19 @@ begin
       set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
           topic_id = coalesce(take_cursor.topic_id, c.topic_id), clean = false
       where c.id = take_cursor.cursor_id;
+    insert into onlyonce.lease_slots (lease_id, slot, epoch, nonce)
+      select take_cursor.cursor_id, n, raised, new_nonce from generate_series(-take_cursor.shared, take_cursor.slots - 1) n
+      on conflict do nothing; -- those that were there have the new epoch
+    -- The raise has ended or fenced out every transaction that could need what is below the
+    -- position.
+    delete from onlyonce.done d using onlyonce.positions p
+      where p.id = take_cursor.cursor_id and d.cursor_id = p.id and d.run = p.run and d."offset" < p.next_offset;
+    delete from onlyonce.attempts a using onlyonce.positions p
+      where p.id = take_cursor.cursor_id and a.cursor_id = p.id and a."offset" < p.next_offset;
   end if;
   return raised;
 end $$;
-comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, text) is
+comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, integer, integer, text) is
   'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
 
 create table onlyonce.frontiers (
@@ -124,12 +161,45 @@ create table onlyonce.scopes (
   topics     text[]      not null,
   copies     text        check (copies in ('within', 'across')),
   home       text        not null,
+  forgotten  timestamptz,
   created_at timestamptz not null default clock_timestamp()
 );
 comment on table  onlyonce.scopes is 'What ids mean in a scope that reads messages by id: its consumers agree on this row, or halt.';
 comment on column onlyonce.scopes.topics is 'Topics that its consumers have read.';
 comment on column onlyonce.scopes.copies is 'Whether an id counts within its topic or across the topics of the scope. Null: the scope has one topic, and no choice was made.';
 comment on column onlyonce.scopes.home   is 'Topic whose keys never hold a topic: the one that the scope began with. Empty: it began with several.';
+comment on column onlyonce.scopes.forgotten is 'Until when keys were forgotten in the databases from which partitions of the scope were moved here. Null: none were.';
+
+-- forgotten returns the time until which keys of the scope may have been forgotten, here or in a
+-- database from which a partition was moved here. A key that was claimed later is remembered. It is
+-- null if nothing was forgotten since the scope began.
+create function onlyonce.forgotten(scope text) returns timestamptz
+language sql stable as $$
+  select greatest(s.forgotten, (select r.forgotten from onlyonce.rings r where r.name = 'consumer_keys' and r.forgotten > s.created_at))
+    from onlyonce.scopes s where s.scope = forgotten.scope
+$$;
+comment on function onlyonce.forgotten(text) is 'Until when keys of a scope may have been forgotten; null: none was.';
+
+-- too_old returns the time at or before which an id must have been made for its key to be one that
+-- may be forgotten. Producers' clocks may be ahead by a tenth of the horizon: a key is claimed
+-- after its id was made, but by the database's clock.
+create function onlyonce.too_old(scope text) returns timestamptz
+language sql stable as $$
+  select onlyonce.forgotten(too_old.scope) + coalesce((select r.horizon / 10 from onlyonce.rings r where r.name = 'consumer_keys'), interval '0')
+$$;
+comment on function onlyonce.too_old(text) is 'Ids of a scope that were made until this time may be copies whose key is forgotten; null: none.';
+
+-- refuse_too_old raises OO003 if the oldest id of a batch is too old. Call it after the claim: what
+-- the claim did not search has been forgotten by then. So it may share a round trip with the
+-- effects and COMMIT.
+create function onlyonce.refuse_too_old(scope text, oldest timestamptz) returns void
+language plpgsql as $$
+begin
+  if oldest <= onlyonce.too_old(scope) then
+    raise exception using errcode = 'OO003', message = 'onlyonce: one of these messages is too old for its key to be remembered';
+  end if;
+end $$;
+comment on function onlyonce.refuse_too_old(text, timestamptz) is 'Raises OO003 if an id that was made at this time may be a copy whose key is forgotten.';
 
 create table onlyonce.topics (
   scope      text    not null,
@@ -167,7 +237,7 @@ create index owners_scope on onlyonce.owners (scope);
 comment on table  onlyonce.owners is 'What each consumer process reports about the partitions that it owns, for people and tools. The engine does not read it to decide.';
 comment on column onlyonce.owners.id         is 'Random, new for each Consumer.Run.';
 comment on column onlyonce.owners.seen_at    is 'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process that stops in order deletes its row.';
-comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, last_stable, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age, waiting_for (an open Kafka transaction holds back what lies above last_stable).';
+comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, last_stable, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age, waiting_for (an open Kafka transaction holds back what lies above last_stable), blocked_by (the message that holds up the position: offset, key, for, done).';
 
 -- ---------------------------------------------------------------- fence
 
@@ -250,6 +320,189 @@ create constraint trigger sealed after insert on onlyonce.progress
   deferrable initially deferred
   for each row execute function onlyonce.require_seal();
 
+-- fence_slot is the first statement of a transaction that runs beside others of its partition. It
+-- takes the place of onlyonce.fence: it checks the ownership, and records that the messages at the
+-- given offsets are done. It does not move the position; onlyonce.sweep does.
+--
+-- Each check is a statement of its own, after the one that may wait:
+--
+--   the slot     locked FOR SHARE, and its own columns compared: a process that takes over updates
+--                the row, so it waits for this transaction, or this one fails, also above
+--                READ COMMITTED
+--   the position not below low: the owner's memory is not ahead of the database, which may have
+--                lost commits; and not above any of the offsets, which would be done already
+--   after        offsets of the messages that come before these by their ordering keys, and are not
+--                among them. Each is below the position or in onlyonce.done, or this transaction
+--                would overtake it. For example a failover has lost that message
+--   the insert   waits for another transaction that has one of the offsets. If that one commits,
+--                this raises 23505 on onlyonce.done, at every isolation level
+--
+-- The lateral join with its limit makes the predecessors index probes, whatever the plan was made
+-- for. See onlyonce.fence for enable_seqscan and for the assignments.
+create function onlyonce.fence_slot(
+  cursor_id bigint, slot integer, epoch bigint, nonce uuid, run integer, low bigint,
+  offsets bigint[], hashes bigint[], after bigint[],
+  lock_timeout text, statement_timeout text, idle_timeout text
+) returns void
+language plpgsql as $$
+declare
+  stands  bigint;
+  missing bigint;
+  seqscan text := current_setting('enable_seqscan');
+  ignored text;
+begin
+  ignored := set_config('lock_timeout', fence_slot.lock_timeout, true)
+          || set_config('statement_timeout', fence_slot.statement_timeout, true)
+          || set_config('idle_in_transaction_session_timeout', fence_slot.idle_timeout, true)
+          || set_config('enable_seqscan', 'off', true)
+          || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+
+  perform 1 from onlyonce.lease_slots s
+    where s.lease_id = fence_slot.cursor_id and s.slot = fence_slot.slot and s.epoch = fence_slot.epoch and s.nonce = fence_slot.nonce
+    for share;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: this owner was replaced',
+      detail = format('slot %s of lease %s is no longer held under epoch %s', fence_slot.slot, fence_slot.cursor_id, fence_slot.epoch);
+  end if;
+
+  select p.next_offset into stands from onlyonce.progress p
+    where p.cursor_id = fence_slot.cursor_id and p.run = fence_slot.run
+    order by p.from_offset desc limit 1;
+  if not found then
+    select c.run_start into stands from onlyonce.cursors c where c.id = fence_slot.cursor_id and c.run = fence_slot.run;
+  end if;
+  if stands is null or stands < fence_slot.low or stands > (select min(u.o) from unnest(fence_slot.offsets) u (o)) then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: the position has moved',
+      detail = format('cursor %s stands at offset %s, was seen at %s, and this transaction begins at %s', fence_slot.cursor_id, stands, fence_slot.low, fence_slot.offsets[1]);
+  end if;
+
+  select min(a.o) into missing
+    from unnest(fence_slot.after) a (o)
+    left join lateral (
+      select true as found from onlyonce.done d
+       where d.cursor_id = fence_slot.cursor_id and d.run = fence_slot.run and d."offset" = a.o limit 1) d on true
+   where a.o >= stands and d.found is null;
+  if missing is not null then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: an earlier message of an ordering key is not done',
+      detail = format('cursor %s: offset %s is not done', fence_slot.cursor_id, missing);
+  end if;
+  ignored := set_config('enable_seqscan', seqscan, true);
+
+  insert into onlyonce.done (cursor_id, "offset", hash, run, last)
+    select fence_slot.cursor_id, u.o, u.h, fence_slot.run, u.n = cardinality(fence_slot.offsets)
+      from unnest(fence_slot.offsets, fence_slot.hashes) with ordinality u (o, h, n) order by u.o;
+end $$;
+comment on function onlyonce.fence_slot(bigint, integer, bigint, uuid, integer, bigint, bigint[], bigint[], bigint[], text, text, text) is
+  'First statement of a transaction beside others of its partition: records that these offsets are done, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';
+
+-- fence_share is the first statement of a transaction of messages that a broker has delivered to a
+-- member of a share group. No process owns such messages, so it takes the place of
+-- onlyonce.fence_slot without an epoch: what excludes a second transaction is the row of each
+-- offset, and the position below which the rows are gone.
+--
+-- Each check is a statement of its own, after the one that may wait:
+--
+--   the slot     one of those that belong to no owner, locked FOR SHARE. A take-over and an
+--                operator who sets the position update all slots, so they wait for this
+--                transaction, or it waits for them and reads what they have written; above
+--                READ COMMITTED it fails with 40001 then
+--   the cursor   belongs to this keeper group and this incarnation of the topic, is in use, and no
+--                replay is under way
+--   the position is not above any of the offsets, which would be done already
+--   the insert   waits for another transaction that has one of the offsets. If that one commits,
+--                this raises 23505 on onlyonce.done, at every isolation level
+create function onlyonce.fence_share(
+  cursor_id bigint, slot integer, group_id text, topic_id uuid, offsets bigint[], hashes bigint[],
+  lock_timeout text, statement_timeout text, idle_timeout text
+) returns void
+language plpgsql as $$
+declare
+  present integer;
+  first   bigint;
+  stands  bigint;
+  seqscan text := current_setting('enable_seqscan');
+  ignored text;
+begin
+  ignored := set_config('lock_timeout', fence_share.lock_timeout, true)
+          || set_config('statement_timeout', fence_share.statement_timeout, true)
+          || set_config('idle_in_transaction_session_timeout', fence_share.idle_timeout, true)
+          || set_config('enable_seqscan', 'off', true)
+          || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+
+  perform 1 from onlyonce.lease_slots s
+    where s.lease_id = fence_share.cursor_id and s.slot = fence_share.slot and s.slot < 0
+    for share;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: no keeper of a share group has taken this cursor over',
+      detail = format('cursor %s has no slot %s', fence_share.cursor_id, fence_share.slot);
+  end if;
+
+  select c.run, c.run_start into present, first from onlyonce.cursors c
+    where c.id = fence_share.cursor_id and c.group_id = fence_share.group_id and c.topic_id = fence_share.topic_id
+      and c.retired_at is null and c.replay_until is null;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: the cursor does not take messages of this share group now',
+      detail = format('cursor %s is retired, in a replay, of another group than %s or of another topic than %s', fence_share.cursor_id, fence_share.group_id, fence_share.topic_id);
+  end if;
+  select p.next_offset into stands from onlyonce.progress p
+    where p.cursor_id = fence_share.cursor_id and p.run = present
+    order by p.from_offset desc limit 1;
+  stands := coalesce(stands, first);
+  if stands > (select min(u.o) from unnest(fence_share.offsets) u (o)) then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: the position has passed these offsets',
+      detail = format('cursor %s stands at offset %s, and this transaction begins at %s', fence_share.cursor_id, stands, fence_share.offsets[1]);
+  end if;
+  ignored := set_config('enable_seqscan', seqscan, true);
+
+  insert into onlyonce.done (cursor_id, "offset", hash, run, last)
+    select fence_share.cursor_id, u.o, u.h, present, u.n = cardinality(fence_share.offsets)
+      from unnest(fence_share.offsets, fence_share.hashes) with ordinality u (o, h, n) order by u.o;
+end $$;
+comment on function onlyonce.fence_share(bigint, integer, text, uuid, bigint[], bigint[], text, text, text) is
+  'First statement of a transaction of messages that a share group has delivered: records that these offsets are done, or raises OO001 or 23505. The transaction then needs onlyonce.seal() before COMMIT.';
+
+create constraint trigger sealed after insert on onlyonce.done
+  deferrable initially deferred
+  for each row when (new.last) execute function onlyonce.require_seal();
+
+-- sweep moves the position over what onlyonce.done has. The caller proposes how far; the database
+-- decides. Each offset in between is in onlyonce.done, or in a range that the caller's fetch has
+-- shown to hold no message, or this raises OO001: a failover may have lost what the caller
+-- remembers. Ranges are half open. It runs at READ COMMITTED, in a transaction of its own.
+create function onlyonce.sweep(
+  cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
+  anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
+  empty_from bigint[], empty_until bigint[],
+  lock_timeout text, statement_timeout text, idle_timeout text
+) returns void
+language plpgsql as $$
+declare
+  covered boolean;
+begin
+  perform onlyonce.fence(sweep.cursor_id, sweep.epoch, sweep.nonce, sweep.run, sweep.expected, sweep.next,
+    sweep.anchor_offset, sweep.anchor_epoch, sweep.anchor_hash, sweep.leader_epoch,
+    sweep.lock_timeout, sweep.statement_timeout, sweep.idle_timeout);
+  select range_agg(r.covers) @> int8range(sweep.expected, sweep.next) into covered from (
+    select int8range(d."offset", d."offset" + 1) from onlyonce.done d
+     where d.cursor_id = sweep.cursor_id and d.run = sweep.run and d."offset" >= sweep.expected and d."offset" < sweep.next
+    union all
+    select int8range(e.f, e.u) from unnest(sweep.empty_from, sweep.empty_until) e (f, u)) r (covers);
+  if covered is distinct from true then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: not everything below the new position is done',
+      detail = format('cursor %s: from %s to %s', sweep.cursor_id, sweep.expected, sweep.next);
+  end if;
+  perform onlyonce.seal();
+end $$;
+comment on function onlyonce.sweep(bigint, bigint, uuid, integer, bigint, bigint, bigint, integer, bytea, integer, bigint[], bigint[], text, text, text) is
+  'Moves the cursor from expected to next over messages that are done, or raises OO001. It is the whole transaction.';
+
 -- ---------------------------------------------------------------- parked
 
 create table onlyonce.parked (
@@ -303,7 +556,7 @@ create table onlyonce.parked (
 comment on table  onlyonce.parked is 'Dead letters: messages and calls that were set aside, whole, so that nothing is lost. Never both applied and parked.';
 comment on column onlyonce.parked.kind             is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
 comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: waits for an earlier row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
-comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
+comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
 comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
 comment on column onlyonce.parked.key              is 'Dedupe key of the message, or derived key of the call. Null: it had none.';
 comment on column onlyonce.parked.order_key        is 'Hash of (tenant, scope, topic, ordering key): while a row with it is not settled, later messages of that key are parked too. Null: no message waits for this row.';
@@ -312,7 +565,7 @@ comment on column onlyonce.parked.cluster_id       is 'Kafka cluster of the reco
 comment on column onlyonce.parked.replay_no        is 'Replay in which it was parked, 0 for none.';
 comment on column onlyonce.parked.event_id         is 'Id of an event, as onlyonce.event_log has it.';
 comment on column onlyonce.parked.body_of          is 'Of reason same-body: the row that has the body, if this one is a further copy and has none. Null: its own.';
-comment on column onlyonce.parked.row_id           is 'Id of the call in onlyonce.outbox_log; with lane as partition and this as offset calls of an ordering key are sorted.';
+comment on column onlyonce.parked.row_id           is 'Id of the call in the log, see onlyonce.batches; with lane as partition and this as offset calls of an ordering key are sorted.';
 comment on column onlyonce.parked.sealed_as        is 'Key that the body was sealed under, if an operator has given the call another key since. Null: the row''s key.';
 comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';
 comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';

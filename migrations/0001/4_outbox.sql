@@ -1,5 +1,5 @@
--- onlyonce schema, version 1: the outbox. It is an append-only log of calls, which relays read by
--- lanes. Its segments are emptied whole.
+-- onlyonce schema, version 1: the outbox. It is an append-only log of batches of calls, which relays
+-- read by lanes. Its segments are emptied whole.
 
 insert into onlyonce.rings (name, slots) values ('outbox', 6);
 insert into onlyonce.segments (ring, slot, use_no, opened_at)
@@ -11,63 +11,226 @@ select setval('onlyonce.outbox_version', 1);
 
 -- ---------------------------------------------------------------- the log
 
--- One sequence for all segments, without a cache. Within an ordering key, ids rise in the order of
--- commits, because the key's lock is held from before the id is drawn until the commit.
-create sequence onlyonce.outbox_id cache 1;
+-- One sequence for all segments, without a cache. It is drawn once for each batch, and each draw
+-- reserves 1,024 ids: the ids of a batch's calls follow its own. Within an ordering key, ids rise in
+-- the order of commits, because the locks of all keys of a batch are held from before its id is
+-- drawn until the commit.
+create sequence onlyonce.outbox_id start 1024 increment 1024 cache 1;
 
-create table onlyonce.outbox_log (
-  slot        smallint    not null,
-  lane        smallint    not null,
-  id          bigint      not null default nextval('onlyonce.outbox_id'),
-  xid         xid8        not null default pg_current_xact_id(),
-  key         uuid        not null,
-  order_key   uuid,
-  created_at  timestamptz not null default clock_timestamp(),
-  not_before  timestamptz,
-  origin_time timestamptz,
-  redo        boolean     not null default false,
-  capture     boolean     not null default false,
-  sealed      boolean     not null default false,
-  sink        text        not null collate "C",
-  tenant      text        not null,
-  scope       text        not null,
-  name        text        not null,
-  method      text        not null,
-  target      text        not null,
-  headers     text        not null,
-  trace       text,
-  body        bytea       not null,
-  erased_at   timestamptz
+-- octets returns the size of bodies in bytes, before any compression.
+create function onlyonce.octets(bodies bytea[]) returns integer
+language sql immutable strict parallel safe as $$
+  select coalesce(sum(octet_length(b)), 0)::integer from unnest(bodies) b
+$$;
+comment on function onlyonce.octets(bytea[]) is 'Size of bodies in bytes: what onlyonce.batches.bytes holds.';
+
+-- A row is a batch of calls that one transaction wrote to one lane. What all calls of the batch have
+-- in common is in a column, for example `tenant`. What differs is in that column's plural, for
+-- example `tenants`: an array with an element for each call. One of the two is null. Read calls from
+-- the view onlyonce.outbox_log, or from onlyonce.calls.
+create table onlyonce.batches (
+  slot         smallint    not null,
+  lane         smallint    not null,
+  id           bigint      not null default nextval('onlyonce.outbox_id'),
+  n            smallint    not null,
+  bytes        integer     not null,
+  xid          xid8        not null default pg_current_xact_id(),
+  sink         text        not null collate "C",
+  created_at   timestamptz not null default clock_timestamp(),
+  keys         uuid[]      not null,
+  order_key    uuid,
+  order_keys   uuid[],
+  tenant       text,
+  tenants      text[],
+  scope        text,
+  scopes       text[],
+  name         text,
+  names        text[],
+  method       text,
+  methods      text[],
+  target       text,
+  targets      text[],
+  header       text,
+  headers      text[],
+  trace        text,
+  traces       text[],
+  body         bytea,
+  bodies       bytea[],
+  origin_time  timestamptz,
+  origin_times timestamptz[],
+  not_before   timestamptz[],
+  redo         boolean[],
+  capture      boolean[],
+  sealed       boolean[],
+  erased       timestamptz[],
+  constraint batches_n check (n between 1 and 1024 and (id & 1023) + n <= 1024),
+  constraint batches_one_of_two check (
+    (order_key is null or order_keys is null) and (tenant is null) <> (tenants is null) and (scope is null) <> (scopes is null)
+    and (name is null) <> (names is null) and (method is null) <> (methods is null) and (target is null) <> (targets is null)
+    and (header is null) <> (headers is null) and (trace is null or traces is null) and (body is null) <> (bodies is null)
+    and (body is null or n = 1) and (origin_time is null or origin_times is null)),
+  constraint batches_lengths check (
+    cardinality(keys) = n and coalesce(cardinality(order_keys), n) = n and coalesce(cardinality(tenants), n) = n
+    and coalesce(cardinality(scopes), n) = n and coalesce(cardinality(names), n) = n and coalesce(cardinality(methods), n) = n
+    and coalesce(cardinality(targets), n) = n and coalesce(cardinality(headers), n) = n and coalesce(cardinality(traces), n) = n
+    and coalesce(cardinality(bodies), n) = n and coalesce(cardinality(origin_times), n) = n and coalesce(cardinality(not_before), n) = n
+    and coalesce(cardinality(redo), n) = n and coalesce(cardinality(capture), n) = n and coalesce(cardinality(sealed), n) = n
+    and coalesce(cardinality(erased), n) = n),
+  constraint batches_no_nulls check (
+    array_position(keys, null) is null and array_position(tenants, null) is null and array_position(scopes, null) is null
+    and array_position(names, null) is null and array_position(methods, null) is null and array_position(targets, null) is null
+    and array_position(headers, null) is null and array_position(bodies, null) is null),
+  constraint batches_bytes check (bytes = case when body is null then onlyonce.octets(bodies) else octet_length(body) end and (n = 1 or bytes <= 2097152))
 ) partition by list (slot);
-alter sequence onlyonce.outbox_id owned by onlyonce.outbox_log.id;
-comment on table  onlyonce.outbox_log is 'Outbound calls, append-only: a row commits with the effects that ask for it. Relays read it with a snapshot cursor a lane, see onlyonce.lanes; what fails goes to onlyonce.parked.';
-comment on column onlyonce.outbox_log.xid         is 'Transaction that wrote the row, also within savepoints.';
-comment on column onlyonce.outbox_log.key         is 'Idempotency key that the remote sees: derived, the same on every replay.';
-comment on column onlyonce.outbox_log.order_key   is 'Hash of (sink, tenant, scope, ordering key). Null: the call waits for no other.';
-comment on column onlyonce.outbox_log.origin_time is 'When the message that asks for the call was appended to its log. Null: there is none.';
-comment on column onlyonce.outbox_log.redo        is 'The message may have been handled before, in a history that the database has lost: the key''s age counts from origin_time.';
-comment on column onlyonce.outbox_log.headers     is 'A line "Name: value" for each, sorted by name.';
-comment on column onlyonce.outbox_log.trace       is 'W3C trace context of the transaction that asks: traceparent, and tracestate in a second line. No part of the frozen bytes.';
-comment on column onlyonce.outbox_log.sealed      is 'The body is encrypted; see package seal.';
-comment on column onlyonce.outbox_log.erased_at   is 'When the body was erased, after the call was settled.';
+alter sequence onlyonce.outbox_id owned by onlyonce.batches.id;
+comment on table  onlyonce.batches is 'The outbox''s log: outbound calls in batches, append-only. A batch commits with the effects that ask for its calls. A column holds what all calls of the batch have in common, the array of its plural what differs. Relays read it with a snapshot cursor a lane, see onlyonce.lanes; what fails goes to onlyonce.parked.';
+comment on column onlyonce.batches.id         is 'Id of the first call. The others have the ids after it, all in one block of 1,024.';
+comment on column onlyonce.batches.n          is 'How many calls.';
+comment on column onlyonce.batches.bytes      is 'Size of the bodies, before any compression: relays read batches in portions of it.';
+comment on column onlyonce.batches.xid        is 'Transaction that wrote the batch, also within savepoints.';
+comment on column onlyonce.batches.keys       is 'Idempotency keys that the remote sees: derived, the same on every replay.';
+comment on column onlyonce.batches.order_key  is 'Hash of (sink, tenant, scope, ordering key). Null: the call waits for no other.';
+comment on column onlyonce.batches.header     is 'Headers of a call: a line "Name: value" for each, sorted by name.';
+comment on column onlyonce.batches.trace      is 'W3C trace context of the transaction that asks: traceparent, and tracestate in a second line. No part of the frozen bytes.';
+comment on column onlyonce.batches.body       is 'Body of a batch of one call. Other batches have bodies.';
+comment on column onlyonce.batches.origin_time is 'When the message that asks for the call was appended to its log. Null: there is none.';
+comment on column onlyonce.batches.not_before is 'When the calls may be made at the earliest. Null, of all or of one: at once.';
+comment on column onlyonce.batches.redo       is 'The message may have been handled before, in a history that the database has lost: the key''s age counts from origin_time. Null: false, as for capture and sealed.';
+comment on column onlyonce.batches.capture    is 'The answer is kept for RelayConfig.Complete.';
+comment on column onlyonce.batches.sealed     is 'The body is encrypted; see package seal.';
+comment on column onlyonce.batches.erased     is 'When the body was erased, after the call was settled.';
 
-create table onlyonce.outbox_log_0 partition of onlyonce.outbox_log for values in (0);
-create table onlyonce.outbox_log_1 partition of onlyonce.outbox_log for values in (1);
-create table onlyonce.outbox_log_2 partition of onlyonce.outbox_log for values in (2);
-create table onlyonce.outbox_log_3 partition of onlyonce.outbox_log for values in (3);
-create table onlyonce.outbox_log_4 partition of onlyonce.outbox_log for values in (4);
-create table onlyonce.outbox_log_5 partition of onlyonce.outbox_log for values in (5);
 do $$
+declare
+  parent constant regclass := 'onlyonce.batches';
+  -- 0A000, feature_not_supported: the server was built without lz4. Its own compression, pglz, costs
+  -- several times what it saves here, so that bodies are stored as they are then.
+  how text := 'set compression lz4';
+  part text;
+  col text;
 begin
+  begin
+    execute 'create temporary table onlyonce_lz4 (v text compression lz4) on commit drop';
+  exception when feature_not_supported then
+    how := 'set storage external';
+  end;
   for slot in 0 .. 5 loop
-    execute format('comment on table onlyonce.outbox_log_%s is %L', slot, 'Segment of onlyonce.outbox_log; onlyonce.rings says what it is used for.');
+    execute format('create table onlyonce.batches_%s partition of onlyonce.batches for values in (%1$s)', slot);
+    execute format('comment on table onlyonce.batches_%s is %L', slot, 'Segment of onlyonce.batches; onlyonce.rings says what it is used for.');
+  end loop;
+  foreach part in array array['batches', 'batches_0', 'batches_1', 'batches_2', 'batches_3', 'batches_4', 'batches_5'] loop
+    for col in select attname from pg_attribute where attrelid = parent and attnum > 0 and attstorage = 'x' and attname <> 'sink' loop
+      execute format('alter table onlyonce.%I alter column %I %s', part, col, how);
+    end loop;
   end loop;
 end $$;
 
--- outbox_log_new finds what is new in a lane. outbox_log_key finds a call by its key, for replays,
--- operators and erasure.
-create index outbox_log_new on onlyonce.outbox_log (sink, lane, xid, id);
-create index outbox_log_key on onlyonce.outbox_log (key);
+-- batches_new finds what is new in a lane. No index finds a call by its key: see call_keys.
+create index batches_new on onlyonce.batches (sink, lane, xid, id);
+
+create view onlyonce.outbox_log as
+  select b.slot, b.lane, b.id + u.i - 1 as id, b.id as batch, b.xid, u.key, coalesce(u.order_key, b.order_key) as order_key, b.created_at, u.not_before,
+         coalesce(u.origin_time, b.origin_time) as origin_time, coalesce(u.redo, false) as redo, coalesce(u.capture, false) as capture,
+         coalesce(u.sealed, false) as sealed, b.sink, coalesce(u.tenant, b.tenant) as tenant, coalesce(u.scope, b.scope) as scope,
+         coalesce(u.name, b.name) as name, coalesce(u.method, b.method) as method, coalesce(u.target, b.target) as target,
+         coalesce(u.headers, b.header) as headers, coalesce(u.trace, b.trace) as trace, coalesce(u.body, b.body) as body, u.erased as erased_at
+    from onlyonce.batches b
+   cross join lateral unnest(b.keys, b.order_keys, b.not_before, b.origin_times, b.redo, b.capture, b.sealed, b.tenants, b.scopes, b.names, b.methods,
+                             b.targets, b.headers, b.traces, b.bodies, b.erased)
+         with ordinality as u(key, order_key, not_before, origin_time, redo, capture, sealed, tenant, scope, name, method, target, headers, trace, body, erased, i);
+comment on view onlyonce.outbox_log is 'The calls of onlyonce.batches, a row for each. Conditions on sink, lane and xid use its index; one on key reads the whole log.';
+comment on column onlyonce.outbox_log.batch       is 'Id of the batch that holds the call.';
+comment on column onlyonce.outbox_log.key         is 'Idempotency key that the remote sees: derived, the same on every replay.';
+comment on column onlyonce.outbox_log.order_key   is 'Hash of (sink, tenant, scope, ordering key). Null: the call waits for no other.';
+comment on column onlyonce.outbox_log.origin_time is 'When the message that asks for the call was appended to its log. Null: there is none.';
+comment on column onlyonce.outbox_log.headers     is 'A line "Name: value" for each, sorted by name.';
+comment on column onlyonce.outbox_log.erased_at   is 'When the body was erased, after the call was settled.';
+
+-- ---------------------------------------------------------------- calls by their keys
+
+-- A call is looked for by its key only if its message may have been handled before, for example in a
+-- replay. So keys are indexed when that is asked, and not when a call is written, which would cost
+-- as much again. call_keys holds what was visible in call_index.snapshot; whoever looks reads what
+-- became visible since from the log itself, by lane and transaction, as a relay does.
+create table onlyonce.call_keys (
+  slot  smallint not null,
+  lane  smallint not null,
+  key8  bigint   not null,
+  xid   xid8     not null,
+  batch bigint   not null
+) partition by list (slot);
+comment on table  onlyonce.call_keys is 'Batches of the log by the first 8 bytes of their calls'' keys, as far as onlyonce.index_calls has come. A segment is emptied together with that of the log.';
+create index call_keys_key8 on onlyonce.call_keys (key8);
+do $$
+begin
+  for slot in 0 .. 5 loop
+    execute format('create table onlyonce.call_keys_%s partition of onlyonce.call_keys for values in (%1$s)', slot);
+    execute format('comment on table onlyonce.call_keys_%s is %L', slot, 'Segment of onlyonce.call_keys, emptied with the segment of onlyonce.batches.');
+  end loop;
+end $$;
+create table onlyonce.call_index (
+  one       boolean     primary key default true check (one),
+  snapshot  pg_snapshot not null default '1:1:',
+  system_id bigint
+);
+insert into onlyonce.call_index default values;
+comment on table  onlyonce.call_index is 'How far onlyonce.call_keys has come. One row.';
+comment on column onlyonce.call_index.snapshot  is 'Batches visible in it are in onlyonce.call_keys.';
+comment on column onlyonce.call_index.system_id is 'Database cluster that the snapshot is of. In any other it means nothing, and the whole log is read.';
+
+create function onlyonce.key8(key uuid) returns bigint
+language sql immutable strict parallel safe as $$
+  select ('x' || encode(substr(uuid_send(key), 1, 8), 'hex'))::bit(64)::bigint
+$$;
+comment on function onlyonce.key8(uuid) is 'First 8 bytes of a key, see onlyonce.call_keys.';
+
+-- indexed_calls returns the snapshot whose calls are in onlyonce.call_keys. After a restore into
+-- another cluster that is none, until onlyonce.index_calls has run there.
+create function onlyonce.indexed_calls() returns pg_snapshot
+language sql stable as $$
+  select coalesce((select x.snapshot from onlyonce.call_index x, pg_control_system() c
+                    where x.system_id = c.system_identifier and pg_snapshot_xmax(x.snapshot) <= pg_snapshot_xmax(pg_current_snapshot())), '1:1:')
+$$;
+comment on function onlyonce.indexed_calls() is 'The snapshot whose calls are in onlyonce.call_keys, if it is one of this cluster.';
+
+-- index_calls notes the keys of the calls that became visible since it last ran. It locks the row of
+-- call_index until the transaction ends, so give it a transaction of its own. The snapshot is taken
+-- before the statement that reads: the reader sees what the snapshot counts as ended. A transaction
+-- that was in progress at the snapshot before is looked for by its id, as in a relay's pass. Its plan
+-- covers all segments, so that it seems expensive; to compile it (jit) would take a second, and to
+-- run it takes milliseconds.
+create function onlyonce.index_calls() returns void
+language plpgsql set jit = off as $$
+#variable_conflict use_variable
+declare
+  seen   pg_snapshot;
+  upto   pg_snapshot;
+begin
+  perform from onlyonce.call_index for update;
+  seen := onlyonce.indexed_calls();
+  if seen::text = '1:1:' then
+    delete from onlyonce.call_keys;
+  end if;
+  upto := pg_current_snapshot();
+  insert into onlyonce.call_keys (slot, lane, key8, xid, batch)
+    with recursive sinks as (
+      (select b.sink from onlyonce.batches b order by b.sink limit 1)
+      union all
+      select (select b.sink from onlyonce.batches b where b.sink > s.sink order by b.sink limit 1) from sinks s where s.sink is not null)
+    select f.slot, f.lane, onlyonce.key8(k), f.xid, f.id
+      from sinks s cross join generate_series(0, 15) l(lane)
+     cross join lateral (
+       select b.slot, b.lane, b.xid, b.id, b.keys from onlyonce.batches b
+        where b.sink = s.sink and b.lane = l.lane and b.xid >= pg_snapshot_xmax(seen) and b.xid < pg_snapshot_xmax(upto) and pg_visible_in_snapshot(b.xid, upto)
+       union all
+       select r.* from pg_snapshot_xip(seen) x cross join lateral (
+         select b.slot, b.lane, b.xid, b.id, b.keys from onlyonce.batches b where b.sink = s.sink and b.lane = l.lane and b.xid = x offset 0) r
+        where pg_visible_in_snapshot(x, upto)) f
+     cross join lateral unnest(f.keys) k
+     where s.sink is not null;
+  update onlyonce.call_index set snapshot = upto, system_id = (select c.system_identifier from pg_control_system() c);
+end $$;
+comment on function onlyonce.index_calls() is 'Notes the keys of calls in onlyonce.call_keys, so that a replay finds them. Run it in a transaction of its own.';
 
 -- ---------------------------------------------------------------- sinks and lanes
 
@@ -98,9 +261,9 @@ create table onlyonce.lanes (
   history_at timestamptz,
   unique (sink, lane)
 ) with (fillfactor = 50);
-comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Rows visible in prev are done. Of those that are visible in target and not in prev (the pass), those up to last_id are done.';
+comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Calls visible in prev are done. Of those that are visible in target and not in prev (the pass), those up to last_id are done; it may be in the middle of a batch.';
 comment on column onlyonce.lanes.target     is 'Null: no pass was ever begun.';
-comment on column onlyonce.lanes.started_at is 'Journal: of the pass, only the first 1,024 rows above last_id can have been called, and none before this time. Infinity: none was.';
+comment on column onlyonce.lanes.started_at is 'Journal: of the pass, only the first 1,024 calls above last_id can have been called, and none before this time. Infinity: none was.';
 comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
 comment on column onlyonce.lanes.server     is 'Start time of the server that the cursor was last moved on. If it differs, system identifier, timeline and transaction ids are compared again.';
 comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and timeline: a failover or a restore may have lost what committed before.';
@@ -111,7 +274,7 @@ create function onlyonce.lane(key uuid) returns smallint
 language sql immutable strict parallel safe as $$
   select (get_byte(uuid_send(key), 15) & 15)::smallint
 $$;
-comment on function onlyonce.lane(uuid) is 'Lane of an ordering key, or of a call that has none by its own key.';
+comment on function onlyonce.lane(uuid) is 'Lane of an ordering key. SQL functions use it for the key of a call without one, too; programs in Go choose the lane of such calls at random, for a transaction''s calls together.';
 
 -- ---------------------------------------------------------------- enqueue
 
@@ -135,19 +298,182 @@ $$;
 comment on function onlyonce.header_lines(bytea[], bytea[]) is 'Headers of onlyonce.parked as onlyonce.outbox_log holds them.';
 comment on function onlyonce.header_lines(text[], text[]) is 'Headers as onlyonce.outbox_log holds them.';
 
--- enqueue_calls writes outbound calls in the caller's transaction. The arrays have one length, with
--- an element for each call, in the order in which the calls are to be sent. `checks` says whether
--- the call may exist already:
---   0: no. The fence and the message's claim exclude it.
---   1: yes, for example because the message is replayed. Then nothing is written; OO004 if its
---      bytes differ.
---   2: it is a call of the user's own transaction. Its key is claimed in the inbox. If the inbox
---      has forgotten the key, the call may still exist, unsent or parked with an unknown outcome.
---      OO004 if the bytes of either differ.
+-- logged_calls finds calls of a sink in the log by their keys: in call_keys, and what those do not
+-- show yet in the log itself, by lane and transaction. It locks the tables that it names until the
+-- transaction ends, also segments, which cannot be emptied while they are locked.
+create function onlyonce.logged_calls(sink text, wanted uuid[])
+returns table (key uuid, method text, target text, headers text, body bytea, sealed boolean, erased boolean)
+language plpgsql set jit = off as $$
+#variable_conflict use_column
+declare
+  seen pg_snapshot := onlyonce.indexed_calls();
+begin
+  return query
+    with near as materialized (
+      select c.slot, c.lane, c.xid, c.batch from unnest(wanted) w cross join lateral (
+        select k.slot, k.lane, k.xid, k.batch from onlyonce.call_keys k where k.key8 = onlyonce.key8(w) offset 0) c
+      union
+      select f.* from generate_series(0, 15) l(lane) cross join lateral (
+        select b.slot, b.lane, b.xid, b.id from onlyonce.batches b
+         where b.sink = logged_calls.sink and b.lane = l.lane and b.xid >= pg_snapshot_xmax(seen) and b.keys && wanted offset 0) f
+      union
+      select f.* from generate_series(0, 15) l(lane) cross join pg_snapshot_xip(seen) x cross join lateral (
+        select b.slot, b.lane, b.xid, b.id from onlyonce.batches b
+         where b.sink = logged_calls.sink and b.lane = l.lane and b.xid = x and b.keys && wanted offset 0) f)
+    select r.key, r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null
+      from near m cross join lateral (
+        select * from onlyonce.outbox_log o
+         where o.slot = m.slot and o.sink = logged_calls.sink and o.lane = m.lane and o.xid = m.xid and o.batch = m.batch offset 0) r
+     where r.key = any (wanted);
+end $$;
+comment on function onlyonce.logged_calls(text, uuid[]) is 'Calls of a sink that the log holds, by their keys.';
+
+-- enqueued_before returns which calls of a batch exist already, by their numbers from 1 on. OO004 if
+-- the bytes of one of those differ. `checks` says how a call can exist already:
+--   0: it cannot. The fence and the message's claim exclude it.
+--   1: because its message is handled again, for example in a replay. It is looked for in the log.
+--   2: it is a call of the user's own transaction. Its key is claimed in the inbox, with its
+--      fingerprint. That key is remembered for as long as the call is to be sent (K6).
+-- A call that is parked is found in both cases, however long it waits for an operator.
+create function onlyonce.enqueued_before(
+  checks smallint[], fingerprints bigint[], sink text, keys uuid[], name text, names text[], method text, methods text[], target text, targets text[],
+  header text, headers text[], body bytea, bodies bytea[], sealed boolean[]
+) returns bigint[]
+language plpgsql as $$
+#variable_conflict use_variable
+declare
+  skip   bigint[] := '{}';
+  old    record;
+  claims smallint[];
+  i      integer := 0;
+  wanted uuid[];
+begin
+  if 2 = any (checks) then
+    select onlyonce.claim(array_agg(u.k order by u.n), array_agg(u.f order by u.n)) into claims
+      from unnest(checks, keys, fingerprints) with ordinality as u(c, k, f, n) where u.c = 2;
+    for n in 1 .. cardinality(keys) loop
+      if checks[n] = 2 then
+        i := i + 1;
+        if claims[i] = 2 then
+          raise exception using errcode = 'OO004',
+            message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', coalesce(names[n], name), sink);
+        elsif claims[i] = 1 then
+          skip := skip || n::bigint;
+        end if;
+      end if;
+    end loop;
+  end if;
+  select array_agg(u.k) into wanted from unnest(checks, keys) as u(c, k) where u.c = 1;
+  for old in
+    with stored as materialized (
+      select f.* from (select where wanted is not null) asked cross join lateral onlyonce.logged_calls(sink, wanted) f
+      union all
+      select p.key, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
+        from unnest(keys) w join onlyonce.parked p on p.kind = 'call' and p.key = w and p.settled_at is null and p.reason <> 'conflict')
+    select u.n, coalesce(u.name, name) as name,
+           bool_or((o.method, o.target, o.headers) is distinct from (coalesce(u.m, method), coalesce(u.t, target), coalesce(u.h, header))
+                   or not coalesce(u.s, false) and not o.sealed and not o.erased and o.body <> coalesce(u.b, body)) as differs
+      from unnest(checks, keys, names, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, name, m, t, h, b, s, n)
+      join stored o on o.key = u.k
+     where u.c > 0 and u.n <> all (skip)
+     group by 1, 2
+  loop
+    if old.differs then
+      raise exception using errcode = 'OO004',
+        message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', old.name, sink);
+    end if;
+    skip := skip || old.n;
+  end loop;
+  return skip;
+end $$;
+comment on function onlyonce.enqueued_before(smallint[], bigint[], text, uuid[], text, text[], text, text[], text, text[], text, text[], bytea, bytea[], boolean[]) is
+  'Which calls of a batch exist already; raises OO004 if their bytes differ.';
+
+-- enqueue_batch writes a batch of calls to one lane of one sink, in the caller's transaction. What
+-- all calls have in common is given in the singular, what differs in the plural, see
+-- onlyonce.batches. `checks` is null, or has an element for each call, see enqueued_before;
+-- fingerprints are those of onlyonce.call_fingerprint, and may be null where checks is not 2.
 --
 -- The locks of the ordering keys come first, in a statement before the INSERT that draws the ids,
--- and in sorted order, so that two transactions that call this once each cannot deadlock. There are
--- 1,024 locks for all keys: one for each key would exhaust the server's lock table.
+-- and in sorted order. A transaction that writes several batches gives `locks` of all of them with
+-- the first one. So two transactions that do that once each cannot deadlock. There are 1,024 locks
+-- for all keys: one for each key would exhaust the server's lock table.
+--
+-- SEGMENT statements are written out by slot: an INSERT by the partitioned table would look for its
+-- partition each time.
+do $do$
+declare
+  body text := $f$
+create function onlyonce.enqueue_batch(
+  locks uuid[], checks smallint[], fingerprints bigint[], lane smallint, sink text, keys uuid[], order_key uuid, order_keys uuid[],
+  tenant text, tenants text[], scope text, scopes text[], name text, names text[], method text, methods text[], target text, targets text[],
+  header text, headers text[], trace text, traces text[], body bytea, bodies bytea[], origin_time timestamptz, origin_times timestamptz[],
+  not_before timestamptz[], redo boolean[], capture boolean[], sealed boolean[]
+) returns void
+language plpgsql as $$
+#variable_conflict use_variable
+declare
+  n       smallint := cardinality(keys);
+  bytes   integer  := case when body is null then onlyonce.octets(bodies) else octet_length(body) end;
+  cur     smallint;
+  version bigint;
+  skip    bigint[];
+  ignored text;
+begin
+  if locks is not null then
+    perform pg_advisory_xact_lock(1869507705, s.stripe)
+       from (select distinct (get_byte(uuid_send(k), 0) << 8 | get_byte(uuid_send(k), 1)) & 1023 as stripe
+               from unnest(locks) k where k is not null order by 1) s;
+  end if;
+  if checks is not null then
+    skip := onlyonce.enqueued_before(checks, fingerprints, sink, keys, name, names, method, methods, target, targets, header, headers, body, bodies, sealed);
+  end if;
+  -- The xid is assigned before the ring is read, each in a statement of its own. A rotator that
+  -- announces another segment in between waits for every xid that was in progress then.
+  ignored := pg_current_xact_id()::text;
+  select r.cur, r.version into cur, version from onlyonce.rings r where r.name = 'outbox';
+  if current_setting('transaction_isolation') <> 'read committed'
+     and version <> (select last_value from onlyonce.outbox_version) then
+    raise exception using errcode = '40001', message = 'onlyonce: the outbox changed its segment since this transaction began: run it again';
+  end if;
+  if cardinality(skip) > 0 then
+    -- What is new among calls that exist is rare: each becomes a batch of its own.
+    insert into onlyonce.batches (slot, lane, n, bytes, sink, keys, order_key, tenant, scope, name, method, target, header, trace, body,
+                                  origin_time, not_before, redo, capture, sealed)
+      select cur, lane, 1, octet_length(coalesce(u.b, body)), sink, array[u.k], coalesce(u.o, order_key), coalesce(u.tenant, tenant), coalesce(u.scope, scope),
+             coalesce(u.name, name), coalesce(u.method, method), coalesce(u.target, target), coalesce(u.h, header), coalesce(u.trace, trace), coalesce(u.b, body),
+             coalesce(u.ot, origin_time), case when u.nb is not null then array[u.nb] end, case when u.redo then array[true] end,
+             case when u.capture then array[true] end, case when u.sealed then array[true] end
+        from unnest(keys, order_keys, tenants, scopes, names, methods, targets, headers, traces, bodies, origin_times, not_before, redo, capture, sealed)
+             with ordinality as u(k, o, tenant, scope, name, method, target, h, trace, b, ot, nb, redo, capture, sealed, i)
+       where u.i <> all (skip)
+       order by u.i;
+    return;
+  end if;
+  case cur
+    EACH_SLOT{when SLOT then
+      insert into onlyonce.batches_SLOT (slot, lane, n, bytes, sink, keys, order_key, order_keys, tenant, tenants, scope, scopes, name, names, method, methods, target, targets,
+          header, headers, trace, traces, body, bodies, origin_time, origin_times, not_before, redo, capture, sealed)
+        values (SLOT, lane, n, bytes, sink, keys, order_key, order_keys, tenant, tenants, scope, scopes, name, names, method, methods, target, targets,
+          header, headers, trace, traces, body, bodies, origin_time, origin_times, not_before, redo, capture, sealed);}
+  end case;
+end $$$f$;
+  branch text[];
+begin
+  -- EACH_SLOT{...} is repeated for each slot.
+  for branch in select m from regexp_matches(body, '(EACH_SLOT\{([^}]*)\})', 'g') m loop
+    body := replace(body, branch[1], (select string_agg(replace(branch[2], 'SLOT', s::text), E'\n    ' order by s) from generate_series(0, 5) s));
+  end loop;
+  execute body;
+end $do$;
+comment on function onlyonce.enqueue_batch(uuid[], smallint[], bigint[], smallint, text, uuid[], uuid, uuid[], text, text[], text, text[], text, text[], text, text[],
+  text, text[], text, text[], text, text[], bytea, bytea[], timestamptz, timestamptz[], timestamptz[], boolean[], boolean[], boolean[]) is
+  'Writes a batch of outbound calls to one lane in the caller''s transaction; relays send them after COMMIT, each under its key.';
+
+-- enqueue_calls writes outbound calls of any sinks, for programs in other languages. The arrays have
+-- one length, with an element for each call, in the order in which the calls are to be sent. It
+-- makes batches of them: of each sink and lane, at most 1,024 calls, and 256 kB of bodies and one
+-- body more.
 create function onlyonce.enqueue_calls(
   checks smallint[], keys uuid[], order_keys uuid[], sinks text[], tenants text[], scopes text[], names text[], methods text[],
   targets text[], headers text[], traces text[], bodies bytea[], not_before timestamptz[], origin_times timestamptz[],
@@ -155,75 +481,46 @@ create function onlyonce.enqueue_calls(
 ) returns void
 language plpgsql as $$
 declare
-  ring  onlyonce.rings;
-  skip  bigint[] := '{}';
-  old   record;
-  claim smallint[];
-  i     integer;
+  b     record;
+  locks uuid[] := case when cardinality(array_remove(order_keys, null)) > 0 then order_keys end;
 begin
-  if exists (select 1 from unnest(order_keys) k where k is not null) then
-    perform pg_advisory_xact_lock(1869507705, s.stripe)
-       from (select distinct (get_byte(uuid_send(k), 0) << 8 | get_byte(uuid_send(k), 1)) & 1023 as stripe
-               from unnest(order_keys) k where k is not null order by 1) s;
+  if (select count(distinct l) from unnest(array[cardinality(checks), cardinality(keys), cardinality(order_keys), cardinality(sinks), cardinality(tenants),
+        cardinality(scopes), cardinality(names), cardinality(methods), cardinality(targets), cardinality(headers), cardinality(traces), cardinality(bodies),
+        cardinality(not_before), cardinality(origin_times), cardinality(redo), cardinality(capture), cardinality(sealed)]) l) <> 1 then
+    raise exception using errcode = '22023', message = 'onlyonce: enqueue_calls: the arrays differ in length';
   end if;
-
-  if 2 = any (checks) then
-    select onlyonce.claim(array_agg(c.k order by c.n), array_agg(c.f order by c.n)) into claim
-      from (select u.k, u.n, onlyonce.call_fingerprint(u.m, u.t, u.h, u.b, u.s) as f
-              from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n) where u.c = 2) c;
-    i := 0;
-    for n in 1 .. cardinality(keys) loop
-      if checks[n] = 2 then
-        i := i + 1;
-        if claim[i] = 2 then
-          raise exception using errcode = 'OO004',
-            message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[n], sinks[n]);
-        elsif claim[i] = 1 then
-          skip := skip || n::bigint;
-        end if;
-      end if;
-    end loop;
-  end if;
-
-  -- In statements of their own: each locks the tables that it names until the transaction ends,
-  -- also segments, which cannot be emptied while they are locked.
-  if checks && '{1,2}'::smallint[] then
-    for old in
-      select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
-        from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
-        join lateral (
-          select r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null as erased from onlyonce.outbox_log r
-           where r.key = u.k
-          union all
-          select p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
-            from onlyonce.parked p where p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
-          limit 1) o on true
-       where u.c > 0 and u.n <> all (skip)
-    loop
-      if old.differs then
-        raise exception using errcode = 'OO004',
-          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
-      end if;
-      skip := skip || old.n;
-    end loop;
-  end if;
-  -- The xid is assigned before the ring is read, each in a statement of its own. A rotator that
-  -- announces another segment in between waits for every xid that was in progress then.
-  perform pg_current_xact_id();
-  select * into ring from onlyonce.rings r where r.name = 'outbox';
-  if current_setting('transaction_isolation') <> 'read committed'
-     and ring.version <> (select last_value from onlyonce.outbox_version) then
-    raise exception using errcode = '40001', message = 'onlyonce: the outbox changed its segment since this transaction began: run it again';
-  end if;
-  insert into onlyonce.outbox_log (slot, lane, key, order_key, sink, tenant, scope, name, method, target, headers, trace, body,
-                                   not_before, origin_time, redo, capture, sealed)
-    select ring.cur, onlyonce.lane(coalesce(u.o, u.k)), u.k, u.o, u.sink, u.tenant, u.scope, u.name, u.method, u.target, u.h, u.trace, u.b,
-           u.nb, u.ot, u.redo, u.capture, u.sealed
-      from unnest(keys, order_keys, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, not_before, origin_times,
-                  redo, capture, sealed)
-           with ordinality as u(k, o, sink, tenant, scope, name, method, target, h, trace, b, nb, ot, redo, capture, sealed, n)
-     where cardinality(skip) = 0 or u.n <> all (skip)
-     order by u.n;
+  for b in
+    select p.lane, p.sink, min(p.i) as i, array_agg(p.k order by p.i) as keys, nullif(array_agg(p.c order by p.i), array_fill(0::smallint, array[count(*)::integer])) as checks,
+           array_agg(case when p.c = 2 then onlyonce.call_fingerprint(p.method, p.target, p.h, p.b, p.sealed) end order by p.i) as fingerprints,
+           case when bool_or(p.o is not null) then array_agg(p.o order by p.i) end as order_keys,
+           array_agg(p.tenant order by p.i) as tenants, array_agg(p.scope order by p.i) as scopes, array_agg(p.name order by p.i) as names,
+           array_agg(p.method order by p.i) as methods, array_agg(p.target order by p.i) as targets, array_agg(p.h order by p.i) as headers,
+           case when bool_or(p.trace is not null) then array_agg(p.trace order by p.i) end as traces, array_agg(p.b order by p.i) as bodies,
+           case when bool_or(p.nb is not null) then array_agg(p.nb order by p.i) end as not_before,
+           case when bool_or(p.ot is not null) then array_agg(p.ot order by p.i) end as origin_times,
+           case when bool_or(p.redo) then array_agg(p.redo order by p.i) end as redo,
+           case when bool_or(p.capture) then array_agg(p.capture order by p.i) end as capture,
+           case when bool_or(p.sealed) then array_agg(p.sealed order by p.i) end as sealed
+      from (select a.*, (row_number() over (partition by a.sink, a.lane, a.part order by a.i) - 1) / 1024 as block
+              from (select u.*, l.lane,
+                           (sum(octet_length(u.b)) over (partition by u.sink, l.lane order by u.i) - octet_length(u.b)) / 262144 as part
+                      from unnest(checks, keys, order_keys, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, not_before, origin_times,
+                                  redo, capture, sealed)
+                           with ordinality as u(c, k, o, sink, tenant, scope, name, method, target, h, trace, b, nb, ot, redo, capture, sealed, i)
+                     cross join lateral onlyonce.lane(coalesce(u.o, u.k)) l(lane)) a) p
+     group by p.sink, p.lane, p.part, p.block order by 3
+  loop
+    if cardinality(b.keys) = 1 then
+      perform onlyonce.enqueue_batch(locks, b.checks, b.fingerprints, b.lane, b.sink, b.keys, b.order_keys[1], null, b.tenants[1], null, b.scopes[1], null,
+        b.names[1], null, b.methods[1], null, b.targets[1], null, b.headers[1], null, b.traces[1], null, b.bodies[1], null, b.origin_times[1], null,
+        b.not_before, b.redo, b.capture, b.sealed);
+    else
+      perform onlyonce.enqueue_batch(locks, b.checks, b.fingerprints, b.lane, b.sink, b.keys, null, b.order_keys, null, b.tenants, null, b.scopes,
+        null, b.names, null, b.methods, null, b.targets, null, b.headers, null, b.traces, null, b.bodies, null, b.origin_times,
+        b.not_before, b.redo, b.capture, b.sealed);
+    end if;
+    locks := null; -- all are taken
+  end loop;
 end $$;
 comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], text[], text[], text[], text[], text[], text[], text[], bytea[],
   timestamptz[], timestamptz[], boolean[], boolean[], boolean[]) is 'Writes outbound calls in the caller''s transaction; relays send them after COMMIT, each under its key.';
@@ -235,16 +532,17 @@ create function onlyonce.enqueue(
   header_names text[], header_values text[], body bytea
 ) returns void
 language plpgsql as $$
+declare
+  lines text := onlyonce.header_lines(header_names, header_values);
 begin
   if header_names is null or header_values is null or array_position(header_names, null) is not null or array_position(header_values, null) is not null then
     raise exception using errcode = '23502', message = 'onlyonce: enqueue: header_names and header_values must not be null, nor hold a null: for no headers give empty arrays';
   elsif cardinality(header_names) <> cardinality(header_values) then
     raise exception using errcode = '22023', message = format('onlyonce: enqueue: %s header_names and %s header_values', cardinality(header_names), cardinality(header_values));
   end if;
-  perform onlyonce.enqueue_calls(array[2::smallint], array[enqueue.key], array[null::uuid], array[enqueue.sink], array[enqueue.tenant],
-    array[enqueue.scope], array[enqueue.name], array[enqueue.method], array[enqueue.target],
-    array[onlyonce.header_lines(enqueue.header_names, enqueue.header_values)], array[null::text], array[enqueue.body],
-    array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
+  perform onlyonce.enqueue_batch(null, array[2::smallint], array[onlyonce.call_fingerprint(enqueue.method, enqueue.target, lines, enqueue.body, false)],
+    onlyonce.lane(enqueue.key), enqueue.sink, array[enqueue.key], null, null, enqueue.tenant, null, enqueue.scope, null, enqueue.name, null,
+    enqueue.method, null, enqueue.target, null, lines, null, null, null, enqueue.body, null, null, null, null, null, null, null);
 end $$;
 comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, text[], text[], bytea) is
   'Writes an outbound call in the caller''s transaction; the relay sends it after COMMIT under `key`.';
@@ -254,7 +552,7 @@ comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, t
 -- advance moves a lane's cursor. It is the relay's only write for a call that succeeds. It compares
 -- the version, so that a COMMIT whose answer was lost is not repeated. It raises if the version
 -- differs, because it shares a round trip with COMMIT.
---   freeze false: rows of the pass up to last_id are done.
+--   freeze false: calls of the pass up to last_id are done.
 --   freeze true:  the pass is done, and the next one begins; its target is the snapshot of this
 --                 UPDATE. The transaction has an xid by then, which the snapshot counts as ended:
 --                 it writes no row of the log.
@@ -276,7 +574,7 @@ begin
     line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
     if l.system_id <> sys
        or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
-       or exists (select 1 from onlyonce.outbox_log r
+       or exists (select 1 from onlyonce.batches r
                    where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) then
       raise exception using errcode = 'OO007',
         message = format('onlyonce: lane %s of sink %L was written by another database cluster: its transaction ids mean nothing here', l.lane, l.sink),
@@ -306,7 +604,7 @@ comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean, b
 
 -- The state of each call, for people and for tests. It is too slow for hot paths.
 create view onlyonce.calls as
-  select r.id, r.key, r.tenant, r.scope, r.sink, r.lane, r.name, r.order_key, r.created_at, r.not_before, r.erased_at, p.id as parked_id,
+  select r.id, r.key, r.tenant, r.scope, r.sink, r.lane, r.name, r.order_key, r.created_at, r.not_before, r.erased_at, r.xid, r.batch, p.id as parked_id,
          p.attempts, p.error, p.settled_at,
          case when p.state = 'resolved' then 'delivered'
               when p.state is not null then p.state

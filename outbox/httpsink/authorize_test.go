@@ -86,3 +86,41 @@ func TestSecretsAreNotInReasons(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// Each attempt has an id of its own beside the call's key, unless the call has the header.
+// Authorize cannot change it.
+func TestRequestIDOfAnAttempt(t *testing.T) {
+	var got []http.Header
+	base, _ := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = append(got, r.Header.Clone()) })
+	s := newSink(t, base, func(cfg *httpsink.Config) { cfg.RequestIDHeader = "x-request-id" })
+	mine := delivery()
+	mine.Header = http.Header{"X-Request-Id": {"the call's"}}
+	one := delivery()
+	for _, d := range []*outbox.Delivery{one, one, mine, mine} {
+		if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered {
+			t.Fatalf("%+v", r)
+		}
+	}
+	ids, keys := map[string]int{}, map[string]int{}
+	for _, h := range got {
+		ids[h.Get("X-Request-Id")]++
+		keys[h.Get("Idempotency-Key")]++
+	}
+	if len(ids) != 3 || ids["the call's"] != 2 || ids[""] > 0 || len(keys) != 1 {
+		t.Errorf("ids %v, keys %v", ids, keys)
+	}
+	if one.Header.Get("X-Request-Id") != "" {
+		t.Error("the row has the attempt's id")
+	}
+	s = newSink(t, base, func(cfg *httpsink.Config) {
+		cfg.RequestIDHeader, cfg.Authorize = "X-Request-Id", httpsink.SecretHeader("X-Request-Id", func(context.Context) (string, error) { return "other", nil })
+	})
+	if r := s.Send(t.Context(), one); r.Outcome != outbox.Retry || len(got) != 4 {
+		t.Errorf("%+v, %d requests", r, len(got))
+	}
+	for _, name := range []string{"Idempotency-Key", "idempotency-key", "a b", "Transfer-Encoding"} {
+		if _, err := httpsink.New(httpsink.Config{Name: "s", BaseURL: base, AllowPrivate: true, KeyWindow: outbox.Forever, RequestIDHeader: name}); err == nil || !strings.Contains(err.Error(), "RequestIDHeader") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/uuid"
+
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -55,6 +57,9 @@ func (s *Sink) newRequest(ctx context.Context, d *outbox.Delivery) (*callRequest
 			return nil, fmt.Errorf("header: %s is the sink's key header", profile.Header)
 		}
 		header[profile.Header] = []string{key}
+	}
+	if name := http.CanonicalHeaderKey(s.cfg.RequestIDHeader); name != "" && header[name] == nil {
+		header[name] = []string{uuid.NewString()}
 	}
 	body, err := profile.insertKey(d.Body, key)
 	if err != nil {

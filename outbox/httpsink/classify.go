@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/dialguard"
 	"github.com/onlyonce/onlyonce/internal/retryafter"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -48,7 +49,7 @@ func defaultOutcome(status int) outbox.Outcome {
 
 // describeFailure says in a few words why there is no whole answer.
 func (s *Sink) describeFailure(ctx context.Context, err error) string {
-	var refused *addressError
+	var refused *dialguard.AddressError
 	switch {
 	case errors.As(err, &refused):
 		// The name may resolve to another address later, so the call is put off and not rejected.

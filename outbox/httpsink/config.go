@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/dialguard"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -44,6 +45,13 @@ type Config struct {
 	// QuotedKey writes the key in double quotes ([FormString]), for a remote without a profile. It
 	// must be false if Profile is set. Defaults to false.
 	QuotedKey bool
+
+	// RequestIDHeader is a header that gets a new random UUID at each attempt, for example
+	// "X-Request-Id", so that logs of the remote, which see one key, distinguish the attempts. A
+	// call that has the header keeps its own value. It must differ from the key's header. Set it
+	// only if the remote does not count the header to the request that it compares under a key.
+	// Defaults to none.
+	RequestIDHeader string
 
 	// Timeout bounds one attempt, from connecting to the last byte of the answer: 1 ms to 10
 	// minutes. If it is shorter than the remote may take, the relay repeats calls that the remote
@@ -200,6 +208,13 @@ func (cfg *Config) checkKey(l *fields.List) {
 		l.Add(field, "%v", err)
 	}
 	cfg.Profile = profile
+	switch name := cfg.RequestIDHeader; {
+	case name == "":
+	case !frozen.Token(name) || frozen.Framing(http.CanonicalHeaderKey(name)):
+		l.Add("RequestIDHeader", "%q is not the name of a header that a call may have", name)
+	case http.CanonicalHeaderKey(name) == http.CanonicalHeaderKey(profile.Header):
+		l.Add("RequestIDHeader", "must differ from the key's header: the key is the same at each attempt")
+	}
 	if cfg.KeyWindow == 0 {
 		cfg.KeyWindow = profile.Window
 	}
@@ -222,10 +237,10 @@ func (cfg *Config) phase(l *fields.List, field string, d *time.Duration, initial
 
 // checkAddresses checks which hosts and networks the sink may connect to, and returns the guard
 // that checks each connection. base is nil if BaseURL is wrong.
-func (cfg *Config) checkAddresses(l *fields.List, base *url.URL) *addressGuard {
+func (cfg *Config) checkAddresses(l *fields.List, base *url.URL) *dialguard.Guard {
 	for i, n := range cfg.AllowNetworks {
-		if !n.IsValid() || n.Addr().Is4In6() {
-			l.Add(fmt.Sprintf("AllowNetworks[%d]", i), "%v is not a network (write those of IPv4 as 10.0.0.0/8)", n)
+		if err := dialguard.CheckNetwork(n); err != nil {
+			l.Add(fmt.Sprintf("AllowNetworks[%d]", i), "%v", err)
 		}
 	}
 	for i, h := range cfg.AllowHosts {
@@ -233,14 +248,14 @@ func (cfg *Config) checkAddresses(l *fields.List, base *url.URL) *addressGuard {
 			l.Add(fmt.Sprintf("AllowHosts[%d]", i), "%q must be a host's name, or *. and a name", h)
 		}
 	}
-	guard := &addressGuard{allowPrivate: cfg.AllowPrivate, allowNetworks: slices.Clone(cfg.AllowNetworks), connectTimeout: cfg.ConnectTimeout}
+	guard := &dialguard.Guard{AllowPrivate: cfg.AllowPrivate, AllowNetworks: slices.Clone(cfg.AllowNetworks), ConnectTimeout: cfg.ConnectTimeout}
 	if base == nil {
 		return guard
 	}
-	if !hostMatches(base.Hostname(), cfg.AllowHosts) {
+	if !dialguard.HostMatches(base.Hostname(), cfg.AllowHosts) {
 		l.Add("BaseURL", "its host %q is not among AllowHosts", base.Hostname())
 	}
-	if err := guard.checkHost(base.Hostname()); err != nil {
+	if err := guard.CheckHost(base.Hostname()); err != nil {
 		l.Add("BaseURL", "its host cannot be called: %v", err)
 	}
 	return guard

@@ -75,3 +75,35 @@ func ExampleProfile() {
 	// header "PayPal-Request-Id", body member "", at most 108 bytes, remembered for 6h0m0s
 	// header "", body member "idempotency_key", at most 45 bytes, remembered for 0s
 }
+
+// Each attempt at a call has the same key and an id of its own.
+func ExampleConfig() {
+	seen := map[string]bool{}
+	remote := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen[r.Header.Get("X-Request-Id")] = true
+		fmt.Println(r.Header.Get("Idempotency-Key"))
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	defer remote.Close()
+	payments, err := httpsink.New(httpsink.Config{
+		Name: "payments", BaseURL: remote.URL, KeyWindow: 24 * time.Hour,
+		RequestIDHeader: "X-Request-Id",
+		AllowPrivate:    true, // the server of this example is on loopback
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer payments.Close()
+	call := &outbox.Delivery{Key: "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10", Method: http.MethodPost, Target: "/charges"}
+	for range 2 { // as a relay does
+		fmt.Println(payments.Send(context.Background(), call).Outcome)
+	}
+	fmt.Println(len(seen), "ids")
+	// Output:
+	// 6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10
+	// retry
+	// 6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10
+	// retry
+	// 2 ids
+}

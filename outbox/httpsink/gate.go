@@ -6,11 +6,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
-	"net/url"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/dialguard"
 )
 
 var (
@@ -106,45 +106,22 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 // gatedTransport clones a transport and puts guard and gate into its connections. It uses HTTP/1.1
 // only: a connection then carries one request at a time, so that each write belongs to one request.
 // HTTP/2 also has its own rules for sending a request again.
-func gatedTransport(t *http.Transport, g *addressGuard) (*http.Transport, error) {
+func gatedTransport(t *http.Transport, g *dialguard.Guard) (*http.Transport, error) {
 	if t == nil {
 		t = &http.Transport{MaxIdleConnsPerHost: 100, IdleConnTimeout: 90 * time.Second}
 	}
-	if t.Dial != nil || t.DialTLS != nil { //nolint:staticcheck // refused because it is deprecated
-		return nil, errors.New("Dial and DialTLS are not supported: use DialContext and DialTLSContext")
+	t, err := g.Transport(t, maxAnswer)
+	if err != nil {
+		return nil, err
 	}
-	if isProxyFromEnvironment(t.Proxy) {
-		return nil, errors.New("Proxy must not be http.ProxyFromEnvironment, which decides from outside where calls go: name the proxy, with http.ProxyURL, or set nil")
-	}
-	t = t.Clone()
-	t.Protocols = new(http.Protocols)
-	t.Protocols.SetHTTP1(true)
-	t.ForceAttemptHTTP2, t.TLSNextProto = false, nil
-	if t.TLSClientConfig != nil {
-		// A transport that has been used offers h2 in its configuration, and a server would accept
-		// the offer.
-		t.TLSClientConfig.NextProtos = []string{"http/1.1"}
-	}
-	t.DisableCompression = true // the answer must not grow
-	if t.MaxResponseHeaderBytes == 0 {
-		t.MaxResponseHeaderBytes = maxAnswer
-	}
-	t.DialContext = gateConns(g.guardDial(t.DialContext))
+	t.DialContext = gateConns(t.DialContext)
 	if t.DialTLSContext != nil {
-		t.DialTLSContext = gateConns(g.guardDial(t.DialTLSContext))
+		t.DialTLSContext = gateConns(t.DialTLSContext)
 	}
 	return t, nil
 }
 
-// isProxyFromEnvironment reports whether the proxy function is http.ProxyFromEnvironment. Functions
-// cannot be compared, but the addresses of their code can.
-func isProxyFromEnvironment(proxy func(*http.Request) (*url.URL, error)) bool {
-	return proxy != nil && reflect.ValueOf(proxy).Pointer() == reflect.ValueOf(http.ProxyFromEnvironment).Pointer()
-}
-
-type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
-
-func gateConns(dial dialFunc) dialFunc {
+func gateConns(dial dialguard.DialFunc) dialguard.DialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
 		if err != nil {

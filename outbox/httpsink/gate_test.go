@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/dialguard"
 )
 
 // The check runs after connecting, over TLS too, and before the first byte; on a kept connection as
@@ -41,7 +43,7 @@ func TestGate(t *testing.T) {
 			server.Start()
 		}
 		defer server.Close()
-		transport, err := gatedTransport(given, &addressGuard{allowPrivate: true, connectTimeout: time.Minute})
+		transport, err := gatedTransport(given, &dialguard.Guard{AllowPrivate: true, ConnectTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,8 +7,13 @@ import (
 	"net/http/httptrace"
 	"net/url"
 
+	"github.com/onlyonce/onlyonce/internal/dialguard"
 	"github.com/onlyonce/onlyonce/outbox"
 )
+
+// ErrAddress is wrapped by the error of a connection that was refused for its address; see
+// Config.AllowPrivate. No byte was sent.
+var ErrAddress = dialguard.ErrAddress
 
 // maxAnswer is how many bytes of an answer are read. If a shorter answer breaks off, it counts as
 // no answer. A longer one is cut off and classified by its status.

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/dialguard"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -119,7 +120,7 @@ func TestO7NoRequestWithoutTheCheck(t *testing.T) {
 			server.Start()
 		}
 		t.Cleanup(server.Close)
-		transport, err := gatedTransport(&http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, &addressGuard{allowPrivate: true, connectTimeout: time.Minute}) //nolint:gosec // this test's server
+		transport, err := gatedTransport(&http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, &dialguard.Guard{AllowPrivate: true, ConnectTimeout: time.Minute}) //nolint:gosec // this test's server
 		if err != nil {
 			t.Fatal(err)
 		}

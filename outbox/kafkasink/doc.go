@@ -67,5 +67,6 @@
 // The sink does not use kafka-go's Writer. By default that asks for no acknowledgement, repeats
 // attempts that the journal does not know, and continues to send after its caller has given up. It
 // would also drop message-id without an error with brokers before 0.11, whose records have no
-// headers; this package refuses such brokers.
+// headers; this package refuses such brokers. Nor does it use franz-go's producer, which does not
+// let a caller ask, right before a request is written, whether its calls may still be made.
 package kafkasink

@@ -1,36 +1,42 @@
-package httpsink
+// Package dialguard keeps a program's own requests on the public Internet: the relay's calls, and
+// what a webhook's verification fetches. It decides by the address that is being dialled, so that
+// the owner of a name cannot lead a request into the program's own network.
+package dialguard
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
+	"net/url"
+	"reflect"
 	"strings"
 	"syscall"
 	"time"
 )
 
-// ErrAddress is wrapped by the error of a connection that was refused for its address; see
-// Config.AllowPrivate. No byte was sent.
-var ErrAddress = errors.New("httpsink: address refused")
+// ErrAddress is wrapped by the error of a connection that was refused for its address. No byte was
+// sent.
+var ErrAddress = errors.New("address refused")
 
-// addressError names the refused address and the kind of address it is.
-type addressError struct {
+// AddressError names the refused address and the kind of address it is.
+type AddressError struct {
 	addr string
 	kind string
 }
 
-func (e *addressError) Error() string {
+func (e *AddressError) Error() string {
 	return fmt.Sprintf("address %s refused: %s, and allowed by neither AllowPrivate nor AllowNetworks", e.addr, e.kind)
 }
 
-func (e *addressError) Unwrap() error { return ErrAddress }
+func (e *AddressError) Unwrap() error { return ErrAddress }
 
 // specialNetworks lists networks in which no remote on the Internet has an address: IANA's
 // registries of special-purpose addresses (RFC 6890 and its updates), multicast, and the addresses
 // at which clouds hand out credentials. The first match counts. own marks addresses of our own
-// hosts and networks, which AllowPrivate allows.
+// hosts and networks, which Guard.AllowPrivate allows.
 var specialNetworks = []struct {
 	prefix netip.Prefix
 	kind   string
@@ -83,18 +89,22 @@ var specialNetworks = []struct {
 // globalUnicast holds all other addresses of IPv6 hosts.
 var globalUnicast = netip.MustParsePrefix("2000::/3")
 
-// addressGuard decides which addresses the sink connects to. It checks the address that is being
-// dialled, after the name was resolved. A check of the name beforehand would not help if the next
-// DNS answer differs ("rebinding").
-type addressGuard struct {
-	allowPrivate   bool
-	allowNetworks  []netip.Prefix
-	connectTimeout time.Duration // bounds connecting, including the lookup of names
-	resolver       *net.Resolver // nil: Go's own; tests set one
+// Guard decides which addresses are connected to. It checks the address that is being dialled,
+// after the name was resolved. A check of the name beforehand would not help if the next DNS answer
+// differs ("rebinding"). It must not be changed while it is in use.
+type Guard struct {
+	// AllowPrivate allows loopback, private networks and a carrier's shared space.
+	AllowPrivate bool
+	// AllowNetworks are allowed in addition, of whatever kind.
+	AllowNetworks []netip.Prefix
+	// ConnectTimeout bounds connecting, including the lookup of names.
+	ConnectTimeout time.Duration
+	// Resolver looks names up. Defaults to Go's own.
+	Resolver *net.Resolver
 }
 
-// checkAddr returns an *addressError unless the sink may connect to the address.
-func (g *addressGuard) checkAddr(addr netip.Addr) error {
+// CheckAddr returns an *AddressError unless the guard allows the address.
+func (g *Guard) CheckAddr(addr netip.Addr) error {
 	// ::ffff:127.0.0.1 is 127.0.0.1 for the kernel. A zone only names the interface.
 	a := addr.WithZone("").Unmap()
 	kind := g.refusalReason(a)
@@ -103,22 +113,22 @@ func (g *addressGuard) checkAddr(addr netip.Addr) error {
 		kind = g.refusalReason(inner)
 	}
 	if kind != "" {
-		return &addressError{addr: addr.String(), kind: kind}
+		return &AddressError{addr: addr.String(), kind: kind}
 	}
 	return nil
 }
 
 // refusalReason returns the kind of address for which an address is refused, or "" if it is
 // allowed.
-func (g *addressGuard) refusalReason(a netip.Addr) string {
-	for _, n := range g.allowNetworks {
+func (g *Guard) refusalReason(a netip.Addr) string {
+	for _, n := range g.AllowNetworks {
 		if n.Contains(a) {
 			return ""
 		}
 	}
 	for _, network := range specialNetworks {
 		if network.prefix.Contains(a) {
-			if network.own && g.allowPrivate {
+			if network.own && g.AllowPrivate {
 				return ""
 			}
 			return network.kind
@@ -150,11 +160,11 @@ func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
 
 func inNetwork(a netip.Addr, prefix string) bool { return netip.MustParsePrefix(prefix).Contains(a) }
 
-// checkHost checks the base URL's host as it is written, so that New reports faults that no
+// CheckHost checks a URL's host as it is written, so that faults are reported early that no
 // resolver can correct.
-func (g *addressGuard) checkHost(host string) error {
+func (g *Guard) CheckHost(host string) error {
 	if a, err := netip.ParseAddr(host); err == nil {
-		return g.checkAddr(a)
+		return g.CheckAddr(a)
 	}
 	name := strings.ToLower(strings.TrimSuffix(host, "."))
 	last := name[strings.LastIndexByte(name, '.')+1:]
@@ -164,7 +174,7 @@ func (g *addressGuard) checkHost(host string) error {
 		return fmt.Errorf("%q ends in a number and is no IPv4 address", host)
 	}
 	if last == "localhost" { // RFC 6761 section 6.3: always loopback
-		if err := g.checkAddr(netip.AddrFrom4([4]byte{127, 0, 0, 1})); err != nil && g.checkAddr(netip.IPv6Loopback()) != nil {
+		if err := g.CheckAddr(netip.AddrFrom4([4]byte{127, 0, 0, 1})); err != nil && g.CheckAddr(netip.IPv6Loopback()) != nil {
 			return err
 		}
 	}
@@ -173,23 +183,27 @@ func (g *addressGuard) checkHost(host string) error {
 
 // checkDial is called by the dialer between socket() and connect(), with the address that connect()
 // gets.
-func (g *addressGuard) checkDial(_ context.Context, _, address string, _ syscall.RawConn) error {
+func (g *Guard) checkDial(_ context.Context, _, address string, _ syscall.RawConn) error {
 	ap, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return &addressError{addr: "of an unknown kind", kind: "no IP address"}
+		return &AddressError{addr: "of an unknown kind", kind: "no IP address"}
 	}
-	return g.checkAddr(ap.Addr())
+	return g.CheckAddr(ap.Addr())
 }
 
-// guardDial connects to checked addresses only. A user's own dialer does not say in advance which
-// address it connects to, so its connections are checked before the sink writes anything. A
+// DialFunc is the type of http.Transport.DialContext.
+type DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// Dialer returns a DialFunc that connects to checked addresses only, with given, or with a plain
+// dialer if that is nil. A user's own dialer does not say in advance which
+// address it connects to, so its connections are checked before anything is written. A
 // connection without an IP address (a Unix socket) leads to this host.
-func (g *addressGuard) guardDial(given dialFunc) dialFunc {
+func (g *Guard) Dialer(given DialFunc) DialFunc {
 	if given == nil {
-		given = (&net.Dialer{ControlContext: g.checkDial, Resolver: g.resolver}).DialContext
+		given = (&net.Dialer{ControlContext: g.checkDial, Resolver: g.Resolver}).DialContext
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, g.connectTimeout)
+		ctx, cancel := context.WithTimeout(ctx, g.ConnectTimeout)
 		defer cancel()
 		c, err := given(ctx, network, addr)
 		if err != nil {
@@ -203,21 +217,66 @@ func (g *addressGuard) guardDial(given dialFunc) dialFunc {
 	}
 }
 
+// Transport clones a transport and guards its connections. The clone uses HTTP/1.1 only, takes
+// answers as they come (compressed ones would grow), and reads at most maxHeader bytes of an
+// answer's headers unless t says otherwise. It returns an error for settings with which the
+// environment or a caller without a context would decide where requests go.
+func (g *Guard) Transport(t *http.Transport, maxHeader int64) (*http.Transport, error) {
+	if t.Dial != nil || t.DialTLS != nil { //nolint:staticcheck // refused because it is deprecated
+		return nil, errors.New("Dial and DialTLS are not supported: use DialContext and DialTLSContext")
+	}
+	if isProxyFromEnvironment(t.Proxy) {
+		return nil, errors.New("Proxy must not be http.ProxyFromEnvironment, which decides from outside where calls go: name the proxy, with http.ProxyURL, or set nil")
+	}
+	t = t.Clone()
+	t.Protocols = new(http.Protocols)
+	t.Protocols.SetHTTP1(true)
+	t.ForceAttemptHTTP2, t.TLSNextProto = false, nil
+	if t.TLSClientConfig != nil {
+		// A transport that has been used offers h2 in its configuration, and a server would accept
+		// the offer.
+		t.TLSClientConfig.NextProtos = []string{"http/1.1"}
+	}
+	t.DisableCompression = true
+	if t.MaxResponseHeaderBytes == 0 {
+		t.MaxResponseHeaderBytes = maxHeader
+	}
+	t.DialContext = g.Dialer(t.DialContext)
+	if t.DialTLSContext != nil {
+		t.DialTLSContext = g.Dialer(t.DialTLSContext)
+	}
+	return t, nil
+}
+
+// isProxyFromEnvironment reports whether the proxy function is http.ProxyFromEnvironment. Functions
+// cannot be compared, but the addresses of their code can.
+func isProxyFromEnvironment(proxy func(*http.Request) (*url.URL, error)) bool {
+	return proxy != nil && reflect.ValueOf(proxy).Pointer() == reflect.ValueOf(http.ProxyFromEnvironment).Pointer()
+}
+
 // checkRemote checks the remote address of a connection.
-func (g *addressGuard) checkRemote(c net.Conn) error {
+func (g *Guard) checkRemote(c net.Conn) error {
 	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	switch {
 	case ok:
-		return g.checkAddr(tcp.AddrPort().Addr())
-	case g.allowPrivate:
+		return g.CheckAddr(tcp.AddrPort().Addr())
+	case g.AllowPrivate:
 		return nil
 	}
-	return &addressError{addr: fmt.Sprintf("of type %T", c.RemoteAddr()), kind: "no IP address"}
+	return &AddressError{addr: fmt.Sprintf("of type %T", c.RemoteAddr()), kind: "no IP address"}
 }
 
-// hostMatches reports whether a host matches one of the patterns: a name, or *. and a name for
+// CheckNetwork checks an element of Guard.AllowNetworks.
+func CheckNetwork(n netip.Prefix) error {
+	if !n.IsValid() || n.Addr().Is4In6() {
+		return fmt.Errorf("%v is not a network (write those of IPv4 as 10.0.0.0/8)", n)
+	}
+	return nil
+}
+
+// HostMatches reports whether a host matches one of the patterns: a name, or *. and a name for
 // everything below it. Without patterns every host matches.
-func hostMatches(host string, patterns []string) bool {
+func HostMatches(host string, patterns []string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	for _, p := range patterns {
 		p = strings.ToLower(strings.TrimSuffix(p, "."))

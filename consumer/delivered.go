@@ -1,0 +1,310 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// fenceShareSQL records offsets as done or raises; see the function's comment in the migration.
+const fenceShareSQL = `select onlyonce.fence_share($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+
+// deliveredDoneSQL finds out what became of delivered offsets. In: cursor, group, topic id,
+// offsets. Out: one row with whether the cursor takes messages of this group and topic now, its
+// position, the leader epoch that no batch below that exceeded (-1: not known), and offsets and
+// hashes of those that are done above it; no row if there is no cursor. One statement, so that an
+// offset that is being swept and pruned is in one of them.
+const deliveredDoneSQL = `
+select coalesce(p.group_id = $2 and p.topic_id = $3, false) and p.retired_at is null and p.replay_until is null,
+       p.next_offset, coalesce(p.leader_epoch, -1),
+       array(select d."offset" from onlyonce.done d where d.cursor_id = p.id and d.run = p.run and d."offset" = any ($4::bigint[]) order by d."offset"),
+       array(select d.hash from onlyonce.done d where d.cursor_id = p.id and d.run = p.run and d."offset" = any ($4::bigint[]) order by d."offset")
+  from onlyonce.positions p where p.id = $1`
+
+// pausedSQL finds out whether an operator has paused a partition. In: scope, topic, partition.
+const pausedSQL = `
+select exists (select 1 from onlyonce.pauses p where p.scope = $1 and (p.topic = '' or p.topic = $2 and p.partition = $3))`
+
+// countInShare counts the attempts at delivered messages, by whichever process makes them: no lease
+// is compared. The counts are rows of onlyonce.attempts, as those of slots, so the keeper goes on
+// from them.
+var countInShare = attemptCounting{count: `
+insert into onlyonce.attempts as a (cursor_id, "offset", attempts, answers) values ($1, $2, 1, 0)
+on conflict (cursor_id, "offset") do update set attempts = greatest(a.attempts - $3::integer, 0) + 1, answers = a.answers + $4::integer
+returning attempts, attempts - 1 - answers`,
+	takeBack: takeBackSlotSQL,
+	forget:   `update onlyonce.attempts set attempts = 0, answers = 0 where cursor_id = $1 and "offset" = $2`,
+	unowned:  true}
+
+// deliveries applies what a share group delivers to this process.
+type deliveries struct {
+	c *Consumer
+
+	mu         sync.Mutex
+	partitions map[deliveredName]*deliveredPartition
+	slot       int32 // that was used last
+}
+
+type deliveredName struct {
+	topic     string
+	partition int32
+}
+
+// deliveredPartition is what this process knows of a partition that messages are delivered from.
+type deliveredPartition struct {
+	state *partitionState
+	brake *brake
+
+	mu     sync.Mutex
+	known  *ownership // nil: nothing yet
+	paused bool
+	readAt time.Time
+	logged haltLog
+}
+
+func newDeliveries(c *Consumer) *deliveries {
+	return &deliveries{c: c, partitions: map[deliveredName]*deliveredPartition{}}
+}
+
+// of returns the partition of a delivery, and the slot that its next transactions lock.
+func (s *deliveries) of(d *Delivery) (p *deliveredPartition, slot int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := deliveredName{d.Topic, d.Partition}
+	if s.partitions[name] == nil {
+		s.partitions[name] = &deliveredPartition{state: &partitionState{}, brake: &brake{cfg: s.c.cfg.Brake}}
+	}
+	s.slot = (s.slot + 1) % sharedSlots
+	return s.partitions[name], -1 - s.slot
+}
+
+// apply makes delivered messages take effect, or parks them, and returns which of them are done. It
+// begins no new attempt after d.Until.
+func (s *deliveries) apply(ctx context.Context, d Delivery) Applied {
+	p, slot := s.of(&d)
+	own, paused, err := p.read(ctx, s.c, &d)
+	switch {
+	case err != nil:
+		s.c.cfg.Logger.Warn("onlyonce: delivered messages are given back, and tried again", "scope", s.c.cfg.Scope, "topic", d.Topic, "partition", d.Partition, "error", err)
+		return Applied{Rest: pollEvery}
+	case paused || own == nil:
+		return Applied{Rest: pollEvery}
+	case len(d.Messages) == 0:
+		return Applied{}
+	}
+	one := &delivered{slot: slot, done: map[int64]bool{}}
+	one.applier = applier{engine: engine{ownership: *own}, counting: countInShare, sideBySide: true}
+	one.runLogAttempt = one.runShareAttempt
+	msgs := d.Messages
+	for _, m := range msgs {
+		m.clusterID, m.topicID = d.ClusterID, d.TopicID
+	}
+	probing := p.brake.stopped()
+	if d.Again || probing {
+		one.aloneUntil = msgs[len(msgs)-1].Offset + 1
+	}
+	work, cancel := drainContext(ctx, s.c.cfg.DrainTimeout)
+	defer cancel()
+	until, stop := context.WithDeadline(ctx, d.Until)
+	defer stop()
+	if probing {
+		err = one.probe(until, work, msgs)
+	} else {
+		err = one.applyAll(until, work, msgs)
+	}
+	one.stopHandlers()
+	if err != nil && !errors.Is(err, errMoved) && ctx.Err() == nil {
+		p.report(s.c, err)
+	}
+	out := Applied{Done: one.offsetsDone()}
+	switch {
+	case len(out.Done) == len(d.Messages) || ctx.Err() != nil:
+	case p.brake.stopped():
+		out.Rest = s.c.cfg.Brake.Every
+	case err != nil && until.Err() == nil:
+		p.forget()
+		out.Rest = pollEvery
+	}
+	return out
+}
+
+// read returns what this process knows of the partition, at most a second old. own is nil if the
+// keeper has not taken the partition over yet, or has to halt because it is not the one that was
+// delivered: the keeper reports that.
+func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *Delivery) (own *ownership, paused bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.known != nil && p.known.id.TopicID == d.TopicID && time.Since(p.readAt) < pollEvery {
+		return p.known, p.paused, nil
+	}
+	p.known = nil
+	cur, err := c.readCursor(ctx, d.Topic, d.Partition)
+	if err != nil {
+		return nil, false, err
+	}
+	group := c.source.Group()
+	if cur == nil || cur.retired || cur.replayUntil != nil || cur.groupID == nil || *cur.groupID != group ||
+		cur.clusterID == nil || *cur.clusterID != d.ClusterID || !cur.topicID.Valid || cur.topicID.Bytes != d.TopicID {
+		return nil, false, nil
+	}
+	own = &ownership{c: c, cur: cur, state: p.state, brake: p.brake, redoUntil: cur.redoOffset(d.TopicID),
+		id: Identity{ClusterID: d.ClusterID, Topic: d.Topic, TopicID: d.TopicID, Partition: d.Partition}}
+	if c.cfg.Key != nil {
+		row, err := c.readScope(ctx)
+		if err != nil || row == nil || !slices.Contains(row.topics, d.Topic) {
+			return nil, false, err
+		}
+		own.idInTopic = row.idInTopic(d.Topic)
+	}
+	bounded, cancel := c.bounded(ctx)
+	defer cancel()
+	if err := c.pool.QueryRow(bounded, pausedSQL, c.cfg.Scope, d.Topic, d.Partition).Scan(&p.paused); err != nil {
+		return nil, false, fmt.Errorf("asking whether the partition is paused: %w", err)
+	}
+	p.known, p.readAt = own, time.Now()
+	p.state.position.Store(cur.position)
+	return own, p.paused, nil
+}
+
+// forget makes the next delivery read the partition's cursor.
+func (p *deliveredPartition) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.known = nil
+}
+
+// report logs why delivered messages are given back.
+func (p *deliveredPartition) report(c *Consumer, err error) {
+	var halt *HaltError
+	if !errors.As(err, &halt) {
+		return // each retry was reported
+	}
+	p.mu.Lock()
+	due := p.logged.due(halt)
+	p.mu.Unlock()
+	if due {
+		c.cfg.Logger.Error("onlyonce: delivered messages are given back", halt.attributes()...)
+	}
+	if c.cfg.Hooks.Halted != nil {
+		c.cfg.Hooks.Halted(halt)
+	}
+}
+
+// delivered runs the transactions of one delivery, one after another, beside those of others.
+type delivered struct {
+	applier
+	slot int32
+	done map[int64]bool
+}
+
+// applyAll handles messages until all are done, ctx is done, or an error ends the work. It goes on
+// with the others if some were found to be done by another transaction.
+func (d *delivered) applyAll(ctx, work context.Context, msgs []*Message) error {
+	for {
+		left := slices.DeleteFunc(slices.Clone(msgs), func(m *Message) bool { return d.done[m.Offset] })
+		if len(left) == 0 {
+			return nil
+		}
+		before := len(d.done)
+		if err := d.handleBatch(ctx, work, left, left[len(left)-1].Offset+1); !errors.Is(err, errMoved) || len(d.done) == before {
+			return err
+		}
+	}
+}
+
+// probe tries one message while the brake holds the partition, after those that were done before.
+func (d *delivered) probe(ctx, work context.Context, msgs []*Message) error {
+	for i := range msgs {
+		if err := d.applyAll(ctx, work, msgs[i:i+1]); err != nil || !d.brake.stopped() {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *delivered) offsetsDone() (offsets []int64) {
+	for o := range d.done {
+		offsets = append(offsets, o)
+	}
+	slices.Sort(offsets)
+	return offsets
+}
+
+// runShareAttempt runs one transaction of delivered messages. Its fence records them as done (G1).
+func (d *delivered) runShareAttempt(work context.Context, a *attempt) error {
+	cfg, cur := &d.c.cfg, d.cur
+	offsets, hashes := make([]int64, len(a.msgs)), make([]int64, len(a.msgs))
+	for i, m := range a.msgs {
+		offsets[i], hashes[i] = m.Offset, anchorOf(m).recordHash()
+	}
+	a.done.From, a.done.Next = offsets[0], offsets[len(offsets)-1]+1
+	a.fence = func(tx *guard.Tx) {
+		tx.Engine(stepFence, fenceShareSQL, cur.id, d.slot, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(offsets), codec.Bigints(hashes),
+			guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
+	}
+	err := d.runAttempt(work, a)
+	defer d.brake.ended(a)
+	switch {
+	case errors.Is(err, errFenced):
+		return d.explainShareFence(work, a, offsets, hashes)
+	case errors.Is(err, errChanged):
+		return fmt.Errorf("%w: a handler has changed the bytes of a delivered message", ErrOwnershipLost)
+	}
+	if err != nil {
+		return err
+	}
+	d.committedBeside(a)
+	for _, o := range offsets {
+		d.done[o] = true
+	}
+	return nil
+}
+
+// explainShareFence finds out why the fence raised, with a statement of its own. Messages that are
+// done already, by this process or another one, are only acknowledged: if they are the records that
+// were handled (G5). It returns nil if all are done, errMoved if some are, and another error if the
+// messages are to be given back.
+func (d *delivered) explainShareFence(work context.Context, a *attempt, offsets, hashes []int64) error {
+	var takes bool
+	var position int64
+	var epoch int32
+	var doneOffsets, doneHashes []int64
+	ctx, cancel := d.c.bounded(work)
+	defer cancel()
+	err := d.c.pool.QueryRow(ctx, deliveredDoneSQL, d.cur.id, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(offsets)).
+		Scan(&takes, &position, &epoch, &doneOffsets, &doneHashes)
+	switch {
+	case err != nil && !errors.Is(err, pgx.ErrNoRows):
+		return fmt.Errorf("reading which delivered messages are done: %w", err)
+	case err != nil || !takes:
+		return fmt.Errorf("%w: cursor %d does not take messages of share groups under %q now", ErrOwnershipLost, d.cur.id, d.c.source.Group())
+	}
+	found := 0
+	for i, m := range a.msgs {
+		at, inSet := slices.BinarySearch(doneOffsets, m.Offset)
+		switch {
+		case m.Offset < position && (epoch < 0 || m.LeaderEpoch <= epoch), inSet && doneHashes[at] == hashes[i]:
+			d.done[m.Offset] = true
+			found++
+		case m.Offset < position, inSet:
+			return d.haltErrorAt(position, HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", m.Offset)
+		}
+	}
+	switch found {
+	case len(a.msgs):
+		// What that attempt did cannot be known; it may have parked messages.
+		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
+		return nil
+	case 0:
+		return fmt.Errorf("%w: the keeper of cursor %d has not made room for transactions of share groups", ErrOwnershipLost, d.cur.id)
+	}
+	return errMoved
+}

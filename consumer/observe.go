@@ -1,0 +1,124 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
+)
+
+// observer finds out, for the keeper of a partition, what the members of the share group have done
+// above its position, and what the broker will deliver no more. The scheduler gives the slots only
+// messages that the broker has given up (G3).
+type observer struct {
+	source  SharedSource
+	results chan observation
+	looking bool
+	next    time.Time // when the next look is due
+
+	// settled is the offset below which the broker delivers nothing any more.
+	settled int64
+}
+
+// observation is the result of one look.
+type observation struct {
+	settled int64
+	done    map[int64]int64 // offsets above the position, and the hashes of their records
+	err     error
+}
+
+// newObserver returns nil if no share group delivers messages of the partition.
+func newObserver(w *worker) *observer {
+	if w.c.shares == nil || w.cur.replayUntil != nil {
+		return nil // during a replay no delivered message is applied, and the slots have all of them
+	}
+	return &observer{source: w.c.shares, results: make(chan observation, 1), settled: math.MinInt64}
+}
+
+// open returns the offset below which messages may be given to slots.
+func (s *slots) open() int64 {
+	if s.observer == nil {
+		return s.below
+	}
+	return min(s.below, s.observer.settled)
+}
+
+// look asks the broker first, and the database afterwards: what the broker has passed over because
+// it was acknowledged is then in the set.
+func (o *observer) look(ctx context.Context, w *worker, pos int64) observation {
+	ctx, cancel := w.c.bounded(ctx)
+	defer cancel()
+	settled, err := o.source.Settled(ctx, w.id.Topic, w.id.Partition)
+	if err != nil {
+		return observation{err: fmt.Errorf("asking what the share group delivers no more: %w", err)}
+	}
+	done, err := w.c.doneAbove(ctx, w.cur, pos)
+	if err != nil {
+		return observation{err: fmt.Errorf("reading what the share group has done: %w", err)}
+	}
+	return observation{settled: settled, done: done}
+}
+
+// observeIfDue begins a look, and returns a channel with the next result, and one that reports when
+// the next look is due; both are nil if no share group delivers.
+func (s *slots) observeIfDue(ctx context.Context) (<-chan observation, <-chan time.Time) {
+	o := s.observer
+	switch {
+	case o == nil:
+		return nil, nil
+	case o.looking:
+		return o.results, nil
+	case time.Now().Before(o.next):
+		return nil, time.After(time.Until(o.next))
+	}
+	o.looking = true
+	pos := s.w.pos
+	go func() { o.results <- o.look(ctx, s.w, pos) }()
+	return o.results, nil
+}
+
+// observed records the result of a look. A message that is done must be the record that the window
+// has at its offset (C8).
+func (s *slots) observed(got observation) error {
+	o, w := s.observer, s.w
+	o.looking, o.next = false, time.Now().Add(pace.Sweep)
+	if got.err != nil {
+		o.next = time.Now().Add(pollEvery)
+		w.state.setTrouble(&w.state.reachTrouble, got.err)
+		w.c.cfg.Logger.Warn("onlyonce: the keeper does not know what the share group has done; it asks again", "scope", w.c.cfg.Scope,
+			"topic", w.id.Topic, "partition", w.id.Partition, "error", got.err)
+		return nil //nolint:nilerr // it asks again
+	}
+	w.state.clearTrouble(&w.state.reachTrouble)
+	o.settled = got.settled
+	var others *entry
+	s.window.waiting = slices.DeleteFunc(s.window.waiting, func(e *entry) bool {
+		hash, done := got.done[e.offset]
+		if !done {
+			return false
+		}
+		if hash != e.anchor.recordHash() {
+			others = e
+			return false
+		}
+		w.reader.release([]*Message{e.m})
+		e.done, e.m = true, nil
+		s.finished++
+		return true
+	})
+	if others != nil {
+		return w.haltError(HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", others.offset)
+	}
+	for offset, hash := range got.done {
+		if offset >= s.window.next {
+			s.window.before[offset] = hash
+		}
+	}
+	if s.finished > 0 {
+		o.next = time.Now().Add(pace.Sweep / 5) // the log goes on
+	}
+	return nil
+}

@@ -1,0 +1,301 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// sharedSource is a source whose share group is the test: it decides what is delivered, and what
+// the broker delivers no more.
+type sharedSource struct {
+	*consumertest.Source
+	settled atomic.Int64
+	apply   chan func(context.Context, consumer.Delivery) consumer.Applied
+}
+
+func (s *sharedSource) Deliver(ctx context.Context, _, _ int, apply func(context.Context, consumer.Delivery) consumer.Applied) error {
+	s.apply <- apply
+	<-ctx.Done()
+	return nil
+}
+
+func (s *sharedSource) Settled(context.Context, string, int32) (int64, error) {
+	return s.settled.Load(), nil
+}
+
+// shareRig is a rig with one partition of a share group.
+type shareRig struct {
+	*rig
+	share    *sharedSource
+	messages []*consumer.Message
+	apply    func(context.Context, consumer.Delivery) consumer.Applied
+}
+
+// newDeliveryRig has n records in its log.
+func newDeliveryRig(t *testing.T, n int) *shareRig {
+	t.Helper()
+	r := &shareRig{rig: newRig(t, 1)}
+	r.share = &sharedSource{Source: r.src, apply: make(chan func(context.Context, consumer.Delivery) consumer.Applied, 1)}
+	for i := range n {
+		m := &consumer.Message{Value: fmt.Append(nil, i)}
+		r.log.AppendMessage(0, m)
+		r.messages = append(r.messages, m)
+	}
+	return r
+}
+
+func shareConfig() consumer.Config {
+	cfg := testConfig()
+	cfg.Key, cfg.PositionsOnly, cfg.Concurrency = nil, true, 2
+	return cfg
+}
+
+// consume starts a consumer, and waits until its keeper has the partition.
+func (r *shareRig) consume(h consumer.Handler, cfg consumer.Config) (stop func()) {
+	r.t.Helper()
+	stop = r.startOn(r.share, r.pool, h, cfg)
+	r.apply = <-r.share.apply
+	until(r.t, "the keeper has the partition", func() bool {
+		return r.count(`select count(*) from onlyonce.lease_slots where slot < 0`) > 0
+	})
+	return stop
+}
+
+// delivery is a delivery of some offsets, as of now.
+func (r *shareRig) delivery(offsets ...int64) consumer.Delivery {
+	id := r.log.Identity()
+	d := consumer.Delivery{ClusterID: id.ClusterID, Topic: id.Topic, TopicID: id.TopicID, Until: time.Now().Add(patience)}
+	for _, o := range offsets {
+		m := *r.messages[o]
+		d.Messages = append(d.Messages, &m)
+	}
+	return d
+}
+
+// deliver delivers offsets, until they are taken, and returns which of them are acknowledged.
+func (r *shareRig) deliver(offsets ...int64) []int64 {
+	r.t.Helper()
+	var out consumer.Applied
+	until(r.t, "the delivery is taken", func() bool {
+		out = r.apply(r.t.Context(), r.delivery(offsets...))
+		return len(out.Done) > 0
+	})
+	return out.Done
+}
+
+// wantEffects checks that each of these offsets has one effect, and no other has any.
+func (r *shareRig) wantEffects(offsets ...int64) {
+	r.t.Helper()
+	rows, _ := r.pool.Query(r.t.Context(), `select off from effects order by off`)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil || !slices.Equal(got, offsets) {
+		r.t.Errorf("effects of %v, want %v: %v", got, offsets, err)
+	}
+}
+
+// G1: messages that are delivered to several transactions at once, in other groups, take effect
+// once, and all deliveries are acknowledged.
+func TestG1DeliveredToSeveralAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 6)
+	r.consume(effect, shareConfig())
+	r.deliver(5)
+	var all sync.WaitGroup
+	for _, offsets := range [][]int64{{0, 1, 2}, {1, 3}, {2, 3, 4}, {0, 4}} {
+		all.Go(func() {
+			if got := r.deliver(offsets...); !slices.Equal(got, offsets) {
+				t.Errorf("of %v, %v are acknowledged", offsets, got)
+			}
+		})
+	}
+	all.Wait()
+	r.wantEffects(0, 1, 2, 3, 4, 5)
+	r.reaches(0, 6)
+}
+
+// G1: the answer to a COMMIT is lost. The messages run again, and are found to be done.
+func TestG1AnswerToCommitIsLost(t *testing.T) {
+	for _, cut := range []pgtest.Cut{pgtest.Unsent, pgtest.Unheard} {
+		t.Run(fmt.Sprint(cut), func(t *testing.T) {
+			t.Parallel()
+			r := newDeliveryRig(t, 4)
+			w := &pgtest.Wire{Statement: consumer.FenceShareSQL, At: func(int32) pgtest.Cut { return pgtest.Pass }}
+			commits := &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut {
+				if w.Seen.CompareAndSwap(2, 3) {
+					return cut
+				}
+				return pgtest.Pass
+			}}
+			r.pool = pgtest.Wired(t, pgtest.Wired(t, r.pool, pgx.QueryExecModeCacheStatement, w, nil), pgx.QueryExecModeCacheStatement, commits, nil)
+			r.consume(effect, shareConfig())
+			r.deliver(3)
+			if got := r.deliver(0, 1, 2); len(got) != 3 {
+				t.Errorf("%v are acknowledged", got)
+			}
+			if commits.Cuts.Load() != 1 {
+				t.Errorf("%d answers were lost", commits.Cuts.Load())
+			}
+			r.wantEffects(0, 1, 2, 3)
+		})
+	}
+}
+
+// G3, G4: the keeper handles what the broker has given up, and nothing else; the position waits for
+// what may still be delivered.
+func TestG3KeeperHandlesWhatTheBrokerGaveUp(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 8)
+	r.consume(effect, shareConfig())
+	r.deliver(1, 3, 6)
+	r.share.settled.Store(5)
+	r.reaches(0, 5)
+	r.wantEffects(0, 1, 2, 3, 4, 6)
+	if got := r.deliver(5, 7); len(got) != 2 {
+		t.Errorf("%v are acknowledged", got)
+	}
+	r.reaches(0, 8)
+	r.wantEffects(0, 1, 2, 3, 4, 5, 6, 7)
+	if got := r.deliver(0, 4, 7); len(got) != 3 { // redelivered, below the position
+		t.Errorf("%v are acknowledged", got)
+	}
+	r.wantEffects(0, 1, 2, 3, 4, 5, 6, 7)
+	until(t, "no rows are kept", func() bool { return r.count(`select count(*) from onlyonce.done`) == 0 })
+}
+
+// G5: a record is delivered at an offset below the position that is not the one that was handled
+// there: its leader epoch is above that of everything that was read. It is not acknowledged.
+func TestG5RecordWrittenAfterATruncation(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 3)
+	r.consume(effect, shareConfig())
+	r.deliver(0, 1, 2)
+	r.reaches(0, 3)
+	until(t, "its row is pruned", func() bool { return r.count(`select count(*) from onlyonce.done`) == 0 })
+	d := r.delivery(1)
+	d.Messages[0].LeaderEpoch += 7
+	if got := r.apply(t.Context(), d); len(got.Done) != 0 || got.Rest == 0 {
+		t.Errorf("another record is acknowledged: %+v", got)
+	}
+	d = r.delivery(1)
+	d.TopicID[0]++
+	if got := r.apply(t.Context(), d); len(got.Done) != 0 || got.Rest == 0 {
+		t.Errorf("a record of another topic is acknowledged: %+v", got)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.halts) == 0 || r.halts[0].Reason != consumer.HaltTruncated {
+		t.Errorf("halts: %v", r.halts)
+	}
+}
+
+// G6: delivered messages are given back while an operator has paused the partition, and count as
+// nothing.
+func TestG6PausedPartitionGivesBack(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 3)
+	r.consume(effect, shareConfig())
+	r.deliver(0)
+	if err := r.consumer.Pause(t.Context(), "orders", 0, "a test"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "messages are given back", func() bool {
+		got := r.apply(t.Context(), r.delivery(0))
+		return len(got.Done) == 0 && got.Rest > 0
+	})
+	if got := r.apply(t.Context(), r.delivery(1)); len(got.Done) != 0 {
+		t.Errorf("%v are acknowledged", got.Done)
+	}
+	if err := r.consumer.Resume(t.Context(), "orders", 0); err != nil {
+		t.Fatal(err)
+	}
+	r.deliver(1)
+	r.wantEffects(0, 1)
+}
+
+// D2, G3: attempts at a message are counted wherever they are made. A member begins no attempt
+// after the record's lock has ended; the keeper goes on from its count, and parks the message.
+func TestG3AttemptsGoOnAtTheKeeper(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 2)
+	cfg := shareConfig()
+	cfg.MaxAttempts, cfg.RetryMin, cfg.RetryMax = 3, patience, patience // one attempt in each hand
+	var attempts atomic.Int32
+	r.consume(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset == 0 {
+			return effect(ctx, tx, m)
+		}
+		if m.Attempt > 0 {
+			attempts.Add(1)
+		}
+		return errors.New("never")
+	}, cfg)
+	r.deliver(0)
+	for range 2 {
+		d := r.delivery(1)
+		d.Again, d.Until = true, time.Now().Add(time.Second)
+		if got := r.apply(t.Context(), d); len(got.Done) != 0 {
+			t.Errorf("%v are acknowledged", got.Done)
+		}
+	}
+	r.share.settled.Store(2)
+	r.reaches(0, 2)
+	if n := attempts.Load(); n != 3 {
+		t.Errorf("%d attempts, want 3", n)
+	}
+	if n := r.count(`select count(*) from onlyonce.parked where "offset" = 1 and reason = 'exhausted' and attempts = 3`); n != 1 {
+		t.Errorf("%d messages are parked", n)
+	}
+	r.wantEffects(0)
+}
+
+// The brake holds for delivered messages: if nearly all fail, they are given back and not parked.
+func TestBrakeGivesDeliveredMessagesBack(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 12)
+	cfg := shareConfig()
+	cfg.Brake = consumer.Brake{Window: 4, Least: 4, Every: 10 * time.Millisecond}
+	var healed atomic.Bool
+	r.consume(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset > 0 && !healed.Load() {
+			return consumer.Permanent(errors.New("no such table"))
+		}
+		return effect(ctx, tx, m)
+	}, cfg)
+	r.deliver(0)
+	if got := r.apply(t.Context(), r.delivery(1, 2, 3, 4, 5, 6, 7)); len(got.Done) >= 7 || got.Rest == 0 {
+		t.Errorf("everything is parked: %+v", got)
+	}
+	healed.Store(true)
+	until(t, "all are handled", func() bool {
+		return len(r.apply(t.Context(), r.delivery(1, 2, 3, 4, 5, 6, 7)).Done) == 7
+	})
+	if n := r.count(`select count(*) from onlyonce.parked`); n >= 7 {
+		t.Errorf("%d messages are parked", n)
+	}
+}
+
+func TestSharedSourceRefuses(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 0)
+	cfg := shareConfig()
+	cfg.OnFailure, cfg.OrderingKey = consumer.ParkOrderingKey, func(m *consumer.Message) []byte { return m.Key }
+	_, err := consumer.New(r.pool, r.share, effect, cfg)
+	for _, field := range []string{"Config.OnFailure", "Config.OrderingKey"} {
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s is not refused: %v", field, err)
+		}
+	}
+}

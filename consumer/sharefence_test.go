@@ -1,0 +1,124 @@
+package consumer_test
+
+import (
+	"testing"
+)
+
+const shareTopic = "11111111-1111-1111-1111-111111111111"
+
+// newShareRig is a slotRig whose cursor takes messages of a share group, in two slots.
+func newShareRig(t *testing.T) *slotRig {
+	t.Helper()
+	s := newSlotRig(t)
+	s.raiseShared()
+	return s
+}
+
+// raiseShared takes the cursor over as a keeper does, with two slots of its own and two others.
+func (s *slotRig) raiseShared() {
+	s.t.Helper()
+	s.exec(`select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'keeper', null, $2, 2, 2, '5s')`, s.id, shareTopic)
+	if err := s.pool.QueryRow(s.t.Context(), `select nonce::text from onlyonce.leases where id = $1`, s.id).Scan(&s.nonce); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// fenceShare records delivered offsets as done, in the slot -1 or -2.
+func (s *slotRig) fenceShare(c *session, slot int, group, topic string, offsets ...int64) string {
+	return c.run(`select onlyonce.fence_share($1, $2, $3, $4, $5, $6, '5s', '5s', '5s')`, s.id, slot, group, topic, offsets, make([]int64, len(offsets)))
+}
+
+// G1: of two transactions that share an offset one commits, whether both were delivered or one is
+// the keeper's.
+func TestG1OneOffsetDeliveredTwice(t *testing.T) {
+	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+		for _, who := range []string{"member", "keeper"} {
+			t.Run(level+" "+who, func(t *testing.T) {
+				t.Parallel()
+				s := newShareRig(t)
+				first, second := s.session(), s.session()
+				for _, c := range []*session{first, second} {
+					c.want("begin", c.run("begin isolation level "+level), "")
+				}
+				first.want("first fence", s.fenceShare(first, -1, "keeper", shareTopic, 10, 12), "")
+				answer := make(chan string, 1)
+				go func() {
+					if who == "keeper" {
+						answer <- s.fence(second, 0, 10, []int64{11, 12}, nil)
+						return
+					}
+					answer <- s.fenceShare(second, -2, "keeper", shareTopic, 11, 12)
+				}()
+				until(t, "the second waits", func() bool { return s.count(`select count(*) from pg_locks where not granted`) > 0 })
+				first.want("seal", first.run("select onlyonce.seal()"), "")
+				first.want("commit", first.run("commit"), "")
+				got := <-answer
+				if level == "serializable" && got == "40001" {
+					got = "23505" // the server may say so too
+				}
+				second.want("second fence", got, "23505")
+			})
+		}
+	}
+}
+
+// G1, G5, G6: the fence of delivered messages raises for what is done, for another group or topic,
+// and while an operator has the cursor do something else.
+func TestG1FenceShareRaises(t *testing.T) {
+	t.Parallel()
+	s := newShareRig(t)
+	s.done(11)
+	fence := func(what, want string, slot int, group, topic string, offsets ...int64) {
+		t.Helper()
+		c := s.session()
+		c.want("begin", c.run("begin"), "")
+		c.want(what, s.fenceShare(c, slot, group, topic, offsets...), want)
+		c.want("rollback", c.run("rollback"), "")
+	}
+	fence("offset that is free", "", -1, "keeper", shareTopic, 12)
+	fence("offset that is done", "23505", -1, "keeper", shareTopic, 11)
+	fence("offset below the position", "OO001", -1, "keeper", shareTopic, 12, 9)
+	fence("slot of the keeper", "OO001", 0, "keeper", shareTopic, 12)
+	fence("slot that no keeper has made", "OO001", -3, "keeper", shareTopic, 12)
+	fence("another group", "OO001", -1, "stock", shareTopic, 12)
+	fence("another topic of that name", "OO001", -1, "keeper", "22222222-2222-2222-2222-222222222222", 12)
+	s.exec(`update onlyonce.cursors set replay_until = 20`)
+	fence("replay", "OO001", -1, "keeper", shareTopic, 12)
+	s.exec(`update onlyonce.cursors set replay_until = null, retired_at = now()`)
+	fence("retired cursor", "OO001", -1, "keeper", shareTopic, 12)
+}
+
+// G6: a take-over waits for the transactions of delivered messages, so it may delete what is below
+// the position. One that comes later reads what it has written; if its snapshot is older, it fails.
+func TestG6TakeOverWaitsForDeliveredMessages(t *testing.T) {
+	t.Parallel()
+	s := newShareRig(t)
+	working, idle := s.session(), s.session()
+	working.want("begin", working.run("begin"), "")
+	working.want("fence", s.fenceShare(working, -1, "keeper", shareTopic, 10), "")
+	idle.want("begin", idle.run("begin isolation level repeatable read"), "")
+	idle.want("snapshot", idle.run("select count(*) from onlyonce.cursors"), "")
+	raised := make(chan struct{})
+	go func() {
+		defer close(raised)
+		s.raiseShared()
+	}()
+	until(t, "the take-over waits", func() bool { return s.count(`select count(*) from pg_locks where not granted`) > 0 })
+	working.want("seal", working.run("select onlyonce.seal()"), "")
+	working.want("commit", working.run("commit"), "")
+	<-raised
+	idle.want("old snapshot", s.fenceShare(idle, -2, "keeper", shareTopic, 11), "40001")
+	late := s.session()
+	late.want("begin", late.run("begin"), "")
+	late.want("no owner is replaced", s.fenceShare(late, -2, "keeper", shareTopic, 11), "")
+}
+
+// T6: a COMMIT that the seal has not allowed fails for delivered messages too.
+func TestT6DeliveredMessagesNeedTheSeal(t *testing.T) {
+	t.Parallel()
+	s := newShareRig(t)
+	c := s.session()
+	c.want("begin", c.run("begin"), "")
+	c.want("fence", s.fenceShare(c, -1, "keeper", shareTopic, 10, 11), "")
+	c.want("commit", c.run("commit"), "OO002")
+}

@@ -1,0 +1,169 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// claimHomeSQL records that this process asks whether a place lives here, unless there is a row.
+// In: place, nonce. Out: one row: the state, the nonce, and where the place goes to or came from.
+// By the primary key. Waits for an uncommitted row of another process. The second part does not see
+// what the first one inserted, and returns no row then.
+const claimHomeSQL = `
+with mine as (
+  insert into onlyonce.homes (place, state, nonce) values ($1, 'claimed', $2) on conflict (place) do nothing returning state, nonce, other)
+select state, nonce, coalesce(other, '') from mine
+union all select state, nonce, coalesce(other, '') from onlyonce.homes where place = $1`
+
+// stateSQL reads what a database knows of a place. In: place. Out: at most one row.
+const stateSQL = `select state, coalesce(other, '') from onlyonce.homes where place = $1`
+
+// confirmHomeSQL records that the place lives here. In: place, nonce. It changes no row unless the
+// row is the one that was there when the other databases were asked. releaseHomeSQL deletes that
+// row.
+const (
+	confirmHomeSQL = `update onlyonce.homes set state = 'here', nonce = null, changed_at = clock_timestamp() where place = $1 and nonce = $2 and state = 'claimed'`
+	releaseHomeSQL = `delete from onlyonce.homes where place = $1 and nonce = $2 and state = 'claimed'`
+)
+
+// States of a row of onlyonce.homes.
+const (
+	stateClaimed = "claimed"
+	stateHere    = "here"
+	stateLeaving = "leaving"
+	stateLeft    = "left"
+)
+
+// registerLimit is how often a row is claimed that changes meanwhile.
+const registerLimit = 5
+
+// register returns nil if the place lives in the database, and makes that so if no database knows
+// the place (N1). A database that does not answer is an error, because it might have the place.
+func (s *Set) register(ctx context.Context, db Database, place string) error {
+	for range registerLimit {
+		nonce, err := db.claim(ctx, place)
+		if err != nil {
+			return err
+		}
+		if nonce == nil {
+			return nil
+		}
+		if err := s.checkOthers(ctx, db, place); err != nil {
+			if errors.Is(err, ErrElsewhere) {
+				_, _ = db.Pool.Exec(ctx, releaseHomeSQL, place, *nonce) // if it stays, the next process finds it and asks too
+			}
+			return err
+		}
+		if confirmed, err := db.confirm(ctx, place, *nonce); confirmed || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %q: several processes ask for it at the same time", ErrElsewhere, place)
+}
+
+// claim writes the row of a place that is new here. It returns the row's nonce, or nil if the place
+// lives here. The row may be that of another process, which asks at the same time.
+func (db Database) claim(ctx context.Context, place string) (nonce *uuid.UUID, err error) {
+	var state, other string
+	for range registerLimit {
+		err = db.Pool.QueryRow(ctx, claimHomeSQL, place, uuid.New()).Scan(&state, &nonce, &other)
+		if !errors.Is(err, pgx.ErrNoRows) { // else it was inserted or deleted at this moment
+			break
+		}
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("asking for the home of %q: %w", place, err)
+	case state == stateHere:
+		return nil, nil
+	case state != stateClaimed || nonce == nil:
+		return nil, fmt.Errorf("%w: %q is %s, for %s", ErrElsewhere, place, state, other)
+	}
+	return nonce, nil
+}
+
+// confirm makes the place live here, unless its row is not the one that was there when the other
+// databases were asked.
+func (db Database) confirm(ctx context.Context, place string, nonce uuid.UUID) (bool, error) {
+	tag, err := db.Pool.Exec(ctx, confirmHomeSQL, place, nonce)
+	if err != nil {
+		return false, fmt.Errorf("recording the home of %q: %w", place, err)
+	}
+	return tag.RowsAffected() == 1, nil
+}
+
+// checkOthers returns an error unless no other database knows the place.
+func (s *Set) checkOthers(ctx context.Context, db Database, place string) error {
+	for _, o := range s.Databases() {
+		if o.Name == db.Name {
+			continue
+		}
+		var state, other string
+		err := o.Pool.QueryRow(ctx, stateSQL, place).Scan(&state, &other)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+		case err != nil:
+			return fmt.Errorf("asking database %q for the home of %q: %w", o.Name, place, err)
+		case state == stateLeaving || state == stateLeft:
+			return fmt.Errorf("%w: %q is %s in database %q, for %s", ErrElsewhere, place, state, o.Name, other)
+		default:
+			return fmt.Errorf("%w: %q is %s in database %q", ErrElsewhere, place, state, o.Name)
+		}
+	}
+	return nil
+}
+
+// enterSQL keeps a place in its database until the transaction ends. In: place.
+const enterSQL = `select onlyonce.at_home($1)`
+
+// Tx is what [Enter] needs of a transaction: pgx.Tx and the transactions of onlyonce have it.
+type Tx interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// Enter checks, in a transaction, that a place lives in the database, and keeps it there until the
+// transaction ends. Call it in each transaction that does something for the place, before COMMIT.
+// It waits while an operator takes the place out, which waits for open transactions.
+//
+// The error wraps [ErrElsewhere] if the place lives in another database, or is moving; and
+// [ErrUnknown] too if the database does not know the place. The transaction is then aborted: roll
+// it back. Above READ COMMITTED it may be a serialization failure (40001): run the transaction
+// again. With database/sql execute `select onlyonce.at_home($1)` yourself; the SQLSTATEs are OO012
+// and OO011.
+func Enter(ctx context.Context, tx Tx, place string) error {
+	_, err := tx.Exec(ctx, enterSQL, place)
+	if sentinel := refusal(err); sentinel != nil {
+		return fmt.Errorf("%w: %w", sentinel, err)
+	}
+	return err
+}
+
+// ErrUnknown means that the database has no record of the place: call [Set.Forget] and [Set.Home].
+// It wraps [ErrElsewhere].
+var ErrUnknown = fmt.Errorf("%w, and the database does not know it", ErrElsewhere)
+
+// Refused reports whether an error of a statement means that the place does not live in the
+// database, and whether the database does not know it.
+func Refused(err error) (refused, unknown bool) {
+	sentinel := refusal(err)
+	return sentinel != nil, sentinel == ErrUnknown //nolint:errorlint // refusal returns it as it is
+}
+
+func refusal(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return nil
+	}
+	switch pg.Code {
+	case "OO011":
+		return ErrUnknown
+	case "OO012":
+		return ErrElsewhere
+	}
+	return nil
+}
