@@ -151,7 +151,11 @@ func (req *servedRequest) serve(d *Doer) (rep reply) {
 				Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()
-	var err error
+	layer, err := d.handler.layer.ofTenant(req.ctx, req.scope.Tenant)
+	if err != nil {
+		return problemReply(codeStoreUnavailable, err)
+	}
+	req.layer = layer
 	if req.fingerprint, err = req.layer.fingerprints.sum(&req.subject); err != nil {
 		return problemReply(codeBodyInvalid, err)
 	}

@@ -53,6 +53,10 @@ func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
 
 // Erase is the function [Erase], and removes the answer from the layer's cache too.
 func (l *Layer) Erase(ctx context.Context, tenant, scope, key string) error {
+	l, err := l.ofTenant(ctx, tenant)
+	if err != nil {
+		return err
+	}
 	if err := Erase(ctx, l.pool, tenant, scope, key); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/ready"
+	"github.com/onlyonce/onlyonce/shard"
 )
 
 // Layer answers a copy of a request with the first request's answer. Make one with [New], wrap
@@ -25,6 +26,9 @@ type Layer struct {
 	recentKeys   recentKeys
 	leases       leaseKeeper
 	begun        ready.Run
+
+	set    *shard.Set        // nil if there is one database
+	shards map[string]*Layer // of a layer of several databases: one for each; it has no pool itself
 
 	operations sync.Map // *Operations by their stream: to answer copies of requests that made an operation
 }

@@ -43,16 +43,25 @@ func (req *servedRequest) claimOrTakeOver(rec *storedRecord) (*lease.Lease, erro
 	defer cancel()
 	l := &lease.Lease{Nonce: req.token.String(), Sent: time.Now()}
 	if rec == nil {
-		err := req.layer.pool.QueryRow(ctx, claimSQL, uuid.UUID(req.id), req.scope.Tenant, req.subject.Scope, req.fingerprint, req.token, req.ttl, req.layer.cfg.LeaseTTL).Scan(&l.ID, &l.Epoch)
+		sql := claimSQL
+		if req.layer.set != nil {
+			sql = claimAtSQL
+		}
+		err := req.layer.pool.QueryRow(ctx, sql, uuid.UUID(req.id), req.scope.Tenant, req.subject.Scope, req.fingerprint, req.token, req.ttl, req.layer.cfg.LeaseTTL).Scan(&l.ID, &l.Epoch)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil, nil
 		}
 		if err != nil {
+			req.layer.forgetHome(req.scope.Tenant, err)
 			return nil, fmt.Errorf("idempotency: claiming a key: %w", err)
 		}
 	} else {
+		sql, args := takeOverSQL, []any{rec.lease, rec.epoch, req.token, req.layer.cfg.LeaseTTL}
+		if req.layer.set != nil {
+			sql, args = takeOverAtSQL, append([]any{req.scope.Tenant}, args...)
+		}
 		var epoch *int64
-		if err := req.layer.pool.QueryRow(ctx, takeOverSQL, rec.lease, rec.epoch, req.token, req.layer.cfg.LeaseTTL).Scan(&epoch); err != nil {
+		if err := req.layer.pool.QueryRow(ctx, sql, args...).Scan(&epoch); err != nil {
 			return nil, fmt.Errorf("idempotency: taking over a key: %w", err)
 		}
 		if epoch == nil {

@@ -33,6 +33,9 @@ const acceptSQL = `insert into onlyonce.operations (id, tenant, principal, name,
 // answer, with a status whose answer is not stored, for example 500.
 func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
+	if ok && o.shards[run.layer] != nil {
+		o = o.shards[run.layer]
+	}
 	switch {
 	case !ok || run.unprotected || run.handler.route.Mode != Transactional || run.layer != o.layer:
 		return fmt.Errorf("%w: Accept must be called in a handler behind the same layer, in transactional mode", ErrNoTx)

@@ -32,6 +32,8 @@ type Operations struct {
 	source     *eventsource.Source
 	worker     *consumer.Consumer
 	streamMade atomic.Bool // the stream exists
+
+	shards map[*Layer]*Operations // of a layer of several databases: one for each; it has no worker itself
 }
 
 // OperationsConfig configures [Operations]. The zero value of a field is the default that its
@@ -84,8 +86,9 @@ type OperationsConfig struct {
 }
 
 // NewOperations checks the configuration without connecting. It uses the layer's pool, scopes and
-// sealer. work maps the names that Accept may get to their functions. If an argument is wrong, the
-// error lists every fault and wraps [ErrConfig].
+// sealer; if the layer has several databases, an operation is in that of its tenant. work maps the
+// names that Accept may get to their functions. If an argument is wrong, the error lists every
+// fault and wraps [ErrConfig].
 func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*Operations, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "OperationsConfig"}
 	if cfg.Path == "" {
@@ -119,6 +122,21 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	if err := l.Err(); err != nil {
 		return nil, err
 	}
+	if layer.shards == nil {
+		return newOperations(layer, cfg, work)
+	}
+	all := &Operations{layer: layer, cfg: cfg, work: work, shards: map[*Layer]*Operations{}}
+	for _, one := range layer.shards {
+		var err error
+		if all.shards[one], err = newOperations(one, cfg, work); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// newOperations makes the Operations of one database.
+func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*Operations, error) {
 	o := &Operations{layer: layer, cfg: cfg, work: work}
 	var err error
 	if o.source, err = eventsource.NewSource(layer.pool, eventsource.Config{Group: cfg.Stream, Topics: []string{cfg.Stream}, Partitions: cfg.Partitions,
@@ -140,6 +158,9 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 // Run makes the stream if it does not exist, runs operations, and deletes expired ones, until ctx
 // ends. It then lets running operations finish, within the bounds of a consumer, and returns nil.
 func (o *Operations) Run(ctx context.Context) error {
+	if o.shards != nil {
+		return runShards(ctx, o.shards, func(ctx context.Context, one *Operations) error { return one.Run(ctx) })
+	}
 	if _, err := preflight.Check(ctx, o.layer.pool, preflight.Operations); err != nil {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // ctx ended before the check

@@ -92,6 +92,16 @@ func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, done := context.WithTimeout(r.Context(), o.layer.cfg.AcquireTimeout)
 	defer done()
+	if o.shards != nil {
+		layer, err := o.layer.ofTenant(ctx, scope.Tenant)
+		if err != nil {
+			o.layer.reportError(err)
+			w.Header().Set("Retry-After", "1")
+			o.layer.writeRefusal(w, r, codeStoreUnavailable)
+			return
+		}
+		o = o.shards[layer]
+	}
 	state, err := o.findState(ctx, id, scope)
 	if err == nil && state != nil && cancel {
 		if _, err = o.layer.pool.Exec(ctx, cancelSQL, id); err == nil {

@@ -36,6 +36,14 @@ const (
 	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)`
 )
 
+// The same for a tenant that must live in the database, if there are several (N2).
+const (
+	beginAtSQL    = `select onlyonce.http_begin_at($1, $2, $3, $4, $5)`
+	openAtSQL     = `select onlyonce.http_open_at($1, $2, $3, $4)`
+	claimAtSQL    = `select lease, epoch from onlyonce.http_claim_at($1, $2, $3, $4, $5, $6, $7)`
+	takeOverAtSQL = `select onlyonce.raise_epoch_at($1, $2, $3, $4, $5)`
+)
+
 // claimSQL claims a key in lease mode. Out: one row of lease and epoch, or no row if there is a
 // record. stealSQL takes over a lease that has ended; it returns null if another process was
 // faster.

@@ -20,7 +20,17 @@ const (
 // number of processes may run it. If no process does, the layer still answers correctly, because
 // expired records count as absent (H19), but the tables grow. Run returns an error if the schema or
 // the role's rights do not fit.
+//
+// A layer of several databases does this in each. It ends if one of them fails.
 func (l *Layer) Run(ctx context.Context) error {
+	if l.shards != nil {
+		return runShards(ctx, l.shards, func(ctx context.Context, one *Layer) error { return one.Run(ctx) })
+	}
+	if l.set != nil {
+		if _, err := preflight.Check(ctx, l.pool, preflight.Homes); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("idempotency: %w", err)
+		}
+	}
 	warnings, err := preflight.Check(ctx, l.pool, preflight.HTTP)
 	for _, w := range warnings {
 		l.cfg.Logger.Warn("onlyonce: " + w)
@@ -56,6 +66,14 @@ func (l *Layer) Run(ctx context.Context) error {
 // and the role's rights. Before that, and from the moment that Run's context ends, it returns an
 // error. It makes no query: if the database goes away later, requests are answered 503.
 func (l *Layer) Ready() error {
+	for name, one := range l.shards {
+		if err := one.Ready(); err != nil {
+			return fmt.Errorf("database %q: %w", name, err)
+		}
+	}
+	if l.shards != nil {
+		return nil
+	}
 	if err := l.begun.Err(); err != nil {
 		return fmt.Errorf("idempotency: not ready: %w", err)
 	}

@@ -61,6 +61,10 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 		return problemReply(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
 	}
 	req.scope = scope
+	if req.layer, err = handler.layer.ofTenant(context.WithoutCancel(r.Context()), scope.Tenant); err != nil {
+		req.layer = handler.layer
+		return problemReply(codeStoreUnavailable, err)
+	}
 	req.http, req.body, req.caller, req.perform = r, body, r.Context(), (*handlerRun).serveHandler
 	key, found, err := handler.keyRule.find(r.Header, body)
 	if err != nil {

@@ -63,8 +63,9 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
 	if !claimed {
-		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
+		run.openUnkeyed()
 	} else if n, err := run.claimKey(); err != nil {
+		run.layer.forgetHome(run.scope.Tenant, err)
 		return finalOutcome(problemReply(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err)))
 	} else if n != claimMine {
 		return runOutcome{reply: inProgressReply(time.Second), recorded: n == claimRecorded}
@@ -128,8 +129,21 @@ const (
 func (run *handlerRun) claimKey() (n int, err error) {
 	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
 	defer cancel()
-	err = run.tx.EngineRow(ctx, stepClaim, beginSQL, append([]any{uuid.UUID(run.id)}, run.timeoutArgs()...)...).Scan(&n)
+	sql, args := beginSQL, append([]any{uuid.UUID(run.id)}, run.timeoutArgs()...)
+	if run.layer.set != nil {
+		sql, args = beginAtSQL, append([]any{run.scope.Tenant}, args...)
+	}
+	err = run.tx.EngineRow(ctx, stepClaim, sql, args...).Scan(&n)
 	return n, err
+}
+
+// openUnkeyed opens the transaction of a request without a key.
+func (run *handlerRun) openUnkeyed() {
+	if run.layer.set == nil {
+		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
+		return
+	}
+	run.tx.Engine(stepOpen, openAtSQL, append([]any{run.scope.Tenant}, run.timeoutArgs()...)...)
 }
 
 // commitRecord commits the transaction. The answer is sent only after it.

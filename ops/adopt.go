@@ -145,7 +145,9 @@ type Brought struct {
 // Without At and From the position stays, with all that proves that the log is the same.
 //
 // With At a new run begins: cluster and topic are the next owner's. Offsets between the old
-// position and a higher one are never handled, and those above a lower one are handled again. At
+// position and a higher one are never handled, and those above a lower one are handled again. What
+// was done above the position, because several transactions ran at once, stays done only if the
+// position is not set back. At
 // makes the cursor if there is none, brings a retired one back, and ends a replay.
 //
 // With From, position, group, cluster and topic come from the other database. Each key of
@@ -224,7 +226,7 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *Adopted) (*Adop
 		if err != nil {
 			return nil, err
 		}
-		if came, err = q.origin.bring(ctx, tx, &q.Place, made.ID, orNull(q.Group)); err != nil {
+		if came, err = q.origin.bring(ctx, tx, &q.Place, made.ID, made.Run, orNull(q.Group)); err != nil {
 			return nil, err
 		}
 	}
@@ -262,7 +264,17 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *Cursor) error 
 		return err
 	}
 	until, topic := before.redo()
-	_, err := tx.Exec(ctx, cursor.AdoptSQL, before.ID, orNull(q.Group), q.at, until, topic)
+	if _, err := tx.Exec(ctx, cursor.AdoptSQL, before.ID, orNull(q.Group), q.at, until, topic); err != nil || q.at == nil {
+		return err
+	}
+	keep := before.keepsDoneFrom(*q.at)
+	if q.origin != nil {
+		keep = nil // the other database's comes with the position
+	}
+	if _, err := tx.Exec(ctx, cursor.KeepDoneSQL, before.ID, before.ownRun(), before.Run+1, keep); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, cursor.ForgetAttemptsSQL, before.ID)
 	return err
 }
 
@@ -398,8 +410,9 @@ func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
 }
 
 // bring claims the other database's keys in tx, and stamps the cursor.
-func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, group *string) (*Brought, error) {
+func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, run int32, group *string) (*Brought, error) {
 	b := &Brought{Database: o.Name, Keys: new(int64), Conflicts: new(int64)}
+	var done, hashes []int64
 	err := o.snapshot(ctx, func(there pgx.Tx) error {
 		position := o.cursor.Position
 		if err := o.read(ctx, there, f); err != nil {
@@ -409,6 +422,10 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, group
 			return failf(ErrChanged, "the cursor in %s changed meanwhile, and nothing was done", o.Name).but("run the command again to see how it stands")
 		}
 		b.Cursor = o.cursor
+		var err error
+		if done, hashes, err = readDone(ctx, there, o.cursor); err != nil {
+			return err
+		}
 		if err := b.claim(ctx, there, tx, consumerKeys); err != nil || !o.StandardKeys {
 			return err
 		}
@@ -418,7 +435,7 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, group
 		err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
 	}
 	if err == nil && o.scope != nil {
-		_, err = tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.Home)
+		_, err = tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.Home, o.scope.Forgotten)
 	}
 	if err != nil {
 		return nil, err
@@ -431,8 +448,22 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, group
 	if _, err = tx.Exec(ctx, cursor.StampSQL, id, group, c.ClusterID, topicID(c.TopicID), c.LeaderEpoch, o.replays); err != nil {
 		return nil, err
 	}
-	_, err = tx.Exec(ctx, cursor.RedoSQL, id, until, topic)
+	if _, err = tx.Exec(ctx, cursor.RedoSQL, id, until, topic); err != nil {
+		return nil, err
+	}
+	_, err = tx.Exec(ctx, cursor.BringDoneSQL, id, run, codec.Bigints(done), codec.Bigints(hashes))
 	return b, err
+}
+
+// readDone reads what is done above the position of a cursor.
+func readDone(ctx context.Context, tx pgx.Tx, c *Cursor) (offsets, hashes []int64, err error) {
+	rows, _ := tx.Query(ctx, cursor.ReadDoneSQL, c.ID, c.Run, c.Position)
+	var offset, hash int64
+	_, err = pgx.ForEachRow(rows, []any{&offset, &hash}, func() error {
+		offsets, hashes = append(offsets, offset), append(hashes, hash)
+		return nil
+	})
+	return offsets, hashes, err
 }
 
 // claim claims a part of the other database's keys in tx.

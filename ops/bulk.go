@@ -74,7 +74,7 @@ type Bulk struct {
 // nil if nothing was. Errors are those of Redrive; ErrNothing if every row has changed since.
 func RedriveAll(ctx context.Context, db DB, by By, in BulkInput) (*Bulk, error) {
 	q := selection{ParkedFilter: in.ParkedFilter, applied: in.VerifiedApplied, notApplied: in.VerifiedNotApplied}
-	return all(ctx, db, kind{action: "parked redrive", subject: "one of the rows", look: "onlyonce parked list"}, by, in, q)
+	return all(ctx, db, redriving, by, in, q)
 }
 
 // DiscardAll is [Discard] for all rows that a filter picks; see [RedriveAll].
@@ -83,7 +83,7 @@ func DiscardAll(ctx context.Context, db DB, by By, in BulkInput) (*Bulk, error) 
 		return nil, failf(ErrInvalid, "-verified-applied and -verified-not-applied do not go with a discard")
 	}
 	q := selection{ParkedFilter: in.ParkedFilter, discard: true}
-	return all(ctx, db, kind{action: "parked discard", subject: "one of the rows", look: "onlyonce parked list"}, by, in, q)
+	return all(ctx, db, discarding, by, in, q)
 }
 
 func all(ctx context.Context, db DB, k kind, by By, in BulkInput, q selection) (*Bulk, error) {

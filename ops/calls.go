@@ -14,8 +14,9 @@ import (
 
 // pendingOf finds, for each lane of each sink of the log, the calls that no cursor has passed, the
 // oldest transaction first. In: sink (null: any), how many of each lane; more conditions may follow
-// the second part. By the index outbox_log_new, from the oldest transaction that the lane's cursor
-// has not seen. listed: a relay has listed the sink.
+// the first part. By the index batches_new, from the oldest transaction that the lane's cursor has
+// not seen. It reads one batch more than calls are asked for: of the one that the cursor is in,
+// some are done. listed: a relay has listed the sink.
 const (
 	pendingOf = sinksOfLog + `,
 pending as (
@@ -23,20 +24,25 @@ pending as (
     from of_log s cross join generate_series(0, 15) n(lane)
     left join onlyonce.lanes l on l.sink = s.sink and l.lane = n.lane
     cross join lateral (
-      select r.* from onlyonce.outbox_log r
-       where r.sink = s.sink and r.lane = n.lane and r.xid >= coalesce(pg_snapshot_xmin(l.prev), '0'::xid8)
-         and not coalesce(pg_visible_in_snapshot(r.xid, l.prev), false)
-         and not coalesce(pg_visible_in_snapshot(r.xid, l.target) and r.id <= l.last_id, false)`
+      select b.* from onlyonce.batches b
+       where b.sink = s.sink and b.lane = n.lane and b.xid >= coalesce(pg_snapshot_xmin(l.prev), '0'::xid8)
+         and not coalesce(pg_visible_in_snapshot(b.xid, l.prev), false)
+         and not coalesce(pg_visible_in_snapshot(b.xid, l.target) and b.id + b.n - 1 <= l.last_id, false)`
 	pendingEnd = `
-       order by r.xid, r.id limit $2) r
+       order by b.xid, b.id limit $2 + 1) b
+    cross join lateral (
+      select r.* from onlyonce.outbox_log r
+       where r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.id
+         and not coalesce(pg_visible_in_snapshot(r.xid, l.target) and r.id <= l.last_id, false) offset 0) r
    where s.sink is not null and ($1::text is null or s.sink = $1))`
 )
 
 // pendingCallsSQL lists calls that are to be sent, oldest first. In: sink (null: any), how many,
 // scope, name (null: any). Reads that many calls of each lane. No bodies.
-const pendingCallsSQL = pendingOf + ` and ($3::text is null or r.scope = $3) and ($4::text is null or r.name = $4)` + pendingEnd + `
+const pendingCallsSQL = pendingOf + `
+         and ($3::text is null or $3 = any (coalesce(b.scopes, array[b.scope]))) and ($4::text is null or $4 = any (coalesce(b.names, array[b.name])))` + pendingEnd + `
 select id, key::text as key, sink, lane, name, tenant, scope, method, target, listed, created_at, not_before, octet_length(body)::bigint as bytes
-  from pending order by created_at, id limit $2`
+  from pending where ($3::text is null or scope = $3) and ($4::text is null or name = $4) order by created_at, id limit $2`
 
 // oldestCallsSQL finds the oldest call that is to be sent of each sink. In: sink (null: any), 1.
 // Reads one call of each lane.
@@ -44,14 +50,20 @@ const oldestCallsSQL = pendingOf + pendingEnd + `
 select sink, bool_and(listed) as listed, min(created_at) as created_at, extract(epoch from clock_timestamp() - min(created_at))::float8 as age_seconds
   from pending group by sink order by sink`
 
-// callSQL reads one call of the log. In: key, whether with its body. One row, or none. By the index
-// outbox_log_key.
+// batchesOfKey finds the batches that hold a call of a key, $1, as a table expression. It reads the
+// log whole, without its bodies.
+const batchesOfKey = `(select b.slot, b.sink, b.lane, b.xid, b.id as batch from onlyonce.batches b where $1::uuid = any (b.keys) offset 0)`
+
+// callSQL reads one call of the log. In: key, whether with its body. One row, or none.
 const callSQL = `
 select r.id, r.key::text as key, r.sink, r.lane, r.name, r.tenant, r.scope, r.method, r.target, r.headers, r.trace, r.order_key::text as order_key,
        r.created_at, r.not_before, r.erased_at, r.capture, r.sealed, octet_length(r.body)::bigint as bytes, case when $2::boolean then r.body end as body,
        c.state, c.parked_id, c.attempts, c.error, c.settled_at, k.paused_at, k.paused_by, k.pause_reason,
        exists (select 1 from onlyonce.lanes l where l.sink = r.sink) as listed
-  from onlyonce.outbox_log r join onlyonce.calls c on c.key = r.key and c.id = r.id left join onlyonce.sinks k on k.name = r.sink
+  from ` + batchesOfKey + ` b
+ cross join lateral (select * from onlyonce.outbox_log r where r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.batch offset 0) r
+ cross join lateral (select * from onlyonce.calls c where c.sink = b.sink and c.lane = b.lane and c.xid = b.xid and c.batch = b.batch and c.id = r.id offset 0) c
+  left join onlyonce.sinks k on k.name = r.sink
  where r.key = $1::uuid order by r.id desc limit 1`
 
 // PendingCall is a call of the log that is to be sent. Calls that have failed are parked: see

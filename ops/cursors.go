@@ -22,7 +22,8 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
        retired_at, (select reason from onlyonce.pauses u
                      where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
                      order by u.topic limit 1) as paused,
-       replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id
+       replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id,
+       done_until
   from onlyonce.positions p
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
@@ -59,6 +60,10 @@ type Cursor struct {
 	ReplayResend bool       `json:"replay_resend"`
 	RedoUntil    *int64     `json:"redo_until"` // messages below this offset may have been handled before
 	RedoTopicID  *string    `json:"redo_topic_id"`
+
+	// DoneUntil is the end of what is done above the position, where several transactions run at
+	// once. Nil: nothing is.
+	DoneUntil *int64 `json:"done_until"`
 }
 
 // State says what keeps the cursor from going on as usual: empty, or one or more of "retired",

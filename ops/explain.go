@@ -59,6 +59,12 @@ type KeyReport struct {
 	Copies []Copy `json:"copies"`
 	// Claims are the segments that hold the key.
 	Claims []Claim `json:"claims"`
+	// FirstSeen is when the key was claimed first, as far as the rings remember. Nil: no segment
+	// holds it.
+	FirstSeen *FirstSeen `json:"first_seen"`
+	// Age compares the id's own time with what its scope has forgotten. Nil: the id has no time, or
+	// is none of a consumer.
+	Age *IDAge `json:"age"`
 	// Webhooks are the endpoints that have recorded the key. It is nil if the search took longer
 	// than CountLimit.
 	Webhooks []ExplainedWebhook `json:"webhooks"`
@@ -115,6 +121,9 @@ func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
 				return err
 			}
 			r.Key = r.Of.key().String()
+			if err := r.readAge(ctx, tx); err != nil {
+				return err
+			}
 			if endpoint := q.endpoint(); endpoint != "" && q.Provider == "" {
 				if err := r.ofSender(ctx, tx, endpoint, q.CountLimit); err != nil {
 					return err
@@ -216,6 +225,7 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 		r.callless = r.callless || len(calls) == 0
 		r.Calls = append(r.Calls, calls...)
 	}
+	r.FirstSeen = firstSeen(r.Claims)
 	if err := r.readCopies(ctx, tx); err != nil {
 		return err
 	}

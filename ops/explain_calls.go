@@ -12,20 +12,19 @@ import (
 )
 
 // sinksOfLog finds each sink that has calls in the log; its last row is null. By the index
-// outbox_log_new, one look for each.
+// batches_new, one look for each.
 const sinksOfLog = `
 with recursive of_log as (
-  (select r.sink from onlyonce.outbox_log r order by r.sink limit 1)
+  (select r.sink from onlyonce.batches r order by r.sink limit 1)
   union all
-  select (select r.sink from onlyonce.outbox_log r where r.sink > s.sink order by r.sink limit 1) from of_log s where s.sink is not null)`
+  select (select r.sink from onlyonce.batches r where r.sink > s.sink order by r.sink limit 1) from of_log s where s.sink is not null)`
 
 // callsOfSQL lists the calls that a transaction wrote. In: its number, how many. By the index
-// outbox_log_new, one look for each lane of each sink.
+// batches_new, one look for each lane of each sink.
 const callsOfSQL = sinksOfLog + `
 select c.id, c.key::text as key, c.sink, c.name, c.tenant, c.scope, c.state, c.parked_id, c.created_at
   from of_log s cross join generate_series(0, 15) n(lane)
-  join onlyonce.outbox_log r on r.sink = s.sink and r.lane = n.lane and r.xid = ($1::bigint)::text::xid8
-  join onlyonce.calls c on c.key = r.key and c.id = r.id
+ cross join lateral (select * from onlyonce.calls c where c.sink = s.sink and c.lane = n.lane and c.xid = ($1::bigint)::text::xid8 offset 0) c
  order by c.id limit $2`
 
 // ExplainedCall is a call that the transaction of a message enqueued.

@@ -20,6 +20,10 @@ select p.from_offset, p.next_offset, ` + transactionOf("p.xmin", "n.xid") + `
        (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) n
  where p.next_offset > $3`
 
+// doneSQL reports whether a message above the position is done. In: cursor, run, offset. By the
+// primary key.
+const doneSQL = `select exists (select from onlyonce.done where cursor_id = $1 and run = $2 and "offset" = $3)`
+
 // runStartSQL reads where the present run of a cursor began. In: cursor. By the primary key.
 const runStartSQL = `select run_start from onlyonce.cursors where id = $1`
 
@@ -150,6 +154,14 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 	var runStart int64
 	if err := tx.QueryRow(ctx, runStartSQL, c.ID).Scan(&runStart); err != nil {
 		return nil, err
+	}
+	var done bool
+	if err := tx.QueryRow(ctx, doneSQL, c.ID, c.ownRun(), offset).Scan(&done); err != nil {
+		return nil, err
+	}
+	if done && offset >= c.stood() {
+		e.Offset, e.Means = OffsetHandled, "it was applied, or was a duplicate, or was parked, although an earlier message is still to be handled"
+		return e, nil
 	}
 	e.Offset, e.Means = judgeOffset(c, offset, runStart)
 	rows, err := collect[movedRow](ctx, tx, movedSQL, c.ID, c.Run, offset)

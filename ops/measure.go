@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // windowsSQL reads for each sink how long a call is started again under its key, and how much of
@@ -76,9 +78,15 @@ type Measures struct {
 
 // Measure returns what a monitor records of a database, on one snapshot: what [Status], [Inbox] and
 // [OldestCalls] return, and how much of its key window the most urgent call of each sink has left.
-// An exporter can call it every few seconds: each count takes at most CountLimit.
+// An exporter can call it every few seconds: each count takes at most CountLimit, and if ctx has a
+// deadline, the server ends a statement that is still running then.
 func Measure(ctx context.Context, db DB, q StatusQuestion) (m *Measures, err error) {
 	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		if deadline, ok := ctx.Deadline(); ok {
+			if _, err := tx.Exec(ctx, limitSQL, guard.Millis(max(time.Until(deadline), time.Millisecond))); err != nil {
+				return err
+			}
+		}
 		m, err = readMeasures(ctx, tx, q.CountLimit)
 		return err
 	})

@@ -90,11 +90,7 @@ func needOfHalt(g []halted) Need {
 		n.Text = fmt.Sprintf("halted: scope %s, %d partitions of %s (%s), %s for %s; partition %d: %s", first.scope, len(g), first.Topic,
 			strings.Join(numbers, ", "), first.Halted, show.Ago(age), first.Partition, show.OneLine(first.Detail))
 	}
-	n.Remedy = first.Resolve
-	for _, c := range first.Commands {
-		n.Remedy = strings.NewReplacer(": "+c, "", "; "+c, "").Replace(n.Remedy)
-	}
-	n.Remedy = strings.TrimPrefix(strings.TrimPrefix(n.Remedy, "to resolve it"), ", ")
+	n.Remedy = first.Remedy()
 	if topic := strings.Replace(strings.Join(first.Commands, ""), " -partition "+strconv.Itoa(int(first.Partition)), "", 1); first.Halted == "foreign-group" && len(g) > 1 {
 		n.Commands = []string{topic} // one decision for all partitions
 		return n

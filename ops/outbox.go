@@ -9,7 +9,7 @@ import (
 )
 
 // logSinksSQL lists every known sink: listed by a relay, with calls in the log, or parked. In: sink
-// (null: any). The log's are found by the index outbox_log_new, one look for each sink.
+// (null: any). The log's are found by the index batches_new, one look for each sink.
 const logSinksSQL = sinksOfLog + `
 select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed, k.paused_at, k.paused_by, k.pause_reason
   from (select sink from of_log where sink is not null
@@ -27,21 +27,24 @@ select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > cloc
  where $1::text is null or l.sink = $1 order by 1, 2`
 
 // waitingCallsSQL counts the calls of the log that no cursor has passed. In: sink (null: any). One
-// row for each lane (null: no relay lists the sink) and slot. By outbox_log_new, from the oldest
+// row for each lane (null: no relay lists the sink) and slot. By batches_new, from the oldest
 // transaction that the lane's cursor has not seen. in_pass: how many of those are in the running
-// pass. A parked row needs no exception: parking it moves the cursor past it.
+// pass. Of a batch that the cursor is in, the calls up to last_id are done. A parked call needs no
+// exception: parking it moves the cursor past it.
 const waitingCallsSQL = `
 select l.sink, l.lane, p.slot, p.calls, p.in_pass, extract(epoch from clock_timestamp() - p.oldest)::float8 as age
   from onlyonce.lanes l,
-       lateral (select r.slot, count(*) as calls, count(*) filter (where pg_visible_in_snapshot(r.xid, l.target)) as in_pass, min(r.created_at) as oldest
-                  from onlyonce.outbox_log r
-                 where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmin(l.prev) and not pg_visible_in_snapshot(r.xid, l.prev)
-                   and not (l.target is not null and pg_visible_in_snapshot(r.xid, l.target) and r.id <= l.last_id)
+       lateral (select r.slot, sum(r.n - r.done) as calls, coalesce(sum(r.n - r.done) filter (where r.pass), 0) as in_pass, min(r.created_at) as oldest
+                  from (select b.slot, b.n, b.created_at, b.pass, case when b.pass then greatest(least(l.last_id - b.id + 1, b.n), 0) else 0 end as done
+                          from (select r.slot, r.id, r.n, r.created_at, coalesce(pg_visible_in_snapshot(r.xid, l.target), false) as pass
+                                  from onlyonce.batches r
+                                 where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmin(l.prev) and not pg_visible_in_snapshot(r.xid, l.prev)) b) r
+                 where r.done < r.n
                  group by r.slot) p
  where $1::text is null or l.sink = $1
 union all
-select r.sink, null, r.slot, count(*), 0, extract(epoch from clock_timestamp() - min(r.created_at))::float8
-  from onlyonce.outbox_log r
+select r.sink, null, r.slot, sum(r.n), 0, extract(epoch from clock_timestamp() - min(r.created_at))::float8
+  from onlyonce.batches r
  where ($1::text is null or r.sink = $1) and not exists (select 1 from onlyonce.lanes l where l.sink = r.sink and l.lane = r.lane)
  group by r.sink, r.slot
  order by 1, 2, 3`
@@ -60,7 +63,7 @@ const ringSQL = `
 select s.slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
                     when s.slot = any (r.closed) then 'closed' else 'free' end as state,
        s.use_no, s.opened_at, s.closed_at, extract(epoch from clock_timestamp() - s.opened_at)::float8 as age,
-       pg_total_relation_size(format('onlyonce.outbox_log_%s', s.slot)::regclass) as bytes,
+       pg_total_relation_size(format('onlyonce.batches_%s', s.slot)::regclass) as bytes,
        array(select distinct l.sink from onlyonce.lanes l where (s.slot = any (r.closed) or s.slot = r.retired) and pg_snapshot_xmax(l.prev) < s.bound order by 1)::text[] as behind
   from onlyonce.rings r join onlyonce.segments s on s.ring = r.name
  where r.name = 'outbox' order by s.slot`

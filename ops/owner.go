@@ -32,10 +32,14 @@ func (p Place) String() string {
 	return fmt.Sprintf("scope %q, topic %q, partition %d", p.Scope, p.Topic, p.Partition)
 }
 
-// lockLease locks the lease of the cursor, if there is one.
+// lockLease locks the lease of the cursor and its slots, if there is one.
 func (p *Place) lockLease(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, cursor.LockSQL, p.Scope, p.Topic, p.Partition)
-	return err
+	for _, sql := range []string{cursor.LockSQL, cursor.LockSlotsSQL} {
+		if _, err := tx.Exec(ctx, sql, p.Scope, p.Topic, p.Partition); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readOne returns the cursor, nil if there is none.
@@ -82,6 +86,24 @@ func (c *Cursor) fence(ctx context.Context, tx pgx.Tx) error {
 // first read.
 func (c *Cursor) changed(now *Cursor) bool {
 	return c.ID != now.ID || c.Epoch != now.Epoch || c.Run != now.Run
+}
+
+// ownRun returns the run of the partition's own work, which a replay interrupts.
+func (c *Cursor) ownRun() int32 {
+	if c.ReplayResume != nil {
+		return c.Run - 1
+	}
+	return c.Run
+}
+
+// keepsDoneFrom returns from which offset on messages stay done if the position is set to an
+// offset. Nil: none does, because everything above a position that is set back is to be handled
+// again.
+func (c *Cursor) keepsDoneFrom(at int64) *int64 {
+	if at < c.stood() {
+		return nil
+	}
+	return &at
 }
 
 // stood returns the position of the partition's own work, which a replay interrupts.

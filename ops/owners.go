@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,6 +53,28 @@ type OwnedPartition struct {
 	Resolve       string   `json:"resolve,omitempty"`        // what resolves the halt, in words, with Commands
 	Commands      []string `json:"commands,omitempty"`       // for a POSIX shell, in their order; WHY and OFFSET are to be filled in
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none since the process owns it
+
+	// BlockedBy is the message that holds up the position although later ones are done. Nil: none
+	// does.
+	BlockedBy *Blocker `json:"blocked_by,omitempty"`
+}
+
+// Remedy is Resolve without the commands, for a face that shows them apart.
+func (p *OwnedPartition) Remedy() string {
+	text := p.Resolve
+	for _, c := range p.Commands {
+		text = strings.NewReplacer(": "+c, "", "; "+c, "").Replace(text)
+	}
+	return strings.TrimPrefix(strings.TrimPrefix(text, "to resolve it"), ", ")
+}
+
+// Blocker is a message that holds up the position of a partition whose transactions run side by
+// side.
+type Blocker struct {
+	Offset int64   `json:"offset"`
+	Key    string  `json:"key,omitempty"` // hash of its ordering key; empty: it has none
+	For    float64 `json:"for"`           // seconds
+	Done   int     `json:"done"`          // messages that are done above it
 }
 
 // ownerRow is a row of onlyonce.owners.

@@ -142,6 +142,11 @@ func (c *ParkedChange) ids() []int64 {
 	return append([]int64{}, c.IDs...)
 }
 
+var (
+	redriving  = kind{action: "parked redrive", subject: "one of the rows", look: "onlyonce parked list"}
+	discarding = kind{action: "parked discard", subject: "one of the rows", look: "onlyonce parked list"}
+)
+
 // Redrive makes parked rows due at once, with as many attempts as a new one has. The consumer of
 // their scope, or the relay of their sink, tries them within a second or two.
 //
@@ -157,7 +162,7 @@ func (c *ParkedChange) ids() []int64 {
 // for running attempts at these rows, and decides afterwards. If VerifiedApplied settles a row, the
 // next rows of its ordering key go on: after the commit, in transactions of their own.
 func Redrive(ctx context.Context, db DB, by By, in RedriveInput) (*ParkedChange, error) {
-	return settle(ctx, db, kind{action: "parked redrive", subject: "one of the rows", look: "onlyonce parked list"}, by, in.selection())
+	return settle(ctx, db, redriving, by, in.selection())
 }
 
 // Discard gives parked rows up: messages and events are never applied, and calls are not sent. The
@@ -171,7 +176,7 @@ func Redrive(ctx context.Context, db DB, by By, in RedriveInput) (*ParkedChange,
 // Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound if there is no row
 // with the ID, ErrRefused if no row that the filter picks can be discarded, and ErrChanged.
 func Discard(ctx context.Context, db DB, by By, in DiscardInput) (*ParkedChange, error) {
-	return settle(ctx, db, kind{action: "parked discard", subject: "one of the rows", look: "onlyonce parked list"}, by, in.selection())
+	return settle(ctx, db, discarding, by, in.selection())
 }
 
 // settling is a [selection], or a chunk of one.

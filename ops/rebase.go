@@ -35,8 +35,8 @@ select e.id from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
 const lockRingSQL = `select name from onlyonce.rings where name = 'outbox' for update`
 
 // judgedSQL judges each call of the log, as a table expression. $1: sink (null: any). Columns:
-// slot, id, xid, sink, lane; done: it was delivered or parked; called, since: it may have been
-// called under its key, and from when on. Reads the whole log.
+// slot, sink, lane, xid, batch, id; done: it was delivered or parked; called, since: it may have
+// been called under its key, and from when on. Reads the whole log.
 //
 // done follows the old cursor, with two exceptions.
 //
@@ -66,20 +66,24 @@ const lockRingSQL = `select name from onlyonce.rings where name = 'outbox' for u
 // the others are, because it cannot be recognized for certain. That loses nothing, because the row
 // is young.
 const judgedSQL = `
-(select j.slot, j.id, j.xid, j.sink, j.lane,
+(select j.slot, j.id, j.xid, j.sink, j.lane, j.batch, j.redo, j.origin_time,
         j.parked or j.erased_at is not null or j.seen and not j.ours as done,
         j.redo or j.not_before is null or j.not_before <= clock_timestamp() as called,
         case when j.redo then least(j.origin_time, j.created_at)
              else greatest(least(j.origin_time, j.created_at, case when j.pass and not j.ours then j.started_at end), j.not_before) end as since,
         j.created_at
-   from (select r.slot, r.id, r.xid, r.sink, r.lane, r.redo, r.not_before, r.origin_time, r.created_at, r.erased_at, l.started_at,
+   from (select r.slot, r.id, r.xid, r.sink, r.lane, r.batch, r.redo, r.not_before, r.origin_time, r.created_at, r.erased_at, l.started_at,
                 exists (select 1 from onlyonce.parked p where p.row_id = r.id) as parked,
                 l.id is not null and (pg_visible_in_snapshot(r.xid, l.prev)
                   or l.target is not null and pg_visible_in_snapshot(r.xid, l.target) and r.id <= l.last_id) as seen,
                 (l.target is not null and pg_visible_in_snapshot(r.xid, l.target)) is true as pass,
                 (l.system_id <> c.system_identifier and r.created_at > l.started_at - interval '10 minutes'
-                  and r.xid::text::bigint between n.made and n.xid - mod(n.xid - r.xmin::text::bigint, 4294967296)) is true as ours
-           from onlyonce.outbox_log r
+                  and r.xid::text::bigint between n.made and n.xid - mod(n.xid - r.writer, 4294967296)) is true as ours
+           from (select b.slot, b.sink, b.lane, b.xid, b.id as batch, b.id + u.i - 1 as id, coalesce(u.redo, false) as redo, u.not_before,
+                        coalesce(u.origin_time, b.origin_time) as origin_time, b.created_at, u.erased as erased_at, b.xmin::text::bigint as writer
+                   from onlyonce.batches b
+                  cross join lateral unnest(b.keys, b.redo, b.not_before, b.origin_times, b.erased)
+                        with ordinality as u(key, redo, not_before, origin_time, erased, i)) r
            left join onlyonce.lanes l on l.sink = r.sink and l.lane = r.lane,
                 pg_control_system() c,
                 (select x.xid, min(x.xid - mod(x.xid - v.xmin::text::bigint, 4294967296)) as made
@@ -103,16 +107,43 @@ select coalesce(l.sink, j.sink) as sink, coalesce(l.lane, j.lane) as lane, l.id 
 // relays find them by it, and send them in the order of their ids, as in any pass. Calls that are
 // done get an xid that is older than every snapshot, unless theirs is below the cursor already. One
 // row: how many are to be sent.
+//
+// A batch is divided where calls that are done and calls that are not meet: each run of calls
+// becomes a batch, and keeps its ids. Without that, calls that are parked or erased would go out
+// again with the others of their batch.
 const rebaseRowsSQL = `
-with moved as (
-  update onlyonce.outbox_log r
-     set xid = case when d.done then '3'::xid8 else pg_current_xact_id() end,
-         redo = r.redo or d.called and not d.done,
-         origin_time = case when d.called and not d.done then d.since else r.origin_time end
-    from ` + judgedSQL + ` d
-   where r.slot = d.slot and r.id = d.id and not (d.done and d.xid < pg_snapshot_xmin($2::text::pg_snapshot))
-  returning d.done)
-select count(*) filter (where not done) from moved`
+with judged as materialized (select * from ` + judgedSQL + ` d),
+marked as (
+  select d.*, d.done is distinct from lag(d.done) over (partition by d.slot, d.batch order by d.id) as first from judged d
+   where (d.slot, d.batch) in (select j.slot, j.batch from judged j where not (j.done and j.xid < pg_snapshot_xmin($2::text::pg_snapshot)))),
+numbered as (
+  select m.*, count(*) filter (where m.first) over (partition by m.slot, m.batch order by m.id) as run from marked m),
+runs as (
+  select r.slot, r.sink, r.lane, r.xid, r.batch, r.done, (min(r.id) - r.batch + 1)::integer as lo, (max(r.id) - r.batch + 1)::integer as hi,
+         array_agg(r.redo or r.called and not r.done order by r.id) as redo,
+         array_agg(case when r.called and not r.done then r.since else r.origin_time end order by r.id) as origin_times
+    from numbered r group by r.slot, r.sink, r.lane, r.xid, r.batch, r.run, r.done),
+gone as (
+  delete from onlyonce.batches b using (select distinct slot, sink, lane, xid, batch from runs) r
+   where b.slot = r.slot and b.sink = r.sink and b.lane = r.lane and b.xid = r.xid and b.id = r.batch
+  returning b.*),
+moved as (
+  insert into onlyonce.batches (slot, lane, id, n, bytes, xid, sink, created_at, keys, order_key, order_keys, tenant, tenants, scope, scopes, name, names,
+                                method, methods, target, targets, header, headers, trace, traces, body, bodies, origin_times, not_before, redo, capture, sealed, erased)
+  select b.slot, b.lane, b.id + r.lo - 1, r.hi - r.lo + 1, case when b.body is null then onlyonce.octets(b.bodies[r.lo:r.hi]) else b.bytes end,
+         case when r.done then '3'::xid8 else pg_current_xact_id() end, b.sink, b.created_at, b.keys[r.lo:r.hi], b.order_key, b.order_keys[r.lo:r.hi],
+         b.tenant, b.tenants[r.lo:r.hi], b.scope, b.scopes[r.lo:r.hi], b.name, b.names[r.lo:r.hi], b.method, b.methods[r.lo:r.hi],
+         b.target, b.targets[r.lo:r.hi], b.header, b.headers[r.lo:r.hi], b.trace, b.traces[r.lo:r.hi], b.body, b.bodies[r.lo:r.hi],
+         r.origin_times, b.not_before[r.lo:r.hi], r.redo, b.capture[r.lo:r.hi], b.sealed[r.lo:r.hi], b.erased[r.lo:r.hi]
+    from gone b join runs r on r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.id
+  returning n, xid)
+select coalesce(sum(n) filter (where xid <> '3'::xid8), 0)::bigint from moved`
+
+// rebaseKeysSQL forgets which keys of calls were noted: their batches have other transaction ids
+// now. The next replay that looks for a call notes them anew.
+const rebaseKeysSQL = `
+with forgotten as (delete from onlyonce.call_keys)
+update onlyonce.call_index set snapshot = '1:1:'`
 
 // rebaseParkedSQL sets, for each parked call without a record of a call, since when its key counts:
 // the earliest moment at which a relay can have called under it. The record itself may be what was
@@ -301,7 +332,7 @@ func (q *rebase) do(ctx context.Context, tx pgx.Tx, _ By, now *Rebased) (*Rebase
 	}
 	// Last, because the sequence is ahead of the version until COMMIT. Until then, transactions
 	// that enqueue above READ COMMITTED fail.
-	for _, sql := range []string{rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL} {
+	for _, sql := range []string{rebaseKeysSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL} {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return nil, err
 		}

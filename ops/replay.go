@@ -144,6 +144,9 @@ func (q *replay) do(ctx context.Context, tx pgx.Tx, _ By, now *Replayed) (*Repla
 	if _, err := tx.Exec(ctx, cursor.ReplaySQL, now.Before.ID, now.From, now.To, now.Resume, now.Replay, now.Resend, now.Before.LeaderEpoch); err != nil {
 		return nil, err
 	}
+	if _, err := tx.Exec(ctx, cursor.ForgetAttemptsSQL, now.Before.ID); err != nil {
+		return nil, err
+	}
 	var err error
 	now.After, err = q.readBack(ctx, tx)
 	return now, err

@@ -2,18 +2,22 @@ package ops
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// scopeSQL reads what ids mean in a scope. In: scope. At most one row; by the primary key.
-const scopeSQL = `select topics, copies, home from onlyonce.scopes where scope = $1`
+// scopeSQL reads what ids mean in a scope, and until when its keys were forgotten. In: scope. At
+// most one row; by the primary key.
+const scopeSQL = `select topics, copies, home, onlyonce.forgotten(scope) as forgotten from onlyonce.scopes where scope = $1`
 
 // scopeRow is a row of onlyonce.scopes.
 type scopeRow struct {
 	Topics []string
 	Copies *string
 	Home   string
+	// Forgotten is the time until which keys may have been forgotten; nil: none were.
+	Forgotten *time.Time
 }
 
 // within reports whether ids count within their topic. Those of the topic Home have no topic in

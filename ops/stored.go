@@ -9,23 +9,28 @@ import (
 
 // storedSQL finds what is stored of a call. In: key. One row for each place: log (id, sink, state
 // of the view onlyonce.calls) and parked (its own id). A call that was redriven under a new key is
-// found by either one. By the indexes outbox_log_key and parked_row; that on onlyonce.parked (kind,
-// key) holds unsettled rows only, so settled ones that no row of the log leads to are looked for in
-// the whole table, which holds failures. By a new key, the log's row is found by outbox_log_new
+// found by either one. The log is read whole, without its bodies. The index on onlyonce.parked
+// (kind, key) holds unsettled rows only, so settled ones that no row of the log leads to are looked
+// for in the whole table, which holds failures. By a new key, the log's row is found by its id
 // within its sink and lane.
 const storedSQL = `
-with parked as materialized (
+with keyed as materialized (
+  select r.slot, r.sink, r.lane, r.xid, r.batch, r.id from ` + batchesOfKey + ` b
+   cross join lateral (select * from onlyonce.outbox_log r where r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.batch offset 0) r
+   where r.key = $1::uuid),
+parked as materialized (
   select p.id, p.row_id, p.sink, p.lane, p.state, p.erased_at, octet_length(p.body) + coalesce(octet_length(p.response_body), 0) as bytes
     from onlyonce.parked p
-   where p.kind = 'call' and (p.key = $1::uuid or p.row_id in (select r.id from onlyonce.outbox_log r where r.key = $1::uuid))),
+   where p.kind = 'call' and (p.key = $1::uuid or p.row_id in (select r.id from keyed r))),
 log as materialized (
-  select r.slot, r.id, r.key from onlyonce.outbox_log r where r.key = $1::uuid
+  select * from keyed
   union
-  select r.slot, r.id, r.key from parked p join onlyonce.outbox_log r on r.sink = p.sink and r.lane = p.lane and r.id = p.row_id)
+  select b.slot, b.sink, b.lane, b.xid, b.id, p.row_id
+    from parked p join onlyonce.batches b on b.sink = p.sink and b.lane = p.lane and p.row_id between b.id and b.id + b.n - 1)
 select 'log' as place, c.id, c.key::text as key, c.sink, c.state, c.erased_at, octet_length(r.body)::bigint as bytes
   from log g
-  join onlyonce.outbox_log r on r.slot = g.slot and r.key = g.key and r.id = g.id
-  join onlyonce.calls c on c.key = g.key and c.id = g.id
+ cross join lateral (select * from onlyonce.outbox_log r where r.slot = g.slot and r.sink = g.sink and r.lane = g.lane and r.xid = g.xid and r.batch = g.batch and r.id = g.id offset 0) r
+ cross join lateral (select * from onlyonce.calls c where c.sink = g.sink and c.lane = g.lane and c.xid = g.xid and c.batch = g.batch and c.id = g.id offset 0) c
 union all
 select 'parked', p.id, null, coalesce(p.sink, ''), case p.state when 'resolved' then 'delivered' else p.state end, p.erased_at, coalesce(p.bytes, 0) from parked p
 order by 1 desc, 2`

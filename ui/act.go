@@ -78,6 +78,9 @@ func (v *visit) propose(a act, status int, failed error) error {
 	if err := v.r.ParseForm(); err != nil {
 		return err
 	}
+	if err := v.writable(); err != nil {
+		return err
+	}
 	p := &proposal{Title: a.title, Means: a.means, Danger: a.danger, Fields: a.fields, Values: v.r.Form, Reason: v.r.PostFormValue("reason"),
 		Post: v.Link("/act/" + a.name)}
 	for name, values := range v.r.Form {

@@ -37,11 +37,13 @@ func TestU1Acts(t *testing.T) {
 	pool := filled(t)
 	c := serve(t, pool, ui.Config{Authorize: as("ann", ui.Operate)})
 	request := one[string](t, pool, `select id::text from onlyonce.http_records where state = 'reconcile' order by id limit 1`)
+	abandoned := one[string](t, pool, `select id::text from onlyonce.http_records where state <> 'reconcile' order by id limit 1`)
 	for name, path := range map[string]string{
 		"redrive": "/act/redrive?id=1", "discard": "/act/discard?id=2", "pause": "/act/pause?scope=stock", "pause a partition": "/act/pause?scope=stock&topic=orders&partition=1",
 		"resume": "/act/resume?scope=billing&topic=payments&partition=2", "adopt": "/act/adopt?scope=stock&topic=orders&partition=4&at=52300",
 		"pause a sink": "/act/pause-sink?sink=payments", "resume a sink": "/act/resume-sink?sink=warehouse",
-		"resolve": "/act/resolve?id=" + request + "&step=charge&outcome=applied&result=ch_1",
+		"replay":  "/act/replay?scope=mail&topic=orders&partition=1&from=49000&to=49010",
+		"resolve": "/act/resolve?id=" + request + "&step=charge&outcome=applied&result=ch_1", "close": "/act/close?id=" + abandoned,
 	} {
 		before := one[string](t, pool, stateSQL)
 		page := c.get(path).want(http.StatusOK, "What it would do")

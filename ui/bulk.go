@@ -153,10 +153,10 @@ func factOf(name, value string) [2]string {
 	return [2]string{label, value}
 }
 
-// bulkInput reads the filter. The reason for which rows were parked is "reason" in an address, as
-// on the page of parked rows, and "reason-parked" in the form, where "reason" is the operator's.
-func bulkInput(f url.Values, parkedFor string) (in ops.BulkInput, err error) {
-	in.ParkedFilter = ops.ParkedFilter{Kind: f.Get("kind"), Scope: f.Get("scope"), Topic: f.Get("topic"), Sink: f.Get("sink"), Name: f.Get("name"), Reason: parkedFor, ErrorPrefix: f.Get("error")}
+// bulkInput reads the filter. The reason for which rows were parked is "reason-parked", because
+// "reason" is the operator's.
+func bulkInput(f url.Values) (in ops.BulkInput, err error) {
+	in.ParkedFilter = ops.ParkedFilter{Kind: f.Get("kind"), Scope: f.Get("scope"), Topic: f.Get("topic"), Sink: f.Get("sink"), Name: f.Get("name"), Reason: f.Get("reason-parked"), ErrorPrefix: f.Get("error")}
 	if in.Kind == string(Call) {
 		in.State = f.Get("state")
 	} else if s := f.Get("state"); s != "" && s != "waiting" {
@@ -189,15 +189,16 @@ func (v *visit) proposeBulk(a bulkAct, status int, failed error) error {
 	if err := v.r.ParseForm(); err != nil {
 		return err
 	}
+	if err := v.writable(); err != nil {
+		return err
+	}
 	f := v.r.Form
-	parkedFor := f.Get("reason-parked")
 	p := &bulkProposal{Title: a.title, Means: a.means, Danger: a.danger, Post: v.Link("/bulk/" + a.name), Verified: f.Get("verified")}
 	if v.r.Method == http.MethodPost {
 		p.Reason = f.Get("reason")
-	} else if parkedFor == "" {
-		parkedFor = f.Get("reason")
+	} else if f.Get("reason-parked") == "" {
+		f.Set("reason-parked", f.Get("reason"))
 	}
-	f.Set("reason-parked", parkedFor)
 	for _, name := range bulkFields {
 		if f.Get(name) != "" && name != "verified" {
 			p.Filter = append(p.Filter, [2]string{name, f.Get(name)})
@@ -205,7 +206,7 @@ func (v *visit) proposeBulk(a bulkAct, status int, failed error) error {
 		}
 	}
 	p.Verify = a.name == "redrive" && f.Get("kind") == string(Call) && f.Get("state") == "reconcile"
-	in, err := bulkInput(f, parkedFor)
+	in, err := bulkInput(f)
 	if err == nil {
 		err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
 			p.Bulk, err = a.do(ctx, db, ops.By{DryRun: true}, in)
@@ -236,7 +237,7 @@ func (v *visit) startBulk(a bulkAct) error {
 		status, _, _ := v.describe(err)
 		return v.proposeBulk(a, status, err)
 	}
-	in, err := bulkInput(f, f.Get("reason-parked"))
+	in, err := bulkInput(f)
 	if err != nil {
 		return refuse(err)
 	}

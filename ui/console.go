@@ -206,6 +206,8 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 		return http.StatusServiceUnavailable, "The schema of this database does not fit this console.", sentence(err.Error())
 	case errors.Is(err, errMissing):
 		return http.StatusNotFound, "There is no such thing here.", "It may have been removed meanwhile, or the address is wrong."
+	case errors.Is(err, errStandby):
+		return refusedByStandby()
 	case errors.Is(err, errViewer):
 		return http.StatusForbidden, "You may look, and not change anything.", ""
 	case errors.As(err, new(*http.MaxBytesError)):
@@ -218,7 +220,9 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 	case errors.As(err, &pg) && pg.Code == "42501":
 		return http.StatusForbidden, "The role of the console may not do this: " + pg.Message + ".", "Connect it as a member of onlyonce_viewer to look, or of onlyonce_operator to decide too."
 	case errors.As(err, &pg) && pg.Code == "25006":
-		return http.StatusConflict, "This server is a standby, or set to read-only: nothing can be changed here.", "Decide on the primary."
+		return refusedByStandby()
+	case errors.As(err, &pg) && pg.Code == "40001":
+		return http.StatusServiceUnavailable, "The server ended this question, because it had to go on with the changes of its primary.", "Look again in a moment."
 	case errors.As(err, &pg) && (pg.Code == "55P03" || pg.Code == "57014"):
 		return http.StatusConflict, "Another transaction holds what this one needs, and nothing was done.", "Try again."
 	case errors.As(err, &pg):
@@ -230,7 +234,21 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 var (
 	errMissing = errors.New("not found")
 	errViewer  = errors.New("a viewer")
+	errStandby = errors.New("a standby")
 )
+
+func refusedByStandby() (status int, text, remedy string) {
+	return http.StatusConflict, "This server is a standby, or set to read-only: nothing can be changed here.", "Decide on the primary."
+}
+
+// writable refuses an act over a standby before a person gives a reason. The answer may be some
+// seconds old: the database itself refuses what it should not let through.
+func (v *visit) writable() error {
+	if s, _ := v.db.live.status.get(v.ctx, v.db); s != nil && s.Standby {
+		return errStandby
+	}
+	return nil
+}
 
 // sentence begins with a capital letter and ends with a stop.
 func sentence(s string) string {

@@ -3,9 +3,15 @@ package ui
 import (
 	"context"
 	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
 
 	"github.com/onlyonce/onlyonce/ops"
 )
+
+// blockedAfter is for how many seconds a message holds up the position before a page says so.
+const blockedAfter = 1
 
 // partition is a cursor and what its owner reports of it.
 type partition struct {
@@ -66,6 +72,12 @@ func (p *partition) Tags() []string {
 	if p.Owned != nil && p.Owned.Halted != "" {
 		tags = append(tags, "halted")
 	}
+	if p.Owned != nil && p.Owned.WaitingFor > 0 {
+		tags = append(tags, "waiting")
+	}
+	if p.Owned != nil && p.Owned.BlockedBy != nil && p.Owned.BlockedBy.For >= blockedAfter {
+		tags = append(tags, "blocked")
+	}
 	if p.Paused != nil {
 		tags = append(tags, "paused")
 	}
@@ -117,18 +129,32 @@ func (v *visit) cursor() error {
 	return nil
 }
 
-// requests shows requests of the HTTP layer.
+// requests shows requests of the HTTP layer, and operations that were answered 202.
 func (v *visit) requests() error {
-	f := ops.RequestFilter{All: v.Query("all") != "", Tenant: v.Query("tenant"), Scope: v.Query("scope"), ID: v.Query("id"), Limit: perPage}
+	f := ops.RequestFilter{All: v.Query("all") != "", Tenant: v.Query("tenant"), Scope: v.Query("scope"), Limit: perPage}
+	id := strings.TrimSpace(v.Query("id"))
+	if id != "" {
+		parsed, err := uuid.Parse(id)
+		if err != nil {
+			return &ops.Error{Kind: ops.ErrInvalid, Reason: "the id is no UUID", Remedy: "take it from this list, or from the client of an operation"}
+		}
+		id = parsed.String()
+	}
+	f.ID = id
 	var rows []ops.Request
-	var more bool
+	var operations []ops.Operation
+	var more, moreOperations bool
 	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, more, err = ops.Requests(ctx, db, f)
+		if rows, more, err = ops.Requests(ctx, db, f); err != nil || f.Scope != "" {
+			return err
+		}
+		operations, moreOperations, err = ops.OperationList(ctx, db, ops.OperationFilter{All: f.All, Tenant: f.Tenant, ID: id, Limit: perPage})
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	v.show(page{File: "requests", Title: "Requests", Section: "/requests", Data: map[string]any{"Rows": rows, "More": more, "Filter": f}})
+	v.show(page{File: "requests", Title: "Requests", Section: "/requests", Data: map[string]any{"Rows": rows, "More": more, "Filter": f,
+		"Operations": operations, "MoreOperations": moreOperations}})
 	return nil
 }

@@ -3,6 +3,7 @@ package ui
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -62,6 +63,13 @@ func (a *answer[T]) get(ctx context.Context, d *database) (value T, state asked)
 	return a.value, state
 }
 
+// last returns the last answer, without asking.
+func (a *answer[T]) last() T {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.value
+}
+
 func (a *answer[T]) refresh(ctx context.Context, d *database) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -105,12 +113,20 @@ type status struct {
 
 // shared are the questions whose answers pages share and refresh.
 type shared struct {
-	status  answer[*status]
-	outbox  answer[*ops.OutboxReport]
-	groups  answer[*ops.ParkedTotals]
-	inbox   answer[*ops.InboxReport]
-	events  answer[*ops.EventsReport]
-	samples samples
+	status answer[*status]
+	outbox answer[*outbox]
+	groups answer[*ops.ParkedTotals]
+	inbox  answer[*ops.InboxReport]
+	events answer[*ops.EventsReport]
+
+	positions samples // of the question status
+	backlogs  samples // of the question outbox
+}
+
+// outbox is what Outbox answers, and how fast the calls to send grow, or are worked off.
+type outbox struct {
+	*ops.OutboxReport
+	Rates map[string]float64 // calls a second, by sink; negative: there are fewer
 }
 
 func (s *shared) begin() {
@@ -119,10 +135,14 @@ func (s *shared) begin() {
 		if err != nil {
 			return nil, err
 		}
-		return &status{r, s.samples.add(time.Now(), r.Cursors)}, nil
+		return &status{r, s.positions.forward(time.Now(), r.Cursors)}, nil
 	}
-	s.outbox.ask = func(ctx context.Context, db ops.DB) (*ops.OutboxReport, error) {
-		return ops.Outbox(ctx, db, ops.OutboxQuestion{CountLimit: countLimit})
+	s.outbox.ask = func(ctx context.Context, db ops.DB) (*outbox, error) {
+		r, err := ops.Outbox(ctx, db, ops.OutboxQuestion{CountLimit: countLimit})
+		if err != nil {
+			return nil, err
+		}
+		return &outbox{r, s.backlogs.change(time.Now(), r.Sinks)}, nil
 	}
 	s.groups.ask = func(ctx context.Context, db ops.DB) (*ops.ParkedTotals, error) {
 		return ops.ParkedCounts(ctx, db, ops.ParkedQuestion{ByError: true, CountLimit: countLimit})
@@ -131,8 +151,16 @@ func (s *shared) begin() {
 	s.events.ask = func(ctx context.Context, db ops.DB) (*ops.EventsReport, error) { return ops.Events(ctx, db, "") }
 }
 
-// samples are the sums of positions that were read in the last minute, by scope and topic. Only the
-// goroutine of the question status uses them.
+// Change is how fast the calls to send of a sink have changed. Nil: not known yet.
+func (o *outbox) Change(sink string) *float64 {
+	if rate, known := o.Rates[sink]; known {
+		return &rate
+	}
+	return nil
+}
+
+// samples are sums that were read in the last minute, by what they are of. Only the goroutine of
+// their question uses them.
 type samples struct {
 	at   []time.Time
 	sums []map[[2]string]int64
@@ -140,13 +168,9 @@ type samples struct {
 
 const sampledFor = time.Minute
 
-// add notes the positions, and returns how fast they have moved: messages a second, over at most a
-// minute. A topic whose positions went back, for example because of a replay, has no rate.
-func (s *samples) add(now time.Time, cursors []ops.Cursor) map[[2]string]float64 {
-	sums := map[[2]string]int64{}
-	for i := range cursors {
-		sums[[2]string{cursors[i].Scope, cursors[i].Topic}] += cursors[i].Position
-	}
+// add notes sums, and returns how fast they have changed: by how much a second, over at most a
+// minute.
+func (s *samples) add(now time.Time, sums map[[2]string]int64) map[[2]string]float64 {
 	s.at, s.sums = append(s.at, now), append(s.sums, sums)
 	for now.Sub(s.at[0]) > sampledFor {
 		s.at, s.sums = s.at[1:], s.sums[1:]
@@ -157,9 +181,36 @@ func (s *samples) add(now time.Time, cursors []ops.Cursor) map[[2]string]float64
 		return rates
 	}
 	for of, sum := range sums {
-		if before, known := s.sums[0][of]; known && sum >= before {
+		if before, known := s.sums[0][of]; known {
 			rates[of] = float64(sum-before) / over
 		}
+	}
+	return rates
+}
+
+// forward is how many messages a second the cursors have moved, by scope and topic. A topic whose
+// positions went back, for example because of a replay, has no rate.
+func (s *samples) forward(now time.Time, cursors []ops.Cursor) map[[2]string]float64 {
+	sums := map[[2]string]int64{}
+	for i := range cursors {
+		sums[[2]string{cursors[i].Scope, cursors[i].Topic}] += cursors[i].Position
+	}
+	rates := s.add(now, sums)
+	maps.DeleteFunc(rates, func(_ [2]string, rate float64) bool { return rate < 0 })
+	return rates
+}
+
+// change is how fast the calls to send have changed, by sink.
+func (s *samples) change(now time.Time, sinks []ops.OutboxSink) map[string]float64 {
+	sums := map[[2]string]int64{}
+	for i := range sinks {
+		if n := sinks[i].Pending; n != nil {
+			sums[[2]string{sinks[i].Sink}] = *n
+		}
+	}
+	rates := map[string]float64{}
+	for of, rate := range s.add(now, sums) {
+		rates[of[0]] = rate
 	}
 	return rates
 }

@@ -122,6 +122,17 @@ func pages(t *testing.T, pool *pgxpool.Pool) []string {
 		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/audit", "/audit/1", "/doctor"}
 }
 
+// The page of a partition says what holds it up, and what resolves that.
+func TestPartition(t *testing.T) {
+	t.Parallel()
+	c := serve(t, filled(t), ui.Config{Authorize: as("ann", ui.View)})
+	c.get("/consumers/cursor?scope=stock&topic=orders&partition=2").want(http.StatusOK, "offset 50166", "42s, key 9f2c41d07be3a655; 7 messages after it are done", `<span class="tag mild">blocked</span>`)
+	halted := c.get("/consumers/cursor?scope=stock&topic=orders&partition=4").want(http.StatusOK, `<span class="tag bad">halted</span>`, "182 messages were deleted")
+	if n := strings.Count(halted.body, "cursor adopt -scope"); n != 1 { // the button that copies it
+		t.Errorf("the command is there %d times more than it is shown\n%s", n, halted.body)
+	}
+}
+
 func TestU2Pages(t *testing.T) {
 	t.Parallel()
 	pool := filled(t)

@@ -127,7 +127,16 @@ func (v *visit) Here() string {
 }
 
 // Operates reports whether the page offers acts.
-func (v *visit) Operates() bool { return v.operates() }
+func (v *visit) Operates() bool { return v.operates() && !v.Standby() }
+
+// Standby reports whether the database was a standby when it was last asked.
+func (v *visit) Standby() bool {
+	if v.db == nil {
+		return false
+	}
+	s := v.db.live.status.last()
+	return s != nil && s.Standby
+}
 
 // Actor is the person.
 func (v *visit) Actor() string { return string(v.actor) }
@@ -144,6 +153,7 @@ func (v *visit) Query(name string) string { return v.r.URL.Query().Get(name) }
 var functions = template.FuncMap{
 	"cell":    cell,
 	"n":       number,
+	"place":   place,
 	"text":    plain,
 	"ago":     ago,
 	"instant": instant,
@@ -153,14 +163,34 @@ var functions = template.FuncMap{
 		i, _ := strconv.ParseInt(plain(n), 10, 64)
 		return show.Count(i, what)
 	},
-	"rate": func(f float64) string {
-		return strconv.FormatFloat(f, 'f', map[bool]int{true: 1, false: 0}[f < 10], 64)
-	},
-	"short": func(s string, most int) string { return show.FirstLine(s, most) },
-	"deref": func(p *string) string { return plain(p) },
-	"span":  func(seconds float64) string { return show.Span(show.Seconds(seconds)) },
-	"dict":  dict,
-	"now":   func() time.Time { return time.Now() },
+	"rate":   rate,
+	"change": change,
+	"short":  func(s string, most int) string { return show.FirstLine(s, most) },
+	"deref":  func(p *string) string { return plain(p) },
+	"span":   func(seconds float64) string { return show.Span(show.Seconds(seconds)) },
+	"dict":   dict,
+	"words":  words,
+	"remedy": remedyOf,
+	"now":    func() time.Time { return time.Now() },
+}
+
+// rate is how many there are a second.
+func rate(f float64) string {
+	if f == 0 {
+		return "0"
+	}
+	return strconv.FormatFloat(f, 'f', map[bool]int{true: 1, false: 0}[f < 10], 64)
+}
+
+// change is by how much something grows a second, or shrinks.
+func change(f float64) string {
+	switch {
+	case f < 0:
+		return "−" + rate(-f)
+	case f > 0:
+		return "+" + rate(f)
+	}
+	return "0"
 }
 
 // dict makes a map of names and values, for a part of a page.
@@ -170,6 +200,47 @@ func dict(pairs ...any) map[string]any {
 		m[fmt.Sprint(pairs[i])] = pairs[i+1]
 	}
 	return m
+}
+
+// words shows a command. A line is broken between its words only: a browser would break after the
+// hyphen of an option.
+func words(command string) template.HTML {
+	var b strings.Builder
+	for i, word := range strings.Split(command, " ") {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		if strings.Contains(word, "-") {
+			word = `<span class="word">` + template.HTMLEscapeString(word) + `</span>`
+		} else {
+			word = template.HTMLEscapeString(word)
+		}
+		b.WriteString(word)
+	}
+	return template.HTML(b.String()) //nolint:gosec // escaped
+}
+
+// remedy is what to do, with the command in it.
+type remedy struct {
+	Before, Command, After string
+}
+
+// remedyOf finds the command of the program onlyonce in a sentence. It begins the sentence, or
+// stands after a colon.
+func remedyOf(sentence string) (r remedy) {
+	const program = "onlyonce "
+	at := strings.Index(sentence, ": "+program) + len(": ")
+	switch {
+	case strings.HasPrefix(sentence, program):
+		at = 0
+	case at < len(": "):
+		return remedy{Before: sentence}
+	}
+	r.Before, r.Command = strings.TrimSuffix(sentence[:at], " "), sentence[at:]
+	if end := strings.IndexAny(r.Command, ";("); end >= 0 {
+		r.Command, r.After = strings.TrimSpace(r.Command[:end]), strings.TrimPrefix(r.Command[end:], "; ")
+	}
+	return r
 }
 
 // plain is a value as an address or a test has it: "" for nil.
@@ -230,6 +301,18 @@ func number(v any) template.HTML {
 	return template.HTML(template.HTMLEscapeString(sign + b.String())) //nolint:gosec // escaped
 }
 
+// place shows a number that names something, for example an offset: a person copies it into a
+// command, so it has no spaces. "–" if it is not known.
+func place(v any) template.HTML {
+	if s := plain(v); s != "" {
+		return template.HTML(template.HTMLEscapeString(s)) //nolint:gosec // escaped
+	}
+	return `<span class="none">–</span>`
+}
+
+// places are the fields whose numbers name something.
+var places = map[string]bool{"id": true, "pid": true, "partition": true, "position": true, "offset": true, "epoch": true, "lane": true, "slot": true}
+
 // cell is a cell of a table. Its data-f and data-v are the field and the value as the JSON of the
 // program onlyonce has them.
 func cell(field string, v any) template.HTML {
@@ -237,6 +320,9 @@ func cell(field string, v any) template.HTML {
 	switch v.(type) {
 	case int, int16, int32, int64, *int32, *int64:
 		class, shown = ` class="num"`, number(v)
+		if places[field] {
+			shown = place(v)
+		}
 	case time.Time, *time.Time:
 		shown = instant(v)
 	case string, *string:
@@ -289,7 +375,7 @@ func tag(state string) template.HTML {
 	}
 	class := map[string]string{
 		"halted": "bad", "fail": "bad", "reconcile": "bad", "silent": "bad",
-		"waiting": "warn", "warn": "warn", "paused": "warn", "abandoned": "warn", "not listed": "warn", "left": "warn", "blocked": "mild",
+		"waiting": "warn", "suspended": "warn", "warn": "warn", "paused": "warn", "abandoned": "warn", "not listed": "warn", "no owner": "warn", "left": "warn", "blocked": "mild",
 		"retrying": "mild", "running": "mild", "replaying": "mild", "info": "mild", "pending": "mild",
 	}[state]
 	if class == "" {

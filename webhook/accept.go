@@ -14,11 +14,15 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/shard"
 )
 
 // receiveSQL claims the event, and is the transaction's fence; see the function's comment in the
 // migration. One row: what it found.
 const receiveSQL = `select onlyonce.receive_webhook($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+
+// receiveAtSQL is the same for a place that must live in the database, if there are several (N2).
+const receiveAtSQL = `select onlyonce.receive_webhook_at($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
 
 // parkEventSQL parks a whole event that is not accepted. In: state, reason, error, tenant, scope,
 // key, topic, ordering key, names and values of headers, body, event id, whether parking settles
@@ -91,6 +95,7 @@ func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, erro
 	if err := fault.Point(fault.WebhookVerified); err != nil {
 		return "", fmt.Errorf("%w: %w", ErrStore, err)
 	}
+	i.keepTrace(ctx, ep.cfg.Trace)
 	var stale error // the handler's reason to park the event
 	commitUnknown := false
 	for runs := 1; ; runs++ {
@@ -266,9 +271,15 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 func (a *acceptTx) claimEvent(ctx context.Context, tx *guard.Tx) (found int, err error) {
 	// The server's timeout ends before ctx does, so that a timeout does not cost the connection.
 	bound := a.commitTimeout(ctx) * 7 / 8
-	err = tx.EngineRow(ctx, stepClaim, receiveSQL, a.cfg.Name, a.hash, a.fingerprint, a.digest, a.cfg.BodyWindow,
-		guard.Millis(min(a.cfg.DuplicateWait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(a.cfg.Deadline)).Scan(&found)
-	if err != nil {
+	sql, args := receiveSQL, []any{a.cfg.Name, a.hash, a.fingerprint, a.digest, a.cfg.BodyWindow,
+		guard.Millis(min(a.cfg.DuplicateWait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(a.cfg.Deadline)}
+	if a.set != nil {
+		sql, args = receiveAtSQL, append([]any{a.place(a.incomingEvent)}, args...)
+	}
+	if err = tx.EngineRow(ctx, stepClaim, sql, args...).Scan(&found); err != nil {
+		if _, unknown := shard.Refused(err); unknown {
+			a.set.Forget(a.place(a.incomingEvent))
+		}
 		tx.Fail(stepClaim, err)
 		if guard.SQLState(err) == lockNotAvailable {
 			err = fmt.Errorf("%w: %w", ErrPending, err)

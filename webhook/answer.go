@@ -54,7 +54,7 @@ func (ep *Endpoint) emitReceived(e *Event, outcome Outcome, reconciled bool, sta
 }
 
 // refusalKinds are the errors whose refusals are logged apart.
-var refusalKinds = []error{ErrTooLarge, ErrMalformed, ErrSignature, ErrStale, ErrPending, ErrStore, ErrHandler, ErrTenant, ErrBusy, ErrAside,
+var refusalKinds = []error{ErrTooLarge, ErrMalformed, ErrSignature, ErrStale, ErrUnavailable, ErrPending, ErrStore, ErrHandler, ErrTenant, ErrBusy, ErrAside,
 	errMethod, errBodyUnreadable, errBodySlow}
 
 // refusalKind names the kind of a refusal, for the bound on log lines.

@@ -38,8 +38,8 @@ type Config struct {
 	// 1 to 100 characters of A-Z a-z 0-9 . _ -. Under another name every event is new. Required.
 	Name string
 
-	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack], [HMAC],
-	// or one of yours. Required.
+	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
+	// [Twilio], [Meta], [Graph], [PayPal], [SNS], [HMAC], or one of yours. Required.
 	Provider Provider
 
 	// Secrets are the secrets that are valid now; see [VerifierConfig]. Required.
@@ -115,7 +115,8 @@ type Config struct {
 
 	// BodyWindow is how long a body is remembered if the sender does not sign the event's id
 	// (GitHub, Shopify), from 1 minute to Retention: within it the same body under another id is
-	// set aside as a likely copy (W7). Defaults to 1 hour.
+	// set aside as a likely copy (W7). Defaults to 1 hour, or to as long as
+	// a signed time counts, if the provider signs a time (PayPal).
 	BodyWindow time.Duration
 
 	// DuplicateWait is how long a copy waits for a first one that has not committed, at most 2 s.
@@ -158,9 +159,11 @@ type Config struct {
 
 	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
 	// line if there is one. A call that an inline handler enqueues carries what Trace returns for
-	// the context that outbox.Enqueue gets, and so does the call of Forward. Package telemetry sets
-	// it. It must be safe for concurrent use. If it panics or returns "" or anything else, the call
-	// carries no trace context. Defaults to none. (For stored events see Config.Consumer.Trace.)
+	// the context that outbox.Enqueue gets, and so does the call of Forward. A stored event carries
+	// what it returns for the request's context, in the headers traceparent and tracestate of its
+	// message; for the calls of its handler see Config.Consumer.Trace. Package telemetry sets it.
+	// It must be safe for concurrent use. If it panics or returns "" or anything else, there is no
+	// trace context. Defaults to none.
 	Trace func(ctx context.Context) string
 
 	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.
@@ -279,7 +282,11 @@ func (c *Config) boundTimes(l *fields.List, scheme *Scheme, past, future time.Du
 	// W10: if an id is forgotten while its sender still delivers, the next copy is a new event.
 	least := max(minRetention, 2*past, 2*future, scheme.Redeliveries)
 	duration("Retention", &c.Retention, least, least, never, ": a sender may deliver an event again within that")
-	duration("BodyWindow", &c.BodyWindow, time.Hour, time.Minute, max(c.Retention, time.Minute), "")
+	window := time.Hour
+	if !scheme.IDSigned {
+		window = max(window, past+future) // W7: for as long as the signature counts
+	}
+	duration("BodyWindow", &c.BodyWindow, window, time.Minute, max(c.Retention, time.Minute), "")
 	answer := scheme.Answer
 	if answer == 0 {
 		answer = defaultAnswer

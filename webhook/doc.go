@@ -41,6 +41,11 @@
 //	GitHub      body                     X-GitHub-Delivery         no          none
 //	Shopify     body                     X-Shopify-Webhook-Id      no          none
 //	Slack       v0:time:body             body's event_id           yes         5 min both ways
+//	Twilio      URL, form or body's hash hash of what is signed    yes         none
+//	Meta        body                     hash of the body          yes         none
+//	PayPal      id|time|webhook|CRC-32   body's id                 no          3 days past, 5 min future
+//	SNS         members of the JSON      body's MessageId          yes         65 min past, 5 min future
+//	Graph       nothing                  hash of the body          no          none
 //	HMAC        as declared
 //
 // A [Provider] of your own is a [Scheme]: it says which headers hold the signatures, what they
@@ -51,10 +56,15 @@
 //
 // Bytes that were changed on the way, or by the receiver: the MAC is computed over the body as it
 // arrived, and the body is not parsed before the MAC is verified. JSON that was decoded and encoded
-// again has another signature.
+// again has another signature. Twilio and SNS sign a form's parameters or JSON's members, and
+// Microsoft Graph writes a shared secret into the body: their bodies are parsed first, in time and
+// memory that their length bounds.
+//
+// Certificates that a request names (PayPal, SNS): see [Fetch] and rule W18.
 //
 // Requests that are sent again later: the signed time is compared with the clock, after the
-// signature. If the sender signs no time (GitHub, Shopify), a recorded request stays valid forever.
+// signature. If the sender signs no time (GitHub, Shopify, Twilio, Meta), a recorded request stays
+// valid forever.
 // If it does not sign the id either, the request is valid under any id. [Event].IDSigned is then
 // false, and the dedupe must compare bodies too.
 //

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ready"
+	"github.com/onlyonce/onlyonce/shard"
 )
 
 // Endpoint is one provider's webhooks from the request to the handler: an http.Handler that
@@ -26,6 +27,10 @@ type Endpoint struct {
 	worker    *consumer.Consumer // or nil
 	slots     chan struct{}      // a token for each verified event that is being processed
 	heldBytes atomic.Int64       // of bodies that are held
+
+	set    *shard.Set           // nil if there is one database
+	name   string               // of the endpoint's database, if there are several
+	shards map[string]*Endpoint // of an endpoint of several databases: one for each; it has no pool itself
 
 	refusals pace.Seldom // log lines of refused requests
 	begun    ready.Run
@@ -70,7 +75,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 }
 
 // Consumer returns the consumer of the endpoint's stored events, for its status and its readiness;
-// nil if the endpoint has none, because Handler is not set or runs inline.
+// nil if the endpoint has none, because Handler is not set or runs inline. An endpoint of several
+// databases has one in each of [Endpoint.Shards].
 func (ep *Endpoint) Consumer() *consumer.Consumer { return ep.worker }
 
 // Errors of a request that was refused for another reason than by a Verifier's check.
@@ -114,6 +120,11 @@ func (ep *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 
 // serve verifies and accepts the event of a request that began at start, and answers it.
 func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.Time) answer {
+	if text, is, err := ep.cfg.verifier.Handshake(req.Method, req.URL.RawQuery); err != nil {
+		return ep.writeRefusal(w, start, statusOf(err), err)
+	} else if is { // W13
+		return ep.writeAccepted(w, start, &Event{Provider: ep.cfg.verifier.scheme.Name, Probe: true}, Probed, text)
+	}
 	if req.Method != http.MethodPost { // W1
 		w.Header().Set("Allow", http.MethodPost)
 		return ep.writeRefusal(w, start, http.StatusMethodNotAllowed, errMethod)
@@ -124,7 +135,7 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 	defer cancel()
 	// W17: a request that has not been verified yet gets no slot, and its body no more time and
 	// memory than it earns by arriving.
-	if err := ep.cfg.verifier.checkHeaders(req.Header, req.ContentLength); err != nil {
+	if err := ep.cfg.verifier.checkHeaders(req.Header, req.URL.RawQuery, req.ContentLength); err != nil {
 		w.Header().Set("Connection", "close") // the rest of the body is not read
 		return ep.writeRefusal(w, start, statusOf(err), err)
 	}
@@ -134,11 +145,14 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 		w.Header().Set("Connection", "close")
 		return ep.writeRefusal(w, start, status, err)
 	}
-	e, err := ep.cfg.verifier.Verify(req.Header, body)
+	e, err := ep.cfg.verifier.VerifyRequest(ctx, Request{Header: req.Header, Query: req.URL.RawQuery, Body: body})
 	if err != nil {
 		return ep.writeRefusal(w, start, statusOf(err), err)
 	}
 	if e.Probe { // W13
+		if err := ep.cfg.verifier.Confirm(ctx, e); err != nil {
+			return ep.writeRefusal(w, start, statusOf(err), err)
+		}
 		return ep.writeAccepted(w, start, e, Probed, e.Challenge)
 	}
 	incoming, err := ep.newIncomingEvent(e, false)
@@ -151,7 +165,7 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 	default:
 		return ep.writeRefusal(w, start, http.StatusServiceUnavailable, ErrBusy)
 	}
-	outcome, err := ep.accept(ctx, incoming)
+	outcome, err := ep.acceptAtHome(ctx, incoming)
 	switch {
 	case err == nil:
 		return ep.writeAccepted(w, start, e, outcome, "")

@@ -16,6 +16,9 @@ var (
 	ErrSignature = errors.New("bad signature")
 	// ErrStale: the signature is right, but the signed time is too far from the clock. 401.
 	ErrStale = errors.New("stale")
+	// ErrUnavailable: what the check needs from the sender's host, for example its certificate,
+	// could not be fetched now. 503.
+	ErrUnavailable = errors.New("cannot be checked now")
 )
 
 // ErrConfig is wrapped by every error of New.
@@ -27,7 +30,7 @@ var ErrConfig = errors.New("webhook: bad configuration")
 type Error struct {
 	// Provider is the scheme's name.
 	Provider string
-	// Check is ErrTooLarge, ErrMalformed, ErrSignature or ErrStale.
+	// Check is ErrTooLarge, ErrMalformed, ErrSignature, ErrStale or ErrUnavailable.
 	Check error
 	// Field is the header, or the body's member, that the check is about. It is empty if the check
 	// is about the whole request.
@@ -70,6 +73,8 @@ func (e *Error) Status() int {
 		return http.StatusRequestEntityTooLarge
 	case errors.Is(e.Check, ErrSignature), errors.Is(e.Check, ErrStale):
 		return http.StatusUnauthorized
+	case errors.Is(e.Check, ErrUnavailable):
+		return http.StatusServiceUnavailable
 	}
 	return http.StatusBadRequest
 }

@@ -2,6 +2,7 @@ package webhook
 
 import (
 	"net/http"
+	"net/url"
 	"time"
 )
 
@@ -47,4 +48,10 @@ type Event struct {
 
 	// Body is the bytes that were signed: the slice that was passed to Verify.
 	Body []byte
+
+	// signed is a hash of what was signed, if that is neither the whole body nor the id (PayPal).
+	signed []byte
+
+	// subscribeURL is what a subscription's confirmation fetches (SNS).
+	subscribeURL *url.URL
 }

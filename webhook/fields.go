@@ -19,9 +19,24 @@ const (
 	maxKeptBytes = 16 << 10
 )
 
-// Fields is a request's headers, for schemes. Names are matched in the form in which net/http
-// writes them ([http.CanonicalHeaderKey]).
-type Fields struct{ header http.Header }
+// Fields is a request's headers and its query, for schemes. Names of headers are matched in the
+// form in which net/http writes them ([http.CanonicalHeaderKey]).
+type Fields struct {
+	header http.Header
+	query  string
+}
+
+// Query returns the query as it came, without the question mark: at most 4096 printable ASCII
+// characters.
+func (f Fields) Query() (string, error) {
+	switch {
+	case len(f.query) > maxFieldBytes:
+		return "", Malformed("query", "is longer than 4096 bytes")
+	case !isPrintable(f.query):
+		return "", Malformed("query", "has bytes that are not printable ASCII")
+	}
+	return f.query, nil
+}
 
 // Has reports whether the request has the header, with any value.
 func (f Fields) Has(name string) bool { return len(f.header[http.CanonicalHeaderKey(name)]) > 0 }

@@ -66,3 +66,44 @@ func TestHooksOfRequests(t *testing.T) {
 		t.Errorf("the call's trace is %q, want the span's", got)
 	}
 }
+
+// A stored event carries the trace of its request to the handler, as headers of the message and not
+// of the event. What is no trace context is left out.
+func TestStoredEventCarriesTheTrace(t *testing.T) {
+	t.Parallel()
+	const span = "00-11111111111111111111111111111111-2222222222222222-00"
+	r := newRig(t)
+	trace := span + "\nvendor=1"
+	e := r.serve(samples(t)["Stripe"], func(c *webhook.Config) { c.Trace = func(context.Context) string { return trace } })
+	e.send(stripeBody("evt_1", "")).want(t, 200, false)
+	trace = "garbage \xff"
+	e.send(stripeBody("evt_2", "")).want(t, 200, false)
+	headers := func(id string) *consumer.Message {
+		m := &consumer.Message{Topic: webhook.Topic("e")}
+		var names []string
+		var values [][]byte
+		if err := r.pool.QueryRow(t.Context(), `select header_names, header_values from onlyonce.event_log where id like '%/' || $1`, id).Scan(&names, &values); err != nil {
+			t.Fatal(err)
+		}
+		for i, name := range names {
+			m.Headers = append(m.Headers, consumer.Header{Name: name, Value: values[i]})
+		}
+		return m
+	}
+	first := headers("evt_1")
+	for name, want := range map[string]string{"traceparent": span, "tracestate": "vendor=1"} {
+		if got, _ := first.Header(name); string(got) != want {
+			t.Errorf("the stored event has %s %q, want %q", name, got, want)
+		}
+	}
+	event, err := webhook.EventOf(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, has := event.Header["traceparent"]; has { //nolint:staticcheck // this spelling is the one that must not be there
+		t.Error("the event has a header that its sender did not send")
+	}
+	if got, has := headers("evt_2").Header("traceparent"); has {
+		t.Errorf("the second event has the trace %q, want none", got)
+	}
+}

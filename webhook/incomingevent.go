@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"strings"
@@ -13,7 +14,9 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // incomingEvent is an event on its way into the database.
@@ -46,7 +49,9 @@ func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent,
 	i.fingerprint = dedupe.FingerprintOf(i.Body).Int64()
 	if !i.IDSigned && !i.reconciled {
 		sum := sha256.Sum256(i.Body)
-		i.digest = sum[:]
+		if i.digest = sum[:]; i.signed != nil {
+			i.digest = i.signed
+		}
 	}
 	if ep.cfg.OrderingKey != nil {
 		switch key := callOrEmpty(ep.cfg.OrderingKey, e); {
@@ -57,6 +62,17 @@ func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent,
 		}
 	}
 	return i, nil
+}
+
+// keepTrace adds the trace context of the request to the stored headers, so that the event's
+// handler is a part of the request's trace.
+func (i *incomingEvent) keepTrace(ctx context.Context, traceOf func(context.Context) string) {
+	parent, state := codec.SplitTrace(origin.Origin{TraceOf: traceOf}.TraceIn(ctx))
+	for _, h := range []consumer.Header{{Name: headerTraceparent, Value: []byte(parent)}, {Name: headerTracestate, Value: []byte(state)}} {
+		if len(h.Value) > 0 {
+			i.headers = append(i.headers, h)
+		}
+	}
 }
 
 // hashedKey returns a hash that replaces an ordering key that is too long.

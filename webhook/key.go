@@ -1,10 +1,15 @@
 package webhook
 
 import (
+	"bytes"
+	"crypto"
 	"crypto/ed25519"
 	"crypto/hmac"
+	"crypto/rsa"
+	"crypto/sha1"
 	"crypto/sha256"
 	"crypto/sha512"
+	"crypto/subtle"
 	"errors"
 	"hash"
 	"strings"
@@ -18,6 +23,11 @@ const (
 	HMACSHA256 Algorithm = iota
 	HMACSHA512
 	Ed25519
+	// HMACSHA1 is for senders that offer nothing newer, for example Twilio.
+	HMACSHA1
+	// RSASHA256 and RSASHA1 are RSA with PKCS #1 v1.5, by the key of a certificate.
+	RSASHA256
+	RSASHA1
 )
 
 // size returns the length of a signature in bytes, or 0 for an unknown algorithm.
@@ -29,6 +39,8 @@ func (a Algorithm) size() int {
 		return sha512.Size
 	case Ed25519:
 		return ed25519.SignatureSize
+	case HMACSHA1:
+		return sha1.Size
 	}
 	return 0
 }
@@ -40,9 +52,10 @@ type Key struct {
 	// Both are functions, so that no verb of package fmt can print the secret in them.
 	mac    func() hash.Hash
 	public func() ed25519.PublicKey
+	rsa    *rsa.PublicKey
 }
 
-// MACKey returns a key for HMACSHA256 or HMACSHA512.
+// MACKey returns a key for HMACSHA256, HMACSHA512 or HMACSHA1.
 func MACKey(a Algorithm, secret []byte) (Key, error) {
 	var h func() hash.Hash
 	switch a {
@@ -50,8 +63,10 @@ func MACKey(a Algorithm, secret []byte) (Key, error) {
 		h = sha256.New
 	case HMACSHA512:
 		h = sha512.New
+	case HMACSHA1:
+		h = sha1.New
 	default:
-		return Key{}, errors.New("must be for HMACSHA256 or HMACSHA512")
+		return Key{}, errors.New("must be for HMACSHA256, HMACSHA512 or HMACSHA1")
 	}
 	if len(secret) == 0 {
 		return Key{}, errors.New("must not be empty: anyone could sign with it")
@@ -67,6 +82,41 @@ func PublicKey(public []byte) (Key, error) {
 	}
 	key := ed25519.PublicKey(append([]byte(nil), public...))
 	return Key{algorithm: Ed25519, public: func() ed25519.PublicKey { return key }}, nil
+}
+
+// checker returns a function that reports, as 1 or 0, whether a signature is this key's over a
+// message, which is given in pieces. A MAC is compared in constant time (W4); a value of another
+// length than a signature's equals none.
+func (k Key) checker(pieces [][]byte) func(signature []byte) int {
+	if k.algorithm == Ed25519 { // reads the message twice, and needs it in one piece
+		message := bytes.Join(pieces, nil)
+		return func(signature []byte) int { return oneIf(ed25519.Verify(k.public(), message, signature)) }
+	}
+	if k.rsa != nil {
+		kind := crypto.SHA256
+		if k.algorithm == RSASHA1 {
+			kind = crypto.SHA1
+		}
+		h := kind.New()
+		for _, p := range pieces {
+			_, _ = h.Write(p)
+		}
+		sum := h.Sum(nil)
+		return func(signature []byte) int { return oneIf(rsa.VerifyPKCS1v15(k.rsa, kind, sum, signature) == nil) }
+	}
+	mac := k.mac()
+	for _, p := range pieces {
+		_, _ = mac.Write(p)
+	}
+	want := mac.Sum(nil)
+	return func(signature []byte) int { return subtle.ConstantTimeCompare(want, signature) }
+}
+
+func oneIf(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 // rawKey returns a Scheme.Key for providers that use the secret's characters as they are.

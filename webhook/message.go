@@ -22,6 +22,10 @@ const (
 	headerSigned   = headerPrefix + "id-signed"
 	headerType     = headerPrefix + "type"
 	headerTime     = headerPrefix + "time"
+
+	// The trace context of the request, if Config.Trace is set. They are none of the event's.
+	headerTraceparent = "traceparent"
+	headerTracestate  = "tracestate"
 )
 
 // ErrNotEvent means that the message was not stored or delivered by an endpoint.
@@ -57,6 +61,7 @@ func EventOf(m *consumer.Message) (*Event, error) {
 				return nil, errors.Join(ErrNotEvent, err)
 			}
 			e.Time = at
+		case headerTraceparent, headerTracestate:
 		default:
 			e.Header[h.Name] = append(e.Header[h.Name], v)
 		}

@@ -1,11 +1,13 @@
 package webhook
 
 import (
+	"context"
+	"net/url"
 	"time"
 )
 
-// Provider is one way of signing webhooks: [Standard], [Stripe], [GitHub], [Shopify], [Slack], a
-// declared [HMAC], or one of yours.
+// Provider is one way of signing webhooks: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
+// [Twilio], [Meta], [Graph], [PayPal], [SNS], a declared [HMAC], or one of yours.
 type Provider interface {
 	// Scheme is called once, by New. It returns the faults of the provider's own configuration.
 	Scheme() (*Scheme, error)
@@ -49,6 +51,25 @@ type Scheme struct {
 	// does not see the body. Required.
 	Read func(Fields) (Signed, error)
 
+	// ReadBody completes what Read has found, for a sender that signs something else of the body
+	// than all of it: it sets Signed.Messages or Signed.Signatures. It is called before anything is
+	// verified, so that what it costs must be bounded by the body's length, and what it reads must
+	// not be trusted. Defaults to none: Before, the whole body and After are signed.
+	ReadBody func(Fields, []byte, *Signed) error
+
+	// Handshake answers a request by which the sender checks the endpoint before it sends events;
+	// see [Verifier.Handshake]. It gets the method and the query, at most 4096 bytes. is is false
+	// for a request that is no handshake, for example an event. If the answer repeats a part of the
+	// query, use [Challenge]. Defaults to none.
+	Handshake func(method string, query url.Values) (text string, is bool, err error)
+
+	// certificates, if it is not nil, finds the keys of a sender that signs with certificates. Then
+	// Key is not used, and there are no secrets.
+	certificates *certificates
+
+	// confirm does what a probe asks for; see [Verifier.Confirm].
+	confirm func(context.Context, *Event) error
+
 	// Event sets ID and Type, and for a probe Probe and Challenge, from the headers and Event.Body.
 	// It is called after the request was verified. Do not trust headers that are not signed even
 	// then. Required.
@@ -61,6 +82,16 @@ type Signed struct {
 	// delimited: if two requests could have the same bytes, a signature of one could be used for
 	// the other.
 	Before, After string
+
+	// Messages, if it is not nil, is what is signed in place of Before, the body and After: at most
+	// 4 messages, of which one suffices. Each must name everything of the body that is used.
+	Messages [][]byte
+
+	// certificateURL is where the certificate of the signatures is, for Scheme.certificates.
+	certificateURL *url.URL
+
+	// Every says that every signature must be right, and not only one.
+	Every bool
 
 	// Signatures are the signatures of versions that the scheme knows. At most 16 are taken, and
 	// one right signature suffices.

@@ -168,9 +168,12 @@ func (r *reconciliation) acceptListed(ctx context.Context, e *Event) (fresh bool
 	if err != nil {
 		return false, err
 	}
+	if elsewhere, err := r.elsewhere(incoming); elsewhere || err != nil {
+		return false, err
+	}
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Deadline)
 	defer cancel()
-	outcome, err := r.accept(bounded, incoming)
+	outcome, err := r.acceptAtHome(bounded, incoming)
 	if err != nil {
 		return false, err
 	}

@@ -238,7 +238,7 @@ func TestW7UnsignedIDsAreMarked(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, v *webhook.Verifier) {
 		e, err := v.VerifyAt(now, s.sign(s.secret, now, s.body), []byte(s.body))
-		if err != nil || e.IDSigned == s.untimed {
+		if err != nil || e.IDSigned == s.renamed {
 			t.Errorf("%v %+v", err, e)
 		}
 	})

@@ -50,7 +50,12 @@ const (
 // if the inbox remembers ids for less than Config.Retention (W10), and whatever
 // [consumer.Consumer.Run] returns. If the role has no right to delete, that is logged once: another
 // process must forget.
+//
+// An endpoint of several databases does this in each, and ends if one of them fails.
 func (ep *Endpoint) Run(ctx context.Context) error {
+	if ep.shards != nil {
+		return ep.runShards(ctx)
+	}
 	if ep.worker == nil {
 		return ep.runUpkeep(ctx)
 	}
@@ -71,6 +76,14 @@ func (ep *Endpoint) Run(ctx context.Context) error {
 // context ends, it returns an error. It makes no query: if the database goes away later, requests
 // are answered 503, and their senders try again.
 func (ep *Endpoint) Ready() error {
+	for name, one := range ep.shards {
+		if err := one.Ready(); err != nil {
+			return fmt.Errorf("database %q: %w", name, err)
+		}
+	}
+	if ep.shards != nil {
+		return nil
+	}
 	if err := ep.begun.Err(); err != nil {
 		return fmt.Errorf("webhook: endpoint %s: not ready: %w", ep.cfg.Name, err)
 	}
@@ -83,6 +96,11 @@ func (ep *Endpoint) Ready() error {
 // Healthy returns what [consumer.Consumer.Healthy] returns for the endpoint's stored events, or nil
 // if Run does not apply them. Use it for alerts and status pages.
 func (ep *Endpoint) Healthy() error {
+	for name, one := range ep.shards {
+		if err := one.Healthy(); err != nil {
+			return fmt.Errorf("database %q: %w", name, err)
+		}
+	}
 	if ep.worker == nil {
 		return nil
 	}
@@ -98,6 +116,11 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 			return nil
 		}
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
+	}
+	if ep.set != nil {
+		if _, err := preflight.Check(startCtx, ep.pool, preflight.Homes); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
+		}
 	}
 	remembered := inbox.Need{Ring: "standard_keys", Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
 	if err := inbox.CheckHorizon(startCtx, ep.pool, remembered); err != nil {

@@ -40,7 +40,8 @@ type sample struct {
 	body     string
 	id       string
 	kind     string
-	untimed  bool
+	untimed  bool // signs no time
+	renamed  bool // does not sign the event's id
 	// sign makes the headers of a request: signed with secret, at a time, over a body.
 	sign func(secret string, at time.Time, body string) http.Header
 	// raw makes a signature's text of bytes: with its tag and encoding.
@@ -61,7 +62,14 @@ func unix(t time.Time) string { return strconv.FormatInt(t.Unix(), 10) }
 
 func hex256(b []byte) string { return "sha256=" + hex.EncodeToString(b) }
 
+// contentID is the id of an event that is named by what is signed of it.
+func contentID(signed string) string {
+	sum := sha256.Sum256([]byte(signed))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
 const (
+	metaToken      = "hQ7tB2nXw9pLr4Zc"
 	standardSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 	msgID          = "msg_p5jXN8AQM9LWM0D4loKWxJek"
 )
@@ -124,7 +132,7 @@ func samples(t testing.TB) map[string]sample {
 		},
 		"GitHub": {
 			provider: webhook.GitHub{}, secret: "It's a Secret to Everybody",
-			signed: []string{"X-Hub-Signature-256"}, sigs: "X-Hub-Signature-256", untimed: true,
+			signed: []string{"X-Hub-Signature-256"}, sigs: "X-Hub-Signature-256", untimed: true, renamed: true,
 			body: "Hello, World!", id: "72d3162e-cc78-11e3-81ab-4c9367dc0958", kind: "push",
 			sign: func(secret string, _ time.Time, body string) http.Header {
 				return headers("X-GitHub-Delivery", "72d3162e-cc78-11e3-81ab-4c9367dc0958", "X-GitHub-Event", "push", "X-Hub-Signature-256", hex256(mac(sha256.New, secret, body)))
@@ -133,7 +141,7 @@ func samples(t testing.TB) map[string]sample {
 		},
 		"Shopify": {
 			provider: webhook.Shopify{}, secret: "test-webhook-secret",
-			signed: []string{"X-Shopify-Hmac-Sha256"}, sigs: "X-Shopify-Hmac-Sha256", untimed: true,
+			signed: []string{"X-Shopify-Hmac-Sha256"}, sigs: "X-Shopify-Hmac-Sha256", untimed: true, renamed: true,
 			body: `{"id":1234567890}`, id: "b54557e4-bdd9-4b37-8a5f-bf7d70bcd043", kind: "orders/create",
 			sign: func(secret string, _ time.Time, body string) http.Header {
 				return headers("X-Shopify-Webhook-Id", "b54557e4-bdd9-4b37-8a5f-bf7d70bcd043", "X-Shopify-Topic", "orders/create", "X-Shopify-Hmac-Sha256", b64(mac(sha256.New, secret, body)))
@@ -148,6 +156,15 @@ func samples(t testing.TB) map[string]sample {
 				return headers("X-Slack-Request-Timestamp", unix(at), "X-Slack-Signature", "v0="+hex.EncodeToString(mac(sha256.New, secret, "v0:", unix(at), ":", body)))
 			},
 			raw: func(b []byte) string { return "v0=" + hex.EncodeToString(b) },
+		},
+		"Meta": {
+			provider: webhook.Meta{VerifyToken: metaToken}, secret: "e0b3d1bb44d6a1d2c9f8",
+			signed: []string{"X-Hub-Signature-256"}, sigs: "X-Hub-Signature-256", untimed: true,
+			body: `{"object":"page","entry":[{"id":"1","time":1614265330}]}`, id: contentID(`{"object":"page","entry":[{"id":"1","time":1614265330}]}`), kind: "page",
+			sign: func(secret string, _ time.Time, body string) http.Header {
+				return headers("X-Hub-Signature-256", hex256(mac(sha256.New, secret, body)))
+			},
+			raw: hex256,
 		},
 		"HMAC": {
 			provider: webhook.HMAC{Name: "acme", Algorithm: webhook.HMACSHA512, SignatureHeader: "x-acme-signature", Encoding: webhook.Base64, Prefix: "sig ",

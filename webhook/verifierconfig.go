@@ -13,13 +13,14 @@ import (
 // VerifierConfig describes how an endpoint's sender signs. The zero value of a field is the default
 // that its comment names.
 type VerifierConfig struct {
-	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack], [HMAC],
-	// or one of yours. Required.
+	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
+	// [Twilio], [Meta], [Graph], [PayPal], [SNS], [HMAC], or one of yours. Required.
 	Provider Provider
 
 	// Secrets are the secrets that are valid now, in the form in which the provider hands them out:
 	// 1 to 8, each of at least 16 characters. While you replace one, list the old and the new one,
-	// in any order. Required: without a secret, anyone could send.
+	// in any order. Required: without a secret, anyone could send. They must be empty for a sender
+	// that signs with a certificate ([PayPal], [SNS]).
 	Secrets []string
 
 	// Tolerance is how far the signed time may be from this machine's clock, in the directions that
@@ -62,7 +63,7 @@ func newVerifier(cfg VerifierConfig, shortest int) (*Verifier, error) {
 		l.Add("Provider", "must be set: it says how the sender signs")
 	} else if s, err := cfg.Provider.Scheme(); err != nil {
 		l.Add("Provider", "%v", err)
-	} else if s == nil || s.Name == "" || s.Key == nil || s.Read == nil || s.Event == nil {
+	} else if s == nil || s.Name == "" || s.Key == nil && s.certificates == nil || s.Read == nil || s.Event == nil {
 		l.Add("Provider", "its scheme lacks Name, Key, Read or Event")
 	} else {
 		copied := *s
@@ -104,6 +105,12 @@ func (v *Verifier) setTolerance(l *fields.List, tolerance time.Duration) {
 }
 
 func (v *Verifier) setKeys(l *fields.List, secrets []string, shortest int) {
+	if v.scheme.certificates != nil {
+		if len(secrets) > 0 {
+			l.Add("Secrets", "must be empty: %s signs with a certificate", v.scheme.Name)
+		}
+		return
+	}
 	if n := len(secrets); n == 0 || n > maxSecrets {
 		l.Add("Secrets", "must list 1 to %d secrets, not %d", maxSecrets, n)
 	}

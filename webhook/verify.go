@@ -1,9 +1,10 @@
 package webhook
 
 import (
-	"crypto/ed25519"
-	"crypto/subtle"
+	"context"
+	"crypto/sha256"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -20,34 +21,103 @@ type Verifier struct {
 	keptHeaders  []string
 }
 
-// Verify returns the event of a request, or an [*Error] that says why the request is refused. The
-// body is all bytes as they arrived; if you read it yourself, stop one byte after MaxBody. The
-// checks, in their order:
+// Request is what a Verifier reads of an HTTP request.
+type Request struct {
+	// Header is the request's headers.
+	Header http.Header
+
+	// Query is the request's query as it came, without the question mark: [net/url.URL.RawQuery].
+	// Some senders sign it, for example Twilio. Defaults to none.
+	Query string
+
+	// Body is all bytes as they arrived. If you read it yourself, stop one byte after MaxBody.
+	Body []byte
+
+	// Time is the time to compare the signed time with, for example if the request was recorded.
+	// Defaults to now.
+	Time time.Time
+}
+
+// Verify is VerifyRequest for a request of which only the headers and the body count.
+func (v *Verifier) Verify(header http.Header, body []byte) (*Event, error) {
+	return v.VerifyRequest(context.Background(), Request{Header: header, Body: body})
+}
+
+// VerifyAt is Verify at another time than now.
+func (v *Verifier) VerifyAt(now time.Time, header http.Header, body []byte) (*Event, error) {
+	return v.VerifyRequest(context.Background(), Request{Header: header, Body: body, Time: now})
+}
+
+// VerifyRequest returns the event of a request, or an [*Error] that says why the request is
+// refused. The checks, in their order:
 //
 //  1. the body's length (ErrTooLarge);
 //  2. the headers that hold the signatures and what they sign (ErrMalformed), without the body;
-//  3. the signatures over the raw bytes (ErrSignature);
-//  4. the signed time (ErrStale);
-//  5. the event's id and type, and the headers to keep (ErrMalformed).
-func (v *Verifier) Verify(header http.Header, body []byte) (*Event, error) {
-	return v.VerifyAt(time.Now(), header, body)
-}
-
-// VerifyAt is Verify at another time than now, for example for a request that was recorded.
-func (v *Verifier) VerifyAt(now time.Time, header http.Header, body []byte) (*Event, error) {
-	e, err := v.verify(now, Fields{header}, body)
+//  3. what is signed of the body, if that is not the whole body (ErrMalformed);
+//  4. the signatures over the raw bytes (ErrSignature), after their certificate was fetched if the
+//     sender signs with one (ErrUnavailable);
+//  5. the signed time (ErrStale);
+//  6. the event's id and type, and the headers to keep (ErrMalformed).
+func (v *Verifier) VerifyRequest(ctx context.Context, r Request) (*Event, error) {
+	if r.Time.IsZero() {
+		r.Time = time.Now()
+	}
+	e, err := v.verify(ctx, r)
 	if err != nil {
 		return nil, refusal(v.scheme.Name, err)
 	}
 	return e, nil
 }
 
+// Handshake answers a request by which the sender checks, before it sends events, that the endpoint
+// is there and belongs to who has registered it (W13). If is is true, answer the request with 200
+// and the text, as text/plain. If the error is not nil, refuse it. Otherwise it is no handshake. An
+// [Endpoint] does that by itself.
+func (v *Verifier) Handshake(method, query string) (text string, is bool, err error) {
+	if v.scheme.Handshake == nil {
+		return "", false, nil
+	}
+	values, err := parseQuery(query)
+	if err == nil {
+		text, is, err = v.scheme.Handshake(method, values)
+	}
+	if err != nil {
+		return "", false, refusal(v.scheme.Name, err)
+	}
+	return text, is, nil
+}
+
+// Confirm does what a verified probe asks for besides an answer: for [SNS] it confirms the
+// subscription. Call it before you answer, and answer with the error's status if there is one. For
+// other events and other providers it does nothing. An [Endpoint] does that by itself.
+func (v *Verifier) Confirm(ctx context.Context, e *Event) error {
+	if v.scheme.confirm == nil || !e.Probe {
+		return nil
+	}
+	if err := v.scheme.confirm(ctx, e); err != nil {
+		return refusal(v.scheme.Name, err)
+	}
+	return nil
+}
+
+// parseQuery parses a query of bounded length.
+func parseQuery(query string) (url.Values, error) {
+	if len(query) > maxFieldBytes {
+		return nil, Malformed("query", "is longer than 4096 bytes")
+	}
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, Malformed("query", "cannot be parsed")
+	}
+	return values, nil
+}
+
 // checkHeaders makes the checks that need no body: its announced length, and the headers.
-func (v *Verifier) checkHeaders(header http.Header, length int64) error {
+func (v *Verifier) checkHeaders(header http.Header, query string, length int64) error {
 	if length > int64(v.maxBody) {
 		return refusal(v.scheme.Name, &Error{Check: ErrTooLarge})
 	}
-	signed, err := v.scheme.Read(Fields{header})
+	signed, err := v.scheme.Read(Fields{header, query})
 	if err == nil && len(signed.Signatures) > maxSignatures {
 		err = Malformed("", "has more than 16 signatures")
 	}
@@ -57,26 +127,40 @@ func (v *Verifier) checkHeaders(header http.Header, length int64) error {
 	return nil
 }
 
-func (v *Verifier) verify(now time.Time, f Fields, body []byte) (*Event, error) {
+func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
+	f, body := Fields{r.Header, r.Query}, r.Body
 	if len(body) > v.maxBody { // W2
 		return nil, &Error{Check: ErrTooLarge}
 	}
 	signed, err := v.scheme.Read(f)
+	if err == nil && v.scheme.ReadBody != nil {
+		err = v.scheme.ReadBody(f, body, &signed)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if len(signed.Signatures) > maxSignatures { // W4
 		return nil, Malformed("", "has more than 16 signatures")
 	}
-	// W5: the MAC is checked first. Otherwise an unsigned request could find out this machine's
-	// clock from the answer.
-	if !v.authentic(signed, body) {
+	keys := v.keys
+	if v.scheme.certificates != nil {
+		if keys, err = v.scheme.certificates.keys(ctx, r.Time, signed); err != nil {
+			return nil, err
+		}
+	}
+	// W5: the signature is checked first. Otherwise an unsigned request could find out this
+	// machine's clock from the answer.
+	if !authentic(keys, signed, body) {
 		return nil, &Error{Check: ErrSignature}
 	}
-	if err := v.checkTime(signed.Time, now); err != nil {
+	if err := v.checkTime(signed.Time, r.Time); err != nil {
 		return nil, err
 	}
 	e := &Event{Provider: v.scheme.Name, IDSigned: v.scheme.IDSigned, Time: signed.Time, Body: body}
+	if signed.Messages != nil && !e.IDSigned {
+		sum := sha256.Sum256(signed.Messages[0])
+		e.signed = sum[:]
+	}
 	if err := v.scheme.Event(f, e); err != nil {
 		return nil, err
 	}
@@ -90,38 +174,39 @@ func (v *Verifier) verify(now time.Time, f Fields, body []byte) (*Event, error) 
 	return e, err
 }
 
-// authentic compares each signature with each key of its algorithm: one MAC per key over the raw
-// bytes (W3). The comparison takes constant time and never stops early, so that its duration does
-// not reveal which secret or signature was nearer (W4). A value of another length than a
-// signature's equals none.
-func (v *Verifier) authentic(s Signed, body []byte) bool {
-	equal := 0
-	var message []byte // Ed25519 reads it twice, and needs it in one piece
-	for _, key := range v.keys {
-		var want []byte
-		for _, sig := range s.Signatures {
-			switch {
-			case sig.Algorithm != key.algorithm:
-			case key.algorithm == Ed25519:
-				if message == nil {
-					message = slices.Concat([]byte(s.Before), body, []byte(s.After))
+// authentic compares each signature with each key of its algorithm: one MAC for each key and
+// message over the raw bytes (W3). It never stops early, so that its duration does not reveal which
+// secret or signature was nearer (W4).
+func authentic(keys []Key, s Signed, body []byte) bool {
+	messages := [][][]byte{{[]byte(s.Before), body, []byte(s.After)}}
+	if s.Messages != nil {
+		messages = nil
+		for _, m := range s.Messages {
+			messages = append(messages, [][]byte{m})
+		}
+	}
+	right := make([]int, len(s.Signatures))
+	for _, key := range keys {
+		if !slices.ContainsFunc(s.Signatures, func(sig Signature) bool { return sig.Algorithm == key.algorithm }) {
+			continue
+		}
+		for _, message := range messages {
+			check := key.checker(message)
+			for i, sig := range s.Signatures {
+				if sig.Algorithm == key.algorithm {
+					right[i] |= check(sig.Value)
 				}
-				if ed25519.Verify(key.public(), message, sig.Value) {
-					return true // everything in it is public
-				}
-			default:
-				if want == nil {
-					mac := key.mac()
-					_, _ = mac.Write([]byte(s.Before))
-					_, _ = mac.Write(body)
-					_, _ = mac.Write([]byte(s.After))
-					want = mac.Sum(nil)
-				}
-				equal |= subtle.ConstantTimeCompare(want, sig.Value)
 			}
 		}
 	}
-	return equal == 1
+	all := 0
+	for _, r := range right {
+		all += r
+	}
+	if s.Every {
+		return all > 0 && all == len(right)
+	}
+	return all > 0
 }
 
 // checkTime compares the signed time with the clock, in the directions that the scheme checks (W5).

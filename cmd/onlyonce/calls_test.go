@@ -59,8 +59,8 @@ func (f *fixture) logID(name string) int64 {
 func (f *fixture) copyTo(to *fixture) {
 	f.t.Helper()
 	ctx := f.t.Context()
-	tables := []string{"leases", "rings", "segments", "sinks", "lanes", "parked", "outbox_log"}
-	to.exec(`truncate onlyonce.leases, onlyonce.rings, onlyonce.segments, onlyonce.sinks, onlyonce.lanes, onlyonce.parked, onlyonce.outbox_log cascade`)
+	tables := []string{"leases", "rings", "segments", "sinks", "lanes", "parked", "batches"}
+	to.exec(`truncate onlyonce.leases, onlyonce.rings, onlyonce.segments, onlyonce.sinks, onlyonce.lanes, onlyonce.parked, onlyonce.batches cascade`)
 	for _, table := range tables {
 		rows, err := f.pool.Query(ctx, `select t::text from onlyonce.`+table+` t`)
 		if err != nil {

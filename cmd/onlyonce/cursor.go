@@ -60,8 +60,9 @@ all is as usual, or one or more of: retired (nobody works on it), paused, and "r
 way up to there; the work then goes on where it was interrupted).
 
 With -json, one object a line: scope, topic, partition, position, run, start_offset, start_policy, group, cluster_id,
-topic_id, epoch, clean, attempts (0: none under way), attempt_offset, anchor_offset, leader_epoch, retired_at, paused (why), replay
-(number of the last one, 0: there was none), replay_until and replay_resume (null: none is under way), replay_resend.
+topic_id, epoch, clean, attempts (0: none under way), attempt_offset, anchor_offset, leader_epoch, done_until (end of what is
+done above the position, null: nothing is), retired_at, paused (why), replay (number of the last one, 0: there was none),
+replay_until and replay_resume (null: none is under way), replay_resend.
 Null: not known, or none.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)

@@ -194,9 +194,9 @@ func TestDoctorDoesNotCountForEver(t *testing.T) {
 	f := newFixture(t)
 	f.lists("payments")
 	f.enqueues("payments", "k", "a")
-	f.exec(`alter table onlyonce.outbox_log rename to outbox_log_rows`)
+	f.exec(`alter table onlyonce.batches rename to batches_rows`)
 	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600); return t; end $$`)
-	f.exec(`create view onlyonce.outbox_log as select slot, lane, id, xid, sink, slow(created_at) as created_at from onlyonce.outbox_log_rows`)
+	f.exec(`create view onlyonce.batches as select slot, lane, id, n, xid, sink, slow(created_at) as created_at from onlyonce.batches_rows`)
 	f.count = 50 * time.Millisecond
 	f.examines(false).has(t, "outbox", ops.LevelInfo, "counting took over 50ms")
 }

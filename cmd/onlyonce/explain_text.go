@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
@@ -19,10 +20,17 @@ func (a *app) writeKey(r *ops.KeyReport) {
 	default:
 		say("No segment of the inbox holds it.")
 	}
+	if f := r.FirstSeen; f != nil {
+		say("It was first seen %s.", firstSeenText(f))
+	}
+	if g := r.Age; g != nil && g.TooOld {
+		say("Its id was made at %s. Keys of ids that were made until %s may be forgotten: unless a copy is a duplicate, a consumer with ParkTooOld parks it as too-old.",
+			show.Instant(g.MadeAt), show.Instant(*g.TooOldUntil))
+	}
 	a.writeCopies(r)
 	for _, c := range r.Claims {
 		say("\n%s, %s", c.Segment, ringState(c))
-		say("  claimed      %s", between(c))
+		say("  claimed      %s", between(c.ClaimedAfter, c.ClaimedBefore))
 		if c.Fingerprint != nil {
 			say("  fingerprint  %s", *c.Fingerprint)
 		} else {
@@ -106,8 +114,15 @@ func ringState(c ops.Claim) string {
 	return fmt.Sprintf("%s in ring %s", c.State, c.Ring)
 }
 
-func between(c ops.Claim) string {
-	switch after, before := c.ClaimedAfter, c.ClaimedBefore; {
+func firstSeenText(f *ops.FirstSeen) string {
+	if f.At != nil {
+		return "at " + show.Instant(*f.At)
+	}
+	return between(f.After, f.Before)
+}
+
+func between(after, before *time.Time) string {
+	switch {
 	case after != nil && before != nil:
 		return fmt.Sprintf("between %s and %s", show.Instant(*after), show.Instant(*before))
 	case after != nil:

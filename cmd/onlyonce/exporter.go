@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -14,19 +13,10 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/gauges"
 	"github.com/onlyonce/onlyonce/internal/metrics"
-	"github.com/onlyonce/onlyonce/ops"
 )
 
-const (
-	// exporterAddress is where the exporter answers unless -listen says so: on this machine only.
-	exporterAddress = "127.0.0.1:9465"
-	// exporterInterval is how long the exporter's values count as new.
-	exporterInterval = 10 * time.Second
-	// exporterTimeout bounds a round of questions. Prometheus waits for 10 s by default.
-	exporterTimeout = 8 * time.Second
-	// keptIntervals is for how many intervals values are served that no new answer confirms.
-	keptIntervals = 3
-)
+// exporterAddress is where the exporter answers unless -listen says so: on this machine only.
+const exporterAddress = "127.0.0.1:9465"
 
 func exporterCommand() command {
 	return command{
@@ -55,8 +45,8 @@ Example:
 				return nil
 			})
 			listen := fs.String("listen", exporterAddress, "serve /metrics at `ADDR`")
-			interval := fs.Duration("interval", exporterInterval, "ask a database at most once in `D`")
-			timeout := fs.Duration("timeout", exporterTimeout, "wait for a database for at most `D`")
+			interval := fs.Duration("interval", gauges.Interval, "ask a database at most once in `D`")
+			timeout := fs.Duration("timeout", gauges.Timeout, "wait for a database for at most `D`")
 			return func(ctx context.Context, a *app) error {
 				if *interval <= 0 || *timeout <= 0 {
 					return usagef("-interval and -timeout must be positive")
@@ -72,14 +62,14 @@ Example:
 
 func (a *app) exporter(ctx context.Context, urls []string, address string, interval, timeout time.Duration) error {
 	log := slog.New(slog.NewTextHandler(a.stderr, nil))
-	e := &exporter{ctx: ctx, interval: interval, timeout: timeout}
+	e := &exporter{ctx: ctx, log: log}
 	defer e.close()
 	for _, url := range urls {
 		pool, err := a.pool(ctx, url, "onlyonce exporter")
 		if err != nil {
 			return err
 		}
-		e.databases = append(e.databases, &observed{pool: pool, log: log, countLimit: min(a.countLimit, timeout/4)})
+		e.databases = append(e.databases, &observed{pool, &gauges.Rounds{DB: pool, Interval: interval, Timeout: timeout, CountLimit: a.countLimit}})
 	}
 	if err := e.name(); err != nil {
 		return err
@@ -97,46 +87,35 @@ func (a *app) exporter(ctx context.Context, urls []string, address string, inter
 
 // exporter asks databases when it is scraped.
 type exporter struct {
-	ctx               context.Context //nolint:containedctx // of the program: a round outlives the scrape that began it
-	interval, timeout time.Duration
-	databases         []*observed
+	ctx       context.Context //nolint:containedctx // of the program: a round outlives the scrape that began it
+	log       *slog.Logger
+	databases []*observed
 }
 
 // observed is one database, and what it answered last.
 type observed struct {
-	pool       *pgxpool.Pool
-	name       string // the label
-	log        *slog.Logger
-	countLimit time.Duration
-
-	mu       sync.Mutex // held through a round, so that there is one at a time
-	asked    time.Time  // when the last round began
-	answered time.Time  // when the last round with an answer began
-	up       bool
-	failed   float64
-	last     []metrics.Sample
+	pool   *pgxpool.Pool
+	rounds *gauges.Rounds
 }
 
 // name names the databases: by host and port too if two have one name.
 func (e *exporter) name() error {
 	named := map[string]int{}
 	for _, d := range e.databases {
-		c := d.pool.Config().ConnConfig
-		if d.name = c.Database; d.name == "" {
-			d.name = c.User // the server's own default
-		}
-		named[d.name]++
+		d.rounds.Database = gauges.Name(d.pool.Config().ConnConfig)
+		named[d.rounds.Database]++
 	}
 	seen := map[string]bool{}
 	for _, d := range e.databases {
-		c := d.pool.Config().ConnConfig
-		if named[d.name] > 1 {
-			d.name = hostPort(c.Host, c.Port) + "/" + d.name
+		c, name := d.pool.Config().ConnConfig, d.rounds.Database
+		if named[name] > 1 {
+			name = hostPort(c.Host, c.Port) + "/" + name
 		}
-		if seen[d.name] {
-			return fmt.Errorf("-postgres: %s is given twice", d.name)
+		if seen[name] {
+			return fmt.Errorf("-postgres: %s is given twice", name)
 		}
-		seen[d.name] = true
+		seen[name] = true
+		d.rounds.Database = name
 	}
 	return nil
 }
@@ -152,43 +131,16 @@ func (e *exporter) samples() (all []metrics.Sample) {
 	answers := make([][]metrics.Sample, len(e.databases))
 	var wg sync.WaitGroup
 	for i, d := range e.databases {
-		wg.Go(func() { answers[i] = d.samples(e.ctx, e.interval, e.timeout) })
+		wg.Go(func() {
+			if err := d.rounds.AskIfDue(e.ctx); err != nil && e.ctx.Err() == nil {
+				e.log.Warn("onlyonce exporter: a database did not answer", "database", d.rounds.Database, "error", err)
+			}
+			answers[i] = d.rounds.Samples()
+		})
 	}
 	wg.Wait()
 	for _, s := range answers {
 		all = append(all, s...)
 	}
 	return all
-}
-
-func (d *observed) samples(ctx context.Context, interval, timeout time.Duration) []metrics.Sample {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if now := time.Now(); d.asked.IsZero() || now.Sub(d.asked) >= interval {
-		d.asked = now
-		d.ask(ctx, timeout)
-	}
-	all := []metrics.Sample{
-		{Metric: metrics.DatabaseUp, Values: []string{d.name}, Value: map[bool]float64{true: 1}[d.up]},
-		{Metric: metrics.ObserveFailed, Values: []string{d.name}, Value: d.failed},
-	}
-	if !d.answered.IsZero() && time.Since(d.answered) < keptIntervals*interval {
-		all = append(all, d.last...)
-	}
-	return all
-}
-
-// ask asks the database one round of questions.
-func (d *observed) ask(ctx context.Context, timeout time.Duration) {
-	bounded, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	m, err := ops.Measure(bounded, d.pool, ops.StatusQuestion{CountLimit: d.countLimit})
-	if d.up = err == nil; d.up {
-		d.answered, d.last = d.asked, gauges.Of(d.name, m)
-		return
-	}
-	d.failed++
-	if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
-		d.log.Warn("onlyonce exporter: a database did not answer", "database", d.name, "error", err)
-	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -12,11 +11,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/onlyonce/onlyonce/internal/gauges"
 	"github.com/onlyonce/onlyonce/internal/metrics"
 	"github.com/onlyonce/onlyonce/outbox"
-	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // scrape reads what a program serves at the address that its log names.
@@ -162,35 +160,6 @@ func TestExporter(t *testing.T) {
 	}
 }
 
-// A database that no longer answers: its values are left out when they are three intervals old.
-func TestExporterForgetsOldValues(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.DB(t)
-	d := &observed{pool: pool, name: "shop", log: slog.New(slog.DiscardHandler)}
-	names := func(interval time.Duration) (has map[string]float64) {
-		has = map[string]float64{}
-		for _, s := range d.samples(t.Context(), interval, relayPatience) {
-			has[s.Metric.Name] = s.Value
-		}
-		return has
-	}
-	if all := names(time.Hour); all["onlyonce.database.up"] != 1 || len(all) < 5 {
-		t.Fatalf("a database that answers has the values %v", all)
-	}
-	pool.Close()
-	if all := names(time.Hour); all["onlyonce.database.up"] != 1 || len(all) < 5 {
-		t.Errorf("within the interval there are the values %v", all)
-	}
-	d.asked = time.Now().Add(-2 * time.Hour)
-	if all := names(time.Hour); all["onlyonce.database.up"] != 0 || all["onlyonce.observe.failed"] != 1 || len(all) < 5 {
-		t.Errorf("after one round without an answer there are the values %v", all)
-	}
-	d.answered = time.Now().Add(-3 * time.Hour)
-	if all := names(time.Hour); len(all) != 2 {
-		t.Errorf("after three intervals without an answer there are the values %v", all)
-	}
-}
-
 func TestExporterNamesDatabases(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
@@ -202,7 +171,7 @@ func TestExporterNamesDatabases(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e.databases = append(e.databases, &observed{pool: pool})
+		e.databases = append(e.databases, &observed{pool, &gauges.Rounds{}})
 	}
 	defer e.close()
 	if err := e.name(); err != nil {
@@ -210,7 +179,7 @@ func TestExporterNamesDatabases(t *testing.T) {
 	}
 	var names []string
 	for _, d := range e.databases {
-		names = append(names, d.name)
+		names = append(names, d.rounds.Database)
 	}
 	if got := strings.Join(names, " "); got != "a:5432/shop b:6/shop bank me" {
 		t.Errorf("the databases are named %s", got)
@@ -250,7 +219,7 @@ func TestRelayMetrics(t *testing.T) {
 	})
 	found := served(t, text, metrics.FromRelay)
 	for _, m := range metrics.From(metrics.FromRelay) {
-		if !found[m] && m != metrics.OutboxFailures { // none has failed
+		if !found[m] {
 			t.Errorf("%s is in the table, and not served", m.Name)
 		}
 	}

@@ -94,11 +94,11 @@ type group struct {
 func groups() []group {
 	return []group{
 		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), cursorShowCommand(), parkedListCommand(),
-			parkedShowCommand(), outboxStatusCommand(), outboxListCommand(), outboxShowCommand(), eventsStatusCommand(), eventsListCommand(), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), requestListCommand()}},
+			parkedShowCommand(), outboxStatusCommand(), outboxListCommand(), outboxShowCommand(), eventsStatusCommand(), eventsListCommand(), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), requestListCommand(), operationListCommand(), homeListCommand()}},
 		{"Decide (these ask first, and write an audit row)", []command{cursorAdoptCommand(), cursorRetireCommand(), cursorPauseCommand(),
 			cursorResumeCommand(), replayCommand(), parkedRedriveCommand(), parkedDiscardCommand(), outboxPauseCommand(), outboxResumeCommand(),
 			outboxRebaseCommand(), outboxEraseCommand(), inboxHorizonCommand(), eventsEraseCommand(), requestResolveCommand(),
-			requestCloseCommand(), requestEraseCommand()}},
+			requestCloseCommand(), requestEraseCommand(), homeLeaveCommand(), homeAdoptCommand()}},
 		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}
 }

@@ -30,7 +30,7 @@ func TestOutboxStatus(t *testing.T) {
 	f.enqueues("payments", "k", "newest")
 	f.enqueues("nobody", "", "u1", "u2")
 	f.park("done", "waiting", "rejected")
-	f.exec(`update onlyonce.outbox_log set created_at = clock_timestamp() - interval '30 minutes' where name = 'next'`)
+	f.exec(`update onlyonce.batches set created_at = clock_timestamp() - interval '30 minutes' where name = 'next'`)
 	f.exec(`update onlyonce.leases set epoch = 5, nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 hour' where name like 'relay/payments/%'`)
 	f.run("outbox", "pause", "-sink", "payments", "-reason", "bank\nis down", "-yes").want(t, statusGood)
 
@@ -93,7 +93,7 @@ func TestOutboxStatusOfSegments(t *testing.T) {
 		f.delivers("payments", 1<<40)
 		f.delivers("idle", 1<<40)
 	}
-	f.exec(`delete from onlyonce.outbox_log where sink = 'nobody'`)
+	f.exec(`delete from onlyonce.batches where sink = 'nobody'`)
 	if got := why(); got != "" {
 		t.Errorf("held by %s", got)
 	}
@@ -105,9 +105,9 @@ func TestOutboxStatusDoesNotCountForEver(t *testing.T) {
 	f := newFixture(t)
 	f.lists("payments")
 	f.enqueues("payments", "k", "a")
-	f.exec(`alter table onlyonce.outbox_log rename to outbox_log_rows`)
+	f.exec(`alter table onlyonce.batches rename to batches_rows`)
 	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600); return t; end $$`)
-	f.exec(`create view onlyonce.outbox_log as select slot, lane, id, xid, sink, slow(created_at) as created_at from onlyonce.outbox_log_rows`)
+	f.exec(`create view onlyonce.batches as select slot, lane, id, n, xid, sink, slow(created_at) as created_at from onlyonce.batches_rows`)
 	f.count = 50 * time.Millisecond
 	f.run("outbox", "status").want(t, statusGood, "0 of 16 held", "pending calls are not counted: that took over 50ms")
 	f.run("outbox", "status", "-json").want(t, statusGood, `"counted":false`, `"pending":null`)

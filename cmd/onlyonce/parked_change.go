@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -214,8 +213,19 @@ func (q *selection) write(a *app, d *ops.ParkedChange) {
 		say("Discard %d: they are never applied, and copies of them that come later are not either.", d.Count)
 	default:
 		say("Redrive %d: each is tried again as a new message is.", d.Count)
-		if n := len(slices.DeleteFunc(slices.Clone(d.Rows), func(r ops.ParkedRow) bool { return r.Reason != "no-key" })); n > 0 {
+		of := func(reason string) (n int) {
+			for _, r := range d.Rows {
+				if r.Reason == reason {
+					n++
+				}
+			}
+			return n
+		}
+		if n := of("no-key"); n > 0 {
 			say("%d of them had no key: that helps only if Config.Key, or where it looks, has changed since.", n)
+		}
+		if n := of("too-old"); n > 0 {
+			say("%d of them are too old for their keys to be remembered. They are applied, whether they are copies or not: a redrive does not look at their age.", n)
 		}
 	}
 	if behind > 0 && !q.discard {

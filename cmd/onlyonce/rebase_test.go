@@ -34,14 +34,14 @@ func (f *fixture) history() {
 	f.delivers("payments", f.logID("d4"))
 	f.park("d3", "discarded", "rejected") // the cursor has passed it
 	f.exec(`update onlyonce.parked set settled_at = now() where state = 'discarded'`)
-	f.exec(`update onlyonce.outbox_log set body = '', erased_at = now() where name = 'd2'`)
+	f.exec(`update onlyonce.batches set body = '', bytes = 0, erased = array[now()] where name = 'd2'`)
 	f.enqueues("payments", "k", "e1", "e2", "parked", "p1", "p2")
 	f.delivers("payments", f.logID("parked")) // of this pass p1 and p2 are left
 	f.park("parked", "blocked", "behind")
 	f.enqueues("payments", "k", "q1", "q2")
 	f.enqueues("unlisted", "", "u1")
-	f.exec(`update onlyonce.outbox_log set not_before = clock_timestamp() + interval '1 hour' where name = 'q2'`)
-	f.exec(`update onlyonce.outbox_log set created_at = created_at - interval '1 hour'`)
+	f.exec(`update onlyonce.batches set not_before = array[clock_timestamp() + interval '1 hour'] where name = 'q2'`)
+	f.exec(`update onlyonce.batches set created_at = created_at - interval '1 hour'`)
 	f.exec(`update onlyonce.segments set bound = (select bound from (select pg_snapshot_xmax(pg_current_snapshot()) as bound) b), closed_at = now() where ring = 'outbox' and slot = 1`)
 }
 
@@ -167,7 +167,7 @@ func TestO3RebaseFromLargeNumbers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.history()
-	f.exec(`update onlyonce.outbox_log set xid = (xid::text::bigint + 5000000000)::text::xid8`)
+	f.exec(`update onlyonce.batches set xid = (xid::text::bigint + 5000000000)::text::xid8`)
 	const moved = `(pg_snapshot_xmin(%[1]s)::text::bigint + 5000000000) || ':' || (pg_snapshot_xmax(%[1]s)::text::bigint + 5000000000) || ':' ||
 		coalesce((select string_agg((x::text::bigint + 5000000000)::text, ',') from pg_snapshot_xip(%[1]s) x), '')`
 	f.exec(`update onlyonce.lanes set system_id = 1, prev = (` + strings.ReplaceAll(moved, "%[1]s", "prev") + `)::pg_snapshot, target = (` +
@@ -231,5 +231,40 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 	(<-ended).want(t, statusGood, "Done: 6 calls")
 	if got := f.fresh("payments"); got != "p1 p2 q1 q2 meanwhile" {
 		t.Errorf("found in the next pass: %s", got)
+	}
+}
+
+// A batch of which a part is done is divided where the two parts meet: what was delivered, parked
+// or erased is not sent again with the others. Calls keep their ids.
+func TestO3RebaseDividesBatches(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.lists("payments")
+	f.exec(`select onlyonce.enqueue_calls(array_agg(0::smallint), array_agg(onlyonce.key('', 's', n)), array_agg(onlyonce.key('', 'order', 'k')), array_agg('payments'::text),
+		array_agg(''::text), array_agg('shop'::text), array_agg(n), array_agg('POST'::text), array_agg('/'::text), array_agg(''::text), array_agg(null::text),
+		array_agg(convert_to('body of ' || n, 'UTF8')), array_agg(null::timestamptz), array_agg(null::timestamptz), array_agg(false), array_agg(false), array_agg(false))
+		from unnest('{a,b,c,d,e,f,g}'::text[]) n`)
+	if n := one[int](f, `select count(*) from onlyonce.batches`); n != 1 {
+		t.Fatalf("%d batches", n)
+	}
+	contents := func() string {
+		return one[string](f, `select string_agg(concat_ws(' ', id, key, name, convert_from(body, 'UTF8'), order_key), '\n' order by id) from onlyonce.outbox_log`)
+	}
+	before := contents()
+	f.delivers("payments", f.logID("b"))
+	f.park("d", "waiting", "rejected")
+	f.exec(`update onlyonce.batches set erased = array[null, null, null, null, null, now(), null]`)
+	f.run("outbox", "rebase", "-reason", "restored", "-yes").want(t, statusGood, "Done: 3 calls are to be sent")
+	if got := f.fresh("payments"); got != "c e g" {
+		t.Errorf("found in the next pass: %s", got)
+	}
+	if got := f.states(); got != "a:delivered b:delivered c:pending d:waiting e:pending f:delivered g:pending" {
+		t.Errorf("states: %s", got)
+	}
+	if after := contents(); after != before {
+		t.Errorf("the calls have changed:\n%s\n%s", before, after)
+	}
+	if n := one[int](f, `select count(*) from onlyonce.batches where keys[1] = onlyonce.key('', 's', 'a') and n = 2 and bytes = 18`); n != 1 {
+		t.Error("the delivered calls are not in a batch of their own")
 	}
 }

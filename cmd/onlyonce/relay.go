@@ -59,7 +59,7 @@ The file is JSON:
 ` + relayExample + `
 
 A sink of type "http" has name, base_url and key_window (how long the remote remembers a key, or "forever"; required without a
-profile that knows it), and profile (stripe, paypal, square, adyen, standard), key_header, quoted_key, timeout, tls_ca,
+profile that knows it), and profile (stripe, paypal, square, adyen, standard), key_header, quoted_key, request_id_header, timeout, tls_ca,
 outcomes ({"404": "delivered"}), headers. It connects to addresses of the Internet only: allow_private is for remotes inside, allow_networks
 (["10.1.0.0/16"]) for some of them; allow_hosts are the hosts that base_url may name. One of type "kafka" has name, brokers and
 topics (required), and client_id, id_header, key_window, timeout, batch_bytes, tls, tls_ca, sasl (plain, scram-sha-256,
@@ -112,7 +112,7 @@ func (a *app) relay(ctx context.Context, address, file string, at relayAddresses
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(a.stderr, nil))
 	cfg.Hooks.Lease = h.lease
-	measured := measureRelay(&cfg.Hooks)
+	measured := measureRelay(&cfg.Hooks, cfg.Sinks)
 	var pool *pgxpool.Pool
 	var poolErr error
 	if !check {

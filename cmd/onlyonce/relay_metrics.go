@@ -15,37 +15,37 @@ type relayAddresses struct{ health, metrics *string }
 
 // serve answers at both addresses until stop. One address may be both.
 func (at relayAddresses) serve(health http.Handler, measured *metrics.Registry, log *slog.Logger) (stop func(), err error) {
-	stops := []func(){}
+	type served struct {
+		flag, path string // that are logged
+		mux        *http.ServeMux
+	}
+	addresses := map[string]*served{}
+	handle := func(flag string, address *string, path string, h http.Handler) {
+		if address == nil {
+			return
+		}
+		if addresses[*address] == nil {
+			addresses[*address] = &served{flag, path, http.NewServeMux()}
+		}
+		addresses[*address].mux.Handle("GET "+path, h)
+	}
+	handle("-health", at.health, "/healthz", health)
+	handle("-metrics", at.metrics, "/metrics", serveMetrics(measured.Samples))
+
+	var stops []func()
 	stop = func() {
 		for _, s := range stops {
 			s()
 		}
 	}
-	add := func(flag string, address *string, path string, more ...string) {
-		if address == nil || err != nil {
-			return
+	for address, s := range addresses {
+		one, err := listen(s.flag, address, s.path, s.mux, log)
+		if err != nil {
+			return stop, err
 		}
-		mux := http.NewServeMux()
-		for _, p := range append(more, path) {
-			switch p {
-			case "/healthz":
-				mux.Handle("GET /healthz", health)
-			case "/metrics":
-				mux.Handle("GET /metrics", serveMetrics(measured.Samples))
-			}
-		}
-		var s func()
-		if s, err = listen(flag, *address, path, mux, log); err == nil {
-			stops = append(stops, s)
-		}
+		stops = append(stops, one)
 	}
-	if at.health != nil && at.metrics != nil && *at.health == *at.metrics {
-		add("-health", at.health, "/healthz", "/metrics")
-		return stop, err
-	}
-	add("-health", at.health, "/healthz")
-	add("-metrics", at.metrics, "/metrics")
-	return stop, err
+	return stop, nil
 }
 
 // serveMetrics answers with samples in the text format of Prometheus.
@@ -56,9 +56,16 @@ func serveMetrics(samples func() []metrics.Sample) http.Handler {
 	})
 }
 
-// measureRelay makes a relay count, by hooks.
-func measureRelay(h *outbox.Hooks) *metrics.Registry {
+// measureRelay makes a relay count, by hooks. The counters of its sinks are there from the start,
+// at 0.
+func measureRelay(h *outbox.Hooks, sinks []outbox.Sink) *metrics.Registry {
 	r := new(metrics.Registry)
+	for _, s := range sinks {
+		for _, outcome := range metrics.OutboxAttempts.Outcomes {
+			r.Add(metrics.OutboxAttempts, 0, s.Name(), outcome)
+		}
+		r.Add(metrics.OutboxFailures, 0, s.Name())
+	}
 	type began struct{}
 	h.AttemptStart = func(ctx context.Context, _ outbox.Attempt) context.Context {
 		return context.WithValue(ctx, began{}, time.Now())
@@ -70,7 +77,7 @@ func measureRelay(h *outbox.Hooks) *metrics.Registry {
 	}
 	h.Settled = func(s outbox.Settled) {
 		r.Add(metrics.OutboxAttempts, 1, s.Sink, string(s.As))
-		if s.As != outbox.SettledRetry && s.As != outbox.SettledAccepted {
+		if s.As.Final() {
 			r.Observe(metrics.OutboxDelay, s.Age.Seconds(), s.Sink)
 		}
 	}

@@ -119,7 +119,7 @@ func (s *section) sink() closer {
 // written are the names in the file of fields of the libraries' configurations, if they are not the
 // field's name in lower case.
 var written = map[string]string{
-	"BaseURL": "base_url", "KeyWindow": "key_window", "KeyHeader": "key_header", "QuotedKey": "quoted_key", "Transport": "tls_ca",
+	"BaseURL": "base_url", "KeyWindow": "key_window", "KeyHeader": "key_header", "QuotedKey": "quoted_key", "RequestIDHeader": "request_id_header", "Transport": "tls_ca",
 	"KeyHeader and QuotedKey": "key_header", "AllowPrivate": "allow_private", "AllowNetworks": "allow_networks", "AllowHosts": "allow_hosts",
 	"ClientID": "client_id", "IDHeader": "id_header", "BatchBytes": "batch_bytes",
 	"PollInterval": "poll_interval", "LeaseTTL": "lease_ttl", "RetryMin": "retry_min", "RetryMax": "retry_max", "DrainTimeout": "drain_timeout",
@@ -161,7 +161,7 @@ func (s *section) adopt(err error) {
 func (s *section) http() httpsink.Config {
 	cfg := httpsink.Config{
 		Name: s.text("name"), BaseURL: s.text("base_url"), KeyWindow: s.duration("key_window", outbox.Forever),
-		KeyHeader: s.text("key_header"), QuotedKey: s.flag("quoted_key"), Timeout: s.duration("timeout", 0),
+		KeyHeader: s.text("key_header"), QuotedKey: s.flag("quoted_key"), RequestIDHeader: s.text("request_id_header"), Timeout: s.duration("timeout", 0),
 		AllowPrivate: s.flag("allow_private"), AllowHosts: s.texts("allow_hosts"), Profile: s.profile(),
 	}
 	for i, text := range s.texts("allow_networks") {

@@ -30,6 +30,7 @@ work goes on where it is now. It shows what will be done and asks first, unless 
 The range is all that it knows. A record in the range that is a copy of a message outside of it (an earlier offset, or another
 partition) is applied, although that message was applied and is not undone: choose a range that has such a copy's original in it,
 or undo the original's effect too. Copies that come after the replay are duplicates, also of messages that only the replay handled.
+Messages are applied however old their ids are: Config.TooOld does not count in a replay.
 
 In one transaction the owner is fenced out, the position is set, the replay gets a number that is part of what its messages'
 keys are, and an audit row says who did it and why. A consumer that runs begins within seconds by itself; without one, the next

@@ -232,6 +232,27 @@ func TestK8AdoptFromBringsWhatIdsMean(t *testing.T) {
 	}
 }
 
+// K9: a partition that moves takes along until when keys were forgotten where it comes from, and
+// explain says there what that means for an id of such a time.
+func TestK9MoveBringsWhatIsForgotten(t *testing.T) {
+	t.Parallel()
+	s := newTwoShards(t)
+	s.append(1, "m0")
+	_, stop := s.start("a", effect, nil)
+	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
+	stop()
+	const old = "0167bf1e-8c00-7000-8000-000000000000" // of December 2018
+	s.a.exec(`update onlyonce.scopes set created_at = '2018-01-01Z'`)
+	s.a.exec(`update onlyonce.rings set forgotten = '2019-01-01Z' where name = 'consumer_keys'`)
+	s.a.run("explain", "-scope", "stock", old).want(t, statusGood, "unless a copy is a duplicate, a consumer with ParkTooOld parks it as too-old")
+	s.a.run(moveArgs("retire")...).want(t, statusGood)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood)
+	if got := one[string](s.b, `select coalesce((onlyonce.forgotten('stock') at time zone 'UTC')::text, 'nothing')`); got != "2019-01-01 00:00:00" {
+		t.Errorf("forgotten in b: %s", got)
+	}
+	s.b.run("explain", "-scope", "stock", old).want(t, statusGood, "parks it as too-old")
+}
+
 // F10: a copy in the range whose original is outside of it is applied, and the command says so
 // before it asks.
 func TestF10CopyFromOutsideOfTheRange(t *testing.T) {

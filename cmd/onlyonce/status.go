@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -35,8 +36,8 @@ With -json, one object:
   schema_version  number
   cursors         list, as in "onlyonce cursor show -json"
   owners          list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions}; partitions is a list of {topic, partition, epoch, position,
-                  high_watermark, lag, last_stable, paused, halted, detail, halted_for, resolve, commands, last_batch_age, waiting_for}, where what is
-                  absent is false or not known, and ages are in seconds at seen_at
+                  high_watermark, lag, last_stable, paused, halted, detail, halted_for, resolve, commands, last_batch_age, waiting_for, blocked_by {offset,
+                  key (hash), for, done}}, where what is absent is false or not known, and ages are in seconds at seen_at
   parked          {groups (list of {kind, scope, sink, reason, state, count, oldest, oldest_age_seconds}, of rows that are not settled), counted (false: that took over 5 s),
                   settled (up to 10000, null: not counted), settled_more}
   outbox          list of {sink, count, oldest_age_seconds}: calls that are still to be sent
@@ -122,7 +123,7 @@ func (a *app) writeSums(r *ops.StatusReport, each bool) {
 }
 
 // writeOwners shows a line for each process, and one for each partition that waits for a Kafka
-// transaction.
+// transaction or for a single message.
 func (a *app) writeOwners(owners []ops.Owner) {
 	var rows [][]string
 	var waits []string
@@ -141,6 +142,10 @@ func (a *app) writeOwners(owners []ops.Owner) {
 			}
 			if p.WaitingFor > 0 && !o.Silent() {
 				waits = append(waits, fmt.Sprintf("waiting: %s %s/%d, at offset %d for %s: a Kafka transaction is open", cell(o.Scope), cell(p.Topic), p.Partition, p.LastStable, show.Ago(p.WaitingFor+o.SeenAgeSeconds)))
+			}
+			if b := p.BlockedBy; b != nil && b.For >= 1 && !o.Silent() {
+				waits = append(waits, fmt.Sprintf("blocked: %s %s/%d, by the message at offset %d (ordering key %s) for %s: %s above it done", cell(o.Scope), cell(p.Topic), p.Partition,
+					b.Offset, cmp.Or(b.Key, "none"), show.Ago(b.For+o.SeenAgeSeconds), show.Count(int64(b.Done), "message")))
 			}
 		}
 		seen := show.Ago(o.SeenAgeSeconds) + " ago"

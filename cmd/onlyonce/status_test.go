@@ -38,7 +38,7 @@ func (f *fixture) calls() {
 		f.lists(sink)
 	}
 	f.enqueues("payments", "", "old", "new")
-	f.exec(`update onlyonce.outbox_log set created_at = clock_timestamp() - interval '30 minutes' where name = 'old'`)
+	f.exec(`update onlyonce.batches set created_at = clock_timestamp() - interval '30 minutes' where name = 'old'`)
 	f.exec(`update onlyonce.leases set epoch = 7, nonce = gen_random_uuid(),
 		until = clock_timestamp() + case when name like 'relay/gone/%' then interval '-1 hour' else interval '1 hour' end
 		where name like 'relay/%' and name not like 'relay/mail/%'`)
@@ -91,7 +91,7 @@ func fields(t *testing.T, raw []byte) string {
 }
 
 const cursorFields = "scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset leader_epoch " +
-	"retired_at paused replay replay_until replay_resume replay_resend redo_until redo_topic_id"
+	"retired_at paused replay replay_until replay_resume replay_resend redo_until redo_topic_id done_until"
 
 func TestStatusJSON(t *testing.T) {
 	t.Parallel()
@@ -187,7 +187,8 @@ func TestStatusOfProcesses(t *testing.T) {
 	f := newFixture(t)
 	f.exec(`insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions) values
 		(gen_random_uuid(), 'stock', 'pod-1', 7, clock_timestamp(), '[
-			{"topic": "orders", "partition": 0, "epoch": 3, "position": 90, "high_watermark": 100, "lag": 10, "last_stable": 90, "waiting_for": 120, "last_batch_age": 2.5},
+			{"topic": "orders", "partition": 0, "epoch": 3, "position": 90, "high_watermark": 100, "lag": 10, "last_stable": 90, "waiting_for": 120, "last_batch_age": 2.5,
+			 "blocked_by": {"offset": 90, "key": "0a0b", "for": 30, "done": 8}},
 			{"topic": "orders", "partition": 1, "epoch": 3, "position": 5, "high_watermark": 25, "lag": 20, "halted": "gap", "detail": "the log begins at 9", "halted_for": 3600,
 				"resolve": "to resolve it: onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET -reason WHY",
 				"commands": ["onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET -reason WHY"]}]'),
@@ -200,7 +201,8 @@ func TestStatusOfProcesses(t *testing.T) {
 	f.columns = 80
 	r := f.run("status").want(t, statusGood, "2 things need you:\n- halted: scope mail", "\n- halted: scope stock, orders/1, gap for 1h: the log begins at 9\n", "Processes: 3", "pod-1",
 		"\n  onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET \\\n", "3 partitions of orders (1, 3, 4)",
-		"\n  onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY\n", "waiting: stock orders/0, at offset 90 for 2m", "ago (silent)").fits(t, 80)
+		"\n  onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY\n", "waiting: stock orders/0, at offset 90 for 2m",
+		"blocked: stock orders/0, by the message at offset 90 (ordering key 0a0b) for", "8 messages above it done", "ago (silent)").fits(t, 80)
 	if strings.Contains(r.out, "of the past") {
 		t.Errorf("a halt of a process that is silent is shown as one of the present:\n%s", r.out)
 	}

@@ -70,7 +70,7 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Acto
 	if err != nil {
 		return usagef("-listen: %q is no address: it has the form 127.0.0.1:8091", listen)
 	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+	if !isLoopback(host) {
 		return usagef("-listen: %q is not a loopback address: to serve others, mount package ui in a service with your own login", listen)
 	}
 	pool, err := a.pool(ctx, address, "onlyonce ui")
@@ -124,6 +124,10 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Acto
 	return nil
 }
 
+func isLoopback(host string) bool {
+	return host == "localhost" || net.ParseIP(host).IsLoopback()
+}
+
 // onlyLoopback refuses requests for another host. A page of another site could otherwise have its
 // own name resolved to this address, and read the console as its own origin.
 func onlyLoopback(next http.Handler) http.Handler {
@@ -132,7 +136,7 @@ func onlyLoopback(next http.Handler) http.Handler {
 		if err != nil {
 			host = r.Host
 		}
-		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		if !isLoopback(host) {
 			http.Error(w, "The console answers to loopback addresses only.", http.StatusMisdirectedRequest)
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -261,5 +262,33 @@ func (r *run) halt(ctx context.Context, s *server) error {
 		return err
 	}
 	r.check(stays, "without a reload of the page")
+	return r.recovers(h)
+}
+
+// recovers waits until the halt goes from the page, while a link of it has the focus and the
+// pointer rests on a table, as on a screen that a person has left.
+func (r *run) recovers(h *shop) error {
+	if err := r.do(chromedp.Focus(chromedp.CSS("#topics a"))); err != nil {
+		return err
+	}
+	at, err := eval[[]float64](r, `(() => { const b = document.querySelector("#topics tbody tr").getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()`)
+	if err != nil {
+		return err
+	}
+	if err := r.do(chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, at[0], at[1])); err != nil {
+		return err
+	}
+	h.repaired.Store(true)
+	if err := r.until("the halt goes from the page that nobody works with", func() (bool, error) {
+		halted, err := r.shows("halted: scope alarms")()
+		return !halted, err
+	}); err != nil {
+		return err
+	}
+	href, err := eval[string](r, `document.activeElement.getAttribute("href") || ""`)
+	if err != nil {
+		return err
+	}
+	r.check(strings.Contains(href, "scope=alarms"), "the link that had the focus still has it (%s)", href)
 	return nil
 }

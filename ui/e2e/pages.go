@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/chromedp/cdproto/cdp"
@@ -24,7 +22,7 @@ var shown = [][2]string{
 	{"parked-group", "/parked?kind=message&scope=stock&reason=exhausted&state=waiting"}, {"parked-row", "/parked/1"}, {"explain", "/explain?q=order-1"}, {"outbox", "/outbox"},
 	{"calls", "/outbox?sink=payments"}, {"requests", "/requests"}, {"events", "/events"}, {"event", "/events/at?topic=webhook.stripe&partition=0&offset=1"}, {"keys", "/keys"},
 	{"audit", "/audit"}, {"doctor", "/doctor"}, {"act-adopt", "/act/adopt?scope=stock&topic=orders&partition=4&at=52300"},
-	{"bulk", "/bulk/redrive?kind=message&scope=stock&reason=exhausted&state=waiting"},
+	{"bulk", "/bulk/redrive?kind=message&scope=stock&reason=exhausted&state=waiting"}, {"decision", "/audit/1"},
 }
 
 // look is a window and a color scheme.
@@ -124,26 +122,6 @@ func (r *run) accessible(what string) error {
 	}
 	r.check(len(serious) == 0, "%s: axe has no serious finding: %s", what, strings.Join(serious, "; "))
 	return nil
-}
-
-// shoot writes a screenshot: of the wide window in light, and of the overview in every look.
-func (r *run) shoot(name string, l look) error {
-	if r.shots == "" || name != "overview" && l != looks[0] {
-		return nil
-	}
-	if l != looks[0] {
-		name += "-" + strings.ReplaceAll(l.name, ", ", "-")
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, within)
-	defer cancel()
-	png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(r.shots, 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(r.shots, "console-"+name+".png"), png, 0o644)
 }
 
 // keyboard checks that a person needs no mouse.

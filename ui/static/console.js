@@ -3,13 +3,21 @@
 "use strict";
 
 // Live pages: one event every 2 seconds, which htmx answers by fetching the page and putting its
-// part #live in place. Not while the page is hidden, and not while a person works within that part.
+// part #live in place. Not while the page is hidden, and not while a person works within that part:
+// for some seconds after the last movement or key. A pointer that rests there does not stop it.
 const everyMillis = 2000;
+const workMillis = 5000;
 let failures = 0;
+let focused = null; // the address of the link that has the focus
+let worked = -workMillis;
+for (const what of ["pointermove", "pointerdown", "keydown"]) {
+  document.addEventListener(what, () => { worked = performance.now(); }, {passive: true});
+}
 const busy = () => {
   const live = document.getElementById("live");
-  return !live || document.hidden || live.contains(document.activeElement) ||
-    String(document.getSelection()) !== "" || live.querySelector(".scroll:hover, .command:hover") !== null;
+  if (!live || document.hidden || String(document.getSelection()) !== "") return true;
+  return performance.now() - worked < workMillis &&
+    (live.contains(document.activeElement) || live.querySelector(".scroll:hover, .command:hover") !== null);
 };
 const tick = () => {
   if (!busy()) htmx.trigger(document.body, "live");
@@ -40,9 +48,13 @@ document.addEventListener("htmx:responseError", (e) => {
 document.addEventListener("htmx:beforeSwap", (e) => {
   // A page without its database says so in the same place.
   if (e.detail.xhr.status === 503) e.detail.shouldSwap = true;
+  const at = document.activeElement;
+  focused = document.getElementById("live")?.contains(at) ? at.getAttribute("href") : null;
 });
 document.addEventListener("htmx:afterSwap", () => {
   failures = 0;
+  // The link that had the focus has it in the new part too.
+  if (focused) document.querySelector(`#live a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
   document.getElementById("gone")?.remove();
   dress();
 });

@@ -1,0 +1,164 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// homesSQL lists places. In: place (null: any), state (null: any), how many rows. By the primary
+// key.
+const homesSQL = `
+select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.homes
+ where ($1::text is null or place = $1) and ($2::text is null or state = $2) order by place limit $3`
+
+// remainingSQL counts what was begun for a place and has not ended. In: place. One row: operations;
+// events that a consumer has not handled, or that none has begun to read; events that are parked
+// and not settled. An event without a tenant belongs to the place that is named as its endpoint.
+// Reads the operations, the event log, and what is parked.
+const remainingSQL = `
+select (select count(*) from onlyonce.operations o where o.tenant = $1 and o.completed_at is null),
+       (select count(*) from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
+         where (l.tenant = $1 or l.tenant = '' and s.topic = 'webhook.' || $1)
+           and coalesce((select bool_or(p.next_offset <= l."offset") from onlyonce.positions p
+                          where p.topic = s.topic and p.partition = l.partition and p.retired_at is null), true)),
+       (select count(*) from onlyonce.parked p
+         where p.kind = 'event' and p.settled_at is null and (p.tenant = $1 or p.tenant = '' and p.topic = 'webhook.' || $1))`
+
+// lockHomeSQL waits for the transactions that keep a place in this database, and for other
+// decisions about it. In: place.
+const lockHomeSQL = `select pg_advisory_xact_lock(1869507688, hashtext($1))`
+
+// leaveHomeSQL changes a place's state to leaving, or to left. In: place, whether nothing remains,
+// where it goes. One row: the state.
+const leaveHomeSQL = `select onlyonce.leave_home($1, $2, $3)`
+
+// Home is what a database knows of a place, for example of a tenant.
+type Home struct {
+	Place string `json:"place"`
+
+	// State is one of: claimed, while a process asks the other databases whether the place lives
+	// there; here; leaving, if nothing new begins and what was begun ends; left.
+	State string `json:"state"`
+
+	Moves     int64     `json:"moves"` // how often the place had moved then
+	Other     string    `json:"other"` // where it goes, or came from
+	ChangedAt time.Time `json:"changed_at"`
+}
+
+// HomeFilter picks places. The zero value picks the first DefaultLimit.
+type HomeFilter struct {
+	Place string // empty: any
+	State string // empty: any
+	Limit int    // how many rows at most, up to MostLimit; 0: DefaultLimit
+}
+
+// Homes returns the places that the filter picks, by their names, and whether there are more.
+func Homes(ctx context.Context, db DB, f HomeFilter) (homes []Home, more bool, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		homes, err = collect[Home](ctx, tx, homesSQL, orNull(f.Place), orNull(f.State), limitOf(f.Limit))
+		if err != nil {
+			return err
+		}
+		homes, more = cut(homes, f.Limit)
+		for i := range homes {
+			utcs(&homes[i].ChangedAt)
+		}
+		return nil
+	})
+	return homes, more, err
+}
+
+// readHome reads one place; nil if the database does not know it.
+func readHome(ctx context.Context, tx pgx.Tx, place string) (*Home, error) {
+	homes, err := collect[Home](ctx, tx, homesSQL, place, nil, 1)
+	if err != nil || len(homes) == 0 {
+		return nil, err
+	}
+	return &homes[0], nil
+}
+
+// LeaveHomeInput is the input of [LeaveHome].
+type LeaveHomeInput struct {
+	// Place is the tenant, the endpoint or the other place that moves. Required.
+	Place string
+
+	// To names the database that it goes to. AdoptHome must give the same name. Required.
+	To string
+
+	// Shown is the result of a dry run that a person agreed to. If the state is another one by now,
+	// the error is of kind ErrChanged.
+	Shown *LeftHome
+}
+
+// LeftHome is the result of [LeaveHome].
+type LeftHome struct {
+	Audited
+
+	Place  string `json:"place"`
+	To     string `json:"to"`
+	Before string `json:"before"` // the state
+	After  string `json:"after"`  // leaving or left
+
+	// What was begun for the place and has not ended; the place has left if all are 0.
+	Operations int64 `json:"operations"`
+	Events     int64 `json:"events"` // not handled
+	Parked     int64 `json:"parked"` // events that are not settled
+}
+
+// LeaveHome takes a place out of a database, so that another one can adopt it. From then on nothing
+// new begins for the place: requests get 503, and so do the senders of webhooks. If operations, or
+// events that are not handled, remain, the state is leaving, and consumers go on with them: call
+// LeaveHome again. Otherwise the state is left, and nothing of the place changes in this database
+// any more. Requests in lease mode are cut off as by a crash.
+//
+// It waits for the place's open transactions. Errors are of kind ErrNotFound if the place does not
+// live here, ErrNothing if it has left, ErrRefused if it is leaving for another database, and
+// ErrChanged.
+func LeaveHome(ctx context.Context, db DB, by By, in LeaveHomeInput) (*LeftHome, error) {
+	k := kind{action: "home leave", subject: "the place", look: "onlyonce home list"}
+	return decide(ctx, db, k, by, &leaving{in}, in.Shown)
+}
+
+type leaving struct{ LeaveHomeInput }
+
+func (q *leaving) check() error {
+	if err := checkText("the place", q.Place); err != nil {
+		return err
+	}
+	return checkText("the database that it goes to", q.To)
+}
+
+func (q *leaving) lock(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, lockHomeSQL, q.Place)
+	return err
+}
+
+func (q *leaving) read(ctx context.Context, tx pgx.Tx) (*LeftHome, error) {
+	home, err := readHome(ctx, tx, q.Place)
+	switch {
+	case err != nil:
+		return nil, err
+	case home == nil || home.State == "claimed":
+		return nil, failf(ErrNotFound, "%q does not live in this database", q.Place)
+	case home.State == "left" && home.Other == q.To:
+		return nil, failf(ErrNothing, "%q has left this database for %s already: nothing was changed.", q.Place, home.Other)
+	case home.State != "here" && home.Other != q.To:
+		return nil, failf(ErrRefused, "%q is %s, for %s, and nothing was done", q.Place, home.State, home.Other)
+	}
+	d := &LeftHome{Place: q.Place, To: q.To, Before: home.State, After: "leaving"}
+	if err := tx.QueryRow(ctx, remainingSQL, q.Place).Scan(&d.Operations, &d.Events, &d.Parked); err != nil {
+		return nil, err
+	}
+	if d.Operations+d.Events+d.Parked == 0 {
+		d.After = "left"
+	}
+	return d, nil
+}
+
+func (q *leaving) differs(shown, now *LeftHome) bool { return shown.Before != now.Before }
+
+func (q *leaving) do(ctx context.Context, tx pgx.Tx, _ By, now *LeftHome) (*LeftHome, error) {
+	return now, tx.QueryRow(ctx, leaveHomeSQL, q.Place, now.After == "left", q.To).Scan(&now.After)
+}

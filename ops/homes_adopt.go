@@ -1,0 +1,316 @@
+package ops
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// adoptHomeSQL makes a place live here. In: place, the number of its move, where it came from.
+const adoptHomeSQL = `
+insert into onlyonce.homes as h (place, state, moves, other) values ($1, 'here', $2, nullif($3, ''))
+on conflict (place) do update set state = 'here', moves = excluded.moves, other = excluded.other, nonce = null, changed_at = clock_timestamp()`
+
+// forgetRequestsSQL deletes what is here of a tenant's requests and operations, from an earlier
+// time at which the tenant lived here. A lease stays, and is used again by its name. In: tenant.
+var forgetRequestsSQL = []string{
+	`delete from onlyonce.http_records where tenant = $1`,
+	`delete from onlyonce.operations where tenant = $1`,
+}
+
+// leaseRequestsSQL gives the requests that are not completed a lease that has ended, so that the
+// next request takes them over. In: tenant.
+const leaseRequestsSQL = `
+with leased as (
+  insert into onlyonce.leases as l (name, epoch, until) select 'http/' || r.id, 1, clock_timestamp() from onlyonce.http_records r where r.tenant = $1 and r.completed_at is null
+  on conflict (name) do update set epoch = l.epoch + 1, nonce = null, until = excluded.until returning l.id, l.name)
+update onlyonce.http_records r set lease_id = leased.id from leased where r.tenant = $1 and leased.name = 'http/' || r.id`
+
+// broughtTable is a table whose rows move with a place: a query for the rows there, as JSON, and a
+// statement that inserts such rows here. In, of the first: tenant. In, of the second: text[].
+type broughtTable struct{ rows, insert string }
+
+// requestTables are of requests and operations. Signals of operations stay: those have ended.
+var requestTables = []broughtTable{
+	{`select (to_jsonb(r) - 'lease_id')::text from onlyonce.http_records r where r.tenant = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`,
+		`insert into onlyonce.http_records select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_records, j::jsonb) p`},
+	{`select to_jsonb(s)::text from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id
+	   where r.tenant = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`,
+		`insert into onlyonce.http_steps select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_steps, j::jsonb) p`},
+	{`select to_jsonb(o)::text from onlyonce.operations o where o.tenant = $1 and o.expires_at > clock_timestamp()`,
+		`insert into onlyonce.operations select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.operations, j::jsonb) p`},
+}
+
+// memoryTables are of webhooks, besides the keys. They have no tenant: rows of other places come
+// along.
+var memoryTables = []broughtTable{
+	{`select (to_jsonb(b) - 'parked_id')::text from onlyonce.webhook_bodies b where $1::text is not null`,
+		`insert into onlyonce.webhook_bodies as b select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.webhook_bodies, j::jsonb) p
+		 on conflict (endpoint, digest) do update set seen_at = greatest(b.seen_at, excluded.seen_at)`},
+	{`select to_jsonb(o)::text from onlyonce.webhook_objects o where $1::text is not null`,
+		`insert into onlyonce.webhook_objects as o select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.webhook_objects, j::jsonb) p
+		 on conflict (scope, object) do update set version = greatest(o.version, excluded.version)`},
+}
+
+// standardForgottenSQL reports whether keys that were claimed before a time may be forgotten. In:
+// the time. One row.
+const standardForgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'standard_keys'`
+
+// AdoptHomeInput is the input of [AdoptHome].
+type AdoptHomeInput struct {
+	// Place is the tenant, the endpoint or the other place. Required.
+	Place string
+
+	// From is the database that the place has left. Nil keeps here a place that is leaving, or that
+	// no process has met yet. Defaults to nil.
+	From *HomeOrigin
+
+	// Shown is the result of a dry run that a person agreed to. If the state is another one by now,
+	// the error is of kind ErrChanged.
+	Shown *AdoptedHome
+}
+
+// HomeOrigin is the database that a place comes from.
+type HomeOrigin struct {
+	// DB is the database.
+	DB DB
+
+	// Name names it in errors, in onlyonce.homes and in the audit row. It must not hold a password.
+	Name string
+
+	// As is the name that LeaveHome gave to this database, so that a place is not adopted by a
+	// database that it did not go to. Required.
+	As string
+
+	// StandardKeys brings every key of standard_keys, and what webhooks remember besides. It must
+	// be true if the place has webhooks or a loop of its own, or if handlers claim keys or enqueue
+	// calls under ids. Keys are hashes, so those of other places come along: set it only if such
+	// ids mean the same in both databases, for example because they hold the tenant. Defaults to
+	// false.
+	StandardKeys bool
+
+	// Late takes the place over with StandardKeys even if keys may be forgotten there. Defaults to
+	// false.
+	Late bool
+}
+
+// AdoptedHome is the result of [AdoptHome].
+type AdoptedHome struct {
+	Audited
+
+	Place  string `json:"place"`
+	Before string `json:"before"` // the state; empty: not known here
+	From   string `json:"from,omitempty"`
+	Moves  int64  `json:"moves"`
+
+	// What came along; nil before it was done.
+	Requests *int64 `json:"requests,omitempty"` // records, steps and operations
+	Keys     *int64 `json:"keys,omitempty"`     // that are new here
+}
+
+// AdoptHome makes a place live in a database. With From, in one transaction it brings the tenant's
+// records, steps and operations, and with StandardKeys the keys; what the database has of the place
+// from an earlier time is deleted. Processes whose function sends the place here go on at once.
+//
+// Rows of your own tables must be here before. Errors are of kind ErrInvalid, ErrNotFound,
+// ErrNothing if the place lives here, ErrRefused and ErrChanged; those of the other database are an
+// [*OriginError].
+func AdoptHome(ctx context.Context, db DB, by By, in AdoptHomeInput) (*AdoptedHome, error) {
+	k := kind{action: "home adopt", subject: "the place", look: "onlyonce home list"}
+	if in.From != nil {
+		k.within = bringTimeout
+	}
+	return decide(ctx, db, k, by, &homing{in}, in.Shown)
+}
+
+type homing struct{ AdoptHomeInput }
+
+func (q *homing) check() error {
+	if err := checkText("the place", q.Place); err != nil {
+		return err
+	}
+	if q.From == nil {
+		return nil
+	}
+	if q.From.DB == nil || q.From.Name == "" {
+		return failf(ErrInvalid, "-from: must have a database and a name")
+	}
+	return checkText("-as, the name of this database,", q.From.As)
+}
+
+func (q *homing) lock(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, lockHomeSQL, q.Place)
+	return err
+}
+
+func (q *homing) read(ctx context.Context, tx pgx.Tx) (*AdoptedHome, error) {
+	here, err := readHome(ctx, tx, q.Place)
+	if err != nil {
+		return nil, err
+	}
+	d := &AdoptedHome{Place: q.Place}
+	if here != nil {
+		d.Before, d.Moves = here.State, here.Moves
+	}
+	switch {
+	case d.Before == "here":
+		return nil, failf(ErrNothing, "%q lives in this database already: nothing was changed.", q.Place)
+	case q.From == nil && d.Before == "left":
+		return nil, failf(ErrRefused, "%q has left this database for %s, and nothing was done: take it out of that one (home leave), and give -from", q.Place, here.Other)
+	case q.From == nil:
+		return d, nil
+	case d.Before == "leaving":
+		return nil, failf(ErrRefused, "%q is leaving this database, for %s, and nothing was done: it lives here until it has left", q.Place, here.Other)
+	}
+	d.From = q.From.Name
+	return d, q.elsewhere(ctx, func(there pgx.Tx) error { return q.readThere(ctx, there, d) })
+}
+
+// readThere refuses a place that has not left the other database for this one, or that was here
+// after it had been there (N3).
+func (q *homing) readThere(ctx context.Context, there pgx.Tx, d *AdoptedHome) error {
+	home, err := readHome(ctx, there, q.Place)
+	switch {
+	case err != nil:
+		return err
+	case home == nil:
+		return failf(ErrNotFound, "-from: %s does not know %q", q.From.Name, q.Place)
+	case home.State != "left":
+		return failf(ErrRefused, "%q has not left %s (%s), and nothing was done: take it out first (home leave), so that it does not live in both", q.Place, q.From.Name, home.State)
+	case home.Other != q.From.As:
+		return failf(ErrRefused, "%q has left %s for %s and not for %s, and nothing was done", q.Place, q.From.Name, home.Other, q.From.As)
+	case home.Moves <= d.Moves:
+		return failf(ErrRefused, "%q was in this database after it had left %s, and nothing was done: take it from where it was last", q.Place, q.From.Name)
+	}
+	var forgotten bool
+	if err := there.QueryRow(ctx, standardForgottenSQL, home.ChangedAt).Scan(&forgotten); err != nil {
+		return err
+	}
+	if forgotten && q.From.StandardKeys && !q.From.Late {
+		return failf(ErrRefused, "%q left %s at %s, longer ago than keys are remembered there, and nothing was done: copies of what took effect there would take effect again. "+
+			"If none can come any more, give -late", q.Place, q.From.Name, show.Instant(home.ChangedAt))
+	}
+	d.Moves = home.Moves
+	return nil
+}
+
+// elsewhere runs f on one snapshot of the other database. If the place has left in it, it has all
+// that was committed for the place.
+func (q *homing) elsewhere(ctx context.Context, f func(there pgx.Tx) error) error {
+	o := origin{Origin: &Origin{DB: q.From.DB, Name: q.From.Name}}
+	return o.snapshot(ctx, f)
+}
+
+func (q *homing) differs(shown, now *AdoptedHome) bool {
+	return shown.Before != now.Before || shown.Moves != now.Moves
+}
+
+func (q *homing) do(ctx context.Context, tx pgx.Tx, _ By, now *AdoptedHome) (*AdoptedHome, error) {
+	if q.From != nil {
+		if err := q.elsewhere(ctx, func(there pgx.Tx) error { return q.bring(ctx, there, tx, now) }); err != nil {
+			return nil, err
+		}
+	}
+	_, err := tx.Exec(ctx, adoptHomeSQL, q.Place, now.Moves, now.From)
+	return now, err
+}
+
+// bring copies what the other database has of the place.
+func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedHome) error {
+	moves := now.Moves
+	now.Moves = 0
+	if before, err := readHome(ctx, tx, q.Place); err != nil {
+		return err
+	} else if before != nil {
+		now.Moves = before.Moves
+	}
+	if err := q.readThere(ctx, there, now); err != nil {
+		return err
+	}
+	if now.Moves != moves {
+		return failf(ErrChanged, "%q moved meanwhile, and nothing was done", q.Place).but("run the command again to see how it stands")
+	}
+	if _, err := tx.Exec(ctx, fenceOffRecordsSQL); err != nil {
+		return err
+	}
+	for _, sql := range forgetRequestsSQL {
+		if _, err := tx.Exec(ctx, sql, q.Place); err != nil {
+			return err
+		}
+	}
+	now.Requests = new(int64)
+	for _, t := range requestTables {
+		n, err := t.copy(ctx, there, tx, q.Place)
+		if err != nil {
+			return err
+		}
+		*now.Requests += n
+	}
+	if _, err := tx.Exec(ctx, leaseRequestsSQL, q.Place); err != nil {
+		return err
+	}
+	if q.From.StandardKeys {
+		if err := q.bringKeys(ctx, there, tx, now); err != nil {
+			return err
+		}
+	}
+	_, err := tx.Exec(ctx, closeSealSQL)
+	return err
+}
+
+// fenceOffRecordsSQL lets this transaction write records of requests that are completed, which need
+// the seal.
+const fenceOffRecordsSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
+
+func (q *homing) bringKeys(ctx context.Context, there, tx pgx.Tx, now *AdoptedHome) error {
+	b := &Brought{Keys: new(int64), Conflicts: new(int64)}
+	if err := b.claim(ctx, there, tx, standardKeys); err != nil {
+		return err
+	}
+	now.Keys = b.Keys
+	for _, t := range memoryTables {
+		if _, err := t.copy(ctx, there, tx, q.Place); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Rows are sent to this database in portions of at most so many, or of some more than so many
+// bytes.
+const (
+	copyRows  = 500
+	copyBytes = 4 << 20
+)
+
+// copy inserts the rows of the other database here, and returns how many there were.
+func (t broughtTable) copy(ctx context.Context, there, tx pgx.Tx, place string) (n int64, err error) {
+	rows, err := there.Query(ctx, t.rows, place)
+	if err != nil {
+		return 0, err
+	}
+	defer rows.Close()
+	var portion []string
+	size := 0
+	for rows.Next() {
+		var row string
+		if err := rows.Scan(&row); err != nil {
+			return n, err
+		}
+		portion, size = append(portion, row), size+len(row)
+		if n++; len(portion) < copyRows && size < copyBytes {
+			continue
+		}
+		if _, err := tx.Exec(ctx, t.insert, portion); err != nil {
+			return n, err
+		}
+		portion, size = portion[:0], 0
+	}
+	if err := rows.Err(); err != nil || len(portion) == 0 {
+		return n, err
+	}
+	_, err = tx.Exec(ctx, t.insert, portion)
+	return n, err
+}

@@ -1,0 +1,182 @@
+package ops_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// move moves acme, and returns the error of the step that refused.
+func move(t *testing.T, from, to *pgxpool.Pool, name string, standardKeys bool) error {
+	t.Helper()
+	if _, err := ops.LeaveHome(t.Context(), from, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "acme", To: name}); err != nil {
+		return err
+	}
+	return adoptFrom(t, from, to, name, standardKeys)
+}
+
+func adoptFrom(t *testing.T, from, to *pgxpool.Pool, as string, standardKeys bool) error {
+	t.Helper()
+	in := ops.AdoptHomeInput{Place: "acme", From: &ops.HomeOrigin{DB: from, Name: "the other", As: as, StandardKeys: standardKeys}}
+	seen, err := ops.AdoptHome(t.Context(), to, ops.By{DryRun: true}, in)
+	if err != nil {
+		return err
+	}
+	in.Shown = seen
+	_, err = ops.AdoptHome(t.Context(), to, ops.By{Reason: "OPS-40"}, in)
+	return err
+}
+
+func homeStates(t *testing.T, pools ...*pgxpool.Pool) (states string) {
+	t.Helper()
+	for _, pool := range pools {
+		homes, more, err := ops.Homes(t.Context(), pool, ops.HomeFilter{Place: "acme"})
+		switch {
+		case err != nil || more || len(homes) > 1:
+			t.Fatal(homes, more, err)
+		case len(homes) == 0:
+			states += "- "
+		default:
+			states += homes[0].State + " "
+		}
+	}
+	return states
+}
+
+// N3: a database takes a place over only if the place has left the other one, for this one, and was
+// not here later.
+func TestN3MovesAreInOrder(t *testing.T) {
+	t.Parallel()
+	a, b, c := pgtest.DB(t), pgtest.DB(t), pgtest.DB(t)
+	if err := move(t, a, b, "b", false); !errors.Is(err, ops.ErrNotFound) {
+		t.Errorf("a place that is not known: %v", err)
+	}
+	if _, err := ops.AdoptHome(t.Context(), a, ops.By{Reason: "first"}, ops.AdoptHomeInput{Place: "acme"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := adoptFrom(t, a, b, "b", false); !errors.Is(err, ops.ErrRefused) {
+		t.Errorf("it has not left: %v", err)
+	}
+	if err := move(t, a, b, "b", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := adoptFrom(t, a, c, "c", false); !errors.Is(err, ops.ErrRefused) {
+		t.Errorf("it has left for another one: %v", err)
+	}
+	if err := adoptFrom(t, a, b, "b", false); !errors.Is(err, ops.ErrNothing) {
+		t.Errorf("a second time: %v", err)
+	}
+	if _, err := ops.LeaveHome(t.Context(), a, ops.By{Reason: "again"}, ops.LeaveHomeInput{Place: "acme", To: "b"}); !errors.Is(err, ops.ErrNothing) {
+		t.Errorf("it has left already: %v", err)
+	}
+	if err := move(t, b, c, "c", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := adoptFrom(t, a, b, "b", false); !errors.Is(err, ops.ErrRefused) { // its state in a is older
+		t.Errorf("the first move again, after the second: %v", err)
+	}
+	if _, err := ops.AdoptHome(t.Context(), b, ops.By{Reason: "by mistake"}, ops.AdoptHomeInput{Place: "acme"}); !errors.Is(err, ops.ErrRefused) {
+		t.Errorf("a place that has left, without -from: %v", err)
+	}
+	if got := homeStates(t, a, b, c); got != "left left here " {
+		t.Error(got)
+	}
+	if err := move(t, c, a, "a", false); err != nil {
+		t.Error(err)
+	}
+	if got := homeStates(t, a, b, c); got != "here left left " {
+		t.Error(got)
+	}
+}
+
+// What remains of a place keeps it in the state leaving; it can stay after all.
+func TestLeavingWaitsForWhatWasBegun(t *testing.T) {
+	t.Parallel()
+	a := pgtest.DB(t)
+	exec(t, a, `insert into onlyonce.homes (place, state) values ('acme', 'here')`)
+	exec(t, a, `insert into onlyonce.streams (topic, partitions) values ('webhook.acme', 1)`)
+	exec(t, a, `select onlyonce.append_events('{webhook.acme}', '{0}', '{""}', '{evt_1}', '{null}', '{0}', '{}', '{}', '{null}')`)
+	exec(t, a, `insert into onlyonce.parked (kind, reason, tenant, scope) values ('event', 'permanent', 'acme', 's')`)
+	exec(t, a, `insert into onlyonce.operations (id, tenant, principal, name, keep) values (gen_random_uuid(), 'acme', '', 'export', '1 day')`)
+	in := ops.LeaveHomeInput{Place: "acme", To: "b"}
+	done, err := ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-40"}, in)
+	if err != nil || done.After != "leaving" || done.Operations != 1 || done.Events != 1 || done.Parked != 1 {
+		t.Fatalf("%+v, %v", done, err)
+	}
+	if err := adoptFrom(t, a, pgtest.DB(t), "b", false); !errors.Is(err, ops.ErrRefused) {
+		t.Errorf("adopted while it is leaving: %v", err)
+	}
+	if _, err := ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "acme", To: "c"}); !errors.Is(err, ops.ErrRefused) {
+		t.Errorf("for another one: %v", err)
+	}
+	if _, err := ops.AdoptHome(t.Context(), a, ops.By{Reason: "not today"}, ops.AdoptHomeInput{Place: "acme"}); err != nil || homeStates(t, a) != "here " {
+		t.Errorf("%v: it stays, %s", err, homeStates(t, a))
+	}
+	exec(t, a, `update onlyonce.operations set completed_at = now()`)
+	exec(t, a, `update onlyonce.parked set settled_at = now(), state = 'discarded'`)
+	handled := func(at int64) {
+		t.Helper()
+		if _, err := ops.AdoptCursor(t.Context(), a, ops.By{Reason: "handled"}, ops.AdoptInput{Place: ops.Place{Scope: "s", Topic: "webhook.acme"}, At: &at}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	handled(0)
+	if done, err = ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-41"}, in); err != nil || done.After != "leaving" || done.Events != 1 {
+		t.Errorf("its consumer is behind: %+v, %v", done, err)
+	}
+	handled(1)
+	if done, err = ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-41"}, in); err != nil || done.After != "left" {
+		t.Errorf("%+v, %v", done, err)
+	}
+}
+
+// Keys come along if they are asked for, not after they may be forgotten; webhooks' versions of
+// objects do too.
+func TestKeysMoveWithAPlace(t *testing.T) {
+	t.Parallel()
+	a, b := pgtest.DB(t), pgtest.DB(t)
+	exec(t, a, `insert into onlyonce.homes (place, state) values ('acme', 'here')`)
+	exec(t, a, `select onlyonce.claim(array[onlyonce.key('acme', 's', '1')], '{7}')`)
+	exec(t, a, `select onlyonce.newer('s', gen_random_uuid(), 5)`)
+	if _, err := ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "acme", To: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, a, `update onlyonce.homes set changed_at = now() - interval '8 days'`)
+	if err := adoptFrom(t, a, b, "b", true); !errors.Is(err, ops.ErrRefused) {
+		t.Errorf("too late: %v", err)
+	}
+	in := ops.AdoptHomeInput{Place: "acme", From: &ops.HomeOrigin{DB: a, Name: "a", As: "b", StandardKeys: true, Late: true}}
+	done, err := ops.AdoptHome(t.Context(), b, ops.By{Reason: "OPS-40"}, in)
+	if err != nil || *done.Keys != 1 {
+		t.Fatalf("%+v, %v", done, err)
+	}
+	if got := one[[]int16](t, b, `select onlyonce.claim(array[onlyonce.key('acme', 's', '1')], '{7}')`); len(got) != 1 || got[0] != 1 {
+		t.Errorf("a copy in b: %v", got)
+	}
+	if n := one[int](t, b, `select count(*) from onlyonce.webhook_objects where version = 5`); n != 1 {
+		t.Error("the version of an object did not come along")
+	}
+}
+
+func TestInvalidHomes(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	by := ops.By{Reason: "why"}
+	for name, err := range map[string]error{
+		"no place":     second(ops.LeaveHome(t.Context(), pool, by, ops.LeaveHomeInput{To: "b"})),
+		"no name":      second(ops.LeaveHome(t.Context(), pool, by, ops.LeaveHomeInput{Place: "acme"})),
+		"no place, in": second(ops.AdoptHome(t.Context(), pool, by, ops.AdoptHomeInput{})),
+		"no database":  second(ops.AdoptHome(t.Context(), pool, by, ops.AdoptHomeInput{Place: "acme", From: &ops.HomeOrigin{As: "b"}})),
+		"no own name":  second(ops.AdoptHome(t.Context(), pool, by, ops.AdoptHomeInput{Place: "acme", From: &ops.HomeOrigin{DB: pool, Name: "a"}})),
+	} {
+		if !errors.Is(err, ops.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }

@@ -1,0 +1,73 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// operationsSQL lists operations of the HTTP layer. In: whether ended ones too, tenant, name (null:
+// any), how many rows, id (null: any). Those that run come first; they have no expiry, and ended
+// ones walk operations_expired backwards. A parked event has the key of its stream, tenant and
+// operation: parked is asked by key, once for each stream.
+const operationsSQL = `
+select o.id::text as id, case when o.state = 'running' and w.id is not null then 'suspended' else o.state end as state, o.tenant, o.principal, o.name, o.created_at, o.completed_at,
+       o.expires_at, octet_length(o.result)::bigint as bytes, o.error_code, s.percent, s.text as progress, s.updated_at, s.cancel_at, w.id as parked_id
+  from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id
+  left join lateral (select p.id from onlyonce.streams t join onlyonce.parked p on p.key = onlyonce.key(o.tenant, t.topic, o.id::text)
+                      where o.state = 'running' and p.kind = 'event' and p.settled_at is null and p.reason <> 'conflict' and p.state = 'waiting' limit 1) w on true
+ where ($1 or o.completed_at is null) and ($2::text is null or o.tenant = $2) and ($3::text is null or o.name = $3) and ($5::uuid is null or o.id = $5)
+ order by o.expires_at desc nulls first, o.created_at desc limit $4`
+
+// Operation is an operation of the HTTP layer: a request that was answered 202, and whose work is
+// an event. Its result and the text of its error are left out. A nil pointer means: not yet, or
+// none.
+type Operation struct {
+	ID string `json:"id"` // a UUID, as its client has it
+	// State is one of: running, also while it waits to begin; suspended, if its work is parked and
+	// waits for an operator; succeeded; failed; cancelled.
+	State       string     `json:"state"`
+	Tenant      string     `json:"tenant"`
+	Principal   string     `json:"principal"`
+	Name        string     `json:"name"`
+	CreatedAt   time.Time  `json:"created_at"`
+	CompletedAt *time.Time `json:"completed_at"`
+	ExpiresAt   *time.Time `json:"expires_at"`
+	Bytes       *int64     `json:"bytes"`      // size of the stored result
+	ErrorCode   *string    `json:"error_code"` // of a failed one
+	Percent     *int16     `json:"percent"`
+	Progress    *string    `json:"progress"` // in words
+	UpdatedAt   *time.Time `json:"updated_at"`
+	CancelAt    *time.Time `json:"cancel_at"` // when its client asked to cancel it
+	ParkedID    *int64     `json:"parked_id"` // of a suspended one
+}
+
+// OperationFilter picks operations. The zero value picks the latest DefaultLimit that have not
+// ended.
+type OperationFilter struct {
+	All    bool   // those that have ended too, until they are purged
+	Tenant string // empty: any
+	Name   string // empty: any
+	ID     string // a UUID; empty: any
+	Limit  int    // how many rows at most, up to MostLimit; 0: DefaultLimit
+}
+
+// OperationList returns the operations that the filter picks, those that have not ended first, and
+// whether there are more. It reads the rows of operations that have not ended, and with All those
+// of ended ones from the latest on until it has found Limit+1.
+func OperationList(ctx context.Context, db DB, f OperationFilter) (operations []Operation, more bool, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		operations, err = collect[Operation](ctx, tx, operationsSQL, f.All, orNull(f.Tenant), orNull(f.Name), limitOf(f.Limit), orNull(f.ID))
+		return err
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	operations, more = cut(operations, f.Limit)
+	for i := range operations {
+		o := &operations[i]
+		utcs(&o.CreatedAt, o.CompletedAt, o.ExpiresAt, o.UpdatedAt, o.CancelAt)
+	}
+	return operations, more, nil
+}

@@ -1,0 +1,131 @@
+package webhook
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/dialguard"
+)
+
+// Fetch says how certificates are fetched from a sender's host, and subscriptions confirmed there
+// (W18). Redirects are never followed. The zero value of a field is the default that its comment
+// names.
+type Fetch struct {
+	// Timeout bounds one fetch, from connecting to the last byte: 100 ms to 10 s. A request that
+	// waits for it is answered 503 once its own time is over. Defaults to 3 s.
+	Timeout time.Duration
+
+	// AllowPrivate and AllowNetworks allow addresses outside the public Internet, as the fields of
+	// httpsink.Config do, for example of a proxy. Default to none.
+	AllowPrivate  bool
+	AllowNetworks []netip.Prefix
+
+	// Transport holds settings for connecting: a proxy, certificates, a dialer of your own. It is
+	// cloned. A proxy is set by its address, with [http.ProxyURL]; its address is checked, and it
+	// decides which addresses it reaches. InsecureSkipVerify and DialTLSContext are refused,
+	// because TLS proves whose certificates these are. Defaults to a plain transport without a
+	// proxy.
+	Transport *http.Transport
+}
+
+const (
+	// maxFetches is how many fetches may begin in a minute. Unsigned requests can cause them.
+	maxFetches = 32
+	// maxFetched is the most bytes of an answer.
+	maxFetched = 64 << 10
+)
+
+// fetcher fetches small files over HTTP. It is safe for concurrent use.
+type fetcher struct {
+	transport *http.Transport
+	timeout   time.Duration
+}
+
+func (f Fetch) fetcher() (*fetcher, error) {
+	if f.Timeout == 0 {
+		f.Timeout = 3 * time.Second
+	}
+	if f.Timeout < 100*time.Millisecond || f.Timeout > 10*time.Second {
+		return nil, fmt.Errorf("Fetch.Timeout: %v is not from 100ms to 10s", f.Timeout)
+	}
+	for _, n := range f.AllowNetworks {
+		if err := dialguard.CheckNetwork(n); err != nil {
+			return nil, fmt.Errorf("Fetch.AllowNetworks: %w", err)
+		}
+	}
+	t := f.Transport
+	if t == nil {
+		t = &http.Transport{IdleConnTimeout: 10 * time.Second}
+	}
+	if t.DialTLSContext != nil || t.TLSClientConfig != nil && t.TLSClientConfig.InsecureSkipVerify {
+		return nil, errors.New("Fetch.Transport: DialTLSContext and InsecureSkipVerify are refused: TLS proves whose certificates these are")
+	}
+	guard := &dialguard.Guard{AllowPrivate: f.AllowPrivate, AllowNetworks: slices.Clone(f.AllowNetworks), ConnectTimeout: f.Timeout}
+	guarded, err := guard.Transport(t, maxFetched)
+	if err != nil {
+		return nil, fmt.Errorf("Fetch.Transport: %w", err)
+	}
+	return &fetcher{transport: guarded, timeout: f.Timeout}, nil
+}
+
+// get returns the body of an answer of 200, and the certificates of its server. RoundTrip follows
+// no redirects and keeps no cookies.
+func (f *fetcher) get(ctx context.Context, address *url.URL) (body []byte, server []*x509.Certificate, err error) {
+	ctx, cancel := context.WithTimeout(ctx, f.timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	resp, err := f.transport.RoundTrip(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, nil, fmt.Errorf("the answer's status is %d", resp.StatusCode)
+	}
+	body, err = io.ReadAll(io.LimitReader(resp.Body, maxFetched+1))
+	if err == nil {
+		err = ctx.Err() // the end may be the server's answer to our leaving
+	}
+	if err == nil && len(body) > maxFetched {
+		err = errors.New("the answer is longer than 64 KiB")
+	}
+	if resp.TLS != nil {
+		server = resp.TLS.PeerCertificates
+	}
+	return body, server, err
+}
+
+// unavailable is a refusal because something could not be fetched.
+func unavailable(reason string, cause error) error {
+	return &Error{Check: ErrUnavailable, Reason: reason, Cause: cause}
+}
+
+// budget bounds how often something is begun in a minute.
+type budget struct {
+	mu    sync.Mutex
+	begun time.Time
+	n     int
+}
+
+// take reports whether it may be begun at a time.
+func (b *budget) take(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now.Sub(b.begun) >= time.Minute {
+		b.begun, b.n = now, 0
+	}
+	b.n++
+	return b.n <= maxFetches
+}

@@ -1,0 +1,117 @@
+package webhook
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+)
+
+// Graph is change notifications of Microsoft Graph:
+// https://learn.microsoft.com/graph/change-notifications-delivery-webhooks. It signs nothing. Each
+// notification of a request holds the clientState that you gave its subscription, and the secrets
+// of the configuration are these: each notification must hold one of them, or the whole request is
+// refused. A clientState is at most 128 characters; choose it at random.
+//
+// So a clientState is a password that travels with each request. A reader of one request can make
+// up others, and Event.IDSigned is false. It is also part of the body, which an endpoint stores as
+// it came: readers of the event log see it. Use one for this endpoint alone, and read the resource
+// from Microsoft Graph before you act on a notification.
+//
+// Microsoft Graph gives notifications no id, so ID is a hash of the body; see [Meta] for what that
+// means for notifications that are repeated in another body. Type is the first notification's
+// changeType, or its lifecycleEvent. The tokens of notifications with resource data
+// (validationTokens) are not verified.
+//
+// The handshake, a POST with a validationToken in the query, is answered with the token; see
+// [Challenge] for which tokens are refused. It is not signed: anyone can have the endpoint
+// repeat a text, as text/plain.
+type Graph struct{}
+
+const maxClientState = 128
+
+// Scheme implements Provider.
+func (Graph) Scheme() (*Scheme, error) {
+	return &Scheme{
+		Name:   "microsoft-graph",
+		Answer: 10 * time.Second, Redeliveries: 4 * time.Hour,
+		Key: func(secret string) (Key, error) {
+			if len(secret) > maxClientState {
+				return Key{}, errors.New("must have 128 characters or less")
+			}
+			return clientStateKey(secret)
+		},
+		Read:     func(Fields) (Signed, error) { return Signed{}, nil },
+		ReadBody: readGraph,
+		Handshake: func(method string, query url.Values) (text string, is bool, err error) {
+			if method != http.MethodPost || !query.Has("validationToken") {
+				return "", false, nil
+			}
+			text, err = Challenge(query, "validationToken")
+			return text, err == nil, err
+		},
+		Event: func(_ Fields, e *Event) error {
+			all, err := notifications(e.Body)
+			if err != nil {
+				return err
+			}
+			found := jsonMembers(all[0], "changeType", "lifecycleEvent")
+			if e.Type = jsonString(found["changeType"]); e.Type == "" {
+				e.Type = jsonString(found["lifecycleEvent"])
+			}
+			e.ID = contentID(e.Body)
+			return nil
+		},
+	}, nil
+}
+
+// notifications returns the members of the body's list.
+func notifications(body []byte) (all []json.RawMessage, err error) {
+	if json.Unmarshal(jsonMembers(body, "value")["value"], &all) != nil || len(all) == 0 {
+		return nil, Malformed("body's member value", "must be a list of notifications")
+	}
+	return all, nil
+}
+
+// clientStateKey is a key that only this clientState gives. It is hashed first, because an HMAC
+// takes keys for the same that differ in zero bytes at their end.
+func clientStateKey(state string) (Key, error) {
+	sum := sha256.Sum256([]byte(state))
+	return MACKey(HMACSHA256, sum[:])
+}
+
+// readGraph turns each clientState into a signature: the MAC of the body with the clientState as
+// its key. It equals the Verifier's MAC if, and only if, the clientState is the secret, so that the
+// comparison is the same as for other providers.
+func readGraph(_ Fields, body []byte, s *Signed) error {
+	all, err := notifications(body)
+	if err != nil {
+		return err
+	}
+	const member = "body's member clientState"
+	var states []string
+	for _, one := range all {
+		state := jsonString(jsonMembers(one, "clientState")["clientState"])
+		if state == "" || len(state) > maxClientState {
+			return Malformed(member, "must occur exactly once in each notification, as a string of 1 to 128 characters")
+		}
+		if slices.Contains(states, state) {
+			continue
+		}
+		if states = append(states, state); len(states) > maxSignatures {
+			return Malformed(member, "has more than 16 values")
+		}
+		key, err := clientStateKey(state)
+		if err != nil {
+			return err
+		}
+		mac := key.mac()
+		_, _ = mac.Write(body)
+		s.Signatures = append(s.Signatures, Signature{Algorithm: HMACSHA256, Value: mac.Sum(nil)})
+	}
+	s.Every = true
+	return nil
+}

@@ -1,0 +1,127 @@
+package webhook
+
+import (
+	"crypto/x509"
+	"fmt"
+	"hash/crc32"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// PayPal is https://developer.paypal.com/api/rest/webhooks/rest/: a signature with the key of a
+// certificate, whose address is in the request, over the transmission's id and time, the webhook's
+// id and the CRC-32 of the body. There are no secrets. ID and Type are the body's members id and
+// event_type.
+//
+// A CRC-32 is no protection: for a recorded transmission anyone can make another body that has the
+// same one. So Event.IDSigned is false. An [Endpoint] applies one body for each transmission, and
+// sets others aside (W7), for as long as the transmission's time counts. Someone who can hold a
+// transmission back, and send another body first, is not noticed: read the resource from PayPal
+// before you act on an amount.
+//
+// PayPal delivers for 3 days and does not say whether a repeated delivery has a new time, so a time
+// up to 3 days ago counts. Set VerifierConfig.Tolerance to less if you know better.
+//
+// The certificate must be RSA, valid at the time, have the name
+// messageverificationcerts.paypal.com, and lead to a root; see [Fetch] and rule W18 for how it is
+// fetched. It is kept for 24 hours.
+type PayPal struct {
+	// WebhookID is the webhook's id in PayPal's dashboard: letters and digits, at most 50. It is
+	// what keeps the transmissions of other applications out. Required.
+	WebhookID string
+
+	// Sandbox accepts the sandbox's transmissions in place of the live ones. Defaults to false.
+	Sandbox bool
+
+	// Roots are the authorities that certificates must lead to. Defaults to the system's.
+	Roots *x509.CertPool
+
+	// Fetch says how certificates are fetched. Defaults to its own defaults.
+	Fetch Fetch
+}
+
+var (
+	payPalWebhook = regexp.MustCompile(`^[A-Za-z0-9]{1,50}$`)
+	payPalPath    = regexp.MustCompile(`^/v1/notifications/certs/[A-Za-z0-9-]{1,100}$`)
+	payPalIssuers = regexp.MustCompile(`^cacerts\.digicert\.com$`)
+)
+
+// Scheme implements Provider.
+func (p PayPal) Scheme() (*Scheme, error) {
+	if !payPalWebhook.MatchString(p.WebhookID) {
+		return nil, fmt.Errorf("PayPal.WebhookID: %q must be the webhook's id, 1 to 50 letters and digits", p.WebhookID)
+	}
+	fetch, err := p.Fetch.fetcher()
+	if err != nil {
+		return nil, fmt.Errorf("PayPal.%w", err)
+	}
+	domain := "paypal.com"
+	if p.Sandbox {
+		domain = "sandbox.paypal.com"
+	}
+	c := &certificates{
+		fetch: fetch, roots: p.Roots, issuers: payPalIssuers, clock: time.Now,
+		match: func(u *url.URL) bool {
+			return (u.Host == "api."+domain || u.Host == "api-m."+domain) && payPalPath.MatchString(u.Path)
+		},
+		names: func(string) []string { return []string{"messageverificationcerts." + domain} },
+	}
+	return &Scheme{
+		Name: "paypal", Past: 72*time.Hour + 5*time.Minute, Future: 5 * time.Minute,
+		Redeliveries:     72 * time.Hour,
+		SignatureHeaders: []string{"Paypal-Transmission-Sig"},
+		KeepHeaders:      []string{"Paypal-Transmission-Id"},
+		certificates:     c,
+		Read:             func(f Fields) (Signed, error) { return p.read(f, c) },
+		ReadBody: func(_ Fields, body []byte, s *Signed) error {
+			s.Messages = [][]byte{fmt.Appendf(nil, "%s%d", s.Before, crc32.ChecksumIEEE(body))}
+			return nil
+		},
+		Event: func(_ Fields, e *Event) (err error) {
+			found := jsonMembers(e.Body, "id", "event_type")
+			e.Type = jsonString(found["event_type"])
+			e.ID, err = idMember(found, "id")
+			return err
+		},
+	}, nil
+}
+
+// read reads the headers. Its Before is what is signed before the body's CRC-32.
+func (p PayPal) read(f Fields, c *certificates) (s Signed, err error) {
+	const idHeader, timeHeader, algorithm, address, signature = "Paypal-Transmission-Id", "Paypal-Transmission-Time", "Paypal-Auth-Algo", "Paypal-Cert-Url", "Paypal-Transmission-Sig"
+	id, err := f.ID(idHeader)
+	if err != nil {
+		return Signed{}, err
+	}
+	if strings.Contains(id, "|") {
+		return Signed{}, Malformed(idHeader, "has a character that delimits what is signed")
+	}
+	written, err := f.One(timeHeader)
+	if err != nil {
+		return Signed{}, err
+	}
+	if s.Time, err = time.Parse(time.RFC3339, written); err != nil {
+		return Signed{}, Malformed(timeHeader, "is not a time of RFC 3339")
+	}
+	if name, err := f.One(algorithm); err != nil {
+		return Signed{}, err
+	} else if name != "SHA256withRSA" {
+		return Signed{}, Malformed(algorithm, "is not SHA256withRSA")
+	}
+	where, err := f.One(address)
+	if err != nil {
+		return Signed{}, err
+	}
+	if s.certificateURL, err = c.checkURL(address, where); err != nil {
+		return Signed{}, err
+	}
+	text, err := f.One(signature)
+	if err != nil {
+		return Signed{}, err
+	}
+	one, err := rsaSignature(signature, text, RSASHA256)
+	s.Before, s.Signatures = id+"|"+written+"|"+p.WebhookID+"|", []Signature{one}
+	return s, err
+}

@@ -1,0 +1,145 @@
+package webhook_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/shard"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// N2, N3: an endpoint's events are stored and handled in the database of their place. When the
+// place moves, its sender gets 503 for a while, and what was accepted before is a duplicate
+// afterwards.
+func TestN2EndpointMoves(t *testing.T) {
+	t.Parallel()
+	a, b := newRig(t), newRig(t)
+	var moved atomic.Bool
+	set, err := shard.New(map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv}, func(place string) string {
+		if place != "e" {
+			t.Errorf("the place is %q", place)
+		}
+		if moved.Load() {
+			return "b"
+		}
+		return "a"
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := samples(t)["Stripe"]
+	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: a.hooks(), Handler: effect,
+		Consumer: consumer.Config{Linger: time.Millisecond}, Source: webhook.SourceConfig{PollInterval: 20 * time.Millisecond}}
+	endpoint, err := webhook.NewSharded(set, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/hooks", endpoint)
+	e := a.serveMux(s, mux, "/hooks")
+	e.send(stripeBody("evt_0", "")).want(t, 200, false)
+	leave := func() string {
+		done, err := ops.LeaveHome(t.Context(), a.pool, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "e", To: "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return done.After
+	}
+	if state := leave(); state != "leaving" { // nothing handles the event yet
+		t.Fatal(state)
+	}
+	if got := e.send(stripeBody("evt_1", "")); got.status != http.StatusServiceUnavailable {
+		t.Errorf("while it leaves: %v", got)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- endpoint.Run(ctx) }()
+	a.until("it is ready", func() bool { return endpoint.Ready() == nil && endpoint.Healthy() == nil })
+	a.until("it has left", func() bool { return leave() == "left" })
+	moved.Store(true)
+	if got := e.send(stripeBody("evt_1", "")); got.status != http.StatusServiceUnavailable {
+		t.Errorf("before it is adopted: %v", got)
+	}
+	from := &ops.HomeOrigin{DB: a.pool, Name: "a", As: "b", StandardKeys: true}
+	if _, err := ops.AdoptHome(t.Context(), b.pool, ops.By{Reason: "OPS-40"}, ops.AdoptHomeInput{Place: "e", From: from}); err != nil {
+		t.Fatal(err)
+	}
+	e.send(stripeBody("evt_0", "")).want(t, 200, true)
+	e.send(stripeBody("evt_1", "")).want(t, 200, false)
+	b.until("the new event is handled in b", func() bool { return b.count("effects") == 1 })
+	if ids := one[string](a, `select string_agg(id, ' ') from effects`) + " " + one[string](b, `select string_agg(id, ' ') from effects`); ids != "evt_0 evt_1" {
+		t.Errorf("effects %s", ids)
+	}
+	moved.Store(false) // a process with the old function
+	if got := e.send(stripeBody("evt_2", "")); got.status != http.StatusServiceUnavailable {
+		t.Errorf("in the old database: %v", got)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// Events of tenants are stored in the databases of their tenants. Each database takes its own from
+// a list of the sender's.
+func TestShardedEndpointByTenant(t *testing.T) {
+	t.Parallel()
+	a, b := newRig(t), newRig(t)
+	set, err := shard.New(map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv}, func(place string) string { return place })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := samples(t)["Stripe"]
+	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Mode: webhook.Inline, Handler: effect,
+		Tenant: func(e *webhook.Event) string { return strings.Split(e.ID, "_")[0] },
+		Reconcile: &webhook.Reconcile{List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
+			return errors.Join(each(&webhook.Event{ID: "a_0", Body: []byte("{}")}), each(&webhook.Event{ID: "b_2", Body: []byte("{}")}))
+		}}}
+	endpoint, err := webhook.NewSharded(set, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/hooks", endpoint)
+	e := a.serveMux(s, mux, "/hooks")
+	e.send(stripeBody("a_0", "")).want(t, 200, false)
+	e.send(stripeBody("b_1", "")).want(t, 200, false)
+	e.send(stripeBody("a_0", "")).want(t, 200, true)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- endpoint.Run(ctx) }()
+	b.until("the missed event is taken", func() bool { return b.count("effects") == 2 })
+	a.until("both databases have listed", func() bool {
+		return a.count("onlyonce.webhook_endpoints where reconciled_at is not null") == 1 && b.count("onlyonce.webhook_endpoints where reconciled_at is not null") == 1
+	})
+	if a.count("effects") != 1 || b.count("effects") != 2 {
+		t.Errorf("%d and %d effects", a.count("effects"), b.count("effects"))
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	for _, wrong := range []func() (*webhook.Endpoint, error){
+		func() (*webhook.Endpoint, error) { return webhook.NewSharded(nil, cfg) },
+		func() (*webhook.Endpoint, error) {
+			cfg := cfg
+			cfg.Sources = []*webhook.Source{{}}
+			return webhook.NewSharded(set, cfg)
+		},
+	} {
+		if _, err := wrong(); !errors.Is(err, webhook.ErrConfig) {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package webhook
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// SNS is HTTP subscriptions of Amazon SNS:
+// https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html. A message is
+// JSON, signed with the key of a certificate whose address it holds: with SHA-1 (SignatureVersion
+// 1, the default of a topic) or SHA-256 (2). There are no secrets. ID is MessageId, Type the member
+// Type, and the handler finds the published text in the body's member Message. Raw message delivery
+// (RawMessageDelivery) is refused, because its messages are not signed.
+//
+// Anyone with an account at AWS can have a topic of their own send messages that are signed just as
+// well. Topics says which count.
+//
+// A SubscriptionConfirmation for one of Topics is a probe: its SubscribeURL is fetched, which
+// confirms the subscription, before the answer of 200. If that fails, the answer is 503, and SNS
+// sends it again. An UnsubscribeConfirmation is an event; its SubscribeURL is not fetched.
+//
+// Certificates and SubscribeURLs are fetched from hosts sns.<region>.amazonaws.com (in China
+// .amazonaws.com.cn) over HTTPS only; see [Fetch] and rule W18. The certificate must be RSA, valid
+// at the time, have the name that SNS uses in that region, and lead to a root: SNS sends it alone,
+// so that its issuer is fetched from Amazon's crt.<name>.amazontrust.com. It is kept for 24 hours.
+//
+// SNS delivers a message for an hour, with the time of its publication, so that a time up to 65
+// minutes ago counts, and 5 minutes ahead.
+type SNS struct {
+	// Topics are the ARNs of the topics whose messages are accepted and whose subscriptions are
+	// confirmed: 1 to 64, for example "arn:aws:sns:eu-west-1:123456789012:orders". Required.
+	Topics []string
+
+	// Version2Only refuses SignatureVersion 1, whose SHA-1 lets those who may publish to a topic
+	// make two messages with one signature. Set the topic's attribute SignatureVersion to 2 before.
+	// Defaults to false.
+	Version2Only bool
+
+	// Roots are the authorities that certificates must lead to. Defaults to the system's.
+	Roots *x509.CertPool
+
+	// Fetch says how certificates are fetched and subscriptions confirmed. Defaults to its own
+	// defaults.
+	Fetch Fetch
+}
+
+var (
+	snsTopic   = regexp.MustCompile(`^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}(\.fifo)?$`)
+	snsHost    = regexp.MustCompile(`^sns\.([a-z0-9-]{3,30})\.amazonaws\.com(\.cn)?$`)
+	snsPath    = regexp.MustCompile(`^/SimpleNotificationService-[A-Za-z0-9]{1,64}\.pem$`)
+	snsIssuers = regexp.MustCompile(`^crt\.[a-z0-9]{1,20}\.amazontrust\.com$`)
+)
+
+// snsSigned are the members that are signed, in order. Members of types that lack them are left
+// out.
+var snsSigned = map[string][]string{
+	"Notification":             {"Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type"},
+	"SubscriptionConfirmation": {"Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"},
+	"UnsubscribeConfirmation":  {"Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"},
+}
+
+// Scheme implements Provider.
+func (s SNS) Scheme() (*Scheme, error) {
+	if len(s.Topics) == 0 || len(s.Topics) > 64 {
+		return nil, fmt.Errorf("SNS.Topics: must list 1 to 64 topics, not %d: SNS signs the messages of all topics, also of other accounts", len(s.Topics))
+	}
+	for _, topic := range s.Topics {
+		if !snsTopic.MatchString(topic) {
+			return nil, fmt.Errorf("SNS.Topics: %q is not the ARN of a topic", topic)
+		}
+	}
+	fetch, err := s.Fetch.fetcher()
+	if err != nil {
+		return nil, fmt.Errorf("SNS.%w", err)
+	}
+	s.Topics = slices.Clone(s.Topics)
+	c := &certificates{
+		fetch: fetch, roots: s.Roots, issuers: snsIssuers, clock: time.Now, names: snsNames,
+		match: func(u *url.URL) bool { return snsHost.MatchString(u.Host) && snsPath.MatchString(u.Path) },
+	}
+	confirmations := &budget{}
+	return &Scheme{
+		Name: "sns", Past: 65 * time.Minute, Future: 5 * time.Minute, IDSigned: true,
+		Answer: 15 * time.Second, Redeliveries: time.Hour,
+		certificates: c,
+		Read: func(f Fields) (Signed, error) {
+			// The header is not signed. It refuses most requests of others before their bodies are
+			// read.
+			_, err := f.One("X-Amz-Sns-Message-Type")
+			return Signed{}, err
+		},
+		ReadBody: func(_ Fields, body []byte, signed *Signed) error { return s.readBody(body, c, signed) },
+		Event: func(_ Fields, e *Event) error {
+			m, err := readSNS(e.Body)
+			if err != nil {
+				return err
+			}
+			e.ID, e.Type = m["MessageId"], m["Type"]
+			if e.Type == "SubscriptionConfirmation" {
+				e.Probe = true
+				e.subscribeURL, err = subscribeURL(m)
+			}
+			return err
+		},
+		confirm: func(ctx context.Context, e *Event) error {
+			if e.subscribeURL == nil {
+				return nil
+			}
+			if !confirmations.take(time.Now()) {
+				return unavailable("too many subscriptions were confirmed within a minute", nil)
+			}
+			if _, _, err := fetch.get(ctx, e.subscribeURL); err != nil {
+				return unavailable("the subscription could not be confirmed", err)
+			}
+			return nil
+		},
+	}, nil
+}
+
+// snsNames returns the names of SNS's certificates that come from a host.
+func snsNames(host string) []string {
+	names := []string{"sns.amazonaws.com"}
+	found := snsHost.FindStringSubmatch(host)
+	if found == nil {
+		return names
+	}
+	region := found[1]
+	switch {
+	case found[2] != "":
+		return []string{"sns-" + region + ".amazonaws.com.cn"}
+	case strings.HasPrefix(region, "us-gov-"):
+		return []string{"sns-us-gov-west-1.amazonaws.com", "sns-us-gov-east-1.amazonaws.com"}
+	}
+	return append(names, "sns-signing."+region+".amazonaws.com")
+}
+
+// readSNS returns the members of a message that count. In what is signed, a line's end delimits the
+// members, and only Message may hold one. So no text that is published can pass for other members:
+// read from its end, what is signed has one meaning.
+func readSNS(body []byte) (map[string]string, error) {
+	const more = "SignatureVersion"
+	raw := jsonMembers(body, "Message", "MessageId", "Subject", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type", "Signature", more, "SigningCertURL")
+	m := map[string]string{}
+	for name, value := range raw {
+		var text string
+		if name == "Subject" && string(value) == "null" {
+			continue
+		}
+		if len(value) == 0 || value[0] != '"' || json.Unmarshal(value, &text) != nil {
+			return nil, Malformed("body's member "+name, "must occur exactly once, as a string")
+		}
+		if name != "Message" && strings.Contains(text, "\n") {
+			return nil, Malformed("body's member "+name, "has a line's end, which delimits what is signed")
+		}
+		m[name] = text
+	}
+	signed := snsSigned[m["Type"]]
+	if signed == nil {
+		return nil, Malformed("body's member Type", "is none of SNS's")
+	}
+	for _, name := range append([]string{"Signature", more, "SigningCertURL"}, signed...) {
+		if _, has := m[name]; !has && name != "Subject" {
+			return nil, Malformed("body's member "+name, "is missing")
+		}
+	}
+	if !validID(m["MessageId"]) {
+		return nil, Malformed("body's member MessageId", "is not 1 to 255 visible ASCII characters")
+	}
+	return m, nil
+}
+
+// readBody finds the signature, what it signs, and where its certificate is. A message of another
+// topic is refused before anything is fetched for it.
+func (s SNS) readBody(body []byte, c *certificates, signed *Signed) error {
+	m, err := readSNS(body)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(s.Topics, m["TopicArn"]) {
+		return &Error{Check: ErrSignature, Field: "body's member TopicArn", Reason: "is none of SNS.Topics"}
+	}
+	a := RSASHA256
+	switch version := m["SignatureVersion"]; {
+	case version == "1" && !s.Version2Only:
+		a = RSASHA1
+	case version != "2":
+		return Malformed("body's member SignatureVersion", "is not one that the configuration accepts")
+	}
+	one, err := rsaSignature("body's member Signature", m["Signature"], a)
+	if err != nil {
+		return err
+	}
+	signed.Signatures = []Signature{one}
+	if signed.certificateURL, err = c.checkURL("body's member SigningCertURL", m["SigningCertURL"]); err != nil {
+		return err
+	}
+	if signed.Time, err = time.Parse(time.RFC3339, m["Timestamp"]); err != nil {
+		return Malformed("body's member Timestamp", "is not a time of RFC 3339")
+	}
+	if m["Type"] == "SubscriptionConfirmation" {
+		if _, err := subscribeURL(m); err != nil {
+			return err
+		}
+	}
+	var text strings.Builder
+	for _, name := range snsSigned[m["Type"]] {
+		if value, has := m[name]; has {
+			text.WriteString(name + "\n" + value + "\n")
+		}
+	}
+	signed.Messages = [][]byte{[]byte(text.String())}
+	return nil
+}
+
+// subscribeURL returns the address that confirms a subscription, if it is one of SNS's and does
+// this and nothing else.
+func subscribeURL(m map[string]string) (*url.URL, error) {
+	const field, reason = "body's member SubscribeURL", "is not an address at which SNS confirms this topic's subscription"
+	u, err := url.Parse(m["SubscribeURL"])
+	if err != nil || u.Scheme != "https" || u.User != nil || u.Port() != "" || u.Fragment != "" || u.Opaque != "" || u.Path != "/" && u.Path != "" || !snsHost.MatchString(u.Host) {
+		return nil, Malformed(field, reason)
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	want := url.Values{"Action": {"ConfirmSubscription"}, "TopicArn": {m["TopicArn"]}, "Token": {m["Token"]}}
+	for name, values := range want {
+		if err != nil || !slices.Equal(query[name], values) {
+			return nil, Malformed(field, reason)
+		}
+	}
+	return u, nil
+}
