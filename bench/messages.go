@@ -50,6 +50,8 @@ type tape struct {
 	ids    [][]byte          // for each partition, ids of idBytes each
 	bodies [][]byte
 
+	traceparent []byte // a second header of each message; nil: none
+
 	every time.Duration // a message of each partition so often; 0: as fast as they are fetched
 	start time.Time
 }
@@ -116,13 +118,21 @@ func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fe
 		return consumer.Fetched{}, ctx.Err()
 	}
 	got := consumer.Fetched{Messages: make([]*consumer.Message, n), Next: from + n, LeaderEpoch: -1, HighWatermark: end, LastStable: end}
-	messages, headers := make([]consumer.Message, n), make([]consumer.Header, n)
+	each := 1
+	if p.t.traceparent != nil {
+		each = 2
+	}
+	messages, headers := make([]consumer.Message, n), make([]consumer.Header, int(n)*each)
 	for i := range messages {
 		offset := from + int64(i)
-		headers[i] = consumer.Header{Name: idHeader, Value: ids[offset*idBytes:][:idBytes:idBytes]}
+		its := headers[i*each : (i+1)*each : (i+1)*each]
+		its[0] = consumer.Header{Name: idHeader, Value: ids[offset*idBytes:][:idBytes:idBytes]}
+		if each == 2 {
+			its[1] = consumer.Header{Name: "traceparent", Value: p.t.traceparent}
+		}
 		messages[i] = consumer.Message{
 			Topic: topic, Partition: p.id, Offset: offset, LeaderEpoch: -1, Time: time.UnixMilli(1_750_000_000_000 + offset/perMilli),
-			Value: p.t.bodies[offset%int64(len(p.t.bodies))], Headers: headers[i : i+1 : i+1],
+			Value: p.t.bodies[offset%int64(len(p.t.bodies))], Headers: its,
 		}
 		got.Messages[i] = &messages[i]
 		if most -= messages[i].Size(); most < 0 && i > 0 {

@@ -123,26 +123,36 @@ func selectService(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error
 	}), nil
 }
 
+// sender asks for one thing under a key, and returns when it has its answer.
+type sender func(ctx context.Context, key string, body []byte) error
+
 // requestSide has requestWorkers clients send requests one after another.
 func requestSide(ready served, replays, network bool) side {
+	return senderSide(replays, func(ctx context.Context, pool *pgxpool.Pool) (send sender, end func(), err error) {
+		handler, err := ready(ctx, pool)
+		if err != nil || !network {
+			return direct(handler), func() {}, err
+		}
+		srv := httptest.NewServer(handler)
+		transport := &http.Transport{MaxIdleConnsPerHost: requestWorkers}
+		return overNetwork(transport, srv.URL), func() { transport.CloseIdleConnections(); srv.Close() }, nil
+	})
+}
+
+// senderSide has requestWorkers callers ask for one thing after another: each for another one, or,
+// with replays, for things that have their answer.
+func senderSide(replays bool, ready func(context.Context, *pgxpool.Pool) (sender, func(), error)) side {
 	bodies := newBodies(rand.NewChaCha8([32]byte{16}))
 	return func(ctx context.Context, db *database, w *window) (sample, error) {
 		pool, err := db.open(ctx, requestWorkers)
 		if err != nil {
 			return sample{}, err
 		}
-		handler, err := ready(ctx, pool)
+		send, end, err := ready(ctx, pool)
 		if err != nil {
 			return sample{}, err
 		}
-		send := direct(handler)
-		if network {
-			srv := httptest.NewServer(handler)
-			defer srv.Close()
-			transport := &http.Transport{MaxIdleConnsPerHost: requestWorkers}
-			defer transport.CloseIdleConnections()
-			send = overNetwork(transport, srv.URL)
-		}
+		defer end()
 		keys := make([]string, answered)
 		if replays {
 			for i := range keys {
@@ -184,7 +194,7 @@ func requestSide(ready served, replays, network bool) side {
 }
 
 // direct calls a handler as net/http does, without a network.
-func direct(h http.Handler) func(context.Context, string, []byte) error {
+func direct(h http.Handler) sender {
 	return func(ctx context.Context, key string, body []byte) error {
 		req, err := newRequest(ctx, "http://bench/v1/charges", key, body)
 		if err != nil {
@@ -199,7 +209,7 @@ func direct(h http.Handler) func(context.Context, string, []byte) error {
 	}
 }
 
-func overNetwork(transport *http.Transport, url string) func(context.Context, string, []byte) error {
+func overNetwork(transport *http.Transport, url string) sender {
 	return func(ctx context.Context, key string, body []byte) error {
 		req, err := newRequest(ctx, url+"/v1/charges", key, body)
 		if err != nil {

@@ -41,7 +41,7 @@ func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 // first batch on, and has run dry when a partition has reached end.
 func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Config, from func(context.Context) (consumer.Source, error)) side {
 	return func(ctx context.Context, db *database, w *window) (sample, error) {
-		pool, err := db.open(ctx, partitions)
+		pool, err := db.open(ctx, partitions*max(cfg.Concurrency, 1))
 		if err != nil {
 			return sample{}, err
 		}
@@ -63,7 +63,7 @@ func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Co
 			}
 		}
 		cfg := cfg
-		cfg.Hooks = consumer.Hooks{
+		cfg.Hooks = consumer.JoinHooks(cfg.Hooks, consumer.Hooks{
 			Batch: func(b consumer.BatchDone) {
 				count.Add(int64(b.Handled))
 				began.Do(func() { close(begun) })
@@ -77,7 +77,7 @@ func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Co
 			Retry:  func(r consumer.Retry) { fail(r.Err) },
 			Parked: func(p consumer.Parked) { fail(p.Err) },
 			Halted: func(h *consumer.HaltError) { fail(h) },
-		}
+		})
 		c, err := consumer.New(pool, src, h, cfg)
 		if err != nil {
 			return sample{}, err

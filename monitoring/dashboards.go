@@ -14,6 +14,7 @@ func consumers() dashboard {
 			`[$__rate_interval])) / sum by (scope) (rate(` + selected(m.ConsumerDelay.Prometheus()+"_count") + `[$__rate_interval]))`, "{{scope}}"}}},
 		{"Lag", m.ConsumerLag, count, []query{{gauge("sum", m.ConsumerLag, "database, scope, topic"), "{{scope}} {{topic}}"}}},
 		{"Longest without a commit", m.ConsumerStalled, seconds, []query{{gauge("max", m.ConsumerStalled, "database, scope, topic"), "{{scope}} {{topic}}"}}},
+		{"Longest held up by one message", m.ConsumerBlocked, seconds, []query{{gauge("max", m.ConsumerBlocked, "database, scope, topic"), "{{scope}} {{topic}}"}}},
 		{"Partitions by state", m.ConsumerPartitions, count, []query{{gauge("sum", m.ConsumerPartitions, "database, scope, state"), "{{scope}} {{state}}"}}},
 		{"Halted partitions", m.ConsumerPartitions, count, []query{{gauge("sum", m.ConsumerPartitions, "database, scope, reason", `state="halted"`), "{{scope}} {{reason}}"}}},
 		{"Processes", m.ConsumerProcesses, count, []query{{gauge("max", m.ConsumerProcesses, "database, scope"), "{{scope}}"}}},

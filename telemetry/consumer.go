@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,7 +11,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/metrics"
 )
 
@@ -20,6 +20,7 @@ type consumerRecorder struct {
 	scope                   string
 	messages, retries, hung metric.Int64Counter
 	delay                   metric.Float64Histogram
+	processed               messaging
 
 	mu     sync.Mutex
 	topics map[string]*topicSets
@@ -35,7 +36,10 @@ const (
 // topicSets are the attributes of a topic's metrics, made once.
 type topicSets struct {
 	topic                      metric.MeasurementOption
+	delay                      []metric.RecordOption // topic, as Record takes it
 	handled, duplicate, parked metric.MeasurementOption
+	processed, failed          metric.MeasurementOption // of the conventions' metrics
+	span                       []attribute.KeyValue     // of a message's span
 }
 
 // Consumer adds telemetry to a consumer's configuration, whose Scope must be set: hooks after those
@@ -45,11 +49,13 @@ func Consumer(c *consumer.Config, t Config) error {
 	r := &consumerRecorder{recorder: newRecorder(t), scope: c.Scope, topics: map[string]*topicSets{}}
 	r.messages, r.retries, r.hung = r.counter(metrics.ConsumerMessages), r.counter(metrics.ConsumerRetries), r.counter(metrics.ConsumerHung)
 	r.delay = r.histogram(metrics.ConsumerDelay)
+	r.processed = r.messaging(messagingConsumed, "Messages of transactions that ended, also of those that failed.", messagingProcess, "Time that a transaction took.")
 	if r.err != nil {
 		return r.err
 	}
 	c.Hooks = consumer.JoinHooks(c.Hooks, consumer.Hooks{
 		AttemptStart: r.begin, AttemptEnd: r.end,
+		Owned: func(o consumer.Owned) { r.of(o.Topic) }, // so that its counters are there, at 0
 		Retry: func(e consumer.Retry) { r.retries.Add(context.Background(), 1, r.of(e.Topic).topic) },
 		Hung:  func(e consumer.Hung) { r.hung.Add(context.Background(), 1, r.of(e.Topic).topic) },
 	})
@@ -72,19 +78,35 @@ func (r *consumerRecorder) of(topic string) *topicSets {
 			return s
 		}
 	}
-	set := func(more ...attribute.KeyValue) metric.MeasurementOption {
-		return metric.WithAttributeSet(attribute.NewSet(append(more, attribute.String("scope", r.scope), attribute.String("topic", topic))...))
-	}
-	s := &topicSets{topic: set(), handled: set(attribute.String("outcome", "handled")), duplicate: set(attribute.String("outcome", "duplicate")), parked: set(attribute.String("outcome", "parked"))}
+	ours := []attribute.KeyValue{attribute.String("scope", r.scope), attribute.String("topic", topic)}
+	theirs := []attribute.KeyValue{attribute.String(messagingSystem, "kafka"), attribute.String(messagingOpName, messagingOpProcess), attribute.String(messagingName, topic)}
+	s := &topicSets{topic: with(ours), handled: with(ours, attribute.String("outcome", "handled")), duplicate: with(ours, attribute.String("outcome", "duplicate")),
+		parked: with(ours, attribute.String("outcome", "parked")), processed: with(theirs), failed: with(theirs, attribute.String(errorType, "_OTHER")),
+		span: []attribute.KeyValue{attribute.String(messagingName, topic), attribute.String(attrScope, r.scope)}}
+	s.delay = []metric.RecordOption{s.topic}
 	r.topics[topic] = s
+	for _, outcome := range []metric.MeasurementOption{s.handled, s.duplicate, s.parked} {
+		r.messages.Add(context.Background(), 0, outcome)
+	}
+	r.retries.Add(context.Background(), 0, s.topic)
+	r.hung.Add(context.Background(), 0, s.topic)
 	return s
+}
+
+// with makes a set of attributes, once for all measurements.
+func with(attrs []attribute.KeyValue, more ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(slices.Concat(attrs, more)...))
 }
 
 // transaction is the transaction that a context belongs to.
 type transaction struct {
 	scope, topic string
 	partition    int32
+	sets         *topicSets
 	span         trace.Span
+	handle       string                  // name of its messages' spans
+	options      []trace.SpanStartOption // of its messages' spans
+	begun        time.Time
 
 	mu    sync.Mutex // a handler that was abandoned may still begin a message
 	last  int64      // offset of the last message that began
@@ -101,7 +123,14 @@ func (r *consumerRecorder) begin(ctx context.Context, b consumer.BatchDone) cont
 	ctx, span := r.tracer.Start(ctx, "process "+b.Topic, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
 		attribute.String(messagingSystem, "kafka"), attribute.String(messagingName, b.Topic), attribute.String(messagingOperation, "process"),
 		attribute.Int(messagingPartition, int(b.Partition)), attribute.Int(messagingCount, b.Messages), attribute.String(attrScope, r.scope)))
-	return context.WithValue(ctx, transactionKey{}, &transaction{scope: r.scope, topic: b.Topic, partition: b.Partition, span: span, last: -1})
+	t := &transaction{scope: r.scope, topic: b.Topic, partition: b.Partition, sets: r.of(b.Topic), span: span, begun: time.Now(),
+		last: -1, times: make([]time.Time, 0, b.Messages)}
+	if r.perMessage {
+		t.handle = "handle " + b.Topic
+		t.options = []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(t.sets.span...),
+			trace.WithLinks(trace.Link{SpanContext: span.SpanContext()})}
+	}
+	return context.WithValue(ctx, transactionKey{}, t)
 }
 
 // handle is middleware around the call of a handler with one message, or with a batch.
@@ -110,28 +139,30 @@ func (r *consumerRecorder) handle(ctx context.Context, _ consumer.Tx, msgs []*co
 	if !ok {
 		return next(ctx)
 	}
-	for _, m := range msgs {
-		t.add(m)
-	}
 	if !r.perMessage || len(msgs) != 1 {
+		for _, m := range msgs {
+			if t.begins(m) {
+				t.link(producerOf(m).span())
+			}
+		}
 		return next(ctx)
 	}
-	// The message's span is in its producer's trace, and has a link to the transaction's.
-	outer := ctx
-	if producer := producerOf(msgs[0]); producer.IsValid() {
-		outer = trace.ContextWithRemoteSpanContext(ctx, producer)
+	// The message's span is in its producer's trace, and has a link to the transaction's, which
+	// needs none to the producer then.
+	t.begins(msgs[0])
+	if producer := producerOf(msgs[0]).span(); producer.IsValid() {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, producer)
 	}
-	ctx, span := r.tracer.Start(outer, "handle "+t.topic, trace.WithSpanKind(trace.SpanKindConsumer),
-		trace.WithLinks(trace.Link{SpanContext: t.span.SpanContext()}), trace.WithAttributes(attribute.String(messagingName, t.topic), attribute.String(attrScope, t.scope)))
+	ctx, span := r.tracer.Start(ctx, t.handle, t.options...)
 	err := context.Canceled // unless the handler returns: it may call runtime.Goexit
 	defer func() { end(span, err) }()
 	err = next(ctx)
 	return err
 }
 
-// add notes a message whose handler begins. When the transaction runs again, its messages begin
-// anew.
-func (t *transaction) add(m *consumer.Message) {
+// begins notes a message whose handler begins, and reports whether the span takes a link more. When
+// the transaction runs again, its messages begin anew.
+func (t *transaction) begins(m *consumer.Message) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if m.Offset <= t.last {
@@ -139,25 +170,28 @@ func (t *transaction) add(m *consumer.Message) {
 	}
 	t.last = m.Offset
 	t.times = append(t.times, m.Time)
-	if t.links < maxLinks && t.span.IsRecording() {
-		if producer := producerOf(m); producer.IsValid() {
-			t.span.AddLink(trace.Link{SpanContext: producer})
-			t.links++
-		}
-	}
+	return t.links < maxLinks && t.span.IsRecording()
 }
 
-// producerOf returns the span that a message's headers name. It is not valid if they name none.
-func producerOf(m *consumer.Message) trace.SpanContext {
+// link adds a link to a producer's span, if there is one.
+func (t *transaction) link(producer trace.SpanContext) {
+	if !producer.IsValid() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.span.AddLink(trace.Link{SpanContext: producer})
+	t.links++
+}
+
+// producerOf returns what a message's headers name.
+func producerOf(m *consumer.Message) carried {
 	parent, ok := m.Header("traceparent")
 	if !ok {
-		return trace.SpanContext{}
+		return carried{}
 	}
 	state, _ := m.Header("tracestate")
-	if len(parent)+len(state) >= codec.MaxTrace {
-		return trace.SpanContext{}
-	}
-	return spanContext(codec.JoinTrace(string(parent), string(state)))
+	return carried{string(parent), string(state)}
 }
 
 func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchDone, err error) {
@@ -165,8 +199,13 @@ func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchDone, err er
 	if !ok {
 		return
 	}
+	sets, processed := t.sets, t.sets.processed
+	if err != nil {
+		processed = sets.failed
+	}
+	r.processed.messages.Add(ctx, int64(b.Messages), processed)
+	r.processed.duration.Record(ctx, time.Since(t.begun).Seconds(), processed)
 	if err == nil {
-		sets := r.of(b.Topic)
 		for _, n := range []struct {
 			count int
 			of    metric.MeasurementOption
@@ -175,13 +214,32 @@ func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchDone, err er
 				r.messages.Add(ctx, int64(n.count), n.of)
 			}
 		}
-		now := time.Now()
-		t.mu.Lock()
-		for _, at := range t.times {
-			r.delay.Record(ctx, max(now.Sub(at), 0).Seconds(), sets.topic)
-		}
-		t.mu.Unlock()
+		r.delays(ctx, t)
 	}
 	end(t.span, err, attribute.Int(attrHandled, b.Handled), attribute.Int(attrDuplicates, b.Duplicates), attribute.Int(attrParked, b.Parked),
 		attribute.Bool(attrAlone, b.Alone), attribute.Bool(attrFallback, b.Fallback))
+}
+
+// delays records how long after its time each message was committed. Only the longest delay of a
+// transaction is an exemplar: one message leads to the trace of them all.
+func (r *consumerRecorder) delays(ctx context.Context, t *transaction) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.times) == 0 {
+		return
+	}
+	now, longest := time.Now(), 0
+	for i, at := range t.times {
+		if at.Before(t.times[longest]) {
+			longest = i
+		}
+	}
+	unsampled := trace.ContextWithSpanContext(ctx, trace.SpanContext{})
+	for i, at := range t.times {
+		within := unsampled
+		if i == longest {
+			within = ctx
+		}
+		r.delay.Record(within, max(now.Sub(at), 0).Seconds(), t.sets.delay...)
+	}
 }

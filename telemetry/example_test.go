@@ -5,6 +5,10 @@ import (
 	"log"
 	"log/slog"
 	"os"
+	"os/signal"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -22,6 +26,20 @@ func Example() {
 		log.Fatal(err)
 	}
 	// Then consumer.New(pool, source, handler, work) and outbox.NewRelay(pool, calls).
+}
+
+// Each process observes; one of them asks the database at a time.
+func ExampleObserve() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+	if err := telemetry.Observe(ctx, pool, telemetry.Config{Interval: 30 * time.Second}); err != nil {
+		log.Fatal(err)
+	}
 }
 
 // In a handler, a record that is logged with the handler's context names its trace.

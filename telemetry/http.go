@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"strconv"
+	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -36,12 +37,18 @@ func Layer(c *idempotency.Config, t Config) error {
 	if r.err != nil {
 		return r.err
 	}
+	var routes sync.Map
 	c.Hooks = idempotency.JoinHooks(c.Hooks, idempotency.Hooks{
 		ServeStart: func(ctx context.Context, s idempotency.ServeStart) context.Context {
 			return r.startRequest(ctx, "serve "+s.Pattern, attribute.String(attrRoute, s.Pattern))
 		},
 		ServeEnd: func(ctx context.Context, s idempotency.Served) {
 			route := attribute.String("route", s.Pattern)
+			if _, had := routes.LoadOrStore(s.Pattern, true); !had { // so that each outcome is there, from 0
+				for _, outcome := range metrics.HTTPRequests.Outcomes {
+					requests.Add(ctx, 0, metric.WithAttributes(route, attribute.String("outcome", outcome)))
+				}
+			}
 			requests.Add(ctx, 1, metric.WithAttributes(route, attribute.String("outcome", string(s.Mark))))
 			duration.Record(ctx, s.Took.Seconds(), metric.WithAttributes(route))
 			endRequest(ctx, nil, attribute.String(attrOutcome, string(s.Mark)), attribute.Int(attrStatus, s.Status), attribute.Int(attrRuns, s.Runs))
@@ -64,6 +71,10 @@ func Endpoint(c *webhook.Config, t Config) error {
 		return r.err
 	}
 	endpoint := attribute.String("endpoint", c.Name)
+	missed.Add(context.Background(), 0, metric.WithAttributes(endpoint)) // so that the counters are there, at 0
+	for outcome, status := range map[string]string{string(webhook.Accepted): "200", "refused": "401"} {
+		received.Add(context.Background(), 0, metric.WithAttributes(endpoint, attribute.String("outcome", outcome), attribute.String("status", status)))
+	}
 	c.Hooks = webhook.JoinHooks(c.Hooks, webhook.Hooks{
 		ReceiveStart: func(ctx context.Context, s webhook.ReceiveStart) context.Context {
 			return r.startRequest(ctx, "receive "+s.Endpoint, attribute.String(attrEndpoint, s.Endpoint))

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -26,16 +27,25 @@ func Relay(c *outbox.RelayConfig, t Config) error {
 	r := newRecorder(t)
 	attempts, failures := r.counter(metrics.OutboxAttempts), r.counter(metrics.OutboxFailures)
 	duration, delay := r.histogram(metrics.OutboxAttemptDuration), r.histogram(metrics.OutboxDelay)
+	sent := r.messaging(messagingSent, "Attempts to send a call.", messagingDuration, "Time that the sink took for an attempt to send a call.")
 	if r.err != nil {
 		return r.err
 	}
 	sinkOf := func(sink string) attribute.KeyValue { return attribute.String("sink", sink) }
+	for _, s := range c.Sinks { // so that the counters are there, at 0
+		if s != nil {
+			for _, outcome := range metrics.OutboxAttempts.Outcomes {
+				attempts.Add(context.Background(), 0, metric.WithAttributes(sinkOf(s.Name()), attribute.String("outcome", outcome)))
+			}
+			failures.Add(context.Background(), 0, metric.WithAttributes(sinkOf(s.Name())))
+		}
+	}
 	c.Hooks = outbox.JoinHooks(c.Hooks, outbox.Hooks{
 		AttemptStart: func(ctx context.Context, a outbox.Attempt) context.Context {
 			options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 				attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingName, a.Sink), attribute.String(messagingOperation, "send"),
 				attribute.String(attrKind, string(a.Kind)), attribute.String(attrName, a.Name), attribute.Int(attrAttempt, a.Attempt))}
-			if of := spanContext(a.Trace); of.IsValid() {
+			if of := carriedBy(a.Trace).span(); of.IsValid() {
 				options = append(options, trace.WithLinks(trace.Link{SpanContext: of}))
 			}
 			ctx, span := r.tracer.Start(ctx, string(a.Kind)+" "+a.Sink, options...)
@@ -46,12 +56,21 @@ func Relay(c *outbox.RelayConfig, t Config) error {
 			if !ok {
 				return
 			}
-			duration.Record(ctx, time.Since(of.begun).Seconds(), metric.WithAttributes(sinkOf(a.Sink)))
+			if a.Kind == outbox.AttemptSend { // the metric is the sink's time
+				took := time.Since(of.begun).Seconds()
+				duration.Record(ctx, took, metric.WithAttributes(sinkOf(a.Sink)))
+				attrs := []attribute.KeyValue{attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingOpName, messagingOpSend), attribute.String(messagingName, a.Sink)}
+				if result.Err != nil {
+					attrs = append(attrs, attribute.String(errorType, fmt.Sprintf("%T", result.Err)))
+				}
+				sent.messages.Add(ctx, 1, metric.WithAttributes(attrs...))
+				sent.duration.Record(ctx, took, metric.WithAttributes(attrs...))
+			}
 			end(of.span, result.Err, attribute.String(attrOutcome, result.Outcome.String()))
 		},
 		Settled: func(s outbox.Settled) {
 			attempts.Add(context.Background(), 1, metric.WithAttributes(sinkOf(s.Sink), attribute.String("outcome", string(s.As))))
-			if s.As != outbox.SettledRetry && s.As != outbox.SettledAccepted {
+			if s.As.Final() {
 				delay.Record(context.Background(), s.Age.Seconds(), metric.WithAttributes(sinkOf(s.Sink)))
 			}
 		},

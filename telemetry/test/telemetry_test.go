@@ -22,6 +22,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/telemetry"
+	"github.com/onlyonce/onlyonce/telemetry/test/system"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -30,8 +31,8 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 // patience bounds what the tests wait for.
 var patience = pgtest.Patience(time.Minute)
 
-// system is a consumer, a relay and a remote, with telemetry that a test can read.
-type system struct {
+// pipeline is a consumer, a relay and a remote, with telemetry that a test can read.
+type pipeline struct {
 	t        *testing.T
 	spans    *tracetest.SpanRecorder
 	reader   *metric.ManualReader
@@ -39,8 +40,8 @@ type system struct {
 	received chan http.Header // of the requests that the remote got
 }
 
-func newSystem(t *testing.T, messages bool) *system {
-	s := &system{t: t, spans: tracetest.NewSpanRecorder(), reader: metric.NewManualReader(), log: consumertest.NewLog("orders", 1), received: make(chan http.Header, 100)}
+func newPipeline(t *testing.T, messages bool) *pipeline {
+	s := &pipeline{t: t, spans: tracetest.NewSpanRecorder(), reader: metric.NewManualReader(), log: consumertest.NewLog("orders", 1), received: make(chan http.Header, 100)}
 	with := telemetry.Config{TracerProvider: trace.NewTracerProvider(trace.WithSpanProcessor(s.spans)),
 		MeterProvider: metric.NewMeterProvider(metric.WithReader(s.reader)), Messages: messages}
 	remote := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { s.received <- r.Header.Clone() }))
@@ -83,7 +84,7 @@ func newSystem(t *testing.T, messages bool) *system {
 }
 
 // call waits for the next request that the remote gets.
-func (s *system) call() (h http.Header) {
+func (s *pipeline) call() (h http.Header) {
 	s.t.Helper()
 	pgtest.Until(s.t, patience, "the remote gets the call", func() bool {
 		select {
@@ -97,7 +98,7 @@ func (s *system) call() (h http.Header) {
 }
 
 // metrics returns what was measured, as JSON, and its names.
-func (s *system) metrics() (text string, names []string) {
+func (s *pipeline) metrics() (text string, names []string) {
 	s.t.Helper()
 	var all metricdata.ResourceMetrics
 	if err := s.reader.Collect(s.t.Context(), &all); err != nil {
@@ -122,11 +123,11 @@ const (
 )
 
 // With a span for each message, the producer, the message and the call are one trace, and the
-// remote's parent is the message's span. The transaction has a link to the producer, the attempt
-// one to the message.
+// remote's parent is the message's span. The message has a link to the transaction, the attempt one
+// to the message.
 func TestOneTraceFromProducerToRemote(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t, true)
+	s := newPipeline(t, true)
 	s.log.Append(0, "secret payload", consumer.Header{Name: "message-id", Value: []byte("secret id")},
 		consumer.Header{Name: "traceparent", Value: []byte(traceparent)})
 	got := s.call().Get("traceparent")
@@ -144,13 +145,15 @@ func TestOneTraceFromProducerToRemote(t *testing.T) {
 	if !strings.Contains(got, message.SpanID().String()) || message.TraceID().String() != traceID {
 		t.Errorf("the remote got %q, want the span %s", got, message.SpanID())
 	}
-	if links := span["process orders"].Links(); len(links) != 1 || links[0].SpanContext.TraceID().String() != traceID {
-		t.Errorf("the transaction's links: %v", links)
+	if links := span["handle orders"].Links(); len(links) != 1 || links[0].SpanContext.SpanID() != span["process orders"].SpanContext().SpanID() {
+		t.Errorf("the message's links: %v, want one to the transaction's span", links)
 	}
 	if links := span["send payments"].Links(); len(links) != 1 || links[0].SpanContext.SpanID() != message.SpanID() {
 		t.Errorf("the attempt's links: %v", links)
 	}
-	var want = []string{"onlyonce.consumer.delay", "onlyonce.consumer.messages", "onlyonce.outbox.attempt.duration", "onlyonce.outbox.attempts", "onlyonce.outbox.delay"}
+	want := []string{"messaging.client.consumed.messages", "messaging.client.operation.duration", "messaging.client.sent.messages", "messaging.process.duration",
+		"onlyonce.consumer.delay", "onlyonce.consumer.hung", "onlyonce.consumer.messages", "onlyonce.consumer.retries",
+		"onlyonce.outbox.attempt.duration", "onlyonce.outbox.attempts", "onlyonce.outbox.delay", "onlyonce.outbox.failures"}
 	text := ""
 	pgtest.Until(t, patience, "the metrics are there", func() bool {
 		var names []string
@@ -167,11 +170,19 @@ func TestOneTraceFromProducerToRemote(t *testing.T) {
 	}
 }
 
-// Without, the call is a part of the transaction's trace. A header that is no trace context is
-// ignored.
+// Without, the call is a part of the transaction's trace, and the transaction has a link to the
+// producer. A header that is no trace context is ignored.
 func TestTraceOfTheTransaction(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t, false)
+	s := newPipeline(t, false)
+	s.log.Append(0, "v", consumer.Header{Name: "message-id", Value: []byte("linked")}, consumer.Header{Name: "traceparent", Value: []byte(traceparent)})
+	s.call()
+	pgtest.Until(t, patience, "the transaction's span has a link to the producer", func() bool {
+		return slices.ContainsFunc(s.spans.Ended(), func(ended trace.ReadOnlySpan) bool {
+			links := ended.Links()
+			return ended.Name() == "process orders" && len(links) == 1 && links[0].SpanContext.TraceID().String() == traceID
+		})
+	})
 	for i, bad := range []string{"", "garbage", strings.Repeat("0", 1<<20)} {
 		s.log.Append(0, "v", consumer.Header{Name: "message-id", Value: []byte{byte('a' + i)}}, consumer.Header{Name: "traceparent", Value: []byte(bad)})
 		got := s.call().Get("traceparent")
@@ -186,7 +197,7 @@ func TestTraceOfTheTransaction(t *testing.T) {
 // A system that does nothing makes no spans and counts nothing.
 func TestIdle(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t, true)
+	s := newPipeline(t, true)
 	s.log.Append(0, "v", consumer.Header{Name: "message-id", Value: []byte("a")})
 	s.call()
 	pgtest.Until(t, patience, "the call's span has ended", func() bool {
@@ -194,5 +205,29 @@ func TestIdle(t *testing.T) {
 	})
 	if n := len(s.spans.Ended()); n != 3 {
 		t.Errorf("%d spans for one message and one call, want 3: the group's and the relay's own work makes none", n)
+	}
+}
+
+// A stored webhook is in one trace from its request through its handler to the attempt at its call.
+func TestStoredWebhookIsOneTrace(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewSpanRecorder()
+	r := start(t, telemetry.Config{TracerProvider: trace.NewTracerProvider(trace.WithSpanProcessor(spans)), Messages: true, Interval: time.Second})
+	if status := r.post("/hooks", "{}", func(h http.Header) { system.Sign(h, "one", []byte("{}")) }); status != http.StatusOK {
+		t.Fatalf("the endpoint answers %d", status)
+	}
+	named := map[string]trace.ReadOnlySpan{}
+	pgtest.Until(t, patience, "the request, its handler and the attempt have ended", func() bool {
+		for _, ended := range spans.Ended() {
+			named[ended.Name()] = ended
+		}
+		return named["receive github"] != nil && named["handle webhook.github"] != nil && named["send payments"] != nil
+	})
+	request, handler := named["receive github"].SpanContext(), named["handle webhook.github"]
+	if handler.Parent().SpanID() != request.SpanID() || handler.SpanContext().TraceID() != request.TraceID() {
+		t.Errorf("the handler's span is below %s of trace %s, want the request's", handler.Parent().SpanID(), handler.SpanContext().TraceID())
+	}
+	if links := named["send payments"].Links(); len(links) != 1 || links[0].SpanContext.SpanID() != handler.SpanContext().SpanID() {
+		t.Errorf("the attempt's links: %v, want one to the handler's span", links)
 	}
 }

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/telemetry"
+)
+
+// discarded is an exporter of spans that does nothing with them: what a real one takes is its own.
+type discarded struct{}
+
+func (discarded) ExportSpans(context.Context, []trace.ReadOnlySpan) error { return nil }
+func (discarded) Shutdown(context.Context) error                          { return nil }
+
+// observed compares a consumer with telemetry with one without. Every transaction is sampled, and
+// each message has a traceparent. messages asks for a span for each message too.
+func observed(messages bool) func(context.Context, *server, options) (side, side, error) {
+	return func(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
+		const connections, batch = 4, 100
+		trial, err := runSide(ctx, srv, plainSide(connections, batch, applyPipelined), trialWindow())
+		if err != nil {
+			return nil, nil, err
+		}
+		t := newTape(connections, int(3*trial.rate()*(o.window+settle).Seconds())/connections+4*fetchLimit, orderedID)
+		t.traceparent = []byte("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+		cfg := consumer.Config{Scope: "bench", BatchSize: batch, Key: consumer.HeaderKey(idHeader)}
+		plain = wrappedSide(t, handlerQueued, cfg)
+		return func(ctx context.Context, db *database, w *window) (sample, error) {
+			spans := trace.NewTracerProvider(trace.WithBatcher(discarded{}))
+			meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
+			defer func() {
+				_ = spans.Shutdown(context.WithoutCancel(ctx))
+				_ = meters.Shutdown(context.WithoutCancel(ctx))
+			}()
+			seen := cfg
+			if err := telemetry.Consumer(&seen, telemetry.Config{TracerProvider: spans, MeterProvider: meters, Messages: messages}); err != nil {
+				return sample{}, err
+			}
+			return wrappedSide(t, handlerQueued, seen)(ctx, db, w)
+		}, plain, nil
+	}
+}

@@ -1,0 +1,164 @@
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/onlyonce/onlyonce/internal/gauges"
+	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/metrics"
+)
+
+// observeLease is the lease of the process that asks a database.
+const observeLease = "observe"
+
+// maxInterval is the longest Config.Interval: the lease lasts for four, and at most an hour.
+const maxInterval = lease.Longest / 4
+
+// Observe records what the database knows, for example lag, parked rows and the oldest call, until
+// ctx ends: the metrics of docs/metrics.md that onlyonce exporter serves too. Run it in each of
+// your processes, or in one, instead of the exporter.
+//
+// One process of all asks, by a lease; the others report none of these metrics, so that no sum
+// counts twice. It asks one round of questions in each Config.Interval, on one connection of the
+// pool and for at most 8 s (or four fifths of the interval, if that is less); then the round ends,
+// and its statement on the server too. Exporting waits for no round. If the database does not
+// answer, each process reports onlyonce.database.up as 0, and after three intervals the other
+// values are left out. If the process that asks is gone, another one takes over within five
+// intervals.
+//
+// The pool's login must be able to read all of the engine's tables and to take leases, for example
+// as a member of onlyonce_viewer and onlyonce_app (docs/roles.sql). Observe does not work on a
+// standby, where no lease can be taken: run onlyonce exporter there.
+//
+// It returns nil when ctx has ended, or an error at once if t or an instrument is not valid.
+func Observe(ctx context.Context, pool *pgxpool.Pool, t Config) error {
+	if t.Interval < 0 || t.Interval > maxInterval {
+		return fmt.Errorf("telemetry: Config.Interval is %s: it must be positive, and at most %s", t.Interval, maxInterval)
+	}
+	if t.Interval == 0 {
+		t.Interval = gauges.Interval
+	}
+	o := &observer{pool: pool, interval: t.Interval, log: t.Logger, rounds: &gauges.Rounds{
+		Database: gauges.Name(pool.Config().ConnConfig), DB: pool, Interval: t.Interval, Timeout: min(gauges.Timeout, t.Interval/5*4)}}
+	if o.log == nil {
+		o.log = slog.Default()
+	}
+	registered, err := o.register(newRecorder(t))
+	if err != nil {
+		return err
+	}
+	o.run(ctx)
+	err = registered.Unregister()
+	o.release(ctx) // now, so that no other process reports while this one does
+	return err
+}
+
+// observer asks one database while it has the lease.
+type observer struct {
+	pool     *pgxpool.Pool
+	interval time.Duration
+	log      *slog.Logger
+	rounds   *gauges.Rounds
+	lease    *lease.Lease // nil: another process has it, or none. The loop's alone.
+}
+
+// ttl is how long the lease lasts. Values are left out after three intervals, and a round takes
+// less than one. So the values of a process that lost its lease are gone when the next one may
+// begin.
+func (o *observer) ttl() time.Duration { return (gauges.KeptIntervals + 1) * o.interval }
+
+func (o *observer) run(ctx context.Context) {
+	tick := time.NewTicker(o.interval)
+	defer tick.Stop()
+	for {
+		o.round(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (o *observer) round(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(ctx, o.rounds.Timeout)
+	defer cancel()
+	began := time.Now()
+	owner, err := o.own(bounded)
+	switch {
+	case err != nil:
+		o.rounds.Fail(began)
+	case owner:
+		err = o.rounds.Ask(bounded)
+	default:
+		o.rounds.Leave()
+	}
+	if err != nil && ctx.Err() == nil {
+		o.log.Warn("onlyonce: telemetry.Observe: the database did not answer", "database", o.rounds.Database, "error", err)
+	}
+}
+
+// own takes or renews the lease, and reports whether this process has it.
+func (o *observer) own(ctx context.Context) (bool, error) {
+	var err error
+	if o.lease == nil {
+		o.lease, err = lease.Acquire(ctx, o.pool, observeLease, o.ttl())
+		return o.lease != nil, err
+	}
+	ours, err := o.lease.Renew(ctx, o.pool, o.ttl())
+	if err == nil && !ours {
+		o.lease = nil
+	}
+	return o.lease != nil, err
+}
+
+// release gives the lease back, so that another process takes over in its next interval.
+func (o *observer) release(ctx context.Context) {
+	if o.lease == nil {
+		return
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.rounds.Timeout)
+	defer cancel()
+	if err := o.lease.Release(bounded, o.pool); err != nil {
+		o.log.Warn("onlyonce: telemetry.Observe: another process asks only when the lease has run out", "error", err)
+	}
+}
+
+// register makes an instrument for each metric of the database, and reports the samples of the
+// rounds.
+func (o *observer) register(r *recorder) (metric.Registration, error) {
+	instruments := map[*metrics.Metric]metric.Float64Observable{}
+	var all []metric.Observable
+	for _, m := range metrics.From(metrics.FromDatabase) {
+		var i metric.Float64Observable
+		var err error
+		if m.Kind == metrics.Counter {
+			i, err = r.meter.Float64ObservableCounter(m.Name, metric.WithUnit(m.Unit), metric.WithDescription(m.Help))
+		} else {
+			i, err = r.meter.Float64ObservableGauge(m.Name, metric.WithUnit(m.Unit), metric.WithDescription(m.Help))
+		}
+		r.failed(m, err)
+		instruments[m] = i
+		all = append(all, i)
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	return r.meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
+		for _, s := range o.rounds.Samples() {
+			attrs := make([]attribute.KeyValue, len(s.Values))
+			for i, name := range s.Metric.Attributes {
+				attrs[i] = attribute.String(name, s.Values[i])
+			}
+			to.ObserveFloat64(instruments[s.Metric], s.Value, metric.WithAttributes(attrs...))
+		}
+		return nil
+	}, all...)
+}

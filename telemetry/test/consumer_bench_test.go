@@ -1,0 +1,48 @@
+package telemetry_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/telemetry"
+)
+
+// BenchmarkConsumer is what telemetry adds to a transaction of 100 messages, each of a trace of its
+// own: time and allocations of the whole transaction.
+func BenchmarkConsumer(b *testing.B) {
+	for _, messages := range []bool{false, true} {
+		b.Run(fmt.Sprintf("Messages=%v", messages), func(b *testing.B) {
+			spans := trace.NewTracerProvider(trace.WithBatcher(discarded{}))
+			meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
+			b.Cleanup(func() { _ = spans.Shutdown(context.Background()) })
+			cfg := consumer.Config{Scope: "bench"}
+			if err := telemetry.Consumer(&cfg, telemetry.Config{TracerProvider: spans, MeterProvider: meters, Messages: messages}); err != nil {
+				b.Fatal(err)
+			}
+			var batch []*consumer.Message
+			for i := range 100 {
+				parent := fmt.Sprintf("00-4bf92f3577b34da6a3ce929d0e0e%04x-00f067aa0ba9%04x-01", i, i)
+				batch = append(batch, &consumer.Message{Topic: "orders", Offset: int64(i), Time: time.Now(), Headers: []consumer.Header{{Name: "traceparent", Value: []byte(parent)}}})
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				ctx := cfg.Hooks.AttemptStart(context.Background(), consumer.BatchDone{Topic: "orders", Messages: len(batch)})
+				for i := range batch {
+					_ = cfg.Middleware[0](ctx, nil, batch[i:i+1], func(context.Context) error { return nil })
+				}
+				cfg.Hooks.AttemptEnd(ctx, consumer.BatchDone{Topic: "orders", Messages: len(batch), Handled: len(batch)}, nil)
+			}
+		})
+	}
+}
+
+type discarded struct{}
+
+func (discarded) ExportSpans(context.Context, []trace.ReadOnlySpan) error { return nil }
+func (discarded) Shutdown(context.Context) error                          { return nil }
