@@ -32,7 +32,7 @@ type Result struct {
 // Parked is a message that was set aside.
 type Parked struct {
 	Message Message
-	// Reason is why, for example permanent, exhausted, conflict or no-key.
+	// Reason is why, for example permanent, exhausted, conflict, no-key or too-old.
 	Reason string
 	// Err is the handler's last error, or the engine's.
 	Err error
@@ -90,7 +90,7 @@ const patience = 30 * time.Second
 
 func lastCall(ctx context.Context, t testing.TB, pool *pgxpool.Pool) (id int64) {
 	t.Helper()
-	if err := pool.QueryRow(ctx, `select coalesce(max(id), 0) from onlyonce.outbox_log`).Scan(&id); err != nil {
+	if err := pool.QueryRow(ctx, `select coalesce(max(id + n - 1), 0) from onlyonce.batches`).Scan(&id); err != nil {
 		t.Fatalf("onlyoncetest: %v (is the pool from onlyoncetest.Pool?)", err)
 	}
 	return id

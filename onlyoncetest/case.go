@@ -51,11 +51,13 @@ type Case struct {
 	// played. For tests of this package.
 	draws int
 	seed  uint64
+	// If oneOf is above 1, one of so many crashes is played; all other faults are. For tests of
+	// this package.
+	oneOf int
 
+	sent  time.Time // of the first record of each partition
 	clean *state
-	// The program has no relay for its calls, or no consumer for its events.
-	noRelay, noReader bool
-	hasRelay          bool
+	parts *parts // of the program; set by Run
 }
 
 func (c *Case) check() error {

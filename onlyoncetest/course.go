@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
 // machineError is a failure of what plays, and not of the program that is played.
@@ -23,6 +26,9 @@ func (x *play) perform() (*state, error) {
 		return nil, machineError{err}
 	}
 	x.sent = pick(x.c.Messages, x.h.only)
+	if slices.Contains(x.h.events, event{what: moved}) {
+		x.logs.widen(x.sent)
+	}
 	x.logs.add(x.sent...)
 	bounded, over := context.WithTimeout(ctx, perPlay)
 	err := x.course(bounded)
@@ -52,6 +58,7 @@ func (x *play) perform() (*state, error) {
 	}
 	s.remotes = slices.Clone(x.remotes)
 	s.answers = slices.Clone(x.answers)
+	s.order = slices.Clone(x.order)
 	for _, r := range x.requests {
 		if r.origin.direct {
 			r.text = x.c.masked(r.text)
@@ -90,14 +97,23 @@ func (x *play) course(ctx context.Context) error {
 				return err
 			}
 		}
-		if e.what != copies {
+		again := slices.Clone(x.sent)
+		where := "at another offset"
+		switch e.what {
+		case copies:
+		case moved:
+			where = "in another partition"
+			for i := range again {
+				again[i].Partition++
+			}
+		default:
 			continue
 		}
 		x.mu.Lock()
 		x.struck[i] = true
-		x.say(nil, "fault", "each message comes again, at another offset  <<< copies")
+		x.say(nil, "fault", "each message comes again, %s  <<< %s", where, e.what)
 		x.mu.Unlock()
-		x.logs.add(x.sent...)
+		x.logs.add(again...)
 		if err := x.finish(ctx); err != nil {
 			return err
 		}
@@ -135,6 +151,11 @@ func (x *play) finish(ctx context.Context) error {
 				return err
 			}
 			x.resetOffsets()
+			if z == nil { // no process lives, so the rest of their leases is waiting and nothing else
+				if err := lease.ExpireAll(ctx, x.db.Pool); err != nil && ctx.Err() == nil {
+					return machineError{err}
+				}
+			}
 			if err := x.startProcess(); err != nil {
 				return err
 			}
@@ -204,6 +225,9 @@ func (x *play) stuck() error {
 			return fmt.Errorf("%w within %v: the handler has not returned for %s", errStuck, perPlay, name)
 		}
 	}
+	if x.awaited != "" {
+		return fmt.Errorf("%w within %v: %s was made, and has not begun to work: return it from Start or Serve, or what runs it", errStuck, perPlay, x.awaited)
+	}
 	return fmt.Errorf("%w within %v", errStuck, perPlay)
 }
 
@@ -271,25 +295,40 @@ func (x *play) stop(ctx context.Context, p *Process) error {
 	return x.wait(ctx, p)
 }
 
-// endAll ends what is left of all processes.
+// endAll ends what is left of all processes, and waits for those that have not died: they may be
+// in the program's code. A process that has died sends nothing any more. The engine's goroutines
+// in it may still try to connect, for example to find out what became of a COMMIT, for as long as
+// Timeouts.Commit, and Run waits for them when the test is over.
 func (x *play) endAll() {
 	x.mu.Lock()
 	all := slices.Clone(x.processes)
 	x.mu.Unlock()
+	var alive sync.WaitGroup
+	alive.Go(x.left.Wait)
 	for _, p := range all {
-		p.dead.Store(true)
+		wait := &alive
+		if p.dead.Swap(true) && p.hasEnded() {
+			wait = x.dead
+		}
 		p.bury()
+		wait.Go(func() {
+			p.left.Wait()
+			p.Pool.Close()
+			p.disown()
+		})
 	}
+	waitFor(&alive) // or a handler hangs, which the verdict reports
+}
+
+// waitFor waits until a group is done, for as long as patience.
+func waitFor(g *sync.WaitGroup) {
 	done := make(chan struct{})
 	go func() {
-		x.left.Wait()
-		for _, p := range all {
-			p.Pool.Close()
-		}
+		g.Wait()
 		close(done)
 	}()
 	select {
 	case <-done:
-	case <-time.After(patience): // a handler hangs, which the verdict reports
+	case <-time.After(patience):
 	}
 }

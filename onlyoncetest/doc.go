@@ -43,11 +43,12 @@
 //	rewind:P     ... in the end in any case, so all commits from P on are lost
 //	reset        when a process has died, the group's offsets are gone
 //	copies       in the end each message comes again, at another offset
+//	moved        ... in another partition
 //
 // When a process dies, all of its connections break and no new one is opened, its context ends, and
 // a successor is started with Start and Serve. before and after strike at every statement, the
-// engine's upkeep last; cut, lost, rebalance and reset at the fence and the COMMIT of a batch;
-// zombie at the fence.
+// engine's upkeep last; cut, lost, rebalance and reset at the fence and the COMMIT of a batch, or
+// of an attempt at a parked message; zombie at the fence.
 //
 // Compared are the user's tables (not the schema onlyonce), the calls that were enqueued, the
 // messages that were parked, the requests that no relay sends, what took effect at remotes, and the
@@ -55,12 +56,18 @@
 // bytes. Columns that are drawn (identity, now(), random values) are found in the catalog and left
 // out, and so are columns that refer to them; others are named in [Case].Volatile.
 //
+// A history is over when all messages are settled, all requests are answered, and all calls and
+// stored events are too, if the program has a relay or a consumer for them. It has one if Start or
+// Serve make it with [Process].Pool. How long it takes to begin does not count.
+//
 // # What Run does not do
 //
 //   - A failover loses commits of cases with Messages only: a request that was answered is not sent
 //     again, so a lost one stays lost. It needs a role that is a superuser, and no DDL in handlers.
 //     The processes live on, sequences go back as on a standby, and the server's timeline and its
-//     transaction ids go on. A relay compares those, so a case with a relay has no failovers.
+//     transaction ids go on. All messages have the time at which Run began. So if a sink's
+//     KeyWindow is shorter than the budget, a call that a failover has lost may be left for an
+//     operator, as in production, and Run says that effects differ.
 //   - A serialization failure is what the handler's call returns; the server has not raised it.
 //   - The clock is real, and goroutines of the handler are not scheduled.
 //   - Global variables outlive a process here, not in production. What Start makes anew for each

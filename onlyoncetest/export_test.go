@@ -12,5 +12,16 @@ func SetPerPlay(d time.Duration) (undo func()) {
 // Draws makes Run play pairs of faults that are drawn with a seed, and nothing else.
 func Draws(c *Case, seed uint64, pairs int) { c.seed, c.draws = seed, pairs }
 
+// Crashes makes Run play one of so many crashes. It plays all other faults.
+func Crashes(c *Case, oneOf int) { c.oneOf = oneOf }
+
+// Awaits reports whether all else is done, and the play of the process waits for a part that has
+// not begun.
+func Awaits(p *Process) bool {
+	p.run.mu.Lock()
+	defer p.run.mu.Unlock()
+	return p.run.awaited != ""
+}
+
 // DDMin is ddmin.
 func DDMin(all []int, fails func([]int) bool) []int { return ddmin(all, fails) }

@@ -28,8 +28,7 @@ type standby struct {
 // keep keeps the state before a COMMIT. The caller has mu, so no process commits meanwhile.
 //
 // A failover that loses a cursor is not played: the group has committed offsets and the database
-// has no cursor, so the consumer halts as history-lost until an operator decides. Neither is one of
-// a relay, which compares transaction ids and the server's timeline, and these go on here.
+// has no cursor, so the consumer halts as history-lost until an operator decides.
 func (x *play) keep(p *Process, what, sql string) {
 	kept, err := x.owned(x.ctx)
 	if err == nil && kept {
@@ -47,7 +46,7 @@ func (x *play) keep(p *Process, what, sql string) {
 	x.standby.event = what
 }
 
-var errNoStandby = errors.New("a cursor is missing yet, a relay has begun, or the role is no superuser")
+var errNoStandby = errors.New("a cursor is missing yet, or the role is no superuser")
 
 // unstrike notes that a fault has not happened after all. The caller has mu.
 func (x *play) unstrike(what string) {

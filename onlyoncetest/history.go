@@ -27,6 +27,7 @@ const (
 	fail40001 = "40001"     // a serialization failure after that call of the handler
 	fail40P01 = "40P01"     // a deadlock
 	copies    = "copies"    // in the end each message comes again, at another offset
+	moved     = "moved"     // ... in another partition
 	reset     = "reset"     // when a process has died, the group's offsets are gone
 	failover  = "failover"  // a standby without that COMMIT takes over before the next batch's fence, or when all work is done
 	rewind    = "rewind"    // ... when all work is done, in any case
@@ -90,7 +91,7 @@ func parseHistory(s string) (h history, err error) {
 }
 
 // pointed are all events, and whether they have a point.
-var pointed = map[string]bool{before: true, after: true, cut: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, reset: false, failover: true, rewind: true}
+var pointed = map[string]bool{before: true, after: true, cut: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, moved: false, reset: false, failover: true, rewind: true}
 
 // point is something that happens in a clean run.
 type point struct {
@@ -108,7 +109,13 @@ const (
 
 // transactional reports whether a point is at the fence or the COMMIT of a batch.
 func (p point) transactional() bool {
-	return strings.HasPrefix(p.name, "fence.") || strings.HasPrefix(p.name, "commit.")
+	return isFence(p.name) || strings.HasPrefix(p.name, "commit.")
+}
+
+// isFence reports whether a label is the fence of a batch, of a transaction beside others, or of an
+// attempt at a parked message.
+func isFence(label string) bool {
+	return strings.HasPrefix(label, "fence.") || strings.HasPrefix(label, "fence_slot.") || strings.HasPrefix(label, "settle.")
 }
 
 // committing reports whether a point is the COMMIT of a batch, before the server gets it.
@@ -147,6 +154,7 @@ func singles(points []point, can able) (all []history) {
 	slices.SortStableFunc(points, func(a, b point) int { return a.weight() - b.weight() })
 	if can.copies {
 		add(event{what: copies})
+		add(event{what: moved})
 	}
 	for _, p := range points {
 		if strings.HasPrefix(p.name, handlePoint) {
@@ -189,7 +197,7 @@ func singles(points []point, can able) (all []history) {
 		}
 		// After the fence, its transaction would hold the cursor, and the one that takes over would
 		// wait until the server ends it (Config.Timeouts.Idle).
-		if strings.HasPrefix(p.name, "fence.") && p.kind != wire.Sync && can.log {
+		if isFence(p.name) && p.kind != wire.Sync && can.log {
 			add(event{zombie, p.name})
 		}
 	}

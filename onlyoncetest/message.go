@@ -2,9 +2,11 @@ package onlyoncetest
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -73,6 +75,8 @@ type place struct {
 	offset    int64
 }
 
+func (p place) String() string { return fmt.Sprintf("%s/%d at %d", p.topic, p.partition, p.offset) }
+
 func placeOf(m *consumer.Message) place { return place{m.Topic, m.Partition, m.Offset} }
 
 // logs are the topics of one imaginary cluster.
@@ -81,10 +85,11 @@ type logs struct {
 	byTo  map[string]*consumertest.Log
 	parts map[string]int32
 	order []string
+	sent  time.Time // of the first record of each partition
 }
 
-func newLogs() *logs {
-	return &logs{byTo: map[string]*consumertest.Log{}, parts: map[string]int32{}}
+func newLogs(sent time.Time) *logs {
+	return &logs{byTo: map[string]*consumertest.Log{}, parts: map[string]int32{}, sent: sent}
 }
 
 // add appends messages, and returns where each of them is.
@@ -104,9 +109,20 @@ func (l *logs) add(msgs ...Message) []place {
 		} else if has := log.Identity().Partitions; has < l.parts[m.topic()] {
 			log.AddPartitions(int(l.parts[m.topic()] - has))
 		}
-		places[i] = place{m.topic(), m.Partition, log.AppendMessage(m.Partition, m.record())}
+		r := m.record()
+		r.Time = l.sent.Add(time.Duration(log.End(m.Partition)) * time.Millisecond)
+		places[i] = place{m.topic(), m.Partition, log.AppendMessage(m.Partition, r)}
 	}
 	return places
+}
+
+// widen gives the topics of messages one partition more than they need.
+func (l *logs) widen(msgs []Message) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range msgs {
+		l.parts[m.topic()] = max(l.parts[m.topic()], m.Partition+2)
+	}
 }
 
 // ends returns the offset after the last record of each partition.
@@ -184,7 +200,7 @@ func logsFor(pool *pgxpool.Pool) *logs {
 		logsOf.m = map[*pgxpool.Pool]*logs{}
 	}
 	if logsOf.m[pool] == nil {
-		logsOf.m[pool] = newLogs()
+		logsOf.m[pool] = newLogs(time.Now())
 	}
 	return logsOf.m[pool]
 }

@@ -30,7 +30,8 @@ type play struct {
 	number int // of the play, in notes
 
 	copies atomic.Bool
-	left   sync.WaitGroup // goroutines of processes
+	left   sync.WaitGroup  // the client
+	dead   *sync.WaitGroup // what is left of processes that have died
 
 	mu        sync.Mutex
 	wakeup    chan struct{}
@@ -42,6 +43,7 @@ type play struct {
 	struck    []bool
 	calling   map[string]time.Time // calls of the handler that have not returned
 	refused   map[place]bool       // messages that the handler has refused for good
+	order     []place              // messages in the order in which the handler has last succeeded with them
 	requests  []request
 	remotes   []string // what took effect at remotes
 	writes    []write
@@ -50,7 +52,7 @@ type play struct {
 	standby   standby
 	wrong     *Verdict
 	began     time.Time
-	idle      time.Time // since when work has waited for a part that may never start; the loop's own
+	awaited   string // the part that has to begin before all work can be done; empty for none
 	timeline  []line
 }
 
@@ -72,7 +74,7 @@ var perPlay = time.Minute
 
 // newPlay prepares one.
 func newPlay(ctx context.Context, db *workerdb.DB, c *Case, h history) *play {
-	return &play{ctx: ctx, db: db, c: c, h: h, logs: newLogs(), wakeup: make(chan struct{}), counts: map[string]int{},
+	return &play{ctx: ctx, db: db, c: c, h: h, logs: newLogs(c.sent), wakeup: make(chan struct{}), counts: map[string]int{},
 		struck: make([]bool, len(h.events)), calling: map[string]time.Time{}, refused: map[place]bool{}, began: time.Now()}
 }
 
@@ -128,7 +130,7 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 	label := wire.Label(m)
 	sql := strings.Join(strings.Fields(m.SQL), " ")
 	what := x.strikes(label+".", m.Kind, isUsers(sql), before, after, cut, lost, zombie, rebalance, failover, rewind)
-	if what == "" && x.standby.event == failover && m.Kind == wire.Bind && strings.HasPrefix(label, "fence.") {
+	if what == "" && x.standby.event == failover && m.Kind == wire.Bind && isFence(label) {
 		x.down() // the server is gone before it gets this batch
 		go x.promote()
 		return wire.Unsent
@@ -222,7 +224,7 @@ func (x *play) request(p *Process, r request, over bool) error {
 // handled is the middleware of each consumer.
 func (x *play) handled(ctx context.Context, _ consumer.Tx, msgs []*consumer.Message, next func(context.Context) error) error {
 	x.mu.Lock()
-	name := fmt.Sprintf("%s/%d at %d", msgs[0].Topic, msgs[0].Partition, msgs[0].Offset)
+	name := placeOf(msgs[0]).String()
 	what := x.strikes(handlePoint, "", false, fail40001, fail40P01)
 	x.say(nil, "", "the handler runs for %s", name)
 	x.calling[name] = time.Now()
@@ -244,6 +246,11 @@ func (x *play) handled(ctx context.Context, _ consumer.Tx, msgs []*consumer.Mess
 	case what != "":
 		x.say(nil, "fault", "the handler has returned  <<< its transaction fails with %s", what)
 		err = &pgconn.PgError{Severity: "ERROR", Code: what, Message: "forged by onlyoncetest"}
+	default:
+		for _, m := range msgs {
+			at := placeOf(m)
+			x.order = append(slices.DeleteFunc(x.order, func(p place) bool { return p == at }), at)
+		}
 	}
 	return err
 }

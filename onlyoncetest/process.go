@@ -43,11 +43,13 @@ type Process struct {
 	wire   *wire.Wire
 	ctx    context.Context
 	cancel context.CancelFunc
+	disown func() // the pool is not the process's any more
 	// dead is set when the process dies: from then on it sends nothing.
 	dead   atomic.Bool
 	buried sync.Once
 	ended  chan struct{} // closed when its Runner has returned
 	failed error         // what the Runner returned, once ended is closed
+	left   sync.WaitGroup
 
 	mu      sync.Mutex
 	sources []*source
@@ -99,7 +101,8 @@ var errDead = errors.New("onlyoncetest: the process is dead")
 // newProcess makes a process without starting anything.
 func (x *play) newProcess() (*Process, error) {
 	p := &Process{run: x, ended: make(chan struct{})}
-	p.ctx, p.cancel = context.WithCancel(imagined.With(context.WithValue(x.ctx, processKey{}, p), &imagined.Process{}))
+	im := &imagined.Process{Made: x.c.parts.add}
+	p.ctx, p.cancel = context.WithCancel(imagined.With(context.WithValue(x.ctx, processKey{}, p), im))
 	x.mu.Lock()
 	x.processes = append(x.processes, p)
 	p.number = len(x.processes)
@@ -129,6 +132,7 @@ func (x *play) newProcess() (*Process, error) {
 	if p.Pool, err = pgxpool.NewWithConfig(p.ctx, cfg); err != nil {
 		return nil, err
 	}
+	p.disown = im.Adopt(p.Pool)
 	p.HTTP = &http.Client{Transport: &transport{p, http.DefaultTransport}, Timeout: 10 * time.Second}
 	return p, nil
 }
@@ -156,7 +160,7 @@ func (w *watched) Read(b []byte) (int, error) {
 func (p *Process) bury() {
 	p.buried.Do(func() {
 		p.cancel()
-		p.run.left.Go(p.wire.Close)
+		p.left.Go(p.wire.Close)
 		p.run.changed()
 	})
 }
@@ -185,43 +189,49 @@ func (p *Process) start(c *Case) error {
 		p.handler = h
 		p.mu.Unlock()
 	}
-	c.learn(all(runners))
-	p.run.left.Go(func() {
-		p.failed = All(runners...).Run(p.ctx)
+	c.parts.start(runners)
+	p.left.Go(func() {
+		p.failed = p.mortal(runners).Run(p.ctx)
 		close(p.ended)
 		p.run.changed()
 	})
 	return nil
 }
 
-// learn finds out which work the program's parts do, from what they are. It is called while a clean
-// run is played, and does nothing later.
-func (c *Case) learn(a all) {
-	if c.clean != nil {
-		return
-	}
-	relays, readers, known := a.kinds()
-	c.noRelay, c.noReader, c.hasRelay = known && !relays, known && !readers, relays
-}
-
-// kinds reports whether there is a relay, and a part that may read events; and whether all parts
-// are of a kind that is known.
-func (a all) kinds() (relays, readers, known bool) {
-	known = true
-	for _, r := range a {
-		switch r := r.(type) {
+// mortal returns runners whose relays end at once if the process dies. A relay tries for as long as
+// its lease to store the results of calls under way. The calls are over by then, and the results of
+// a process that has died are lost.
+func (p *Process) mortal(runners all) all {
+	mortals := make(all, len(runners))
+	for i, r := range runners {
+		switch part := r.(type) {
 		case all:
-			x, y, z := r.kinds()
-			relays, readers, known = relays || x, readers || y, known && z
-		case interface{ Wake() }: // an outbox.Relay, whose package this one does not link
-			relays = true
-		case *consumer.Consumer, interface{ Consumer() *consumer.Consumer }: // or a webhook.Endpoint
-			readers = true
+			mortals[i] = p.mortal(part)
+		case interface{ Wake() }:
+			mortals[i] = r
+			if isPart(r) {
+				mortals[i] = RunnerFunc(func(ctx context.Context) error { return p.unlessDead(ctx, r) })
+			}
 		default:
-			known = false
+			mortals[i] = r
 		}
 	}
-	return relays, readers, known
+	return mortals
+}
+
+// unlessDead runs a part until it returns or the process dies.
+func (p *Process) unlessDead(ctx context.Context, r Runner) error {
+	ended := make(chan error, 1)
+	p.left.Go(func() { ended <- r.Run(ctx) })
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	if p.dead.Load() {
+		return nil
+	}
+	return <-ended
 }
 
 // All returns a Runner that runs several until its context ends or one of them returns.

@@ -75,9 +75,12 @@ func workers() int { return min(max(runtime.GOMAXPROCS(0), 1), 4) }
 func Run(t testing.TB, c Case) *Report {
 	t.Helper()
 	began := time.Now()
+	c.sent = began.Truncate(time.Millisecond)
+	c.parts = &parts{}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	r := &runner{c: &c, rep: &Report{Played: map[string]int{}}}
+	t.Cleanup(func() { waitFor(&r.dead) })
 	number, mine, err := nextRun(t.Name()), false, error(nil)
 	if r.notes, mine, err = asChild(number); !mine {
 		return r.rep
@@ -123,6 +126,7 @@ type runner struct {
 	rep   *Report
 	notes *journal // nil unless this is a child process
 	undo  func()
+	dead  sync.WaitGroup // what is left of processes that have died
 	dbs   chan *workerdb.DB
 	taken []*workerdb.DB
 
@@ -169,6 +173,7 @@ func (r *runner) play(ctx context.Context, c *Case, h history) (*play, *state, e
 	db := <-r.dbs
 	defer func() { r.dbs <- db }()
 	x := newPlay(ctx, db, c, h)
+	x.dead = &r.dead
 	x.notes, x.number = r.notes, r.notes.begin(h.String())
 	s, err := x.perform()
 	r.notes.write(note{Play: x.number, What: noteEnds})
@@ -237,7 +242,7 @@ func (r *runner) all(ctx context.Context) error {
 		}
 		return r.one(ctx, h)
 	}
-	list := singles(points, r.able())
+	list := r.c.some(singles(points, r.able()))
 	found, err := r.many(ctx, list)
 	if err != nil || found == nil {
 		return err
@@ -249,21 +254,29 @@ func (r *runner) all(ctx context.Context) error {
 // able returns which faults the case can have, and notes the reasons for those that it cannot.
 func (r *runner) able() able {
 	saved := r.taken[0].Saved()
-	can := able{log: len(r.c.Messages) > 0, copies: r.copied && len(r.c.Messages) > 0, failover: len(r.c.Messages) > 0 && r.c.Serve == nil && !r.c.hasRelay && saved}
+	can := able{log: len(r.c.Messages) > 0, copies: r.copied && len(r.c.Messages) > 0, failover: len(r.c.Messages) > 0 && r.c.Serve == nil && saved}
 	not := func(what, why string) { r.rep.NotCovered = append(r.rep.NotCovered, what+" ("+why+")") }
 	switch {
 	case can.failover:
 	case !saved:
 		not("failovers", "the role of "+pgserver.EnvURL+" is no superuser")
-	case r.c.hasRelay:
-		not("failovers", "of a case with a relay")
 	default:
 		not("failovers", "a request that was answered is not sent again")
 	}
 	if can.log && !can.copies {
 		not("copies", "without Process.Tune, or with PositionsOnly, they cannot be recognized")
 	}
+	r.rep.NotCovered = append(r.rep.NotCovered, r.c.clean.idle...)
+	if all := r.c.clean.answers; len(all) > 0 && !slices.ContainsFunc(all, accepted) {
+		not("the effects of requests", "each is refused: "+strings.Join(all, ", "))
+	}
 	return can
+}
+
+// accepted reports whether an answer's status is below 400.
+func accepted(answer string) bool {
+	status := answer[strings.LastIndexByte(answer, ' ')+1:]
+	return status < "400"
 }
 
 // one plays the history of the flag.
@@ -365,6 +378,18 @@ func (r *runner) many(ctx context.Context, list []history) (found *failing, err 
 	return nil, err
 }
 
+// some leaves crashes out, if the case has that.
+func (c *Case) some(all []history) []history {
+	n := 0
+	return slices.DeleteFunc(all, func(h history) bool {
+		if c.oneOf < 2 || kindOf(h) != "crashes" {
+			return false
+		}
+		n++
+		return n%c.oneOf != 1
+	})
+}
+
 // kindOf names a history's fault for the report.
 func kindOf(h history) string {
 	switch h.events[0].what {
@@ -381,7 +406,7 @@ func kindOf(h history) string {
 		return "zombies"
 	case rebalance:
 		return "rebalances"
-	case copies:
+	case copies, moved:
 		return "copies"
 	case failover, rewind:
 		return "failovers"

@@ -22,6 +22,10 @@ type Request struct {
 	// Header are further headers. Content-Type defaults to application/json.
 	Header http.Header
 	Body   string
+	// Sign changes each request before it is sent, and is called again when it is sent again. For
+	// example, it signs a webhook with the present time: a signature from the beginning would be
+	// too old after some minutes. Defaults to nothing.
+	Sign func(*http.Request)
 }
 
 // http returns a new request.
@@ -40,6 +44,9 @@ func (r Request) http(ctx context.Context) *http.Request {
 	}
 	if r.Key != "" {
 		req.Header.Set("Idempotency-Key", r.Key)
+	}
+	if r.Sign != nil {
+		r.Sign(req)
 	}
 	return req
 }
@@ -132,7 +139,7 @@ func (x *play) ask(ctx context.Context, r Request) (status int, body string, err
 			answered := make(chan bool, 1) // false: the connection broke
 			reqCtx, cancel := context.WithCancel(context.WithValue(ctx, processKey{}, p))
 			stop := context.AfterFunc(p.ctx, cancel)
-			x.left.Go(func() {
+			p.left.Go(func() {
 				call := note{Play: x.number, What: noteCalls, Name: "the handler of " + r.String()}
 				x.notes.write(call)
 				ok := serve(h, rec, r.http(reqCtx))

@@ -2,7 +2,6 @@ package onlyoncetest
 
 import (
 	"context"
-	"time"
 )
 
 // unsettledSQL returns one row: whether calls will change by themselves. Nothing sends them if no
@@ -22,48 +21,35 @@ select exists (
    where exists (select from onlyonce.cursors c where c.topic = e.topic)
      and not exists (select from onlyonce.positions p where p.topic = e.topic and p.partition = e.partition and p.next_offset >= e.next))`
 
-// Nothing may work on what these return, one row each: whether calls have no relay, and whether
-// events have no consumer.
-const (
-	noRelaySQL  = `select exists (select from onlyonce.outbox_log) and not exists (select from onlyonce.sinks)`
-	noReaderSQL = `
-select exists (select from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream
-                where not exists (select from onlyonce.cursors c where c.topic = s.topic))`
-)
+// unsentSQL returns one row: whether calls wait for a relay that has not begun.
+const unsentSQL = `select exists (select from onlyonce.batches) and not exists (select from onlyonce.sinks)`
 
-// grace is how long a clean run waits for a relay, or for a consumer of events, if it cannot know
-// whether the program has one: it may be about to start. Later runs know.
-const grace = 5 * time.Second
+// unbegunSQL returns one row: a topic with events, of which no consumer has begun to read, or null.
+// $1 topics.
+const unbegunSQL = `
+select min(s.topic) from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream
+ where s.topic = any ($1::text[]) and not exists (select from onlyonce.cursors c where c.topic = s.topic)`
 
-// unattended reports whether work has no part of the program that does it, although it should have
-// one.
-func (x *play) unattended(ctx context.Context) (bool, error) {
-	for _, w := range []struct {
-		sql   string
-		never *bool
-	}{{noRelaySQL, &x.c.noRelay}, {noReaderSQL, &x.c.noReader}} {
-		if *w.never {
-			continue
+// unbegun returns the part that has work and has not begun, if the program has one: the queries of
+// done see nothing of its work yet. It returns "" if there is none.
+func (x *play) unbegun(ctx context.Context) (what string, err error) {
+	if x.c.parts.sends() {
+		var waits bool
+		if err := x.db.Pool.QueryRow(ctx, unsentSQL).Scan(&waits); err != nil {
+			return "", err
 		}
-		var without bool
-		if err := x.db.Pool.QueryRow(ctx, w.sql).Scan(&without); err != nil {
-			return false, err
+		if waits {
+			return "the relay", nil
 		}
-		if !without {
-			continue
-		}
-		if x.idle.IsZero() {
-			x.idle = time.Now()
-		}
-		if x.c.clean != nil || x.c.hasRelay && w.never == &x.c.noRelay {
-			return true, nil
-		}
-		if time.Since(x.idle) < grace {
-			return true, nil
-		}
-		*w.never = true
 	}
-	return false, nil
+	if topics := x.c.parts.reads(); len(topics) > 0 {
+		var topic *string
+		if err := x.db.Pool.QueryRow(ctx, unbegunSQL, topics).Scan(&topic); err != nil || topic == nil {
+			return "", err
+		}
+		return "the consumer of " + *topic, nil
+	}
+	return "", nil
 }
 
 // owingSQL returns one row: whether parked messages will change by themselves. They are those that
@@ -81,10 +67,9 @@ const atEndSQL = `
 select count(distinct (u.t, u.p)) from unnest($2::text[], $1::int[], $3::bigint[]) as u (t, p, o)
   join onlyonce.positions x on x.topic = u.t and x.partition = u.p and x.next_offset >= u.o`
 
-// ownedSQL returns one row: how many partitions of a topic have a cursor, and whether a relay has
-// begun. $1 partitions, $2 topics.
+// ownedSQL returns one row: how many partitions of a topic have a cursor. $1 partitions, $2 topics.
 const ownedSQL = `
-select count(distinct (u.t, u.p)), exists (select from onlyonce.lanes) from unnest($2::text[], $1::int[]) as u (t, p)
+select count(distinct (u.t, u.p)) from unnest($2::text[], $1::int[]) as u (t, p)
   join onlyonce.cursors x on x.topic = u.t and x.partition = u.p`
 
 // toHandle returns the partitions that have messages, and the offsets at which they end.
@@ -97,13 +82,12 @@ func (x *play) toHandle() (topics []string, partitions []int32, offsets []int64)
 	return topics, partitions, offsets
 }
 
-// owned reports whether each partition that has messages has a cursor, and no relay has begun.
+// owned reports whether each partition that has messages has a cursor.
 func (x *play) owned(ctx context.Context) (bool, error) {
 	topics, partitions, _ := x.toHandle()
 	var n int
-	var relay bool
-	err := x.db.Pool.QueryRow(ctx, ownedSQL, partitions, topics).Scan(&n, &relay)
-	return n == len(topics) && !relay, err
+	err := x.db.Pool.QueryRow(ctx, ownedSQL, partitions, topics).Scan(&n)
+	return n == len(topics), err
 }
 
 // done reports whether all work is done.
@@ -119,9 +103,11 @@ func (x *play) done(ctx context.Context) (bool, error) {
 	if err := x.db.Pool.QueryRow(ctx, atEndSQL, partitions, topics, offsets).Scan(&n); err != nil || n < len(topics) {
 		return false, err
 	}
-	// First whether each part has begun to do its work: the queries below see nothing of work that
-	// has no part yet.
-	if without, err := x.unattended(ctx); err != nil || without {
+	awaited, err := x.unbegun(ctx)
+	x.mu.Lock()
+	x.awaited = awaited
+	x.mu.Unlock()
+	if err != nil || awaited != "" {
 		return false, err
 	}
 	var left bool
@@ -130,6 +116,6 @@ func (x *play) done(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
-	err := x.db.Pool.QueryRow(ctx, owingSQL, nil).Scan(&left)
+	err = x.db.Pool.QueryRow(ctx, owingSQL, nil).Scan(&left)
 	return !left, err
 }

@@ -27,7 +27,19 @@ type state struct {
 	remotes []string
 	// requests are those that did not come from a relay.
 	requests []request
+	// order are the messages as they were handled. It is not compared.
+	order []place
+	// idle is work that the program has no part for, each with the reason. It is not compared.
+	idle []string
 }
+
+// idleSQL returns a row for each kind of work that nothing has done.
+const idleSQL = `
+select 'the sending of calls (no relay runs)' where exists (select from onlyonce.batches) and not exists (select from onlyonce.sinks)
+union all
+select format('the handling of events (no part reads those of %s)', s.topic) from onlyonce.streams s
+ where exists (select from onlyonce.event_log l where l.stream = s.id) and not exists (select from onlyonce.cursors c where c.topic = s.topic)
+ order by 1`
 
 // table is the contents of one table of the user's.
 type table struct {
@@ -124,6 +136,12 @@ func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
 		s.tables[x.name] = t
 	}
 	if s.calls, err = Calls(ctx, pool); err != nil {
+		return nil, err
+	}
+	if rows, err = pool.Query(ctx, idleSQL); err != nil {
+		return nil, err
+	}
+	if s.idle, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 		return nil, err
 	}
 	for i := range s.calls {

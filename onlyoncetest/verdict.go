@@ -114,7 +114,23 @@ func judge(x *play, clean, got *state) *Verdict {
 			v.Kind, v.What = AnswersDiffer, "a request is answered otherwise than in a clean run"
 		}
 	}
+	if a, b, other := reordered(clean.order, got.order); v.Kind == EffectsDiffer && other {
+		v.What += fmt.Sprintf("; %s was handled before %s, and in a clean run after it: is that order kept, or only that of messages with one ordering key?", b, a)
+	}
 	return v
+}
+
+// reordered returns two messages that were handled one after the other in a clean run, and in the
+// opposite order in another one.
+func reordered(clean, got []place) (a, b place, other bool) {
+	for i := 1; i < len(clean); i++ {
+		a, b = clean[i-1], clean[i]
+		first, second := slices.Index(got, a), slices.Index(got, b)
+		if first >= 0 && second >= 0 && second < first {
+			return a, b, true
+		}
+	}
+	return a, b, false
 }
 
 func names(found []Difference) string {
