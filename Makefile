@@ -21,7 +21,7 @@ TEST = $(if $(CI),$(GO) run ./test/retest -C $$m $(if $(FLAKY),-flaky $(FLAKY),)
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help quickstart test test-long lint vet oncevet kit tidy words bench alerts retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories e2e nightly ci
+.PHONY: help quickstart test test-long lint vet oncevet kit tidy words bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -66,6 +66,13 @@ e2e: ## the console in a real browser (Chromium), some 2 minutes; SHOTS=docs/gui
 alerts: ## check the rules for Prometheus with promtool (Debian: prometheus): each alert fires in its test, and is quiet when all is well
 	$(GO) run ./monitoring -alerts
 
+dashboards: ## a workload is killed, parks, halts and reconciles while Prometheus (Debian: prometheus) scrapes it: each panel of monitoring/dashboards must show data
+	$(DEVENV) -postgres $(REAL) -- $(GO) -C telemetry/test run ./dashboards -monitoring $(abspath monitoring)
+
+schemathesis: ## schemathesis (PyPI) against examples/payments-api and its openapi.yaml: no findings; needs python3 with venv
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && python3 -m venv "$$dir" && "$$dir/bin/pip" install -q schemathesis==4.32.5 && \
+	  ONLYONCE_SCHEMATHESIS="$$dir/bin/schemathesis" $(DEVENV) -postgres -- $(GO) -C examples/payments-api test -count=1 -timeout 20m -run '^TestSchemathesis$$' .
+
 retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
 	cd bench && $(GO) run . -retention $(ARGS)
 
@@ -74,15 +81,18 @@ retention: ## what remembering keys takes: 45 days with a horizon of 30 simulate
 recorded = $(if $(PART),-part $(PART),) $(if $(PART)$(RECORD),-record docs/results/$(1).md,)
 
 mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART=3/20 plays a part and records it
-	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only $(ONLY),) $(call recorded,mutants)
+	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only '$(ONLY)',) $(call recorded,mutants)
 
 adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name, PART=3/20 plays a part and records it
 	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',) $(call recorded,adversary)
 
+model: ## visit every state of small scopes of the protocols, and find each fault seeded in them: up to 20 minutes and 8 GiB; SMALL=1 half a minute, ONLY=slots/C5,ring picks by name
+	$(GO) run ./test/model $(if $(SMALL),-small,) $(if $(ONLY),-only '$(ONLY)',)
+
 SEEDS ?= 20
 
 kit: ## onlyoncetest against 20 seeds: sound programs are never accused, faulty ones always are; SEEDS
-	$(DEVENV) -postgres $(REAL) -- $(GO) test -count=1 -timeout 60m -run '^Test(Judges|Sound.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
+	ONLYONCE_TEST_CRASHES=all $(DEVENV) -postgres $(REAL) -- $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m -run '^Test(Judges|Sound.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
 
 matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 picks
 	$(GO) run ./test/matrix $(if $(ONLY),-only $(ONLY),)
@@ -90,9 +100,9 @@ matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 p
 # Storms start servers of their own, which they kill: a JVM and PostgreSQL must be on the machine.
 MESSAGES ?= 100000
 KILLS    ?= 100
-STORM    := $(GO) run ./test/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),)
+STORM    := $(GO) run ./test/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),) $(if $(CONCURRENCY),-concurrency $(CONCURRENCY),)
 
-storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz, POLICY=park|key
+storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz, POLICY=park|key, CONCURRENCY=8
 	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
 
 storm-franz storm-key storm-failover: MESSAGES = 20000
@@ -124,6 +134,9 @@ histories: ## random histories of HTTP requests, judged by I12, and every failpo
 	$(DEVENV) -postgres -- $(GO) -C test/compat test -count=1 -timeout 60m -run '^TestHistories$$' ./http -args -histories $(HISTORIES) $(if $(SEED),-seed $(SEED),)
 	$(DEVENV) -postgres -- $(GO) test -count=1 -timeout 60m -run '^TestFaultPoints$$' ./idempotency -args -long
 
+faults: ## every row of the consumer's fault matrix and every failpoint, with several transactions of a partition at once too
+	$(DEVENV) -postgres -- $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m -run '^TestFaults|^TestFaultPointsSideBySide$$' ./consumer -args -long
+
 ROTATIONS ?= 500
 
 storm-keys: ## claims of colliding keys through ROTATIONS rotations of each ring and isolation level
@@ -136,7 +149,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: mutants adversary kit matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories ## the long checks; record what they print in docs/results/
+nightly: mutants adversary model kit schemathesis matrix fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

@@ -37,7 +37,7 @@ type counts struct {
 // Each worker has a Postgres server of its own, unless the address of one is given.
 func adversary(ctx context.Context, given string, o *options) (n counts, breached bool, err error) {
 	began := time.Now()
-	pace.Prune, pace.Start = 1, o.bound
+	pace.Prune, pace.Start, pace.Sweep = 1, o.bound, time.Millisecond
 	defer removeProgram()
 	dbs := make(chan *database, o.workers)
 	for i := range o.workers {

@@ -20,7 +20,7 @@ import (
 var (
 	levels   = []string{"read-committed", "repeatable-read", "serializable"}
 	keys     = []string{"key", "positions", "events"}
-	handlers = []string{"messages", "batch", "ordered"}
+	handlers = []string{"messages", "batch", "ordered", "slots", "slots-ordered"}
 )
 
 func consumerScenes() (scenes []scene) {
@@ -70,7 +70,7 @@ func (x *consuming) setUp(r *rig) error {
 	}
 	x.mix = scenario.New(log, scope, topic)
 	x.mix.PositionsOnly = x.key != "key"
-	x.mix.Ordered = x.handler == "ordered"
+	x.mix.Ordered = strings.HasSuffix(x.handler, "ordered")
 	x.mix.Add(0, "a", "a-0", "call")
 	x.mix.Add(0, "b", "b-0", "")
 	x.mix.Add(0, "a", "a-1", "queue")
@@ -109,7 +109,10 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	case "positions":
 		cfg.PositionsOnly = true
 	}
-	if x.handler == "ordered" {
+	if strings.HasPrefix(x.handler, "slots") {
+		cfg.Concurrency = 3
+	}
+	if strings.HasSuffix(x.handler, "ordered") {
 		cfg.OnFailure = consumer.ParkOrderingKey
 	}
 	return r.process(func(ctx context.Context) error {
@@ -185,7 +188,7 @@ func (x *consuming) check(r *rig) ([]string, error) {
 		return found, nil
 	}
 	var kept bool
-	if err := r.db.pool.QueryRow(r.ctx, `select exists (select from onlyonce.progress where from_offset = 0)`).Scan(&kept); err != nil {
+	if err := r.db.pool.QueryRow(r.ctx, `select exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`).Scan(&kept); err != nil {
 		return nil, err
 	}
 	if kept {

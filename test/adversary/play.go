@@ -168,6 +168,33 @@ type course struct {
 	r                *rig
 	x                stage
 	added, delivered bool
+	asked            chan answer // nil: the stage is not being asked whether all is done
+}
+
+// answer is what a stage's done returns.
+type answer struct {
+	done bool
+	err  error
+}
+
+// done asks the stage whether all is done. The stage asks the database, and may wait there for the
+// session that the process was cut off from: meanwhile the answer is no.
+func (c *course) done() (bool, error) {
+	if c.asked == nil {
+		asked := make(chan answer, 1)
+		c.asked = asked
+		go func() {
+			done, err := c.x.done(c.r)
+			asked <- answer{done, err}
+		}()
+	}
+	select {
+	case a := <-c.asked:
+		c.asked = nil
+		return a.done, a.err
+	case <-time.After(c.r.bound):
+		return false, nil
+	}
 }
 
 // finish returns after all work is done. If the fault strikes meanwhile, it adds more work. The
@@ -176,11 +203,11 @@ type course struct {
 func (c *course) finish() error {
 	return c.r.until("done", func() (bool, error) {
 		struck := c.r.hasStruck()
-		if struck && !c.added {
+		if struck && !c.added && c.asked == nil {
 			c.added = true
 			return false, c.x.more(c.r)
 		}
-		done, err := c.x.done(c.r)
+		done, err := c.done()
 		if err != nil || !struck || c.r.target.fault.name != "late" || c.delivered {
 			return done, err
 		}

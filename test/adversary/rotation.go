@@ -189,8 +189,15 @@ func (x *rotating) done(r *rig) (bool, error) {
 		}
 	case closing: // all that was written is in closed segments
 		var size int64
-		if err := r.db.pool.QueryRow(r.ctx, `select pg_relation_size($1::text::regclass)`, x.ring.Tables[w.cur]).Scan(&size); err != nil || w.draining != nil || size > 0 {
+		if err := r.db.pool.QueryRow(r.ctx, `select pg_relation_size($1::text::regclass)`, x.ring.Tables[w.cur]).Scan(&size); err != nil {
 			return false, err
+		}
+		if w.draining != nil || size > 0 {
+			// Writers that met each step and ran again may have filled the ring with undone rows.
+			if len(w.closed) < len(x.ring.Tables)-2 {
+				return false, nil
+			}
+			return false, x.release(r)
 		}
 		x.stage = emptying
 		return false, x.release(r)

@@ -19,7 +19,7 @@ const Secret = "card 4242 4242 4242 4242"
 
 // Fill writes the sample. The database must have the schema, and nothing else in it.
 func Fill(ctx context.Context, pool *pgxpool.Pool) error {
-	for _, sql := range []string{cursorsSQL, ownersSQL, parkedSQL, parkedCallsSQL, blockedSQL, pausesSQL, keysSQL, eventsSQL, requestsSQL, lanesSQL, auditSQL} {
+	for _, sql := range []string{cursorsSQL, ownersSQL, parkedSQL, parkedCallsSQL, blockedSQL, pausesSQL, keysSQL, eventsSQL, requestsSQL, operationsSQL, lanesSQL, auditSQL} {
 		if _, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return fmt.Errorf("%s: %w", sql, err)
 		}
@@ -113,7 +113,8 @@ select gen_random_uuid(), 'stock', 'stock-7d9f-' || w, 7 + w, clock_timestamp(),
       'lag', 12 * p, 'last_stable', 48210 + 977 * p + 12 * p, 'last_batch_age', 0.4 + p)
     || case when p = 4 then jsonb_build_object('halted', 'gap', 'detail', 'the log begins at 52300, and the position is 52118: 182 messages were deleted before they were handled',
       'halted_for', 312, 'resolve', 'to resolve it: onlyonce cursor adopt -scope stock -topic orders -partition 4 -at OFFSET -reason WHY',
-      'commands', jsonb_build_array('onlyonce cursor adopt -scope stock -topic orders -partition 4 -at OFFSET -reason WHY')) else '{}' end)
+      'commands', jsonb_build_array('onlyonce cursor adopt -scope stock -topic orders -partition 4 -at OFFSET -reason WHY')) else '{}' end
+    || case when p = 2 then jsonb_build_object('blocked_by', jsonb_build_object('offset', 50166, 'key', '9f2c41d07be3a655', 'for', 42, 'done', 7)) else '{}' end)
     from generate_series(3 * w, 3 * w + 2) p)
   from generate_series(0, 1) w;
 insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions)
@@ -162,6 +163,17 @@ const requestsSQL = `
 select onlyonce.http_claim(onlyonce.key('acct_' || n, 'http POST /v1/charges', 'key-' || n), 'acct_' || n, 'http POST /v1/charges', '', gen_random_uuid(), '2 days', '-1 second') from generate_series(1, 5) n;
 insert into onlyonce.http_steps (record_id, name) select id, 'charge' from onlyonce.http_records;
 update onlyonce.http_records set state = 'reconcile' where tenant in ('acct_1', 'acct_2')`
+
+// Two operations run, one of them is suspended: its work is parked. One has failed.
+const operationsSQL = `
+insert into onlyonce.streams (topic, partitions) values ('operations', 2);
+insert into onlyonce.operations (id, tenant, principal, name, keep, created_at)
+select ('0b7e6a52-9c1d-4e6f-8a10-00000000000' || n)::uuid, 'acct_' || n, 'ui', 'export', '7 days', clock_timestamp() - n * interval '4 minutes' from generate_series(1, 3) n;
+insert into onlyonce.operation_signals (id, percent, text, updated_at) values ('0b7e6a52-9c1d-4e6f-8a10-000000000001', 40, 'page 4 of 10', clock_timestamp());
+update onlyonce.operations set state = 'failed', error_code = 'bucket_full', completed_at = clock_timestamp(), expires_at = clock_timestamp() + keep where tenant = 'acct_3';
+insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, event_id, body)
+values ('event', 'waiting', 'exhausted', 'upload: bucket is not reachable', 10, 'acct_2', 'operations', onlyonce.key('acct_2', 'operations', '0b7e6a52-9c1d-4e6f-8a10-000000000002'), 'operations', 0,
+  '0b7e6a52-9c1d-4e6f-8a10-000000000002', convert_to('{"payment": "card 4242 4242 4242 4242"}', 'UTF8'))`
 
 const lanesSQL = `
 insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason) values ('payments', null, null, null), ('warehouse', clock_timestamp() - interval '40 minutes', 'ann', 'INC-2038: warehouse is down');

@@ -173,7 +173,7 @@ func startPostgres(t *testing.T, o devenv.Options) *devenv.Postgres {
 
 // query asks for one value.
 func query(url, sql string) (value string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

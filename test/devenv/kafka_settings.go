@@ -31,6 +31,8 @@ func brokerSettings(id, n int, changes map[string]string) map[string]string {
 		"transaction.state.log.num.partitions":             "4",
 		"share.coordinator.state.topic.replication.factor": replicas,
 		"share.coordinator.state.topic.min.isr":            inSync,
+		// The default, fifteen seconds, is the least that a share group may be given.
+		"group.share.min.record.lock.duration.ms": "1000",
 		// The default three seconds of waiting for more members come before
 		// every first join.
 		"group.initial.rebalance.delay.ms": "0",

@@ -98,7 +98,7 @@ func survivesKill(t *testing.T, k *devenv.Kafka) {
 		t.Fatal(err)
 	}
 	defer cl.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var got []string
 	for len(got) < 2 && ctx.Err() == nil {
@@ -136,12 +136,12 @@ func listens(addr string) bool {
 
 // produce writes one record, and makes the topic when it is not there.
 func produce(brokers []string, topic, value string) error {
-	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.RequestRetries(3), kgo.RetryTimeout(2*time.Second))
+	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.RetryTimeout(time.Minute))
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	adm := kadm.NewClient(cl)
 	topics, err := adm.ListTopics(ctx)

@@ -40,7 +40,7 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ui", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./consumer/sharesource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ui", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
@@ -48,6 +48,27 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 		forbid(t, pkg, "testing", module+"test/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
 			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr",
 			"github.com/dunglas", "go.opentelemetry.io")
+	}
+}
+
+// The consumer and the outbox link these modules, and no others: one more would be in every user's
+// program. Telemetry, for example, is a module of its own.
+func TestModulesOfTheEngines(t *testing.T) {
+	t.Parallel()
+	want := []string{"github.com/FastFilter/xorfilter", "github.com/cenkalti/backoff/v4", "github.com/google/uuid", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
+		"github.com/jackc/pgx/v5", "github.com/jackc/puddle/v2", "github.com/onlyonce/onlyonce", "golang.org/x/sync", "golang.org/x/text"}
+	for _, pkg := range []string{"./consumer", "./outbox"} {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", pkg)
+		cmd.Dir = "../.."
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Fields(string(out))
+		slices.Sort(got)
+		if got = slices.Compact(got); !slices.Equal(got, want) {
+			t.Errorf("%s links the modules %q, want %q", pkg, got, want)
+		}
 	}
 }
 
@@ -82,7 +103,7 @@ func TestWireIsGround(t *testing.T) {
 // The program links it too: its relay has a sink for Kafka.
 func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	t.Parallel()
-	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/franzsource", "./consumer/internal/kafkalog",
+	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/franzsource", "./consumer/sharesource", "./consumer/internal/kafkalog",
 		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./webhook", "./idempotency"} {
 		forbid(t, pkg, "github.com/segmentio")
 	}
@@ -102,7 +123,7 @@ func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 // comparison. A requirement of the root module would put them into every user's module graph.
 // Indirect ones are not checked: for example embedded-postgres brings lib/pq.
 var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/chromedp/chromedp", "github.com/dunglas/httpsfv", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq",
-	"github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "go.opentelemetry.io", "golang.org/x/tools", "gorm.io"}
+	"github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "github.com/twilio/twilio-go", "go.opentelemetry.io", "golang.org/x/tools", "gorm.io"}
 
 func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 	t.Parallel()
@@ -143,14 +164,15 @@ func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 // a longer name matches.
 var rooms = [][]string{
 	{"internal/codec"},
-	{"internal/badremote", "internal/claimed", "internal/fault", "internal/fields", "internal/imagined", "internal/jsonpointer", "internal/lease", "internal/metrics", "internal/origin", "internal/pace", "internal/ready", "internal/retryafter", "internal/show", "internal/supervise", "internal/wire", "migrations", "seal"},
-	{"internal/frozen", "internal/guard", "internal/hook", "internal/pgserver", "internal/rerun", "internal/workerdb"},
+	{"internal/badremote", "internal/claimed", "internal/dialguard", "internal/fault", "internal/fields", "internal/imagined", "internal/jsonpointer", "internal/lease", "internal/metrics", "internal/origin", "internal/pace", "internal/ready", "internal/retryafter", "internal/show", "internal/supervise", "internal/wire", "migrations", "seal"},
+	{"internal/frozen", "internal/guard", "internal/hook", "internal/pgserver", "internal/rerun", "internal/workerdb", "shard"},
 	{"dedupe"},
 	{"internal/cursor", "internal/parked", "internal/preflight", "internal/ring"},
 	{"internal/inbox"},
 	{"consumer", "outbox"},
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
+	{"consumer/sharesource"},
 	{"ops"},
 	{"internal/gauges", "ui"},
 	{"onlyoncetest"},

@@ -11,6 +11,7 @@ const (
 	schemaEvents   = "migrations/0001/5_events.sql"
 	schemaWebhooks = "migrations/0001/6_webhooks.sql"
 	schemaHTTP     = "migrations/0001/7_http.sql"
+	schemaHomes    = "migrations/0001/8_homes.sql"
 )
 
 // claimReads is the part of the claim that reads the ring, up to the comparison with the sequence.
@@ -86,4 +87,4 @@ const (
 //   - S2 (rights) is a file that its tests read when they run, out of an overlay's reach. The
 //     comparison of that file with the server has one.
 //   - H7's comparison of fingerprints in constant time is checked in the source.
-var table = slices.Concat(adversaryRules, kitRules, consumerRules, inboxRules, outboxRules, eventsRules, webhooksRules, httpRules, consoleRules)
+var table = slices.Concat(adversaryRules, kitRules, consumerRules, slotRules, shareRules, guardRules, kafkaLogRules, inboxRules, outboxRules, eventsRules, webhooksRules, httpRules, httpClientRules, httpCacheRules, homesRules, sealRules, consoleRules)

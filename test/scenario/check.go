@@ -19,6 +19,9 @@ with written as (
 message as (select distinct on (value) * from written order by value, seq),
 effect as (select value, part, off, n from effects),
 position as (select partition as part, next_offset as at from onlyonce.positions where scope = $1 and topic = $2),
+done as (
+  select c.partition as part, d."offset" as off from onlyonce.done d join onlyonce.cursors c on c.id = d.cursor_id and c.run = d.run
+   where c.scope = $1 and c.topic = $2),
 set_aside as (
   select w.value, w.ord, w.id, w.seq, p.state, p.reason, p.settled_at, p.key, p.partition, p."offset"
     from onlyonce.parked p left join written w on (w.part, w.off) = (p.partition, p."offset")
@@ -53,6 +56,7 @@ found(what, value) as (
   union all
   select 'I4 applied above the position', e.value from effect e
    where e.off >= coalesce((select at from position p where p.part = e.part), 0)
+     and not exists (select 1 from done d where d.part = e.part and d.off = e.off)
   union all
   select 'I5 applied and parked', a.value from aside a join effect e using (value) where a.reason not in ('conflict', 'no-key')
   union all
@@ -68,8 +72,9 @@ found(what, value) as (
     from aside a join message m on m.ord = a.ord and m.seq > a.seq join effect e on e.value = m.value
    where $4 and m.ord <> ''
   union all
-  select 'I7 passed over', w.value from written w join position p on p.part = w.part and w.off < p.at
-   where not exists (select 1 from effect e where e.value = w.value) and not exists (select 1 from aside a where a.value = w.value)
+  select 'I7 passed over', w.value from written w
+   where (exists (select 1 from position p where p.part = w.part and w.off < p.at) or exists (select 1 from done d where d.part = w.part and d.off = w.off))
+     and not exists (select 1 from effect e where e.value = w.value) and not exists (select 1 from aside a where a.value = w.value)
   union all
   select 'I13 not reached', w.value from written w
    where $5 and w.off >= coalesce((select at from position p where p.part = w.part), 0)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/onlyonce/onlyonce/dedupe"
@@ -46,6 +45,12 @@ func (s *storm) positionsAt(ctx context.Context, url string) (at map[int32]int64
 	return at, errors.Join(err, conn.Close(ctx))
 }
 
+// doneSQL returns a row for each message that is done above its cursor's position: partition,
+// offset. $1 the scope.
+const doneSQL = `
+select p.partition, d."offset" from onlyonce.positions p join onlyonce.done d on d.cursor_id = p.id and d.run = p.run and d."offset" >= p.next_offset
+ where p.scope = $1`
+
 // lastEffectSQL returns one row: the number of the last effect.
 const lastEffectSQL = `select coalesce(max(n), 0) from storm.effects`
 
@@ -61,6 +66,14 @@ func (s *storm) takeMark(ctx context.Context, url string, before map[int32]int64
 	}
 	for p, at := range before {
 		m.lost += at - m.positions[p]
+	}
+	m.done = map[int32][]int64{}
+	var partition int32
+	var offset int64
+	if err := each(ctx, conn, doneSQL, s.topic, []any{&partition, &offset}, func() {
+		m.done[partition] = append(m.done[partition], offset)
+	}); err != nil {
+		return m, err
 	}
 	return m, conn.QueryRow(ctx, lastEffectSQL).Scan(&m.lastN)
 }
@@ -100,11 +113,12 @@ func (s *storm) committed(ctx context.Context) (map[int32]int64, error) {
 }
 
 // sampleSQL returns one row: effects that ask for a call, rows of the outbox, effects whose record
-// their cursor has not passed.
+// their cursor has neither passed nor as done above its position.
 const sampleSQL = `
 select (select count(*) from storm.effects where scope = $1 and called),
        (select count(*) from onlyonce.outbox_log where sink = $1),
-       (select count(*) from storm.effects e join onlyonce.positions p on p.scope = e.scope and p.partition = e.part where e.scope = $1 and e.off >= p.next_offset)`
+       (select count(*) from storm.effects e join onlyonce.positions p on p.scope = e.scope and p.partition = e.part where e.scope = $1 and e.off >= p.next_offset
+           and not exists (select from onlyonce.done d where d.cursor_id = p.id and d.run = p.run and d."offset" = e.off))`
 
 // sample checks one committed snapshot in the middle of the storm. Effects, calls and positions
 // agree at every moment (I4). Kafka's committed offset is never ahead of the position (I7), except
@@ -188,9 +202,10 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 // failover although the promoted server's position was beyond their record. The second is of the
 // promoted server's effects at offsets that should have none. Messages that were parked meanwhile
 // and applied from there are not counted. $1 scope, $2 partition, $3 the last effect that it knew,
-// $4 its position.
+// $4 its position, $5 what was done above that.
 const redoneSQL = `
-select count(*) filter (where n > $3 and off < $4), count(*) filter (where n <= $3 and off >= $4)
+select count(*) filter (where n > $3 and (off < $4 or off = any(coalesce($5::bigint[], '{}')))),
+       count(*) filter (where n <= $3 and off >= $4 and not off = any(coalesce($5::bigint[], '{}')))
   from storm.effects where scope = $1 and part = $2
    and off not in (select "offset" from onlyonce.parked where scope = $1 and partition = $2 and "offset" is not null)`
 
@@ -199,7 +214,7 @@ func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
 	for i, m := range s.marks {
 		for partition, position := range m.positions {
 			var again, early int
-			if err := s.pool.QueryRow(ctx, redoneSQL, s.topic, partition, m.lastN, position).Scan(&again, &early); err != nil {
+			if err := s.pool.QueryRow(ctx, redoneSQL, s.topic, partition, m.lastN, position, m.done[partition]).Scan(&again, &early); err != nil {
 				return err
 			}
 			if again+early > 0 {
@@ -294,7 +309,7 @@ type place struct {
 	offset    int64
 }
 
-func each(ctx context.Context, pool *pgxpool.Pool, sql, scope string, into []any, do func()) error {
+func each(ctx context.Context, pool queryer, sql, scope string, into []any, do func()) error {
 	rows, err := pool.Query(ctx, sql, scope)
 	if err != nil {
 		return err

@@ -44,6 +44,7 @@ type options struct {
 	positions  bool
 	source     string
 	policy     string
+	atOnce     int
 }
 
 // Values of flags.
@@ -65,6 +66,7 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.BoolVar(&o.positions, "positions", false, "without keys and copies: nothing finds what the fence lets through")
 	fs.StringVar(&o.source, "source", sourceKafkaGo, "what workers consume through: kafka-go or franz (cooperative rebalances, half of the members static)")
 	fs.StringVar(&o.policy, "policy", policyPark, "what becomes of messages that fail: park sets them aside, key sets their whole ordering key aside and tries it again")
+	fs.IntVar(&o.atOnce, "concurrency", 1, "transactions of a partition at once (consumer.Config.Concurrency), 1 to 64")
 	if err := fs.ParseFor(args, &o.Options, "worker", "messages", &o.messages); err != nil {
 		return o, err
 	}
@@ -72,6 +74,7 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 		o.duplicates = 0
 	}
 	fs.Between("partitions", o.partitions, 1, 64)
+	fs.Between("concurrency", o.atOnce, 1, 64)
 	if o.replicas != 1 && o.replicas != 3 {
 		fs.Fault("-replicas: %d is neither 1 nor 3", o.replicas)
 	}

@@ -29,7 +29,9 @@ type report struct {
 	Lost   int64  `json:"lost"`
 	Source string `json:"source"` // what workers consume through
 	Policy string `json:"policy"` // what becomes of messages that fail
-	Kafka  string `json:"kafka"`  // what was used
+	// Transactions of a partition at once.
+	Concurrency int    `json:"concurrency"`
+	Kafka       string `json:"kafka"` // what was used
 }
 
 // count copies what the run has counted.
@@ -49,7 +51,7 @@ func (r *report) Details() []string { return nil }
 // Line returns the summary line.
 func (r *report) Line(verdict string) string {
 	return fmt.Sprintf("storm %s seed=%d unique=%d produced=%d delivered=%d effects=%d duplicates=%d redelivered=%d parked=%d retried=%d kills=%d kills_in_batch=%d"+
-		" kills_in_retry=%d freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d lost=%d restarts=%d source=%s policy=%s seconds=%.1f",
+		" kills_in_retry=%d freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d lost=%d restarts=%d source=%s policy=%s seconds=%.1f concurrency=%d",
 		verdict, r.Seed, r.Unique, r.Produced, r.Delivered, r.Effects, r.Duplicates, r.Redelivered, r.Parked, r.Retried, r.Kills, r.KillsInBatch, r.KillsInRetry,
-		r.Freezes, r.Rebalances, r.PostgresKills, r.BrokerKills, r.Failovers, r.Lost, r.Restarts, r.Source, r.Policy, r.Seconds)
+		r.Freezes, r.Rebalances, r.PostgresKills, r.BrokerKills, r.Failovers, r.Lost, r.Restarts, r.Source, r.Policy, r.Seconds, r.Concurrency)
 }

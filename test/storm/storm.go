@@ -104,7 +104,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	}
 	s.Fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{
 		Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
-		Pool: int32(2*s.opts.partitions + 2), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy,
+		Pool: s.poolSize(), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce,
 	}})
 	if err != nil {
 		return err
@@ -116,6 +116,12 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	}
 	s.Screen.Live(s.line)
 	return s.Until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.Fleet.Settled(0, s.opts.partitions), nil })
+}
+
+// poolSize is how many connections each worker has. The server has a hundred; what runs side by
+// side may wait for one.
+func (s *storm) poolSize() int32 {
+	return int32(min(2*s.opts.partitions+2+(s.opts.atOnce-1)*s.opts.partitions, max(2*s.opts.partitions+2, 20))) //nolint:gosec // small
 }
 
 // batchSize makes batches so small that a short stream has some for each event to hit.
@@ -153,7 +159,7 @@ func (s *storm) createTables(ctx context.Context) error {
 // Rage produces, strikes, waits until all is settled, and judges.
 func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	begun := time.Now()
-	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Kafka: s.kafka.How}
+	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce, Kafka: s.kafka.How}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	produced := make(chan error, 1)

@@ -114,8 +114,9 @@ const standbyName = "twin"
 // again, and nothing before it.
 type mark struct {
 	positions map[int32]int64
-	lastN     int64 // of the effects
-	lost      int64 // records whose effects the failover has lost
+	done      map[int32][]int64 // above the position of a partition
+	lastN     int64             // of the effects
+	lost      int64             // records whose effects the failover has lost
 }
 
 // toLose is how many records the primary handles at least before a failover loses them: about two

@@ -30,6 +30,8 @@ type workerConfig struct {
 	Positions bool // run without keys
 	Source    string
 	Policy    string
+
+	Concurrency int
 }
 
 // effectSQL is the handler's own write. The table has no unique constraint, so that a repeated
@@ -137,7 +139,7 @@ func (w *worker) run(ctx context.Context) error {
 		policy = consumer.ParkOrderingKey
 	}
 	c, err := consumer.New(pool, source, w.handler, consumer.Config{
-		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize,
+		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize, Concurrency: w.cfg.Concurrency,
 		RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
 		// This is how long a worker that is suspended in mid-batch keeps its successor waiting.
 		Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 3 * time.Second}, DrainTimeout: 3 * time.Second,

@@ -25,7 +25,7 @@ func TestFake(t *testing.T) {
 func roundTrip(t *testing.T, brokers []string) {
 	t.Helper()
 	topic := kafkatest.Topic(t, brokers, 3, map[string]string{"retention.ms": "3600000"})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	w := &kafka.Writer{
 		Addr: kafka.TCP(brokers...), Topic: topic, RequiredAcks: kafka.RequireAll, BatchSize: 1, MaxAttempts: 1,

@@ -1,0 +1,132 @@
+package main
+
+// memberStep is what member i does next: take over, run batches, and find out what became of them.
+func (g *fenceScope) memberStep(s fenceState, i int, to emit[fenceState]) {
+	m := &s.members[i]
+	t := s
+	n := &t.members[i]
+	switch m.stage {
+	case memberIdle:
+		if m.generation == 0 {
+			return
+		}
+		n.seenEpoch, n.stage = s.db.epoch, memberRead
+		if g.raiseWithoutProof {
+			n.stage = memberProved
+		}
+		to(t, "member %d reads epoch %d", i, int(n.seenEpoch))
+	case memberRead:
+		n.stage = memberProved
+		if m.generation != s.generation {
+			n.stage = memberOut
+		}
+		to(t, "member %d commits an offset in generation %d, as proof", i, int(m.generation))
+	case memberProved:
+		g.raise(s, i, to)
+	case memberOwner, memberUnknown:
+		if m.stage == memberUnknown && g.unknownIsSuccess {
+			n.position, n.stage = m.next, memberOwner
+			if n.position > s.db.position() {
+				t.bad = 5
+			}
+			to(t, "member %d takes the unknown COMMIT for a success", i, 0)
+			return
+		}
+		for next := m.position + 1; next <= m.position+2 && int(next) <= g.offsets; next++ {
+			u := s
+			if u.members[i].send(next) {
+				to(u, "member %d sends a batch up to %d", i, int(next))
+			}
+		}
+	case memberWaits:
+		g.answer(s, i, to)
+	case memberRefused:
+		g.explain(s, i, to)
+	}
+}
+
+// send puts a batch from the member's position to next on a connection of its own, if one is free.
+func (m *fenceMember) send(next uint8) bool {
+	for k := range m.attempts {
+		if m.attempts[k].stage == fenceNone {
+			m.attempts[k] = fenceAttempt{stage: fenceSent, from: m.position, next: next, epoch: m.epoch, nonce: m.nonce}
+			m.current, m.from, m.next, m.stage = uint8(k), m.position, next, memberWaits
+			return true
+		}
+	}
+	return false
+}
+
+// raise raises the epoch that was read. It waits for each transaction that has locked the lease.
+func (g *fenceScope) raise(s fenceState, i int, to emit[fenceState]) {
+	for j := range s.members {
+		for _, a := range s.members[j].attempts {
+			if a.locks() && !g.noLock {
+				return
+			}
+		}
+	}
+	m := &s.members[i]
+	t := s
+	n := &t.members[i]
+	if s.db.epoch != m.seenEpoch && !g.raiseWithoutProof {
+		n.stage = memberIdle
+		to(t, "member %d: the epoch is another one, begins anew", i, 0)
+		return
+	}
+	t.nonce++
+	t.db.epoch, t.db.nonce, t.db.generation = s.db.epoch+1, t.nonce, m.generation
+	n.epoch, n.nonce, n.position, n.stage, n.seenEpoch = t.db.epoch, t.nonce, s.db.position(), memberOwner, 0
+	to(t, "member %d raises the epoch, and reads position %d", i, int(n.position))
+}
+
+// answer hands the answer to the member, or the connection breaks before.
+func (g *fenceScope) answer(s fenceState, i int, to emit[fenceState]) {
+	m := &s.members[i]
+	t := s
+	n := &t.members[i]
+	a := &n.attempts[m.current]
+	switch a.stage {
+	case fenceRaised:
+		*a, n.stage = fenceAttempt{}, memberRefused
+		to(t, "member %d is answered OO001", i, 0)
+	case fenceCommitted:
+		*a, n.stage, n.position = fenceAttempt{}, memberOwner, m.next
+		to(t, "member %d is answered COMMIT, position %d", i, int(n.position))
+	case fenceRolledBack:
+		*a, n.stage = fenceAttempt{}, memberOwner
+		to(t, "member %d is answered an error", i, 0)
+	}
+	u := s
+	v := &u.members[i]
+	v.stage = memberUnknown
+	if b := &v.attempts[m.current]; b.stage >= fenceRaised {
+		*b = fenceAttempt{}
+	} else {
+		b.orphan = true
+	}
+	to(u, "member %d: the outcome is UNKNOWN", i, 0)
+}
+
+// explain reads the cursor in a later statement, as (*worker).explainFence does.
+func (g *fenceScope) explain(s fenceState, i int, to emit[fenceState]) {
+	m := &s.members[i]
+	t := s
+	n := &t.members[i]
+	n.from, n.next = 0, 0
+	position := s.db.position()
+	switch {
+	case s.db.nonce != m.nonce:
+		n.stage = memberOut
+		to(t, "member %d: the cursor has another owner, stops", i, 0)
+	case position == m.next || g.anyRowIsMine:
+		n.position, n.stage = m.next, memberOwner
+		if n.position > position {
+			t.bad = 5
+		}
+		to(t, "member %d: the cursor is mine, and at %d: that attempt has committed", i, int(m.next))
+	default:
+		n.position, n.stage = position, memberOwner
+		to(t, "member %d: the cursor is mine, and at %d: goes on there", i, int(position))
+	}
+}
