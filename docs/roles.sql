@@ -60,12 +60,18 @@ begin
     -- role, table, rights, why each beyond the plain one
     ('onlyonce_app',      'schema_version', 'select'),
     ('onlyonce_app',      'leases',         'select, insert, update'),         -- takes cursors over; FOR SHARE needs UPDATE
+    ('onlyonce_app',      'lease_slots',    'select, insert, update'),
     ('onlyonce_app',      'cursors',        'select, insert, update'),
     ('onlyonce_app',      'positions',      'select'),
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
+    ('onlyonce_app',      'done',           'select, insert, update, delete'), -- a replay's end takes over what it interrupted
+    ('onlyonce_app',      'attempts',       'select, insert, update, delete'),
     ('onlyonce_app',      'inbox',          'select, insert'),
     ('onlyonce_app',      'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key)'), -- tries parked messages again
-    ('onlyonce_app',      'outbox_log',     'select, insert'),
+    ('onlyonce_app',      'batches',        'select, insert'),
+    ('onlyonce_app',      'outbox_log',     'select'),
+    ('onlyonce_app',      'call_keys',      'select, insert, delete'),         -- notes keys of calls when a message is handled again
+    ('onlyonce_app',      'call_index',     'select, update'),
     ('onlyonce_app',      'outbox_id',      'usage'),
     ('onlyonce_app',      'outbox_version', 'select'),
     ('onlyonce_app',      'rings',          'select'),
@@ -76,6 +82,7 @@ begin
     ('onlyonce_app',      'filters',        'select'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'scopes',         'select, insert, update'),
+    ('onlyonce_app',      'homes',          'select, insert, update, delete'), -- package shard: records new places; FOR SHARE needs UPDATE
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 
     ('onlyonce_app',      'streams',        'select, insert'),
@@ -89,6 +96,7 @@ begin
     ('onlyonce_app',      'webhook_endpoints', 'select, insert, update'),
 
     ('onlyonce_http',     'schema_version', 'select'),
+    ('onlyonce_http',     'homes',          'select, insert, update, delete'), -- as of onlyonce_app
     ('onlyonce_http',     'leases',         'select, insert, update, delete'), -- a request's lease ends with it
     ('onlyonce_http',     'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
     ('onlyonce_http',     'http_steps',     'select, insert, update'),
@@ -97,6 +105,7 @@ begin
 
     ('onlyonce_relay',    'schema_version', 'select'),
     ('onlyonce_relay',    'leases',         'select, insert, update'),
+    ('onlyonce_relay',    'batches',        'select'),
     ('onlyonce_relay',    'outbox_log',     'select'),
     ('onlyonce_relay',    'sinks',          'select, insert, update (start_window)'),
     ('onlyonce_relay',    'lanes',          'select, insert, update'),
@@ -111,13 +120,7 @@ begin
     ('onlyonce_rotator',  'lanes',          'select'),
     ('onlyonce_rotator',  'parked',         'select, delete'),                 -- settled calls whose retention has passed
     ('onlyonce_rotator',  'outbox_version', 'usage, select, update'),
-    ('onlyonce_rotator',  'outbox_log',     'select'),
-    ('onlyonce_rotator',  'outbox_log_0',   'select, truncate'),
-    ('onlyonce_rotator',  'outbox_log_1',   'select, truncate'),
-    ('onlyonce_rotator',  'outbox_log_2',   'select, truncate'),
-    ('onlyonce_rotator',  'outbox_log_3',   'select, truncate'),
-    ('onlyonce_rotator',  'outbox_log_4',   'select, truncate'),
-    ('onlyonce_rotator',  'outbox_log_5',   'select, truncate'),
+    ('onlyonce_rotator',  'batches',        'select'),
 
     ('onlyonce_rotator',  'webhook_ids',    'select, update, delete'),
     ('onlyonce_rotator',  'webhook_bodies', 'select, delete'),
@@ -139,10 +142,17 @@ begin
     ('onlyonce_rotator',  'event_log_5',    'select, truncate'),
 
     ('onlyonce_operator', 'leases',         'select, insert, update'),         -- fences out the owner of a cursor that is moved
+    ('onlyonce_operator', 'lease_slots',    'select, update'),
     ('onlyonce_operator', 'cursors',        'select, insert, update'),
+    ('onlyonce_operator', 'done',           'select, insert, update, delete'), -- adopt keeps what is done above the new position, and brings it
+    ('onlyonce_operator', 'attempts',       'select, delete'),
     ('onlyonce_operator', 'inbox',          'select, insert'),
     ('onlyonce_operator', 'parked',         'select, update'),
-    ('onlyonce_operator', 'outbox_log',     'select, update'),                 -- rebase, erase
+    ('onlyonce_operator', 'batches',        'select, insert, update, delete'), -- rebase, erase
+    ('onlyonce_operator', 'outbox_log',     'select'),
+    ('onlyonce_operator', 'outbox_id',      'usage'),
+    ('onlyonce_operator', 'call_keys',      'select, delete'),                 -- rebase
+    ('onlyonce_operator', 'call_index',     'select, update'),
     ('onlyonce_operator', 'calls',          'select'),
     ('onlyonce_operator', 'sinks',          'select, insert, update'),
     ('onlyonce_operator', 'lanes',          'select, update'),
@@ -154,8 +164,12 @@ begin
     ('onlyonce_operator', 'topics',         'select, insert, update'),
     ('onlyonce_operator', 'scopes',         'select, insert, update'),         -- cursor adopt -from
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
-    ('onlyonce_operator', 'http_records',   'select, update'),                 -- erase, resolve
-    ('onlyonce_operator', 'http_steps',     'select, update, delete'),
+    ('onlyonce_operator', 'homes',          'select, insert, update'),         -- home leave, home adopt
+    ('onlyonce_operator', 'http_records',   'select, insert, update, delete'), -- erase, resolve; home adopt
+    ('onlyonce_operator', 'http_steps',     'select, insert, update, delete'),
+    ('onlyonce_operator', 'operations',     'select, insert, delete'),         -- home adopt
+    ('onlyonce_operator', 'webhook_bodies', 'select, insert, update'),         -- home adopt
+    ('onlyonce_operator', 'webhook_objects', 'select, insert, update'),        -- home adopt
     ('onlyonce_operator', 'event_log',      'select, insert, update'),         -- erase; redrive of what a receiver has set aside
     ('onlyonce_operator', 'events_version', 'select'),
     ('onlyonce_operator', 'audit',          'select, insert, update (detail)') -- a bulk act counts its transactions in one row
@@ -167,7 +181,13 @@ begin
         'consumer_keys_0', 'consumer_keys_1', 'consumer_keys_2', 'consumer_keys_3', 'consumer_keys_4', 'consumer_keys_5', 'consumer_keys_6', 'consumer_keys_7', 'consumer_keys_8', 'consumer_keys_9',
         'standard_keys_0', 'standard_keys_1', 'standard_keys_2', 'standard_keys_3', 'standard_keys_4', 'standard_keys_5', 'standard_keys_6', 'standard_keys_7', 'standard_keys_8',
         'standard_keys_9']) as s (tab),
-      (values ('onlyonce_app', 'select, insert'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, truncate')) as r (role, rights)
+      (values ('onlyonce_app', 'select, insert'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, insert, truncate')) as r (role, rights)
+    union all
+    -- The segments of the outbox's log.
+    select r.role, s.tab, r.rights
+      from unnest(array['batches_0', 'batches_1', 'batches_2', 'batches_3', 'batches_4', 'batches_5',
+                        'call_keys_0', 'call_keys_1', 'call_keys_2', 'call_keys_3', 'call_keys_4', 'call_keys_5']) as s (tab),
+      (values ('onlyonce_app', 'insert'), ('onlyonce_rotator', 'select, truncate')) as r (role, rights)
   loop
     execute format('grant %s on %s onlyonce.%I to %I', has.rights,
       case (select relkind from pg_class where oid = to_regclass('onlyonce.' || has.tab)) when 'S' then 'sequence' else 'table' end, has.tab, has.role);

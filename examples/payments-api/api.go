@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
@@ -26,12 +27,14 @@ type apiConfig struct {
 
 // api is the service. This file and those of its routes are what a user of onlyonce writes.
 type api struct {
-	cfg      apiConfig
-	pool     *pgxpool.Pool
-	layer    *idempotency.Layer
-	relay    *outbox.Relay
-	sink     *httpsink.Sink
-	provider *http.Client
+	cfg   apiConfig
+	pool  *pgxpool.Pool
+	layer *idempotency.Layer
+	relay *outbox.Relay
+
+	operations *idempotency.Operations
+	sink       *httpsink.Sink
+	provider   *http.Client
 }
 
 // keyWindow is how long the provider remembers keys, keep how long this API does. keep is longer,
@@ -80,6 +83,13 @@ func newAPI(pool, relayPool *pgxpool.Pool, cfg apiConfig) (*api, error) {
 			}
 		}},
 	})
+	if err != nil {
+		return nil, err
+	}
+	a.operations, err = idempotency.NewOperations(a.layer, idempotency.OperationsConfig{
+		Path: "/v1/settlements/", Stream: cfg.Sink, Partitions: 4, PollInterval: 50 * time.Millisecond, RetryAfter: time.Second, LeaseTTL: 3 * time.Second,
+		Hooks: consumer.Hooks{Batch: func(consumer.BatchDone) { a.relay.Wake() }},
+	}, map[string]idempotency.Work{"settle": a.settleWork})
 	return a, err
 }
 
@@ -95,25 +105,32 @@ func (a *api) handler() http.Handler {
 		{idempotency.Route{Pattern: "/v1/charges/{id}/capture", TTL: keep}, a.capture},
 		{idempotency.Route{Pattern: "/v1/refunds", TTL: keep}, a.refund},
 		// A payout's answer contains the provider's, so the provider is called while the request
-		// runs: lease mode.
-		{idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased, TTL: keep, KeyWindow: keyWindow}, a.payout},
+		// runs: lease mode. The answer names a bank account, so the record does not contain it:
+		// copies get it made from the row again. If the provider may have forgotten a call's key
+		// before the outcome is known, it is asked by the key what became of the call.
+		{idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased, TTL: keep, KeyWindow: keyWindow,
+			Render: a.renderPayout, Reconcile: a.payoutOutcome}, a.payout},
 	} {
 		mux.Handle("POST "+r.route.Pattern, a.layer.MustHandle(r.route, r.run))
 	}
+	// A settlement's work goes on after the answer.
+	mux.Handle("POST /v1/settlements", a.layer.MustHandle(idempotency.Route{Pattern: "/v1/settlements", TTL: keep}, http.HandlerFunc(a.settle)))
+	mux.Handle("GET /v1/settlements/{id}", a.operations)
 	mux.Handle("GET /v1/charges/{id}", operation(a.showCharge))
 	return a.authenticated(mux)
 }
 
-// run purges expired records and sends the outbox's calls, until ctx ends.
+// run purges expired records, does the work of settlements and sends the outbox's calls, until ctx
+// ends.
 func (a *api) run(ctx context.Context) error {
 	defer a.sink.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ended := make(chan error, 2)
-	for _, run := range []func(context.Context) error{a.layer.Run, a.relay.Run} {
+	ended := make(chan error, 3)
+	for _, run := range []func(context.Context) error{a.layer.Run, a.operations.Run, a.relay.Run} {
 		go func() { ended <- run(ctx); cancel() }()
 	}
-	return errors.Join(<-ended, <-ended)
+	return errors.Join(<-ended, <-ended, <-ended)
 }
 
 type accountKey struct{}
@@ -160,6 +177,7 @@ type problem struct {
 	Title       string      `json:"title"`
 	Status      int         `json:"status"`
 	Code        string      `json:"code"`
+	Retryable   bool        `json:"retryable,omitempty"` // the same request may succeed, under the same key
 	StripeError stripeError `json:"error"`
 }
 
@@ -179,7 +197,8 @@ func newProblem(status int, code, format string, args ...any) *problem {
 	case status >= 500:
 		kind = "api_error"
 	}
-	return &problem{Type: "urn:payments-api:problem:" + code, Title: title, Status: status, Code: code, StripeError: stripeError{kind, code, title}}
+	return &problem{Type: "urn:payments-api:problem:" + code, Title: title, Status: status, Code: code,
+		StripeError: stripeError{kind, code, title}}
 }
 
 // write answers. The layer decides by the status what is stored, see docs/http.md. An error that is
@@ -194,17 +213,25 @@ func write(w http.ResponseWriter, a *answer, err error) {
 	status, contentType, object := 0, "application/json", any(nil)
 	if p != nil {
 		status, contentType, object = p.Status, "application/problem+json", p
+		if p.Retryable {
+			w.Header().Set("Retry-After", "1")
+		}
 	} else {
 		status, object = a.status, a.object
 		if a.location != "" {
 			w.Header().Set("Location", a.location)
 		}
 	}
+	w.Header().Set("Content-Type", contentType)
+	w.WriteHeader(status)
+	_, _ = w.Write(encode(object))
+}
+
+// encode returns an object as it is sent.
+func encode(object any) []byte {
 	body, err := json.Marshal(object)
 	if err != nil {
 		panic(err) // cannot fail: structs of strings and numbers
 	}
-	w.Header().Set("Content-Type", contentType)
-	w.WriteHeader(status)
-	_, _ = w.Write(append(body, '\n'))
+	return append(body, '\n')
 }

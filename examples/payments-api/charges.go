@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	mathrand "math/rand/v2"
 	"net/http"
 	"strings"
 
@@ -31,8 +32,12 @@ type charge struct {
 	Status         string            `json:"status"`
 }
 
-// declinedSource is a card that is never charged.
-const declinedSource = "tok_chargeDeclined"
+const (
+	// declinedSource is a card that is never charged.
+	declinedSource = "tok_chargeDeclined"
+	// unsteadySource is a card whose issuer is away every other time.
+	unsteadySource = "tok_issuerUnsteady"
+)
 
 // insertChargeSQL writes a charge and returns a row of chargeColumns.
 const insertChargeSQL = `
@@ -62,7 +67,7 @@ func (a *api) charge(r *http.Request) (*answer, error) {
 	}
 	account, _ := accountOf(r.Context())
 	amount, currency, source := in.amount("amount"), in.text("currency"), in.text("source")
-	atOnce, captured := in.given["capture"] != "false", amount
+	atOnce, captured := in.optionalBool("capture", true), amount
 	if !atOnce {
 		captured = 0
 	}
@@ -79,6 +84,14 @@ func (a *api) charge(r *http.Request) (*answer, error) {
 	}
 	if source == declinedSource {
 		return nil, newProblem(http.StatusPaymentRequired, "card-declined", "the card was declined") // final: stored, and the row is undone
+	}
+	if source == unsteadySource && mathrand.IntN(2) == 0 {
+		// The same status, and not final: nothing is stored, the row is undone, and the next
+		// request under the key runs again.
+		idempotency.Transient(r)
+		p := newProblem(http.StatusPaymentRequired, "issuer-away", "the card's issuer does not answer at the moment")
+		p.Retryable = true
+		return nil, p
 	}
 	if err := a.enqueue(r.Context(), tx, "charge", c.ID, in.reference(), amount); err != nil {
 		return nil, err
@@ -180,18 +193,32 @@ func notFoundProblem(err error) error {
 	return err
 }
 
-// checkViolation and foreignKeyViolation are the SQLSTATEs of a broken constraint.
+// SQLSTATEs of a broken constraint.
 const (
+	uniqueViolation     = "23505"
 	checkViolation      = "23514"
 	foreignKeyViolation = "23503"
 )
+
+// referenceUsed reports whether a row with this reference is there already.
+func referenceUsed(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == uniqueViolation
+}
 
 // constraintProblem turns a broken constraint into the client's answer. It is final: it is stored,
 // and the rest of the transaction is undone.
 func constraintProblem(err error) error {
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || pg.Code != checkViolation && pg.Code != foreignKeyViolation {
+	if !errors.As(err, &pg) {
 		return notFoundProblem(err)
+	}
+	switch pg.Code {
+	case uniqueViolation:
+		return newProblem(http.StatusUnprocessableEntity, "reference-used", "there is one with this reference already, which was asked for under another key")
+	case checkViolation, foreignKeyViolation:
+	default:
+		return err
 	}
 	switch pg.ConstraintName {
 	case "captured_within_amount", "capture_positive":

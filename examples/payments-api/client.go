@@ -23,8 +23,9 @@ type wantedOperation struct {
 	body      []byte
 	key       string
 	reference string
-	status    int // that the first answer is to have
-	hasty     int // how many attempts are given up after a moment
+	status    int  // that the first answer is to have
+	hasty     int  // how many attempts are given up after a moment
+	follows   bool // it goes on after the answer, which copies get as it is by then
 
 	mu       sync.Mutex
 	attempts int
@@ -179,7 +180,7 @@ func (w *recordingTransport) answered(op *wantedOperation, s seenAnswer) {
 		}
 		if op.first == nil {
 			op.first = &s
-		} else if !op.first.same(&s) {
+		} else if !op.follows && !op.first.same(&s) || op.follows && op.first.Header.Get("Location") != s.Header.Get("Location") {
 			op.differ = true
 		}
 		op.mu.Unlock()
@@ -215,7 +216,8 @@ type finalAnswer struct {
 // operation is open.
 func readFinalAnswer(resp *http.Response) (finalAnswer, bool) {
 	_ = resp.Body.Close()
-	return finalAnswer{resp.StatusCode, resp.Header.Get("Idempotency-Status")}, resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict
+	mark := resp.Header.Get("Idempotency-Status")
+	return finalAnswer{resp.StatusCode, mark}, resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict && mark != string(idempotency.Released)
 }
 
 // byTransport asks with client.Transport: it makes attempts until there is an answer, under the key

@@ -251,7 +251,11 @@ func (d *demo) get(ctx context.Context, op *wantedOperation) (map[string]any, er
 	if err != nil {
 		return nil, err
 	}
-	if s.Status != op.status {
+	if op.follows && s.Status < http.StatusMultipleChoices {
+		if err := d.follow(ctx, op, s.Header.Get("Location")); err != nil {
+			return nil, err
+		}
+	} else if s.Status != op.status {
 		return nil, fmt.Errorf("POST %s (%s): answered %d, and not %d: %s", op.path, op.reference, s.Status, op.status, s.Body)
 	}
 	d.ended.Add(1)
@@ -272,8 +276,16 @@ func (d *demo) get(ctx context.Context, op *wantedOperation) (map[string]any, er
 // session is what one customer does: a payment with what follows it, or a payout.
 func (d *demo) session(ctx context.Context) error {
 	customer := rand.IntN(2)
-	if rand.IntN(8) == 0 {
+	switch rand.IntN(16) {
+	case 0, 1:
 		return d.payOut(ctx, customer)
+	case 2:
+		op := d.new(customer, "/v1/settlements", http.StatusAccepted, map[string]any{"amount": 1000 + rand.IntN(100_000)})
+		if op != nil {
+			op.follows = true
+		}
+		_, err := d.get(ctx, op)
+		return err
 	}
 	amount, atOnce := 100+rand.IntN(50_000), rand.IntN(3) == 0
 	fields := map[string]any{"amount": amount, "currency": "eur", "source": "tok_visa"}
@@ -284,6 +296,9 @@ func (d *demo) session(ctx context.Context) error {
 		fields["source"] = declinedSource
 		_, err := d.get(ctx, d.new(customer, "/v1/charges", http.StatusPaymentRequired, fields))
 		return err
+	}
+	if rand.IntN(40) == 0 {
+		fields["source"] = unsteadySource // refused every other time, until it is not
 	}
 	op := d.new(customer, "/v1/charges", http.StatusCreated, fields)
 	charge, err := d.get(ctx, op)
@@ -332,7 +347,11 @@ func (d *demo) payOut(ctx context.Context, customer int) error {
 	if rand.IntN(10) == 0 {
 		amount, status = refusedAmount, http.StatusPaymentRequired
 	}
-	_, err := d.get(ctx, d.new(customer, "/v1/payouts", status, map[string]any{"amount": amount, "destination": "ba_17"}))
+	destination := "ba_17"
+	if rand.IntN(10) == 0 {
+		destination, status = blockedDestination, http.StatusForbidden
+	}
+	_, err := d.get(ctx, d.new(customer, "/v1/payouts", status, map[string]any{"amount": amount, "destination": destination}))
 	return err
 }
 
@@ -344,4 +363,35 @@ func (d *demo) line() string {
 	d.wire.mu.Unlock()
 	return fmt.Sprintf("answered %s of %s  requests %s  replays %s  paid %s  servers %d", screen.Count(d.ended.Load()), screen.Count(int64(d.opts.requests)),
 		screen.Count(int64(c.requests)), screen.Count(int64(c.replayed)), screen.Count(int64(paid)), d.cluster.size())
+}
+
+// follow waits until an operation that was accepted has succeeded, and its result is the one that
+// was asked for.
+func (d *demo) follow(ctx context.Context, op *wantedOperation, location string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
+	defer cancel()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, origin+location, nil)
+		if err != nil {
+			return err
+		}
+		req.Header.Set("Authorization", "Bearer "+op.apiKey)
+		var now struct {
+			State  string
+			Result settlement
+		}
+		if resp, err := d.wire.base.RoundTrip(req); err == nil {
+			err = json.NewDecoder(resp.Body).Decode(&now)
+			_ = resp.Body.Close()
+			if err == nil && resp.StatusCode == http.StatusOK && now.State == "succeeded" && now.Result.Metadata["reference"] == op.reference {
+				return nil
+			}
+			if now.State == "failed" || now.State == "succeeded" {
+				return fmt.Errorf("GET %s (%s): %+v", location, op.reference, now)
+			}
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return fmt.Errorf("GET %s (%s): %w", location, op.reference, err)
+		}
+	}
 }

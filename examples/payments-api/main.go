@@ -4,8 +4,8 @@
 //
 // It runs a payments API in several processes and kills them with SIGKILL. Its clients time out,
 // retry, send requests twice at once, and use keys for the wrong requests. Then it counts the
-// effects. api.go, charges.go and refunds.go are what a user of onlyonce writes; openapi.yaml
-// describes the API.
+// effects. api.go, charges.go, refunds.go and settlements.go are what a user of onlyonce writes;
+// openapi.yaml describes the API.
 //
 // Exit status: 0 if every effect is there once and every key had one answer; 1 if not, or if the
 // run got stuck; 2 for errors of usage or environment; 130 if it was interrupted.

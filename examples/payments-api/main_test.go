@@ -40,7 +40,8 @@ func nothingLeft(t *testing.T, url string) {
 	t.Helper()
 	commandtest.NothingLeft(t, url, `select (select count(*) from onlyonce.http_records) + (select count(*) from onlyonce.http_steps) + (select count(*) from onlyonce.outbox_log)
 		+ (select count(*) from onlyonce.sinks) + (select count(*) from onlyonce.parked) + (select count(*) from onlyonce.leases where name not like 'ring/%')
-		+ (select count(*) from onlyonce_payments.charges) + (select count(*) from onlyonce_payments.captures) + (select count(*) from onlyonce_payments.payouts)`)
+		+ (select count(*) from onlyonce_payments.charges) + (select count(*) from onlyonce_payments.captures) + (select count(*) from onlyonce_payments.settlements)
+		+ (select count(*) from onlyonce.operations) + (select count(*) from onlyonce.streams) + (select count(*) from onlyonce.cursors) + (select count(*) from onlyonce_payments.payouts)`)
 }
 
 // with is the program, under the hooks of a test.
@@ -81,7 +82,7 @@ func TestTamperedOutcomeFails(t *testing.T) {
 			}
 		}
 		for _, step := range []struct{ sql, reference string }{
-			{`insert into onlyonce_payments.charges (id, account, reference, amount, currency, at_once, captured) select id || 'x', account, reference, amount, currency, at_once, captured from onlyonce_payments.charges where reference = $1`, done[0]},
+			{`insert into onlyonce_payments.payouts (id, account, reference, amount, destination) select id || 'x', account, reference, amount, '' from onlyonce_payments.charges where reference = $1`, done[0]},
 			{`delete from onlyonce_payments.charges where reference = $1`, done[1]},
 		} {
 			if _, err := pool.Exec(ctx, step.sql, step.reference); err != nil {

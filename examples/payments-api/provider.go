@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +21,8 @@ const refusedAmount = 666
 // and then, and records every call.
 type provider struct {
 	*remote.Server
+
+	calm bool // it never fails
 
 	mu     sync.Mutex
 	faults int
@@ -54,6 +57,12 @@ func startProvider() (*provider, error) {
 }
 
 func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if key, ok := strings.CutPrefix(r.URL.Path, "/payouts/"); ok && r.Method == http.MethodGet {
+		status, said := p.lookUp(key)
+		w.WriteHeader(status)
+		_, _ = w.Write(said)
+		return
+	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return // the caller was killed
@@ -65,6 +74,22 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_, _ = w.Write(said)
+}
+
+// lookUp says what became of the call under a key.
+func (p *provider) lookUp(key string) (status int, said []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	done, known := p.paid[key]
+	switch {
+	case p.busy[key]:
+		return http.StatusConflict, []byte(`{"error":"the call is under way"}`)
+	case !known:
+		return http.StatusNotFound, []byte(`{"error":"there was no such call"}`)
+	case done.refused:
+		return http.StatusPaymentRequired, done.answer
+	}
+	return http.StatusOK, done.answer
 }
 
 // apply pays once for each key, and says what is answered.
@@ -79,7 +104,7 @@ func (p *provider) apply(path, key string, body []byte) (status int, said []byte
 	if p.busy[key] {
 		return http.StatusConflict, []byte(`{"error":"the key is in use"}`), false
 	}
-	if remote.Before() == remote.Refuse {
+	if !p.calm && remote.Before() == remote.Refuse {
 		p.faults++
 		return http.StatusInternalServerError, []byte(`{"error":"something went wrong"}`), false
 	}
@@ -104,7 +129,11 @@ func (p *provider) apply(path, key string, body []byte) (status int, said []byte
 	case done.refused:
 		status = http.StatusPaymentRequired
 	}
-	switch remote.After() {
+	after := remote.None
+	if !p.calm {
+		after = remote.After()
+	}
+	switch after {
 	case remote.Fail:
 		p.faults++
 		return http.StatusInternalServerError, []byte(`{"error":"something went wrong"}`), false

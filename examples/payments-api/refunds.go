@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/idempotency"
 )
@@ -76,6 +80,9 @@ type payout struct {
 	Status      string            `json:"status"`
 }
 
+// blockedDestination is an account that nothing is paid out to.
+const blockedDestination = "ba_blocked"
+
 const insertPayoutSQL = `
 insert into onlyonce_payments.payouts (id, account, reference, amount, destination) values ($1, $2, $3, $4, $5)
 returning extract(epoch from created_at)::bigint`
@@ -92,6 +99,10 @@ func (a *api) payout(r *http.Request) (*answer, error) {
 	amount, destination := in.amount("amount"), in.text("destination")
 	if err := in.fault(); err != nil {
 		return nil, err
+	}
+	if destination == blockedDestination {
+		idempotency.Final(r) // a 403 is not stored otherwise
+		return nil, newProblem(http.StatusForbidden, "destination-blocked", "nothing is paid out there")
 	}
 	// Made from the request only: the provider must get the same bytes from every process.
 	order, err := json.Marshal(instruction{Destination: destination, Reference: in.reference(), Amount: amount})
@@ -118,11 +129,66 @@ func (a *api) payout(r *http.Request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := payout{ID: result.ID, Object: "payout", Amount: amount, Destination: destination, Metadata: map[string]string{"reference": in.reference()}, Status: "paid"}
+	out := newPayout(result.ID, amount, destination, in.reference())
 	if err := tx.QueryRow(r.Context(), insertPayoutSQL, out.ID, account, in.reference(), amount, destination).Scan(&out.Created); err != nil {
 		return nil, constraintProblem(err)
 	}
-	return &answer{status: http.StatusCreated, object: out}, nil
+	return &answer{status: http.StatusCreated, object: out}, idempotency.Reference(r, out.ID)
+}
+
+func newPayout(id string, amount int64, destination, reference string) *payout {
+	return &payout{ID: id, Object: "payout", Amount: amount, Destination: destination, Metadata: map[string]string{"reference": reference}, Status: "paid"}
+}
+
+// showPayoutSQL returns the account's payout. $1 id, $2 account. By the primary key.
+const showPayoutSQL = `
+select amount, destination, reference, extract(epoch from created_at)::bigint from onlyonce_payments.payouts where id = $1 and account = $2`
+
+// renderPayout makes the body of a payout's answer again. A payout never changes, so the bytes are
+// those of the first answer.
+func (a *api) renderPayout(ctx context.Context, scope idempotency.Scope, id string) ([]byte, error) {
+	var amount, created int64
+	var destination, reference string
+	err := a.pool.QueryRow(ctx, showPayoutSQL, id, scope.Tenant).Scan(&amount, &destination, &reference, &created)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, idempotency.ErrReferenceGone
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := newPayout(id, amount, destination, reference)
+	out.Created = created
+	return encode(out), nil
+}
+
+// payoutOutcome asks the provider what became of a call, by its key. The provider knows each call
+// that it has taken, also when it would not compare another one with it any more.
+func (a *api) payoutOutcome(ctx context.Context, _, key string) (idempotency.StepOutcome, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.cfg.Provider+"/payouts/"+url.PathEscape(key), nil)
+	if err != nil {
+		return idempotency.StepUnknown, nil, err
+	}
+	said, status, err := a.exchange(req)
+	switch {
+	case err != nil:
+		return idempotency.StepUnknown, nil, err
+	case status == http.StatusOK, status == http.StatusPaymentRequired:
+		return idempotency.StepTookEffect, said, nil
+	case status == http.StatusNotFound:
+		return idempotency.StepNoEffect, nil, nil
+	}
+	return idempotency.StepUnknown, nil, fmt.Errorf("the provider answers %d", status)
+}
+
+// exchange sends a request to the provider and returns its whole answer.
+func (a *api) exchange(req *http.Request) (said []byte, status int, err error) {
+	resp, err := a.provider.Do(req)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer resp.Body.Close()
+	said, err = io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	return said, resp.StatusCode, err
 }
 
 // ask returns the provider's decision: 200, or 402 with its reason. All other answers are errors,
@@ -134,17 +200,12 @@ func (a *api) ask(ctx context.Context, path, key string, body []byte) ([]byte, e
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Idempotency-Key", key)
-	resp, err := a.provider.Do(req)
+	said, status, err := a.exchange(req)
+	if err == nil && status != http.StatusOK && status != http.StatusPaymentRequired {
+		err = fmt.Errorf("the provider answers %d", status)
+	}
 	if err != nil {
 		return nil, err
-	}
-	defer resp.Body.Close()
-	said, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusPaymentRequired {
-		return nil, fmt.Errorf("the provider answers %s", resp.Status)
 	}
 	return said, nil
 }

@@ -17,12 +17,12 @@ import (
 type report struct {
 	Requests     int     `json:"requests"`      // sent, those without an answer included
 	Unique       int     `json:"unique"`        // operations, each under a key of its own
-	Effects      int     `json:"effects"`       // rows of charges, captures, refunds and payouts
+	Effects      int     `json:"effects"`       // rows of charges, captures, refunds, payouts and settlements
 	Refused      int     `json:"refused"`       // operations with a final refusal, which leave no row
 	Replays      int     `json:"replays"`       // answers that were given again
 	InProgress   int     `json:"in_progress"`   // 409: the first request was still under way
 	Mismatches   int     `json:"mismatches"`    // 422: the key belonged to another request
-	Open         int     `json:"open"`          // 5xx of the handler or of the layer, which are not stored
+	Open         int     `json:"open"`          // 5xx, and refusals for the moment, which are not stored
 	TimedOut     int     `json:"timed_out"`     // requests that their client gave up
 	Broken       int     `json:"broken"`        // requests whose connection broke, or found no server
 	Resent       int     `json:"resent"`        // requests whose connection broke, and that Go's net/http has sent again by itself
@@ -129,10 +129,10 @@ func (r report) Write(t *command.Table) {
 	t.Space()
 	t.Row("unique", r.Unique, "operations, each under a key of its own")
 	t.Row("requests", r.Requests, "sent: %s given up by clients, %s broken off", screen.Count(int64(r.TimedOut)), screen.Count(int64(r.Broken+r.Resent)))
-	t.Row("replays", r.Replays, "answers that were given again, byte for byte")
+	t.Row("replays", r.Replays, "answers that were given again: byte for byte, but a settlement's state")
 	t.Row("in_progress", r.InProgress, "409: the first request was still under way")
 	t.Row("mismatches", r.Mismatches, "422: the key belonged to another request")
-	t.Row("open", r.Open, "5xx: undone, not stored, and asked for again")
+	t.Row("open", r.Open, "5xx, and refusals for the moment: undone, not stored, and asked for again")
 	t.Row("kills", r.Kills, "SIGKILLs of servers with requests under way")
 	t.Row("effects", r.Effects, "rows written by handlers")
 	t.Row("refused", r.Refused, "operations with a final refusal: no row")

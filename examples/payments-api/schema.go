@@ -8,8 +8,9 @@ import (
 )
 
 // schemaSQL makes the service's tables, which all runs share. Rules about money are constraints.
-// What onlyonce promises is not: reference is not unique, so that a double effect could happen, and
-// would be counted.
+// The unique references are the second line of defence: they also stop a client that asks for one
+// thing under two keys. In a run they refuse nothing: an operation that they refuse would have
+// another answer than the one that it must have, and the run would fail.
 const schemaSQL = `
 create schema if not exists onlyonce_payments;
 create table if not exists onlyonce_payments.charges (
@@ -27,7 +28,7 @@ create table if not exists onlyonce_payments.charges (
   constraint captured_within_amount check (captured between 0 and amount),
   constraint refunded_within_captured check (refunded between 0 and captured)
 );
-create index if not exists charges_account on onlyonce_payments.charges (account);
+create unique index if not exists charges_reference on onlyonce_payments.charges (account, reference) where reference <> '';
 create table if not exists onlyonce_payments.captures (
   id         text primary key,
   charge     text not null references onlyonce_payments.charges (id) on delete cascade,
@@ -38,6 +39,7 @@ create table if not exists onlyonce_payments.captures (
   constraint capture_positive check (amount > 0)
 );
 create index if not exists captures_charge on onlyonce_payments.captures (charge);
+create unique index if not exists captures_reference on onlyonce_payments.captures (account, reference) where reference <> '';
 create table if not exists onlyonce_payments.refunds (
   id         text primary key,
   charge     text not null references onlyonce_payments.charges (id) on delete cascade,
@@ -48,6 +50,7 @@ create table if not exists onlyonce_payments.refunds (
   constraint refund_positive check (amount > 0)
 );
 create index if not exists refunds_charge on onlyonce_payments.refunds (charge);
+create unique index if not exists refunds_reference on onlyonce_payments.refunds (account, reference) where reference <> '';
 create table if not exists onlyonce_payments.payouts (
   id          text primary key,
   account     text not null,
@@ -56,14 +59,25 @@ create table if not exists onlyonce_payments.payouts (
   destination text not null,
   created_at  timestamptz not null default clock_timestamp(),
   constraint payout_positive check (amount > 0)
-);`
+);
+create table if not exists onlyonce_payments.settlements (
+  id         text primary key,
+  account    text not null,
+  reference  text not null,
+  amount     bigint not null,
+  created_at timestamptz not null default clock_timestamp(),
+  constraint settlement_positive check (amount > 0)
+);
+create unique index if not exists settlements_reference on onlyonce_payments.settlements (account, reference) where reference <> '';
+create unique index if not exists payouts_reference on onlyonce_payments.payouts (account, reference) where reference <> '';`
 
 // effectsSQL returns a row for each effect of some accounts: its reference. $1 text[].
 const effectsSQL = `
 select reference from onlyonce_payments.charges where account = any($1) union all
 select reference from onlyonce_payments.captures where account = any($1) union all
 select reference from onlyonce_payments.refunds where account = any($1) union all
-select reference from onlyonce_payments.payouts where account = any($1)`
+select reference from onlyonce_payments.payouts where account = any($1) union all
+select reference from onlyonce_payments.settlements where account = any($1)`
 
 // unbalancedSQL returns the charges of some accounts whose sums do not agree with what was captured
 // and refunded. $1 text[]. A charge that was captured when it was made has no row of capture.
@@ -95,9 +109,16 @@ func effects(ctx context.Context, pool *pgxpool.Pool, accounts []string) (found 
 var tidySQL = []string{
 	`delete from onlyonce_payments.charges where account = any($1) and $2 <> ''`,
 	`delete from onlyonce_payments.payouts where account = any($1) and $2 <> ''`,
+	`delete from onlyonce_payments.settlements where account = any($1) and $2 <> ''`,
+	`delete from onlyonce.operations where tenant = any($1) and $2 <> ''`,
+	`delete from onlyonce.progress p using onlyonce.cursors c where c.scope = $2 and p.cursor_id = c.id and $1::text[] is not null`,
+	`delete from onlyonce.topics where scope = $2 and $1::text[] is not null`,
+	`delete from onlyonce.scopes where scope = $2 and $1::text[] is not null`,
+	`delete from onlyonce.leases where (starts_with(name, 'cursor/' || $2 || '/') or position('events/' || $2 || '/' in name) > 0) and $1::text[] is not null`,
+	`delete from onlyonce.streams where topic = $2 and $1::text[] is not null`,
 	`delete from onlyonce.leases where id in (select lease_id from onlyonce.http_records where tenant = any($1)) and $2 <> ''`,
 	`delete from onlyonce.http_records where tenant = any($1) and $2 <> ''`,
-	`delete from onlyonce.outbox_log where sink = $2 and $1::text[] is not null`,
+	`delete from onlyonce.batches where sink = $2 and $1::text[] is not null`,
 	`delete from onlyonce.parked where sink = $2 and $1::text[] is not null`,
 	`delete from onlyonce.leases where (starts_with(name, 'relay/' || $2 || '/') or starts_with(name, 'member/' || $2 || '/')) and $1::text[] is not null`,
 	`delete from onlyonce.sinks where name = $2 and $1::text[] is not null`,

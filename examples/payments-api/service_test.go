@@ -54,7 +54,7 @@ func newService(t *testing.T, around func(http.Handler) http.Handler) *service {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- s.api.relay.Run(ctx) }()
+	go func() { ended <- s.api.run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	h := s.api.handler()
 	if around != nil {
@@ -119,7 +119,7 @@ func TestFormsAndJSON(t *testing.T) {
 	s := newService(t, nil)
 	form := []string{"Content-Type", "application/x-www-form-urlencoded"}
 	a := s.ask("POST", "/v1/charges", "k1", `amount=500&currency=EUR&source=tok_visa&capture=false&metadata[reference]=a`, form...)
-	b := s.ask("POST", "/v1/charges", "k2", `{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`)
+	b := s.ask("POST", "/v1/charges", "k2", `{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"b"}}`)
 	mixed := s.ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`)
 	same := func(b []byte) string { // but for id and time
 		return string(b[bytes.Index(b, []byte(`"object"`)):bytes.Index(b, []byte(`"created"`))])

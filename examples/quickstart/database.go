@@ -110,7 +110,7 @@ func (d *demo) key(id string) uuid.UUID {
 // tidySQL removes the rows of a run, but for its keys. $1 is the scope (and sink), $2 the run.
 var tidySQL = []string{
 	`delete from onlyonce_quickstart.effects where run = $2 and $1 <> ''`,
-	`delete from onlyonce.outbox_log where sink = $1 and $2 <> ''`,
+	`delete from onlyonce.batches where sink = $1 and $2 <> ''`,
 	`delete from onlyonce.parked where scope = $1 and $2 <> ''`,
 	`delete from onlyonce.progress where cursor_id in (select id from onlyonce.cursors where scope = $1 and $2 <> '')`,
 	`delete from onlyonce.leases where (starts_with(name, 'relay/' || $1 || '/') or starts_with(name, 'member/' || $1 || '/') or id in (select id from onlyonce.cursors where scope = $1)) and $2 <> ''`,

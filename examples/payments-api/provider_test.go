@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// What Reconcile answers about a call: its result if the provider has paid, or refused, under the
+// key; that there was none; and an error if the provider does not say.
+func TestPayoutOutcome(t *testing.T) {
+	t.Parallel()
+	s := newService(t, nil)
+	order := func(amount int64) []byte {
+		body, err := json.Marshal(instruction{Destination: "ba_1", Reference: "r", Amount: amount})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return body
+	}
+	for key, amount := range map[string]int64{"paid": 900, "refused": refusedAmount} {
+		for !s.provider.knows(key) { // it fails now and then
+			s.provider.apply("/payouts", key, order(amount))
+		}
+	}
+	for key, want := range map[string]idempotency.StepOutcome{"paid": idempotency.StepTookEffect, "refused": idempotency.StepTookEffect, "none": idempotency.StepNoEffect} {
+		outcome, said, err := s.api.payoutOutcome(t.Context(), "payout", key)
+		if outcome != want || err != nil || string(said) != string(s.provider.paid[key].answer) {
+			t.Errorf("%s: %v %s %v", key, outcome, said, err)
+		}
+	}
+	s.provider.Close()
+	if outcome, _, err := s.api.payoutOutcome(t.Context(), "payout", "paid"); outcome != idempotency.StepUnknown || err == nil {
+		t.Errorf("without the provider: %v %v", outcome, err)
+	}
+}
+
+// knows reports whether a call has come under a key.
+func (p *provider) knows(key string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, known := p.paid[key]
+	return known
+}
+
+// A payout's answer is not stored: copies get it made again, byte for byte, as long as there is the
+// row. A card whose issuer is away is refused for the moment, and charged under the same key in the
+// end.
+func TestAnswersThatAHandlerDecidesAbout(t *testing.T) {
+	t.Parallel()
+	s := newService(t, nil)
+	const body = `{"amount":900,"destination":"ba_1","metadata":{"reference":"p"}}`
+	first := s.ask("POST", "/v1/payouts", "k1", body)
+	for first.Status == 502 { // the provider fails now and then
+		first = s.ask("POST", "/v1/payouts", "k1", body)
+	}
+	copied := s.ask("POST", "/v1/payouts", "k1", body)
+	if first.Mark != idempotency.Created || copied.Mark != idempotency.Replayed || !first.same(&copied) {
+		t.Errorf("%d %s, then %d %s", first.Status, first.Body, copied.Status, copied.Body)
+	}
+	if _, err := s.pool.Exec(t.Context(), `delete from onlyonce_payments.payouts`); err != nil {
+		t.Fatal(err)
+	}
+	if gone := s.ask("POST", "/v1/payouts", "k1", body); gone.Status != 410 {
+		t.Errorf("without the row: %d %s", gone.Status, gone.Body)
+	}
+
+	for n := range 100 { // keys, until the issuer was away for one
+		away, key := 0, fmt.Sprint("unsteady-", n)
+		got := s.ask("POST", "/v1/charges", key, `{"amount":500,"currency":"eur","source":"tok_issuerUnsteady"}`)
+		for ; got.Status == 402; away++ {
+			if got.Mark != idempotency.Released || got.Header.Get("Retry-After") != "1" {
+				t.Fatalf("%s: %s, Retry-After %q", key, got.Mark, got.Header.Get("Retry-After"))
+			}
+			got = s.ask("POST", "/v1/charges", key, `{"amount":500,"currency":"eur","source":"tok_issuerUnsteady"}`)
+		}
+		if got.Status != 201 || got.Mark != idempotency.Created || s.rows("charges") != n+1 {
+			t.Fatalf("%s: %d %s, %d charges", key, got.Status, got.Mark, s.rows("charges"))
+		}
+		if away > 0 {
+			return
+		}
+	}
+	t.Error("the issuer was never away")
+}
+
+// A settlement goes on after its answer. Copies of the request get its present state, with the same
+// URL, and its result in the end.
+func TestSettlement(t *testing.T) {
+	t.Parallel()
+	s := newService(t, nil)
+	const body = `{"amount":900,"metadata":{"reference":"s"}}`
+	first := s.ask("POST", "/v1/settlements", "k1", body)
+	if first.Status != 202 || first.Mark != idempotency.Created {
+		t.Fatalf("%d %s", first.Status, first.Body)
+	}
+	pgtest.Until(t, pgtest.Patience(10*time.Second), "the result", func() bool {
+		copied := s.ask("POST", "/v1/settlements", "k1", body)
+		if copied.Mark != idempotency.Replayed || copied.Header.Get("Location") != first.Header.Get("Location") {
+			t.Fatalf("%d %s", copied.Status, copied.Body)
+		}
+		return copied.Status == 200 && bytes.Contains(copied.Body, []byte(`"state":"succeeded"`))
+	})
+	s.delivered()
+	if keys, _ := s.provider.byReference(); keys["s"] != 1 || s.rows("settlements") != 1 {
+		t.Errorf("paid under %d keys, %d rows", keys["s"], s.rows("settlements"))
+	}
+}
