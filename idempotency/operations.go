@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/together"
 )
 
 // Operations answers requests with 202 if their work takes longer than a client waits (H23). The
@@ -159,7 +160,7 @@ func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 // ends. It then lets running operations finish, within the bounds of a consumer, and returns nil.
 func (o *Operations) Run(ctx context.Context) error {
 	if o.shards != nil {
-		return runShards(ctx, o.shards, func(ctx context.Context, one *Operations) error { return one.Run(ctx) })
+		return together.Run(ctx, o.layer.shards, func(ctx context.Context, one *Layer) error { return o.shards[one].Run(ctx) })
 	}
 	if _, err := preflight.Check(ctx, o.layer.pool, preflight.Operations); err != nil {
 		if ctx.Err() != nil {

@@ -2,10 +2,8 @@ package idempotency
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"sync"
 
 	"github.com/onlyonce/onlyonce/shard"
 )
@@ -58,27 +56,4 @@ func (l *Layer) forgetHome(tenant string, err error) {
 	if _, unknown := shard.Refused(err); unknown {
 		l.set.Forget(tenant)
 	}
-}
-
-// runShards runs a function for each database until all have returned. If one fails, the others
-// end.
-func runShards[K comparable, T any](ctx context.Context, shards map[K]T, run func(context.Context, T) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var failed error
-	for _, one := range shards {
-		wg.Go(func() {
-			err := run(ctx, one)
-			cancel()
-			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				failed = errors.Join(failed, err)
-			}
-		})
-	}
-	wg.Wait()
-	return failed
 }

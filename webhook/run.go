@@ -10,6 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/together"
 )
 
 // purgeIDsSQL deletes the times of claims whose retention has passed. The ids themselves go with
@@ -54,7 +55,7 @@ const (
 // An endpoint of several databases does this in each, and ends if one of them fails.
 func (ep *Endpoint) Run(ctx context.Context) error {
 	if ep.shards != nil {
-		return ep.runShards(ctx)
+		return together.Run(ctx, ep.shards, func(ctx context.Context, one *Endpoint) error { return one.Run(ctx) })
 	}
 	if ep.worker == nil {
 		return ep.runUpkeep(ctx)

@@ -2,10 +2,8 @@ package webhook
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"sync"
 
 	"github.com/onlyonce/onlyonce/shard"
 )
@@ -73,26 +71,4 @@ func (ep *Endpoint) elsewhere(i *incomingEvent) (bool, error) {
 	}
 	db, err := ep.set.Of(ep.place(i))
 	return db.Name != ep.name, err
-}
-
-// runShards runs the endpoint of each database until all have ended. If one fails, the others end.
-func (ep *Endpoint) runShards(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var failed error
-	for name, one := range ep.shards {
-		wg.Go(func() {
-			err := one.Run(ctx)
-			cancel()
-			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				failed = errors.Join(failed, fmt.Errorf("database %q: %w", name, err))
-			}
-		})
-	}
-	wg.Wait()
-	return failed
 }

@@ -1,0 +1,26 @@
+package together_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/internal/together"
+)
+
+// When one part fails, the others end, and the error names the database.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	full := errors.New("disk full")
+	err := together.Run(t.Context(), map[string]bool{"eu": true, "us": false}, func(ctx context.Context, fails bool) error {
+		if fails {
+			return full
+		}
+		<-ctx.Done()
+		return nil
+	})
+	if !errors.Is(err, full) || !strings.Contains(err.Error(), `database "eu"`) || strings.Contains(err.Error(), `"us"`) {
+		t.Errorf("Run: %v", err)
+	}
+}
