@@ -43,6 +43,9 @@ func TestRatesAndOverheads(t *testing.T) {
 			t.Errorf("%s is %v, %v; want %v", m.name, v, ok, want)
 		}
 	}
+	if v, ok := clientRise(wrapped, plain); !ok || v != 1.5 { // 2 us more of 4
+		t.Errorf("the client's rise is %v, %v", v, ok)
+	}
 	plain.used.seen = false
 	if _, ok := overheads()[0].of(wrapped, plain); ok {
 		t.Error("CPU time that was not seen is reported")
