@@ -256,20 +256,18 @@ func testFaultPoints(t *testing.T, child string, points []string) {
 			}
 		})
 	}
-	actions := []string{"hang", "kill", "error"} // what takes longest comes first
-	if testing.Short() {
-		actions = []string{"kill"}
-	}
-	for _, action := range actions {
+	for _, action := range []string{"hang", "kill", "error"} { // what takes longest comes first
 		for _, point := range points {
-			switch n := hits[point]; {
-			case n == 0:
+			n := hits[point]
+			if n == 0 {
 				t.Errorf("%s: the scenario never comes there", point)
-			case n > 1 && !testing.Short():
-				work <- pointCase{point, action, 1}
-				work <- pointCase{point, action, n/2 + 1}
-			default:
-				work <- pointCase{point, action, 1}
+				continue
+			}
+			if p := (pointCase{point, action, 1}); action == "kill" || pgtest.Long(child+" "+p.String()) {
+				work <- p
+			}
+			if p := (pointCase{point, action, n/2 + 1}); n > 1 && pgtest.Long(child+" "+p.String()) {
+				work <- p
 			}
 		}
 	}

@@ -186,11 +186,7 @@ func TestFaultPoints(t *testing.T) {
 	if *long {
 		times = []int{1, 7, 30}
 	}
-	actions := []string{"hang", "kill", "error"} // what takes longest comes first
-	if testing.Short() {
-		actions = []string{"kill"}
-	}
-	for _, action := range actions {
+	for _, action := range []string{"hang", "kill", "error"} { // what takes longest comes first
 		for _, point := range fault.RequestPoints {
 			paths := only[point]
 			if paths == nil {
@@ -198,7 +194,9 @@ func TestFaultPoints(t *testing.T) {
 			}
 			for _, path := range paths {
 				for _, at := range times {
-					work <- pointCase{point, action, path, at}
+					if p := (pointCase{point, action, path, at}); action == "kill" || pgtest.Long(p.String()) {
+						work <- p
+					}
 				}
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // Sound programs come through every single fault. If the engine lacks one of its rules, they do
@@ -25,9 +26,6 @@ import (
 // There are some 900 histories, most of them crashes. One crash of three is played, and all of them
 // by make kit and for mutants.
 func TestSoundProgramAtEveryPoint(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short")
-	}
 	was := flag.Lookup("onlyonce.budget").Value.String()
 	if err := flag.Set("onlyonce.budget", "0"); err != nil {
 		t.Fatal(err)
@@ -35,6 +33,9 @@ func TestSoundProgramAtEveryPoint(t *testing.T) {
 	t.Cleanup(func() { _ = flag.Set("onlyonce.budget", was) })
 	for _, p := range programs() {
 		t.Run(p.name, func(t *testing.T) {
+			if !pgtest.Long(t.Name()) {
+				t.Skip("a long case")
+			}
 			t.Parallel()
 			defer enter()()
 			if os.Getenv("ONLYONCE_TEST_CRASHES") != "all" {

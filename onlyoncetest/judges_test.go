@@ -29,6 +29,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/sqltx"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -558,13 +559,13 @@ func enter() (leave func()) {
 // Each faulty program is caught, under the right name and by a history of at most three events. No
 // sound one is accused.
 //
-// With -short, two of three are left out.
+// Two of three are long cases: see pgtest.Long.
 func TestJudges(t *testing.T) {
 	t.Parallel()
 	for i, j := range faulty(t) {
 		t.Run("faulty/"+j.name, func(t *testing.T) {
-			if testing.Short() && i%3 != 0 {
-				t.Skip("-short")
+			if i%3 != 0 && !pgtest.Long(t.Name()) {
+				t.Skip("a long case")
 			}
 			t.Parallel()
 			defer enter()()
@@ -589,8 +590,8 @@ func TestJudges(t *testing.T) {
 	}
 	for i, j := range soundCases(t) {
 		t.Run("sound/"+j.name, func(t *testing.T) {
-			if testing.Short() && i%3 != 0 {
-				t.Skip("-short")
+			if i%3 != 0 && !pgtest.Long(t.Name()) {
+				t.Skip("a long case")
 			}
 			t.Parallel()
 			defer enter()()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // relayPoint is one fault at one point.
@@ -39,23 +40,20 @@ func TestFaultPoints(t *testing.T) {
 			}
 		})
 	}
-	actions := []string{"hang", "kill", "error"} // what takes longest comes first
-	if testing.Short() {
-		actions = []string{"kill"}
-	}
-	for _, action := range actions {
+	for _, action := range []string{"hang", "kill", "error"} { // what takes longest comes first
 		for _, point := range fault.RelayPoints {
-			work <- relayPoint{point, action, 1}
-			if testing.Short() {
-				continue
-			}
+			later := 3
 			switch point {
 			case fault.RelayTurning, fault.RelayTurned: // once for each lane, and again for those with calls
-				work <- relayPoint{point, action, 20}
+				later = 20
 			case fault.RelayCalling, fault.RelayCalled, fault.RelayPicking, fault.RelayPicked:
-				work <- relayPoint{point, action, 25}
-			default:
-				work <- relayPoint{point, action, 3}
+				later = 25
+			}
+			if action == "kill" || pgtest.Long(point+action) {
+				work <- relayPoint{point, action, 1}
+			}
+			if pgtest.Long(point + action + " later") {
+				work <- relayPoint{point, action, later}
 			}
 		}
 	}
