@@ -1,6 +1,6 @@
 // Retest runs go test, and gives a test that only gave up waiting a second try:
 //
-//	go run ./test/retest [-C DIR] [-race] [-short] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
+//	go run ./test/retest [-C DIR] [-race [-unraced test/model,bench]] [-short] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
 //
 // A slow machine can make a test give up waiting, or a server start late, although the project is
 // right. Such a test runs once more, alone, and is named in the last lines and in FILE. Nothing
@@ -25,6 +25,7 @@ import (
 func main() {
 	dir := flag.String("C", ".", "run go test in this folder, for example that of a nested module")
 	race := flag.Bool("race", false, "with the race detector")
+	unraced := flag.String("unraced", "", "without the race detector: packages and folders, for example test/model,bench")
 	short := flag.Bool("short", false, "without the long tests")
 	parallel := flag.Int("parallel", 0, "how many tests of a package run at once; 0: go test's default")
 	timeout := flag.String("timeout", "15m", "of each package")
@@ -37,10 +38,47 @@ func main() {
 	if *parallel > 0 {
 		args = append(args, "-parallel", strconv.Itoa(*parallel))
 	}
+	runs := []goTests{{args, flag.Args()}}
 	if *race {
-		args = append(args, "-race")
+		var err error
+		if runs, err = divide(*dir, args, flag.Args(), strings.Split(*unraced, ",")); err != nil {
+			_, _ = fmt.Fprintln(os.Stdout, "retest:", err)
+			os.Exit(1)
+		}
 	}
-	os.Exit(run(args, flag.Args(), *flaky, os.Stdout))
+	status := 0
+	for _, r := range runs {
+		status = max(status, run(r.args, r.packages, *flaky, os.Stdout))
+	}
+	os.Exit(status)
+}
+
+// goTests is one call of go test.
+type goTests struct{ args, packages []string }
+
+// divide returns a call with the race detector, and one without it for the packages that are named
+// in unraced or lie below a folder that is.
+func divide(dir string, args, packages, unraced []string) ([]goTests, error) {
+	out, err := exec.Command("go", append([]string{"-C", dir, "list"}, packages...)...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list %v: %w", packages, err)
+	}
+	var raced, plain []string
+	for _, pkg := range strings.Fields(string(out)) {
+		if slices.ContainsFunc(unraced, func(name string) bool { return name != "" && strings.Contains(pkg+"/", "/"+name+"/") }) {
+			plain = append(plain, pkg)
+		} else {
+			raced = append(raced, pkg)
+		}
+	}
+	var runs []goTests
+	if len(raced) > 0 {
+		runs = append(runs, goTests{append(slices.Clone(args), "-race"), raced})
+	}
+	if len(plain) > 0 {
+		runs = append(runs, goTests{args, plain})
+	}
+	return runs, nil
 }
 
 func run(args, packages []string, file string, out io.Writer) int {

@@ -65,3 +65,16 @@ func TestOnlyWhoGaveUpWaitingRunsAgain(t *testing.T) {
 		}
 	}
 }
+
+// What has none of our concurrency is tested without the race detector.
+func TestDivide(t *testing.T) {
+	runs, err := divide(".", []string{"test"}, []string{"../words", "../retest", "../../test/model"}, []string{"test/model", "test/words", ""})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const root = "github.com/onlyonce/onlyonce/test/"
+	if len(runs) != 2 || !slices.Equal(runs[0].args, []string{"test", "-race"}) || !slices.Equal(runs[0].packages, []string{root + "retest"}) ||
+		!slices.Equal(runs[1].args, []string{"test"}) || !slices.Equal(runs[1].packages, []string{root + "words", root + "model"}) {
+		t.Errorf("divided into %v", runs)
+	}
+}
