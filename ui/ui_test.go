@@ -119,7 +119,7 @@ func pages(t *testing.T, pool *pgxpool.Pool) []string {
 	call := one[string](t, pool, `select key::text from onlyonce.outbox_log order by id limit 1`)
 	return []string{"/", "/consumers", "/consumers?scope=stock", "/consumers/cursor?scope=stock&topic=orders&partition=4", "/parked", "/parked?kind=message&scope=stock&reason=exhausted",
 		"/parked?settled=1", "/parked/1", "/parked/121", "/explain", "/explain?q=order-1", "/explain?q=orders/1/47001", "/explain?q=" + call, "/outbox", "/outbox?sink=payments",
-		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/audit", "/audit/1", "/doctor"}
+		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/homes", "/homes?state=left", "/audit", "/audit/1", "/doctor"}
 }
 
 // The page of a partition says what holds it up, and what resolves that.
@@ -131,6 +131,16 @@ func TestPartition(t *testing.T) {
 	if n := strings.Count(halted.body, "cursor adopt -scope"); n != 1 { // the button that copies it
 		t.Errorf("the command is there %d times more than it is shown\n%s", n, halted.body)
 	}
+}
+
+// The page of homes lists the tenants of this database, by state.
+func TestHomes(t *testing.T) {
+	t.Parallel()
+	c := serve(t, filled(t), ui.Config{Authorize: as("ann", ui.View)})
+	c.get("/homes").want(http.StatusOK, "acme", "shard-a", "globex", "initech")
+	c.get("/homes?state=leaving").want(http.StatusOK, "globex", `<span class="tag mild">leaving</span>`).without("initech")
+	c.get("/homes?place=initech").want(http.StatusOK, "initech").without("globex")
+	c.get("/homes?place=nobody").want(http.StatusOK, "No place matches.")
 }
 
 func TestU2Pages(t *testing.T) {

@@ -36,7 +36,7 @@ type page struct {
 // Sections are the links of the navigation.
 func (p *page) Sections() [][2]string {
 	return [][2]string{{"/", "Overview"}, {"/consumers", "Consumers"}, {"/parked", "Parked"}, {"/outbox", "Outbox"}, {"/requests", "Requests"},
-		{"/events", "Events"}, {"/keys", "Keys"}, {"/audit", "Audit"}, {"/doctor", "Doctor"}}
+		{"/events", "Events"}, {"/keys", "Keys"}, {"/homes", "Homes"}, {"/audit", "Audit"}, {"/doctor", "Doctor"}}
 }
 
 // parse reads the templates: each page with the layout.
@@ -376,7 +376,7 @@ func tag(state string) template.HTML {
 	class := map[string]string{
 		"halted": "bad", "fail": "bad", "reconcile": "bad", "silent": "bad",
 		"waiting": "warn", "suspended": "warn", "warn": "warn", "paused": "warn", "abandoned": "warn", "not listed": "warn", "no owner": "warn", "left": "warn", "blocked": "mild",
-		"retrying": "mild", "running": "mild", "replaying": "mild", "info": "mild", "pending": "mild",
+		"retrying": "mild", "running": "mild", "claimed": "mild", "leaving": "mild", "replaying": "mild", "info": "mild", "pending": "mild",
 	}[state]
 	if class == "" {
 		class = "quiet"
