@@ -135,7 +135,7 @@ type Config struct {
 	// through. Half of it is divided evenly between the partitions; the other half is lent to
 	// partitions that have more to read. If there is no room, what the brokers sent stays
 	// compressed. See docs/operations.md, "Memory", for how large a container has to be. Defaults
-	// to 16 MiB.
+	// to 10 MiB.
 	PrefetchBytes int
 
 	// MaxAttempts is how often a message that is alone in its transaction is tried before it is
@@ -212,7 +212,7 @@ func (c Config) withDefaults() Config {
 	num(&c.BatchSize, 100)
 	num(&c.BatchBytes, 1<<20)
 	num(&c.MaxAttempts, 5)
-	num(&c.PrefetchBytes, 16<<20)
+	num(&c.PrefetchBytes, 10<<20)
 	num(&c.Concurrency, 1)
 	num(&c.Window, 10*c.BatchSize*c.Concurrency)
 	def(&c.Linger, 5*time.Millisecond)
