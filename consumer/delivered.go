@@ -80,10 +80,21 @@ func (s *deliveries) of(d *Delivery) (p *deliveredPartition, slot int32) {
 	defer s.mu.Unlock()
 	name := deliveredName{d.Topic, d.Partition}
 	if s.partitions[name] == nil {
-		s.partitions[name] = &deliveredPartition{state: &partitionState{}, brake: &brake{cfg: s.c.cfg.Brake}}
+		state := s.c.partitions.add()
+		s.c.partitions.setDelivered(state, d.Topic, d.Partition)
+		s.partitions[name] = &deliveredPartition{state: state, brake: &brake{cfg: s.c.cfg.Brake}}
 	}
 	s.slot = (s.slot + 1) % sharedSlots
 	return s.partitions[name], -1 - s.slot
+}
+
+// end removes the partitions from what Status returns.
+func (s *deliveries) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.partitions {
+		s.c.partitions.remove(p.state)
+	}
 }
 
 // apply makes delivered messages take effect, or parks them, and returns which of them are done. It
@@ -93,11 +104,14 @@ func (s *deliveries) apply(ctx context.Context, d Delivery) Applied {
 	own, paused, err := p.read(ctx, s.c, &d)
 	switch {
 	case err != nil:
+		p.state.setTrouble(&p.state.reachTrouble, err)
 		s.c.cfg.Logger.Warn("onlyonce: delivered messages are given back, and tried again", "scope", s.c.cfg.Scope, "topic", d.Topic, "partition", d.Partition, "error", err)
 		return Applied{Rest: pollEvery}
 	case paused || own == nil:
+		p.state.clearTrouble(&p.state.reachTrouble)
 		return Applied{Rest: pollEvery}
 	case len(d.Messages) == 0:
+		p.passHalt()
 		return Applied{}
 	}
 	one := &delivered{slot: slot, done: map[int64]bool{}}
@@ -121,7 +135,11 @@ func (s *deliveries) apply(ctx context.Context, d Delivery) Applied {
 		err = one.applyAll(until, work, msgs)
 	}
 	one.stopHandlers()
-	if err != nil && !errors.Is(err, errMoved) && ctx.Err() == nil {
+	p.state.clearTrouble(&p.state.logTrouble) // whoever gets the messages next tries them
+	switch {
+	case err == nil:
+		p.passHalt()
+	case !errors.Is(err, errMoved) && ctx.Err() == nil:
 		p.report(s.c, err)
 	}
 	out := Applied{Done: one.offsetsDone()}
@@ -181,12 +199,22 @@ func (p *deliveredPartition) forget() {
 	p.known = nil
 }
 
-// report logs why delivered messages are given back.
+// passHalt clears what report has recorded: the partition takes messages. The brake clears its own
+// halt.
+func (p *deliveredPartition) passHalt() {
+	p.state.clearTrouble(&p.state.reachTrouble)
+	if h := p.state.halted.Load(); h != nil && h.Reason != HaltEverythingFails {
+		p.state.halted.CompareAndSwap(h, nil)
+	}
+}
+
+// report logs why delivered messages are given back, for Status and Healthy too.
 func (p *deliveredPartition) report(c *Consumer, err error) {
 	var halt *HaltError
 	if !errors.As(err, &halt) {
 		return // each retry was reported
 	}
+	p.state.setHalted(halt)
 	p.mu.Lock()
 	due := p.logged.due(halt)
 	p.mu.Unlock()

@@ -312,7 +312,7 @@ type reportedBlocker struct {
 func (p *poller) statusReport() (report *string, shape string, err error) {
 	owned := []reportedPartition{}
 	for _, s := range p.c.partitions.snapshot() {
-		if s.Shard != p.c.shard {
+		if s.Shard != p.c.shard || s.Delivered {
 			continue
 		}
 		o := reportedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}

@@ -195,9 +195,23 @@ func TestG5RecordWrittenAfterATruncation(t *testing.T) {
 		t.Errorf("a record of another topic is acknowledged: %+v", got)
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	if len(r.halts) == 0 || r.halts[0].Reason != consumer.HaltTruncated {
 		t.Errorf("halts: %v", r.halts)
+	}
+	r.mu.Unlock()
+	halted := func() *consumer.HaltError {
+		all, err := r.consumer.Status(t.Context())
+		if err != nil || len(all) != 2 || all[0].Delivered || !all[1].Delivered {
+			t.Fatalf("status of keeper and member: %+v, %v", all, err)
+		}
+		return all[1].Halted
+	}
+	if h := halted(); h == nil || h.Reason != consumer.HaltTruncated || !errors.Is(r.consumer.Healthy(), h) {
+		t.Errorf("status is halted by %v, healthy says %v", h, r.consumer.Healthy())
+	}
+	r.deliver(2)
+	if h := halted(); h != nil || r.consumer.Healthy() != nil {
+		t.Errorf("after a delivery that is done: halted by %v, healthy says %v", h, r.consumer.Healthy())
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 // member of a share group (KIP-932). No process owns a delivered message; Deliver hands them over
 // wherever they arrive. The partition's owner is its keeper: it reads the same log through
 // [Source], moves the position over what was done, and handles what the broker has given up.
-// Package sharesource has one for twmb/franz-go. See docs/guarantees.md, rules G1 to G6.
+// Package sharesource has one for twmb/franz-go. See docs/guarantees.md, rules G1 to G7.
 //
 // Group is the name of the keepers' consumer group.
 type SharedSource interface {
@@ -107,7 +107,9 @@ func (c *Consumer) runSource(ctx context.Context) error {
 	var delivering sync.WaitGroup
 	delivering.Go(func() {
 		defer stop()
-		failed = c.shares.Deliver(ctx, c.cfg.Concurrency, c.cfg.BatchSize, newDeliveries(c).apply)
+		d := newDeliveries(c)
+		defer d.end()
+		failed = c.shares.Deliver(ctx, c.cfg.Concurrency, c.cfg.BatchSize, d.apply)
 	})
 	err := c.source.Run(ctx, c.ownPartition)
 	stop()

@@ -17,7 +17,8 @@ select topic, partition, count(*) filter (where state = 'waiting'), count(*) fil
        count(*) filter (where state = 'blocked')
   from onlyonce.parked where scope = $1 and settled_at is null and kind <> 'call' group by topic, partition`
 
-// PartitionStatus describes a partition that this process owns.
+// PartitionStatus describes a partition that this process owns, or from which a share group delivers
+// messages to it.
 type PartitionStatus struct {
 	Topic     string
 	Partition int32
@@ -57,6 +58,11 @@ type PartitionStatus struct {
 	FailingSince time.Time
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
+
+	// Delivered means that a share group delivers messages of the partition to this process, which
+	// does not own it. The owner's status is another one. Epoch, HighWatermark, Lag, LastStable and
+	// the parked messages are 0 here.
+	Delivered bool
 }
 
 // BlockedBy is a message that holds up the position of its partition although later messages are
@@ -74,6 +80,7 @@ type partitionState struct {
 	topic     string
 	partition int32
 	shard     string
+	delivered bool // PartitionStatus.Delivered
 
 	epoch, position, highWatermark, lastStable, inFlight, inRetry atomic.Int64
 	paused                                                        atomic.Bool
@@ -138,7 +145,7 @@ func (s *partitionState) fetchReturned(found logEnd, stable int64) {
 func (s *partitionState) snapshot() PartitionStatus {
 	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load()}
+		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), Delivered: s.delivered}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
 	if w := s.stall.Load(); w != nil {
 		p.WaitingSince = w.since
@@ -154,7 +161,8 @@ func (s *partitionState) snapshot() PartitionStatus {
 	return p
 }
 
-// ownedPartitions are the partitions that this process owns.
+// ownedPartitions are the partitions that this process owns, and those from which messages are
+// delivered to it.
 type ownedPartitions struct {
 	mu  sync.Mutex
 	all map[*partitionState]struct{}
@@ -185,6 +193,13 @@ func (p *ownedPartitions) setName(s *partitionState, id Identity, shard string) 
 	s.topic, s.partition, s.shard = id.Topic, id.Partition, shard
 }
 
+// setDelivered marks a partition from which a share group delivers messages to this process.
+func (p *ownedPartitions) setDelivered(s *partitionState, topic string, partition int32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.topic, s.partition, s.delivered = topic, partition, true
+}
+
 // partitionPlace is a partition in a database.
 type partitionPlace struct {
 	shard, topic string
@@ -209,7 +224,7 @@ func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3
 }
 
 // Status returns the status of each partition that this process owns, ordered by topic and
-// partition. It may be called at any time. Only the parked messages are counted in the database,
+// partition, and of each from which a share group has delivered messages to it. It may be called at any time. Only the parked messages are counted in the database,
 // with one query; positions and lag are as of the last batch and the last fetch. With [Shards] it
 // queries each database, and fails if one does not answer.
 func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
@@ -221,6 +236,9 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	}
 	all := c.partitions.snapshot()
 	for i := range all {
+		if all[i].Delivered {
+			continue
+		}
 		n := counts[partitionPlace{all[i].Shard, all[i].Topic, all[i].Partition}]
 		all[i].Waiting, all[i].ToRetry, all[i].Blocked = n[0], n[1], n[2]
 	}
@@ -237,7 +255,18 @@ func (p *ownedPartitions) snapshot() (all []PartitionStatus) {
 		}
 	}
 	slices.SortFunc(all, func(a, b PartitionStatus) int {
-		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
+		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition), compareBool(a.Delivered, b.Delivered))
 	})
 	return all
+}
+
+// compareBool puts false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
 }
