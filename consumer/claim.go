@@ -14,13 +14,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the
-// migration. In: keys, fingerprints, and the result of inbox.Filters.Ask.
-const (
-	claimSQL      = `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`
-	claimFreshSQL = `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`
-)
-
 // unsettledSQL finds which of these keys belong to a parked message that is not settled. In: keys,
 // kind. Out: one row with an array. By the unique index parked_key_unresolved.
 const unsettledSQL = `
@@ -153,15 +146,15 @@ func (e *engine) claimKeys(ctx context.Context, tx *guard.Tx, msgs []*Message, d
 	if len(hashes) == 0 {
 		return
 	}
-	keys, prints := codec.UUIDs(hashes), codec.Bigints(fingerprints)
-	asked, uses, hits := e.c.filters.Ask(hashes)
-	filtered, ofUses, possible := codec.Bigints(asked), codec.Bigints(uses), codec.UUIDs(hits)
 	if !claimFirst {
-		tx.Engine(stepClaim, claimFreshSQL, keys, prints, filtered, ofUses, possible)
+		for _, class := range e.cur.classes {
+			tx.Engine(stepClaim, claimFreshSQL[class], e.claimArgs(class, hashes, fingerprints)...)
+		}
 		return
 	}
 	var outcomes []int16
-	if err := tx.EngineRow(ctx, stepClaim, claimSQL, keys, prints, filtered, ofUses, possible).Scan(&outcomes); err != nil {
+	sql, args := e.claimStatement(hashes, fingerprints)
+	if err := tx.EngineRow(ctx, stepClaim, sql, args...).Scan(&outcomes); err != nil {
 		tx.Fail(stepClaim, err)
 		return
 	}
@@ -195,9 +188,30 @@ func (e *engine) claimOutsideReplay(tx *guard.Tx, msgs []*Message, dispositions 
 		}
 	}
 	if len(hashes) > 0 {
-		asked, uses, hits := e.c.filters.Ask(hashes)
-		tx.Engine(stepClaim, claimSQL, codec.UUIDs(hashes), codec.Bigints(fingerprints), codec.Bigints(asked), codec.Bigints(uses), codec.UUIDs(hits))
+		sql, args := e.claimStatement(hashes, fingerprints)
+		tx.Engine(stepClaim, sql, args...)
 	}
+}
+
+// claimArgs returns the arguments of a claim in the ring of one class. The process has filters of
+// the ring that Config.Horizon names.
+func (e *engine) claimArgs(class string, hashes [][16]byte, fingerprints []int64) []any {
+	var asked, uses []int64
+	var hits [][16]byte
+	if class == e.c.cfg.Horizon.class() {
+		asked, uses, hits = e.c.filters.Ask(hashes)
+	}
+	return []any{codec.UUIDs(hashes), codec.Bigints(fingerprints), codec.Bigints(asked), codec.Bigints(uses), codec.UUIDs(hits)}
+}
+
+// claimStatement returns the statement that claims keys in the scope's ring, or in both while its
+// class changes, and returns which are new.
+func (e *engine) claimStatement(hashes [][16]byte, fingerprints []int64) (sql string, args []any) {
+	classes := e.cur.classes
+	if len(classes) == 2 {
+		return claimBothSQL, []any{classes[0], classes[1], codec.UUIDs(hashes), codec.Bigints(fingerprints)}
+	}
+	return claimSQL[classes[0]], e.claimArgs(classes[0], hashes, fingerprints)
 }
 
 // skipParked takes messages out of a replay if their first handling is still to come, because

@@ -51,6 +51,12 @@ type Config struct {
 	// declared and not checked.
 	CopiesWithin time.Duration
 
+	// Horizon is the class of horizon of the scope's keys, which are remembered in a ring of that
+	// class: [HorizonShort], [HorizonStandard] or [HorizonLong]. It must not be set with
+	// PositionsOnly or a source of stored events. The database keeps the class, and a consumer of
+	// the scope with another one halts; see `onlyonce inbox class`. Defaults to HorizonStandard.
+	Horizon Horizon
+
 	// TooOld decides what the consumer does with a message whose id was made so long ago that its
 	// key may be forgotten: [ParkTooOld] or [ApplyTooOld]. It must not be set with another Key than
 	// one of [TimedKey]. Required with one of TimedKey.
@@ -300,6 +306,7 @@ func (c Config) faults(events bool) error {
 		l.Join(keyFuncFault(c.Key))
 	}
 	c.checkTooOld(l)
+	c.checkHorizon(l)
 	if strings.ContainsRune(c.Scope, 0) {
 		l.Add("Scope", "must not hold a NUL character: PostgreSQL stores none")
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
 // Handler applies one message. Its writes go through tx, and commit together with the record that
@@ -195,9 +196,10 @@ func (c *Consumer) checkDatabases(ctx context.Context) error {
 	return errors.Join(faults...)
 }
 
-// filtersOf returns the filters of a database's inbox.
+// filtersOf returns the filters of the ring that Config.Horizon names. While the scope's class
+// changes, the other ring is asked by SQL alone.
 func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
-	f := inbox.NewFilters(pool, "consumer_keys", c.cfg.Logger)
+	f := inbox.NewFilters(pool, ring.ConsumerClass(c.cfg.Horizon.class()).Name, c.cfg.Logger)
 	f.Timeout = c.cfg.Timeouts.Lock + c.cfg.Timeouts.Statement
 	return f
 }
@@ -207,7 +209,7 @@ func (c *Consumer) horizonNeeds() []inbox.Need {
 	if c.cfg.CopiesWithin == 0 {
 		return nil
 	}
-	return []inbox.Need{{Ring: "consumer_keys", Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
+	return []inbox.Need{{Ring: ring.ConsumerClass(c.cfg.Horizon.class()).Name, Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
 }
 
 // describeDatabase describes the database, without its password.

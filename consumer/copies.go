@@ -74,12 +74,12 @@ func sourceTopics(s Source) []string {
 }
 
 // readScopeSQL reads what ids mean in a scope. In: scope. Out: at most one row, by the primary key.
-const readScopeSQL = `select topics, copies, home from onlyonce.scopes where scope = $1`
+const readScopeSQL = `select topics, copies, home, class, onlyonce.class_before(scope) from onlyonce.scopes where scope = $1`
 
 // makeScopeSQL records what ids mean in a scope for the first time. In: scope, topics, choice
-// (null: none), home. An existing row stays as it is.
+// (null: none), home, class of horizon. An existing row stays as it is.
 const makeScopeSQL = `
-insert into onlyonce.scopes (scope, topics, copies, home) values ($1, $2, $3, $4) on conflict do nothing`
+insert into onlyonce.scopes (scope, topics, copies, home, class) values ($1, $2, $3, $4, $5) on conflict do nothing`
 
 // joinScopeSQL adds a topic, and the choice if none was made. In: scope, topic, choice, topics and
 // choice as they were read. Out: a row, unless another consumer has changed it meanwhile.
@@ -92,6 +92,9 @@ type scopeRow struct {
 	topics []string
 	copies *string
 	home   string
+
+	class       string
+	classBefore *string // nil: the ring of class suffices
 }
 
 // idInTopic reports whether a topic's ids count within it, so that the topic is part of their keys.
@@ -106,7 +109,7 @@ func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
 	var r scopeRow
-	err := c.pool.QueryRow(ctx, readScopeSQL, c.cfg.Scope).Scan(&r.topics, &r.copies, &r.home)
+	err := c.pool.QueryRow(ctx, readScopeSQL, c.cfg.Scope).Scan(&r.topics, &r.copies, &r.home, &r.class, &r.classBefore)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -138,6 +141,8 @@ func (w *worker) joinScope(ctx context.Context) error {
 				return err
 			}
 			continue
+		case w.checkClass(row) != nil:
+			return w.checkClass(row)
 		case chosen == nil && !slices.Contains(row.topics, topic):
 			return w.haltError(HaltCopies, "the scope has read %s, this consumer reads %s, and its Config.Copies is not set (the scope's: %s)",
 				strings.Join(row.topics, ", "), topic, copiesName(row.copies))
@@ -159,10 +164,11 @@ func (w *worker) joinScope(ctx context.Context) error {
 }
 
 // makeScope writes the scope's row for the first time. If another shard has one, it copies that
-// row, because a partition that moves takes its keys along.
+// row, because a partition that moves takes its keys along. No key of the scope is here, so the
+// ring of the class before is not asked here.
 func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 	c := w.c
-	row := scopeRow{topics: []string{w.id.Topic}, copies: chosen}
+	row := scopeRow{topics: []string{w.id.Topic}, copies: chosen, class: c.cfg.Horizon.class()}
 	if topics := sourceTopics(c.source); len(topics) == 1 || topics == nil && chosen == nil {
 		row.home = w.id.Topic
 	}
@@ -181,7 +187,7 @@ func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	if _, err := c.pool.Exec(ctx, makeScopeSQL, c.cfg.Scope, row.topics, row.copies, row.home); err != nil {
+	if _, err := c.pool.Exec(ctx, makeScopeSQL, c.cfg.Scope, row.topics, row.copies, row.home, row.class); err != nil {
 		return fmt.Errorf("noting what ids mean in the scope: %w", err)
 	}
 	return nil

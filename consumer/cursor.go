@@ -16,12 +16,15 @@ import (
 )
 
 // readCursorSQL reads a cursor's position and owner. In: scope, topic, partition. Out: at most one
-// row, by the unique (scope, topic, partition).
+// row, by the unique (scope, topic, partition). The last two columns are the scope's class of
+// horizon, and the one before if its ring has to be asked too. A change of the class raises the
+// epochs of the scope's cursors, so what is read with an epoch holds for as long as that does (K10).
 const readCursorSQL = `
 select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
        coalesce(leader_epoch, -1), coalesce(run_epoch, -1), retired_at is not null, replay_no, replay_until, replay_resume, replay_resend,
        case when attempts > 0 then attempt_offset end, redo_until, redo_topic_id, done_until,
-       array(select a."offset" from onlyonce.attempts a where a.cursor_id = id and a."offset" >= next_offset and a.attempts > 0)
+       array(select a."offset" from onlyonce.attempts a where a.cursor_id = id and a."offset" >= next_offset and a.attempts > 0),
+       coalesce((select s.class from onlyonce.scopes s where s.scope = $1), 'standard'), onlyonce.class_before($1)
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
 
@@ -118,7 +121,8 @@ type cursor struct {
 	position    int64
 	anchor      *anchor
 	retired     bool
-	leaderEpoch int32 // no batch below next exceeded it when it was read; -1: not known
+	classes     []string // in whose rings its scope claims, in that order
+	leaderEpoch int32    // no batch below next exceeded it when it was read; -1: not known
 	// runEpoch is the same for the start of the run; in a replay, for the position where it
 	// continues afterwards.
 	runEpoch int32
@@ -172,18 +176,22 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 		anchorHash   []byte
 		resume       *int64
 		suspect      *int64
+		class        string
+		classBefore  *string
 	)
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
 	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
 		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.position, &anchorOffset, &anchorEpoch, &anchorHash,
-		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &suspect, &r.redoUntil, &r.redoTopicID, &r.doneUntil, &r.suspects)
+		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &suspect, &r.redoUntil, &r.redoTopicID, &r.doneUntil, &r.suspects,
+		&class, &classBefore)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the cursor: %w", err)
 	}
+	r.classes = classesOf(class, classBefore)
 	if anchorOffset != nil {
 		r.anchor = &anchor{offset: *anchorOffset, epoch: *anchorEpoch, hash: anchorHash}
 	}

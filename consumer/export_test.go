@@ -3,6 +3,8 @@ package consumer
 import (
 	"context"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
 // Statements that tests make something happen at.
@@ -10,10 +12,13 @@ const (
 	FenceSQL      = fenceSQL
 	FenceShareSQL = fenceShareSQL
 	FenceSlotSQL  = fenceSlotSQL
-	ClaimSQL      = claimSQL
 	BlockedSQL    = blockedSQL
+	TakeCursorSQL = takeCursorSQL
 	PromoteAllSQL = promoteAllSQL
 )
+
+// ClaimSQL is the claim of the class standard.
+var ClaimSQL = claimSQL[ring.Standard]
 
 // DefaultTurns returns what a new consumer shares with the others of its process.
 var DefaultTurns = newAttemptLock

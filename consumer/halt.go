@@ -37,6 +37,8 @@ const (
 	// HaltCopies: Config.Copies, or the topics without it, differ from what the ids of the scope
 	// mean.
 	HaltCopies HaltReason = "copies"
+	// HaltClass: Config.Horizon is not the class of horizon that the scope has.
+	HaltClass HaltReason = "class"
 	// HaltBlocked: a message cannot be applied and must not be passed over, because of
 	// BlockPartition or because the server refuses its transaction.
 	HaltBlocked HaltReason = "blocked"
@@ -73,6 +75,8 @@ type HaltError struct {
 	blockedAt    int64 // in a halt "blocked": offset of the message
 	otherRetired bool  // Other's cursor is retired
 	otherAhead   bool  // and is ahead of the one in Shard
+
+	class string // in a halt "class": the class of Config.Horizon
 }
 
 func (e *HaltError) Error() string {
@@ -110,6 +114,8 @@ func (e *HaltError) resolve() string {
 		resolve = "correct Shards and deploy"
 	case HaltCopies:
 		resolve = "if this is the same consumer set Config.Copies to what the scope has, or choose it where that is not set; if it is another one give it a Scope of its own"
+	case HaltClass:
+		resolve = "if the scope has the right class set Config.Horizon to it; to change the class of the scope: " + e.Command()
 	case HaltRetired:
 		if e.Shard != "" {
 			resolve = "if it was moved to another shard deploy the Shards that say so; to bring it back: " + e.Command()
@@ -133,6 +139,8 @@ func (e *HaltError) Command() string {
 	switch {
 	case e.Reason == HaltNoShard, e.Reason == HaltCopies:
 		return ""
+	case e.Reason == HaltClass:
+		return e.scopeCommand([]string{"inbox", "class"}, e.Shard, "-class", e.class)
 	case e.Reason == HaltOtherShard && e.otherAhead:
 		return e.command("retire", e.Shard)
 	case e.Reason == HaltOtherShard && !e.otherRetired:
@@ -169,10 +177,15 @@ func (e *HaltError) command(verb, shard string, more ...string) string {
 }
 
 func (e *HaltError) commandLine(verb []string, shard string, more ...string) string {
+	return e.scopeCommand(verb, shard, append([]string{"-topic", show.Quote(e.Topic), "-partition", strconv.Itoa(int(e.Partition))}, more...)...)
+}
+
+// scopeCommand returns a command about the scope in a shard.
+func (e *HaltError) scopeCommand(verb []string, shard string, more ...string) string {
 	args := append([]string{"onlyonce"}, verb...)
 	if shard != "" {
 		args = append(args, "-postgres", show.Quote("URL-OF-"+shard))
 	}
-	args = append(args, "-scope", show.Quote(e.Scope), "-topic", show.Quote(e.Topic), "-partition", strconv.Itoa(int(e.Partition)))
+	args = append(args, "-scope", show.Quote(e.Scope))
 	return strings.Join(append(append(args, more...), "-reason", "WHY"), " ")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -11,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
 // takeParkedSQL counts an attempt at the parked row that is due first, before it runs. In: cursor,
@@ -123,15 +125,23 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 	cfg := &r.c.cfg
 	var key pgtype.UUID
 	var fingerprint int64
-	if row.claimed && row.key.Valid {
-		key = row.key
+	claims := row.claimed && row.key.Valid
+	inStandard := slices.Equal(r.cur.classes, []string{ring.Standard}) // the ring in which onlyonce.settle claims
+	if claims {
 		_, fingerprint = row.m.hash()
+	}
+	if claims && inStandard {
+		key = row.key
 	}
 	return &attempt{
 		msgs: []*Message{row.m}, alone: true, alreadyParked: true, skipClaim: row.reason != parked.NoKey,
 		fence: func(tx *guard.Tx) {
 			tx.Engine(stepFence, settleParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, row.attempt, key, fingerprint,
 				guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
+			if claims && !inStandard {
+				sql, args := r.claimStatement([][16]byte{row.key.Bytes}, []int64{fingerprint})
+				tx.Engine(stepClaim, sql, args...)
+			}
 			if err := fault.Point(fault.RetrySettled); err != nil {
 				tx.Fail(stepFence, err)
 			}

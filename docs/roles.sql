@@ -75,7 +75,10 @@ begin
     ('onlyonce_app',      'outbox_id',      'usage'),
     ('onlyonce_app',      'outbox_version', 'select'),
     ('onlyonce_app',      'rings',          'select'),
+    ('onlyonce_app',      'segments',       'select'),                         -- until when a scope whose class has changed is looked for in both rings
     ('onlyonce_app',      'consumer_keys_version', 'select'),
+    ('onlyonce_app',      'consumer_short_keys_version', 'select'),
+    ('onlyonce_app',      'consumer_long_keys_version', 'select'),
     ('onlyonce_app',      'standard_keys_version', 'select'),
     ('onlyonce_app',      'frontiers',      'select, insert, update'),
     ('onlyonce_app',      'owners',         'select, insert, update, delete'), -- what each process knows of its partitions
@@ -125,11 +128,14 @@ begin
     ('onlyonce_rotator',  'webhook_ids',    'select, update, delete'),
     ('onlyonce_rotator',  'webhook_bodies', 'select, delete'),
     ('onlyonce_rotator',  'consumer_keys_version', 'usage, select, update'),
+    ('onlyonce_rotator',  'consumer_short_keys_version', 'usage, select, update'),
+    ('onlyonce_rotator',  'consumer_long_keys_version', 'usage, select, update'),
     ('onlyonce_rotator',  'standard_keys_version', 'usage, select, update'),
     ('onlyonce_rotator',  'frontiers',      'select, insert, update'),         -- takes back what was noted while the clock was ahead
     ('onlyonce_rotator',  'filters',        'select, insert, delete'),
     ('onlyonce_rotator',  'streams',        'select'),
     ('onlyonce_rotator',  'cursors',        'select'),
+    ('onlyonce_rotator',  'scopes',         'select'),                         -- which ring a consumer's keys are in
     ('onlyonce_rotator',  'positions',      'select'),
     ('onlyonce_rotator',  'stream_floors',  'select, insert, update'),
     ('onlyonce_rotator',  'events_version', 'usage, select, update'),
@@ -160,9 +166,11 @@ begin
     ('onlyonce_operator', 'segments',       'select, update'),
     ('onlyonce_operator', 'outbox_version', 'usage, select, update'),
     ('onlyonce_operator', 'consumer_keys_version', 'select'),
+    ('onlyonce_operator', 'consumer_short_keys_version', 'select'),
+    ('onlyonce_operator', 'consumer_long_keys_version', 'select'),
     ('onlyonce_operator', 'standard_keys_version', 'select'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
-    ('onlyonce_operator', 'scopes',         'select, insert, update'),         -- cursor adopt -from
+    ('onlyonce_operator', 'scopes',         'select, insert, update'),         -- cursor adopt -from; inbox class
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
     ('onlyonce_operator', 'homes',          'select, insert, update'),         -- home leave, home adopt
     ('onlyonce_operator', 'http_records',   'select, insert, update, delete'), -- erase, resolve; home adopt
@@ -179,6 +187,8 @@ begin
     select r.role, s.tab, r.rights
       from unnest(array[
         'consumer_keys_0', 'consumer_keys_1', 'consumer_keys_2', 'consumer_keys_3', 'consumer_keys_4', 'consumer_keys_5', 'consumer_keys_6', 'consumer_keys_7', 'consumer_keys_8', 'consumer_keys_9',
+        'consumer_short_keys_0', 'consumer_short_keys_1', 'consumer_short_keys_2', 'consumer_short_keys_3', 'consumer_short_keys_4', 'consumer_short_keys_5', 'consumer_short_keys_6', 'consumer_short_keys_7', 'consumer_short_keys_8', 'consumer_short_keys_9',
+        'consumer_long_keys_0', 'consumer_long_keys_1', 'consumer_long_keys_2', 'consumer_long_keys_3', 'consumer_long_keys_4', 'consumer_long_keys_5', 'consumer_long_keys_6', 'consumer_long_keys_7', 'consumer_long_keys_8', 'consumer_long_keys_9',
         'standard_keys_0', 'standard_keys_1', 'standard_keys_2', 'standard_keys_3', 'standard_keys_4', 'standard_keys_5', 'standard_keys_6', 'standard_keys_7', 'standard_keys_8',
         'standard_keys_9']) as s (tab),
       (values ('onlyonce_app', 'select, insert'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, insert, truncate')) as r (role, rights)

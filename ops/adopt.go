@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -31,18 +33,32 @@ const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors 
 type keys struct{ kept, bring string }
 
 var (
-	// consumerKeys are of Kafka's messages, and mean the same in every database.
-	consumerKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'consumer\_keys%'`,
-		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_consumer($1, $2)) o`}
+	// consumerKeys are of Kafka's messages, by class of horizon, and mean the same in every
+	// database.
+	consumerKeys = func() map[string]keys {
+		all := map[string]keys{}
+		for _, class := range ring.Classes() {
+			all[class] = keys{keptIn(ring.ConsumerClass(class)),
+				`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_class('` + class + `', $1, $2)) o`}
+		}
+		return all
+	}()
 	// standardKeys are of webhooks, calls outside of consumers and dedupe.Claim. Their ids may have
 	// a meaning in their own database only.
-	standardKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'standard\_keys%'`,
+	standardKeys = keys{keptIn(ring.StandardKeys()),
 		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_standard($1, $2)) o`}
 )
 
+// keptIn returns the query for the keys of a ring.
+func keptIn(r ring.Ring) string {
+	return `select key, fingerprint from onlyonce.inbox where segment = any ('{` + strings.ReplaceAll(strings.Join(r.Tables, ","), "onlyonce.", "") + `}')`
+}
+
 // forgottenSQL reports whether the keys of a cursor that was retired at a time may be forgotten.
-// In: the time. One row.
-const forgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'consumer_keys'`
+// In: the time, the classes in whose rings its scope's keys are. One row.
+const forgottenSQL = `
+select coalesce(bool_or($1::timestamptz < clock_timestamp() - r.horizon), false)
+  from unnest($2::text[]) c join onlyonce.rings r on r.name = onlyonce.class_ring(c)`
 
 // AdoptInput is the input of [AdoptCursor].
 type AdoptInput struct {
@@ -150,8 +166,8 @@ type Brought struct {
 // position is not set back. At
 // makes the cursor if there is none, brings a retired one back, and ends a replay.
 //
-// With From, position, group, cluster and topic come from the other database. Each key of
-// consumer_keys that is kept there is claimed here, so that copies of what was handled there are
+// With From, position, group, cluster and topic come from the other database. Each key that is
+// kept there in the ring of the scope's class is claimed here, so that copies of what was handled there are
 // recognized.
 //
 // It waits for the owner's batch to end, and with From for as long as the keys take, at most 4
@@ -383,8 +399,11 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
 		return failf(ErrRefused, "%d messages of it are parked in %s and not settled, and nothing was done: nobody would try them again, and later ones would overtake them. "+
 			"Discard them there, or bring that cursor back (cursor adopt -at %d), settle them, and retire it again", left, o.Name, there.Position)
 	}
+	if o.scope, err = readScope(ctx, tx, f.Scope); err != nil {
+		return err
+	}
 	var forgotten bool
-	if err := tx.QueryRow(ctx, forgottenSQL, there.RetiredAt).Scan(&forgotten); err != nil {
+	if err := tx.QueryRow(ctx, forgottenSQL, there.RetiredAt, o.scope.classes()).Scan(&forgotten); err != nil {
 		return err
 	}
 	if forgotten && !o.Late {
@@ -392,9 +411,6 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
 			"If none can come any more, give -late", o.Name, show.Instant(*there.RetiredAt))
 	}
 	o.cursor = there
-	if o.scope, err = readScope(ctx, tx, f.Scope); err != nil {
-		return err
-	}
 	return tx.QueryRow(ctx, lastReplaySQL, f.Scope).Scan(&o.replays)
 }
 
@@ -426,8 +442,13 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, run i
 		if done, hashes, err = readDone(ctx, there, o.cursor); err != nil {
 			return err
 		}
-		if err := b.claim(ctx, there, tx, consumerKeys); err != nil || !o.StandardKeys {
-			return err
+		for _, class := range o.scope.classes() {
+			if err := b.claim(ctx, there, tx, consumerKeys[class]); err != nil {
+				return err
+			}
+		}
+		if !o.StandardKeys {
+			return nil
 		}
 		return b.claim(ctx, there, tx, standardKeys)
 	})
@@ -435,7 +456,8 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, run i
 		err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
 	}
 	if err == nil && o.scope != nil {
-		_, err = tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.Home, o.scope.Forgotten)
+		_, err = tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.Home, o.scope.Forgotten,
+			o.scope.Class, o.scope.ClassBefore)
 	}
 	if err != nil {
 		return nil, err
@@ -514,8 +536,15 @@ func (r *scopeRow) text() string {
 	return choice + ", begun with " + r.Home
 }
 
+func (r *scopeRow) classText() string {
+	if r.ClassBefore != nil {
+		return r.Class + " (" + *r.ClassBefore + " before)"
+	}
+	return r.Class
+}
+
 // agrees refuses to bring keys to a scope in which they would not be found, because ids have
-// another meaning there (K8).
+// another meaning there (K8), or are looked for in another ring (K10).
 func (r *scopeRow) agrees(ctx context.Context, tx pgx.Tx, scope, from string) error {
 	here, err := readScope(ctx, tx, scope)
 	if err != nil || here == nil || r == nil {
@@ -524,6 +553,10 @@ func (r *scopeRow) agrees(ctx context.Context, tx pgx.Tx, scope, from string) er
 	if here.Home != r.Home || here.Copies != nil && r.Copies != nil && *here.Copies != *r.Copies {
 		return failf(ErrRefused, "ids of the scope do not mean here what they mean in %s (here: %s; there: %s), and nothing was done: keys that came along would not be found. "+
 			"See onlyonce.scopes in both", from, here.text(), r.text())
+	}
+	if here.Class != r.Class || (here.ClassBefore == nil) != (r.ClassBefore == nil) {
+		return failf(ErrRefused, "keys of the scope are of class %s here and of class %s in %s, and nothing was done: keys that came along would not be found", here.classText(), r.classText(), from).
+			but("give it the same class in both (onlyonce inbox class), and wait until the change is over in both")
 	}
 	return nil
 }

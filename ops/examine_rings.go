@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -138,6 +139,9 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for i, which := range ring.Keys() {
+		if which.Rare && rings[i].unused() {
+			continue
+		}
 		var held int
 		if err := tx.QueryRow(ctx, rotatorSQL, which.Lease()).Scan(&held); err != nil {
 			return err
@@ -152,7 +156,7 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	d.frontiers(rings[0].Horizon, frontiers)
+	d.frontiers(rings, frontiers)
 	return nil
 }
 
@@ -205,28 +209,31 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 		map[bool]string{true: "a process rotates it", false: "no process rotates it just now, and nothing is due"}[held])
 }
 
-// frontiers judges the cursors that hold back what consumer_keys forgets. If a frontier is more
+// frontiers judges the cursors that hold back what the consumers' rings forget. If a frontier is more
 // than a seventh of the horizon in the past, the tables do not suffice, and the current segment
 // grows. A frontier in the future was recorded while the clock was ahead, and no rotator has made
 // it void yet (K6).
-func (d *examiner) frontiers(horizon *float64, all []Frontier) {
+func (d *examiner) frontiers(rings []KeyRing, all []Frontier) {
 	const check = "frontiers"
+	forgets := rings[0].Horizon != nil
 	for i := range all {
 		f := &all[i]
+		horizon := rings[slices.IndexFunc(rings, func(k KeyRing) bool { return k.Ring == f.Ring })].Horizon
+		forgets = forgets || horizon != nil
 		where := fmt.Sprintf("scope %s, topic %s, partition %d", f.Scope, f.Topic, f.Partition)
 		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(f.Scope), show.Quote(f.Topic), f.Partition)
 		switch {
 		case f.Ahead():
 			d.add(LevelFail, check, "see to the clock of the database's server; a process that rotates then makes it void within seconds, and the partition's owner notes another one",
-				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that stands, consumer_keys may forget keys of which it has copies yet to come", where, show.Seconds(-*f.Behind))
+				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that stands, %s may forget keys of which it has copies yet to come", where, show.Seconds(-*f.Behind), f.Ring)
 		case horizon == nil:
 		case f.Behind == nil:
-			d.add(LevelWarn, check, retire, "%s has not said how far it is: while it has not, consumer_keys forgets nothing", where)
+			d.add(LevelWarn, check, retire, "%s has not said how far it is: while it has not, %s forgets nothing", where, f.Ring)
 		case *f.Behind > *horizon/7:
-			d.add(LevelWarn, check, retire, "%s is %s behind: consumer_keys keeps keys for that much longer, and has tables for %s", where, show.Seconds(*f.Behind), show.Seconds(*horizon/7))
+			d.add(LevelWarn, check, retire, "%s is %s behind: %s keeps keys for that much longer, and has tables for %s", where, show.Seconds(*f.Behind), f.Ring, show.Seconds(*horizon/7))
 		}
 	}
-	if horizon == nil {
+	if !forgets {
 		d.unless(check, "nothing is forgotten, so no cursor holds that back")
 	}
 	d.unless(check, "no cursor holds back what consumer_keys forgets for longer than it has tables for")

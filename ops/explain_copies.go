@@ -38,8 +38,9 @@ const (
 // Copy is what a copy would be that arrives now and is claimed in one ring. The rings do not know
 // each other's keys (K3).
 type Copy struct {
-	// Ring is the ring that the claim asks: consumers ask the one, webhooks, dedupe.Claim and calls
-	// that are enqueued outside of consumers ask the other.
+	// Ring is the ring that the claim asks: consumers ask that of their scope's class, and webhooks,
+	// dedupe.Claim and calls that are enqueued outside of consumers ask standard_keys. While the
+	// class changes, a key that the ring of the class before holds is remembered too.
 	Ring      string  `json:"ring"`
 	Duplicate bool    `json:"duplicate"`
 	Because   *string `json:"because"` // BecauseRemembered, BecauseParked or BecauseStored; nil: it is new
@@ -58,20 +59,47 @@ func (r *KeyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	for _, which := range ring.Keys() {
-		r.Copies = append(r.Copies, r.judgeCopy(which.Name, rows[0]))
+	consumers, err := r.consumerRings(ctx, tx)
+	if err != nil {
+		return err
 	}
+	r.Copies = append(r.Copies, r.judgeCopy(consumers, true, rows[0]), r.judgeCopy([]string{ring.StandardKeys().Name}, false, rows[0]))
 	return nil
 }
 
-func (r *KeyReport) judgeCopy(which string, is copyRow) Copy {
-	because := ""
+// consumerRings returns the rings that a consumer asks for the key: that of its scope's class, and
+// behind it that of the class before while the scope changes from one to the other (K10). If only a
+// stored key was given, its scope is not known: then it is the ring that holds it, or else that of
+// the class standard.
+func (r *KeyReport) consumerRings(ctx context.Context, tx pgx.Tx) (names []string, err error) {
+	var row *scopeRow
+	if r.Of != nil {
+		if row, err = readScope(ctx, tx, r.Of.Scope); err != nil {
+			return nil, err
+		}
+	}
+	for _, class := range row.classes() {
+		names = append(names, ring.ConsumerClass(class).Name)
+	}
+	if r.Of == nil {
+		for _, c := range r.Claims {
+			if c.Ring != ring.StandardKeys().Name && c.Remembered {
+				names = []string{c.Ring}
+			}
+		}
+	}
+	return names, nil
+}
+
+// judgeCopy judges a copy that is claimed in rings, the first of which is its scope's.
+func (r *KeyReport) judgeCopy(asked []string, consumer bool, is copyRow) Copy {
+	because, which := "", asked[0]
 	switch {
-	case slices.ContainsFunc(r.Claims, func(c Claim) bool { return c.Ring == which && c.Remembered }):
+	case slices.ContainsFunc(r.Claims, func(c Claim) bool { return slices.Contains(asked, c.Ring) && c.Remembered }):
 		because = BecauseRemembered
-	case is.Parked, is.First && which == ring.ConsumerKeys().Name:
+	case is.Parked, is.First && consumer:
 		because = BecauseParked
-	case is.Stored && which == ring.StandardKeys().Name:
+	case is.Stored && !consumer:
 		because = BecauseStored
 	default:
 		return Copy{Ring: which}

@@ -17,7 +17,8 @@ const (
 
 // HorizonInput is the input of [SetHorizon].
 type HorizonInput struct {
-	// Ring is the ring of keys: consumer_keys or standard_keys.
+	// Ring is the ring of keys: consumer_keys, consumer_short_keys, consumer_long_keys or
+	// standard_keys.
 	Ring string
 
 	// Horizon is how long a claimed key is remembered at least, counted from the closing of its

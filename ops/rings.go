@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -59,6 +60,11 @@ func readKeyRings(ctx context.Context, tx pgx.Tx) ([]KeyRing, error) {
 	return rings, nil
 }
 
+// unused reports whether nothing is in the ring.
+func (k *KeyRing) unused() bool {
+	return !slices.ContainsFunc(k.Segments, func(s KeySegment) bool { return s.Bytes > 0 || s.State != "current" && s.State != "free" })
+}
+
 func inSeconds(d *time.Duration) *float64 {
 	if d == nil {
 		return nil
@@ -71,14 +77,14 @@ func inSeconds(d *time.Duration) *float64 {
 // recorded before the clock went back.
 const ahead = time.Minute
 
-// frontiersSQL lists the cursors that hold back the retention of the consumers' ring most. Before
+// frontiersSQL lists the cursors that hold back the retention of the consumers' rings most. Before
 // them it lists those whose frontier is ahead of the clock, which hold back too little. Out: scope,
-// topic, partition, age in seconds by the clock (null: not known; below 0: ahead). In: how many
-// seconds count as ahead. Reads one row of onlyonce.cursors and one of onlyonce.frontiers for each
+// topic, partition, age in seconds by the clock (null: not known; below 0: ahead), the ring of the
+// scope's class. In: how many seconds count as ahead. Reads one row of onlyonce.cursors and one of onlyonce.frontiers for each
 // cursor in use.
 const frontiersSQL = `
-select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind
-  from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
+select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind, onlyonce.class_ring(coalesce(s.class, 'standard')) as ring
+  from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run left join onlyonce.scopes s on s.scope = c.scope
  where c.retired_at is null and c.cluster_id is distinct from 'postgres'
  order by (f.frontier > clock_timestamp() + make_interval(secs => $1)) is true desc, f.frontier nulls first, 1, 2, 3 limit 10`
 
@@ -88,6 +94,7 @@ type Frontier struct {
 	Topic     string   `json:"topic"`
 	Partition int32    `json:"partition"`
 	Behind    *float64 `json:"behind_seconds"` // nil: the owner has not said; below 0: ahead
+	Ring      string   `json:"ring"`           // of the scope's keys
 }
 
 // Ahead reports whether the frontier is in the database's future: it was recorded before the clock

@@ -12,7 +12,7 @@ import (
 // or a request's. That the ring does not hold it then means nothing.
 func strange(r *ops.KeyReport, which string) bool {
 	held := slices.ContainsFunc(r.Claims, func(c ops.Claim) bool { return c.Ring == which })
-	return !held && (r.Request != nil || which == ring.ConsumerKeys().Name && (len(r.Call) > 0 || len(r.Webhooks) > 0))
+	return !held && (r.Request != nil || which != ring.StandardKeys().Name && (len(r.Call) > 0 || len(r.Webhooks) > 0))
 }
 
 func (a *app) writeCopies(r *ops.KeyReport) {

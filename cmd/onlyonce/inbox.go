@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -21,8 +22,9 @@ func inboxStatusCommand() command {
 		summary: "show how claimed keys are stored, and for how long",
 		help: `
 Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that consumers claim, forgotten once every
-position has passed them) and standard_keys (all others, forgotten by the database's clock): how long a key is remembered at least, the segments with their sizes, the filters of closed ones, and the
-cursors that hold back the retention of consumer_keys most. It changes nothing and works on a standby too.
+position has passed them), consumer_short_keys and consumer_long_keys (the same, of scopes whose class of horizon is short or long), and
+standard_keys (all others, forgotten by the database's clock): how long a key is remembered at least, the segments with their sizes, the filters of closed ones, and the
+cursors that hold back the retention of the first three most. It changes nothing and works on a standby too.
 
 BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has said how far it is: start its consumer, or
 take the cursor out of use with "onlyonce cursor retire". "ahead by" says that the database's clock went back: see "onlyonce doctor".
@@ -30,7 +32,7 @@ take the cursor out of use with "onlyonce cursor retire". "ahead by" says that t
 With -json, one object:
   rings      list of {ring, horizon_seconds (null: for ever), filters, filter_bytes, segments (list of {table, state
              (current, draining, closed, retired, free), bytes, keys (estimate), opened_seconds, closed_seconds (ago)})}
-  frontiers  list of {scope, topic, partition, behind_seconds (null: unknown; below 0: ahead)}, at most 10`,
+  frontiers  list of {scope, topic, partition, behind_seconds (null: unknown; below 0: ahead), ring}, at most 10`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			return func(ctx context.Context, a *app) error {
@@ -63,6 +65,10 @@ func (a *app) writeInbox(r *ops.InboxReport) {
 				continue
 			}
 			rows = append(rows, []string{s.Table, s.State, show.Size(float64(s.Bytes)), strconv.FormatInt(s.Keys, 10), ageOf(s.Opened), ageOf(s.Closed)})
+		}
+		if free == len(k.Segments)-1 && k.Segments[0].Bytes == 0 && k.Ring != ring.ConsumerKeys().Name && k.Ring != ring.StandardKeys().Name {
+			_, _ = fmt.Fprint(a.out, "empty\n\n")
+			continue
 		}
 		a.table([]string{"SEGMENT", "STATE", "SIZE", "KEYS, ABOUT", "OPENED AGO", "CLOSED AGO"}, rows)
 		_, _ = fmt.Fprintf(a.out, "and %d free\n\n", free)
@@ -201,12 +207,13 @@ type horizonChange struct {
 func inboxHorizonCommand() command {
 	return command{
 		name:    "inbox horizon",
-		args:    "[-postgres URL] -ring consumer_keys|standard_keys -horizon D|forever -reason WHY [-yes]",
+		args:    "[-postgres URL] -ring RING -horizon D|forever -reason WHY [-yes]",
 		summary: "set how long claimed keys are remembered at least",
 		help: `
-Sets how long a claimed key is remembered at least, behind the closing of its segment: of consumer_keys (Kafka's messages) in the time of the log, so
+Sets how long a claimed key is remembered at least, behind the closing of its segment: of consumer_keys, consumer_short_keys and
+consumer_long_keys (Kafka's messages, by the class of their scope) in the time of the log, so
 that nothing is forgotten while a consumer is down or behind; of standard_keys (all other keys: webhooks, dedupe.Claim,
-onlyonce.claim, calls that are enqueued outside of a consumer) by the database's clock. Answers to HTTP requests are in neither ring: they live by
+onlyonce.claim, calls that are enqueued outside of a consumer) by the database's clock. Answers to HTTP requests are in no ring: they live by
 Route.TTL. With "forever" nothing is forgotten, and nothing rotated.
 
 A copy that comes later than that is a new message, and is applied again. So the horizon must be longer than the longest time for which a
@@ -218,7 +225,7 @@ Example:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
 			var ask horizonChange
-			choiceVar(fs, &ask.ring, "ring", "the ring, `consumer_keys` or standard_keys", "consumer_keys", "standard_keys")
+			choiceVar(fs, &ask.ring, "ring", "the `ring`: consumer_keys, consumer_short_keys, consumer_long_keys or standard_keys", "consumer_keys", "consumer_short_keys", "consumer_long_keys", "standard_keys")
 			fs.Func("horizon", "a `duration` (7d), or forever", func(s string) error {
 				ask.horizon, ask.forever = nil, s == "forever" // of two flags, the last one counts
 				if ask.forever {

@@ -97,7 +97,7 @@ func groups() []group {
 			parkedShowCommand(), outboxStatusCommand(), outboxListCommand(), outboxShowCommand(), eventsStatusCommand(), eventsListCommand(), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), requestListCommand(), operationListCommand(), homeListCommand()}},
 		{"Decide (these ask first, and write an audit row)", []command{cursorAdoptCommand(), cursorRetireCommand(), cursorPauseCommand(),
 			cursorResumeCommand(), replayCommand(), parkedRedriveCommand(), parkedDiscardCommand(), outboxPauseCommand(), outboxResumeCommand(),
-			outboxRebaseCommand(), outboxEraseCommand(), inboxHorizonCommand(), eventsEraseCommand(), requestResolveCommand(),
+			outboxRebaseCommand(), outboxEraseCommand(), inboxHorizonCommand(), inboxClassCommand(), eventsEraseCommand(), requestResolveCommand(),
 			requestCloseCommand(), requestEraseCommand(), homeLeaveCommand(), homeAdoptCommand()}},
 		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}

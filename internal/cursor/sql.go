@@ -7,15 +7,19 @@ package cursor
 //
 // The lease's name is unambiguous, because Kafka allows no '/' in a topic. If a lease exists
 // without its cursor, it is used, in a run above all rows that are left of it.
+//
+// It waits for a change of the scope's class of horizon, which fences out the owners of the cursors
+// that there are: the owner of this one reads the class later (K10).
 const CreateSQL = `
-with lease as (
+with scope as materialized (select scope from onlyonce.scopes where scope = $1 for key share),
+lease as (
   insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)
   on conflict (name) do update set name = excluded.name returning id)
 insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy, run_epoch, run)
 select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bigint, $7::bigint, $8::text, $9::integer,
        coalesce(greatest((select max(p.run) from onlyonce.progress p where p.cursor_id = lease.id),
                          (select max(d.run) from onlyonce.done d where d.cursor_id = lease.id)) + 1, 0)
-  from lease
+  from lease cross join (select count(*) from scope) held
 on conflict do nothing
 returning id`
 
@@ -128,8 +132,33 @@ update onlyonce.cursors
 const RetireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() where id = $1`
 
 // BringScopeSQL brings the scope of another database. In: scope, topics, choice (null: none), home,
-// until when its keys were forgotten there (null: none were). By the primary key.
+// until when its keys were forgotten there (null: none were), class of horizon, the class before if
+// its ring has to be asked too (null: it has not). By the primary key. The keys that came along from
+// the ring of the class before are in its current segment here, so the change counts from now on.
 const BringScopeSQL = `
-insert into onlyonce.scopes as s (scope, topics, copies, home, forgotten) values ($1, $2::text[], $3, $4, $5)
+insert into onlyonce.scopes as s (scope, topics, copies, home, forgotten, class, class_before, class_changed_at)
+values ($1, $2::text[], $3, $4, $5, $6, $7::text, case when $7::text is not null then clock_timestamp() end)
 on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), forgotten = greatest(s.forgotten, excluded.forgotten),
+  class_changed_at = coalesce(excluded.class_changed_at, s.class_changed_at),
   topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`
+
+// LockScopeSQL locks the leases of all cursors of a scope, and LockScopeSlotsSQL their slots after
+// that; see LockSQL and LockSlotsSQL. LockScopeRowSQL locks the scope's row after both: it waits for
+// transactions that make a cursor (CreateSQL) or claim by the row (onlyonce.claim_scope), and keeps
+// out later ones. In: scope.
+const (
+	LockScopeSQL = `
+select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id where c.scope = $1 order by l.id for no key update of l`
+
+	LockScopeSlotsSQL = `
+select s.slot from onlyonce.cursors c join onlyonce.lease_slots s on s.lease_id = c.id where c.scope = $1 order by s.lease_id, s.slot for no key update of s`
+
+	LockScopeRowSQL = `select scope from onlyonce.scopes where scope = $1 for update`
+)
+
+// ClassSQL changes the class of horizon of a scope. In: scope, class. By the primary key, under the
+// locks above, when the epochs of all cursors are raised: every claim in the earlier ring alone has
+// ended. What the rings of the last two classes have forgotten is kept, because the function
+// forgotten looks at the present class and the one before.
+const ClassSQL = `
+update onlyonce.scopes s set forgotten = onlyonce.forgotten(s.scope), class_before = s.class, class = $2, class_changed_at = clock_timestamp() where s.scope = $1`

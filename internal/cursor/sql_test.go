@@ -18,7 +18,7 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{cursor.PauseSQL, cursor.ResumeSQL, cursor.CreateSQL, cursor.LockSQL, cursor.LockSlotsSQL, cursor.KeepDoneSQL, cursor.ForgetAttemptsSQL, cursor.BringDoneSQL, cursor.ReadDoneSQL, cursor.FenceOwnerSQL, cursor.AdoptSQL, cursor.StampSQL,
-		cursor.RedoSQL, cursor.LockReplaysSQL, cursor.ReplayNoSQL, cursor.ReplaySQL, cursor.RetireSQL, cursor.BringScopeSQL} {
+		cursor.RedoSQL, cursor.LockReplaysSQL, cursor.ReplayNoSQL, cursor.ReplaySQL, cursor.RetireSQL, cursor.BringScopeSQL, cursor.LockScopeSQL, cursor.LockScopeSlotsSQL, cursor.LockScopeRowSQL, cursor.ClassSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

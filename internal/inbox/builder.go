@@ -84,7 +84,8 @@ func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder 
 // Run builds until ctx ends. The first look is after one interval.
 func (b *Builder) Run(ctx context.Context) {
 	reported := false
-	tick := time.NewTicker(interval)
+	every, _ := intervalOf(b.ring)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	defer func() {
 		if b.lease != nil {

@@ -16,6 +16,23 @@ import (
 // interval is how often a process looks at the rings. Segments are open for hours.
 const interval = 10 * time.Second
 
+// rareInterval is how often a process looks at the rings of the classes short and long, which most
+// databases do not use: a look at a ring whose current segment is empty finds nothing due. Their
+// rotators and builders keep their leases for rareTTL.
+const (
+	rareInterval = time.Minute
+	rareTTL      = 3 * time.Minute
+)
+
+// intervalOf returns how often a process looks at a ring, and for how long a lease lasts in
+// between.
+func intervalOf(r ring.Ring) (every, ttl time.Duration) {
+	if r.Rare {
+		return rareInterval, rareTTL
+	}
+	return interval, 0
+}
+
 // answerTimeout bounds a statement, because its server may be gone without closing the connection.
 const answerTimeout = 30 * time.Second
 
@@ -28,14 +45,15 @@ const rightsRecheck = 5 * time.Minute
 // segments earlier would run out of slots, and one segment would then hold most of the keys.
 const anySize = math.MaxInt64
 
-// Rotate rotates the rings of keys, builds the filters of consumer_keys, and checks that horizons
+// Rotate rotates the rings of keys, builds the filters of the consumers' rings, and checks that horizons
 // still meet the needs, until ctx ends. It returns after all of that has stopped. Faults are
 // logged, and never fail the caller. The first look is after one interval, because a process that
 // starts has more urgent work.
 func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...Need) {
 	var all sync.WaitGroup
 	for _, which := range ring.Keys() {
-		x, err := ring.New(pool, which, ring.Config{MaxBytes: anySize, Interval: interval, Hooks: ring.Hooks{
+		every, ttl := intervalOf(which)
+		x, err := ring.New(pool, which, ring.Config{MaxBytes: anySize, Interval: every, LeaseTTL: ttl, Hooks: ring.Hooks{
 			Stepped: func(o ring.StepResult) { logStep(log, which.Name, o) },
 			Failed:  func(err error) { log.Warn("onlyonce: rotating the inbox failed", "ring", which.Name, "error", err) },
 		}})
@@ -53,7 +71,9 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 			}
 		})
 	}
-	all.Go(func() { NewBuilder(pool, ring.ConsumerKeys(), log).Run(ctx) })
+	for _, which := range ring.Consumer() {
+		all.Go(func() { NewBuilder(pool, which, log).Run(ctx) })
+	}
 	if len(needs) > 0 {
 		all.Go(func() { watchHorizons(ctx, pool, log, interval, answerTimeout, needs) })
 	}

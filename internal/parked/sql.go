@@ -38,15 +38,17 @@ update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), 
 // ClaimGivenUpSQL claims the keys of messages that are given up, and of events that their receiver
 // had parked. A row that was parked for longer than a horizon has a key that is forgotten, so
 // without this claim a copy would be applied (K7). (A worker's key of an event differs from its
-// receiver's.) In: ids, settled by now. One row, whose value is not needed. Of the two rings it
-// claims in consumer_keys first, as every transaction does.
+// receiver's.) In: ids, settled by now. A row for each scope of messages and one more, whose values
+// are not needed. It claims in the consumers' rings first, as every transaction does.
 const ClaimGivenUpSQL = `
 with given_up as (
-  select p.kind, p.key from onlyonce.parked p
+  select p.kind, p.scope, p.key from onlyonce.parked p
    where p.id = any ($1::bigint[]) and p.kind in ('message', 'event') and p.key is not null and p.reason not in ('conflict', 'no-key')
      and (p.kind = 'message' or p."offset" is null))
-select onlyonce.claim_consumer(array(select key from given_up where kind = 'message'), array(select 0::bigint from given_up where kind = 'message')),
-       onlyonce.claim_standard(array(select key from given_up where kind = 'event'), array(select 0::bigint from given_up where kind = 'event'))`
+select onlyonce.claim_scope(m.scope, m.keys, array_fill(0::bigint, array[cardinality(m.keys)]))
+  from (select scope, array_agg(key) as keys from given_up where kind = 'message' group by scope order by scope offset 0) m
+ union all
+select onlyonce.claim_standard(array(select key from given_up where kind = 'event'), array(select 0::bigint from given_up where kind = 'event'))`
 
 // RedriveCallsSQL makes parked calls due. In: ids, the key that each is sent under from now on
 // (null: its own), and whether an operator has verified that they were not applied. Under the lock

@@ -29,7 +29,7 @@ func withUpdates(columns []string, rights ...string) []string {
 func newRole(name string, rights map[string][]string) Role {
 	r := Role{name: name}
 	if rights["inbox"] != nil {
-		for _, ring := range []string{"consumer_keys_", "standard_keys_"} {
+		for _, ring := range []string{"consumer_keys_", "consumer_short_keys_", "consumer_long_keys_", "standard_keys_"} {
 			for _, slot := range "0123456789" {
 				rights[ring+string(slot)] = []string{"SELECT", "INSERT"}
 			}
@@ -75,6 +75,7 @@ var (
 		"call_keys":      {"SELECT", "INSERT", "DELETE"},
 		"call_index":     {"SELECT", "UPDATE"},
 		"rings":          {"SELECT"},
+		"segments":       {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only if the program calls Consumer.Pause
 	})
 	// HTTP is the layer of package idempotency, besides App for its handlers.

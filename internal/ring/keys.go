@@ -1,19 +1,51 @@
 package ring
 
+import "strings"
+
 // keySlots is how many segments a ring of keys has.
 const keySlots = 10
 
+// Classes of horizon (K10). The words are those of onlyonce.scopes.class.
+const (
+	Standard = "standard"
+	Short    = "short"
+	Long     = "long"
+)
+
+// Classes returns the classes of horizon, in the order of their rings in [Keys].
+func Classes() []string { return []string{Standard, Short, Long} }
+
 // Keys returns every ring of keys, in the order in which a transaction that claims in several must
 // claim.
-func Keys() []Ring { return []Ring{ConsumerKeys(), StandardKeys()} }
+func Keys() []Ring { return append(Consumer(), StandardKeys()) }
 
-// ConsumerKeys is the ring of the keys of messages that consumers claim. A segment is forgotten
-// when every position has passed what was appended until the segment was closed, and the horizon
-// after that (K6).
-func ConsumerKeys() Ring {
-	r := keyRing("consumer_keys")
-	r.Needed, r.Repair = consumerNeeded, consumerRepair
-	r.Reads, r.Notes = []string{"onlyonce.cursors"}, []string{"onlyonce.frontiers"}
+// Consumer returns the rings of the keys of messages that consumers claim, one for each class of
+// horizon.
+func Consumer() (all []Ring) {
+	for _, class := range Classes() {
+		all = append(all, ConsumerClass(class))
+	}
+	return all
+}
+
+// ConsumerKeys is the ring of the class standard: of all scopes that do not choose a class.
+func ConsumerKeys() Ring { return ConsumerClass(Standard) }
+
+// ConsumerClass is the ring of the keys of messages that consumers of a class claim. A segment is
+// forgotten when every position of such consumers has passed what was appended until the segment
+// was closed, and the horizon after that (K6).
+func ConsumerClass(class string) Ring {
+	name := "consumer_keys"
+	if class != Standard {
+		name = "consumer_" + class + "_keys"
+	}
+	r := keyRing(name)
+	r.Needed = strings.NewReplacer("RING", name, "CLASS", class).Replace(consumerNeeded)
+	r.Reads = []string{"onlyonce.cursors", "onlyonce.scopes", "onlyonce.frontiers"}
+	if class == Standard { // frontiers are those of all rings, and one rotator is enough
+		r.Repair, r.Notes = consumerRepair, []string{"onlyonce.frontiers"}
+	}
+	r.Rare = class != Standard
 	return r
 }
 
@@ -79,15 +111,22 @@ const consumerRepair = `update onlyonce.frontiers set run = -1 where run >= 0 an
 // more, because it may be moved to another database or brought back; then it keeps nothing. Cursors
 // that read the event log keep nothing either, because their keys are claimed when events are
 // appended.
+//
+// RING is replaced by the ring, and CLASS by its class. A cursor keeps segments of the ring in which
+// its scope claims. Of the ring in which the scope claimed before its class was changed, it keeps
+// those that were open until then: what it has claimed there since is in the other ring too (K10).
+// A scope without a row claims no ids of messages; its cursors keep consumer_keys.
 const consumerNeeded = `
 select (
   select case when f.frontier is null then format('consumer %s has not said yet how far it is in %s, partition %s', c.scope, c.topic, c.partition)
               else format('consumer %s is in %s, partition %s, at what was appended until %s', c.scope, c.topic, c.partition, to_char(f.frontier, 'YYYY-MM-DD HH24:MI:SSOF')) end
     from onlyonce.cursors c
     left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
-   where (c.retired_at is null or c.retired_at > clock_timestamp() - r.horizon) and c.cluster_id is distinct from 'postgres'
+    left join onlyonce.scopes s on s.scope = c.scope
+   where (coalesce(s.class, 'standard') = 'CLASS' or s.class_before = 'CLASS' and g.opened_at <= s.class_changed_at + interval '1 minute')
+     and (c.retired_at is null or c.retired_at > clock_timestamp() - r.horizon) and c.cluster_id is distinct from 'postgres'
      and (f.frontier is null or f.frontier < g.closed_at + r.horizon)
    order by f.frontier nulls first
    limit 1)
   from onlyonce.segments g join onlyonce.rings r on r.name = g.ring
- where g.ring = 'consumer_keys' and g.slot = SLOT`
+ where g.ring = 'RING' and g.slot = SLOT`

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,6 +40,9 @@ const lasting = 400
 // has one effect at most, and the first claim of a key is never refused.
 func TestK4RotationsUnderCollidingClaims(t *testing.T) {
 	for _, which := range ring.Keys() {
+		if which.Rare && testing.Short() {
+			continue // the text of their claims is that of the first ring
+		}
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 			t.Run(which.Name+" "+string(level), func(t *testing.T) { stressKeys(t, which, level) })
 		}
@@ -257,10 +261,11 @@ func (s *keyStress) ask(ctx context.Context, tx pgx.Tx, form int, keys []uuid.UU
 	if s.ring.Name == "standard_keys" {
 		return tx.QueryRow(ctx, `select onlyonce.claim($1, $2)`, keys, prints).Scan(outcomes)
 	}
+	claim := "onlyonce.claim_" + strings.TrimSuffix(s.ring.Name, "_keys")
 	if form == 0 {
-		return tx.QueryRow(ctx, `select onlyonce.claim_consumer($1, $2)`, keys, prints).Scan(outcomes)
+		return tx.QueryRow(ctx, `select `+claim+`($1, $2)`, keys, prints).Scan(outcomes)
 	}
 	*outcomes = make([]int16, len(keys))
-	_, err := tx.Exec(ctx, `select onlyonce.claim_consumer_fresh($1, $2)`, keys, prints)
+	_, err := tx.Exec(ctx, `select `+claim+`_fresh($1, $2)`, keys, prints)
 	return err
 }

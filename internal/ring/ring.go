@@ -27,6 +27,8 @@ type Ring struct {
 	// Horizon says that onlyonce.rings.horizon replaces Config.Retention, and a seventh of it
 	// replaces Config.MaxAge. If the horizon is null, nothing is announced or retired.
 	Horizon bool
+	// Rare says that most databases have nothing in the ring, so that a rotator looks less often.
+	Rare bool
 	// Needed is a query that returns why a segment must not be emptied, in one row of one column,
 	// or null if it may be. In it, SEGMENT is replaced by the segment's table and SLOT by its slot.
 	// It runs twice: before the segment is retired, and with the table locked. The second run

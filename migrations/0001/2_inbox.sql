@@ -51,8 +51,10 @@ comment on function onlyonce.key(text, text, text) is 'Stored form of a key: wha
 -- named. They are planned without sequential scans, because a segment may have been empty when its
 -- plan was made.
 --
--- Each ring has a claim of its own, made from one text. To add a class of horizon, add its name to
--- this loop and to ring.Keys in Go.
+-- Each ring has a claim of its own, made from one text. Consumers have a ring for each class of
+-- horizon, because a ring forgets as a whole: consumer_keys for the class standard, and
+-- consumer_short_keys and consumer_long_keys. To add a class, add its ring to this loop, to
+-- class_ring and claim_class below, and to ring.Consumer in Go.
 do $do$
 declare
   claim constant text := $f$
@@ -215,7 +217,7 @@ end $$$f$;
   branch text[];
   ring   text;
 begin
-  foreach ring in array array['consumer_keys', 'standard_keys'] loop
+  foreach ring in array array['consumer_keys', 'consumer_short_keys', 'consumer_long_keys', 'standard_keys'] loop
     for slot in 0 .. 9 loop
       execute format('create table onlyonce.%I (key uuid primary key, fingerprint bigint not null)', ring || '_' || slot);
       execute format('comment on table onlyonce.%I is %L', ring || '_' || slot, 'Segment of ring ' || ring || ': keys that were claimed. onlyonce.rings says what it is used for.');
@@ -224,12 +226,13 @@ begin
     -- Use setval, never nextval: nextval logs 32 numbers ahead, so that the sequence would have a
     -- higher number after a crash and on a standby.
     perform setval(('onlyonce.' || ring || '_version')::regclass, 1);
-    insert into onlyonce.rings (name, slots, horizon) values (ring, 10, interval '7 days');
+    insert into onlyonce.rings (name, slots, horizon)
+      values (ring, 10, case ring when 'consumer_short_keys' then interval '1 day' when 'consumer_long_keys' then interval '30 days' else interval '7 days' end);
     insert into onlyonce.segments (ring, slot, use_no, opened_at)
       select ring, s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 9) s;
 
-    foreach body in array case ring when 'consumer_keys' then array[claim, fresh] else array[claim] end loop
-      body := replace(body, 'RING', split_part(ring, '_', 1));
+    foreach body in array case when ring like 'consumer%' then array[claim, fresh] else array[claim] end loop
+      body := replace(body, 'RING', regexp_replace(ring, '_keys$', ''));
       -- EACH_SLOT{...} is repeated for each slot.
       for branch in select m from regexp_matches(body, '(EACH_SLOT\{([^}]*)\})', 'g') m loop
         body := replace(body, branch[1], (
@@ -250,10 +253,94 @@ comment on function onlyonce.claim_standard(uuid[], bigint[], bigint[], bigint[]
   'Claims keys whose retention is by the clock: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies.';
 comment on function onlyonce.claim_consumer_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is
   'Claims keys of Kafka messages, or raises 23505 unless every one is new. So it may share a round trip with the effects and COMMIT.';
+comment on function onlyonce.claim_consumer_short(uuid[], bigint[], bigint[], bigint[], uuid[]) is 'As claim_consumer, for scopes of the class short.';
+comment on function onlyonce.claim_consumer_long(uuid[], bigint[], bigint[], bigint[], uuid[]) is 'As claim_consumer, for scopes of the class long.';
+comment on function onlyonce.claim_consumer_short_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is 'As claim_consumer_fresh, for scopes of the class short.';
+comment on function onlyonce.claim_consumer_long_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is 'As claim_consumer_fresh, for scopes of the class long.';
 comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. A key that was claimed while a segment drained is in two. Claim with the functions: a row that you insert yourself excludes no other claim.';
 comment on column onlyonce.inbox.key         is '128-bit hash of (tenant, scope, key), see dedupe/testdata/keys.json.';
 comment on column onlyonce.inbox.fingerprint is 'First 64 bits of SHA-256 over the payload; 0: not compared.';
 comment on column onlyonce.inbox.segment     is 'Table that holds the key, in schema onlyonce.';
+
+-- ---------------------------------------------------------------- classes of horizon
+
+create function onlyonce.class_ring(class text) returns text
+language sql immutable strict parallel safe as $$
+  select case class when 'standard' then 'consumer_keys' when 'short' then 'consumer_short_keys' when 'long' then 'consumer_long_keys' end
+$$;
+comment on function onlyonce.class_ring(text) is 'The ring of consumers'' keys of a class of horizon: short, standard or long.';
+
+-- claim_class is the claim of a class that is known only when it runs. Each claim function names
+-- its tables, so that their plans are kept.
+create function onlyonce.claim_class(class text, keys uuid[], fingerprints bigint[]) returns smallint[]
+language plpgsql as $$
+begin
+  case class
+    when 'standard' then return onlyonce.claim_consumer(keys, fingerprints);
+    when 'short' then return onlyonce.claim_consumer_short(keys, fingerprints);
+    when 'long' then return onlyonce.claim_consumer_long(keys, fingerprints);
+  end case;
+end $$;
+comment on function onlyonce.claim_class(text, uuid[], bigint[]) is 'Claims keys of Kafka messages in the ring of a class: as claim_consumer.';
+
+-- find_keys looks for keys in the segments of a ring that claims ask. It inserts nothing and waits
+-- for nothing, so what it does not find may be claimed at any moment.
+create function onlyonce.find_keys(ring text, keys uuid[]) returns table (key uuid, fingerprint bigint)
+language plpgsql as $$
+declare
+  slot smallint;
+begin
+  foreach slot in array (select r.closed || array_remove(array[r.draining, r.cur], null) from onlyonce.rings r where r.name = find_keys.ring) loop
+    return query execute format('select s.key, s.fingerprint from onlyonce.%I s where s.key = any ($1)', find_keys.ring || '_' || slot) using find_keys.keys;
+  end loop;
+end $$;
+comment on function onlyonce.find_keys(text, uuid[]) is 'Which of these keys a ring remembers.';
+
+-- claim_both claims keys in the rings of two classes, for a scope that changes from one to the
+-- other. A key is fresh only if both say so.
+--
+-- The order of the rings is fixed: standard, short, long. Otherwise two claims of the same keys
+-- could deadlock. A key that the second ring remembers is not inserted into the first, and one that
+-- the first remembers is not inserted into the second: the payload's fingerprint there would be that
+-- of a copy, and if it is another one (a conflict), a later copy of the first message would be a
+-- conflict too. Only what is claimed in the second ring between the look and the claim is inserted
+-- into both.
+create function onlyonce.claim_both(one text, other text, keys uuid[], fingerprints bigint[]) returns smallint[]
+language plpgsql as $$
+declare
+  ordered constant text[] := array['standard', 'short', 'long'];
+  first   text       := case when array_position(ordered, one) < array_position(ordered, other) then one else other end;
+  second  text       := case when first = one then other else one end;
+  result  smallint[] := array_fill(0::smallint, array[cardinality(keys)]);
+  known   uuid[];
+  prints  bigint[];
+  at      integer;
+  asked   integer[];
+  got     smallint[];
+begin
+  perform pg_current_xact_id(); -- as in claim_RING: before the ring's row is read
+  select coalesce(array_agg(f.key), '{}'), coalesce(array_agg(f.fingerprint), '{}') into known, prints
+    from onlyonce.find_keys(onlyonce.class_ring(second), keys) f;
+  asked := '{}';
+  for n in 1 .. cardinality(keys) loop
+    at := array_position(known, keys[n]);
+    if at is null then
+      asked := asked || n;
+    else
+      result[n] := case when prints[at] = fingerprints[n] or prints[at] = 0 or fingerprints[n] = 0 then 1 else 2 end;
+    end if;
+  end loop;
+  foreach first in array array[first, second] loop
+    got := onlyonce.claim_class(first, array(select keys[u.n] from unnest(asked) with ordinality u (n, o) order by u.o),
+                                array(select fingerprints[u.n] from unnest(asked) with ordinality u (n, o) order by u.o));
+    for n in 1 .. cardinality(asked) loop
+      result[asked[n]] := got[n];
+    end loop;
+    select coalesce(array_agg(u.n order by u.o), '{}') into asked from unnest(asked) with ordinality u (n, o) where got[u.o] = 0;
+  end loop;
+  return result;
+end $$;
+comment on function onlyonce.claim_both(text, text, uuid[], bigint[]) is 'Claims keys of Kafka messages in the rings of two classes: fresh only if new in both. For a scope whose class changes.';
 
 -- claim is for every transaction except the consumer engine's own. Its keys expire by the
 -- database's clock.

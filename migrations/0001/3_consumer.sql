@@ -161,21 +161,65 @@ create table onlyonce.scopes (
   topics     text[]      not null,
   copies     text        check (copies in ('within', 'across')),
   home       text        not null,
+  class      text        not null default 'standard' check (class in ('short', 'standard', 'long')),
+  class_before     text  check (class_before in ('short', 'standard', 'long') and class_before <> class),
+  class_changed_at timestamptz,
   forgotten  timestamptz,
-  created_at timestamptz not null default clock_timestamp()
+  created_at timestamptz not null default clock_timestamp(),
+  check ((class_before is null) = (class_changed_at is null))
 );
 comment on table  onlyonce.scopes is 'What ids mean in a scope that reads messages by id: its consumers agree on this row, or halt.';
 comment on column onlyonce.scopes.topics is 'Topics that its consumers have read.';
 comment on column onlyonce.scopes.copies is 'Whether an id counts within its topic or across the topics of the scope. Null: the scope has one topic, and no choice was made.';
 comment on column onlyonce.scopes.home   is 'Topic whose keys never hold a topic: the one that the scope began with. Empty: it began with several.';
-comment on column onlyonce.scopes.forgotten is 'Until when keys were forgotten in the databases from which partitions of the scope were moved here. Null: none were.';
+comment on column onlyonce.scopes.class  is 'Class of horizon: in which ring its keys are claimed (onlyonce.class_ring).';
+comment on column onlyonce.scopes.class_before is 'Class before the last change. Its ring is asked too, as long as it may remember keys from before: see onlyonce.class_before. Null: never changed.';
+comment on column onlyonce.scopes.class_changed_at is 'When the class was changed: every claim of an earlier owner had ended by then.';
+comment on column onlyonce.scopes.forgotten is 'Until when keys were forgotten in the databases from which partitions of the scope were moved here, and in rings in which the scope claimed before its last two changes of class. Null: none were.';
+
+-- class_before returns the class that a scope had before, as long as that class's ring remembers
+-- keys which were claimed before the change: as long as it has a segment that was open then. Claims
+-- of the scope are made in both rings until then. It is null if the scope's ring suffices. Times of
+-- segments may be a minute apart from each other, because a clock that goes back by less does not
+-- halt the ring.
+create function onlyonce.class_before(scope text) returns text
+language sql stable as $$
+  select s.class_before from onlyonce.scopes s
+   where s.scope = class_before.scope and s.class_before is not null
+     and exists (select from onlyonce.rings r join onlyonce.segments g on g.ring = r.name
+                  where r.name = onlyonce.class_ring(s.class_before) and (g.slot = r.cur or g.slot = r.draining or g.slot = any (r.closed))
+                    and g.opened_at <= s.class_changed_at + interval '1 minute')
+$$;
+comment on function onlyonce.class_before(text) is 'The class of horizon that a scope had before, while its ring has to be asked too; null: it has not.';
+
+-- claim_scope claims keys in the rings of a scope, for transactions that do not own a cursor. The
+-- lock on the scope's row excludes a change of its class until the transaction ends; owners are
+-- fenced out by that change instead.
+create function onlyonce.claim_scope(scope text, keys uuid[], fingerprints bigint[]) returns smallint[]
+language plpgsql as $$
+declare
+  now_in text;
+  was_in text;
+begin
+  perform 1 from onlyonce.scopes s where s.scope = claim_scope.scope for share;
+  select coalesce((select s.class from onlyonce.scopes s where s.scope = claim_scope.scope), 'standard'), onlyonce.class_before(claim_scope.scope)
+    into now_in, was_in;
+  if was_in is null then
+    return onlyonce.claim_class(now_in, claim_scope.keys, claim_scope.fingerprints);
+  end if;
+  return onlyonce.claim_both(now_in, was_in, claim_scope.keys, claim_scope.fingerprints);
+end $$;
+comment on function onlyonce.claim_scope(text, uuid[], bigint[]) is 'Claims keys of Kafka messages in the ring of their scope''s class, and of the one before while that has to be asked.';
 
 -- forgotten returns the time until which keys of the scope may have been forgotten, here or in a
 -- database from which a partition was moved here. A key that was claimed later is remembered. It is
--- null if nothing was forgotten since the scope began.
+-- null if nothing was forgotten since the scope began. The ring of the class before holds what was
+-- claimed until the change; what it forgets of later claims, the other ring has too.
 create function onlyonce.forgotten(scope text) returns timestamptz
 language sql stable as $$
-  select greatest(s.forgotten, (select r.forgotten from onlyonce.rings r where r.name = 'consumer_keys' and r.forgotten > s.created_at))
+  select greatest(s.forgotten,
+      (select r.forgotten from onlyonce.rings r where r.name = onlyonce.class_ring(s.class) and r.forgotten > greatest(s.created_at, s.class_changed_at)),
+      (select least(r.forgotten, s.class_changed_at + interval '1 minute') from onlyonce.rings r where r.name = onlyonce.class_ring(s.class_before) and r.forgotten > s.created_at))
     from onlyonce.scopes s where s.scope = forgotten.scope
 $$;
 comment on function onlyonce.forgotten(text) is 'Until when keys of a scope may have been forgotten; null: none was.';
@@ -185,7 +229,9 @@ comment on function onlyonce.forgotten(text) is 'Until when keys of a scope may 
 -- after its id was made, but by the database's clock.
 create function onlyonce.too_old(scope text) returns timestamptz
 language sql stable as $$
-  select onlyonce.forgotten(too_old.scope) + coalesce((select r.horizon / 10 from onlyonce.rings r where r.name = 'consumer_keys'), interval '0')
+  select onlyonce.forgotten(too_old.scope) + coalesce((
+    select max(r.horizon) / 10 from onlyonce.scopes s join onlyonce.rings r on r.name in (onlyonce.class_ring(s.class), onlyonce.class_ring(s.class_before))
+     where s.scope = too_old.scope), interval '0')
 $$;
 comment on function onlyonce.too_old(text) is 'Ids of a scope that were made until this time may be copies whose key is forgotten; null: none.';
 

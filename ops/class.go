@@ -1,0 +1,161 @@
+package ops
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// scopeCursorsSQL lists the cursors of a scope, and whether it is read through a share group. In:
+// scope. Out: a row for each, in the order of their leases: id and epoch of the lease; whether it
+// has slots of a share group; whether its topic is a stream of events.
+const scopeCursorsSQL = `
+select c.id, l.epoch, exists (select from onlyonce.lease_slots s where s.lease_id = c.id and s.slot < 0) as shared,
+       coalesce(c.cluster_id = 'postgres', false) as events
+  from onlyonce.cursors c join onlyonce.leases l on l.id = c.id where c.scope = $1 order by c.id`
+
+// ClassInput is the input of [ChangeClass].
+type ClassInput struct {
+	// Scope is the scope of a consumer that claims ids. Required.
+	Scope string
+
+	// Class is the class of horizon that the scope's keys get: short, standard or long. Required.
+	Class string
+
+	// Shown is the result of a dry run with the same input that a person agreed to. If the scope has
+	// another class by now the error is of kind ErrChanged.
+	Shown *ClassChange
+}
+
+// ClassChange is the result of [ChangeClass].
+type ClassChange struct {
+	Audited
+
+	Scope  string   `json:"scope"`
+	Class  string   `json:"class"`
+	Was    string   `json:"was"`
+	Ring   string   `json:"ring"`     // in which keys are claimed from now on
+	Before string   `json:"was_ring"` // in which they are claimed too until it has forgotten what it holds
+	Lasts  *float64 `json:"lasts_seconds"`
+	// Cursors is how many cursors the scope has. Their owners are fenced out, and go on with both
+	// rings.
+	Cursors int `json:"cursors"`
+}
+
+// ChangeClass changes the class of horizon of a scope, and with it the ring in which its keys are
+// claimed and how long they are remembered.
+//
+// Keys that were claimed before stay in the ring that they are in, and are found there for as long
+// as it remembers them. Until then the scope's keys are claimed in both rings, and its consumers may
+// have either class as their Config.Horizon. Afterwards they must have the new one, or halt. The
+// class cannot be changed again before that. A key that was claimed before the change is remembered
+// for as long as its ring does: a longer class does not extend that.
+//
+// It waits for the batches of all owners to end, at most 10 s. Errors are of kind ErrInvalid,
+// ErrNotFound if no consumer of the scope has claimed ids, ErrNothing if it has that class already,
+// ErrRefused if an earlier change is not over or the scope is read through a share group, and
+// ErrChanged.
+func ChangeClass(ctx context.Context, db DB, by By, in ClassInput) (*ClassChange, error) {
+	k := kind{action: "inbox class", subject: "the scope", look: "onlyonce inbox status"}
+	return decide(ctx, db, k, by, &classing{ClassInput: in}, in.Shown)
+}
+
+type classing struct {
+	ClassInput
+	cursors []scopeCursor // under the locks on their leases
+}
+
+type scopeCursor struct {
+	ID, Epoch      int64
+	Shared, Events bool
+}
+
+func (q *classing) check() error {
+	if !slices.Contains(ring.Classes(), q.Class) {
+		return failf(ErrInvalid, "-class: must be short, standard or long")
+	}
+	return checkText("the scope", q.Scope)
+}
+
+// lock locks the leases of all cursors, and then the scope's row against new cursors (K10): the
+// owner of a cursor that is made later reads the class later.
+func (q *classing) lock(ctx context.Context, tx pgx.Tx) error {
+	locked, err := tx.Exec(ctx, cursor.LockScopeSQL, q.Scope)
+	if err != nil {
+		return err
+	}
+	for _, sql := range []string{cursor.LockScopeSlotsSQL, cursor.LockScopeRowSQL} {
+		if _, err := tx.Exec(ctx, sql, q.Scope); err != nil {
+			return err
+		}
+	}
+	if q.cursors, err = collect[scopeCursor](ctx, tx, scopeCursorsSQL, q.Scope); err != nil {
+		return err
+	}
+	if int64(len(q.cursors)) != locked.RowsAffected() {
+		return failf(ErrChanged, "a consumer made a cursor of the scope at this moment, and nothing was done").but("run the command again")
+	}
+	return nil
+}
+
+func (q *classing) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) {
+	row, err := readScope(ctx, tx, q.Scope)
+	switch {
+	case err != nil:
+		return nil, err
+	case row == nil:
+		return nil, failf(ErrNotFound, "no consumer of scope %q has claimed an id here: choose the class in its Config.Horizon", q.Scope)
+	}
+	cursors, err := collect[scopeCursor](ctx, tx, scopeCursorsSQL, q.Scope)
+	if err != nil {
+		return nil, err
+	}
+	is := func(f func(scopeCursor) bool) bool { return slices.ContainsFunc(cursors, f) }
+	switch {
+	case is(func(c scopeCursor) bool { return c.Events }):
+		return nil, failf(ErrRefused, "scope %q reads stored events, whose ids were claimed when they were appended, and nothing was done: it has no keys in the consumers' rings", q.Scope)
+	case row.Class == q.Class:
+		return nil, failf(ErrNothing, "Scope %s is of class %s already: nothing was changed.", q.Scope, q.Class)
+	case row.ClassBefore != nil:
+		return nil, failf(ErrRefused, "the scope changed from %s to %s, and ring %s still remembers keys of it from before: nothing was done. Until then its keys are claimed in both rings",
+			*row.ClassBefore, row.Class, ring.ConsumerClass(*row.ClassBefore).Name).but("wait; onlyonce inbox status shows the ring")
+	case is(func(c scopeCursor) bool { return c.Shared }):
+		return nil, failf(ErrRefused, "scope %q is read through a share group, whose members no change of the class would stop, and nothing was done", q.Scope).
+			but("give the consumer another scope, with the class in its Config.Horizon")
+	}
+	d := &ClassChange{Scope: q.Scope, Class: q.Class, Was: row.Class, Ring: ring.ConsumerClass(q.Class).Name, Before: ring.ConsumerClass(row.Class).Name, Cursors: len(cursors)}
+	return d, tx.QueryRow(ctx, lastsSQL, d.Before).Scan(&d.Lasts)
+}
+
+// lastsSQL reads how long a ring remembers at most what is claimed in it now, if no cursor and no
+// transaction holds it up: a segment is open for a seventh of the horizon. In: ring. One row:
+// seconds, null: for ever.
+const lastsSQL = `select extract(epoch from horizon * 8 / 7)::float8 from onlyonce.rings where name = $1`
+
+func (q *classing) differs(shown, now *ClassChange) bool {
+	return shown.Was != now.Was || shown.Class != now.Class
+}
+
+func (q *classing) do(ctx context.Context, tx pgx.Tx, _ By, now *ClassChange) (*ClassChange, error) {
+	for _, c := range q.cursors {
+		if err := (&Cursor{ID: c.ID, Epoch: c.Epoch}).fence(ctx, tx); err != nil {
+			return nil, err
+		}
+	}
+	_, err := tx.Exec(ctx, cursor.ClassSQL, q.Scope, q.Class)
+	return now, err
+}
+
+// Passes describes for how long both rings are asked.
+func (d *ClassChange) Passes() string {
+	if d.Lasts == nil {
+		return "For ever, because that ring forgets nothing"
+	}
+	return "For about " + show.Span(time.Duration(*d.Lasts*float64(time.Second)))
+}
