@@ -57,7 +57,7 @@ type ScopeFrontier struct {
 
 // RingUse is how much of a ring is in use.
 type RingUse struct {
-	Ring  string `json:"ring"`  // consumer_keys, standard_keys, outbox or events
+	Ring  string `json:"ring"`  // a ring of keys, outbox or events
 	Free  int    `json:"free"`  // empty segments
 	Bytes int64  `json:"bytes"` // without indexes for keys, with them for the logs
 }

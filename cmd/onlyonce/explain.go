@@ -40,8 +40,8 @@ dump, or brought by "cursor adopt -from", bears the time and the transaction tha
 what is parked under the key, conflicts too, a webhook's endpoint and time, and the HTTP request of that id. A key that is not there was never claimed, or was
 forgotten, or its claim has not committed: it says since when claims are complete.
 
-Whether a copy that comes now is a duplicate depends on who claims it, because the rings do not know each other's keys: a consumer asks consumer_keys for
-a message of Kafka; webhooks, dedupe.Claim and calls that are enqueued outside of consumers ask standard_keys. Both find what is parked
+Whether a copy that comes now is a duplicate depends on who claims it, because the rings do not know each other's keys: a consumer asks consumer_keys, or
+the ring of its scope's class, for a message of Kafka; webhooks, dedupe.Claim and calls that are enqueued outside of consumers ask standard_keys. Both find what is parked
 under the key and not settled (conflicts apart), also where the rings have forgotten it.
 
 A claim within a savepoint bears the savepoint's transaction id, by which Postgres does not tell the transaction: the calls that it enqueued are not
@@ -53,7 +53,7 @@ that is still on record, what is parked of that position, and the event if the t
 With -json, one object. Of a key:
   key, of             as stored; {tenant, scope, topic (empty: the id counts for the scope), id, replay}, null without -scope
   claimed             a ring remembers it
-  copies              what a copy is that comes now: list of {ring (consumer_keys: one that a consumer reads; standard_keys: any other), duplicate, because
+  copies              what a copy is that comes now: list of {ring (standard_keys: any that no consumer reads; else that of the scope's class), duplicate, because
                       (remembered: by that ring; parked: a row that is not settled; stored: the call is; null: it is new)}
   claims              list of {ring, segment, state (current, draining, closed; retired, forgotten: no longer asked), remembered, claimed_after,
                       claimed_before, fingerprint (null: not compared), transaction ({xid, status, committed_at}, null: not known)}

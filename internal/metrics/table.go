@@ -134,7 +134,7 @@ var (
 	ConsumerFrontier = add(Metric{
 		Name: "onlyonce.consumer.frontier", Unit: "s", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "scope"},
 		Help: "How far the slowest partition is in the past: claimed keys are kept for that much longer.",
-		Bad:  "Above a seventh of the horizon of `consumer_keys`: its tables do not suffice, and grow.",
+		Bad:  "Above a seventh of the horizon of the scope's ring (`consumer_keys` unless it chose another class): its tables do not suffice, and grow.",
 		Do:   "See [Keys are not forgotten](operations.md#keys-are-not-forgotten).",
 	})
 	Parked = add(Metric{
@@ -199,7 +199,7 @@ var (
 	})
 	SegmentsFree = add(Metric{
 		Name: "onlyonce.segments.free", Unit: "{segment}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "ring"},
-		Help: "Empty segments of a ring: consumer_keys, standard_keys, outbox or events.",
+		Help: "Empty segments of a ring: consumer_keys, consumer_short_keys, consumer_long_keys, standard_keys, outbox or events.",
 		Bad:  "0: the current segment grows until one is emptied.",
 		Do:   "See [Segments run out](operations.md#segments-run-out).",
 	})

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+func classArgs(class string, more ...string) []string {
+	return append([]string{"inbox", "class", "-scope", "stock", "-class", class, "-reason", "OPS-12", "-yes"}, more...)
+}
+
+// K10: a consumer of another class halts, and goes on when the command that the halt names was run.
+// A second change has to wait.
+func TestInboxClass(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.run(classArgs("long")...).want(t, statusEnvironment, "has claimed an id")
+	stop := s.start(effect, nil)
+	s.keyed("a", "v0")
+	s.reaches(1)
+	stop()
+	halted := make(chan *consumer.HaltError, 100)
+	s.start(effect, func(c *consumer.Config) {
+		c.Horizon, c.Hooks.Halted = consumer.HorizonLong, func(h *consumer.HaltError) { halted <- h }
+	})
+	s.keyed("a", "v0", "v1")
+	h := next(t, halted)
+	if want := "onlyonce inbox class -scope stock -class long -reason WHY"; h.Reason != consumer.HaltClass || h.Command() != want {
+		t.Fatalf("halt: %v; %s", h, h.Command())
+	}
+	s.run(classArgs("forever")...).want(t, statusEnvironment, "must be one of short, standard, long")
+	r := s.run(classArgs("long")...).want(t, statusGood, "were of class standard, and are from then on of class long, in consumer_long_keys", "For about 8d", "Done; audit row")
+	t.Log("\n" + r.out)
+	s.reaches(3)
+	if got := s.effects(); got != "v0 v1" {
+		t.Errorf("effects: %s", got)
+	}
+	s.run(classArgs("long")...).want(t, statusGood, "is of class long already: nothing was changed")
+	s.run(classArgs("short")...).want(t, statusFailed, "consumer_keys still remembers keys of it from before")
+	s.run("inbox", "status").want(t, statusGood, "consumer_long_keys_0", "consumer_short_keys: remembered at least 1d", "empty")
+	s.run("explain", "v0", "-scope", "stock").want(t, statusGood, "A copy that a consumer reads from Kafka is a duplicate")
+	if n := one[int](s.fixture, `select count(*) from onlyonce.audit where action = 'inbox class' and detail->>'was' = 'standard'`); n != 1 {
+		t.Errorf("%d audit rows", n)
+	}
+}
+
+// K10: a partition that moves takes along the keys of its class, and also those of the class before
+// while they are asked. Its scope must have the same class in both databases.
+func TestK10MoveBringsTheClass(t *testing.T) {
+	t.Parallel()
+	s := newTwoShards(t)
+	long := func(c *consumer.Config) { c.Horizon = consumer.HorizonLong }
+	s.append(1, "m0")
+	_, stop := s.start("a", effect, nil)
+	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
+	stop()
+	s.a.run(classArgs("long")...).want(t, statusGood)
+	s.append(1, "m1")
+	_, stop = s.start("a", effect, long)
+	s.a.until(`select coalesce(bool_and(next_offset = 2), false) from onlyonce.positions where partition = 1`)
+	stop()
+	s.a.run(moveArgs("retire")...).want(t, statusGood)
+	s.b.exec(`insert into onlyonce.scopes (scope, topics, home, class) values ('stock', '{orders}', 'orders', 'short')`)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "of class short here and of class long (standard before) in")
+	s.b.exec(`delete from onlyonce.scopes`)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood, "Keys that came with it: 3.")
+	for _, v := range []string{"m0", "m1", "m2"} {
+		s.append(1, v)
+	}
+	_, stop = s.start("b", effect, long)
+	s.b.until(`select coalesce(bool_and(next_offset = 5), false) from onlyonce.positions where partition = 1`)
+	stop()
+	if got := one[string](s.b, `select string_agg(value, ' ') from effects`); got != "m2" {
+		t.Errorf("effects in b: %s", got)
+	}
+	if got := one[string](s.b, `select string_agg(regexp_replace(segment, '_keys_\d$', ''), ' ' order by segment) from onlyonce.inbox where key = onlyonce.key('', 'stock', 'm0')`); got != "consumer" {
+		t.Errorf("a key from before the change is in %s", got)
+	}
+}
