@@ -128,7 +128,8 @@ func TestK10TwoConsumersOfAScope(t *testing.T) {
 }
 
 // K10: while two processes work on a topic, one with the old class and one with the new one, the
-// class is changed. Copies in the other partition find what was claimed before, meanwhile and after.
+// class is changed. Copies in the other partition find what was claimed before, meanwhile and
+// after.
 func TestK10ChangeUnderWork(t *testing.T) {
 	t.Parallel()
 	for _, first := range []bool{false, true} {
@@ -375,8 +376,8 @@ func TestK10ClaimsInBothRingsDoNotDeadlock(t *testing.T) {
 }
 
 // K10: a change is over when the old ring has forgotten what was claimed until then. Until then
-// both rings are asked and no other change is possible; afterwards the new ring alone, and a process
-// of the old class halts. A cursor keeps no segment of the old ring longer than that.
+// both rings are asked and no other change is possible; afterwards the new ring alone, and a
+// process of the old class halts. A cursor keeps no segment of the old ring longer than that.
 //
 // Not parallel: rotation waits for all transactions of the server.
 func TestK10ChangePasses(t *testing.T) {
@@ -464,9 +465,9 @@ func TestK10ChangePasses(t *testing.T) {
 	}
 }
 
-// K10: a cursor that is made while the class changes is not passed over. If its maker comes first, the
-// change is refused, because that owner has not read the class yet; if the change comes first, the
-// maker waits.
+// K10: a cursor that is made while the class changes is not passed over. If its maker comes first,
+// the change is refused, because that owner has not read the class yet; if the change comes first,
+// the maker waits.
 func TestK10CursorMadeDuringAChange(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -500,6 +501,43 @@ func TestK10CursorMadeDuringAChange(t *testing.T) {
 	if err := <-made; err != nil {
 		t.Error(err)
 	}
+}
+
+// K9, K10: what is too old follows from the ring of the scope's class since it is in it, and from
+// the ring before up to the change.
+func TestK10TooOldFollowsTheClass(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.exec(`insert into onlyonce.scopes (scope, topics, home, created_at) values ('stock', '{orders}', 'orders', clock_timestamp() - interval '100 hours')`)
+	forgets := func(name string, hours float64) {
+		r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => 3600 * $2), horizon = '1 second' where name = $1`, name, hours)
+	}
+	until := func(want string) {
+		t.Helper()
+		var got string
+		if err := r.pool.QueryRow(t.Context(), `select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.too_old('stock')) / 3600)::text, 'none')`).Scan(&got); err != nil || got != want {
+			t.Errorf("too old are ids of %s hours, want %s; %v", got, want, err)
+		}
+	}
+	forgets("consumer_long_keys", 30)
+	forgets("consumer_short_keys", 1)
+	until("none") // both are other scopes'
+	forgets("consumer_keys", 50)
+	until("50")
+	r.exec(`update onlyonce.scopes set class = 'short', class_before = 'standard', class_changed_at = clock_timestamp() - interval '20 hours'`)
+	until("1")
+	r.exec(`update onlyonce.scopes set class = 'long'`)
+	until("50") // what long has forgotten until 30 hours ago was not of this scope
+	forgets("consumer_keys", 10)
+	until("20") // later keys are in the other ring too
+	r.exec(`delete from onlyonce.lease_slots`)
+	r.exec(`update onlyonce.rings set closed = '{}' where name = 'consumer_keys'`)
+	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() where ring = 'consumer_keys'`)
+	if err := r.changes("short"); err != nil {
+		t.Fatal(err)
+	}
+	forgets("consumer_long_keys", 30)
+	until("20") // noted by the change, although the first ring is none of the two any more
 }
 
 // K10: what has no keys in the consumers' rings has no class, and a change that nothing would fence

@@ -18,7 +18,8 @@ import (
 // readCursorSQL reads a cursor's position and owner. In: scope, topic, partition. Out: at most one
 // row, by the unique (scope, topic, partition). The last two columns are the scope's class of
 // horizon, and the one before if its ring has to be asked too. A change of the class raises the
-// epochs of the scope's cursors, so what is read with an epoch holds for as long as that does (K10).
+// epochs of the scope's cursors, so what is read with an epoch holds for as long as that does
+// (K10).
 const readCursorSQL = `
 select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
        coalesce(leader_epoch, -1), coalesce(run_epoch, -1), retired_at is not null, replay_no, replay_until, replay_resume, replay_resend,

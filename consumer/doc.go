@@ -26,8 +26,8 @@
 //
 // The inbox holds the keys that producers gave to their messages. It finds copies at other offsets
 // for as long as the keys are remembered. Consumers have their own rings of it, one for each class
-// of horizon ([Config.Horizon]; by default consumer_keys), so a key that dedupe.Claim has claimed is
-// unknown here.
+// of horizon ([Config.Horizon]; by default consumer_keys), so a key that dedupe.Claim has claimed
+// is unknown here.
 //
 // # One batch
 //

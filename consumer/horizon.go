@@ -14,8 +14,8 @@ import (
 type Horizon int
 
 const (
-	// HorizonStandard is for scopes that choose nothing. Its ring is consumer_keys, with 7 days in a
-	// new database.
+	// HorizonStandard is for scopes that choose nothing. Its ring is consumer_keys, with 7 days in
+	// a new database.
 	HorizonStandard Horizon = iota
 
 	// HorizonShort is for topics of many messages whose copies come soon or never. Its ring is
@@ -49,9 +49,9 @@ func (c *Config) checkHorizon(l *fields.List) {
 }
 
 // A scope's keys are claimed in the ring of its class. While the class changes, they are claimed in
-// both rings, in the order of ring.Classes, so that two claims do not deadlock (K10). The statements
-// of each class; see the functions' comments in the migration. In: keys, fingerprints, and the
-// result of inbox.Filters.Ask.
+// both rings, in the order of ring.Classes, so that two claims do not deadlock (K10). The
+// statements of each class; see the functions' comments in the migration. In: keys, fingerprints,
+// and the result of inbox.Filters.Ask.
 var (
 	claimSQL = map[string]string{
 		ring.Standard: `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`,

@@ -166,9 +166,9 @@ type Brought struct {
 // position is not set back. At
 // makes the cursor if there is none, brings a retired one back, and ends a replay.
 //
-// With From, position, group, cluster and topic come from the other database. Each key that is
-// kept there in the ring of the scope's class is claimed here, so that copies of what was handled there are
-// recognized.
+// With From, position, group, cluster and topic come from the other database. Each key that is kept
+// there in the ring of the scope's class is claimed here, so that copies of what was handled there
+// are recognized.
 //
 // It waits for the owner's batch to end, and with From for as long as the keys take, at most 4
 // hours. Errors are of kind ErrNotFound if there is no cursor, ErrRefused, ErrChanged, and

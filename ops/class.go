@@ -28,8 +28,8 @@ type ClassInput struct {
 	// Class is the class of horizon that the scope's keys get: short, standard or long. Required.
 	Class string
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the scope has
-	// another class by now the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If the scope
+	// has another class by now the error is of kind ErrChanged.
 	Shown *ClassChange
 }
 
@@ -52,10 +52,10 @@ type ClassChange struct {
 // claimed and how long they are remembered.
 //
 // Keys that were claimed before stay in the ring that they are in, and are found there for as long
-// as it remembers them. Until then the scope's keys are claimed in both rings, and its consumers may
-// have either class as their Config.Horizon. Afterwards they must have the new one, or halt. The
-// class cannot be changed again before that. A key that was claimed before the change is remembered
-// for as long as its ring does: a longer class does not extend that.
+// as it remembers them. Until then the scope's keys are claimed in both rings, and its consumers
+// may have either class as their Config.Horizon. Afterwards they must have the new one, or halt.
+// The class cannot be changed again before that. A key that was claimed before the change is
+// remembered for as long as its ring does: a longer class does not extend that.
 //
 // It waits for the batches of all owners to end, at most 10 s. Errors are of kind ErrInvalid,
 // ErrNotFound if no consumer of the scope has claimed ids, ErrNothing if it has that class already,

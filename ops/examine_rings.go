@@ -44,6 +44,8 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		d.add(LevelWarn, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of consumer_keys")
 	} else if err := d.remembers(ctx, tx, "copies", "consumer_keys", *d.ask.CopiesWithin, "producers"); err != nil {
 		return err
+	} else if err := d.otherClasses(ctx, tx, "copies", *d.ask.CopiesWithin, "producers"); err != nil {
+		return err
 	}
 	if err := d.relayRetries(ctx, tx); err != nil {
 		return err
@@ -65,10 +67,39 @@ func (d *examiner) remembers(ctx context.Context, tx pgx.Tx, check, ring string,
 	return nil
 }
 
+// classScopesSQL lists the classes that scopes have chosen, with those scopes. In: the class of
+// scopes that choose nothing.
+const classScopesSQL = `select class, string_agg(scope, ', ' order by scope) as scopes from onlyonce.scopes where class <> $1 group by class order by class`
+
+// otherClasses reports the scopes that have chosen a class whose ring remembers keys for less than
+// that. It is no fault: copies of their messages may come sooner, and only their consumers know
+// (Config.CopiesWithin).
+func (d *examiner) otherClasses(ctx context.Context, tx pgx.Tx, check string, copies time.Duration, whose string) error {
+	type class struct{ Class, Scopes string }
+	chosen, err := collect[class](ctx, tx, classScopesSQL, ring.Standard)
+	if err != nil {
+		return err
+	}
+	for _, c := range chosen {
+		which := ring.ConsumerClass(c.Class).Name
+		err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: which, Copies: copies})
+		if errors.Is(err, inbox.ErrHorizon) {
+			d.add(LevelInfo, check, "set Config.CopiesWithin in the consumers of these scopes; if their copies may come that late, change their class: onlyonce inbox class",
+				"%s: copies may come for %s, and %s may forget keys before that, of the scopes that have chosen class %s: %s", whose, show.Span(copies), which, c.Class, c.Scopes)
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // relayRetries checks how long relays go on with a call: as declared, and by the oldest parked one.
 func (d *examiner) relayRetries(ctx context.Context, tx pgx.Tx) error {
 	if d.ask.RelayRetries != nil {
 		if err := d.remembers(ctx, tx, "relay-retries", "consumer_keys", *d.ask.RelayRetries, "relays"); err != nil {
+			return err
+		}
+		if err := d.otherClasses(ctx, tx, "relay-retries", *d.ask.RelayRetries, "relays"); err != nil {
 			return err
 		}
 	}
@@ -209,10 +240,10 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 		map[bool]string{true: "a process rotates it", false: "no process rotates it just now, and nothing is due"}[held])
 }
 
-// frontiers judges the cursors that hold back what the consumers' rings forget. If a frontier is more
-// than a seventh of the horizon in the past, the tables do not suffice, and the current segment
-// grows. A frontier in the future was recorded while the clock was ahead, and no rotator has made
-// it void yet (K6).
+// frontiers judges the cursors that hold back what the consumers' rings forget. If a frontier is
+// more than a seventh of the horizon in the past, the tables do not suffice, and the current
+// segment grows. A frontier in the future was recorded while the clock was ahead, and no rotator
+// has made it void yet (K6).
 func (d *examiner) frontiers(rings []KeyRing, all []Frontier) {
 	const check = "frontiers"
 	forgets := rings[0].Horizon != nil

@@ -38,9 +38,9 @@ const (
 // Copy is what a copy would be that arrives now and is claimed in one ring. The rings do not know
 // each other's keys (K3).
 type Copy struct {
-	// Ring is the ring that the claim asks: consumers ask that of their scope's class, and webhooks,
-	// dedupe.Claim and calls that are enqueued outside of consumers ask standard_keys. While the
-	// class changes, a key that the ring of the class before holds is remembered too.
+	// Ring is the ring that the claim asks: consumers ask that of their scope's class, and
+	// webhooks, dedupe.Claim and calls that are enqueued outside of consumers ask standard_keys.
+	// While the class changes, a key that the ring of the class before holds is remembered too.
 	Ring      string  `json:"ring"`
 	Duplicate bool    `json:"duplicate"`
 	Because   *string `json:"because"` // BecauseRemembered, BecauseParked or BecauseStored; nil: it is new

@@ -80,8 +80,8 @@ const ahead = time.Minute
 // frontiersSQL lists the cursors that hold back the retention of the consumers' rings most. Before
 // them it lists those whose frontier is ahead of the clock, which hold back too little. Out: scope,
 // topic, partition, age in seconds by the clock (null: not known; below 0: ahead), the ring of the
-// scope's class. In: how many seconds count as ahead. Reads one row of onlyonce.cursors and one of onlyonce.frontiers for each
-// cursor in use.
+// scope's class. In: how many seconds count as ahead. Reads one row of onlyonce.cursors and one of
+// onlyonce.frontiers for each cursor in use.
 const frontiersSQL = `
 select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind, onlyonce.class_ring(coalesce(s.class, 'standard')) as ring
   from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run left join onlyonce.scopes s on s.scope = c.scope

@@ -9,9 +9,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// scopeSQL reads what ids mean in a scope, until when its keys were forgotten, its class of horizon,
-// and the class before if its ring has to be asked too. In: scope. At most one row; by the primary
-// key.
+// scopeSQL reads what ids mean in a scope, until when its keys were forgotten, its class of
+// horizon, and the class before if its ring has to be asked too. In: scope. At most one row; by the
+// primary key.
 const scopeSQL = `select topics, copies, home, onlyonce.forgotten(scope) as forgotten, class, onlyonce.class_before(scope) as class_before from onlyonce.scopes where scope = $1`
 
 // scopeRow is a row of onlyonce.scopes.

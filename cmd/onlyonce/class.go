@@ -18,7 +18,7 @@ func inboxClassCommand() command {
 	return command{
 		name:    "inbox class",
 		args:    "[-postgres URL] -scope S -class short|standard|long -reason WHY [-yes]",
-		summary: "change for how long a scope's keys are remembered, by its class",
+		summary: "change a scope's class of horizon, and so its ring of keys",
 		help: `
 Changes the class of horizon of a consumer's scope: the ring in which its keys are claimed (consumer_short_keys, consumer_keys or
 consumer_long_keys), and so how long they are remembered ("onlyonce inbox horizon" sets that for a ring). In one transaction the owners

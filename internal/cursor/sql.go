@@ -133,8 +133,9 @@ const RetireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() wh
 
 // BringScopeSQL brings the scope of another database. In: scope, topics, choice (null: none), home,
 // until when its keys were forgotten there (null: none were), class of horizon, the class before if
-// its ring has to be asked too (null: it has not). By the primary key. The keys that came along from
-// the ring of the class before are in its current segment here, so the change counts from now on.
+// its ring has to be asked too (null: it has not). By the primary key. The keys that came along
+// from the ring of the class before are in its current segment here, so the change counts from now
+// on.
 const BringScopeSQL = `
 insert into onlyonce.scopes as s (scope, topics, copies, home, forgotten, class, class_before, class_changed_at)
 values ($1, $2::text[], $3, $4, $5, $6, $7::text, case when $7::text is not null then clock_timestamp() end)
@@ -143,9 +144,9 @@ on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), 
   topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`
 
 // LockScopeSQL locks the leases of all cursors of a scope, and LockScopeSlotsSQL their slots after
-// that; see LockSQL and LockSlotsSQL. LockScopeRowSQL locks the scope's row after both: it waits for
-// transactions that make a cursor (CreateSQL) or claim by the row (onlyonce.claim_scope), and keeps
-// out later ones. In: scope.
+// that; see LockSQL and LockSlotsSQL. LockScopeRowSQL locks the scope's row after both: it waits
+// for transactions that make a cursor (CreateSQL) or claim by the row (onlyonce.claim_scope), and
+// keeps out later ones. In: scope.
 const (
 	LockScopeSQL = `
 select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id where c.scope = $1 order by l.id for no key update of l`

@@ -9,9 +9,9 @@
 // # Filters
 //
 // A claim that asked every closed segment by SQL would cost 5 us for each key and segment. So a
-// filter of each closed segment of the consumers' rings is built and stored beside it, and every consumer
-// loads it and asks it there. A claim names the uses whose filters it asked, and the keys that
-// those could not exclude. The server asks these segments only for these keys, and all other
+// filter of each closed segment of the consumers' rings is built and stored beside it, and every
+// consumer loads it and asks it there. A claim names the uses whose filters it asked, and the keys
+// that those could not exclude. The server asks these segments only for these keys, and all other
 // segments for all keys. So a filter that is missing, late or unreadable costs time. It never makes
 // a key look new or look like a duplicate. What it defends against:
 //

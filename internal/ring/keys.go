@@ -112,10 +112,10 @@ const consumerRepair = `update onlyonce.frontiers set run = -1 where run >= 0 an
 // that read the event log keep nothing either, because their keys are claimed when events are
 // appended.
 //
-// RING is replaced by the ring, and CLASS by its class. A cursor keeps segments of the ring in which
-// its scope claims. Of the ring in which the scope claimed before its class was changed, it keeps
-// those that were open until then: what it has claimed there since is in the other ring too (K10).
-// A scope without a row claims no ids of messages; its cursors keep consumer_keys.
+// RING is replaced by the ring, and CLASS by its class. A cursor keeps segments of the ring in
+// which its scope claims. Of the ring in which the scope claimed before its class was changed, it
+// keeps those that were open until then: what it has claimed there since is in the other ring too
+// (K10). A scope without a row claims no ids of messages; its cursors keep consumer_keys.
 const consumerNeeded = `
 select (
   select case when f.frontier is null then format('consumer %s has not said yet how far it is in %s, partition %s', c.scope, c.topic, c.partition)

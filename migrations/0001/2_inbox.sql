@@ -301,10 +301,10 @@ comment on function onlyonce.find_keys(text, uuid[]) is 'Which of these keys a r
 --
 -- The order of the rings is fixed: standard, short, long. Otherwise two claims of the same keys
 -- could deadlock. A key that the second ring remembers is not inserted into the first, and one that
--- the first remembers is not inserted into the second: the payload's fingerprint there would be that
--- of a copy, and if it is another one (a conflict), a later copy of the first message would be a
--- conflict too. Only what is claimed in the second ring between the look and the claim is inserted
--- into both.
+-- the first remembers is not inserted into the second: the payload's fingerprint there would be
+-- that of a copy, and if it is another one (a conflict), a later copy of the first message would be
+-- a conflict too. Only what is claimed in the second ring between the look and the claim is
+-- inserted into both.
 create function onlyonce.claim_both(one text, other text, keys uuid[], fingerprints bigint[]) returns smallint[]
 language plpgsql as $$
 declare
