@@ -209,8 +209,8 @@ func TestK10OwnerFromBeforeIsFencedOut(t *testing.T) {
 	}
 }
 
-// K10: the change happens between the first read of the cursor and the raise of its epoch. The raise
-// fails, and the owner that reads again claims in both rings.
+// K10: the change happens between the first read of the cursor and the raise of its epoch. The
+// raise fails, and the owner that reads again claims in both rings.
 func TestK10ChangeDuringATakeOver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
