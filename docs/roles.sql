@@ -112,9 +112,10 @@ begin
     ('onlyonce_relay',    'outbox_log',     'select'),
     ('onlyonce_relay',    'sinks',          'select, insert, update (start_window)'),
     ('onlyonce_relay',    'lanes',          'select, insert, update'),
+    ('onlyonce_relay',    'rates',          'select, insert, update, delete'),
     ('onlyonce_relay',    'rings',          'select'),
     ('onlyonce_relay',    'segments',       'select'),
-    ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key, lane,
+    ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key, lane, waits_for, waits_since,
                                              response_status, response_headers, response_body)'), -- tries calls again
 
     ('onlyonce_rotator',  'leases',         'select, insert, update'),
@@ -162,6 +163,7 @@ begin
     ('onlyonce_operator', 'calls',          'select'),
     ('onlyonce_operator', 'sinks',          'select, insert, update'),
     ('onlyonce_operator', 'lanes',          'select, update'),
+    ('onlyonce_operator', 'rates',          'select, insert, update'),
     ('onlyonce_operator', 'rings',          'select, update'),                 -- rebase
     ('onlyonce_operator', 'segments',       'select, update'),
     ('onlyonce_operator', 'outbox_version', 'usage, select, update'),

@@ -48,6 +48,14 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 			d.add(LevelWarn, check, "start a relay that lists it", "no relay holds sink %s, which has calls to send, the oldest %s old", s.Sink, show.Seconds(*s.Age))
 		}
 	}
+	for i := range r.Sinks {
+		for j := range r.Sinks[i].Rates {
+			rate := &r.Sinks[i].Rates[j]
+			if rate.Waiting > 0 || rate.HeldUntil != nil {
+				d.add(LevelInfo, check, "onlyonce outbox status -sink "+show.Quote(rate.Sink), "calls of sink %s, tenant %q wait for their rate: %s", rate.Sink, rate.Tenant, show.OneLine(rate.String()))
+			}
+		}
+	}
 	if !r.Counted {
 		d.add(LevelInfo, check, "", "how many calls are pending is not known: counting took over %s", d.limit())
 	}

@@ -83,6 +83,7 @@ type OutboxSink struct {
 	Age     *float64      `json:"oldest_age_seconds" db:"-"` // of the oldest of those; nil: none, or not counted
 	Parked  []ParkedCalls `json:"parked" db:"-"`
 	Lanes   []*OutboxLane `json:"lanes" db:"-"` // none if the sink is not listed
+	Rates   []SinkRate    `json:"rates" db:"-"` // of the sink and its tenants, and what waits for them
 }
 
 // OutboxLane is a sixteenth of a sink's calls.
@@ -201,6 +202,10 @@ func readOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 	if err != nil {
 		return nil, err
 	}
+	rates, err := readRates(ctx, tx, sink, nil)
+	if err != nil {
+		return nil, err
+	}
 	if r.Ring, err = collect[OutboxSegment](ctx, tx, ringSQL); err != nil {
 		return nil, err
 	}
@@ -213,7 +218,12 @@ func readOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		utc(s.PausedAt)
-		s.Parked, s.Lanes = []ParkedCalls{}, []*OutboxLane{}
+		s.Parked, s.Lanes, s.Rates = []ParkedCalls{}, []*OutboxLane{}, []SinkRate{}
+		for _, rate := range rates {
+			if rate.Sink == s.Sink {
+				s.Rates = append(s.Rates, rate)
+			}
+		}
 		for j := range lanes {
 			if l := &lanes[j]; l.Sink == s.Sink {
 				utc(l.Until)

@@ -100,7 +100,7 @@ type ParkedDetail struct {
 	Reason        string     `json:"reason"`
 	Error         string     `json:"error"` // whole
 	Attempts      int32      `json:"attempts"`
-	NextAttemptAt *time.Time `json:"next_attempt_at"` // in state retrying: when it is due
+	NextAttemptAt *time.Time `json:"next_attempt_at"` // in state retrying: when it is due; nil: it waits for a rate
 	Tenant        string     `json:"tenant"`
 	Scope         string     `json:"scope"`
 	Key           *string    `json:"key"`      // as stored, a UUID

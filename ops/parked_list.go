@@ -59,7 +59,7 @@ type ParkedItem struct {
 	ParkedAt  time.Time  `json:"parked_at"`
 	SettledAt *time.Time `json:"settled_at"` // when it was resolved or discarded
 
-	NextAttemptAt *time.Time `json:"next_attempt_at"` // in state retrying: when it is due
+	NextAttemptAt *time.Time `json:"next_attempt_at"` // in state retrying: when it is due; nil: it waits for a rate
 }
 
 // ParkedListFilter picks parked rows. The zero value picks the newest DefaultLimit.

@@ -150,7 +150,7 @@ update onlyonce.call_index set snapshot = '1:1:'`
 // lost. In: sink (null: any).
 const rebaseParkedSQL = `
 update onlyonce.parked p
-   set first_attempt_at = case when p.reason = 'scheduled' then greatest(p.parked_at, p.next_attempt_at) else p.parked_at end
+   set first_attempt_at = case when p.reason = 'scheduled' then greatest(p.parked_at, p.next_attempt_at, p.waits_since) else p.parked_at end
  where p.kind = 'call' and p.settled_at is null and p.first_attempt_at is null and p.row_id is not null and ($1::text is null or p.sink = $1)
    and not (p.reason = 'scheduled' and p.next_attempt_at > clock_timestamp())`
 

@@ -16,7 +16,7 @@ func TestDecisionsPrepare(t *testing.T) {
 	defer conn.Release()
 	for _, sql := range []string{boundsSQL, auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, redrivesSQL, leftSQL, lastReplaySQL, forgottenSQL,
 		standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
-		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
+		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, sinkRatesSQL, lockRateSQL, setRateSQL,
 		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
 		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
 		eraseRequestSQL, eraseStepsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, bulkAuditSQL, fenceOffSQL, closeSQL, closeSealSQL, lockHomeSQL, leaveHomeSQL, adoptHomeSQL, leaseRequestsSQL, standardForgottenSQL, fenceOffRecordsSQL} {

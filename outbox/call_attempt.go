@@ -66,6 +66,7 @@ const (
 	attemptWaiting   attemptState = iota // for its turn
 	attemptBlocked                       // an earlier call of its key is parked: no call is made
 	attemptScheduled                     // its time has not come
+	attemptRated                         // its tenant's rate has no permit for it
 	attemptUnderWay
 	attemptReturned
 )

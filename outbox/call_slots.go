@@ -12,6 +12,7 @@ import (
 type callSlots struct {
 	capacity int
 	readier  Readier     // the sink, if it is one; nil otherwise
+	rates    *relayRates // of the sink; a slot needs a permit of the sink's rate
 	paused   atomic.Bool // by an operator
 
 	mu    sync.Mutex
@@ -22,9 +23,9 @@ type callSlots struct {
 	freed chan struct{}
 }
 
-func newCallSlots(capacity int, sink Sink) *callSlots {
+func newCallSlots(capacity int, sink Sink, rates *relayRates) *callSlots {
 	r, _ := sink.(Readier)
-	s := &callSlots{capacity: capacity, readier: r, freed: make(chan struct{}, 1)}
+	s := &callSlots{capacity: capacity, readier: r, rates: rates, freed: make(chan struct{}, 1)}
 	s.signalFree()
 	return s
 }
@@ -40,7 +41,7 @@ func (s *callSlots) ready() int {
 // open reports whether calls may be started now: the sink is not paused, and takes more calls than
 // are under way. It does not say whether there is a free slot.
 func (s *callSlots) open() bool {
-	if s.paused.Load() {
+	if s.paused.Load() || s.rates.held("") {
 		return false
 	}
 	return s.readier == nil || s.inUse() < s.ready()
@@ -53,9 +54,9 @@ func (s *callSlots) acquire(n int) int {
 	}
 	limit := s.ready()
 	s.mu.Lock()
-	n = max(min(n, s.capacity-s.taken, limit-s.taken), 0)
+	n = s.rates.take("", max(min(n, s.capacity-s.taken, limit-s.taken), 0))
 	s.taken += n
-	left := s.capacity > s.taken
+	left := s.capacity > s.taken && s.rates.available("") > 0
 	s.mu.Unlock()
 	if left {
 		s.signalFree()
@@ -66,10 +67,10 @@ func (s *callSlots) acquire(n int) int {
 // keep reports whether a call may follow another one in its slot, while free other slots are about
 // to be released.
 func (s *callSlots) keep(free int) bool {
-	if s.paused.Load() {
+	if s.paused.Load() || s.readier != nil && s.inUse()-free > s.ready() {
 		return false
 	}
-	return s.readier == nil || s.inUse()-free <= s.ready()
+	return s.rates.take("", 1) == 1
 }
 
 // release gives back n slots.
@@ -81,6 +82,12 @@ func (s *callSlots) release(n int) {
 	s.taken -= n
 	s.mu.Unlock()
 	s.signalFree()
+}
+
+// unused gives back n slots that no call was begun in, with their permits.
+func (s *callSlots) unused(n int) {
+	s.rates.giveBack("", n)
+	s.release(n)
 }
 
 // inUse is how many slots are taken.

@@ -23,6 +23,9 @@ type chunk struct {
 	// that it has not begun would then be read and called again, beside its own calls.
 	committing bool
 
+	rates  *relayRates
+	readAt time.Time
+
 	waiting     map[uuid.UUID][]*callAttempt // keys with a call under way, with the calls that wait for it
 	blockedKeys map[uuid.UUID]bool           // keys with a call that was parked
 }
@@ -31,7 +34,7 @@ type chunk struct {
 // have been called by a previous owner, and keysUnderWay are the ordering keys of parked calls that
 // are under way.
 func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled int, keysUnderWay []uuid.UUID) *chunk {
-	c := &chunk{rows: rows, lastActivity: time.Now(), waiting: map[uuid.UUID][]*callAttempt{}, blockedKeys: map[uuid.UUID]bool{}}
+	c := &chunk{rows: rows, lastActivity: time.Now(), rates: lane.sink.rates, readAt: readAt, waiting: map[uuid.UUID][]*callAttempt{}, blockedKeys: map[uuid.UUID]bool{}}
 	window := lane.sink.limits.startWindow()
 	for i, a := range rows {
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
@@ -58,10 +61,33 @@ func (c *chunk) skipRows() {
 			}
 		case a.order != nil && c.keyBusy(*a.order):
 			c.waiting[*a.order] = append(c.waiting[*a.order], a)
+		case c.rates.mustWait(a.Tenant):
+			c.setAside(a)
 		default:
 			return
 		}
 	}
+}
+
+// setAside has a call wait for its tenant's rate, and the later calls of its ordering key after it.
+func (c *chunk) setAside(a *callAttempt) {
+	a.state = attemptRated
+	if a.order != nil {
+		c.blockedKeys[*a.order] = true
+	}
+}
+
+// setNextAside sets the next row aside.
+func (c *chunk) setNextAside() {
+	c.setAside(c.rows[c.next])
+	c.next++
+	c.skipRows()
+}
+
+// setFollowerAside sets a call aside whose turn in its ordering key has come, and those after it.
+func (c *chunk) setFollowerAside(a *callAttempt) {
+	a.state = attemptRated
+	c.blockKey(*a.order)
 }
 
 func (c *chunk) keyBusy(key uuid.UUID) bool {

@@ -65,6 +65,10 @@ type RelayConfig struct {
 	// s.
 	DrainTimeout time.Duration
 
+	// Rates limit how many calls a second all relays together start, to a sink or for one of its
+	// tenants. The relay that is started last sets those of its sinks. Defaults to none.
+	Rates []Rate
+
 	// PassOn lets the later calls of an ordering key go on if one is given up: rejected by the
 	// remote, or of unknown outcome. Defaults to false: they wait until an operator has resolved
 	// it.
@@ -151,6 +155,7 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 		}
 	}
 	checkSinks(&l, c.Sinks)
+	checkRates(&l, c.Rates, c.Sinks)
 	return c, l.Err()
 }
 

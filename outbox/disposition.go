@@ -20,6 +20,7 @@ type disposition struct {
 	due           bool          // it becomes due by itself
 	delay         time.Duration // after that long
 	windowAnew    bool          // no call was applied: the key's window counts anew
+	uncounted     bool          // the attempt is not counted
 	answer        *Response     // kept in the row
 }
 
@@ -40,6 +41,8 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 		return disposition{state: parked.Blocked, reason: parked.Behind}
 	case attemptScheduled:
 		return disposition{state: parked.Retrying, reason: parked.Scheduled, due: true, delay: a.notBeforeIn - time.Since(a.readAt)}
+	case attemptRated: // never by its due time, but when the rate has a permit for it
+		return disposition{state: parked.Retrying, reason: parked.Rate}
 	case attemptWaiting:
 		return disposition{state: parked.Retrying, reason: parked.Cut, due: true}
 	case attemptUnderWay: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it
@@ -78,6 +81,7 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 			d.lastError = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
 		}
 		d.settlement, d.state, d.reason, d.due, d.delay = SettledRetry, parked.Retrying, parked.Failed, true, s.retryWait(a)
+		d.uncounted = r.Holds != HoldsCall && r.RetryAfter > 0 && !a.completing()
 		if a.completing() {
 			d.reason = parked.Completion
 		}

@@ -147,6 +147,11 @@
 // the age counts from the time of the message. If the call was in the log already when that history
 // was lost, it counts from the time of the row.
 //
+// Too many calls at once. Relays start calls by permits, of which all of them together get as many
+// a second as the rate of the sink and of the call's tenant allows (RelayConfig.Rates). A call of a
+// tenant that is over its rate is copied into onlyonce.parked too, and waits there without a due
+// time until there is a permit for it.
+//
 // # Using it
 //
 // In a consumer's handler:

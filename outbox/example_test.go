@@ -80,6 +80,25 @@ func ExampleEnqueue_handler() {
 	_ = handle
 }
 
+// At most 100 calls a second to the remote, by all relays together, and at most 5 for one tenant.
+// Its calls that are over that wait, and hold up nobody else's.
+func ExampleRate() {
+	start := func(ctx context.Context, pool *pgxpool.Pool, payments outbox.Sink) error {
+		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
+			Sinks: []outbox.Sink{payments},
+			Rates: []outbox.Rate{
+				{Sink: "payments", PerSecond: 100},
+				{Sink: "payments", Tenant: "acme", PerSecond: 5},
+			},
+		})
+		if err != nil {
+			return err
+		}
+		return relay.Run(ctx)
+	}
+	_ = start
+}
+
 // What one attempt looks like from the remote's side.
 func ExampleSink() {
 	remote := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

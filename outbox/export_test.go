@@ -12,7 +12,8 @@ var Statements = map[string]string{
 	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first batches": firstBatchesSQL, "collect": collectRefsSQL, "fetch": fetchBatchesSQL, "park": parkSQL,
 	"wal position": walPositionSQL, "standbys": standbysSQL, "replicas": replicasSQL,
 	"pick": pickSQL, "next": nextDueSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,
-	"purge": purgeSQL,
+	"purge": purgeSQL, "configure rates": configureRatesSQL, "rates": ratesSQL, "take permits": takePermitsSQL, "hold": holdSQL, "forget rates": forgetRatesSQL,
+	"waiting": waitingSQL, "set aside": setAsideSQL,
 }
 
 // SetSweepEvery changes how often lanes look for blocked calls that no unsettled call precedes. It

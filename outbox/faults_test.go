@@ -138,6 +138,14 @@ func (f *relayFaults) mix() {
 	}
 }
 
+// mixOf is mix, of a tenant with a rate.
+func (f *relayFaults) mixOf(tenant string, perSecond float64) {
+	f.t.Helper()
+	f.mix()
+	f.rig.exec(`update onlyonce.batches set tenant = $1, tenants = null`, tenant)
+	f.rig.exec(`insert into onlyonce.rates (sink, tenant, per_second) values ('payments', $1, $2)`, tenant, perSecond)
+}
+
 // relaySpec is all that a relay process needs to know.
 type relaySpec struct {
 	Postgres, Remote string
@@ -205,6 +213,7 @@ func TestRelayProcess(t *testing.T) {
 	defer pool.Close()
 	cfg := testConfig(&mortal{Sink: s, relaySpec: x})
 	quick(&cfg)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", PerSecond: 1e6}}
 	cfg.Hooks.Failed = func(f outbox.Failed) { fmt.Fprintf(os.Stderr, "failed: %.200v\n", f.Err) }
 	relay, err := outbox.NewRelay(pool, cfg)
 	if err != nil {
@@ -655,6 +664,47 @@ var otherRows = []relayRow{
 		first.signal(syscall.SIGCONT)
 		f.mix()
 		f.want(f.finish(), map[string]int{"delivered": 80})
+	}},
+	{"crash with permits of a rate", func(f *relayFaults) {
+		f.begin()
+		f.mixOf("slow", 40)
+		x := f.spec()
+		x.DieBefore = 5
+		f.process(os.Args[0], x).dies()
+		f.relayTo()
+		f.want(f.finish(), map[string]int{"delivered": 40})
+	}},
+	{"a relay stopped with permits of a rate", func(f *relayFaults) {
+		f.begin()
+		begun, release := make(chan struct{}, 1000), make(chan struct{})
+		f.m.After = func(context.Context, callcheck.Body) {
+			begun <- struct{}{}
+			<-release
+		}
+		f.timeout = 20 * time.Second
+		f.mixOf("slow", 40)
+		first := f.process(os.Args[0], f.spec())
+		<-begun
+		first.signal(syscall.SIGSTOP)
+		f.relayTo(quick)
+		close(release)
+		until(f.t, "the other one has sent some", func() bool {
+			return one[int](f.rig, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 10
+		})
+		first.signal(syscall.SIGCONT)
+		f.want(f.finish(), map[string]int{"delivered": 40})
+	}},
+	{"a rate changed and removed while calls wait", func(f *relayFaults) {
+		f.begin()
+		f.mixOf("slow", 0.01)
+		f.relayTo()
+		until(f.t, "calls wait", func() bool {
+			return one[int](f.rig, `select count(*) from onlyonce.parked where waits_for = 'slow'`) >= 10
+		})
+		f.rig.exec(`update onlyonce.rates set per_second = 20`)
+		until(f.t, "some go out", func() bool { return f.requests() >= 10 })
+		f.rig.exec(`delete from onlyonce.rates`)
+		f.want(f.finish(), map[string]int{"delivered": 40})
 	}},
 	{"connection cut before COMMIT", func(f *relayFaults) { f.cuts(false) }},
 	{"connection cut after COMMIT", func(f *relayFaults) { f.cuts(true) }},

@@ -107,7 +107,7 @@ func (o *laneOwner) serve() error {
 		parkedNeedSlot := o.parked.needSlot && o.reader.cursorKnown && !now.Before(o.retry.at)
 		rowsNeedSlot := o.chunk != nil && !o.chunk.committing && o.chunk.hasNext()
 		var slot <-chan struct{}
-		if (parkedNeedSlot || rowsNeedSlot) && o.mayStartCalls() {
+		if (parkedNeedSlot || rowsNeedSlot) && o.mayStartCalls() && !o.sink.waitsForRate() {
 			slot = o.sink.slots.freed
 		}
 		timer.Reset(time.Until(o.nextDue()))
@@ -159,6 +159,7 @@ func (o *laneOwner) mayStartCalls() bool { return o.drainUntil.IsZero() && o.sin
 // handleWakeup notes what there is to do.
 func (o *laneOwner) handleWakeup(w wakeup) {
 	o.reader.newRows = o.reader.newRows || w.Fresh
+	o.parked.noteWaiting(w.waiting...)
 	if w.Due {
 		o.parked.dueIn(0) // perhaps by an operator, long before the next one known here
 	}
@@ -201,19 +202,22 @@ func (o *laneOwner) nextDue() time.Time {
 	}
 	if c := o.chunk; c != nil {
 		switch {
-		case c.committing, c.finished(o.mayStartCalls()):
+		case c.committing, c.finished(o.mayStartCalls()), o.chunkOutlived(time.Now()):
 			earlier(time.Time{})
 		case c.underWay > 0:
 			earlier(c.lastActivity.Add(chunkPatience))
 		}
-		if c.hasNext() && !stopping && !o.sink.slots.open() {
-			earlier(time.Now().Add(o.sink.cfg.PollInterval)) // until the sink takes calls again
+		if c.hasNext() && !stopping && o.pollWait() > 0 {
+			earlier(time.Now().Add(o.pollWait())) // until the sink takes calls again
 		}
 	} else if o.reader.newRows && !stopping {
 		earlier(time.Now().Add(o.pollWait()))
 	}
 	if len(o.parked.returned) > 0 || o.promotions.pending() {
 		earlier(time.Time{})
+	}
+	if o.mayRelease() {
+		earlier(time.Now().Add(o.pollWait()))
 	}
 	if o.parked.due && !stopping {
 		at := time.Now().Add(o.pollWait())
@@ -228,9 +232,10 @@ func (o *laneOwner) nextDue() time.Time {
 	return next
 }
 
-// pollWait is how long to wait before existing work is looked at: 0 if the sink takes calls.
+// pollWait is how long to wait before existing work is looked at: 0 if the sink takes calls. If the
+// sink's rate has a permit before, the sender wakes the lane.
 func (o *laneOwner) pollWait() time.Duration {
-	if o.sink.slots.open() {
+	if o.sink.slots.open() && !o.sink.waitsForRate() {
 		return 0
 	}
 	return o.sink.cfg.PollInterval
@@ -268,18 +273,36 @@ func (o *laneOwner) runTransactions(now time.Time) error {
 		}
 	}
 	open := o.mayStartCalls()
-	if due := o.parked.due && open && !now.Before(o.parked.dueAt); due || len(o.parked.returned) > 0 {
+	due := o.parked.due && !now.Before(o.parked.dueAt) || o.mayRelease()
+	if due = due && open; due || len(o.parked.returned) > 0 {
 		if err := o.tryParkedCalls(due, 0); err != nil {
 			return err
 		}
 	}
 	switch {
-	case o.chunk != nil && o.chunk.toBeCommitted(now, open):
+	case o.chunk != nil && (o.chunk.toBeCommitted(now, open) || o.chunkOutlived(now)):
 		return o.finishChunk()
-	case o.chunk == nil && o.reader.newRows && open:
+	case o.chunk == nil && o.reader.newRows && open && !o.sink.waitsForRate():
 		return o.readPass()
 	}
 	return nil
+}
+
+// mayRelease reports whether calls that wait for a rate may be made now, if there is a slot.
+func (o *laneOwner) mayRelease() bool {
+	return len(o.parked.waiting) > 0 && !o.parked.needSlot && o.mayStartCalls() && o.parked.releasable()
+}
+
+// chunkLife is how long a chunk may wait for the sink's rate before it is read anew, and at most a
+// quarter of the window of its keys.
+const chunkLife = 10 * time.Second
+
+// chunkOutlived reports whether the chunk has waited for the sink's rate for so long that it is
+// read anew: the windows of its keys count from when it was read, and none of the calls that wait
+// was made (O14).
+func (o *laneOwner) chunkOutlived(now time.Time) bool {
+	c := o.chunk
+	return c.hasNext() && c.underWay == 0 && now.Sub(c.readAt) >= min(chunkLife, o.sink.limits.startWindow()/4) && o.sink.waitsForRate()
 }
 
 // tryParkedCalls settles parked calls, picks due ones, and makes them.
@@ -320,10 +343,16 @@ func (o *laneOwner) callReturned(a *callAttempt, now time.Time, free int) *callA
 	}
 	c.underWay--
 	c.lastActivity = now
-	if next := c.nextOfKey(a); next != nil && o.drainUntil.IsZero() && o.sink.slots.keep(free) {
-		return next
+	next := c.nextOfKey(a)
+	if next == nil || !o.drainUntil.IsZero() || !o.sink.slots.keep(free) {
+		return nil
 	}
-	return nil
+	if next.Tenant != "" && o.sink.rates.take(next.Tenant, 1) == 0 {
+		o.sink.rates.giveBack("", 1)
+		c.setFollowerAside(next)
+		return nil
+	}
+	return next
 }
 
 // handleDBError handles the error of a transaction. If the lane was taken over, the owner stops. A

@@ -68,9 +68,16 @@ func (s *sender) pollLanes(ctx context.Context) error {
 	if err := fault.Point(fault.RelayLooking); err != nil {
 		return err
 	}
-	if err := s.pool.QueryRow(bounded, pollLanesSQL, s.name, memberLeasePrefix(s.name)).Scan(&members, &paused, &free); err != nil {
+	var rates []storedRate
+	asked := time.Now()
+	b := &pgx.Batch{}
+	b.Queue(pollLanesSQL, s.name, memberLeasePrefix(s.name)).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
+	b.Queue(ratesSQL, s.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
+	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
 		return fmt.Errorf("polling the lanes of sink %s: %w", s.name, err)
 	}
+	s.rates.read(rates, asked)
+	s.slots.signalFree() // a rate may be gone
 	if s.slots.paused.Swap(paused) != paused {
 		s.emit.paused(paused)
 	}
@@ -143,13 +150,28 @@ func (s *sender) pollWork(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	var found []wakeup
+	var waiting []waitingCalls
 	if err := readCommitted(bounded, s.pool, func(b *pgx.Batch) {
 		b.Queue(pollWorkSQL, s.name, mine, s.cfg.Reconcile != nil, versions).Query(func(rows pgx.Rows) (err error) {
 			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wakeup])
 			return err
 		})
+		b.Queue(waitingSQL, s.name).Query(collect(&waiting, pgx.RowToStructByPos[waitingCalls]))
 	}); err != nil {
 		return fmt.Errorf("polling for calls of sink %s: %w", s.name, err)
+	}
+	tenants, byLane := map[string]bool{}, map[int16][]string{}
+	for _, w := range waiting {
+		tenants[w.Tenant] = true
+		byLane[w.Lane] = append(byLane[w.Lane], w.Tenant)
+	}
+	s.rates.setWaiting(tenants)
+	for i := range found {
+		found[i].waiting = byLane[found[i].Lane]
+		delete(byLane, found[i].Lane)
+	}
+	for lane, tenants := range byLane {
+		found = append(found, wakeup{Lane: lane, waiting: tenants})
 	}
 	for _, w := range found {
 		if o := s.held[w.Lane]; o != nil {
@@ -164,6 +186,14 @@ type wakeup struct {
 	Lane       int16
 	Fresh, Due bool
 	Lost       bool // a failover has lost commits of the cursor, and no new row need follow
+
+	waiting []string // tenants with calls that wait for their rate in the lane
+}
+
+// waitingCalls is a row of waitingSQL.
+type waitingCalls struct {
+	Tenant string
+	Lane   int16
 }
 
 func laneLeaseName(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }

@@ -178,6 +178,13 @@ func (a *callAttempt) recordResult(r Result) {
 	if err := fault.Point(fault.RelayCalled); err != nil {
 		a.result = RetryLater(err.Error(), err)
 	}
+	if r := a.result; r.Outcome == Retry && r.RetryAfter > 0 && r.Holds != HoldsCall {
+		tenant := a.Tenant
+		if r.Holds == HoldsSink {
+			tenant = ""
+		}
+		a.lane.sink.rates.hold(tenant, r.RetryAfter)
+	}
 }
 
 // send makes one attempt at a call.

@@ -14,13 +14,15 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// pickSQL picks parked calls that are due and journals their attempts. In: sink, lane; ids under
-// way; how many; how long after the first attempt another may start (null: for ever); when they are
-// due again if this relay dies; whether calls of unknown outcome are asked about; ids in the log of
-// rows under way; ordering keys of both. Out: a row each, in no order. By the index
-// parked_calls_due; the clock is read once, in a subselect, because a volatile function is no index
-// condition. It locks the rows, and skips those that another session, for example an operator's,
-// has locked.
+// pickSQL picks parked calls that are due, and calls that wait for a rate for which there are
+// permits, the longest waiting first, and journals their attempts. In: sink, lane; ids under way;
+// how many; how long after the first attempt another may start (null: for ever); when they are due
+// again if this relay dies; whether calls of unknown outcome are asked about; ids in the log of
+// rows under way; ordering keys of both; tenants with calls that wait, and how many of each may be
+// made; tenants with a rate, none of whose due calls is picked. Out: a row each, in no order. By
+// the indexes parked_calls_due and parked_waits; the clock is read once, in a subselect, because a
+// volatile function is no index condition. It locks the rows, and skips those that another session,
+// for example an operator's, has locked.
 //
 // If a call's window has passed, it is returned too, without an attempt: its age keeps it from
 // being made, and it is left for reconciliation. A call that has been accepted and waits for its
@@ -40,12 +42,12 @@ update onlyonce.parked o
    set attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select now from t) - $5::interval then 0 else 1 end,
        first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
                                else coalesce(o.first_attempt_at,
-                                 case when o.reason in ('behind', 'scheduled', 'cut') and o.parked_at < (select history from t)
-                                      then case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at) else o.parked_at end end,
+                                 case when o.reason in ('behind', 'scheduled', 'cut', 'rate') and o.parked_at < (select history from t)
+                                      then case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end end,
                                  clock_timestamp()) end,
-       next_attempt_at = clock_timestamp() + $6::interval
- where o.id = any (array(
-         select p.id from onlyonce.parked p
+       next_attempt_at = clock_timestamp() + $6::interval, waits_for = null, waits_since = null
+ where o.id = any (array(select c.id from (
+         select d.* from (select p.id, p.next_attempt_at as at from onlyonce.parked p
           where p.kind = 'call' and p.sink = $1 and p.lane = $2
             and (p.next_attempt_at <= (select now from t) or p.next_attempt_at > (select now from t) + interval '2 days' and p.reason <> 'scheduled')
             and (p.state = 'retrying' or $7 and p.state = 'reconcile') and p.id <> all ($3::bigint[])
@@ -53,13 +55,44 @@ update onlyonce.parked o
             and (p.order_key is null or not exists (
               select 1 from onlyonce.parked f
                where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
-          order by p.next_attempt_at, p.id limit $4 for no key update skip locked))
-   and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select now from t) + interval '2 days' and o.reason <> 'scheduled')
+            and (p.tenant <> all ($12::text[]) or p.response_status is not null or p.state = 'reconcile')
+          order by p.next_attempt_at, p.id limit $4 for no key update skip locked) d
+         union all
+         select w.id, w.waits_since from unnest($10::text[], $11::int[]) as r(tenant, permits) cross join lateral (
+            select p.id, p.waits_since from onlyonce.parked p
+             where p.kind = 'call' and p.sink = $1 and p.waits_for = r.tenant and p.lane = $2 and p.state = 'retrying' and p.next_attempt_at is null
+               and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($8::bigint[]))
+               and (p.order_key is null or p.order_key <> all ($9::uuid[]))
+               and (p.order_key is null or not exists (
+                 select 1 from onlyonce.parked f
+                  where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
+             order by p.waits_since, p.id limit r.permits for no key update skip locked) w) c
+         order by c.at, c.id limit $4))
+   and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select now from t) + interval '2 days' and o.reason <> 'scheduled'
+        or o.next_attempt_at is null and o.waits_for is not null)
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.call_name, o.method, o.target,
           onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.sealed_as, o.key), o.first_attempt_at > (select now from t),
           o.attempts, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
           o.response_status, coalesce(o.response_headers, ''), o.response_body`
+
+// setAsideSQL makes due calls of tenants with a rate wait for it, among those that wait already.
+// In: sink, lane; ids under way; tenants; ids in the log of rows under way. It looks at the first
+// 1,000 due calls of the lane, and the next turn at those after them. A call that waited for
+// another of its ordering key has the place that it came with. No attempt is counted, and no key's
+// window begins. A call that was accepted needs no rate: its completion is no call. By the index
+// parked_calls_due; locks the rows, and skips those that another session has locked.
+const setAsideSQL = `
+update onlyonce.parked o set waits_for = o.tenant, waits_since = case when o.reason = 'behind' then o.parked_at else o.next_attempt_at end, next_attempt_at = null
+ where o.id = any (array(
+         select p.id from onlyonce.parked p join (
+           select d.id from onlyonce.parked d
+            where d.kind = 'call' and d.sink = $1 and d.lane = $2 and d.next_attempt_at <= (select clock_timestamp()) and d.state = 'retrying'
+              and d.response_status is null
+            order by d.next_attempt_at limit 1000) d on d.id = p.id
+          where p.state = 'retrying' and p.tenant = any ($4::text[]) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
+            and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
+          order by p.id for no key update of p skip locked))`
 
 // nextDueSQL reads in how many microseconds the next parked call of a lane is due. In: sink, lane,
 // ids under way, whether calls of unknown outcome are asked about, ids in the log of rows under
@@ -104,7 +137,8 @@ type parkedCalls struct {
 	promotions *keyPromotions
 	due        bool // some are due at dueAt, or may be
 	dueAt      time.Time
-	needSlot   bool // some are due, and there was no slot for them
+	needSlot   bool            // some are due, and there was no slot for them
+	waiting    map[string]bool // tenants with calls that wait for their rate, or may have
 	// Calls under way, none of which is picked again: picked ones by the ids of their parked rows,
 	// and those that their chunk did not wait for by the ids of their rows in the log.
 	picked   map[int64]*callAttempt
@@ -113,7 +147,7 @@ type parkedCalls struct {
 }
 
 func newParkedCalls(lane *heldLane, promotions *keyPromotions) *parkedCalls {
-	return &parkedCalls{lane: lane, promotions: promotions, due: true, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
+	return &parkedCalls{lane: lane, promotions: promotions, due: true, waiting: map[string]bool{}, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
 }
 
 // dueIn notes that a parked call is due after d.
@@ -147,6 +181,8 @@ type parkedTurn struct {
 	// in the log, and ordering keys of both.
 	picked, late []int64
 	keys         []pgtype.UUID
+	limited      []string       // tenants that have a rate now
+	permits      map[string]int // of tenants with calls that wait
 
 	startedAt   time.Time // the database measures ages after this moment
 	found       []*callAttempt
@@ -167,7 +203,7 @@ func (p *parkedCalls) settleAndPick(pick bool, slots int) (toMake []*callAttempt
 	}
 	if pick && slots == 0 && len(p.returned) == 0 {
 		p.needSlot = true // until the owner has one
-		p.dueAt = time.Now().Add(sink.cfg.PollInterval)
+		p.due, p.dueAt = true, time.Now().Add(sink.cfg.PollInterval)
 		return nil, nil
 	}
 	p.needSlot = p.needSlot && slots == 0
@@ -176,7 +212,10 @@ func (p *parkedCalls) settleAndPick(pick bool, slots int) (toMake []*callAttempt
 		picked: callIDs(p.picked), late: callIDs(p.late), keys: pgUUIDs(p.keysUnderWay()),
 		startedAt: time.Now(),
 	}
-	if err := p.commit(t); err != nil {
+	if slots > 0 {
+		t.limited, t.permits = sink.rates.limited(), p.takePermits(slots)
+	}
+	if err := p.commit(t); err != nil { // permits may be used: they are not given back
 		sink.slots.release(slots)
 		return nil, err
 	}
@@ -186,7 +225,7 @@ func (p *parkedCalls) settleAndPick(pick bool, slots int) (toMake []*callAttempt
 	}
 	if slots > 0 {
 		toMake = p.takeIn(t)
-		sink.slots.release(slots - len(toMake))
+		sink.slots.unused(slots - len(toMake))
 	}
 	return toMake, nil
 }
@@ -221,7 +260,11 @@ func (p *parkedCalls) commit(t *parkedTurn) error {
 	if err := p.lane.fenced(func(b *pgx.Batch) {
 		queueSettlements(b, sink, t.settle)
 		if t.slots > 0 {
-			b.Queue(pickSQL, sink.name, p.lane.number, t.picked, t.slots, windowBound(sink.limits.startWindow()), sink.cfg.LeaseTTL, reconciles, t.late, t.keys).Query(collect(&t.found, sink.scanParked))
+			if len(t.limited) > 0 {
+				b.Queue(setAsideSQL, sink.name, p.lane.number, t.picked, t.limited, t.late).Exec(ignoreTag)
+			}
+			tenants, permits := columnsOf(t.permits)
+			b.Queue(pickSQL, sink.name, p.lane.number, t.picked, t.slots, windowBound(sink.limits.startWindow()), sink.cfg.LeaseTTL, reconciles, t.late, t.keys, tenants, permits, t.limited).Query(collect(&t.found, sink.scanParked))
 		}
 	}, func(b *pgx.Batch) {
 		if t.slots > 0 {
@@ -243,6 +286,7 @@ func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
 			p.dueAt = time.Now().Add(p.lane.sink.cfg.PollInterval)
 		}
 	}
+	p.usedPermits(t)
 	if len(t.found) == 0 || !p.lane.awaitStandbys(t.walPosition) {
 		return nil // due again by themselves
 	}
@@ -252,9 +296,60 @@ func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
 		a.readAt, a.mayBeCalled = t.startedAt, true
 		if !a.completing() && !a.reconciling {
 			a.boundBy(window)
+		} else {
+			p.lane.sink.rates.giveBack("", 1)
 		}
 	}
 	return t.found
+}
+
+// noteWaiting notes tenants whose calls wait for their rate in the lane, or may wait there.
+func (p *parkedCalls) noteWaiting(tenants ...string) {
+	for _, t := range tenants {
+		p.waiting[t] = true
+	}
+}
+
+// releasable reports whether a call that waits for a rate may be made now. For those that may not
+// it asks for permits.
+func (p *parkedCalls) releasable() bool {
+	is := false
+	for t := range p.waiting {
+		if p.lane.sink.rates.available(t) > 0 {
+			is = true
+		} else {
+			p.lane.sink.rates.want(t)
+		}
+	}
+	return is
+}
+
+// takePermits takes permits for calls that wait, for up to n calls.
+func (p *parkedCalls) takePermits(n int) map[string]int {
+	taken := map[string]int{}
+	for t := range p.waiting {
+		if got := p.lane.sink.rates.take(t, n); got > 0 {
+			taken[t] = got
+			n -= got
+		}
+	}
+	return taken
+}
+
+// usedPermits gives back the permits that a transaction has not used, and notes whose calls do not
+// wait in the lane any more.
+func (p *parkedCalls) usedPermits(t *parkedTurn) {
+	for _, a := range t.found {
+		if n, taken := t.permits[a.Tenant]; taken && n > 0 && !a.completing() && !a.reconciling {
+			t.permits[a.Tenant]--
+		}
+	}
+	for tenant, left := range t.permits {
+		p.lane.sink.rates.giveBack(tenant, left)
+		if left > 0 && len(t.found) < t.slots {
+			delete(p.waiting, tenant) // until the next poll finds more
+		}
+	}
 }
 
 // scanParked reads a row of pickSQL.
@@ -303,7 +398,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 			continue
 		}
 		asked, attempts = append(asked, a.reconciling), append(attempts, int32(a.Attempt))
-		none = append(none, a.unopened && !a.reconciling) // asking is never counted
+		none = append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
 		ids, rows, states, reasons, errs, fresh = append(ids, a.parked), append(rows, a.ID), append(states, d.state), append(reasons, d.reason), append(errs, d.lastError), append(fresh, d.windowAnew || a.unopened && a.opensWindow)
 		var delay *int64
 		if d.due {
@@ -316,6 +411,15 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 	if len(ids) > 0 {
 		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, sink.cfg.PassOn, asked, attempts, none).Exec(ignoreTag)
 	}
+}
+
+// columnsOf returns permits as two arrays. They are never nil, because that would become NULL.
+func columnsOf(permits map[string]int) (tenants []string, counts []int32) {
+	tenants, counts = []string{}, []int32{}
+	for t, n := range permits {
+		tenants, counts = append(tenants, t), append(counts, int32(n))
+	}
+	return tenants, counts
 }
 
 // windowBound is null for [Forever].

@@ -115,6 +115,9 @@ func (o *laneOwner) chunkCommitted(toPark []*callAttempt) {
 		if d.due && d.state == parked.Retrying || d.state == parked.Reconcile && o.sink.cfg.Reconcile != nil {
 			o.parked.dueIn(d.delay)
 		}
+		if a.state == attemptRated {
+			o.parked.noteWaiting(a.Tenant)
+		}
 		if a.state == attemptBlocked {
 			// The one before it may have been settled meanwhile.
 			o.promotions.add(*a.order)
@@ -138,13 +141,16 @@ func (o *laneOwner) startRows() {
 	var calls []*callAttempt
 	slots := 1
 	for c.hasNext() && slots > 0 {
-		for ; c.hasNext() && slots > 0; slots-- {
-			calls = append(calls, c.nextRow())
+		for c.hasNext() && slots > 0 {
+			if o.permitted() {
+				calls = append(calls, c.nextRow())
+				slots--
+			}
 		}
 		if o.drainUntil.IsZero() {
 			slots += o.sink.slots.acquire(len(c.rows) - c.next)
 		}
 	}
-	o.sink.slots.release(slots)
+	o.sink.slots.unused(slots)
 	o.calls.start(calls...)
 }

@@ -40,6 +40,9 @@ func (s *sender) purge(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("deleting settled calls: %w", err)
 	}
+	if _, err := s.pool.Exec(bounded, forgetRatesSQL, s.name); err != nil {
+		return fmt.Errorf("forgetting rates: %w", err)
+	}
 	deleted := tag.RowsAffected()
 	if deleted < purgeLimit {
 		s.purgeAt = time.Now().Add(purgeEvery)

@@ -9,7 +9,7 @@ import (
 )
 
 // relaySink is what the sender of a sink shares with the sink's lanes. It does not change while the
-// relay runs, but for what is in slots.
+// relay runs, but for what is in slots and rates.
 type relaySink struct {
 	cfg         RelayConfig
 	pool        *pgxpool.Pool
@@ -21,6 +21,7 @@ type relaySink struct {
 	returnGrace time.Duration
 	emit        emitter
 	slots       *callSlots
+	rates       *relayRates
 	completing  chan struct{} // completions under way, of all sinks
 }
 
@@ -30,12 +31,14 @@ const sinkReturnGrace = 5 * time.Second
 
 func newRelaySink(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *relaySink {
 	b, _ := s.(Batcher)
+	rates := newRelayRates(cfg.Concurrency)
 	return &relaySink{
 		cfg: cfg, pool: pool, sink: s, batcher: b, name: s.Name(), limits: s.Limits(),
 		dbTimeout:   cfg.LeaseTTL / 3,
 		returnGrace: sinkReturnGrace,
 		emit:        emitter{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
-		slots:       newCallSlots(cfg.Concurrency, s),
+		slots:       newCallSlots(cfg.Concurrency, s, rates),
+		rates:       rates,
 	}
 }
 

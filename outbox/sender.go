@@ -66,6 +66,7 @@ func (s *sender) run(ctx context.Context) error {
 		case <-timer.C:
 		case <-s.wake:
 			s.handleWake()
+		case <-s.rates.needed:
 		case o := <-s.ended:
 			if err := s.removeLane(o); err != nil && fault == nil {
 				fault = err
@@ -124,6 +125,11 @@ func (s *sender) nextDue() time.Time {
 			next = at
 		}
 	}
+	if tenants, _, at := s.rates.due(time.Now()); len(tenants) > 0 {
+		next = time.Time{}
+	} else if !at.IsZero() && at.Before(next) {
+		next = at
+	}
 	if next.Before(s.retry.at) {
 		return s.retry.at
 	}
@@ -150,6 +156,9 @@ func (s *sender) runDue(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := s.serveRates(ctx); err != nil {
+		return err
+	}
 	// Only the relay that holds the first lane.
 	if !time.Now().Before(s.purgeAt) && s.held[0] != nil {
 		if err := s.purge(ctx); err != nil {
@@ -168,6 +177,9 @@ func (s *sender) renew(ctx context.Context) error {
 	if s.membership == nil {
 		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name, windowBound(s.limits.startWindow())); err != nil {
 			return fmt.Errorf("creating the lanes of sink %s: %w", s.name, err)
+		}
+		if err := s.configureRates(bounded); err != nil {
+			return err
 		}
 		var err error
 		if s.membership, err = lease.Join(bounded, s.pool, memberLeasePrefix(s.name), s.cfg.LeaseTTL); err != nil {

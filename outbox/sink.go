@@ -172,7 +172,22 @@ type Result struct {
 	// RetryAfter is how long the remote asks the relay to wait, or 0 if it does not. The relay
 	// never waits less than its own backoff, nor more than an hour because a remote asks.
 	RetryAfter time.Duration
+	// Holds says which other calls wait for RetryAfter, too, in all relays. With HoldsTenant and
+	// HoldsSink the attempt is not counted. Defaults to HoldsCall.
+	Holds Holds
 }
+
+// Holds says which calls wait because a remote asked for it.
+type Holds int
+
+const (
+	// HoldsCall: only the call itself.
+	HoldsCall Holds = iota
+	// HoldsTenant: the calls of the call's tenant, or of the sink if it has none.
+	HoldsTenant
+	// HoldsSink: all calls of the sink.
+	HoldsSink
+)
 
 // RetryLater is the result of an attempt that was not made, or whose outcome is unknown.
 func RetryLater(reason string, err error) Result {

@@ -41,12 +41,14 @@ var hot = map[string]struct {
 	"first batches": {`%lane, 0, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"collect":       {`%lane, 0, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"fetch":         {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
-	"park": {`'payments', 0, '{1}', '{700}', '{1}', '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{t}', '{null}', '{null}', '{null}', false`,
+	"park": {`'payments', 0, '{1}', '{700}', '{1}', '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{t}', '{null}', '{null}', '{null}', false, '{f}'`,
 		[]string{"batches_%d_sink_lane_xid_id_idx"}},
-	"pick":   {`'payments', 0, '{}', 8, '23 hours', '30 seconds', true, '{}', '{}'`, []string{"parked_calls_due", "parked_pkey"}},
-	"next":   {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},
-	"settle": {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false, '{false,true}', '{1,1}', '{false,false}'`, []string{"parked_pkey", "parked_row"}},
-	"purge":  {`'payments', '7 days', 1000`, []string{"parked_settled", "parked_pkey"}},
+	"pick":      {`'payments', 0, '{}', 8, '23 hours', '30 seconds', true, '{}', '{}', '{acme}', '{2}', '{acme}'`, []string{"parked_calls_due", "parked_pkey", "parked_waits"}},
+	"set aside": {`'payments', 0, '{}', '{acme}', '{}'`, []string{"parked_calls_due", "parked_pkey"}},
+	"waiting":   {`'payments'`, []string{"parked_waits"}},
+	"next":      {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},
+	"settle":    {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false, '{false,true}', '{1,1}', '{false,false}'`, []string{"parked_pkey", "parked_row"}},
+	"purge":     {`'payments', '7 days', 1000`, []string{"parked_settled", "parked_pkey"}},
 }
 
 // The hot statements find their rows by index, whatever the parameters, even if they were planned

@@ -96,7 +96,7 @@ func groups() []group {
 		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), cursorShowCommand(), parkedListCommand(),
 			parkedShowCommand(), outboxStatusCommand(), outboxListCommand(), outboxShowCommand(), eventsStatusCommand(), eventsListCommand(), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), requestListCommand(), operationListCommand(), homeListCommand()}},
 		{"Decide (these ask first, and write an audit row)", []command{cursorAdoptCommand(), cursorRetireCommand(), cursorPauseCommand(),
-			cursorResumeCommand(), replayCommand(), parkedRedriveCommand(), parkedDiscardCommand(), outboxPauseCommand(), outboxResumeCommand(),
+			cursorResumeCommand(), replayCommand(), parkedRedriveCommand(), parkedDiscardCommand(), outboxPauseCommand(), outboxResumeCommand(), outboxRateCommand(),
 			outboxRebaseCommand(), outboxEraseCommand(), inboxHorizonCommand(), inboxClassCommand(), eventsEraseCommand(), requestResolveCommand(),
 			requestCloseCommand(), requestEraseCommand(), homeLeaveCommand(), homeAdoptCommand()}},
 		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},

@@ -19,7 +19,7 @@ func outboxStatusCommand() command {
 		summary: "show calls to be sent, by sink, and who sends them",
 		help: `
 Shows, from one snapshot of the database: for each sink how many calls of the log are to be sent, the age of the oldest, what is parked by
-state, and whether the sink is paused; its lanes, with who holds them; and the segments that the log is made of, with why one cannot
+state, whether the sink is paused, and its rates; its lanes, with who holds them; and the segments that the log is made of, with why one cannot
 be emptied. It changes nothing and works on a standby too.
 
 LANES is how many lanes relays hold, of how many; "not listed" means that no relay has this sink, and its calls wait. IN PASS counts those
@@ -31,7 +31,7 @@ lists (list it, or discard its calls), cursors that only a relay moves.
 With -json, one object:
   counted  false: counting pending calls took over 5 s, and pending, in_pass and ages are null
   sinks    list of {sink, listed, paused_at, paused_by, pause_reason, pending, oldest_age_seconds, parked (list of {state, count, oldest}), lanes (list of {lane, epoch, until, held, pending, in_pass,
-           oldest_age_seconds})}
+           oldest_age_seconds}), rates (list of {sink, tenant (empty: all), configured, per_second, set_at, set_by, reason, held_until, waiting})}
   ring     list of {slot, state (current, draining, closed, retired, free), use_no, opened_at, closed_at, age_seconds, bytes,
            held_by (list of {sink, lanes, calls, why (behind, unlisted, cursor)})}; of one sink with -sink`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
@@ -100,6 +100,9 @@ func (a *app) writeOutbox(r *ops.OutboxReport, all bool) {
 		if s.PausedAt != nil {
 			p := ops.Sink{Name: s.Sink, PausedAt: s.PausedAt, PausedBy: s.PausedBy, PauseReason: s.PauseReason}
 			say("Sink %s is paused %s\n", cell(s.Sink), oneLine(p.Paused()))
+		}
+		for j := range s.Rates {
+			say("Rate of %s: %s\n", rateOf(&s.Rates[j]), oneLine(s.Rates[j].String()))
 		}
 	}
 	if !r.Counted {

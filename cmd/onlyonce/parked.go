@@ -44,7 +44,7 @@ With -json, one object a line:
   sink, name                 of a call, else null
   error                      its first line, at most 1000 characters
   parked_at, settled_at      times; settled_at is null until it is resolved or discarded
-  next_attempt_at            in state retrying: when it is due`,
+  next_attempt_at            in state retrying: when it is due; null: it waits for a rate`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			q := &listing{}
 			address, asJSON := postgresVar(fs), jsonVar(fs)

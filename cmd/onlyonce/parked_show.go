@@ -28,7 +28,7 @@ With -json, one object:
   headers                    list of {name, value}
   sink, name, method, target of a call, else null
   replay, replay_resend      of a message: the replay that it was parked in, 0 for none
-  next_attempt_at            in state retrying: when it is due
+  next_attempt_at            in state retrying: when it is due; null: it waits for a rate
   row_id, lane               of a call: its id and lane in the log of the outbox, else null
   first_attempt_at           of a call: since when the remote may know its key; null: it was never made
   erased_at, capture, sealed, trace   of a call

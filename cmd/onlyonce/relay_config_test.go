@@ -7,12 +7,17 @@ import (
 
 func TestRelayConfigOfPasses(t *testing.T) {
 	t.Parallel()
-	cfg, _, faults := parseRelay([]byte(`{"pass_on": true, "wait_for": ["standby-1", "standby-2"], "listen": true}`), nil)
+	cfg, _, faults := parseRelay([]byte(`{"pass_on": true, "wait_for": ["standby-1", "standby-2"], "listen": true,
+		"rates": [{"sink": "payments", "per_second": 0.5}, {"sink": "payments", "tenant": "acme", "per_second": 10}]}`), nil)
+	if fmt.Sprint(cfg.Rates) != "[{payments  0.5} {payments acme 10}]" {
+		t.Error(cfg.Rates)
+	}
 	if len(faults) > 0 || !cfg.PassOn || fmt.Sprint(cfg.WaitFor) != "[standby-1 standby-2]" || !cfg.Listen {
 		t.Errorf("%v %v %v: %v", cfg.PassOn, cfg.WaitFor, cfg.Listen, faults)
 	}
-	_, _, faults = parseRelay([]byte(`{"pass_on": "yes", "wait_for": "standby-1", "listen": 1}`), nil)
-	want := "[pass_on: must be true or false wait_for: must be a list of strings listen: must be true or false]"
+	_, _, faults = parseRelay([]byte(`{"pass_on": "yes", "wait_for": "standby-1", "listen": 1, "rates": [{"per_second": "1", "per": 2}]}`), nil)
+	want := "[pass_on: must be true or false wait_for: must be a list of strings listen: must be true or false " +
+		"rates[0].per_second: must be a number rates[0].per: is no field of this configuration]"
 	if got := fmt.Sprint(faults); got != want {
 		t.Errorf("%s", got)
 	}

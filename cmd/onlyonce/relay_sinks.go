@@ -43,6 +43,10 @@ func parseRelay(data []byte, env func(string) string) (cfg outbox.RelayConfig, s
 	cfg.RetryMin, cfg.RetryMax = top.duration("retry_min", 0), top.duration("retry_max", 0)
 	cfg.Retention, cfg.DrainTimeout = top.duration("retention", 0), top.duration("drain_timeout", 0)
 	cfg.PassOn, cfg.WaitFor, cfg.Listen = top.flag("pass_on"), top.texts("wait_for"), top.flag("listen")
+	for _, s := range top.objects("rates") {
+		cfg.Rates = append(cfg.Rates, outbox.Rate{Sink: s.text("sink"), Tenant: s.text("tenant"), PerSecond: value[float64](s, "per_second", "a number")})
+		s.unknown()
+	}
 	cfg.SegmentBytes = int64(top.number("segment_bytes"))
 	if s := top.sealer(); s != nil {
 		cfg.Sealer = s

@@ -85,13 +85,15 @@ const (
 	RelayPicked    = "outbox/picked"    // its COMMIT is answered, nothing noted and nothing called
 	RelayPromoting = "outbox/promoting" // before what stood behind a settled call is made due
 	RelayPromoted  = "outbox/promoted"  // after it, not noted
+	RelayPermits   = "outbox/permits"   // before permits are taken out of the bucket of a rate
+	RelayPermitted = "outbox/permitted" // they are taken, and no call has used one
 	RelayReleasing = "outbox/releasing" // before a lane is given back
 )
 
 // RelayPoints lists every point of package outbox.
 var RelayPoints = []string{
 	RelayLooking, RelayAcquired, RelayRenewing, RelayLoading, RelayTurning, RelayTurned, RelayCalling, RelayCalled, RelayPicking, RelayPicked,
-	RelayPromoting, RelayPromoted, RelayReleasing,
+	RelayPromoting, RelayPromoted, RelayPermits, RelayPermitted, RelayReleasing,
 }
 
 // The points of package idempotency, in the order in which a request meets them.

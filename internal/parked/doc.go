@@ -40,9 +40,10 @@ const (
 	Completion = "completion" // of a call: the remote has accepted it, RelayConfig.Complete has not
 	Rejected   = "rejected"   // of a call: by the remote
 	Unopened   = "unopened"   // of a call: its body will never open
+	Rate       = "rate"       // of a call: its tenant's calls of this second have been made
 	Window     = "window"     // of a call: the remote may have forgotten its key
 )
 
 // Reasons are those that an operator may ask for.
 var Reasons = []string{Permanent, Exhausted, Crashed, Conflict, NoKey, TooOld, Failed, Behind, SameBody, Stale, Forward, Scheduled, Cut, Completion,
-	Rejected, Unopened, Window}
+	Rejected, Unopened, Window, Rate}

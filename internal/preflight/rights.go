@@ -128,7 +128,8 @@ var (
 		"lanes":          {"SELECT", "INSERT", "UPDATE"},
 		"rings":          {"SELECT"},
 		"segments":       {"SELECT"},
-		"parked":         withUpdates(append([]string{"lane", "response_status", "response_headers", "response_body"}, settleColumns...), "SELECT", "INSERT"),
+		"rates":          {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"parked":         withUpdates(append([]string{"lane", "response_status", "response_headers", "response_body", "waits_for", "waits_since"}, settleColumns...), "SELECT", "INSERT"),
 	})
 )
 

@@ -595,6 +595,8 @@ create table onlyonce.parked (
   sealed           boolean not null default false,
   sealed_as        uuid,
   first_attempt_at timestamptz,
+  waits_for        text collate "C",
+  waits_since      timestamptz,
   response_status  integer,
   response_headers text,
   response_body    bytea
@@ -602,7 +604,7 @@ create table onlyonce.parked (
 comment on table  onlyonce.parked is 'Dead letters: messages and calls that were set aside, whole, so that nothing is lost. Never both applied and parked.';
 comment on column onlyonce.parked.kind             is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
 comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: waits for an earlier row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
-comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
+comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened, window or rate for calls.';
 comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
 comment on column onlyonce.parked.key              is 'Dedupe key of the message, or derived key of the call. Null: it had none.';
 comment on column onlyonce.parked.order_key        is 'Hash of (tenant, scope, topic, ordering key): while a row with it is not settled, later messages of that key are parked too. Null: no message waits for this row.';
@@ -615,6 +617,8 @@ comment on column onlyonce.parked.row_id           is 'Id of the call in the log
 comment on column onlyonce.parked.sealed_as        is 'Key that the body was sealed under, if an operator has given the call another key since. Null: the row''s key.';
 comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';
 comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
+comment on column onlyonce.parked.waits_for        is 'Of a call in state retrying without next_attempt_at: the tenant whose rate it waits for, see onlyonce.rates.';
+comment on column onlyonce.parked.waits_since      is 'Its place among those that wait for the same rate.';
 comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
 
 create unique index parked_key_unresolved on onlyonce.parked (kind, key)
@@ -632,6 +636,10 @@ create index parked_order on onlyonce.parked (order_key, partition, "offset") wh
 create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;
 -- Finds the calls of a lane that are due.
 create index parked_calls_due on onlyonce.parked (sink, lane, next_attempt_at) where kind = 'call' and next_attempt_at is not null;
+-- Finds the calls that wait for a rate. They are not in parked_calls_due, so that no relay passes
+-- over them when it looks for what is due.
+create index parked_waits on onlyonce.parked (sink, waits_for, lane, waits_since, id)
+  where waits_for is not null and state = 'retrying' and next_attempt_at is null;
 -- Finds the settled calls that may be deleted.
 create index parked_settled on onlyonce.parked (sink, settled_at) where kind = 'call' and settled_at is not null;
 

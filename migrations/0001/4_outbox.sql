@@ -268,6 +268,65 @@ comment on column onlyonce.lanes.version    is 'Rises with each change; every ch
 comment on column onlyonce.lanes.server     is 'Start time of the server that the cursor was last moved on. If it differs, system identifier, timeline and transaction ids are compared again.';
 comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and timeline: a failover or a restore may have lost what committed before.';
 
+-- rates has the rates of sinks and of their tenants, each with a bucket of permits that all relays
+-- of the sink share, and until when a remote has asked for no calls. A call that waits for a rate
+-- names the tenant (onlyonce.parked.waits_for) and not the row: if there is no row, or none of the
+-- two rates is set, nothing limits the call any more.
+create table onlyonce.rates (
+  sink       text             not null collate "C",
+  tenant     text             not null default '' collate "C",
+  configured double precision check (configured > 0 and configured <= 1e6),
+  per_second double precision check (per_second > 0 and per_second <= 1e6),
+  set_at     timestamptz,
+  set_by     text,
+  reason     text,
+  permits    double precision not null default 1,
+  filled_at  timestamptz      not null default clock_timestamp(),
+  held_until timestamptz,
+  primary key (sink, tenant)
+) with (fillfactor = 50);
+comment on table  onlyonce.rates is 'How many calls a second relays start to a sink, or for one of its tenants.';
+comment on column onlyonce.rates.tenant     is 'Empty: the sink as a whole.';
+comment on column onlyonce.rates.configured is 'Calls a second, by RelayConfig.Rates of the relay that was started last. Null: no limit.';
+comment on column onlyonce.rates.per_second is 'Calls a second, set by `onlyonce outbox rate`. It counts instead of `configured`. Null: that one counts.';
+comment on column onlyonce.rates.permits    is 'Calls that relays may start, as of filled_at.';
+comment on column onlyonce.rates.held_until is 'A remote has asked for no calls until then (Retry-After). Null, past, or more than an hour ahead: none has.';
+
+-- take_permits takes permits out of the buckets of a sink: at most `wanted` for each tenant. One
+-- call of it serves many calls. A bucket fills at the rate, up to half a second's worth, and always
+-- up to one. Rows are locked in the order of tenants until the transaction ends. If the clock was
+-- set back by more than a minute, the bucket goes on from what it had. Tenants without a rate are
+-- left out. wait: microseconds until the bucket has a permit.
+create function onlyonce.take_permits(sink text, tenants text[], wanted integer[]) returns table (tenant text, granted integer, wait bigint)
+language plpgsql as $$
+declare
+  r   onlyonce.rates;
+  at  timestamptz;
+  per double precision;
+  has double precision;
+begin
+  for r in select x.* from onlyonce.rates x where x.sink = take_permits.sink and x.tenant = any (take_permits.tenants)
+                                               and coalesce(x.per_second, x.configured) is not null order by x.tenant for no key update loop
+    at := clock_timestamp();
+    per := coalesce(r.per_second, r.configured);
+    has := least(greatest(per / 2, 1), r.permits + per * greatest(extract(epoch from at - r.filled_at), 0));
+    tenant := r.tenant;
+    granted := least(take_permits.wanted[array_position(take_permits.tenants, r.tenant)], floor(has));
+    wait := 0;
+    if r.held_until > at and r.held_until <= at + interval '1 hour' then
+      granted := 0;
+      wait := extract(epoch from r.held_until - at) * 1000000;
+    elsif has - granted < 1 then
+      wait := ceil((1 - has + granted) / per * 1000000);
+    end if;
+    update onlyonce.rates x
+       set permits = has - granted, filled_at = case when r.filled_at > at + interval '1 minute' then at else greatest(at, r.filled_at) end
+     where x.sink = r.sink and x.tenant = r.tenant;
+    return next;
+  end loop;
+end $$;
+comment on function onlyonce.take_permits(text, text[], integer[]) is 'Takes permits to start calls out of the buckets of a sink and its tenants, which all relays share.';
+
 -- A sink has 16 lanes, and the number never changes: each lane reads its rows by its own cursor, so
 -- a row cannot change its lane.
 create function onlyonce.lane(key uuid) returns smallint

@@ -28,6 +28,12 @@ func (s *Sink) classify(resp *http.Response) outbox.Result {
 	if r.Outcome == outbox.Retry {
 		// 0 without the header; the relay bounds it.
 		r.RetryAfter, _ = retryafter.Read(resp.Header, time.Now())
+		switch status {
+		case http.StatusServiceUnavailable:
+			r.Holds = outbox.HoldsSink
+		case http.StatusTooManyRequests:
+			r.Holds = outbox.HoldsTenant
+		}
 	}
 	return r
 }

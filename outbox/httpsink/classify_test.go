@@ -48,3 +48,14 @@ func TestRetryAfterIsForRetries(t *testing.T) {
 		}
 	}
 }
+
+// Retry-After of 503 is about the remote, that of 429 about who calls.
+func TestO14WhatRetryAfterHolds(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[int]outbox.Holds{503: outbox.HoldsSink, 429: outbox.HoldsTenant, 500: outbox.HoldsCall, 409: outbox.HoldsCall, 200: outbox.HoldsCall} {
+		s := &Sink{}
+		if got := s.classify(&http.Response{StatusCode: status, Header: http.Header{"Retry-After": {"60"}}}).Holds; got != want {
+			t.Errorf("%d holds %d, want %d", status, got, want)
+		}
+	}
+}

@@ -25,7 +25,8 @@
 // # What an answer means
 //
 //	2xx                              delivered
-//	408 409 425 429 5xx              tried again, after Retry-After (seconds or a date) if present
+//	408 409 425 429 5xx              tried again, after Retry-After (seconds or a date) if present;
+//	                                 other calls wait too: of the sink (503), of the tenant (429)
 //	no whole answer within Timeout   tried again: the remote may have applied the call
 //	everything else, 3xx included    rejected: parked for an operator. Redirects are not followed.
 //

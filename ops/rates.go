@@ -1,0 +1,173 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// sinkRatesSQL lists rates, and for which rates calls wait. In: sink, tenant (each may be null:
+// any). The calls that wait are counted by the index parked_waits.
+const sinkRatesSQL = `
+select coalesce(r.sink, w.sink) as sink, coalesce(r.tenant, w.tenant) as tenant, r.configured, r.per_second, r.set_at, r.set_by, r.reason,
+       case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour' then r.held_until end as held_until,
+       coalesce(w.calls, 0) as waiting
+  from (select * from onlyonce.rates where ($1::text is null or sink = $1) and ($2::text is null or tenant = $2)) r
+  full join (select p.sink, p.waits_for as tenant, count(*) as calls from onlyonce.parked p
+              where p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null
+                and ($1::text is null or p.sink = $1) and ($2::text is null or p.waits_for = $2) group by 1, 2) w
+    on w.sink = r.sink and w.tenant = r.tenant
+ where coalesce(r.configured, r.per_second) is not null or r.held_until > clock_timestamp() or w.calls > 0
+ order by 1, 2`
+
+// lockRateSQL locks a rate against other changes of it, relays included. In: sink, tenant.
+const lockRateSQL = `select sink from onlyonce.rates where sink = $1 and tenant = $2 for no key update`
+
+// setRateSQL sets a rate, or takes it back (null). It ends what the remote has asked for. In: sink;
+// tenant; calls a second; reason; actor (null: the role of the connection). By the primary key.
+const setRateSQL = `
+insert into onlyonce.rates as r (sink, tenant, per_second, set_at, set_by, reason)
+values ($1, $2, $3, clock_timestamp(), coalesce($5::text, current_user), $4)
+on conflict (sink, tenant) do update
+  set per_second = excluded.per_second, set_at = excluded.set_at, set_by = excluded.set_by, reason = excluded.reason, held_until = null`
+
+// SinkRate is the rate of a sink or of one of its tenants.
+type SinkRate struct {
+	Sink       string     `json:"sink"`
+	Tenant     string     `json:"tenant"`     // empty: all calls of the sink
+	Configured *float64   `json:"configured"` // calls a second, by RelayConfig.Rates; nil: none
+	PerSecond  *float64   `json:"per_second"` // set by an operator, counts instead; nil: none
+	SetAt      *time.Time `json:"set_at"`     // when an operator last decided; nil: never
+	SetBy      *string    `json:"set_by"`
+	Reason     *string    `json:"reason"`
+	HeldUntil  *time.Time `json:"held_until"` // the remote wants no calls before (Retry-After); nil: it takes them
+	Waiting    int64      `json:"waiting"`    // calls that are set aside until the rate allows them
+}
+
+// Now is the rate that counts, in calls a second, or nil if there is none.
+func (r *SinkRate) Now() *float64 {
+	if r.PerSecond != nil {
+		return r.PerSecond
+	}
+	return r.Configured
+}
+
+// String describes the rate and what waits for it.
+func (r *SinkRate) String() string {
+	text := "no rate"
+	switch n := r.Now(); {
+	case r.PerSecond != nil:
+		text = fmt.Sprintf("%s calls a second, set by %s at %s: %s", decimal(*n), show.OrDash(r.SetBy), show.Instant(*r.SetAt), show.OrDash(r.Reason))
+	case n != nil:
+		text = decimal(*n) + " calls a second, by the relays' configuration"
+	}
+	if r.HeldUntil != nil {
+		text += "; the remote wants no calls until " + show.Instant(*r.HeldUntil)
+	}
+	if r.Waiting > 0 {
+		text += fmt.Sprintf("; %d calls wait", r.Waiting)
+	}
+	return text
+}
+
+func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
+
+// RateSet is the result of [SetRate].
+type RateSet struct {
+	Audited
+
+	Sink      string   `json:"sink"`
+	Tenant    string   `json:"tenant"`     // empty: all calls of the sink
+	PerSecond *float64 `json:"per_second"` // nil: what an operator had set was taken back
+	Was       SinkRate `json:"was"`
+}
+
+// SetRateInput is the input of [SetRate].
+type SetRateInput struct {
+	// Sink is the name of the sink. It must not be empty.
+	Sink string
+
+	// Tenant limits only calls of one tenant. Defaults to empty: all calls of the sink.
+	Tenant string
+
+	// PerSecond is how many calls a second relays start, all of them together: above 0, up to
+	// 1,000,000. It is counted instead of what relays are configured with. Nil takes back what an
+	// operator has set, so that the configuration counts again.
+	PerSecond *float64
+}
+
+// SetRate sets how many calls a second relays start to a sink, or for one of its tenants. Relays
+// follow within a second or two. Calls that wait already follow, too. What the remote has asked for
+// by Retry-After ends.
+//
+// It returns what was set, and the rate as it was. Errors are of kind ErrNotFound for a sink that
+// no relay has listed, and ErrNothing if nothing would change.
+func SetRate(ctx context.Context, db DB, by By, in SetRateInput) (*RateSet, error) {
+	k := kind{action: "outbox rate", subject: "the rate", look: "onlyonce outbox status"}
+	return decide(ctx, db, k, by, &rating{in}, nil)
+}
+
+type rating struct{ SetRateInput }
+
+func (q *rating) check() error {
+	if q.PerSecond != nil && !(*q.PerSecond > 0 && *q.PerSecond <= 1e6) {
+		return failf(ErrInvalid, "the rate must be above 0, and at most 1000000 calls a second")
+	}
+	if q.Tenant != "" {
+		if err := checkText("-tenant", q.Tenant); err != nil {
+			return err
+		}
+	}
+	return checkText("-sink", q.Sink)
+}
+
+func (q *rating) lock(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, lockRateSQL, q.Sink, q.Tenant)
+	return err
+}
+
+func (q *rating) read(ctx context.Context, tx pgx.Tx) (*RateSet, error) {
+	sinks, err := collect[sinkRow](ctx, tx, sinkSQL, q.Sink)
+	if err != nil {
+		return nil, err
+	}
+	if len(sinks) == 0 {
+		return nil, unknownSink(ctx, tx, q.Sink)
+	}
+	rates, err := readRates(ctx, tx, &q.Sink, &q.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	r := &SinkRate{Sink: q.Sink, Tenant: q.Tenant}
+	if len(rates) > 0 {
+		r = &rates[0]
+	}
+	switch {
+	case q.PerSecond == nil && r.PerSecond == nil && r.HeldUntil == nil:
+		return nil, failf(ErrNothing, "No rate was set for it: nothing was changed.")
+	case q.PerSecond != nil && r.PerSecond != nil && *q.PerSecond == *r.PerSecond && r.HeldUntil == nil:
+		return nil, failf(ErrNothing, "Its rate is that already: nothing was changed.")
+	}
+	return &RateSet{Sink: q.Sink, Tenant: q.Tenant, PerSecond: q.PerSecond, Was: *r}, nil
+}
+
+// differs returns false: the rate that was agreed to is the one that is set, whatever it replaces.
+func (q *rating) differs(_, _ *RateSet) bool { return false }
+
+func (q *rating) do(ctx context.Context, tx pgx.Tx, by By, now *RateSet) (*RateSet, error) {
+	_, err := tx.Exec(ctx, setRateSQL, q.Sink, q.Tenant, q.PerSecond, by.Reason, by.actor())
+	return now, err
+}
+
+func readRates(ctx context.Context, tx pgx.Tx, sink, tenant *string) ([]SinkRate, error) {
+	rates, err := collect[SinkRate](ctx, tx, sinkRatesSQL, sink, tenant)
+	for i := range rates {
+		utcs(rates[i].SetAt, rates[i].HeldUntil)
+	}
+	return rates, err
+}

@@ -1,0 +1,287 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+func chargeOf(tenant, id string) outbox.Call {
+	c := charge(id)
+	c.Tenant = tenant
+	return c
+}
+
+// enqueueMany commits n calls of a tenant, spread over the lanes.
+func (r *rig) enqueueMany(tenant string, n int) {
+	r.t.Helper()
+	const at = 5000
+	for from := 0; from < n; from += at {
+		calls := make([]outbox.Call, 0, at)
+		for i := from; i < min(from+at, n); i++ {
+			calls = append(calls, chargeOf(tenant, fmt.Sprint("n", i)))
+		}
+		if err := pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error { return outbox.EnqueueAll(r.t.Context(), tx, calls...) }); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// sentOf counts the calls of a tenant that reached a remote.
+func sentOf(s *scripted, tenant string) (n int) {
+	for _, d := range s.calls() {
+		if d.Tenant == tenant {
+			n++
+		}
+	}
+	return n
+}
+
+// A tenant that is far over its rate holds up no other one, and its own calls go out at the rate.
+func TestO14TenantOverItsRateHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(accept)
+	many := 100_000
+	if testing.Short() {
+		many = 5_000
+	}
+	r.enqueueMany("slow", many)
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", Tenant: "slow", PerSecond: 10}}
+	began := time.Now()
+	r.start(cfg)
+	r.enqueue(chargeOf("other", "a"))
+	until(t, "the other tenant's call is sent", func() bool { return sentOf(sink, "other") == 1 })
+	t.Logf("the other tenant's call was sent %v after the relay began, beside %d calls", time.Since(began), many)
+	until(t, "the tenant's calls go on", func() bool { return sentOf(sink, "slow") >= 30 })
+	if sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2)); sent > most {
+		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
+	}
+	until(t, "all are set aside", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where reason = 'rate'`) > many-1000
+	})
+	if n := one[int](r, `select count(*) from onlyonce.parked where waits_for is not null and (attempts > 0 or first_attempt_at is not null or next_attempt_at is not null)`); n > 0 {
+		t.Errorf("%d calls that wait have an attempt, a window or a due time", n)
+	}
+	// New ones wait behind the old, but nobody else's do.
+	began = time.Now()
+	r.enqueue(chargeOf("other", "b"))
+	until(t, "another call of the other tenant", func() bool { return sentOf(sink, "other") == 2 })
+	t.Logf("another one %v after its commit", time.Since(began))
+}
+
+// Calls that wait hold no times: they follow the rate that is set now.
+func TestO14RateChangedAndRemovedWhileCallsWait(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(accept)
+	r.enqueueMany("slow", 2000)
+	r.exec(`insert into onlyonce.rates (sink, tenant, per_second) values ('payments', 'slow', 0.01)`)
+	r.start(testConfig(sink))
+	until(t, "all wait", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where waits_for = 'slow'`) >= 1999
+	})
+	if n := sentOf(sink, "slow"); n > 1 {
+		t.Fatalf("%d were sent", n)
+	}
+	r.exec(`update onlyonce.rates set per_second = 500`)
+	until(t, "they go on", func() bool { return sentOf(sink, "slow") > 300 })
+	r.exec(`delete from onlyonce.rates`)
+	r.states("delivered")
+	if n := sentOf(sink, "slow"); n != 2000 {
+		t.Errorf("%d calls of 2000", n)
+	}
+}
+
+// The sink's rate holds for all relays together, and leaves its calls in the log.
+func TestO14RateOfTheSinkIsShared(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(accept)
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", PerSecond: 50}}
+	r.enqueueMany("a", 200)
+	began := time.Now()
+	r.start(cfg)
+	r.start(cfg)
+	r.enqueueMany("b", 200)
+	r.states("delivered")
+	if took := time.Since(began); took < 6*time.Second {
+		t.Errorf("400 calls at 50 a second took %v", took)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.parked`); n > 0 {
+		t.Errorf("%d calls were parked", n)
+	}
+}
+
+// No later call of an ordering key overtakes one that waits for its rate.
+func TestO14OrderOfCallsThatWait(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(accept)
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", Tenant: "slow", PerSecond: 20}}
+	r.start(cfg)
+	for i := range 40 {
+		var calls []outbox.Call
+		for _, k := range []string{"k", "l"} {
+			c := keyed(k, i)
+			c.Tenant = "slow"
+			calls = append(calls, c)
+		}
+		r.enqueue(calls...)
+	}
+	r.states("delivered")
+	last := map[byte]int{'k': -1, 'l': -1}
+	for _, d := range sink.calls() {
+		var n int
+		id := order(&d)
+		if _, err := fmt.Sscan(id[1:], &n); err != nil {
+			t.Fatal(err)
+		}
+		if n != last[id[0]]+1 {
+			t.Fatalf("%s after %c%d", id, id[0], last[id[0]])
+		}
+		last[id[0]] = n
+	}
+}
+
+// Retries count against the rate, too.
+func TestO14RetriesNeedPermits(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var up atomic.Bool
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		if up.Load() {
+			return outbox.Result{Outcome: outbox.Delivered}
+		}
+		return outbox.RetryLater("down", nil)
+	})
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", Tenant: "slow", PerSecond: 20}}
+	began := time.Now()
+	r.start(cfg)
+	for i := range 20 {
+		r.enqueue(chargeOf("slow", fmt.Sprint("n", i)))
+	}
+	until(t, "attempts", func() bool { return sentOf(sink, "slow") >= 60 })
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("60 attempts at 20 a second took %v", took)
+	}
+	up.Store(true)
+	r.states("delivered")
+}
+
+// Retry-After holds for the sink or for the tenant, in all relays, and the attempt is not counted.
+func TestO14RetryAfter(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		holds  outbox.Holds
+		tenant string
+		other  bool // another tenant's call is sent meanwhile
+	}{
+		"sink":                    {outbox.HoldsSink, "acme", false},
+		"tenant":                  {outbox.HoldsTenant, "acme", true},
+		"tenant, but it has none": {outbox.HoldsTenant, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+				if d.Attempt == 1 && order(d) == "first" && one[int](r, `select count(*) from onlyonce.rates`) == 0 {
+					return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: 1000 * time.Hour, Holds: c.holds}
+				}
+				return outbox.Result{Outcome: outbox.Delivered}
+			})
+			r.start(testConfig(sink))
+			r.enqueue(chargeOf(c.tenant, "first"))
+			until(t, "the hold is known", func() bool {
+				return one[int](r, `select count(*) from onlyonce.rates where held_until between clock_timestamp() + interval '50 min' and clock_timestamp() + interval '1 hour'`) == 1
+			})
+			until(t, "it is parked", func() bool {
+				return one[int](r, `select count(*) from onlyonce.parked where attempts = 0 and first_attempt_at is not null`) == 1
+			})
+			second := newScripted(accept)
+			r.start(testConfig(second)) // shares the lanes
+			r.holds(24)
+			r.enqueue(chargeOf(c.tenant, "held"), chargeOf("other", "b"))
+			if c.other {
+				until(t, "the other tenant's call is sent", func() bool { return sentOf(sink, "other")+sentOf(second, "other") == 1 })
+				until(t, "the tenant's call waits", func() bool {
+					return one[int](r, `select count(*) from onlyonce.parked where waits_for = $1 and attempts = 0 and first_attempt_at is null`, c.tenant) == 1
+				})
+			} else {
+				for range 20 { // polls
+					if n := len(sink.calls()) + len(second.calls()); n > 1 {
+						t.Fatalf("%d calls", n)
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}
+			r.exec(`update onlyonce.rates set held_until = null`)
+			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where next_attempt_at is not null and settled_at is null`)
+			r.states("delivered")
+		})
+	}
+}
+
+// Permits are taken out of one bucket: it fills at the rate, holds half a second's worth, and goes
+// on if the clock is set back.
+func TestO14Bucket(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	take := func(wanted int) int {
+		return one[int](r, `select granted from onlyonce.take_permits('s', '{"",a}', array[9, $1::int]) where tenant = 'a'`, wanted)
+	}
+	r.exec(`insert into onlyonce.rates (sink, tenant, per_second, permits) values ('s', 'a', 0.001, 1)`)
+	if a, b := take(5), take(5); a != 1 || b != 0 {
+		t.Errorf("took %d and %d of one permit", a, b)
+	}
+	r.exec(`update onlyonce.rates set per_second = 100, permits = 0, filled_at = clock_timestamp() - interval '1 hour'`)
+	if n := take(1000); n != 50 {
+		t.Errorf("took %d after an hour, of half a second's 50", n)
+	}
+	r.exec(`update onlyonce.rates set per_second = 0.001, permits = 1, filled_at = clock_timestamp() + interval '1 day'`)
+	if n := take(5); n != 1 {
+		t.Errorf("took %d after the clock was set back", n)
+	}
+	if one[bool](r, `select filled_at > clock_timestamp() from onlyonce.rates`) {
+		t.Error("the bucket does not fill for a day")
+	}
+	r.exec(`update onlyonce.rates set permits = 1, held_until = clock_timestamp() + interval '1 minute'`)
+	if n := take(5); n != 0 {
+		t.Errorf("took %d while the remote wants none", n)
+	}
+	r.exec(`update onlyonce.rates set held_until = clock_timestamp() + interval '1 day'`)
+	if n := take(5); n != 1 {
+		t.Errorf("took %d, although the hold was written while the clock was ahead", n)
+	}
+}
+
+// No call is left for reconciliation because it waited for the sink's rate: its key's window has
+// not begun.
+func TestO14RateOfTheSinkBeginsNoWindow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(accept)
+	sink.limits = outbox.Limits{KeyWindow: 4 * time.Second, Timeout: time.Second}
+	calls := make([]outbox.Call, 20)
+	for i := range calls {
+		calls[i] = chargeOf("acme", fmt.Sprint("n", i))
+	}
+	r.enqueue(calls...) // one lane
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", PerSecond: 3}}
+	r.start(cfg)
+	r.states("delivered")
+	if n := one[int](r, `select count(*) from onlyonce.parked`); n > 0 {
+		t.Errorf("%d were parked", n)
+	}
+}
