@@ -66,8 +66,11 @@ func (p permanentError) Unwrap() error { return p.error }
 func Permanent(err error) error { return permanentError{err} }
 
 // completeSQL is the fence of a completion; see the function's comment in the migration. It settles
-// the call's row, so that the completion's writes commit once, together with that.
-const completeSQL = `select onlyonce.settle($1, $2, $3::uuid, $4, $5, null, null, $6, $7, $8)`
+// the call's row, so that the completion's writes commit once, together with that. If another call
+// has the row's id by now (see settleSQL), it asks for row 0, which there is not: OO001. In: lease,
+// epoch, nonce, id of the parked row, attempt; the three timeouts; the call's key.
+const completeSQL = `
+select onlyonce.settle($1, $2, $3::uuid, coalesce((select p.id from onlyonce.parked p where p.id = $4 and p.key = $9::uuid), 0), $5, null, null, $6, $7, $8)`
 
 // complete passes an answer to RelayConfig.Complete, in a transaction that settles the call.
 func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
@@ -98,7 +101,7 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	tx := guard.Begin(conn.Conn())
 	defer tx.Rollback(c.lane.sink.dbTimeout)
 	ms := guard.Millis(c.lane.sink.dbTimeout)
-	tx.Engine("fence", completeSQL, c.lane.lease.ID, c.lane.lease.Epoch, c.lane.lease.Nonce, a.parked, a.Attempt, ms, ms, ms)
+	tx.Engine("fence", completeSQL, c.lane.lease.ID, c.lane.lease.Epoch, c.lane.lease.Nonce, a.parked, a.Attempt, ms, ms, ms, pgUUID(a.key))
 	// If the database loses this transaction, calls that it enqueues may have been made since the
 	// call was first made, and not before (O6).
 	tx.Report = func(err error) {

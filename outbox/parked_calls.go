@@ -109,8 +109,12 @@ select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() +
 // they are due (null: never by themselves), whether the key's window counts anew, status, headers
 // and body of an answer; then whether a given-up call releases its ordering key; whether the
 // attempt asked what became of the call; the attempts' numbers, and whether no attempt was made (it
-// is not counted then). Rows that an operator has changed meanwhile stay as they are. By the
-// primary key and the index parked_row; locks the rows.
+// is not counted then); the calls' keys. Rows that an operator has changed meanwhile stay as they
+// are. By the index parked_key; locks the rows.
+//
+// The key is compared because a failover may lose the row while the call is made (O3). The server
+// then gives its ids to another call, which has been attempted as often by now. An operator gives a
+// call another key only when no attempt at it is under way.
 const settleSQL = `
 update onlyonce.parked p
    set state = s.state, reason = case when s.state = 'resolved' then p.reason else s.reason end, error = s.error,
@@ -122,9 +126,9 @@ update onlyonce.parked p
        response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
        response_body = coalesce(s.response_body, p.response_body)
   from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[], $12::boolean[], $13::int[],
-              $14::boolean[])
-       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, attempts, none)
- where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call'
+              $14::boolean[], $15::uuid[])
+       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, attempts, none, key)
+ where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.key = s.key
    and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.attempts = s.attempts`
 
 // pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
@@ -391,13 +395,14 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		asked                 []bool
 		attempts              []int32
 		none                  []bool
+		keys                  []uuid.UUID
 	)
 	for _, a := range done {
 		d := sink.dispositionOf(a)
 		if a.completing() && d.state == parked.Resolved {
 			continue
 		}
-		asked, attempts = append(asked, a.reconciling), append(attempts, int32(a.Attempt))
+		asked, attempts, keys = append(asked, a.reconciling), append(attempts, int32(a.Attempt)), append(keys, a.key)
 		none = append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
 		ids, rows, states, reasons, errs, fresh = append(ids, a.parked), append(rows, a.ID), append(states, d.state), append(reasons, d.reason), append(errs, d.lastError), append(fresh, d.windowAnew || a.unopened && a.opensWindow)
 		var delay *int64
@@ -409,7 +414,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
 	}
 	if len(ids) > 0 {
-		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, sink.cfg.PassOn, asked, attempts, none).Exec(ignoreTag)
+		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, sink.cfg.PassOn, asked, attempts, none, pgUUIDs(keys)).Exec(ignoreTag)
 	}
 }
 

@@ -47,7 +47,7 @@ var hot = map[string]struct {
 	"set aside": {`'payments', 0, '{}', '{acme}', '{}'`, []string{"parked_calls_due", "parked_pkey"}},
 	"waiting":   {`'payments'`, []string{"parked_waits"}},
 	"next":      {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},
-	"settle":    {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false, '{false,true}', '{1,1}', '{false,false}'`, []string{"parked_pkey", "parked_row"}},
+	"settle":    {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false, '{false,true}', '{1,1}', '{false,false}', array[gen_random_uuid(), gen_random_uuid()]`, []string{"parked_key"}},
 	"purge":     {`'payments', '7 days', 1000`, []string{"parked_settled", "parked_pkey"}},
 }
 
