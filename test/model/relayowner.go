@@ -1,0 +1,606 @@
+package main
+
+// owner is what an owner does next, or its end.
+func (g *relayScope) owner(s relayState, i int, to emit[relayState]) {
+	o := &s.owners[i]
+	if o.stage == relayAway {
+		if s.lane.epoch < g.leases && (!s.held() || g.faults.raiseDoesNotWait) && !(i == 1 && s.owners[0].stage == relayAway) {
+			s.lane.epoch++
+			*o = relayOwner{stage: relayLoads, epoch: s.lane.epoch}
+			to(s, "relay of epoch %d takes the lane's lease", int(o.epoch), 0)
+		}
+		return
+	}
+	e := int(o.epoch)
+	if s.lane.epoch < g.leases && (!o.move.sent || !s.late.sent) {
+		t := s
+		t.end(i)
+		to(t, "relay of epoch %d dies", e, 0)
+	}
+	if g.drains && !o.drains && o.stage != relayLoads && s.lane.epoch < g.leases {
+		t := s
+		t.owners[i].drains = true
+		to(t, "relay of epoch %d is to give the lane back", e, 0)
+	}
+	if o.drains && (o.stage == relayIdle || o.stage == relayLoads) && o.attempts == [relayCalls]uint8{} {
+		t := s
+		t.end(i)
+		to(t, "relay of epoch %d has given the lane back", e, 0)
+	}
+	switch o.stage {
+	case relaySent:
+		g.carryOut(s, func(t *relayState) *relayMove { return &t.owners[i].move }, to)
+		if s.lost < g.lost && !s.late.sent {
+			t := s
+			t.lost++
+			t.late = o.move
+			t.owners[i].move = relayMove{}
+			t.owners[i].stage = relayUnknown
+			to(t, "relay of epoch %d: the connection breaks, the move's outcome is unknown", e, 0)
+		}
+		return // it waits
+	case relayLoads:
+		t := s
+		n := &t.owners[i]
+		n.behind, n.last, n.unread, n.stage = false, s.lane.last, s.lane.begun, relayIdle
+		to(t, "relay of epoch %d reads the cursor, last id %d", e, int(s.lane.last))
+	case relayIdle:
+		g.readPass(s, i, to)
+	case relayMoved:
+		g.readChunk(s, i, to)
+	case relayWorks:
+		g.nextRow(s, i, to)
+		g.finishChunk(s, i, to)
+	case relayUnknown:
+		if g.faults.callsWhileUnknown {
+			g.nextRow(s, i, to)
+		}
+		g.finishChunk(s, i, to)
+	}
+	g.returns(s, i, to)
+	g.parkedCalls(s, i, to)
+}
+
+// held reports whether a transaction has held the lease and is open.
+func (s *relayState) held() bool {
+	return s.late.held || s.owners[0].move.held || s.owners[1].move.held
+}
+
+// end is the end of an owner. What it has sent may still be carried out.
+func (s *relayState) end(i int) {
+	o := &s.owners[i]
+	if o.move.sent {
+		s.late = o.move
+	}
+	*o = relayOwner{}
+}
+
+// carryOut is the server's part of a move: onlyonce.hold, parkSQL, onlyonce.advance, COMMIT. If the
+// take-over waits for the lease's lock, nothing that matters comes in between, and it is one step.
+func (g *relayScope) carryOut(s relayState, of func(*relayState) *relayMove, to emit[relayState]) {
+	m := *of(&s)
+	if !m.sent {
+		return
+	}
+	owner := -1
+	for i := range s.owners {
+		if of(&s) == &s.owners[i].move {
+			owner = i
+		}
+	}
+	refused := m.epoch != s.lane.epoch && !m.held && !g.faults.noHold
+	if g.faults.raiseDoesNotWait && !m.held && !refused {
+		t := s
+		of(&t).held = true
+		to(t, "a move under epoch %d holds the lease", int(m.epoch), 0)
+		return
+	}
+	*of(&s) = relayMove{}
+	switch {
+	case refused:
+		if owner >= 0 {
+			s.end(owner)
+		}
+		to(s, "a move under epoch %d: OO001, the lease is another's", int(m.epoch), 0)
+		return
+	case m.behind && !g.faults.versionNotCompared:
+		if owner >= 0 {
+			s.chunkEnds(g, owner)
+			s.owners[owner].stage = relayLoads
+		}
+		to(s, "a move under epoch %d: OO008, the lane has moved", int(m.epoch), 0)
+		return
+	}
+	if m.epoch != s.lane.epoch {
+		s.breach(relayZombie)
+	}
+	if !g.faults.cursorBeforeParking {
+		s.parkAll(g, &m)
+	}
+	l := &s.lane
+	switch {
+	case m.newPass:
+		if l.begun {
+			if l.prev = l.target; g.faults.targetNotStored {
+				l.prev = m.target
+			}
+		}
+		l.target, l.begun = s.now(), true
+		if !g.faults.lastKept {
+			l.last = 0
+		}
+	default:
+		l.last = m.last
+	}
+	for i := range s.owners {
+		s.owners[i].behind, s.owners[i].move.behind = s.owners[i].stage > relayLoads, s.owners[i].move.sent
+	}
+	s.late.behind = s.late.sent
+	if owner >= 0 {
+		o := &s.owners[owner]
+		o.behind, o.last = false, l.last
+		s.chunkEnds(g, owner)
+		if o.stage = relayMoved; g.faults.cursorBeforeParking {
+			o.move.park = m.park
+		}
+		if !m.newPass && !o.same {
+			o.stage, o.unread = relayIdle, true
+		}
+	}
+	if m.newPass {
+		to(s, "a move under epoch %d: a new pass, COMMIT", int(m.epoch), 0)
+		return
+	}
+	to(s, "a move under epoch %d: last id %d, COMMIT", int(m.epoch), int(m.last))
+}
+
+// parkAll is parkSQL.
+func (s *relayState) parkAll(g *relayScope, m *relayMove) {
+	for x := range g.calls {
+		if m.park[x] != callNotParked && s.parked[x] == callNotParked {
+			s.parked[x] = m.park[x]
+			s.cut |= m.cut & bit(x)
+		}
+	}
+}
+
+// chunkEnds is (*laneOwner).chunkCommitted: calls that are under way are settled in their parked
+// rows, and keys with a call that was parked behind another are looked at again.
+func (s *relayState) chunkEnds(g *relayScope, i int) {
+	o := &s.owners[i]
+	for x := range g.calls {
+		switch o.rows[x] {
+		case sentUnderWay:
+			if o.attempts[x] == sentUnderWay {
+				s.breach(relayTwo)
+			}
+			o.attempts[x] = sentUnderWay
+		case sentBehind:
+			if !g.faults.noPromoteBehind {
+				o.promote |= bit(g.keys[x])
+			}
+		}
+	}
+	o.rows = [relayCalls]uint8{}
+}
+
+// send sends a move.
+func (g *relayScope) send(t *relayState, i int, m relayMove) {
+	o := &t.owners[i]
+	m.sent, m.epoch, m.behind = true, o.epoch, o.behind
+	if g.faults.targetNotStored {
+		m.target = t.now()
+	}
+	o.move, o.stage = m, relaySent
+}
+
+// readPass goes on with the pass that is there, or begins the next one.
+func (g *relayScope) readPass(s relayState, i int, to emit[relayState]) {
+	o := &s.owners[i]
+	e := int(o.epoch)
+	switch {
+	case o.drains:
+	case o.unread:
+		o.same = true
+		g.send(&s, i, relayMove{last: o.last})
+		to(s, "relay of epoch %d goes on with the pass after id %d", e, int(o.last))
+	case o.behind || !s.lane.begun || s.lane.target != s.now() || s.lane.prev != s.lane.target:
+		o.same = false
+		g.send(&s, i, relayMove{newPass: true})
+		to(s, "relay of epoch %d begins a pass", e, 0)
+	}
+}
+
+// pass are the calls of the lane's pass above the last id.
+func (s *relayState) pass(g *relayScope, last uint8) (calls uint8) {
+	l := &s.lane
+	for x := range g.calls {
+		w := s.of(g, x)
+		target := l.target
+		if g.faults.targetNotStored {
+			target = s.now()
+		}
+		if w.stage != relayCommitted || !target.sees(w.xid) {
+			continue
+		}
+		first := w.number * relayBlock
+		above := s.id(g, x) > last
+		if g.faults.batchByFirstID {
+			above = above && first > last
+		}
+		if above && (w.xid >= l.prev.xmax || has(l.prev.xip, w.xid) && !g.faults.inProgressIgnored) {
+			calls |= bit(x)
+		}
+	}
+	return calls
+}
+
+// readChunk reads the next chunk: some batches of the pass, and which ordering keys are blocked.
+func (g *relayScope) readChunk(s relayState, i int, to emit[relayState]) {
+	o := &s.owners[i]
+	e := int(o.epoch)
+	if g.faults.cursorBeforeParking && o.move.park != [relayCalls]uint8{} {
+		s.parkAll(g, &o.move)
+		o.move.park = [relayCalls]uint8{}
+		to(s, "relay of epoch %d parks what the chunk has left", e, 0)
+		return
+	}
+	calls := uint8(0)
+	if !o.behind {
+		calls = s.pass(g, o.last)
+	}
+	if o.unread = calls != 0; !o.unread {
+		o.stage = relayIdle
+		to(s, "relay of epoch %d: the pass has no call left", e, 0)
+		return
+	}
+	o.blocked = 0
+	switch {
+	case g.faults.blockedNotAsked:
+	case g.faults.blockedKept && o.same:
+		o.blocked = o.asked
+	default:
+		for k := uint8(1); k < relayKeys; k++ {
+			if s.first(g, k) >= 0 {
+				o.blocked |= bit(k)
+			}
+		}
+	}
+	if g.faults.blockedKept {
+		o.asked = o.blocked
+	}
+	if !g.faults.keysUnderWayIgnored {
+		o.blocked |= o.keysUnderWay(g)
+	}
+	o.stage = relayWorks
+	for n := 1; calls != 0; n++ {
+		next := -1
+		for x := range g.calls {
+			if has(calls, x) && (next < 0 || g.before(&s, x, next)) {
+				next = x
+			}
+		}
+		for x := range g.calls {
+			if has(calls, x) && g.writer[x] == g.writer[next] {
+				o.rows[x] = sentUnlooked
+				calls &^= bit(x)
+			}
+		}
+		o.more = calls != 0
+		t := s
+		g.skipRows(&t, &t.owners[i])
+		to(t, "relay of epoch %d reads a chunk of %d batches", e, n)
+	}
+}
+
+// before reports whether call x comes before y in a pass.
+func (g *relayScope) before(s *relayState, x, y int) bool {
+	if a, b := s.of(g, x).xid, s.of(g, y).xid; g.faults.byTransaction && a != b {
+		return a < b
+	}
+	return s.id(g, x) < s.id(g, y)
+}
+
+// keysUnderWay is (*parkedCalls).keysUnderWay.
+func (o *relayOwner) keysUnderWay(g *relayScope) (keys uint8) {
+	for x := range g.calls {
+		if o.attempts[x] != sentAbsent {
+			keys |= bit(g.keys[x])
+		}
+	}
+	return keys &^ 1
+}
+
+// nextUnlooked is the first call of the chunk that was not looked at, or -1.
+func (g *relayScope) nextUnlooked(s *relayState, o *relayOwner) int {
+	next := -1
+	for x := range g.calls {
+		if o.rows[x] == sentUnlooked && (next < 0 || g.before(s, x, next)) {
+			next = x
+		}
+	}
+	return next
+}
+
+// busy reports whether the chunk has a call of the key under way, or waiting for its turn.
+func (o *relayOwner) busy(g *relayScope, key uint8) bool {
+	for x := range g.calls {
+		if g.keys[x] == key && (o.rows[x] == sentUnderWay || o.rows[x] == sentWaits) {
+			return true
+		}
+	}
+	return false
+}
+
+// skipRows is (*chunk).skipRows.
+func (g *relayScope) skipRows(s *relayState, o *relayOwner) {
+	for x := g.nextUnlooked(s, o); x >= 0; x = g.nextUnlooked(s, o) {
+		switch key := g.keys[x]; {
+		case key != 0 && has(o.blocked, key):
+			o.rows[x] = sentBehind
+		case key != 0 && o.busy(g, key):
+			o.rows[x] = sentWaits
+		default:
+			return
+		}
+	}
+}
+
+// nextRow begins the next call of the chunk.
+func (g *relayScope) nextRow(s relayState, i int, to emit[relayState]) {
+	o := &s.owners[i]
+	x := g.nextUnlooked(&s, o)
+	if x < 0 || o.drains {
+		return
+	}
+	o.rows[x] = sentUnderWay
+	g.skipRows(&s, o)
+	g.begin(&s, i, x, false)
+	to(s, "relay of epoch %d makes call %d", int(o.epoch), x)
+}
+
+// begin is a call that leaves.
+func (g *relayScope) begin(s *relayState, i, x int, parked bool) {
+	o := &s.owners[i]
+	if !s.committed(g, x) {
+		s.breach(relayPhantom)
+	}
+	if o.epoch == s.lane.epoch {
+		if !parked && s.parked[x] != callNotParked {
+			s.breach(relayAgain)
+		}
+		for y := range g.calls {
+			if s.earlier(g, y, x) && (o.attempts[y] == sentUnderWay || o.rows[y] == sentUnderWay) {
+				s.breach(relayOrder)
+			}
+		}
+	}
+	if o.attempts[x] == sentUnderWay && !parked {
+		s.breach(relayTwo)
+	}
+	s.sent |= bit(x)
+}
+
+// returns takes in calls that have returned.
+func (g *relayScope) returns(s relayState, i int, to emit[relayState]) {
+	o := &s.owners[i]
+	e := int(o.epoch)
+	for x := range g.calls {
+		inChunk := o.rows[x] == sentUnderWay
+		if !inChunk && o.attempts[x] != sentUnderWay {
+			continue
+		}
+		ends := func(t relayState, as uint8, step string) {
+			n := &t.owners[i]
+			if !inChunk {
+				n.attempts[x] = as
+			} else {
+				n.rows[x] = as
+				g.nextOfKey(&t, i, x, as)
+			}
+			to(t, step, e, x)
+		}
+		if has(s.effect, x) {
+			ends(s, sentDelivered, "relay of epoch %d is told that call %d is delivered")
+		}
+		if s.fails < g.fails {
+			t := s
+			t.fails++
+			ends(t, sentFails, "relay of epoch %d gets no answer to call %d")
+			if g.rejects {
+				ends(t, sentRejected, "relay of epoch %d: call %d is rejected")
+			}
+		}
+	}
+}
+
+// nextOfKey is (*chunk).nextOfKey: a call of the key that waits is made, or parked with those behind
+// it.
+func (g *relayScope) nextOfKey(t *relayState, i, x int, as uint8) {
+	o := &t.owners[i]
+	if g.keys[x] == 0 {
+		return
+	}
+	if as != sentDelivered && !g.faults.followsFailure {
+		g.blockKey(t, o, g.keys[x])
+		return
+	}
+	next := -1
+	for y := range g.calls {
+		if o.rows[y] == sentWaits && g.keys[y] == g.keys[x] && (next < 0 || t.id(g, y) < t.id(g, next)) {
+			next = y
+		}
+	}
+	if next >= 0 && !o.drains {
+		o.rows[next] = sentUnderWay
+		g.begin(t, i, next, false)
+	}
+	g.skipRows(t, o)
+}
+
+// blockKey is (*chunk).blockKey.
+func (g *relayScope) blockKey(t *relayState, o *relayOwner, key uint8) {
+	o.blocked |= bit(key)
+	for y := range g.calls {
+		if o.rows[y] == sentWaits && g.keys[y] == key {
+			o.rows[y] = sentBehind
+		}
+	}
+	g.skipRows(t, o)
+}
+
+// finishChunk writes what became of the chunk, also while calls are under way.
+func (g *relayScope) finishChunk(s relayState, i int, to emit[relayState]) {
+	o := &s.owners[i]
+	if o.stage == relayUnknown && o.rows == [relayCalls]uint8{} {
+		// It was a read of a pass, which is made again.
+		o.stage = relayIdle
+		g.readPass(s, i, to)
+		return
+	}
+	m := relayMove{last: o.last}
+	m.park = g.rowsToPark(&s, o)
+	looked := false
+	for x := range g.calls {
+		if o.rows[x] == sentUnderWay {
+			m.cut |= bit(x)
+		}
+		if o.rows[x] > sentUnlooked {
+			looked = true
+			if id := s.id(g, x); id > m.last || g.faults.byTransaction {
+				m.last = id
+			}
+		}
+	}
+	if g.faults.lastOfBatch {
+		m.last |= relayBlock - 1
+	}
+	if !looked && !o.drains {
+		return
+	}
+	whole := g.nextUnlooked(&s, o) < 0
+	m.newPass = whole && !o.more && !o.drains
+	o.same = whole && o.more && !o.drains
+	if m.newPass {
+		m.last = 0
+	}
+	g.send(&s, i, m)
+	to(s, "relay of epoch %d writes what became of the chunk", int(o.epoch), 0)
+}
+
+// rowsToPark is (*chunk).rowsToPark.
+func (g *relayScope) rowsToPark(s *relayState, o *relayOwner) (park [relayCalls]uint8) {
+	for x := range g.calls {
+		if o.rows[x] == sentUnderWay && g.keys[x] != 0 {
+			g.blockKey(s, o, g.keys[x])
+		}
+	}
+	for n := uint8(0); n < (relayWriters+1)*relayBlock; n++ { // in the order of ids
+		for x := range g.calls {
+			if o.rows[x] == sentAbsent || s.id(g, x) != n {
+				continue
+			}
+			if o.rows[x] == sentWaits && g.keys[x] != 0 {
+				if has(o.blocked, g.keys[x]) {
+					o.rows[x] = sentBehind
+				}
+				o.blocked |= bit(g.keys[x])
+			}
+			switch o.rows[x] {
+			case sentFails:
+				park[x] = callRetrying
+			case sentUnderWay:
+				if !g.faults.lateNotParked {
+					park[x] = callRetrying
+				}
+			case sentWaits:
+				if !g.faults.waitingNotParked {
+					park[x] = callRetrying
+				}
+			case sentRejected:
+				park[x] = callWaiting
+			case sentBehind:
+				park[x] = callBlocked
+			}
+		}
+	}
+	return park
+}
+
+// parkedCalls picks and settles parked calls, and promotes. An owner that waits for the answer to a
+// move does neither.
+func (g *relayScope) parkedCalls(s relayState, i int, to emit[relayState]) {
+	o := &s.owners[i]
+	e := int(o.epoch)
+	owns := o.epoch == s.lane.epoch || g.faults.noHold
+	for x := range g.calls {
+		if as := o.attempts[x]; as > sentUnderWay {
+			t := s
+			if !owns {
+				t.end(i)
+				to(t, "relay of epoch %d: its settlement of call %d raises OO001", e, x)
+				continue
+			}
+			t.settle(g, i, x, as)
+			to(t, "relay of epoch %d settles call %d", e, x)
+		}
+		if g.mayPick(&s, o, x) {
+			t := s
+			if !owns {
+				t.end(i)
+				to(t, "relay of epoch %d: its pick of call %d raises OO001", e, x)
+				continue
+			}
+			if t.owners[i].attempts[x] == sentUnderWay || t.owners[i].rows[x] == sentUnderWay {
+				t.breach(relayTwo)
+			}
+			t.owners[i].attempts[x] = sentUnderWay
+			t.cut &^= bit(x)
+			g.begin(&t, i, x, true)
+			to(t, "relay of epoch %d picks call %d, and makes it", e, x)
+		}
+	}
+	for k := uint8(1); k < relayKeys; k++ {
+		if has(o.promote, k) {
+			t := s
+			t.owners[i].promote &^= bit(k)
+			t.promoteKey(g, k)
+			to(t, "relay of epoch %d promotes key %d", e, int(k))
+		}
+		if t := s; !g.faults.noSweep && o.stage == relayIdle && t.promoteKey(g, k) {
+			to(t, "relay of epoch %d sweeps, and promotes key %d", e, int(k))
+		}
+	}
+}
+
+// mayPick is what pickSQL asks, and what of it an owner remembers.
+func (g *relayScope) mayPick(s *relayState, o *relayOwner, x int) bool {
+	if s.parked[x] != callRetrying || o.drains || o.stage == relayLoads || o.attempts[x] != sentAbsent && !g.faults.pickedWhileUnderWay {
+		return false
+	}
+	if o.attempts[x] > sentUnderWay || o.stage == relayUnknown && has(s.cut, x) && !g.faults.cutDueAtOnce {
+		return false
+	}
+	return g.keys[x] == 0 || (g.faults.pickedOutOfTurn || s.first(g, g.keys[x]) == x) && (g.faults.keysUnderWayIgnored || g.faults.pickedWhileUnderWay || !has(o.keysUnderWay(g), g.keys[x]))
+}
+
+// settle is settleSQL. A row that an operator has changed stays as it is.
+func (s *relayState) settle(g *relayScope, i, x int, as uint8) {
+	o := &s.owners[i]
+	if o.epoch != s.lane.epoch {
+		s.breach(relayZombie)
+	}
+	o.attempts[x] = sentAbsent
+	if as == sentDelivered && !g.faults.noPromoteSettled {
+		o.promote |= bit(g.keys[x]) &^ 1
+	}
+	if s.parked[x] != callRetrying {
+		return
+	}
+	switch as {
+	case sentDelivered:
+		s.parked[x] = callResolved
+	case sentRejected:
+		s.parked[x] = callWaiting
+	}
+}
