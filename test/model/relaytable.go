@@ -13,9 +13,15 @@ func relayTable() (all []entry) {
 	lost := func(g *relayScope) { g.lost = 1 }
 	two := func(g *relayScope) { g.calls, g.keys = 2, [relayCalls]uint8{1, 1} }
 	apart := func(g *relayScope) { g.calls, g.keys = 2, [relayCalls]uint8{0, 0} }
-	pair := func(g *relayScope) { g.calls, g.keys, g.writer = 4, [relayCalls]uint8{1, 2, 1, 2}, [relayCalls]uint8{0, 0, 1, 1} }
-	triple := func(g *relayScope) { g.calls, g.keys, g.writer = 4, [relayCalls]uint8{1, 2, 1, 1}, [relayCalls]uint8{0, 0, 0, 1} }
-	one := func(g *relayScope) { g.calls, g.keys, g.writer = 3, [relayCalls]uint8{1, 2, 1}, [relayCalls]uint8{0, 0, 0} }
+	pair := func(g *relayScope) {
+		g.calls, g.keys, g.writer = 4, [relayCalls]uint8{1, 2, 1, 2}, [relayCalls]uint8{0, 0, 1, 1}
+	}
+	triple := func(g *relayScope) {
+		g.calls, g.keys, g.writer = 4, [relayCalls]uint8{1, 2, 1, 1}, [relayCalls]uint8{0, 0, 0, 1}
+	}
+	one := func(g *relayScope) {
+		g.calls, g.keys, g.writer = 3, [relayCalls]uint8{1, 2, 1}, [relayCalls]uint8{0, 0, 0}
+	}
 	operator := func(g *relayScope) { g.rejects, g.discard = true, 1 }
 
 	add("O2/3 transactions", "", true, func(*relayScope) {})
