@@ -3,13 +3,14 @@ package main
 // Attempts at parked calls, and what settles them: rules O3, O5 and O6, as pickSQL, settleSQL and
 // RedriveCallsSQL have them. A relay makes calls, parks them while they are under way or when they
 // have failed, tries them again, and settles each attempt in a transaction. That transaction may
-// have an unknown outcome; then the relay sends it again, and the first one arrives late. A failover
-// goes back to an earlier state of the database: sequences go back with it, so that ids are drawn
-// again. The relay lives on, with its calls under way. A remote that has rejected a call rejects each
-// copy of it, until an operator redrives it.
+// have an unknown outcome; then the relay sends it again, and the first one arrives late. A
+// failover goes back to an earlier state of the database: sequences go back with it, so that ids
+// are drawn again. The relay lives on, with its calls under way. A remote that has rejected a call
+// rejects each copy of it, until an operator redrives it.
 //
-// The id of a call in the log stands for the id of its parked row too: both are drawn from sequences.
-// Left out: take-over, ordering keys and promotion (relay.go), ages of keys (window.go).
+// The id of a call in the log stands for the id of its parked row too: both are drawn from
+// sequences. Left out: take-over, ordering keys and promotion (relay.go), ages of keys
+// (window.go).
 
 // Bounds of the arrays. The scopes choose less.
 const (

@@ -13,6 +13,12 @@
 //	share    what a share group delivers, and the keeper       G1 G3 G4 G6
 //	ring     claims of keys while segments are rotated         K1 K4 K5
 //	parking  parked rows of an ordering key, and their copies  D4 K7
+//	relay    a lane of the outbox: passes, batches, parking    O2 O4 O5
+//	attempts attempts at parked calls, and what settles them   O3 O5 O6
+//	window   ages of keys                                      O6
+//	log      segments of the outbox's log                      O2 O8
+//	history  a lane's cursor over a failover, and a restore    O3 O9
+//	calls    calls that are looked for by their keys           O1
 //
 // The table has two kinds of entries. A scope must hold. A fault leaves one protection out, and
 // must be found: a model that cannot fail proves nothing. The name of an entry begins with the

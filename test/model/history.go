@@ -1,14 +1,14 @@
 package main
 
 // A lane's cursor over a promotion, and over a restore into another cluster: rules O3 and O9, as
-// onlyonce.advance, loadCursorSQL, (*heldLane).awaitStandbys and ops.Rebase have them. A new primary
-// has what the standby has replayed: its next transaction id follows the highest one that left a
-// record there, so that ids are used again for other transactions. A dump has what had committed, and
-// its ids are those of the old cluster, while the new one begins with small ones.
+// onlyonce.advance, loadCursorSQL, (*heldLane).awaitStandbys and ops.Rebase have them. A new
+// primary has what the standby has replayed: its next transaction id follows the highest one that
+// left a record there, so that ids are used again for other transactions. A dump has what had
+// committed, and its ids are those of the old cluster, while the new one begins with small ones.
 //
-// Each transaction writes a batch of two calls. A pass is two steps: its target is stored, and calls
-// are made; it may be left in the middle of a batch, with the first call delivered or parked. The
-// cursor is in the database, with the system identifier.
+// Each transaction writes a batch of two calls. A pass is two steps: its target is stored, and
+// calls are made; it may be left in the middle of a batch, with the first call delivered or
+// parked. The cursor is in the database, with the system identifier.
 //
 // Rebase tells batches of this cluster from restored ones by xmin and by time (judgedSQL); here it
 // simply knows. Left out: relays that live on with calls under way (attempts.go), ages of keys

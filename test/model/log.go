@@ -1,18 +1,18 @@
 package main
 
 // The log of the outbox and its segments: rule O8, and of O2 how batches are read again by their
-// places. The model has what the code has: onlyonce.enqueue_batch (a transaction id first, then the
-// ring's row, then the INSERT), internal/ring's Rotator with outboxNeeded, passRefs and
+// places. The model has what the code has: onlyonce.enqueue_batch (a transaction id first, then
+// the ring's row, then the INSERT), internal/ring's Rotator with outboxNeeded, passRefs and
 // (*passReader).fetchNext.
 //
 //   - Each transaction writes one batch. A batch's place is its segment and its number there.
 //   - TRUNCATE waits for transactions that have inserted into the table.
-//   - The rotator derives each step from the row. It waits for the transactions that had an id when
-//     it began to wait.
+//   - The rotator derives each step from the row. It waits for the transactions that had an id
+//     when it began to wait.
 //   - A relay is told of a batch's place, and reads it later. It may have been replaced meanwhile.
 //
-// Left out: rotators that are replaced (ring.go), erased calls, which move their batch, segments of
-// several lanes, and chunks (relay.go).
+// Left out: rotators that are replaced (ring.go), erased calls, which move their batch, segments
+// of several lanes, and chunks (relay.go).
 
 // Bounds of the arrays. The scopes choose less.
 const (

@@ -1,24 +1,25 @@
 package main
 
-// A lane of the outbox: rules O2, O4 and O5, and calls in batches. The model has what the code has:
-// onlyonce.enqueue_batch (the locks of the ordering keys, then the id), passRefs and
-// onlyonce.advance (passes between two snapshots), (*passReader).callsAboveLast, parkSQL in the
-// transaction that moves the cursor, (*chunk).skipRows, nextOfKey and rowsToPark, pickSQL,
-// settleSQL, onlyonce.promote and sweepSQL, onlyonce.hold and onlyonce.raise_epoch.
+// A lane of the outbox: rules O2, O4 and O5, calls in batches, and of O3 the version. The model
+// has what the code has: onlyonce.enqueue_batch (the locks of the ordering keys, then the id),
+// passRefs and onlyonce.advance (passes between two snapshots), (*passReader).callsAboveLast,
+// parkSQL in the transaction that moves the cursor, (*chunk).skipRows, nextOfKey and rowsToPark,
+// pickSQL, settleSQL, onlyonce.promote and sweepSQL, onlyonce.hold and onlyonce.raise_epoch.
 //
 //   - A batch is what one transaction writes. Four ids stand for a block of 1,024: call i of batch
 //     number n has the id 4n+i. A batch is read whole, and may be left in the middle.
-//   - A snapshot is what Postgres has: the first id that is not given out, and the ids in progress.
-//   - A relay is called an owner from the time that it has taken the lease, also when it has lost it
-//     and does not know. A lease may be taken over at any moment. The move of a cursor is sent,
-//     carried out and answered; the answer may be lost, and then the transaction may still be carried
-//     out at any later time, or never.
-//   - A request that has left may reach the remote at any later time, also behind its relay's end. The
-//     remote honours keys. A call may fail whether it took effect or not.
+//   - A snapshot is what Postgres has: the first id that is not given out, and the ids in
+//     progress.
+//   - A relay is called an owner from the time that it has taken the lease, also when it has lost
+//     it and does not know. A lease may be taken over at any moment. The move of a cursor is sent,
+//     carried out and answered; the answer may be lost, and then the transaction may still be
+//     carried out at any later time, or never.
+//   - A request that has left may reach the remote at any later time, also behind its relay's end.
+//     The remote honours keys. A call may fail whether it took effect or not.
 //
-// A pick and a settlement are a step each: see attempts.go for what comes late there. Left out: ages
-// of keys (window.go), segments and places (log.go), lost history (history.go), calls that are put
-// off (NotBefore), completions, and calls in a batch of another lane: lanes share nothing.
+// A pick and a settlement are a step each: see attempts.go for what comes late there. Left out:
+// ages of keys (window.go), segments and places (log.go), lost history (history.go), calls that
+// are put off (NotBefore), completions, and calls in a batch of another lane: lanes share nothing.
 
 // Bounds of the arrays. The scopes choose less.
 const (
@@ -376,8 +377,8 @@ func (g *relayScope) lockFree(s *relayState, i int) bool {
 	return true
 }
 
-// operator redrives a call that waits, or gives a call up. If it dies, what was blocked is not made
-// due.
+// operator redrives a call that waits, or gives a call up. If it dies, what was blocked is not
+// made due.
 func (g *relayScope) operator(s relayState, to emit[relayState]) {
 	for x := range g.calls {
 		if s.parked[x] == callWaiting {

@@ -1,19 +1,21 @@
 package main
 
-// Ages of keys: rule O6, as onlyonce.advance, firstCallTime, parkSQL and pickSQL have it. Two calls
-// of one pass of a lane, a clock, and a remote that remembers a key for some time after it has first
-// seen it. Relays read chunks, make calls, park them, try them again, die, are replaced and do not
-// know, and live on over a failover, which goes back to an earlier state of the database.
+// Ages of keys: rule O6, as onlyonce.advance, firstCallTime, parkSQL and pickSQL have it. Two
+// calls of one pass of a lane, a clock, and a remote that remembers a key for some time after it
+// has first seen it. Relays read chunks, make calls, park them, try them again, die, are replaced
+// and do not know, and live on over a failover, which goes back to an earlier state of the
+// database.
 //
-//   - An attempt lasts for a tick at most: a request arrives in the tick in which it left, or in the
-//     next. So a call may be started until two ticks before the window of its key ends.
-//   - A move of the cursor, with what it parks and the chunk that is read behind it, is a step. So is
-//     a pick. Outcomes are known: relay.go has those that are not, and a relay that reads its cursor
-//     anew takes all calls for made, as here.
+//   - An attempt lasts for a tick at most: a request arrives in the tick in which it left, or in
+//     the next. So a call may be started until two ticks before the window of its key ends.
+//   - A move of the cursor, with what it parks and the chunk that is read behind it, is a step. So
+//     is a pick. Outcomes are known: relay.go has those that are not, and a relay that reads its
+//     cursor anew takes all calls for made, as here.
 //   - Two calls stand for the 1,024 that may have been made above the cursor.
 //
 // Left out: calls that are put off, completions, sealed bodies (O13), replays (their calls' ages
-// count from the message, as those of a lost history count from the row), and operators (attempts.go).
+// count from the message, as those of a lost history count from the row), and operators
+// (attempts.go).
 
 const windowCalls = 2
 
@@ -217,8 +219,8 @@ func (g *windowScope) relay(s windowState, i int, to emit[windowState]) {
 	g.picks(s, i, to)
 }
 
-// move is the transaction that parks what the chunk leaves and moves the cursor over done calls; and
-// the read of the next chunk behind it.
+// move is the transaction that parks what the chunk leaves and moves the cursor over done calls;
+// and the read of the next chunk behind it.
 func (g *windowScope) move(s windowState, i int, done uint8, reads bool, to emit[windowState]) {
 	r, d := &s.relays[i], &s.db
 	who := int(r.owner)
