@@ -25,7 +25,7 @@
 // model and the rule of docs/guarantees.md.
 //
 //	go run ./test/model                      # all, up to 20 minutes and 8 GiB
-//	go run ./test/model -small               # what the package's test runs, half a minute
+//	go run ./test/model -small               # what the package's test runs, up to a minute
 //	go run ./test/model -only slots/C5 -v    # with the traces of the faults
 //	go run ./test/model -list
 //

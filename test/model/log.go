@@ -359,9 +359,12 @@ func logTable() (all []entry) {
 	add("O8/2 transactions, 2 slots, old snapshots", "", false, old)
 	add("O8/2 relays", "", false, taken)
 	add("O8/3 transactions, 3 slots", "", true, func(g *logScope) { g.writers, g.slots = 3, 3 })
-	add("O8/3 transactions, 3 slots, 2 relays, old snapshots", "", true, func(g *logScope) { old(g); taken(g); g.writers, g.slots, g.announces = 3, 3, 4 })
-	// One of the two suffices.
+	add("O8/3 transactions, 2 slots, 2 relays", "", true, func(g *logScope) { taken(g); g.writers = 3 })
+	add("O8/3 transactions, 2 slots, old snapshots", "", true, func(g *logScope) { old(g); g.writers = 3 })
+	// The second look under the lock makes up for each of the others, and they for it.
 	add("O8/closed without waiting for writers: holds too", "", false, func(g *logScope) { taken(g); g.faults.closeAtOnce = true })
+	add("O8/row read before the transaction has an id: holds too", "", false, func(g *logScope) { taken(g); g.faults.rowBeforeID = true })
+	add("O8/an old snapshot's row is believed: holds too", "", false, func(g *logScope) { old(g); g.faults.oldRowNotRefused = true })
 	add("O8/no second look under the lock: holds too", "", false, func(g *logScope) { taken(g); g.faults.noSecondLook = true })
 
 	fault := func(name, want string, scope func(*logScope), seed func(*logFaults)) {
