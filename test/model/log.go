@@ -33,8 +33,8 @@ type logScope struct {
 
 // logFaults are protections that can be left out.
 type logFaults struct {
-	rowBeforeID, closeAtOnce, noSecondLook, firstLookOnly, oldRowNotRefused bool
-	neededByTarget, inProgressIgnored, placeOnly                            bool
+	rowBeforeID, closeAtOnce, noSecondLook, oldRowNotRefused bool
+	neededByTarget, inProgressIgnored, placeOnly             bool
 }
 
 // Stages of a transaction that enqueues.
