@@ -262,6 +262,35 @@ func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
 	r.once("a-0")
 }
 
+// O3: an attempt settles the row of its own message only. A failover may lose the row between the
+// moment at which the attempt is counted and the transaction, and the server then gives the row's
+// id to another message.
+func TestO3RetryOfAMessageThatAFailoverLost(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.keyed(0, "a", "a-0")
+	var lost atomic.Bool
+	cfg := orderConfig()
+	cfg.Hooks.AttemptStart = func(ctx context.Context, _ consumer.BatchDone) context.Context {
+		if !lost.Load() && r.count(`select count(*) from onlyonce.parked`) == 1 { // the attempt at the row is counted
+			r.exec(`update onlyonce.parked set "offset" = 77`)
+			lost.Store(true)
+		}
+		return ctx
+	}
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if !lost.Load() {
+			return errBoom
+		}
+		return effect(ctx, tx, m)
+	}, cfg)
+	until(t, "the row is settled", func() bool { return r.count(`select count(*) from onlyonce.parked where settled_at is not null`) == 1 })
+	stop()
+	if n := r.count(`select count(*) from effects where off = 77`); n != 1 || r.count(`select count(*) from effects`) != 1 {
+		t.Errorf("%d effects of the message whose row it is now, want that one and no other", n)
+	}
+}
+
 // F1, T6: a parked row is settled only by its cursor's owner, in the attempt that was counted, and
 // with the seal, whichever program runs the SQL.
 func TestF1SettlingNeedsOwnerAttemptAndSeal(t *testing.T) {

@@ -37,18 +37,28 @@ returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time
           coalesce(p.event_id, '')`
 
 // settleParkedSQL is the fence of an attempt at a parked row; see the function's comment in the
-// migration.
-const settleParkedSQL = `select onlyonce.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
+// migration. In: cursor, epoch, nonce, row, attempt, key, fingerprint, the three timeouts; the
+// message's offset. If another message has the row's id by now, it asks for row 0, which there is
+// not: OO001.
+//
+// The message is compared because a failover may lose the row while its handler runs (O3). The
+// server then gives the id to another message, which has been attempted as often by now.
+const settleParkedSQL = `
+select onlyonce.settle($1, $2, $3,
+  coalesce((select p.id from onlyonce.parked p join onlyonce.cursors c on c.id = $1 and (c.scope, c.topic, c.partition) = (p.scope, p.topic, p.partition)
+             where p.id = $4 and p."offset" = $11), 0), $5, $6, $7, $8, $9, $10)`
 
 // failParkedSQL writes the result of an attempt at a parked row that did not settle it. In: cursor,
 // epoch, nonce, row, state, reason, error, attempts to take back, seconds until it is due again,
-// attempts as counted. A message that has not claimed its key (conflict, no-key) keeps that reason.
+// attempts as counted, the message's offset, which is compared as settleParkedSQL does. A message
+// that has not claimed its key (conflict, no-key) keeps that reason.
 const failParkedSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.parked p
    set state = $5, reason = case when p.reason in ('conflict', 'no-key') then p.reason else $6 end, error = $7, attempts = p.attempts - $8,
        next_attempt_at = case when $5 = 'retrying' then clock_timestamp() + make_interval(secs => $9) end
-  from held where p.id = $4 and p.state = 'retrying' and p.attempts = $10`
+  from held join onlyonce.cursors c on c.id = held.id
+ where p.id = $4 and p.state = 'retrying' and p.attempts = $10 and p."offset" = $11 and (p.scope, p.topic, p.partition) = (c.scope, c.topic, c.partition)`
 
 // parkedRow is a parked message that was read back.
 type parkedRow struct {
@@ -137,7 +147,7 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 		msgs: []*Message{row.m}, alone: true, alreadyParked: true, skipClaim: row.reason != parked.NoKey,
 		fence: func(tx *guard.Tx) {
 			tx.Engine(stepFence, settleParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, row.attempt, key, fingerprint,
-				guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
+				guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle), row.m.Offset)
 			if claims && !inStandard {
 				sql, args := r.claimStatement([][16]byte{row.key.Bytes}, []int64{fingerprint})
 				tx.Engine(stepClaim, sql, args...)
@@ -159,7 +169,7 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 		state = parked.Waiting
 	}
 	tag, err := r.c.pool.Exec(ctx, failParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), owed,
-		v.wait.Seconds(), row.attempt)
+		v.wait.Seconds(), row.attempt, row.m.Offset)
 	if err != nil {
 		return fmt.Errorf("writing how an attempt at a parked message ended: %w", err)
 	}
