@@ -262,6 +262,7 @@ func TestRenewal(t *testing.T) {
 	}
 	cfg := testConfig(sink)
 	cfg.LeaseTTL = 6 * time.Second // also a busy machine renews it in time
+	cfg.DrainTimeout = time.Minute // the second relay may ask for the lane
 	r.enqueue(charge("1"))
 	r.start(cfg)
 	r.start(cfg) // stands by
