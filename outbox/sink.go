@@ -181,11 +181,11 @@ type Result struct {
 type Holds int
 
 const (
-	// HoldsCall: only the call itself.
+	// HoldsCall holds only the call itself.
 	HoldsCall Holds = iota
-	// HoldsTenant: the calls of the call's tenant, or of the sink if it has none.
+	// HoldsTenant holds the calls of the call's tenant, or of the sink if it has none.
 	HoldsTenant
-	// HoldsSink: all calls of the sink.
+	// HoldsSink holds all calls of the sink.
 	HoldsSink
 )
 
