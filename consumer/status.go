@@ -17,8 +17,8 @@ select topic, partition, count(*) filter (where state = 'waiting'), count(*) fil
        count(*) filter (where state = 'blocked')
   from onlyonce.parked where scope = $1 and settled_at is null and kind <> 'call' group by topic, partition`
 
-// PartitionStatus describes a partition that this process owns, or from which a share group delivers
-// messages to it.
+// PartitionStatus describes a partition that this process owns, or from which a share group
+// delivers messages to it.
 type PartitionStatus struct {
 	Topic     string
 	Partition int32
@@ -224,9 +224,10 @@ func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3
 }
 
 // Status returns the status of each partition that this process owns, ordered by topic and
-// partition, and of each from which a share group has delivered messages to it. It may be called at any time. Only the parked messages are counted in the database,
-// with one query; positions and lag are as of the last batch and the last fetch. With [Shards] it
-// queries each database, and fails if one does not answer.
+// partition, and of each from which a share group has delivered messages to it. It may be called at
+// any time. Only the parked messages are counted in the database, with one query; positions and lag
+// are as of the last batch and the last fetch. With [Shards] it queries each database, and fails if
+// one does not answer.
 func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	counts := map[partitionPlace][3]int{}
 	for _, d := range c.databases() {
