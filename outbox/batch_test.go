@@ -94,8 +94,10 @@ func TestBatches(t *testing.T) {
 	for _, d := range sink.calls() {
 		seen[d.Key] = true
 	}
-	if sum != n || len(seen) != n || len(sink.calls()) != n {
-		t.Errorf("%d calls in batches, %d made, of %d keys, want %d", sum, len(sink.calls()), len(seen), n)
+	// On a busy machine a chunk may be left before the last calls of its keys: those are made alone.
+	left := one[int](r, `select count(*) from onlyonce.parked`)
+	if sum+left != n || len(seen) != n || len(sink.calls()) != n {
+		t.Errorf("%d calls in batches and %d alone, %d made, of %d keys, want %d", sum, left, len(sink.calls()), len(seen), n)
 	}
 	if largest < 2 || most > slots {
 		t.Errorf("the largest batch had %d calls, and %d were under way at once; there are %d slots", largest, most, slots)
