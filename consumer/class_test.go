@@ -574,3 +574,56 @@ func TestK10WhatHasNoClass(t *testing.T) {
 		}
 	}
 }
+
+// K10: the class changes when the database's clock has gone back to before the old ring's segment
+// was opened. The change is not over for that: keys in that segment are found.
+func TestK10ChangeAfterTheClockWentBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log.Append(0, "v", id("v"))
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 1)
+	stop()
+	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '1 hour' where ring = 'consumer_keys' and slot = 0`)
+	if err := r.changes("long"); err != nil {
+		t.Fatal(err)
+	}
+	r.log.Append(0, "v", id("v"))
+	stop = r.start(queued, classConfig(consumer.HorizonLong))
+	r.reaches(0, 2)
+	stop()
+	r.once("v")
+}
+
+// K7, K10: a copy of a parked message, whose key is forgotten, comes while the class changes. It
+// leaves the key in both rings, so that a later copy is found when the change is over.
+func TestK10CopyOfAParkedMessageMeanwhile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	h := &failing{times: map[string]int{"v": -1}}
+	r.log.Append(0, "v", id("v"))
+	stop := r.start(h.handle, testConfig())
+	r.reaches(0, 1)
+	r.exec(`delete from onlyonce.inbox`) // the horizon has passed
+	if err := r.changes("long"); err != nil {
+		t.Fatal(err)
+	}
+	r.log.Append(0, "v", id("v"))
+	r.reaches(0, 2)
+	if got := r.held("v"); got != "consumer consumer_long" {
+		t.Errorf("the key is in %q", got)
+	}
+	h.heal()
+	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)
+	until(t, "the row to be settled", func() bool { return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 0 })
+	stop()
+	// The segment that was open at the change is forgotten. The key is in a later one.
+	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '2 minutes' where ring = 'consumer_keys' and slot = 0`)
+	r.log.Append(0, "v", id("v"))
+	stop = r.start(h.handle, classConfig(consumer.HorizonLong))
+	r.reaches(0, 3)
+	stop()
+	if n := r.count(`select count(*) from effects`); n != 1 {
+		t.Errorf("%d effects", n)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -406,6 +407,9 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
 	if err := tx.QueryRow(ctx, forgottenSQL, there.RetiredAt, o.scope.classes()).Scan(&forgotten); err != nil {
 		return err
 	}
+	// The ring in which it claimed may have forgotten them, and the scope may have changed to a
+	// longer class since (K10).
+	forgotten = forgotten || o.scope != nil && o.scope.Forgotten != nil && !o.scope.Forgotten.Before(*there.RetiredAt)
 	if forgotten && !o.Late {
 		return failf(ErrRefused, "the cursor in %s was retired at %s, longer ago than keys are remembered there, and nothing was done: copies of what it handled would be applied again. "+
 			"If none can come any more, give -late", o.Name, show.Instant(*there.RetiredAt))
@@ -442,7 +446,10 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, run i
 		if done, hashes, err = readDone(ctx, there, o.cursor); err != nil {
 			return err
 		}
-		for _, class := range o.scope.classes() {
+		for _, class := range ring.Classes() { // in the order of all claims, which excludes deadlocks
+			if !slices.Contains(o.scope.classes(), class) {
+				continue
+			}
 			if err := b.claim(ctx, there, tx, consumerKeys[class]); err != nil {
 				return err
 			}
@@ -554,7 +561,7 @@ func (r *scopeRow) agrees(ctx context.Context, tx pgx.Tx, scope, from string) er
 		return failf(ErrRefused, "ids of the scope do not mean here what they mean in %s (here: %s; there: %s), and nothing was done: keys that came along would not be found. "+
 			"See onlyonce.scopes in both", from, here.text(), r.text())
 	}
-	if here.Class != r.Class || (here.ClassBefore == nil) != (r.ClassBefore == nil) {
+	if !slices.Equal(here.classes(), r.classes()) {
 		return failf(ErrRefused, "keys of the scope are of class %s here and of class %s in %s, and nothing was done: keys that came along would not be found", here.classText(), r.classText(), from).
 			but("give it the same class in both (onlyonce inbox class), and wait until the change is over in both")
 	}

@@ -63,6 +63,8 @@ func TestK10MoveBringsTheClass(t *testing.T) {
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
 	s.b.exec(`insert into onlyonce.scopes (scope, topics, home, class) values ('stock', '{orders}', 'orders', 'short')`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "of class short here and of class long (standard before) in")
+	s.b.exec(`update onlyonce.scopes set class = 'long', class_before = 'short', class_changed_at = clock_timestamp()`)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "of class long (short before) here and of class long (standard before) in")
 	s.b.exec(`delete from onlyonce.scopes`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood, "Keys that came with it: 3.")
 	for _, v := range []string{"m0", "m1", "m2"} {
@@ -77,4 +79,25 @@ func TestK10MoveBringsTheClass(t *testing.T) {
 	if got := one[string](s.b, `select string_agg(regexp_replace(segment, '_keys_\d$', ''), ' ' order by segment) from onlyonce.inbox where key = onlyonce.key('', 'stock', 'm0')`); got != "consumer" {
 		t.Errorf("a key from before the change is in %s", got)
 	}
+}
+
+// K10: a cursor was retired, and its scope has changed to a longer class since. Its keys were those
+// of the shorter one, and are forgotten as such.
+func TestK10MoveAfterAChangeThatIsOver(t *testing.T) {
+	t.Parallel()
+	s := newTwoShards(t)
+	s.append(1, "m0")
+	_, stop := s.start("a", effect, nil)
+	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
+	stop()
+	s.a.run(moveArgs("retire")...).want(t, statusGood)
+	s.a.run(classArgs("long")...).want(t, statusGood)
+	// Ten days later. The segment of standard is forgotten.
+	s.a.exec(`update onlyonce.cursors set retired_at = retired_at - interval '10 days'`)
+	s.a.exec(`update onlyonce.scopes set class_changed_at = class_changed_at - interval '10 days', created_at = created_at - interval '11 days'`)
+	s.a.exec(`update onlyonce.rings set forgotten = clock_timestamp() - interval '9 days' where name = 'consumer_keys'`)
+	s.a.exec(`update onlyonce.segments set opened_at = clock_timestamp() where ring = 'consumer_keys' and slot = 0`)
+	s.a.exec(`delete from onlyonce.inbox`)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "longer ago than keys are remembered there")
+	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusGood)
 }

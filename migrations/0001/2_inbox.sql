@@ -305,6 +305,10 @@ comment on function onlyonce.find_keys(text, uuid[]) is 'Which of these keys a r
 -- that of a copy, and if it is another one (a conflict), a later copy of the first message would be
 -- a conflict too. Only what is claimed in the second ring between the look and the claim is
 -- inserted into both.
+--
+-- A key that is a duplicate only because its message is parked is new in the rings, so it is
+-- inserted into both. Otherwise it would be in the first alone, which may be the old one, and would
+-- not be found when the change is over.
 create function onlyonce.claim_both(one text, other text, keys uuid[], fingerprints bigint[]) returns smallint[]
 language plpgsql as $$
 declare
@@ -317,6 +321,7 @@ declare
   at      integer;
   asked   integer[];
   got     smallint[];
+  parked  uuid[];
 begin
   perform pg_current_xact_id(); -- as in claim_RING: before the ring's row is read
   select coalesce(array_agg(f.key), '{}'), coalesce(array_agg(f.fingerprint), '{}') into known, prints
@@ -334,9 +339,16 @@ begin
     got := onlyonce.claim_class(first, array(select keys[u.n] from unnest(asked) with ordinality u (n, o) order by u.o),
                                 array(select fingerprints[u.n] from unnest(asked) with ordinality u (n, o) order by u.o));
     for n in 1 .. cardinality(asked) loop
-      result[asked[n]] := got[n];
+      if result[asked[n]] = 0 then
+        result[asked[n]] := got[n];
+      end if;
     end loop;
-    select coalesce(array_agg(u.n order by u.o), '{}') into asked from unnest(asked) with ordinality u (n, o) where got[u.o] = 0;
+    if 1 = any (got) then
+      select array_agg(p.key) into parked from onlyonce.parked p
+       where p.kind in ('message', 'event') and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict';
+    end if;
+    select coalesce(array_agg(u.n order by u.o), '{}') into asked
+      from unnest(asked) with ordinality u (n, o) where got[u.o] = 0 or got[u.o] = 1 and keys[u.n] = any (parked);
   end loop;
   return result;
 end $$;
