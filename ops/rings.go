@@ -80,10 +80,14 @@ const ahead = time.Minute
 // frontiersSQL lists the cursors that hold back the retention of the consumers' rings most. Before
 // them it lists those whose frontier is ahead of the clock, which hold back too little. Out: scope,
 // topic, partition, age in seconds by the clock (null: not known; below 0: ahead), the ring of the
-// scope's class. In: how many seconds count as ahead. Reads one row of onlyonce.cursors and one of
-// onlyonce.frontiers for each cursor in use.
+// scope's class; while the class changes, the one of the two rings whose horizon is shorter, because
+// its tables suffice for less. In: how many seconds count as ahead. Reads one row of
+// onlyonce.cursors and one of onlyonce.frontiers for each cursor in use.
 const frontiersSQL = `
-select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind, onlyonce.class_ring(coalesce(s.class, 'standard')) as ring
+select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind,
+       (select r.name from onlyonce.rings r
+         where r.name in (onlyonce.class_ring(coalesce(s.class, 'standard')), onlyonce.class_ring(case when s.class_before is not null then onlyonce.class_before(s.scope) end))
+         order by r.horizon limit 1) as ring
   from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run left join onlyonce.scopes s on s.scope = c.scope
  where c.retired_at is null and c.cluster_id is distinct from 'postgres'
  order by (f.frontier > clock_timestamp() + make_interval(secs => $1)) is true desc, f.frontier nulls first, 1, 2, 3 limit 10`
@@ -94,7 +98,7 @@ type Frontier struct {
 	Topic     string   `json:"topic"`
 	Partition int32    `json:"partition"`
 	Behind    *float64 `json:"behind_seconds"` // nil: the owner has not said; below 0: ahead
-	Ring      string   `json:"ring"`           // of the scope's keys
+	Ring      string   `json:"ring"`           // of the scope's keys; while its class changes, the one of the shorter horizon
 }
 
 // Ahead reports whether the frontier is in the database's future: it was recorded before the clock

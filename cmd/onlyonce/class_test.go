@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -100,4 +101,22 @@ func TestK10MoveAfterAChangeThatIsOver(t *testing.T) {
 	s.a.exec(`delete from onlyonce.inbox`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "longer ago than keys are remembered there")
 	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusGood)
+}
+
+// K10: while the class changes, a cursor that is behind keeps segments of the old ring too, and the
+// doctor says so if that has tables for less.
+func TestDoctorSeesTheRingBefore(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	stop := s.start(effect, nil)
+	s.keyed("a", "v0")
+	s.reaches(1)
+	stop()
+	s.run(classArgs("long")...).want(t, statusGood)
+	s.exec(`insert into onlyonce.frontiers (cursor_id, run, frontier) select id, run, clock_timestamp() - interval '2 days' from onlyonce.cursors
+		on conflict (cursor_id) do update set run = excluded.run, frontier = excluded.frontier`)
+	r := s.run("doctor")
+	if want := "consumer_keys keeps keys for that much longer"; !strings.Contains(r.out, want) {
+		t.Errorf("no %q in\n%s", want, r.out)
+	}
 }
