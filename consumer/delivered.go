@@ -181,6 +181,8 @@ func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *Delivery)
 			return nil, false, err
 		}
 		own.idInTopic = row.idInTopic(d.Topic)
+		// The cursor may have been read before the row was made (K10). It does not change then.
+		cur.classes = classesOf(row.class, row.classBefore)
 	}
 	bounded, cancel := c.bounded(ctx)
 	defer cancel()
