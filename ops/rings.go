@@ -80,9 +80,9 @@ const ahead = time.Minute
 // frontiersSQL lists the cursors that hold back the retention of the consumers' rings most. Before
 // them it lists those whose frontier is ahead of the clock, which hold back too little. Out: scope,
 // topic, partition, age in seconds by the clock (null: not known; below 0: ahead), the ring of the
-// scope's class; while the class changes, the one of the two rings whose horizon is shorter, because
-// its tables suffice for less. In: how many seconds count as ahead. Reads one row of
-// onlyonce.cursors and one of onlyonce.frontiers for each cursor in use.
+// scope's class. While the class changes, that is the one of the two rings whose horizon is
+// shorter, because its tables suffice for less. In: how many seconds count as ahead. Reads one row
+// of onlyonce.cursors and one of onlyonce.frontiers for each cursor in use.
 const frontiersSQL = `
 select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind,
        (select r.name from onlyonce.rings r

@@ -217,7 +217,7 @@ var inboxRules = []mutant{
 		old: "	case is(func(c scopeCursor) bool { return c.Shared }):\n", new: "	case false:\n",
 		pkg: "./consumer", test: "TestK10WhatHasNoClass"},
 	{rule: "K10 keys of the class come along", file: "ops/adopt.go",
-		old: "		for _, class := range o.scope.classes() {\n", new: "		for _, class := range (*scopeRow)(nil).classes() {\n",
+		old: "slices.Contains(o.scope.classes(), class)", new: "slices.Contains((*scopeRow)(nil).classes(), class)",
 		pkg: "./cmd/onlyonce", test: "TestK10MoveBringsTheClass"},
 	{rule: "K9 brake", file: "consumer/brake.go",
 		old: " || reason == parked.TooOld ||", new: " ||",
