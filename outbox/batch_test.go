@@ -94,7 +94,7 @@ func TestBatches(t *testing.T) {
 	for _, d := range sink.calls() {
 		seen[d.Key] = true
 	}
-	// On a busy machine a chunk may be left before the last calls of its keys: those are made alone.
+	// A busy machine may leave a chunk before the last calls of its keys: those are made alone.
 	left := one[int](r, `select count(*) from onlyonce.parked`)
 	if sum+left != n || len(seen) != n || len(sink.calls()) != n {
 		t.Errorf("%d calls in batches and %d alone, %d made, of %d keys, want %d", sum, left, len(sink.calls()), len(seen), n)

@@ -120,3 +120,30 @@ func TestDoctorSeesTheRingBefore(t *testing.T) {
 		t.Errorf("no %q in\n%s", want, r.out)
 	}
 }
+
+// K8, K10: a consumer makes the scope's row, with another class, after the move has found none. The
+// keys that came along would be in another ring.
+func TestK10RowThatIsMadeDuringAMove(t *testing.T) {
+	t.Parallel()
+	s := newTwoShards(t)
+	s.append(1, "m0")
+	_, stop := s.start("a", effect, nil)
+	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
+	stop()
+	s.a.run(moveArgs("retire")...).want(t, statusGood)
+	maker, err := s.b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := maker.Exec(t.Context(), `insert into onlyonce.scopes (scope, topics, home, class) values ('stock', '{orders}', 'orders', 'long')`); err != nil {
+		t.Fatal(err)
+	}
+	moved := make(chan result, 1)
+	go func() { moved <- s.b.run(moveArgs("adopt", "-from", s.a.url)...) }()
+	s.b.until(`select exists (select from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database())`)
+	if err := maker.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := <-moved
+	r.want(t, statusFailed, "of class long here and of class standard in")
+}
