@@ -146,7 +146,7 @@ func TestF9TurnsApart(t *testing.T) {
 	default:
 	}
 	second()
-	leave := <-alone
+	leave := pgtest.Receive(t, patience, "alone", alone)
 	select {
 	case <-shared:
 		t.Fatal("it began beside one that is alone")

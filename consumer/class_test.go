@@ -196,7 +196,7 @@ func TestK10OwnerFromBeforeIsFencedOut(t *testing.T) {
 	}, testConfig())
 	r.reaches(0, 1)
 	r.log.Append(0, "v", id("v"))
-	<-entered // all is queued, and nothing sent
+	pgtest.Receive(t, patience, "the handler is entered", entered) // all is queued, and nothing sent
 	if err := r.changes("long"); err != nil {
 		t.Fatal(err)
 	}
@@ -491,7 +491,7 @@ func TestK10CursorMadeDuringAChange(t *testing.T) {
 		return r.count(`select count(*) from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()`) > 0
 	})
 	maker.exec(`commit`)
-	if err := <-changed; !errors.Is(err, ops.ErrChanged) {
+	if err := pgtest.Receive(t, patience, "changed", changed); !errors.Is(err, ops.ErrChanged) {
 		t.Errorf("a change beside the maker of a cursor: %v", err)
 	}
 	change.exec(`begin`)
@@ -500,7 +500,7 @@ func TestK10CursorMadeDuringAChange(t *testing.T) {
 	go func() { made <- create(maker, "made later") }()
 	waits(t, r.pool, maker)
 	change.exec(`commit`)
-	if err := <-made; err != nil {
+	if err := pgtest.Receive(t, patience, "made", made); err != nil {
 		t.Error(err)
 	}
 }

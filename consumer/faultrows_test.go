@@ -563,7 +563,7 @@ func (f *faults) drainPasses() {
 		<-ctx.Done()
 		return ctx.Err()
 	}, f.cfg)
-	<-in
+	pgtest.Receive(f.t, patience, "in", in)
 	stop()
 }
 

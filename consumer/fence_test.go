@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // T2: a fenced-out owner sends its whole batch in one pipeline with its COMMIT, and none of it
@@ -35,7 +36,7 @@ func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 		tx.Queue(`insert into effects (value) values ('zombie')`)
 		return nil
 	}, cfg)
-	<-entered
+	pgtest.Receive(t, patience, "the handler is entered", entered)
 	second := &consumertest.Source{Log: r.log, GroupID: "stock"}
 	stopSecond := r.startOn(second, r.pool, queued, cfg)
 	r.reaches(0, 10)
@@ -109,10 +110,10 @@ func TestF2StaleMemberDoesNotRaise(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
-	<-tried
-	<-tried
+	pgtest.Receive(t, patience, "tried", tried)
+	pgtest.Receive(t, patience, "tried", tried)
 	cancel()
-	<-done
+	pgtest.Receive(t, patience, "it is done", done)
 	if e := r.count(`select epoch from onlyonce.leases`); e != epoch {
 		t.Errorf("the epoch went from %d to %d: a stale member raised it", epoch, e)
 	}

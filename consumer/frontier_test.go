@@ -8,6 +8,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // K6: a cursor's frontier is a time before which nothing in its log is unhandled: none is recorded
@@ -28,7 +29,7 @@ func TestK6FrontierFollowsThePosition(t *testing.T) {
 		}
 		return queued(ctx, tx, m)
 	}, testConfig())
-	<-held
+	pgtest.Receive(t, patience, "held", held)
 	until(t, "the owner has asked for the clock", func() bool {
 		return r.count(`select count(*) from pg_stat_activity where datname = current_database() and query like '%onlyonce.pauses%'`) > 0 ||
 			r.count(`select count(*) from onlyonce.frontiers`) > 0

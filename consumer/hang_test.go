@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // impatient bounds handlers closely. Only handlers that wait for the end of their context, or for
@@ -296,9 +297,9 @@ func TestDrainLeavesAHungHandler(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	<-entered
+	pgtest.Receive(t, patience, "the handler is entered", entered)
 	cancel()
-	if err := <-ended; !errors.Is(err, consumer.ErrHandlerStuck) {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); !errors.Is(err, consumer.ErrHandlerStuck) {
 		t.Errorf("Run: %v", err)
 	}
 	close(release)

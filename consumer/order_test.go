@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // keyed appends a message with an ordering key.
@@ -248,7 +249,7 @@ func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
 		})
 		return queued(ctx, tx, m)
 	}, orderConfig())
-	<-in
+	pgtest.Receive(t, patience, "in", in)
 	// The raise waits for the transaction: the row's settlement has taken the lease. So this one is
 	// made to look as if it came before.
 	r.exec(`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`)

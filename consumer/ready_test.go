@@ -9,6 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // joining is a source that reports whether it is a member.
@@ -47,7 +48,7 @@ func TestReady(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	<-entered
+	pgtest.Receive(t, patience, "the handler is entered", entered)
 	if err := c.Ready(); err == nil || !strings.Contains(err.Error(), "no coordinator") {
 		t.Errorf("before the source is a member: %v", err)
 	}
@@ -60,7 +61,7 @@ func TestReady(t *testing.T) {
 		t.Errorf("while it drains: %v", err)
 	}
 	close(resume)
-	if err := <-ended; err != nil {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
 		t.Error(err)
 	}
 	if c.Ready() == nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // calling asks for a call for each message, and writes its effect.
@@ -63,7 +64,7 @@ func TestO6SetBackAndTakenOverTwice(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}, cfg)
-	<-entered
+	pgtest.Receive(t, patience, "the handler is entered", entered)
 	stop()
 	r.log.Append(0, "later")
 	stop = r.start(calling, cfg)

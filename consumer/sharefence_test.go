@@ -2,6 +2,8 @@ package consumer_test
 
 import (
 	"testing"
+
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 const shareTopic = "11111111-1111-1111-1111-111111111111"
@@ -106,7 +108,7 @@ func TestG6TakeOverWaitsForDeliveredMessages(t *testing.T) {
 	until(t, "the take-over waits", func() bool { return s.count(`select count(*) from pg_locks where not granted`) > 0 })
 	working.want("seal", working.run("select onlyonce.seal()"), "")
 	working.want("commit", working.run("commit"), "")
-	<-raised
+	pgtest.Receive(t, patience, "raised", raised)
 	idle.want("old snapshot", s.fenceShare(idle, -2, "keeper", shareTopic, 11), "40001")
 	late := s.session()
 	late.want("begin", late.run("begin"), "")

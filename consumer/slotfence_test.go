@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // slotRig is a cursor at offset 10 with two slots, and sessions that work on it without the engine.
@@ -178,7 +180,7 @@ func TestC3TakeOverWaitsForSlots(t *testing.T) {
 	until(t, "the take-over waits", func() bool { return s.count(`select count(*) from pg_locks where not granted`) > 0 })
 	working.want("seal", working.run("select onlyonce.seal()"), "")
 	working.want("commit", working.run("commit"), "")
-	<-raised
+	pgtest.Receive(t, patience, "raised", raised)
 	old := &slotRig{rig: s.rig, id: s.id, nonce: before}
 	const fence = `select onlyonce.fence_slot($1, 0, 1, $2::text::uuid, 0, 10, '{11}', '{0}', '{}', '5s', '5s', '5s')`
 	idle.want("old snapshot", idle.run(fence, s.id, before), "40001")

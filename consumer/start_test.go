@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // F3: where a partition starts is decided once: a crash before its first batch does not move it.
@@ -90,7 +91,7 @@ func TestF10ForeignOffsetIsTold(t *testing.T) {
 	cfg := testConfig()
 	cfg.Hooks.OffsetIgnored = func(o consumer.OffsetIgnored) { got <- o }
 	stop = r.start(queued, cfg)
-	if o := <-got; o.Offset != 2 || o.Position != 5 || o.Metadata != "by hand" || o.Topic != "orders" {
+	if o := pgtest.Receive(t, patience, "got", got); o.Offset != 2 || o.Position != 5 || o.Metadata != "by hand" || o.Topic != "orders" {
 		t.Errorf("%+v", o)
 	}
 	stop()

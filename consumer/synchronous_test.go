@@ -50,19 +50,19 @@ func TestT5CommitOutlivesItsCaller(t *testing.T) {
 		}
 		return queued(ctx, tx, m)
 	}, ccfg)
-	<-entered
+	pgtest.Receive(t, patience, "the handler is entered", entered)
 	standby.Leave()
 	close(resume)
 	until(t, "the engine's COMMIT waits for the standby", func() bool { return standby.Waits("engine") })
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); stop() }()
-	<-drained // DrainTimeout has passed: the handler's context has ended
+	pgtest.Receive(t, patience, "drained", drained) // DrainTimeout has passed: the handler's context has ended
 	standby.CancelAnother()
 	if !standby.Waits("engine") {
 		t.Error("COMMIT no longer waits for the standby: it was cancelled, and is on this server alone")
 	}
 	standby.Return()
-	<-stopped
+	pgtest.Receive(t, patience, "it has stopped", stopped)
 	if n := notices.Load(); n != 0 {
 		t.Errorf("%d warnings of the server, want none", n)
 	}

@@ -398,7 +398,7 @@ func TestWaitersAreCappedAcrossProcesses(t *testing.T) {
 			t.Errorf("%v", g)
 		}
 	}
-	if g := <-first; g.mark() != "created" || r.effects() != 1 {
+	if g := pgtest.Receive(t, patience, "first", first); g.mark() != "created" || r.effects() != 1 {
 		t.Errorf("%v, %d effects", g, r.effects())
 	}
 }

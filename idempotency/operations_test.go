@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // operations puts a worker behind the rig's layer, and a route that accepts what its body says.
@@ -189,7 +190,7 @@ func TestH23OperationsEnd(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	location := r.post("/exports", "k", "x").header.Get("Location")
-	<-begun
+	pgtest.Receive(t, patience, "it has begun", begun)
 	if g := r.send(http.MethodPost, location+"/cancel", "", ""); g.status != http.StatusOK {
 		t.Errorf("%+v", g)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"strings"
 	"testing"
+
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // A layer is ready while Run works.
@@ -21,7 +23,7 @@ func TestReady(t *testing.T) {
 	if r.layer.Ready() == nil {
 		t.Error("ready while it stops")
 	}
-	if err := <-ended; err != nil {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
 		t.Error(err)
 	}
 }

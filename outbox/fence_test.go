@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // seize takes a lane over in SQL, whatever its time, as another relay does after the lease has run
@@ -227,7 +228,7 @@ func TestStopsOnItsOwnClock(t *testing.T) {
 	cfg.LeaseTTL = 3 * time.Second
 	r.enqueue(charge("1"))
 	r.start(cfg)
-	<-start
+	pgtest.Receive(t, patience, "the call begins", start)
 	lock, err := r.pool.Begin(t.Context()) // every renewal waits for this lock
 	if err != nil {
 		t.Fatal(err)
@@ -235,7 +236,7 @@ func TestStopsOnItsOwnClock(t *testing.T) {
 	if _, err := lock.Exec(t.Context(), `select 1 from onlyonce.leases for update`); err != nil {
 		t.Fatal(err)
 	}
-	left := <-ended
+	left := pgtest.Receive(t, patience, "the call is cut off", ended)
 	if left <= 0 {
 		t.Errorf("the call went on until %v after the lease had ended", -left)
 	}

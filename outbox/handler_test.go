@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // O1: a call may wait for an operator for longer than its key is remembered. If it is enqueued
@@ -81,7 +82,7 @@ func TestCallsOfAHandler(t *testing.T) {
 		return one[int](r, `select coalesce(max(next_offset), 0) from onlyonce.positions`) == 4
 	})
 	cancel()
-	if err := <-ended; err != nil {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
 		t.Error(err)
 	}
 	until(t, "three calls are made", func() bool { return len(sink.calls()) == 3 })
@@ -116,7 +117,7 @@ func TestCallsOfAHandler(t *testing.T) {
 		return one[int](r, `select coalesce(max(next_offset), 0)::int from onlyonce.positions where run = 1`) == 4
 	})
 	cancel()
-	if err := <-ended; err != nil {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
 		t.Error(err)
 	}
 	r.states("delivered")

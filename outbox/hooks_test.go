@@ -209,7 +209,8 @@ func TestStatus(t *testing.T) {
 	r.holds(16)
 	r.enqueue(charge("1"))
 	g.wait()
-	if s := relay.Status()[0]; s.Lanes != 16 || s.UnderWay != 1 || s.Concurrency != 8 || s.Paused || !s.Open {
+	until(t, "one call is under way, and no lane looks for more", func() bool { return relay.Status()[0].UnderWay == 1 })
+	if s := relay.Status()[0]; s.Lanes != 16 || s.Concurrency != 8 || s.Paused || !s.Open {
 		t.Errorf("with a call under way: %+v", s)
 	}
 	g.release()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // Every connection of the relay is cut while a call is under way. Its result is settled over a new
@@ -165,7 +166,7 @@ func TestKilledBetweenJournalAndSettlement(t *testing.T) {
 	})
 	r.enqueue(charge("1"))
 	kill := r.child(m)
-	<-begun
+	pgtest.Receive(t, patience, "it has begun", begun)
 	kill()
 	if got := one[string](r, `select state from onlyonce.calls`); got != "pending" && got != "retrying" {
 		t.Fatalf("row %s", got)

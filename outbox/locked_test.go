@@ -12,7 +12,7 @@ func TestLockedLaneCostsNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	cfg := testConfig(newScripted(accept))
-	cfg.LeaseTTL = 2 * time.Second
+	cfg.LeaseTTL = 8 * time.Second // a busy machine does not lose the other lanes
 	x := r.start(cfg)
 	r.holds(16)
 	x.stop()
@@ -26,10 +26,10 @@ func TestLockedLaneCostsNoOther(t *testing.T) {
 	}
 	r.start(cfg)
 	r.holds(31)
-	// For as long as two leases last all others are renewed.
+	// For as long as a lease lasts all others are renewed.
 	begun := one[time.Time](r, `select clock_timestamp()`)
 	until(t, "the other lanes are held on", func() bool {
-		return one[time.Time](r, `select min(until) from onlyonce.leases where name ~ '^relay/payments/[0-9]+$' and name <> 'relay/payments/3'`).After(begun.Add(3 * cfg.LeaseTTL))
+		return one[time.Time](r, `select min(until) from onlyonce.leases where name ~ '^relay/payments/[0-9]+$' and name <> 'relay/payments/3'`).After(begun.Add(2 * cfg.LeaseTTL))
 	})
 	if r.lost() {
 		t.Error("lanes were lost")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // order is what a call's body names.
@@ -72,7 +73,7 @@ func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
 	r.run(relay)
 	g.wait()
 	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp()`)
-	<-paused
+	pgtest.Receive(t, patience, "the pause is seen", paused)
 	g.release()
 	until(t, "the first is delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 1 })
 	if got := sink.bodies(); got != "k0" {

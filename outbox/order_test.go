@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // keyed is a call with an ordering key, whose body names it.
@@ -327,7 +328,7 @@ func TestO4LockComesBeforeTheId(t *testing.T) {
 	if err := first.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; err != nil {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
 		t.Fatal(err)
 	}
 	if got := one[string](r, `select string_agg(convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`); got != `{"order":"k1"} {"order":"k3"} {"order":"k2"}` {

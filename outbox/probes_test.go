@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // A relay is ready while it takes part in its sinks, and healthy unless its transactions keep
@@ -26,9 +27,11 @@ func TestReadyAndHealthy(t *testing.T) {
 		t.Error(err)
 	}
 	r.exec(`alter table onlyonce.leases rename to moved`)
-	until(t, "Run ends, which needs the table", func() bool { return relay.Ready() != nil })
-	r.exec(`alter table onlyonce.moved rename to leases`)
-	if err := <-ended; err == nil {
+	if err := pgtest.Receive(t, patience, "Run ends, which needs the table", ended); err == nil {
 		t.Error("Run returned nil without its table")
 	}
+	if relay.Ready() == nil {
+		t.Error("ready after Run has ended")
+	}
+	r.exec(`alter table onlyonce.moved rename to leases`)
 }

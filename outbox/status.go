@@ -8,7 +8,8 @@ type SinkStatus struct {
 	// Lanes is how many of the sink's 16 lanes this relay holds.
 	Lanes int
 	// UnderWay is how many calls, completions and reconciliations are under way in this relay, of
-	// at most Concurrency.
+	// at most Concurrency. While a lane looks for calls that are due, those that it may take count
+	// too, for example all that are free for a moment.
 	UnderWay, Concurrency int
 	// Paused is true if an operator has paused the sink.
 	Paused bool

@@ -124,7 +124,7 @@ func TestSinkThatDoesNotReturn(t *testing.T) {
 	go func() { ended <- relay.Run(ctx) }()
 	until(t, "the call is under way", func() bool { return len(sink.calls()) == 1 })
 	cancel()
-	if err := <-ended; !errors.Is(err, outbox.ErrStuck) || !strings.Contains(err.Error(), "payments") {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); !errors.Is(err, outbox.ErrStuck) || !strings.Contains(err.Error(), "payments") {
 		t.Errorf("%v, want ErrStuck that names the sink", err)
 	}
 }

@@ -502,7 +502,7 @@ func TestW9UncommittedFirstCopy(t *testing.T) {
 	}
 
 	first := send("evt_1")
-	<-entered
+	pgtest.Receive(t, patience, "the handler is entered", entered)
 	impatient.send(stripeBody("evt_1", "")).want(t, http.StatusServiceUnavailable, false)
 	if err := r.lastRefusal(); !errors.Is(err, webhook.ErrPending) {
 		t.Errorf("refused with %v", err)
@@ -514,12 +514,12 @@ func TestW9UncommittedFirstCopy(t *testing.T) {
 	(<-second).want(t, 200, true)
 
 	first = send("evt_2")
-	<-entered
+	pgtest.Receive(t, patience, "the handler is entered", entered)
 	second = send("evt_2")
 	waiting()
 	leave <- errors.New("not now")
 	(<-first).want(t, http.StatusInternalServerError, false)
-	<-entered
+	pgtest.Receive(t, patience, "the handler is entered", entered)
 	leave <- nil
 	(<-second).want(t, 200, false)
 	if n := r.count("effects"); n != 2 {
@@ -615,7 +615,7 @@ func TestW10Purge(t *testing.T) {
 		pgtest.GaveUp(t, patience, "a purge")
 	}
 	stop()
-	if err := <-done; err != nil {
+	if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
 		t.Error(err)
 	}
 	if ids != 3 || bodies != 2 || r.count("onlyonce.webhook_ids") != 1 || r.count("onlyonce.webhook_bodies") != 1 {
@@ -725,9 +725,9 @@ func TestW12SlowBody(t *testing.T) {
 	if _, err := writer.Write([]byte(e.body[:1])); err != nil {
 		t.Fatal(err)
 	}
-	<-begun
+	pgtest.Receive(t, patience, "it has begun", begun)
 	r.until("an event is taken meanwhile", func() bool { return e.send(e.body).status == 200 }) // there is one place; and the deadline is short
-	<-done
+	pgtest.Receive(t, patience, "it is done", done)
 	writer.Close()
 }
 
@@ -845,9 +845,9 @@ func TestT5ClientThatLeaves(t *testing.T) {
 			t.Error("it was answered")
 		}
 	}()
-	<-entered
+	pgtest.Receive(t, patience, "the handler is entered", entered)
 	hangUp()
-	<-gone
+	pgtest.Receive(t, patience, "it is gone", gone)
 	<-(<-requests).Done() // the server knows
 	close(leave)
 	r.until("the event is applied", func() bool { return r.count("effects") == 1 })

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -53,7 +54,7 @@ func TestEndpointAppliesWhatItStores(t *testing.T) {
 	if endpoint.Ready() == nil {
 		t.Error("ready while it stops")
 	}
-	if err := <-done; err != nil {
+	if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
 		t.Error(err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -288,7 +289,7 @@ func TestW10ReconciliationAfterALongPause(t *testing.T) {
 	}
 	after := one[time.Time](r, `select clock_timestamp()`)
 	stop()
-	if err := <-ended; err != nil {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
 		t.Error(err)
 	}
 	if since.Before(before.Add(-retention)) || since.After(after.Add(-retention)) {

@@ -493,9 +493,9 @@ func TestW18FetchOutlivesItsRequest(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	first := make(chan error, 1)
 	go func() { _, err := v.VerifyRequest(ctx, request); first <- err }()
-	<-begun
+	pgtest.Receive(t, patience, "it has begun", begun)
 	leave()
-	if err := <-first; !errors.Is(err, webhook.ErrUnavailable) {
+	if err := pgtest.Receive(t, patience, "first", first); !errors.Is(err, webhook.ErrUnavailable) {
 		t.Errorf("the request that left: %v", err)
 	}
 	close(goOn)

@@ -68,11 +68,11 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	purged, done := make(chan int64, 1), make(chan error, 1)
 	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Purged = func(p webhook.Purged) { purged <- p.Bodies } })
 	go func() { done <- x.Run(ctx) }()
-	if n := <-purged; n != 2 {
+	if n := pgtest.Receive(t, patience, "purged", purged); n != 2 {
 		t.Errorf("%d bodies were forgotten, want 2", n)
 	}
 	stop()
-	if err := <-done; err != nil {
+	if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
 		t.Error(err)
 	}
 	if _, err := as("hooks").Exec(t.Context(), `delete from onlyonce.inbox`); guard.SQLState(err) != "42501" {

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/shard"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -85,7 +86,7 @@ func TestN2EndpointMoves(t *testing.T) {
 		t.Errorf("in the old database: %v", got)
 	}
 	stop()
-	if err := <-done; err != nil {
+	if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
 		t.Error(err)
 	}
 }
@@ -127,7 +128,7 @@ func TestShardedEndpointByTenant(t *testing.T) {
 		t.Errorf("%d and %d effects", a.count("effects"), b.count("effects"))
 	}
 	stop()
-	if err := <-done; err != nil {
+	if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
 		t.Error(err)
 	}
 	for _, wrong := range []func() (*webhook.Endpoint, error){

@@ -53,7 +53,7 @@ func TestE1OffsetsFollowCommits(t *testing.T) {
 	}
 	done := r.waits(q, "q1")
 	r.commit(p)
-	if err := <-done; err != nil {
+	if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
 		t.Fatal(err)
 	}
 	r.commit(q)
@@ -73,7 +73,7 @@ func TestE1OffsetsAreDense(t *testing.T) {
 	if err := p.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-done; err != nil {
+	if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
 		t.Fatal(err)
 	}
 	if err := appended(t, q, "r", "s"); err != nil { // a second time in one transaction

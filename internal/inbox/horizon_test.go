@@ -64,7 +64,7 @@ func TestK6HorizonIsShortenedMeanwhile(t *testing.T) {
 		r.exec(`update onlyonce.rings set horizon = '1 hour' where name = 'consumer_keys'`)
 	}
 	cancel()
-	<-ended
+	pgtest.Receive(t, patience, "Run ends", ended)
 }
 
 // K6: a month is as short as the shortest one: rotation adds it to a date.

@@ -227,7 +227,7 @@ func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
 	}()
 	r.blocked("%claim_consumer($1%")
 	r.commit(late)
-	if got := <-told; len(got) != 1 || got[0] != 1 {
+	if got := pgtest.Receive(t, patience, "told", told); len(got) != 1 || got[0] != 1 {
 		t.Fatalf("%v", got)
 	}
 }

@@ -79,7 +79,7 @@ func TestO8WriterBetweenAnnouncementAndItsCommit(t *testing.T) {
 	if err := before.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-announced; err != nil {
+	if err := pgtest.Receive(t, patience, "announced", announced); err != nil {
 		t.Fatal(err)
 	}
 	r.never(x, ring.Closed)
@@ -112,7 +112,7 @@ func TestO8WriterThatHasReadTheRing(t *testing.T) {
 	r.never(x, ring.Closed)
 	r.expect("cur 1 draining 0 closed [] retired -")
 	r.commit(gate)
-	if err := <-written; err != nil {
+	if err := pgtest.Receive(t, patience, "written", written); err != nil {
 		t.Fatal(err)
 	}
 	r.lateRow(x, late)

@@ -180,7 +180,7 @@ func TestBreakerHalfOpen(t *testing.T) {
 		t.Errorf("a second call was let out: %+v", r)
 	}
 	close(held)
-	if r := <-ended; r.Outcome != outbox.Delivered || s.Ready() != math.MaxInt {
+	if r := pgtest.Receive(t, patience, "Run ends", ended); r.Outcome != outbox.Delivered || s.Ready() != math.MaxInt {
 		t.Errorf("%+v, ready for %d calls", r, s.Ready())
 	}
 	mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/kafkasink"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // results records what a SendBatch reports, in order.
@@ -97,7 +98,7 @@ func TestSendBatchCutOff(t *testing.T) {
 	s := newSink(t, c.ListenAddrs(), nil, topic)
 	first := make(chan outbox.Result, 1)
 	go func() { first <- send(t, s, delivery("first", "/"+topic, "first")) }()
-	<-arrived
+	pgtest.Receive(t, patience, "arrived", arrived)
 	ctx, cancel := context.WithCancel(t.Context())
 	var all []*outbox.Delivery
 	for _, id := range ids(10) {

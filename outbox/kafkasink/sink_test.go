@@ -21,6 +21,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/kafkasink"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // O10: the record that a call becomes.
@@ -126,7 +127,7 @@ func TestBatches(t *testing.T) {
 	results := make(chan outbox.Result, 41)
 	begin := func(id, body string) { go func() { results <- send(t, s, delivery(id, "/"+topic, body)) }() }
 	begin("first", "first")
-	<-arrived
+	pgtest.Receive(t, patience, "arrived", arrived)
 	for i, id := range ids(40) {
 		before := kafkasink.Waiting(s)
 		begin(id, fmt.Sprint(i))
@@ -293,7 +294,7 @@ func TestCutOff(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	first, second := make(chan outbox.Result, 1), make(chan outbox.Result, 1)
 	go func() { first <- s.Send(ctx, delivery("a", "/"+topic, "under way")) }()
-	<-arrived
+	pgtest.Receive(t, patience, "arrived", arrived)
 	go func() { second <- s.Send(ctx, delivery("b", "/"+topic, "waiting")) }()
 	until(t, "the second waits", func() bool { return kafkasink.Waiting(s) == 1 })
 	cancel()

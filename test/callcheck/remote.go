@@ -184,11 +184,16 @@ func (m *Remote) Progress() (accepted int64, requests int) {
 	return m.accepted, m.requests
 }
 
-// Sights returns what was seen of each call.
+// Sights returns what was seen of each call until now.
 func (m *Remote) Sights() map[string]*Sight {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return maps.Clone(m.seen)
+	seen := make(map[string]*Sight, len(m.seen))
+	for id, s := range m.seen {
+		now := *s
+		seen[id] = &now
+	}
+	return seen
 }
 
 // Faults counts the requests that were failed, by how.

@@ -87,6 +87,11 @@ func run(args, packages []string, file string, out io.Writer) int {
 		_, _ = fmt.Fprintln(out, "retest:", err)
 		return 1
 	}
+	for _, n := range first.order {
+		if len(first.tests[n].unended) > 0 {
+			_, _ = fmt.Fprintf(out, "retest: %s did not end: %s\n", n, strings.Join(first.tests[n].unended, ", "))
+		}
+	}
 	again, wrong := first.judge()
 	if wrong || len(again) == 0 {
 		if wrong || first.failed {
@@ -159,8 +164,9 @@ type results struct {
 }
 
 type test struct {
-	failed, passed bool
-	output         []string
+	failed, passed, skipped bool
+	output                  []string
+	unended                 []string // of a package: the tests that ran when its process ended, for example by its timeout
 }
 
 type event struct{ Action, Package, ImportPath, Test, Output string }
@@ -218,8 +224,25 @@ func read(in io.Reader, out io.Writer) (*results, error) {
 			t.failed = true
 			if e.Test != "" {
 				_, _ = fmt.Fprintln(out, strings.Join(t.output, "\n"))
+			} else {
+				r.printUnended(n, out)
 			}
+		case "skip":
+			t.skipped = true
 		}
+	}
+}
+
+// printUnended prints what the tests of a package printed that were still running when its process
+// ended: the stacks of a timeout are among their output.
+func (r *results) printUnended(pkg name, out io.Writer) {
+	for _, n := range r.order {
+		t := r.tests[n]
+		if n.pkg != pkg.pkg || n.test == "" || t.failed || t.passed || t.skipped {
+			continue
+		}
+		r.tests[pkg].unended = append(r.tests[pkg].unended, n.test)
+		_, _ = fmt.Fprintln(out, strings.Join(t.output, "\n"))
 	}
 }
 

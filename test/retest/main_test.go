@@ -66,6 +66,37 @@ func TestOnlyWhoGaveUpWaitingRunsAgain(t *testing.T) {
 	}
 }
 
+// If a package ends before its tests do, for example by its timeout, what they printed is printed,
+// and they are named.
+func TestUnendedTestsAreShown(t *testing.T) {
+	var in, out strings.Builder
+	for _, e := range []event{
+		{Action: "output", Package: "p", Test: "TestA", Output: "=== CONT TestA\n"},
+		{Action: "output", Package: "p", Test: "TestB", Output: "=== CONT TestB\n"},
+		{Action: "pass", Package: "p", Test: "TestB"},
+		{Action: "output", Package: "p", Test: "TestA", Output: "panic: test timed out after 1s\n"},
+		{Action: "output", Package: "p", Test: "TestC", Output: "skipped\n"},
+		{Action: "skip", Package: "p", Test: "TestC"},
+		{Action: "fail", Package: "p"},
+	} {
+		b, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in.Write(append(b, '\n'))
+	}
+	r, err := read(strings.NewReader(in.String()), &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); !strings.Contains(got, "panic: test timed out") || strings.Contains(got, "TestB") || strings.Contains(got, "skipped") {
+		t.Errorf("printed %q", got)
+	}
+	if got := r.tests[name{"p", ""}].unended; !slices.Equal(got, []string{"TestA"}) {
+		t.Errorf("still running: %v", got)
+	}
+}
+
 // What has none of our concurrency is tested without the race detector.
 func TestDivide(t *testing.T) {
 	runs, err := divide(".", []string{"test"}, []string{"../words", "../retest", "../../test/model"}, []string{"test/model", "test/words", ""})

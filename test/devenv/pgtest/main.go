@@ -46,6 +46,19 @@ func Until(t testing.TB, within time.Duration, what string, cond func() bool) {
 	}
 }
 
+// Receive returns what comes from a channel, and ends the test if nothing comes within so long. What
+// names it in the message. It must be called from the goroutine of the test.
+func Receive[T any](t testing.TB, within time.Duration, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(within):
+		GaveUp(t, within, what)
+		panic("not reached")
+	}
+}
+
 // GaveUp ends a test because its patience is over. If the test had not failed before, its message
 // is the one that test/retest looks for. A slow machine can cause such a failure, so CI runs the
 // test a second time, alone.
