@@ -49,10 +49,12 @@ func (f *faults) everythingFails(start func(consumer.Handler) func(), adjust ...
 	if h := f.halted(); h.Reason != consumer.HaltEverythingFails {
 		f.t.Errorf("halt: %v", h)
 	}
-	// Side by side, transactions that the brake has let through may still be under way.
-	until(f.t, "19 messages to be parked", func() bool { return f.count(`select count(*) from onlyonce.parked`) >= 19 })
-	if n := f.count(`select count(*) from onlyonce.parked`); n != 19 {
-		f.t.Errorf("%d messages are parked, want 19", n)
+	// Side by side, transactions that the brake has let through may still be under way, and each of
+	// the others may have counted one that its transaction did not park.
+	least := 19 - (max(f.cfg.Concurrency, 1) - 1)
+	until(f.t, "19 messages to be parked, or nearly", func() bool { return f.count(`select count(*) from onlyonce.parked`) >= least })
+	if n := f.count(`select count(*) from onlyonce.parked`); n > 19 {
+		f.t.Errorf("%d messages are parked, want 19 at most", n)
 	}
 	mended.Store(true)
 	f.done()

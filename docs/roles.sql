@@ -115,7 +115,7 @@ begin
     ('onlyonce_relay',    'rates',          'select, insert, update, delete'),
     ('onlyonce_relay',    'rings',          'select'),
     ('onlyonce_relay',    'segments',       'select'),
-    ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key, lane, waits_for, waits_since,
+    ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key, lane, picks, waits_for, waits_since,
                                              response_status, response_headers, response_body)'), -- tries calls again
 
     ('onlyonce_rotator',  'leases',         'select, insert, update'),

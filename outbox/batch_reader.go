@@ -94,7 +94,7 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 	for i := range attempts {
 		a := &attempts[i]
 		b.calls[i] = a
-		a.batch, a.ID, a.age, a.waited = b.batchPlace, r.id+int64(i), age, waited
+		a.batch, a.ID, a.pick, a.age, a.waited = b.batchPlace, r.id+int64(i), 1, age, waited
 	}
 	var err error
 	each := func(column string, array []byte, set func(a *callAttempt, element []byte)) {

@@ -742,6 +742,7 @@ func (f *relayFaults) cuts(arrives bool) {
 var serverRows = []relayRow{
 	{"a promoted standby", func(f *relayFaults) { f.promotes() }},
 	{"WaitFor with a standby that lags", func(f *relayFaults) { f.lags() }},
+	{"WaitFor over a failover that loses the calls", func(f *relayFaults) { f.losesWhileItWaits() }},
 	{"a restored dump", func(f *relayFaults) { f.restores() }},
 }
 
@@ -780,8 +781,7 @@ func (f *relayFaults) promotes() {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { _ = standby.Stop() })
-	follow := strings.Replace(primary.URL, "/postgres?", ","+strings.TrimSuffix(strings.TrimPrefix(standby.URL, "postgres://postgres@"), "/postgres?sslmode=disable")+"/postgres?", 1)
-	f.beginOn(pgtest.Pool(f.t, follow+"&target_session_attrs=read-write&connect_timeout=2"))
+	f.beginOn(pgtest.Pool(f.t, following(primary, standby)))
 	f.relayTo(func(c *outbox.RelayConfig) { c.LeaseTTL = 3 * time.Second })
 	f.mix()
 	f.settled()
@@ -879,6 +879,68 @@ func (f *relayFaults) lags() {
 		f.t.Fatal(err)
 	}
 	f.want(f.finish(), map[string]int{"delivered": 80})
+}
+
+// losesWhileItWaits promotes a standby without calls for which a relay waits. The standby has a
+// standby of its own then, with the name that the relay waits for, and soon passes the position.
+func (f *relayFaults) losesWhileItWaits() {
+	ctx := f.t.Context()
+	primary := f.server()
+	f.migrate(pgtest.Pool(f.t, primary.URL))
+	standby, err := primary.Standby(ctx, "twin", devenv.Options{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = standby.Stop() })
+	f.beginOn(pgtest.Pool(f.t, following(primary, standby)))
+	f.relayTo(func(c *outbox.RelayConfig) { c.WaitFor, c.LeaseTTL = []string{"twin"}, 2*time.Minute }) // no lane is lost meanwhile
+	f.mix()
+	f.settled()
+	kept := one[[]string](f.rig, `select array_agg(id) from storm.calls`)
+	if err := standby.Detach(ctx); err != nil {
+		f.t.Fatal(err)
+	}
+	f.mix()
+	asked := map[string]bool{}
+	until(f.t, "the relay asks for the standby, again and again", func() bool {
+		asked[one[string](f.rig, `select coalesce(max(query_start)::text, '') from pg_stat_activity where query like '%pg_stat_replication%' and pid <> pg_backend_pid()`)] = true
+		return len(asked) > 5
+	})
+	lost := slices.DeleteFunc(one[[]string](f.rig, `select array_agg(id) from storm.calls`), func(id string) bool { return slices.Contains(kept, id) })
+	if err := primary.Kill(ctx); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := standby.Promote(ctx); err != nil {
+		f.t.Fatal(err)
+	}
+	until(f.t, "the pool follows", func() bool { return f.pool.Ping(ctx) == nil })
+	f.exec(`create table public.ballast as select g, repeat('x', 1000) as x from generate_series(1, 20000) g`) // passes the position
+	third, err := standby.Standby(ctx, "twin", devenv.Options{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = third.Stop() })
+	if err := standby.CaughtUp(ctx, "twin"); err != nil {
+		f.t.Fatal(err)
+	}
+	f.mix()
+	f.want(f.finish(lost...), map[string]int{"delivered": 80})
+	if len(lost) != 40 {
+		f.t.Errorf("%d calls were lost, want 40", len(lost))
+	}
+	sights := f.m.Sights()
+	for _, id := range lost {
+		if s := sights[id]; s != nil {
+			f.t.Errorf("O9 %s was lost with the primary, and sent %d times", id, s.Requests)
+		}
+	}
+}
+
+// following is the address of a server and of a standby that may be promoted: a pool has that of
+// both which takes writes.
+func following(primary, standby *devenv.Postgres) string {
+	second := strings.TrimSuffix(strings.TrimPrefix(standby.URL, "postgres://postgres@"), "/postgres?sslmode=disable")
+	return strings.Replace(primary.URL, "/postgres?", ","+second+"/postgres?", 1) + "&target_session_attrs=read-write&connect_timeout=2"
 }
 
 // restores starts a relay on a dump in another cluster: it makes no call.

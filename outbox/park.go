@@ -14,7 +14,7 @@ import "github.com/jackc/pgx/v5"
 // onlyonce.advance raises. A call that is parked already stays as it is. So does one whose key is
 // parked under another call, because it is the same one.
 const parkSQL = `
-insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, order_key, sink, lane, partition, row_id, "offset", call_name, method,
+insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant, scope, key, order_key, sink, lane, partition, row_id, "offset", call_name, method,
                              target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at, record_time,
                              response_status, response_headers, response_body, waits_for, waits_since)
 with d as materialized (
@@ -22,7 +22,7 @@ with d as materialized (
                        $13::text[], $14::bytea[], $16::boolean[])
     as d(id, xid, batch, state, reason, error, attempts, delay, called, status, response_headers, response_body, waits)),
 b as materialized (select distinct xid, batch from d)
-select 'call', d.state, d.reason, d.error, d.attempts, r.tenant, r.scope, r.key,
+select 'call', d.state, d.reason, d.error, d.attempts, d.attempts, r.tenant, r.scope, r.key,
        case when $15 and d.state in ('waiting', 'reconcile') then null else r.order_key end, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
        array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
        array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),

@@ -39,7 +39,8 @@ with t as materialized (
          (select case when a.timeline <> substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) then 'infinity' else a.history_at end
             from onlyonce.lanes a where a.sink = $1 and a.lane = $2) as history)
 update onlyonce.parked o
-   set attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select now from t) - $5::interval then 0 else 1 end,
+   set picks = o.picks + 1,
+       attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select now from t) - $5::interval then 0 else 1 end,
        first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
                                else coalesce(o.first_attempt_at,
                                  case when o.reason in ('behind', 'scheduled', 'cut', 'rate') and o.parked_at < (select history from t)
@@ -72,7 +73,7 @@ update onlyonce.parked o
         or o.next_attempt_at is null and o.waits_for is not null)
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.call_name, o.method, o.target,
           onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.sealed_as, o.key), o.first_attempt_at > (select now from t),
-          o.attempts, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
+          o.attempts, o.picks, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
           o.response_status, coalesce(o.response_headers, ''), o.response_body`
 
@@ -108,9 +109,13 @@ select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() +
 // that is known by the log's id alone; the log's ids; states, reasons, errors, microseconds until
 // they are due (null: never by themselves), whether the key's window counts anew, status, headers
 // and body of an answer; then whether a given-up call releases its ordering key; whether the
-// attempt asked what became of the call; the attempts' numbers, and whether no attempt was made (it
-// is not counted then); the calls' keys. Rows that an operator has changed meanwhile stay as they
-// are. By the index parked_key; locks the rows.
+// attempt asked what became of the call; the numbers of the picks, and whether no attempt was made
+// (it is not counted then); the calls' keys. Rows that an operator has changed meanwhile stay as
+// they are. By the index parked_key; locks the rows.
+//
+// The pick is compared because a COMMIT without an answer may arrive late, when the call is tried
+// again already. The number of the attempt would not do: a redrive counts attempts anew, and an
+// attempt that was not made is taken back.
 //
 // The key is compared because a failover may lose the row while the call is made (O3). The server
 // then gives its ids to another call, which has been attempted as often by now. An operator gives a
@@ -127,9 +132,9 @@ update onlyonce.parked p
        response_body = coalesce(s.response_body, p.response_body)
   from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[], $12::boolean[], $13::int[],
               $14::boolean[], $15::uuid[])
-       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, attempts, none, key)
+       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, pick, none, key)
  where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.key = s.key
-   and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.attempts = s.attempts`
+   and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.picks = s.pick`
 
 // pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
 const pickAtOnce = 16
@@ -365,7 +370,7 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	var answer []byte
 	var opensWindow *bool // null: in state reconcile, without an attempt
 	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.sealedAs,
-		&opensWindow, &a.Attempt, &state, &age, &waited, &status, &answerHeaders, &answer)
+		&opensWindow, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer)
 	if a.order != nil {
 		a.Order = a.order.String()
 	}
@@ -393,7 +398,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		headers               []*string
 		bodies                [][]byte
 		asked                 []bool
-		attempts              []int32
+		picks                 []int32
 		none                  []bool
 		keys                  []uuid.UUID
 	)
@@ -402,7 +407,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		if a.completing() && d.state == parked.Resolved {
 			continue
 		}
-		asked, attempts, keys = append(asked, a.reconciling), append(attempts, int32(a.Attempt)), append(keys, a.key)
+		asked, picks, keys = append(asked, a.reconciling), append(picks, a.pick), append(keys, a.key)
 		none = append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
 		ids, rows, states, reasons, errs, fresh = append(ids, a.parked), append(rows, a.ID), append(states, d.state), append(reasons, d.reason), append(errs, d.lastError), append(fresh, d.windowAnew || a.unopened && a.opensWindow)
 		var delay *int64
@@ -414,7 +419,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
 	}
 	if len(ids) > 0 {
-		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, sink.cfg.PassOn, asked, attempts, none, pgUUIDs(keys)).Exec(ignoreTag)
+		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, sink.cfg.PassOn, asked, picks, none, pgUUIDs(keys)).Exec(ignoreTag)
 	}
 }
 

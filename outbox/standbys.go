@@ -14,14 +14,15 @@ import (
 const replicasSQL = `
 select array(select coalesce(application_name, '') from pg_stat_replication), pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
 
-// walPositionSQL reads how far the server's log has been written, which includes the commits that
-// its session has seen.
-const walPositionSQL = `select pg_current_wal_lsn()::text`
+// walPositionSQL reads the server's timeline and how far its log has been written, which includes
+// the commits that its session has seen.
+const walPositionSQL = `select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) || ' ' || pg_current_wal_lsn()`
 
-// standbysSQL counts the named standbys that have flushed the log up to a position. In: names,
-// position.
+// standbysSQL counts the named standbys that have flushed the log up to a position, and reads
+// whether the position is of the server's timeline. In: names, position. One row.
 const standbysSQL = `
-select count(distinct application_name) from pg_stat_replication where application_name = any ($1) and flush_lsn >= $2::pg_lsn`
+select count(distinct application_name), substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) = split_part($2, ' ', 1)
+  from pg_stat_replication where application_name = any ($1) and flush_lsn >= split_part($2, ' ', 2)::pg_lsn`
 
 // checkStandbys returns an error if the relay would wait for ever, and warns of standbys that it
 // does not wait for (O9).
@@ -55,7 +56,8 @@ func (s *relaySink) queueWALPosition(b *pgx.Batch, position *string) {
 
 // awaitStandbys returns true after every standby that RelayConfig.WaitFor names has flushed the log
 // up to a position, which is empty if the relay waits for none. It returns false if the lane is to
-// be given back or the lease ends before (O9).
+// be given back or the lease ends before, or if a standby was promoted meanwhile: what was
+// committed at the position may be undone, and positions of the new timeline pass it (O9).
 func (h *heldLane) awaitStandbys(position string) bool {
 	if position == "" {
 		return true
@@ -63,10 +65,13 @@ func (h *heldLane) awaitStandbys(position string) bool {
 	pause := 2 * time.Millisecond
 	for {
 		var n int
+		var sameTimeline bool
 		ctx, cancel := context.WithTimeout(h.ctx, h.sink.dbTimeout)
-		err := h.sink.pool.QueryRow(ctx, standbysSQL, h.sink.cfg.WaitFor, position).Scan(&n)
+		err := h.sink.pool.QueryRow(ctx, standbysSQL, h.sink.cfg.WaitFor, position).Scan(&n, &sameTimeline)
 		cancel()
 		switch {
+		case err == nil && !sameTimeline:
+			return false
 		case err == nil && n == len(h.sink.cfg.WaitFor):
 			return true
 		case err != nil && h.ctx.Err() == nil:

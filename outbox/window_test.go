@@ -3,6 +3,7 @@ package outbox_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -165,6 +167,49 @@ func TestO6Redo(t *testing.T) {
 			}
 		})
 	}
+}
+
+// O6: a settlement whose COMMIT comes late is of its own attempt only. A redrive counts attempts
+// anew, so a later attempt may have the same number.
+func TestO6SettlementThatComesLate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var applied atomic.Bool
+	g := r.gate()
+	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+		switch {
+		case d.Attempt == 1:
+			return outbox.RetryLater("again", nil)
+		case applied.Load():
+			g.pass(d)
+			return outbox.Result{Outcome: outbox.Delivered}
+		}
+		return outbox.Reject("no", nil)
+	})
+	r.start(testConfig(sink))
+	r.enqueue(charge("1"))
+	r.states("waiting")
+	const place = `select format('%s of attempt %s', state, attempts) from onlyonce.parked`
+	first := one[string](r, place)
+	id, key, pick := one[int64](r, `select id from onlyonce.parked`), one[string](r, `select key::text from onlyonce.parked`), one[int32](r, `select picks from onlyonce.parked`)
+	applied.Store(true)
+	if _, err := r.pool.Exec(t.Context(), parked.RedriveCallsSQL, []int64{id}, []*string{nil}, false); err != nil {
+		t.Fatal(err)
+	}
+	if d := g.wait(); fmt.Sprintf("waiting of attempt %d", d.Attempt) != first {
+		t.Fatalf("attempt %d is under way, and the one before is %s: they must have one number", d.Attempt, first)
+	}
+	for _, late := range []string{"waiting", "retrying"} {
+		if _, err := r.pool.Exec(t.Context(), outbox.Statements["settle"], []int64{id}, []int64{0}, []string{late}, []string{"rejected"}, []string{"late"}, []*int64{nil}, []bool{true},
+			[]*int32{nil}, []*string{nil}, [][]byte{nil}, false, []bool{false}, []int32{pick}, []bool{false}, []string{key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := one[string](r, place); got != strings.Replace(first, "waiting", "retrying", 1) {
+		t.Errorf("after the late settlement the call is %s", got)
+	}
+	g.release()
+	r.states("delivered")
 }
 
 // Reconcile is asked about a call of unknown outcome until it has an answer. A call that was

@@ -61,8 +61,7 @@ select onlyonce.claim_standard(array(select key from given_up where kind = 'even
 // A sealed body opens under no other key than the one that it was sealed under, so that one is kept
 // (O13).
 //
-// A row that is being retried keeps its attempts: its relay, which may be calling at this moment,
-// settles by them.
+// A row that is being retried keeps its attempts: its relay may be calling at this moment.
 const RedriveCallsSQL = `
 update onlyonce.parked p
    set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when p.state = 'retrying' then p.attempts else 0 end,

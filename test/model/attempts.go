@@ -1,9 +1,9 @@
 package main
 
-// Attempts at parked calls, and what settles them: rules O3, O5 and O6, as pickSQL, settleSQL and
-// RedriveCallsSQL have them. A relay makes calls, parks them while they are under way or when they
-// have failed, tries them again, and settles each attempt in a transaction. That transaction may
-// have an unknown outcome; then the relay sends it again, and the first one arrives late. A
+// Attempts at parked calls, and what settles them: rules O3, O5, O6 and O9, as pickSQL, settleSQL
+// and RedriveCallsSQL have them. A relay makes calls, parks them while they are under way or when
+// they have failed, tries them again, and settles each attempt in a transaction. That transaction
+// may have an unknown outcome; then the relay sends it again, and the first one arrives late. A
 // failover goes back to an earlier state of the database: sequences go back with it, so that ids
 // are drawn again. The relay lives on, with its calls under way. A remote that has rejected a call
 // rejects each copy of it, until an operator redrives it.
@@ -25,9 +25,9 @@ type attemptScope struct {
 	failover    bool
 	redrives    uint8
 	rejects     bool
-	keepsNumber bool // a redrive does not count attempts anew
+	waits       bool // the relay waits for the standby (WaitFor)
 
-	keyNotCompared, numberNotCompared bool // faults
+	keyNotCompared, numberNotCompared, countsAnew, oldTimeline bool // faults
 }
 
 // States of a call's row.
@@ -39,6 +39,7 @@ const (
 	attemptSettled // delivered
 )
 
+// attemptRow is a row. Its number is picks, which parkSQL begins with 1.
 type attemptRow struct{ state, call, number uint8 }
 
 // attemptDB is what is committed.
@@ -136,7 +137,7 @@ func (g *attemptScope) database(s attemptState, to emit[attemptState]) {
 	if !g.failover || s.promoted {
 		return
 	}
-	if !s.copied {
+	if !s.copied || g.waits && s.db != s.standby {
 		t := s
 		t.copied, t.standby = true, s.db
 		to(t, "the standby has replayed to here", 0, 0)
@@ -146,9 +147,21 @@ func (g *attemptScope) database(s attemptState, to emit[attemptState]) {
 		t.db, t.standby, t.promoted, t.late = s.standby, attemptDB{}, true, attemptMemo{}
 		for k := range t.memos {
 			t.memos[k].inChunk = false // the cursor has moved back: OO008
+			if m := &t.memos[k]; m.left && g.awaits(&s, m) && !g.oldTimeline {
+				*m = attemptMemo{}
+			}
 		}
 		to(t, "FAILOVER to the standby", 0, 0)
 	}
+}
+
+// awaits reports whether the relay waits until the standby has what an attempt has committed.
+func (g *attemptScope) awaits(s *attemptState, m *attemptMemo) bool {
+	if !g.waits || s.promoted {
+		return false
+	}
+	r := s.standby.rows[m.id]
+	return m.inChunk && r.state == attemptNone || !m.inChunk && r.number < m.number
 }
 
 // remember adds an attempt that leaves now.
@@ -186,7 +199,7 @@ func (g *attemptScope) row(s attemptState, id int, to emit[attemptState]) {
 		if s.redrive < g.redrives {
 			s.redrive++
 			s.refused &^= bit(r.call)
-			if r.state = attemptRetrying; !g.keepsNumber {
+			if r.state = attemptRetrying; g.countsAnew {
 				r.number = 0
 			}
 			to(s, "an operator redrives id %d", id, 0)
@@ -201,6 +214,9 @@ func (g *attemptScope) memo(s attemptState, k int, to emit[attemptState]) {
 		return
 	}
 	id := int(m.id)
+	if m.left && g.awaits(&s, m) {
+		return
+	}
 	if m.left {
 		t := s
 		t.memos[k].left = false
@@ -286,16 +302,24 @@ func attemptTable() (all []entry) {
 	add("O3/failover, a settlement comes late, ends well", "", true, func(g *attemptScope) { late(g); g.failover = true })
 	add("O5/a settlement comes late, ends well", "", false, late)
 	add("O6/an operator, ends well", "", false, operator)
-	add("O6/an operator, a settlement comes late, redrives go on counting", "", false, func(g *attemptScope) { late(g); operator(g); g.keepsNumber = true })
+	add("O6/an operator, a settlement comes late, ends well", "", false, func(g *attemptScope) { late(g); operator(g) })
+	add("O9/failover, an operator, ends well", "", false, func(g *attemptScope) { operator(g); g.failover, g.waits = true, true })
 
 	add("O3/an attempt settles by id and number alone", "LOST", false, func(g *attemptScope) { g.failover, g.keyNotCompared = true, true })
 	add("O6/an attempt settles by id and key alone", "REJECTED", false, func(g *attemptScope) {
 		late(g)
 		operator(g)
-		g.keepsNumber, g.numberNotCompared = true, true
+		g.numberNotCompared = true
 	})
-	// Open: the code does these two. See docs/results/model.md.
-	add("O6/open: a redrive counts anew, and a settlement comes late", "REJECTED", false, func(g *attemptScope) { late(g); operator(g) })
-	add("O6/open: a failover loses a redrive", "REJECTED", false, func(g *attemptScope) { operator(g); g.failover = true })
+	add("O6/an attempt settles by a number that a redrive counts anew", "REJECTED", false, func(g *attemptScope) {
+		late(g)
+		operator(g)
+		g.countsAnew = true
+	})
+	add("O9/a position of the old timeline counts", "REJECTED", false, func(g *attemptScope) {
+		operator(g)
+		g.failover, g.waits, g.oldTimeline = true, true, true
+	})
+	add("O9/the standby is not waited for, and loses a redrive", "REJECTED", false, func(g *attemptScope) { operator(g); g.failover = true })
 	return all
 }

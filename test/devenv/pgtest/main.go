@@ -46,8 +46,8 @@ func Until(t testing.TB, within time.Duration, what string, cond func() bool) {
 	}
 }
 
-// Receive returns what comes from a channel, and ends the test if nothing comes within so long. What
-// names it in the message. It must be called from the goroutine of the test.
+// Receive returns what comes from a channel, and ends the test if nothing comes within so long. The
+// failure names it by what. It must be called from the goroutine of the test.
 func Receive[T any](t testing.TB, within time.Duration, what string, from <-chan T) T {
 	t.Helper()
 	select {
