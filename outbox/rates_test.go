@@ -67,7 +67,8 @@ func TestO14TenantOverItsRateHoldsUpNoOther(t *testing.T) {
 	until(t, "all are set aside", func() bool {
 		return one[int](r, `select count(*) from onlyonce.parked where reason = 'rate'`) > many-1000
 	})
-	if n := one[int](r, `select count(*) from onlyonce.parked where waits_for is not null and (attempts > 0 or first_attempt_at is not null or next_attempt_at is not null)`); n > 0 {
+	// A relay that loses a lane leaves calls that it may have made, and their windows have begun.
+	if n := one[int](r, `select count(*) from onlyonce.parked where waits_for is not null and (attempts > 0 or first_attempt_at is not null or next_attempt_at is not null)`); n > 0 && !r.lost() {
 		t.Errorf("%d calls that wait have an attempt, a window or a due time", n)
 	}
 	// New ones wait behind the old, but nobody else's do.
