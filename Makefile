@@ -39,7 +39,7 @@ test: ## the tests, without the long ones, on one Postgres and, with a JVM or Do
 	@echo "make test: up to 8 minutes on two idle cores, more the first time; make test-long runs the long tests too (15 minutes)"
 	$(call runtests,-short)
 
-test-long: ## the long tests too; PART=2/3 plays the second of three parts of those, and all others
+test-long: ## the long tests too; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
 	@echo "make test-long: up to 15 minutes on two idle cores"
 	ONLYONCE_TEST_LONG=$(PART) $(call runtests,)
 

@@ -194,7 +194,7 @@ func TestFaultPoints(t *testing.T) {
 			}
 			for _, path := range paths {
 				for _, at := range times {
-					if p := (pointCase{point, action, path, at}); action == "kill" || pgtest.Long(p.String()) {
+					if p := (pointCase{point, action, path, at}); action == "kill" && pgtest.Drawn(p.String()) || pgtest.Long(p.String()) {
 						work <- p
 					}
 				}

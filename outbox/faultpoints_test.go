@@ -49,7 +49,7 @@ func TestFaultPoints(t *testing.T) {
 			case fault.RelayCalling, fault.RelayCalled, fault.RelayPicking, fault.RelayPicked:
 				later = 25
 			}
-			if action == "kill" || pgtest.Long(point+action) {
+			if action == "kill" && pgtest.Drawn(point+action) || pgtest.Long(point+action) {
 				work <- relayPoint{point, action, 1}
 			}
 			if pgtest.Long(point + action + " later") {

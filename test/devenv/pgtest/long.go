@@ -7,16 +7,15 @@ import (
 	"testing"
 )
 
-// envLong names a part of the long cases, for example "2/3". See [Long].
+// envLong names a part of many similar cases, for example "2/3". See [Drawn].
 const envLong = "ONLYONCE_TEST_LONG"
 
-// Long reports whether a case that -short leaves out is to be played. ONLYONCE_TEST_LONG=2/3 plays
-// the second of three parts of these cases, which are drawn by their names. Without it all are
-// played.
-func Long(name string) bool {
-	if testing.Short() {
-		return false
-	}
+// Long reports whether a case that -short leaves out is to be played: see [Drawn].
+func Long(name string) bool { return !testing.Short() && Drawn(name) }
+
+// Drawn reports whether one of many similar cases is to be played. ONLYONCE_TEST_LONG=2/3 plays the
+// second of three parts of them, which are drawn by their names. Without it all are played.
+func Drawn(name string) bool {
 	part := os.Getenv(envLong)
 	if part == "" {
 		return true
