@@ -32,11 +32,19 @@ type chunk struct {
 
 // newChunk returns the chunk of rows that were read at a time. The first mayBeCalled of them may
 // have been called by a previous owner, and keysUnderWay are the ordering keys of parked calls that
-// are under way.
-func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled int, keysUnderWay []uuid.UUID) *chunk {
+// are under way. Calls that were made ahead go on in the chunk.
+func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled int, keysUnderWay []uuid.UUID, ahead *aheadCalls) *chunk {
 	c := &chunk{rows: rows, lastActivity: time.Now(), rates: lane.sink.rates, readAt: readAt, waiting: map[uuid.UUID][]*callAttempt{}, blockedKeys: map[uuid.UUID]bool{}}
 	window := lane.sink.limits.startWindow()
 	for i, a := range rows {
+		if made := ahead.of(a); made != nil {
+			rows[i] = made
+			c.goOn(made)
+			continue
+		}
+		if a.aheadAge != nil && !ahead.known {
+			a.mayBeCalled, a.age = true, max(a.age, *a.aheadAge)
+		}
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
 		a.Sink, a.Attempt, a.chunk, a.readAt = lane.sink.name, 1, c, readAt
 		a.mayBeCalled = a.mayBeCalled || i < mayBeCalled
@@ -47,11 +55,26 @@ func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled
 	return c
 }
 
+// goOn takes in a call that was made before the chunk was read.
+func (c *chunk) goOn(a *callAttempt) {
+	a.chunk = c
+	switch {
+	case a.state == attemptUnderWay:
+		c.underWay++
+		if a.order != nil {
+			c.waiting[*a.order] = nil // busy
+		}
+	case a.order != nil && (a.result.Outcome != Delivered || a.Capture):
+		c.blockedKeys[*a.order] = true
+	}
+}
+
 // skipRows skips rows that cannot be called now.
 func (c *chunk) skipRows() {
 	for ; c.next < len(c.rows); c.next++ {
 		a := c.rows[c.next]
 		switch {
+		case a.state == attemptUnderWay || a.state == attemptReturned: // it was made ahead
 		case a.keyParked || a.order != nil && c.blockedKeys[*a.order]:
 			a.state = attemptBlocked
 		case a.notBeforeIn > 0:

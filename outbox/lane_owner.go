@@ -21,6 +21,7 @@ type laneOwner struct {
 	reader     *passReader
 	chunk      *chunk // of the pass, whose calls are being made; nil: none
 	parked     *parkedCalls
+	ahead      aheadCalls // made before the pass that holds them is stored
 	promotions *keyPromotions
 	calls      *laneCalls
 	wakeups    chan wakeup
@@ -52,6 +53,7 @@ func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number i
 		sink: sink, lane: lane,
 		reader:     &passReader{lane: lane, newRows: true, expectMany: true},
 		parked:     newParkedCalls(lane, promotions),
+		ahead:      aheadCalls{calls: map[int64]*callAttempt{}},
 		promotions: promotions,
 		calls:      newLaneCalls(lane),
 		wakeups:    make(chan wakeup, 1),
@@ -150,8 +152,11 @@ func (o *laneOwner) stopped(now time.Time) bool {
 
 // drained reports whether nothing is left to be settled before the lane is given back.
 func (o *laneOwner) drained() bool {
-	return o.calls.underWay == 0 && o.chunk == nil && len(o.parked.returned) == 0
+	return o.calls.underWay == 0 && o.chunk == nil && len(o.parked.returned) == 0 && !o.passIsOwed()
 }
+
+// passIsOwed reports whether calls were made ahead of a pass that is not stored yet.
+func (o *laneOwner) passIsOwed() bool { return len(o.ahead.calls) > 0 && !o.reader.cursor.unread }
 
 // mayStartCalls reports whether calls may be started.
 func (o *laneOwner) mayStartCalls() bool { return o.drainUntil.IsZero() && o.sink.slots.open() }
@@ -210,6 +215,8 @@ func (o *laneOwner) nextDue() time.Time {
 		if c.hasNext() && !stopping && o.pollWait() > 0 {
 			earlier(time.Now().Add(o.pollWait())) // until the sink takes calls again
 		}
+	} else if o.passIsOwed() {
+		earlier(time.Time{})
 	} else if o.reader.newRows && !stopping {
 		earlier(time.Now().Add(o.pollWait()))
 	}
@@ -260,6 +267,7 @@ func (o *laneOwner) runTransactions(now time.Time) error {
 		if err := o.reader.loadCursor(); err != nil {
 			return err
 		}
+		o.ahead.unknown()
 		o.chunk = nil
 	}
 	o.promotions.scheduleSweep(now)
@@ -282,7 +290,12 @@ func (o *laneOwner) runTransactions(now time.Time) error {
 	switch {
 	case o.chunk != nil && (o.chunk.toBeCommitted(now, open) || o.chunkOutlived(now)):
 		return o.finishChunk()
+	case o.chunk == nil && o.passIsOwed():
+		return o.readPass()
 	case o.chunk == nil && o.reader.newRows && open && !o.sink.waitsForRate():
+		if err := o.callAhead(); err != nil {
+			return err
+		}
 		return o.readPass()
 	}
 	return nil
@@ -336,6 +349,9 @@ func (o *laneOwner) callReturned(a *callAttempt, now time.Time, free int) *callA
 	}
 	c := o.chunk
 	if c == nil || a.chunk != c {
+		if o.ahead.of(a) == a {
+			return nil // until the pass that holds it is read
+		}
 		// It was picked, or the chunk did not wait for it. Then it is in the parked table by now,
 		// and its settlement finds it there by its row.
 		o.parked.returned = append(o.parked.returned, a)

@@ -11,11 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -176,13 +174,9 @@ func ownLanes(tx pgx.Tx) error {
 // lane; see ownLanes.
 func (r *rig) sameLane(c outbox.Call, like string) string {
 	r.t.Helper()
-	lane := func(c outbox.Call) byte {
-		u := uuid.MustParse(outbox.Identity(origin.Origin{Tenant: c.Tenant, Scope: c.Scope}, false, c))
-		return u[15] & 15
-	}
-	want := lane(c)
+	want := laneOf(c)
 	for i := 0; ; i++ {
-		if c.ID = fmt.Sprint(like, "-", i); lane(c) == want {
+		if c.ID = fmt.Sprint(like, "-", i); laneOf(c) == want {
 			return c.ID
 		}
 	}

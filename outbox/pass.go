@@ -11,8 +11,9 @@ import (
 )
 
 // advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version,
-// last id, freeze, keep started_at, quiet.
-const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5, $6)`
+// last id, freeze, keep started_at, quiet; for how long calls may be made ahead of the pass that
+// follows; whether it is known that of the calls that the pass still holds none was made ahead.
+const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5, $6, $7, $8)`
 
 // cursorMove is where a lane's cursor goes, and what is read there in the same round trip.
 type cursorMove struct {
@@ -71,9 +72,10 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 	if err := fault.Point(fault.RelayTurning); err != nil {
 		return err
 	}
+	ahead := o.sink.aheadFor()
 	err := o.lane.fenced(func(b *pgx.Batch) {
 		queueParking(b, o.lane, toPark)
-		b.Queue(advanceSQL, o.lane.lease.ID, r.cursor.version, move.last, move.newPass, mayBeCalled > 0, move.read == readNothing).Exec(ignoreTag)
+		b.Queue(advanceSQL, o.lane.lease.ID, r.cursor.version, move.last, move.newPass, mayBeCalled > 0, move.read == readNothing, ahead, o.ahead.restKnown(o.chunk)).Exec(ignoreTag)
 	}, func(b *pgx.Batch) { r.queueRead(b, read) })
 	if err == nil {
 		err = fault.Point(fault.RelayTurned) // as if the answer were lost
@@ -85,6 +87,9 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 		return err
 	default:
 		r.moved(move.last, mayBeCalled)
+		if move.newPass {
+			o.ahead.stored(ahead != nil, o.chunk != nil)
+		}
 	}
 	o.chunkCommitted(toPark)
 	if !r.cursorKnown {
@@ -98,7 +103,7 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 		r.cursor.unread = true
 		return nil
 	}
-	o.chunk = newChunk(o.lane, rows, read.startedAt, r.cursor.mayBeCalled, o.parked.keysUnderWay())
+	o.chunk = newChunk(o.lane, rows, read.startedAt, r.cursor.mayBeCalled, o.parked.keysUnderWay(), &o.ahead)
 	return nil
 }
 
@@ -124,6 +129,7 @@ func (o *laneOwner) chunkCommitted(toPark []*callAttempt) {
 		}
 	}
 	for _, a := range c.rows[:c.next] {
+		delete(o.ahead.calls, a.ID)
 		switch a.state {
 		case attemptUnderWay:
 			o.parked.late[a.ID] = a

@@ -56,11 +56,12 @@ const passRefs = `(
 
 // firstCallTime is when a call under a call's key can first have been made: at the pass's start.
 // The database may have lost a history since, in which the message may have been handled or the
-// call read. Then it is the time of the message or of the batch (O6). Of a call r of the log and
-// its lane a.
+// call read. Then it is the time of the message or of the batch (O6). Or it was made ahead of its
+// pass. Of a call r of the log and its lane a.
 const (
+	passStart     = `case when r.created_at <= a.pass_ahead_until then least(a.pass_ahead_from, a.started_at) else a.started_at end`
 	historyLost   = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
-	firstCallTime = `case when ` + historyLost + ` then least(r.origin_time, greatest(r.created_at, r.not_before), a.started_at) else a.started_at end`
+	firstCallTime = `case when ` + historyLost + ` then least(r.origin_time, greatest(r.created_at, r.not_before), ` + passStart + `) else ` + passStart + ` end`
 )
 
 // batchColumns lists the columns that a batch is made of. Arrays are sent in one form, whatever the
@@ -72,7 +73,9 @@ const (
 // microseconds, null for the others. Ordering keys of the batch that a parked call blocks.
 const batchColumns = `
        b.id, b.n, b.xid::text, (date_part('epoch', clock_timestamp() - timestamptz '2000-01-01 00:00:00+00') * 1000000)::bigint,
-       (date_part('epoch', clock_timestamp() - a.started_at) * 1000000)::bigint, (date_part('epoch', clock_timestamp() - b.created_at) * 1000000)::bigint,
+       (date_part('epoch', clock_timestamp() - a.started_at) * 1000000)::bigint,
+       case when b.created_at <= a.pass_ahead_until then (date_part('epoch', clock_timestamp() - a.pass_ahead_from) * 1000000)::bigint end,
+       (date_part('epoch', clock_timestamp() - b.created_at) * 1000000)::bigint,
        array_send(b.keys), b.order_key, array_send(b.order_keys), b.tenant, array_send(b.tenants), b.scope, array_send(b.scopes),
        b.name, array_send(b.names), b.method, array_send(b.methods), b.target, array_send(b.targets), b.header, array_send(b.headers),
        b.trace, array_send(b.traces), b.body, array_send(b.bodies), array_send(b.not_before), array_send(b.capture), array_send(b.sealed),
