@@ -50,7 +50,7 @@ type tape struct {
 	ids    [][]byte          // for each partition, ids of idBytes each
 	bodies [][]byte
 
-	traceparent []byte // a second header of each message; nil: none
+	traceparents [][]byte // a second header, of each message another; nil: none
 
 	every time.Duration // a message of each partition so often; 0: as fast as they are fetched
 	start time.Time
@@ -119,7 +119,7 @@ func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fe
 	}
 	got := consumer.Fetched{Messages: make([]*consumer.Message, n), Next: from + n, LeaderEpoch: -1, HighWatermark: end, LastStable: end}
 	each := 1
-	if p.t.traceparent != nil {
+	if p.t.traceparents != nil {
 		each = 2
 	}
 	messages, headers := make([]consumer.Message, n), make([]consumer.Header, int(n)*each)
@@ -128,7 +128,7 @@ func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fe
 		its := headers[i*each : (i+1)*each : (i+1)*each]
 		its[0] = consumer.Header{Name: idHeader, Value: ids[offset*idBytes:][:idBytes:idBytes]}
 		if each == 2 {
-			its[1] = consumer.Header{Name: "traceparent", Value: p.t.traceparent}
+			its[1] = consumer.Header{Name: "traceparent", Value: p.t.traceparents[offset%int64(len(p.t.traceparents))]}
 		}
 		messages[i] = consumer.Message{
 			Topic: topic, Partition: p.id, Offset: offset, LeaderEpoch: -1, Time: time.UnixMilli(1_750_000_000_000 + offset/perMilli),

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/trace"
@@ -17,7 +18,7 @@ func (discarded) ExportSpans(context.Context, []trace.ReadOnlySpan) error { retu
 func (discarded) Shutdown(context.Context) error                          { return nil }
 
 // observed compares a consumer with telemetry with one without. Every transaction is sampled, and
-// each message has a traceparent. messages asks for a span for each message too.
+// each message has a trace of its own. messages asks for a span for each message too.
 func observed(messages bool) func(context.Context, *server, options) (side, side, error) {
 	return func(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
 		const connections, batch = 4, 100
@@ -26,7 +27,9 @@ func observed(messages bool) func(context.Context, *server, options) (side, side
 			return nil, nil, err
 		}
 		t := newTape(connections, int(3*trial.rate()*(o.window+settle).Seconds())/connections+4*fetchLimit, orderedID)
-		t.traceparent = []byte("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+		for n := range 4096 {
+			t.traceparents = append(t.traceparents, fmt.Appendf(nil, "00-4bf92f3577b34da6a3ce929d0e0e%04x-00f067aa0ba9%04x-01", n, n))
+		}
 		cfg := consumer.Config{Scope: "bench", BatchSize: batch, Key: consumer.HeaderKey(idHeader)}
 		plain = wrappedSide(t, handlerQueued, cfg)
 		return func(ctx context.Context, db *database, w *window) (sample, error) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -88,12 +87,6 @@ func traceOf(ctx context.Context) string {
 // carried is the trace context that a message or a call carries, for a propagator to read.
 type carried struct{ parent, state string }
 
-// carriedBy takes apart what traceOf returns.
-func carriedBy(traceContext string) carried {
-	parent, state := codec.SplitTrace(traceContext)
-	return carried{parent, state}
-}
-
 func (c carried) Get(name string) string {
 	switch name {
 	case "traceparent":
@@ -107,30 +100,31 @@ func (c carried) Get(name string) string {
 func (carried) Set(string, string) {} // nothing injects
 func (carried) Keys() []string     { return []string{"traceparent", "tracestate"} }
 
-// span returns the span that c names. It is not valid if c names none.
-func (c carried) span() trace.SpanContext {
-	if len(c.parent)+len(c.state) >= codec.MaxTrace {
+// spanOf returns the span that a traceparent and a tracestate name. It is not valid if they name
+// none.
+func spanOf[text string | []byte](parent, state text) trace.SpanContext {
+	if len(parent)+len(state) >= codec.MaxTrace {
 		return trace.SpanContext{}
 	}
-	if c.state == "" && strings.HasPrefix(c.parent, "00-") && len(c.parent) == 55 {
-		return parse(c.parent)
+	if len(state) == 0 && len(parent) == 55 && string(parent[:3]) == "00-" {
+		return parse(parent)
 	}
-	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), c))
+	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carried{string(parent), string(state)}))
 }
 
 // parse returns what the propagator makes of a traceparent of version 00, which has 55 bytes. It
-// does not make the propagator's contexts, which are a quarter of the memory that a message's
-// telemetry takes.
-func parse(p string) trace.SpanContext {
+// does not make the propagator's strings and contexts, which are a quarter of the memory that a
+// message's telemetry takes.
+func parse[text string | []byte](p text) trace.SpanContext {
 	flags := p[54] - '0'
-	if p[35] != '-' || p[52:54] != "-0" || flags > 3 {
+	if p[35] != '-' || p[52] != '-' || p[53] != '0' || flags > 3 {
 		return trace.SpanContext{}
 	}
-	of, err := trace.TraceIDFromHex(p[3:35])
+	of, err := trace.TraceIDFromHex(string(p[3:35]))
 	if err != nil {
 		return trace.SpanContext{}
 	}
-	id, err := trace.SpanIDFromHex(p[36:52])
+	id, err := trace.SpanIDFromHex(string(p[36:52]))
 	if err != nil {
 		return trace.SpanContext{}
 	}

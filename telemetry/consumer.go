@@ -108,10 +108,13 @@ type transaction struct {
 	options      []trace.SpanStartOption // of its messages' spans
 	begun        time.Time
 
-	mu    sync.Mutex // a handler that was abandoned may still begin a message
-	last  int64      // offset of the last message that began
-	times []time.Time
-	links int
+	recording bool // the span: it is sampled
+
+	mu     sync.Mutex // a handler that was abandoned may still begin a message
+	last   int64      // offset of the last message that began
+	times  []time.Time
+	links  int
+	linked trace.SpanContext // the last producer with a link
 }
 
 type transactionKey struct{}
@@ -123,7 +126,7 @@ func (r *consumerRecorder) begin(ctx context.Context, b consumer.BatchDone) cont
 	ctx, span := r.tracer.Start(ctx, "process "+b.Topic, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
 		attribute.String(messagingSystem, "kafka"), attribute.String(messagingName, b.Topic), attribute.String(messagingOperation, "process"),
 		attribute.Int(messagingPartition, int(b.Partition)), attribute.Int(messagingCount, b.Messages), attribute.String(attrScope, r.scope)))
-	t := &transaction{scope: r.scope, topic: b.Topic, partition: b.Partition, sets: r.of(b.Topic), span: span, begun: time.Now(),
+	t := &transaction{scope: r.scope, topic: b.Topic, partition: b.Partition, sets: r.of(b.Topic), span: span, recording: span.IsRecording(), begun: time.Now(),
 		last: -1, times: make([]time.Time, 0, b.Messages)}
 	if r.perMessage {
 		t.handle = "handle " + b.Topic
@@ -140,17 +143,13 @@ func (r *consumerRecorder) handle(ctx context.Context, _ consumer.Tx, msgs []*co
 		return next(ctx)
 	}
 	if !r.perMessage || len(msgs) != 1 {
-		for _, m := range msgs {
-			if t.begins(m) {
-				t.link(producerOf(m).span())
-			}
-		}
+		t.begin(msgs)
 		return next(ctx)
 	}
 	// The message's span is in its producer's trace, and has a link to the transaction's, which
 	// needs none to the producer then.
-	t.begins(msgs[0])
-	if producer := producerOf(msgs[0]).span(); producer.IsValid() {
+	t.note(msgs[0])
+	if producer := producerOf(msgs[0]); producer.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, producer)
 	}
 	ctx, span := r.tracer.Start(ctx, t.handle, t.options...)
@@ -160,9 +159,22 @@ func (r *consumerRecorder) handle(ctx context.Context, _ consumer.Tx, msgs []*co
 	return err
 }
 
-// begins notes a message whose handler begins, and reports whether the span takes a link more. When
+// begin notes messages whose handler begins, and links the transaction's span to their producers. A
+// producer that sent several in a row within one span has one link.
+func (t *transaction) begin(msgs []*consumer.Message) {
+	for _, m := range msgs {
+		if !t.note(m) {
+			continue
+		}
+		if producer := producerOf(m); producer.IsValid() {
+			t.link(producer)
+		}
+	}
+}
+
+// note notes a message whose handler begins, and reports whether the span takes a link more. When
 // the transaction runs again, its messages begin anew.
-func (t *transaction) begins(m *consumer.Message) bool {
+func (t *transaction) note(m *consumer.Message) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if m.Offset <= t.last {
@@ -170,28 +182,28 @@ func (t *transaction) begins(m *consumer.Message) bool {
 	}
 	t.last = m.Offset
 	t.times = append(t.times, m.Time)
-	return t.links < maxLinks && t.span.IsRecording()
+	return t.recording && t.links < maxLinks
 }
 
-// link adds a link to a producer's span, if there is one.
 func (t *transaction) link(producer trace.SpanContext) {
-	if !producer.IsValid() {
-		return
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if producer.SpanID() == t.linked.SpanID() && producer.TraceID() == t.linked.TraceID() {
+		return
+	}
 	t.span.AddLink(trace.Link{SpanContext: producer})
+	t.linked = producer
 	t.links++
 }
 
-// producerOf returns what a message's headers name.
-func producerOf(m *consumer.Message) carried {
+// producerOf returns the span that a message's headers name. It is not valid if they name none.
+func producerOf(m *consumer.Message) trace.SpanContext {
 	parent, ok := m.Header("traceparent")
 	if !ok {
-		return carried{}
+		return trace.SpanContext{}
 	}
 	state, _ := m.Header("tracestate")
-	return carried{string(parent), string(state)}
+	return spanOf(parent, state)
 }
 
 func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchDone, err error) {

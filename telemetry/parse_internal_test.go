@@ -22,8 +22,11 @@ func TestSpanIsThePropagators(t *testing.T) {
 		{"00-" + of + "-" + id + "-01", "a=1,b=2"}, {"00-" + of + "-" + id + "-01", "not a state"}, {"", "a=1"},
 	} {
 		want := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), c))
-		if got := c.span(); !got.Equal(want) {
+		if got := spanOf(c.parent, c.state); !got.Equal(want) {
 			t.Errorf("%q: %v, want %v", c, got, want)
+		}
+		if got := spanOf([]byte(c.parent), []byte(c.state)); !got.Equal(want) {
+			t.Errorf("%q in bytes: %v, want %v", c, got, want)
 		}
 	}
 }

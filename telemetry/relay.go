@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/metrics"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -45,7 +46,7 @@ func Relay(c *outbox.RelayConfig, t Config) error {
 			options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 				attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingName, a.Sink), attribute.String(messagingOperation, "send"),
 				attribute.String(attrKind, string(a.Kind)), attribute.String(attrName, a.Name), attribute.Int(attrAttempt, a.Attempt))}
-			if of := carriedBy(a.Trace).span(); of.IsValid() {
+			if of := spanOf(codec.SplitTrace(a.Trace)); of.IsValid() {
 				options = append(options, trace.WithLinks(trace.Link{SpanContext: of}))
 			}
 			ctx, span := r.tracer.Start(ctx, string(a.Kind)+" "+a.Sink, options...)
