@@ -98,14 +98,20 @@ func loops(ctx context.Context, m *meter, goroutines, step int, do func(n int) e
 	return err
 }
 
-// overKafka compares the relay's records with those of a kafka-go Writer that asks for all
-// acknowledgements.
-func overKafka(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
+// overKafka compares the relay's records with those of a producer that asks for all
+// acknowledgements: kafka-go's Writer, or franz-go's client.
+func overKafka(producer func(brokers []string, topic string) drain) func(context.Context, *server, options) (side, side, error) {
+	return func(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
+		return besideProducer(ctx, srv, o, producer)
+	}
+}
+
+func besideProducer(ctx context.Context, srv *server, o options, producer func(brokers []string, topic string) drain) (wrapped, plain side, err error) {
 	brokers, err := srv.brokers(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	name := fmt.Sprintf("onlyonce-bench-out-%d", os.Getpid())
+	name := fmt.Sprintf("onlyonce-bench-out-%d-%d", os.Getpid(), time.Now().UnixNano())
 	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...))
 	if err != nil {
 		return nil, nil, err
@@ -120,7 +126,7 @@ func overKafka(ctx context.Context, srv *server, o options) (wrapped, plain side
 	}
 	srv.atEnd(sink.Close)
 	rows := int(kafkaSinkRate * o.window.Seconds())
-	return relayDrain(sink, relayConcurrency, "/"+name).side(rows), writerDrain(brokers, name).side(rows), nil
+	return relayDrain(sink, relayConcurrency, "/"+name).side(rows), producer(brokers, name).side(rows), nil
 }
 
 const (
@@ -143,5 +149,24 @@ func writerDrain(brokers []string, name string) drain {
 			return w.WriteMessages(ctx, messages...)
 		})
 		return errors.Join(err, w.Close())
+	}}
+}
+
+// franzDrain writes messages out of memory with franz-go, whose producer is idempotent.
+func franzDrain(brokers []string, name string) drain {
+	bodies := newBodies(rand.NewChaCha8([32]byte{5}))
+	return drain{connections: 1, run: func(ctx context.Context, _ *pgxpool.Pool, m *meter) error {
+		client, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.DefaultProduceTopic(name), kgo.RequiredAcks(kgo.AllISRAcks()))
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		return loops(ctx, m, writerLoops, writerBatch, func(n int) error {
+			records := make([]*kgo.Record, min(writerBatch, int(m.rows)-n))
+			for i := range records {
+				records[i] = &kgo.Record{Value: bodies[(n+i)%len(bodies)], Headers: []kgo.RecordHeader{{Key: kafkasink.MessageID, Value: []byte(uuid.NewString())}}}
+			}
+			return client.ProduceSync(ctx, records...).FirstErr()
+		})
 	}}
 }
