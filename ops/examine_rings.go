@@ -84,7 +84,7 @@ func (d *examiner) otherClasses(ctx context.Context, tx pgx.Tx, check string, co
 		which := ring.ConsumerClass(c.Class).Name
 		err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: which, Copies: copies})
 		if errors.Is(err, inbox.ErrHorizon) {
-			d.add(LevelInfo, check, "set Config.CopiesWithin in the consumers of these scopes; if their copies may come that late, change their class: onlyonce inbox class",
+			d.add(LevelInfo, check, "set Config.CopiesWithin in the consumers of these scopes; if their copies may come that late, change their class: onlyonce inbox class -scope S -class long -reason WHY",
 				"%s: copies may come for %s, and %s may forget keys before that, of the scopes that have chosen class %s: %s", whose, show.Span(copies), which, c.Class, c.Scopes)
 		} else if err != nil {
 			return err
@@ -118,6 +118,9 @@ func (d *examiner) relayRetries(ctx context.Context, tx pgx.Tx) error {
 			d.add(LevelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", c.ID),
 				"parked call %d to sink %s was first tried %s ago, longer than consumer_keys remembers at least: a message that it produces now is a new one", c.ID, c.Sink, show.Seconds(c.Age))
 		} else if err != nil {
+			return err
+		}
+		if err := d.otherClasses(ctx, tx, "relay-retries", show.Seconds(c.Age), fmt.Sprintf("parked call %d to sink %s", c.ID, c.Sink)); err != nil {
 			return err
 		}
 	}
