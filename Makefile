@@ -104,7 +104,7 @@ MESSAGES ?= 100000
 KILLS    ?= 100
 STORM    := $(GO) run ./test/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),) $(if $(CONCURRENCY),-concurrency $(CONCURRENCY),)
 
-storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz, POLICY=park|key, CONCURRENCY=8
+storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz|share, POLICY=park|key, CONCURRENCY=8
 	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
 
 storm-franz storm-key storm-failover: MESSAGES = 20000

@@ -23,7 +23,9 @@ func (v *Verdict) history(f Facts, h *History) {
 		}
 	}
 	v.atomic(f, h, first)
-	v.order(h, first, strayed)
+	if !h.Unordered {
+		v.order(h, first, strayed)
+	}
 	v.places(f, h, at)
 	v.parked(f, h)
 }

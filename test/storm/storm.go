@@ -13,7 +13,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv"
@@ -102,6 +104,11 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if _, err := s.admin.CreateTopic(ctx, int32(s.opts.partitions), -1, nil, s.topic); err != nil {
 		return fmt.Errorf("creating topic %s: %w", s.topic, err)
 	}
+	if s.opts.source == sourceShare {
+		if err := s.setShareGroup(ctx); err != nil {
+			return err
+		}
+	}
 	s.Fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{
 		Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
 		Pool: s.poolSize(), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce,
@@ -116,6 +123,30 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	}
 	s.Screen.Live(s.line)
 	return s.Until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.Fleet.Settled(0, s.opts.partitions), nil })
+}
+
+// setShareGroup sets what package sharesource asks for, and a lock on records that is soon over when
+// a worker dies.
+func (s *storm) setShareGroup(ctx context.Context) error {
+	group := kmsg.NewIncrementalAlterConfigsRequestResource()
+	group.ResourceType, group.ResourceName = kmsg.ConfigResourceTypeGroupConfig, shareGroup(s.topic)
+	for name, value := range map[string]string{
+		"share.isolation.level": "read_committed", "share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "5000",
+	} {
+		c := kmsg.NewIncrementalAlterConfigsRequestResourceConfig()
+		c.Name, c.Value, c.Op = name, &value, kmsg.IncrementalAlterConfigOpSet
+		group.Configs = append(group.Configs, c)
+	}
+	req := kmsg.NewPtrIncrementalAlterConfigsRequest()
+	req.Resources = append(req.Resources, group)
+	resp, err := req.RequestWith(ctx, s.client)
+	if err == nil {
+		err = kerr.ErrorForCode(resp.Resources[0].ErrorCode)
+	}
+	if err != nil {
+		return fmt.Errorf("setting share group %s: %w", shareGroup(s.topic), err)
+	}
+	return nil
 }
 
 // poolSize is how many connections each worker has. The server has a hundred; what runs side by

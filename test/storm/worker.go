@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/consumer/sharesource"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/fleet"
@@ -96,26 +97,40 @@ func (w *worker) breach(format string, args ...any) {
 	w.Tell(fleet.Event{Kind: fleet.Breach, Text: fmt.Sprintf(format, args...)})
 }
 
+// source is what the worker consumes through. What it commits is watched, but not a share group's
+// keeper, which commits positions.
 func (w *worker) source() consumer.Source {
 	const (
 		rebalance = 8 * time.Second
 		wait      = 100 * time.Millisecond
 	)
+	if w.cfg.Source == sourceShare {
+		return sharesource.New(sharesource.Config{
+			Brokers: w.cfg.Brokers, GroupID: shareGroup(w.cfg.Topic), KeeperGroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic},
+			SessionTimeout: w.cfg.Session, RebalanceTimeout: rebalance,
+		})
+	}
 	if w.cfg.Source == sourceFranz {
 		instance := ""
 		if w.Seat%2 == 0 {
 			instance = fmt.Sprintf("seat-%d", w.Seat)
 		}
-		return franzsource.New(franzsource.Config{
+		return w.watched(franzsource.New(franzsource.Config{
 			Brokers: w.cfg.Brokers, GroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic}, InstanceID: instance,
 			SessionTimeout: w.cfg.Session, HeartbeatInterval: w.cfg.Session / 6, RebalanceTimeout: rebalance, FetchMaxWait: wait,
-		})
+		}))
 	}
-	return kafkasource.New(kafkasource.Config{
+	return w.watched(kafkasource.New(kafkasource.Config{
 		Brokers: w.cfg.Brokers, GroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic},
 		SessionTimeout: w.cfg.Session, HeartbeatInterval: w.cfg.Session / 6, RebalanceTimeout: rebalance, FetchMaxWait: wait,
-	})
+	}))
 }
+
+func (w *worker) watched(s consumer.Source) consumer.Source { return watch(s, w.breach) }
+
+// shareGroup is the share group of the workers. Their keepers' group has the name that the group of
+// other sources has.
+func shareGroup(topic string) string { return topic + "-share" }
 
 func (w *worker) run(ctx context.Context) error {
 	pc, err := pgxpool.ParseConfig(w.cfg.Postgres)
@@ -129,7 +144,7 @@ func (w *worker) run(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	source := watch(w.source(), w.breach)
+	source := w.source()
 	key := consumer.HeaderKey(idHeader)
 	if w.cfg.Positions {
 		key = nil
