@@ -9,33 +9,32 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
-// aheadBatches is how many batches may be called ahead of their pass. If there are more, they wait
-// for the pass.
-const aheadBatches = 16
-
 // readAheadSQL reads batches that no pass of the lane holds yet and that may be called at once. In:
-// lane id, version; epoch and nonce of its lease; how many. Out: batchColumns; and 0 if the batch was
-// written after the window has ended, 1 if it may be called, else the position in the WAL that has
-// to be flushed before. READ COMMITTED. No row if one of these does not hold:
+// lane id, version; epoch and nonce of its lease. Out: batchColumns; and 0 if the batch was written
+// after the window has ended, 1 if it may be called, else the position in the WAL that has to be
+// flushed before. READ COMMITTED. No row if one of these does not hold:
 //
 //   - The lane and its lease are this owner's, and the lease has not ended.
 //   - The clock is in the window that is stored in the lane (O6).
 //   - The cursor was last moved on this server, since it was started: advance compares histories
 //     only then (O3).
 //   - The server has no synchronous standbys. What is visible need not be on those.
-//   - Few transactions began between the oldest one that was open when the pass was stored and that
-//     time. A pass looks for each of them by its id; this reads them all, because it must be quick.
+//   - Few transactions were open when the pass was stored: each is looked for by its id.
+//   - There are at most 16 batches, of at most 1 MiB . More wait for the pass: it
+//     would have to be found out first which of them come first.
 //
-// What is visible need not be flushed either: a producer with synchronous_commit = off commits before
-// that, and a crash would lose its batch, although its calls went out. A pass flushes it with its own
-// COMMIT. The position is read after the snapshot, so the WAL has the batch's commit before it.
+// What is visible need not be flushed either: a producer with synchronous_commit = off commits
+// before that, and a crash would lose its batch, although its calls went out. A pass flushes it
+// with its own COMMIT. The position is read after the snapshot, so the WAL has the batch's commit
+// before it.
 //
 // It reads the lane as if a pass began now, with nothing called before, so that batchColumns mean
-// what they mean for a pass. By the index batches_new, in its order.
+// what they mean for a pass. By the index batches_new.
 const readAheadSQL = `
 select` + batchColumns + `,
        case when b.created_at > a.ahead_until then 0 when pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() then 1
@@ -46,14 +45,19 @@ select` + batchColumns + `,
          where l.id = $1 and l.version = $2 and e.epoch = $3 and e.nonce = $4::uuid and e.until > clock_timestamp()
            and clock_timestamp() between l.ahead_from and l.ahead_until and l.server = pg_postmaster_start_time()
            and current_setting('synchronous_standby_names') = ''
-           and pg_snapshot_xmax(coalesce(l.target, l.prev))::text::bigint - pg_snapshot_xmin(coalesce(l.target, l.prev))::text::bigint < 10000 offset 0) a
+           and (select count(*) from pg_snapshot_xip(coalesce(l.target, l.prev))) <= 64 offset 0) a
  cross join lateral (
-   select * from onlyonce.batches b
-    where b.sink = a.sink and b.lane = a.lane and b.xid >= pg_snapshot_xmin(a.prev) and not pg_visible_in_snapshot(b.xid, a.prev)
-    order by b.sink, b.lane, b.xid, b.id limit $5) b`
+   select n.*, sum(n.bytes) over () as total, count(*) over () as batches from (
+     select * from onlyonce.batches b where b.sink = a.sink and b.lane = a.lane and b.xid >= pg_snapshot_xmax(a.prev)
+     union all
+     select r.* from pg_snapshot_xip(a.prev) x cross join lateral (
+       select * from onlyonce.batches b where b.sink = a.sink and b.lane = a.lane and b.xid = x offset 0) r
+     limit 17) n) b
+ where b.batches <= 16 and b.total <= 1048576`
 
 // flushedSQL reads whether the WAL is flushed up to a position. In: the position, as readAheadSQL
-// returns it.
+// returns it. In the same transaction: a crash ends it, and a server that was started again would
+// answer for what it has lost.
 const flushedSQL = `select (pg_current_wal_flush_lsn() - '0/0')::bigint >= $1`
 
 // flushPolls is how often that is asked. Another session flushes the WAL within the time that a few
@@ -62,19 +66,32 @@ const flushPolls = 10
 
 // moveAheadSQL moves the windows of idle lanes, in which nothing was called since they were opened.
 // In: arrays of one length: lanes, their versions, epochs and nonces of their leases; for how long.
-// Out: the lanes whose windows were moved; the others have moved themselves, or are another relay's.
-// Locks the leases, in the order of their ids, and then the lanes, as a relay's transactions do.
+// Out: the lanes whose windows were moved; the others have moved themselves, are another relay's,
+// or are locked. READ COMMITTED. Locks the leases, in the order of their ids, and then the lanes,
+// as a relay's transactions do. It waits for no lock: the sender does nothing else meanwhile.
 const moveAheadSQL = `
 with mine as materialized (
   select l.id, m.version from onlyonce.leases l
     join unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::uuid[]) m(id, version, epoch, nonce) on m.id = l.id
    where l.epoch = m.epoch and l.nonce = m.nonce and l.until > clock_timestamp()
-   order by l.id for share of l)
+   order by l.id for share of l skip locked),
+free as materialized (
+  select a.id from onlyonce.lanes a join mine m on m.id = a.id
+   where a.version = m.version and a.ahead_until is not null
+   order by a.id for no key update of a skip locked)
 update onlyonce.lanes a set ahead_from = clock_timestamp(), ahead_until = clock_timestamp() + $5::interval
-  from mine m where a.id = m.id and a.version = m.version and a.ahead_until is not null returning a.id`
+  from free f where a.id = f.id returning a.id`
 
-// minAheadWindow is the shortest key window of a sink whose calls are made ahead: a relay that finds
-// calls of another one counts their age from when that one might have made the first.
+// closeAheadSQL closes the window of a lane that is given back, in which every call that was made
+// is settled; and that of its pass, if its owner knows the same of it. Otherwise what is written
+// until the window ends would count as called. In: lane id, version; whether the owner knows.
+const closeAheadSQL = `
+update onlyonce.lanes set ahead_from = null, ahead_until = null,
+       pass_ahead_from = case when $3 then null else pass_ahead_from end, pass_ahead_until = case when $3 then null else pass_ahead_until end
+ where id = $1 and version = $2`
+
+// minAheadWindow is the shortest key window of a sink whose calls are made ahead: a relay that
+// finds calls of another one counts their age from when that one might have made the first.
 const minAheadWindow = 10 * time.Minute
 
 // aheadFor is for how long calls may be made ahead of their pass after the last move of the cursor,
@@ -92,19 +109,21 @@ func (s *relaySink) aheadFor() *time.Duration {
 // is idle.
 type aheadWindow struct {
 	mu       sync.Mutex
-	mine     bool // this owner has opened it
-	called   bool // calls were made in it, or are being read for that
-	moving   bool // a statement that moves it is under way, or its answer was lost
+	mine     bool  // this owner has opened it
+	version  int64 // of the lane when it was opened
+	called   bool  // calls were made in it, or are being read for that
+	moving   bool  // a statement that moves it is under way, or its answer was lost
 	openedAt time.Time
 }
 
-// opened notes that a pass was stored, and with it a window for the calls after it. It returns
-// whether the window before was this owner's: then it knows which calls of the pass it made ahead.
-func (w *aheadWindow) opened(mine bool) (known bool) {
+// opened notes that a pass was stored, and with it a window for the calls after it, at a version of
+// the lane. It returns whether the window before was this owner's: then it knows which calls of the
+// pass it made ahead.
+func (w *aheadWindow) opened(version int64, mine bool) (known bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	known = w.mine
-	w.mine, w.called, w.moving, w.openedAt = mine, false, false, time.Now()
+	w.mine, w.version, w.called, w.moving, w.openedAt = mine, version, false, false, time.Now()
 	return known
 }
 
@@ -127,15 +146,17 @@ func (w *aheadWindow) begin() bool {
 	return true
 }
 
-// move reports whether the window is to be moved, and then begin refuses until it is known to be.
-func (w *aheadWindow) move(before time.Time) bool {
+// move reports whether the window is to be moved, at which version of the lane. Then begin refuses
+// until it is known to be. If the lane has moved since, its window cannot be: it was opened at
+// another version.
+func (w *aheadWindow) move(before time.Time) (version int64, is bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.mine || w.called || w.moving || w.openedAt.After(before) {
-		return false
+		return 0, false
 	}
 	w.moving = true
-	return true
+	return w.version, true
 }
 
 // moved notes that the window was moved.
@@ -159,9 +180,10 @@ func (s *sender) moveAhead(ctx context.Context) error {
 	windows := map[int64]*aheadWindow{}
 	before := time.Now().Add(-*ahead / 6)
 	for _, o := range s.held {
-		// The version is read before the window is asked: a later one is not moved by this.
-		version := o.reader.versionSeen.Load()
-		if o.lane.ctx.Err() == nil && !o.lane.releasing.Load() && o.ahead.window.move(before) {
+		if o.lane.ctx.Err() != nil || o.lane.releasing.Load() {
+			continue
+		}
+		if version, is := o.ahead.window.move(before); is {
 			l := o.lane.lease
 			ids, versions, epochs, nonces = append(ids, l.ID), append(versions, version), append(epochs, l.Epoch), append(nonces, l.Nonce)
 			windows[l.ID] = &o.ahead.window
@@ -176,12 +198,12 @@ func (s *sender) moveAhead(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	at := time.Now()
-	rows, err := s.pool.Query(bounded, moveAheadSQL, ids, versions, epochs, nonces, *ahead)
-	if err != nil {
-		return fmt.Errorf("moving the windows of idle lanes of sink %s: %w", s.name, err)
-	}
-	moved, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
+	var moved []int64
+	b := &pgx.Batch{}
+	b.Queue(`begin isolation level read committed read write`)
+	b.Queue(moveAheadSQL, ids, versions, epochs, nonces, *ahead).Query(collect(&moved, pgx.RowTo[int64]))
+	b.Queue(`commit`)
+	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
 		return fmt.Errorf("moving the windows of idle lanes of sink %s: %w", s.name, err)
 	}
 	for _, id := range moved {
@@ -201,21 +223,13 @@ type aheadCalls struct {
 }
 
 // of returns the attempt at a call that was made ahead, or nil. After a failover the id may be
-// another call's (O3).
+// another call's, or the same one's in another transaction, by which the pass would not find it
+// (O3).
 func (c *aheadCalls) of(a *callAttempt) *callAttempt {
-	if made := c.calls[a.ID]; made != nil && made.key == a.key {
+	if made := c.calls[a.ID]; made != nil && made.key == a.key && made.batch == a.batch {
 		return made
 	}
 	return nil
-}
-
-// stored notes that a pass was stored, and with it a window for the calls after it, unless mine is
-// false. What the pass before did not hold is dropped.
-func (c *aheadCalls) stored(mine, dropped bool) {
-	c.known = c.window.opened(mine)
-	if dropped {
-		clear(c.calls)
-	}
 }
 
 // unknown notes that the lane's row was read anew: it is unknown what it had before.
@@ -224,45 +238,43 @@ func (c *aheadCalls) unknown() {
 	c.window.unknown()
 }
 
-// callAhead makes calls that no pass holds yet, if the lane is idle and slots are free. So the first
-// call after a pause waits for one read, and not for a COMMIT. It is followed by the pass that holds
-// the calls, which parks those that fail.
+// callAhead makes calls that no pass holds yet, if the lane is idle and slots are free. So the
+// first call after a pause waits for one read, and not for a COMMIT. It is followed by the pass
+// that holds the calls, which parks those that fail.
 func (o *laneOwner) callAhead() error {
-	r := o.reader
-	if r.cursor.unread || len(o.ahead.calls) > 0 || o.sink.aheadFor() == nil || !o.ahead.window.begin() {
+	if o.reader.cursor.unread || len(o.ahead.calls) > 0 || o.sink.aheadFor() == nil {
+		return nil
+	}
+	slots := o.sink.slots.acquire(1)
+	defer func() { o.sink.slots.unused(slots) }()
+	if slots == 0 || !o.ahead.window.begin() {
 		return nil
 	}
 	if err := fault.Point(fault.RelayReadingAhead); err != nil {
 		return err
 	}
-	var batches []*batch
+	ctx, cancel := context.WithTimeout(o.lane.ctx, max(o.sink.dbTimeout/10, time.Second/4))
+	defer cancel()
+	conn, err := o.sink.pool.Acquire(ctx)
+	if err != nil {
+		return nil //nolint:nilerr // the pass's own transaction finds out
+	}
+	defer conn.Release()
 	startedAt := time.Now()
-	l := o.lane.lease
-	if err := o.lane.read(func(b *pgx.Batch) {
-		b.Queue(readAheadSQL, l.ID, r.cursor.version, l.Epoch, l.Nonce, aheadBatches+1).Query(collect(&batches, newBatchReader(true).readRow))
-	}); err != nil {
-		return err
+	batches, err := o.readAhead(ctx, conn)
+	if err != nil {
+		// Without this the lane might try the same again for ever, and store no pass.
+		o.sink.emit.failed(fmt.Errorf("reading calls of lane %d of sink %s ahead of their pass: %w", o.lane.number, o.sink.name, err), 0)
+		o.ahead.unknown()
 	}
-	if len(batches) > aheadBatches {
-		return nil // the first of them by id may not be among these
-	}
-	slices.SortFunc(batches, func(a, b *batch) int { return cmp.Compare(a.id, b.id) })
 	var rows []*callAttempt
-	flushed := 0
 	for _, b := range batches {
-		if b.found == 0 {
-			break // by a clock that was ahead
-		}
-		flushed = max(flushed, b.found)
 		rows = append(rows, b.calls...)
-	}
-	if len(rows) == 0 || flushed > 1 && !o.lane.awaitFlush(flushed) {
-		return nil
 	}
 	// A chunk only in that it says which calls may be begun: the pass decides about the others.
 	c := newChunk(o.lane, rows, startedAt, 0, o.parked.keysUnderWay(), &aheadCalls{known: true})
+	slots += o.sink.slots.acquire(len(rows) - 1)
 	var calls []*callAttempt
-	slots := o.sink.slots.acquire(len(rows))
 	for c.hasNext() && slots > 0 {
 		a := c.rows[c.next]
 		if a.mayBeCalled || a.Tenant != "" && o.sink.rates.take(a.Tenant, 1) == 0 {
@@ -271,10 +283,8 @@ func (o *laneOwner) callAhead() error {
 		calls = append(calls, c.nextRow())
 		slots--
 	}
-	o.sink.slots.unused(slots)
 	for _, a := range calls {
-		a.chunk = nil
-		a.state = attemptUnderWay
+		a.chunk, a.state, a.suspect = nil, attemptUnderWay, true
 		o.ahead.calls[a.ID] = a
 	}
 	if o.calls.start(calls...); len(calls) == 0 {
@@ -283,16 +293,65 @@ func (o *laneOwner) callAhead() error {
 	return fault.Point(fault.RelayCalledAhead)
 }
 
-// awaitFlush reports whether the WAL is flushed up to a position, soon.
-func (h *heldLane) awaitFlush(position int) (is bool) {
-	ctx, cancel := h.sink.detached(h.ctx)
-	defer cancel()
-	for range flushPolls {
-		if err := h.sink.pool.QueryRow(ctx, flushedSQL, position).Scan(&is); is || err != nil {
-			break
+// readAhead reads the batches that may be called now, by id. Its transaction has ended when it
+// returns, or the connection is closed.
+func (o *laneOwner) readAhead(ctx context.Context, conn *pgxpool.Conn) (batches []*batch, err error) {
+	l := o.lane.lease
+	b := &pgx.Batch{}
+	queueReads(b, func(b *pgx.Batch) {
+		b.Queue(readAheadSQL, l.ID, o.reader.cursor.version, l.Epoch, l.Nonce).Query(collect(&batches, newBatchReader(true).readRow))
+	})
+	b.QueuedQueries = b.QueuedQueries[:b.Len()-1] // the COMMIT comes after the polls
+	err = conn.SendBatch(ctx, b).Close()
+	if err == nil {
+		slices.SortFunc(batches, func(a, b *batch) int { return cmp.Compare(a.id, b.id) })
+		if i := slices.IndexFunc(batches, func(b *batch) bool { return b.found == 0 }); i >= 0 {
+			batches = batches[:i] // that one was written by a clock that was ahead
+		}
+		position := 1
+		for _, b := range batches {
+			position = max(position, b.found)
+		}
+		flushed := position == 1
+		for n := 0; n < flushPolls && !flushed && err == nil; n++ {
+			err = conn.QueryRow(ctx, flushedSQL, position).Scan(&flushed)
+		}
+		if !flushed {
+			batches = nil
 		}
 	}
-	return is
+	if _, ended := conn.Exec(ctx, `commit`); err == nil {
+		err = ended
+	}
+	if err != nil {
+		_ = conn.Conn().Close(ctx)
+		return nil, err
+	}
+	return batches, nil
+}
+
+// dropAhead forgets the calls that were made ahead and that the pass does not hold: a failover has
+// lost them. Their ordering keys are busy until they return.
+func (o *laneOwner) dropAhead() {
+	for _, a := range o.ahead.calls {
+		if a.state == attemptUnderWay {
+			o.parked.late[a.ID] = a
+		}
+	}
+	clear(o.ahead.calls)
+}
+
+// closeAhead closes the lane's window before the lane is given back. If that fails, calls that are
+// written until the window ends count as called.
+func (o *laneOwner) closeAhead() {
+	if len(o.ahead.calls) > 0 || !o.reader.cursorKnown || o.sink.aheadFor() == nil {
+		return
+	}
+	if err := o.lane.fenced(func(b *pgx.Batch) {
+		b.Queue(closeAheadSQL, o.lane.lease.ID, o.reader.cursor.version, o.ahead.known).Exec(ignoreTag)
+	}, func(*pgx.Batch) {}); err != nil {
+		o.sink.emit.failed(fmt.Errorf("closing the window of lane %d of sink %s: %w", o.lane.number, o.sink.name, err), 0)
+	}
 }
 
 // restKnown reports whether, of the calls of the pass that a chunk leaves, none was made ahead.

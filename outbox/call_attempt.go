@@ -42,6 +42,7 @@ type callHistory struct {
 	notBeforeIn time.Duration  // until it may be made; not positive: now
 	waited      time.Duration  // since it was enqueued
 	mayBeCalled bool           // a call may have been made before
+	suspect     bool           // it was made ahead of its pass, or may have been
 	opensWindow bool           // its key's window has begun with this attempt
 }
 

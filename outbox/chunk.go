@@ -43,7 +43,7 @@ func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled
 			continue
 		}
 		if a.aheadAge != nil && !ahead.known {
-			a.mayBeCalled, a.age = true, max(a.age, *a.aheadAge)
+			a.mayBeCalled, a.suspect, a.age = true, true, max(a.age, *a.aheadAge)
 		}
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
 		a.Sink, a.Attempt, a.chunk, a.readAt = lane.sink.name, 1, c, readAt
@@ -163,13 +163,24 @@ func (c *chunk) nextRow() *callAttempt {
 	return a
 }
 
+// passMade passes over the rows up to the last one that was made ahead. It reports whether there is
+// one.
+func (c *chunk) passMade(ahead *aheadCalls) (is bool) {
+	for i, a := range c.rows {
+		if ahead.of(a) == a {
+			c.next, is = max(c.next, i+1), true
+		}
+	}
+	return is
+}
+
 // hasNext reports whether rows are left that were not looked at.
 func (c *chunk) hasNext() bool { return c.next < len(c.rows) }
 
 // toBeCommitted reports whether the chunk's end is to be written now: if nothing more happens to
 // it, or if its last calls take longer than chunkPatience. open is whether calls may be begun.
 func (c *chunk) toBeCommitted(now time.Time, open bool) bool {
-	return c.committing || c.finished(open) || c.underWay > 0 && now.Sub(c.lastActivity) >= chunkPatience
+	return c.committing || c.finished(open) || c.underWay > 0 && c.next > 0 && now.Sub(c.lastActivity) >= chunkPatience
 }
 
 // rowsToPark returns the rows that the chunk leaves to the parked table: those that were looked at

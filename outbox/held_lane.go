@@ -178,7 +178,7 @@ func queueReads(b *pgx.Batch, queue func(b *pgx.Batch)) {
 		return
 	}
 	b.Queue(`begin isolation level read committed read only`)
-	b.Queue(`select set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`)
+	b.Queue(`select set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true)`)
 	b.QueuedQueries = append(b.QueuedQueries, reads.QueuedQueries...)
 	b.Queue(`commit`)
 }

@@ -84,6 +84,7 @@ func (o *laneOwner) run() error {
 	if errors.Is(cause, errReplaced) {
 		return err
 	}
+	o.closeAhead()
 	if failed := o.lane.release(); failed != nil {
 		o.sink.emit.failed(fmt.Errorf("releasing lane %d, whose lease ends by itself: %w", o.lane.number, failed), 0)
 	} else if cause == nil {
@@ -155,8 +156,11 @@ func (o *laneOwner) drained() bool {
 	return o.calls.underWay == 0 && o.chunk == nil && len(o.parked.returned) == 0 && !o.passIsOwed()
 }
 
-// passIsOwed reports whether calls were made ahead of a pass that is not stored yet.
-func (o *laneOwner) passIsOwed() bool { return len(o.ahead.calls) > 0 && !o.reader.cursor.unread }
+// passIsOwed reports whether calls were made ahead of a pass that is not stored yet, or, once the
+// lane is to be given back, not read.
+func (o *laneOwner) passIsOwed() bool {
+	return len(o.ahead.calls) > 0 && (!o.reader.cursor.unread || !o.drainUntil.IsZero())
+}
 
 // mayStartCalls reports whether calls may be started.
 func (o *laneOwner) mayStartCalls() bool { return o.drainUntil.IsZero() && o.sink.slots.open() }
@@ -209,7 +213,7 @@ func (o *laneOwner) nextDue() time.Time {
 		switch {
 		case c.committing, c.finished(o.mayStartCalls()), o.chunkOutlived(time.Now()):
 			earlier(time.Time{})
-		case c.underWay > 0:
+		case c.underWay > 0 && c.next > 0:
 			earlier(c.lastActivity.Add(chunkPatience))
 		}
 		if c.hasNext() && !stopping && o.pollWait() > 0 {

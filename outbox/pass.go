@@ -35,6 +35,9 @@ func (o *laneOwner) readPass() error {
 func (o *laneOwner) finishChunk() error {
 	c, r := o.chunk, o.reader
 	c.committing = true
+	if !o.drainUntil.IsZero() && len(o.ahead.calls) > 0 && !c.passMade(&o.ahead) {
+		o.dropAhead() // they are in a later chunk, which is not read any more
+	}
 	toPark := c.rowsToPark()
 	last := r.cursor.last
 	if c.next > 0 {
@@ -46,7 +49,9 @@ func (o *laneOwner) finishChunk() error {
 		return o.advance(toPark, cursorMove{newPass: true, read: r.firstRead()})
 	case whole && r.passExhausted():
 		err := o.advance(toPark, cursorMove{last: last})
-		r.cursor.unread, r.newRows = r.cursor.unread && err != nil, true
+		if r.cursor.unread, r.newRows = r.cursor.unread && err != nil, true; err == nil {
+			o.dropAhead()
+		}
 		return err
 	case !whole || !open:
 		err := o.advance(toPark, cursorMove{last: last})
@@ -88,7 +93,7 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 	default:
 		r.moved(move.last, mayBeCalled)
 		if move.newPass {
-			o.ahead.stored(ahead != nil, o.chunk != nil)
+			o.ahead.known = o.ahead.window.opened(r.cursor.version, ahead != nil)
 		}
 	}
 	o.chunkCommitted(toPark)
@@ -96,6 +101,9 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 		return nil
 	}
 	rows, err := r.received(read, move.newPass)
+	if err == nil && !r.cursor.unread && move.read != readNothing {
+		o.dropAhead() // the pass holds nothing, or nothing more
+	}
 	if err != nil || len(rows) == 0 {
 		return err
 	}

@@ -56,12 +56,12 @@ const passRefs = `(
 
 // firstCallTime is when a call under a call's key can first have been made: at the pass's start.
 // The database may have lost a history since, in which the message may have been handled or the
-// call read. Then it is the time of the message or of the batch (O6). Or it was made ahead of its
-// pass. Of a call r of the log and its lane a.
+// call read. Then it is the time of the message or of the batch (O6). Or it may have been made
+// ahead of its pass. Of a call r of the log and its lane a.
 const (
-	passStart     = `case when r.created_at <= a.pass_ahead_until then least(a.pass_ahead_from, a.started_at) else a.started_at end`
+	beforePass    = `least(a.pass_ahead_from, a.started_at)`
 	historyLost   = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
-	firstCallTime = `case when ` + historyLost + ` then least(r.origin_time, greatest(r.created_at, r.not_before), ` + passStart + `) else ` + passStart + ` end`
+	firstCallTime = `case when ` + historyLost + ` then least(r.origin_time, greatest(r.created_at, r.not_before), ` + beforePass + `) else a.started_at end`
 )
 
 // batchColumns lists the columns that a batch is made of. Arrays are sent in one form, whatever the

@@ -39,9 +39,11 @@ var hot = map[string]struct {
 }{
 	"poll work":     {`'payments', '{0,1,2,3}', true, '{0,0,0,0}'`, []string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_due"}},
 	"first batches": {`%lane, 0, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
+	"read ahead":    {`%lane, 0, 1, gen_random_uuid()`, []string{"batches_%d_sink_lane_xid_id_idx"}},
+	"move ahead":    {`'{%lane}', '{0}', '{1}', array[gen_random_uuid()], '30 seconds'`, []string{"leases_pkey", "lanes_pkey"}},
 	"collect":       {`%lane, 0, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"fetch":         {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
-	"park": {`'payments', 0, '{1}', '{700}', '{1}', '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{t}', '{null}', '{null}', '{null}', false, '{f}'`,
+	"park": {`'payments', 0, '{1}', '{700}', '{1}', '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{t}', '{null}', '{null}', '{null}', false, '{f}', '{f}'`,
 		[]string{"batches_%d_sink_lane_xid_id_idx"}},
 	"pick":      {`'payments', 0, '{}', 8, '23 hours', '30 seconds', true, '{}', '{}', '{acme}', '{2}', '{acme}'`, []string{"parked_calls_due", "parked_pkey", "parked_waits"}},
 	"set aside": {`'payments', 0, '{}', '{acme}', '{}'`, []string{"parked_calls_due", "parked_pkey"}},
@@ -123,7 +125,7 @@ func TestPlans(t *testing.T) {
 					if !strings.Contains(plan, "Tid Scan on batches") {
 						t.Errorf("fetch does not read rows from where they lie:\n%s", plan)
 					}
-				case "first batches", "collect":
+				case "first batches", "collect", "read ahead":
 					if !strings.Contains(plan, "xid >= ") || !strings.Contains(plan, "xid = x.x") {
 						t.Errorf("%s does not begin where the pass begins:\n%s", name, plan)
 					}

@@ -1,17 +1,17 @@
 package main
 
 // Calls that are made before their pass is stored: rule O6, as readAheadSQL, onlyonce.advance and
-// renewAheadSQL have it. A lane, two calls at most, a clock, relays that die and are replaced and do
-// not know.
+// moveAheadSQL have it. A lane, two calls at most, a clock, relays that die and are replaced and
+// do not know.
 //
 //   - Each pass that is stored opens a window for the calls after it: in columns of the lane, from
 //     when and until when they may be called ahead. The pass that is stored next takes the window
 //     over as its own, and opens another one.
 //   - A relay calls ahead what no pass holds, after one read that says: it has the lease, the lane
-//     is at its version, the clock and the calls' times are within the window. It does so only after
-//     it has stored a pass itself.
-//   - While the lane is idle and it has called nothing, it moves the window, by a statement that may
-//     arrive late, and whose answer may be lost.
+//     is at its version, the clock and the calls' times are within the window. It does so only
+//     after it has stored a pass itself.
+//   - While the lane is idle and it has called nothing, it moves the window, by a statement that
+//     may arrive late, and whose answer may be lost.
 //   - Checked: whoever makes a call takes as the start of its age no later tick than that of the
 //     first one that was really made; and a call that nobody can have made is not aged from before
 //     it was written.

@@ -125,8 +125,8 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	return s.Until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.Fleet.Settled(0, s.opts.partitions), nil })
 }
 
-// setShareGroup sets what package sharesource asks for, and a lock on records that is soon over when
-// a worker dies.
+// setShareGroup sets what package sharesource asks for, and a lock on records that is soon over
+// when a worker dies.
 func (s *storm) setShareGroup(ctx context.Context) error {
 	group := kmsg.NewIncrementalAlterConfigsRequestResource()
 	group.ResourceType, group.ResourceName = kmsg.ConfigResourceTypeGroupConfig, shareGroup(s.topic)
