@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
@@ -55,10 +54,14 @@ select` + batchColumns + `,
      limit 17) n) b
  where b.batches <= 16 and b.total <= 1048576`
 
-// flushedSQL reads whether the WAL is flushed up to a position. In: the position, as readAheadSQL
-// returns it. In the same transaction: a crash ends it, and a server that was started again would
-// answer for what it has lost.
-const flushedSQL = `select (pg_current_wal_flush_lsn() - '0/0')::bigint >= $1`
+// flushedSQL reads whether the WAL is flushed up to a position, and the log still has batches. In:
+// the position, as readAheadSQL returns it; sink, lane; transactions and ids of the batches. A
+// server that has crashed meanwhile and was started again has flushed more, and lost them. By the
+// index batches_new.
+const flushedSQL = `
+select (pg_current_wal_flush_lsn() - '0/0')::bigint >= $1
+   and (select count(*) from unnest($4::text[]::xid8[], $5::bigint[]) m(xid, id) cross join lateral (
+          select from onlyonce.batches b where b.sink = $2 and b.lane = $3 and b.xid = m.xid and b.id = m.id offset 0) b) = cardinality($5)`
 
 // flushPolls is how often that is asked. Another session flushes the WAL within the time that a few
 // take, if any does; then the pass, whose COMMIT flushes too, is the shorter way.
@@ -255,13 +258,8 @@ func (o *laneOwner) callAhead() error {
 	}
 	ctx, cancel := context.WithTimeout(o.lane.ctx, max(o.sink.dbTimeout/10, time.Second/4))
 	defer cancel()
-	conn, err := o.sink.pool.Acquire(ctx)
-	if err != nil {
-		return nil //nolint:nilerr // the pass's own transaction finds out
-	}
-	defer conn.Release()
 	startedAt := time.Now()
-	batches, err := o.readAhead(ctx, conn)
+	batches, err := o.readAhead(ctx)
 	if err != nil {
 		// Without this the lane might try the same again for ever, and store no pass.
 		o.sink.emit.failed(fmt.Errorf("reading calls of lane %d of sink %s ahead of their pass: %w", o.lane.number, o.sink.name, err), 0)
@@ -293,39 +291,34 @@ func (o *laneOwner) callAhead() error {
 	return fault.Point(fault.RelayCalledAhead)
 }
 
-// readAhead reads the batches that may be called now, by id. Its transaction has ended when it
-// returns, or the connection is closed.
-func (o *laneOwner) readAhead(ctx context.Context, conn *pgxpool.Conn) (batches []*batch, err error) {
+// readAhead reads the batches that may be called now, by id.
+func (o *laneOwner) readAhead(ctx context.Context) (batches []*batch, err error) {
 	l := o.lane.lease
-	b := &pgx.Batch{}
-	queueReads(b, func(b *pgx.Batch) {
+	if err := readCommitted(ctx, o.sink.pool, func(b *pgx.Batch) {
 		b.Queue(readAheadSQL, l.ID, o.reader.cursor.version, l.Epoch, l.Nonce).Query(collect(&batches, newBatchReader(true).readRow))
-	})
-	b.QueuedQueries = b.QueuedQueries[:b.Len()-1] // the COMMIT comes after the polls
-	err = conn.SendBatch(ctx, b).Close()
-	if err == nil {
-		slices.SortFunc(batches, func(a, b *batch) int { return cmp.Compare(a.id, b.id) })
-		if i := slices.IndexFunc(batches, func(b *batch) bool { return b.found == 0 }); i >= 0 {
-			batches = batches[:i] // that one was written by a clock that was ahead
-		}
-		position := 1
-		for _, b := range batches {
-			position = max(position, b.found)
-		}
-		flushed := position == 1
-		for n := 0; n < flushPolls && !flushed && err == nil; n++ {
-			err = conn.QueryRow(ctx, flushedSQL, position).Scan(&flushed)
-		}
-		if !flushed {
-			batches = nil
-		}
-	}
-	if _, ended := conn.Exec(ctx, `commit`); err == nil {
-		err = ended
-	}
-	if err != nil {
-		_ = conn.Conn().Close(ctx)
+	}); err != nil {
 		return nil, err
+	}
+	slices.SortFunc(batches, func(a, b *batch) int { return cmp.Compare(a.id, b.id) })
+	if i := slices.IndexFunc(batches, func(b *batch) bool { return b.found == 0 }); i >= 0 {
+		batches = batches[:i] // that one was written by a clock that was ahead
+	}
+	position := 1
+	var ids []int64
+	var xids []string
+	for _, b := range batches {
+		position, ids, xids = max(position, b.found), append(ids, b.id), append(xids, b.xid)
+	}
+	flushed := position == 1
+	for n := 0; n < flushPolls && !flushed; n++ {
+		if err := readCommitted(ctx, o.sink.pool, func(b *pgx.Batch) {
+			b.Queue(flushedSQL, position, o.sink.name, o.lane.number, xids, ids).QueryRow(func(row pgx.Row) error { return row.Scan(&flushed) })
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if !flushed {
+		return nil, nil
 	}
 	return batches, nil
 }

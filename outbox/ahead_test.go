@@ -339,9 +339,10 @@ select a.id, a.version, l.epoch, a.target::text from onlyonce.lanes a join onlyo
 	if position <= 1 {
 		t.Fatalf("a batch is read whose transaction is not flushed, with %d", position)
 	}
+	xids, ids := []string{one[string](r, `select xid::text from onlyonce.batches`)}, []int64{one[int64](r, `select id from onlyonce.batches`)}
 	flushed := func() (is bool) {
 		t.Helper()
-		if err := conn.QueryRow(t.Context(), outbox.Statements["flushed"], position).Scan(&is); err != nil {
+		if err := conn.QueryRow(t.Context(), outbox.Statements["flushed"], position, "payments", int16(laneOf(call)), xids, ids).Scan(&is); err != nil {
 			t.Fatal(err)
 		}
 		return is
@@ -352,6 +353,9 @@ select a.id, a.version, l.epoch, a.target::text from onlyonce.lanes a join onlyo
 	r.exec(`update onlyonce.sinks set pause_reason = null`)
 	if !flushed() || !reads() {
 		t.Error("it does not count as flushed after another session's COMMIT")
+	}
+	if xids[0] = "3"; flushed() {
+		t.Error("a batch that the log has lost counts as flushed")
 	}
 }
 

@@ -40,6 +40,7 @@ var hot = map[string]struct {
 	"poll work":     {`'payments', '{0,1,2,3}', true, '{0,0,0,0}'`, []string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_due"}},
 	"first batches": {`%lane, 0, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"read ahead":    {`%lane, 0, 1, gen_random_uuid()`, []string{"batches_%d_sink_lane_xid_id_idx"}},
+	"flushed":       {`1, 'payments', 0, '{700}', '{1}'`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"move ahead":    {`'{%lane}', '{0}', '{1}', array[gen_random_uuid()], '30 seconds'`, []string{"leases_pkey", "lanes_pkey"}},
 	"collect":       {`%lane, 0, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"fetch":         {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
