@@ -129,7 +129,7 @@ var outboxRules = []mutant{
 		old: "when pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() then 1", new: "when true then 1",
 		pkg: "./outbox", test: "TestO6ReadAhead"},
 	{rule: "O3 call ahead does not wait for the flush", file: "outbox/ahead.go",
-		old: "		flushed := position == 1\n", new: "		flushed := true\n",
+		old: "	flushed := position == 1\n", new: "	flushed := true\n",
 		pkg: "./outbox", test: "TestO3CallAheadIsFlushed"},
 	{rule: "O3 call ahead of a batch that a crash lost", file: "outbox/ahead.go",
 		old: "b.id = m.id offset 0) b) = cardinality($5)`", new: "b.id = m.id offset 0) b) <= cardinality($5)`",
