@@ -102,31 +102,27 @@ func loops(ctx context.Context, m *meter, goroutines, step int, do func(n int) e
 // acknowledgements: kafka-go's Writer, or franz-go's client.
 func overKafka(producer func(brokers []string, topic string) drain) func(context.Context, *server, options) (side, side, error) {
 	return func(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
-		return besideProducer(ctx, srv, o, producer)
+		brokers, err := srv.brokers(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		name := fmt.Sprintf("onlyonce-bench-out-%d-%d", os.Getpid(), time.Now().UnixNano())
+		client, err := kgo.NewClient(kgo.SeedBrokers(brokers...))
+		if err != nil {
+			return nil, nil, err
+		}
+		defer client.Close()
+		if _, err := kadm.NewClient(client).CreateTopic(ctx, kafkaPartitions, 1, nil, name); err != nil {
+			return nil, nil, err
+		}
+		sink, err := kafkasink.New(kafkasink.Config{Name: sinkName, Brokers: brokers, Topics: []string{name}})
+		if err != nil {
+			return nil, nil, err
+		}
+		srv.atEnd(sink.Close)
+		rows := int(kafkaSinkRate * o.window.Seconds())
+		return relayDrain(sink, relayConcurrency, "/"+name).side(rows), producer(brokers, name).side(rows), nil
 	}
-}
-
-func besideProducer(ctx context.Context, srv *server, o options, producer func(brokers []string, topic string) drain) (wrapped, plain side, err error) {
-	brokers, err := srv.brokers(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	name := fmt.Sprintf("onlyonce-bench-out-%d-%d", os.Getpid(), time.Now().UnixNano())
-	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...))
-	if err != nil {
-		return nil, nil, err
-	}
-	defer client.Close()
-	if _, err := kadm.NewClient(client).CreateTopic(ctx, kafkaPartitions, 1, nil, name); err != nil {
-		return nil, nil, err
-	}
-	sink, err := kafkasink.New(kafkasink.Config{Name: sinkName, Brokers: brokers, Topics: []string{name}})
-	if err != nil {
-		return nil, nil, err
-	}
-	srv.atEnd(sink.Close)
-	rows := int(kafkaSinkRate * o.window.Seconds())
-	return relayDrain(sink, relayConcurrency, "/"+name).side(rows), producer(brokers, name).side(rows), nil
 }
 
 const (

@@ -24,8 +24,8 @@ import (
 //     only then (O3).
 //   - The server has no synchronous standbys. What is visible need not be on those.
 //   - Few transactions were open when the pass was stored: each is looked for by its id.
-//   - There are at most 16 batches, of at most 1 MiB . More wait for the pass: it
-//     would have to be found out first which of them come first.
+//   - There are at most 16 batches, with bodies of at most 1 MiB together. More wait for the pass:
+//     it would have to be found out first which of them come first.
 //
 // What is visible need not be flushed either: a producer with synchronous_commit = off commits
 // before that, and a crash would lose its batch, although its calls went out. A pass flushes it
@@ -99,12 +99,12 @@ const minAheadWindow = 10 * time.Minute
 
 // aheadFor is for how long calls may be made ahead of their pass after the last move of the cursor,
 // or of the window; nil: not at all.
-func (s *relaySink) aheadFor() *time.Duration {
-	window := s.limits.startWindow()
-	if len(s.cfg.WaitFor) > 0 || window < minAheadWindow {
+func aheadFor(cfg RelayConfig, limits Limits) *time.Duration {
+	window := limits.startWindow()
+	if len(cfg.WaitFor) > 0 || window < minAheadWindow {
 		return nil
 	}
-	d := min(s.cfg.LeaseTTL, window/20)
+	d := min(cfg.LeaseTTL, window/20)
 	return &d
 }
 
@@ -174,14 +174,13 @@ func (w *aheadWindow) moved(at time.Time) {
 // moveAhead moves the windows of the lanes that are idle, with one statement (O6). It makes no
 // difference whether that succeeds, except for how soon the next call of a lane is made.
 func (s *sender) moveAhead(ctx context.Context) error {
-	ahead := s.aheadFor()
-	if ahead == nil || !s.slots.open() {
+	if s.aheadFor == nil || !s.slots.open() {
 		return nil
 	}
 	var ids, versions, epochs []int64
 	var nonces []string
 	windows := map[int64]*aheadWindow{}
-	before := time.Now().Add(-*ahead / 6)
+	before := time.Now().Add(-*s.aheadFor / 6)
 	for _, o := range s.held {
 		if o.lane.ctx.Err() != nil || o.lane.releasing.Load() {
 			continue
@@ -204,7 +203,7 @@ func (s *sender) moveAhead(ctx context.Context) error {
 	var moved []int64
 	b := &pgx.Batch{}
 	b.Queue(`begin isolation level read committed read write`)
-	b.Queue(moveAheadSQL, ids, versions, epochs, nonces, *ahead).Query(collect(&moved, pgx.RowTo[int64]))
+	b.Queue(moveAheadSQL, ids, versions, epochs, nonces, *s.aheadFor).Query(collect(&moved, pgx.RowTo[int64]))
 	b.Queue(`commit`)
 	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
 		return fmt.Errorf("moving the windows of idle lanes of sink %s: %w", s.name, err)
@@ -245,7 +244,7 @@ func (c *aheadCalls) unknown() {
 // first call after a pause waits for one read, and not for a COMMIT. It is followed by the pass
 // that holds the calls, which parks those that fail.
 func (o *laneOwner) callAhead() error {
-	if o.reader.cursor.unread || len(o.ahead.calls) > 0 || o.sink.aheadFor() == nil {
+	if o.reader.cursor.unread || len(o.ahead.calls) > 0 || o.sink.aheadFor == nil {
 		return nil
 	}
 	slots := o.sink.slots.acquire(1)
@@ -261,9 +260,12 @@ func (o *laneOwner) callAhead() error {
 	startedAt := time.Now()
 	batches, err := o.readAhead(ctx)
 	if err != nil {
-		// Without this the lane might try the same again for ever, and store no pass.
+		// The pass is stored all the same: otherwise the lane would try this until its window ends.
 		o.sink.emit.failed(fmt.Errorf("reading calls of lane %d of sink %s ahead of their pass: %w", o.lane.number, o.sink.name, err), 0)
 		o.ahead.unknown()
+	}
+	if len(batches) == 0 {
+		return nil
 	}
 	var rows []*callAttempt
 	for _, b := range batches {
@@ -337,7 +339,7 @@ func (o *laneOwner) dropAhead() {
 // closeAhead closes the lane's window before the lane is given back. If that fails, calls that are
 // written until the window ends count as called.
 func (o *laneOwner) closeAhead() {
-	if len(o.ahead.calls) > 0 || !o.reader.cursorKnown || o.sink.aheadFor() == nil {
+	if len(o.ahead.calls) > 0 || !o.reader.cursorKnown || o.sink.aheadFor == nil {
 		return
 	}
 	if err := o.lane.fenced(func(b *pgx.Batch) {

@@ -142,8 +142,8 @@
 // A commit that is not flushed. With synchronous_commit = off a row is visible before it is on
 // disk, and a crash would lose it after its call was made. The relay's own transaction always waits
 // for its flush, and so for the rows written before it. With a synchronous standby, it waits for
-// the standby too. Calls are made ahead of their pass only if everything on the server is flushed,
-// and it has no synchronous standby.
+// the standby too. A call is made ahead of its pass once the WAL is flushed up to where it was when
+// the call was read, and not at all if the server has a synchronous standby.
 //
 // Time that passes unseen. The age of a key counts from started_at, by the database's clock.
 // started_at is committed before the first call can have been made; for calls that are made ahead

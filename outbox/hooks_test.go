@@ -197,10 +197,7 @@ func TestStatus(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
-		g.pass(d)
-		return outbox.Result{Outcome: outbox.Delivered}
-	})
+	sink := newScripted(g.accept)
 	relay := r.relay(testConfig(sink))
 	if s := relay.Status(); len(s) != 1 || s[0].Sink != "payments" || s[0].Lanes != 0 || s[0].UnderWay != 0 || s[0].Failing != nil || !s[0].Open {
 		t.Errorf("before Run: %+v", s)

@@ -25,10 +25,7 @@ func TestConnectionsCut(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
-		g.pass(d)
-		return outbox.Result{Outcome: outbox.Delivered}
-	})
+	sink := newScripted(g.accept)
 	admin := r.pool
 	r.pool = r.namedPool("relay")
 	x := r.start(testConfig(sink))

@@ -63,7 +63,7 @@ func (o *laneOwner) finishChunk() error {
 
 // advance moves the cursor in a transaction of its own, which parks rows that the chunk leaves, and
 // in the same round trip reads what comes next (O2, O3). No call that it reads is made before its
-// COMMIT is known.
+// COMMIT is known, but for those that were made ahead (O6).
 func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 	r := o.reader
 	read := r.newRead(move.read)
@@ -77,10 +77,9 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 	if err := fault.Point(fault.RelayTurning); err != nil {
 		return err
 	}
-	ahead := o.sink.aheadFor()
 	err := o.lane.fenced(func(b *pgx.Batch) {
 		queueParking(b, o.lane, toPark)
-		b.Queue(advanceSQL, o.lane.lease.ID, r.cursor.version, move.last, move.newPass, mayBeCalled > 0, move.read == readNothing, ahead, o.ahead.restKnown(o.chunk)).Exec(ignoreTag)
+		b.Queue(advanceSQL, o.lane.lease.ID, r.cursor.version, move.last, move.newPass, mayBeCalled > 0, move.read == readNothing, o.sink.aheadFor, o.ahead.restKnown(o.chunk)).Exec(ignoreTag)
 	}, func(b *pgx.Batch) { r.queueRead(b, read) })
 	if err == nil {
 		err = fault.Point(fault.RelayTurned) // as if the answer were lost
@@ -93,7 +92,7 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 	default:
 		r.moved(move.last, mayBeCalled)
 		if move.newPass {
-			o.ahead.known = o.ahead.window.opened(r.cursor.version, ahead != nil)
+			o.ahead.known = o.ahead.window.opened(r.cursor.version, o.sink.aheadFor != nil)
 		}
 	}
 	o.chunkCommitted(toPark)

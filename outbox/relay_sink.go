@@ -17,7 +17,8 @@ type relaySink struct {
 	batcher     Batcher // the sink, if it is one; nil otherwise
 	name        string
 	limits      Limits
-	dbTimeout   time.Duration // bounds each statement and each COMMIT
+	aheadFor    *time.Duration // how long a window for calls ahead of their pass is; nil: there is none
+	dbTimeout   time.Duration  // bounds each statement and each COMMIT
 	returnGrace time.Duration
 	emit        emitter
 	slots       *callSlots
@@ -32,8 +33,9 @@ const sinkReturnGrace = 5 * time.Second
 func newRelaySink(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *relaySink {
 	b, _ := s.(Batcher)
 	rates := newRelayRates(cfg.Concurrency)
+	limits := s.Limits()
 	return &relaySink{
-		cfg: cfg, pool: pool, sink: s, batcher: b, name: s.Name(), limits: s.Limits(),
+		cfg: cfg, pool: pool, sink: s, batcher: b, name: s.Name(), limits: limits, aheadFor: aheadFor(cfg, limits),
 		dbTimeout:   cfg.LeaseTTL / 3,
 		returnGrace: sinkReturnGrace,
 		emit:        emitter{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},

@@ -17,10 +17,7 @@ func TestGracefulStop(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
-		g.pass(d)
-		return outbox.Result{Outcome: outbox.Delivered}
-	})
+	sink := newScripted(g.accept)
 	cfg := testConfig(sink)
 	cfg.Concurrency = 1
 	r.enqueue(charge("1"), charge("2"))
@@ -55,10 +52,7 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
-		g.pass(d)
-		return outbox.Result{Outcome: outbox.Delivered}
-	})
+	sink := newScripted(g.accept)
 	cfg := testConfig(sink)
 	// Both longer than the test waits.
 	cfg.Concurrency, cfg.DrainTimeout, cfg.LeaseTTL = 2, 10*time.Minute, 10*time.Minute

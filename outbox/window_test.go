@@ -67,10 +67,7 @@ func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	dying := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
-		g.pass(d)
-		return outbox.Result{Outcome: outbox.Delivered}
-	})
+	dying := newScripted(g.accept)
 	cfg := testConfig(dying)
 	cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute
 	r.enqueue(charge("1"))

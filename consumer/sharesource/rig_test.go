@@ -11,12 +11,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/sharesource"
+	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -53,21 +52,8 @@ func newRig(t *testing.T, brokers []string) *rig {
 // configure sets a share group's settings.
 func configure(t *testing.T, cl *kgo.Client, group string, settings map[string]string) {
 	t.Helper()
-	one := kmsg.NewIncrementalAlterConfigsRequestResource()
-	one.ResourceType, one.ResourceName = kmsg.ConfigResourceTypeGroupConfig, group
-	for name, value := range settings {
-		c := kmsg.NewIncrementalAlterConfigsRequestResourceConfig()
-		c.Name, c.Value, c.Op = name, kmsg.StringPtr(value), kmsg.IncrementalAlterConfigOpSet
-		one.Configs = append(one.Configs, c)
-	}
-	req := kmsg.NewPtrIncrementalAlterConfigsRequest()
-	req.Resources = append(req.Resources, one)
-	resp, err := req.RequestWith(t.Context(), cl)
-	if err == nil {
-		err = kerr.ErrorForCode(resp.Resources[0].ErrorCode)
-	}
-	if err != nil {
-		t.Fatalf("settings of group %s: %v", group, err)
+	if err := devenv.SetGroup(t.Context(), cl, group, settings); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -13,12 +13,13 @@ package main
 //   - While the lane is idle and it has called nothing, it moves the window, by a statement that
 //     may arrive late, and whose answer may be lost.
 //   - Checked: whoever makes a call takes as the start of its age no later tick than that of the
-//     first one that was really made; and a call that nobody can have made is not aged from before
+//     first one that was really made; and a call that cannot have been made is not aged from before
 //     it was written.
 //
 // A chunk is one call: of a pass only the first call above last may have been made. Ticks are the
 // database's clock, and a call takes none. Left out: parking, ordering keys (window.go), a failover
-// (what it loses is aged from when it was written), a clock that goes back.
+// (what it loses is aged from when it was written), a clock that goes back, and a lane that is
+// given back, whose windows are closed.
 
 const aheadCalls = 2
 
@@ -98,7 +99,7 @@ const (
 	aheadOld
 )
 
-var aheadBreaches = []string{"", "TOO YOUNG: the age of a call begins after the first one", "TOO OLD: a call that nobody can have made is aged from before it was written"}
+var aheadBreaches = []string{"", "TOO YOUNG: the age of a call begins after the first one", "TOO OLD: a call that cannot have been made is aged from before it was written"}
 
 func aheadModel(g *aheadScope) model[aheadState] {
 	return model[aheadState]{

@@ -141,7 +141,7 @@ var outboxRules = []mutant{
 		old: "	if err == nil && !r.cursor.unread && move.read != readNothing {\n", new: "	if false {\n",
 		pkg: "./outbox", test: "TestO3CallAheadThatNoPassHolds"},
 	{rule: "O6 read ahead that fails", file: "outbox/ahead.go",
-		old: "		o.ahead.unknown()\n	}\n	var rows", new: "		return err\n	}\n	var rows",
+		old: "		o.ahead.unknown()\n	}\n	if len(batches)", new: "		return err\n	}\n	if len(batches)",
 		pkg: "./outbox", test: "TestO6ReadAheadThatFails"},
 	{rule: "O6 age of a call that nobody made ahead", file: "outbox/park.go",
 		old: "case when d.suspect then least(", new: "case when d.called then least(",

@@ -13,9 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv"
@@ -105,7 +103,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		return fmt.Errorf("creating topic %s: %w", s.topic, err)
 	}
 	if s.opts.source == sourceShare {
-		if err := s.setShareGroup(ctx); err != nil {
+		if err := devenv.SetGroup(ctx, s.client, shareGroup(s.topic), shareSettings); err != nil {
 			return err
 		}
 	}
@@ -125,29 +123,9 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	return s.Until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.Fleet.Settled(0, s.opts.partitions), nil })
 }
 
-// setShareGroup sets what package sharesource asks for, and a lock on records that is soon over
-// when a worker dies.
-func (s *storm) setShareGroup(ctx context.Context) error {
-	group := kmsg.NewIncrementalAlterConfigsRequestResource()
-	group.ResourceType, group.ResourceName = kmsg.ConfigResourceTypeGroupConfig, shareGroup(s.topic)
-	for name, value := range map[string]string{
-		"share.isolation.level": "read_committed", "share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "5000",
-	} {
-		c := kmsg.NewIncrementalAlterConfigsRequestResourceConfig()
-		c.Name, c.Value, c.Op = name, &value, kmsg.IncrementalAlterConfigOpSet
-		group.Configs = append(group.Configs, c)
-	}
-	req := kmsg.NewPtrIncrementalAlterConfigsRequest()
-	req.Resources = append(req.Resources, group)
-	resp, err := req.RequestWith(ctx, s.client)
-	if err == nil {
-		err = kerr.ErrorForCode(resp.Resources[0].ErrorCode)
-	}
-	if err != nil {
-		return fmt.Errorf("setting share group %s: %w", shareGroup(s.topic), err)
-	}
-	return nil
-}
+// shareSettings are what package sharesource asks for, and a lock on records that is soon over when
+// a worker dies.
+var shareSettings = map[string]string{"share.isolation.level": "read_committed", "share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "5000"}
 
 // poolSize is how many connections each worker has. The server has a hundred; what runs side by
 // side may wait for one.
