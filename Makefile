@@ -23,7 +23,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/docs,test/layout,test
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help quickstart test test-long lint vet oncevet kit tidy words bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help quickstart test test-long check lint vet oncevet kit tidy words bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -42,6 +42,11 @@ test: ## the tests, without the long ones, on one Postgres and, with a JVM or Do
 test-long: ## the long tests too; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
 	@echo "make test-long: up to 15 minutes on two idle cores"
 	ONLYONCE_TEST_LONG=$(PART) $(call runtests,)
+
+check: ## half a minute, before each commit: format, words, layout, documentation, links of alerts, snippets of the mutants
+	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted: $$unformatted"; exit 1; }
+	$(GO) test ./test/words ./test/layout ./test/docs ./monitoring
+	$(GO) test ./test/mutants -run 'Snippet|Name'
 
 lint: vet oncevet ## go vet, onlyoncevet and golangci-lint, in every module
 	@$(call each,$(MODULES),( cd $$m && $(GO) run $(LINT) run ./... ))

@@ -9,7 +9,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// SetGroup changes settings of a group, for example share.isolation.level. The group need not exist.
+// SetGroup changes settings of a group, for example share.isolation.level.
+// The group need not exist.
 func SetGroup(ctx context.Context, cl *kgo.Client, group string, settings map[string]string) error {
 	one := kmsg.NewIncrementalAlterConfigsRequestResource()
 	one.ResourceType, one.ResourceName = kmsg.ConfigResourceTypeGroupConfig, group
