@@ -17,7 +17,8 @@ type observer struct {
 	source  SharedSource
 	results chan observation
 	looking bool
-	next    time.Time // when the next look is due
+	next    time.Time     // when the next look is due
+	wait    time.Duration // from a look that found nothing new to the next one
 
 	// settled is the offset below which the broker delivers nothing any more.
 	settled int64
@@ -35,7 +36,7 @@ func newObserver(w *worker) *observer {
 	if w.c.shares == nil || w.cur.replayUntil != nil {
 		return nil // during a replay no delivered message is applied, and the slots have all of them
 	}
-	return &observer{source: w.c.shares, results: make(chan observation, 1), settled: math.MinInt64}
+	return &observer{source: w.c.shares, results: make(chan observation, 1), settled: math.MinInt64, wait: pace.Sweep}
 }
 
 // open returns the offset below which messages may be given to slots.
@@ -63,7 +64,8 @@ func (o *observer) look(ctx context.Context, w *worker, pos int64) observation {
 }
 
 // observeIfDue begins a look, and returns a channel with the next result, and one that reports when
-// the next look is due; both are nil if no share group delivers.
+// the next look is due. Both are nil if no share group delivers, or if no message waits to be done
+// by a member or given up: an idle partition costs broker and database nothing.
 func (s *slots) observeIfDue(ctx context.Context) (<-chan observation, <-chan time.Time) {
 	o := s.observer
 	switch {
@@ -71,6 +73,8 @@ func (s *slots) observeIfDue(ctx context.Context) (<-chan observation, <-chan ti
 		return nil, nil
 	case o.looking:
 		return o.results, nil
+	case len(s.window.waiting) == 0:
+		return nil, nil
 	case time.Now().Before(o.next):
 		return nil, time.After(time.Until(o.next))
 	}
@@ -84,7 +88,7 @@ func (s *slots) observeIfDue(ctx context.Context) (<-chan observation, <-chan ti
 // has at its offset (C8).
 func (s *slots) observed(got observation) error {
 	o, w := s.observer, s.w
-	o.looking, o.next = false, time.Now().Add(pace.Sweep)
+	o.looking = false
 	if got.err != nil {
 		o.next = time.Now().Add(pollEvery)
 		w.state.setTrouble(&w.state.reachTrouble, got.err)
@@ -93,6 +97,8 @@ func (s *slots) observed(got observation) error {
 		return nil //nolint:nilerr // it asks again
 	}
 	w.state.clearTrouble(&w.state.reachTrouble)
+	before := s.finished
+	fresh := got.settled != o.settled
 	o.settled = got.settled
 	var others *entry
 	s.window.waiting = slices.DeleteFunc(s.window.waiting, func(e *entry) bool {
@@ -117,8 +123,18 @@ func (s *slots) observed(got observation) error {
 			s.window.before[offset] = hash
 		}
 	}
-	if s.finished > 0 {
-		o.next = time.Now().Add(pace.Sweep / 5) // the log goes on
-	}
+	o.goOn(fresh || s.finished > before)
 	return nil
+}
+
+// goOn decides when the next look is due. While members have their messages in hand for long, for
+// example because a handler fails, looks become as rare as those for operators' acts.
+func (o *observer) goOn(fresh bool) {
+	if !fresh {
+		o.next = time.Now().Add(o.wait)
+		o.wait = min(2*o.wait, pollEvery)
+		return
+	}
+	o.wait = pace.Sweep
+	o.next = time.Now().Add(pace.Sweep / 5) // the log goes on
 }

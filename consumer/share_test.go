@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -23,6 +24,7 @@ import (
 type sharedSource struct {
 	*consumertest.Source
 	settled atomic.Int64
+	asked   atomic.Int64 // for settled
 	apply   chan func(context.Context, consumer.Delivery) consumer.Applied
 }
 
@@ -33,6 +35,7 @@ func (s *sharedSource) Deliver(ctx context.Context, _, _ int, apply func(context
 }
 
 func (s *sharedSource) Settled(context.Context, string, int32) (int64, error) {
+	s.asked.Add(1)
 	return s.settled.Load(), nil
 }
 
@@ -173,6 +176,25 @@ func TestG3KeeperHandlesWhatTheBrokerGaveUp(t *testing.T) {
 	}
 	r.wantEffects(0, 1, 2, 3, 4, 5, 6, 7)
 	until(t, "no rows are kept", func() bool { return r.count(`select count(*) from onlyonce.done`) == 0 })
+}
+
+// An idle keeper asks neither broker nor database what the share group has done.
+func TestIdleKeeperAsksNothing(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 3)
+	r.consume(effect, shareConfig())
+	r.deliver(0, 1)
+	r.reaches(0, 2)
+	r.deliver(2)
+	r.reaches(0, 3)
+	if r.share.asked.Load() == 0 {
+		t.Error("the keeper has asked nothing")
+	}
+	before := r.share.asked.Load()
+	time.Sleep(5 * pace.Sweep)
+	if after := r.share.asked.Load(); after != before {
+		t.Errorf("asked %d times while nothing waited", after-before)
+	}
 }
 
 // G5: a record is delivered at an offset below the position that is not the one that was handled

@@ -119,7 +119,7 @@ func (w *worker) handleInSlots(ctx, work context.Context, committer *committer) 
 func (w *worker) newSlots() *slots {
 	n := w.c.cfg.Concurrency
 	s := &slots{w: w, window: newWindow(w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), limit: n, below: math.MaxInt64, toldOf: -1,
-		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), pruneWait: pruneWait}
+		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), pruneWait: pace.PruneIdle}
 	for nr := range n {
 		one := &slot{nr: nr, w: w, tasks: make(chan *task, 1), events: s.events}
 		one.applier = applier{engine: engine{ownership: w.ownership}, counting: countInRows, aloneUntil: w.aloneUntil, sideBySide: true}

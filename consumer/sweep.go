@@ -145,7 +145,7 @@ func (s *slots) swept(r sweepResult, committer *committer) error {
 		s.pruneWait = min(2*s.pruneWait, longestPruneWait) // another session's transaction may stay open for long
 		return nil
 	}
-	s.pruneWait = pruneWait
+	s.pruneWait = pace.PruneIdle
 	w := s.w
 	pos, last, epoch := r.plan.next, r.plan.last, r.plan.epoch
 	switch {
@@ -207,10 +207,10 @@ type donePruning struct {
 	openAtNote
 }
 
-// Steps of pruning are this far apart: in sweeps, and in time when there are none.
+// Steps of pruning are this far apart: in sweeps, and in time when there are none and
+// pace.PruneIdle has been doubled.
 const (
 	pruneSweeps      = 10
-	pruneWait        = time.Second
 	longestPruneWait = time.Minute
 )
 

@@ -16,3 +16,7 @@ var Prune = 128
 // Sweep is how long a partition with several transactions at once waits between two moves of its
 // position, unless some hundred messages are done.
 var Sweep = 100 * time.Millisecond
+
+// PruneIdle is how long a partition with several transactions at once, whose position does not
+// move, waits until it looks for rows of done that can go.
+var PruneIdle = time.Second
