@@ -627,3 +627,39 @@ func TestK10CopyOfAParkedMessageMeanwhile(t *testing.T) {
 		t.Errorf("%d effects", n)
 	}
 }
+
+// F10, K10: a replay that handles a message for the first time claims its key in the ring of the
+// scope's class, and in both rings while the class changes. So a copy that comes afterwards is
+// found.
+func TestK10ReplayClaimsInTheClass(t *testing.T) {
+	t.Parallel()
+	for want, change := range map[string]bool{"consumer_short": false, "consumer_long consumer_short": true} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			r.log.Append(0, "v", id("v"))
+			cfg := classConfig(consumer.HorizonShort)
+			cfg.Start = consumer.StartLatest
+			stop := r.start(queued, cfg)
+			until(t, "the partition is taken over", func() bool { return r.count(`select count(*) from onlyonce.positions where next_offset = 1`) == 1 })
+			r.log.Append(0, "w", id("w"))
+			r.reaches(0, 2)
+			if change {
+				if err := r.changes("long"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := ops.Replay(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ReplayInput{Place: place, From: 0, To: 1}); err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the replay", func() bool { return r.count(`select count(*) from effects where value = 'v'`) == 1 })
+			if got := r.held("v"); got != want {
+				t.Errorf("the key is in %q", got)
+			}
+			r.log.Append(0, "v", id("v"))
+			r.reaches(0, 3)
+			stop()
+			r.once("v", "w")
+		})
+	}
+}
