@@ -17,7 +17,7 @@ import (
 
 // scenes are all of them.
 func allScenes() []scene {
-	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), operatorScenes(), rotationScenes())
+	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), homesScenes(), operatorScenes(), rotationScenes())
 }
 
 // counts are what a run has played and found.
@@ -37,7 +37,7 @@ type counts struct {
 // Each worker has a Postgres server of its own, unless the address of one is given.
 func adversary(ctx context.Context, given string, o *options) (n counts, breached bool, err error) {
 	began := time.Now()
-	pace.Prune, pace.Start, pace.Sweep = 1, o.bound, time.Millisecond
+	pace.Prune, pace.Start, pace.Sweep, pace.PruneIdle = 1, o.bound, time.Millisecond, 2*time.Millisecond
 	defer removeProgram()
 	dbs := make(chan *database, o.workers)
 	for i := range o.workers {

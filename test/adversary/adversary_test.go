@@ -71,6 +71,17 @@ func TestE3SilentServerAtTheFetch(t *testing.T) {
 	played(t, "consumer/read-committed/events/messages/late/lock-table-onlyonce*.bind.[12]")
 }
 
+// G1: a share group delivers messages again whose COMMIT was not answered.
+func TestG1CommitIsNotAnswered(t *testing.T) {
+	played(t, "consumer/repeatable-read/positions/shared/after/commit.sync.*", "consumer/read-committed/key/shared/silent/commit.sync.[1-3]")
+}
+
+// N1: whichever message of a process goes wrong while it asks for the home of a tenant, another
+// program that sends the tenant to another database does not make it live in both.
+func TestN1RegistrationIsCutOff(t *testing.T) {
+	played(t, "homes/request/*/update-homes*.sync.[1-3]", "homes/request/late/update-homes*.bind.[1-3]")
+}
+
 // K4, O8: whichever message of a rotator goes wrong, no key is new twice and no call is lost, and
 // writers go on. A rotator waits for all transactions of its server, so it has one of its own: on
 // the tests' server it waits for other packages' tests too.

@@ -20,13 +20,16 @@ import (
 var (
 	levels   = []string{"read-committed", "repeatable-read", "serializable"}
 	keys     = []string{"key", "positions", "events"}
-	handlers = []string{"messages", "batch", "ordered", "slots", "slots-ordered"}
+	handlers = []string{"messages", "batch", "ordered", "slots", "slots-ordered", "shared"}
 )
 
 func consumerScenes() (scenes []scene) {
 	for _, level := range levels {
 		for _, key := range keys {
 			for _, handler := range handlers {
+				if key == "events" && handler == "shared" {
+					continue // events have no share groups
+				}
 				scenes = append(scenes, scene{
 					name: strings.Join([]string{"consumer", level, key, handler}, "/"),
 					make: func() stage { return &consuming{level: level, key: key, handler: handler} },
@@ -71,6 +74,7 @@ func (x *consuming) setUp(r *rig) error {
 	x.mix = scenario.New(log, scope, topic)
 	x.mix.PositionsOnly = x.key != "key"
 	x.mix.Ordered = strings.HasSuffix(x.handler, "ordered")
+	x.mix.Unordered = x.handler == "shared"
 	x.mix.Add(0, "a", "a-0", "call")
 	x.mix.Add(0, "b", "b-0", "")
 	x.mix.Add(0, "a", "a-1", "queue")
@@ -109,15 +113,19 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	case "positions":
 		cfg.PositionsOnly = true
 	}
-	if strings.HasPrefix(x.handler, "slots") {
+	if strings.HasPrefix(x.handler, "slots") || x.handler == "shared" {
 		cfg.Concurrency = 3
 	}
 	if strings.HasSuffix(x.handler, "ordered") {
 		cfg.OnFailure = consumer.ParkOrderingKey
 	}
 	return r.process(func(ctx context.Context) error {
-		var source consumer.Source = &consumertest.Source{Log: x.log, GroupID: group}
-		if x.key == "events" {
+		kafka := &consumertest.Source{Log: x.log, GroupID: group}
+		var source consumer.Source = kafka
+		switch {
+		case x.handler == "shared":
+			source = hasty{&consumertest.SharedSource{Source: kafka, Lock: 2 * b, Deliveries: 3}}
+		case x.key == "events":
 			var err error
 			source, err = eventsource.NewSource(pool, eventsource.Config{Group: group, Topics: []string{topic}, PollInterval: 50 * time.Millisecond,
 				LeaseTTL: max(b, time.Second), HandoverTimeout: b, Logger: cfg.Logger})
@@ -141,6 +149,18 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		}
 		return c.Run(ctx)
 	}), nil
+}
+
+// hasty is a share group whose members do not rest for long.
+type hasty struct{ *consumertest.SharedSource }
+
+// Deliver implements consumer.SharedSource.
+func (s hasty) Deliver(ctx context.Context, atOnce, most int, apply func(context.Context, consumer.Delivery) consumer.Applied) error {
+	return s.SharedSource.Deliver(ctx, atOnce, most, func(ctx context.Context, d consumer.Delivery) consumer.Applied {
+		out := apply(ctx, d)
+		out.Rest = min(out.Rest, 10*time.Millisecond)
+		return out
+	})
 }
 
 // begin chooses the isolation level and runs a query, as a user's Config.OnBegin may: above READ
@@ -187,8 +207,10 @@ func (x *consuming) check(r *rig) ([]string, error) {
 	if r.target != nil {
 		return found, nil
 	}
-	var kept bool
-	if err := r.db.pool.QueryRow(r.ctx, `select exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`).Scan(&kept); err != nil {
+	var kept bool // a share group's fence does not look at progress
+	err = r.db.pool.QueryRow(r.ctx, `select $1 and exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`,
+		x.handler != "shared").Scan(&kept)
+	if err != nil {
 		return nil, err
 	}
 	if kept {

@@ -20,19 +20,38 @@ import (
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
-// operatorScenes are an operator's commands. In one kind a consumer is in the middle of a replay:
-// without ids, with ids, and of events. In the other the process under test is the command of a
-// redrive.
+// operatorScenes are an operator's commands. In one kind a consumer works on what a command has
+// decided: a replay without ids, with ids, and of events, and a change of the scope's class of
+// horizon. In the other the process under test is the command itself, while a consumer works.
 func operatorScenes() (scenes []scene) {
 	for _, key := range keys {
 		scenes = append(scenes, scene{name: "replay/" + key, command: true, make: func() stage {
-			return &replaying{consuming: consuming{level: "repeatable-read", key: key, handler: "messages"}}
+			return &replaying{decided{consuming: consuming{level: "repeatable-read", key: key, handler: "messages"}, command: replaySome}}
 		}})
 	}
-	return append(scenes, scene{name: "redrive/command", command: true, make: func() stage {
-		return &redriving{consuming: consuming{level: "read-committed", key: "key", handler: "messages"}}
-	}})
+	for _, level := range levels {
+		scenes = append(scenes, scene{name: "class/" + level, command: true, make: func() stage {
+			return &decided{consuming: consuming{level: level, key: "key", handler: "messages"}, command: changeClass}
+		}})
+	}
+	return append(scenes,
+		scene{name: "redrive/command", command: true, make: func() stage {
+			return &redriving{commanding: commanding{consuming: consuming{level: "read-committed", key: "key", handler: "messages"}, command: redriveAll}}
+		}},
+		scene{name: "class/command", command: true, make: func() stage {
+			return &commanding{consuming: consuming{level: "read-committed", key: "key", handler: "messages"}, command: changeClass, doneSQL: classSQL}
+		}})
 }
+
+// Commands.
+var (
+	replaySome  = []string{"replay", "-scope", scope, "-topic", topic, "-partition", "0", "-from", fmt.Sprint(replayFrom), "-to", fmt.Sprint(replayTo), "-reason", "x", "-yes"}
+	redriveAll  = []string{"parked", "redrive", "-scope", scope, "-reason", "x", "-yes"}
+	changeClass = []string{"inbox", "class", "-scope", scope, "-class", "long", "-reason", "x", "-yes"}
+)
+
+// classSQL reports whether the class is changed.
+const classSQL = `select exists (select from onlyonce.scopes where class = 'long')`
 
 // program builds onlyonce, once, into a directory that removeProgram deletes.
 var program = sync.OnceValues(func() (path string, err error) {
@@ -69,37 +88,62 @@ func (r *rig) command(ctx context.Context, address string, args ...string) (out 
 	return string(said), err
 }
 
-// replaying is a consumer that handles some of its messages again, because an operator has asked
-// for it.
-type replaying struct{ consuming }
+// decided is a consumer that goes on after an operator's command. After a change of the class it
+// claims in two rings.
+type decided struct {
+	consuming
+	command []string
+}
 
-const (
-	replayFrom = 2
-	replayTo   = 6
-)
-
-// setUp implements stage.
-func (x *replaying) setUp(r *rig) error {
-	if err := x.consuming.setUp(r); err != nil {
+// setUpDone is consuming.setUp, with a consumer that has handled all.
+func (x *consuming) setUpDone(r *rig) error {
+	if err := x.setUp(r); err != nil {
 		return err
 	}
 	stop, err := x.start(r, r.next)
 	if err != nil {
 		return err
 	}
-	if err := r.until("handled before the replay", func() (bool, error) { return x.done(r) }); err != nil {
+	if err := r.until("handled before the command", func() (bool, error) { return x.done(r) }); err != nil {
 		return err
 	}
-	if err := stop(); err != nil {
+	return stop()
+}
+
+// addCopies adds copies, of a message that was handled and of a new one.
+func (x *consuming) addCopies() {
+	x.mix.AddAs(0, "a", "a-0", "a-0", "call")
+	x.mix.Add(0, "e", "e-0", "call")
+	x.mix.AddAs(0, "e", "e-0", "e-0", "call")
+}
+
+// setUp implements stage.
+func (x *decided) setUp(r *rig) error {
+	if err := x.setUpDone(r); err != nil {
 		return err
 	}
-	out, err := r.command(r.ctx, r.db.server.address(r.db.name), "replay", "-scope", scope, "-topic", topic, "-partition", "0",
-		"-from", fmt.Sprint(replayFrom), "-to", fmt.Sprint(replayTo), "-reason", "x", "-yes")
+	out, err := r.command(r.ctx, r.db.server.address(r.db.name), x.command...)
 	if err != nil {
-		return fmt.Errorf("replay: %w: %s", err, out)
+		return fmt.Errorf("%s: %w: %s", x.command[0], err, out)
+	}
+	if x.key == "key" {
+		x.addCopies()
 	}
 	return nil
 }
+
+// check implements stage.
+func (x *decided) check(r *rig) ([]string, error) { return x.mix.Check(r.ctx, r.db.pool, true) }
+
+// replaying is a consumer that handles some of its messages again, because an operator has asked
+// for it.
+type replaying struct{ decided }
+
+// The offsets of the replay.
+const (
+	replayFrom = 2
+	replayTo   = 6
+)
 
 // check implements stage: what is in the replay took effect twice, and its calls went out once.
 func (x *replaying) check(r *rig) ([]string, error) {
@@ -128,9 +172,91 @@ func (x *replaying) check(r *rig) ([]string, error) {
 	return wrong, nil
 }
 
-// redriving is an operator's command that redrives a parked message while a consumer applies it.
-type redriving struct {
+// commanding is an operator's command, which runs while a consumer works.
+type commanding struct {
 	consuming
+	command []string
+	doneSQL string // what it changes; empty: consuming.done tells
+}
+
+// setUp implements stage.
+func (x *commanding) setUp(r *rig) error {
+	if err := x.setUpDone(r); err != nil {
+		return err
+	}
+	x.addCopies()
+	return nil
+}
+
+// start implements stage: the first process is the command, until it has succeeded.
+func (x *commanding) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
+	stop, err := x.consuming.start(r, r.next)
+	if err != nil || pool != r.pool {
+		return stop, err
+	}
+	return r.commands(func(ctx context.Context, wired func(database string) string) error {
+		_, err := r.command(ctx, wired(r.db.name), x.command...)
+		return err
+	}, stop)
+}
+
+// done implements stage.
+func (x *commanding) done(r *rig) (bool, error) {
+	if done, err := x.consuming.done(r); x.doneSQL == "" || !done || err != nil {
+		return done, err
+	}
+	var done bool
+	err := r.db.pool.QueryRow(r.ctx, x.doneSQL).Scan(&done)
+	return done, err
+}
+
+// check implements stage.
+func (x *commanding) check(r *rig) ([]string, error) { return x.mix.Check(r.ctx, r.db.pool, true) }
+
+// commands is a process that runs commands, until they have succeeded. wired returns the address of
+// a database whose messages the adversary sees. It stops beside, and then what runs beside it.
+func (r *rig) commands(run func(ctx context.Context, wired func(database string) string) error, beside func() error) (stop func() error, err error) {
+	cc := r.pool.Config().ConnConfig
+	ctx, cancel := context.WithCancel(r.ctx)
+	at, served, err := r.wire.Serve(ctx, "tcp", net.JoinHostPort(cc.Host, fmt.Sprint(cc.Port)))
+	if err != nil {
+		cancel()
+		return beside, err
+	}
+	wired := func(database string) string {
+		u, err := url.Parse(r.db.server.address(database))
+		if err != nil {
+			panic(err) // address has made it
+		}
+		u.Host = at.String()
+		return u.String()
+	}
+	commands := r.process(func(ctx context.Context) error {
+		if err := run(ctx, wired); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return nil
+	})
+	return func() error {
+		err := commands()
+		cancel()
+		r.wire.Close()
+		select {
+		case <-served:
+		case <-time.After(r.patience):
+			return &breach{[]string{"the command's connections do not end"}}
+		}
+		if stopped := beside(); err == nil {
+			err = stopped
+		}
+		return err
+	}, nil
+}
+
+// redriving is the command that redrives a parked message.
+type redriving struct {
+	commanding
 	sick atomic.Bool
 }
 
@@ -161,46 +287,4 @@ func (x *redriving) setUp(r *rig) error {
 	}
 	x.sick.Store(false)
 	return stop()
-}
-
-// start implements stage: the first process is the operator's command, until it has succeeded.
-func (x *redriving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
-	stop, err := x.consuming.start(r, r.next)
-	if err != nil || pool != r.pool {
-		return stop, err
-	}
-	cc := pool.Config().ConnConfig
-	ctx, cancel := context.WithCancel(r.ctx)
-	at, served, err := r.wire.Serve(ctx, "tcp", net.JoinHostPort(cc.Host, fmt.Sprint(cc.Port)))
-	if err != nil {
-		cancel()
-		return stop, err
-	}
-	u, err := url.Parse(r.db.server.address(r.db.name))
-	if err != nil {
-		cancel()
-		return stop, err
-	}
-	u.Host = at.String()
-	commands := r.process(func(ctx context.Context) error {
-		if _, err := r.command(ctx, u.String(), "parked", "redrive", "-scope", scope, "-reason", "x", "-yes"); err != nil {
-			return err
-		}
-		<-ctx.Done()
-		return nil
-	})
-	return func() error {
-		err := commands()
-		cancel()
-		r.wire.Close()
-		select {
-		case <-served:
-		case <-time.After(r.patience):
-			return &breach{[]string{"the command's connections do not end"}}
-		}
-		if stopped := stop(); err == nil {
-			err = stopped
-		}
-		return err
-	}, nil
 }

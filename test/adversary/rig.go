@@ -66,9 +66,14 @@ func (r *rig) idleTimeout() time.Duration {
 	return 3 * r.bound
 }
 
-// open returns a pool of the database.
+// open returns a pool of the worker's database.
 func (r *rig) open(ctx context.Context, name string, w *wire.Wire) (*pgxpool.Pool, error) {
-	cfg, err := pgxpool.ParseConfig(r.db.server.address(r.db.name))
+	return r.openDatabase(ctx, r.db.name, name, w)
+}
+
+// openDatabase returns a pool of a database of the worker's server.
+func (r *rig) openDatabase(ctx context.Context, database, name string, w *wire.Wire) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(r.db.server.address(database))
 	if err != nil {
 		return nil, err
 	}

@@ -51,6 +51,11 @@ func servingScenes() (scenes []scene) {
 type serving struct {
 	handler func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error)
 	streams bool // what it accepts are events
+	// Nil unless tenants live in several databases: what makes the layer; the tenant of a key; what
+	// is called when a key was refused.
+	newSharded func(pool *pgxpool.Pool, cfg idempotency.Config) (*idempotency.Layer, error)
+	tenant     func(key string) string
+	refusal    func(key string)
 
 	address atomic.Pointer[string]
 	ctx     context.Context
@@ -115,6 +120,9 @@ func (x *serving) ask(r *rig) {
 				}
 				pause = 40 * time.Millisecond
 			}
+			if x.refusal != nil {
+				x.refusal(key)
+			}
 		}
 		select {
 		case <-time.After(pause):
@@ -170,6 +178,17 @@ func (x *serving) heard(key string, status int, body string) bool {
 	return true
 }
 
+// pass makes the client go on to the next key. A key that was answered before was another's.
+func (x *serving) pass(key string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, answered := x.ids[key]; answered {
+		x.wrong = append(x.wrong, "N1 "+key+" was answered, and lives elsewhere")
+	}
+	x.refused = 0
+	x.next++
+}
+
 // stuck implements patient: a client that is asked again and again to come back cannot go on.
 func (x *serving) stuck() bool {
 	x.mu.Lock()
@@ -219,29 +238,35 @@ func (x *serving) done(*rig) (bool, error) {
 	return x.next >= len(x.script), nil
 }
 
-const effectsTwiceSQL = `
-select format('I2 %s has %s effects', value, count(*)) from effects group by value having count(*) <> 1
-union all select format('I2 event %s is stored %s times', id, count(*)) from onlyonce.event_log group by id having count(*) <> 1`
+// effectsSQL lists the keys of effects, and of events that are stored.
+const effectsSQL = `select value from effects union all select replace(id, 'e/stripe/', '') from onlyonce.event_log`
 
 // check implements stage.
-func (x *serving) check(r *rig) ([]string, error) {
-	rows, err := r.db.pool.Query(r.ctx, effectsTwiceSQL)
-	if err != nil {
-		return nil, err
-	}
-	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, err
+func (x *serving) check(r *rig) ([]string, error) { return x.checkIn(r, r.db.pool) }
+
+// checkIn is check for effects that are in several databases.
+func (x *serving) checkIn(r *rig, pools ...*pgxpool.Pool) (found []string, err error) {
+	effects := map[string]int{}
+	for _, pool := range pools {
+		rows, err := pool.Query(r.ctx, effectsSQL)
+		if err != nil {
+			return nil, err
+		}
+		keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return nil, err
+		}
+		for _, key := range keys {
+			if effects[key]++; effects[key] == 2 {
+				found = append(found, fmt.Sprintf("I2 %s took effect twice", key))
+			}
+		}
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	found = append(found, x.wrong...)
 	for key := range x.ids {
-		var n int
-		if err := r.db.pool.QueryRow(r.ctx, `select (select count(*) from effects where value = $1) + (select count(*) from onlyonce.event_log where id = 'e/stripe/' || $1)`, key).Scan(&n); err != nil {
-			return nil, err
-		}
-		if n == 0 {
+		if effects[key] == 0 {
 			found = append(found, fmt.Sprintf("I1 %s was answered with 2xx and has no effect", key))
 		}
 		if len(x.paid[key]) > 1 {
@@ -309,8 +334,17 @@ func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level
 
 func (x *serving) newLayer(r *rig, pool *pgxpool.Pool) (*idempotency.Layer, error) {
 	b := r.bound
-	return idempotency.New(pool, idempotency.Config{
-		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
+	tenant, make := x.tenant, x.newSharded
+	if tenant == nil {
+		tenant = func(string) string { return "t" }
+	}
+	if make == nil {
+		make = idempotency.New
+	}
+	return make(pool, idempotency.Config{
+		Scope: func(req *http.Request) (idempotency.Scope, error) {
+			return idempotency.Scope{Tenant: tenant(req.Header.Get("Idempotency-Key"))}, nil
+		},
 		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
 		AcquireTimeout: b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
 	})

@@ -24,4 +24,11 @@ var adversaryRules = []mutant{
 	{rule: "E3 adversary: a fetch without a bound", file: "internal/eventsource/partition.go",
 		old: "min(p.s.cfg.LeaseTTL, readTimeout)", new: "1000*p.s.cfg.LeaseTTL+0*readTimeout",
 		pkg: "./test/adversary", test: "TestE3SilentServerAtTheFetch"},
+	{rule: "G1 adversary: what is done does not exclude", file: schemaConsumer,
+		old: "      from unnest(fence_share.offsets, fence_share.hashes) with ordinality u (o, h, n) order by u.o;\n",
+		new: "      from unnest(fence_share.offsets, fence_share.hashes) with ordinality u (o, h, n) order by u.o on conflict do nothing;\n",
+		pkg: "./test/adversary", test: "TestG1CommitIsNotAnswered"},
+	{rule: "N1 adversary: other databases are not asked", file: "shard/home.go",
+		old: "		if err := s.checkOthers(ctx, db, place); err != nil {", new: "		if err := error(nil); err != nil {",
+		pkg: "./test/adversary", test: "TestN1RegistrationIsCutOff"},
 }

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/shard"
+)
+
+// homesScenes have tenants that live in one of two databases, near and far. In one of them the
+// process under test serves tenants that no process has met before. In the others it is the command
+// that takes a tenant out of near, or into far.
+func homesScenes() []scene {
+	return []scene{
+		{name: "homes/request", make: func() stage { return &housed{each: true} }},
+		{name: "homes/leave", command: true, make: func() stage { return &moving{} }},
+		{name: "homes/adopt", command: true, make: func() stage { return &moving{left: true} }},
+	}
+}
+
+// housed is a server whose tenants live in two databases, and its client.
+type housed struct {
+	*serving
+	each    bool // each key is of a tenant of its own
+	far     *pgxpool.Pool
+	farName string
+	route   atomic.Pointer[string] // the database that the server's function names
+}
+
+const (
+	near = "near"
+	far  = "far"
+)
+
+// setUp implements stage.
+func (x *housed) setUp(r *rig) error {
+	x.farName = r.db.name + "_far"
+	if err := r.db.server.recreate(r.ctx, x.farName, r.db.server.template); err != nil {
+		return err
+	}
+	var err error
+	if x.far, err = r.openDatabase(r.ctx, x.farName, successorName, nil); err != nil {
+		return err
+	}
+	x.send(near)
+	x.serving = newServing(func(s *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
+		return s.layer(r, pool, idempotency.Transactional, "")
+	})
+	x.newSharded = func(pool *pgxpool.Pool, cfg idempotency.Config) (*idempotency.Layer, error) {
+		to := *x.route.Load()
+		set, err := shard.New(map[string]*pgxpool.Pool{near: pool, far: x.far}, func(string) string { return to })
+		if err != nil {
+			return nil, err
+		}
+		return idempotency.NewSharded(set, cfg)
+	}
+	if x.each {
+		x.tenant = func(key string) string { return key }
+		rival, err := shard.New(map[string]*pgxpool.Pool{near: r.db.pool, far: x.far}, func(string) string { return far })
+		if err != nil {
+			return err
+		}
+		x.refusal = func(key string) { x.take(r, rival, key) }
+	}
+	return x.serving.setUp(r)
+}
+
+// send makes servers that start from now on send all tenants to a database.
+func (x *housed) send(database string) { x.route.Store(&database) }
+
+// take is another program, whose function sends all tenants to far. It meets a tenant after a
+// fault. A tenant that it has is its own: the client asks no more.
+func (x *housed) take(r *rig, rival *shard.Set, tenant string) {
+	if !r.hasStruck() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, r.bound)
+	defer cancel()
+	_, err := rival.Home(ctx, tenant)
+	r.say("another program: %s lives in far: %v", tenant, err)
+	if err == nil {
+		x.pass(tenant)
+	}
+}
+
+const homesSQL = `select place from onlyonce.homes where state in ('here', 'leaving') order by place`
+
+// check implements stage.
+func (x *housed) check(r *rig) ([]string, error) {
+	found, err := x.serving.checkIn(r, r.db.pool, x.far)
+	if err != nil {
+		return nil, err
+	}
+	lives := map[string]int{}
+	for _, pool := range []*pgxpool.Pool{r.db.pool, x.far} {
+		rows, err := pool.Query(r.ctx, homesSQL)
+		if err != nil {
+			return nil, err
+		}
+		places, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range places {
+			if lives[p]++; lives[p] > 1 {
+				found = append(found, fmt.Sprintf("N1 %s lives in two databases", p))
+			}
+		}
+	}
+	return found, nil
+}
+
+// end implements stage.
+func (x *housed) end() {
+	if x.serving != nil {
+		x.serving.end()
+	}
+	if x.far != nil {
+		go x.far.Close() // a process that has not come to its end may hold a connection
+	}
+}
+
+// moving is a tenant that moves from near to far while requests come. The process under test is the
+// command that takes it out of near, or that takes it into far after it has left near.
+type moving struct {
+	housed
+	left bool // near, before the process under test starts
+	over bool // the process under test has ended
+}
+
+func (x *moving) leave(ctx context.Context, r *rig, nearURL string) error {
+	_, err := r.command(ctx, nearURL, "home", "leave", "-place", "t", "-to", far, "-reason", "x", "-yes")
+	return err
+}
+
+func (x *moving) adopt(ctx context.Context, r *rig, nearURL, farURL string) error {
+	_, err := r.command(ctx, farURL, "home", "adopt", "-place", "t", "-from", nearURL, "-as", far, "-without-keys", "-reason", "x", "-yes")
+	return err
+}
+
+// setUp implements stage: some requests are answered before the tenant moves.
+func (x *moving) setUp(r *rig) error {
+	if err := x.housed.setUp(r); err != nil {
+		return err
+	}
+	stop, err := x.serving.start(r, r.next)
+	if err != nil {
+		return err
+	}
+	if err := r.until("answered before the move", func() (bool, error) { return x.serving.done(r) }); err != nil {
+		return err
+	}
+	if err := x.more(r); err != nil {
+		return err
+	}
+	if !x.left {
+		return stop()
+	}
+	x.send(far)
+	return errors.Join(stop(), x.leave(r.ctx, r, r.db.server.address(r.db.name)))
+}
+
+// start implements stage.
+func (x *moving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
+	nearURL, farURL := r.db.server.address(r.db.name), r.db.server.address(x.farName)
+	if pool != r.pool {
+		x.over = true
+		if !x.left {
+			if err := x.adopt(r.ctx, r, nearURL, farURL); err != nil {
+				return nil, err
+			}
+		}
+		x.send(far)
+		return x.serving.start(r, r.next)
+	}
+	stop, err := x.serving.start(r, r.next)
+	if err != nil {
+		return nil, err
+	}
+	return r.commands(func(ctx context.Context, wired func(string) string) error {
+		if x.left {
+			return x.adopt(ctx, r, wired(r.db.name), wired(x.farName))
+		}
+		return x.leave(ctx, r, wired(r.db.name))
+	}, stop)
+}
+
+// done implements stage. A tenant that has left and is adopted nowhere yet is refused, so its
+// requests are not all answered before the successor has started.
+func (x *moving) done(r *rig) (bool, error) {
+	if x.left || x.over {
+		return x.serving.done(r)
+	}
+	var left bool
+	err := r.db.pool.QueryRow(r.ctx, `select exists (select from onlyonce.homes where place = 't' and state = 'left')`).Scan(&left)
+	return left, err
+}
