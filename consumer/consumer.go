@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -79,7 +80,7 @@ func newConsumer(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error)
 	c.shares, _ = source.(SharedSource)
 	faults := []error{c.cfg.faults(c.events), c.sharedFaults(shards)}
 	if shards == nil {
-		faults = append(faults, poolFault(c.pool, "pool"))
+		faults = append(faults, poolcheck.One(ErrConfig, c.pool))
 	} else {
 		faults = append(faults, shards.faults(c.events))
 	}

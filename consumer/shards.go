@@ -2,17 +2,17 @@ package consumer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
@@ -51,41 +51,18 @@ func NewShardedBatch(shards Shards, source Source, handler BatchHandler, cfg Con
 
 // faults returns all faults at once.
 func (s *Shards) faults(events bool) error {
-	var faults []error
-	fault := func(field, rule string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: Shards.%s: %s", ErrConfig, field, fmt.Sprintf(rule, args...)))
-	}
+	l := fields.List{Sentinel: ErrConfig, Struct: "Shards"}
 	if len(s.Pools) == 0 {
-		fault("Pools", "must not be empty: name each database that effects live in")
+		l.Add("Pools", "must not be empty: name each database that effects live in")
 	}
 	if s.Of == nil {
-		fault("Of", "must not be nil: it names the database of a partition")
+		l.Add("Of", "must not be nil: it names the database of a partition")
 	}
 	if events {
-		fault("Pools", "must not be used with a source of events: those lie in one database, and are claimed there")
+		l.Add("Pools", "must not be used with a source of events: those lie in one database, and are claimed there")
 	}
-	type place struct {
-		host, database string
-		port           uint16
-	}
-	seen := map[place]string{}
-	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
-		if name == "" {
-			fault("Pools", `has a pool under "": give it a name`)
-		}
-		pool := s.Pools[name]
-		if err := poolFault(pool, fmt.Sprintf("Shards.Pools[%q]", name)); err != nil {
-			faults = append(faults, err)
-			continue
-		}
-		cc := pool.Config().ConnConfig
-		at := place{cc.Host, cc.Database, cc.Port}
-		if other, twice := seen[at]; twice {
-			fault("Pools", "%q and %q are one database: a partition has one cursor, and would be found to have two", other, name)
-		}
-		seen[at] = name
-	}
-	return errors.Join(faults...)
+	poolcheck.All(&l, "Pools", s.Pools)
+	return l.Err()
 }
 
 // shared is what the shards of a consumer have in common, because they are in one process.
@@ -205,15 +182,4 @@ func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32
 		return 0, halt
 	}
 	return first, nil
-}
-
-// poolFault returns what is wrong with a pool.
-func poolFault(pool *pgxpool.Pool, field string) error {
-	switch {
-	case pool == nil:
-		return fmt.Errorf("%w: %s: must not be nil", ErrConfig, field)
-	case pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol:
-		return fmt.Errorf("%w: %s: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL; use exec behind PgBouncer", ErrConfig, field)
-	}
-	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/rerun"
 )
 
@@ -179,13 +180,7 @@ func Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(ctx context.Co
 // DoWith is [Do] with a configuration. Every fault of it, and of the key, is returned at once.
 func DoWith(ctx context.Context, pool *pgxpool.Pool, cfg DoConfig, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
 	cfg, err := cfg.withDefaults()
-	err = errors.Join(err, key.Validate())
-	switch {
-	case pool == nil:
-		err = errors.Join(err, fmt.Errorf("%w: pool: must not be nil", ErrConfig))
-	case pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol:
-		err = errors.Join(err, fmt.Errorf("%w: pool: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL", ErrConfig))
-	}
+	err = errors.Join(err, key.Validate(), poolcheck.One(ErrConfig, pool))
 	if fn == nil {
 		err = errors.Join(err, fmt.Errorf("%w: fn: must not be nil", ErrConfig))
 	}

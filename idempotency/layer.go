@@ -6,9 +6,9 @@ import (
 	"net/http"
 	"sync"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/shard"
 )
@@ -40,12 +40,7 @@ type Layer struct {
 // and one more, which renews leases and looks up records.
 func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	cfg, err := cfg.withDefaults()
-	if pool == nil {
-		err = errors.Join(err, fmt.Errorf("%w: pool: must not be nil", ErrConfig))
-	} else if pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
-		err = errors.Join(err, fmt.Errorf("%w: pool: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL; use exec behind PgBouncer", ErrConfig))
-	}
-	if err != nil {
+	if err = errors.Join(err, poolcheck.One(ErrConfig, pool)); err != nil {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -49,4 +50,40 @@ func readScope(ctx context.Context, tx pgx.Tx, scope string) (*scopeRow, error) 
 		return nil, err
 	}
 	return &rows[0], nil
+}
+
+func (r *scopeRow) text() string {
+	choice := "no choice"
+	if r.Copies != nil {
+		choice = *r.Copies
+	}
+	if r.Home == "" {
+		return choice + ", begun with several topics"
+	}
+	return choice + ", begun with " + r.Home
+}
+
+func (r *scopeRow) classText() string {
+	if r.ClassBefore != nil {
+		return r.Class + " (" + *r.ClassBefore + " before)"
+	}
+	return r.Class
+}
+
+// agrees refuses to bring keys to a scope in which they would not be found, because ids have
+// another meaning there (K8), or are looked for in another ring (K10).
+func (r *scopeRow) agrees(ctx context.Context, tx pgx.Tx, scope, from string) error {
+	here, err := readScope(ctx, tx, scope)
+	if err != nil || here == nil || r == nil {
+		return err
+	}
+	if here.Home != r.Home || here.Copies != nil && r.Copies != nil && *here.Copies != *r.Copies {
+		return failf(ErrRefused, "ids of the scope do not mean here what they mean in %s (here: %s; there: %s), and nothing was done: keys that came along would not be found. "+
+			"See onlyonce.scopes in both", from, here.text(), r.text())
+	}
+	if !slices.Equal(here.classes(), r.classes()) {
+		return failf(ErrRefused, "keys of the scope are of class %s here and of class %s in %s, and nothing was done: keys that came along would not be found", here.classText(), r.classText(), from).
+			but("give it the same class in both (onlyonce inbox class), and wait until the change is over in both")
+	}
+	return nil
 }

@@ -128,7 +128,7 @@ var ErrConfig = errors.New("outbox: bad configuration")
 // withDefaults fills in the zero values and returns every fault at once.
 func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "RelayConfig"}
-	if pool == nil {
+	if pool == nil { // the simple protocol is good enough: no handler's SQL runs here
 		l.Join(fmt.Errorf("%w: pool: must not be nil", ErrConfig))
 	}
 	l.Number("Concurrency", &c.Concurrency, 8, 1, 1000)

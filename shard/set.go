@@ -8,10 +8,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/poolcheck"
 )
 
 // Errors.
@@ -60,33 +60,13 @@ func New(pools map[string]*pgxpool.Pool, of func(place string) string) (*Set, er
 	if of == nil {
 		l.Add("of", "must not be nil: it names the database of a place")
 	}
-	type address struct {
-		host, database string
-		port           uint16
-	}
-	seen := map[address]string{}
-	s := &Set{databases: make(map[string]Database, len(pools)), of: of, known: map[string]struct{}{}}
-	for _, name := range slices.Sorted(maps.Keys(pools)) {
-		pool := pools[name]
-		switch {
-		case name == "":
-			l.Add("pools", `has a pool under "": give it a name`)
-		case pool == nil:
-			l.Add("pools", "%q must not be nil", name)
-			continue
-		case pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol:
-			l.Add("pools", "%q: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL; use exec behind PgBouncer", name)
-		}
-		cc := pool.Config().ConnConfig
-		at := address{cc.Host, cc.Database, cc.Port}
-		if other, twice := seen[at]; twice {
-			l.Add("pools", "%q and %q are one database: each must be another", other, name)
-		}
-		seen[at] = name
-		s.databases[name] = Database{Name: name, Pool: pool}
-	}
+	poolcheck.All(&l, "pools", pools)
 	if err := l.Err(); err != nil {
 		return nil, err
+	}
+	s := &Set{databases: make(map[string]Database, len(pools)), of: of, known: map[string]struct{}{}}
+	for name, pool := range pools {
+		s.databases[name] = Database{Name: name, Pool: pool}
 	}
 	return s, nil
 }

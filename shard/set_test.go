@@ -50,7 +50,7 @@ func TestFaultsOfASet(t *testing.T) {
 		want  []string
 	}{
 		"nothing":      {nil, nil, []string{"pools: must not be empty", "of: must not be nil"}},
-		"no pool":      {map[string]*pgxpool.Pool{"a": nil}, func(string) string { return "a" }, []string{`pools: "a" must not be nil`}},
+		"no pool":      {map[string]*pgxpool.Pool{"a": nil}, func(string) string { return "a" }, []string{`pools["a"]: must not be nil`}},
 		"one twice":    {map[string]*pgxpool.Pool{"a": pool, "b": pool}, func(string) string { return "a" }, []string{`"a" and "b" are one database`}},
 		"without name": {map[string]*pgxpool.Pool{"": pool}, func(string) string { return "" }, []string{"give it a name"}},
 	} {

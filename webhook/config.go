@@ -2,18 +2,17 @@ package webhook
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/poolcheck"
 )
 
 // Mode is what an endpoint does with an event that is new.
@@ -185,12 +184,7 @@ var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
 // withDefaults fills in the zero values and returns every fault at once.
 func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
-	switch {
-	case pool == nil:
-		l.Join(fmt.Errorf("%w: pool: must not be nil", ErrConfig))
-	case pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol:
-		l.Join(fmt.Errorf("%w: pool: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL", ErrConfig))
-	}
+	l.Join(poolcheck.One(ErrConfig, pool))
 	if !validEndpoint.MatchString(c.Name) {
 		l.Add("Name", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", c.Name)
 	}

@@ -1,0 +1,266 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// bringTimeout bounds an adoption from another database: it claims every key that is kept there.
+const bringTimeout = 4 * time.Hour
+
+// bringBatch is how many keys are claimed by one statement.
+const bringBatch = 10_000
+
+// lastReplaySQL reads the number of the scope's last replay. In: scope. One row.
+const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors where scope = $1`
+
+// keys is a part of the other database's keys: the query that reads them there, and the one that
+// claims them here. The first has no scope, because only hashes are stored: keys of other scopes
+// come along. In, of the second: uuid[], bigint[] of the same length. One row: how many are new
+// here, and how many are claimed here for another payload. It waits for transactions that hold
+// uncommitted copies; keys that exist stay as they are.
+type keys struct{ kept, bring string }
+
+var (
+	// consumerKeys are of Kafka's messages, by class of horizon, and mean the same in every
+	// database.
+	consumerKeys = func() map[string]keys {
+		all := map[string]keys{}
+		for _, class := range ring.Classes() {
+			all[class] = keys{keptIn(ring.ConsumerClass(class)),
+				`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_class('` + class + `', $1, $2)) o`}
+		}
+		return all
+	}()
+	// standardKeys are of webhooks, calls outside of consumers and dedupe.Claim. Their ids may have
+	// a meaning in their own database only.
+	standardKeys = keys{keptIn(ring.StandardKeys()),
+		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_standard($1, $2)) o`}
+)
+
+// keptIn returns the query for the keys of a ring.
+func keptIn(r ring.Ring) string {
+	return `select key, fingerprint from onlyonce.inbox where segment = any ('{` + strings.ReplaceAll(strings.Join(r.Tables, ","), "onlyonce.", "") + `}')`
+}
+
+// forgottenSQL reports whether the keys of a cursor that was retired at a time may be forgotten.
+// In: the time, the classes in whose rings its scope's keys are. One row.
+const forgottenSQL = `
+select coalesce(bool_or($1::timestamptz < clock_timestamp() - r.horizon), false)
+  from unnest($2::text[]) c join onlyonce.rings r on r.name = onlyonce.class_ring(c)`
+
+// Origin is the database that a partition moves from. Its cursor there must be retired.
+type Origin struct {
+	// DB is the database.
+	DB DB
+
+	// Name names the database in errors and in the audit row. It must not hold a password.
+	Name string
+
+	// StandardKeys brings the keys of standard_keys too. Set it only if such ids mean the same in
+	// both databases. Defaults to false.
+	StandardKeys bool
+
+	// Late takes the partition over even if keys of messages that were handled there may be
+	// forgotten. Defaults to false.
+	Late bool
+}
+
+// OriginError is an error of the database in Origin.
+type OriginError struct {
+	Name string
+	Err  error
+}
+
+func (e *OriginError) Error() string { return e.Name + ": " + e.Err.Error() }
+
+// Unwrap returns the error of the database.
+func (e *OriginError) Unwrap() error { return e.Err }
+
+// Brought is what came with a position from another database.
+type Brought struct {
+	Database  string  `json:"database"`
+	Cursor    *Cursor `json:"cursor"`    // as it is there
+	Keys      *int64  `json:"keys"`      // new here; nil: not brought yet
+	Conflicts *int64  `json:"conflicts"` // are here for another payload, and stay so
+}
+
+// origin is the database that a partition comes from, and what was read there.
+type origin struct {
+	*Origin
+
+	cursor  *Cursor   // as it was read last
+	scope   *scopeRow // what ids mean there; nil: there are none
+	replays int32
+}
+
+// read reads the cursor there, and refuses one that may still be in use, or whose partition has
+// unfinished work.
+func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
+	there, err := f.readOne(ctx, tx)
+	switch {
+	case err != nil:
+		return err
+	case there == nil:
+		return failf(ErrNotFound, "-from: there is no cursor (%s) in %s", *f, o.Name)
+	case there.RetiredAt == nil:
+		return failf(ErrRefused, "the cursor in %s is in use, at offset %d, and nothing was done: retire it first (onlyonce cursor retire -postgres ...), so that nobody works on both",
+			o.Name, there.Position)
+	case there.Paused != nil:
+		return failf(ErrRefused, "it is paused in %s (%s), and nothing was done: a pause does not come along. Pause it here (onlyonce cursor pause), if it is to stand still on, and resume it there", o.Name, *there.Paused)
+	case there.ReplayUntil != nil:
+		return failf(ErrRefused, "a replay is under way in %s, and nothing was done: bring that cursor back (cursor adopt -at %d), let the replay end, and retire it again", o.Name, there.Position)
+	}
+	var left, waiting int64
+	if err := tx.QueryRow(ctx, leftSQL, f.Scope, f.Topic, f.Partition, (*int64)(nil), (*int64)(nil)).Scan(&left, &waiting); err != nil {
+		return err
+	}
+	if left > 0 {
+		return failf(ErrRefused, "%d messages of it are parked in %s and not settled, and nothing was done: nobody would try them again, and later ones would overtake them. "+
+			"Discard them there, or bring that cursor back (cursor adopt -at %d), settle them, and retire it again", left, o.Name, there.Position)
+	}
+	if o.scope, err = readScope(ctx, tx, f.Scope); err != nil {
+		return err
+	}
+	var forgotten bool
+	if err := tx.QueryRow(ctx, forgottenSQL, there.RetiredAt, o.scope.classes()).Scan(&forgotten); err != nil {
+		return err
+	}
+	// The ring in which it claimed may have forgotten them, and the scope may have changed to a
+	// longer class since (K10).
+	forgotten = forgotten || o.scope != nil && o.scope.Forgotten != nil && !o.scope.Forgotten.Before(*there.RetiredAt)
+	if forgotten && !o.Late {
+		return failf(ErrRefused, "the cursor in %s was retired at %s, longer ago than keys are remembered there, and nothing was done: copies of what it handled would be applied again. "+
+			"If none can come any more, give -late", o.Name, show.Instant(*there.RetiredAt))
+	}
+	o.cursor = there
+	return tx.QueryRow(ctx, lastReplaySQL, f.Scope).Scan(&o.replays)
+}
+
+// snapshot runs f on one snapshot of the other database. If the cursor is retired in it, it has
+// every key that the cursor's owners committed, because the retirement waited for their last batch.
+func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
+	err := snapshot(ctx, o.DB, f)
+	var known *Error
+	if err == nil || errors.As(err, &known) {
+		return err
+	}
+	return &OriginError{o.Name, err}
+}
+
+// bring claims the other database's keys in tx, and stamps the cursor.
+func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, run int32, group *string) (*Brought, error) {
+	b := &Brought{Database: o.Name, Keys: new(int64), Conflicts: new(int64)}
+	var done, hashes []int64
+	err := o.snapshot(ctx, func(there pgx.Tx) error {
+		position := o.cursor.Position
+		if err := o.read(ctx, there, f); err != nil {
+			return err
+		}
+		if o.cursor.Position != position {
+			return failf(ErrChanged, "the cursor in %s changed meanwhile, and nothing was done", o.Name).but("run the command again to see how it stands")
+		}
+		b.Cursor = o.cursor
+		var err error
+		if done, hashes, err = readDone(ctx, there, o.cursor); err != nil {
+			return err
+		}
+		for _, class := range ring.Classes() { // in the order of all claims, which excludes deadlocks
+			if !slices.Contains(o.scope.classes(), class) {
+				continue
+			}
+			if err := b.claim(ctx, there, tx, consumerKeys[class]); err != nil {
+				return err
+			}
+		}
+		if !o.StandardKeys {
+			return nil
+		}
+		return b.claim(ctx, there, tx, standardKeys)
+	})
+	if err == nil {
+		err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
+	}
+	if err == nil && o.scope != nil {
+		_, err = tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.Home, o.scope.Forgotten,
+			o.scope.Class, o.scope.ClassBefore)
+		if err == nil { // a consumer may have made the row meanwhile; from here on it is locked
+			err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	c := o.cursor
+	if group == nil {
+		group = c.Group
+	}
+	until, topic := c.redo()
+	if _, err = tx.Exec(ctx, cursor.StampSQL, id, group, c.ClusterID, topicID(c.TopicID), c.LeaderEpoch, o.replays); err != nil {
+		return nil, err
+	}
+	if _, err = tx.Exec(ctx, cursor.RedoSQL, id, until, topic); err != nil {
+		return nil, err
+	}
+	_, err = tx.Exec(ctx, cursor.BringDoneSQL, id, run, codec.Bigints(done), codec.Bigints(hashes))
+	return b, err
+}
+
+// readDone reads what is done above the position of a cursor.
+func readDone(ctx context.Context, tx pgx.Tx, c *Cursor) (offsets, hashes []int64, err error) {
+	rows, _ := tx.Query(ctx, cursor.ReadDoneSQL, c.ID, c.Run, c.Position)
+	var offset, hash int64
+	_, err = pgx.ForEachRow(rows, []any{&offset, &hash}, func() error {
+		offsets, hashes = append(offsets, offset), append(hashes, hash)
+		return nil
+	})
+	return offsets, hashes, err
+}
+
+// claim claims a part of the other database's keys in tx.
+func (b *Brought) claim(ctx context.Context, there, tx pgx.Tx, part keys) error {
+	rows, err := there.Query(ctx, part.kept)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	hashes, fingerprints := make([][16]byte, 0, bringBatch), make([]int64, 0, bringBatch)
+	bring := func() error {
+		if len(hashes) == 0 {
+			return nil
+		}
+		var fresh, conflicts int64
+		err := tx.QueryRow(ctx, part.bring, codec.UUIDs(hashes), codec.Bigints(fingerprints)).Scan(&fresh, &conflicts)
+		*b.Keys, *b.Conflicts = *b.Keys+fresh, *b.Conflicts+conflicts
+		hashes, fingerprints = hashes[:0], fingerprints[:0]
+		return err
+	}
+	for rows.Next() {
+		var key pgtype.UUID
+		var fingerprint int64
+		if err := rows.Scan(&key, &fingerprint); err != nil {
+			return err
+		}
+		hashes, fingerprints = append(hashes, key.Bytes), append(fingerprints, fingerprint)
+		if len(hashes) == bringBatch {
+			if err := bring(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	return bring()
+}
