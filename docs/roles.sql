@@ -113,6 +113,7 @@ begin
     ('onlyonce_relay',    'sinks',          'select, insert, update (start_window)'),
     ('onlyonce_relay',    'lanes',          'select, insert, update'),
     ('onlyonce_relay',    'rates',          'select, insert, update, delete'),
+    ('onlyonce_relay',    'shares',         'select, insert, update, delete'),
     ('onlyonce_relay',    'rings',          'select'),
     ('onlyonce_relay',    'segments',       'select'),
     ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key, lane, picks, waits_for, waits_since,
@@ -164,6 +165,7 @@ begin
     ('onlyonce_operator', 'sinks',          'select, insert, update'),
     ('onlyonce_operator', 'lanes',          'select, update'),
     ('onlyonce_operator', 'rates',          'select, insert, update'),
+    ('onlyonce_operator', 'shares',         'select'),
     ('onlyonce_operator', 'rings',          'select, update'),                 -- rebase
     ('onlyonce_operator', 'segments',       'select, update'),
     ('onlyonce_operator', 'outbox_version', 'usage, select, update'),

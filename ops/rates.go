@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,7 +15,9 @@ import (
 // sinkRatesSQL lists rates, and for which rates calls wait. In: sink, tenant (each may be null:
 // any). The calls that wait are counted by the index parked_waits.
 const sinkRatesSQL = `
-select coalesce(r.sink, w.sink) as sink, coalesce(r.tenant, w.tenant) as tenant, r.configured, r.per_second, r.set_at, r.set_by, r.reason,
+select coalesce(r.sink, w.sink) as sink, coalesce(r.tenant, w.tenant) as tenant, r.configured, r.per_second, r.configured_in_flight, r.in_flight,
+       coalesce((select sum(s.share) from onlyonce.shares s where s.sink = r.sink and s.tenant = r.tenant and s.until > clock_timestamp()), 0) as taken,
+       r.set_at, r.set_by, r.reason,
        case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour' then r.held_until end as held_until,
        coalesce(w.calls, 0) as waiting
   from (select * from onlyonce.rates where ($1::text is null or sink = $1) and ($2::text is null or tenant = $2)) r
@@ -22,31 +25,37 @@ select coalesce(r.sink, w.sink) as sink, coalesce(r.tenant, w.tenant) as tenant,
               where p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null
                 and ($1::text is null or p.sink = $1) and ($2::text is null or p.waits_for = $2) group by 1, 2) w
     on w.sink = r.sink and w.tenant = r.tenant
- where coalesce(r.configured, r.per_second) is not null or r.held_until > clock_timestamp() or w.calls > 0
+ where coalesce(r.configured, r.per_second, r.configured_in_flight, r.in_flight) is not null or r.held_until > clock_timestamp() or w.calls > 0
  order by 1, 2`
 
 // lockRateSQL locks a rate against other changes of it, relays included. In: sink, tenant.
 const lockRateSQL = `select sink from onlyonce.rates where sink = $1 and tenant = $2 for no key update`
 
-// setRateSQL sets a rate, or takes it back (null). It ends what the remote has asked for. In: sink;
-// tenant; calls a second; reason; actor (null: the role of the connection). By the primary key.
+// setRateSQL sets a rate. It ends what the remote has asked for. In: sink; tenant; calls a second
+// and calls under way (null: none is set); reason; actor (null: the role of the connection). By the
+// primary key.
 const setRateSQL = `
-insert into onlyonce.rates as r (sink, tenant, per_second, set_at, set_by, reason)
-values ($1, $2, $3, clock_timestamp(), coalesce($5::text, current_user), $4)
+insert into onlyonce.rates as r (sink, tenant, per_second, in_flight, set_at, set_by, reason)
+values ($1, $2, $3, $6, clock_timestamp(), coalesce($5::text, current_user), $4)
 on conflict (sink, tenant) do update
-  set per_second = excluded.per_second, set_at = excluded.set_at, set_by = excluded.set_by, reason = excluded.reason, held_until = null`
+  set per_second = excluded.per_second, in_flight = excluded.in_flight, set_at = excluded.set_at, set_by = excluded.set_by, reason = excluded.reason, held_until = null`
 
 // SinkRate is the rate of a sink or of one of its tenants.
 type SinkRate struct {
-	Sink       string     `json:"sink"`
-	Tenant     string     `json:"tenant"`     // empty: all calls of the sink
-	Configured *float64   `json:"configured"` // calls a second, by RelayConfig.Rates; nil: none
-	PerSecond  *float64   `json:"per_second"` // set by an operator, counts instead; nil: none
-	SetAt      *time.Time `json:"set_at"`     // when an operator last decided; nil: never
-	SetBy      *string    `json:"set_by"`
-	Reason     *string    `json:"reason"`
-	HeldUntil  *time.Time `json:"held_until"` // the remote wants no calls before (Retry-After); nil: it takes them
-	Waiting    int64      `json:"waiting"`    // calls that are set aside until the rate allows them
+	Sink       string   `json:"sink"`
+	Tenant     string   `json:"tenant"`     // empty: all calls of the sink
+	Configured *float64 `json:"configured"` // calls a second, by RelayConfig.Rates; nil: none
+	PerSecond  *float64 `json:"per_second"` // set by an operator, counts instead; nil: none
+
+	ConfiguredInFlight *int32 `json:"configured_in_flight"` // calls under way, by RelayConfig.Rates; nil: none
+	InFlight           *int32 `json:"in_flight"`            // set by an operator, counts instead; nil: none
+	Taken              int64  `json:"taken"`                // how many of them relays have or may have under way
+
+	SetAt     *time.Time `json:"set_at"` // when an operator last decided; nil: never
+	SetBy     *string    `json:"set_by"`
+	Reason    *string    `json:"reason"`
+	HeldUntil *time.Time `json:"held_until"` // the remote wants no calls before (Retry-After); nil: it takes them
+	Waiting   int64      `json:"waiting"`    // calls that are set aside until the rate allows them
 }
 
 // Now is the rate that counts, in calls a second, or nil if there is none.
@@ -57,14 +66,29 @@ func (r *SinkRate) Now() *float64 {
 	return r.Configured
 }
 
+// NowInFlight is the number of calls under way that counts, or nil if there is none.
+func (r *SinkRate) NowInFlight() *int32 {
+	if r.InFlight != nil {
+		return r.InFlight
+	}
+	return r.ConfiguredInFlight
+}
+
 // String describes the rate and what waits for it.
 func (r *SinkRate) String() string {
+	var limits []string
+	if n := r.Now(); n != nil {
+		limits = append(limits, decimal(*n)+" calls a second"+by(r.PerSecond == nil))
+	}
+	if n := r.NowInFlight(); n != nil {
+		limits = append(limits, fmt.Sprintf("%d under way at once, of which %d are taken%s", *n, r.Taken, by(r.InFlight == nil)))
+	}
 	text := "no rate"
-	switch n := r.Now(); {
-	case r.PerSecond != nil:
-		text = fmt.Sprintf("%s calls a second, set by %s at %s: %s", decimal(*n), show.OrDash(r.SetBy), show.Instant(*r.SetAt), show.OrDash(r.Reason))
-	case n != nil:
-		text = decimal(*n) + " calls a second, by the relays' configuration"
+	if len(limits) > 0 {
+		text = strings.Join(limits, "; ")
+	}
+	if r.PerSecond != nil || r.InFlight != nil {
+		text += fmt.Sprintf(", set by %s at %s: %s", show.OrDash(r.SetBy), show.Instant(*r.SetAt), show.OrDash(r.Reason))
 	}
 	if r.HeldUntil != nil {
 		text += "; the remote wants no calls until " + show.Instant(*r.HeldUntil)
@@ -75,6 +99,14 @@ func (r *SinkRate) String() string {
 	return text
 }
 
+// by says whose a limit is, unless an operator has set it.
+func by(configured bool) string {
+	if configured {
+		return ", by the relays' configuration"
+	}
+	return ""
+}
+
 func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 // RateSet is the result of [SetRate].
@@ -83,7 +115,8 @@ type RateSet struct {
 
 	Sink      string   `json:"sink"`
 	Tenant    string   `json:"tenant"`     // empty: all calls of the sink
-	PerSecond *float64 `json:"per_second"` // nil: what an operator had set was taken back
+	PerSecond *float64 `json:"per_second"` // that an operator has set now; nil: none
+	InFlight  *int32   `json:"in_flight"`  // that an operator has set now; nil: none
 	Was       SinkRate `json:"was"`
 }
 
@@ -96,13 +129,23 @@ type SetRateInput struct {
 	Tenant string
 
 	// PerSecond is how many calls a second relays start, all of them together: above 0, up to
-	// 1,000,000. It is counted instead of what relays are configured with. Nil takes back what an
-	// operator has set, so that the configuration counts again.
+	// 1,000,000. It is counted instead of what relays are configured with. Nil leaves what an
+	// operator has set before.
 	PerSecond *float64
+
+	// InFlight is how many calls relays have under way at once, all of them together: 1 to
+	// 1,000,000. It is counted instead of what relays are configured with. Nil leaves what an
+	// operator has set before.
+	InFlight *int32
+
+	// Unset takes back what an operator has set, so that the configuration counts again. PerSecond
+	// and InFlight must be nil then. Defaults to false.
+	Unset bool
 }
 
-// SetRate sets how many calls a second relays start to a sink, or for one of its tenants. Relays
-// follow within a second or two. Calls that wait already follow, too. What the remote has asked for
+// SetRate sets how many calls a second relays start to a sink, or for one of its tenants, and how
+// many they have under way at once. Relays follow within a second or two; calls that are under way
+// go on. Calls that wait already follow, too. What the remote has asked for
 // by Retry-After ends.
 //
 // It returns what was set, and the rate as it was. Errors are of kind ErrNotFound for a sink that
@@ -115,8 +158,13 @@ func SetRate(ctx context.Context, db DB, by By, in SetRateInput) (*RateSet, erro
 type rating struct{ SetRateInput }
 
 func (q *rating) check() error {
-	if q.PerSecond != nil && !(*q.PerSecond > 0 && *q.PerSecond <= 1e6) {
+	switch {
+	case q.Unset == (q.PerSecond != nil || q.InFlight != nil):
+		return failf(ErrInvalid, "give either a rate or -unset")
+	case q.PerSecond != nil && !(*q.PerSecond > 0 && *q.PerSecond <= 1e6):
 		return failf(ErrInvalid, "the rate must be above 0, and at most 1000000 calls a second")
+	case q.InFlight != nil && (*q.InFlight < 1 || *q.InFlight > 1e6):
+		return failf(ErrInvalid, "the calls under way must be from 1 to 1000000")
 	}
 	if q.Tenant != "" {
 		if err := checkText("-tenant", q.Tenant); err != nil {
@@ -147,21 +195,33 @@ func (q *rating) read(ctx context.Context, tx pgx.Tx) (*RateSet, error) {
 	if len(rates) > 0 {
 		r = &rates[0]
 	}
-	switch {
-	case q.PerSecond == nil && r.PerSecond == nil && r.HeldUntil == nil:
+	set := &RateSet{Sink: q.Sink, Tenant: q.Tenant, PerSecond: q.PerSecond, InFlight: q.InFlight, Was: *r}
+	if !q.Unset && set.PerSecond == nil {
+		set.PerSecond = r.PerSecond
+	}
+	if !q.Unset && set.InFlight == nil {
+		set.InFlight = r.InFlight
+	}
+	switch same := equal(set.PerSecond, r.PerSecond) && equal(set.InFlight, r.InFlight) && r.HeldUntil == nil; {
+	case same && q.Unset:
 		return nil, failf(ErrNothing, "No rate was set for it: nothing was changed.")
-	case q.PerSecond != nil && r.PerSecond != nil && *q.PerSecond == *r.PerSecond && r.HeldUntil == nil:
+	case same:
 		return nil, failf(ErrNothing, "Its rate is that already: nothing was changed.")
 	}
-	return &RateSet{Sink: q.Sink, Tenant: q.Tenant, PerSecond: q.PerSecond, Was: *r}, nil
+	return set, nil
 }
 
 // differs returns false: the rate that was agreed to is the one that is set, whatever it replaces.
 func (q *rating) differs(_, _ *RateSet) bool { return false }
 
 func (q *rating) do(ctx context.Context, tx pgx.Tx, by By, now *RateSet) (*RateSet, error) {
-	_, err := tx.Exec(ctx, setRateSQL, q.Sink, q.Tenant, q.PerSecond, by.Reason, by.actor())
+	_, err := tx.Exec(ctx, setRateSQL, q.Sink, q.Tenant, now.PerSecond, by.Reason, by.actor(), now.InFlight)
 	return now, err
+}
+
+// equal reports whether two values are the same, or both nil.
+func equal[T comparable](a, b *T) bool {
+	return a == nil && b == nil || a != nil && b != nil && *a == *b
 }
 
 func readRates(ctx context.Context, tx pgx.Tx, sink, tenant *string) ([]SinkRate, error) {

@@ -277,7 +277,7 @@ func (o *laneOwner) callAhead() error {
 	var calls []*callAttempt
 	for c.hasNext() && slots > 0 {
 		a := c.rows[c.next]
-		if a.mayBeCalled || a.Tenant != "" && o.sink.rates.take(a.Tenant, 1) == 0 {
+		if a.mayBeCalled || !a.takePermit(o.sink.rates) {
 			break
 		}
 		calls = append(calls, c.nextRow())

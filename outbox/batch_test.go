@@ -95,8 +95,9 @@ func TestBatches(t *testing.T) {
 		seen[d.Key] = true
 	}
 	// A busy machine may leave a chunk before the last calls of its keys: those are made alone.
+	// Others that are parked then were in a batch.
 	left := one[int](r, `select count(*) from onlyonce.parked`)
-	if sum+left != n || len(seen) != n || len(sink.calls()) != n {
+	if sum > n || sum+left < n || len(seen) != n || len(sink.calls()) != n {
 		t.Errorf("%d calls in batches and %d alone, %d made, of %d keys, want %d", sum, left, len(sink.calls()), len(seen), n)
 	}
 	if largest < 2 || most > slots {

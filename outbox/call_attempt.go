@@ -21,6 +21,7 @@ type callAttempt struct {
 
 	callHistory
 	keyParked bool      // another call of its ordering key is parked
+	permitted bool      // it counts as under way among those of its tenant
 	notAfter  time.Time // when the call may no longer start; zero: no bound
 
 	lane        *heldLane // by whose lease the call is made; nil before it is started

@@ -54,10 +54,14 @@ func (s *callSlots) acquire(n int) int {
 	}
 	limit := s.ready()
 	s.mu.Lock()
-	n = s.rates.take("", max(min(n, s.capacity-s.taken, limit-s.taken), 0))
+	wanted := max(min(n, s.capacity-s.taken, limit-s.taken), 0)
+	n = s.rates.take("", wanted)
 	s.taken += n
 	left := s.capacity > s.taken && s.rates.available("") > 0
 	s.mu.Unlock()
+	if n < wanted {
+		s.rates.want("")
+	}
 	if left {
 		s.signalFree()
 	}
@@ -70,7 +74,7 @@ func (s *callSlots) keep(free int) bool {
 	if s.paused.Load() || s.readier != nil && s.inUse()-free > s.ready() {
 		return false
 	}
-	return s.rates.take("", 1) == 1
+	return s.rates.follow(free)
 }
 
 // release gives back n slots.
@@ -78,16 +82,24 @@ func (s *callSlots) release(n int) {
 	if n == 0 {
 		return
 	}
-	s.mu.Lock()
-	s.taken -= n
-	s.mu.Unlock()
-	s.signalFree()
+	s.rates.returned("", n)
+	s.free(n)
 }
 
 // unused gives back n slots that no call was begun in, with their permits.
 func (s *callSlots) unused(n int) {
+	if n == 0 {
+		return
+	}
 	s.rates.giveBack("", n)
-	s.release(n)
+	s.free(n)
+}
+
+func (s *callSlots) free(n int) {
+	s.mu.Lock()
+	s.taken -= n
+	s.mu.Unlock()
+	s.signalFree()
 }
 
 // inUse is how many slots are taken.

@@ -65,8 +65,9 @@ type RelayConfig struct {
 	// s.
 	DrainTimeout time.Duration
 
-	// Rates limit how many calls a second all relays together start, to a sink or for one of its
-	// tenants. The relay that is started last sets those of its sinks. Defaults to none.
+	// Rates limit how many calls all relays together start a second, and have under way at once, to
+	// a sink or for one of its tenants. The relay that is started last sets those of its sinks.
+	// Defaults to none.
 	Rates []Rate
 
 	// PassOn lets the later calls of an ordering key go on if one is given up: rejected by the

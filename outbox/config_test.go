@@ -20,7 +20,8 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 	_, err := outbox.NewRelay(nil, outbox.RelayConfig{
 		Sinks: []outbox.Sink{bad, bad, nil, short, nameless}, Concurrency: -1, PollInterval: time.Hour, LeaseTTL: time.Millisecond,
 		RetryMin: time.Hour, RetryMax: time.Minute, Retention: time.Second, DrainTimeout: -1,
-		Rates: []outbox.Rate{{Sink: "payments", PerSecond: 1}, {Sink: "payments", PerSecond: 2}, {Sink: "mail", PerSecond: 1}, {Sink: "short"}},
+		Rates: []outbox.Rate{{Sink: "payments", PerSecond: 1}, {Sink: "payments", PerSecond: 2}, {Sink: "mail", PerSecond: 1}, {Sink: "short"},
+			{Sink: "short", Tenant: "a", PerSecond: -1}, {Sink: "short", Tenant: "b", InFlight: -1}},
 	})
 	if !errors.Is(err, outbox.ErrConfig) {
 		t.Fatal(err)
@@ -28,7 +29,8 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 	for _, want := range []string{"pool: must not be nil", "Concurrency: -1", "PollInterval: 1h0m0s", "LeaseTTL: 1ms", "RetryMax: 1m0s is less", "Retention: 1s",
 		"DrainTimeout: -1ns", "Sinks[0]: payments: Limits.Timeout", `Sinks[1]: a second sink named "payments"`, "Sinks[2]: must not be nil",
 		"Sinks[3]: short: Limits.KeyWindow, 1s, leaves no time", "Sinks[4]: its name",
-		`Rates[1]: a second rate of sink "payments"`, `Rates[2]: "mail" is none of Sinks`, "Rates[3]: PerSecond must be above 0"} {
+		`Rates[1]: a second rate of sink "payments"`, `Rates[2]: "mail" is none of Sinks`, "Rates[3]: must have PerSecond, InFlight, or both",
+		"Rates[4]: PerSecond must be above 0", "Rates[5]: InFlight must be from 1"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q in:\n%v", want, err)
 		}

@@ -156,7 +156,8 @@
 // Too many calls at once. Relays start calls by permits, of which all of them together get as many
 // a second as the rate of the sink and of the call's tenant allows (RelayConfig.Rates). A call of a
 // tenant that is over its rate is copied into onlyonce.parked too, and waits there without a due
-// time until there is a permit for it.
+// time until there is a permit for it. How many may be under way at once, all relays share out
+// among themselves in the database.
 //
 // # Using it
 //

@@ -367,8 +367,8 @@ func (o *laneOwner) callReturned(a *callAttempt, now time.Time, free int) *callA
 	if next == nil || !o.drainUntil.IsZero() || !o.sink.slots.keep(free) {
 		return nil
 	}
-	if next.Tenant != "" && o.sink.rates.take(next.Tenant, 1) == 0 {
-		o.sink.rates.giveBack("", 1)
+	if !next.takePermit(o.sink.rates) {
+		o.sink.rates.refund()
 		c.setFollowerAside(next)
 		return nil
 	}

@@ -57,6 +57,9 @@ func (c *laneCalls) start(calls ...*callAttempt) {
 func (c *laneCalls) take() []*callAttempt {
 	calls := c.returned.takeAll()
 	c.underWay -= len(calls)
+	for _, a := range calls {
+		a.releasePermit(c.lane.sink.rates)
+	}
 	return calls
 }
 

@@ -225,6 +225,9 @@ func (p *parkedCalls) settleAndPick(pick bool, slots int) (toMake []*callAttempt
 		t.limited, t.permits = sink.rates.limited(), p.takePermits(slots)
 	}
 	if err := p.commit(t); err != nil { // permits may be used: they are not given back
+		for tenant, n := range t.permits {
+			sink.rates.returned(tenant, n)
+		}
 		sink.slots.release(slots)
 		return nil, err
 	}
@@ -297,6 +300,9 @@ func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
 	}
 	p.usedPermits(t)
 	if len(t.found) == 0 || !p.lane.awaitStandbys(t.walPosition) {
+		for _, a := range t.found {
+			a.releasePermit(p.lane.sink.rates)
+		}
 		return nil // due again by themselves
 	}
 	window := p.lane.sink.limits.startWindow()
@@ -306,7 +312,7 @@ func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
 		if !a.completing() && !a.reconciling {
 			a.boundBy(window)
 		} else {
-			p.lane.sink.rates.giveBack("", 1)
+			p.lane.sink.rates.refund()
 		}
 	}
 	return t.found
@@ -351,6 +357,7 @@ func (p *parkedCalls) usedPermits(t *parkedTurn) {
 	for _, a := range t.found {
 		if n, taken := t.permits[a.Tenant]; taken && n > 0 && !a.completing() && !a.reconciling {
 			t.permits[a.Tenant]--
+			a.permitted = true
 		}
 	}
 	for tenant, left := range t.permits {

@@ -5,18 +5,22 @@ import (
 	"time"
 )
 
+func permitsOf(tenant string) *permitRequest {
+	return &permitRequest{tenants: []string{tenant}, permits: []int32{1}, held: []int32{0}, wants: []int32{0}}
+}
+
 // Permits of a relay that was stopped lapse, so that it starts no calls that others have made up
 // for.
 func TestO14PermitsLapse(t *testing.T) {
 	t.Parallel()
-	r := newRelayRates(8)
+	r := newRelayRates(8, time.Second)
 	now := time.Now()
 	r.read([]storedRate{{Tenant: "acme", Limited: true}}, now)
-	r.granted([]string{"acme"}, []permitGrant{{Tenant: "acme", Granted: 5}}, now.Add(-permitLife))
+	r.granted(permitsOf("acme"), []permitGrant{{Tenant: "acme", Granted: 5}}, now.Add(-permitLife))
 	if n := r.take("acme", 3); n != 0 {
 		t.Errorf("%d calls by permits that have lapsed", n)
 	}
-	r.granted([]string{"acme"}, []permitGrant{{Tenant: "acme", Granted: 2}}, now.Add(time.Hour))
+	r.granted(permitsOf("acme"), []permitGrant{{Tenant: "acme", Granted: 2}}, now.Add(time.Hour))
 	if n := r.take("acme", 3); n != 2 {
 		t.Errorf("%d calls by two permits", n)
 	}
@@ -25,10 +29,10 @@ func TestO14PermitsLapse(t *testing.T) {
 // A tenant's new calls queue behind those that wait.
 func TestO14NewCallsDoNotOvertake(t *testing.T) {
 	t.Parallel()
-	r := newRelayRates(8)
+	r := newRelayRates(8, time.Second)
 	now := time.Now()
 	r.read([]storedRate{{Tenant: "acme", Limited: true}}, now)
-	r.granted([]string{"acme"}, []permitGrant{{Tenant: "acme", Granted: 5}}, now.Add(time.Hour))
+	r.granted(permitsOf("acme"), []permitGrant{{Tenant: "acme", Granted: 5}}, now.Add(time.Hour))
 	if r.mustWait("acme") {
 		t.Error("it waits behind nobody")
 	}
@@ -45,7 +49,7 @@ func TestO14NewCallsDoNotOvertake(t *testing.T) {
 // database's word counts once it is written.
 func TestO14HoldBeforeItIsWritten(t *testing.T) {
 	t.Parallel()
-	r := newRelayRates(8)
+	r := newRelayRates(8, time.Second)
 	r.hold("", 24*time.Hour)
 	if !r.held("") || time.Until(r.limits[""].heldUntil) > maxRetryAfter {
 		t.Error("it does not hold, or for too long")
@@ -58,5 +62,77 @@ func TestO14HoldBeforeItIsWritten(t *testing.T) {
 	r.read(nil, time.Now())
 	if r.held("") {
 		t.Error("it holds, although the database knows of none")
+	}
+}
+
+// bounded returns what a relay knows of a tenant of whose calls it may have n under way.
+func bounded(n int32) *relayRates {
+	r := newRelayRates(8, time.Second)
+	r.read([]storedRate{{Tenant: "acme", Bounded: true}}, time.Now())
+	r.want("acme")
+	q := r.due(time.Now())
+	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &n}}, time.Now())
+	return r
+}
+
+// A relay has no more calls under way than its share, whatever became of those that it has started.
+func TestO15UnderWayWithinTheShare(t *testing.T) {
+	t.Parallel()
+	r := bounded(3)
+	if n := r.take("acme", 2); n != 2 {
+		t.Fatalf("%d of 2", n)
+	}
+	if n := r.take("acme", 2); n != 1 {
+		t.Errorf("%d beside two, of a share of three", n)
+	}
+	r.giveBack("acme", 1) // was not made
+	r.returned("acme", 1) // was
+	if n := r.take("acme", 9); n != 2 {
+		t.Errorf("%d beside one, of a share of three", n)
+	}
+	if n := r.take("other", 9); n != 9 {
+		t.Errorf("%d calls of a tenant without a limit", n)
+	}
+}
+
+// The share of a relay that was stopped lapses, and what it has under way is all that it still
+// claims.
+func TestO15ShareLapses(t *testing.T) {
+	t.Parallel()
+	r := bounded(3)
+	r.take("acme", 1)
+	r.limits["acme"].share.lapse = time.Now()
+	if n := r.take("acme", 1); n != 0 {
+		t.Errorf("%d calls after the share has lapsed", n)
+	}
+	r.limits["acme"].asked = time.Now().Add(-time.Hour)
+	if q := r.due(time.Now()); len(q.tenants) != 1 || q.held[0] != 1 {
+		t.Errorf("it claims %+v, and has one under way", q)
+	}
+}
+
+// A relay gives up what it does not want before the database knows, and starts no call in what was
+// taken from it although the database still counts it.
+func TestO15ShareIsGivenUpFirst(t *testing.T) {
+	t.Parallel()
+	r := bounded(5)
+	l := r.limits["acme"]
+	r.take("acme", 2)
+	l.short, l.asked = time.Time{}, time.Now().Add(-time.Hour)
+	q := r.due(time.Now())
+	if len(q.tenants) != 1 || q.held[0] != 2 || q.wants[0] != 2 || r.take("acme", 9) != 0 {
+		t.Fatalf("it claims %+v, and has two under way", q)
+	}
+	one, three := int32(1), int32(3)
+	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &one}}, time.Now())
+	before := permitsOf("acme")
+	before.number = q.number - 1
+	r.granted(before, []permitGrant{{Tenant: "acme", Share: &three}}, time.Now())
+	if n := r.take("acme", 1); n != 0 {
+		t.Errorf("%d more, beside two of a share of one; the answer to an earlier question came later", n)
+	}
+	r.returned("acme", 1)
+	if !l.owes(1) || r.next(time.Now()).After(time.Now().Add(shareSoon)) {
+		t.Error("it does not report that a call has returned")
 	}
 }

@@ -239,7 +239,7 @@ func TestO14Bucket(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	take := func(wanted int) int {
-		return one[int](r, `select granted from onlyonce.take_permits('s', '{"",a}', array[9, $1::int]) where tenant = 'a'`, wanted)
+		return one[int](r, `select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, '{"",a}', array[9, $1::int], '{0,0}', '{0,0}') where tenant = 'a'`, wanted)
 	}
 	r.exec(`insert into onlyonce.rates (sink, tenant, per_second, permits) values ('s', 'a', 0.001, 1)`)
 	if a, b := take(5), take(5); a != 1 || b != 0 {

@@ -32,7 +32,7 @@ const sinkReturnGrace = 5 * time.Second
 
 func newRelaySink(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *relaySink {
 	b, _ := s.(Batcher)
-	rates := newRelayRates(cfg.Concurrency)
+	rates := newRelayRates(cfg.Concurrency, cfg.PollInterval)
 	limits := s.Limits()
 	return &relaySink{
 		cfg: cfg, pool: pool, sink: s, batcher: b, name: s.Name(), limits: limits, aheadFor: aheadFor(cfg, limits),

@@ -121,7 +121,7 @@ func TestRetriesSendTheSameCall(t *testing.T) {
 	m := newRemote(t, status(500), dropped, truncated, silent, status(503), status(409), status(408), status(425), status(429))
 	r := newRig(t)
 	r.enqueue(charge("1"))
-	r.start(testConfig(m.sink(func(c *httpsink.Config) { c.Timeout = 250 * time.Millisecond })))
+	r.start(testConfig(m.sink(func(c *httpsink.Config) { c.Timeout = 3 * time.Second })))
 	r.states("delivered")
 	m.same(10)
 	first := m.calls()[0]
@@ -132,12 +132,12 @@ func TestRetriesSendTheSameCall(t *testing.T) {
 	for _, s := range r.told(10) {
 		// Which ends at the same moment.
 		if s.Reason == "net/http: timeout awaiting response headers" {
-			s.Reason = "no answer within 250ms"
+			s.Reason = "no answer within 3s"
 		}
 		reasons = append(reasons, s.Reason)
 	}
 	want := "status 500;the connection broke off before the answer was whole;the connection broke off before the answer was whole;" +
-		"no answer within 250ms;status 503;status 409;status 408;status 425;status 429;"
+		"no answer within 3s;status 503;status 409;status 408;status 425;status 429;"
 	if got := strings.Join(reasons, ";"); got != want {
 		t.Errorf("reasons\n%s\nwant\n%s", got, want)
 	}

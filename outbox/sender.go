@@ -104,6 +104,7 @@ func (s *sender) releaseLanes(ctx context.Context) (fault error) {
 	if s.membership != nil {
 		bounded, cancel := s.detached(ctx)
 		defer cancel()
+		s.leaveShares(bounded)
 		_ = s.membership.Release(bounded, s.pool) // if that fails it ends by itself
 		s.membership = nil
 	}
@@ -125,9 +126,7 @@ func (s *sender) nextDue() time.Time {
 			next = at
 		}
 	}
-	if tenants, _, at := s.rates.due(time.Now()); len(tenants) > 0 {
-		next = time.Time{}
-	} else if !at.IsZero() && at.Before(next) {
+	if at := s.rates.next(time.Now()); !at.IsZero() && at.Before(next) {
 		next = at
 	}
 	if next.Before(s.retry.at) {

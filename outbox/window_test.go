@@ -94,7 +94,7 @@ func TestO6WindowEndsRetries(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
-	sink.limits = outbox.Limits{KeyWindow: 2 * time.Second, Timeout: time.Second}
+	sink.limits = outbox.Limits{KeyWindow: 8 * time.Second, Timeout: 2 * time.Second}
 	r.enqueue(charge("1"))
 	r.start(testConfig(sink))
 	r.states("reconcile")

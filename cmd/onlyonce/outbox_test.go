@@ -155,26 +155,30 @@ func TestOutboxRate(t *testing.T) {
 	set := []string{"outbox", "rate", "-sink", "payments", "-tenant", "acme", "-reason", "their import", "-yes"}
 	f.run(append(set, "-per-second", "2.5")...).want(t, statusEnvironment, `there is no sink "payments"`)
 	f.lists("payments")
-	f.run(set...).want(t, statusEnvironment, "-per-second or -unset")
+	f.run(set...).want(t, statusEnvironment, "-per-second, -in-flight or both, or -unset")
+	f.run(append(set, "-in-flight", "0")...).want(t, statusEnvironment, "-in-flight")
 	f.run(append(set, "-unset")...).want(t, statusGood, "No rate was set for it: nothing was changed")
 	f.run(append(set, "-per-second", "0")...).want(t, statusEnvironment, "above 0")
 	f.run(append(set, "-per-second", "2.5")...).want(t, statusGood, "sink payments, tenant acme to 2.5 calls a second; until now: no rate", "Done; audit row")
 	f.run(append(set, "-per-second", "2.5")...).want(t, statusGood, "nothing was changed")
+	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "sink payments, tenant acme to 2.5 calls a second, 4 under way at once; until now: 2.5 calls a second, set by")
+	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "nothing was changed")
+	f.exec(`insert into onlyonce.shares values ('payments', 'acme', gen_random_uuid(), 3, 3, now(), now() + interval '10 minutes')`)
 	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, tenant, key, sink, lane, row_id, waits_for, waits_since)
 		values ('call', 'retrying', 'rate', '', 'acme', gen_random_uuid(), 'payments', 1, 7, 'acme', now())`)
 	f.exec(`insert into onlyonce.rates (sink, configured, held_until) values ('payments', 100, now() + interval '1 minute')`)
 	f.run("outbox", "status").want(t, statusGood, "Rate of sink payments: 100 calls a second, by the relays' configuration; the remote wants no calls until",
-		"Rate of sink payments, tenant acme: 2.5 calls a second, set by", "their import; 1 calls wait")
+		"Rate of sink payments, tenant acme: 2.5 calls a second; 4 under way at once, of which 3 are taken, set by", "their import; 1 calls wait")
 	f.run("outbox", "status", "-json").want(t, statusGood, `"waiting":1`)
 	if r := f.run("doctor"); !strings.Contains(r.out, `calls of sink payments, tenant "acme" wait for their rate`) {
 		t.Errorf("doctor says nothing of them:\n%s", r.out)
 	}
-	f.run(append(set, "-unset")...).want(t, statusGood, "back to what relays are configured with; until now: 2.5 calls a second")
+	f.run(append(set, "-unset")...).want(t, statusGood, "back to what relays are configured with; until now: 2.5 calls a second; 4 under way")
 	f.run("outbox", "rate", "-sink", "payments", "-unset", "-reason", "it answers again", "-yes").want(t, statusGood, "until now: 100 calls a second")
-	if n := one[int](f, `select count(*) from onlyonce.rates where coalesce(per_second::text, held_until::text) is null and set_by = current_user`); n != 2 {
+	if n := one[int](f, `select count(*) from onlyonce.rates where coalesce(per_second::text, in_flight::text, held_until::text) is null and set_by = current_user`); n != 2 {
 		t.Error("something is left")
 	}
-	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox rate' and detail->>'sink' = 'payments' and detail->'was' is not null`); n != 3 {
+	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox rate' and detail->>'sink' = 'payments' and detail->'was' is not null`); n != 4 {
 		t.Errorf("%d audit rows", n)
 	}
 }

@@ -8,8 +8,8 @@ import (
 func TestRelayConfigOfPasses(t *testing.T) {
 	t.Parallel()
 	cfg, _, faults := parseRelay([]byte(`{"pass_on": true, "wait_for": ["standby-1", "standby-2"], "listen": true,
-		"rates": [{"sink": "payments", "per_second": 0.5}, {"sink": "payments", "tenant": "acme", "per_second": 10}]}`), nil)
-	if fmt.Sprint(cfg.Rates) != "[{payments  0.5} {payments acme 10}]" {
+		"rates": [{"sink": "payments", "per_second": 0.5}, {"sink": "payments", "tenant": "acme", "per_second": 10, "in_flight": 4}]}`), nil)
+	if fmt.Sprint(cfg.Rates) != "[{payments  0.5 0} {payments acme 10 4}]" {
 		t.Error(cfg.Rates)
 	}
 	if len(faults) > 0 || !cfg.PassOn || fmt.Sprint(cfg.WaitFor) != "[standby-1 standby-2]" || !cfg.Listen {

@@ -275,14 +275,16 @@ comment on column onlyonce.lanes.ahead_from       is 'Calls that are not visible
 comment on column onlyonce.lanes.pass_ahead_from  is 'ahead_from and ahead_until of the calls of the pass above last_id, as they were when it was begun. Null: none of them was called before the pass.';
 
 -- rates has the rates of sinks and of their tenants, each with a bucket of permits that all relays
--- of the sink share, and until when a remote has asked for no calls. A call that waits for a rate
--- names the tenant (onlyonce.parked.waits_for) and not the row: if there is no row, or none of the
--- two rates is set, nothing limits the call any more.
+-- of the sink share; how many calls they may have under way at once; and until when a remote has
+-- asked for no calls. A call that waits for a rate names the tenant (onlyonce.parked.waits_for) and
+-- not the row: if there is no row, or nothing is set in it, nothing limits the call any more.
 create table onlyonce.rates (
   sink       text             not null collate "C",
   tenant     text             not null default '' collate "C",
   configured double precision check (configured > 0 and configured <= 1e6),
   per_second double precision check (per_second > 0 and per_second <= 1e6),
+  configured_in_flight integer check (configured_in_flight > 0 and configured_in_flight <= 1000000),
+  in_flight  integer          check (in_flight > 0 and in_flight <= 1000000),
   set_at     timestamptz,
   set_by     text,
   reason     text,
@@ -291,47 +293,136 @@ create table onlyonce.rates (
   held_until timestamptz,
   primary key (sink, tenant)
 ) with (fillfactor = 50);
-comment on table  onlyonce.rates is 'How many calls a second relays start to a sink, or for one of its tenants.';
+comment on table  onlyonce.rates is 'How many calls a second relays start to a sink, or for one of its tenants, and how many they may have under way.';
 comment on column onlyonce.rates.tenant     is 'Empty: the sink as a whole.';
 comment on column onlyonce.rates.configured is 'Calls a second, by RelayConfig.Rates of the relay that was started last. Null: no limit.';
 comment on column onlyonce.rates.per_second is 'Calls a second, set by `onlyonce outbox rate`. It counts instead of `configured`. Null: that one counts.';
+comment on column onlyonce.rates.configured_in_flight is 'Calls under way at once, by RelayConfig.Rates of the relay that was started last. Null: no limit.';
+comment on column onlyonce.rates.in_flight  is 'Calls under way at once, set by `onlyonce outbox rate`. It counts instead of `configured_in_flight`. Null: that one counts.';
 comment on column onlyonce.rates.permits    is 'Calls that relays may start, as of filled_at.';
 comment on column onlyonce.rates.held_until is 'A remote has asked for no calls until then (Retry-After). Null, past, or more than an hour ahead: none has.';
+
+-- shares has which part of the calls that may be under way each relay may have. Their sum is at most
+-- that number, unless it was lowered while calls were under way. A relay that died keeps its share
+-- for ten seconds.
+create table onlyonce.shares (
+  sink   text        not null collate "C",
+  tenant text        not null collate "C",
+  relay  uuid        not null,
+  share  integer     not null,
+  wants  integer     not null,
+  since  timestamptz not null,
+  until  timestamptz not null,
+  asked  bigint      not null,
+  primary key (sink, tenant, relay)
+) with (fillfactor = 50);
+comment on table  onlyonce.shares is 'Which part of onlyonce.rates.in_flight each relay may use.';
+comment on column onlyonce.shares.share is 'How many calls the relay may have under way.';
+comment on column onlyonce.shares.wants is 'How many it would like to have.';
+comment on column onlyonce.shares.since is 'Of a share of 0: since when the relay waits.';
+comment on column onlyonce.shares.until is 'The share is the relay''s until then, unless it asks again.';
+comment on column onlyonce.shares.asked is 'The number of the relay''s question that was answered last. An earlier one that arrives later is ignored.';
+
+-- take_share returns how many calls a relay may have under way, and records it for ten seconds.
+-- `most` is how many all relays together may have, `held` how many this one may have had until now,
+-- `wants` how many it would like to have, and `asked` numbers its questions: null is returned if a
+-- later one was answered before. Each relay that asks for as much gets an equal part;
+-- what one does not want goes to the others. Nothing that it holds is taken away: if the result is
+-- less, it starts no call until it has fewer under way, and asks again. With more relays than calls,
+-- the one that has waited longest is next. The caller has locked the row of onlyonce.rates.
+create function onlyonce.take_share(sink text, tenant text, relay uuid, asked bigint, most integer, held integer, wants integer) returns integer
+language plpgsql as $$
+declare
+  at     timestamptz := clock_timestamp();
+  waits  timestamptz;
+  others bigint;
+  used   bigint;
+  first  bigint;
+  kept   bigint;
+  fair   bigint;
+  wanted integer;
+  result integer;
+begin
+  delete from onlyonce.shares s
+   where s.sink = take_share.sink and s.tenant = take_share.tenant and (s.until <= at or s.until > at + interval '1 minute');
+  if exists (select from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay and s.asked >= take_share.asked) then
+    return null;
+  end if;
+  if take_share.wants = 0 and take_share.held = 0 then
+    delete from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay;
+    return 0;
+  end if;
+  select s.since into waits from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay and s.share = 0;
+  if take_share.held > 0 or waits is null then
+    waits := at;
+  end if;
+  select count(*), coalesce(sum(s.share), 0), count(*) filter (where s.share = 0 and s.since < waits) into others, used, first
+    from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay <> take_share.relay;
+  -- Those that want less than an equal part leave the rest to the others.
+  fair := take_share.most;
+  others := others + 1;
+  for wanted in select s.wants from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay <> take_share.relay
+                union all select take_share.wants order by 1 loop
+    exit when wanted > fair / others;
+    fair := fair - wanted;
+    others := others - 1;
+  end loop;
+  fair := greatest(fair / greatest(others, 1), 1);
+  select coalesce(sum(greatest(s.share, least(s.wants, fair))), 0) into kept
+    from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay <> take_share.relay;
+  result := greatest(least(take_share.wants, greatest(fair, take_share.most - kept), take_share.most - used - first), 0);
+  insert into onlyonce.shares as s (sink, tenant, relay, share, wants, since, until, asked)
+  values (take_share.sink, take_share.tenant, take_share.relay, greatest(result, take_share.held), take_share.wants, waits, at + interval '10 seconds', take_share.asked)
+  on conflict on constraint shares_pkey do update set share = excluded.share, wants = excluded.wants, since = excluded.since, until = excluded.until, asked = excluded.asked;
+  return result;
+end $$;
+comment on function onlyonce.take_share(text, text, uuid, bigint, integer, integer, integer) is 'Takes a relay''s part of the calls that may be under way.';
 
 -- take_permits takes permits out of the buckets of a sink: at most `wanted` for each tenant. One
 -- call of it serves many calls. A bucket fills at the rate, up to half a second's worth, and always
 -- up to one. Rows are locked in the order of tenants until the transaction ends. If the clock was
 -- set back by more than a minute, the bucket goes on from what it had. Tenants without a rate are
--- left out. wait: microseconds until the bucket has a permit.
-create function onlyonce.take_permits(sink text, tenants text[], wanted integer[]) returns table (tenant text, granted integer, wait bigint)
+-- left out. wait: microseconds until the bucket has a permit. share: how many calls the relay may
+-- have under way; null: no number is set, or a later question was answered before.
+create function onlyonce.take_permits(sink text, relay uuid, asked bigint, tenants text[], wanted integer[], held integer[], wants integer[])
+returns table (tenant text, granted integer, wait bigint, share integer)
 language plpgsql as $$
 declare
   r   onlyonce.rates;
   at  timestamptz;
   per double precision;
   has double precision;
+  n   integer;
 begin
   for r in select x.* from onlyonce.rates x where x.sink = take_permits.sink and x.tenant = any (take_permits.tenants)
-                                               and coalesce(x.per_second, x.configured) is not null order by x.tenant for no key update loop
-    at := clock_timestamp();
-    per := coalesce(r.per_second, r.configured);
-    has := least(greatest(per / 2, 1), r.permits + per * greatest(extract(epoch from at - r.filled_at), 0));
+                                               and coalesce(x.per_second, x.configured, x.in_flight, x.configured_in_flight) is not null order by x.tenant for no key update loop
+    n := array_position(take_permits.tenants, r.tenant);
     tenant := r.tenant;
-    granted := least(take_permits.wanted[array_position(take_permits.tenants, r.tenant)], floor(has));
+    granted := 0;
     wait := 0;
-    if r.held_until > at and r.held_until <= at + interval '1 hour' then
-      granted := 0;
-      wait := extract(epoch from r.held_until - at) * 1000000;
-    elsif has - granted < 1 then
-      wait := ceil((1 - has + granted) / per * 1000000);
+    share := null;
+    per := coalesce(r.per_second, r.configured);
+    if per is not null then
+      at := clock_timestamp();
+      has := least(greatest(per / 2, 1), r.permits + per * greatest(extract(epoch from at - r.filled_at), 0));
+      granted := least(take_permits.wanted[n], floor(has));
+      if r.held_until > at and r.held_until <= at + interval '1 hour' then
+        granted := 0;
+        wait := extract(epoch from r.held_until - at) * 1000000;
+      elsif has - granted < 1 then
+        wait := ceil((1 - has + granted) / per * 1000000);
+      end if;
+      update onlyonce.rates x
+         set permits = has - granted, filled_at = case when r.filled_at > at + interval '1 minute' then at else greatest(at, r.filled_at) end
+       where x.sink = r.sink and x.tenant = r.tenant;
     end if;
-    update onlyonce.rates x
-       set permits = has - granted, filled_at = case when r.filled_at > at + interval '1 minute' then at else greatest(at, r.filled_at) end
-     where x.sink = r.sink and x.tenant = r.tenant;
+    if coalesce(r.in_flight, r.configured_in_flight) is not null then
+      share := onlyonce.take_share(r.sink, r.tenant, take_permits.relay, take_permits.asked, coalesce(r.in_flight, r.configured_in_flight), take_permits.held[n], take_permits.wants[n]);
+    end if;
     return next;
   end loop;
 end $$;
-comment on function onlyonce.take_permits(text, text[], integer[]) is 'Takes permits to start calls out of the buckets of a sink and its tenants, which all relays share.';
+comment on function onlyonce.take_permits(text, uuid, bigint, text[], integer[], integer[], integer[]) is 'Takes permits to start calls out of the buckets of a sink and its tenants, which all relays share, and a relay''s part of the calls that may be under way.';
 
 -- A sink has 16 lanes, and the number never changes: each lane reads its rows by its own cursor, so
 -- a row cannot change its lane.
