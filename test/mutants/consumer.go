@@ -309,7 +309,7 @@ var consumerRules = []mutant{
 	{rule: "D1 hung connection is kept", file: "consumer/handler.go",
 		old: "		tx.Abandon()\n", new: "",
 		pkg: "./consumer", test: "TestD1HandlerHangs"},
-	{rule: "D1 hung connection's place is kept", file: "consumer/attempt.go",
+	{rule: "D1 place of a hung connection is kept", file: "consumer/attempt.go",
 		old: "			slot.abandon(tx)\n", new: "			tx.Abandon()\n			slot.once.Do(func() {})\n",
 		pkg: "./consumer", test: "TestD1HandlerHangs"},
 	{rule: "D1 late neighbour", file: "consumer/handler.go",
