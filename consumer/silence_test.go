@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -98,7 +99,16 @@ func TestT7SilentServer(t *testing.T) {
 				return pgtest.Pass
 			}}
 			base := r.pool
-			r.pool = pgtest.Wired(t, base, pgx.QueryExecModeCacheStatement, w, nil)
+			// What the silent server keeps must leave connections for the engine's other questions: they
+			// would report the fault as well.
+			wide := base.Config().Copy()
+			wide.MaxConns = 60
+			many, err := pgxpool.NewWithConfig(t.Context(), wide)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer many.Close()
+			r.pool = pgtest.Wired(t, many, pgx.QueryExecModeCacheStatement, w, nil)
 			values := r.numbered(0, 10)
 			cfg := testConfig()
 			cfg.BatchSize, cfg.MaxAttempts = 5, 50

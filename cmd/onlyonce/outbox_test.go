@@ -163,7 +163,7 @@ func TestOutboxRate(t *testing.T) {
 	f.run(append(set, "-per-second", "2.5")...).want(t, statusGood, "nothing was changed")
 	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "sink payments, tenant acme to 2.5 calls a second, 4 under way at once; until now: 2.5 calls a second, set by")
 	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "nothing was changed")
-	f.exec(`insert into onlyonce.shares values ('payments', 'acme', gen_random_uuid(), 3, 3, now(), now() + interval '10 minutes')`)
+	f.exec(`insert into onlyonce.shares values ('payments', 'acme', gen_random_uuid(), 3, 3, now(), now() + interval '10 minutes', 1)`)
 	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, tenant, key, sink, lane, row_id, waits_for, waits_since)
 		values ('call', 'retrying', 'rate', '', 'acme', gen_random_uuid(), 'payments', 1, 7, 'acme', now())`)
 	f.exec(`insert into onlyonce.rates (sink, configured, held_until) values ('payments', 100, now() + interval '1 minute')`)
