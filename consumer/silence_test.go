@@ -99,8 +99,8 @@ func TestT7SilentServer(t *testing.T) {
 				return pgtest.Pass
 			}}
 			base := r.pool
-			// What the silent server keeps must leave connections for the engine's other questions: they
-			// would report the fault as well.
+			// What the silent server keeps must leave connections for the engine's other questions:
+			// they would report the fault as well.
 			wide := base.Config().Copy()
 			wide.MaxConns = 60
 			many, err := pgxpool.NewWithConfig(t.Context(), wide)

@@ -504,8 +504,10 @@ func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, t := range q.tenants {
-		if l := r.limits[t]; l != nil && q.permits[i] > 0 {
-			l.takeAt = asked.Add(permitRetryMax) // if the rate is gone
+		if l := r.limits[t]; l != nil { // if the rate is gone
+			if l.asked = asked; q.permits[i] > 0 {
+				l.takeAt = asked.Add(permitRetryMax)
+			}
 		}
 	}
 	for _, g := range grants {

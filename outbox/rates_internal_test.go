@@ -111,6 +111,23 @@ func TestO15ShareLapses(t *testing.T) {
 	}
 }
 
+// A number that is not set any more is not asked for again and again until the relay knows.
+func TestO15NumberIsGone(t *testing.T) {
+	t.Parallel()
+	r := bounded(1)
+	r.take("acme", 1)
+	r.want("acme")
+	q := r.due(time.Now().Add(shareLife))
+	if len(q.tenants) != 1 {
+		t.Fatalf("asks %+v", q)
+	}
+	now := time.Now()
+	r.granted(&q, nil, now)
+	if next := r.next(now); !next.After(now) {
+		t.Errorf("asks again at %v", next.Sub(now))
+	}
+}
+
 // A relay gives up what it does not want before the database knows, and starts no call in what was
 // taken from it although the database still counts it.
 func TestO15ShareIsGivenUpFirst(t *testing.T) {
