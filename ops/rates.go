@@ -141,6 +141,10 @@ type SetRateInput struct {
 	// Unset takes back what an operator has set, so that the configuration counts again. PerSecond
 	// and InFlight must be nil then. Defaults to false.
 	Unset bool
+
+	// Shown is the result of a dry run that a person agreed to. If another rate would be set by
+	// now, the error is of kind ErrChanged.
+	Shown *RateSet
 }
 
 // SetRate sets how many calls a second relays start to a sink, or for one of its tenants, and how
@@ -152,7 +156,7 @@ type SetRateInput struct {
 // no relay has listed, and ErrNothing if nothing would change.
 func SetRate(ctx context.Context, db DB, by By, in SetRateInput) (*RateSet, error) {
 	k := kind{action: "outbox rate", subject: "the rate", look: "onlyonce outbox status"}
-	return decide(ctx, db, k, by, &rating{in}, nil)
+	return decide(ctx, db, k, by, &rating{in}, in.Shown)
 }
 
 type rating struct{ SetRateInput }
@@ -211,8 +215,11 @@ func (q *rating) read(ctx context.Context, tx pgx.Tx) (*RateSet, error) {
 	return set, nil
 }
 
-// differs returns false: the rate that was agreed to is the one that is set, whatever it replaces.
-func (q *rating) differs(_, _ *RateSet) bool { return false }
+// differs reports whether another rate would be set than was agreed to: what is not given comes
+// from what is set already. What it replaces does not matter.
+func (q *rating) differs(shown, now *RateSet) bool {
+	return !equal(shown.PerSecond, now.PerSecond) || !equal(shown.InFlight, now.InFlight)
+}
 
 func (q *rating) do(ctx context.Context, tx pgx.Tx, by By, now *RateSet) (*RateSet, error) {
 	_, err := tx.Exec(ctx, setRateSQL, q.Sink, q.Tenant, now.PerSecond, by.Reason, by.actor(), now.InFlight)

@@ -219,6 +219,9 @@ func (o *laneOwner) nextDue() time.Time {
 		if c.hasNext() && !stopping && o.pollWait() > 0 {
 			earlier(time.Now().Add(o.pollWait())) // until the sink takes calls again
 		}
+		if c.hasNext() && c.underWay == 0 && o.sink.rates.available("") == 0 {
+			earlier(o.chunkEnds())
+		}
 	} else if o.passIsOwed() {
 		earlier(time.Time{})
 	} else if o.reader.newRows && !stopping {
@@ -319,7 +322,12 @@ const chunkLife = 10 * time.Second
 // was made (O14).
 func (o *laneOwner) chunkOutlived(now time.Time) bool {
 	c := o.chunk
-	return c.hasNext() && c.underWay == 0 && now.Sub(c.readAt) >= min(chunkLife, o.sink.limits.startWindow()/4) && o.sink.waitsForRate()
+	return c.hasNext() && c.underWay == 0 && !now.Before(o.chunkEnds()) && (o.sink.waitsForRate() || o.sink.rates.available("") == 0)
+}
+
+// chunkEnds returns until when the chunk may wait.
+func (o *laneOwner) chunkEnds() time.Time {
+	return o.chunk.readAt.Add(min(chunkLife, o.sink.limits.startWindow()/4))
 }
 
 // tryParkedCalls settles parked calls, picks due ones, and makes them.

@@ -355,9 +355,13 @@ func (p *parkedCalls) takePermits(n int) map[string]int {
 // wait in the lane any more.
 func (p *parkedCalls) usedPermits(t *parkedTurn) {
 	for _, a := range t.found {
-		if n, taken := t.permits[a.Tenant]; taken && n > 0 && !a.completing() && !a.reconciling {
+		if a.Tenant == "" || a.completing() || a.reconciling {
+			continue
+		}
+		if a.permitted = true; t.permits[a.Tenant] > 0 {
 			t.permits[a.Tenant]--
-			a.permitted = true
+		} else {
+			p.lane.sink.rates.started(a.Tenant) // it had no limit when it was picked
 		}
 	}
 	for tenant, left := range t.permits {

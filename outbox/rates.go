@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -101,8 +102,9 @@ select r.tenant, coalesce(r.per_second, r.configured) is not null, coalesce(r.in
 // Out: tenant, granted, microseconds until there is another, share.
 const takePermitsSQL = `select tenant, granted, wait, share from onlyonce.take_permits($1, $2, $3, $4, $5, $6, $7)`
 
-// leaveSharesSQL gives back what a relay may have under way. In: sink, relay.
-const leaveSharesSQL = `delete from onlyonce.shares where sink = $1 and relay = $2`
+// leaveSharesSQL gives back what a relay may have under way, but for some tenants. In: sink, relay,
+// tenants.
+const leaveSharesSQL = `delete from onlyonce.shares where sink = $1 and relay = $2 and tenant <> all ($3)`
 
 // holdSQL notes that a remote wants no calls. In: sink; arrays of one length: tenants (empty: the
 // sink), for how many microseconds. By the primary key.
@@ -190,7 +192,7 @@ type relayRates struct {
 	// underWay counts the calls of tenants that were permitted and have not returned, and for the
 	// empty tenant the slots that are taken.
 	underWay  map[string]int
-	regained  bool                  // calls have returned for which others wait
+	regained  bool                  // more calls may be started, and lanes that wait are to be woken
 	questions int64                 // that were asked
 	limits    map[string]*rateLimit // by tenant; the empty one is the sink as a whole
 	waiting   map[string]bool       // tenants with calls that wait, in any lane of the sink
@@ -272,6 +274,13 @@ func (r *relayRates) giveBack(tenant string, n int) {
 	r.count(tenant, -n)
 }
 
+// started notes that a call is under way that needed no permit.
+func (r *relayRates) started(tenant string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.count(tenant, 1)
+}
+
 // returned notes that calls that were permitted are under way no more.
 func (r *relayRates) returned(tenant string, n int) {
 	r.mu.Lock()
@@ -316,13 +325,24 @@ func (r *relayRates) want(tenant string) {
 		return
 	}
 	now := time.Now()
-	if l.limited && l.permitted(now) == 0 {
+	if l.limited && l.permitted(now) == 0 && r.hasPlace(tenant, l, now) {
 		l.wanted = 4 * r.capacity
 		r.signal()
 	}
 	if l.bounded && l.may(now) <= r.underWay[tenant] && l.wantMore(now, r.shortFor) {
 		r.signal()
 	}
+}
+
+// hasPlace reports whether permits are of use: without a place among the calls that may be under
+// way, they would lapse, and the others have fewer. In the sink a call can follow another one in
+// its place. The caller has the lock.
+func (r *relayRates) hasPlace(tenant string, l *rateLimit, now time.Time) bool {
+	used := r.underWay[tenant]
+	if tenant == "" {
+		used = 0
+	}
+	return !l.bounded || l.may(now) > used
 }
 
 // held reports whether the remote wants no calls of a tenant, or of the sink.
@@ -403,6 +423,9 @@ func (r *relayRates) read(stored []storedRate, asked time.Time) {
 		if l == nil {
 			l = &rateLimit{}
 		}
+		if !s.Bounded {
+			l.share = share{}
+		}
 		l.limited, l.bounded, l.heldUntil = s.Limited, s.Bounded, time.Time{}
 		if s.Held != nil {
 			l.heldUntil = asked.Add(fromMicros(*s.Held))
@@ -441,6 +464,16 @@ func (q *permitRequest) add(r *relayRates, tenant string, permits int) {
 	}
 	q.tenants, q.permits = append(q.tenants, tenant), append(q.permits, int32(permits))
 	q.held, q.wants = append(q.held, int32(held)), append(q.wants, int32(wants))
+}
+
+// grows reports whether it asks for a larger share.
+func (q *permitRequest) grows() bool {
+	for i, wants := range q.wants {
+		if wants > q.held[i] {
+			return true
+		}
+	}
+	return false
 }
 
 // askAt returns when to ask for a limit, and for how many permits then; never: not at all.
@@ -516,8 +549,9 @@ func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.
 			continue
 		}
 		i := slices.Index(q.tenants, g.Tenant)
+		before := l.share.n
 		if g.Share != nil && l.granted(q.number, int(*g.Share), int(q.held[i]), asked) {
-			some = some || l.share.n > int(q.held[i])
+			some = some || l.share.n > int(q.held[i]) || before == 0 && l.share.n > 0
 		}
 		if q.permits[i] == 0 {
 			continue
@@ -525,7 +559,9 @@ func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.
 		if !asked.Before(l.lapse) {
 			l.permits = 0
 		}
-		l.takeAt = asked.Add(min(max(fromMicros(g.Wait), permitRetryMin), permitRetryMax))
+		if g.Granted > 0 || g.Wait > 0 { // else there is no rate any more
+			l.takeAt = asked.Add(min(max(fromMicros(g.Wait), permitRetryMin), permitRetryMax))
+		}
 		if g.Granted > 0 {
 			l.permits, l.lapse, l.wanted, some = l.permits+int(g.Granted), asked.Add(permitLife), 0, true
 		}
@@ -533,8 +569,9 @@ func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.
 	return some
 }
 
-// takePermits asks the database. The transaction does not wait for its flush: a crash gives back
-// what was taken in the last moment.
+// takePermits asks the database. A transaction that takes only permits does not wait for its flush:
+// a crash gives back what was taken in the last moment. A share that grows has to be flushed,
+// because others would get the same places after a crash.
 func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) (some bool, err error) {
 	if err := fault.Point(fault.RelayPermits); err != nil {
 		return false, err
@@ -545,7 +582,9 @@ func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) (some boo
 	asked := time.Now()
 	b := &pgx.Batch{}
 	b.Queue(`begin isolation level read committed read write`)
-	b.Queue(`set local synchronous_commit = off`)
+	if !q.grows() {
+		b.Queue(`set local synchronous_commit = off`)
+	}
 	b.Queue(takePermitsSQL, s.name, s.rates.relay, q.number, q.tenants, q.permits, q.held, q.wants).Query(collect(&grants, pgx.RowToStructByPos[permitGrant]))
 	b.Queue(`commit`)
 	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
@@ -617,22 +656,23 @@ func (s *sender) writeHolds(ctx context.Context) error {
 	return nil
 }
 
-// leaveShares gives back what this relay may have under way. If that fails, it ends by itself.
+// leaveShares gives back what this relay may have under way, unless calls are: a sink may not have
+// returned them. If that fails, it ends by itself.
 func (s *sender) leaveShares(ctx context.Context) {
-	if s.rates.hasShare() {
-		_, _ = s.pool.Exec(ctx, leaveSharesSQL, s.name, s.rates.relay)
+	if has, busy := s.rates.shares(); has {
+		_, _ = s.pool.Exec(ctx, leaveSharesSQL, s.name, s.rates.relay, busy)
 	}
 }
 
-func (r *relayRates) hasShare() bool {
+// shares reports whether the relay has asked for shares, and returns the tenants with calls under
+// way.
+func (r *relayRates) shares() (has bool, busy []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, l := range r.limits {
-		if !l.asked.IsZero() {
-			return true
-		}
+		has = has || !l.asked.IsZero()
 	}
-	return false
+	return has, slices.AppendSeq([]string{}, maps.Keys(r.underWay))
 }
 
 // configureRates writes the rates of RelayConfig.
@@ -665,8 +705,12 @@ func (o *laneOwner) permitted() bool {
 	}
 	if len(wanted) > 0 {
 		q := rates.request(wanted)
-		if _, err := o.sink.takePermits(o.lane.ctx, &q); err != nil {
+		some, err := o.sink.takePermits(o.lane.ctx, &q)
+		if err != nil {
 			o.sink.emit.failed(err, 0) // it waits, as if there were none
+		}
+		if some {
+			rates.wakeOthers()
 		}
 	}
 	if a.takePermit(rates) {
@@ -695,13 +739,23 @@ func (a *callAttempt) takePermit(rates *relayRates) bool {
 	return a.permitted
 }
 
+// wakeOthers makes the sender wake the lanes: more calls may be started.
+func (r *relayRates) wakeOthers() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.regained = true
+	r.signal()
+}
+
 // request asks for permits of several tenants at once, and for a share of each.
 func (r *relayRates) request(wanted map[string]int) (q permitRequest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for t, n := range wanted {
 		if l := r.limits[t]; l != nil && l.bounded {
-			l.wantMore(time.Now(), r.shortFor)
+			if l.wantMore(time.Now(), r.shortFor); !r.hasPlace(t, l, time.Now()) {
+				n = 0
+			}
 		}
 		q.add(r, t, n)
 	}

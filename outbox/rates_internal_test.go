@@ -111,6 +111,42 @@ func TestO15ShareLapses(t *testing.T) {
 	}
 }
 
+// A relay that has no place takes no permits, which would lapse. One that wants nothing any more
+// says so, because the database keeps a place for it. A rate that is gone is asked for once a
+// second.
+func TestO15WhatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	r := newRelayRates(8, time.Second)
+	now := time.Now()
+	r.read([]storedRate{{Tenant: "acme", Limited: true, Bounded: true}}, now)
+	l := r.limits["acme"]
+	none, some := int32(0), int32(2)
+	r.want("acme")
+	q := r.due(now.Add(time.Second))
+	if len(q.permits) != 1 || q.permits[0] != 0 || q.wants[0] != 8 {
+		t.Errorf("without a place it asks %+v", q)
+	}
+	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &none}}, now)
+	l.short = time.Time{}
+	if at, asks := l.dueAt(now, 0); !asks || at.After(now.Add(shareRenew)) {
+		t.Errorf("it wants nothing any more, and says so at %v, %v", at.Sub(now), asks)
+	}
+	q = r.due(now.Add(time.Second))
+	if len(q.wants) != 1 || q.wants[0] != 0 || q.held[0] != 0 {
+		t.Errorf("it asks %+v", q)
+	}
+	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &some}}, now)
+	r.want("acme")
+	if l.wanted == 0 {
+		t.Error("it has a place, and asks for no permits")
+	}
+	q = r.due(now.Add(time.Second))
+	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &some}}, now)
+	if l.takeAt.Before(now.Add(permitRetryMax)) {
+		t.Errorf("there is no rate any more, and it asks again after %v", l.takeAt.Sub(now))
+	}
+}
+
 // A number that is not set any more is not asked for again and again until the relay knows.
 func TestO15NumberIsGone(t *testing.T) {
 	t.Parallel()

@@ -84,20 +84,35 @@ func (s *sender) run(ctx context.Context) error {
 func (s *sender) releaseLanes(ctx context.Context) (fault error) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	ratesAt := time.Now() // not before
 	for len(s.held) > 0 {
 		for _, o := range s.held {
 			o.lane.requestRelease()
 		}
-		timer.Reset(time.Until(s.renewAt))
+		due := s.renewAt
+		if at := s.rates.next(time.Now()); !at.IsZero() && at.Before(due) {
+			due = at
+		}
+		if due.Before(ratesAt) {
+			due = ratesAt
+		}
+		timer.Reset(time.Until(due))
 		select {
+		case <-s.rates.needed:
 		case o := <-s.ended:
 			if err := s.removeLane(o); err != nil {
 				fault = errors.Join(fault, err)
 			}
-		case <-timer.C: // leases last until their lanes are drained
-			if err := s.renew(context.WithoutCancel(ctx)); err != nil {
+		case <-timer.C: // leases last until their lanes are drained, and shares until calls have returned
+			if !time.Now().Before(s.renewAt) {
+				if err := s.renew(context.WithoutCancel(ctx)); err != nil {
+					s.emit.failed(err, 0)
+					s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
+				}
+			}
+			if err := s.serveRates(context.WithoutCancel(ctx)); err != nil {
 				s.emit.failed(err, 0)
-				s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
+				ratesAt = time.Now().Add(s.cfg.LeaseTTL / 30)
 			}
 		}
 	}

@@ -25,6 +25,7 @@ type share struct {
 	debt    bool      // the database still counts more than n, because so many were under way
 	peak    int       // most calls under way since it asked
 	number  int64     // of the last question
+	wanted  int       // what it asked for
 }
 
 // may is how many calls may be under way.
@@ -53,8 +54,10 @@ func (s *share) dueAt(now time.Time, underWay int) (at time.Time, asks bool) {
 		return s.asked.Add(shareSoon), true
 	case short && s.n == 0, s.n > 0 && underWay == 0:
 		return s.asked.Add(shareRetry), true
+	case !short && s.n == 0 && underWay == 0:
+		return s.asked.Add(shareRetry), s.wanted > 0 // the database keeps a place for it
 	}
-	return s.asked.Add(shareRenew), short || s.n > 0 || underWay > 0
+	return s.asked.Add(shareRenew), true
 }
 
 // owes reports whether the database counts calls that have returned, and others wait for them.
@@ -70,7 +73,7 @@ func (s *share) ask(number int64, now time.Time, underWay, capacity int) (held, 
 		wants = max(capacity, underWay)
 	}
 	s.n = min(s.may(now), wants) // it gives up what it does not want, before the database knows
-	s.peak, s.soon = underWay, false
+	s.peak, s.soon, s.wanted = underWay, false, wants
 	return max(s.n, underWay), wants
 }
 

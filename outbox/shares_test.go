@@ -148,6 +148,45 @@ func TestO15ShareOfARelayThatDied(t *testing.T) {
 	r.states("delivered")
 }
 
+// O15: retries that began before there was a number count, and so do calls that are under way while
+// the relay stops.
+func TestO15CallsThatBeganBefore(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, open := newCrowd(t)
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		if d.Attempt == 1 && order(d) == "retried" {
+			return outbox.RetryLater("busy", nil)
+		}
+		return c.send(ctx, d)
+	})
+	cfg := testConfig(sink)
+	cfg.DrainTimeout = time.Minute
+	x := r.start(cfg)
+	r.enqueue(chargeOf("slow", "retried"))
+	until(t, "the retry is under way", func() bool { return c.atOnce("slow") == 1 })
+	r.exec(`insert into onlyonce.rates (sink, tenant, in_flight) values ('payments', 'slow', 1)`)
+	until(t, "the relay has asked", func() bool { return one[int](r, `select coalesce(sum(share), 0) from onlyonce.shares`) == 1 })
+	r.enqueue(chargeOf("slow", "next"))
+	until(t, "it waits", func() bool { return one[int](r, `select count(*) from onlyonce.parked where waits_for = 'slow'`) == 1 })
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); x.stop() }()
+	renewed := one[time.Time](r, `select until from onlyonce.shares`)
+	until(t, "the share is kept while the call is under way", func() bool {
+		return one[time.Time](r, `select until from onlyonce.shares`).After(renewed.Add(2 * time.Second))
+	})
+	if n := c.atOnce("slow"); n != 1 {
+		t.Errorf("%d calls were under way at once, of 1", n)
+	}
+	open()
+	<-stopped
+	if n := one[int](r, `select count(*) from onlyonce.shares`); n != 0 {
+		t.Errorf("%d shares are left", n)
+	}
+	r.start(cfg)
+	r.states("delivered")
+}
+
 // O15: attempts of which none was made, and those that failed, are under way no more.
 func TestO15WhatIsCounted(t *testing.T) {
 	t.Parallel()

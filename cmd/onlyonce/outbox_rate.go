@@ -78,8 +78,8 @@ func (a *app) setRate(ctx context.Context, address string, ask *rating) error {
 	}})
 }
 
-func (q *rating) act(ctx context.Context, db *database, by ops.By, _ *ops.RateSet) (*ops.RateSet, error) {
-	in := ops.SetRateInput{Sink: *q.sink, Tenant: text(q.tenant), PerSecond: q.perSecond, Unset: q.unset}
+func (q *rating) act(ctx context.Context, db *database, by ops.By, shown *ops.RateSet) (*ops.RateSet, error) {
+	in := ops.SetRateInput{Sink: *q.sink, Tenant: text(q.tenant), PerSecond: q.perSecond, Unset: q.unset, Shown: shown}
 	if q.inFlight != nil {
 		n := int32(*q.inFlight)
 		in.InFlight = &n

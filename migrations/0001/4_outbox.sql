@@ -343,8 +343,9 @@ declare
   wanted integer;
   result integer;
 begin
-  delete from onlyonce.shares s
-   where s.sink = take_share.sink and s.tenant = take_share.tenant and (s.until <= at or s.until > at + interval '1 minute');
+  delete from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.until <= at;
+  update onlyonce.shares s set until = at + interval '10 seconds', since = least(s.since, at) -- the clock was set back
+   where s.sink = take_share.sink and s.tenant = take_share.tenant and s.until > at + interval '1 minute';
   if exists (select from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay and s.asked >= take_share.asked) then
     return null;
   end if;
