@@ -552,7 +552,12 @@ func TestO6ReadAheadThatFails(t *testing.T) {
 	}
 	r.start(cfg)
 	r.mayCallAhead()
+	undo := r.noPass()
 	r.enqueue(charge("1"))
+	until(t, "a read has failed, and two passes were refused since", func() bool {
+		return failed.Load() > 0 && one[int64](r, `select last_value from tries`) >= 3
+	})
+	undo()
 	r.states("delivered")
 	if n := failed.Load(); n != 1 {
 		t.Errorf("%d reads failed before the pass was stored, want 1", n)

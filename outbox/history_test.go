@@ -73,6 +73,7 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 	})
 	cfg := testConfig(sink)
 	cfg.RetryMin, cfg.RetryMax = time.Hour, time.Hour
+	cfg.LeaseTTL = 10 * time.Minute // it waits for a third of that, and the lease does not end meanwhile
 	r.enqueue(charge("a"))
 	r.start(cfg)
 	g.wait()

@@ -370,9 +370,7 @@ func (l *Log) verify(partition int32, at int64, epoch int32) error {
 // log measures the consumer and not the log.
 func (p *partitionLog) from(offset int64, limit, most int) consumer.Fetched {
 	next := max(p.stable(), offset) // a position after an open transaction is not set back
-	first := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= offset })
-	last := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= next })
-	found := p.records[first:last]
+	found := p.stableFrom(offset)
 	if limit > 0 && len(found) > limit {
 		found, next = found[:limit], found[limit].Offset
 	}
@@ -394,6 +392,14 @@ func (p *partitionLog) from(offset int64, limit, most int) consumer.Fetched {
 	}
 	copyBytes(got.Messages)
 	return got
+}
+
+// stableFrom returns the records from an offset up to the last stable one.
+func (p *partitionLog) stableFrom(offset int64) []*consumer.Message {
+	stable := p.stable()
+	first := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= offset })
+	last := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= stable })
+	return p.records[min(first, last):last]
 }
 
 // copyBytes gives messages their own bytes, as each fetch from a broker does, so that a handler

@@ -1,9 +1,9 @@
 package consumertest
 
 import (
+	"cmp"
 	"context"
 	"slices"
-	"sort"
 	"sync"
 	"time"
 
@@ -52,11 +52,11 @@ type sharedRecord struct {
 	over       bool      // acknowledged, or given up
 }
 
-// taken is a delivery that was not answered yet.
+// taken is a record of a delivery that was not answered yet.
 type taken struct {
-	of      *share
-	offsets []int64
-	turns   []int // the number of each delivery: a later one is another member's
+	*sharedRecord
+	offset int64
+	turn   int // the number of the delivery: a later one is another member's
 }
 
 // Deliver hands over records until ctx is done.
@@ -71,7 +71,7 @@ func (s *SharedSource) Deliver(ctx context.Context, atOnce, most int, apply func
 
 func (s *SharedSource) deliver(ctx context.Context, most int, apply func(ctx context.Context, d consumer.Delivery) consumer.Applied) {
 	for ctx.Err() == nil {
-		d, t, changed := s.next(most)
+		d, all, changed := s.next(most)
 		if d == nil {
 			select {
 			case <-changed:
@@ -81,7 +81,7 @@ func (s *SharedSource) deliver(ctx context.Context, most int, apply func(ctx con
 			continue
 		}
 		out := apply(ctx, *d)
-		s.Log.answer(t, out.Done)
+		s.Log.answer(all, out.Done)
 		if out.Rest > 0 {
 			s.rest(d.Partition, out.Rest)
 		}
@@ -89,7 +89,7 @@ func (s *SharedSource) deliver(ctx context.Context, most int, apply func(ctx con
 }
 
 // next returns a delivery, or nil and what is closed at the log's next change.
-func (s *SharedSource) next(most int) (d *consumer.Delivery, t *taken, changed <-chan struct{}) {
+func (s *SharedSource) next(most int) (d *consumer.Delivery, all []taken, changed <-chan struct{}) {
 	l := s.Log
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,23 +99,15 @@ func (s *SharedSource) next(most int) (d *consumer.Delivery, t *taken, changed <
 		if rests {
 			continue
 		}
-		d = &consumer.Delivery{ClusterID: l.clusterID, Topic: l.topic, TopicID: l.topicID, Partition: p, Until: time.Now().Add(orElse(s.Lock, 30*time.Second))}
+		d = &consumer.Delivery{ClusterID: l.clusterID, Topic: l.topic, TopicID: l.topicID, Partition: p, Until: time.Now().Add(cmp.Or(s.Lock, 30*time.Second))}
 		if ask {
-			return d, &taken{}, nil
+			return d, nil, nil
 		}
-		if t = l.take(s.GroupID, d, most, orElse(s.Deliveries, 5)); len(d.Messages) > 0 {
-			return d, t, nil
+		if all = l.take(s.GroupID, d, most, cmp.Or(s.Deliveries, 5)); len(all) > 0 {
+			return d, all, nil
 		}
 	}
 	return nil, nil, l.changed
-}
-
-func orElse[T comparable](value, otherwise T) T {
-	var zero T
-	if value == zero {
-		return otherwise
-	}
-	return value
 }
 
 // rests reports whether a partition rests, or else whether it is to be asked because its rest is
@@ -158,7 +150,7 @@ func (l *Log) share(group string, partition int32) *share {
 	}
 	p, before := l.partitions[partition], s.settled
 	s.settled = max(p.stable(), p.start, before)
-	for _, m := range p.below(before) {
+	for _, m := range p.stableFrom(before) {
 		if r := s.records[m.Offset]; r == nil || !r.over {
 			s.settled = m.Offset
 			break
@@ -172,19 +164,11 @@ func (l *Log) share(group string, partition int32) *share {
 	return s
 }
 
-// below returns the records from an offset up to the last stable one.
-func (p *partitionLog) below(from int64) []*consumer.Message {
-	first := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= from })
-	last := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= p.stable() })
-	return p.records[min(first, last):last]
-}
-
 // take puts up to most records into a delivery: either records that were delivered before, or
 // others. The caller has the lock.
-func (l *Log) take(group string, d *consumer.Delivery, most, deliveries int) *taken {
+func (l *Log) take(group string, d *consumer.Delivery, most, deliveries int) (all []taken) {
 	s := l.share(group, d.Partition)
-	t := &taken{of: s}
-	for _, m := range l.partitions[d.Partition].below(s.settled) {
+	for _, m := range l.partitions[d.Partition].stableFrom(s.settled) {
 		r := s.records[m.Offset]
 		if r == nil {
 			r = &sharedRecord{}
@@ -205,23 +189,21 @@ func (l *Log) take(group string, d *consumer.Delivery, most, deliveries int) *ta
 		r.deliveries, r.until = r.deliveries+1, d.Until
 		own := *m
 		d.Messages = append(d.Messages, &own)
-		t.offsets, t.turns = append(t.offsets, m.Offset), append(t.turns, r.deliveries)
+		all = append(all, taken{r, m.Offset, r.deliveries})
 	}
 	copyBytes(d.Messages)
-	return t
+	return all
 }
 
 // answer acknowledges the records of a delivery that are done, and gives back the others, unless
 // their locks have ended and another member has them.
-func (l *Log) answer(t *taken, done []int64) {
+func (l *Log) answer(all []taken, done []int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i, o := range t.offsets {
-		r := t.of.records[o]
-		if r == nil || r.deliveries != t.turns[i] {
-			continue
+	for _, r := range all {
+		if r.deliveries == r.turn {
+			r.until, r.over = time.Time{}, r.over || slices.Contains(done, r.offset)
 		}
-		r.until, r.over = time.Time{}, r.over || slices.Contains(done, o)
 	}
 	l.notify()
 }

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"sync/atomic"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
@@ -100,11 +99,7 @@ func (x *housed) check(r *rig) ([]string, error) {
 	}
 	lives := map[string]int{}
 	for _, pool := range []*pgxpool.Pool{r.db.pool, x.far} {
-		rows, err := pool.Query(r.ctx, homesSQL)
-		if err != nil {
-			return nil, err
-		}
-		places, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		places, err := texts(r.ctx, pool, homesSQL)
 		if err != nil {
 			return nil, err
 		}

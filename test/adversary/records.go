@@ -91,11 +91,7 @@ func (c *called) read(r *rig) (all []string, err error) {
 		if _, err := r.db.pool.Exec(r.ctx, passSQL); err != nil {
 			return nil, err
 		}
-		rows, err := r.db.pool.Query(r.ctx, passedSQL)
-		if err != nil {
-			return nil, err
-		}
-		names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		names, err := texts(r.ctx, r.db.pool, passedSQL)
 		if err != nil {
 			return nil, err
 		}

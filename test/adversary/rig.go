@@ -229,15 +229,20 @@ func (r *rig) until(what string, cond func() (bool, error)) error {
 	}
 }
 
+// texts returns the rows of a query that has one column.
+func texts(ctx context.Context, pool *pgxpool.Pool, sql string) ([]string, error) {
+	rows, err := pool.Query(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
 // sessions describes what the server's sessions do.
 func (r *rig) sessions() []string {
-	rows, err := r.db.pool.Query(r.ctx, `
+	found, err := texts(r.ctx, r.db.pool, `
 select format('pid %s %s %s blocked by %s: %s', pid, state, coalesce(wait_event, '-'), pg_blocking_pids(pid), left(regexp_replace(query, '\s+', ' ', 'g'), 70))
   from pg_stat_activity where datname = current_database() and application_name <> ''`)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return []string{err.Error()}
 	}

@@ -248,11 +248,7 @@ func (x *serving) check(r *rig) ([]string, error) { return x.checkIn(r, r.db.poo
 func (x *serving) checkIn(r *rig, pools ...*pgxpool.Pool) (found []string, err error) {
 	effects := map[string]int{}
 	for _, pool := range pools {
-		rows, err := pool.Query(r.ctx, effectsSQL)
-		if err != nil {
-			return nil, err
-		}
-		keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		keys, err := texts(r.ctx, pool, effectsSQL)
 		if err != nil {
 			return nil, err
 		}

@@ -37,6 +37,14 @@ import (
 // startTimeout bounds the start of a server, the first fetch of one included.
 const startTimeout = 3 * time.Minute
 
+// maxConns is how many connections a pool has unless its address says pool_max_conns. pgxpool takes
+// the number of cores: a test whose transaction blocks an engine would run on some machines only.
+const maxConns = 16
+
+// closeTimeout bounds how long the end of a test waits for the connections of its pool. A test that
+// fails in the middle of a transaction of its own does not end it.
+const closeTimeout = time.Minute
+
 // DB returns a pool on a new database with our schema. It is closed when the
 // test ends. Its address is pool.Config().ConnString().
 func DB(t testing.TB) *pgxpool.Pool {
@@ -131,11 +139,30 @@ func Pool(t testing.TB, url string) *pgxpool.Pool {
 
 func pool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
-	p, err := pgxpool.New(context.Background(), url)
+	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	t.Cleanup(p.Close)
+	if !strings.Contains(url, "pool_max_conns") {
+		cfg.MaxConns = maxConns
+	}
+	p, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		closed := make(chan struct{})
+		go func() { defer close(closed); p.Close() }()
+		select {
+		case <-closed:
+		case <-time.After(closeTimeout):
+			complain := t.Errorf
+			if t.Failed() {
+				complain = t.Logf
+			}
+			complain("pgtest: a connection of the pool is in use %v after the end of the test, for example by a transaction that it has not ended", closeTimeout)
+		}
+	})
 	return p
 }
 
