@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // findRecordAndHistorySQL is findRecordSQL for a layer with a cache: it also returns the server's
@@ -30,7 +30,7 @@ func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedR
 	var o databaseHistory
 	var clock time.Time
 	row := recordRow{}
-	err := l.pool.QueryRow(ctx, findRecordAndHistorySQL, uuid.UUID(id)).Scan(append([]any{&o.System, &o.Timeline, &clock}, row.targets()...)...)
+	err := l.pool.QueryRow(ctx, findRecordAndHistorySQL, codec.UUID(id)).Scan(append([]any{&o.System, &o.Timeline, &clock}, row.targets()...)...)
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
 	}
@@ -51,7 +51,7 @@ func (req *servedRequest) replyFromCache() (reply, bool) {
 	if !ok {
 		return reply{}, false
 	}
-	if same, err := req.layer.fingerprints.matches(c.Fingerprint, &req.subject); err != nil || !same {
+	if same, err := req.layer.fingerprints.matches(c.Fingerprint, &req.subject, req.fingerprint); err != nil || !same {
 		return reply{}, false // the database decides between 422 and an error
 	}
 	return req.replayReply(c.Response, &c.Expires), true

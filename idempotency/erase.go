@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // eraseSQL removes an answer and the results of its steps; the row that marks the key as used
@@ -42,7 +42,7 @@ type DB interface {
 func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
 	id := dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()
 	var erased int
-	if err := db.QueryRow(ctx, eraseSQL, uuid.UUID(id)).Scan(&erased); err != nil {
+	if err := db.QueryRow(ctx, eraseSQL, codec.UUID(id)).Scan(&erased); err != nil {
 		return fmt.Errorf("idempotency: erasing: %w", err)
 	}
 	if erased == 0 {

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -115,12 +116,15 @@ func (f *fingerprinter) sum(s *fingerprintSubject) ([]byte, error) {
 	return f.hashWith(fingerprintVersion, s.Mode, f.current, s)
 }
 
-// matches reports whether a stored fingerprint is the subject's. The stored version, mode and key
-// decide how it is compared, so that a route's mode and the current key can change while older
-// records exist. The error is errJSON or errFingerprint.
-func (f *fingerprinter) matches(stored []byte, s *fingerprintSubject) (bool, error) {
+// matches reports whether a stored fingerprint is the subject's, whose fingerprint by sum is own.
+// The stored version, mode and key decide how it is compared, so that a route's mode and the
+// current key can change while older records exist. The error is errJSON or errFingerprint.
+func (f *fingerprinter) matches(stored []byte, s *fingerprintSubject, own []byte) (bool, error) {
 	if len(stored) != fingerprintLen {
 		return false, fmt.Errorf("%w: it has %d bytes", errFingerprint, len(stored))
+	}
+	if bytes.HasPrefix(own, stored[:fingerprintHead]) {
+		return hmac.Equal(own, stored), nil
 	}
 	made, err := f.hashWith(stored[0], Fingerprint(stored[1]), binary.BigEndian.Uint32(stored[2:]), s)
 	if err != nil {

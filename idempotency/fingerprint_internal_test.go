@@ -44,7 +44,7 @@ func sameFingerprint(t *testing.T, f *fingerprinter, a, b *fingerprintSubject) b
 	if len(made) != 38 {
 		t.Fatalf("%d bytes", len(made))
 	}
-	equal, err := f.matches(made, b)
+	equal, err := f.matches(made, b, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestH7EachFieldCounts(t *testing.T) {
 		if bytes.Equal(made, other) {
 			t.Errorf("%s does not count", name)
 		}
-		if equal, err := f.matches(made, s); err != nil || equal && name != "mode" {
+		if equal, err := f.matches(made, s, nil); err != nil || equal && name != "mode" {
 			t.Errorf("%s: matches: %v, %v", name, equal, err)
 		}
 	}
@@ -174,7 +174,7 @@ func TestH7StoredFingerprints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if equal, err := testPrinter(t, 2, 1, 2).matches(made, wholeSubject()); !equal || err != nil {
+	if equal, err := testPrinter(t, 2, 1, 2).matches(made, wholeSubject(), nil); !equal || err != nil {
 		t.Errorf("after a rotation: %v, %v", equal, err)
 	}
 	if young, _ := testPrinter(t, 2, 1, 2).sum(wholeSubject()); bytes.Equal(young[6:], made[6:]) {
@@ -182,7 +182,7 @@ func TestH7StoredFingerprints(t *testing.T) {
 	}
 	s := wholeSubject()
 	s.Mode = FingerprintJSON
-	if equal, err := old.matches(made, s); !equal || err != nil {
+	if equal, err := old.matches(made, s, nil); !equal || err != nil {
 		t.Errorf("a raw one, on a route that is JSON now: %v, %v", equal, err)
 	}
 	inJSON, err := old.sum(s)
@@ -190,26 +190,31 @@ func TestH7StoredFingerprints(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Mode, s.Body = FingerprintRaw, []byte(` { "amount" : 1 } `)
-	if equal, err := old.matches(inJSON, s); !equal || err != nil {
+	if equal, err := old.matches(inJSON, s, nil); !equal || err != nil {
 		t.Errorf("one of JSON, on a route that is raw now: %v, %v", equal, err)
 	}
 	s.Body = []byte("amount=1")
-	if equal, err := old.matches(inJSON, s); equal || !errors.Is(err, errJSON) {
+	if equal, err := old.matches(inJSON, s, nil); equal || !errors.Is(err, errJSON) {
 		t.Errorf("one of JSON, and a body that is none: %v, %v", equal, err)
 	}
 	for name, bad := range map[string][]byte{
 		"no key of it": append([]byte{1, 0, 0, 0, 0, 9}, made[6:]...), "version": append([]byte{2}, made[1:]...), "version 0": append([]byte{0}, made[1:]...),
 		"mode": append([]byte{1, 2}, made[2:]...), "short": made[:37], "long": append(slices.Clone(made), 0), "none": nil,
 	} {
-		if equal, err := old.matches(bad, wholeSubject()); equal || !errors.Is(err, errFingerprint) {
+		if equal, err := old.matches(bad, wholeSubject(), nil); equal || !errors.Is(err, errFingerprint) {
 			t.Errorf("%s: %v, %v", name, equal, err)
 		}
 	}
-	for i := fingerprintHead; i < len(made); i++ {
-		changed := slices.Clone(made)
-		changed[i] ^= 1
-		if equal, err := old.matches(changed, wholeSubject()); equal || err != nil {
-			t.Errorf("byte %d: %v, %v", i, equal, err)
+	for _, own := range [][]byte{nil, made} { // made again under the stored key, or by the request already
+		if equal, err := old.matches(made, wholeSubject(), own); !equal || err != nil {
+			t.Errorf("the same: %v, %v", equal, err)
+		}
+		for i := fingerprintHead; i < len(made); i++ {
+			changed := slices.Clone(made)
+			changed[i] ^= 1
+			if equal, err := old.matches(changed, wholeSubject(), own); equal || err != nil {
+				t.Errorf("byte %d: %v, %v", i, equal, err)
+			}
 		}
 	}
 }
@@ -402,25 +407,25 @@ func FuzzFingerprint(f *testing.F) {
 		}
 		twin := *s
 		twin.Body = bytes.Clone(body)
-		if equal, err := prints.matches(made, &twin); !equal || err != nil {
+		if equal, err := prints.matches(made, &twin, nil); !equal || err != nil {
 			t.Fatalf("equal bodies: %v, %v", equal, err)
 		}
 		if len(body) > 0 && by != 0 {
 			twin.Body[int(uint(at)%uint(len(body)))] ^= by
-			if equal, err := prints.matches(made, &twin); equal || err != nil {
+			if equal, err := prints.matches(made, &twin, nil); equal || err != nil {
 				t.Fatalf("a byte was changed: %v, %v", equal, err)
 			}
 		}
 		twin.Body = append(bytes.Clone(body), by)
-		if equal, err := prints.matches(made, &twin); equal || err != nil {
+		if equal, err := prints.matches(made, &twin, nil); equal || err != nil {
 			t.Fatalf("a byte was added: %v, %v", equal, err)
 		}
 		moved := *s
 		moved.Method, moved.Path = method+path, ""
-		if equal, _ := prints.matches(made, &moved); equal != (path == "") {
+		if equal, _ := prints.matches(made, &moved, nil); equal != (path == "") {
 			t.Fatalf("method and path run into each other")
 		}
-		if _, err := prints.matches(body, s); err == nil && len(body) != fingerprintLen {
+		if _, err := prints.matches(body, s, nil); err == nil && len(body) != fingerprintLen {
 			t.Fatal("a body was taken for a fingerprint")
 		}
 	})

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
@@ -47,7 +47,7 @@ func (req *servedRequest) claimOrTakeOver(rec *storedRecord) (*lease.Lease, erro
 		if req.layer.set != nil {
 			sql = claimAtSQL
 		}
-		err := req.layer.pool.QueryRow(ctx, sql, uuid.UUID(req.id), req.scope.Tenant, req.subject.Scope, req.fingerprint, req.token, req.ttl, req.layer.cfg.LeaseTTL).Scan(&l.ID, &l.Epoch)
+		err := req.layer.pool.QueryRow(ctx, sql, codec.UUID(req.id), req.scope.Tenant, req.subject.Scope, req.fingerprint, codec.UUID(req.token), req.ttl, req.layer.cfg.LeaseTTL).Scan(&l.ID, &l.Epoch)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil, nil
 		}
@@ -56,7 +56,7 @@ func (req *servedRequest) claimOrTakeOver(rec *storedRecord) (*lease.Lease, erro
 			return nil, fmt.Errorf("idempotency: claiming a key: %w", err)
 		}
 	} else {
-		sql, args := takeOverSQL, []any{rec.lease, rec.epoch, req.token, req.layer.cfg.LeaseTTL}
+		sql, args := takeOverSQL, []any{rec.lease, rec.epoch, codec.UUID(req.token), req.layer.cfg.LeaseTTL}
 		if req.layer.set != nil {
 			sql, args = takeOverAtSQL, append([]any{req.scope.Tenant}, args...)
 		}
@@ -205,7 +205,7 @@ func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed boo
 		}
 		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
 	}
-	run.tx.EngineInto([]any{&run.expires}, stepRecord, finishSQL, uuid.UUID(run.id), l.ID, l.Epoch, l.Nonce, stored, sealed)
+	run.tx.EngineInto([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce, stored, sealed)
 	if err := fault.Point(fault.RequestSealing); err != nil {
 		return err
 	}
@@ -272,7 +272,7 @@ func (run *handlerRun) replyAfterFence(rep reply) reply {
 func (req *servedRequest) releaseKey(l *lease.Lease) {
 	ctx, cancel := context.WithTimeout(req.ctx, req.layer.cfg.AcquireTimeout)
 	defer cancel()
-	if _, err := req.layer.pool.Exec(ctx, releaseSQL, uuid.UUID(req.id), l.ID, l.Epoch, l.Nonce); err != nil && guard.SQLState(err) != fenceLost {
+	if _, err := req.layer.pool.Exec(ctx, releaseSQL, codec.UUID(req.id), l.ID, l.Epoch, l.Nonce); err != nil && guard.SQLState(err) != fenceLost {
 		req.layer.reportError(fmt.Errorf("idempotency: releasing a key: %w", err))
 	}
 }
@@ -282,6 +282,6 @@ func (run *handlerRun) setAside(l *lease.Lease) reply {
 	run.endTx()
 	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
 	defer cancel()
-	_, err := run.layer.pool.Exec(ctx, reconcileSQL, uuid.UUID(run.id), l.ID, l.Epoch, l.Nonce)
+	_, err := run.layer.pool.Exec(ctx, reconcileSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce)
 	return problemReply(codeCommitUnknown, err)
 }

@@ -9,9 +9,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/cenkalti/backoff/v4"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -92,7 +94,7 @@ type storedRecord struct {
 // recordRow is the target of the queries. All columns are null if there is no record.
 type recordRow struct {
 	state  *string
-	token  *uuid.UUID
+	token  pgtype.UUID
 	lease  *int64
 	sealed *bool
 	erased *bool
@@ -107,7 +109,7 @@ func (w *recordRow) record() *storedRecord {
 	if w.state == nil {
 		return nil
 	}
-	w.values.state, w.values.token, w.values.sealed, w.values.erased = *w.state, *w.token, *w.sealed, *w.erased
+	w.values.state, w.values.token, w.values.sealed, w.values.erased = *w.state, uuid.UUID(w.token.Bytes), *w.sealed, *w.erased
 	w.values.lease = *w.lease
 	return &w.values
 }
@@ -120,7 +122,7 @@ func (l *Layer) findRecord(ctx context.Context, id [16]byte) (*storedRecord, err
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
 	var row recordRow
-	err := l.pool.QueryRow(ctx, findRecordSQL, uuid.UUID(id)).Scan(row.targets()...)
+	err := l.pool.QueryRow(ctx, findRecordSQL, codec.UUID(id)).Scan(row.targets()...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}

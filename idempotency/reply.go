@@ -136,7 +136,7 @@ func (req *servedRequest) encodeResponse(run *handlerRun, rec *recorder) (stored
 
 // replyFromRecord answers a request from the record under its key.
 func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
-	same, err := req.layer.fingerprints.matches(r.fingerprint, &req.subject)
+	same, err := req.layer.fingerprints.matches(r.fingerprint, &req.subject, req.fingerprint)
 	if errors.Is(err, errJSON) { // the record was made when the route compared bodies as JSON, and this body is not JSON
 		same, err = false, nil
 	}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -208,7 +206,7 @@ func (run *handlerRun) beginStep(ctx context.Context, name string) (done bool, r
 	defer cancel()
 	l := run.held.lease
 	var sealed, tooLate bool
-	err = run.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(run.id), name, run.handler.route.KeyWindow-min(stepMargin, run.handler.route.KeyWindow/2),
+	err = run.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, codec.UUID(run.id), name, run.handler.route.KeyWindow-min(stepMargin, run.handler.route.KeyWindow/2),
 		run.layer.cfg.Sealer != nil).
 		Scan(&done, &result, &sealed, &tooLate)
 	if err != nil {
@@ -234,7 +232,7 @@ func (run *handlerRun) endStep(name string, result []byte) error {
 	l := run.held.lease
 	for deadline := time.Now().Add(run.layer.cfg.AcquireTimeout); ; {
 		ctx, cancel := context.WithDeadline(run.ctx, deadline)
-		_, err = run.layer.pool.Exec(ctx, stepDoneSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(run.id), name, result, sealed)
+		_, err = run.layer.pool.Exec(ctx, stepDoneSQL, l.ID, l.Epoch, l.Nonce, codec.UUID(run.id), name, result, sealed)
 		cancel()
 		if err == nil {
 			return fault.Point(fault.StepKept)

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
@@ -99,7 +99,7 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 	if err != nil {
 		return finalOutcome(problemReply(codeRolledBack, err))
 	}
-	run.tx.EngineInto([]any{&run.expires}, stepRecord, completeSQL, uuid.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, run.token, stored, sealed, run.ttl)
+	run.tx.EngineInto([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), stored, sealed, run.ttl)
 	return run.commitRecord(handlerReply(Created, rec))
 }
 
@@ -129,7 +129,7 @@ const (
 func (run *handlerRun) claimKey() (n int, err error) {
 	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
 	defer cancel()
-	sql, args := beginSQL, append([]any{uuid.UUID(run.id)}, run.timeoutArgs()...)
+	sql, args := beginSQL, append([]any{codec.UUID(run.id)}, run.timeoutArgs()...)
 	if run.layer.set != nil {
 		sql, args = beginAtSQL, append([]any{run.scope.Tenant}, args...)
 	}

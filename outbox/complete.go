@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
@@ -101,7 +102,7 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	tx := guard.Begin(conn.Conn())
 	defer tx.Rollback(c.lane.sink.dbTimeout)
 	ms := guard.Millis(c.lane.sink.dbTimeout)
-	tx.Engine("fence", completeSQL, c.lane.lease.ID, c.lane.lease.Epoch, c.lane.lease.Nonce, a.parked, a.Attempt, ms, ms, ms, pgUUID(a.key))
+	tx.Engine("fence", completeSQL, c.lane.lease.ID, c.lane.lease.Epoch, c.lane.lease.Nonce, a.parked, a.Attempt, ms, ms, ms, codec.UUID(a.key))
 	// If the database loses this transaction, calls that it enqueues may have been made since the
 	// call was first made, and not before (O6).
 	tx.Report = func(err error) {

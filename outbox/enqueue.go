@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
@@ -115,14 +116,10 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	return nil
 }
 
-// pgUUID converts a key to a type that pgx knows without asking the server for types. Without
-// prepared statements, pgx does not ask.
-func pgUUID(key uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: key, Valid: true} }
-
 func pgUUIDs(keys []uuid.UUID) []pgtype.UUID {
 	all := make([]pgtype.UUID, len(keys))
 	for i, k := range keys {
-		all[i] = pgUUID(k)
+		all[i] = codec.UUID(k)
 	}
 	return all
 }

@@ -123,7 +123,7 @@ func (b *newBatch) appendArgs(args []any) []any {
 			return v, v.Valid
 		}),
 		b.lane, b.sink,
-		codec.Array(n, func(i int) pgtype.UUID { return pgtype.UUID{Bytes: b.calls[i].key, Valid: true} }))
+		codec.Array(n, func(i int) pgtype.UUID { return codec.UUID(b.calls[i].key) }))
 	args = appendColumn(args, b, func(c *callRow) (v pgtype.UUID) {
 		if c.order != nil {
 			v.Bytes, v.Valid = *c.order, true

@@ -14,9 +14,13 @@ func Array[T any](n int, at func(i int) T) pgtype.FlatArray[*T] {
 	return array
 }
 
+// UUID is an argument for uuid. For a uuid.UUID pgx would make a text and read it again, or,
+// without prepared statements, ask the server for types.
+func UUID(value [16]byte) pgtype.UUID { return pgtype.UUID{Bytes: value, Valid: true} }
+
 // UUIDs is an argument for uuid[], see [Array].
 func UUIDs(values [][16]byte) pgtype.FlatArray[*pgtype.UUID] {
-	return Array(len(values), func(i int) pgtype.UUID { return pgtype.UUID{Bytes: values[i], Valid: true} })
+	return Array(len(values), func(i int) pgtype.UUID { return UUID(values[i]) })
 }
 
 // Bigints is an argument for bigint[], see [Array].
