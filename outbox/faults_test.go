@@ -521,7 +521,7 @@ var remoteRows = []relayRow{
 	}},
 	{"window passed", func(f *relayFaults) {
 		f.begin()
-		f.window, f.timeout = 2*time.Second, 500*time.Millisecond
+		f.window, f.timeout = 10*time.Second, 2*time.Second // a slow machine tries the others again
 		f.decides(func(b callcheck.Body, _ int) string {
 			if b.Key == "r" && b.Seq == 3 {
 				return "500"
@@ -534,7 +534,7 @@ var remoteRows = []relayRow{
 	}},
 	{"window passed: calls pass on", func(f *relayFaults) {
 		f.begin()
-		f.window, f.timeout, f.passOn = 2*time.Second, 500*time.Millisecond, true
+		f.window, f.timeout, f.passOn = 10*time.Second, 2*time.Second, true
 		f.decides(func(b callcheck.Body, _ int) string {
 			if b.Key == "r" && b.Seq == 3 {
 				return "500"

@@ -211,7 +211,7 @@ func (o *laneOwner) nextDue() time.Time {
 	}
 	if c := o.chunk; c != nil {
 		switch {
-		case c.committing, c.finished(o.mayStartCalls()), o.chunkOutlived(time.Now()):
+		case c.committing, c.finished(o.mayStartCalls()):
 			earlier(time.Time{})
 		case c.underWay > 0 && c.next > 0:
 			earlier(c.lastActivity.Add(chunkPatience))
@@ -219,8 +219,8 @@ func (o *laneOwner) nextDue() time.Time {
 		if c.hasNext() && !stopping && o.pollWait() > 0 {
 			earlier(time.Now().Add(o.pollWait())) // until the sink takes calls again
 		}
-		if c.hasNext() && c.underWay == 0 && o.sink.rates.available("") == 0 {
-			earlier(o.chunkEnds())
+		if at, waits := o.chunkWaits(); waits {
+			earlier(at)
 		}
 	} else if o.passIsOwed() {
 		earlier(time.Time{})
@@ -317,17 +317,18 @@ func (o *laneOwner) mayRelease() bool {
 // quarter of the window of its keys.
 const chunkLife = 10 * time.Second
 
-// chunkOutlived reports whether the chunk has waited for the sink's rate for so long that it is
-// read anew: the windows of its keys count from when it was read, and none of the calls that wait
-// was made (O14).
+// chunkOutlived reports whether the chunk has waited for the sink's rate for too long.
 func (o *laneOwner) chunkOutlived(now time.Time) bool {
-	c := o.chunk
-	return c.hasNext() && c.underWay == 0 && !now.Before(o.chunkEnds()) && (o.sink.waitsForRate() || o.sink.rates.available("") == 0)
+	until, waits := o.chunkWaits()
+	return waits && !now.Before(until)
 }
 
-// chunkEnds returns until when the chunk may wait.
-func (o *laneOwner) chunkEnds() time.Time {
-	return o.chunk.readAt.Add(min(chunkLife, o.sink.limits.startWindow()/4))
+// chunkWaits reports whether the whole rest of the chunk waits for the sink's rate, and until when
+// it may. Then it is read anew: the windows of its keys count from when it was read, and none of
+// the calls that wait was made (O14).
+func (o *laneOwner) chunkWaits() (until time.Time, waits bool) {
+	waits = o.chunk.hasNext() && o.chunk.underWay == 0 && o.sink.rates.available("") == 0
+	return o.chunk.readAt.Add(min(chunkLife, o.sink.limits.startWindow()/4)), waits
 }
 
 // tryParkedCalls settles parked calls, picks due ones, and makes them.

@@ -72,6 +72,7 @@ func bounded(n int32) *relayRates {
 	r.want("acme")
 	q := r.due(time.Now())
 	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &n}}, time.Now())
+	r.takeRegained() // the lanes were woken
 	return r
 }
 

@@ -325,15 +325,16 @@ comment on column onlyonce.shares.asked is 'The number of the relay''s question 
 
 -- take_share returns how many calls a relay may have under way, and records it for ten seconds.
 -- `most` is how many all relays together may have, `held` how many this one may have had until now,
--- `wants` how many it would like to have, and `asked` numbers its questions: null is returned if a
--- later one was answered before. Each relay that asks for as much gets an equal part;
--- what one does not want goes to the others. Nothing that it holds is taken away: if the result is
--- less, it starts no call until it has fewer under way, and asks again. With more relays than calls,
--- the one that has waited longest is next. The caller has locked the row of onlyonce.rates.
+-- `wants` how many it would like to have. `asked` numbers its questions: if a later one was
+-- answered before, null is returned. Relays that ask for as much get an equal part, and what one
+-- does not want goes to the others. Nothing that a relay holds is taken away: if the result is
+-- less, it starts no call until it has fewer under way, and asks again. With more relays than
+-- calls, the one that has waited longest is next. The caller has locked the row of onlyonce.rates.
 create function onlyonce.take_share(sink text, tenant text, relay uuid, asked bigint, most integer, held integer, wants integer) returns integer
 language plpgsql as $$
 declare
   at     timestamptz := clock_timestamp();
+  mine   onlyonce.shares;
   waits  timestamptz;
   others bigint;
   used   bigint;
@@ -346,17 +347,15 @@ begin
   delete from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.until <= at;
   update onlyonce.shares s set until = at + interval '10 seconds', since = least(s.since, at) -- the clock was set back
    where s.sink = take_share.sink and s.tenant = take_share.tenant and s.until > at + interval '1 minute';
-  if exists (select from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay and s.asked >= take_share.asked) then
+  select s.* into mine from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay;
+  if mine.asked >= take_share.asked then
     return null;
   end if;
   if take_share.wants = 0 and take_share.held = 0 then
     delete from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay;
     return 0;
   end if;
-  select s.since into waits from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay and s.share = 0;
-  if take_share.held > 0 or waits is null then
-    waits := at;
-  end if;
+  waits := case when mine.share = 0 and take_share.held = 0 then mine.since else at end;
   select count(*), coalesce(sum(s.share), 0), count(*) filter (where s.share = 0 and s.since < waits) into others, used, first
     from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay <> take_share.relay;
   -- Those that want less than an equal part leave the rest to the others.
