@@ -104,8 +104,7 @@ type partition struct {
 
 // Fetch returns the next messages of the tape, and waits forever at its end.
 func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
-	ids := p.t.ids[p.id]
-	end := int64(len(ids) / idBytes)
+	end := int64(len(p.t.ids[p.id]) / idBytes)
 	n := min(fetchLimit, end-from)
 	if p.t.every > 0 && n > 0 {
 		if err := until(ctx, p.t.start.Add(time.Duration(from)*p.t.every)); err != nil {
@@ -117,30 +116,37 @@ func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fe
 		<-ctx.Done()
 		return consumer.Fetched{}, ctx.Err()
 	}
-	got := consumer.Fetched{Messages: make([]*consumer.Message, n), Next: from + n, LeaderEpoch: -1, HighWatermark: end, LastStable: end}
-	each := 1
-	if p.t.traceparents != nil {
+	got := consumer.Fetched{Messages: p.t.messages(p.id, from, n), Next: from + n, LeaderEpoch: -1, HighWatermark: end, LastStable: end}
+	for i, m := range got.Messages {
+		if most -= m.Size(); most < 0 && i > 0 {
+			got.Messages, got.Next = got.Messages[:i], m.Offset
+			break
+		}
+	}
+	return got, nil
+}
+
+// messages makes n messages of a partition.
+func (t *tape) messages(partition int32, from, n int64) []*consumer.Message {
+	ids, each := t.ids[partition], 1
+	if t.traceparents != nil {
 		each = 2
 	}
-	messages, headers := make([]consumer.Message, n), make([]consumer.Header, int(n)*each)
+	made, messages, headers := make([]*consumer.Message, n), make([]consumer.Message, n), make([]consumer.Header, int(n)*each)
 	for i := range messages {
 		offset := from + int64(i)
 		its := headers[i*each : (i+1)*each : (i+1)*each]
 		its[0] = consumer.Header{Name: idHeader, Value: ids[offset*idBytes:][:idBytes:idBytes]}
 		if each == 2 {
-			its[1] = consumer.Header{Name: "traceparent", Value: p.t.traceparents[offset%int64(len(p.t.traceparents))]}
+			its[1] = consumer.Header{Name: "traceparent", Value: t.traceparents[offset%int64(len(t.traceparents))]}
 		}
 		messages[i] = consumer.Message{
-			Topic: topic, Partition: p.id, Offset: offset, LeaderEpoch: -1, Time: time.UnixMilli(1_750_000_000_000 + offset/perMilli),
-			Value: p.t.bodies[offset%int64(len(p.t.bodies))], Headers: its,
+			Topic: topic, Partition: partition, Offset: offset, LeaderEpoch: -1, Time: time.UnixMilli(1_750_000_000_000 + offset/perMilli),
+			Value: t.bodies[offset%int64(len(t.bodies))], Headers: its,
 		}
-		got.Messages[i] = &messages[i]
-		if most -= messages[i].Size(); most < 0 && i > 0 {
-			got.Messages, got.Next = got.Messages[:i], offset
-			break
-		}
+		made[i] = &messages[i]
 	}
-	return got, nil
+	return made
 }
 
 // newBodies makes a few thousand bodies, so that they do not stay in the nearest cache.

@@ -2,8 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
 )
 
 // sideBySide compares a consumer that runs several transactions of a partition at once with one
@@ -30,4 +35,114 @@ func (k sideBySide) open(_ context.Context, _ *server, o options) (wrapped, plai
 	many := cfg
 	many.Concurrency = k.atOnce
 	return wrappedSide(t, k.handler, many), wrappedSide(t, k.handler, cfg), nil
+}
+
+// poisoned compares a consumer one of whose thousand ordering keys has a message that always fails
+// with one that has none. The failing key's messages are set aside; the others count.
+func poisoned(_ context.Context, _ *server, o options) (wrapped, plain side, err error) {
+	t := newTape(1, int(60_000*(o.window+settle).Seconds())+4*fetchLimit, orderedID)
+	cfg := consumer.Config{
+		Scope: "bench", BatchSize: 100, Key: consumer.HeaderKey(idHeader), Concurrency: 4, OnFailure: consumer.ParkOrderingKey,
+		OrderingKey: func(m *consumer.Message) []byte { return strconv.AppendInt(nil, m.Offset%1000, 10) },
+	}
+	failing := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset == 7 {
+			return errPoison
+		}
+		return handlerQueued(ctx, tx, m)
+	}
+	return wrappedSide(t, failing, cfg), wrappedSide(t, handlerQueued, cfg), nil
+}
+
+var errPoison = errors.New("this message always fails")
+
+// shared compares a member of a share group, and its keeper, with a consumer of the same messages,
+// in batches of 100, 4 at once.
+func shared(_ context.Context, _ *server, o options) (wrapped, plain side, err error) {
+	t := newTape(1, int(60_000*(o.window+settle).Seconds())+4*fetchLimit, orderedID)
+	cfg := consumer.Config{Scope: "bench", BatchSize: 100, Key: consumer.HeaderKey(idHeader), Concurrency: 4}
+	end := int64(len(t.ids[0])/idBytes - fetchLimit)
+	wrapped = consumerSide(1, end, handlerQueued, cfg, func(context.Context) (consumer.Source, error) {
+		t.log.ClearCommitted(group)
+		return &sharedTape{source: source{&consumertest.Source{Log: t.log, GroupID: group}, t}, begun: make(chan struct{}), open: map[int64]bool{}}, nil
+	})
+	return wrapped, wrappedSide(t, handlerQueued, cfg), nil
+}
+
+// sharedTape is a tape of one partition, whose messages a share group delivers to this one member.
+type sharedTape struct {
+	source
+	begun chan struct{} // closed once the keeper has the partition
+	of    consumer.Identity
+
+	mu   sync.Mutex
+	next int64          // the first message that was not delivered
+	open map[int64]bool // first offsets of deliveries that were not answered
+}
+
+func (s *sharedTape) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+	return s.source.Run(ctx, func(ctx context.Context, p consumer.Partition) (err error) {
+		if s.of, err = p.Identity(ctx); err != nil {
+			return err
+		}
+		close(s.begun)
+		return own(ctx, p)
+	})
+}
+
+func (s *sharedTape) Deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d consumer.Delivery) consumer.Applied) error {
+	select {
+	case <-s.begun:
+	case <-ctx.Done():
+		return nil
+	}
+	failed := make(chan error, atOnce)
+	var members sync.WaitGroup
+	for range atOnce {
+		members.Go(func() {
+			for ctx.Err() == nil {
+				d := s.take(int64(most))
+				if out := apply(ctx, d); len(out.Done) < len(d.Messages) && ctx.Err() == nil {
+					failed <- errors.New("a delivery was not handled whole: these are all new")
+					return
+				}
+				s.answer(d.Messages[0].Offset)
+			}
+		})
+	}
+	members.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return nil
+	}
+}
+
+func (s *sharedTape) take(most int64) consumer.Delivery {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := s.next
+	s.next, s.open[from] = from+most, true
+	return consumer.Delivery{
+		ClusterID: s.of.ClusterID, Topic: s.of.Topic, TopicID: s.of.TopicID, Partition: s.of.Partition,
+		Messages: s.t.messages(s.of.Partition, from, most), Until: time.Now().Add(time.Minute),
+	}
+}
+
+func (s *sharedTape) answer(first int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, first)
+}
+
+// Settled returns the first message of a delivery that is under way.
+func (s *sharedTape) Settled(context.Context, string, int32) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	settled := s.next
+	for first := range s.open {
+		settled = min(settled, first)
+	}
+	return settled, nil
 }
