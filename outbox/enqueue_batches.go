@@ -42,8 +42,28 @@ type newBatch struct {
 // any of them draws an id (O4).
 func enqueueStatement(rows []any) (sql string, args []any) {
 	batches := makeBatches(rows)
-	var text strings.Builder
+	args = make([]any, 0, enqueueArgs*len(batches))
 	for i, b := range batches {
+		var locks any
+		if i == 0 {
+			locks = orderKeys(rows)
+		}
+		args = b.appendArgs(append(args, locks))
+		hintedSenders.hint(b.sink, b.lane)
+	}
+	if len(batches) == 1 {
+		return enqueueOneSQL, args
+	}
+	return enqueueSQL(len(batches)), args
+}
+
+// enqueueOneSQL writes one batch, as nearly all transactions do.
+var enqueueOneSQL = enqueueSQL(1)
+
+// enqueueSQL returns the statement that writes so many batches.
+func enqueueSQL(batches int) string {
+	var text strings.Builder
+	for i := range batches {
 		text.WriteString([]string{"select onlyonce.enqueue_batch(", ", onlyonce.enqueue_batch("}[min(i, 1)])
 		for n := range enqueueArgs {
 			if n > 0 {
@@ -52,14 +72,8 @@ func enqueueStatement(rows []any) (sql string, args []any) {
 			fmt.Fprintf(&text, "$%d", i*enqueueArgs+n+1)
 		}
 		text.WriteByte(')')
-		var locks any
-		if i == 0 {
-			locks = orderKeys(rows)
-		}
-		args = b.appendArgs(append(args, locks))
-		hintedSenders.hint(b.sink, b.lane)
 	}
-	return text.String(), args
+	return text.String()
 }
 
 // makeBatches divides calls into batches, in their order. A call with an ordering key belongs to

@@ -136,9 +136,9 @@ begin
     end if;
   end loop;
 
-  if rest is not null then
-    -- A copy of an unsettled parked message or event is a duplicate even if retention has removed
-    -- its key.
+  -- A copy of an unsettled parked message or event is a duplicate even if retention has removed its
+  -- key. Mostly there is none; the statement that looks for it is planned anew for each claim.
+  if rest is not null and exists (select 1 from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and p.reason <> 'conflict') then
     select array_agg(p.key) into parked from onlyonce.parked p
      where p.kind in ('message', 'event') and p.key = any (rest) and p.settled_at is null and p.reason <> 'conflict';
   end if;
@@ -206,7 +206,7 @@ begin
   case cur
     EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
   end case;
-  if exists (select 1 from onlyonce.parked p where p.settled_at is null and p.reason <> 'conflict') then -- mostly there is none
+  if exists (select 1 from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and p.reason <> 'conflict') then -- mostly there is none
     if exists (select 1 from onlyonce.parked p
                 where p.kind in ('message', 'event') and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then
       raise exception using errcode = '23505', message = 'onlyonce: a copy of one of these messages is parked';

@@ -17,11 +17,19 @@ select setval('onlyonce.outbox_version', 1);
 -- drawn until the commit.
 create sequence onlyonce.outbox_id start 1024 increment 1024 cache 1;
 
--- octets returns the size of bodies in bytes, before any compression.
+-- octets returns the size of bodies in bytes, before any compression. In PL/pgSQL, because a function
+-- in SQL is planned in each statement that calls it.
 create function onlyonce.octets(bodies bytea[]) returns integer
-language sql immutable strict parallel safe as $$
-  select coalesce(sum(octet_length(b)), 0)::integer from unnest(bodies) b
-$$;
+language plpgsql immutable strict parallel safe as $$
+declare
+  body  bytea;
+  total integer := 0;
+begin
+  foreach body in array bodies loop
+    total := total + coalesce(octet_length(body), 0);
+  end loop;
+  return total;
+end $$;
 comment on function onlyonce.octets(bytea[]) is 'Size of bodies in bytes: what onlyonce.batches.bytes holds.';
 
 -- A row is a batch of calls that one transaction wrote to one lane. What all calls of the batch have
@@ -62,25 +70,7 @@ create table onlyonce.batches (
   redo         boolean[],
   capture      boolean[],
   sealed       boolean[],
-  erased       timestamptz[],
-  constraint batches_n check (n between 1 and 1024 and (id & 1023) + n <= 1024),
-  constraint batches_one_of_two check (
-    (order_key is null or order_keys is null) and (tenant is null) <> (tenants is null) and (scope is null) <> (scopes is null)
-    and (name is null) <> (names is null) and (method is null) <> (methods is null) and (target is null) <> (targets is null)
-    and (header is null) <> (headers is null) and (trace is null or traces is null) and (body is null) <> (bodies is null)
-    and (body is null or n = 1) and (origin_time is null or origin_times is null)),
-  constraint batches_lengths check (
-    cardinality(keys) = n and coalesce(cardinality(order_keys), n) = n and coalesce(cardinality(tenants), n) = n
-    and coalesce(cardinality(scopes), n) = n and coalesce(cardinality(names), n) = n and coalesce(cardinality(methods), n) = n
-    and coalesce(cardinality(targets), n) = n and coalesce(cardinality(headers), n) = n and coalesce(cardinality(traces), n) = n
-    and coalesce(cardinality(bodies), n) = n and coalesce(cardinality(origin_times), n) = n and coalesce(cardinality(not_before), n) = n
-    and coalesce(cardinality(redo), n) = n and coalesce(cardinality(capture), n) = n and coalesce(cardinality(sealed), n) = n
-    and coalesce(cardinality(erased), n) = n),
-  constraint batches_no_nulls check (
-    array_position(keys, null) is null and array_position(tenants, null) is null and array_position(scopes, null) is null
-    and array_position(names, null) is null and array_position(methods, null) is null and array_position(targets, null) is null
-    and array_position(headers, null) is null and array_position(bodies, null) is null),
-  constraint batches_bytes check (bytes = case when body is null then onlyonce.octets(bodies) else octet_length(body) end and (n = 1 or bytes <= 2097152))
+  erased       timestamptz[]
 ) partition by list (slot);
 alter sequence onlyonce.outbox_id owned by onlyonce.batches.id;
 comment on table  onlyonce.batches is 'The outbox''s log: outbound calls in batches, append-only. A batch commits with the effects that ask for its calls. A column holds what all calls of the batch have in common, the array of its plural what differs. Relays read it with a snapshot cursor a lane, see onlyonce.lanes; what fails goes to onlyonce.parked.';
@@ -124,6 +114,49 @@ begin
     end loop;
   end loop;
 end $$;
+
+-- check_batch refuses a row that relays could not read, for example one of an INSERT by hand. CHECK
+-- constraints would do the same, and cost twice what the INSERT itself does: the server reads and
+-- compiles their text in each statement, and this function's once in a session.
+create function onlyonce.check_batch() returns trigger
+language plpgsql as $$
+declare
+  broken  text;
+  message text;
+begin
+  if not (new.n between 1 and 1024 and (new.id & 1023) + new.n <= 1024) then
+    broken := 'batches_n';
+    message := 'n must be from 1 to 1,024, and the ids of all its calls in one block of 1,024';
+  elsif not ((new.order_key is null or new.order_keys is null) and (new.tenant is null) <> (new.tenants is null) and (new.scope is null) <> (new.scopes is null)
+      and (new.name is null) <> (new.names is null) and (new.method is null) <> (new.methods is null) and (new.target is null) <> (new.targets is null)
+      and (new.header is null) <> (new.headers is null) and (new.trace is null or new.traces is null) and (new.body is null) <> (new.bodies is null)
+      and (new.body is null or new.n = 1) and (new.origin_time is null or new.origin_times is null)) then
+    broken := 'batches_one_of_two';
+    message := 'of a column and its plural one must be null and the other not (of order_key, trace and origin_time both may be null), and body is for one call';
+  elsif not (cardinality(new.keys) = new.n and coalesce(cardinality(new.order_keys), new.n) = new.n and coalesce(cardinality(new.tenants), new.n) = new.n
+      and coalesce(cardinality(new.scopes), new.n) = new.n and coalesce(cardinality(new.names), new.n) = new.n and coalesce(cardinality(new.methods), new.n) = new.n
+      and coalesce(cardinality(new.targets), new.n) = new.n and coalesce(cardinality(new.headers), new.n) = new.n and coalesce(cardinality(new.traces), new.n) = new.n
+      and coalesce(cardinality(new.bodies), new.n) = new.n and coalesce(cardinality(new.origin_times), new.n) = new.n and coalesce(cardinality(new.not_before), new.n) = new.n
+      and coalesce(cardinality(new.redo), new.n) = new.n and coalesce(cardinality(new.capture), new.n) = new.n and coalesce(cardinality(new.sealed), new.n) = new.n
+      and coalesce(cardinality(new.erased), new.n) = new.n) then
+    broken := 'batches_lengths';
+    message := 'keys, and each other array that is not null, must have n elements';
+  elsif array_position(new.keys, null) is not null or array_position(new.tenants, null) is not null or array_position(new.scopes, null) is not null
+      or array_position(new.names, null) is not null or array_position(new.methods, null) is not null or array_position(new.targets, null) is not null
+      or array_position(new.headers, null) is not null or array_position(new.bodies, null) is not null then
+    broken := 'batches_no_nulls';
+    message := 'keys, tenants, scopes, names, methods, targets, headers and bodies must hold no null';
+  elsif not (new.bytes = case when new.body is null then onlyonce.octets(new.bodies) else octet_length(new.body) end and (new.n = 1 or new.bytes <= 2097152)) then
+    broken := 'batches_bytes';
+    message := 'bytes must be the size of the bodies, and of more than one call at most 2,097,152';
+  end if;
+  if broken is not null then
+    raise exception using errcode = 'check_violation', schema = 'onlyonce', table = 'batches', constraint = broken, message = 'onlyonce: batches: ' || message;
+  end if;
+  return new;
+end $$;
+comment on function onlyonce.check_batch() is 'Trigger: refuses a batch that relays could not read.';
+create trigger sound before insert or update on onlyonce.batches for each row execute function onlyonce.check_batch();
 
 -- batches_new finds what is new in a lane. No index finds a call by its key: see call_keys.
 create index batches_new on onlyonce.batches (sink, lane, xid, id);
@@ -520,6 +553,10 @@ begin
     end loop;
   end if;
   select array_agg(u.k) into wanted from unnest(checks, keys) as u(c, k) where u.c = 1;
+  -- Mostly there is nothing to compare with. The statement below is planned anew for each call.
+  if wanted is null and not exists (select from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.reason <> 'conflict') then
+    return skip;
+  end if;
   for old in
     with stored as materialized (
       select f.* from (select where wanted is not null) asked cross join lateral onlyonce.logged_calls(sink, wanted) f
