@@ -106,7 +106,7 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P25b", bar: 1.2, atMost: true, of: cpuRise}}, open: sideBySide{partitions: 1, atOnce: 4, rate: 60_000, handler: handlerWaiting}.open},
 		{what: "8 partitions, batch of 100, a handler that queues, CPU a message, 4 transactions at once; plain: one at a time",
 			metrics: []metric{{name: "P25c", bar: 1.8, atMost: true, of: cpuRise}}, open: sideBySide{partitions: 8, atOnce: 4, rate: 120_000, handler: handlerQueued}.open},
-		{what: "one partition, ordering keys, 4 transactions at once, ParkOrderingKey: one key in a thousand has a message that fails; plain: none has",
+		{what: "one partition, ordering keys, a handler that waits, 4 transactions at once, ParkOrderingKey: one key in a thousand has a message that fails; plain: none has",
 			metrics: []metric{{name: "P25d", bar: 0.95, of: rates}}, open: poisoned},
 		{what: "idempotency.Do, 8 callers, keys that are new: relative to the same function in a transaction of its own",
 			metrics: []metric{{name: "P26a", shown: true, of: rates}}, open: done(false)},
