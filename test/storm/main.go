@@ -41,6 +41,7 @@ type options struct {
 	replicas   int
 	duplicates float64
 	failover   bool
+	failovers  int
 	idle       bool
 	positions  bool
 	source     string
@@ -64,6 +65,7 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.IntVar(&o.replicas, "replicas", 1, "brokers of the cluster, and replicas of the topic: 1 or 3")
 	fs.Float64Var(&o.duplicates, "duplicates", 0.1, "`fraction` of the messages that is produced twice, 0 to 1")
 	fs.BoolVar(&o.failover, "failover", false, "promote a standby that lacks the last commits, instead of restarting Postgres")
+	fs.IntVar(&o.failovers, "failovers", 0, "with so many failovers, to the nearest hundredth of the kills; 0: none, or three in ten with -failover")
 	fs.BoolVar(&o.idle, "idle", false, "with -failover: one more at the end, after which no message comes")
 	fs.BoolVar(&o.positions, "positions", false, "without keys and copies: nothing finds what the fence lets through")
 	fs.StringVar(&o.source, "source", sourceKafkaGo, "what workers consume through: kafka-go, franz (cooperative rebalances, half of the members static) or share (a share group; without order)")
@@ -75,6 +77,8 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	if o.positions {
 		o.duplicates = 0
 	}
+	o.failover = o.failover || o.failovers > 0
+	fs.Between("failovers", o.failovers, 0, o.Kills)
 	fs.Between("partitions", o.partitions, 1, 64)
 	fs.Between("concurrency", o.atOnce, 1, 64)
 	if o.replicas != 1 && o.replicas != 3 {

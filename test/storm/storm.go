@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -57,6 +58,10 @@ func newStorm(o options, to *screen.Screen, tamper func(context.Context, *storm)
 	of := usual
 	if o.failover {
 		of = failovers
+	}
+	if o.failovers > 0 {
+		of = slices.Clone(failovers)
+		of[0].Percent = (100*o.failovers + o.Kills/2) / o.Kills
 	}
 	s := &storm{opts: o, tamper: tamper, stream: makeStream(o.messages, o.duplicates, source(1)), topic: fmt.Sprintf("storm-%d", o.Seed)}
 	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, of, source(2)), Random: source(3), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}

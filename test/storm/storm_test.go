@@ -246,6 +246,7 @@ func TestFlags(t *testing.T) {
 		"-replicas 2":               "-replicas: 2 is neither 1 nor 3",
 		"-duplicates 2":             "-duplicates: 2 is not from 0 to 1",
 		"-idle":                     "-idle: only with -failover",
+		"-failovers 3 -kills 2":     "-failovers: 3 is not from 0 to 2",
 		"-source sarama":            `-source: "sarama" is not kafka-go, franz or share`,
 		"-source share -policy key": "-policy: a share group keeps no order",
 		"-policy block":             `-policy: "block" is neither park nor key`,
