@@ -234,6 +234,7 @@ func TestF13AdoptFrom(t *testing.T) {
 	s.log.AppendMessage(1, &consumer.Message{Value: []byte("no id")})
 	_, stop := s.start("a", effect, nil)
 	s.a.until(`select coalesce(bool_and(next_offset = 2), false) from onlyonce.positions where partition = 1`)
+	s.a.until(`select exists (select from onlyonce.cursors where partition = 0)`)
 	stop()
 	s.a.exec(`update onlyonce.cursors set replay_no = 7 where partition = 0`) // of the scope's, whichever partition it was of
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
