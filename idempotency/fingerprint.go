@@ -10,10 +10,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"maps"
 	"mime"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // FingerprintKey is a secret for fingerprints: 32 random bytes. Keep it where you keep other
@@ -80,7 +82,7 @@ var errFingerprint = errors.New("idempotency: the stored fingerprint cannot be c
 // has.
 type fingerprinter struct {
 	current uint32
-	keys    map[uint32]FingerprintKey
+	macs    map[uint32]*sync.Pool // of HMACs, by the id of the key
 }
 
 func newFingerprinter(current uint32, keys map[uint32]FingerprintKey) (*fingerprinter, error) {
@@ -93,7 +95,11 @@ func newFingerprinter(current uint32, keys map[uint32]FingerprintKey) (*fingerpr
 	if _, has := keys[current]; !has {
 		faults = append(faults, fmt.Errorf("the current key, %d, is not among the keys", current))
 	}
-	return &fingerprinter{current: current, keys: maps.Clone(keys)}, errors.Join(faults...)
+	f := &fingerprinter{current: current, macs: map[uint32]*sync.Pool{}}
+	for id, key := range keys {
+		f.macs[id] = &sync.Pool{New: func() any { return hmac.New(sha256.New, key[:]) }}
+	}
+	return f, errors.Join(faults...)
 }
 
 // fingerprintSubject is what a fingerprint covers (H7).
@@ -134,7 +140,7 @@ func (f *fingerprinter) matches(stored []byte, s *fingerprintSubject, own []byte
 }
 
 func (f *fingerprinter) hashWith(version byte, mode Fingerprint, id uint32, s *fingerprintSubject) ([]byte, error) {
-	key, has := f.keys[id]
+	pool, has := f.macs[id]
 	switch {
 	case version != fingerprintVersion:
 		return nil, fmt.Errorf("%w: version %d", errFingerprint, version)
@@ -153,22 +159,17 @@ func (f *fingerprinter) hashWith(version byte, mode Fingerprint, id uint32, s *f
 	out := make([]byte, fingerprintHead, fingerprintLen)
 	out[0], out[1] = version, byte(mode)
 	binary.BigEndian.PutUint32(out[2:], id)
-	mac := hmac.New(sha256.New, key[:])
-	mac.Write(out)
-	var length [8]byte
-	number := func(n int) {
-		binary.BigEndian.PutUint64(length[:], uint64(n))
-		mac.Write(length[:])
-	}
+	// All but the body is hashed in one Write, which costs more than the few bytes of a field.
+	head := append(make([]byte, 0, 512), out...)
+	number := func(n int) { head = binary.BigEndian.AppendUint64(head, uint64(n)) }
 	// Each field is preceded by its length, so that the end of one cannot pass for the start of the
 	// next: "a", "bc" differs from "ab", "c".
-	field := func(b []byte) {
-		number(len(b))
-		mac.Write(b)
+	field := func(text string) {
+		number(len(text))
+		head = append(head, text...)
 	}
-	field(s.Record[:])
-	for _, v := range []string{s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, normalizedMediaType(s.MediaType), normalizedCoding(s.Coding)} {
-		field([]byte(v))
+	for _, v := range []string{string(s.Record[:]), s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, normalizedMediaType(s.MediaType), normalizedCoding(s.Coding)} {
+		field(v)
 	}
 	for _, fields := range [][][2]string{s.Headers, s.Trailers} {
 		fields := slices.Clone(fields)
@@ -178,11 +179,16 @@ func (f *fingerprinter) hashWith(version byte, mode Fingerprint, id uint32, s *f
 		slices.SortStableFunc(fields, func(a, b [2]string) int { return cmp.Compare(a[0], b[0]) })
 		number(len(fields))
 		for _, f := range fields {
-			field([]byte(f[0]))
-			field([]byte(f[1]))
+			field(f[0])
+			field(f[1])
 		}
 	}
-	field(body)
+	number(len(body))
+	mac := pool.Get().(hash.Hash)
+	defer pool.Put(mac)
+	mac.Reset()
+	mac.Write(head)
+	mac.Write(body)
 	return mac.Sum(out), nil
 }
 
@@ -204,6 +210,9 @@ func normalizedCoding(field string) string {
 // in whether they send it. All other parameters count: for example, the same bytes with another
 // multipart boundary are another request. A value that cannot be parsed counts as it was received.
 func normalizedMediaType(field string) string {
+	if field == "application/json" { // as most are, and what the rest comes to
+		return field
+	}
 	media, params, err := mime.ParseMediaType(field)
 	if err != nil {
 		return "?" + field // a parsed one never starts with "?"
