@@ -24,15 +24,12 @@ func openLedger(file string) (*ledger, error) {
 	return l, err
 }
 
-// caught reports whether the row was caught at this commit, by the test that it names now. A tree
-// with changes counts as no commit.
-func (l *ledger) caught(m mutant) bool {
-	if strings.HasSuffix(l.commit, "+") {
-		return false
-	}
+// caught reports whether the row was caught at this commit, or at any, by the test that it names
+// now. A tree with changes counts as no commit.
+func (l *ledger) caught(m mutant, anyCommit bool) bool {
 	rows, err := l.table.Read()
 	row := rows[m.rule]
-	return err == nil && row != nil && row[0] == "caught" && row[1] == m.test && row[2] == l.commit
+	return err == nil && row != nil && row[0] == "caught" && row[1] == m.test && (anyCommit || row[2] == l.commit && !strings.HasSuffix(l.commit, "+"))
 }
 
 // note replaces the row's verdict. Rows that are no longer in the table of mutants are dropped. The
