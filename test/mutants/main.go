@@ -198,7 +198,7 @@ func run(m mutant) (verdict, output string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-vet=off", "-timeout=4m", "-run", pattern(m.test), ".")
+	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=4m", "-run", pattern(m.test), ".")
 	cmd.Dir = m.pkg // and not the root: the package may be in a module of its own
 	// The overlay is set in the environment, so that a test which builds a program builds the
 	// mutant too.
