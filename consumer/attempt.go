@@ -46,7 +46,12 @@ type engine struct {
 	exclusive      bool   // the current attempt is the only one of this process
 	claimFirstLeft int    // transactions for which the claim goes first, after duplicates were found
 	deadlocked     func() // is called when a transaction was undone to end a deadlock; may be nil
+	blocked        blockedKeys
 }
+
+// caution is what a transaction asks before its handlers run, at the cost of a round trip each. If
+// it does not ask, the server raises unless all keys are fresh, and no ordering key is blocked.
+type caution struct{ claim, order bool }
 
 // attempt is the work of one transaction.
 type attempt struct {
@@ -126,7 +131,8 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 	if err := e.indexCalls(work, slot.conn.Conn(), a.msgs); err != nil {
 		return err
 	}
-	claimFirst := a.alone || a.disposition != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0
+	first := caution{claim: a.alone || a.disposition != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0}
+	first.order = first.claim
 	for run := 0; ; run++ {
 		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
 		a.parked, a.blockedKeys, a.handlerCalled = nil, nil, false
@@ -141,7 +147,7 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 		tx := guard.Begin(slot.conn.Conn())
 		tx.Report = e.c.logStray
 		e.c.setTimeouts(tx)
-		h := e.fillTransaction(work, tx, a, claimFirst)
+		h := e.fillTransaction(work, tx, a, first)
 		if h.hung {
 			slot.abandon(tx)
 			return e.reportHung(work, h)
@@ -174,8 +180,11 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 				e.deadlocked()
 			}
 			continue // the whole transaction, handler included
-		case failed != nil && !claimFirst && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepAge && state == codeTooOld || failed.Step == stepOrder && state == codeBlocked):
-			claimFirst, a.done.Fallback, e.claimFirstLeft = true, true, claimFirstRuns
+		case failed != nil && !first.claim && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepAge && state == codeTooOld):
+			first, a.done.Fallback, e.claimFirstLeft = caution{claim: true, order: true}, true, claimFirstRuns
+			continue
+		case failed != nil && !first.order && failed.Step == stepOrder && state == codeBlocked:
+			first.order, a.done.Fallback = true, true
 			continue
 		case failed != nil && failed.Step == stepFence && (state == codeFenceLost || state == codeRaceLost):
 			return errFenced
@@ -187,7 +196,7 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 // adjustCaution records what a committed transaction means for the next ones.
 func (e *engine) adjustCaution(a *attempt) {
 	switch {
-	case a.done.Duplicates > 0 || len(a.blockedKeys) > 0:
+	case a.done.Duplicates > 0:
 		e.claimFirstLeft = claimFirstRuns
 	case e.claimFirstLeft > 0:
 		e.claimFirstLeft--
@@ -196,7 +205,7 @@ func (e *engine) adjustCaution(a *attempt) {
 
 // fillTransaction queues or sends everything up to the handler's last statement, and returns the
 // result of the handlers.
-func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt, claimFirst bool) *handlerRun {
+func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt, first caution) *handlerRun {
 	h := &handlerRun{failedIndex: -1}
 	before, cancel := e.c.bounded(work) // up to the handler
 	defer cancel()
@@ -208,13 +217,13 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 	a.fence(tx)
 	dispositions := e.findIDs(a.msgs)
 	if !a.skipClaim {
-		e.claimKeys(before, tx, a.msgs, dispositions, claimFirst)
+		e.claimKeys(before, tx, a.msgs, dispositions, first.claim)
 	}
 	if tx.Failure() == nil {
-		e.checkAge(before, tx, a, dispositions, claimFirst)
+		e.checkAge(before, tx, a, dispositions, first.claim)
 	}
 	if tx.Failure() == nil {
-		e.checkOrder(before, tx, a, dispositions, claimFirst)
+		e.checkOrder(before, tx, a, dispositions, first.order)
 	}
 	if err := fault.Point(fault.Fenced); err != nil {
 		tx.Fail(stepFence, err)

@@ -237,8 +237,8 @@ func (e *engine) skipParked(ctx context.Context, tx *guard.Tx, msgs []*Message, 
 
 // checkOrder finds which messages must wait because an earlier one of their ordering key is parked,
 // also if this transaction parks it. On the optimistic path the server raises if the database has
-// any.
-func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, claimFirst bool) {
+// any. A batch with a key that was blocked when it was last asked is not on that path.
+func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, askFirst bool) {
 	if e.c.cfg.OnFailure != ParkOrderingKey || a.alreadyParked {
 		return
 	}
@@ -252,7 +252,7 @@ func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispo
 		return
 	}
 	sick := map[pgtype.UUID]bool{}
-	if claimFirst {
+	if askFirst || e.blocked.any(keys) {
 		var blocked []bool
 		if err := tx.EngineRow(ctx, stepOrder, blockedSQL, keys).Scan(&blocked); err != nil {
 			tx.Fail(stepOrder, err)
@@ -263,6 +263,7 @@ func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispo
 			return
 		}
 		for n, b := range blocked {
+			e.blocked.note(keys[n], b)
 			if b {
 				sick[keys[n]] = true
 			}
@@ -278,6 +279,31 @@ func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispo
 		case dispositions[i] != nil:
 			sick[m.orderKey] = true // it will be parked, and later messages of its key wait for it
 		}
+	}
+}
+
+// blockedKeys are ordering keys that were blocked when the database was last asked. It is a guess:
+// the database decides.
+type blockedKeys map[pgtype.UUID]struct{}
+
+const maxBlockedKeys = 1024
+
+// any reports whether one of the keys was blocked, or may have been: there were too many to note.
+func (b blockedKeys) any(keys []pgtype.UUID) bool {
+	if len(b) == 0 || len(b) >= maxBlockedKeys {
+		return len(b) > 0
+	}
+	return slices.ContainsFunc(keys, func(k pgtype.UUID) bool { _, was := b[k]; return was })
+}
+
+func (b *blockedKeys) note(key pgtype.UUID, blocked bool) {
+	switch {
+	case !blocked:
+		delete(*b, key)
+	case *b == nil:
+		*b = blockedKeys{key: {}}
+	case len(*b) < maxBlockedKeys:
+		(*b)[key] = struct{}{}
 	}
 }
 

@@ -138,6 +138,37 @@ func TestD4DeadHeadKeepsItsKeyBlocked(t *testing.T) {
 	r.keyInOrder("a", 5)
 }
 
+// D4: once the database has said that a key is blocked, its batches ask before their handlers run. A
+// batch that the server refuses runs twice, and there is at most one.
+func TestD4BlockedKeyIsRemembered(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	h := &failing{times: map[string]int{"a-0": -1}}
+	const each = 8
+	for i := range each {
+		r.keyed(0, "a", fmt.Sprintf("a-%d", i))
+		r.keyed(0, "b", fmt.Sprintf("b-%d", i))
+	}
+	var twice atomic.Int32
+	cfg := orderConfig()
+	cfg.BatchSize = 2
+	cfg.Hooks.AttemptEnd = func(_ context.Context, d consumer.BatchDone, _ error) {
+		if d.Fallback {
+			twice.Add(1)
+		}
+	}
+	stop := r.start(h.handle, cfg)
+	r.reaches(0, 2*each)
+	stop()
+	r.keyInOrder("b", each)
+	if n := twice.Load(); n > 1 {
+		t.Errorf("%d batches ran twice", n)
+	}
+	if n := r.count(`select count(*) from onlyonce.parked where state = 'blocked'`); n != each-1 {
+		t.Errorf("%d blocked messages, want %d", n, each-1)
+	}
+}
+
 // D4, I6: whatever fails, however often, and however often the partition changes hands, each key's
 // effects are in order and single.
 func TestD4OrderHoldsThroughFailuresAndTakeOvers(t *testing.T) {

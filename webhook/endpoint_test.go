@@ -726,6 +726,13 @@ func TestW12SlowBody(t *testing.T) {
 		t.Fatal(err)
 	}
 	pgtest.Receive(t, patience, "it has begun", begun)
+	go func() { // faster than W17 demands: only the deadline ends it
+		for chunk := bytes.Repeat([]byte{' '}, 4096); ; time.Sleep(50 * time.Millisecond) {
+			if _, err := writer.Write(chunk); err != nil {
+				return
+			}
+		}
+	}()
 	r.until("an event is taken meanwhile", func() bool { return e.send(e.body).status == 200 }) // there is one place; and the deadline is short
 	pgtest.Receive(t, patience, "it is done", done)
 	writer.Close()

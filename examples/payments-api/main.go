@@ -68,6 +68,7 @@ func (d *demo) Clean(keep bool) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanTimeout)
 	defer cancel()
+	awaitWriters(ctx, d.servers.Postgres.Pool)
 	for _, sql := range tidySQL {
 		if _, err := d.servers.Postgres.Pool.Exec(ctx, sql, d.accounts, d.sink()); err != nil {
 			return fmt.Errorf("%s: %w", what, err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -103,6 +104,21 @@ func effects(ctx context.Context, pool *pgxpool.Pool, accounts []string) (found 
 	}
 	unbalanced, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	return found, unbalanced, err
+}
+
+// awaitWriters waits until what was being written has ended, for at most 5 seconds. A server that
+// was killed may have left a statement behind, whose row would come after the others are removed.
+func awaitWriters(ctx context.Context, pool *pgxpool.Pool) {
+	var newest string
+	if pool.QueryRow(ctx, `select pg_current_xact_id()::text`).Scan(&newest) != nil {
+		return // and so the removal fails, which says why
+	}
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		var ended bool
+		if err := pool.QueryRow(ctx, `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`, newest).Scan(&ended); err != nil || ended {
+			return
+		}
+	}
 }
 
 // tidySQL removes a run's rows. $1 its accounts, $2 its sink.

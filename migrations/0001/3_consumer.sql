@@ -716,9 +716,15 @@ begin
 end $$;
 comment on function onlyonce.pass(uuid[]) is 'Raises OO006 if one of these ordering keys has an unsettled parked row.';
 
+-- blocked is in PL/pgSQL, because a function in SQL is planned anew in each statement that calls it,
+-- which takes four times as long as the look itself.
 create function onlyonce.blocked(order_keys uuid[]) returns boolean[]
-language sql stable as $$
-  select coalesce(array_agg(exists (select 1 from onlyonce.parked p where p.order_key = u.k and p.settled_at is null) order by u.n), '{}')
-    from unnest(order_keys) with ordinality as u(k, n)
-$$;
+language plpgsql stable as $$
+declare
+  result boolean[];
+begin
+  select array_agg(exists (select 1 from onlyonce.parked p where p.order_key = u.k and p.settled_at is null) order by u.n) into result
+    from unnest(order_keys) with ordinality as u(k, n);
+  return coalesce(result, '{}');
+end $$;
 comment on function onlyonce.blocked(uuid[]) is 'For each of these ordering keys: whether it has an unsettled parked row.';

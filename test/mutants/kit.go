@@ -33,7 +33,7 @@ var kitRules = []mutant{
 		new: "		_ = w.runLogAttempt(work, &attempt{next: next})\n		err = w.runLogAttempt(work, &attempt{msgs: msgs, next: next})\n",
 		pkg: "./onlyoncetest", test: "TestSoundProgramAtEveryPoint/positions", extra: allCrashes},
 	{rule: "T8 kit: no fallback", file: "consumer/attempt.go",
-		old: "claimFirst, a.done.Fallback, e.claimFirstLeft = true, true, claimFirstRuns", new: "a.done.Fallback, e.claimFirstLeft = true, 0",
+		old: "first, a.done.Fallback, e.claimFirstLeft = caution{claim: true, order: true}, true, claimFirstRuns", new: "a.done.Fallback, e.claimFirstLeft = true, 0",
 		pkg: "./onlyoncetest", test: "TestSoundProgramAtEveryPoint/ids", extra: allCrashes},
 	{rule: "O1 kit: identity", file: "outbox/call.go",
 		old: "append(fields, call.Sink, call.Name, call.ID)...", new: "append(fields, call.Sink, call.Name, \"\")...",
