@@ -138,8 +138,8 @@ func TestD4DeadHeadKeepsItsKeyBlocked(t *testing.T) {
 	r.keyInOrder("a", 5)
 }
 
-// D4: once the database has said that a key is blocked, its batches ask before their handlers run. A
-// batch that the server refuses runs twice, and there is at most one.
+// D4: once the database has said that a key is blocked, its batches ask before their handlers run.
+// A batch that the server refuses runs twice, and there is at most one.
 func TestD4BlockedKeyIsRemembered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
