@@ -52,7 +52,7 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 		for j := range r.Sinks[i].Rates {
 			rate := &r.Sinks[i].Rates[j]
 			if rate.Waiting > 0 || rate.HeldUntil != nil {
-				d.add(LevelInfo, check, "onlyonce outbox status -sink "+show.Quote(rate.Sink), "calls of sink %s, tenant %q wait for their rate: %s", rate.Sink, rate.Tenant, show.OneLine(rate.String()))
+				d.add(LevelInfo, check, "onlyonce outbox status -sink "+show.Quote(rate.Sink), "calls of sink %s%s wait for their rate: %s", rate.Sink, rate.of(), show.OneLine(rate.String()))
 			}
 		}
 	}

@@ -9,43 +9,49 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
-// sinkRatesSQL lists rates, and for which rates calls wait. In: sink, tenant (each may be null:
-// any). The calls that wait are counted by the index parked_waits.
+// sinkRatesSQL lists rates, and for which rates calls wait. In: sink, whose calls (each may be
+// null: any). The calls that wait are counted by the index parked_waits.
 const sinkRatesSQL = `
-select coalesce(r.sink, w.sink) as sink, coalesce(r.tenant, w.tenant) as tenant, r.configured, r.per_second, r.configured_in_flight, r.in_flight,
-       coalesce((select sum(s.share) from onlyonce.shares s where s.sink = r.sink and s.tenant = r.tenant and s.until > clock_timestamp()), 0) as taken,
+select x.sink, case when x.calls_of like 'tenant %' then substr(x.calls_of, 8) else '' end as tenant,
+       case when x.calls_of like 'key %' then substr(x.calls_of, 5) else '' end as ordering_key_prefix,
+       r.configured, r.per_second, r.configured_in_flight, r.in_flight,
+       coalesce((select sum(s.share) from onlyonce.shares s where s.sink = r.sink and s.calls_of = r.calls_of and s.until > clock_timestamp()), 0) as taken,
        r.set_at, r.set_by, r.reason,
        case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour' then r.held_until end as held_until,
        coalesce(w.calls, 0) as waiting
-  from (select * from onlyonce.rates where ($1::text is null or sink = $1) and ($2::text is null or tenant = $2)) r
-  full join (select p.sink, p.waits_for as tenant, count(*) as calls from onlyonce.parked p
+  from (select * from onlyonce.rates where ($1::text is null or sink = $1) and ($2::text is null or calls_of = $2)) r
+  full join (select p.sink, p.waits_for as calls_of, count(*) as calls from onlyonce.parked p
               where p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null
                 and ($1::text is null or p.sink = $1) and ($2::text is null or p.waits_for = $2) group by 1, 2) w
-    on w.sink = r.sink and w.tenant = r.tenant
+    on w.sink = r.sink and w.calls_of = r.calls_of
+ cross join lateral (select coalesce(r.sink, w.sink) as sink, coalesce(r.calls_of, w.calls_of) as calls_of) x
  where coalesce(r.configured, r.per_second, r.configured_in_flight, r.in_flight) is not null or r.held_until > clock_timestamp() or w.calls > 0
- order by 1, 2`
+ order by x.sink, x.calls_of`
 
-// lockRateSQL locks a rate against other changes of it, relays included. In: sink, tenant.
-const lockRateSQL = `select sink from onlyonce.rates where sink = $1 and tenant = $2 for no key update`
+// lockRateSQL locks a rate against other changes of it, relays included. In: sink, whose
+// calls.
+const lockRateSQL = `select sink from onlyonce.rates where sink = $1 and calls_of = $2 for no key update`
 
-// setRateSQL sets a rate. It ends what the remote has asked for. In: sink; tenant; calls a second
-// and calls under way (null: none is set); reason; actor (null: the role of the connection). By the
-// primary key.
+// setRateSQL sets a rate. It ends what the remote has asked for. In: sink; whose calls; calls a
+// second and calls under way (null: none is set); reason; actor (null: the role of the connection);
+// the stored form of a prefix (null: it is none). By the primary key.
 const setRateSQL = `
-insert into onlyonce.rates as r (sink, tenant, per_second, in_flight, set_at, set_by, reason)
-values ($1, $2, $3, $6, clock_timestamp(), coalesce($5::text, current_user), $4)
-on conflict (sink, tenant) do update
+insert into onlyonce.rates as r (sink, calls_of, order_prefix, per_second, in_flight, set_at, set_by, reason)
+values ($1, $2, $7, $3, $6, clock_timestamp(), coalesce($5::text, current_user), $4)
+on conflict (sink, calls_of) do update
   set per_second = excluded.per_second, in_flight = excluded.in_flight, set_at = excluded.set_at, set_by = excluded.set_by, reason = excluded.reason, held_until = null`
 
-// SinkRate is the rate of a sink or of one of its tenants.
+// SinkRate is the rate of a sink, of one of its tenants, or of ordering keys with a prefix.
 type SinkRate struct {
-	Sink       string   `json:"sink"`
-	Tenant     string   `json:"tenant"`     // empty: all calls of the sink
-	Configured *float64 `json:"configured"` // calls a second, by RelayConfig.Rates; nil: none
-	PerSecond  *float64 `json:"per_second"` // set by an operator, counts instead; nil: none
+	Sink              string   `json:"sink"`
+	Tenant            string   `json:"tenant"`              // empty: any tenant
+	OrderingKeyPrefix string   `json:"ordering_key_prefix"` // empty: any ordering key, or none
+	Configured        *float64 `json:"configured"`          // calls a second, by RelayConfig.Rates; nil: none
+	PerSecond         *float64 `json:"per_second"`          // set by an operator, counts instead; nil: none
 
 	ConfiguredInFlight *int32 `json:"configured_in_flight"` // calls under way, by RelayConfig.Rates; nil: none
 	InFlight           *int32 `json:"in_flight"`            // set by an operator, counts instead; nil: none
@@ -99,6 +105,17 @@ func (r *SinkRate) String() string {
 	return text
 }
 
+// of says which of the sink's calls the rate is for, if not for all.
+func (r *SinkRate) of() string {
+	switch {
+	case r.OrderingKeyPrefix != "":
+		return fmt.Sprintf(", ordering keys with the prefix %q", r.OrderingKeyPrefix)
+	case r.Tenant != "":
+		return fmt.Sprintf(", tenant %q", r.Tenant)
+	}
+	return ""
+}
+
 // by says whose a limit is, unless an operator has set it.
 func by(configured bool) string {
 	if configured {
@@ -113,11 +130,12 @@ func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 type RateSet struct {
 	Audited
 
-	Sink      string   `json:"sink"`
-	Tenant    string   `json:"tenant"`     // empty: all calls of the sink
-	PerSecond *float64 `json:"per_second"` // that an operator has set now; nil: none
-	InFlight  *int32   `json:"in_flight"`  // that an operator has set now; nil: none
-	Was       SinkRate `json:"was"`
+	Sink              string   `json:"sink"`
+	Tenant            string   `json:"tenant"`              // empty: any tenant
+	OrderingKeyPrefix string   `json:"ordering_key_prefix"` // empty: any ordering key, or none
+	PerSecond         *float64 `json:"per_second"`          // that an operator has set now; nil: none
+	InFlight          *int32   `json:"in_flight"`           // that an operator has set now; nil: none
+	Was               SinkRate `json:"was"`
 }
 
 // SetRateInput is the input of [SetRate].
@@ -127,6 +145,11 @@ type SetRateInput struct {
 
 	// Tenant limits only calls of one tenant. Defaults to empty: all calls of the sink.
 	Tenant string
+
+	// OrderingKeyPrefix limits only calls whose ordering key begins with it, of any tenant. It ends
+	// with its first colon or slash, for example "account-17:". Tenant must be empty then. Defaults
+	// to empty: all calls of the sink.
+	OrderingKeyPrefix string
 
 	// PerSecond is how many calls a second relays start, all of them together: above 0, up to
 	// 1,000,000. It is counted instead of what relays are configured with. Nil leaves what an
@@ -147,10 +170,10 @@ type SetRateInput struct {
 	Shown *RateSet
 }
 
-// SetRate sets how many calls a second relays start to a sink, or for one of its tenants, and how
-// many they have under way at once. Relays follow within a second or two; calls that are under way
-// go on. Calls that wait already follow, too. What the remote has asked for
-// by Retry-After ends.
+// SetRate sets how many calls a second relays start to a sink, for one of its tenants, or for
+// ordering keys with a prefix, and how many they have under way at once. Relays follow within a
+// second or two; calls that are under way go on. Calls that wait already follow, too. What the
+// remote has asked for by Retry-After ends.
 //
 // It returns what was set, and the rate as it was. Errors are of kind ErrNotFound for a sink that
 // no relay has listed, and ErrNothing if nothing would change.
@@ -170,6 +193,17 @@ func (q *rating) check() error {
 	case q.InFlight != nil && (*q.InFlight < 1 || *q.InFlight > 1e6):
 		return failf(ErrInvalid, "the calls under way must be from 1 to 1000000")
 	}
+	if q.Tenant != "" && q.OrderingKeyPrefix != "" {
+		return failf(ErrInvalid, "give either -tenant or -key-prefix")
+	}
+	if p := q.OrderingKeyPrefix; p != "" {
+		if err := checkText("-key-prefix", p); err != nil {
+			return err
+		}
+		if codec.PrefixOf(p) != p {
+			return failf(ErrInvalid, "-key-prefix %q must end with its first colon or slash, for example %q", p, "account-17:")
+		}
+	}
 	if q.Tenant != "" {
 		if err := checkText("-tenant", q.Tenant); err != nil {
 			return err
@@ -179,7 +213,7 @@ func (q *rating) check() error {
 }
 
 func (q *rating) lock(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, lockRateSQL, q.Sink, q.Tenant)
+	_, err := tx.Exec(ctx, lockRateSQL, q.Sink, q.callsOf())
 	return err
 }
 
@@ -191,15 +225,16 @@ func (q *rating) read(ctx context.Context, tx pgx.Tx) (*RateSet, error) {
 	if len(sinks) == 0 {
 		return nil, unknownSink(ctx, tx, q.Sink)
 	}
-	rates, err := readRates(ctx, tx, &q.Sink, &q.Tenant)
+	of := q.callsOf()
+	rates, err := readRates(ctx, tx, &q.Sink, &of)
 	if err != nil {
 		return nil, err
 	}
-	r := &SinkRate{Sink: q.Sink, Tenant: q.Tenant}
+	r := &SinkRate{Sink: q.Sink, Tenant: q.Tenant, OrderingKeyPrefix: q.OrderingKeyPrefix}
 	if len(rates) > 0 {
 		r = &rates[0]
 	}
-	set := &RateSet{Sink: q.Sink, Tenant: q.Tenant, PerSecond: q.PerSecond, InFlight: q.InFlight, Was: *r}
+	set := &RateSet{Sink: q.Sink, Tenant: q.Tenant, OrderingKeyPrefix: q.OrderingKeyPrefix, PerSecond: q.PerSecond, InFlight: q.InFlight, Was: *r}
 	if !q.Unset && set.PerSecond == nil {
 		set.PerSecond = r.PerSecond
 	}
@@ -222,8 +257,24 @@ func (q *rating) differs(shown, now *RateSet) bool {
 }
 
 func (q *rating) do(ctx context.Context, tx pgx.Tx, by By, now *RateSet) (*RateSet, error) {
-	_, err := tx.Exec(ctx, setRateSQL, q.Sink, q.Tenant, now.PerSecond, by.Reason, by.actor(), now.InFlight)
+	var prefix *int64
+	if q.OrderingKeyPrefix != "" {
+		hash := codec.OrderPrefix(q.Sink, q.OrderingKeyPrefix)
+		prefix = &hash
+	}
+	_, err := tx.Exec(ctx, setRateSQL, q.Sink, q.callsOf(), now.PerSecond, by.Reason, by.actor(), now.InFlight, prefix)
 	return now, err
+}
+
+// callsOf is onlyonce.rates.calls_of.
+func (q *rating) callsOf() string {
+	switch {
+	case q.OrderingKeyPrefix != "":
+		return "key " + q.OrderingKeyPrefix
+	case q.Tenant != "":
+		return "tenant " + q.Tenant
+	}
+	return ""
 }
 
 // equal reports whether two values are the same, or both nil.
@@ -231,8 +282,8 @@ func equal[T comparable](a, b *T) bool {
 	return a == nil && b == nil || a != nil && b != nil && *a == *b
 }
 
-func readRates(ctx context.Context, tx pgx.Tx, sink, tenant *string) ([]SinkRate, error) {
-	rates, err := collect[SinkRate](ctx, tx, sinkRatesSQL, sink, tenant)
+func readRates(ctx context.Context, tx pgx.Tx, sink, callsOf *string) ([]SinkRate, error) {
+	rates, err := collect[SinkRate](ctx, tx, sinkRatesSQL, sink, callsOf)
 	for i := range rates {
 		utcs(rates[i].SetAt, rates[i].HeldUntil)
 	}

@@ -128,11 +128,11 @@ gone as (
    where b.slot = r.slot and b.sink = r.sink and b.lane = r.lane and b.xid = r.xid and b.id = r.batch
   returning b.*),
 moved as (
-  insert into onlyonce.batches (slot, lane, id, n, bytes, xid, sink, created_at, keys, order_key, order_keys, tenant, tenants, scope, scopes, name, names,
-                                method, methods, target, targets, header, headers, trace, traces, body, bodies, origin_times, not_before, redo, capture, sealed, erased)
+  insert into onlyonce.batches (slot, lane, id, n, bytes, xid, sink, created_at, keys, order_key, order_keys, order_prefix, order_prefixes, tenant, tenants, scope, scopes,
+                                name, names, method, methods, target, targets, header, headers, trace, traces, body, bodies, origin_times, not_before, redo, capture, sealed, erased)
   select b.slot, b.lane, b.id + r.lo - 1, r.hi - r.lo + 1, case when b.body is null then onlyonce.octets(b.bodies[r.lo:r.hi]) else b.bytes end,
          case when r.done then '3'::xid8 else pg_current_xact_id() end, b.sink, b.created_at, b.keys[r.lo:r.hi], b.order_key, b.order_keys[r.lo:r.hi],
-         b.tenant, b.tenants[r.lo:r.hi], b.scope, b.scopes[r.lo:r.hi], b.name, b.names[r.lo:r.hi], b.method, b.methods[r.lo:r.hi],
+         b.order_prefix, b.order_prefixes[r.lo:r.hi], b.tenant, b.tenants[r.lo:r.hi], b.scope, b.scopes[r.lo:r.hi], b.name, b.names[r.lo:r.hi], b.method, b.methods[r.lo:r.hi],
          b.target, b.targets[r.lo:r.hi], b.header, b.headers[r.lo:r.hi], b.trace, b.traces[r.lo:r.hi], b.body, b.bodies[r.lo:r.hi],
          r.origin_times, b.not_before[r.lo:r.hi], r.redo, b.capture[r.lo:r.hi], b.sealed[r.lo:r.hi], b.erased[r.lo:r.hi]
     from gone b join runs r on r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.id

@@ -60,6 +60,8 @@ type batchReader struct {
 	xid                                                  string
 	keys, orderKeys, bodies                              []byte
 	order                                                pgtype.UUID
+	orderPrefix                                          pgtype.Int8
+	orderPrefixes                                        []byte
 	tenant, scope, name, method, target, headers, traces textColumn
 	body                                                 []byte
 	notBefore, capture, sealed, lostAges, blocked        []byte
@@ -71,7 +73,7 @@ type batchReader struct {
 // pass that were found.
 func newBatchReader(withFound bool) *batchReader {
 	r := &batchReader{}
-	r.dst = []any{&r.id, &r.n, &r.xid, &r.now, &r.age, &r.aheadAge, &r.waited, &r.keys, &r.order, &r.orderKeys}
+	r.dst = []any{&r.id, &r.n, &r.xid, &r.now, &r.age, &r.aheadAge, &r.waited, &r.keys, &r.order, &r.orderKeys, &r.orderPrefix, &r.orderPrefixes}
 	for _, c := range []*textColumn{&r.tenant, &r.scope, &r.name, &r.method, &r.target, &r.headers, &r.traces} {
 		r.dst = append(r.dst, &c.one, &c.many)
 	}
@@ -180,6 +182,16 @@ func (r *batchReader) readOrder(b *batch, each func(string, []byte, func(*callAt
 	each("order_keys", r.orderKeys, func(a *callAttempt, element []byte) {
 		if element != nil {
 			set(a, uuid.UUID(element))
+		}
+	})
+	if r.orderPrefix.Valid {
+		for _, a := range b.calls {
+			a.orderPrefix = r.orderPrefix.Int64
+		}
+	}
+	each("order_prefixes", r.orderPrefixes, func(a *callAttempt, element []byte) {
+		if element != nil {
+			a.orderPrefix = int64(binary.BigEndian.Uint64(element))
 		}
 	})
 }

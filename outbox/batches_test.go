@@ -102,6 +102,8 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 		Header: http.Header{"X-A": {"1", "2"}}, Trace: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Body: []byte("other")}
 	ordered := charge("ordered")
 	ordered.OrderingKey = "k"
+	prefixed := charge("prefixed")
+	prefixed.OrderingKey = "account-17:k"
 	sealed := charge("sealed")
 	sealed.Sealer = sealer{}
 	empty := charge("empty")
@@ -109,9 +111,10 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 	due := charge("due")
 	due.NotBefore = time.Now().Add(-time.Hour)
 	for name, calls := range map[string][]outbox.Call{
-		"one":  {other},
-		"same": {plain, charge("plain too")},
-		"all":  {plain, other, ordered, sealed, empty, due},
+		"one":    {other},
+		"same":   {plain, charge("plain too")},
+		"all":    {plain, other, ordered, prefixed, sealed, empty, due},
+		"prefix": {prefixed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -128,7 +131,7 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 				}
 				key := outbox.Identity(origin.Origin{Tenant: c.Tenant, Scope: c.Scope}, false, c)
 				want = append(want, fmt.Sprintf("%s %s %s %s %s %s %v %q %q", key, c.Tenant, c.Scope, c.Name, c.Method, c.Target, c.Header["X-A"], c.Trace, c.Body))
-				stored = append(stored, fmt.Sprintf("%s %s %s %s %s %s %q %t %t", key, c.Tenant, c.Scope, c.Name, c.Method, c.Target, c.Trace, c.OrderingKey != "", c.Sealer != nil))
+				stored = append(stored, fmt.Sprintf("%s %s %s %s %s %s %q %t %t %t", key, c.Tenant, c.Scope, c.Name, c.Method, c.Target, c.Trace, c.OrderingKey != "", strings.Contains(c.OrderingKey, ":"), c.Sealer != nil))
 			}
 			for _, d := range sink.calls() {
 				got = append(got, fmt.Sprintf("%s %s %s %s %s %s %v %q %q", d.Key, d.Tenant, d.Scope, d.Name, d.Method, d.Target, d.Header["X-A"], d.Trace, d.Body))
@@ -139,8 +142,8 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("sent\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
-			rows := one[[]string](r, `select array_agg(format('%s %s %s %s %s %s "%s" %s %s', key, tenant, scope, name, method, target, coalesce(trace, ''),
-				(order_key is not null)::text, sealed::text) order by key) from onlyonce.outbox_log`)
+			rows := one[[]string](r, `select array_agg(format('%s %s %s %s %s %s "%s" %s %s %s', key, tenant, scope, name, method, target, coalesce(trace, ''),
+				(order_key is not null)::text, (order_prefix is not null)::text, sealed::text) order by key) from onlyonce.outbox_log`)
 			slices.Sort(rows)
 			if !slices.Equal(rows, stored) {
 				t.Errorf("stored\n%s\nwant\n%s", strings.Join(rows, "\n"), strings.Join(stored, "\n"))

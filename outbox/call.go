@@ -64,6 +64,9 @@ type Call struct {
 	//
 	// Enqueue locks the key until the transaction ends, so enqueue late. In a consumer's handler
 	// that is done for you. At most 1,024 bytes. Defaults to empty: the call waits for no other.
+	//
+	// Its part up to its first colon or slash is its prefix, which can have a rate (see [Rate]): of
+	// "account-17:card-3" that is "account-17:".
 	OrderingKey string
 
 	// NotBefore is the earliest time of the first attempt, by the database's clock. If the call has
@@ -129,6 +132,7 @@ type callRow struct {
 	duplicateCheck int16 // how to find an earlier enqueue, see onlyonce.enqueued_before
 	key            uuid.UUID
 	order          *uuid.UUID
+	orderPrefix    int64 // of the ordering key, see codec.OrderPrefix; 0: it has none
 	tenant, scope  string
 	sink, name     string
 	method, target string
@@ -187,6 +191,9 @@ func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 	if call.OrderingKey != "" {
 		k := storedOrderKey(call.Sink, from.Tenant, from.Scope, call.OrderingKey)
 		r.order = &k
+		if prefix := codec.PrefixOf(call.OrderingKey); prefix != "" {
+			r.orderPrefix = codec.OrderPrefix(call.Sink, prefix)
+		}
 	}
 	if call.Trace != "" {
 		r.trace = &call.Trace

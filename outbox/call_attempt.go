@@ -20,9 +20,11 @@ type callAttempt struct {
 	batch    batchPlace // where the log has it; zero: it was picked
 
 	callHistory
-	keyParked bool      // another call of its ordering key is parked
-	permitted bool      // it counts as under way among those of its tenant
-	notAfter  time.Time // when the call may no longer start; zero: no bound
+	orderPrefix int64     // of its ordering key, see codec.OrderPrefix; 0: it has none
+	keyParked   bool      // another call of its ordering key is parked
+	permitted   bool      // it counts as under way among those of rated
+	rated       callsOf   // whose rate it counts for, besides its sink's; what it waits for, in state attemptRated
+	notAfter    time.Time // when the call may no longer start; zero: no bound
 
 	lane        *heldLane // by whose lease the call is made; nil before it is started
 	chunk       *chunk    // nil: it was picked
@@ -70,7 +72,7 @@ const (
 	attemptWaiting   attemptState = iota // for its turn
 	attemptBlocked                       // an earlier call of its key is parked: no call is made
 	attemptScheduled                     // its time has not come
-	attemptRated                         // its tenant's rate has no permit for it
+	attemptRated                         // the rate that it counts for has no permit for it
 	attemptUnderWay
 	attemptReturned
 )

@@ -41,7 +41,7 @@ func (s *callSlots) ready() int {
 // open reports whether calls may be started now: the sink is not paused, and takes more calls than
 // are under way. It does not say whether there is a free slot.
 func (s *callSlots) open() bool {
-	if s.paused.Load() || s.rates.held("") {
+	if s.paused.Load() || s.rates.held(allCalls) {
 		return false
 	}
 	return s.readier == nil || s.inUse() < s.ready()
@@ -55,12 +55,12 @@ func (s *callSlots) acquire(n int) int {
 	limit := s.ready()
 	s.mu.Lock()
 	wanted := max(min(n, s.capacity-s.taken, limit-s.taken), 0)
-	n = s.rates.take("", wanted)
+	n = s.rates.take(allCalls, wanted)
 	s.taken += n
-	left := s.capacity > s.taken && s.rates.available("") > 0
+	left := s.capacity > s.taken && s.rates.available(allCalls) > 0
 	s.mu.Unlock()
 	if n < wanted {
-		s.rates.want("")
+		s.rates.want(allCalls)
 	}
 	if left {
 		s.signalFree()
@@ -82,7 +82,7 @@ func (s *callSlots) release(n int) {
 	if n == 0 {
 		return
 	}
-	s.rates.returned("", n)
+	s.rates.returned(allCalls, n)
 	s.free(n)
 }
 
@@ -91,7 +91,7 @@ func (s *callSlots) unused(n int) {
 	if n == 0 {
 		return
 	}
-	s.rates.giveBack("", n)
+	s.rates.giveBack(allCalls, n)
 	s.free(n)
 }
 

@@ -84,7 +84,7 @@ func (c *chunk) skipRows() {
 			}
 		case a.order != nil && c.keyBusy(*a.order):
 			c.waiting[*a.order] = append(c.waiting[*a.order], a)
-		case c.rates.mustWait(a.Tenant):
+		case c.rates.mustWait(a):
 			c.setAside(a)
 		default:
 			return
@@ -92,7 +92,8 @@ func (c *chunk) skipRows() {
 	}
 }
 
-// setAside has a call wait for its tenant's rate, and the later calls of its ordering key after it.
+// setAside has a call wait for the rate that it counts for, and the later calls of its ordering key
+// after it.
 func (c *chunk) setAside(a *callAttempt) {
 	a.state = attemptRated
 	if a.order != nil {

@@ -66,8 +66,8 @@ type RelayConfig struct {
 	DrainTimeout time.Duration
 
 	// Rates limit how many calls all relays together start a second, and have under way at once, to
-	// a sink or for one of its tenants. The relay that is started last sets those of its sinks.
-	// Defaults to none.
+	// a sink, for one of its tenants, or for ordering keys with a prefix. The relay that is started
+	// last sets those of its sinks. Defaults to none.
 	Rates []Rate
 
 	// PassOn lets the later calls of an ordering key go on if one is given up: rejected by the

@@ -154,10 +154,10 @@
 // from the time of the row.
 //
 // Too many calls at once. Relays start calls by permits, of which all of them together get as many
-// a second as the rate of the sink and of the call's tenant allows (RelayConfig.Rates). A call of a
-// tenant that is over its rate is copied into onlyonce.parked too, and waits there without a due
-// time until there is a permit for it. How many may be under way at once, all relays share out
-// among themselves in the database.
+// a second as the rate of the sink, and that of the call's tenant or of its ordering key's prefix,
+// allow (RelayConfig.Rates). A call that is over one of the latter two is copied into
+// onlyonce.parked too, and waits there without a due time until there is a permit for it. How many
+// may be under way at once, all relays share out among themselves in the database.
 //
 // # Using it
 //

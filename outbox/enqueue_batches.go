@@ -27,7 +27,7 @@ const (
 )
 
 // enqueueArgs is how many arguments onlyonce.enqueue_batch has.
-const enqueueArgs = 30
+const enqueueArgs = 32
 
 // newBatch is a batch that is about to be written.
 type newBatch struct {
@@ -144,6 +144,7 @@ func (b *newBatch) appendArgs(args []any) []any {
 		}
 		return v
 	})
+	args = appendColumn(args, b, func(c *callRow) pgtype.Int8 { return pgtype.Int8{Int64: c.orderPrefix, Valid: c.orderPrefix != 0} })
 	for _, field := range []func(*callRow) *string{
 		func(c *callRow) *string { return &c.tenant }, func(c *callRow) *string { return &c.scope }, func(c *callRow) *string { return &c.name },
 		func(c *callRow) *string { return &c.method }, func(c *callRow) *string { return &c.target }, func(c *callRow) *string { return &c.headers },

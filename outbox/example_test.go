@@ -80,8 +80,9 @@ func ExampleEnqueue_handler() {
 	_ = handle
 }
 
-// At most 100 calls a second to the remote, by all relays together, and at most 5 for one tenant.
-// Its calls that are over that wait, and hold up nobody else's.
+// At most 100 calls a second to the remote, by all relays together, at most 5 for one tenant, and
+// one at a time for one account. Calls of those two that are over that wait, and hold up nobody
+// else's.
 func ExampleRate() {
 	start := func(ctx context.Context, pool *pgxpool.Pool, payments outbox.Sink) error {
 		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
@@ -89,6 +90,7 @@ func ExampleRate() {
 			Rates: []outbox.Rate{
 				{Sink: "payments", PerSecond: 100},
 				{Sink: "payments", Tenant: "acme", PerSecond: 5},
+				{Sink: "payments", OrderingKeyPrefix: "account-17:", InFlight: 1},
 			},
 		})
 		if err != nil {

@@ -143,7 +143,7 @@ func (f *relayFaults) mixOf(tenant string, perSecond float64) {
 	f.t.Helper()
 	f.mix()
 	f.rig.exec(`update onlyonce.batches set tenant = $1, tenants = null`, tenant)
-	f.rig.exec(`insert into onlyonce.rates (sink, tenant, per_second) values ('payments', $1, $2)`, tenant, perSecond)
+	f.rig.exec(`insert into onlyonce.rates (sink, calls_of, per_second) values ('payments', 'tenant ' || $1, $2)`, tenant, perSecond)
 }
 
 // relaySpec is all that a relay process needs to know.
@@ -700,7 +700,7 @@ var otherRows = []relayRow{
 		f.mixOf("slow", 0.01)
 		f.relayTo()
 		until(f.t, "calls wait", func() bool {
-			return one[int](f.rig, `select count(*) from onlyonce.parked where waits_for = 'slow'`) >= 10
+			return one[int](f.rig, `select count(*) from onlyonce.parked where waits_for = 'tenant slow'`) >= 10
 		})
 		f.rig.exec(`update onlyonce.rates set per_second = 20`)
 		until(f.t, "some go out", func() bool { return f.requests() >= 10 })

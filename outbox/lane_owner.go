@@ -327,7 +327,7 @@ func (o *laneOwner) chunkOutlived(now time.Time) bool {
 // it may. Then it is read anew: the windows of its keys count from when it was read, and none of
 // the calls that wait was made (O14).
 func (o *laneOwner) chunkWaits() (until time.Time, waits bool) {
-	waits = o.chunk.hasNext() && o.chunk.underWay == 0 && o.sink.rates.available("") == 0
+	waits = o.chunk.hasNext() && o.chunk.underWay == 0 && o.sink.rates.available(allCalls) == 0
 	return o.chunk.readAt.Add(min(chunkLife, o.sink.limits.startWindow()/4)), waits
 }
 

@@ -76,6 +76,11 @@ func (s *sender) pollLanes(ctx context.Context) error {
 	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
 		return fmt.Errorf("polling the lanes of sink %s: %w", s.name, err)
 	}
+	if s.rates.mustSort(rates) { // before lanes follow the new rates
+		if _, err := s.pool.Exec(bounded, sortWaitingSQL, s.name); err != nil {
+			return fmt.Errorf("sorting the calls of sink %s that wait for a rate: %w", s.name, err)
+		}
+	}
 	s.rates.read(rates, asked)
 	s.slots.signalFree() // a rate may be gone
 	if s.slots.paused.Swap(paused) != paused {
@@ -160,18 +165,19 @@ func (s *sender) pollWork(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("polling for calls of sink %s: %w", s.name, err)
 	}
-	tenants, byLane := map[string]bool{}, map[int16][]string{}
+	all, byLane := map[callsOf]bool{}, map[int16][]callsOf{}
 	for _, w := range waiting {
-		tenants[w.Tenant] = true
-		byLane[w.Lane] = append(byLane[w.Lane], w.Tenant)
+		of := parseCallsOf(w.CallsOf)
+		all[of] = true
+		byLane[w.Lane] = append(byLane[w.Lane], of)
 	}
-	s.rates.setWaiting(tenants)
+	s.rates.setWaiting(all)
 	for i := range found {
 		found[i].waiting = byLane[found[i].Lane]
 		delete(byLane, found[i].Lane)
 	}
-	for lane, tenants := range byLane {
-		found = append(found, wakeup{Lane: lane, waiting: tenants})
+	for lane, waiting := range byLane {
+		found = append(found, wakeup{Lane: lane, waiting: waiting})
 	}
 	for _, w := range found {
 		if o := s.held[w.Lane]; o != nil {
@@ -187,13 +193,13 @@ type wakeup struct {
 	Fresh, Due bool
 	Lost       bool // a failover has lost commits of the cursor, and no new row need follow
 
-	waiting []string // tenants with calls that wait for their rate in the lane
+	waiting []callsOf // whose calls wait for a rate in the lane
 }
 
 // waitingCalls is a row of waitingSQL.
 type waitingCalls struct {
-	Tenant string
-	Lane   int16
+	CallsOf string
+	Lane    int16
 }
 
 func laneLeaseName(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }

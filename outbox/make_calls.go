@@ -182,11 +182,15 @@ func (a *callAttempt) recordResult(r Result) {
 		a.result = RetryLater(err.Error(), err)
 	}
 	if r := a.result; r.Outcome == Retry && r.RetryAfter > 0 && r.Holds != HoldsCall {
-		tenant := a.Tenant
+		rates := a.lane.sink.rates
 		if r.Holds == HoldsSink {
-			tenant = ""
+			rates.hold(allCalls, r.RetryAfter)
+			return
 		}
-		a.lane.sink.rates.hold(tenant, r.RetryAfter)
+		rates.hold(callsOf{tenant: a.Tenant}, r.RetryAfter)
+		if a.Tenant != "" && a.rated.prefix != "" { // its calls do not count for the tenant
+			rates.hold(a.rated, r.RetryAfter)
+		}
 	}
 }
 

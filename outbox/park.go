@@ -6,8 +6,10 @@ import "github.com/jackc/pgx/v5"
 // sink, lane; arrays of one length: ids, transactions and ids of their batches, states, reasons,
 // errors, attempts, microseconds until they are due (null: never by themselves), whether a call can
 // have been made, status, headers and body of an answer that was captured; whether given-up calls
-// release their ordering keys; whether they wait for their tenant's rate, and whether they can have
-// been made ahead of their pass (of the arrays' length).
+// release their ordering keys; whether they wait for a rate, and whether they can have been made
+// ahead of their pass (of the arrays' length). A call that is to wait for a rate that is gone is
+// due.
+//
 // By the index batches_new, each batch once. It copies from the log and not from the relay's
 // memory, where a sealed body is open.
 //
@@ -15,7 +17,7 @@ import "github.com/jackc/pgx/v5"
 // onlyonce.advance raises. A call that is parked already stays as it is. So does one whose key is
 // parked under another call, because it is the same one.
 const parkSQL = `
-insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant, scope, key, order_key, sink, lane, partition, row_id, "offset", call_name, method,
+insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant, scope, key, order_key, order_prefix, sink, lane, partition, row_id, "offset", call_name, method,
                              target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at, record_time,
                              response_status, response_headers, response_body, waits_for, waits_since)
 with d as materialized (
@@ -24,13 +26,14 @@ with d as materialized (
     as d(id, xid, batch, state, reason, error, attempts, delay, called, status, response_headers, response_body, waits, suspect)),
 b as materialized (select distinct xid, batch from d)
 select 'call', d.state, d.reason, d.error, d.attempts, d.attempts, r.tenant, r.scope, r.key,
-       case when $15 and d.state in ('waiting', 'reconcile') then null else r.order_key end, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
+       case when $15 and d.state in ('waiting', 'reconcile') then null else r.order_key end, r.order_prefix, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
        array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
        array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
-       r.body, r.trace, r.capture, r.sealed, clock_timestamp() + d.delay * interval '1 microsecond', case when d.suspect then least(` + beforePass + `, ` + firstCallTime + `) when d.called then ` + firstCallTime + ` end, r.created_at,
-       d.status, d.response_headers, d.response_body, case when d.waits then r.tenant end, case when d.waits then clock_timestamp() end
+       r.body, r.trace, r.capture, r.sealed, case when d.waits and w.waits_for is null then clock_timestamp() else clock_timestamp() + d.delay * interval '1 microsecond' end, case when d.suspect then least(` + beforePass + `, ` + firstCallTime + `) when d.called then ` + firstCallTime + ` end, r.created_at,
+       d.status, d.response_headers, d.response_body, w.waits_for, case when w.waits_for is not null then clock_timestamp() end
   from b cross join lateral (select * from onlyonce.outbox_log r where r.sink = $1 and r.lane = $2 and r.xid = b.xid and r.batch = b.batch offset 0) r
   join d on d.id = r.id
+ cross join lateral (select case when d.waits then onlyonce.rated(r.sink, r.order_prefix, r.tenant) end as waits_for) w
   join onlyonce.lanes a on a.sink = $1 and a.lane = $2
  order by r.id
 on conflict do nothing`

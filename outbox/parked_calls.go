@@ -18,11 +18,11 @@ import (
 // permits, the longest waiting first, and journals their attempts. In: sink, lane; ids under way;
 // how many; how long after the first attempt another may start (null: for ever); when they are due
 // again if this relay dies; whether calls of unknown outcome are asked about; ids in the log of
-// rows under way; ordering keys of both; tenants with calls that wait, and how many of each may be
-// made; tenants with a rate, none of whose due calls is picked. Out: a row each, in no order. By
-// the indexes parked_calls_due and parked_waits; the clock is read once, in a subselect, because a
-// volatile function is no index condition. It locks the rows, and skips those that another session,
-// for example an operator's, has locked.
+// rows under way; ordering keys of both; whose calls wait for a rate, and how many of each may be
+// made; tenants and prefixes with a rate, none of whose due calls is picked. Out: a row each, in no
+// order. By the indexes parked_calls_due and parked_waits; the clock is read once, in a subselect,
+// because a volatile function is no index condition. It locks the rows, and skips those that
+// another session, for example an operator's, has locked.
 //
 // If a call's window has passed, it is returned too, without an attempt: its age keeps it from
 // being made, and it is left for reconciliation. A call that has been accepted and waits for its
@@ -56,12 +56,12 @@ update onlyonce.parked o
             and (p.order_key is null or not exists (
               select 1 from onlyonce.parked f
                where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
-            and (p.tenant <> all ($12::text[]) or p.response_status is not null or p.state = 'reconcile')
+            and (p.tenant <> all ($12::text[]) and (p.order_prefix is null or p.order_prefix <> all ($13::bigint[])) or p.response_status is not null or p.state = 'reconcile')
           order by p.next_attempt_at, p.id limit $4 for no key update skip locked) d
          union all
-         select w.id, w.waits_since from unnest($10::text[], $11::int[]) as r(tenant, permits) cross join lateral (
+         select w.id, w.waits_since from unnest($10::text[], $11::int[]) as r(calls_of, permits) cross join lateral (
             select p.id, p.waits_since from onlyonce.parked p
-             where p.kind = 'call' and p.sink = $1 and p.waits_for = r.tenant and p.lane = $2 and p.state = 'retrying' and p.next_attempt_at is null
+             where p.kind = 'call' and p.sink = $1 and p.waits_for = r.calls_of and p.lane = $2 and p.state = 'retrying' and p.next_attempt_at is null
                and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($8::bigint[]))
                and (p.order_key is null or p.order_key <> all ($9::uuid[]))
                and (p.order_key is null or not exists (
@@ -71,27 +71,31 @@ update onlyonce.parked o
          order by c.at, c.id limit $4))
    and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select now from t) + interval '2 days' and o.reason <> 'scheduled'
         or o.next_attempt_at is null and o.waits_for is not null)
-returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.call_name, o.method, o.target,
+returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_prefix, 0), o.tenant, o.scope, o.call_name, o.method, o.target,
           onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.sealed_as, o.key), o.first_attempt_at > (select now from t),
           o.attempts, o.picks, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
           o.response_status, coalesce(o.response_headers, ''), o.response_body`
 
-// setAsideSQL makes due calls of tenants with a rate wait for it, among those that wait already.
-// In: sink, lane; ids under way; tenants; ids in the log of rows under way. It looks at the first
+// setAsideSQL makes due calls wait for the rate that they count for, among those that wait already.
+// In: sink, lane; ids under way; tenants with a rate; ids in the log of rows under way;
+// prefixes with a rate. It looks at the first
 // 1,000 due calls of the lane, and the next turn at those after them. A call that waited for
 // another of its ordering key has the place that it came with. No attempt is counted, and no key's
 // window begins. A call that was accepted needs no rate: its completion is no call. By the index
 // parked_calls_due; locks the rows, and skips those that another session has locked.
 const setAsideSQL = `
-update onlyonce.parked o set waits_for = o.tenant, waits_since = case when o.reason = 'behind' then o.parked_at else o.next_attempt_at end, next_attempt_at = null
+update onlyonce.parked o
+   set waits_for = onlyonce.rated(o.sink, o.order_prefix, o.tenant),
+       waits_since = case when o.reason = 'behind' then o.parked_at else o.next_attempt_at end, next_attempt_at = null
  where o.id = any (array(
          select p.id from onlyonce.parked p join (
            select d.id from onlyonce.parked d
             where d.kind = 'call' and d.sink = $1 and d.lane = $2 and d.next_attempt_at <= (select clock_timestamp()) and d.state = 'retrying'
               and d.response_status is null
             order by d.next_attempt_at limit 1000) d on d.id = p.id
-          where p.state = 'retrying' and p.tenant = any ($4::text[]) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
+          where p.state = 'retrying' and (p.tenant = any ($4::text[]) or p.order_prefix = any ($6::bigint[])) and onlyonce.rated(p.sink, p.order_prefix, p.tenant) is not null
+            and p.response_status is null and p.next_attempt_at <= clock_timestamp()
             and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
           order by p.id for no key update of p skip locked))`
 
@@ -146,8 +150,8 @@ type parkedCalls struct {
 	promotions *keyPromotions
 	due        bool // some are due at dueAt, or may be
 	dueAt      time.Time
-	needSlot   bool            // some are due, and there was no slot for them
-	waiting    map[string]bool // tenants with calls that wait for their rate, or may have
+	needSlot   bool             // some are due, and there was no slot for them
+	waiting    map[callsOf]bool // whose calls wait for a rate, or may
 	// Calls under way, none of which is picked again: picked ones by the ids of their parked rows,
 	// and those that their chunk did not wait for by the ids of their rows in the log.
 	picked   map[int64]*callAttempt
@@ -156,7 +160,7 @@ type parkedCalls struct {
 }
 
 func newParkedCalls(lane *heldLane, promotions *keyPromotions) *parkedCalls {
-	return &parkedCalls{lane: lane, promotions: promotions, due: true, waiting: map[string]bool{}, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
+	return &parkedCalls{lane: lane, promotions: promotions, due: true, waiting: map[callsOf]bool{}, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
 }
 
 // dueIn notes that a parked call is due after d.
@@ -190,8 +194,8 @@ type parkedTurn struct {
 	// in the log, and ordering keys of both.
 	picked, late []int64
 	keys         []pgtype.UUID
-	limited      []string       // tenants that have a rate now
-	permits      map[string]int // of tenants with calls that wait
+	limited      limitedCalls    // that have a rate now
+	permits      map[callsOf]int // of calls that wait
 
 	startedAt   time.Time // the database measures ages after this moment
 	found       []*callAttempt
@@ -225,8 +229,8 @@ func (p *parkedCalls) settleAndPick(pick bool, slots int) (toMake []*callAttempt
 		t.limited, t.permits = sink.rates.limited(), p.takePermits(slots)
 	}
 	if err := p.commit(t); err != nil { // permits may be used: they are not given back
-		for tenant, n := range t.permits {
-			sink.rates.returned(tenant, n)
+		for of, n := range t.permits {
+			sink.rates.returned(of, n)
 		}
 		sink.slots.release(slots)
 		return nil, err
@@ -272,11 +276,12 @@ func (p *parkedCalls) commit(t *parkedTurn) error {
 	if err := p.lane.fenced(func(b *pgx.Batch) {
 		queueSettlements(b, sink, t.settle)
 		if t.slots > 0 {
-			if len(t.limited) > 0 {
-				b.Queue(setAsideSQL, sink.name, p.lane.number, t.picked, t.limited, t.late).Exec(ignoreTag)
+			l := t.limited
+			if len(l.tenants)+len(l.prefixes) > 0 {
+				b.Queue(setAsideSQL, sink.name, p.lane.number, t.picked, l.tenants, t.late, l.prefixes).Exec(ignoreTag)
 			}
-			tenants, permits := columnsOf(t.permits)
-			b.Queue(pickSQL, sink.name, p.lane.number, t.picked, t.slots, windowBound(sink.limits.startWindow()), sink.cfg.LeaseTTL, reconciles, t.late, t.keys, tenants, permits, t.limited).Query(collect(&t.found, sink.scanParked))
+			waiting, permits := columnsOf(t.permits)
+			b.Queue(pickSQL, sink.name, p.lane.number, t.picked, t.slots, windowBound(sink.limits.startWindow()), sink.cfg.LeaseTTL, reconciles, t.late, t.keys, waiting, permits, l.tenants, l.prefixes).Query(collect(&t.found, sink.scanParked))
 		}
 	}, func(b *pgx.Batch) {
 		if t.slots > 0 {
@@ -318,10 +323,10 @@ func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
 	return t.found
 }
 
-// noteWaiting notes tenants whose calls wait for their rate in the lane, or may wait there.
-func (p *parkedCalls) noteWaiting(tenants ...string) {
-	for _, t := range tenants {
-		p.waiting[t] = true
+// noteWaiting notes whose calls wait for a rate in the lane, or may wait there.
+func (p *parkedCalls) noteWaiting(all ...callsOf) {
+	for _, of := range all {
+		p.waiting[of] = true
 	}
 }
 
@@ -329,22 +334,22 @@ func (p *parkedCalls) noteWaiting(tenants ...string) {
 // it asks for permits.
 func (p *parkedCalls) releasable() bool {
 	is := false
-	for t := range p.waiting {
-		if p.lane.sink.rates.available(t) > 0 {
+	for of := range p.waiting {
+		if p.lane.sink.rates.available(of) > 0 {
 			is = true
 		} else {
-			p.lane.sink.rates.want(t)
+			p.lane.sink.rates.want(of)
 		}
 	}
 	return is
 }
 
 // takePermits takes permits for calls that wait, for up to n calls.
-func (p *parkedCalls) takePermits(n int) map[string]int {
-	taken := map[string]int{}
-	for t := range p.waiting {
-		if got := p.lane.sink.rates.take(t, n); got > 0 {
-			taken[t] = got
+func (p *parkedCalls) takePermits(n int) map[callsOf]int {
+	taken := map[callsOf]int{}
+	for of := range p.waiting {
+		if got := p.lane.sink.rates.take(of, n); got > 0 {
+			taken[of] = got
 			n -= got
 		}
 	}
@@ -355,19 +360,20 @@ func (p *parkedCalls) takePermits(n int) map[string]int {
 // wait in the lane any more.
 func (p *parkedCalls) usedPermits(t *parkedTurn) {
 	for _, a := range t.found {
-		if a.Tenant == "" || a.completing() || a.reconciling {
+		a.rated = p.lane.sink.rates.of(a)
+		if a.rated == allCalls || a.completing() || a.reconciling {
 			continue
 		}
-		if a.permitted = true; t.permits[a.Tenant] > 0 {
-			t.permits[a.Tenant]--
+		if a.permitted = true; t.permits[a.rated] > 0 {
+			t.permits[a.rated]--
 		} else {
-			p.lane.sink.rates.started(a.Tenant) // it had no limit when it was picked
+			p.lane.sink.rates.started(a.rated) // it had no limit when it was picked
 		}
 	}
-	for tenant, left := range t.permits {
-		p.lane.sink.rates.giveBack(tenant, left)
+	for of, left := range t.permits {
+		p.lane.sink.rates.giveBack(of, left)
 		if left > 0 && len(t.found) < t.slots {
-			delete(p.waiting, tenant) // until the next poll finds more
+			delete(p.waiting, of) // until the next poll finds more
 		}
 	}
 }
@@ -380,7 +386,7 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	var status *int32
 	var answer []byte
 	var opensWindow *bool // null: in state reconcile, without an attempt
-	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.sealedAs,
+	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.orderPrefix, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.sealedAs,
 		&opensWindow, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer)
 	if a.order != nil {
 		a.Order = a.order.String()
@@ -435,12 +441,12 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 }
 
 // columnsOf returns permits as two arrays. They are never nil, because that would become NULL.
-func columnsOf(permits map[string]int) (tenants []string, counts []int32) {
-	tenants, counts = []string{}, []int32{}
-	for t, n := range permits {
-		tenants, counts = append(tenants, t), append(counts, int32(n))
+func columnsOf(permits map[callsOf]int) (of []string, counts []int32) {
+	of, counts = []string{}, []int32{}
+	for c, n := range permits {
+		of, counts = append(of, c.stored()), append(counts, int32(n))
 	}
-	return tenants, counts
+	return of, counts
 }
 
 // windowBound is null for [Forever].

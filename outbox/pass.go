@@ -128,7 +128,7 @@ func (o *laneOwner) chunkCommitted(toPark []*callAttempt) {
 			o.parked.dueIn(d.delay)
 		}
 		if a.state == attemptRated {
-			o.parked.noteWaiting(a.Tenant)
+			o.parked.noteWaiting(a.rated)
 		}
 		if a.state == attemptBlocked {
 			// The one before it may have been settled meanwhile.

@@ -76,7 +76,7 @@ const batchColumns = `
        (date_part('epoch', clock_timestamp() - a.started_at) * 1000000)::bigint,
        case when b.created_at <= a.pass_ahead_until then (date_part('epoch', clock_timestamp() - a.pass_ahead_from) * 1000000)::bigint end,
        (date_part('epoch', clock_timestamp() - b.created_at) * 1000000)::bigint,
-       array_send(b.keys), b.order_key, array_send(b.order_keys), b.tenant, array_send(b.tenants), b.scope, array_send(b.scopes),
+       array_send(b.keys), b.order_key, array_send(b.order_keys), b.order_prefix, array_send(b.order_prefixes), b.tenant, array_send(b.tenants), b.scope, array_send(b.scopes),
        b.name, array_send(b.names), b.method, array_send(b.methods), b.target, array_send(b.targets), b.header, array_send(b.headers),
        b.trace, array_send(b.traces), b.body, array_send(b.bodies), array_send(b.not_before), array_send(b.capture), array_send(b.sealed),
        case when b.redo is not null or a.history_at is not null then

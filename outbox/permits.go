@@ -8,25 +8,27 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // takePermitsSQL takes permits and a share of the calls that may be under way; see the function's
-// comment in the migration. In: sink; relay; number of the question; arrays of one length: tenants,
-// how many permits, and of calls under way how many it may have until now and how many it wants.
-// Out: tenant, granted, microseconds until there is another, share.
-const takePermitsSQL = `select tenant, granted, wait, share from onlyonce.take_permits($1, $2, $3, $4, $5, $6, $7)`
+// comment in the migration. In: sink; relay; number of the question; arrays of one length: whose
+// calls, how many permits, and of calls under way how many it may have until now and how many it
+// wants. Out: whose calls, granted, microseconds until there is another, share.
+const takePermitsSQL = `select calls_of, granted, wait, share from onlyonce.take_permits($1, $2, $3, $4, $5, $6, $7)`
 
-// leaveSharesSQL gives back what a relay may have under way, but for some tenants. In: sink, relay,
-// tenants.
-const leaveSharesSQL = `delete from onlyonce.shares where sink = $1 and relay = $2 and tenant <> all ($3)`
+// leaveSharesSQL gives back what a relay may have under way, but for some calls. In: sink, relay,
+// whose.
+const leaveSharesSQL = `delete from onlyonce.shares where sink = $1 and relay = $2 and calls_of <> all ($3)`
 
-// holdSQL notes that a remote wants no calls. In: sink; arrays of one length: tenants (empty: the
-// sink), for how many microseconds. By the primary key.
+// holdSQL notes that a remote wants no calls. In: sink; arrays of one length: whose, the
+// stored form of a prefix (null: it is none), for how many microseconds. By the primary key.
 const holdSQL = `
-insert into onlyonce.rates as r (sink, tenant, held_until)
-select $1, h.tenant, clock_timestamp() + h.micros * interval '1 microsecond' from unnest($2::text[], $3::bigint[]) as h(tenant, micros) order by h.tenant
-on conflict (sink, tenant) do update
+insert into onlyonce.rates as r (sink, calls_of, order_prefix, held_until)
+select $1, h.calls_of, h.prefix, clock_timestamp() + h.micros * interval '1 microsecond' from unnest($2::text[], $3::bigint[], $4::bigint[]) as h(calls_of, prefix, micros)
+ order by h.calls_of
+on conflict (sink, calls_of) do update
   set held_until = case when r.held_until <= clock_timestamp() + interval '1 hour' then greatest(r.held_until, excluded.held_until) else excluded.held_until end`
 
 // permitLife is how long permits that were taken may be used, by the relay's own clock. Those of a
@@ -39,18 +41,18 @@ const (
 	permitRetryMax = time.Second
 )
 
-// permitted reports whether the next row of the chunk may be called, and takes the permit of its
-// tenant. Without one it sets the row aside, and those of the tenant after it (O14).
+// permitted reports whether the next row of the chunk may be called, and takes its permit. Without
+// one it sets the row aside, and those after it that count for the same rate (O14).
 func (o *laneOwner) permitted() bool {
 	c, rates := o.chunk, o.sink.rates
 	a := c.rows[c.next]
 	if a.takePermit(rates) {
 		return true
 	}
-	wanted := map[string]int{}
+	wanted := map[callsOf]int{}
 	for _, next := range c.rows[c.next:min(c.next+max(2*o.sink.slots.capacity, 64), len(c.rows))] {
-		if next.Tenant != "" && rates.available(next.Tenant) == 0 && !rates.mustWait(next.Tenant) {
-			wanted[next.Tenant]++
+		if of := rates.of(next); of != allCalls && rates.available(of) == 0 && !rates.mustWait(next) {
+			wanted[of]++
 		}
 	}
 	if len(wanted) > 0 {
@@ -62,26 +64,21 @@ func (o *laneOwner) permitted() bool {
 	if a.takePermit(rates) {
 		return true
 	}
-	rates.noteWaiting(a.Tenant)
+	rates.noteWaiting(a.rated)
 	c.setNextAside()
 	return false
 }
 
-// takePermit takes the permit of the call's tenant, if it needs one, and reports whether the call
-// may be started.
+// takePermit takes the call's permit, if it needs one, and reports whether the call may be started.
 func (a *callAttempt) takePermit(rates *relayRates) bool {
-	if a.Tenant == "" {
-		return true
-	}
-	a.permitted = rates.take(a.Tenant, 1) == 1
-	return a.permitted
+	return a.Tenant == "" && a.orderPrefix == 0 || rates.takeFor(a)
 }
 
 // releasePermit notes that the call is under way no more.
 func (a *callAttempt) releasePermit(rates *relayRates) {
 	if a.permitted {
 		a.permitted = false
-		rates.returned(a.Tenant, 1)
+		rates.returned(a.rated, 1)
 	}
 }
 
@@ -91,7 +88,7 @@ func (s *relaySink) waitsForRate() bool {
 	if s.rates.mayStart() {
 		return false
 	}
-	s.rates.want("")
+	s.rates.want(allCalls)
 	return true
 }
 
@@ -101,7 +98,7 @@ func (s *sender) serveRates(ctx context.Context) error {
 	if err := s.writeHolds(ctx); err != nil {
 		return err
 	}
-	if q := s.rates.due(time.Now()); len(q.tenants) > 0 {
+	if q := s.rates.due(time.Now()); len(q.limits) > 0 {
 		if err := s.takePermits(ctx, &q); err != nil {
 			return err
 		}
@@ -132,7 +129,7 @@ func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) error {
 	if !q.grows() {
 		b.Queue(`set local synchronous_commit = off`)
 	}
-	b.Queue(takePermitsSQL, s.name, s.rates.relay, q.number, q.tenants, q.permits, q.held, q.wants).Query(collect(&grants, pgx.RowToStructByPos[permitGrant]))
+	b.Queue(takePermitsSQL, s.name, s.rates.relay, q.number, stored(q.limits), q.permits, q.held, q.wants).Query(collect(&grants, pgx.RowToStructByPos[permitGrant]))
 	b.Queue(`commit`)
 	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
 		return fmt.Errorf("taking permits of sink %s: %w", s.name, err)
@@ -141,27 +138,36 @@ func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) error {
 	return fault.Point(fault.RelayPermitted)
 }
 
-// permitRequest is what a relay asks of the database: a value for each tenant.
+// permitRequest is what a relay asks of the database: a value for each limit.
 type permitRequest struct {
 	number      int64
-	tenants     []string
+	limits      []callsOf
 	permits     []int32
 	held, wants []int32 // of calls under way: how many it may have until now, and wants to have
 }
 
-// add asks for permits of a tenant, and for a share of what may be under way. The caller has the
+// add asks for permits, and for a share of what may be under way. The caller has the
 // lock.
-func (q *permitRequest) add(r *relayRates, tenant string, permits int) {
+func (q *permitRequest) add(r *relayRates, of callsOf, permits int) {
 	var held, wants int
 	if q.number == 0 {
 		r.questions++
 		q.number = r.questions
 	}
-	if l := r.limits[tenant]; l != nil && l.bounded {
-		held, wants = l.ask(q.number, time.Now(), r.underWay[tenant], r.capacity)
+	if l := r.limits[of]; l != nil && l.bounded {
+		held, wants = l.ask(q.number, time.Now(), r.underWay[of], r.capacity)
 	}
-	q.tenants, q.permits = append(q.tenants, tenant), append(q.permits, int32(permits))
+	q.limits, q.permits = append(q.limits, of), append(q.permits, int32(permits))
 	q.held, q.wants = append(q.held, int32(held)), append(q.wants, int32(wants))
+}
+
+// stored returns limits as onlyonce.rates.calls_of has them.
+func stored(limits []callsOf) []string {
+	all := make([]string, len(limits))
+	for i, of := range limits {
+		all[i] = of.stored()
+	}
+	return all
 }
 
 // grows reports whether it asks for a larger share.
@@ -174,8 +180,8 @@ func (q *permitRequest) grows() bool {
 	return false
 }
 
-// request asks for permits of several tenants at once, and for a share of each.
-func (r *relayRates) request(wanted map[string]int) (q permitRequest) {
+// request asks for permits of several limits at once, and for a share of each.
+func (r *relayRates) request(wanted map[callsOf]int) (q permitRequest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for t, n := range wanted {
@@ -239,7 +245,7 @@ func (r *relayRates) due(now time.Time) (q permitRequest) {
 
 // permitGrant is a row of takePermitsSQL.
 type permitGrant struct {
-	Tenant  string
+	CallsOf string
 	Granted int32
 	Wait    int64
 	Share   *int32
@@ -250,7 +256,7 @@ type permitGrant struct {
 func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i, t := range q.tenants {
+	for i, t := range q.limits {
 		if l := r.limits[t]; l != nil { // if the rate is gone
 			if l.asked = asked; q.permits[i] > 0 {
 				l.takeAt = asked.Add(permitRetryMax)
@@ -259,11 +265,12 @@ func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.
 	}
 	some := false
 	for _, g := range grants {
-		l := r.limits[g.Tenant]
+		of := parseCallsOf(g.CallsOf)
+		l := r.limits[of]
 		if l == nil {
 			continue
 		}
-		i := slices.Index(q.tenants, g.Tenant)
+		i := slices.Index(q.limits, of)
 		before := l.share.n
 		if g.Share != nil && l.granted(q.number, int(*g.Share), int(q.held[i]), asked) {
 			some = some || l.share.n > int(q.held[i]) || before == 0 && l.share.n > 0
@@ -289,20 +296,26 @@ func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.
 // writeHolds writes what remotes have asked for, so that all relays hold it.
 func (s *sender) writeHolds(ctx context.Context) error {
 	s.rates.mu.Lock()
-	written := map[string]time.Time{}
-	var tenants []string
+	written := map[callsOf]time.Time{}
+	var all []string
+	var prefixes []*int64
 	var micros []int64
 	for t, until := range s.rates.holds {
 		written[t] = until
-		tenants, micros = append(tenants, t), append(micros, max(time.Until(until), 0).Microseconds())
+		var prefix *int64
+		if t.prefix != "" {
+			hash := codec.OrderPrefix(s.name, t.prefix)
+			prefix = &hash
+		}
+		all, prefixes, micros = append(all, t.stored()), append(prefixes, prefix), append(micros, max(time.Until(until), 0).Microseconds())
 	}
 	s.rates.mu.Unlock()
-	if len(tenants) == 0 {
+	if len(all) == 0 {
 		return nil
 	}
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	if _, err := s.pool.Exec(bounded, holdSQL, s.name, tenants, micros); err != nil {
+	if _, err := s.pool.Exec(bounded, holdSQL, s.name, all, prefixes, micros); err != nil {
 		return fmt.Errorf("noting Retry-After of sink %s: %w", s.name, err)
 	}
 	s.rates.mu.Lock()

@@ -3,10 +3,23 @@ package outbox
 import (
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-func permitsOf(tenant string) *permitRequest {
-	return &permitRequest{tenants: []string{tenant}, permits: []int32{1}, held: []int32{0}, wants: []int32{0}}
+var acme = callsOf{tenant: "acme"}
+
+// callOf returns a call of a tenant, or with an ordering key of a prefix.
+func callOf(of callsOf) *callAttempt {
+	a := &callAttempt{}
+	if a.Tenant = of.tenant; of.prefix != "" {
+		a.orderPrefix = codec.OrderPrefix("payments", of.prefix)
+	}
+	return a
+}
+
+func permitsOf(of callsOf) *permitRequest {
+	return &permitRequest{limits: []callsOf{of}, permits: []int32{1}, held: []int32{0}, wants: []int32{0}}
 }
 
 // Permits of a relay that was stopped lapse, so that it starts no calls that others have made up
@@ -15,13 +28,13 @@ func TestO14PermitsLapse(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
 	now := time.Now()
-	r.read([]storedRate{{Tenant: "acme", Limited: true}}, now)
-	r.granted(permitsOf("acme"), []permitGrant{{Tenant: "acme", Granted: 5}}, now.Add(-permitLife))
-	if n := r.take("acme", 3); n != 0 {
+	r.read([]storedRate{{CallsOf: "tenant acme", Limited: true}}, now)
+	r.granted(permitsOf(acme), []permitGrant{{CallsOf: "tenant acme", Granted: 5}}, now.Add(-permitLife))
+	if n := r.take(acme, 3); n != 0 {
 		t.Errorf("%d calls by permits that have lapsed", n)
 	}
-	r.granted(permitsOf("acme"), []permitGrant{{Tenant: "acme", Granted: 2}}, now.Add(time.Hour))
-	if n := r.take("acme", 3); n != 2 {
+	r.granted(permitsOf(acme), []permitGrant{{CallsOf: "tenant acme", Granted: 2}}, now.Add(time.Hour))
+	if n := r.take(acme, 3); n != 2 {
 		t.Errorf("%d calls by two permits", n)
 	}
 }
@@ -31,17 +44,56 @@ func TestO14NewCallsDoNotOvertake(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
 	now := time.Now()
-	r.read([]storedRate{{Tenant: "acme", Limited: true}}, now)
-	r.granted(permitsOf("acme"), []permitGrant{{Tenant: "acme", Granted: 5}}, now.Add(time.Hour))
-	if r.mustWait("acme") {
+	r.read([]storedRate{{CallsOf: "tenant acme", Limited: true}}, now)
+	r.granted(permitsOf(acme), []permitGrant{{CallsOf: "tenant acme", Granted: 5}}, now.Add(time.Hour))
+	if r.mustWait(callOf(acme)) {
 		t.Error("it waits behind nobody")
 	}
-	r.setWaiting(map[string]bool{"acme": true})
-	if !r.mustWait("acme") {
+	r.setWaiting(map[callsOf]bool{acme: true})
+	if !r.mustWait(callOf(acme)) {
 		t.Error("it overtakes others")
 	}
-	if r.mustWait("other") || r.mustWait("") {
+	if r.mustWait(callOf(callsOf{tenant: "other"})) || r.mustWait(callOf(allCalls)) {
 		t.Error("calls without a rate wait")
+	}
+}
+
+// Calls that wait are sorted at the start, and twice when a prefix gets a rate or loses it.
+func TestO14SortedOnceMore(t *testing.T) {
+	t.Parallel()
+	r := newRelayRates(8, time.Second)
+	prefix := codec.OrderPrefix("payments", "a:")
+	some := []storedRate{{CallsOf: "key a:", Prefix: &prefix, Limited: true}}
+	for i, c := range []struct {
+		stored []storedRate
+		want   bool
+	}{{nil, true}, {nil, true}, {nil, false}, {some, true}, {some, true}, {some, false}, {nil, true}, {some, true}, {some, true}, {some, false}} {
+		if got := r.mustSort(c.stored); got != c.want {
+			t.Errorf("poll %d: sorted is %t", i, got)
+		}
+		r.read(c.stored, time.Now())
+	}
+}
+
+// A call counts for its prefix if that has a rate, or else for its tenant.
+func TestO14WhoseRate(t *testing.T) {
+	t.Parallel()
+	r := newRelayRates(8, time.Second)
+	prefix := codec.OrderPrefix("payments", "a:")
+	a := callOf(callsOf{prefix: "a:"})
+	a.Tenant = "acme"
+	r.read([]storedRate{{CallsOf: "key a:", Prefix: &prefix}, {CallsOf: "tenant acme", Limited: true}}, time.Now())
+	if of := r.of(a); of != acme {
+		t.Errorf("without a rate of its prefix it counts for %+v", of)
+	}
+	r.read([]storedRate{{CallsOf: "key a:", Prefix: &prefix, Bounded: true}, {CallsOf: "tenant acme", Limited: true}}, time.Now())
+	if of := r.of(a); of != (callsOf{prefix: "a:"}) {
+		t.Errorf("it counts for %+v", of)
+	}
+	for _, of := range []callsOf{allCalls, acme, {tenant: "key a:"}, {prefix: "tenant :"}} {
+		if got := parseCallsOf(of.stored()); got != of {
+			t.Errorf("%+v became %+v", of, got)
+		}
 	}
 }
 
@@ -50,17 +102,17 @@ func TestO14NewCallsDoNotOvertake(t *testing.T) {
 func TestO14HoldBeforeItIsWritten(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
-	r.hold("", 24*time.Hour)
-	if !r.held("") || time.Until(r.limits[""].heldUntil) > maxRetryAfter {
+	r.hold(allCalls, 24*time.Hour)
+	if !r.held(allCalls) || time.Until(r.limits[allCalls].heldUntil) > maxRetryAfter {
 		t.Error("it does not hold, or for too long")
 	}
 	r.read(nil, time.Now())
-	if !r.held("") {
+	if !r.held(allCalls) {
 		t.Error("a poll ended it")
 	}
 	clear(r.holds) // written
 	r.read(nil, time.Now())
-	if r.held("") {
+	if r.held(allCalls) {
 		t.Error("it holds, although the database knows of none")
 	}
 }
@@ -68,10 +120,10 @@ func TestO14HoldBeforeItIsWritten(t *testing.T) {
 // bounded returns what a relay knows of a tenant of whose calls it may have n under way.
 func bounded(n int32) *relayRates {
 	r := newRelayRates(8, time.Second)
-	r.read([]storedRate{{Tenant: "acme", Bounded: true}}, time.Now())
-	r.want("acme")
+	r.read([]storedRate{{CallsOf: "tenant acme", Bounded: true}}, time.Now())
+	r.want(acme)
 	q := r.due(time.Now())
-	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &n}}, time.Now())
+	r.granted(&q, []permitGrant{{CallsOf: "tenant acme", Share: &n}}, time.Now())
 	r.takeRegained() // the lanes were woken
 	return r
 }
@@ -80,18 +132,18 @@ func bounded(n int32) *relayRates {
 func TestO15UnderWayWithinTheShare(t *testing.T) {
 	t.Parallel()
 	r := bounded(3)
-	if n := r.take("acme", 2); n != 2 {
+	if n := r.take(acme, 2); n != 2 {
 		t.Fatalf("%d of 2", n)
 	}
-	if n := r.take("acme", 2); n != 1 {
+	if n := r.take(acme, 2); n != 1 {
 		t.Errorf("%d beside two, of a share of three", n)
 	}
-	r.giveBack("acme", 1) // was not made
-	r.returned("acme", 1) // was
-	if n := r.take("acme", 9); n != 2 {
+	r.giveBack(acme, 1) // was not made
+	r.returned(acme, 1) // was
+	if n := r.take(acme, 9); n != 2 {
 		t.Errorf("%d beside one, of a share of three", n)
 	}
-	if n := r.take("other", 9); n != 9 {
+	if n := r.take(callsOf{tenant: "other"}, 9); n != 9 {
 		t.Errorf("%d calls of a tenant without a limit", n)
 	}
 }
@@ -101,13 +153,13 @@ func TestO15UnderWayWithinTheShare(t *testing.T) {
 func TestO15ShareLapses(t *testing.T) {
 	t.Parallel()
 	r := bounded(3)
-	r.take("acme", 1)
-	r.limits["acme"].share.lapse = time.Now()
-	if n := r.take("acme", 1); n != 0 {
+	r.take(acme, 1)
+	r.limits[acme].share.lapse = time.Now()
+	if n := r.take(acme, 1); n != 0 {
 		t.Errorf("%d calls after the share has lapsed", n)
 	}
-	r.limits["acme"].asked = time.Now().Add(-time.Hour)
-	if q := r.due(time.Now()); len(q.tenants) != 1 || q.held[0] != 1 {
+	r.limits[acme].asked = time.Now().Add(-time.Hour)
+	if q := r.due(time.Now()); len(q.limits) != 1 || q.held[0] != 1 {
 		t.Errorf("it claims %+v, and has one under way", q)
 	}
 }
@@ -119,15 +171,15 @@ func TestO15WhatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
 	now := time.Now()
-	r.read([]storedRate{{Tenant: "acme", Limited: true, Bounded: true}}, now)
-	l := r.limits["acme"]
+	r.read([]storedRate{{CallsOf: "tenant acme", Limited: true, Bounded: true}}, now)
+	l := r.limits[acme]
 	none, some := int32(0), int32(2)
-	r.want("acme")
+	r.want(acme)
 	q := r.due(now.Add(time.Second))
 	if len(q.permits) != 1 || q.permits[0] != 0 || q.wants[0] != 8 {
 		t.Errorf("without a place it asks %+v", q)
 	}
-	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &none}}, now)
+	r.granted(&q, []permitGrant{{CallsOf: "tenant acme", Share: &none}}, now)
 	l.short = time.Time{}
 	if at, asks := l.dueAt(now, 0); !asks || at.After(now.Add(shareRenew)) {
 		t.Errorf("it wants nothing any more, and says so at %v, %v", at.Sub(now), asks)
@@ -136,13 +188,13 @@ func TestO15WhatIsAskedFor(t *testing.T) {
 	if len(q.wants) != 1 || q.wants[0] != 0 || q.held[0] != 0 {
 		t.Errorf("it asks %+v", q)
 	}
-	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &some}}, now)
-	r.want("acme")
+	r.granted(&q, []permitGrant{{CallsOf: "tenant acme", Share: &some}}, now)
+	r.want(acme)
 	if l.wanted == 0 {
 		t.Error("it has a place, and asks for no permits")
 	}
 	q = r.due(now.Add(time.Second))
-	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &some}}, now)
+	r.granted(&q, []permitGrant{{CallsOf: "tenant acme", Share: &some}}, now)
 	if l.takeAt.Before(now.Add(permitRetryMax)) {
 		t.Errorf("there is no rate any more, and it asks again after %v", l.takeAt.Sub(now))
 	}
@@ -152,10 +204,10 @@ func TestO15WhatIsAskedFor(t *testing.T) {
 func TestO15NumberIsGone(t *testing.T) {
 	t.Parallel()
 	r := bounded(1)
-	r.take("acme", 1)
-	r.want("acme")
+	r.take(acme, 1)
+	r.want(acme)
 	q := r.due(time.Now().Add(shareLife))
-	if len(q.tenants) != 1 {
+	if len(q.limits) != 1 {
 		t.Fatalf("asks %+v", q)
 	}
 	now := time.Now()
@@ -170,22 +222,22 @@ func TestO15NumberIsGone(t *testing.T) {
 func TestO15ShareIsGivenUpFirst(t *testing.T) {
 	t.Parallel()
 	r := bounded(5)
-	l := r.limits["acme"]
-	r.take("acme", 2)
+	l := r.limits[acme]
+	r.take(acme, 2)
 	l.short, l.asked = time.Time{}, time.Now().Add(-time.Hour)
 	q := r.due(time.Now())
-	if len(q.tenants) != 1 || q.held[0] != 2 || q.wants[0] != 2 || r.take("acme", 9) != 0 {
+	if len(q.limits) != 1 || q.held[0] != 2 || q.wants[0] != 2 || r.take(acme, 9) != 0 {
 		t.Fatalf("it claims %+v, and has two under way", q)
 	}
 	one, three := int32(1), int32(3)
-	r.granted(&q, []permitGrant{{Tenant: "acme", Share: &one}}, time.Now())
-	before := permitsOf("acme")
+	r.granted(&q, []permitGrant{{CallsOf: "tenant acme", Share: &one}}, time.Now())
+	before := permitsOf(acme)
 	before.number = q.number - 1
-	r.granted(before, []permitGrant{{Tenant: "acme", Share: &three}}, time.Now())
-	if n := r.take("acme", 1); n != 0 {
+	r.granted(before, []permitGrant{{CallsOf: "tenant acme", Share: &three}}, time.Now())
+	if n := r.take(acme, 1); n != 0 {
 		t.Errorf("%d more, beside two of a share of one; the answer to an earlier question came later", n)
 	}
-	r.returned("acme", 1)
+	r.returned(acme, 1)
 	if !l.owes(1) || r.next(time.Now()).After(time.Now().Add(shareSoon)) {
 		t.Error("it does not report that a call has returned")
 	}

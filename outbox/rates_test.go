@@ -3,12 +3,14 @@ package outbox_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -84,11 +86,9 @@ func TestO14RateChangedAndRemovedWhileCallsWait(t *testing.T) {
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.enqueueMany("slow", 2000)
-	r.exec(`insert into onlyonce.rates (sink, tenant, per_second) values ('payments', 'slow', 0.01)`)
+	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second) values ('payments', 'tenant slow', 0.01)`)
 	r.start(testConfig(sink))
-	until(t, "all wait", func() bool {
-		return one[int](r, `select count(*) from onlyonce.parked where waits_for = 'slow'`) >= 1999
-	})
+	until(t, "all wait", func() bool { return r.waitingFor("tenant slow") >= 1999 })
 	if n := sentOf(sink, "slow"); n > 1 {
 		t.Fatalf("%d were sent", n)
 	}
@@ -98,6 +98,94 @@ func TestO14RateChangedAndRemovedWhileCallsWait(t *testing.T) {
 	r.states("delivered")
 	if n := sentOf(sink, "slow"); n != 2000 {
 		t.Errorf("%d calls of 2000", n)
+	}
+}
+
+// callsWith returns n calls of a tenant, each with an ordering key of its own that begins with a
+// prefix.
+func callsWith(tenant, prefix string, n int) []outbox.Call {
+	calls := make([]outbox.Call, n)
+	for i := range calls {
+		calls[i] = chargeOf(tenant, fmt.Sprint(prefix, i))
+		calls[i].OrderingKey = fmt.Sprint(prefix, i)
+	}
+	return calls
+}
+
+// waitingFor counts the calls that wait for a rate.
+func (r *rig) waitingFor(callsOf string) int {
+	r.t.Helper()
+	return one[int](r, `select count(*) from onlyonce.parked where waits_for = $1 and state = 'retrying' and next_attempt_at is null`, callsOf)
+}
+
+// A prefix of ordering keys that is over its rate holds up no other calls, of its tenant neither.
+func TestO14PrefixOverItsRateHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(accept)
+	r.enqueue(callsWith("acme", "account-17:", 200)...)
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", OrderingKeyPrefix: "account-17:", PerSecond: 10}}
+	began := time.Now()
+	r.start(cfg)
+	r.enqueue(callsWith("acme", "account-18:", 1)...)
+	r.enqueue(callsWith("acme", "account-17", 1)...) // it has no prefix
+	until(t, "the other calls are sent", func() bool { return sentWith(sink, "account-18:") == 1 && sentWith(sink, "account-170") == 1 })
+	until(t, "the others are set aside", func() bool { return r.waitingFor("key account-17:") > 100 })
+	until(t, "they go on", func() bool { return sentWith(sink, "account-17:") >= 30 })
+	if sent, most := sentWith(sink, "account-17:"), int(10*(time.Since(began).Seconds()+2)); sent > most {
+		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
+	}
+	if r.waitingFor("tenant acme") > 0 {
+		t.Error("calls wait for the tenant, which has no rate")
+	}
+}
+
+// sentWith counts the calls that reached a remote, by the beginnings of their ordering keys.
+func sentWith(s *scripted, prefix string) (n int) {
+	for _, d := range s.calls() {
+		if strings.HasPrefix(order(&d), prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// A call counts for the rate of its prefix if that has one, and else for its tenant's. So do those
+// that wait when the prefix's is set, and when it is taken back.
+func TestO14RateOfAPrefixSetAndTakenBackWhileCallsWait(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(accept)
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", Tenant: "slow", PerSecond: 0.001}}
+	r.start(cfg)
+	r.enqueue(callsWith("slow", "a:", 300)...)
+	r.enqueue(callsWith("slow", "b:", 300)...)
+	r.enqueue(callsWith("", "a:", 2)...)
+	until(t, "the tenant's wait", func() bool { return r.waitingFor("tenant slow") >= 599 })
+	until(t, "calls without a tenant do not", func() bool { return sentOf(sink, "") == 2 })
+	rate := func(in ops.SetRateInput) {
+		t.Helper()
+		in.Sink, in.OrderingKeyPrefix = "payments", "a:"
+		if _, err := ops.SetRate(t.Context(), r.pool, ops.By{Reason: "test"}, in); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hundred, one := 100.0, int32(1)
+	rate(ops.SetRateInput{PerSecond: &hundred})
+	until(t, "those of the prefix go on", func() bool { return sentWith(sink, "a:") > 50 })
+	if n := r.waitingFor("tenant slow"); n < 299 {
+		t.Errorf("%d of the tenant's other calls wait", n)
+	}
+	rate(ops.SetRateInput{Unset: true})
+	until(t, "they wait for the tenant again", func() bool {
+		return r.waitingFor("key a:") == 0 && len(sink.calls()) < 400 && r.waitingFor("tenant slow") > 299
+	})
+	rate(ops.SetRateInput{InFlight: &one})
+	until(t, "one at a time", func() bool { return sentWith(sink, "a:") >= 301 })
+	if n := sentWith(sink, "b:"); n > 1 {
+		t.Errorf("%d of the tenant's other calls were sent", n)
 	}
 }
 
@@ -157,27 +245,35 @@ func TestO14OrderOfCallsThatWait(t *testing.T) {
 // Retries count against the rate, too.
 func TestO14RetriesNeedPermits(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	var up atomic.Bool
-	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
-		if up.Load() {
-			return outbox.Result{Outcome: outbox.Delivered}
-		}
-		return outbox.RetryLater("down", nil)
-	})
-	cfg := testConfig(sink)
-	cfg.Rates = []outbox.Rate{{Sink: "payments", Tenant: "slow", PerSecond: 20}}
-	began := time.Now()
-	r.start(cfg)
-	for i := range 20 {
-		r.enqueue(chargeOf("slow", fmt.Sprint("n", i)))
+	for name, rate := range map[string]outbox.Rate{
+		"tenant": {Sink: "payments", Tenant: "slow", PerSecond: 20},
+		"prefix": {Sink: "payments", OrderingKeyPrefix: "a:", PerSecond: 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			var up atomic.Bool
+			sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+				if up.Load() {
+					return outbox.Result{Outcome: outbox.Delivered}
+				}
+				return outbox.RetryLater("down", nil)
+			})
+			cfg := testConfig(sink)
+			cfg.Rates = []outbox.Rate{rate}
+			began := time.Now()
+			r.start(cfg)
+			for _, c := range callsWith("slow", "a:", 20) {
+				r.enqueue(c)
+			}
+			until(t, "attempts", func() bool { return sentOf(sink, "slow") >= 60 })
+			if took := time.Since(began); took < 2*time.Second {
+				t.Errorf("60 attempts at 20 a second took %v", took)
+			}
+			up.Store(true)
+			r.states("delivered")
+		})
 	}
-	until(t, "attempts", func() bool { return sentOf(sink, "slow") >= 60 })
-	if took := time.Since(began); took < 2*time.Second {
-		t.Errorf("60 attempts at 20 a second took %v", took)
-	}
-	up.Store(true)
-	r.states("delivered")
 }
 
 // Retry-After holds for the sink or for the tenant, in all relays, and the attempt is not counted.
@@ -216,7 +312,7 @@ func TestO14RetryAfter(t *testing.T) {
 			if c.other {
 				until(t, "the other tenant's call is sent", func() bool { return sentOf(sink, "other")+sentOf(second, "other") == 1 })
 				until(t, "the tenant's call waits", func() bool {
-					return one[int](r, `select count(*) from onlyonce.parked where waits_for = $1 and attempts = 0 and first_attempt_at is null`, c.tenant) == 1
+					return one[int](r, `select count(*) from onlyonce.parked where waits_for = 'tenant ' || $1::text and attempts = 0 and first_attempt_at is null`, c.tenant) == 1
 				})
 			} else {
 				for range 20 { // polls
@@ -233,15 +329,43 @@ func TestO14RetryAfter(t *testing.T) {
 	}
 }
 
+// After 429 the calls of the prefix wait too, although they do not count for the tenant.
+func TestO14RetryAfterOfACallWithAPrefix(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var held atomic.Bool
+	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+		if !held.Swap(true) {
+			return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: time.Hour, Holds: outbox.HoldsTenant}
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", OrderingKeyPrefix: "a:", PerSecond: 1000}}
+	r.start(cfg)
+	r.enqueue(callsWith("acme", "a:first-", 1)...)
+	until(t, "the holds are known", func() bool {
+		return one[int](r, `select count(*) from onlyonce.rates where calls_of in ('key a:', 'tenant acme') and held_until > clock_timestamp()`) == 2
+	})
+	r.enqueue(callsWith("acme", "a:", 1)...)
+	r.enqueue(callsWith("acme", "b:", 1)...)
+	r.enqueue(callsWith("other", "b:", 1)...)
+	until(t, "the other tenant's call is sent", func() bool { return sentOf(sink, "other") == 1 })
+	until(t, "the others wait", func() bool { return r.waitingFor("key a:") == 1 && r.waitingFor("tenant acme") == 1 })
+	r.exec(`update onlyonce.rates set held_until = null`)
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where next_attempt_at is not null and settled_at is null`)
+	r.states("delivered")
+}
+
 // Permits are taken out of one bucket: it fills at the rate, holds half a second's worth, and goes
 // on if the clock is set back.
 func TestO14Bucket(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	take := func(wanted int) int {
-		return one[int](r, `select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, '{"",a}', array[9, $1::int], '{0,0}', '{0,0}') where tenant = 'a'`, wanted)
+		return one[int](r, `select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, '{"",tenant a}', array[9, $1::int], '{0,0}', '{0,0}') where calls_of = 'tenant a'`, wanted)
 	}
-	r.exec(`insert into onlyonce.rates (sink, tenant, per_second, permits) values ('s', 'a', 0.001, 1)`)
+	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second, permits) values ('s', 'tenant a', 0.001, 1)`)
 	if a, b := take(5), take(5); a != 1 || b != 0 {
 		t.Errorf("took %d and %d of one permit", a, b)
 	}

@@ -3,16 +3,16 @@ package outbox
 import (
 	"maps"
 	"math"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 )
 
-// rateLimit is what a relay knows of the rate of a sink, or of a tenant of it.
+// rateLimit is what a relay knows of the rate of a sink, of a tenant of it, or of a prefix.
 type rateLimit struct {
-	limited   bool // a rate is set
+	limited   bool  // a rate is set
+	prefix    int64 // of a prefix: its stored form
 	heldUntil time.Time
 	permits   int
 	lapse     time.Time // when the permits do
@@ -54,21 +54,23 @@ type relayRates struct {
 	shortFor time.Duration // for how long more is wanted than there is, once it was
 	relay    uuid.UUID     // names this relay among those that share what may be under way
 	mu       sync.Mutex
-	// underWay counts the calls of tenants that were permitted and have not returned, and for the
-	// empty tenant the slots that are taken.
-	underWay  map[string]int
-	regained  bool                  // more calls may be started, and lanes that wait are to be woken
-	questions int64                 // that were asked
-	limits    map[string]*rateLimit // by tenant; the empty one is the sink as a whole
-	waiting   map[string]bool       // tenants with calls that wait, in any lane of the sink
-	holds     map[string]time.Time  // that are not written yet
+	// underWay counts the calls of tenants and limited prefixes that were permitted and have not
+	// returned, and of allCalls the slots that are taken.
+	underWay  map[callsOf]int
+	regained  bool  // more calls may be started, and lanes that wait are to be woken
+	questions int64 // that were asked
+	limits    map[callsOf]*rateLimit
+	prefixes  map[int64]callsOf     // those of limits whose calls need permits, by their stored form
+	sortAgain bool                  // see mustSort
+	waiting   map[callsOf]bool      // whose calls wait, in any lane of the sink
+	holds     map[callsOf]time.Time // that are not written yet
 	needed    chan struct{}         // holds a token when the sender has something to do
 }
 
 func newRelayRates(capacity int, poll time.Duration) *relayRates {
 	return &relayRates{
 		capacity: capacity, shortFor: 3 * max(time.Second, poll), relay: uuid.New(),
-		underWay: map[string]int{}, limits: map[string]*rateLimit{}, waiting: map[string]bool{}, holds: map[string]time.Time{},
+		underWay: map[callsOf]int{}, limits: map[callsOf]*rateLimit{}, waiting: map[callsOf]bool{}, holds: map[callsOf]time.Time{},
 		needed: make(chan struct{}, 1),
 	}
 }
@@ -95,12 +97,30 @@ func (r *relayRates) takeRegained() bool {
 	return regained
 }
 
-// available is how many calls may be started.
-func (r *relayRates) available(tenant string) int {
+// of returns whose rate a call counts for, besides its sink's: its ordering key's prefix if that
+// has a rate, or else its tenant. It is allCalls if the call counts for no other.
+func (r *relayRates) of(a *callAttempt) callsOf {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if l := r.limits[tenant]; l != nil {
-		return l.available(time.Now(), r.underWay[tenant])
+	return r.lockedOf(a)
+}
+
+// lockedOf is of under the lock.
+func (r *relayRates) lockedOf(a *callAttempt) callsOf {
+	if a.orderPrefix != 0 {
+		if of, is := r.prefixes[a.orderPrefix]; is {
+			return of
+		}
+	}
+	return callsOf{tenant: a.Tenant}
+}
+
+// available is how many calls may be started.
+func (r *relayRates) available(of callsOf) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l := r.limits[of]; l != nil {
+		return l.available(time.Now(), r.underWay[of])
 	}
 	return math.MaxInt
 }
@@ -109,24 +129,41 @@ func (r *relayRates) available(tenant string) int {
 func (r *relayRates) mayStart() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.limits[""]
+	l := r.limits[allCalls]
 	return l == nil || l.available(time.Now(), 0) > 0
 }
 
 // take takes up to n permits, and returns how many calls may be started: n if there is no rate.
 // They count as under way until giveBack or returned.
-func (r *relayRates) take(tenant string, n int) int {
+func (r *relayRates) take(of callsOf, n int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.lockedTake(of, n)
+}
+
+// lockedTake is take under the lock.
+func (r *relayRates) lockedTake(of callsOf, n int) int {
 	n = max(n, 0)
-	if l := r.limits[tenant]; l != nil {
-		n = min(n, l.available(time.Now(), r.underWay[tenant]))
+	if l := r.limits[of]; l != nil {
+		n = min(n, l.available(time.Now(), r.underWay[of]))
 		if l.limited {
 			l.permits -= n
 		}
 	}
-	r.count(tenant, n)
+	r.count(of, n)
 	return n
+}
+
+// takeFor takes a permit for a call, if it needs one, and reports whether it may be started. The
+// call notes whose rate it counts for.
+func (r *relayRates) takeFor(a *callAttempt) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if a.rated = r.lockedOf(a); a.rated == allCalls {
+		return true
+	}
+	a.permitted = r.lockedTake(a.rated, 1) == 1
+	return a.permitted
 }
 
 // follow takes a permit of the sink for a call that takes the place of one that has returned, while
@@ -134,11 +171,11 @@ func (r *relayRates) take(tenant string, n int) int {
 func (r *relayRates) follow(free int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.limits[""]
+	l := r.limits[allCalls]
 	if l == nil {
 		return true
 	}
-	if l.available(time.Now(), r.underWay[""]-free-1) == 0 {
+	if l.available(time.Now(), r.underWay[allCalls]-free-1) == 0 {
 		return false
 	}
 	if l.limited {
@@ -151,47 +188,47 @@ func (r *relayRates) follow(free int) bool {
 func (r *relayRates) refund() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if l := r.limits[""]; l != nil && l.limited {
+	if l := r.limits[allCalls]; l != nil && l.limited {
 		l.permits++
 	}
 }
 
 // giveBack returns permits that were not used.
-func (r *relayRates) giveBack(tenant string, n int) {
+func (r *relayRates) giveBack(of callsOf, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if l := r.limits[tenant]; l != nil && l.limited {
+	if l := r.limits[of]; l != nil && l.limited {
 		l.permits += n
 	}
-	r.count(tenant, -n)
+	r.count(of, -n)
 }
 
 // started notes that a call is under way that needed no permit.
-func (r *relayRates) started(tenant string) {
+func (r *relayRates) started(of callsOf) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.count(tenant, 1)
+	r.count(of, 1)
 }
 
 // returned notes that calls that were permitted are under way no more.
-func (r *relayRates) returned(tenant string, n int) {
+func (r *relayRates) returned(of callsOf, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.count(tenant, -n)
+	r.count(of, -n)
 }
 
 // count changes how many calls are under way. The caller has the lock.
-func (r *relayRates) count(tenant string, n int) {
+func (r *relayRates) count(of callsOf, n int) {
 	if n == 0 {
 		return
 	}
-	now := r.underWay[tenant] + n
+	now := r.underWay[of] + n
 	if now == 0 {
-		delete(r.underWay, tenant)
+		delete(r.underWay, of)
 	} else {
-		r.underWay[tenant] = now
+		r.underWay[of] = now
 	}
-	l := r.limits[tenant]
+	l := r.limits[of]
 	if l == nil || !l.bounded {
 		return
 	}
@@ -201,25 +238,25 @@ func (r *relayRates) count(tenant string, n int) {
 	if l.owes(now) {
 		r.signal() // others wait for what is given up
 	}
-	if r.waiting[tenant] && l.may(time.Now()) > now {
+	if r.waiting[of] && l.may(time.Now()) > now {
 		r.regain()
 	}
 }
 
 // want asks for permits of a rate that has none: for several calls in each slot, because some are
 // quick.
-func (r *relayRates) want(tenant string) {
+func (r *relayRates) want(of callsOf) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l, now := r.limits[tenant], time.Now()
+	l, now := r.limits[of], time.Now()
 	if l == nil || now.Before(l.heldUntil) {
 		return
 	}
-	if l.limited && l.permitted(now) == 0 && r.hasPlace(tenant, l, now) {
+	if l.limited && l.permitted(now) == 0 && r.hasPlace(of, l, now) {
 		l.wanted = 4 * r.capacity
 		r.signal()
 	}
-	if l.bounded && l.may(now) <= r.underWay[tenant] && l.wantMore(now, r.shortFor) {
+	if l.bounded && l.may(now) <= r.underWay[of] && l.wantMore(now, r.shortFor) {
 		r.signal()
 	}
 }
@@ -227,89 +264,119 @@ func (r *relayRates) want(tenant string) {
 // hasPlace reports whether permits are of use: without a place among the calls that may be under
 // way, they would lapse, and the others have fewer. In the sink a call can follow another one in
 // its place. The caller has the lock.
-func (r *relayRates) hasPlace(tenant string, l *rateLimit, now time.Time) bool {
-	used := r.underWay[tenant]
-	if tenant == "" {
+func (r *relayRates) hasPlace(of callsOf, l *rateLimit, now time.Time) bool {
+	used := r.underWay[of]
+	if of == allCalls {
 		used = 0
 	}
 	return !l.bounded || l.may(now) > used
 }
 
-// held reports whether the remote wants no calls of a tenant, or of the sink.
-func (r *relayRates) held(tenant string) bool {
+// held reports whether the remote wants no calls of a tenant or a prefix, or of the sink.
+func (r *relayRates) held(of callsOf) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.limits[tenant]
+	l := r.limits[of]
 	return l != nil && time.Now().Before(l.heldUntil)
 }
 
-// mustWait reports whether a new call of a tenant is set aside at once: if others of the tenant
-// wait already, or if the remote wants none.
-func (r *relayRates) mustWait(tenant string) bool {
+// mustWait reports whether a new call is set aside at once: if others that count for the same rate
+// wait already, or if the remote wants none. The call notes whose rate that is.
+func (r *relayRates) mustWait(a *callAttempt) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.limits[tenant]
-	return tenant != "" && l != nil && (time.Now().Before(l.heldUntil) || l.needed() && r.waiting[tenant])
+	a.rated = r.lockedOf(a)
+	l := r.limits[a.rated]
+	return a.rated != allCalls && l != nil && (time.Now().Before(l.heldUntil) || l.needed() && r.waiting[a.rated])
 }
 
-// noteWaiting notes that new calls of a tenant are to wait.
-func (r *relayRates) noteWaiting(tenant string) {
+// noteWaiting notes that new calls are to wait.
+func (r *relayRates) noteWaiting(of callsOf) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.waiting[tenant] = true
+	r.waiting[of] = true
 }
 
-// setWaiting notes which tenants have calls that wait.
-func (r *relayRates) setWaiting(tenants map[string]bool) {
+// setWaiting notes whose calls wait.
+func (r *relayRates) setWaiting(all map[callsOf]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.waiting = tenants
+	r.waiting = all
 }
 
-// limited returns the tenants whose calls need permits, or whom the remote wants no calls of.
-func (r *relayRates) limited() []string {
+// limited returns whose calls need permits, or whose calls the remote does not want.
+func (r *relayRates) limited() limitedCalls {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	tenants := []string{} // nil would become NULL
-	for t, l := range r.limits {
-		if t != "" && (l.needed() || time.Now().Before(l.heldUntil)) {
-			tenants = append(tenants, t)
+	all := limitedCalls{[]string{}, []int64{}}
+	for of, l := range r.limits {
+		switch {
+		case of == allCalls || !l.needed() && !time.Now().Before(l.heldUntil):
+		case of.prefix == "":
+			all.tenants = append(all.tenants, of.tenant)
+		case l.needed():
+			all.prefixes = append(all.prefixes, l.prefix)
 		}
 	}
-	return tenants
+	return all
 }
 
 // hold notes that a remote wants no calls for a while.
-func (r *relayRates) hold(tenant string, d time.Duration) {
+func (r *relayRates) hold(of callsOf, d time.Duration) {
 	until := time.Now().Add(min(d, maxRetryAfter))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.limits[tenant]
+	l := r.limits[of]
 	if l == nil {
 		l = &rateLimit{}
-		r.limits[tenant] = l
+		r.limits[of] = l
 	}
 	if until.After(l.heldUntil) {
-		l.heldUntil, r.holds[tenant] = until, until
+		l.heldUntil, r.holds[of] = until, until
 		r.signal()
 	}
 }
 
 // storedRate is a row of ratesSQL.
 type storedRate struct {
-	Tenant  string
+	CallsOf string
+	Prefix  *int64
 	Limited bool
 	Bounded bool
 	Held    *int64
+}
+
+// prefixesOf returns the prefixes whose calls need permits.
+func prefixesOf(stored []storedRate) map[int64]callsOf {
+	prefixes := map[int64]callsOf{}
+	for _, s := range stored {
+		if s.Prefix != nil && (s.Limited || s.Bounded) {
+			prefixes[*s.Prefix] = parseCallsOf(s.CallsOf)
+		}
+	}
+	return prefixes
+}
+
+// mustSort reports whether calls may wait for another rate than they count for: at the relay's
+// start, after the prefixes with a rate have changed, and once more then, because another relay may
+// have set calls aside before it knew.
+func (r *relayRates) mustSort(stored []storedRate) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed := r.prefixes == nil || !maps.Equal(r.prefixes, prefixesOf(stored))
+	must := changed || r.sortAgain
+	r.sortAgain = changed
+	return must
 }
 
 // read takes in the rates that the database has. asked is when it was asked.
 func (r *relayRates) read(stored []storedRate, asked time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	limits := map[string]*rateLimit{}
+	limits := map[callsOf]*rateLimit{}
 	for _, s := range stored {
-		l := r.limits[s.Tenant]
+		of := parseCallsOf(s.CallsOf)
+		l := r.limits[of]
 		if l == nil {
 			l = &rateLimit{}
 		}
@@ -320,26 +387,33 @@ func (r *relayRates) read(stored []storedRate, asked time.Time) {
 		if s.Held != nil {
 			l.heldUntil = asked.Add(fromMicros(*s.Held))
 		}
-		limits[s.Tenant] = l
+		limits[of] = l
+		if s.Prefix != nil {
+			l.prefix = *s.Prefix
+		}
 	}
-	for tenant, until := range r.holds { // not written yet
-		l := limits[tenant]
+	for of, until := range r.holds { // not written yet
+		l := limits[of]
 		if l == nil {
 			l = &rateLimit{}
-			limits[tenant] = l
+			limits[of] = l
 		}
 		l.heldUntil = until
 	}
-	r.limits = limits
+	r.limits, r.prefixes = limits, prefixesOf(stored)
 }
 
-// shares reports whether the relay has asked for shares, and returns the tenants with calls under
-// way.
+// shares reports whether the relay has asked for shares, and returns whose calls are under way, as
+// onlyonce.shares has it.
 func (r *relayRates) shares() (has bool, busy []string) {
+	busy = []string{} // nil would become NULL
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, l := range r.limits {
 		has = has || !l.asked.IsZero()
 	}
-	return has, slices.AppendSeq([]string{}, maps.Keys(r.underWay))
+	for of := range r.underWay {
+		busy = append(busy, of.stored())
+	}
+	return has, busy
 }

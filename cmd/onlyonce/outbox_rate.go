@@ -15,6 +15,7 @@ import (
 type rating struct {
 	consent
 	sink, tenant *string
+	keyPrefix    *string
 	perSecond    *float64
 	inFlight     *int64
 	unset        bool
@@ -23,17 +24,21 @@ type rating struct {
 func outboxRateCommand() command {
 	return command{
 		name:    "outbox rate",
-		args:    "[-postgres URL] -sink S [-tenant T] {[-per-second N] [-in-flight N] | -unset} -reason WHY [-yes]",
+		args:    "[-postgres URL] -sink S [-tenant T | -key-prefix P] {[-per-second N] [-in-flight N] | -unset} -reason WHY [-yes]",
 		summary: "set how many calls go to a sink, a second and at once",
 		help: `
 Sets how many calls a second relays start (-per-second), and how many they have under way at once (-in-flight), all relays together: to a
-sink, or with -tenant for one of its tenants. It counts instead of what relays are configured with (RelayConfig.Rates), and outlasts
-restarts. What is not given stays as it was set before. Relays follow within a second or two, and so do calls that wait already.
+sink, with -tenant for one of its tenants, or with -key-prefix for ordering keys with a prefix, of any tenant. It counts instead of what
+relays are configured with (RelayConfig.Rates), and outlasts restarts. What is not given stays as it was set before. Relays follow within a
+second or two, and so do calls that wait already.
+
+A call counts for the rate of its sink, and for one more at most: for that of its ordering key's prefix if there is one, or else for its
+tenant's. A prefix ends with its first colon or slash, because that much of an ordering key is known of a stored call.
 
 -per-second may be a fraction: 0.1 is one call in 10 s. Attempts that are repeated count, too. Relays share -in-flight evenly, and what one
 does not need goes to the others; a relay that died keeps its part for 10 s.
 
-A tenant's calls that are over its rate are set aside: they wait in their order, and hold up nobody else's. The calls of a sink that is
+Calls of a tenant or a prefix that are over its rate are set aside: they wait in their order, and hold up nobody else's. The calls of a sink that is
 over its rate stay in the log. Neither begins the window of a key. "onlyonce outbox status" shows rates, and how many calls wait.
 
 -unset takes back what was set here: what relays are configured with counts again, or no rate. Both also end what a remote has asked
@@ -43,12 +48,14 @@ It asks first, unless -yes is given, and writes an audit row. What is set alread
 
 Example:
   onlyonce outbox rate -sink payments -tenant acme -per-second 10 -reason "their import of 100,000 orders, INC-12"
+  onlyonce outbox rate -sink payments -key-prefix account-17: -per-second 1 -reason "one account, 9,000 refunds, INC-14"
   onlyonce outbox rate -sink ledger -in-flight 4 -reason "it fails with more than four connections, INC-13"`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			ask := &rating{}
 			address := postgresVar(fs)
 			textVar(fs, &ask.sink, "sink", "the sink `S`")
 			textVar(fs, &ask.tenant, "tenant", "only calls of the tenant `T`")
+			textVar(fs, &ask.keyPrefix, "key-prefix", "only calls whose ordering key begins with `P`, for example account-17:")
 			fs.Func("per-second", "`N` calls a second", func(s string) error {
 				n, err := strconv.ParseFloat(s, 64)
 				if err != nil || !(n > 0 && n <= 1e6) {
@@ -79,7 +86,7 @@ func (a *app) setRate(ctx context.Context, address string, ask *rating) error {
 }
 
 func (q *rating) act(ctx context.Context, db *database, by ops.By, shown *ops.RateSet) (*ops.RateSet, error) {
-	in := ops.SetRateInput{Sink: *q.sink, Tenant: text(q.tenant), PerSecond: q.perSecond, Unset: q.unset, Shown: shown}
+	in := ops.SetRateInput{Sink: *q.sink, Tenant: text(q.tenant), OrderingKeyPrefix: text(q.keyPrefix), PerSecond: q.perSecond, Unset: q.unset, Shown: shown}
 	if q.inFlight != nil {
 		n := int32(*q.inFlight)
 		in.InFlight = &n
@@ -104,8 +111,11 @@ func (q *rating) write(a *app, r *ops.RateSet) {
 
 // rateOf names what a rate limits.
 func rateOf(r *ops.SinkRate) string {
-	if r.Tenant == "" {
-		return "sink " + cell(r.Sink)
+	switch {
+	case r.OrderingKeyPrefix != "":
+		return "sink " + cell(r.Sink) + ", ordering keys " + cell(r.OrderingKeyPrefix) + "..."
+	case r.Tenant != "":
+		return "sink " + cell(r.Sink) + ", tenant " + cell(r.Tenant)
 	}
-	return "sink " + cell(r.Sink) + ", tenant " + cell(r.Tenant)
+	return "sink " + cell(r.Sink)
 }

@@ -31,7 +31,7 @@ lists (list it, or discard its calls), cursors that only a relay moves.
 With -json, one object:
   counted  false: counting pending calls took over 5 s, and pending, in_pass and ages are null
   sinks    list of {sink, listed, paused_at, paused_by, pause_reason, pending, oldest_age_seconds, parked (list of {state, count, oldest}), lanes (list of {lane, epoch, until, held, pending, in_pass,
-           oldest_age_seconds}), rates (list of {sink, tenant (empty: all), configured, per_second, configured_in_flight, in_flight, taken, set_at, set_by, reason, held_until, waiting})}
+           oldest_age_seconds}), rates (list of {sink, tenant (empty: all), ordering_key_prefix (empty: all), configured, per_second, configured_in_flight, in_flight, taken, set_at, set_by, reason, held_until, waiting})}
   ring     list of {slot, state (current, draining, closed, retired, free), use_no, opened_at, closed_at, age_seconds, bytes,
            held_by (list of {sink, lanes, calls, why (behind, unlisted, cursor)})}; of one sink with -sink`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {

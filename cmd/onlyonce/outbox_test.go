@@ -163,12 +163,15 @@ func TestOutboxRate(t *testing.T) {
 	f.run(append(set, "-per-second", "2.5")...).want(t, statusGood, "nothing was changed")
 	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "sink payments, tenant acme to 2.5 calls a second, 4 under way at once; until now: 2.5 calls a second, set by")
 	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "nothing was changed")
-	f.exec(`insert into onlyonce.shares values ('payments', 'acme', gen_random_uuid(), 3, 3, now(), now() + interval '10 minutes', 1)`)
+	f.exec(`insert into onlyonce.shares values ('payments', 'tenant acme', gen_random_uuid(), 3, 3, now(), now() + interval '10 minutes', 1)`)
 	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, tenant, key, sink, lane, row_id, waits_for, waits_since)
-		values ('call', 'retrying', 'rate', '', 'acme', gen_random_uuid(), 'payments', 1, 7, 'acme', now())`)
+		values ('call', 'retrying', 'rate', '', 'acme', gen_random_uuid(), 'payments', 1, 7, 'tenant acme', now())`)
+	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusEnvironment, `"account-17" must end with its first colon or slash`)
+	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17:", "-tenant", "acme", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusEnvironment, "give either -tenant or -key-prefix")
+	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17:", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusGood, "sink payments, ordering keys account-17:... to 1 calls a second")
 	f.exec(`insert into onlyonce.rates (sink, configured, held_until) values ('payments', 100, now() + interval '1 minute')`)
 	f.run("outbox", "status").want(t, statusGood, "Rate of sink payments: 100 calls a second, by the relays' configuration; the remote wants no calls until",
-		"Rate of sink payments, tenant acme: 2.5 calls a second; 4 under way at once, of which 3 are taken, set by", "their import; 1 calls wait")
+		"Rate of sink payments, ordering keys account-17:...: 1 calls a second, set by", "Rate of sink payments, tenant acme: 2.5 calls a second; 4 under way at once, of which 3 are taken, set by", "their import; 1 calls wait")
 	f.run("outbox", "status", "-json").want(t, statusGood, `"waiting":1`)
 	if r := f.run("doctor"); !strings.Contains(r.out, `calls of sink payments, tenant "acme" wait for their rate`) {
 		t.Errorf("doctor says nothing of them:\n%s", r.out)
@@ -178,7 +181,7 @@ func TestOutboxRate(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.rates where coalesce(per_second::text, in_flight::text, held_until::text) is null and set_by = current_user`); n != 2 {
 		t.Error("something is left")
 	}
-	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox rate' and detail->>'sink' = 'payments' and detail->'was' is not null`); n != 4 {
+	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox rate' and detail->>'sink' = 'payments' and detail->'was' is not null`); n != 5 {
 		t.Errorf("%d audit rows", n)
 	}
 }

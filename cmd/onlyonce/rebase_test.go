@@ -242,13 +242,14 @@ func TestO3RebaseDividesBatches(t *testing.T) {
 	f.lists("payments")
 	f.exec(`select onlyonce.enqueue_calls(array_agg(0::smallint), array_agg(onlyonce.key('', 's', n)), array_agg(onlyonce.key('', 'order', 'k')), array_agg('payments'::text),
 		array_agg(''::text), array_agg('shop'::text), array_agg(n), array_agg('POST'::text), array_agg('/'::text), array_agg(''::text), array_agg(null::text),
-		array_agg(convert_to('body of ' || n, 'UTF8')), array_agg(null::timestamptz), array_agg(null::timestamptz), array_agg(false), array_agg(false), array_agg(false))
+		array_agg(convert_to('body of ' || n, 'UTF8')), array_agg(null::timestamptz), array_agg(null::timestamptz), array_agg(false), array_agg(false), array_agg(false),
+		order_prefixes => array_agg(ascii(n)))
 		from unnest('{a,b,c,d,e,f,g}'::text[]) n`)
 	if n := one[int](f, `select count(*) from onlyonce.batches`); n != 1 {
 		t.Fatalf("%d batches", n)
 	}
 	contents := func() string {
-		return one[string](f, `select string_agg(concat_ws(' ', id, key, name, convert_from(body, 'UTF8'), order_key), '\n' order by id) from onlyonce.outbox_log`)
+		return one[string](f, `select string_agg(concat_ws(' ', id, key, name, convert_from(body, 'UTF8'), order_key, order_prefix), '\n' order by id) from onlyonce.outbox_log`)
 	}
 	before := contents()
 	f.delivers("payments", f.logID("b"))

@@ -65,7 +65,7 @@ outcomes ({"404": "delivered"}), headers. It connects to addresses of the Intern
 topics (required), and client_id, id_header, key_window, timeout, batch_bytes, tls, tls_ca, sasl (plain, scram-sha-256,
 scram-sha-512), user, password. Beside sinks: concurrency, poll_interval, lease_ttl, retry_min, retry_max, retention,
 drain_timeout, pass_on (true or false), wait_for (["standby-1"]: application_names of standbys that must have a call before it
-is sent), listen (true or false), rates ([{"sink": "payments", "tenant": "acme", "per_second": 10, "in_flight": 4}]; without tenant: all of the sink), segment_bytes, seal_keys ([{"id": 1, "key": SECRET}], 32 bytes in base64, to open bodies that were
+is sent), listen (true or false), rates ([{"sink": "payments", "tenant": "acme", "per_second": 10, "in_flight": 4}]; with "ordering_key_prefix": "account-17:" in place of tenant: calls whose ordering keys begin with it; without both: all of the sink), segment_bytes, seal_keys ([{"id": 1, "key": SECRET}], 32 bytes in base64, to open bodies that were
 sealed). Each means what go doc says of httpsink.Config, kafkasink.Config and outbox.RelayConfig; an unknown field is an
 error. Secrets (user, password, and the values of headers) do not stand in the file: {"env": "NAME"} or {"file": "PATH"}, with an
 optional "prefix". Headers from a file are read anew for each call.

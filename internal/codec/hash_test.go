@@ -135,3 +135,17 @@ func BenchmarkArrays(b *testing.B) {
 		}
 	})
 }
+
+// Programs in other languages compute the same for onlyonce.enqueue_calls.
+func TestOrderPrefix(t *testing.T) {
+	for key, want := range map[string]string{
+		"account-17:card-3": "account-17:", "account/17:a": "account/", ":a": ":", "account-17:": "account-17:", "account-17": "", "": "",
+	} {
+		if got := codec.PrefixOf(key); got != want {
+			t.Errorf("PrefixOf(%q) = %q, want %q", key, got, want)
+		}
+	}
+	if got := codec.OrderPrefix("payments", "account-17:"); got != -4063858331792599664 {
+		t.Errorf("OrderPrefix is %d", got)
+	}
+}

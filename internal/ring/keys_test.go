@@ -333,7 +333,7 @@ func TestK6KeysOfCallsToBeSent(t *testing.T) {
 	for i := range keys {
 		keys[i] = uuid.New()
 	}
-	r.exec(`select onlyonce.enqueue_batch(null, '{2,2,2}', '{7,7,7}', 3::smallint, 'payments', $1, null, null, '', null, 's', null, null, $2, 'POST', null, '/', null,
+	r.exec(`select onlyonce.enqueue_batch(null, '{2,2,2}', '{7,7,7}', 3::smallint, 'payments', $1, null, null, null, null, '', null, 's', null, null, $2, 'POST', null, '/', null,
 	  '', null, null, null, null, $3, null, null, null, null, null, null)`, keys, names, [][]byte{{'x'}, {'x'}, {'x'}})
 	unlisted := uuid.New()
 	r.exec(`select onlyonce.enqueue($1, '', 's', 'mail', 'n', 'POST', '/', '{}', '{}', '')`, unlisted)
@@ -384,7 +384,7 @@ func (r *rig) enqueueMany(sink string, batches int) {
 	r.t.Helper()
 	r.exec(`
 		select count(onlyonce.enqueue_batch(null, array_fill(2::smallint, array[1000]), array_fill(7::bigint, array[1000]), (b % 2 * 15)::smallint, $1,
-		         k.keys, null, null, '', null, 's', null, 'n', null, 'POST', null, '/', null, '', null, null, null, null, array_fill(''::bytea, array[1000]),
+		         k.keys, null, null, null, null, '', null, 's', null, 'n', null, 'POST', null, '/', null, '', null, null, null, null, array_fill(''::bytea, array[1000]),
 		         null, null, null, null, null, null))
 		  from generate_series(1, $2) b
 		 cross join lateral (select array_agg(gen_random_uuid()) as keys from generate_series(1, 1000) where b > 0) k`, sink, batches)

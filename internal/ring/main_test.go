@@ -34,7 +34,12 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	cfg, err := pgxpool.ParseConfig(pgtest.URL(t))
+	return rigOn(t, pgtest.URL(t))
+}
+
+func rigOn(t *testing.T, url string) *rig {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -596,6 +596,7 @@ create table onlyonce.parked (
   sealed_as        uuid,
   first_attempt_at timestamptz,
   picks            integer not null default 0,
+  order_prefix     bigint,
   waits_for        text collate "C",
   waits_since      timestamptz,
   response_status  integer,
@@ -619,7 +620,8 @@ comment on column onlyonce.parked.sealed_as        is 'Key that the body was sea
 comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';
 comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
 comment on column onlyonce.parked.picks            is 'How often a relay has picked the call. A settlement names the pick that it settles. Unlike attempts it is never set back.';
-comment on column onlyonce.parked.waits_for        is 'Of a call in state retrying without next_attempt_at: the tenant whose rate it waits for, see onlyonce.rates.';
+comment on column onlyonce.parked.order_prefix     is 'Of a call: hash of (sink, prefix of the ordering key), see onlyonce.rates.';
+comment on column onlyonce.parked.waits_for        is 'Of a call in state retrying without next_attempt_at: whose rate it waits for, as onlyonce.rates.calls_of has it.';
 comment on column onlyonce.parked.waits_since      is 'Its place among those that wait for the same rate.';
 comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
 

@@ -48,6 +48,8 @@ create table onlyonce.batches (
   keys         uuid[]      not null,
   order_key    uuid,
   order_keys   uuid[],
+  order_prefix   bigint,
+  order_prefixes bigint[],
   tenant       text,
   tenants      text[],
   scope        text,
@@ -80,6 +82,7 @@ comment on column onlyonce.batches.bytes      is 'Size of the bodies, before any
 comment on column onlyonce.batches.xid        is 'Transaction that wrote the batch, also within savepoints.';
 comment on column onlyonce.batches.keys       is 'Idempotency keys that the remote sees: derived, the same on every replay.';
 comment on column onlyonce.batches.order_key  is 'Hash of (sink, tenant, scope, ordering key). Null: the call waits for no other.';
+comment on column onlyonce.batches.order_prefix is 'Hash of (sink, prefix of the ordering key), for rates: see onlyonce.rates. Null: the ordering key has no prefix, or there is none.';
 comment on column onlyonce.batches.header     is 'Headers of a call: a line "Name: value" for each, sorted by name.';
 comment on column onlyonce.batches.trace      is 'W3C trace context of the transaction that asks: traceparent, and tracestate in a second line. No part of the frozen bytes.';
 comment on column onlyonce.batches.body       is 'Body of a batch of one call. Other batches have bodies.';
@@ -127,13 +130,14 @@ begin
   if not (new.n between 1 and 1024 and (new.id & 1023) + new.n <= 1024) then
     broken := 'batches_n';
     message := 'n must be from 1 to 1,024, and the ids of all its calls in one block of 1,024';
-  elsif not ((new.order_key is null or new.order_keys is null) and (new.tenant is null) <> (new.tenants is null) and (new.scope is null) <> (new.scopes is null)
+  elsif not ((new.order_key is null or new.order_keys is null) and (new.order_prefix is null or new.order_prefixes is null) and (new.tenant is null) <> (new.tenants is null) and (new.scope is null) <> (new.scopes is null)
       and (new.name is null) <> (new.names is null) and (new.method is null) <> (new.methods is null) and (new.target is null) <> (new.targets is null)
       and (new.header is null) <> (new.headers is null) and (new.trace is null or new.traces is null) and (new.body is null) <> (new.bodies is null)
       and (new.body is null or new.n = 1) and (new.origin_time is null or new.origin_times is null)) then
     broken := 'batches_one_of_two';
-    message := 'of a column and its plural one must be null and the other not (of order_key, trace and origin_time both may be null), and body is for one call';
-  elsif not (cardinality(new.keys) = new.n and coalesce(cardinality(new.order_keys), new.n) = new.n and coalesce(cardinality(new.tenants), new.n) = new.n
+    message := 'of a column and its plural one must be null and the other not (of order_key, order_prefix, trace and origin_time both may be null), and body is for one call';
+  elsif not (cardinality(new.keys) = new.n and coalesce(cardinality(new.order_keys), new.n) = new.n
+      and coalesce(cardinality(new.order_prefixes), new.n) = new.n and coalesce(cardinality(new.tenants), new.n) = new.n
       and coalesce(cardinality(new.scopes), new.n) = new.n and coalesce(cardinality(new.names), new.n) = new.n and coalesce(cardinality(new.methods), new.n) = new.n
       and coalesce(cardinality(new.targets), new.n) = new.n and coalesce(cardinality(new.headers), new.n) = new.n and coalesce(cardinality(new.traces), new.n) = new.n
       and coalesce(cardinality(new.bodies), new.n) = new.n and coalesce(cardinality(new.origin_times), new.n) = new.n and coalesce(cardinality(new.not_before), new.n) = new.n
@@ -162,19 +166,21 @@ create trigger sound before insert or update on onlyonce.batches for each row ex
 create index batches_new on onlyonce.batches (sink, lane, xid, id);
 
 create view onlyonce.outbox_log as
-  select b.slot, b.lane, b.id + u.i - 1 as id, b.id as batch, b.xid, u.key, coalesce(u.order_key, b.order_key) as order_key, b.created_at, u.not_before,
+  select b.slot, b.lane, b.id + u.i - 1 as id, b.id as batch, b.xid, u.key, coalesce(u.order_key, b.order_key) as order_key,
+         coalesce(u.order_prefix, b.order_prefix) as order_prefix, b.created_at, u.not_before,
          coalesce(u.origin_time, b.origin_time) as origin_time, coalesce(u.redo, false) as redo, coalesce(u.capture, false) as capture,
          coalesce(u.sealed, false) as sealed, b.sink, coalesce(u.tenant, b.tenant) as tenant, coalesce(u.scope, b.scope) as scope,
          coalesce(u.name, b.name) as name, coalesce(u.method, b.method) as method, coalesce(u.target, b.target) as target,
          coalesce(u.headers, b.header) as headers, coalesce(u.trace, b.trace) as trace, coalesce(u.body, b.body) as body, u.erased as erased_at
     from onlyonce.batches b
-   cross join lateral unnest(b.keys, b.order_keys, b.not_before, b.origin_times, b.redo, b.capture, b.sealed, b.tenants, b.scopes, b.names, b.methods,
-                             b.targets, b.headers, b.traces, b.bodies, b.erased)
-         with ordinality as u(key, order_key, not_before, origin_time, redo, capture, sealed, tenant, scope, name, method, target, headers, trace, body, erased, i);
+   cross join lateral unnest(b.keys, b.order_keys, b.order_prefixes, b.not_before, b.origin_times, b.redo, b.capture, b.sealed, b.tenants, b.scopes,
+                             b.names, b.methods, b.targets, b.headers, b.traces, b.bodies, b.erased)
+         with ordinality as u(key, order_key, order_prefix, not_before, origin_time, redo, capture, sealed, tenant, scope, name, method, target, headers, trace, body, erased, i);
 comment on view onlyonce.outbox_log is 'The calls of onlyonce.batches, a row for each. Conditions on sink, lane and xid use its index; one on key reads the whole log.';
 comment on column onlyonce.outbox_log.batch       is 'Id of the batch that holds the call.';
 comment on column onlyonce.outbox_log.key         is 'Idempotency key that the remote sees: derived, the same on every replay.';
 comment on column onlyonce.outbox_log.order_key   is 'Hash of (sink, tenant, scope, ordering key). Null: the call waits for no other.';
+comment on column onlyonce.outbox_log.order_prefix is 'Hash of (sink, prefix of the ordering key), see onlyonce.rates.';
 comment on column onlyonce.outbox_log.origin_time is 'When the message that asks for the call was appended to its log. Null: there is none.';
 comment on column onlyonce.outbox_log.headers     is 'A line "Name: value" for each, sorted by name.';
 comment on column onlyonce.outbox_log.erased_at   is 'When the body was erased, after the call was settled.';
@@ -307,13 +313,17 @@ comment on column onlyonce.lanes.history_at is 'When a relay first saw this syst
 comment on column onlyonce.lanes.ahead_from       is 'Calls that are not visible in target may have been called since then, if they were written until ahead_until: while no pass holds anything to do, the lane''s owner calls ahead of the next one. Null: none was.';
 comment on column onlyonce.lanes.pass_ahead_from  is 'ahead_from and ahead_until of the calls of the pass above last_id, as they were when it was begun. Null: none of them was called before the pass.';
 
--- rates has the rates of sinks and of their tenants, each with a bucket of permits that all relays
--- of the sink share; how many calls they may have under way at once; and until when a remote has
--- asked for no calls. A call that waits for a rate names the tenant (onlyonce.parked.waits_for) and
--- not the row: if there is no row, or nothing is set in it, nothing limits the call any more.
+-- rates has the rates of sinks, of their tenants, and of prefixes of ordering keys, each with a
+-- bucket of permits that all relays of the sink share; how many calls they may have under way at
+-- once; and until when a remote has asked for no calls. A call counts for its sink, and for one more
+-- at most: for its ordering key's prefix if that has a rate, or else for its tenant.
+--
+-- A call that waits says whose rate it waits for (onlyonce.parked.waits_for), and not which row: if
+-- there is no row, or nothing is set in it, nothing limits the call any more.
 create table onlyonce.rates (
   sink       text             not null collate "C",
-  tenant     text             not null default '' collate "C",
+  calls_of   text             not null default '' collate "C" check (calls_of ~ '^($|tenant |key .*[:/]$)'),
+  order_prefix bigint         check ((order_prefix is not null) = (calls_of like 'key %')),
   configured double precision check (configured > 0 and configured <= 1e6),
   per_second double precision check (per_second > 0 and per_second <= 1e6),
   configured_in_flight integer check (configured_in_flight > 0 and configured_in_flight <= 1000000),
@@ -324,10 +334,11 @@ create table onlyonce.rates (
   permits    double precision not null default 1,
   filled_at  timestamptz      not null default clock_timestamp(),
   held_until timestamptz,
-  primary key (sink, tenant)
+  primary key (sink, calls_of)
 ) with (fillfactor = 50);
-comment on table  onlyonce.rates is 'How many calls a second relays start to a sink, or for one of its tenants, and how many they may have under way.';
-comment on column onlyonce.rates.tenant     is 'Empty: the sink as a whole.';
+comment on table  onlyonce.rates is 'How many calls a second relays start to a sink, for one of its tenants, or for ordering keys with a prefix, and how many they may have under way.';
+comment on column onlyonce.rates.calls_of   is 'Whose calls: empty of all of the sink, ''tenant acme'' of the tenant acme, ''key account-17:'' of those whose ordering keys begin with ''account-17:''.';
+comment on column onlyonce.rates.order_prefix is 'Of a prefix: its hash, as onlyonce.batches.order_prefix has it.';
 comment on column onlyonce.rates.configured is 'Calls a second, by RelayConfig.Rates of the relay that was started last. Null: no limit.';
 comment on column onlyonce.rates.per_second is 'Calls a second, set by `onlyonce outbox rate`. It counts instead of `configured`. Null: that one counts.';
 comment on column onlyonce.rates.configured_in_flight is 'Calls under way at once, by RelayConfig.Rates of the relay that was started last. Null: no limit.';
@@ -340,14 +351,14 @@ comment on column onlyonce.rates.held_until is 'A remote has asked for no calls 
 -- for ten seconds.
 create table onlyonce.shares (
   sink   text        not null collate "C",
-  tenant text        not null collate "C",
+  calls_of text      not null collate "C",
   relay  uuid        not null,
   share  integer     not null,
   wants  integer     not null,
   since  timestamptz not null,
   until  timestamptz not null,
   asked  bigint      not null,
-  primary key (sink, tenant, relay)
+  primary key (sink, calls_of, relay)
 ) with (fillfactor = 50);
 comment on table  onlyonce.shares is 'Which part of onlyonce.rates.in_flight each relay may use.';
 comment on column onlyonce.shares.share is 'How many calls the relay may have under way.';
@@ -363,7 +374,7 @@ comment on column onlyonce.shares.asked is 'The number of the relay''s question 
 -- does not want goes to the others. Nothing that a relay holds is taken away: if the result is
 -- less, it starts no call until it has fewer under way, and asks again. With more relays than
 -- calls, the one that has waited longest is next. The caller has locked the row of onlyonce.rates.
-create function onlyonce.take_share(sink text, tenant text, relay uuid, asked bigint, most integer, held integer, wants integer) returns integer
+create function onlyonce.take_share(sink text, calls_of text, relay uuid, asked bigint, most integer, held integer, wants integer) returns integer
 language plpgsql as $$
 declare
   at     timestamptz := clock_timestamp();
@@ -377,24 +388,24 @@ declare
   wanted integer;
   result integer;
 begin
-  delete from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.until <= at;
+  delete from onlyonce.shares s where s.sink = take_share.sink and s.calls_of = take_share.calls_of and s.until <= at;
   update onlyonce.shares s set until = at + interval '10 seconds', since = least(s.since, at) -- the clock was set back
-   where s.sink = take_share.sink and s.tenant = take_share.tenant and s.until > at + interval '1 minute';
-  select s.* into mine from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay;
+   where s.sink = take_share.sink and s.calls_of = take_share.calls_of and s.until > at + interval '1 minute';
+  select s.* into mine from onlyonce.shares s where s.sink = take_share.sink and s.calls_of = take_share.calls_of and s.relay = take_share.relay;
   if mine.asked >= take_share.asked then
     return null;
   end if;
   if take_share.wants = 0 and take_share.held = 0 then
-    delete from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay = take_share.relay;
+    delete from onlyonce.shares s where s.sink = take_share.sink and s.calls_of = take_share.calls_of and s.relay = take_share.relay;
     return 0;
   end if;
   waits := case when mine.share = 0 and take_share.held = 0 then mine.since else at end;
   select count(*), coalesce(sum(s.share), 0), count(*) filter (where s.share = 0 and s.since < waits) into others, used, first
-    from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay <> take_share.relay;
+    from onlyonce.shares s where s.sink = take_share.sink and s.calls_of = take_share.calls_of and s.relay <> take_share.relay;
   -- Those that want less than an equal part leave the rest to the others.
   fair := take_share.most;
   others := others + 1;
-  for wanted in select s.wants from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay <> take_share.relay
+  for wanted in select s.wants from onlyonce.shares s where s.sink = take_share.sink and s.calls_of = take_share.calls_of and s.relay <> take_share.relay
                 union all select take_share.wants order by 1 loop
     exit when wanted > fair / others;
     fair := fair - wanted;
@@ -402,23 +413,23 @@ begin
   end loop;
   fair := greatest(fair / greatest(others, 1), 1);
   select coalesce(sum(greatest(s.share, least(s.wants, fair))), 0) into kept
-    from onlyonce.shares s where s.sink = take_share.sink and s.tenant = take_share.tenant and s.relay <> take_share.relay;
+    from onlyonce.shares s where s.sink = take_share.sink and s.calls_of = take_share.calls_of and s.relay <> take_share.relay;
   result := greatest(least(take_share.wants, greatest(fair, take_share.most - kept), take_share.most - used - first), 0);
-  insert into onlyonce.shares as s (sink, tenant, relay, share, wants, since, until, asked)
-  values (take_share.sink, take_share.tenant, take_share.relay, greatest(result, take_share.held), take_share.wants, waits, at + interval '10 seconds', take_share.asked)
+  insert into onlyonce.shares as s (sink, calls_of, relay, share, wants, since, until, asked)
+  values (take_share.sink, take_share.calls_of, take_share.relay, greatest(result, take_share.held), take_share.wants, waits, at + interval '10 seconds', take_share.asked)
   on conflict on constraint shares_pkey do update set share = excluded.share, wants = excluded.wants, since = excluded.since, until = excluded.until, asked = excluded.asked;
   return result;
 end $$;
 comment on function onlyonce.take_share(text, text, uuid, bigint, integer, integer, integer) is 'Takes a relay''s part of the calls that may be under way.';
 
--- take_permits takes permits out of the buckets of a sink: at most `wanted` for each tenant. One
--- call of it serves many calls. A bucket fills at the rate, up to half a second's worth, and always
--- up to one. Rows are locked in the order of tenants until the transaction ends. If the clock was
--- set back by more than a minute, the bucket goes on from what it had. Tenants without a rate are
--- left out. wait: microseconds until the bucket has a permit. share: how many calls the relay may
+-- take_permits takes permits out of the buckets of a sink: at most `wanted` for each of
+-- `limits`, which are names as in onlyonce.rates.calls_of. One call of it serves many calls. A bucket
+-- fills at the rate, up to half a second's worth, and always up to one. Rows are locked in the order
+-- of names until the transaction ends. If the clock was set back by more than a minute, the bucket
+-- goes on from what it had. What has no rate is left out. wait: microseconds until the bucket has a permit. share: how many calls the relay may
 -- have under way; null: no number is set, or a later question was answered before.
-create function onlyonce.take_permits(sink text, relay uuid, asked bigint, tenants text[], wanted integer[], held integer[], wants integer[])
-returns table (tenant text, granted integer, wait bigint, share integer)
+create function onlyonce.take_permits(sink text, relay uuid, asked bigint, limits text[], wanted integer[], held integer[], wants integer[])
+returns table (calls_of text, granted integer, wait bigint, share integer)
 language plpgsql as $$
 declare
   r   onlyonce.rates;
@@ -427,10 +438,10 @@ declare
   has double precision;
   n   integer;
 begin
-  for r in select x.* from onlyonce.rates x where x.sink = take_permits.sink and x.tenant = any (take_permits.tenants)
-                                               and coalesce(x.per_second, x.configured, x.in_flight, x.configured_in_flight) is not null order by x.tenant for no key update loop
-    n := array_position(take_permits.tenants, r.tenant);
-    tenant := r.tenant;
+  for r in select x.* from onlyonce.rates x where x.sink = take_permits.sink and x.calls_of = any (take_permits.limits)
+                                               and coalesce(x.per_second, x.configured, x.in_flight, x.configured_in_flight) is not null order by x.calls_of for no key update loop
+    n := array_position(take_permits.limits, r.calls_of);
+    calls_of := r.calls_of;
     granted := 0;
     wait := 0;
     share := null;
@@ -447,15 +458,31 @@ begin
       end if;
       update onlyonce.rates x
          set permits = has - granted, filled_at = case when r.filled_at > at + interval '1 minute' then at else greatest(at, r.filled_at) end
-       where x.sink = r.sink and x.tenant = r.tenant;
+       where x.sink = r.sink and x.calls_of = r.calls_of;
     end if;
     if coalesce(r.in_flight, r.configured_in_flight) is not null then
-      share := onlyonce.take_share(r.sink, r.tenant, take_permits.relay, take_permits.asked, coalesce(r.in_flight, r.configured_in_flight), take_permits.held[n], take_permits.wants[n]);
+      share := onlyonce.take_share(r.sink, r.calls_of, take_permits.relay, take_permits.asked, coalesce(r.in_flight, r.configured_in_flight), take_permits.held[n], take_permits.wants[n]);
     end if;
     return next;
   end loop;
 end $$;
-comment on function onlyonce.take_permits(text, uuid, bigint, text[], integer[], integer[], integer[]) is 'Takes permits to start calls out of the buckets of a sink and its tenants, which all relays share, and a relay''s part of the calls that may be under way.';
+comment on function onlyonce.take_permits(text, uuid, bigint, text[], integer[], integer[], integer[]) is 'Takes permits to start calls out of the buckets of a sink, which all relays share, and a relay''s part of the calls that may be under way.';
+
+-- rated returns whose rate a call counts for, besides its sink's: its ordering key's prefix if that
+-- has one, or else its tenant. Null: it counts for no other. In PL/pgSQL, which keeps its plan.
+create function onlyonce.rated(sink text, order_prefix bigint, tenant text) returns text
+language plpgsql stable as $$
+declare
+  prefix text;
+begin
+  if rated.order_prefix is not null then
+    select r.calls_of into prefix from onlyonce.rates r
+     where r.sink = rated.sink and r.order_prefix = rated.order_prefix
+       and coalesce(r.per_second, r.configured, r.in_flight, r.configured_in_flight) is not null;
+  end if;
+  return coalesce(prefix, 'tenant ' || nullif(rated.tenant, ''));
+end $$;
+comment on function onlyonce.rated(text, bigint, text) is 'Whose rate a call counts for, besides its sink''s, as onlyonce.rates.calls_of has it.';
 
 -- A sink has 16 lanes, and the number never changes: each lane reads its rows by its own cursor, so
 -- a row cannot change its lane.
@@ -599,7 +626,7 @@ declare
   body text := $f$
 create function onlyonce.enqueue_batch(
   locks uuid[], checks smallint[], fingerprints bigint[], lane smallint, sink text, keys uuid[], order_key uuid, order_keys uuid[],
-  tenant text, tenants text[], scope text, scopes text[], name text, names text[], method text, methods text[], target text, targets text[],
+  order_prefix bigint, order_prefixes bigint[], tenant text, tenants text[], scope text, scopes text[], name text, names text[], method text, methods text[], target text, targets text[],
   header text, headers text[], trace text, traces text[], body bytea, bodies bytea[], origin_time timestamptz, origin_times timestamptz[],
   not_before timestamptz[], redo boolean[], capture boolean[], sealed boolean[]
 ) returns void
@@ -631,24 +658,25 @@ begin
   end if;
   if cardinality(skip) > 0 then
     -- What is new among calls that exist is rare: each becomes a batch of its own.
-    insert into onlyonce.batches (slot, lane, n, bytes, sink, keys, order_key, tenant, scope, name, method, target, header, trace, body,
-                                  origin_time, not_before, redo, capture, sealed)
-      select cur, lane, 1, octet_length(coalesce(u.b, body)), sink, array[u.k], coalesce(u.o, order_key), coalesce(u.tenant, tenant), coalesce(u.scope, scope),
+    insert into onlyonce.batches (slot, lane, n, bytes, sink, keys, order_key, order_prefix, tenant, scope, name, method, target, header, trace,
+                                  body, origin_time, not_before, redo, capture, sealed)
+      select cur, lane, 1, octet_length(coalesce(u.b, body)), sink, array[u.k], coalesce(u.o, order_key), coalesce(u.op, order_prefix), coalesce(u.tenant, tenant), coalesce(u.scope, scope),
              coalesce(u.name, name), coalesce(u.method, method), coalesce(u.target, target), coalesce(u.h, header), coalesce(u.trace, trace), coalesce(u.b, body),
              coalesce(u.ot, origin_time), case when u.nb is not null then array[u.nb] end, case when u.redo then array[true] end,
              case when u.capture then array[true] end, case when u.sealed then array[true] end
-        from unnest(keys, order_keys, tenants, scopes, names, methods, targets, headers, traces, bodies, origin_times, not_before, redo, capture, sealed)
-             with ordinality as u(k, o, tenant, scope, name, method, target, h, trace, b, ot, nb, redo, capture, sealed, i)
+        from unnest(keys, order_keys, order_prefixes, tenants, scopes, names, methods, targets, headers, traces, bodies, origin_times, not_before, redo, capture,
+                    sealed)
+             with ordinality as u(k, o, op, tenant, scope, name, method, target, h, trace, b, ot, nb, redo, capture, sealed, i)
        where u.i <> all (skip)
        order by u.i;
     return;
   end if;
   case cur
     EACH_SLOT{when SLOT then
-      insert into onlyonce.batches_SLOT (slot, lane, n, bytes, sink, keys, order_key, order_keys, tenant, tenants, scope, scopes, name, names, method, methods, target, targets,
-          header, headers, trace, traces, body, bodies, origin_time, origin_times, not_before, redo, capture, sealed)
-        values (SLOT, lane, n, bytes, sink, keys, order_key, order_keys, tenant, tenants, scope, scopes, name, names, method, methods, target, targets,
-          header, headers, trace, traces, body, bodies, origin_time, origin_times, not_before, redo, capture, sealed);}
+      insert into onlyonce.batches_SLOT (slot, lane, n, bytes, sink, keys, order_key, order_keys, order_prefix, order_prefixes, tenant, tenants, scope, scopes, name, names, method, methods,
+          target, targets, header, headers, trace, traces, body, bodies, origin_time, origin_times, not_before, redo, capture, sealed)
+        values (SLOT, lane, n, bytes, sink, keys, order_key, order_keys, order_prefix, order_prefixes, tenant, tenants, scope, scopes, name, names, method, methods,
+          target, targets, header, headers, trace, traces, body, bodies, origin_time, origin_times, not_before, redo, capture, sealed);}
   end case;
 end $$$f$;
   branch text[];
@@ -659,7 +687,7 @@ begin
   end loop;
   execute body;
 end $do$;
-comment on function onlyonce.enqueue_batch(uuid[], smallint[], bigint[], smallint, text, uuid[], uuid, uuid[], text, text[], text, text[], text, text[], text, text[],
+comment on function onlyonce.enqueue_batch(uuid[], smallint[], bigint[], smallint, text, uuid[], uuid, uuid[], bigint, bigint[], text, text[], text, text[], text, text[], text, text[],
   text, text[], text, text[], text, text[], bytea, bytea[], timestamptz, timestamptz[], timestamptz[], boolean[], boolean[], boolean[]) is
   'Writes a batch of outbound calls to one lane in the caller''s transaction; relays send them after COMMIT, each under its key.';
 
@@ -670,7 +698,7 @@ comment on function onlyonce.enqueue_batch(uuid[], smallint[], bigint[], smallin
 create function onlyonce.enqueue_calls(
   checks smallint[], keys uuid[], order_keys uuid[], sinks text[], tenants text[], scopes text[], names text[], methods text[],
   targets text[], headers text[], traces text[], bodies bytea[], not_before timestamptz[], origin_times timestamptz[],
-  redo boolean[], capture boolean[], sealed boolean[]
+  redo boolean[], capture boolean[], sealed boolean[], order_prefixes bigint[] default null
 ) returns void
 language plpgsql as $$
 declare
@@ -679,13 +707,15 @@ declare
 begin
   if (select count(distinct l) from unnest(array[cardinality(checks), cardinality(keys), cardinality(order_keys), cardinality(sinks), cardinality(tenants),
         cardinality(scopes), cardinality(names), cardinality(methods), cardinality(targets), cardinality(headers), cardinality(traces), cardinality(bodies),
-        cardinality(not_before), cardinality(origin_times), cardinality(redo), cardinality(capture), cardinality(sealed)]) l) <> 1 then
+        cardinality(not_before), cardinality(origin_times), cardinality(redo), cardinality(capture), cardinality(sealed),
+        coalesce(cardinality(order_prefixes), cardinality(keys))]) l) <> 1 then
     raise exception using errcode = '22023', message = 'onlyonce: enqueue_calls: the arrays differ in length';
   end if;
   for b in
     select p.lane, p.sink, min(p.i) as i, array_agg(p.k order by p.i) as keys, nullif(array_agg(p.c order by p.i), array_fill(0::smallint, array[count(*)::integer])) as checks,
            array_agg(case when p.c = 2 then onlyonce.call_fingerprint(p.method, p.target, p.h, p.b, p.sealed) end order by p.i) as fingerprints,
            case when bool_or(p.o is not null) then array_agg(p.o order by p.i) end as order_keys,
+           case when bool_or(p.op is not null) then array_agg(p.op order by p.i) end as order_prefixes,
            array_agg(p.tenant order by p.i) as tenants, array_agg(p.scope order by p.i) as scopes, array_agg(p.name order by p.i) as names,
            array_agg(p.method order by p.i) as methods, array_agg(p.target order by p.i) as targets, array_agg(p.h order by p.i) as headers,
            case when bool_or(p.trace is not null) then array_agg(p.trace order by p.i) end as traces, array_agg(p.b order by p.i) as bodies,
@@ -697,18 +727,18 @@ begin
       from (select a.*, (row_number() over (partition by a.sink, a.lane, a.part order by a.i) - 1) / 1024 as block
               from (select u.*, l.lane,
                            (sum(octet_length(u.b)) over (partition by u.sink, l.lane order by u.i) - octet_length(u.b)) / 262144 as part
-                      from unnest(checks, keys, order_keys, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, not_before, origin_times,
-                                  redo, capture, sealed)
-                           with ordinality as u(c, k, o, sink, tenant, scope, name, method, target, h, trace, b, nb, ot, redo, capture, sealed, i)
+                      from unnest(checks, keys, order_keys, order_prefixes, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, not_before,
+                                  origin_times, redo, capture, sealed)
+                           with ordinality as u(c, k, o, op, sink, tenant, scope, name, method, target, h, trace, b, nb, ot, redo, capture, sealed, i)
                      cross join lateral onlyonce.lane(coalesce(u.o, u.k)) l(lane)) a) p
      group by p.sink, p.lane, p.part, p.block order by 3
   loop
     if cardinality(b.keys) = 1 then
-      perform onlyonce.enqueue_batch(locks, b.checks, b.fingerprints, b.lane, b.sink, b.keys, b.order_keys[1], null, b.tenants[1], null, b.scopes[1], null,
+      perform onlyonce.enqueue_batch(locks, b.checks, b.fingerprints, b.lane, b.sink, b.keys, b.order_keys[1], null, b.order_prefixes[1], null, b.tenants[1], null, b.scopes[1], null,
         b.names[1], null, b.methods[1], null, b.targets[1], null, b.headers[1], null, b.traces[1], null, b.bodies[1], null, b.origin_times[1], null,
         b.not_before, b.redo, b.capture, b.sealed);
     else
-      perform onlyonce.enqueue_batch(locks, b.checks, b.fingerprints, b.lane, b.sink, b.keys, null, b.order_keys, null, b.tenants, null, b.scopes,
+      perform onlyonce.enqueue_batch(locks, b.checks, b.fingerprints, b.lane, b.sink, b.keys, null, b.order_keys, null, b.order_prefixes, null, b.tenants, null, b.scopes,
         null, b.names, null, b.methods, null, b.targets, null, b.headers, null, b.traces, null, b.bodies, null, b.origin_times,
         b.not_before, b.redo, b.capture, b.sealed);
     end if;
@@ -716,7 +746,7 @@ begin
   end loop;
 end $$;
 comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], text[], text[], text[], text[], text[], text[], text[], bytea[],
-  timestamptz[], timestamptz[], boolean[], boolean[], boolean[]) is 'Writes outbound calls in the caller''s transaction; relays send them after COMMIT, each under its key.';
+  timestamptz[], timestamptz[], boolean[], boolean[], boolean[], bigint[]) is 'Writes outbound calls in the caller''s transaction; relays send them after COMMIT, each under its key.';
 
 -- enqueue writes one call, for programs in other languages: without an ordering key, claimed by its
 -- own key. It refuses a null, or arrays of two lengths, because either would leave headers out.
@@ -734,7 +764,7 @@ begin
     raise exception using errcode = '22023', message = format('onlyonce: enqueue: %s header_names and %s header_values', cardinality(header_names), cardinality(header_values));
   end if;
   perform onlyonce.enqueue_batch(null, array[2::smallint], array[onlyonce.call_fingerprint(enqueue.method, enqueue.target, lines, enqueue.body, false)],
-    onlyonce.lane(enqueue.key), enqueue.sink, array[enqueue.key], null, null, enqueue.tenant, null, enqueue.scope, null, enqueue.name, null,
+    onlyonce.lane(enqueue.key), enqueue.sink, array[enqueue.key], null, null, null, null, enqueue.tenant, null, enqueue.scope, null, enqueue.name, null,
     enqueue.method, null, enqueue.target, null, lines, null, null, null, enqueue.body, null, null, null, null, null, null, null);
 end $$;
 comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, text[], text[], bytea) is
