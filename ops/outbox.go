@@ -83,7 +83,7 @@ type OutboxSink struct {
 	Age     *float64      `json:"oldest_age_seconds" db:"-"` // of the oldest of those; nil: none, or not counted
 	Parked  []ParkedCalls `json:"parked" db:"-"`
 	Lanes   []*OutboxLane `json:"lanes" db:"-"` // none if the sink is not listed
-	Rates   []SinkRate    `json:"rates" db:"-"` // of the sink and its tenants, and what waits for them
+	Rates   []SinkRate    `json:"rates" db:"-"` // of the sink, its tenants and prefixes, and what waits for them
 }
 
 // OutboxLane is a sixteenth of a sink's calls.

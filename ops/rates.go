@@ -200,6 +200,9 @@ func (q *rating) check() error {
 		if err := checkText("-key-prefix", p); err != nil {
 			return err
 		}
+		if len(p) > 255 {
+			return failf(ErrInvalid, "-key-prefix: %d bytes are more than 255", len(p))
+		}
 		if codec.PrefixOf(p) != p {
 			return failf(ErrInvalid, "-key-prefix %q must end with its first colon or slash, for example %q", p, "account-17:")
 		}

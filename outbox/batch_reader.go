@@ -118,6 +118,14 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 		a.Key, a.sealedAs = a.key.String(), a.key
 	})
 	r.readOrder(b, each)
+	for _, a := range b.calls {
+		a.orderPrefix = r.orderPrefix.Int64 // 0: null
+	}
+	each("order_prefixes", r.orderPrefixes, func(a *callAttempt, element []byte) {
+		if element != nil {
+			a.orderPrefix = int64(binary.BigEndian.Uint64(element))
+		}
+	})
 	text := func(column string, c *textColumn, field func(a *callAttempt) *string) {
 		if c.many == nil {
 			one := string(c.one)
@@ -182,16 +190,6 @@ func (r *batchReader) readOrder(b *batch, each func(string, []byte, func(*callAt
 	each("order_keys", r.orderKeys, func(a *callAttempt, element []byte) {
 		if element != nil {
 			set(a, uuid.UUID(element))
-		}
-	})
-	if r.orderPrefix.Valid {
-		for _, a := range b.calls {
-			a.orderPrefix = r.orderPrefix.Int64
-		}
-	}
-	each("order_prefixes", r.orderPrefixes, func(a *callAttempt, element []byte) {
-		if element != nil {
-			a.orderPrefix = int64(binary.BigEndian.Uint64(element))
 		}
 	})
 }

@@ -30,9 +30,10 @@ func parseCallsOf(stored string) (c callsOf) {
 	return c
 }
 
-// limitedCalls are those that need permits, but for the sink's. Neither array is nil, because that
-// would become NULL.
+// limitedCalls are those that need permits, but for the sink's. None of the arrays is nil, because
+// that would become NULL.
 type limitedCalls struct {
-	tenants  []string
-	prefixes []int64 // as codec.OrderPrefix has them
+	tenants    []string
+	prefixes   []int64 // as codec.OrderPrefix has them
+	ofPrefixes []string
 }

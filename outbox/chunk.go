@@ -84,10 +84,13 @@ func (c *chunk) skipRows() {
 			}
 		case a.order != nil && c.keyBusy(*a.order):
 			c.waiting[*a.order] = append(c.waiting[*a.order], a)
-		case c.rates.mustWait(a):
-			c.setAside(a)
 		default:
-			return
+			of, must := c.rates.mustWait(a)
+			if !must {
+				return
+			}
+			a.rated = of
+			c.setAside(a)
 		}
 	}
 }

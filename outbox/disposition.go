@@ -42,7 +42,7 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 	case attemptScheduled:
 		return disposition{state: parked.Retrying, reason: parked.Scheduled, due: true, delay: a.notBeforeIn - time.Since(a.readAt)}
 	case attemptRated: // never by its due time, but when the rate has a permit for it
-		return disposition{state: parked.Retrying, reason: parked.Rate}
+		return disposition{state: parked.Retrying, reason: parked.Rate, uncounted: true}
 	case attemptWaiting:
 		return disposition{state: parked.Retrying, reason: parked.Cut, due: true}
 	case attemptUnderWay: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it

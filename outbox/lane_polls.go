@@ -76,11 +76,6 @@ func (s *sender) pollLanes(ctx context.Context) error {
 	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
 		return fmt.Errorf("polling the lanes of sink %s: %w", s.name, err)
 	}
-	if s.rates.mustSort(rates) { // before lanes follow the new rates
-		if _, err := s.pool.Exec(bounded, sortWaitingSQL, s.name); err != nil {
-			return fmt.Errorf("sorting the calls of sink %s that wait for a rate: %w", s.name, err)
-		}
-	}
 	s.rates.read(rates, asked)
 	s.slots.signalFree() // a rate may be gone
 	if s.slots.paused.Swap(paused) != paused {
@@ -156,22 +151,33 @@ func (s *sender) pollWork(ctx context.Context) error {
 	defer cancel()
 	var found []wakeup
 	var waiting []waitingCalls
+	var rates []storedRate
+	asked := time.Now()
 	if err := readCommitted(bounded, s.pool, func(b *pgx.Batch) {
 		b.Queue(pollWorkSQL, s.name, mine, s.cfg.Reconcile != nil, versions).Query(func(rows pgx.Rows) (err error) {
 			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wakeup])
 			return err
 		})
-		b.Queue(waitingSQL, s.name).Query(collect(&waiting, pgx.RowToStructByPos[waitingCalls]))
+		b.Queue(waitingSQL, s.name, s.waitsAfter.CallsOf, s.waitsAfter.Lane).Query(collect(&waiting, pgx.RowToStructByPos[waitingCalls]))
+		// After that, so that the rates of all that wait are known, if they have one.
+		b.Queue(ratesSQL, s.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {
 		return fmt.Errorf("polling for calls of sink %s: %w", s.name, err)
 	}
-	all, byLane := map[callsOf]bool{}, map[int16][]callsOf{}
+	s.rates.read(rates, asked)
+	byLane := map[int16][]callsOf{}
 	for _, w := range waiting {
 		of := parseCallsOf(w.CallsOf)
-		all[of] = true
+		s.waits[of] = true
+		s.rates.noteWaiting(of)
 		byLane[w.Lane] = append(byLane[w.Lane], of)
 	}
-	s.rates.setWaiting(all)
+	if n := len(waiting); n == maxWaiting { // the next poll goes on
+		s.waitsAfter = waiting[n-1]
+	} else {
+		s.rates.setWaiting(s.waits)
+		s.waits, s.waitsAfter = map[callsOf]bool{}, noWaiting
+	}
 	for i := range found {
 		found[i].waiting = byLane[found[i].Lane]
 		delete(byLane, found[i].Lane)
@@ -201,6 +207,12 @@ type waitingCalls struct {
 	CallsOf string
 	Lane    int16
 }
+
+// noWaiting is before every row of waitingSQL.
+var noWaiting = waitingCalls{Lane: -1}
+
+// maxWaiting is how many rows waitingSQL returns at most.
+const maxWaiting = 4096
 
 func laneLeaseName(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
 

@@ -182,15 +182,11 @@ func (a *callAttempt) recordResult(r Result) {
 		a.result = RetryLater(err.Error(), err)
 	}
 	if r := a.result; r.Outcome == Retry && r.RetryAfter > 0 && r.Holds != HoldsCall {
-		rates := a.lane.sink.rates
+		of := callsOf{tenant: a.Tenant}
 		if r.Holds == HoldsSink {
-			rates.hold(allCalls, r.RetryAfter)
-			return
+			of = allCalls
 		}
-		rates.hold(callsOf{tenant: a.Tenant}, r.RetryAfter)
-		if a.Tenant != "" && a.rated.prefix != "" { // its calls do not count for the tenant
-			rates.hold(a.rated, r.RetryAfter)
-		}
+		a.lane.sink.rates.hold(of, r.RetryAfter)
 	}
 }
 

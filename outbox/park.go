@@ -6,9 +6,8 @@ import "github.com/jackc/pgx/v5"
 // sink, lane; arrays of one length: ids, transactions and ids of their batches, states, reasons,
 // errors, attempts, microseconds until they are due (null: never by themselves), whether a call can
 // have been made, status, headers and body of an answer that was captured; whether given-up calls
-// release their ordering keys; whether they wait for a rate, and whether they can have been made
-// ahead of their pass (of the arrays' length). A call that is to wait for a rate that is gone is
-// due.
+// release their ordering keys; whose rate they wait for (empty: none), and whether they can have
+// been made ahead of their pass (of the arrays' length).
 //
 // By the index batches_new, each batch once. It copies from the log and not from the relay's
 // memory, where a sealed body is open.
@@ -22,18 +21,17 @@ insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant
                              response_status, response_headers, response_body, waits_for, waits_since)
 with d as materialized (
   select * from unnest($3::bigint[], $4::text[]::xid8[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::int[], $10::bigint[], $11::boolean[], $12::int[],
-                       $13::text[], $14::bytea[], $16::boolean[], $17::boolean[])
-    as d(id, xid, batch, state, reason, error, attempts, delay, called, status, response_headers, response_body, waits, suspect)),
+                       $13::text[], $14::bytea[], $16::text[], $17::boolean[])
+    as d(id, xid, batch, state, reason, error, attempts, delay, called, status, response_headers, response_body, waits_for, suspect)),
 b as materialized (select distinct xid, batch from d)
 select 'call', d.state, d.reason, d.error, d.attempts, d.attempts, r.tenant, r.scope, r.key,
        case when $15 and d.state in ('waiting', 'reconcile') then null else r.order_key end, r.order_prefix, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
        array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
        array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
-       r.body, r.trace, r.capture, r.sealed, case when d.waits and w.waits_for is null then clock_timestamp() else clock_timestamp() + d.delay * interval '1 microsecond' end, case when d.suspect then least(` + beforePass + `, ` + firstCallTime + `) when d.called then ` + firstCallTime + ` end, r.created_at,
-       d.status, d.response_headers, d.response_body, w.waits_for, case when w.waits_for is not null then clock_timestamp() end
+       r.body, r.trace, r.capture, r.sealed, clock_timestamp() + d.delay * interval '1 microsecond', case when d.suspect then least(` + beforePass + `, ` + firstCallTime + `) when d.called then ` + firstCallTime + ` end, r.created_at,
+       d.status, d.response_headers, d.response_body, nullif(d.waits_for, ''), case when d.waits_for <> '' then clock_timestamp() end
   from b cross join lateral (select * from onlyonce.outbox_log r where r.sink = $1 and r.lane = $2 and r.xid = b.xid and r.batch = b.batch offset 0) r
   join d on d.id = r.id
- cross join lateral (select case when d.waits then onlyonce.rated(r.sink, r.order_prefix, r.tenant) end as waits_for) w
   join onlyonce.lanes a on a.sink = $1 and a.lane = $2
  order by r.id
 on conflict do nothing`
@@ -50,7 +48,7 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 		reasons, errs, attempts  = make([]string, n), make([]string, n), make([]int32, n)
 		delays, called, statuses = make([]*int64, n), make([]bool, n), make([]*int32, n)
 		headers, bodies          = make([]*string, n), make([][]byte, n)
-		waits, suspects          = make([]bool, n), make([]bool, n)
+		waitsFor, suspects       = make([]string, n), make([]bool, n)
 	)
 	for i, a := range toPark {
 		d := lane.sink.dispositionOf(a)
@@ -65,8 +63,10 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 		if (underWay || a.mayHaveLeft) && !d.uncounted {
 			attempts[i] = 1
 		}
-		waits[i], suspects[i] = a.state == attemptRated, a.suspect
+		if suspects[i] = a.suspect; a.state == attemptRated {
+			waitsFor[i] = a.rated.stored()
+		}
 		statuses[i], headers[i], bodies[i] = d.answerColumns()
 	}
-	b.Queue(parkSQL, lane.sink.name, lane.number, ids, xids, batches, states, reasons, errs, attempts, delays, called, statuses, headers, bodies, lane.sink.cfg.PassOn, waits, suspects).Exec(ignoreTag)
+	b.Queue(parkSQL, lane.sink.name, lane.number, ids, xids, batches, states, reasons, errs, attempts, delays, called, statuses, headers, bodies, lane.sink.cfg.PassOn, waitsFor, suspects).Exec(ignoreTag)
 }

@@ -27,7 +27,8 @@ import (
 // If a call's window has passed, it is returned too, without an attempt: its age keeps it from
 // being made, and it is left for reconciliation. A call that has been accepted and waits for its
 // completion is not called any more. A call is not picked if an earlier call of its ordering key is
-// unsettled.
+// unsettled. A call that waited for a rate keeps that rate's name and its place until it is
+// settled: it may turn out to count for another one by now, and then waits for that.
 //
 // The age of a call that was never called here counts from when it was parked, if the database has
 // lost a history since in which it may have been called (O6). RelayConfig.RetryMax is a day at
@@ -46,7 +47,7 @@ update onlyonce.parked o
                                  case when o.reason in ('behind', 'scheduled', 'cut', 'rate') and o.parked_at < (select history from t)
                                       then case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end end,
                                  clock_timestamp()) end,
-       next_attempt_at = clock_timestamp() + $6::interval, waits_for = null, waits_since = null
+       next_attempt_at = clock_timestamp() + $6::interval
  where o.id = any (array(select c.id from (
          select d.* from (select p.id, p.next_attempt_at as at from onlyonce.parked p
           where p.kind = 'call' and p.sink = $1 and p.lane = $2
@@ -75,18 +76,18 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_pref
           onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.sealed_as, o.key), o.first_attempt_at > (select now from t),
           o.attempts, o.picks, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
-          o.response_status, coalesce(o.response_headers, ''), o.response_body`
+          o.response_status, coalesce(o.response_headers, ''), o.response_body, coalesce(o.waits_for, '')`
 
 // setAsideSQL makes due calls wait for the rate that they count for, among those that wait already.
-// In: sink, lane; ids under way; tenants with a rate; ids in the log of rows under way;
-// prefixes with a rate. It looks at the first
-// 1,000 due calls of the lane, and the next turn at those after them. A call that waited for
-// another of its ordering key has the place that it came with. No attempt is counted, and no key's
-// window begins. A call that was accepted needs no rate: its completion is no call. By the index
+// In: sink, lane; ids under way; tenants with a rate; ids in the log of rows under way; arrays of
+// one length: prefixes with a rate, and how onlyonce.rates calls them. It looks at the first 1,000
+// due calls of the lane, and the next turn at those after them. A call that waited for another of
+// its ordering key has the place that it came with. No attempt is counted, and no key's window
+// begins. A call that was accepted needs no rate: its completion is no call. By the index
 // parked_calls_due; locks the rows, and skips those that another session has locked.
 const setAsideSQL = `
 update onlyonce.parked o
-   set waits_for = onlyonce.rated(o.sink, o.order_prefix, o.tenant),
+   set waits_for = coalesce((select r.calls_of from unnest($6::bigint[], $7::text[]) as r(prefix, calls_of) where r.prefix = o.order_prefix), 'tenant ' || o.tenant),
        waits_since = case when o.reason = 'behind' then o.parked_at else o.next_attempt_at end, next_attempt_at = null
  where o.id = any (array(
          select p.id from onlyonce.parked p join (
@@ -94,8 +95,7 @@ update onlyonce.parked o
             where d.kind = 'call' and d.sink = $1 and d.lane = $2 and d.next_attempt_at <= (select clock_timestamp()) and d.state = 'retrying'
               and d.response_status is null
             order by d.next_attempt_at limit 1000) d on d.id = p.id
-          where p.state = 'retrying' and (p.tenant = any ($4::text[]) or p.order_prefix = any ($6::bigint[])) and onlyonce.rated(p.sink, p.order_prefix, p.tenant) is not null
-            and p.response_status is null and p.next_attempt_at <= clock_timestamp()
+          where p.state = 'retrying' and (p.tenant = any ($4::text[]) or p.order_prefix = any ($6::bigint[])) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
             and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
           order by p.id for no key update of p skip locked))`
 
@@ -114,8 +114,9 @@ select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() +
 // they are due (null: never by themselves), whether the key's window counts anew, status, headers
 // and body of an answer; then whether a given-up call releases its ordering key; whether the
 // attempt asked what became of the call; the numbers of the picks, and whether no attempt was made
-// (it is not counted then); the calls' keys. Rows that an operator has changed meanwhile stay as
-// they are. By the index parked_key; locks the rows.
+// (it is not counted then); the calls' keys; whose rate they wait for (empty: none), in which case
+// no attempt was made either. Rows that an operator has changed meanwhile stay as they are. By the
+// index parked_key; locks the rows.
 //
 // The pick is compared because a COMMIT without an answer may arrive late, when the call is tried
 // again already. The number of the attempt would not do: a redrive counts attempts anew, and an
@@ -126,7 +127,9 @@ select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() +
 // call another key only when no attempt at it is under way.
 const settleSQL = `
 update onlyonce.parked p
-   set state = s.state, reason = case when s.state = 'resolved' then p.reason else s.reason end, error = s.error,
+   set state = s.state, reason = case when s.state = 'resolved' or s.waits_for <> '' then p.reason else s.reason end,
+       error = case when s.waits_for <> '' then p.error else s.error end,
+       waits_for = nullif(s.waits_for, ''), waits_since = case when s.waits_for <> '' then coalesce(p.waits_since, p.parked_at) end,
        attempts = p.attempts - case when s.none then 1 else 0 end,
        next_attempt_at = clock_timestamp() + s.delay * interval '1 microsecond',
        first_attempt_at = case when s.fresh then null else p.first_attempt_at end,
@@ -135,8 +138,8 @@ update onlyonce.parked p
        response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
        response_body = coalesce(s.response_body, p.response_body)
   from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[], $12::boolean[], $13::int[],
-              $14::boolean[], $15::uuid[])
-       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, pick, none, key)
+              $14::boolean[], $15::uuid[], $16::text[])
+       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, pick, none, key, waits_for)
  where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.key = s.key
    and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.picks = s.pick`
 
@@ -253,6 +256,10 @@ func (p *parkedCalls) settled(a *callAttempt) {
 	if a.parked == 0 {
 		delete(p.late, a.ID)
 	}
+	if a.state == attemptRated {
+		p.noteWaiting(a.rated)
+		return
+	}
 	sink := p.lane.sink
 	d := sink.dispositionOf(a)
 	// A completion's transaction may have settled its call even if it reported an error.
@@ -278,7 +285,7 @@ func (p *parkedCalls) commit(t *parkedTurn) error {
 		if t.slots > 0 {
 			l := t.limited
 			if len(l.tenants)+len(l.prefixes) > 0 {
-				b.Queue(setAsideSQL, sink.name, p.lane.number, t.picked, l.tenants, t.late, l.prefixes).Exec(ignoreTag)
+				b.Queue(setAsideSQL, sink.name, p.lane.number, t.picked, l.tenants, t.late, l.prefixes, l.ofPrefixes).Exec(ignoreTag)
 			}
 			waiting, permits := columnsOf(t.permits)
 			b.Queue(pickSQL, sink.name, p.lane.number, t.picked, t.slots, windowBound(sink.limits.startWindow()), sink.cfg.LeaseTTL, reconciles, t.late, t.keys, waiting, permits, l.tenants, l.prefixes).Query(collect(&t.found, sink.scanParked))
@@ -295,7 +302,7 @@ func (p *parkedCalls) commit(t *parkedTurn) error {
 }
 
 // takeIn notes what a transaction has picked, and returns the calls that are to be made.
-func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
+func (p *parkedCalls) takeIn(t *parkedTurn) (toMake []*callAttempt) {
 	p.due = t.nextDue != nil
 	if p.due {
 		p.dueAt = t.startedAt.Add(fromMicros(*t.nextDue))
@@ -313,6 +320,11 @@ func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
 	window := p.lane.sink.limits.startWindow()
 	for _, a := range t.found {
 		p.picked[a.parked] = a
+		if a.state == attemptRated { // settled by the next turn
+			p.returned = append(p.returned, a)
+			continue
+		}
+		toMake = append(toMake, a)
 		a.readAt, a.mayBeCalled = t.startedAt, true
 		if !a.completing() && !a.reconciling {
 			a.boundBy(window)
@@ -320,7 +332,7 @@ func (p *parkedCalls) takeIn(t *parkedTurn) []*callAttempt {
 			p.lane.sink.rates.refund()
 		}
 	}
-	return t.found
+	return toMake
 }
 
 // noteWaiting notes whose calls wait for a rate in the lane, or may wait there.
@@ -357,21 +369,30 @@ func (p *parkedCalls) takePermits(n int) map[callsOf]int {
 }
 
 // usedPermits gives back the permits that a transaction has not used, and notes whose calls do not
-// wait in the lane any more.
+// wait in the lane any more. A call that has waited for one rate may count for another by now,
+// which may have no permit for it: then it waits for that one (O14).
 func (p *parkedCalls) usedPermits(t *parkedTurn) {
+	rates := p.lane.sink.rates
 	for _, a := range t.found {
-		a.rated = p.lane.sink.rates.of(a)
-		if a.rated == allCalls || a.completing() || a.reconciling {
+		if a.completing() || a.reconciling {
 			continue
 		}
-		if a.permitted = true; t.permits[a.rated] > 0 {
-			t.permits[a.rated]--
-		} else {
-			p.lane.sink.rates.started(a.rated) // it had no limit when it was picked
+		of := rates.of(a)
+		switch waitedFor := a.rated; {
+		case of != waitedFor && waitedFor != allCalls:
+			if !a.takePermit(rates) {
+				a.state = attemptRated
+			}
+		case of != allCalls:
+			if a.rated, a.permitted = of, true; t.permits[of] > 0 {
+				t.permits[of]--
+			} else {
+				rates.started(of) // it had no limit when it was picked
+			}
 		}
 	}
 	for of, left := range t.permits {
-		p.lane.sink.rates.giveBack(of, left)
+		rates.giveBack(of, left)
 		if left > 0 && len(t.found) < t.slots {
 			delete(p.waiting, of) // until the next poll finds more
 		}
@@ -381,17 +402,18 @@ func (p *parkedCalls) usedPermits(t *parkedTurn) {
 // scanParked reads a row of pickSQL.
 func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	a := &callAttempt{state: attemptReturned}
-	var headers, state, answerHeaders string
+	var headers, state, answerHeaders, waitedFor string
 	var age, waited int64
 	var status *int32
 	var answer []byte
 	var opensWindow *bool // null: in state reconcile, without an attempt
 	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.orderPrefix, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.sealedAs,
-		&opensWindow, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer)
+		&opensWindow, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer, &waitedFor)
 	if a.order != nil {
 		a.Order = a.order.String()
 	}
 	a.Key, a.Sink, a.Header = a.key.String(), s.name, frozen.Parse(headers)
+	a.rated = parseCallsOf(waitedFor)
 	a.opensWindow = opensWindow != nil && *opensWindow
 	a.age, a.waited = max(fromMicros(age), 0), max(fromMicros(waited), 0) // the database's clock may have been set back
 	switch {
@@ -418,6 +440,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		picks                 []int32
 		none                  []bool
 		keys                  []uuid.UUID
+		waitsFor              []string
 	)
 	for _, a := range done {
 		d := sink.dispositionOf(a)
@@ -426,7 +449,12 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		}
 		asked, picks, keys = append(asked, a.reconciling), append(picks, a.pick), append(keys, a.key)
 		none = append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
-		ids, rows, states, reasons, errs, fresh = append(ids, a.parked), append(rows, a.ID), append(states, d.state), append(reasons, d.reason), append(errs, d.lastError), append(fresh, d.windowAnew || a.unopened && a.opensWindow)
+		of := ""
+		if a.state == attemptRated {
+			of = a.rated.stored()
+		}
+		waitsFor = append(waitsFor, of)
+		ids, rows, states, reasons, errs, fresh = append(ids, a.parked), append(rows, a.ID), append(states, d.state), append(reasons, d.reason), append(errs, d.lastError), append(fresh, d.windowAnew || (a.unopened || a.state == attemptRated) && a.opensWindow)
 		var delay *int64
 		if d.due {
 			micros := d.delay.Microseconds()
@@ -436,7 +464,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
 	}
 	if len(ids) > 0 {
-		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, sink.cfg.PassOn, asked, picks, none, pgUUIDs(keys)).Exec(ignoreTag)
+		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, sink.cfg.PassOn, asked, picks, none, pgUUIDs(keys), waitsFor).Exec(ignoreTag)
 	}
 }
 

@@ -27,7 +27,7 @@ const leaveSharesSQL = `delete from onlyonce.shares where sink = $1 and relay = 
 const holdSQL = `
 insert into onlyonce.rates as r (sink, calls_of, order_prefix, held_until)
 select $1, h.calls_of, h.prefix, clock_timestamp() + h.micros * interval '1 microsecond' from unnest($2::text[], $3::bigint[], $4::bigint[]) as h(calls_of, prefix, micros)
- order by h.calls_of
+ order by h.calls_of collate "C"
 on conflict (sink, calls_of) do update
   set held_until = case when r.held_until <= clock_timestamp() + interval '1 hour' then greatest(r.held_until, excluded.held_until) else excluded.held_until end`
 
@@ -51,7 +51,10 @@ func (o *laneOwner) permitted() bool {
 	}
 	wanted := map[callsOf]int{}
 	for _, next := range c.rows[c.next:min(c.next+max(2*o.sink.slots.capacity, 64), len(c.rows))] {
-		if of := rates.of(next); of != allCalls && rates.available(of) == 0 && !rates.mustWait(next) {
+		if next.state != attemptWaiting {
+			continue // it was made ahead
+		}
+		if of, waits := rates.mustWait(next); of != allCalls && !waits && rates.available(of) == 0 {
 			wanted[of]++
 		}
 	}

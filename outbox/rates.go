@@ -29,8 +29,8 @@ type Rate struct {
 
 	// OrderingKeyPrefix limits only calls whose Call.OrderingKey begins with it, of any tenant. It
 	// ends with its first colon or slash, because that much of an ordering key is known of a stored
-	// call: for example "account-17:". Tenant must be empty then. Defaults to empty: calls with any
-	// ordering key, and those without one.
+	// call: for example "account-17:". At most 255 bytes. Tenant must be empty then. Defaults to
+	// empty: calls with any ordering key, and those without one.
 	OrderingKeyPrefix string
 
 	// PerSecond is how many calls a second are started: above 0, up to 1,000,000. For example, 0.1
@@ -94,22 +94,9 @@ with c as materialized (select calls_of, nullif(prefix, 0) as prefix, nullif(rat
                           from unnest($2::text[], $3::bigint[], $4::float8[], $5::int[]) as c(calls_of, prefix, rate, in_flight)),
 gone as (update onlyonce.rates r set configured = null, configured_in_flight = null
           where r.sink = $1 and (r.configured is not null or r.configured_in_flight is not null) and r.calls_of not in (select calls_of from c))
-insert into onlyonce.rates as r (sink, calls_of, order_prefix, configured, configured_in_flight) select $1, calls_of, prefix, rate, in_flight from c order by calls_of
+insert into onlyonce.rates as r (sink, calls_of, order_prefix, configured, configured_in_flight) select $1, calls_of, prefix, rate, in_flight from c order by calls_of collate "C"
 on conflict (sink, calls_of) do update set configured = excluded.configured, configured_in_flight = excluded.configured_in_flight
   where r.configured is distinct from excluded.configured or r.configured_in_flight is distinct from excluded.configured_in_flight`
-
-// sortWaitingSQL has each call that waits for a rate wait for the one that it counts for now. A
-// call that counts for none is due. In: sink. It reads all that wait, by the index parked_waits; it
-// locks those that it changes.
-const sortWaitingSQL = `
-update onlyonce.parked p
-   set waits_for = w.waits_for, waits_since = case when w.waits_for is not null then p.waits_since end, next_attempt_at = case when w.waits_for is null then clock_timestamp() end
-  from (select q.id, onlyonce.rated(q.sink, q.order_prefix, q.tenant) as waits_for
-          from onlyonce.parked q
-         where q.sink = $1 and q.waits_for is not null and q.state = 'retrying' and q.next_attempt_at is null
-           and q.waits_for is distinct from onlyonce.rated(q.sink, q.order_prefix, q.tenant)
-         order by q.id for no key update) w
- where p.id = w.id`
 
 // ratesSQL reads the rates of a sink. In: sink. Out: whose calls; the stored form of a prefix
 // (null: it is none); whether a rate is set; whether it is set how many calls may be under way; for
@@ -129,18 +116,19 @@ delete from onlyonce.rates
    and (held_until < clock_timestamp() - interval '1 hour' or held_until > clock_timestamp() + interval '2 hours')`
 
 // waitingSQL reads for which rates calls of a sink wait, and in which lanes: a row for each pair,
-// at most 4,096. In: sink. It reads one entry of the index parked_waits for each pair, however many
-// calls wait.
+// at most 4,096. In: sink; the pair that the ones before ended with. It reads one entry of the
+// index parked_waits for each pair, however many calls wait.
 const waitingSQL = `
 with recursive w as (
   (select p.waits_for, p.lane from onlyonce.parked p
-    where p.sink = $1 and p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null order by p.waits_for, p.lane limit 1)
+    where p.sink = $1 and p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null and (p.waits_for, p.lane) > ($2, $3::smallint)
+    order by p.waits_for, p.lane limit 1)
   union all
   select n.* from w cross join lateral (
     select p.waits_for, p.lane from onlyonce.parked p
      where p.sink = $1 and p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null and (p.waits_for, p.lane) > (w.waits_for, w.lane)
      order by p.waits_for, p.lane limit 1) n)
-select waits_for, lane from w limit 4096`
+select waits_for, lane from w limit 4096` // maxWaiting
 
 // configureRates writes the rates of RelayConfig.
 func (s *sender) configureRates(ctx context.Context) error {

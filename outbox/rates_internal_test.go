@@ -46,32 +46,19 @@ func TestO14NewCallsDoNotOvertake(t *testing.T) {
 	now := time.Now()
 	r.read([]storedRate{{CallsOf: "tenant acme", Limited: true}}, now)
 	r.granted(permitsOf(acme), []permitGrant{{CallsOf: "tenant acme", Granted: 5}}, now.Add(time.Hour))
-	if r.mustWait(callOf(acme)) {
+	mustWait := func(of callsOf) bool {
+		_, must := r.mustWait(callOf(of))
+		return must
+	}
+	if mustWait(acme) {
 		t.Error("it waits behind nobody")
 	}
 	r.setWaiting(map[callsOf]bool{acme: true})
-	if !r.mustWait(callOf(acme)) {
+	if !mustWait(acme) {
 		t.Error("it overtakes others")
 	}
-	if r.mustWait(callOf(callsOf{tenant: "other"})) || r.mustWait(callOf(allCalls)) {
+	if mustWait(callsOf{tenant: "other"}) || mustWait(allCalls) {
 		t.Error("calls without a rate wait")
-	}
-}
-
-// Calls that wait are sorted at the start, and twice when a prefix gets a rate or loses it.
-func TestO14SortedOnceMore(t *testing.T) {
-	t.Parallel()
-	r := newRelayRates(8, time.Second)
-	prefix := codec.OrderPrefix("payments", "a:")
-	some := []storedRate{{CallsOf: "key a:", Prefix: &prefix, Limited: true}}
-	for i, c := range []struct {
-		stored []storedRate
-		want   bool
-	}{{nil, true}, {nil, true}, {nil, false}, {some, true}, {some, true}, {some, false}, {nil, true}, {some, true}, {some, true}, {some, false}} {
-		if got := r.mustSort(c.stored); got != c.want {
-			t.Errorf("poll %d: sorted is %t", i, got)
-		}
-		r.read(c.stored, time.Now())
 	}
 }
 
@@ -90,10 +77,34 @@ func TestO14WhoseRate(t *testing.T) {
 	if of := r.of(a); of != (callsOf{prefix: "a:"}) {
 		t.Errorf("it counts for %+v", of)
 	}
+	r.hold(acme, time.Minute)
+	if of := r.of(a); of != acme {
+		t.Errorf("while the remote wants no calls of its tenant, it counts for %+v", of)
+	}
 	for _, of := range []callsOf{allCalls, acme, {tenant: "key a:"}, {prefix: "tenant :"}} {
 		if got := parseCallsOf(of.stored()); got != of {
 			t.Errorf("%+v became %+v", of, got)
 		}
+	}
+}
+
+// A call under way counts for the rate by which it was started, whatever rates are set meanwhile.
+func TestO15CallUnderWayWhenItsPrefixGetsARate(t *testing.T) {
+	t.Parallel()
+	r := newRelayRates(8, time.Second)
+	prefix := codec.OrderPrefix("payments", "a:")
+	a := callOf(callsOf{prefix: "a:"})
+	a.Tenant = "acme"
+	if !a.takePermit(r) {
+		t.Fatal("it may not be made")
+	}
+	r.read([]storedRate{{CallsOf: "key a:", Prefix: &prefix, Bounded: true}}, time.Now())
+	if of, must := r.mustWait(a); must || of.prefix != "a:" {
+		t.Errorf("a new one waits (%t) for %+v", must, of)
+	}
+	a.releasePermit(r)
+	if len(r.underWay) > 0 {
+		t.Errorf("under way: %v", r.underWay)
 	}
 }
 

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"maps"
 	"math"
 	"sync"
 	"time"
@@ -98,7 +97,8 @@ func (r *relayRates) takeRegained() bool {
 }
 
 // of returns whose rate a call counts for, besides its sink's: its ordering key's prefix if that
-// has a rate, or else its tenant. It is allCalls if the call counts for no other.
+// has a rate, or else its tenant; its tenant in any case while the remote wants no calls of it. It
+// is allCalls if the call counts for no other.
 func (r *relayRates) of(a *callAttempt) callsOf {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,12 +107,15 @@ func (r *relayRates) of(a *callAttempt) callsOf {
 
 // lockedOf is of under the lock.
 func (r *relayRates) lockedOf(a *callAttempt) callsOf {
-	if a.orderPrefix != 0 {
-		if of, is := r.prefixes[a.orderPrefix]; is {
-			return of
-		}
+	tenant := callsOf{tenant: a.Tenant}
+	if a.orderPrefix == 0 {
+		return tenant
 	}
-	return callsOf{tenant: a.Tenant}
+	of, is := r.prefixes[a.orderPrefix]
+	if l := r.limits[tenant]; !is || tenant != allCalls && l != nil && time.Now().Before(l.heldUntil) {
+		return tenant
+	}
+	return of
 }
 
 // available is how many calls may be started.
@@ -280,14 +283,14 @@ func (r *relayRates) held(of callsOf) bool {
 	return l != nil && time.Now().Before(l.heldUntil)
 }
 
-// mustWait reports whether a new call is set aside at once: if others that count for the same rate
-// wait already, or if the remote wants none. The call notes whose rate that is.
-func (r *relayRates) mustWait(a *callAttempt) bool {
+// mustWait reports whether a new call is set aside at once, and whose rate it waits for then: if
+// others that count for that wait already, or if the remote wants none.
+func (r *relayRates) mustWait(a *callAttempt) (of callsOf, must bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a.rated = r.lockedOf(a)
-	l := r.limits[a.rated]
-	return a.rated != allCalls && l != nil && (time.Now().Before(l.heldUntil) || l.needed() && r.waiting[a.rated])
+	of = r.lockedOf(a)
+	l := r.limits[of]
+	return of, of != allCalls && l != nil && (time.Now().Before(l.heldUntil) || l.needed() && r.waiting[of])
 }
 
 // noteWaiting notes that new calls are to wait.
@@ -308,14 +311,14 @@ func (r *relayRates) setWaiting(all map[callsOf]bool) {
 func (r *relayRates) limited() limitedCalls {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := limitedCalls{[]string{}, []int64{}}
+	all := limitedCalls{[]string{}, []int64{}, []string{}}
 	for of, l := range r.limits {
 		switch {
 		case of == allCalls || !l.needed() && !time.Now().Before(l.heldUntil):
 		case of.prefix == "":
 			all.tenants = append(all.tenants, of.tenant)
 		case l.needed():
-			all.prefixes = append(all.prefixes, l.prefix)
+			all.prefixes, all.ofPrefixes = append(all.prefixes, l.prefix), append(all.ofPrefixes, of.stored())
 		}
 	}
 	return all
@@ -355,18 +358,6 @@ func prefixesOf(stored []storedRate) map[int64]callsOf {
 		}
 	}
 	return prefixes
-}
-
-// mustSort reports whether calls may wait for another rate than they count for: at the relay's
-// start, after the prefixes with a rate have changed, and once more then, because another relay may
-// have set calls aside before it knew.
-func (r *relayRates) mustSort(stored []storedRate) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	changed := r.prefixes == nil || !maps.Equal(r.prefixes, prefixesOf(stored))
-	must := changed || r.sortAgain
-	r.sortAgain = changed
-	return must
 }
 
 // read takes in the rates that the database has. asked is when it was asked.

@@ -34,10 +34,13 @@ type sender struct {
 	pollWorkAt  time.Time
 	purgeAt     time.Time
 	retry       dbRetry
+
+	waits      map[callsOf]bool // whose calls wait for a rate, as far as waitingSQL has come
+	waitsAfter waitingCalls     // where it goes on
 }
 
 func newSender(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *sender {
-	return &sender{relaySink: newRelaySink(pool, cfg, s), wake: make(chan struct{}, 1)}
+	return &sender{relaySink: newRelaySink(pool, cfg, s), wake: make(chan struct{}, 1), waits: map[callsOf]bool{}, waitsAfter: noWaiting}
 }
 
 // run returns nil after ctx has ended and every lane is given back. It returns an error for a fault

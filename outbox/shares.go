@@ -12,7 +12,7 @@ const (
 	shareSoon  = 50 * time.Millisecond
 )
 
-// share is a relay's part of the calls of a sink, or of a tenant of it, that may be under way at
+// share is a relay's part of the calls of a sink, a tenant or a prefix that may be under way at
 // once in all relays (O15). The database has the parts of all, and their sum is the number that was
 // set. The zero value is of a relay that has not asked yet.
 type share struct {

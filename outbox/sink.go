@@ -183,8 +183,7 @@ type Holds int
 const (
 	// HoldsCall holds only the call itself.
 	HoldsCall Holds = iota
-	// HoldsTenant holds the calls of the call's tenant, and those that count for the same Rate as
-	// the call. If it has no tenant, it holds the sink.
+	// HoldsTenant holds the calls of the call's tenant, or of the sink if it has none.
 	HoldsTenant
 	// HoldsSink holds all calls of the sink.
 	HoldsSink

@@ -198,7 +198,7 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 	}
 	for _, late := range []string{"waiting", "retrying"} {
 		if _, err := r.pool.Exec(t.Context(), outbox.Statements["settle"], []int64{id}, []int64{0}, []string{late}, []string{"rejected"}, []string{"late"}, []*int64{nil}, []bool{true},
-			[]*int32{nil}, []*string{nil}, [][]byte{nil}, false, []bool{false}, []int32{pick}, []bool{false}, []string{key}); err != nil {
+			[]*int32{nil}, []*string{nil}, [][]byte{nil}, false, []bool{false}, []int32{pick}, []bool{false}, []string{key}, []string{""}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -129,6 +129,7 @@ var (
 		"rings":          {"SELECT"},
 		"segments":       {"SELECT"},
 		"rates":          {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"shares":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"parked":         withUpdates(append([]string{"lane", "picks", "response_status", "response_headers", "response_body", "waits_for", "waits_since"}, settleColumns...), "SELECT", "INSERT"),
 	})
 )

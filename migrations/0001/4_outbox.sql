@@ -468,22 +468,6 @@ begin
 end $$;
 comment on function onlyonce.take_permits(text, uuid, bigint, text[], integer[], integer[], integer[]) is 'Takes permits to start calls out of the buckets of a sink, which all relays share, and a relay''s part of the calls that may be under way.';
 
--- rated returns whose rate a call counts for, besides its sink's: its ordering key's prefix if that
--- has one, or else its tenant. Null: it counts for no other. In PL/pgSQL, which keeps its plan.
-create function onlyonce.rated(sink text, order_prefix bigint, tenant text) returns text
-language plpgsql stable as $$
-declare
-  prefix text;
-begin
-  if rated.order_prefix is not null then
-    select r.calls_of into prefix from onlyonce.rates r
-     where r.sink = rated.sink and r.order_prefix = rated.order_prefix
-       and coalesce(r.per_second, r.configured, r.in_flight, r.configured_in_flight) is not null;
-  end if;
-  return coalesce(prefix, 'tenant ' || nullif(rated.tenant, ''));
-end $$;
-comment on function onlyonce.rated(text, bigint, text) is 'Whose rate a call counts for, besides its sink''s, as onlyonce.rates.calls_of has it.';
-
 -- A sink has 16 lanes, and the number never changes: each lane reads its rows by its own cursor, so
 -- a row cannot change its lane.
 create function onlyonce.lane(key uuid) returns smallint
