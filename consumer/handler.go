@@ -169,8 +169,7 @@ func (e *engine) runHandlers(work context.Context, tx *guard.Tx, msgs []*Message
 // callHandlers runs in the handlers' goroutine.
 func (e *engine) callHandlers(ctx context.Context, tx *guard.Tx, h *handlerRun, start time.Time) error {
 	if e.c.batch != nil {
-		lent := tx.Lend(nil)
-		err := e.c.callThroughMiddleware(ctx, lent, h.msgs, func(ctx context.Context) error { return e.c.batch(ctx, lent, h.msgs) })
+		err := e.callBatchHandler(ctx, tx.Lend(nil), h.msgs)
 		if err != nil {
 			if i := firstFailed(err, h.msgs); i >= 0 {
 				h.failedIndex = h.index[i]
@@ -205,6 +204,20 @@ func (e *engine) callHandlers(ctx context.Context, tx *guard.Tx, h *handlerRun, 
 	return nil
 }
 
+// callBatchHandler calls the batch handler, with the middleware around it.
+func (e *engine) callBatchHandler(ctx context.Context, tx *guard.Handle, msgs []*Message) error {
+	hooks := &e.c.cfg.Hooks
+	if hooks.HandleBatchStart != nil {
+		ctx = hooks.HandleBatchStart(ctx, msgs)
+	}
+	err := errGoexit // unless it returns
+	if hooks.HandleBatchEnd != nil {
+		defer func() { hooks.HandleBatchEnd(ctx, msgs, err) }()
+	}
+	err = e.c.callThroughMiddleware(ctx, tx, nil, msgs)
+	return err
+}
+
 // callMessageHandler calls the message handler, with the middleware around it.
 func (e *engine) callMessageHandler(ctx context.Context, tx *guard.Handle, m *Message) error {
 	if err := fault.Point(fault.Handling); err != nil {
@@ -221,8 +234,7 @@ func (e *engine) callMessageHandler(ctx context.Context, tx *guard.Handle, m *Me
 	if len(e.c.cfg.Middleware) == 0 {
 		err = e.c.callDirectly(ctx, tx, m)
 	} else {
-		one := [1]*Message{m}
-		err = e.c.callThroughMiddleware(ctx, tx, one[:], func(ctx context.Context) error { return e.c.handler(ctx, tx, m) })
+		err = e.c.callThroughMiddleware(ctx, tx, m, nil)
 	}
 	if err != nil {
 		return err
@@ -242,31 +254,48 @@ var (
 	errNextCalledTwice = errors.New("Config.Middleware called next twice: the handler ran already")
 )
 
+// middlewareCall is one call of a handler through the middleware. It holds what the closures need,
+// so that a message's call allocates only this, and one closure for each middleware.
+type middlewareCall struct {
+	c     *Consumer
+	tx    *guard.Handle
+	m     *Message // for the message handler; nil: call the batch handler
+	one   [1]*Message
+	msgs  []*Message // for the middleware, and for the batch handler
+	calls int        // of the handler
+}
+
 // callThroughMiddleware calls the middleware, outermost first, and then the handler, which must run
-// exactly once.
-func (c *Consumer) callThroughMiddleware(ctx context.Context, tx Tx, msgs []*Message, last func(context.Context) error) (err error) {
+// exactly once: the message handler with m, or the batch handler with msgs if m is nil.
+func (c *Consumer) callThroughMiddleware(ctx context.Context, tx *guard.Handle, m *Message, msgs []*Message) (err error) {
 	defer panicToError(&err)
-	calls := 0
-	var at func(i int) func(context.Context) error
-	at = func(i int) func(context.Context) error {
-		if i == len(c.cfg.Middleware) {
-			return func(ctx context.Context) error {
-				if calls++; calls > 1 {
-					return errNextCalledTwice
-				}
-				return last(ctx)
-			}
-		}
-		return func(ctx context.Context) error { return c.cfg.Middleware[i](ctx, tx, msgs, at(i+1)) }
+	call := &middlewareCall{c: c, tx: tx, m: m, msgs: msgs}
+	if m != nil {
+		call.one[0] = m
+		call.msgs = call.one[:]
 	}
-	err = probeError(at(0)(ctx))
-	switch {
+	err = probeError(call.from(ctx, 0))
+	switch calls := call.calls; {
 	case calls > 1:
 		return errNextCalledTwice // even if the second call failed
 	case calls == 0 && err == nil:
 		return errNextNotCalled
 	}
 	return err
+}
+
+// from calls the middleware from the i-th on, or the handler if there is none.
+func (call *middlewareCall) from(ctx context.Context, i int) error {
+	if i < len(call.c.cfg.Middleware) {
+		return call.c.cfg.Middleware[i](ctx, call.tx, call.msgs, func(ctx context.Context) error { return call.from(ctx, i+1) })
+	}
+	if call.calls++; call.calls > 1 {
+		return errNextCalledTwice
+	}
+	if call.m != nil {
+		return call.c.handler(ctx, call.tx, call.m)
+	}
+	return call.c.batch(ctx, call.tx, call.msgs)
 }
 
 // recoverPanic turns a panic into an error.

@@ -29,10 +29,15 @@ type Hooks struct {
 	AttemptStart func(ctx context.Context, a BatchDone) context.Context
 	AttemptEnd   func(ctx context.Context, a BatchDone, err error)
 
-	// HandleStart and HandleEnd enclose one call of a message handler. For a [BatchHandler] use
-	// Config.Middleware.
+	// HandleStart and HandleEnd enclose one call of a message handler, and Config.Middleware around
+	// it.
 	HandleStart func(ctx context.Context, m *Message) context.Context
 	HandleEnd   func(ctx context.Context, m *Message, err error)
+
+	// HandleBatchStart and HandleBatchEnd are the same for a [BatchHandler]. They must not change
+	// msgs.
+	HandleBatchStart func(ctx context.Context, msgs []*Message) context.Context
+	HandleBatchEnd   func(ctx context.Context, msgs []*Message, err error)
 
 	// OffsetStart and OffsetEnd enclose the commit of an offset to Kafka, some time after the
 	// commit in the database.

@@ -125,3 +125,53 @@ func TestHooksComeInPairs(t *testing.T) {
 	}
 	r.once(want...)
 }
+
+// A batch handler's call is between HandleBatchStart and HandleBatchEnd, in the context that Start
+// returned, also if it fails.
+func TestHooksOfBatches(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 30)
+	var mu sync.Mutex
+	begun, ended, failed := 0, 0, 0
+	cfg := testConfig()
+	cfg.Hooks = consumer.Hooks{
+		HandleBatchStart: func(ctx context.Context, msgs []*consumer.Message) context.Context {
+			mu.Lock()
+			defer mu.Unlock()
+			begun++
+			return context.WithValue(ctx, ctxKey("batch"), len(msgs))
+		},
+		HandleBatchEnd: func(ctx context.Context, msgs []*consumer.Message, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if ctx.Value(ctxKey("batch")) != len(msgs) {
+				t.Error("the context of HandleBatchEnd is not that of HandleBatchStart")
+			}
+			ended++
+			if err != nil {
+				failed++
+			}
+		},
+	}
+	stop := r.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
+		if ctx.Value(ctxKey("batch")) != len(msgs) {
+			t.Error("the handler's context does not derive from HandleBatchStart's")
+		}
+		for _, m := range msgs {
+			if m.Offset == 7 {
+				panic("kaboom")
+			}
+			if err := queued(ctx, tx, m); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, cfg)
+	r.reaches(0, 30)
+	stop()
+	r.once(append(values[:7:7], values[8:]...)...)
+	if begun == 0 || begun != ended || failed == 0 {
+		t.Errorf("%d calls began and %d ended, %d of them with an error", begun, ended, failed)
+	}
+}

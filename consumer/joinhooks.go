@@ -15,11 +15,13 @@ func JoinHooks(a, b Hooks) Hooks {
 	fetch := hook.JoinPair(hook.Pair[FetchStart, FetchEnd]{Start: a.FetchStart, End: a.FetchEnd}, hook.Pair[FetchStart, FetchEnd]{Start: b.FetchStart, End: b.FetchEnd})
 	attempt := joinSteps(a.AttemptStart, a.AttemptEnd, b.AttemptStart, b.AttemptEnd)
 	handle := joinSteps(a.HandleStart, a.HandleEnd, b.HandleStart, b.HandleEnd)
+	batch := joinSteps(a.HandleBatchStart, a.HandleBatchEnd, b.HandleBatchStart, b.HandleBatchEnd)
 	offset := joinSteps(a.OffsetStart, a.OffsetEnd, b.OffsetStart, b.OffsetEnd)
 	return Hooks{
 		FetchStart: fetch.Start, FetchEnd: fetch.End,
 		AttemptStart: attempt.Start, AttemptEnd: attempt.End,
 		HandleStart: handle.Start, HandleEnd: handle.End,
+		HandleBatchStart: batch.Start, HandleBatchEnd: batch.End,
 		OffsetStart: offset.Start, OffsetEnd: offset.End,
 		Batch:         hook.JoinEvent(a.Batch, b.Batch),
 		Retry:         hook.JoinEvent(a.Retry, b.Retry),
@@ -49,25 +51,27 @@ func joinSteps[S any](aStart stepStart[S], aEnd stepEnd[S], bStart stepStart[S],
 func (h Hooks) guarded(log *slog.Logger) Hooks {
 	g := &hook.Guard{Log: log}
 	return Hooks{
-		FetchStart:    hook.Start(g, "FetchStart", h.FetchStart),
-		FetchEnd:      hook.End(g, "FetchEnd", h.FetchEnd),
-		AttemptStart:  hook.Start(g, "AttemptStart", h.AttemptStart),
-		AttemptEnd:    hook.EndWith(g, "AttemptEnd", h.AttemptEnd),
-		HandleStart:   hook.Start(g, "HandleStart", h.HandleStart),
-		HandleEnd:     hook.EndWith(g, "HandleEnd", h.HandleEnd),
-		OffsetStart:   hook.Start(g, "OffsetStart", h.OffsetStart),
-		OffsetEnd:     hook.EndWith(g, "OffsetEnd", h.OffsetEnd),
-		Batch:         hook.Event(g, "Batch", h.Batch),
-		Retry:         hook.Event(g, "Retry", h.Retry),
-		Parked:        hook.Event(g, "Parked", h.Parked),
-		Resolved:      hook.Event(g, "Resolved", h.Resolved),
-		Hung:          hook.Event(g, "Hung", h.Hung),
-		Halted:        hook.Event(g, "Halted", h.Halted),
-		Paused:        hook.Event(g, "Paused", h.Paused),
-		WindowFull:    hook.Event(g, "WindowFull", h.WindowFull),
-		Owned:         hook.Event(g, "Owned", h.Owned),
-		Released:      hook.Event(g, "Released", h.Released),
-		OffsetIgnored: hook.Event(g, "OffsetIgnored", h.OffsetIgnored),
-		Repartitioned: hook.Event(g, "Repartitioned", h.Repartitioned),
+		FetchStart:       hook.Start(g, "FetchStart", h.FetchStart),
+		FetchEnd:         hook.End(g, "FetchEnd", h.FetchEnd),
+		AttemptStart:     hook.Start(g, "AttemptStart", h.AttemptStart),
+		AttemptEnd:       hook.EndWith(g, "AttemptEnd", h.AttemptEnd),
+		HandleStart:      hook.Start(g, "HandleStart", h.HandleStart),
+		HandleEnd:        hook.EndWith(g, "HandleEnd", h.HandleEnd),
+		HandleBatchStart: hook.Start(g, "HandleBatchStart", h.HandleBatchStart),
+		HandleBatchEnd:   hook.EndWith(g, "HandleBatchEnd", h.HandleBatchEnd),
+		OffsetStart:      hook.Start(g, "OffsetStart", h.OffsetStart),
+		OffsetEnd:        hook.EndWith(g, "OffsetEnd", h.OffsetEnd),
+		Batch:            hook.Event(g, "Batch", h.Batch),
+		Retry:            hook.Event(g, "Retry", h.Retry),
+		Parked:           hook.Event(g, "Parked", h.Parked),
+		Resolved:         hook.Event(g, "Resolved", h.Resolved),
+		Hung:             hook.Event(g, "Hung", h.Hung),
+		Halted:           hook.Event(g, "Halted", h.Halted),
+		Paused:           hook.Event(g, "Paused", h.Paused),
+		WindowFull:       hook.Event(g, "WindowFull", h.WindowFull),
+		Owned:            hook.Event(g, "Owned", h.Owned),
+		Released:         hook.Event(g, "Released", h.Released),
+		OffsetIgnored:    hook.Event(g, "OffsetIgnored", h.OffsetIgnored),
+		Repartitioned:    hook.Event(g, "Repartitioned", h.Repartitioned),
 	}
 }

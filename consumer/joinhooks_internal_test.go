@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"log/slog"
 	"testing"
 
@@ -27,5 +28,21 @@ func TestNoHooksAllocateNothing(t *testing.T) {
 		c.emitCommitted(a)
 	}); n > 0 {
 		t.Errorf("%v allocations, want none", n)
+	}
+}
+
+// With middleware, a message allocates the call and one closure for each middleware.
+func TestMiddlewareAllocates(t *testing.T) {
+	through := func(ctx context.Context, _ Tx, _ []*Message, next func(context.Context) error) error {
+		return next(ctx)
+	}
+	c := &Consumer{cfg: Config{Middleware: []Middleware{through, through}}, handler: func(context.Context, Tx, *Message) error { return nil }}
+	m, ctx := &Message{}, t.Context()
+	if n := testing.AllocsPerRun(100, func() {
+		if err := c.callThroughMiddleware(ctx, nil, m, nil); err != nil {
+			t.Error(err)
+		}
+	}); n > 3 {
+		t.Errorf("%v allocations, want 3", n)
 	}
 }
