@@ -21,6 +21,12 @@ import (
 // instrumentation is the name of this module's tracer and meter.
 const instrumentation = "github.com/onlyonce/onlyonce/telemetry"
 
+// The headers of a trace context.
+const (
+	traceparent = "traceparent"
+	tracestate  = "tracestate"
+)
+
 // maxLinks is the most links of a span. It is the SDK's default limit too.
 const maxLinks = 128
 
@@ -81,7 +87,7 @@ func (r *recorder) failed(m *metrics.Metric, err error) {
 func traceOf(ctx context.Context) string {
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
-	return codec.JoinTrace(carrier["traceparent"], carrier["tracestate"])
+	return codec.JoinTrace(carrier[traceparent], carrier[tracestate])
 }
 
 // carried is the trace context that a message or a call carries, for a propagator to read.
@@ -89,16 +95,16 @@ type carried struct{ parent, state string }
 
 func (c carried) Get(name string) string {
 	switch name {
-	case "traceparent":
+	case traceparent:
 		return c.parent
-	case "tracestate":
+	case tracestate:
 		return c.state
 	}
 	return ""
 }
 
 func (carried) Set(string, string) {} // nothing injects
-func (carried) Keys() []string     { return []string{"traceparent", "tracestate"} }
+func (carried) Keys() []string     { return []string{traceparent, tracestate} }
 
 // spanOf returns the span that a traceparent and a tracestate name. It is not valid if they name
 // none.
@@ -116,20 +122,40 @@ func spanOf[text string | []byte](parent, state text) trace.SpanContext {
 // does not make the propagator's strings and contexts, which are a quarter of the memory that a
 // message's telemetry takes.
 func parse[text string | []byte](p text) trace.SpanContext {
-	flags := p[54] - '0'
-	if p[35] != '-' || p[52] != '-' || p[53] != '0' || flags > 3 {
+	var b [55]byte // whose indexes need no checks
+	copy(b[:], p)
+	flags := b[54] - '0'
+	if b[35] != '-' || b[52] != '-' || b[53] != '0' || flags > 3 {
 		return trace.SpanContext{}
 	}
-	of, err := trace.TraceIDFromHex(string(p[3:35]))
-	if err != nil {
+	c := trace.SpanContextConfig{TraceFlags: trace.TraceFlags(flags), Remote: true}
+	var seen byte
+	for i := range c.TraceID {
+		high, low := digits[b[3+2*i]], digits[b[4+2*i]]
+		c.TraceID[i] = high<<4 | low
+		seen |= high | low
+	}
+	for i := range c.SpanID {
+		high, low := digits[b[36+2*i]], digits[b[37+2*i]]
+		c.SpanID[i] = high<<4 | low
+		seen |= high | low
+	}
+	if seen > 15 || !c.TraceID.IsValid() || !c.SpanID.IsValid() {
 		return trace.SpanContext{}
 	}
-	id, err := trace.SpanIDFromHex(string(p[36:52]))
-	if err != nil {
-		return trace.SpanContext{}
-	}
-	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: of, SpanID: id, TraceFlags: trace.TraceFlags(flags), Remote: true})
+	return trace.NewSpanContext(c)
 }
+
+// digits has the value of each hexadecimal digit in lower case, and 255 for every other byte.
+var digits = func() (of [256]byte) {
+	for i := range of {
+		of[i] = 255
+	}
+	for value, digit := range []byte("0123456789abcdef") {
+		of[digit] = byte(value) //nolint:gosec // below 16
+	}
+	return of
+}()
 
 // end ends a span. It keeps an error's type and not its text, which may quote a payload.
 func end(span trace.Span, err error, attrs ...attribute.KeyValue) {

@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"sync"
@@ -21,6 +22,7 @@ type consumerRecorder struct {
 	messages, retries, hung metric.Int64Counter
 	delay                   metric.Float64Histogram
 	processed               messaging
+	kind                    []trace.SpanStartOption // of a message's span
 
 	mu     sync.Mutex
 	topics map[string]*topicSets
@@ -43,23 +45,31 @@ type topicSets struct {
 }
 
 // Consumer adds telemetry to a consumer's configuration, whose Scope must be set: hooks after those
-// that are there, middleware around what is there, and Config.Trace if it is not set. Call it
-// before consumer.New, once for each configuration.
+// that are there, and Config.Trace if it is not set. Call it before consumer.New, once for each
+// configuration.
 func Consumer(c *consumer.Config, t Config) error {
-	r := &consumerRecorder{recorder: newRecorder(t), scope: c.Scope, topics: map[string]*topicSets{}}
+	r := &consumerRecorder{recorder: newRecorder(t), scope: c.Scope, topics: map[string]*topicSets{}, kind: []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}}
 	r.messages, r.retries, r.hung = r.counter(metrics.ConsumerMessages), r.counter(metrics.ConsumerRetries), r.counter(metrics.ConsumerHung)
 	r.delay = r.histogram(metrics.ConsumerDelay)
 	r.processed = r.messaging(messagingConsumed, "Messages of transactions that ended, also of those that failed.", messagingProcess, "Time that a transaction took.")
 	if r.err != nil {
 		return r.err
 	}
-	c.Hooks = consumer.JoinHooks(c.Hooks, consumer.Hooks{
-		AttemptStart: r.begin, AttemptEnd: r.end,
+	hooks := consumer.Hooks{
+		AttemptStart: r.begin, AttemptEnd: r.end, HandleStart: r.handle, HandleBatchStart: r.handleBatch,
 		Owned: func(o consumer.Owned) { r.of(o.Topic) }, // so that its counters are there, at 0
 		Retry: func(e consumer.Retry) { r.retries.Add(context.Background(), 1, r.of(e.Topic).topic) },
 		Hung:  func(e consumer.Hung) { r.hung.Add(context.Background(), 1, r.of(e.Topic).topic) },
-	})
-	c.Middleware = append([]consumer.Middleware{r.handle}, c.Middleware...)
+	}
+	if r.perMessage {
+		hooks.HandleEnd = func(ctx context.Context, _ *consumer.Message, err error) { endMessage(ctx, err) }
+		hooks.HandleBatchEnd = func(ctx context.Context, msgs []*consumer.Message, err error) {
+			if len(msgs) == 1 { // more have no span of ours
+				endMessage(ctx, err)
+			}
+		}
+	}
+	c.Hooks = consumer.JoinHooks(c.Hooks, hooks)
 	if c.Trace == nil {
 		c.Trace = traceOf
 	}
@@ -104,17 +114,17 @@ type transaction struct {
 	partition    int32
 	sets         *topicSets
 	span         trace.Span
-	handle       string                  // name of its messages' spans
-	options      []trace.SpanStartOption // of its messages' spans
+	handle       string     // name of its messages' spans
+	link         trace.Link // of its messages' spans
 	begun        time.Time
 
 	recording bool // the span: it is sampled
 
-	mu     sync.Mutex // a handler that was abandoned may still begin a message
-	last   int64      // offset of the last message that began
-	times  []time.Time
+	mu     sync.Mutex      // a handler that was abandoned may still begin a message
+	last   int64           // offset of the last message that began
+	times  []time.Duration // of the messages that began, since begun; a time.Time has a pointer
 	links  int
-	linked trace.SpanContext // the last producer with a link
+	linked []byte // traceparent of the last message with a link
 }
 
 type transactionKey struct{}
@@ -127,82 +137,94 @@ func (r *consumerRecorder) begin(ctx context.Context, b consumer.BatchDone) cont
 		attribute.String(messagingSystem, "kafka"), attribute.String(messagingName, b.Topic), attribute.String(messagingOperation, "process"),
 		attribute.Int(messagingPartition, int(b.Partition)), attribute.Int(messagingCount, b.Messages), attribute.String(attrScope, r.scope)))
 	t := &transaction{scope: r.scope, topic: b.Topic, partition: b.Partition, sets: r.of(b.Topic), span: span, recording: span.IsRecording(), begun: time.Now(),
-		last: -1, times: make([]time.Time, 0, b.Messages)}
+		last: -1, times: make([]time.Duration, 0, b.Messages)}
 	if r.perMessage {
-		t.handle = "handle " + b.Topic
-		t.options = []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(t.sets.span...),
-			trace.WithLinks(trace.Link{SpanContext: span.SpanContext()})}
+		t.handle, t.link = "handle "+b.Topic, trace.Link{SpanContext: span.SpanContext()}
 	}
 	return context.WithValue(ctx, transactionKey{}, t)
 }
 
-// handle is middleware around the call of a handler with one message, or with a batch.
-func (r *consumerRecorder) handle(ctx context.Context, _ consumer.Tx, msgs []*consumer.Message, next func(context.Context) error) error {
+// handle begins the handler's call with one message.
+func (r *consumerRecorder) handle(ctx context.Context, m *consumer.Message) context.Context {
 	t, ok := ctx.Value(transactionKey{}).(*transaction)
 	if !ok {
-		return next(ctx)
+		return ctx
 	}
-	if !r.perMessage || len(msgs) != 1 {
-		t.begin(msgs)
-		return next(ctx)
+	t.begin(!r.perMessage, m)
+	if !r.perMessage {
+		return ctx
 	}
 	// The message's span is in its producer's trace, and has a link to the transaction's, which
 	// needs none to the producer then.
-	t.note(msgs[0])
-	if producer := producerOf(msgs[0]); producer.IsValid() {
-		ctx = trace.ContextWithRemoteSpanContext(ctx, producer)
+	if of := producerOf(m); of.IsValid() {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, of)
 	}
-	ctx, span := r.tracer.Start(ctx, t.handle, t.options...)
-	err := context.Canceled // unless the handler returns: it may call runtime.Goexit
-	defer func() { end(span, err) }()
-	err = next(ctx)
-	return err
+	// Attributes and the link are set after Start, which would copy those of its options once more.
+	ctx, span := r.tracer.Start(ctx, t.handle, r.kind...)
+	span.SetAttributes(t.sets.span...)
+	span.AddLink(t.link)
+	return ctx
 }
 
-// begin notes messages whose handler begins, and links the transaction's span to their producers. A
-// producer that sent several in a row within one span has one link.
-func (t *transaction) begin(msgs []*consumer.Message) {
+// handleBatch begins the handler's call with a batch. A batch of one has the span of its message.
+func (r *consumerRecorder) handleBatch(ctx context.Context, msgs []*consumer.Message) context.Context {
+	if len(msgs) == 1 {
+		return r.handle(ctx, msgs[0])
+	}
+	if t, ok := ctx.Value(transactionKey{}).(*transaction); ok {
+		t.begin(true, msgs...)
+	}
+	return ctx
+}
+
+// endMessage ends the span that handle has put into the context. If it has not, because the SDK
+// panicked, the span there is the transaction's.
+func endMessage(ctx context.Context, err error) {
+	t, ok := ctx.Value(transactionKey{}).(*transaction)
+	if span := trace.SpanFromContext(ctx); ok && span.SpanContext().SpanID() != t.link.SpanContext.SpanID() {
+		end(span, err)
+	}
+}
+
+// begin notes messages whose handler begins, and links the transaction's span to their producers if
+// links is true. When the transaction runs again, its messages begin anew.
+func (t *transaction) begin(links bool, msgs ...*consumer.Message) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, m := range msgs {
-		if !t.note(m) {
-			continue
+		if m.Offset <= t.last {
+			t.times = t.times[:0]
 		}
-		if producer := producerOf(m); producer.IsValid() {
-			t.link(producer)
+		t.last = m.Offset
+		t.times = append(t.times, m.Time.Sub(t.begun))
+		if links && t.recording && t.links < maxLinks {
+			t.linkTo(m)
 		}
 	}
 }
 
-// note notes a message whose handler begins, and reports whether the span takes a link more. When
-// the transaction runs again, its messages begin anew.
-func (t *transaction) note(m *consumer.Message) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if m.Offset <= t.last {
-		t.times = t.times[:0]
-	}
-	t.last = m.Offset
-	t.times = append(t.times, m.Time)
-	return t.recording && t.links < maxLinks
-}
-
-func (t *transaction) link(producer trace.SpanContext) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if producer.SpanID() == t.linked.SpanID() && producer.TraceID() == t.linked.TraceID() {
+// linkTo links the transaction's span to a message's producer. A producer that sent several in a
+// row within one span has one link.
+func (t *transaction) linkTo(m *consumer.Message) {
+	parent, ok := m.Header(traceparent)
+	if !ok || bytes.Equal(parent, t.linked) {
 		return
 	}
-	t.span.AddLink(trace.Link{SpanContext: producer})
-	t.linked = producer
-	t.links++
+	state, _ := m.Header(tracestate)
+	if of := spanOf(parent, state); of.IsValid() {
+		t.span.AddLink(trace.Link{SpanContext: of})
+		t.linked = append(t.linked[:0], parent...)
+		t.links++
+	}
 }
 
 // producerOf returns the span that a message's headers name. It is not valid if they name none.
 func producerOf(m *consumer.Message) trace.SpanContext {
-	parent, ok := m.Header("traceparent")
+	parent, ok := m.Header(traceparent)
 	if !ok {
 		return trace.SpanContext{}
 	}
-	state, _ := m.Header("tracestate")
+	state, _ := m.Header(tracestate)
 	return spanOf(parent, state)
 }
 
@@ -240,18 +262,15 @@ func (r *consumerRecorder) delays(ctx context.Context, t *transaction) {
 	if len(t.times) == 0 {
 		return
 	}
-	now, longest := time.Now(), 0
-	for i, at := range t.times {
-		if at.Before(t.times[longest]) {
-			longest = i
-		}
-	}
+	// In floating point, because a message without a time is further away than a Duration reaches.
+	now, first := float64(time.Since(t.begun)), slices.Min(t.times)
 	unsampled := trace.ContextWithSpanContext(ctx, trace.SpanContext{})
-	for i, at := range t.times {
+	exemplar := true
+	for _, at := range t.times {
 		within := unsampled
-		if i == longest {
-			within = ctx
+		if exemplar && at == first {
+			within, exemplar = ctx, false
 		}
-		r.delay.Record(within, max(now.Sub(at), 0).Seconds(), t.sets.delay...)
+		r.delay.Record(within, max(now-float64(at), 0)/float64(time.Second), t.sets.delay...)
 	}
 }
