@@ -49,6 +49,7 @@ type Config struct {
 
 // recorder makes the spans and metrics of one part.
 type recorder struct {
+	tracers    trace.TracerProvider
 	tracer     trace.Tracer
 	meter      metric.Meter
 	perMessage bool
@@ -62,7 +63,7 @@ func newRecorder(t Config) *recorder {
 	if t.MeterProvider == nil {
 		t.MeterProvider = otel.GetMeterProvider()
 	}
-	return &recorder{tracer: t.TracerProvider.Tracer(instrumentation), meter: t.MeterProvider.Meter(instrumentation), perMessage: t.Messages}
+	return &recorder{tracers: t.TracerProvider, tracer: t.TracerProvider.Tracer(instrumentation), meter: t.MeterProvider.Meter(instrumentation), perMessage: t.Messages}
 }
 
 func (r *recorder) counter(m *metrics.Metric) metric.Int64Counter {

@@ -109,7 +109,8 @@ func TestSpansOfMessages(t *testing.T) {
 				t.Errorf("%+v: span %d has the links %v, want one to the transaction", c, i, s.Links())
 			}
 			of := map[string]string{}
-			for _, a := range s.Attributes() {
+			scope := s.InstrumentationScope().Attributes
+			for _, a := range append(s.Attributes(), scope.ToSlice()...) {
 				of[string(a.Key)] = a.Value.AsString()
 			}
 			if of["messaging.destination.name"] != "orders" || of["onlyonce.scope"] != "stock" || (of["error.type"] != "") == c.whole {
