@@ -42,6 +42,7 @@ type topicSets struct {
 	handled, duplicate, parked metric.MeasurementOption
 	processed, failed          metric.MeasurementOption // of the conventions' metrics
 	tracer                     trace.Tracer             // of messages' spans; nil without them
+	span                       []attribute.KeyValue     // of a message's span
 }
 
 // Consumer adds telemetry to a consumer's configuration, whose Scope must be set: hooks after those
@@ -93,9 +94,10 @@ func (r *consumerRecorder) of(topic string) *topicSets {
 	s := &topicSets{topic: with(ours), handled: with(ours, attribute.String("outcome", "handled")), duplicate: with(ours, attribute.String("outcome", "duplicate")),
 		parked: with(ours, attribute.String("outcome", "parked")), processed: with(theirs), failed: with(theirs, attribute.String(errorType, "_OTHER"))}
 	if r.perMessage {
-		// What all spans of messages have in common are attributes of the instrumentation's scope.
-		// As attributes of each span they would take a sixth of all that telemetry costs.
-		s.tracer = r.tracers.Tracer(instrumentation, trace.WithInstrumentationAttributes(attribute.String(messagingName, topic), attribute.String(attrScope, r.scope)))
+		// The conventions ask for the topic. The scope, which is the same in all spans of a consumer,
+		// is an attribute of the instrumentation's scope: in each span it would cost as much again.
+		s.span = []attribute.KeyValue{attribute.String(messagingName, topic)}
+		s.tracer = r.tracers.Tracer(instrumentation, trace.WithInstrumentationAttributes(attribute.String(attrScope, r.scope)))
 	}
 	s.delay = []metric.RecordOption{s.topic}
 	r.topics[topic] = s
@@ -164,7 +166,9 @@ func (r *consumerRecorder) handle(ctx context.Context, m *consumer.Message) cont
 		ctx = trace.ContextWithRemoteSpanContext(ctx, of)
 	}
 	ctx, span := t.sets.tracer.Start(ctx, t.handle, r.kind...)
-	span.AddLink(t.link) // not an option, which would be copied once more
+	// Set after Start, which would copy those of its options once more.
+	span.SetAttributes(t.sets.span...)
+	span.AddLink(t.link)
 	return ctx
 }
 
