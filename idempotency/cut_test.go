@@ -114,7 +114,7 @@ func TestStoreThatBreaksAnywhere(t *testing.T) {
 	t.Parallel()
 	statements := map[idempotency.Mode][]string{
 		idempotency.Transactional: {
-			"select onlyonce.http_begin($1, $2, $3, $4)", "savepoint onlyonce_0", "insert into effects values ($1)", "select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)",
+			"select onlyonce.http_begin($1, $2, $3, $4)", "insert into effects values ($1)", "select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)",
 			"select onlyonce.seal()", "rollback",
 		},
 		idempotency.Leased: {

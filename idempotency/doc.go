@@ -38,7 +38,6 @@
 //
 //	begin
 //	select onlyonce.http_begin(...)      -- tries the key's lock, and then looks for a record
-//	savepoint                            -- sent with the handler's first statement
 //	(the handler's statements, calls that it enqueues)
 //	select onlyonce.http_complete(...)   -- the record, or OO010
 //	select onlyonce.seal()               -- checks deferred constraints together with the handler

@@ -431,3 +431,53 @@ func TestH11RefusalBeforeTheFirstStatement(t *testing.T) {
 		}
 	}
 }
+
+// A refusal's writes are undone by a rollback, which frees the key until the refusal claims it
+// again. A copy that takes it in between decides: the refusal is dropped.
+func TestH11CopyBeforeARefusalIsStored(t *testing.T) {
+	t.Parallel()
+	for _, ends := range []bool{true, false} {
+		var between func()
+		w := &pgtest.Wire{Statement: "select onlyonce.http_begin($1, $2, $3, $4)", At: func(n int32) pgtest.Cut {
+			if n == 2 {
+				between()
+			}
+			return pgtest.Pass
+		}}
+		r := wiredRig(t, leasedConfig(), w, nil)
+		r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
+			tx, err := idempotency.Tx(req)
+			if err == nil {
+				_, err = tx.Exec(req.Context(), `insert into effects values ('refused')`)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			w.WriteHeader(http.StatusPaymentRequired)
+		})
+		other, g := newRigOn(t, r.pool, r.pool, leasedConfig()), newGate(t)
+		other.handle(idempotency.Route{Pattern: "/charges"}, g.before(effect))
+		var copied <-chan got
+		between = func() {
+			copied = other.background("/charges", "k", "x")
+			wait(t, "the copy runs", g.begun)
+			if ends {
+				g.release()
+				if c := wait(t, "the copy ends", copied); c.mark() != "created" || c.status != http.StatusCreated {
+					t.Errorf("the copy: %v", c)
+				}
+			}
+		}
+		first := r.post("/charges", "k", "x")
+		if ends && (first.mark() != "replayed" || first.status != http.StatusCreated) || !ends && first.code() != "request-in-progress" {
+			t.Errorf("the copy has ended: %t; the first request: %v", ends, first)
+		}
+		if !ends {
+			g.release()
+			wait(t, "the copy ends", copied)
+		}
+		if g := r.post("/charges", "k", "x"); g.mark() != "replayed" || g.status != http.StatusCreated || r.effects() != 1 {
+			t.Errorf("afterwards: %v, %d effects", g, r.effects())
+		}
+	}
+}

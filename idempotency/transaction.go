@@ -57,7 +57,6 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 	if run.derivesCalls() {
 		run.tx.Lend(&run.origin)
 	}
-	run.tx.Checkpoint()
 	return nil
 }
 

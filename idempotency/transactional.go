@@ -59,21 +59,12 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 		defer run.layer.flights.releaseConn(run.scope.Tenant)
 	}
 	defer run.endTx()
-	if err := run.beginTx(run.ctx, run.handler.route.Isolation); err != nil {
-		return finalOutcome(problemReply(codeStoreUnavailable, err))
-	}
-	if !claimed {
-		run.openUnkeyed()
-	} else if n, err := run.claimKey(); err != nil {
-		run.layer.forgetHome(run.scope.Tenant, err)
-		return finalOutcome(problemReply(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err)))
-	} else if n != claimMine {
-		return runOutcome{reply: inProgressReply(time.Second), recorded: n == claimRecorded}
+	if out, ready := run.openTx(run.handler.route.Isolation, claimed); !ready {
+		return out
 	}
 	if claimed && run.derivesCalls() {
 		run.tx.Lend(&run.origin)
 	}
-	run.tx.Checkpoint()
 	if err := fault.Point(fault.RequestClaimed); err != nil {
 		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
@@ -88,8 +79,8 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 		return decision.outcome
 	}
 	if decision.part == keepAnswer {
-		if err := run.tx.Revert(run.ctx); err != nil {
-			return run.outcomeOfFailure(err)
+		if out, ready := run.undoWrites(claimed); !ready {
+			return out
 		}
 	}
 	if !claimed {
@@ -101,6 +92,39 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 	}
 	run.tx.EngineInto([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), stored, sealed, run.ttl)
 	return run.commitRecord(handlerReply(Created, rec))
+}
+
+// openTx begins a transaction and takes the key in it, if there is one. If the key is not free, or
+// the store cannot be reached, ready is false.
+func (run *handlerRun) openTx(level pgx.TxIsoLevel, claimed bool) (out runOutcome, ready bool) {
+	if err := run.beginTx(run.ctx, level); err != nil {
+		return finalOutcome(problemReply(codeStoreUnavailable, err)), false
+	}
+	if !claimed {
+		run.openUnkeyed()
+		return out, true
+	}
+	n, err := run.claimKey()
+	if err != nil {
+		run.layer.forgetHome(run.scope.Tenant, err)
+		return finalOutcome(problemReply(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err))), false
+	}
+	return runOutcome{reply: inProgressReply(time.Second), recorded: n == claimRecorded}, n == claimMine
+}
+
+// undoWrites undoes what the handler wrote, so that the record commits without it. It rolls back
+// and begins another transaction, which claims the key again: a savepoint would cost each request
+// what only a refusal needs. A copy of the request may take the key in between. Then the answer of
+// this run is dropped, as if the process had died, and the copy's counts.
+func (run *handlerRun) undoWrites(claimed bool) (out runOutcome, ready bool) {
+	if run.tx.Untouched() {
+		return out, true
+	}
+	if err := run.tx.Lasting(); err != nil {
+		return run.outcomeOfFailure(err), false
+	}
+	run.endTx()
+	return run.openTx(pgx.ReadCommitted, claimed)
 }
 
 // derivesCalls reports whether the keys of calls are made from the request's key. They must not be

@@ -15,12 +15,11 @@ const sealSQL = `select onlyonce.seal()`
 
 // Names of the engine's steps; a handler's statements have none.
 const (
-	stepUser       = ""
-	stepBegin      = "begin"
-	stepHook       = "hook"
-	stepCheckpoint = "checkpoint"
-	stepSeal       = "seal"
-	stepCommit     = "commit"
+	stepUser   = ""
+	stepBegin  = "begin"
+	stepHook   = "hook"
+	stepSeal   = "seal"
+	stepCommit = "commit"
 )
 
 // engineStep is a statement in a pipeline that is not simply the handler's.
