@@ -39,8 +39,7 @@
 //	begin
 //	select onlyonce.http_begin(...)      -- tries the key's lock, and then looks for a record
 //	(the handler's statements, calls that it enqueues)
-//	select onlyonce.http_complete(...)   -- the record, or OO010
-//	select onlyonce.seal()               -- checks deferred constraints together with the handler
+//	select onlyonce.http_complete(...)   -- the record and the seal
 //	commit
 //	(only now the answer is sent)
 //

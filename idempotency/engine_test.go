@@ -434,22 +434,35 @@ func TestH22StoreDown(t *testing.T) {
 func TestH17RecordNeedsTheSeal(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
-	complete := func(sealed bool) error {
-		return pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(t.Context(), `select onlyonce.http_open('1s', '1s', '1s')`); err != nil {
-				return err
-			}
-			_, err := tx.Exec(t.Context(), `select onlyonce.http_complete(gen_random_uuid(), '', 's', '\x00', gen_random_uuid(), '\x00', false, '1 day')`)
-			if err == nil && sealed {
-				_, err = tx.Exec(t.Context(), `select onlyonce.seal()`)
+	const record = `select onlyonce.http_complete(gen_random_uuid(), '', 's', '\x00', gen_random_uuid(), '\x00', false, '1 day')`
+	const byHand = `insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, completed_at, expires_at)
+		values (gen_random_uuid(), '', 's', '\x00', gen_random_uuid(), 'completed', '1 day', now(), now() + interval '1 day')`
+	const running = `insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep)
+		values ('8d1f2c9a-0000-8000-8000-000000000001', '', 's', '\x00', gen_random_uuid(), 'running', '1 day')`
+	const completed = `update onlyonce.http_records set state = 'completed', completed_at = now(), expires_at = now() where state = 'running'`
+	const open, seal = `select onlyonce.http_open('1s', '1s', '1s')`, `select onlyonce.seal()`
+	for _, c := range []struct {
+		statements []string
+		commits    bool
+	}{
+		{[]string{open, record}, true},
+		{[]string{open, byHand, seal}, true},
+		{[]string{running}, true},
+		{[]string{record}, false},
+		{[]string{open, byHand}, false},
+		{[]string{open, completed}, false},
+		{[]string{open, completed, seal}, true},
+	} {
+		err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) (err error) {
+			for _, s := range c.statements {
+				if err == nil {
+					_, err = tx.Exec(t.Context(), s)
+				}
 			}
 			return err
 		})
-	}
-	if err := complete(true); err != nil {
-		t.Error(err)
-	}
-	if err := complete(false); err == nil || !strings.Contains(err.Error(), "OO002") {
-		t.Errorf("without the seal: %v", err)
+		if c.commits && err != nil || !c.commits && (err == nil || !strings.Contains(err.Error(), "OO002")) {
+			t.Errorf("%q: %v", c.statements, err)
+		}
 	}
 }

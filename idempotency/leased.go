@@ -206,7 +206,7 @@ func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed boo
 		}
 		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
 	}
-	run.tx.EngineInto([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce, stored, sealed)
+	run.tx.SealBy([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce, stored, sealed)
 	if err := fault.Point(fault.RequestSealing); err != nil {
 		return err
 	}

@@ -154,7 +154,6 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 const (
 	uniqueViolation = "23505"
 	fenceLost       = "OO001"
-	recordExists    = "OO010"
 )
 
 // mustRerun reports whether the whole transaction must run again, after a serialization failure or
@@ -164,7 +163,7 @@ func mustRerun(err error) bool { return guard.RunAgain(guard.SQLState(err)) }
 // isRecordExists reports whether another process has written a record under the key.
 func isRecordExists(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (pg.Code == recordExists || pg.Code == uniqueViolation && pg.SchemaName == "onlyonce" && pg.TableName == "http_records")
+	return errors.As(err, &pg) && pg.Code == uniqueViolation && pg.SchemaName == "onlyonce" && pg.TableName == "http_records"
 }
 
 // retryBackoff returns the waits between two looks at work that is still under way.

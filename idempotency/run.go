@@ -10,8 +10,8 @@ import (
 )
 
 // purgeSQL deletes a batch of expired records. abandonSQL handles requests in lease mode whose
-// clients did not come back (H18). They use the indexes http_records_expired and http_records_open,
-// lock only the rows that they delete, and skip locked rows.
+// clients did not come back (H18). They use the index http_records_expired, lock only the rows that
+// they delete, and skip locked rows.
 const (
 	purgeSQL   = `select onlyonce.http_purge($1)`
 	abandonSQL = `select deleted, aside, abandoned from onlyonce.http_abandon($1)`

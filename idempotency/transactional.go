@@ -90,7 +90,7 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 	if err != nil {
 		return finalOutcome(problemReply(codeRolledBack, err))
 	}
-	run.tx.EngineInto([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), stored, sealed, run.ttl)
+	run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), stored, sealed, run.ttl)
 	return run.commitRecord(handlerReply(Created, rec))
 }
 

@@ -24,7 +24,7 @@ var forgetRequestsSQL = []string{
 // next request takes them over. In: tenant.
 const leaseRequestsSQL = `
 with leased as (
-  insert into onlyonce.leases as l (name, epoch, until) select 'http/' || r.id, 1, clock_timestamp() from onlyonce.http_records r where r.tenant = $1 and r.completed_at is null
+  insert into onlyonce.leases as l (name, epoch, until) select 'http/' || r.id, 1, clock_timestamp() from onlyonce.http_records r where r.tenant = $1 and r.expires_at is null
   on conflict (name) do update set epoch = l.epoch + 1, nonce = null, until = excluded.until returning l.id, l.name)
 update onlyonce.http_records r set lease_id = leased.id from leased where r.tenant = $1 and leased.name = 'http/' || r.id`
 

@@ -8,8 +8,8 @@ import (
 )
 
 // requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope
-// (null: any), how many rows, id (null: any). Open ones by http_records_open, one by its id;
-// completed ones walk http_records_expired backwards.
+// (null: any), how many rows, id (null: any). One by its id; others walk http_records_expired
+// backwards, where the open ones come first.
 const requestsSQL = `
 select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false) then 'running'
                               when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end else r.state end as state,
@@ -18,7 +18,7 @@ select r.id::text as id, case when r.state = 'running' and coalesce(l.until > cl
        array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is not null order by s.first_at) as done,
        (select min(s.first_at) from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) as unknown_since
   from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id
- where ($1 or r.completed_at is null) and ($2::text is null or r.tenant = $2) and ($3::text is null or r.scope = $3)
+ where ($1 or r.expires_at is null) and ($2::text is null or r.tenant = $2) and ($3::text is null or r.scope = $3)
    and ($5::uuid is null or r.id = $5)
  order by r.expires_at desc nulls first, r.created_at desc limit $4`
 

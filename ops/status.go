@@ -29,12 +29,12 @@ select name from onlyonce.leases
  where starts_with(name, 'member/') and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 // openRequestsSQL counts the HTTP requests that wait for an operator. One row. Reads the requests
-// that are not completed, by the index http_records_open.
+// that are not completed, by the index http_records_expired.
 const openRequestsSQL = `
 select count(*) filter (where r.state = 'reconcile') as reconcile,
        count(*) filter (where r.state = 'running' and r.abandoned_at is not null
                           and not coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false)) as abandoned
-  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id where r.completed_at is null`
+  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id where r.expires_at is null`
 
 // OpenRequests counts the HTTP requests that wait for an operator, by their state (see [Request]).
 type OpenRequests struct {

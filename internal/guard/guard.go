@@ -56,6 +56,7 @@ type Tx struct {
 
 	firstUses    map[[16]byte]struct{}
 	beforeCommit []beforeCommitItem // what is written right before the seal
+	sealedBy     *engineSeal        // nil: onlyonce.seal() seals
 }
 
 // Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement
@@ -74,11 +75,28 @@ func (t *Tx) Engine(name, sql string, args ...any) {
 	t.batch.Queue(sql, args...)
 }
 
-// EngineInto queues a statement of the engine's that returns a row. The row is scanned into dest
-// when its answer is read: no later than Commit returns.
-func (t *Tx) EngineInto(dest []any, name, sql string, args ...any) {
-	t.steps = append(t.steps, engineStep{index: t.batch.Len(), name: name, dest: dest})
-	t.batch.Queue(sql, args...)
+// SealBy has a statement of the engine's seal the transaction, in place of onlyonce.seal(). Commit
+// sends it after everything else. It returns a row, which is scanned into dest no later than Commit
+// returns.
+func (t *Tx) SealBy(dest []any, name, sql string, args ...any) {
+	t.sealedBy = &engineSeal{name: name, sql: sql, args: args, dest: dest}
+}
+
+// engineSeal is what [Tx.SealBy] was called with.
+type engineSeal struct {
+	name, sql  string
+	args, dest []any
+}
+
+// queueSeal queues the statement that seals.
+func (t *Tx) queueSeal() {
+	by := t.sealedBy
+	if by == nil {
+		t.Engine(stepSeal, sealSQL)
+		return
+	}
+	t.steps = append(t.steps, engineStep{index: t.batch.Len(), name: by.name, dest: by.dest})
+	t.batch.Queue(by.sql, by.args...)
 }
 
 // queueStatement queues a statement of the handler's, or of a hook's.
@@ -147,7 +165,7 @@ func (t *Tx) Commit(timeout time.Duration) error {
 	if len(t.beforeCommit) > 0 {
 		t.queueBeforeCommit()
 	}
-	t.Engine(stepSeal, sealSQL)
+	t.queueSeal()
 	t.Engine(stepCommit, "commit")
 	r := t.sendQueued(ctx)
 	tag := r.skip(len(r.queries))

@@ -29,13 +29,12 @@ comment on column onlyonce.http_records.state        is 'running: a handler in l
 comment on column onlyonce.http_records.lease_id     is 'While running: its lease. Null in transactional mode, in which a record is visible only once it is completed.';
 comment on column onlyonce.http_records.response     is 'Status, headers and body as they are answered again; null while running.';
 comment on column onlyonce.http_records.keep         is 'How long it is kept from its completion.';
-comment on column onlyonce.http_records.expires_at   is 'The time from which it counts as absent, by the database clock. Null: not completed.';
+comment on column onlyonce.http_records.expires_at   is 'The time from which it counts as absent, by the database clock. Null: not completed, as completed_at.';
 comment on column onlyonce.http_records.abandoned_at is 'The time since which operators see that no client came back for it: its steps had their effect, and it was never completed. The next request goes on with it.';
 
--- Finds the records that may be purged.
+-- Finds the records that may be purged, and the requests that are not completed, which are few. (A
+-- partial index of the latter would have its condition compiled by each INSERT.)
 create index http_records_expired on onlyonce.http_records (expires_at);
--- Finds the requests that are not completed, which are few.
-create index http_records_open on onlyonce.http_records (created_at) where completed_at is null;
 
 create table onlyonce.http_steps (
   record_id uuid        not null references onlyonce.http_records (id) on delete cascade,
@@ -51,13 +50,25 @@ comment on column onlyonce.http_steps.sealed is 'Of a step without a result: whe
 comment on column onlyonce.http_steps.first_at is 'A time before the first call under the step''s key: how long the provider remembers the key is counted from here.';
 
 -- In transactional mode a record is inserted as completed; in lease mode an UPDATE completes it.
--- Neither may commit without the engine's seal.
+-- Neither may commit without the engine's seal. The function looks at the state, because each
+-- INSERT would compile a WHEN clause, which costs more than the call.
+create function onlyonce.http_require_seal() returns trigger
+language plpgsql as $$
+begin
+  if new.state = 'completed' and current_setting('onlyonce.sealed', true) is distinct from pg_current_xact_id()::text then
+    raise exception using errcode = 'OO002', message = 'onlyonce: not sealed: COMMIT before the engine was done',
+      hint = 'A handler must not COMMIT. If it ran SET CONSTRAINTS ALL IMMEDIATE, it must name its constraints instead.';
+  end if;
+  return null;
+end $$;
+comment on function onlyonce.http_require_seal() is 'Deferred trigger: refuses a COMMIT of a completed record that was not sealed.';
+
 create constraint trigger sealed after insert or update of state on onlyonce.http_records
   deferrable initially deferred
-  for each row when (new.state = 'completed') execute function onlyonce.require_seal();
+  for each row execute function onlyonce.http_require_seal();
 
 -- http_open is the first statement of a handler's transaction. It sets the transaction's bounds,
--- assigns its id, and allows onlyonce.seal() in it.
+-- assigns its id, and allows the seal in it.
 create function onlyonce.http_open(lock_timeout text, statement_timeout text, idle_timeout text) returns void
 language plpgsql as $$
 declare
@@ -71,7 +82,8 @@ end $$;
 comment on function onlyonce.http_open(text, text, text) is 'Opens a handler''s transaction. It then needs onlyonce.seal() before COMMIT.';
 
 -- http_begin claims a key in transactional mode. It returns 1 if the caller has it, 0 if another
--- request is running under it, and 2 if a completed record exists.
+-- request is running under it, and 2 if there is a record. An expired record counts as absent: it
+-- is deleted in this transaction, with its steps and its lease.
 --
 -- The lock is held until the transaction has ended, and released after its record is visible. So
 -- the record is looked for in a statement after the one that took the lock. The function does not
@@ -80,49 +92,63 @@ comment on function onlyonce.http_open(text, text, text) is 'Opens a handler''s 
 -- and comes back.
 --
 -- Above READ COMMITTED the record may be invisible here; then onlyonce.http_complete finds it.
+--
+-- It repeats what http_open does, because a call of a function within a function is a query.
 create function onlyonce.http_begin(id uuid, lock_timeout text, statement_timeout text, idle_timeout text) returns integer
 language plpgsql as $$
+declare
+  ignored text;
+  ended   boolean;
+  lease   bigint;
 begin
-  perform onlyonce.http_open(http_begin.lock_timeout, http_begin.statement_timeout, http_begin.idle_timeout);
+  ignored := set_config('lock_timeout', http_begin.lock_timeout, true)
+          || set_config('statement_timeout', http_begin.statement_timeout, true)
+          || set_config('idle_in_transaction_session_timeout', http_begin.idle_timeout, true)
+          || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
   if not pg_try_advisory_xact_lock(1869507706, ('x' || right(http_begin.id::text, 8))::bit(32)::integer) then
     return 0;
   end if;
-  perform 1 from onlyonce.http_records r
-    where r.id = http_begin.id and (r.expires_at is null or r.expires_at > clock_timestamp());
-  return case when found then 2 else 1 end;
+  select r.expires_at <= clock_timestamp() into ended from onlyonce.http_records r where r.id = http_begin.id;
+  if not found then
+    return 1;
+  end if;
+  if ended is not true then
+    return 2;
+  end if;
+  delete from onlyonce.http_records r where r.id = http_begin.id and r.expires_at <= clock_timestamp() returning r.lease_id into lease;
+  delete from onlyonce.leases l where l.id = lease;
+  return 1;
 end $$;
-comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 another request is running, 2 a completed record exists.';
+comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 another request is running, 2 there is a record.';
 
--- http_complete writes the record in the transaction of the effects, as the last statement before
--- the seal. It raises OO010 if there is a record, because it shares a round trip with COMMIT. An
--- expired record counts as absent, and is replaced together with its steps and its lease. It
--- returns the time until which the record is kept.
+-- http_complete writes the record in the transaction of the effects, and seals the transaction. It
+-- is the last statement before COMMIT, with which it shares a round trip, so it fails if there is a
+-- record by now: the primary key refuses a second one. It returns the time until which the record is
+-- kept.
+--
+-- It does what onlyonce.seal() does, in the same statement. It leaves deferred constraints to
+-- COMMIT, which runs them in the same way.
 create function onlyonce.http_complete(
   id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval
 ) returns timestamptz
 language plpgsql as $$
 declare
-  expired record;
-  until   timestamptz := clock_timestamp() + http_complete.keep;
+  xact  text        := pg_current_xact_id()::text;
+  at    timestamptz := clock_timestamp();
+  until timestamptz := at + http_complete.keep;
 begin
-  insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, completed_at, expires_at)
-    values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
-            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), until)
-    on conflict do nothing;
-  if found then
-    return until;
+  if current_setting('onlyonce.fenced', true) is distinct from xact then
+    raise exception using errcode = 'OO002',
+      message = 'onlyonce: not sealed: the fence was not taken in this transaction',
+      hint = 'Something ended the transaction that the fence opened: no COMMIT, ROLLBACK or BEGIN between the two.';
   end if;
-  delete from onlyonce.http_records r where r.id = http_complete.id and r.expires_at <= clock_timestamp() returning r.lease_id into expired;
-  if not found then
-    raise exception using errcode = 'OO010', message = 'onlyonce: the request was answered by somebody else meanwhile';
-  end if;
-  delete from onlyonce.leases l where l.id = expired.lease_id;
-  insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, completed_at, expires_at)
+  xact := set_config('onlyonce.sealed', xact, true);
+  insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, created_at, completed_at, expires_at)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
-            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), until);
+            http_complete.response, http_complete.sealed, http_complete.keep, at, at, until);
   return until;
 end $$;
-comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Stores the answer in the transaction of its effects, or raises OO010.';
+comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Stores the answer in the transaction of its effects; fails on the primary key if there is one. Seals the transaction: only COMMIT follows.';
 
 -- http_claim claims a key in lease mode, in a transaction of its own. An expired record counts as
 -- absent. It waits for another request's uncommitted claim, which takes as long as one statement
@@ -175,8 +201,8 @@ begin
 end $$;
 comment on function onlyonce.http_step_done(bigint, bigint, uuid, uuid, text, bytea, boolean) is 'Stores a step''s result.';
 
--- http_finish completes a record in lease mode, as the last statement before the seal. It locks the
--- lease this late, because a renewal would wait for the lock, and with it the renewals of all
+-- http_finish completes a record in lease mode, and seals the transaction, as the last statement
+-- before COMMIT. It locks the lease this late, because a renewal would wait for the lock, and with it the renewals of all
 -- leases of the process. A process that wants to take over waits for this transaction, and then
 -- finds no lease. It returns the time until which the record is kept.
 create function onlyonce.http_finish(id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean) returns timestamptz
@@ -194,9 +220,10 @@ begin
     raise exception using errcode = 'OO001', message = 'onlyonce: fence lost: the request is somebody else''s';
   end if;
   delete from onlyonce.leases l where l.id = http_finish.lease;
+  perform onlyonce.seal();
   return until;
 end $$;
-comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean) is 'Stores the answer of a request in lease mode, and deletes its lease.';
+comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean) is 'Stores the answer of a request in lease mode, deletes its lease, and seals the transaction.';
 
 -- http_reconcile sets a request aside because the outcome of one of its steps is unknown. It is a
 -- transaction of its own.
@@ -265,7 +292,7 @@ begin
   abandoned := 0;
   for r in
     select h.id, l.id as lease from onlyonce.http_records h join onlyonce.leases l on l.id = h.lease_id
-     where h.completed_at is null and h.state = 'running' and l.until + h.keep <= clock_timestamp()
+     where h.expires_at is null and h.state = 'running' and l.until + h.keep <= clock_timestamp()
        and (h.abandoned_at is null or exists (select from onlyonce.http_steps s where s.record_id = h.id and s.done_at is null))
      order by h.created_at limit most for update of l skip locked
   loop

@@ -61,7 +61,7 @@ begin
   if leave_home.ready then
     update onlyonce.leases l set epoch = l.epoch + 1, nonce = null, until = clock_timestamp()
       from onlyonce.http_records r
-     where r.tenant = leave_home.place and r.completed_at is null and l.id = r.lease_id;
+     where r.tenant = leave_home.place and r.expires_at is null and l.id = r.lease_id;
   end if;
   return result;
 end $$;
