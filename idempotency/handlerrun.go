@@ -23,7 +23,7 @@ type handlerRun struct {
 	// asking is held while a goroutine of the handler asks for the transaction or begins a step.
 	// After the handler's return, none gets either.
 	asking   sync.Mutex
-	steps    map[string]struct{} // names of the steps that are running or done
+	steps    map[string]struct{} // names of the steps that are running or done; nil before the first one
 	returned atomic.Bool
 
 	// What the handler has called, while asking was held.
@@ -46,7 +46,7 @@ type handlerRun struct {
 
 // newRun returns a run of the handler that has not begun.
 func (req *servedRequest) newRun() *handlerRun {
-	return &handlerRun{servedRequest: req, steps: make(map[string]struct{}), openSteps: make(map[string]struct{})}
+	return &handlerRun{servedRequest: req}
 }
 
 // runKey is the context key of a [handlerRun]. The run and not the request is in the context, so

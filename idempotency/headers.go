@@ -63,13 +63,16 @@ func headersToStore(set, added, final http.Header, extra []string) (keepSet, kee
 // connectionNames returns the headers that are for one connection because its Connection header
 // names them (RFC 9110 section 7.6.1).
 func connectionNames(h http.Header) map[string]bool {
-	named := map[string]bool{}
+	var named map[string]bool
 	for name, values := range h {
 		if http.CanonicalHeaderKey(name) != "Connection" {
 			continue
 		}
 		for _, value := range values {
 			for option := range strings.SplitSeq(value, ",") {
+				if named == nil {
+					named = map[string]bool{}
+				}
 				named[http.CanonicalHeaderKey(strings.Trim(option, " \t"))] = true
 			}
 		}
@@ -80,8 +83,8 @@ func connectionNames(h http.Header) map[string]bool {
 // storedSubset returns the headers that may be stored, by canonical name, with their values in
 // order.
 func storedSubset(h http.Header, named map[string]bool, extra []string) http.Header {
-	keep := http.Header{}
-	for _, name := range slices.Sorted(maps.Keys(h)) { // sorted, so that a name that occurs in two cases gets its values in the same order each time
+	keep := make(http.Header, len(h))
+	for _, name := range sortedNames(h) { // sorted, so that a name that occurs in two cases gets its values in the same order each time
 		canonical := http.CanonicalHeaderKey(name)
 		if neverStoredReason(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
 			continue

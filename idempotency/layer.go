@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/shard"
@@ -17,15 +18,17 @@ import (
 // handlers with [Layer.Handle], and run [Layer.Run] to purge expired records. It is safe for
 // concurrent use.
 type Layer struct {
-	pool         *pgxpool.Pool
-	cfg          Config
-	fingerprints *fingerprinter
-	cache        *responseCache // nil if there is no Config.Cache
-	cachePuts    chan struct{}  // a place for each record that is being put into it
-	flights      flights
-	recentKeys   recentKeys
-	leases       leaseKeeper
-	begun        ready.Run
+	pool          *pgxpool.Pool
+	cfg           Config
+	timeoutArgs   []any  // what bounds a handler's transaction, as the server reads it
+	derivedHeader string // the answer header of a derived key
+	fingerprints  *fingerprinter
+	cache         *responseCache // nil if there is no Config.Cache
+	cachePuts     chan struct{}  // a place for each record that is being put into it
+	flights       flights
+	recentKeys    recentKeys
+	leases        leaseKeeper
+	begun         ready.Run
 
 	set    *shard.Set        // nil if there is one database
 	shards map[string]*Layer // of a layer of several databases: one for each; it has no pool itself
@@ -44,7 +47,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	l := &Layer{pool: pool, cfg: cfg}
+	l := &Layer{pool: pool, cfg: cfg, derivedHeader: cfg.Header + "-Derived"}
+	l.timeoutArgs = []any{guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle)}
 	if l.fingerprints, err = newFingerprinter(cfg.FingerprintKey, cfg.FingerprintKeys); err != nil {
 		return nil, err
 	}

@@ -201,7 +201,10 @@ func (run *handlerRun) commitUnanswered(err error) bool {
 
 func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed bool) error {
 	if run.tx == nil {
-		if err := run.beginTx(run.ctx, ""); err != nil {
+		ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
+		err := run.beginTx(ctx, "")
+		cancel()
+		if err != nil {
 			return err
 		}
 		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)

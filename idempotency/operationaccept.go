@@ -54,7 +54,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err != nil {
 		return err
 	}
-	input, sealed, err := o.layer.seal(codec.SealPlace(id, sealedInput, ""), req.Input)
+	input, sealed, err := o.layer.seal(sealPlace{id, sealedInput, ""}, req.Input)
 	if err != nil {
 		return err
 	}

@@ -12,8 +12,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // States of an operation. It is suspended if its worker has parked it.
@@ -149,7 +147,7 @@ func (o *Operations) findState(ctx context.Context, id uuid.UUID, scope Scope) (
 		s.Error = &operationError{Code: *code, Text: text}
 	}
 	if result != nil {
-		if s.Result, err = o.layer.unseal(codec.SealPlace(id, sealedResult, ""), result, sealed); err != nil {
+		if s.Result, err = o.layer.unseal(sealPlace{id, sealedResult, ""}, result, sealed); err != nil {
 			return nil, fmt.Errorf("%w: %w", errUnreadable, err)
 		}
 	}

@@ -47,7 +47,7 @@ func (o *Operations) applyEvent(ctx context.Context, tx consumer.Tx, m *consumer
 		return fmt.Errorf("idempotency: this process has no Work for the operation %q: pass it to NewOperations", op.Name)
 	}
 	sealed, _ := m.Header(headerSealed)
-	if op.Input, err = o.layer.unseal(codec.SealPlace(op.id, sealedInput, ""), m.Value, string(sealed) == sealedMark[true]); err != nil {
+	if op.Input, err = o.layer.unseal(sealPlace{op.id, sealedInput, ""}, m.Value, string(sealed) == sealedMark[true]); err != nil {
 		if errors.Is(err, errNoSealer) { // another process may have a Sealer
 			return err
 		}
@@ -107,7 +107,7 @@ const (
 func (o *Operations) writeEnd(tx consumer.Tx, op *Operation, state string, result []byte, f *operationFailure) (err error) {
 	sealed := false
 	if result != nil {
-		if result, sealed, err = o.layer.seal(codec.SealPlace(op.id, sealedResult, ""), result); err != nil {
+		if result, sealed, err = o.layer.seal(sealPlace{op.id, sealedResult, ""}, result); err != nil {
 			return err
 		}
 	}

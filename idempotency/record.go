@@ -91,7 +91,7 @@ type storedRecord struct {
 	readFrom databaseHistory // where it was read; only set if there is a cache
 }
 
-// recordRow is the target of the queries. All columns are null if there is no record.
+// recordRow is the target of findRecordAndHistorySQL. All columns are null if there is no record.
 type recordRow struct {
 	state  *string
 	token  pgtype.UUID
@@ -121,15 +121,18 @@ func (l *Layer) findRecord(ctx context.Context, id [16]byte) (*storedRecord, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
-	var row recordRow
-	err := l.pool.QueryRow(ctx, findRecordSQL, codec.UUID(id)).Scan(row.targets()...)
+	// Not by recordRow: a column that may be null is scanned at twice the cost.
+	r := &storedRecord{}
+	var token pgtype.UUID
+	err := l.pool.QueryRow(ctx, findRecordSQL, codec.UUID(id)).Scan(&r.state, &r.fingerprint, &token, &r.response, &r.sealed, &r.erased, &r.expires, &r.lease)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
 	}
-	return l.addLease(ctx, row.record())
+	r.token = token.Bytes
+	return l.addLease(ctx, r)
 }
 
 // addLease adds the lease of a running record. If the lease is gone, the record has been completed

@@ -39,7 +39,11 @@ type recorder struct {
 	code            int         // 0: not written yet
 	buf             []byte
 	tooLong         bool
+	compared        *comparedHeaders // nil until headerChanges was called
 }
+
+// comparedHeaders is the result of headerChanges. The answer and its record both need it.
+type comparedHeaders struct{ set, added, final http.Header }
 
 func newRecorder(limit int) *recorder { return newRecorderOver(limit, http.Header{}) }
 
@@ -68,8 +72,8 @@ func (r *recorder) WriteHeader(status int) {
 
 // sendableHeaders copies the headers that can be sent.
 func sendableHeaders(live http.Header) http.Header {
-	h := http.Header{}
-	for _, name := range slices.Sorted(maps.Keys(live)) {
+	h := make(http.Header, len(live))
+	for _, name := range sortedNames(live) {
 		canonical := http.CanonicalHeaderKey(name)
 		switch canonical {
 		case "Content-Length", "Transfer-Encoding", "Trailer":
@@ -79,13 +83,25 @@ func sendableHeaders(live http.Header) http.Header {
 			continue
 		}
 		values := slices.DeleteFunc(slices.Clone(live[name]), func(v string) bool { return !protocol.ValidHeader(name, v) })
-		if len(values) > 0 {
+		if len(values) > 0 && h[canonical] == nil {
+			h[canonical] = values
+		} else if len(values) > 0 {
 			h[canonical] = append(h[canonical], values...)
 		} else if _, has := h[canonical]; !has && len(live[name]) == 0 {
 			h[canonical] = nil // asks net/http to send no default value either
 		}
 	}
 	return h
+}
+
+// sortedNames returns the names of headers in order.
+func sortedNames(h http.Header) []string {
+	names := make([]string, 0, len(h))
+	for name := range h {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Write appends to the body.
@@ -128,8 +144,9 @@ func (r *recorder) header() http.Header {
 	h := r.headersAtStatus
 	if r.code == 0 {
 		h = sendableHeaders(r.headers)
+	} else {
+		h = maps.Clone(h)
 	}
-	h = h.Clone()
 	_, has := h["Content-Type"]
 	if !has && h.Get("Content-Encoding") == "" && len(r.buf) > 0 {
 		h.Set("Content-Type", http.DetectContentType(r.buf))
@@ -142,10 +159,14 @@ func (r *recorder) header() http.Header {
 // that are appended to theirs. All other headers are unchanged.
 //
 // Content-Type is always in set, because it describes the body's bytes. If only the handler has set
-// Vary, it is in added, because the middleware may set one on the next answer.
-func (r *recorder) headerChanges() (set, added http.Header) {
-	set, added = http.Header{}, http.Header{}
+// Vary, it is in added, because the middleware may set one on the next answer. final holds all of
+// them. The handler must have returned.
+func (r *recorder) headerChanges() *comparedHeaders {
+	if r.compared != nil {
+		return r.compared
+	}
 	final := r.header()
+	set, added := make(http.Header, len(final)), http.Header{}
 	for name, values := range final {
 		before, had := r.before[name]
 		switch more := len(values) - len(before); {
@@ -162,7 +183,8 @@ func (r *recorder) headerChanges() (set, added http.Header) {
 			set[name] = nil
 		}
 	}
-	return set, added
+	r.compared = &comparedHeaders{set, added, final}
+	return r.compared
 }
 
 // body is the answer's.

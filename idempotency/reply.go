@@ -28,8 +28,8 @@ type reply struct {
 
 // handlerReply makes the reply for the first client, with all of the handler's headers.
 func handlerReply(m Mark, rec *recorder) reply {
-	set, added := rec.headerChanges()
-	return reply{mark: m, status: rec.status(), set: set, added: added, body: rec.body()}
+	h := rec.headerChanges()
+	return reply{mark: m, status: rec.status(), set: h.set, added: h.added, body: rec.body()}
 }
 
 // problemReply makes a reply with a problem.
@@ -65,7 +65,7 @@ func (req *servedRequest) writeReply(rep reply) int {
 	}
 	// A handler that forwards a provider's answer may forward the provider's headers of these names
 	// too. They must describe this layer only.
-	for _, own := range []string{cfg.StatusHeader, cfg.ReplayedHeader, cfg.ExpiresHeader, cfg.Header, cfg.Header + "-Derived"} {
+	for _, own := range []string{cfg.StatusHeader, cfg.ReplayedHeader, cfg.ExpiresHeader, cfg.Header, req.layer.derivedHeader} {
 		h.Del(own)
 	}
 	h.Set(cfg.StatusHeader, string(rep.mark))
@@ -78,7 +78,7 @@ func (req *servedRequest) writeReply(rep reply) int {
 		}
 	}
 	if req.keyDerived {
-		h.Set(cfg.Header+"-Derived", "true")
+		h.Set(req.layer.derivedHeader, "true")
 	}
 	if rep.expires != nil {
 		h.Set(cfg.ExpiresHeader, rep.expires.UTC().Format(http.TimeFormat))
@@ -116,9 +116,9 @@ func (req *servedRequest) problemInstance() string {
 // storedResponse returns what is stored of a handler's answer.
 func (run *handlerRun) storedResponse(rec *recorder) *storedResponse {
 	e := run.handler
-	set, added := rec.headerChanges()
+	h := rec.headerChanges()
 	r := &storedResponse{Status: rec.status(), Body: rec.body(), Operation: run.operation}
-	r.Header, r.Added = headersToStore(set, added, rec.header(), e.route.KeepHeaders)
+	r.Header, r.Added = headersToStore(h.set, h.added, h.final, e.route.KeepHeaders)
 	if run.reference != "" {
 		r.Body, r.Reference = nil, run.reference
 		return r
@@ -131,7 +131,7 @@ func (run *handlerRun) storedResponse(rec *recorder) *storedResponse {
 
 // encodeResponse returns the answer as it is stored: encoded, and sealed if there is a Sealer.
 func (req *servedRequest) encodeResponse(run *handlerRun, rec *recorder) (stored []byte, sealed bool, err error) {
-	return req.layer.seal(codec.SealPlace(req.id, sealedAnswer, ""), run.storedResponse(rec).encode())
+	return req.layer.seal(sealPlace{req.id, sealedAnswer, ""}, run.storedResponse(rec).encode())
 }
 
 // replyFromRecord answers a request from the record under its key.
@@ -156,7 +156,7 @@ func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
 	if r.erased {
 		return notReplayableReply(nil)
 	}
-	stored, err := req.layer.unseal(codec.SealPlace(req.id, sealedAnswer, ""), r.response, r.sealed)
+	stored, err := req.layer.unseal(sealPlace{req.id, sealedAnswer, ""}, r.response, r.sealed)
 	if err != nil {
 		return problemReply(codeRecordUnreadable, err)
 	}

@@ -2,6 +2,8 @@ package idempotency
 
 import (
 	"errors"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // The kinds of sealed values (H24), see codec.SealPlace: the answer of a record and the results of
@@ -14,13 +16,22 @@ const (
 	sealedEntry  = "entry"
 )
 
+// sealPlace is where a value is stored, see codec.SealPlace: a record or an operation, the kind of
+// the value, and the name of the step.
+type sealPlace struct {
+	id         [16]byte
+	kind, name string
+}
+
+func (p sealPlace) hash() [16]byte { return codec.SealPlace(p.id, p.kind, p.name) }
+
 // seal seals a value for a place, and reports whether it did: without a Sealer the value is stored
 // as it is (H16).
-func (l *Layer) seal(place [16]byte, value []byte) (stored []byte, sealed bool, err error) {
+func (l *Layer) seal(place sealPlace, value []byte) (stored []byte, sealed bool, err error) {
 	if l.cfg.Sealer == nil {
 		return value, false, nil
 	}
-	stored, err = l.cfg.Sealer.Seal(place, value)
+	stored, err = l.cfg.Sealer.Seal(place.hash(), value)
 	return stored, true, err
 }
 
@@ -33,7 +44,7 @@ var (
 )
 
 // unseal returns the value that was stored in a place.
-func (l *Layer) unseal(place [16]byte, stored []byte, sealed bool) ([]byte, error) {
+func (l *Layer) unseal(place sealPlace, stored []byte, sealed bool) ([]byte, error) {
 	switch {
 	case !sealed && l.cfg.RequireSealed:
 		return nil, errUnsealed
@@ -42,5 +53,5 @@ func (l *Layer) unseal(place [16]byte, stored []byte, sealed bool) ([]byte, erro
 	case l.cfg.Sealer == nil:
 		return nil, errNoSealer
 	}
-	return l.cfg.Sealer.Open(place, stored)
+	return l.cfg.Sealer.Open(place.hash(), stored)
 }

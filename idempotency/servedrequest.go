@@ -61,7 +61,8 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 		return problemReply(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
 	}
 	req.scope = scope
-	if req.layer, err = handler.layer.ofTenant(context.WithoutCancel(r.Context()), scope.Tenant); err != nil {
+	req.ctx = context.WithoutCancel(r.Context()) // H11: the request goes on if the client disconnects
+	if req.layer, err = handler.layer.ofTenant(req.ctx, scope.Tenant); err != nil {
 		req.layer = handler.layer
 		return problemReply(codeStoreUnavailable, err)
 	}
@@ -84,13 +85,12 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 		}
 		req.key, req.keyDerived, req.ttl = "derived:"+hex.EncodeToString(sum), true, handler.route.DerivedTTL
 	}
-	req.ctx = context.WithoutCancel(r.Context()) // H11: the request goes on if the client disconnects
 	req.work = req.ctx
 	_, _ = rand.Read(req.token[:]) // never fails
 	if req.key == "" {
 		return req.serveUnkeyed()
 	}
-	req.setRecordID(codec.JoinTrace(r.Header.Get("traceparent"), r.Header.Get("tracestate")))
+	req.setRecordID(codec.JoinTrace(r.Header.Get("Traceparent"), r.Header.Get("Tracestate")))
 	if req.fingerprint, err = handler.layer.fingerprints.sum(&req.subject); err != nil {
 		req.detail = err.Error()
 		return problemReply(codeBodyInvalid, nil)

@@ -81,8 +81,7 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 func (run *handlerRun) takeStepName(ctx context.Context, name string) (release func(), err error) {
 	run.asking.Lock()
 	defer run.asking.Unlock()
-	names := run.steps
-	_, taken := names[name]
+	_, taken := run.steps[name]
 	switch {
 	case run.returned.Load():
 		return nil, fmt.Errorf("%w: step %q was called after the handler's return", ErrStep, name)
@@ -91,11 +90,14 @@ func (run *handlerRun) takeStepName(ctx context.Context, name string) (release f
 	case taken:
 		return nil, fmt.Errorf("%w: step %q is used for the second time in one run of the handler, and its call would not be made: give each call its own name", ErrStep, name)
 	}
-	names[name] = struct{}{}
+	if run.steps == nil {
+		run.steps, run.openSteps = make(map[string]struct{}), make(map[string]struct{})
+	}
+	run.steps[name] = struct{}{}
 	return func() {
 		run.asking.Lock()
 		defer run.asking.Unlock()
-		delete(names, name)
+		delete(run.steps, name)
 	}, nil
 }
 
@@ -216,7 +218,7 @@ func (run *handlerRun) beginStep(ctx context.Context, name string) (done bool, r
 		return false, nil, fmt.Errorf("%w: step %q", ErrOutcomeUnknown, name)
 	}
 	if done {
-		result, err = run.layer.unseal(codec.SealPlace(run.id, sealedStep, name), result, sealed)
+		result, err = run.layer.unseal(sealPlace{run.id, sealedStep, name}, result, sealed)
 	}
 	return done, result, err
 }
@@ -224,7 +226,7 @@ func (run *handlerRun) beginStep(ctx context.Context, name string) (done bool, r
 // endStep stores the result. It goes on even if the handler's context has ended: a result that is
 // not stored makes the next run repeat the call.
 func (run *handlerRun) endStep(name string, result []byte) error {
-	result, sealed, err := run.layer.seal(codec.SealPlace(run.id, sealedStep, name), result)
+	result, sealed, err := run.layer.seal(sealPlace{run.id, sealedStep, name}, result)
 	if err != nil {
 		return err
 	}

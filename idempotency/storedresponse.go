@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 
@@ -59,7 +58,7 @@ func (r *storedResponse) encode() []byte {
 	number := func(n int) { out = binary.BigEndian.AppendUint32(out, uint32(n)) }
 	text := func(s string) { number(len(s)); out = append(out, s...) }
 	for _, h := range []http.Header{r.Header, r.Added} {
-		names := slices.DeleteFunc(slices.Sorted(maps.Keys(h)), func(name string) bool { return len(h[name]) == 0 })
+		names := slices.DeleteFunc(sortedNames(h), func(name string) bool { return len(h[name]) == 0 })
 		number(len(names))
 		for _, name := range names {
 			text(name)

@@ -50,7 +50,9 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 	if err := run.held.lossError(); err != nil {
 		return err
 	}
-	if err := run.beginTx(ctx, run.handler.route.Isolation); err != nil {
+	bounded, cancel := context.WithTimeout(ctx, run.layer.cfg.AcquireTimeout)
+	defer cancel()
+	if err := run.beginTx(bounded, run.handler.route.Isolation); err != nil {
 		return err
 	}
 	run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
@@ -68,11 +70,10 @@ const (
 	stepRecord    = "record"
 )
 
-// beginTx takes a connection from the pool and opens a transaction on it.
+// beginTx takes a connection from the pool and opens a transaction on it. The caller has bounded
+// ctx by Config.AcquireTimeout.
 func (run *handlerRun) beginTx(ctx context.Context, level pgx.TxIsoLevel) error {
-	bounded, cancel := context.WithTimeout(ctx, run.layer.cfg.AcquireTimeout)
-	defer cancel()
-	conn, err := run.layer.pool.Acquire(bounded)
+	conn, err := run.layer.pool.Acquire(ctx)
 	if err != nil {
 		return fmt.Errorf("idempotency: connecting: %w", err)
 	}
@@ -92,10 +93,7 @@ func (run *handlerRun) reportLateStatement(err error) {
 }
 
 // timeoutArgs returns the arguments of http_begin and http_open that bound the transaction.
-func (req *servedRequest) timeoutArgs() []any {
-	c := &req.layer.cfg
-	return []any{guard.Millis(c.Timeouts.Lock), guard.Millis(c.Timeouts.Statement), guard.Millis(c.Timeouts.Idle)}
-}
+func (req *servedRequest) timeoutArgs() []any { return req.layer.timeoutArgs }
 
 // endTx rolls back the transaction, if it is still open, and gives the connection back.
 func (run *handlerRun) endTx() {

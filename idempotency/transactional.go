@@ -97,14 +97,16 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 // openTx begins a transaction and takes the key in it, if there is one. If the key is not free, or
 // the store cannot be reached, ready is false.
 func (run *handlerRun) openTx(level pgx.TxIsoLevel, claimed bool) (out runOutcome, ready bool) {
-	if err := run.beginTx(run.ctx, level); err != nil {
+	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
+	defer cancel()
+	if err := run.beginTx(ctx, level); err != nil {
 		return finalOutcome(problemReply(codeStoreUnavailable, err)), false
 	}
 	if !claimed {
 		run.openUnkeyed()
 		return out, true
 	}
-	n, err := run.claimKey()
+	n, err := run.claimKey(ctx)
 	if err != nil {
 		run.layer.forgetHome(run.scope.Tenant, err)
 		return finalOutcome(problemReply(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err))), false
@@ -150,13 +152,12 @@ const (
 )
 
 // claimKey takes the key's lock, and then looks for a record.
-func (run *handlerRun) claimKey() (n int, err error) {
-	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
-	defer cancel()
-	sql, args := beginSQL, append([]any{codec.UUID(run.id)}, run.timeoutArgs()...)
+func (run *handlerRun) claimKey(ctx context.Context) (n int, err error) {
+	sql, args := beginSQL, make([]any, 0, 5)
 	if run.layer.set != nil {
-		sql, args = beginAtSQL, append([]any{run.scope.Tenant}, args...)
+		sql, args = beginAtSQL, append(args, run.scope.Tenant)
 	}
+	args = append(append(args, codec.UUID(run.id)), run.timeoutArgs()...)
 	err = run.tx.EngineRow(ctx, stepClaim, sql, args...).Scan(&n)
 	return n, err
 }
@@ -240,8 +241,10 @@ func (run *handlerRun) resolveCommit(rep reply, cause error) runOutcome {
 // claimKeyAlone claims the key in a transaction of its own.
 func (run *handlerRun) claimKeyAlone() (int, error) {
 	defer run.endTx()
-	if err := run.beginTx(run.ctx, pgx.ReadCommitted); err != nil { // a snapshot from before the lock would not show the record
+	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
+	defer cancel()
+	if err := run.beginTx(ctx, pgx.ReadCommitted); err != nil { // a snapshot from before the lock would not show the record
 		return 0, err
 	}
-	return run.claimKey()
+	return run.claimKey(ctx)
 }

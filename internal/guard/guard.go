@@ -62,7 +62,7 @@ type Tx struct {
 // Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement
 // that is sent.
 func Begin(conn *pgx.Conn) *Tx {
-	t := &Tx{conn: conn, batch: &pgx.Batch{}, steps: make([]engineStep, 0, 8)}
+	t := &Tx{conn: conn, batch: &pgx.Batch{}, steps: make([]engineStep, 0, 4), turnStarts: make([]int, 0, 4)}
 	t.gate.idle.L = &t.gate.mu
 	t.Lend(nil)
 	t.Engine(stepBegin, "begin")
@@ -188,7 +188,7 @@ func (t *Tx) Rollback(timeout time.Duration) {
 	t.TakeBack()
 	_ = t.endCalls() // nothing is to be committed
 	pc := t.conn.PgConn()
-	if pc.IsClosed() {
+	if pc.IsClosed() || pc.TxStatus() == 'I' && !t.sticky {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)

@@ -55,6 +55,7 @@ func FormatString(key string) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
+	b.Grow(len(key) + 2)
 	b.WriteByte('"')
 	for i := range len(key) {
 		if key[i] == '"' || key[i] == '\\' {
