@@ -231,8 +231,8 @@ func TestModeOfARouteChanges(t *testing.T) {
 			t.Errorf("mode %d first: %v, %v", i, a, b)
 		}
 	}
-	if r.effects() != 2 {
-		t.Errorf("%d effects", r.effects())
+	if a, b := modes[0].runs.Load(), modes[1].runs.Load(); r.effects() != 2 || a != 1 || b != 1 {
+		t.Errorf("%d effects, %d and %d runs", r.effects(), a, b)
 	}
 	// In flight in one mode: whichever of the two comes through, only one does.
 	for i, first := range modes {
