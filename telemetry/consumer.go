@@ -94,8 +94,9 @@ func (r *consumerRecorder) of(topic string) *topicSets {
 	s := &topicSets{topic: with(ours), handled: with(ours, attribute.String("outcome", "handled")), duplicate: with(ours, attribute.String("outcome", "duplicate")),
 		parked: with(ours, attribute.String("outcome", "parked")), processed: with(theirs), failed: with(theirs, attribute.String(errorType, "_OTHER"))}
 	if r.perMessage {
-		// The conventions ask for the topic. The scope, which is the same in all spans of a consumer,
-		// is an attribute of the instrumentation's scope: in each span it would cost as much again.
+		// The conventions ask for the topic. The scope, which is the same in all spans of a
+		// consumer, is an attribute of the instrumentation's scope: in each span it would cost as
+		// much again.
 		s.span = []attribute.KeyValue{attribute.String(messagingName, topic)}
 		s.tracer = r.tracers.Tracer(instrumentation, trace.WithInstrumentationAttributes(attribute.String(attrScope, r.scope)))
 	}

@@ -129,8 +129,8 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 			}
 			return all
 		}
-		// The server's estimates, of keys for example, may change between the two, and the console keeps
-		// what it has read for a while.
+		// The server's estimates, of keys for example, may change between the two, and the console
+		// keeps what it has read for a while.
 		var all []string
 		for deadline := time.Now().Add(pgtest.Patience(20 * time.Second)); ; time.Sleep(100 * time.Millisecond) {
 			if all = differences(); len(all) == 0 || time.Now().After(deadline) {
