@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/wire"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -108,13 +111,65 @@ func TestH17CommitThatIsStillUnderWay(t *testing.T) {
 	}
 }
 
+// A COMMIT that was carried out and not answered is not taken for one that was not, although its
+// record has expired by the time that the layer looks for it.
+func TestH17CommitWithoutAnAnswerOutlivesTheRecord(t *testing.T) {
+	t.Parallel()
+	w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
+		if n == 1 {
+			return wire.Mute
+		}
+		return pgtest.Pass
+	}}
+	cfg := testConfig()
+	cfg.Timeouts.Commit = 1500 * time.Millisecond
+	r := wiredRig(t, cfg, w, nil)
+	r.handle(idempotency.Route{Pattern: "/charges", TTL: time.Second, KeyWindow: idempotency.NoCalls}, effect)
+	if g := r.post("/charges", "k", "x"); g.code() != "commit-unknown" || r.effects() != 1 || w.Cuts.Load() != 1 {
+		t.Errorf("%v, %d effects, %d cuts", g, r.effects(), w.Cuts.Load())
+	}
+}
+
+// An expired record is purged between a claim's snapshot and its own look: the request runs again.
+func TestH17ClaimBesideAPurge(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testConfig())
+			r.handle(idempotency.Route{Pattern: "/charges", Isolation: level}, effect)
+			r.post("/charges", "k", "x")
+			r.exec(`update onlyonce.http_records set expires_at = clock_timestamp()`)
+			other := newRigOn(t, r.pool, r.pool, testConfig())
+			other.handle(idempotency.Route{Pattern: "/charges", Isolation: level}, effect)
+			purge, err := r.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := purge.Exec(t.Context(), `select onlyonce.http_purge(100)`); err != nil {
+				t.Fatal(err)
+			}
+			second := other.background("/charges", "k", "x")
+			pgtest.Until(t, time.Minute, "the claim waits for the purge", func() bool {
+				return one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%http_begin%')`)
+			})
+			if err := purge.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if g := wait(t, "its answer", second); g.status != http.StatusCreated || g.mark() != "created" {
+				t.Errorf("%v", g)
+			}
+		})
+	}
+}
+
 // The connection breaks at every other statement of the layer, before the server gets it or after
 // it.
 func TestStoreThatBreaksAnywhere(t *testing.T) {
 	t.Parallel()
 	statements := map[idempotency.Mode][]string{
 		idempotency.Transactional: {
-			"select onlyonce.http_begin($1, $2, $3, $4)", "insert into effects values ($1)", "select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)",
+			"select onlyonce.http_begin($1, $2, $3, $4)", "savepoint onlyonce_0", "insert into effects values ($1)", "select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)",
 			"rollback",
 		},
 		idempotency.Leased: {

@@ -38,6 +38,7 @@
 //
 //	begin
 //	select onlyonce.http_begin(...)      -- tries the key's lock, and then looks for a record
+//	savepoint                            -- sent with the handler's first statement
 //	(the handler's statements, calls that it enqueues)
 //	select onlyonce.http_complete(...)   -- the record and the seal
 //	commit

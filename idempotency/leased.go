@@ -142,7 +142,7 @@ func (run *handlerRun) completeLeased(l *lease.Lease, rec *recorder) runOutcome 
 		return finalOutcome(problemReply(codeRolledBack, err))
 	}
 	if decision.part == keepAnswer && run.tx != nil {
-		if err := run.tx.Lasting(); err != nil {
+		if err := run.tx.Revert(run.ctx); err != nil {
 			out := run.outcomeOfFailure(err)
 			run.endTx()
 			if !out.rerun {
@@ -150,7 +150,6 @@ func (run *handlerRun) completeLeased(l *lease.Lease, rec *recorder) runOutcome 
 			}
 			return out
 		}
-		run.endTx() // the record is written in another one
 	}
 	return run.writeRecord(l, handlerReply(Created, rec), stored, sealed)
 }

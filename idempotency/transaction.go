@@ -59,6 +59,7 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 	if run.derivesCalls() {
 		run.tx.Lend(&run.origin)
 	}
+	run.tx.Checkpoint()
 	return nil
 }
 

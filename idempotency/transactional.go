@@ -59,12 +59,13 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 		defer run.layer.flights.releaseConn(run.scope.Tenant)
 	}
 	defer run.endTx()
-	if out, ready := run.openTx(run.handler.route.Isolation, claimed); !ready {
+	if out, ready := run.openTx(claimed); !ready {
 		return out
 	}
 	if claimed && run.derivesCalls() {
 		run.tx.Lend(&run.origin)
 	}
+	run.tx.Checkpoint()
 	if err := fault.Point(fault.RequestClaimed); err != nil {
 		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
@@ -79,8 +80,8 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 		return decision.outcome
 	}
 	if decision.part == keepAnswer {
-		if out, ready := run.undoWrites(claimed); !ready {
-			return out
+		if err := run.tx.Revert(run.ctx); err != nil {
+			return run.outcomeOfFailure(err)
 		}
 	}
 	if !claimed {
@@ -96,10 +97,10 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 
 // openTx begins a transaction and takes the key in it, if there is one. If the key is not free, or
 // the store cannot be reached, ready is false.
-func (run *handlerRun) openTx(level pgx.TxIsoLevel, claimed bool) (out runOutcome, ready bool) {
+func (run *handlerRun) openTx(claimed bool) (out runOutcome, ready bool) {
 	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
 	defer cancel()
-	if err := run.beginTx(ctx, level); err != nil {
+	if err := run.beginTx(ctx, run.handler.route.Isolation); err != nil {
 		return finalOutcome(problemReply(codeStoreUnavailable, err)), false
 	}
 	if !claimed {
@@ -107,26 +108,14 @@ func (run *handlerRun) openTx(level pgx.TxIsoLevel, claimed bool) (out runOutcom
 		return out, true
 	}
 	n, err := run.claimKey(ctx)
+	if mustRerun(err) { // a purge has deleted the expired record since the snapshot
+		return runOutcome{reply: rerunsUsedUp(err), rerun: true}, false
+	}
 	if err != nil {
 		run.layer.forgetHome(run.scope.Tenant, err)
 		return finalOutcome(problemReply(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err))), false
 	}
 	return runOutcome{reply: inProgressReply(time.Second), recorded: n == claimRecorded}, n == claimMine
-}
-
-// undoWrites undoes what the handler wrote, so that the record commits without it. It rolls back
-// and begins another transaction, which claims the key again: a savepoint would cost each request
-// what only a refusal needs. A copy of the request may take the key in between. Then the answer of
-// this run is dropped, as if the process had died, and the copy's counts.
-func (run *handlerRun) undoWrites(claimed bool) (out runOutcome, ready bool) {
-	if run.tx.Untouched() {
-		return out, true
-	}
-	if err := run.tx.Lasting(); err != nil {
-		return run.outcomeOfFailure(err), false
-	}
-	run.endTx()
-	return run.openTx(pgx.ReadCommitted, claimed)
 }
 
 // derivesCalls reports whether the keys of calls are made from the request's key. They must not be
@@ -176,6 +165,7 @@ func (run *handlerRun) commitRecord(rep reply) runOutcome {
 	if err := fault.Point(fault.RequestSealing); err != nil {
 		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
+	sent := time.Now()
 	err := run.tx.Commit(run.layer.cfg.Timeouts.Commit)
 	if err == nil {
 		err = fault.Point(fault.RequestCommitted)
@@ -193,7 +183,7 @@ func (run *handlerRun) commitRecord(rep reply) runOutcome {
 		unknown.retryAfter, unknown.final = 0, true
 		return finalOutcome(unknown)
 	case lost:
-		return run.resolveCommit(rep, err)
+		return run.resolveCommit(rep, sent, err)
 	case isRecordExists(err):
 		return runOutcome{reply: inProgressReply(time.Second), recorded: true}
 	case mustRerun(err):
@@ -213,14 +203,17 @@ func (req *servedRequest) withExpiry(rep reply) reply {
 // resolveCommit finds out whether a COMMIT without an answer succeeded (T4). The old transaction
 // holds the key's lock. Whichever transaction gets that lock next knows that the old one has ended,
 // and its next statement sees whether there is a record. Until this request gets the lock, the
-// outcome is unknown.
-func (run *handlerRun) resolveCommit(rep reply, cause error) runOutcome {
+// outcome is unknown. It stays unknown if the record would have expired by now, and perhaps was
+// deleted: sent is a time before it was written.
+func (run *handlerRun) resolveCommit(rep reply, sent time.Time, cause error) runOutcome {
 	run.endTx()
 	retry := retryBackoff()
 	deadline := time.Now().Add(run.layer.cfg.Timeouts.Commit)
 	for time.Now().Before(deadline) {
 		n, err := run.claimKeyAlone()
 		switch {
+		case err == nil && n == claimMine && time.Since(sent) >= run.ttl:
+			return finalOutcome(problemReply(codeCommitUnknown, cause))
 		case err == nil && n == claimMine:
 			return runOutcome{reply: problemReply(codeRolledBack, cause), rerun: true}
 		case err == nil && n == claimRecorded:

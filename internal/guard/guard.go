@@ -15,11 +15,12 @@ const sealSQL = `select onlyonce.seal()`
 
 // Names of the engine's steps; a handler's statements have none.
 const (
-	stepUser   = ""
-	stepBegin  = "begin"
-	stepHook   = "hook"
-	stepSeal   = "seal"
-	stepCommit = "commit"
+	stepUser       = ""
+	stepBegin      = "begin"
+	stepHook       = "hook"
+	stepCheckpoint = "checkpoint"
+	stepSeal       = "seal"
+	stepCommit     = "commit"
 )
 
 // engineStep is a statement in a pipeline that is not simply the handler's.
@@ -188,11 +189,18 @@ func (t *Tx) Rollback(timeout time.Duration) {
 	t.TakeBack()
 	_ = t.endCalls() // nothing is to be committed
 	pc := t.conn.PgConn()
-	if pc.IsClosed() || pc.TxStatus() == 'I' && !t.sticky {
+	t.gate.mu.Lock()
+	abandoned := t.gate.abandoned
+	t.gate.mu.Unlock()
+	if pc.IsClosed() || pc.TxStatus() == 'I' && !t.sticky && !abandoned {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
+	if abandoned { // its socket is closed, which the pool does not know
+		_ = t.conn.Close(ctx)
+		return
+	}
 	if pc.TxStatus() != 'I' {
 		if _, err := t.conn.Exec(ctx, "rollback"); err != nil || pc.TxStatus() != 'I' {
 			// Nothing can be done about a connection that does not close; the pool drops it.

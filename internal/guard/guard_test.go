@@ -209,3 +209,18 @@ func TestSingleStatementsAreGuarded(t *testing.T) {
 		})
 	}
 }
+
+// A connection whose handler was abandoned does not go back to a pool, even if no statement was sent
+// on it: its socket is closed.
+func TestAbandonedConnectionIsClosed(t *testing.T) {
+	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx := Begin(conn)
+	tx.Abandon()
+	tx.Rollback(time.Second)
+	if !conn.IsClosed() {
+		t.Error("the connection counts as open")
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
@@ -99,18 +100,25 @@ func (h *Handle) endSavepoint(ctx context.Context, name string, marks map[[16]by
 	return err
 }
 
-// Lasting returns the transaction's failure if it is one that rolling back does not undo, for
-// example a serialization failure, or a COMMIT of the handler's. The handler must have returned.
-func (t *Tx) Lasting() error {
-	if t.failure != nil && !t.undoable() {
-		return t.failure
-	}
-	return nil
+// Checkpoint marks the place that [Tx.Revert] goes back to: what the engine has said so far stays,
+// what comes behind does not. It costs no round trip of its own. Once in a transaction, before the
+// handler's first statement.
+func (t *Tx) Checkpoint() {
+	t.savepoints++
+	t.Engine(stepCheckpoint, "savepoint "+checkpoint)
 }
 
-// Untouched reports whether the handler has neither sent nor queued a statement.
-func (t *Tx) Untouched() bool {
-	return t.statements == 0 && t.failure == nil && len(t.beforeCommit) == 0
+// Revert undoes what was done since [Tx.Checkpoint], failed statements included, so that the engine
+// can commit without it. It returns the transaction's failure where that is one that going back
+// does not undo. The handler must have returned.
+func (t *Tx) Revert(ctx context.Context) error {
+	// Nothing was sent since.
+	if i := slices.IndexFunc(t.steps, func(s engineStep) bool { return s.name == stepCheckpoint }); i >= 0 && t.failure == nil {
+		t.batch.QueuedQueries = t.batch.QueuedQueries[:t.steps[i].index]
+		t.steps, t.firstUses, t.beforeCommit = t.steps[:i], nil, nil
+		return nil
+	}
+	return t.rollbackTo(ctx, checkpoint, nil, 0)
 }
 
 // rollbackTo goes back to a savepoint, unless the transaction has a failure that this does not
@@ -132,6 +140,9 @@ func (t *Tx) rollbackTo(ctx context.Context, name string, marks map[[16]byte]str
 	t.checkStatus()
 	return t.failureErr()
 }
+
+// checkpoint is the name of the engine's own savepoint.
+const checkpoint = "onlyonce_0"
 
 // maxSavepoints leaves a few of PostgreSQL's 64 cached subtransactions to triggers and functions of
 // the user's, which open their own.

@@ -116,6 +116,9 @@ begin
     return 2;
   end if;
   delete from onlyonce.http_records r where r.id = http_begin.id and r.expires_at <= clock_timestamp() returning r.lease_id into lease;
+  if not found and exists (select from onlyonce.http_records r where r.id = http_begin.id) then
+    return 2; -- a copy in lease mode has replaced it meanwhile
+  end if;
   delete from onlyonce.leases l where l.id = lease;
   return 1;
 end $$;
