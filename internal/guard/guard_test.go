@@ -210,8 +210,8 @@ func TestSingleStatementsAreGuarded(t *testing.T) {
 	}
 }
 
-// A connection whose handler was abandoned does not go back to a pool, even if no statement was sent
-// on it: its socket is closed.
+// A connection whose handler was abandoned does not go back to a pool, even if no statement was
+// sent on it: its socket is closed.
 func TestAbandonedConnectionIsClosed(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
 	if err != nil {

@@ -42,7 +42,7 @@ var kitRules = []mutant{
 		old: "	if o.reader.cursor.unread {\n", new: "	if false {\n",
 		pkg: "./onlyoncetest", test: "TestSoundProgramWithRemote/relay"},
 	{rule: "H17 kit: unknown COMMIT as done", file: "idempotency/transactional.go",
-		old: "\tcase lost:\n\t\treturn run.resolveCommit(rep, err)\n", new: "\tcase lost:\n\t\treturn finalOutcome(rep)\n",
+		old: "\tcase lost:\n\t\treturn run.resolveCommit(rep, sent, err)\n", new: "\tcase lost:\n\t\t_ = sent\n\t\treturn finalOutcome(rep)\n",
 		pkg: "./onlyoncetest", test: "TestSoundProgramAtEveryPoint/http", extra: allCrashes},
 	{rule: "H18 kit: key of a step", file: "idempotency/step.go",
 		old: "req.scope.Tenant, req.subject.Scope, key, name)", new: "req.scope.Tenant, req.subject.Scope, key, name, req.token.String())",
