@@ -167,9 +167,17 @@ func (e *engine) runHandlers(work context.Context, tx *guard.Tx, msgs []*Message
 }
 
 // callHandlers runs in the handlers' goroutine.
-func (e *engine) callHandlers(ctx context.Context, tx *guard.Tx, h *handlerRun, start time.Time) error {
+func (e *engine) callHandlers(ctx context.Context, tx *guard.Tx, h *handlerRun, start time.Time) (err error) {
+	hooks := &e.c.cfg.Hooks
+	if hooks.HandleBatchStart != nil {
+		ctx = hooks.HandleBatchStart(ctx, h.msgs)
+	}
+	if hooks.HandleBatchEnd != nil {
+		err = errGoexit // unless it returns
+		defer func() { hooks.HandleBatchEnd(ctx, h.msgs, err) }()
+	}
 	if e.c.batch != nil {
-		err := e.callBatchHandler(ctx, tx.Lend(nil), h.msgs)
+		err := e.c.callThroughMiddleware(ctx, tx.Lend(nil), nil, h.msgs)
 		if err != nil {
 			if i := firstFailed(err, h.msgs); i >= 0 {
 				h.failedIndex = h.index[i]
@@ -202,20 +210,6 @@ func (e *engine) callHandlers(ctx context.Context, tx *guard.Tx, h *handlerRun, 
 		h.handled++
 	}
 	return nil
-}
-
-// callBatchHandler calls the batch handler, with the middleware around it.
-func (e *engine) callBatchHandler(ctx context.Context, tx *guard.Handle, msgs []*Message) error {
-	hooks := &e.c.cfg.Hooks
-	if hooks.HandleBatchStart != nil {
-		ctx = hooks.HandleBatchStart(ctx, msgs)
-	}
-	err := errGoexit // unless it returns
-	if hooks.HandleBatchEnd != nil {
-		defer func() { hooks.HandleBatchEnd(ctx, msgs, err) }()
-	}
-	err = e.c.callThroughMiddleware(ctx, tx, nil, msgs)
-	return err
 }
 
 // callMessageHandler calls the message handler, with the middleware around it.

@@ -34,8 +34,10 @@ type Hooks struct {
 	HandleStart func(ctx context.Context, m *Message) context.Context
 	HandleEnd   func(ctx context.Context, m *Message, err error)
 
-	// HandleBatchStart and HandleBatchEnd are the same for a [BatchHandler]. They must not change
-	// msgs.
+	// HandleBatchStart and HandleBatchEnd enclose the handler's calls of one run of a transaction:
+	// those of a message handler, one after another, or the one call of a [BatchHandler]. msgs are
+	// the messages that it gets, and must not be changed. HandleStart's context derives from
+	// HandleBatchStart's.
 	HandleBatchStart func(ctx context.Context, msgs []*Message) context.Context
 	HandleBatchEnd   func(ctx context.Context, msgs []*Message, err error)
 

@@ -126,10 +126,20 @@ func TestHooksComeInPairs(t *testing.T) {
 	r.once(want...)
 }
 
-// A batch handler's call is between HandleBatchStart and HandleBatchEnd, in the context that Start
-// returned, also if it fails.
+// A handler's calls of a transaction are between HandleBatchStart and HandleBatchEnd, in the
+// context that Start returned, also if one fails: those of a message handler, and a batch
+// handler's.
 func TestHooksOfBatches(t *testing.T) {
 	t.Parallel()
+	for name, whole := range map[string]bool{"message handler": false, "batch handler": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			hooksOfBatches(t, whole)
+		})
+	}
+}
+
+func hooksOfBatches(t *testing.T, whole bool) {
 	r := newRig(t, 1)
 	values := r.numbered(0, 30)
 	var mu sync.Mutex
@@ -154,20 +164,28 @@ func TestHooksOfBatches(t *testing.T) {
 			}
 		},
 	}
-	stop := r.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
-		if ctx.Value(ctxKey("batch")) != len(msgs) {
+	one := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if ctx.Value(ctxKey("batch")) == nil {
 			t.Error("the handler's context does not derive from HandleBatchStart's")
 		}
-		for _, m := range msgs {
-			if m.Offset == 7 {
-				panic("kaboom")
-			}
-			if err := queued(ctx, tx, m); err != nil {
-				return err
-			}
+		if m.Offset == 7 {
+			panic("kaboom")
 		}
-		return nil
-	}, cfg)
+		return queued(ctx, tx, m)
+	}
+	var stop func()
+	if whole {
+		stop = r.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
+			for _, m := range msgs {
+				if err := one(ctx, tx, m); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, cfg)
+	} else {
+		stop = r.start(one, cfg)
+	}
 	r.reaches(0, 30)
 	stop()
 	r.once(append(values[:7:7], values[8:]...)...)

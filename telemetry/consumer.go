@@ -3,6 +3,7 @@ package telemetry
 import (
 	"bytes"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -57,18 +58,14 @@ func Consumer(c *consumer.Config, t Config) error {
 		return r.err
 	}
 	hooks := consumer.Hooks{
-		AttemptStart: r.begin, AttemptEnd: r.end, HandleStart: r.handle, HandleBatchStart: r.handleBatch,
+		AttemptStart: r.begin, AttemptEnd: r.end, HandleBatchStart: r.handleBatch,
 		Owned: func(o consumer.Owned) { r.of(o.Topic) }, // so that its counters are there, at 0
 		Retry: func(e consumer.Retry) { r.retries.Add(context.Background(), 1, r.of(e.Topic).topic) },
 		Hung:  func(e consumer.Hung) { r.hung.Add(context.Background(), 1, r.of(e.Topic).topic) },
 	}
 	if r.perMessage {
+		hooks.HandleStart = r.handle
 		hooks.HandleEnd = func(ctx context.Context, _ *consumer.Message, err error) { endMessage(ctx, err) }
-		hooks.HandleBatchEnd = func(ctx context.Context, msgs []*consumer.Message, err error) {
-			if len(msgs) == 1 { // more have no span of ours
-				endMessage(ctx, err)
-			}
-		}
 	}
 	c.Hooks = consumer.JoinHooks(c.Hooks, hooks)
 	if c.Trace == nil {
@@ -127,11 +124,11 @@ type transaction struct {
 
 	recording bool // the span: it is sampled
 
-	mu     sync.Mutex      // a handler that was abandoned may still begin a message
-	last   int64           // offset of the last message that began
-	times  []time.Duration // of the messages that began, since begun; a time.Time has a pointer
-	links  int
-	linked []byte // traceparent of the last message with a link
+	mu       sync.Mutex          // a handler that was abandoned may still begin a message
+	times    []time.Duration     // of the last run's messages, since begun; a time.Time has a pointer
+	msgs     []*consumer.Message // of the last run, with spans for messages
+	hasSpans bool                // messages have spans of their own
+	links    int
 }
 
 type transactionKey struct{}
@@ -143,8 +140,7 @@ func (r *consumerRecorder) begin(ctx context.Context, b consumer.BatchDone) cont
 	ctx, span := r.tracer.Start(ctx, "process "+b.Topic, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
 		attribute.String(messagingSystem, "kafka"), attribute.String(messagingName, b.Topic), attribute.String(messagingOperation, "process"),
 		attribute.Int(messagingPartition, int(b.Partition)), attribute.Int(messagingCount, b.Messages), attribute.String(attrScope, r.scope)))
-	t := &transaction{scope: r.scope, topic: b.Topic, partition: b.Partition, sets: r.of(b.Topic), span: span, recording: span.IsRecording(), begun: time.Now(),
-		last: -1, times: make([]time.Duration, 0, b.Messages)}
+	t := &transaction{scope: r.scope, topic: b.Topic, partition: b.Partition, sets: r.of(b.Topic), span: span, recording: span.IsRecording(), begun: time.Now()}
 	if r.perMessage {
 		t.handle, t.link = "handle "+b.Topic, trace.Link{SpanContext: span.SpanContext()}
 	}
@@ -157,10 +153,9 @@ func (r *consumerRecorder) handle(ctx context.Context, m *consumer.Message) cont
 	if !ok {
 		return ctx
 	}
-	t.begin(!r.perMessage, m)
-	if !r.perMessage {
-		return ctx
-	}
+	t.mu.Lock()
+	t.hasSpans = true
+	t.mu.Unlock()
 	// The message's span is in its producer's trace, and has a link to the transaction's, which
 	// needs none to the producer then.
 	if of := producerOf(m); of.IsValid() {
@@ -173,13 +168,23 @@ func (r *consumerRecorder) handle(ctx context.Context, m *consumer.Message) cont
 	return ctx
 }
 
-// handleBatch begins the handler's call with a batch. A batch of one has the span of its message.
+// handleBatch notes the messages of a run, and links the transaction's span to their producers.
+// When the transaction runs again, they are the same or fewer.
 func (r *consumerRecorder) handleBatch(ctx context.Context, msgs []*consumer.Message) context.Context {
-	if len(msgs) == 1 {
-		return r.handle(ctx, msgs[0])
+	t, ok := ctx.Value(transactionKey{}).(*transaction)
+	if !ok {
+		return ctx
 	}
-	if t, ok := ctx.Value(transactionKey{}).(*transaction); ok {
-		t.begin(true, msgs...)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.times = slices.Grow(t.times[:0], len(msgs))
+	for _, m := range msgs {
+		t.times = append(t.times, m.Time.Sub(t.begun))
+	}
+	if r.perMessage {
+		t.msgs = msgs // it is not known yet whether they will have spans
+	} else if t.links == 0 {
+		t.linkTo(msgs)
 	}
 	return ctx
 }
@@ -193,35 +198,24 @@ func endMessage(ctx context.Context, err error) {
 	}
 }
 
-// begin notes messages whose handler begins, and links the transaction's span to their producers if
-// links is true. When the transaction runs again, its messages begin anew.
-func (t *transaction) begin(links bool, msgs ...*consumer.Message) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, m := range msgs {
-		if m.Offset <= t.last {
-			t.times = t.times[:0]
-		}
-		t.last = m.Offset
-		t.times = append(t.times, m.Time.Sub(t.begun))
-		if links && t.recording && t.links < maxLinks {
-			t.linkTo(m)
-		}
-	}
-}
-
-// linkTo links the transaction's span to a message's producer. A producer that sent several in a
-// row within one span has one link.
-func (t *transaction) linkTo(m *consumer.Message) {
-	parent, ok := m.Header(traceparent)
-	if !ok || bytes.Equal(parent, t.linked) {
+// linkTo links the transaction's span to messages' producers. A producer that sent several in a row
+// within one span has one link. The caller has the lock.
+func (t *transaction) linkTo(msgs []*consumer.Message) {
+	if !t.recording {
 		return
 	}
-	state, _ := m.Header(tracestate)
-	if of := spanOf(parent, state); of.IsValid() {
-		t.span.AddLink(trace.Link{SpanContext: of})
-		t.linked = append(t.linked[:0], parent...)
-		t.links++
+	var linked []byte // traceparent of the last one with a link
+	for _, m := range msgs {
+		parent, ok := m.Header(traceparent)
+		if !ok || bytes.Equal(parent, linked) {
+			continue
+		}
+		state, _ := m.Header(tracestate)
+		if of := spanOf(parent, state); of.IsValid() && t.links < maxLinks {
+			t.span.AddLink(trace.Link{SpanContext: of})
+			linked = parent
+			t.links++
+		}
 	}
 }
 
@@ -257,6 +251,10 @@ func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchDone, err er
 		}
 		r.delays(ctx, t)
 	}
+	if t.mu.Lock(); !t.hasSpans && !errors.Is(err, consumer.ErrHandlerHung) { // such a handler may still change them
+		t.linkTo(t.msgs) // a batch handler's
+	}
+	t.mu.Unlock()
 	end(t.span, err, attribute.Int(attrHandled, b.Handled), attribute.Int(attrDuplicates, b.Duplicates), attribute.Int(attrParked, b.Parked),
 		attribute.Bool(attrAlone, b.Alone), attribute.Bool(attrFallback, b.Fallback))
 }
@@ -271,7 +269,7 @@ func (r *consumerRecorder) delays(ctx context.Context, t *transaction) {
 	}
 	// In floating point, because a message without a time is further away than a Duration reaches.
 	now, first := float64(time.Since(t.begun)), slices.Min(t.times)
-	unsampled := trace.ContextWithSpanContext(ctx, trace.SpanContext{})
+	unsampled := context.Background()
 	exemplar := true
 	for _, at := range t.times {
 		within := unsampled

@@ -7,8 +7,8 @@
 //
 //   - a consumer: a span for each transaction, with a link to the producer of each of its first 128
 //     messages; with Config.Messages in place of these links a span for each message, in the
-//     producer's trace and with a link to the transaction. Its scope is an attribute of its
-//     instrumentation scope;
+//     producer's trace and with a link to the transaction; messages of a batch handler have none.
+//     Its scope is an attribute of its instrumentation scope;
 //   - a relay: a span for each attempt at a call, with a link to the span that enqueued the call;
 //   - a layer and an endpoint: a span for each request, below the one that is in the request's
 //     context, for example otelhttp's. A stored event carries the trace of its request to the

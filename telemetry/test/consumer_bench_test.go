@@ -36,7 +36,11 @@ func BenchmarkConsumer(b *testing.B) {
 			began := used(b)
 			for b.Loop() {
 				ctx := cfg.Hooks.AttemptStart(context.Background(), consumer.BatchDone{Topic: "orders", Messages: len(batch)})
+				ctx = cfg.Hooks.HandleBatchStart(ctx, batch)
 				for _, m := range batch {
+					if cfg.Hooks.HandleStart == nil {
+						break
+					}
 					within := cfg.Hooks.HandleStart(ctx, m)
 					if cfg.Hooks.HandleEnd != nil {
 						cfg.Hooks.HandleEnd(within, m, nil)

@@ -38,12 +38,8 @@ func applied(t *testing.T, with telemetry.Config, sampler trace.Sampler, batch [
 	}
 	done := consumer.BatchDone{Topic: "orders", Messages: len(batch)}
 	ctx := c.Hooks.AttemptStart(t.Context(), done)
-	if whole {
-		within := c.Hooks.HandleBatchStart(ctx, batch)
-		if c.Hooks.HandleBatchEnd != nil {
-			c.Hooks.HandleBatchEnd(within, batch, nil)
-		}
-	} else {
+	ctx = c.Hooks.HandleBatchStart(ctx, batch)
+	if !whole && c.Hooks.HandleStart != nil {
 		for _, m := range batch {
 			within := c.Hooks.HandleStart(ctx, m)
 			if c.Hooks.HandleEnd != nil {
@@ -87,14 +83,14 @@ func TestLinksToProducers(t *testing.T) {
 }
 
 // With a span for each message, it is below its producer's, with a link to the transaction's, and
-// ends with its handler. A batch handler's batch of one has one; a larger batch has none, but the
-// transaction's span has the links then.
+// ends with its handler. Messages of a batch handler have none, and the transaction's span has the
+// links then.
 func TestSpansOfMessages(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		messages, spans, links int
 		whole                  bool
-	}{{3, 3, 0, false}, {1, 1, 0, true}, {3, 0, 3, true}} {
+	}{{3, 3, 0, false}, {1, 0, 1, true}, {3, 0, 3, true}} {
 		batch := produced(c.messages, false)
 		transaction, spans := applied(t, telemetry.Config{Messages: true}, trace.AlwaysSample(), batch, c.whole)
 		if len(spans) != c.spans || len(transaction.Links()) != c.links {
@@ -129,9 +125,7 @@ func TestUnsampledTakesNothing(t *testing.T) {
 	batch := produced(100, false)
 	ctx := c.Hooks.AttemptStart(t.Context(), consumer.BatchDone{Topic: "orders", Messages: len(batch)})
 	if n := testing.AllocsPerRun(10, func() {
-		for _, m := range batch {
-			c.Hooks.HandleStart(ctx, m)
-		}
+		c.Hooks.HandleBatchStart(ctx, batch)
 	}); n > 0 {
 		t.Errorf("%v allocations for a hundred messages, want none", n)
 	}
