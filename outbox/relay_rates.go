@@ -60,7 +60,6 @@ type relayRates struct {
 	questions int64 // that were asked
 	limits    map[callsOf]*rateLimit
 	prefixes  map[int64]callsOf     // those of limits whose calls need permits, by their stored form
-	sortAgain bool                  // see mustSort
 	waiting   map[callsOf]bool      // whose calls wait, in any lane of the sink
 	holds     map[callsOf]time.Time // that are not written yet
 	needed    chan struct{}         // holds a token when the sender has something to do
