@@ -23,7 +23,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/docs,test/layout,test
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help quickstart test test-long check lint vet oncevet kit tidy words bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help quickstart test test-long check lint vet oncevet kit tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -62,6 +62,9 @@ tidy: ## fails if a go.mod or go.sum is not tidy; FIX=1 writes them
 
 words: ## count the words that house style bounds, in comments and Markdown; WORST=5 names the files with the most
 	$(GO) run ./test/words $(if $(WORST),-worst $(WORST),)
+
+size: ## lines, names, fields, long functions and references against their order, by package; COMMITS="fe6af5d8 HEAD" shows what changed
+	$(GO) run ./test/size $(COMMITS)
 
 bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
 	cd bench && $(GO) run . $(if $(ONLY),-only $(ONLY),)
