@@ -43,10 +43,10 @@ test-long: ## the long tests too; PART=2/3 plays the second of three parts of fa
 	@echo "make test-long: up to 15 minutes on two idle cores"
 	ONLYONCE_TEST_LONG=$(PART) $(call runtests,)
 
-check: ## half a minute, before each commit: format, words, layout, documentation, links of alerts, snippets of the mutants
+check: ## half a minute, before each commit: format, words, layout, documentation, links of alerts, anchors of the mutants
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted: $$unformatted"; exit 1; }
 	$(GO) test ./test/words ./test/layout ./test/docs ./monitoring
-	$(GO) test ./test/mutants -run 'Snippet|Name'
+	$(GO) test -short ./test/mutants
 
 lint: vet oncevet ## go vet, onlyoncevet and golangci-lint, in every module
 	@$(call each,$(MODULES),( cd $$m && $(GO) run $(LINT) run ./... ))
@@ -86,15 +86,11 @@ schemathesis: ## schemathesis (PyPI) against examples/payments-api and its opena
 retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
 	cd bench && $(GO) run . -retention $(ARGS)
 
-# PART=3/20 plays part 3 of 20 and records it in docs/results; RECORD=1 records other selections too.
-# $(1) is the name of the file there.
-recorded = $(if $(PART),-part $(PART),) $(if $(PART)$(RECORD),-record docs/results/$(1).md,)
+mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART=3/20 plays a part but for what was caught at this commit, NEW=1 what was never caught
+	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only '$(ONLY)',) $(if $(PART),-part $(PART),) $(if $(NEW),-new,)
 
-mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART=3/20 plays a part and records it, NEW=1 what was never caught
-	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only '$(ONLY)',) $(if $(NEW),-new -record docs/results/mutants.md,$(call recorded,mutants))
-
-adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name, PART=3/20 plays a part and records it, NEW=1 what was never caught
-	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',) $(call recorded,adversary)
+adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name, PART=3/20 plays a part unless it held at this commit
+	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',) $(if $(PART),-part $(PART),)
 
 model: ## visit every state of small scopes of the protocols, and find each fault seeded in them: up to 20 minutes and 8 GiB; SMALL=1 half a minute, ONLY=slots/C5,ring picks by name
 	$(GO) run ./test/model $(if $(SMALL),-small,) $(if $(ONLY),-only '$(ONLY)',)

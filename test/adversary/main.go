@@ -22,7 +22,6 @@ type options struct {
 	sample   int
 	seed     string
 	part     *results.Part // nil: all
-	record   string        // the file that keeps the result of each part
 	only     []string
 	workers  int
 	bound    time.Duration
@@ -46,8 +45,7 @@ func run() int {
 	only := flag.String("only", "", "comma-separated names of scenes or histories, parts of which may be patterns: consumer/*/key, relay/late; empty: all")
 	flag.IntVar(&o.sample, "sample", 0, "how many histories are played, drawn by -seed; 0: all")
 	flag.StringVar(&o.seed, "seed", "", "draws the sample; empty: the commit")
-	part := flag.String("part", "", "k/n: part k of the histories, divided into n by their names; with -record, a part that held at this commit is passed over")
-	flag.StringVar(&o.record, "record", "", "with -part: put the result into the table of this file, in place of the older one")
+	part := flag.String("part", "", "k/n: part k of the histories, divided into n by their names; a part that held at this commit is passed over")
 	flag.IntVar(&o.workers, "workers", 8, "histories at once: most of the time they wait")
 	flag.DurationVar(&o.bound, "bound", time.Second, "what the bounds of the processes under test are made of")
 	flag.DurationVar(&o.patience, "patience", 0, "after how long something waits beyond its bound; 0: 40 bounds")
@@ -71,16 +69,16 @@ func run() int {
 		}
 		o.part = &p
 	}
-	if flag.NArg() > 0 || o.record != "" && (o.part == nil || o.sample > 0 || *only != "") || o.workers < 1 || o.sample < 0 || o.bound < 100*time.Millisecond {
+	if flag.NArg() > 0 || o.workers < 1 || o.sample < 0 || o.bound < 100*time.Millisecond {
 		flag.Usage()
 		return statusEnvironment
 	}
 	o.command = "go run ./test/adversary -only "
 	var book *ledger
-	if o.record != "" {
+	if o.part != nil && o.sample == 0 && *only == "" && !o.list { // the whole part
 		var held bool
 		var err error
-		if book, held, err = openLedger(o.record, *o.part); err != nil {
+		if book, held, err = openLedger(*o.part); err != nil {
 			fmt.Fprintln(os.Stderr, "adversary:", err)
 			return statusEnvironment
 		}

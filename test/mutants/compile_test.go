@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -33,15 +32,22 @@ func TestEachMutantCompiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	tree := &code{root: root}
 	checked := 0
 	for _, m := range table {
-		p := l.byFile[filepath.Join(root, m.file)]
+		file, mutated, err := tree.mutate(m)
+		if err != nil {
+			t.Errorf("%s: %v", m.rule, err)
+			continue
+		}
+		file = filepath.Join(root, file)
+		p := l.byFile[file]
 		if p == nil {
 			continue
 		}
 		checked++
-		if err := l.check(p, filepath.Join(root, m.file), m); err != nil {
-			t.Errorf("%s (%s): %v", m.rule, m.file, err)
+		if err := l.check(p, file, mutated); err != nil {
+			t.Errorf("%s (%s): %v", m.rule, m.in, err)
 		}
 	}
 	if checked < len(table)/2 {
@@ -53,6 +59,7 @@ func TestEachMutantCompiles(t *testing.T) {
 type listing struct {
 	fset   *token.FileSet
 	byFile map[string]*listedPackage // by absolute name
+	parsed map[string]*ast.File      // files without a mutant
 	types  types.Importer
 }
 
@@ -70,7 +77,7 @@ func listed(root string) (*listing, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", err, errs.String())
 	}
-	l := &listing{fset: token.NewFileSet(), byFile: map[string]*listedPackage{}}
+	l := &listing{fset: token.NewFileSet(), byFile: map[string]*listedPackage{}, parsed: map[string]*ast.File{}}
 	exports := map[string]string{}
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		p := &listedPackage{}
@@ -93,21 +100,24 @@ func listed(root string) (*listing, error) {
 	return l, nil
 }
 
-// check type-checks a package with one mutant.
-func (l *listing) check(p *listedPackage, file string, m mutant) error {
+// check type-checks a package with the mutant of one file.
+func (l *listing) check(p *listedPackage, file, mutated string) error {
 	var files []*ast.File
 	for _, f := range p.GoFiles {
 		name := filepath.Join(p.Dir, f)
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		if name == file {
-			text = []byte(strings.Replace(string(text), m.old, m.new, 1))
-		}
-		parsed, err := parser.ParseFile(l.fset, name, text, parser.SkipObjectResolution)
-		if err != nil {
-			return err
+		parsed := l.parsed[name]
+		if name == file || parsed == nil {
+			var text any // nil: the file's
+			if name == file {
+				text = mutated
+			}
+			var err error
+			if parsed, err = parser.ParseFile(l.fset, name, text, parser.SkipObjectResolution); err != nil {
+				return err
+			}
+			if name != file {
+				l.parsed[name] = parsed
+			}
 		}
 		files = append(files, parsed)
 	}

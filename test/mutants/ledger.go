@@ -1,50 +1,60 @@
 package main
 
 import (
-	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"strings"
-	"time"
 
 	"github.com/onlyonce/onlyonce/test/results"
 )
 
-// ledger keeps the newest verdict of each row in a file, in the order of the table.
-type ledger struct {
-	table  results.Table
-	commit string
-}
+// ledger remembers the newest verdict of each row.
+type ledger struct{ store *results.Store }
 
-func openLedger(file string) (*ledger, error) {
-	commit, err := results.Commit(context.Background())
+func openLedger() (*ledger, error) {
+	store, err := results.Open("mutants")
 	if err != nil {
 		return nil, err
 	}
-	l := &ledger{results.Table{File: file, Heading: "## Rows", Columns: []string{"Rule", "Verdict", "Test", "Commit", "Date"}}, commit}
-	_, err = l.table.Read()
-	return l, err
+	_, err = store.Read()
+	return &ledger{store}, err
 }
 
-// caught reports whether the row was caught at this commit, or at any, by the test that it names
-// now. A tree with changes counts as no commit.
-func (l *ledger) caught(m mutant, anyCommit bool) bool {
-	rows, err := l.table.Read()
-	row := rows[m.rule]
-	return err == nil && row != nil && row[0] == "caught" && row[1] == m.test && (anyCommit || row[2] == l.commit && !strings.HasSuffix(l.commit, "+"))
+// check names a row as it was played. If it takes out something else, or another test is to fail,
+// the verdict counts no more.
+func (m mutant) check() string {
+	change := sha256.Sum256([]byte(m.old + "\x00" + m.new))
+	return strings.Join([]string{m.rule, m.in, m.decl, hex.EncodeToString(change[:8]), m.test}, "|")
 }
 
-// note replaces the row's verdict. Rows that are no longer in the table of mutants are dropped. The
-// file is read again each time, because another part may run at the same time.
-func (l *ledger) note(m mutant, verdict string) error {
-	old, err := l.table.Read()
+// caught returns which rows were caught: at this commit, and at any.
+func (l *ledger) caught(rows []mutant) (now, ever map[string]bool, err error) {
+	known, err := l.store.Read()
+	now, ever = map[string]bool{}, map[string]bool{}
+	for _, m := range rows {
+		if r := known[m.check()]; r.Verdict == "caught" {
+			ever[m.rule] = true
+			now[m.rule] = l.store.Current(r)
+		}
+	}
+	return now, ever, err
+}
+
+func (l *ledger) note(m mutant, verdict string) error { return l.store.Add(m.check(), verdict) }
+
+// print says how much of the table has been played.
+func (l *ledger) print() error {
+	now, ever, err := l.caught(table)
 	if err != nil {
 		return err
 	}
-	old[m.rule] = []string{verdict, m.test, l.commit, time.Now().UTC().Format(time.DateOnly)}
-	var rows [][]string
-	for _, m := range table {
-		if row, there := old[m.rule]; there {
-			rows = append(rows, append([]string{m.rule}, row...))
+	atThis := 0
+	for _, is := range now {
+		if is {
+			atThis++
 		}
 	}
-	return l.table.Write(rows)
+	fmt.Printf("of all %d rows, %d were caught at this commit, %d at any\n", len(table), atThis, len(ever))
+	return nil
 }

@@ -1,21 +1,22 @@
 // Command mutants takes the rules out of the code one by one, and checks that a test fails for
 // each.
 //
-// A mutant is a row of the table that table.go joins: a rule, a file, a snippet that occurs in it
-// exactly once, what replaces it, and the test that must fail. It runs through `go test -overlay`,
-// which reaches embedded SQL too, so the tree is never changed.
+// A mutant is a row of the table that table.go joins: a rule, a declaration, a piece of its code,
+// what replaces it, and the test that must fail. It runs through `go test -overlay`, which reaches
+// embedded SQL too, so the tree is never changed.
 //
 //	go run ./test/mutants            # all
 //	go run ./test/mutants -only T2,F5
-//	go run ./test/mutants -part 3/20 -record docs/results/mutants.md
-//	go run ./test/mutants -new -record docs/results/mutants.md   # what was never caught
+//	go run ./test/mutants -part 3/20
+//	go run ./test/mutants -new       # what was never caught
 //
-// It prints a line for each, for example `T2 caught TestName` or `T2 survived TestName`, and exits
-// 1 if one survived or no longer fits the code.
+// It prints a line for each, for example `T2 caught TestName` or `T2 survived TestName`. It exits
+// with 1 if one survived or does not fit the code anymore. It remembers verdicts in the user's
+// cache directory.
 package main
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,56 +36,49 @@ import (
 // mutant is one rule taken out.
 type mutant struct {
 	rule  string // id in docs/guarantees.md, with a word if a rule has several mutants
-	file  string
-	old   string // occurs in file exactly once
+	in    string // directory of the code, from the root: a package's, or the schema's
+	decl  string // a name that is declared there, for example (*engine).run or table onlyonce.done
+	old   string // occurs in the declaration exactly once, whatever its line breaks and comments
 	new   string
-	pkg   string // from the root; it may be in a nested module
+	pkg   string // directory of the test, which may be in a nested module; empty: in
 	test  string // must fail
 	extra string // environment, as NAME=value
 }
 
 func main() {
 	only := flag.String("only", "", "comma-separated rules; empty: all")
-	part := flag.String("part", "", "k/n: part k of the table, divided into n; with -record, what was caught at this commit is passed over")
-	unplayed := flag.Bool("new", false, "with -record: pass over what was caught at any commit, by the test that the row names now")
-	record := flag.String("record", "", "put each verdict into the table of this file, in place of the older one")
+	part := flag.String("part", "", "k/n: part k of the table, divided into n; what was caught at this commit is passed over")
+	unplayed := flag.Bool("new", false, "pass over what was caught at any commit, in the row's present form")
 	atOnce := flag.Int("at-once", 2, "how many are played at a time")
 	verbose := flag.Bool("v", false, "print the output of tests that did not fail")
 	flag.Parse()
-	rows, err := pick(*only, *part)
+	p := &playing{tree: &code{root: "."}, verbose: *verbose}
+	err := p.pick(*only, *part, *unplayed)
+	if err == nil {
+		err = p.all(*atOnce)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(2)
 	}
-	var book *ledger
-	if *record != "" {
-		if book, err = openLedger(*record); err != nil {
-			fmt.Fprintln(os.Stderr, "mutants:", err)
-			os.Exit(2)
-		}
-	}
-	p := &playing{book: book, verbose: *verbose}
-	for _, m := range rows {
-		if book != nil && (*part != "" && book.caught(m, false) || *unplayed && book.caught(m, true)) {
-			p.passed++
-		} else {
-			p.rows = append(p.rows, m)
-		}
-	}
-	if err := p.all(*atOnce); err != nil {
+	fmt.Printf("%d mutants, %d not caught, %d caught before\n", p.ran, p.bad, p.passed)
+	if err := p.book.print(); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(2)
 	}
-	fmt.Printf("%d mutants, %d not caught, %d caught before\n", p.ran, p.bad, p.passed)
 	if p.bad > 0 || p.ran+p.passed == 0 {
 		os.Exit(1)
 	}
 }
 
+// testDir is the directory of the test's package.
+func (m mutant) testDir() string { return cmp.Or(m.pkg, m.in) }
+
 // playing is one run of the command.
 type playing struct {
 	rows    []mutant // left to be played
-	book    *ledger  // nil: verdicts are not recorded
+	book    *ledger
+	tree    *code
 	verbose bool
 
 	mu               sync.Mutex
@@ -98,7 +92,7 @@ func (p *playing) all(atOnce int) error {
 	for i := range errs {
 		wg.Go(func() {
 			for m, ok := p.next(); ok && errs[i] == nil; m, ok = p.next() {
-				verdict, output := run(m)
+				verdict, output := p.run(m)
 				errs[i] = p.found(m, verdict, output)
 			}
 		})
@@ -129,30 +123,35 @@ func (p *playing) found(m mutant, verdict, output string) error {
 			fmt.Println(output)
 		}
 	}
-	if p.book == nil {
-		return nil
-	}
 	return p.book.note(m, verdict)
 }
 
-// pick returns the rows of the table that are asked for.
-func pick(only, part string) ([]mutant, error) {
+// pick takes the rows of the table that are asked for, but for those whose verdicts still count.
+func (p *playing) pick(only, part string, unplayed bool) (err error) {
+	if p.book, err = openLedger(); err != nil {
+		return err
+	}
 	rows := table
 	if part != "" {
-		p, err := results.ParsePart(part)
+		k, err := results.ParsePart(part)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		from, to := p.Range(len(table))
+		from, to := k.Range(len(table))
 		rows = table[from:to]
 	}
-	if only == "" {
-		return rows, nil
-	}
+	now, ever, err := p.book.caught(rows)
 	picked := strings.Split(only, ",")
-	return slices.DeleteFunc(slices.Clone(rows), func(m mutant) bool {
-		return !slices.Contains(picked, m.rule) && !slices.Contains(picked, strings.Fields(m.rule)[0])
-	}), nil
+	for _, m := range rows {
+		switch {
+		case only != "" && !slices.Contains(picked, m.rule) && !slices.Contains(picked, strings.Fields(m.rule)[0]):
+		case part != "" && now[m.rule], unplayed && ever[m.rule]:
+			p.passed++
+		default:
+			p.rows = append(p.rows, m)
+		}
+	}
+	return err
 }
 
 // pattern picks a test, or rows of a table. For example TestFaults/commit/failover is every row
@@ -167,22 +166,21 @@ func pattern(test string) string {
 }
 
 // run tests one mutant: caught, survived, or broken (it no longer fits the code).
-func run(m mutant) (verdict, output string) {
-	source, err := os.ReadFile(m.file)
+func (p *playing) run(m mutant) (verdict, output string) {
+	p.mu.Lock()
+	file, mutatedText, err := p.tree.mutate(m)
+	p.mu.Unlock()
 	if err != nil {
 		return "broken", err.Error()
-	}
-	if n := bytes.Count(source, []byte(m.old)); n != 1 {
-		return "broken", fmt.Sprintf("%s: the snippet stands there %d times, must be once: %q", m.file, n, m.old)
 	}
 	dir, err := os.MkdirTemp("", "mutant")
 	if err != nil {
 		return "broken", err.Error()
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	mutated := filepath.Join(dir, filepath.Base(m.file))
+	mutated := filepath.Join(dir, filepath.Base(file))
 	overlay := filepath.Join(dir, "overlay.json")
-	abs, err := filepath.Abs(m.file)
+	abs, err := filepath.Abs(file)
 	if err != nil {
 		return "broken", err.Error()
 	}
@@ -190,7 +188,7 @@ func run(m mutant) (verdict, output string) {
 	if err != nil {
 		return "broken", err.Error()
 	}
-	if err := os.WriteFile(mutated, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o600); err != nil {
+	if err := os.WriteFile(mutated, []byte(mutatedText), 0o600); err != nil {
 		return "broken", err.Error()
 	}
 	if err := os.WriteFile(overlay, spec, 0o600); err != nil {
@@ -199,7 +197,7 @@ func run(m mutant) (verdict, output string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=4m", "-run", pattern(m.test), ".")
-	cmd.Dir = m.pkg // and not the root: the package may be in a module of its own
+	cmd.Dir = m.testDir() // and not the root: the package may be in a module of its own
 	// The overlay is set in the environment, so that a test which builds a program builds the
 	// mutant too.
 	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s")

@@ -2,24 +2,58 @@ package main
 
 import (
 	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// A snippet that does not occur, or occurs twice, takes nothing out. This test finds that at once,
-// and not at the end of a long run.
-func TestEachSnippetStandsOnce(t *testing.T) {
+// A row whose code does not occur, or occurs twice, takes nothing out. This test finds that at
+// once, and not at the end of a long run.
+func TestEachRowIsFoundOnce(t *testing.T) {
 	t.Parallel()
+	tree := &code{root: "../.."}
 	for _, m := range table {
-		text, err := os.ReadFile("../../" + m.file)
-		if err != nil {
+		if _, _, err := tree.mutate(m); err != nil {
 			t.Errorf("%s: %v", m.rule, err)
-			continue
-		}
-		if n := strings.Count(string(text), m.old); n != 1 {
-			t.Errorf("%s: its snippet stands %d times in %s", m.rule, n, m.file)
 		}
 	}
+}
+
+// A test that is gone catches nothing. The rows of a table of tests are not looked for.
+func TestEachTestExists(t *testing.T) {
+	t.Parallel()
+	tests := map[string][]string{} // by directory
+	for _, m := range table {
+		dir := m.testDir()
+		if tests[dir] == nil {
+			found, err := testsIn("../../" + dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tests[dir] = found
+		}
+		if name, _, _ := strings.Cut(m.test, "/"); !slices.Contains(tests[dir], name) {
+			t.Errorf("%s: there is no %s in %s", m.rule, name, dir)
+		}
+	}
+}
+
+var declaredTest = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+
+func testsIn(dir string) (names []string, err error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return nil, err
+		}
+		for _, found := range declaredTest.FindAllStringSubmatch(string(text), -1) {
+			names = append(names, found[1])
+		}
+	}
+	return names, err
 }
 
 // Results are kept by name.

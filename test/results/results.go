@@ -1,117 +1,87 @@
-// Package results keeps the newest result of each check in a table of a Markdown file, so that the
-// parts of a long run can be run on different days.
+// Package results remembers how the parts of a long run ended, so that they can be run on different
+// days. It keeps a file for each kind of check in the user's cache directory.
 package results
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// Table is the last table of a Markdown file. Its first column names the rows.
-type Table struct {
-	File    string   // is made if it does not exist
-	Heading string   // the line above the table, for example "## Rows"
-	Columns []string // the first names the row
+// Store is a file with a JSON object on each line: results, the newest last. Several processes may
+// use it at once. It can be deleted at any time.
+type Store struct {
+	file   string
+	commit string // what Add records
 }
 
-// Read returns the rows by name, without the column of names. A file or heading that does not exist
-// has no rows.
-func (t Table) Read() (map[string][]string, error) {
-	_, section, err := t.parts()
+// Result is how a check ended.
+type Result struct {
+	Check   string // names the check, and the form in which it was played
+	Verdict string
+	Commit  string // see [Commit]
+	Date    string
+}
+
+// Open returns the store of a kind of check, for the code in the working directory.
+func Open(kind string) (*Store, error) {
+	commit, err := Commit(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	rows := map[string][]string{}
-	for i, line := range strings.Split(section, "\n") {
-		cells, ok := split(line)
-		if !ok || i < 2 { // the names of the columns, and the line below them
-			continue
-		}
-		if len(cells) != len(t.Columns) {
-			return nil, fmt.Errorf("%s: a row of %q has %d cells, must have %d: %s", t.File, t.Heading, len(cells), len(t.Columns), line)
-		}
-		rows[cells[0]] = cells[1:]
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return nil, err
 	}
-	return rows, nil
+	dir := filepath.Join(cache, "onlyonce")
+	return &Store{filepath.Join(dir, kind+".jsonl"), commit}, os.MkdirAll(dir, 0o755)
 }
 
-// Write replaces the table by rows, in their order. What is above the heading stays as it is.
-func (t Table) Write(rows [][]string) error {
-	before, _, err := t.parts()
-	if err != nil {
-		return err
-	}
-	var b strings.Builder
-	b.WriteString(before)
-	b.WriteString(t.Heading + "\n\n")
-	b.WriteString(join(t.Columns) + "\n|" + strings.Repeat("---|", len(t.Columns)) + "\n")
-	for _, r := range rows {
-		if len(r) != len(t.Columns) {
-			return fmt.Errorf("%s: row %q has %d cells, must have %d", t.File, r, len(r), len(t.Columns))
-		}
-		b.WriteString(join(r) + "\n")
-	}
-	// If a write is interrupted, the old file stays.
-	next, err := os.CreateTemp(filepath.Dir(t.File), ".results")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(next.Name()) }()
-	_, err = next.WriteString(b.String())
-	if err := errors.Join(err, next.Chmod(0o644), next.Close()); err != nil {
-		return err
-	}
-	return os.Rename(next.Name(), t.File)
-}
-
-// parts returns what is above the heading, and the lines of the table.
-func (t Table) parts() (before, section string, err error) {
-	text, err := os.ReadFile(t.File)
+// Read returns the newest result of each check.
+func (s *Store) Read() (map[string]Result, error) {
+	text, err := os.ReadFile(s.file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", "", err
+		return nil, err
 	}
-	before, section, found := strings.Cut("\n"+string(text), "\n"+t.Heading+"\n")
-	before = strings.TrimPrefix(before, "\n")
-	if !found {
-		return strings.TrimRight(before, "\n") + "\n\n", "", nil
-	}
-	section = strings.TrimSpace(section)
-	for line := range strings.SplitSeq(section, "\n") {
-		if line != "" && !strings.HasPrefix(line, "|") {
-			return "", "", fmt.Errorf("%s: %q must be the last heading, with nothing but a table below it; found %q", t.File, t.Heading, line)
+	newest := map[string]Result{}
+	for lines := json.NewDecoder(bytes.NewReader(text)); ; {
+		var r Result
+		if err := lines.Decode(&r); errors.Is(err, io.EOF) {
+			return newest, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("%s: %w; delete it to begin anew", s.file, err)
 		}
+		newest[r.Check] = r
 	}
-	return before + "\n", section, nil
 }
 
-func join(cells []string) string {
-	escaped := make([]string, len(cells))
-	for i, c := range cells {
-		escaped[i] = strings.ReplaceAll(strings.ReplaceAll(c, "\n", " "), "|", `\|`)
+// Add records a result.
+func (s *Store) Add(check, verdict string) error {
+	line, err := json.Marshal(Result{check, verdict, s.commit, time.Now().UTC().Format(time.DateOnly)})
+	if err != nil {
+		return err
 	}
-	return "| " + strings.Join(escaped, " | ") + " |"
+	f, err := os.OpenFile(s.file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n')) // one write, because another process may add a line meanwhile
+	return errors.Join(err, f.Close())
 }
 
-func split(line string) (cells []string, ok bool) {
-	inner, ok := strings.CutPrefix(line, "| ")
-	if !ok {
-		return nil, false
-	}
-	inner, ok = strings.CutSuffix(inner, " |")
-	if !ok {
-		return nil, false
-	}
-	for _, c := range strings.Split(strings.ReplaceAll(inner, `\|`, "\x00"), " | ") {
-		cells = append(cells, strings.ReplaceAll(c, "\x00", "|"))
-	}
-	return cells, true
+// Current reports whether a result is of the code as it is now. A tree with changes is no commit.
+func (s *Store) Current(r Result) bool {
+	return r.Commit == s.commit && !strings.HasSuffix(s.commit, "+")
 }
 
 // Part is part K of N, counted from 1.

@@ -4,57 +4,44 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"testing"
+	"time"
 )
 
-func TestTableKeepsWhatIsAboveIt(t *testing.T) {
+func TestStoreKeepsTheNewest(t *testing.T) {
 	t.Parallel()
-	table := Table{File: filepath.Join(t.TempDir(), "r.md"), Heading: "## Rows", Columns: []string{"Rule", "Verdict", "Commit"}}
-	if rows, err := table.Read(); err != nil || len(rows) != 0 {
-		t.Errorf("no file: %v, %v", rows, err)
+	file := filepath.Join(t.TempDir(), "checks.jsonl")
+	before, now, changed := &Store{file, "abc"}, &Store{file, "def"}, &Store{file, "def+"}
+	if got, err := now.Read(); err != nil || len(got) != 0 {
+		t.Errorf("no file: %v, %v", got, err)
 	}
-	const above = "# Mutants\n\n| a | table |\n|---|---|\n| of | another |\n"
-	if err := os.WriteFile(table.File, []byte(above), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, rows := range [][][]string{
-		{{"T1", "caught", "abc"}, {"T2 a | b", "survived", "abc"}},
-		{{"T1", "survived", "def"}},
-		{},
-	} {
-		if err := table.Write(rows); err != nil {
+	for _, add := range []struct {
+		store          *Store
+		check, verdict string
+	}{{before, "T1", "survived"}, {now, "T2", "caught"}, {before, "T3", "caught"}, {changed, "T4", "caught"}, {now, "T1", "caught"}} {
+		if err := add.store.Add(add.check, add.verdict); err != nil {
 			t.Fatal(err)
 		}
-		want := map[string][]string{}
-		for _, r := range rows {
-			want[r[0]] = r[1:]
-		}
-		if got, err := table.Read(); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%v, %v; want %v", got, err, want)
-		}
-		text, err := os.ReadFile(table.File)
-		if err != nil || !strings.HasPrefix(string(text), above+"\n## Rows\n\n| Rule | Verdict | Commit |\n|---|---|---|\n") || strings.Count(string(text), "## Rows") != 1 {
-			t.Errorf("%v\n%s", err, text)
+	}
+	got, err := now.Read()
+	today := time.Now().UTC().Format(time.DateOnly)
+	want := map[string]Result{
+		"T1": {"T1", "caught", "def", today}, "T2": {"T2", "caught", "def", today},
+		"T3": {"T3", "caught", "abc", today}, "T4": {"T4", "caught", "def+", today},
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	for check, current := range map[string]bool{"T1": true, "T2": true, "T3": false, "T4": false} {
+		if now.Current(got[check]) != current || changed.Current(got[check]) {
+			t.Errorf("%s: at this commit %v, with changes %v", check, now.Current(got[check]), changed.Current(got[check]))
 		}
 	}
-	if err := table.Write([][]string{{"T1", "caught"}}); err == nil {
-		t.Error("a row with too few cells was written")
-	}
-}
-
-// Text below the table would be lost by the next write.
-func TestTableMustBeTheLast(t *testing.T) {
-	t.Parallel()
-	table := Table{File: filepath.Join(t.TempDir(), "r.md"), Heading: "## Rows", Columns: []string{"Rule"}}
-	if err := os.WriteFile(table.File, []byte("## Rows\n\n| Rule |\n|---|\n| T1 |\n\nmore\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := table.Read(); err == nil {
-		t.Error("text below the table: no error of Read")
-	}
-	if err := table.Write(nil); err == nil {
-		t.Error("text below the table: no error of Write")
+	if _, err := now.Read(); err == nil {
+		t.Error("half a line: no error")
 	}
 }
 
