@@ -21,12 +21,13 @@ type applier struct {
 	troubled   bool  // it has reported that an attempt failed, and nothing was committed since
 }
 
-// attemptCounting are the statements that count the attempts at a message that is alone. count and
-// forget have cursor, epoch, nonce and offset as their first arguments, takeBack cursor and offset.
+// attemptCounting are the statements that count the attempts at a message that is alone. The first
+// arguments of count and forget are cursor, epoch, nonce and offset; without an owner they are cursor
+// and offset, as those of takeBack always are.
 type attemptCounting struct {
 	count, takeBack, forget string
 
-	unowned bool // epoch and nonce are not among the arguments
+	unowned bool // without epoch and nonce
 }
 
 // arguments returns the arguments of count and forget.

@@ -53,7 +53,7 @@ type Consumer struct {
 
 	shard     string                                     // name of this database, "" if only one
 	shards    []*Consumer                                // by name, nil if there is one database
-	shardFunc func(topic string, partition int32) string // of returns a partition's shard by name
+	shardFunc func(topic string, partition int32) string // returns a partition's shard by name
 	filters   *inbox.Filters                             // of closed segments in the database's inbox
 	poller    *poller                                    // polls this database for all partitions
 	*shared

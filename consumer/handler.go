@@ -236,7 +236,7 @@ func (e *engine) callMessageHandler(ctx context.Context, tx *guard.Handle, m *Me
 	return fault.Point(fault.Handled)
 }
 
-// callDirectly is invoke without middleware and without a closure.
+// callDirectly calls the handler of messages. Without middleware it needs no closure.
 func (c *Consumer) callDirectly(ctx context.Context, tx *guard.Handle, m *Message) (err error) {
 	defer panicToError(&err)
 	return probeError(c.handler(ctx, tx, m))

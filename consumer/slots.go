@@ -61,8 +61,8 @@ type slot struct {
 	events chan<- slotEvent
 	gone   sync.WaitGroup // the goroutine
 
-	task *task // of the scheduler: what the slot has in its hands; nil: nothing
-	work *task // of the slot's goroutine: the same
+	// The slot's task, nil if it has none: task belongs to the scheduler, work to the slot's goroutine.
+	task, work *task
 }
 
 // slotEvent is what a slot reports to the scheduler.

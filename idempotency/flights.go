@@ -58,7 +58,7 @@ func (f *flights) leave(tenant string) {
 }
 
 // reserveConn waits until a handler of the tenant may hold a connection of the tenant's share. It
-// returns false if ctx ends first. After true, the caller must call disconnect. Waiting happens
+// returns false if ctx ends first. After true, the caller must call releaseConn. Waiting happens
 // here and not in the pool, because other tenants wait in the pool.
 func (f *flights) reserveConn(ctx context.Context, tenant string, share int) bool {
 	f.mu.Lock()
@@ -111,7 +111,7 @@ func (f *flights) running(id [16]byte) (ahead <-chan struct{}) {
 	return nil
 }
 
-// start takes a key for a request of this process. If another request has it, begin returns a
+// start takes a key for a request of this process. If another request has it, start returns a
 // channel that is closed when that one ends.
 func (f *flights) start(id [16]byte) (mine *flight, ahead <-chan struct{}) {
 	f.mu.Lock()

@@ -31,7 +31,7 @@ func (r *rig) operations(work map[string]idempotency.Work) *idempotency.Operatio
 	return ops
 }
 
-// runs works until the test ends.
+// works runs the worker until the test ends.
 func (r *rig) works(ops *idempotency.Operations) {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

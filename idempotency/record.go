@@ -47,7 +47,7 @@ const (
 )
 
 // claimSQL claims a key in lease mode. Out: one row of lease and epoch, or no row if there is a
-// record. stealSQL takes over a lease that has ended; it returns null if another process was
+// record. takeOverSQL takes over a lease that has ended; it returns null if another process was
 // faster.
 const (
 	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)`

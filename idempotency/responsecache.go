@@ -177,8 +177,8 @@ func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool
 	return c, true
 }
 
-// put stores a completed record after its COMMIT, and then checks with still that the row of the
-// same attempt is there. If it is not, or if the check fails, put removes the entry again. It may
+// put stores a completed record after its COMMIT, and then checks with isStillThere that the row of
+// the same attempt is there. If it is not, or if the check fails, put removes the entry again. It may
 // run after the request was answered; its errors are dropped, because a missing entry costs only a
 // query.
 func (t *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, isStillThere func(context.Context) (bool, error)) {

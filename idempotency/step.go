@@ -77,7 +77,7 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 	return result, err
 }
 
-// takeStepName takes a name for a step of the run that ctx belongs to. free gives the name back.
+// takeStepName takes a name for a step of the run that ctx belongs to. release gives the name back.
 func (run *handlerRun) takeStepName(ctx context.Context, name string) (release func(), err error) {
 	run.asking.Lock()
 	defer run.asking.Unlock()

@@ -55,7 +55,7 @@ const oneEventSQL = eventColumns + `, l.order_key, l.header_names, l.header_valu
 
 // Event is an event of the event log, without its body.
 type Event struct {
-	Topic     string `json:"topic"` // webhook.ENDPOINT for webhooks
+	Topic     string `json:"topic"` // "webhook." and the endpoint for webhooks
 	Partition int32  `json:"partition"`
 	Offset    int64  `json:"offset"`
 	ID        string `json:"id"` // ENDPOINT/PROVIDER/ID for webhooks

@@ -157,7 +157,7 @@ func (c *laneCalls) observe(ctx context.Context, a *callAttempt, kind AttemptKin
 	attempt(ctx, a)
 }
 
-// prepareCall prepares an attempt, and reports whether the sink is to make it. If not, f.result has
+// prepareCall prepares an attempt, and reports whether the sink is to make it. If not, a.result has
 // the reason.
 func (c *laneCalls) prepareCall(a *callAttempt) bool {
 	if err := a.mayStart(); err != nil {
@@ -249,7 +249,7 @@ func (c *laneCalls) makeBatch(calls []*callAttempt) {
 }
 
 // openBody decrypts a body that is sealed, under the key that it was sealed under (O13). If it
-// cannot be opened, f.result has the reason, no call is made and no attempt counts. A body that
+// cannot be opened, a.result has the reason, no call is made and no attempt counts. A body that
 // will never open waits for an operator. After any other error another try may help, for example
 // once the key is deployed.
 func (c *laneCalls) openBody(a *callAttempt) bool {

@@ -119,7 +119,7 @@ func (r *rig) hooks() webhook.Hooks {
 	}
 }
 
-// outcomes returns the results of the last n requests.
+// last returns the outcome of the last request.
 func (r *rig) last() webhook.Outcome {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -255,7 +255,7 @@ func (r *rig) count(table string) int {
 	return one[int](r, `select count(*) from `+table)
 }
 
-// stripe is an event of Stripe's.
+// stripeBody is an event of Stripe's.
 func stripeBody(id string, more string) string {
 	return fmt.Sprintf(`{"id":%q,"type":"invoice.paid","data":{"object":{"id":"in_1"}}%s}`, id, more)
 }

@@ -32,7 +32,7 @@ type Reconcile struct {
 }
 
 // reconcileDueSQL returns when the next reconciliation is due, and from which time it lists. In:
-// endpoint, every, overlap. One row: seconds; the time, null for none; the time now. endedSQL
+// endpoint, every, overlap. One row: seconds; the time, null for none; the time now. reconciledSQL
 // records a complete one by the time it began. In: endpoint, time.
 const (
 	reconcileDueSQL = `

@@ -64,7 +64,7 @@ type pendingFetch struct {
 	ctx             context.Context
 	req             *kmsg.FetchRequest // for one partition
 	key             partitionKey
-	deadline        time.Time // after it an empty answer counts too; see waitsOn
+	deadline        time.Time // after it an empty answer counts too
 	timesPassedOver int
 	answer          chan *kmsg.FetchResponse // of size 1
 	failed          chan error               // of size 1

@@ -277,7 +277,7 @@ func (m *member) releaseOverdue(ctx context.Context) {
 	}
 }
 
-// partitionEnd is a row of scoutSQL.
+// partitionEnd is a row of endsSQL.
 type partitionEnd struct {
 	Topic       string
 	Partition   int16

@@ -154,7 +154,7 @@ func (s *Source) checkStreams(ctx context.Context) error {
 	return nil
 }
 
-// streamState is a row of surveySQL.
+// streamState is a row of streamsSQL.
 type streamState struct {
 	Topic       string
 	ID          int32

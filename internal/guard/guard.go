@@ -53,7 +53,7 @@ type Tx struct {
 	savepoints     int
 	openSavepoints []openSavepoint // savepoints that are open
 	statements     int             // statements of handlers so far, sent or queued
-	turnStarts     []int           // what stated was when each turn began
+	turnStarts     []int           // by turn: the value of statements when it began
 
 	firstUses    map[[16]byte]struct{}
 	beforeCommit []beforeCommitItem // what is written right before the seal

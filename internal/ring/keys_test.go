@@ -75,7 +75,7 @@ func (r *rig) segments(key uuid.UUID) string {
 	return one[string](r, `select coalesce(string_agg(segment, ' ' order by segment), '') from onlyonce.inbox where key = $1`, key)
 }
 
-// fresh is the claim that raises.
+// freshly claims by the function that raises if a key is not new.
 func (r *rig) freshly(db execer, keys ...uuid.UUID) error {
 	prints := make([]int64, len(keys))
 	_, err := db.Exec(context.Background(), `select onlyonce.claim_consumer_fresh($1, $2)`, keys, prints)

@@ -86,7 +86,7 @@ func newBreaker(cfg Breaker) breaker {
 }
 
 // allow permits one attempt, or returns an error if the attempt must not be made. The caller calls
-// the returned function when the attempt has ended, with nil, errFailed or errNothing.
+// the returned function when the attempt has ended, with nil, errHostDown or errHostUnknown.
 func (b breaker) allow() (func(error), error) {
 	if b.TwoStepCircuitBreaker == nil {
 		return func(error) {}, nil

@@ -35,7 +35,7 @@ type Sink struct {
 
 	mu      sync.Mutex
 	queues  map[topicPartition]*partitionQueue
-	layouts map[string]topicLayout // topics, at most layoutAge old
+	layouts map[string]topicLayout // topics, at most metadataAge old
 }
 
 // topicLayout is what the sink knows of a topic.

@@ -15,7 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/results"
 )
 
-// scenes are all of them.
+// allScenes returns the scenes of every file.
 func allScenes() []scene {
 	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), homesScenes(), operatorScenes(), rotationScenes())
 }

@@ -24,7 +24,7 @@ type message struct {
 	Seq int    `json:"seq"` // among those of its key
 }
 
-// faulty messages can only be parked: at once, or after their attempts are used up.
+// A faulty message can only be parked: at once, or after its attempts are used up.
 func (m message) permanent() bool { return workload.Hash(m.ID)%500 == 250 }
 func (m message) exhausted() bool { return workload.Hash(m.ID)%2000 == 1750 }
 func (m message) faulty() bool    { return m.permanent() || m.exhausted() }
