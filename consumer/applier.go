@@ -22,8 +22,8 @@ type applier struct {
 }
 
 // attemptCounting are the statements that count the attempts at a message that is alone. The first
-// arguments of count and forget are cursor, epoch, nonce and offset; without an owner they are cursor
-// and offset, as those of takeBack always are.
+// arguments of count and forget are cursor, epoch, nonce and offset; without an owner they are
+// cursor and offset, as those of takeBack always are.
 type attemptCounting struct {
 	count, takeBack, forget string
 

@@ -178,9 +178,9 @@ func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool
 }
 
 // put stores a completed record after its COMMIT, and then checks with isStillThere that the row of
-// the same attempt is there. If it is not, or if the check fails, put removes the entry again. It may
-// run after the request was answered; its errors are dropped, because a missing entry costs only a
-// query.
+// the same attempt is there. If it is not, or if the check fails, put removes the entry again. It
+// may run after the request was answered; its errors are dropped, because a missing entry costs
+// only a query.
 func (t *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, isStillThere func(context.Context) (bool, error)) {
 	o, clock, ok := t.currentHistory()
 	if !ok || c.Origin != o {

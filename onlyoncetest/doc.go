@@ -89,7 +89,7 @@
 // which ends in an init function of package internal/supervise: no test runs in it. Docker is not
 // used, and nothing is downloaded.
 //
-// On a server that is given, databases whose names begin with onlyoncetest_ are created, so the role needs
+// On a server that is given, databases onlyoncetest_... are created, so the role needs
 // CREATEDB. They stay there, for the next process to drop and make anew.
 //
 // # Decisions

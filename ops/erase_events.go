@@ -24,8 +24,8 @@ select 'parked', p.id, p.partition::bigint, p.event_id, p.erased_at, coalesce(oc
  where p.kind = 'event' and p.topic = $1 and ($2::text is null or p.event_id = $2) and ($3::text is null or p.record_key = convert_to($3, 'UTF8'))
  order by 1, 3, 2`
 
-// lockEventCursorsSQL locks the topic's cursors, which a replay would move back. In: topic. Consumers
-// continue meanwhile, because their positions move by inserts.
+// lockEventCursorsSQL locks the topic's cursors, which a replay would move back. In: topic.
+// Consumers continue meanwhile, because their positions move by inserts.
 const (
 	lockEventCursorsSQL = `select id from onlyonce.cursors where topic = $1 order by id for share`
 	lockParkedEventsSQL = `

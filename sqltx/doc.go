@@ -58,7 +58,7 @@
 // # Contexts
 //
 // Database/sql rolls a transaction back by itself if the context of its BeginTx ends: a goroutine
-// of it, awaitDone, calls Rollback at any moment. So Within begins with a context that does not
+// of its own calls Rollback at any moment. So Within begins with a context that does not
 // end. What is left of contexts:
 //
 //	the handler's context ends ...

@@ -24,7 +24,7 @@ import (
 // Microsoft Graph gives notifications no id, so ID is a hash of the body; see [Meta] for what that
 // means for notifications that are repeated in another body. Type is the first notification's
 // changeType, or its lifecycleEvent. The tokens of notifications with resource data
-// (validationTokens) are not verified.
+// are not verified.
 //
 // The handshake, a POST with a validationToken in the query, is answered with the token; see
 // [Challenge] for which tokens are refused. It is not signed: anyone can have the endpoint

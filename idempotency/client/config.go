@@ -44,9 +44,10 @@ type Config struct {
 	AttemptTimeout time.Duration
 
 	// TotalTime bounds all attempts and the waits between them, from 1 ms to 24 hours. It must be
-	// well below the time for which the server remembers keys (H19: 48 hours unless configured), because a later retry is
-	// a new operation there. An earlier deadline of the request's context, or http.Client.Timeout,
-	// wins. Reading the answer's body may take longer. Defaults to 3 minutes.
+	// well below the time for which the server remembers keys (H19: 48 hours unless configured),
+	// because a later retry is a new operation there. An earlier deadline of the request's context,
+	// or http.Client.Timeout, wins. Reading the answer's body may take longer. Defaults to 3
+	// minutes.
 	TotalTime time.Duration
 
 	// RetryMin is the first wait between two attempts, from 1 ms to 1 hour. The wait doubles up to

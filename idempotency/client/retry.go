@@ -13,8 +13,8 @@ import (
 )
 
 // planRetry returns whether the operation needs another attempt, and after which wait. If it does,
-// planRetry has closed the answer. If the wait would end after the deadline, planRetry returns false:
-// the answer at hand says more to the caller than a timeout would.
+// planRetry has closed the answer. If the wait would end after the deadline, planRetry returns
+// false: the answer at hand says more to the caller than a timeout would.
 func (o *operation) planRetry(ctx context.Context, n int, a *sentAttempt) (wait time.Duration, again bool) {
 	now := time.Now()
 	var retryAfter time.Duration

@@ -145,7 +145,7 @@ func (s *aheadState) committed() (set uint8) {
 // rest is the calls of the pass above last.
 func (l *aheadLane) rest() uint8 { return l.target &^ l.prev &^ (1<<l.last - 1) }
 
-// windowMoves is the statement that renews the lease and moves the window: renewAheadSQL.
+// windowMoves is the statement that renews the lease and moves the window.
 func (g *aheadScope) windowMoves(s aheadState, out emit[aheadState]) {
 	t := s
 	t.moving.owner, t.moving.version = 0, 0

@@ -1,16 +1,16 @@
 // Command size measures a commit of this repository by package: lines of Go without tests and of
-// tests, exported names and fields, functions above 80 lines, references between files against their
-// order, and Markdown. Its figures are comparable with those of its own earlier runs alone.
+// tests, exported names and fields, functions above 80 lines, references between files against
+// their order, and Markdown. Its figures are comparable with those of its own earlier runs alone.
 //
 //	go run ./test/size                     # HEAD: every package, and totals
 //	go run ./test/size fe6af5d8 HEAD       # what changed from one commit to another
 //	go run ./test/size -md fe6af5d8 HEAD   # the same as Markdown, of packages with 1,000 lines or more
 //
-// References: an edge leads from a file to another file of its package if an identifier in the first
-// names something that the second declares at package level, or a method of it; each pair of files
-// counts once. The files are put into the greedy order of Eades, Lin and Smyth, and an edge is
-// against it if it leads from a later file to an earlier one. Tests have no part in it. As for Go's
-// own tools, what is in testdata does not count.
+// References: an edge leads from a file to another file of its package if an identifier in the
+// first names something that the second declares at package level, or a method of it; each pair of
+// files counts once. The files are put into the greedy order of Eades, Lin and Smyth, and an edge
+// is against it if it leads from a later file to an earlier one. Tests have no part in it. As for
+// Go's own tools, what is in testdata does not count.
 package main
 
 import (

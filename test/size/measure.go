@@ -76,8 +76,8 @@ type packages struct {
 	uses  map[string]map[*ast.Ident]types.Object
 }
 
-// parse reads a file and counts what its syntax shows. It keeps the file for edges if it belongs to a
-// build for Linux without tags, so that each name has one declaration.
+// parse reads a file and counts what its syntax shows. It keeps the file for edges if it belongs to
+// a build for Linux without tags, so that each name has one declaration.
 func (p *packages) parse(dir, name string, src []byte, s *size) error {
 	f, err := parser.ParseFile(p.fset, name, src, parser.SkipObjectResolution)
 	if err != nil {

@@ -4,10 +4,10 @@ package main
 type edge struct{ from, to int }
 
 // against returns how many edges lead backwards in the order that the heuristic of Eades, Lin and
-// Smyth finds for n nodes: a greedy order with few such edges, not always the fewest. It takes nodes
-// away until none is left: a sink to the back, otherwise a source to the front, otherwise the node
-// with the most outgoing less incoming edges to the front. Of equal nodes it takes the first, so that
-// the answer depends on the graph alone.
+// Smyth finds for n nodes: a greedy order with few such edges, not always the fewest. It takes
+// nodes away until none is left: a sink to the back, otherwise a source to the front, otherwise the
+// node with the most outgoing less incoming edges to the front. Of equal nodes it takes the first,
+// so that the answer depends on the graph alone.
 func against(n int, edges []edge) (count int) {
 	place := make([]int, n) // from 1; 0: not taken yet
 	for front, back := 1, n; front <= back; {

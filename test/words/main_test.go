@@ -1,62 +1,43 @@
 package main
 
 import (
+	"io"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 )
 
-// Lines of comments are at most 100 columns wide; a tab counts 4. Blocks of code, the Output of an
-// example and directives are as wide as they must be.
-func TestCommentsEndAt100Columns(t *testing.T) {
-	out, err := exec.Command("git", "-C", "../..", "ls-files", "-z", "*.go").Output()
-	files := strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
-	if err != nil || len(files) < 500 {
-		t.Fatalf("%d files: %v", len(files), err)
+// tracked are the files that git knows, by their path from the root.
+func tracked(t *testing.T, globs ...string) []string {
+	t.Helper()
+	out, err := exec.Command("git", append([]string{"-C", "../..", "ls-files", "-z"}, globs...)...).Output()
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, f := range files {
-		src, err := os.ReadFile("../../" + f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		output := false
-		for i, line := range strings.Split(string(src), "\n") {
-			text, comment := strings.CutPrefix(strings.TrimSpace(line), "//")
-			output = comment && (output || strings.Contains(text, "Output:"))
-			if !comment || output || strings.HasPrefix(text, "\t") || !strings.HasPrefix(text, " ") {
-				continue
-			}
-			if n := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")); n > 100 {
-				t.Errorf("%s:%d: %d columns", f, i+1, n)
-			}
-		}
+	return strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	src, err := os.ReadFile("../../" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(src)
+}
+
+func TestRegisterOfStringLiterals(t *testing.T) {
+	t.Parallel()
+	if n, err := run(io.Discard, "../.."); err != nil || n > ceiling {
+		t.Errorf("%d, at most %d: make words lists them (%v)", n, ceiling, err)
 	}
 }
 
-func TestCommentsAndProse(t *testing.T) {
-	src := "package p // one\n\n/* two\nthree */\nvar s = \"// no\"\n// four\n"
-	if got, want := comments("p.go", []byte(src)), []string{"// one", "/* two", "three */", "// four"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-	md := "# a\n\n```\nno\n```\nb\n"
-	if got, want := prose("a.md", []byte(md)), []string{"# a", "b"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-func TestJudge(t *testing.T) {
-	for _, c := range []struct {
-		w    word
-		rate float64
-		want bool
-	}{
-		{word{most: 4}, 4, true}, {word{most: 4}, 4.1, false}, {word{least: 2}, 1.9, false}, {word{least: 2}, 2, true}, {word{}, 1000, true},
-	} {
-		if got, verdict := c.w.judge(c.rate); got != c.want {
-			t.Errorf("%+v at %v: %v (%s)", c.w, c.rate, got, verdict)
-		}
+func TestLiterals(t *testing.T) {
+	t.Parallel()
+	got := goStrings([]byte("package p // \"nobody\"\nvar s, r = \"whoever\", `is told`\n"))
+	if strings.Join(got, " ") != "\"whoever\" `is told`" {
+		t.Errorf("%q", got)
 	}
 }
