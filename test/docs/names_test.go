@@ -20,7 +20,8 @@ type code struct {
 	words     map[string]bool            // identifiers, and words of strings and of other files
 	packages  map[string]map[string]bool // by last part of the path: identifiers
 	members   map[string]map[string]bool // by type name: fields, methods, and embedded types
-	strings   map[string]bool            // whole string literals: flags, and commands of onlyonce
+	strings   map[string]bool            // whole string literals, for example flags
+	commands  map[string]bool            // of onlyonce
 	declared  map[string]bool            // by packages of the product: names, fields and methods
 	sqlstates map[string]bool
 }
@@ -32,7 +33,7 @@ var (
 	laboratory = regexp.MustCompile(`^(test|bench|examples|ui/e2e|telemetry/test)/|_test\.go$`)
 	sqlstate   = regexp.MustCompile(`\bOO\d{3}\b`)
 	flagName   = regexp.MustCompile(`(?:^| )-([a-z][a-z-]*)`)
-	commandOf  = regexp.MustCompile(`^onlyonce ([a-z]+)(?: ([a-z]+))?`)
+	commandOf  = regexp.MustCompile(`^onlyonce (?:help )?([a-z]+)(?: ([a-z]+))?`)
 )
 
 // others are names of other libraries, which no code of ours has.
@@ -40,7 +41,7 @@ var others = map[string]bool{"otelpgx": true, "kotel": true, "kgo.WithHooks": tr
 
 func readCode(t *testing.T) *code {
 	t.Helper()
-	c := &code{words: map[string]bool{}, packages: map[string]map[string]bool{}, members: map[string]map[string]bool{}, strings: map[string]bool{}, declared: map[string]bool{}, sqlstates: map[string]bool{}}
+	c := &code{words: map[string]bool{}, packages: map[string]map[string]bool{}, members: map[string]map[string]bool{}, strings: map[string]bool{}, commands: map[string]bool{}, declared: map[string]bool{}, sqlstates: map[string]bool{}}
 	fset := token.NewFileSet()
 	for _, name := range tracked(t, "*.go", "*.sql", "*.html", "*.py", "*.yaml", "*.yml", "Makefile", ".ci/*", "*go.mod") {
 		text, err := os.ReadFile(filepath.Join(root, name))
@@ -107,6 +108,11 @@ func (c *code) addFile(name string, f *ast.File) {
 		case *ast.BasicLit:
 			c.add(n.Value)
 			c.strings[strings.Trim(n.Value, "\"`")] = true
+		case *ast.KeyValueExpr:
+			key, _ := n.Key.(*ast.Ident)
+			if lit, ok := n.Value.(*ast.BasicLit); ok && key != nil && key.Name == "name" && dir == "cmd/onlyonce" {
+				c.commands[strings.Trim(lit.Value, `"`)] = true
+			}
 		case *ast.FuncDecl:
 			declare(n.Name)
 			if n.Recv != nil {
@@ -225,7 +231,7 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 				gone := ""
 				cmd := commandOf.FindStringSubmatch(q[1])
 				switch {
-				case cmd != nil && !c.strings[cmd[1]] && !c.strings[strings.TrimSpace(cmd[1]+" "+cmd[2])]:
+				case cmd != nil && !c.commands[cmd[1]] && !c.commands[cmd[1]+" "+cmd[2]]:
 					gone = cmd[0]
 				case metrics.ByPrometheus(q[1]) != nil || others[q[1]]:
 				case strings.HasPrefix(q[1], "onlyonce_") && !c.words[q[1]]:
