@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// What of a comment is a name: `a` or `a.b` in quotes or in [a.b], a word with a capital letter
-// inside as in camelCase, and a.b if a is a package of ours or a single letter.
+// What of a comment is a name: `a` or `a.b` in quotes or in [a.b], a word with a capital
+// inside, and a.b if a is a package of ours or a single letter.
 var (
 	ident        = regexp.MustCompile(`\w+`)
 	marked       = regexp.MustCompile("[`\\[]\\*?([A-Za-z_][\\w.]*)[`\\]]")
