@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/examples/internal/command"
-	"github.com/onlyonce/onlyonce/examples/internal/commandtest"
+	"github.com/onlyonce/onlyonce/test/demo/command"
+	"github.com/onlyonce/onlyonce/test/demo/commandtest"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )

@@ -1,7 +1,11 @@
-package main
+// Package payments is a payments API whose requests take effect once. Its handlers decide about
+// single answers, store one by reference, ask the provider about lost calls, and settle in the
+// background. openapi.yaml describes it.
+package payments
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,17 +21,22 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// apiConfig configures the service.
-type apiConfig struct {
+// Schema makes the service's tables.
+//
+//go:embed schema.sql
+var Schema string
+
+// Config configures the service.
+type Config struct {
 	Accounts map[string]string // API key -> account
 	Sink     string            // name of the payment provider in the outbox
 	Provider string            // its base URL
 	Secret   idempotency.FingerprintKey
 }
 
-// api is the service. This file and those of its routes are what a user of onlyonce writes.
-type api struct {
-	cfg   apiConfig
+// API is the service.
+type API struct {
+	cfg   Config
 	pool  *pgxpool.Pool
 	layer *idempotency.Layer
 	relay *outbox.Relay
@@ -45,20 +54,20 @@ const (
 	keep      = 2 * keyWindow
 )
 
-// newAPI builds the layer, which makes requests take effect once, and the relay, which sends their
+// New builds the layer, which makes requests take effect once, and the relay, which sends their
 // calls.
-func newAPI(pool, relayPool *pgxpool.Pool, cfg apiConfig) (*api, error) {
-	a := &api{cfg: cfg, pool: pool, provider: &http.Client{Timeout: 5 * time.Second}}
+func New(pool *pgxpool.Pool, cfg Config) (*API, error) {
+	a := &API{cfg: cfg, pool: pool, provider: &http.Client{Timeout: 5 * time.Second}}
 	var err error
 	a.sink, err = httpsink.New(httpsink.Config{
 		Name: cfg.Sink, BaseURL: cfg.Provider, KeyWindow: keyWindow, Timeout: 5 * time.Second,
-		AllowPrivate: true, // the provider of this example runs on loopback
+		AllowPrivate: true, // the provider runs on loopback
 		Breaker:      httpsink.Breaker{OpenFor: time.Second},
 	})
 	if err != nil {
 		return nil, err
 	}
-	a.relay, err = outbox.NewRelay(relayPool, outbox.RelayConfig{
+	a.relay, err = outbox.NewRelay(pool, outbox.RelayConfig{
 		Sinks: []outbox.Sink{a.sink}, Concurrency: 32, PollInterval: 100 * time.Millisecond, LeaseTTL: 3 * time.Second,
 		RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second, DrainTimeout: 5 * time.Second,
 	})
@@ -93,9 +102,9 @@ func newAPI(pool, relayPool *pgxpool.Pool, cfg apiConfig) (*api, error) {
 	return a, err
 }
 
-// handler returns the service's routes. Authentication runs outside of the layer: a replay needs
+// Handler returns the service's routes. Authentication runs outside of the layer: a replay needs
 // the same account.
-func (a *api) handler() http.Handler {
+func (a *API) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range []struct {
 		route idempotency.Route
@@ -120,9 +129,9 @@ func (a *api) handler() http.Handler {
 	return a.authenticated(mux)
 }
 
-// run purges expired records, does the work of settlements and sends the outbox's calls, until ctx
+// Run purges expired records, does the work of settlements and sends the outbox's calls, until ctx
 // ends.
-func (a *api) run(ctx context.Context) error {
+func (a *API) Run(ctx context.Context) error {
 	defer a.sink.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -141,7 +150,7 @@ func accountOf(ctx context.Context) (string, bool) {
 }
 
 // authenticated finds the account of an API key, which is sent as a bearer token.
-func (a *api) authenticated(next http.Handler) http.Handler {
+func (a *API) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		account, ok := a.cfg.Accounts[token]

@@ -1,4 +1,4 @@
-package main
+package payments
 
 import (
 	"context"
@@ -60,7 +60,7 @@ func scanCharge(row pgx.Row) (*charge, error) {
 
 // charge authorises a payment, and captures it unless capture is false. The row, the call to the
 // provider and the answer commit together.
-func (a *api) charge(r *http.Request) (*answer, error) {
+func (a *API) charge(r *http.Request) (*answer, error) {
 	in, err := readParams(r)
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (a *api) charge(r *http.Request) (*answer, error) {
 // showChargeSQL returns the account's charge. $1 id, $2 account. By the primary key.
 const showChargeSQL = `select ` + chargeColumns + ` from onlyonce_payments.charges where id = $1 and account = $2`
 
-func (a *api) showCharge(r *http.Request) (*answer, error) {
+func (a *API) showCharge(r *http.Request) (*answer, error) {
 	account, _ := accountOf(r.Context())
 	if !storable(r.PathValue("id")) {
 		return nil, notFoundProblem(pgx.ErrNoRows)
@@ -127,7 +127,7 @@ returning ` + chargeColumns
 const insertCaptureSQL = `
 insert into onlyonce_payments.captures (id, charge, account, reference, amount) values ($1, $2, $3, $4, $5)`
 
-func (a *api) capture(r *http.Request) (*answer, error) {
+func (a *API) capture(r *http.Request) (*answer, error) {
 	in, err := readParams(r)
 	if err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ type instruction struct {
 
 // enqueue enqueues a call to the provider that commits with the transaction. Its key is derived
 // from the request's. Calls about one charge are sent in the order of their commits.
-func (a *api) enqueue(ctx context.Context, tx consumer.Tx, name, charge, reference string, amount int64) error {
+func (a *API) enqueue(ctx context.Context, tx consumer.Tx, name, charge, reference string, amount int64) error {
 	body, err := json.Marshal(instruction{Charge: charge, Reference: reference, Amount: amount})
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package main
+package payments
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/examples/internal/servers"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 )
@@ -18,14 +17,14 @@ func TestChargesOnce(t *testing.T) {
 	body := `{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`
 	header := http.Header{"Authorization": {"Bearer sk_test_1"}}
 	onlyoncetest.Run(t, onlyoncetest.Case{
-		Migrate: func(ctx context.Context, pool *pgxpool.Pool) error { return servers.CreateTables(ctx, pool, schemaSQL) },
+		Migrate: func(ctx context.Context, pool *pgxpool.Pool) error { _, err := pool.Exec(ctx, Schema); return err },
 		Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
-			a, err := newAPI(p.Pool, p.Pool, apiConfig{Accounts: map[string]string{"sk_test_1": "acct_1"}, Sink: "provider",
+			a, err := New(p.Pool, Config{Accounts: map[string]string{"sk_test_1": "acct_1"}, Sink: "provider",
 				Provider: p.Reach(provider), Secret: idempotency.FingerprintKey{1}})
 			if err != nil {
 				return nil, nil, err
 			}
-			return a.handler(), onlyoncetest.RunnerFunc(a.run), nil
+			return a.Handler(), onlyoncetest.RunnerFunc(a.Run), nil
 		},
 		Requests: []onlyoncetest.Request{{Path: "/v1/charges", Key: "k-1", Header: header, Body: body}},
 		Mask:     `ch_[a-z0-9]{26}`, // ids are random

@@ -1,4 +1,4 @@
-package main
+package payments
 
 import (
 	"bytes"
@@ -40,7 +40,7 @@ const insertRefundSQL = `
 insert into onlyonce_payments.refunds (id, charge, account, reference, amount) values ($1, $2, $3, $4, $5)
 returning extract(epoch from created_at)::bigint`
 
-func (a *api) refund(r *http.Request) (*answer, error) {
+func (a *API) refund(r *http.Request) (*answer, error) {
 	in, err := readParams(r)
 	if err != nil {
 		return nil, err
@@ -90,7 +90,7 @@ returning extract(epoch from created_at)::bigint`
 // payout calls the provider while the client waits. The provider's answer is remembered as a step.
 // If this process dies after the call, the next one continues with the same answer. If it died
 // before the answer was stored, the next one repeats the call under the same key.
-func (a *api) payout(r *http.Request) (*answer, error) {
+func (a *API) payout(r *http.Request) (*answer, error) {
 	in, err := readParams(r)
 	if err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ select amount, destination, reference, extract(epoch from created_at)::bigint fr
 
 // renderPayout makes the body of a payout's answer again. A payout never changes, so the bytes are
 // those of the first answer.
-func (a *api) renderPayout(ctx context.Context, scope idempotency.Scope, id string) ([]byte, error) {
+func (a *API) renderPayout(ctx context.Context, scope idempotency.Scope, id string) ([]byte, error) {
 	var amount, created int64
 	var destination, reference string
 	err := a.pool.QueryRow(ctx, showPayoutSQL, id, scope.Tenant).Scan(&amount, &destination, &reference, &created)
@@ -163,7 +163,7 @@ func (a *api) renderPayout(ctx context.Context, scope idempotency.Scope, id stri
 
 // payoutOutcome asks the provider what became of a call, by its key. The provider knows each call
 // that it has taken, also when it would not compare another one with it any more.
-func (a *api) payoutOutcome(ctx context.Context, _, key string) (idempotency.StepOutcome, []byte, error) {
+func (a *API) payoutOutcome(ctx context.Context, _, key string) (idempotency.StepOutcome, []byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.cfg.Provider+"/payouts/"+url.PathEscape(key), nil)
 	if err != nil {
 		return idempotency.StepUnknown, nil, err
@@ -181,7 +181,7 @@ func (a *api) payoutOutcome(ctx context.Context, _, key string) (idempotency.Ste
 }
 
 // exchange sends a request to the provider and returns its whole answer.
-func (a *api) exchange(req *http.Request) (said []byte, status int, err error) {
+func (a *API) exchange(req *http.Request) (said []byte, status int, err error) {
 	resp, err := a.provider.Do(req)
 	if err != nil {
 		return nil, 0, err
@@ -193,7 +193,7 @@ func (a *api) exchange(req *http.Request) (said []byte, status int, err error) {
 
 // ask returns the provider's decision: 200, or 402 with its reason. All other answers are errors,
 // for example 409 ("in use").
-func (a *api) ask(ctx context.Context, path, key string, body []byte) ([]byte, error) {
+func (a *API) ask(ctx context.Context, path, key string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.cfg.Provider+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package main
+package payments
 
 import (
 	"context"
@@ -20,7 +20,7 @@ type settlement struct {
 // settle accepts a settlement, whose work takes longer than a client waits: it answers 202 with the
 // operation's URL. A copy of the request gets the operation's present state, and its result once it
 // is there.
-func (a *api) settle(w http.ResponseWriter, r *http.Request) {
+func (a *API) settle(w http.ResponseWriter, r *http.Request) {
 	in, err := readParams(r)
 	if err != nil {
 		write(w, nil, err)
@@ -45,7 +45,7 @@ insert into onlyonce_payments.settlements (id, account, reference, amount) value
 
 // settleWork is the work of a settlement, in a process that need not be the one that was asked. The
 // row, the call to the provider and the operation's result commit together.
-func (a *api) settleWork(ctx context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+func (a *API) settleWork(ctx context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
 	var order instruction
 	if err := json.Unmarshal(op.Input, &order); err != nil {
 		return nil, err

@@ -1,99 +1,14 @@
-// Quickstart demonstrates onlyonce's main job in one command:
+// Quickstart is a service that applies orders from Kafka and charges for them, and a demonstration
+// that attacks it:
 //
 //	go run ./examples/quickstart
 //
-// worker.go is what a user of onlyonce writes; the rest produces, attacks and counts. A worker is
-// this program, started once more, so that it can be killed with SIGKILL like any other process.
-//
-// Exit status: 0 if every effect is there once; 1 if one is missing or doubled, or if the run got
-// stuck; 2 for errors of usage or environment; 130 if it was interrupted.
+// orders.go is what a user of onlyonce writes. Package test/demo/quickstart produces the orders,
+// kills the service's processes and counts.
 package main
 
-import (
-	"context"
-	"errors"
-	"flag"
-	"fmt"
-	"io"
-	"os"
-	"time"
+import "github.com/onlyonce/onlyonce/test/demo/quickstart"
 
-	"github.com/onlyonce/onlyonce/examples/internal/command"
-	"github.com/onlyonce/onlyonce/examples/internal/servers"
-	"github.com/onlyonce/onlyonce/test/fleet"
-	"github.com/onlyonce/onlyonce/test/screen"
-)
+func main() { quickstart.Main(service) }
 
-func main() {
-	if fleet.IsWorker() {
-		os.Exit(workerMain())
-	}
-	command.Main(func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-		return run(ctx, args, stdout, stderr, nil)
-	})
-}
-
-// run is the program without its process. Tests may tamper with the outcome before it is judged.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer, tamper func(context.Context, *demo) error) int {
-	program := &command.Program{Name: "quickstart", Stdout: stdout, Stderr: stderr}
-	o, err := parseFlags(program, args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return command.Good
-	case err != nil:
-		return program.Fail(command.Environment, err)
-	}
-	var s *stream
-	if o.input == "" {
-		s = generate(o.messages, o.duplicates)
-	} else if s, err = readInput(o.input, o.pointer, o.duplicates); err != nil {
-		return program.Fail(command.Environment, err)
-	} else if err := o.fit(len(s.ids)); err != nil {
-		return program.Fail(command.Environment, err)
-	}
-	return program.Show(ctx, servers.Start, o.servers, "looking for Postgres and Kafka, or starting them", "workers",
-		func(srv *servers.Servers, to *screen.Screen) command.Demo { return newDemo(o, s, srv, to, tamper) })
-}
-
-// cleanTimeout bounds the removal of what a run has left, for an interrupted one too.
-const cleanTimeout = 20 * time.Second
-
-// Keep leaves the servers running until Ctrl-C, if -keep is given, and names the command that opens
-// the console over what the run has left.
-func (d *demo) Keep(ctx context.Context) {
-	if !d.opts.keep || d.servers.Postgres.Given {
-		return
-	}
-	d.screen.Say("The servers go on until Ctrl-C. The console over this run, in another terminal:\n\n  go run ./cmd/onlyonce ui -operate -postgres '%s'\n", d.servers.Postgres.URL)
-	<-ctx.Done()
-}
-
-// Clean removes what the run has left in the user's own servers, unless it is kept.
-func (d *demo) Clean(keep bool) error {
-	var errs []error
-	if d.fleet != nil {
-		errs = append(errs, d.fleet.Close())
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), cleanTimeout)
-	defer cancel()
-	for _, own := range []struct {
-		given  bool
-		what   string
-		remove func() error
-	}{
-		{d.servers.Kafka.Given, "topic and group " + d.topic, func() error { return d.servers.Kafka.Remove(ctx, d.scope(), d.topic) }},
-		{d.servers.Postgres.Given, fmt.Sprintf("the rows of scope %s in schema onlyonce, and of run %s in onlyonce_quickstart", d.scope(), d.run),
-			func() error { return d.cleanUp(ctx) }},
-	} {
-		switch {
-		case !own.given:
-		case keep || d.opts.keep:
-			d.screen.Say("kept: %s", own.what)
-		default:
-			if err := own.remove(); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", own.what, err))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
+var service = quickstart.Service{Schema: tableSQL, Serve: serve}

@@ -11,10 +11,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kfake"
 
-	"github.com/onlyonce/onlyonce/examples/internal/command"
-	"github.com/onlyonce/onlyonce/examples/internal/commandtest"
+	"github.com/onlyonce/onlyonce/test/demo/command"
+	"github.com/onlyonce/onlyonce/test/demo/commandtest"
+	"github.com/onlyonce/onlyonce/test/demo/quickstart"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/fleet"
@@ -31,7 +33,7 @@ func TestMain(m *testing.M) {
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
-	var r report
+	var r quickstart.Report
 	stderr := commandtest.Program(t, &r,
 		[]string{"produced", "unique", "delivered", "effects", "duplicates", "redelivered", "parked", "kills", "payment_calls", "payments", "ok"},
 		"-json", "-v", "-messages", "300", "-kills", "2", "-partitions", "4", "-postgres", url, "-brokers", brokers(t))
@@ -54,18 +56,18 @@ func nothingLeft(t *testing.T, url string) {
 // A run whose outcome was tampered with must fail: the checker is no rubber stamp.
 func TestTamperedOutcomeFails(t *testing.T) {
 	t.Parallel()
-	tamper := func(ctx context.Context, d *demo) error {
+	tamper := func(ctx context.Context, pool *pgxpool.Pool, run string) error {
 		for _, sql := range []string{
 			`insert into onlyonce_quickstart.effects select * from onlyonce_quickstart.effects where run = $1 and order_id = 'order-0000007'`,
 			`delete from onlyonce_quickstart.effects where run = $1 and order_id = 'order-0000009'`,
 		} {
-			if _, err := d.servers.Postgres.Pool.Exec(ctx, sql, d.run); err != nil {
+			if _, err := pool.Exec(ctx, sql, run); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	var r report
+	var r quickstart.Report
 	status, stderr := commandtest.JSON(t, &r, with(tamper), small(t, "-json", "-kills", "0")...)
 	if status != command.Failed || r.OK || r.Missing != 1 || r.Doubled != 1 {
 		t.Errorf("exit status %d, %+v", status, r)
@@ -74,9 +76,9 @@ func TestTamperedOutcomeFails(t *testing.T) {
 }
 
 // with is the program, whose outcome is tampered with.
-func with(tamper func(context.Context, *demo) error) commandtest.Run {
+func with(tamper func(context.Context, *pgxpool.Pool, string) error) commandtest.Run {
 	return func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-		return run(ctx, args, stdout, stderr, tamper)
+		return quickstart.Run(ctx, service, args, stdout, stderr, tamper)
 	}
 }
 
@@ -104,7 +106,7 @@ func TestOwnMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	args := slices.DeleteFunc(small(t, "-json", "-kills", "1", "-input", name, "-key", "/order/id"), func(a string) bool { return a == "-messages" || a == "60" })
-	var r report
+	var r quickstart.Report
 	status, stderr := commandtest.JSON(t, &r, with(nil), args...)
 	if status != command.Good || r.Unique != 100 || r.Produced != 2*(101+10) || r.Effects != 100 || r.Parked != 0 || r.Payments != 100 {
 		t.Errorf("exit status %d, %+v\n%s", status, r, stderr)
@@ -119,7 +121,7 @@ func TestInterrupted(t *testing.T) {
 	args := small(t, "-messages", "100", "-kills", "1")
 	human := commandtest.NewTripwire("kill 1 of 1", cancel)
 	var stderr bytes.Buffer
-	if status := run(ctx, args, human, &stderr, nil); status != command.Interrupted {
+	if status := with(nil)(ctx, args, human, &stderr); status != command.Interrupted {
 		t.Errorf("exit status %d\n%s\n%s", status, human, &stderr)
 	}
 	commandtest.Contains(t, stderr.String(), "interrupted")
@@ -134,7 +136,7 @@ func TestStuckRunEnds(t *testing.T) {
 	var stderr bytes.Buffer
 	args := []string{"-partitions", "3", "-workers", "2", "-messages", "60", "-kills", "0", "-patience", "10s", "-postgres", pgtest.URL(t),
 		"-brokers", strings.Join(cluster.ListenAddrs(), ",")}
-	if status := run(t.Context(), args, human, &stderr, nil); status != command.Failed {
+	if status := with(nil)(t.Context(), args, human, &stderr); status != command.Failed {
 		t.Errorf("exit status %d\n%s\n%s", status, human, &stderr)
 	}
 	commandtest.Contains(t, stderr.String(), "stuck: waited 10s", "last error", "connection refused", "partition 2: ", "worker ")

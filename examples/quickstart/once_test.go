@@ -8,15 +8,14 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
-	"github.com/onlyonce/onlyonce/test/fleet"
 )
 
 // Whatever breaks, an order has one effect and one charge, and one that cannot be read is parked.
 func TestOrdersOnce(t *testing.T) {
-	w := &worker{Child: &fleet.Child{}, cfg: workerConfig{Run: "test", Sink: "payments"}}
+	s := &orders{run: "payments"}
 	onlyoncetest.Run(t, onlyoncetest.Case{
 		Migrate:  func(ctx context.Context, pool *pgxpool.Pool) error { _, err := pool.Exec(ctx, tableSQL); return err },
-		Start:    onlyoncetest.Consume(w.apply, consumer.Config{BatchSize: 2}),
+		Start:    onlyoncetest.Consume(s.apply, consumer.Config{BatchSize: 2}),
 		Messages: []onlyoncetest.Message{{ID: "1", Value: `{"id":"1","amount_cents":100}`}, {ID: "2", Value: `{"id":`}, {ID: "3", Value: `{"id":"3","amount_cents":5}`}},
 	})
 }

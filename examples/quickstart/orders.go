@@ -1,36 +1,64 @@
 package main
 
 import (
-	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"math/rand/v2"
-	"os"
-	"slices"
-	"strconv"
-
-	"github.com/segmentio/kafka-go"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/test/workload"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/test/demo/quickstart"
 )
 
-// idHeader is the record header that carries the message id of generated orders.
-const idHeader = "message-id"
+// tableSQL makes the service's table. It has no unique constraint: an order that was applied twice
+// would show.
+const tableSQL = `
+create schema if not exists onlyonce_quickstart;
+create table if not exists onlyonce_quickstart.effects (run text not null, order_id text not null, amount_cents bigint not null);
+create index if not exists effects_run on onlyonce_quickstart.effects (run)`
 
 // order is the content of a message.
 type order struct {
 	ID          string `json:"id"`
-	Customer    string `json:"customer,omitempty"`
 	AmountCents int64  `json:"amount_cents"`
 }
 
-// parseOrder reads a generated order. A few of them are invalid, and no retry can change that.
-func parseOrder(value []byte) (order, error) {
-	var o order
-	if err := json.Unmarshal(value, &o); err != nil {
+// charge is the body of the call for an order. It holds nothing that would differ when the order is
+// handled again.
+type charge struct {
+	Reference string `json:"reference"`
+	Amount    int64  `json:"amount"`
+}
+
+// orders handles the messages.
+type orders struct {
+	run string // of the demonstration: marks its effects, and names its sink
+	own bool   // the messages are yours (-input): nothing is known of them but the id
+}
+
+// apply writes the effects of one message in the transaction that it gets, and enqueues the call
+// that belongs to them.
+func (s *orders) apply(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	o, err := s.read(m)
+	if err != nil {
+		return consumer.Permanent(err) // no retry can change that: parked, after one run alone
+	}
+	body, err := json.Marshal(charge{o.ID, o.AmountCents})
+	if err != nil {
+		return err
+	}
+	tx.Queue(`insert into onlyonce_quickstart.effects (run, order_id, amount_cents) values ($1, $2, $3)`, s.run, o.ID, o.AmountCents)
+	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: s.run, Name: "charge", Target: "/charges", Body: body})
+}
+
+func (s *orders) read(m *consumer.Message) (o order, err error) {
+	if s.own {
+		return order{ID: m.ID()}, nil
+	}
+	if err := json.Unmarshal(m.Value, &o); err != nil {
 		return o, fmt.Errorf("not an order: %w", err)
 	}
 	if o.AmountCents <= 0 {
@@ -39,147 +67,38 @@ func parseOrder(value []byte) (order, error) {
 	return o, nil
 }
 
-// charge is the body of the call to the payment endpoint. It holds nothing that would differ when
-// the order is handled again.
-func (o order) charge() []byte {
-	body, err := json.Marshal(charge{Order: o.ID, AmountCents: o.AmountCents})
+// serve consumes orders and sends their calls, until ctx ends. Every process runs a relay; the
+// relays share the sink's lanes.
+func serve(ctx context.Context, w *quickstart.Worker) error {
+	payments, err := httpsink.New(httpsink.Config{
+		Name: w.Run, BaseURL: w.Payments, KeyWindow: time.Hour, Timeout: 5 * time.Second,
+		AllowPrivate: true, // this payment service runs on loopback
+		Breaker:      httpsink.Breaker{OpenFor: time.Second},
+	})
 	if err != nil {
-		panic(err) // a string and a number
+		return err
 	}
-	return body
-}
-
-// charge is what the payment endpoint reads.
-type charge struct {
-	Order       string `json:"order"`
-	AmountCents int64  `json:"amount_cents"`
-}
-
-// stream is everything that is produced: which messages there are, and in which order their copies
-// are written.
-type stream struct {
-	ids     []string // unique message ids
-	lines   [][]byte // the user's own messages; nil: they are generated
-	records []workload.Record
-}
-
-// generate makes n orders; a fraction of them is in the stream twice.
-func generate(n int, duplicates float64) *stream {
-	s := &stream{ids: make([]string, n)}
-	order := make([]int, n)
-	for i := range n {
-		s.ids[i] = fmt.Sprintf("order-%07d", i+1)
-		order[i] = i
-	}
-	s.arrange(order, duplicates)
-	return s
-}
-
-func (s *stream) arrange(copies []int, duplicates float64) {
-	s.records = workload.Arrange(copies, duplicates, rand.New(rand.NewPCG(rand.Uint64(), 0)))
-}
-
-// kafka turns a record into what is written, the same bytes for every copy.
-func (s *stream) kafka(r workload.Record, partitions int) kafka.Message {
-	id := s.ids[r.Message]
-	m := kafka.Message{Headers: []kafka.Header{{Key: idHeader, Value: []byte(id)}}}
-	home := id
-	if s.lines != nil {
-		m.Value = s.lines[r.Message]
-	} else {
-		// A customer's orders share a partition. The record key names the customer, and is no
-		// message id.
-		home = "customer-" + strconv.Itoa(int(workload.Hash(id)%1000))
-		m.Key, m.Value = []byte(home), generated(id, home, r.Message, len(s.ids))
-	}
-	m.WriterData = workload.Partition(home, r.Strayed, partitions)
-	return m
-}
-
-// generated is order number i of n. One in 500 is wrong, and at least one: half of them cannot be
-// read, the others hold a negative amount.
-func generated(id, customer string, i, n int) []byte {
-	o := order{ID: id, Customer: customer, AmountCents: int64(100 + workload.Hash(id)%100_000)}
-	if i%500 == min(250, n/2) {
-		o.AmountCents = -o.AmountCents
-	}
-	value, err := json.Marshal(o)
+	defer payments.Close()
+	relay, err := outbox.NewRelay(w.RelayPool, outbox.RelayConfig{
+		Sinks: []outbox.Sink{payments}, Concurrency: 64, PollInterval: 100 * time.Millisecond,
+		LeaseTTL: 3 * time.Second, RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second, DrainTimeout: 5 * time.Second,
+		Hooks: w.RelayHooks(),
+	})
 	if err != nil {
-		panic(err) // strings and a number
+		return err
 	}
-	if i%1000 == 750 {
-		return value[:len(value)/2]
-	}
-	return value
-}
-
-const (
-	longestLine = 900 << 10 // brokers take a megabyte, headers and all
-	faultsShown = 5
-)
-
-// readInput reads the user's own messages, one JSON value a line, with the id where pointer leads.
-func readInput(name, pointer string, duplicates float64) (*stream, error) {
-	f, err := os.Open(name)
+	s := &orders{run: w.Run, own: w.Own()}
+	c, err := consumer.New(w.Pool, w.Source, w.Watched(s.apply), consumer.Config{
+		Scope: w.Run, Key: w.Key(), BatchSize: w.BatchSize, DrainTimeout: 5 * time.Second, Hooks: w.ConsumerHooks(relay),
+	})
 	if err != nil {
-		return nil, fmt.Errorf("-input: %w", err)
+		return err
 	}
-	defer func() { _ = f.Close() }() // only read
-	return parseInput(f, name, pointer, duplicates)
-}
-
-func parseInput(in io.Reader, name, pointer string, duplicates float64) (*stream, error) {
-	s := &stream{lines: [][]byte{}}
-	key := consumer.JSONKey(pointer)
-	index, first := map[string]int{}, []int{} // id -> message; message -> the line where it stands first
-	var copies []int
-	var faults []error
-	n := 0
-	fault := func(format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%s:%d: %w", name, n, fmt.Errorf(format, args...)))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 2)
+	for _, run := range []func(context.Context) error{c.Run, relay.Run} {
+		go func() { ended <- run(ctx); cancel() }()
 	}
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, longestLine)
-	for len(faults) < faultsShown && lines.Scan() {
-		n++
-		line := slices.Clone(lines.Bytes())
-		if len(line) == 0 {
-			continue
-		}
-		var any json.RawMessage
-		if err := json.Unmarshal(line, &any); err != nil {
-			fault("not a JSON value: %w", err)
-			continue
-		}
-		id, err := key(&consumer.Message{Value: line})
-		if err != nil {
-			fault("no id at -key %s: %w", pointer, err)
-			continue
-		}
-		i, known := index[id]
-		switch {
-		case !known:
-			i = len(s.ids)
-			index[id] = i
-			s.ids, s.lines, first = append(s.ids, id), append(s.lines, line), append(first, n)
-		case string(s.lines[i]) != string(line):
-			fault("id %q is in line %d too, with another message: is -key %s a message's id, or an entity's?", id, first[i], pointer)
-			continue
-		}
-		copies = append(copies, i)
-	}
-	switch err := lines.Err(); {
-	case errors.Is(err, bufio.ErrTooLong):
-		n++
-		fault("the line is longer than %d KiB", longestLine>>10)
-	case err != nil:
-		faults = append(faults, fmt.Errorf("%s: %w", name, err))
-	case len(faults) == 0 && len(copies) == 0:
-		faults = append(faults, fmt.Errorf("%s: no message in it: one JSON value a line is expected", name))
-	}
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
-	}
-	s.arrange(copies, duplicates)
-	return s, nil
+	return errors.Join(<-ended, <-ended)
 }

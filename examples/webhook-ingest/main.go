@@ -18,8 +18,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/onlyonce/onlyonce/examples/internal/command"
-	"github.com/onlyonce/onlyonce/examples/internal/servers"
+	"github.com/onlyonce/onlyonce/test/demo/command"
+	"github.com/onlyonce/onlyonce/test/demo/servers"
 )
 
 func main() { command.Main(run) }

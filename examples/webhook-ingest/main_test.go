@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/examples/internal/command"
-	"github.com/onlyonce/onlyonce/examples/internal/commandtest"
+	"github.com/onlyonce/onlyonce/test/demo/command"
+	"github.com/onlyonce/onlyonce/test/demo/commandtest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 

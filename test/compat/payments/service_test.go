@@ -1,0 +1,133 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/test/demo/servers"
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// service is the API in this process, over a database and a provider of its own.
+type service struct {
+	t        *testing.T
+	pool     *pgxpool.Pool
+	api      *api
+	provider *provider
+	url      string
+}
+
+// newService starts it, with something around its handler where a test wants to cut connections.
+func newService(t *testing.T, around func(http.Handler) http.Handler) *service {
+	t.Helper()
+	address := pgtest.URL(t)
+	s := &service{t: t}
+	var err error
+	pools := make([]*pgxpool.Pool, 2)
+	for i := range pools {
+		if pools[i], err = servers.OpenPool(t.Context(), address, 8); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pools[i].Close)
+	}
+	s.pool = pools[0]
+	if err := servers.CreateTables(t.Context(), s.pool, schemaSQL); err != nil {
+		t.Fatal(err)
+	}
+	if s.provider, err = startProvider(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.provider.Close() })
+	s.api, err = newAPI(s.pool, pools[1], apiConfig{Accounts: map[string]string{"sk_test_1": "acct_1", "sk_test_2": "acct_2"}, Sink: "payments-api-test",
+		Provider: s.provider.URL, Secret: idempotency.FingerprintKey{1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.api.run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	h := s.api.handler()
+	if around != nil {
+		h = around(h)
+	}
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	s.url = srv.URL
+	return s
+}
+
+// ask sends a request as account 1; headers come in pairs and replace others.
+func (s *service) ask(method, path, key, body string, headers ...string) seenAnswer {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(context.Background(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer sk_test_1")
+	if method != http.MethodGet {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return seenAnswer{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))}
+}
+
+// delivered waits until the outbox has made all its calls.
+func (s *service) delivered() {
+	s.t.Helper()
+	if err := drain(s.t.Context(), s.pool, "payments-api-test", time.Minute, func() error { return nil }); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// rows counts the rows of a table.
+func (s *service) rows(table string) (n int) {
+	s.t.Helper()
+	if err := s.pool.QueryRow(context.Background(), `select count(*) from onlyonce_payments.`+table).Scan(&n); err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+// A form and the same in JSON are two requests: what is compared is the bytes. Under two keys they
+// do the same.
+func TestFormsAndJSON(t *testing.T) {
+	t.Parallel()
+	s := newService(t, nil)
+	form := []string{"Content-Type", "application/x-www-form-urlencoded"}
+	a := s.ask("POST", "/v1/charges", "k1", `amount=500&currency=EUR&source=tok_visa&capture=false&metadata[reference]=a`, form...)
+	b := s.ask("POST", "/v1/charges", "k2", `{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"b"}}`)
+	mixed := s.ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`)
+	same := func(b []byte) string { // but for id and time
+		return string(b[bytes.Index(b, []byte(`"object"`)):bytes.Index(b, []byte(`"created"`))])
+	}
+	if a.Status != 201 || b.Status != 201 || same(a.Body) != same(b.Body) || mixed.Status != 422 {
+		t.Errorf("%s\n%s\n%d", a.Body, b.Body, mixed.Status)
+	}
+	if n := s.rows("charges"); n != 2 {
+		t.Errorf("%d charges", n)
+	}
+}
