@@ -21,6 +21,7 @@ const (
 	Rejected = "rejected" // a call was rejected
 	Trouble  = "trouble"  // a fault that will pass
 	Breach   = "breach"   // a broken invariant
+	Serving  = "serving"  // the worker serves at this address
 	Ended    = "ended"    // the worker ends with an error
 )
 

@@ -274,6 +274,18 @@ func (f *Fleet) Size() int {
 	return len(f.live)
 }
 
+// Addresses returns where the living workers serve, of those that have said it.
+func (f *Fleet) Addresses() (all []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.live {
+		if p.address != "" && !p.leaving {
+			all = append(all, p.address)
+		}
+	}
+	return all
+}
+
 // Failure returns the error of a worker that ended by itself, which ends the run.
 func (f *Fleet) Failure() error {
 	f.mu.Lock()

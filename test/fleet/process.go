@@ -29,10 +29,11 @@ type Process struct {
 	open map[int32]int64 // partition -> first offset of a batch that has begun
 	// Partition -> offset of a message that is tried again from the database.
 	again   map[int32]int64
-	batches int   // that have committed
-	shot    *Shot // that killed it, or nil
-	frozen  bool  // suspended
-	leaving bool  // was asked to leave
+	batches int    // that have committed
+	address string // that it serves at
+	shot    *Shot  // that killed it, or nil
+	frozen  bool   // suspended
+	leaving bool   // was asked to leave
 }
 
 // PID is its process id.
@@ -157,6 +158,8 @@ func (f *Fleet) take(p *Process, e Event) {
 		if !f.cfg.Resilient {
 			f.failed = fmt.Errorf("worker %d ended: %s", p.Number, e.Text)
 		}
+	case Serving:
+		p.address = e.Text
 	case Breach:
 		f.breaches = append(f.breaches, fmt.Sprintf("worker %d: %s", p.Number, e.Text))
 	case Halted, Trouble, Rejected:

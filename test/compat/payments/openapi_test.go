@@ -1,4 +1,4 @@
-package main
+package payments
 
 import (
 	"bytes"
@@ -12,12 +12,18 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/getkin/kin-openapi/routers"
 	"github.com/getkin/kin-openapi/routers/legacy"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
+
+const description = "../../../examples/payments-api/openapi.yaml"
 
 // contract is openapi.yaml, for comparing it with what the API does.
 type contract struct {
@@ -31,7 +37,7 @@ type contract struct {
 
 func newContract(t *testing.T) *contract {
 	t.Helper()
-	doc, err := openapi3.NewLoader().LoadFromFile("openapi.yaml")
+	doc, err := openapi3.NewLoader().LoadFromFile(description)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +53,7 @@ func newContract(t *testing.T) *contract {
 
 // check compares one exchange with the description: the answer always, the request where it is to
 // be a good one.
-func (c *contract) check(s seenAnswer, good bool) {
+func (c *contract) check(s exchange, good bool) {
 	err := c.compare(s, good)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,7 +64,7 @@ func (c *contract) check(s seenAnswer, good bool) {
 	}
 }
 
-func (c *contract) compare(s seenAnswer, good bool) error {
+func (c *contract) compare(s exchange, good bool) error {
 	u := &url.URL{Path: s.Request.URL.Path}
 	req, err := http.NewRequestWithContext(context.Background(), s.Request.Method, u.String(), bytes.NewReader(s.Sent))
 	if err != nil {
@@ -89,7 +95,7 @@ func TestOpenAPI(t *testing.T) {
 	t.Parallel()
 	c := newContract(t)
 	s := newService(t, nil)
-	ask := func(method, path, key, body string, headers ...string) seenAnswer {
+	ask := func(method, path, key, body string, headers ...string) exchange {
 		t.Helper()
 		got := s.ask(method, path, key, body, headers...)
 		c.check(got, got.Status < 300)
@@ -159,20 +165,30 @@ func TestOpenAPI(t *testing.T) {
 			t.Errorf("%s %s %q %.80s: answered %d, want %d %s\n%s", e.method, e.path, e.key, e.body, got.Status, e.status, e.code, got.Body)
 		}
 	}
-	if err := s.api.layer.Erase(t.Context(), "acct_1", "http POST /v1/charges", "k1"); err != nil {
+	operators, err := idempotency.New(s.pool, idempotency.Config{FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: secret}, FingerprintKey: 1,
+		Scope: func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{}, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := operators.Erase(t.Context(), "acct_1", "http POST /v1/charges", "k1"); err != nil {
 		t.Error(err)
 	}
 	if got := ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`); got.Status != http.StatusGone {
 		t.Errorf("erased: %d %s", got.Status, got.Body)
 	}
-	if said, err := s.provider.said("/payouts"); err != nil || len(said) == 0 {
-		t.Errorf("%d payouts, %v", len(said), err)
-	} else {
-		for _, in := range said {
-			if in.Destination != "ba_1" || in.Charge != "" {
-				t.Errorf("the provider is told %+v", in)
-			}
+	paid := 0
+	for _, p := range s.provider.All() {
+		var said struct{ Charge, Destination string }
+		if p.Path != "/payouts" {
+			continue
 		}
+		if err := json.Unmarshal(p.Body, &said); err != nil || said.Destination != "ba_1" || said.Charge != "" {
+			t.Errorf("the provider is told %s, %v", p.Body, err)
+		}
+		paid++
+	}
+	if paid == 0 {
+		t.Error("no payout")
 	}
 	s.provider.Close()
 	if got := ask("POST", "/v1/payouts", "k22", `{"amount":900,"destination":"ba_1"}`); got.Status != http.StatusBadGateway {
@@ -184,21 +200,41 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// said returns what the provider was told at a path.
-func (p *provider) said(path string) (all []instruction, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.calls {
-		if c.path != path {
-			continue
-		}
-		var in instruction
-		if err := json.Unmarshal(c.body, &in); err != nil {
-			return nil, err
-		}
-		all = append(all, in)
+// The answers that another request under the key causes: one is under way, because it waits for a
+// row of its reference that is not committed yet.
+func TestOpenAPIInProgress(t *testing.T) {
+	t.Parallel()
+	c := newContract(t)
+	s := newService(t, nil)
+	held, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	return all, nil
+	defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := held.Exec(t.Context(), `insert into onlyonce_payments.charges (id, account, reference, amount, currency, at_once) values ('x', 'acct_1', 'a', 1, 'eur', true)`); err != nil {
+		t.Fatal(err)
+	}
+	const body = `{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":"a"}}`
+	first := make(chan exchange, 1)
+	go func() { first <- s.ask("POST", "/v1/charges", "k1", body) }()
+	pgtest.Until(t, pgtest.Patience(10*time.Second), "the first request to be under way", func() bool {
+		var waits bool
+		err := s.pool.QueryRow(t.Context(), `select exists (select from pg_stat_activity where $1 = any(pg_blocking_pids(pid)))`, int32(held.Conn().PgConn().PID())).Scan(&waits)
+		return err == nil && waits
+	})
+	second := s.ask("POST", "/v1/charges", "k1", body)
+	c.check(second, true)
+	if second.Status != http.StatusConflict || second.Mark != idempotency.InProgress {
+		t.Errorf("meanwhile: %d %s %s", second.Status, second.Mark, second.Body)
+	}
+	if err := held.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := <-first
+	c.check(got, true)
+	if got.Status != http.StatusCreated {
+		t.Errorf("%d %s", got.Status, got.Body)
+	}
 }
 
 // The description is no rubber stamp: an answer that is not as it says is found.
@@ -216,7 +252,7 @@ func TestOpenAPIFindsWhatIsWrong(t *testing.T) {
 	}
 	header := http.Header{"Content-Type": {"application/json"}, "Location": {"/v1/charges/ch_aaaaaaaaaaaaaaaaaaaaaaaaaa"}, "Idempotency-Status": {"created"},
 		"Idempotency-Expires": {"Sun, 22 Nov 2026 09:00:00 GMT"}}
-	for what, s := range map[string]seenAnswer{
+	for what, s := range map[string]exchange{
 		"":                  {Request: request("/v1/charges"), Status: 201, Header: header, Body: good},
 		"status":            {Request: request("/v1/charges"), Status: 299, Header: header, Body: good},
 		"a field too many":  {Request: request("/v1/charges"), Status: 201, Header: header, Body: bytes.Replace(good, []byte("{"), []byte(`{"secret":1,`), 1)},

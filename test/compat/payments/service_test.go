@@ -1,4 +1,6 @@
-package main
+// Package payments tests the API of examples/payments-api together with libraries of others: an
+// OpenAPI validator and Stripe's client.
+package payments
 
 import (
 	"bytes"
@@ -12,8 +14,10 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/test/demo/servers"
+	api "github.com/onlyonce/onlyonce/examples/payments-api"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/test/demo/remote"
+	"github.com/onlyonce/onlyonce/test/demo/servers"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -21,42 +25,49 @@ import (
 type service struct {
 	t        *testing.T
 	pool     *pgxpool.Pool
-	api      *api
-	provider *provider
+	provider *remote.Payments
 	url      string
 }
+
+// exchange is a request and its answer.
+type exchange struct {
+	Request *http.Request
+	Sent    []byte
+	Status  int
+	Header  http.Header
+	Body    []byte
+	Mark    idempotency.Mark
+}
+
+var secret = idempotency.FingerprintKey{1}
 
 // newService starts it, with something around its handler where a test wants to cut connections.
 func newService(t *testing.T, around func(http.Handler) http.Handler) *service {
 	t.Helper()
-	address := pgtest.URL(t)
 	s := &service{t: t}
 	var err error
-	pools := make([]*pgxpool.Pool, 2)
-	for i := range pools {
-		if pools[i], err = servers.OpenPool(t.Context(), address, 8); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(pools[i].Close)
-	}
-	s.pool = pools[0]
-	if err := servers.CreateTables(t.Context(), s.pool, schemaSQL); err != nil {
+	if s.pool, err = servers.OpenPool(t.Context(), pgtest.URL(t), 16); err != nil {
 		t.Fatal(err)
 	}
-	if s.provider, err = startProvider(); err != nil {
+	t.Cleanup(s.pool.Close)
+	if err := servers.CreateTables(t.Context(), s.pool, api.Schema); err != nil {
 		t.Fatal(err)
 	}
+	if s.provider, err = remote.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	s.provider.Takes = 6 * time.Millisecond
 	t.Cleanup(func() { _ = s.provider.Close() })
-	s.api, err = newAPI(s.pool, pools[1], apiConfig{Accounts: map[string]string{"sk_test_1": "acct_1", "sk_test_2": "acct_2"}, Sink: "payments-api-test",
-		Provider: s.provider.URL, Secret: idempotency.FingerprintKey{1}})
+	a, err := api.New(s.pool, api.Config{Accounts: map[string]string{"sk_test_1": "acct_1", "sk_test_2": "acct_2"}, Sink: "payments-api-test",
+		Provider: s.provider.URL, Secret: secret})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- s.api.run(ctx) }()
+	go func() { ended <- a.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
-	h := s.api.handler()
+	h := a.Handler()
 	if around != nil {
 		h = around(h)
 	}
@@ -67,7 +78,7 @@ func newService(t *testing.T, around func(http.Handler) http.Handler) *service {
 }
 
 // ask sends a request as account 1; headers come in pairs and replace others.
-func (s *service) ask(method, path, key, body string, headers ...string) seenAnswer {
+func (s *service) ask(method, path, key, body string, headers ...string) exchange {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(context.Background(), method, s.url+path, strings.NewReader(body))
 	if err != nil {
@@ -92,15 +103,16 @@ func (s *service) ask(method, path, key, body string, headers ...string) seenAns
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return seenAnswer{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))}
+	return exchange{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))}
 }
 
 // delivered waits until the outbox has made all its calls.
 func (s *service) delivered() {
 	s.t.Helper()
-	if err := drain(s.t.Context(), s.pool, "payments-api-test", time.Minute, func() error { return nil }); err != nil {
-		s.t.Fatal(err)
-	}
+	pgtest.Until(s.t, pgtest.Patience(10*time.Second), "all calls to be made", func() bool {
+		n, _, err := servers.Pending(s.t.Context(), s.pool, "payments-api-test")
+		return err == nil && n == 0
+	})
 }
 
 // rows counts the rows of a table.
@@ -111,6 +123,8 @@ func (s *service) rows(table string) (n int) {
 	}
 	return n
 }
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // A form and the same in JSON are two requests: what is compared is the bytes. Under two keys they
 // do the same.

@@ -1,4 +1,4 @@
-package main
+package payments
 
 import (
 	"bytes"
@@ -138,7 +138,7 @@ func TestStripesLibrary(t *testing.T) {
 				t.Errorf("%d requests: not a connection was cut", n)
 			}
 			s.delivered()
-			if keys, changed := s.provider.byReference(); len(keys) != 3 || keys["stripe-charge"] != 1 || keys["stripe-capture"] != 1 || keys["stripe-refund"] != 1 || changed != 0 {
+			if keys, changed := s.provider.ByReference(); len(keys) != 3 || keys["stripe-charge"] != 1 || keys["stripe-capture"] != 1 || keys["stripe-refund"] != 1 || changed != 0 {
 				t.Errorf("at the provider: %v, %d changed", keys, changed)
 			}
 		})
@@ -150,7 +150,7 @@ func TestStripesLibraryTakesARefusal(t *testing.T) {
 	t.Parallel()
 	c := &cutter{seen: map[string]int{}}
 	s := newService(t, func(h http.Handler) http.Handler { c.next = h; return c })
-	params := &stripe.ChargeCreateParams{Amount: stripe.Int64(2000), Currency: stripe.String("usd"), Source: &stripe.PaymentSourceSourceParams{Token: stripe.String(declinedSource)}}
+	params := &stripe.ChargeCreateParams{Amount: stripe.Int64(2000), Currency: stripe.String("usd"), Source: &stripe.PaymentSourceSourceParams{Token: stripe.String("tok_chargeDeclined")}}
 	params.AddMetadata("reference", "declined")
 	params.SetIdempotencyKey("order-17")
 	for range 2 {

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
-	"net/http/httptrace"
 	"sync"
 	"time"
 
@@ -16,8 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
-// wantedOperation is an operation that a client wants once, under a key of its own.
-type wantedOperation struct {
+// operation is something that a client wants once, under a key of its own.
+type operation struct {
 	apiKey    string
 	path      string
 	body      []byte
@@ -29,63 +29,64 @@ type wantedOperation struct {
 
 	mu       sync.Mutex
 	attempts int
-	created  int         // answers that say that the handler ran
-	first    *seenAnswer // the first final answer
-	differ   bool        // a later one had other bytes
+	created  int     // answers that say that the handler ran
+	first    *answer // the first final answer
+	differ   bool    // a later one had other bytes
 }
 
-// seenAnswer is an answer that came over the wire.
-type seenAnswer struct {
-	Request *http.Request
-	Sent    []byte
-	Status  int
-	Header  http.Header
-	Body    []byte
-	Mark    idempotency.Mark
+// answer is an answer that came over the wire.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+	mark   idempotency.Mark
 }
 
-// compared are the headers that are part of an answer's identity.
-var compared = []string{"Content-Type", "Location"}
-
-func (s *seenAnswer) same(o *seenAnswer) bool {
-	for _, name := range compared {
-		if s.Header.Get(name) != o.Header.Get(name) {
-			return false
-		}
-	}
-	return s.Status == o.Status && bytes.Equal(s.Body, o.Body)
+// same compares all that is part of an answer's identity.
+func (a *answer) same(b *answer) bool {
+	return a.status == b.status && bytes.Equal(a.body, b.body) && a.header.Get("Content-Type") == b.header.Get("Content-Type") &&
+		a.header.Get("Location") == b.header.Get("Location")
 }
 
 // counts are what came over the wire.
 type counts struct {
-	requests, timeouts, broken, resent                      int
-	created, replayed, inProgress, mismatch, rejected, open int // answers, by Idempotency-Status
+	requests, timeouts, broken int
+	marks                      map[idempotency.Mark]int // answers, by Idempotency-Status; "" has none
 }
 
-// recordingTransport is what every client's requests go through: it gives some up in the middle,
-// and sees every answer.
-type recordingTransport struct {
-	cluster *cluster
-	base    *http.Transport
-	seen    func(seenAnswer)
+// wire is what every client's requests go through: it gives some up in the middle, and sees every
+// answer.
+type wire struct {
+	base *http.Transport
 
 	mu sync.Mutex
 	counts
 }
 
-func newRecordingTransport(c *cluster, observe func(seenAnswer)) *recordingTransport {
-	return &recordingTransport{cluster: c, seen: observe, base: &http.Transport{DialContext: c.dial, MaxIdleConns: 256, MaxIdleConnsPerHost: 256}}
+// newWire connects each client to any of the processes that are there, as a name with several
+// addresses would.
+func newWire(addresses func() []string) *wire {
+	dial := func(ctx context.Context, network, _ string) (net.Conn, error) {
+		all := addresses()
+		if len(all) == 0 {
+			return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("no server process is there")}
+		}
+		var d net.Dialer
+		return d.DialContext(ctx, network, all[rand.IntN(len(all))])
+	}
+	return &wire{counts: counts{marks: map[idempotency.Mark]int{}},
+		base: &http.Transport{DialContext: dial, MaxIdleConns: 256, MaxIdleConnsPerHost: 256}}
 }
 
-type wantedKey struct{}
+type operationKey struct{}
 
 // hastyLongest bounds the time of an attempt that its client gives up; handlers take about as long.
 const hastyLongest = 12 * time.Millisecond
 
 // RoundTrip makes one attempt and reads its whole answer, so that an answer that breaks off counts
 // as none.
-func (w *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	op := req.Context().Value(wantedKey{}).(*wantedOperation)
+func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
+	op := req.Context().Value(operationKey{}).(*operation)
 	op.mu.Lock()
 	op.attempts++
 	hasty := op.attempts <= op.hasty
@@ -96,42 +97,6 @@ func (w *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error
 		ctx, cancel = context.WithTimeout(ctx, 1+rand.N(hastyLongest))
 		defer cancel()
 	}
-	var sent []byte
-	if req.GetBody != nil {
-		b, err := req.GetBody()
-		if err != nil {
-			return nil, err
-		}
-		if sent, err = io.ReadAll(b); err != nil {
-			return nil, err
-		}
-	} else {
-		sent = op.body
-	}
-	var mu sync.Mutex
-	at := ""
-	leave := func() (had bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		if had = at != ""; had {
-			w.cluster.leave(at)
-			at = ""
-		}
-		return had
-	}
-	defer leave()
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
-		if leave() { // net/http sends a request that carries a key again by itself where a kept connection has died
-			w.mu.Lock()
-			w.requests++
-			w.resent++
-			w.mu.Unlock()
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		at = i.Conn.RemoteAddr().String()
-		w.cluster.enter(at)
-	}})
 	resp, err := w.base.RoundTrip(req.WithContext(ctx))
 	var body []byte
 	if err == nil {
@@ -139,6 +104,7 @@ func (w *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error
 		_ = resp.Body.Close()
 	}
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.requests++
 	switch {
 	case err != nil && hasty && ctx.Err() != nil:
@@ -146,144 +112,107 @@ func (w *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error
 	case err != nil:
 		w.broken++
 	}
-	w.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	w.answered(op, seenAnswer{Request: req, Sent: sent, Status: resp.StatusCode, Header: resp.Header, Body: body, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))})
 	resp.Body = io.NopCloser(bytes.NewReader(body))
+	a := &answer{status: resp.StatusCode, header: resp.Header, body: body, mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))}
+	w.marks[a.mark]++
+	op.take(a)
 	return resp, nil
 }
 
-// answered counts an answer, and compares it with the first one of its key.
-func (w *recordingTransport) answered(op *wantedOperation, s seenAnswer) {
-	w.mu.Lock()
-	switch s.Mark {
-	case idempotency.Created:
-		w.created++
-	case idempotency.Replayed:
-		w.replayed++
-	case idempotency.InProgress:
-		w.inProgress++
-	case idempotency.Mismatch:
-		w.mismatch++
-	case idempotency.Rejected:
-		w.rejected++
-	default:
-		w.open++
+// take compares an answer with the first one of its key.
+func (op *operation) take(a *answer) {
+	if a.mark != idempotency.Created && a.mark != idempotency.Replayed {
+		return
 	}
-	w.mu.Unlock()
-	if s.Mark == idempotency.Created || s.Mark == idempotency.Replayed {
-		op.mu.Lock()
-		if s.Mark == idempotency.Created {
-			op.created++
-		}
-		if op.first == nil {
-			op.first = &s
-		} else if !op.follows && !op.first.same(&s) || op.follows && op.first.Header.Get("Location") != s.Header.Get("Location") {
-			op.differ = true
-		}
-		op.mu.Unlock()
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	if a.mark == idempotency.Created {
+		op.created++
 	}
-	if w.seen != nil {
-		w.seen(s)
+	if op.first == nil {
+		op.first = a
+	} else if !op.follows && !op.first.same(a) || op.follows && op.first.header.Get("Location") != a.header.Get("Location") {
+		op.differ = true
 	}
 }
 
 // origin is the API's name: the wire's dialer knows where it is.
 const origin = "http://payments-api.test"
 
-func (d *demo) request(ctx context.Context, op *wantedOperation) (*http.Request, error) {
-	req, err := http.NewRequestWithContext(context.WithValue(ctx, wantedKey{}, op), http.MethodPost, origin+op.path, bytes.NewReader(op.body))
+// try makes one attempt, or with client.Transport as many as that makes. Unless the answer is
+// final, the outcome of the operation is open.
+func (op *operation) try(ctx context.Context, caller *http.Client, header string) (final bool, status int, mark string, err error) {
+	req, err := http.NewRequestWithContext(context.WithValue(ctx, operationKey{}, op), http.MethodPost, origin+op.path, bytes.NewReader(op.body))
 	if err != nil {
-		return nil, err
+		return false, 0, "", err
 	}
 	req.Header.Set("Authorization", "Bearer "+op.apiKey)
 	req.Header.Set("Content-Type", "application/json")
 	if len(op.body) > 0 && op.body[0] != '{' {
 		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	}
-	return req, nil
-}
-
-// finalAnswer is a final answer.
-type finalAnswer struct {
-	status int
-	mark   string
-}
-
-// readFinalAnswer closes an answer, and reports whether it is final. Otherwise the outcome of the
-// operation is open.
-func readFinalAnswer(resp *http.Response) (finalAnswer, bool) {
+	if header != "" {
+		req.Header.Set("Idempotency-Key", header)
+	}
+	resp, err := caller.Do(req)
+	if err != nil {
+		return false, 0, "", err
+	}
 	_ = resp.Body.Close()
-	mark := resp.Header.Get("Idempotency-Status")
-	return finalAnswer{resp.StatusCode, mark}, resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict && mark != string(idempotency.Released)
+	mark = resp.Header.Get("Idempotency-Status")
+	return resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict && mark != string(idempotency.Released), resp.StatusCode, mark, nil
 }
 
-// byTransport asks with client.Transport: it makes attempts until there is an answer, under the key
-// of the context.
-func (d *demo) byTransport(ctx context.Context, op *wantedOperation) (finalAnswer, error) {
+// byTransport sends an operation with client.Transport, under the key of the context, until there
+// is an answer.
+func (d *demo) byTransport(ctx context.Context, op *operation) (status int, mark string, err error) {
 	for {
-		req, err := d.request(client.WithKey(ctx, op.key), op)
-		if err != nil {
-			return finalAnswer{}, err
-		}
-		resp, err := d.patient.Do(req)
+		final, status, mark, err := op.try(client.WithKey(ctx, op.key), d.patient, "")
 		var open *client.TransportError
-		if err == nil {
-			if v, ok := readFinalAnswer(resp); ok {
-				return v, nil
-			}
-		} else if !errors.As(err, &open) {
-			return finalAnswer{}, err
+		if final || err != nil && !errors.As(err, &open) {
+			return status, mark, err
 		}
 		if err := pause(ctx, 50*time.Millisecond); err != nil { // the outcome is open: the same key again
-			return finalAnswer{}, err
+			return 0, "", err
 		}
 	}
 }
 
 // naive retries like many clients do: after every failure, with the key as a bare string.
-func (d *demo) naive(ctx context.Context, op *wantedOperation) (finalAnswer, error) {
-	caller := http.Client{Transport: d.wire, Timeout: 10 * time.Second}
+func (d *demo) naive(ctx context.Context, op *operation) (status int, mark string, err error) {
+	caller := &http.Client{Transport: d.wire, Timeout: 10 * time.Second}
 	for {
-		req, err := d.request(ctx, op)
-		if err != nil {
-			return finalAnswer{}, err
-		}
-		req.Header.Set("Idempotency-Key", op.key)
-		if resp, err := caller.Do(req); err == nil {
-			if v, ok := readFinalAnswer(resp); ok {
-				return v, nil
-			}
+		if final, status, mark, _ := op.try(ctx, caller, op.key); final {
+			return status, mark, nil
 		}
 		if err := pause(ctx, 20*time.Millisecond+rand.N(60*time.Millisecond)); err != nil {
-			return finalAnswer{}, err
+			return 0, "", err
 		}
 	}
 }
 
 // race sends the operation several times at once.
-func (d *demo) race(ctx context.Context, op *wantedOperation) (last finalAnswer, err error) {
+func (d *demo) race(ctx context.Context, op *operation) (status int, mark string, err error) {
 	var mu sync.Mutex
 	var runners sync.WaitGroup
 	for range 2 + rand.IntN(3) {
 		runners.Go(func() {
-			v, failed := d.naive(ctx, op)
+			s, m, failed := d.naive(ctx, op)
 			mu.Lock()
 			defer mu.Unlock()
-			last, err = v, errors.Join(err, failed)
+			status, mark, err = s, m, errors.Join(err, failed)
 		})
 	}
 	runners.Wait()
-	return last, err
+	return status, mark, err
 }
 
 func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -293,34 +222,35 @@ func pause(ctx context.Context, d time.Duration) error {
 // errPatience is why an operation was given up.
 var errPatience = errors.New("no answer within -patience")
 
-// sendOperation asks for an operation until it is answered, in one of three ways.
-func (d *demo) sendOperation(ctx context.Context, op *wantedOperation) (*seenAnswer, error) {
+// send sends an operation until it is answered, in one of three ways.
+func (d *demo) send(ctx context.Context, op *operation) (*answer, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
 	defer cancel()
-	ask := []func(context.Context, *wantedOperation) (finalAnswer, error){d.byTransport, d.byTransport, d.naive, d.race}[rand.IntN(4)]
-	v, err := ask(ctx, op)
+	way := []func(context.Context, *operation) (int, string, error){d.byTransport, d.byTransport, d.naive, d.race}[rand.IntN(4)]
+	status, mark, err := way(ctx, op)
 	if err != nil {
 		return nil, fmt.Errorf("POST %s (%s): %w", op.path, op.reference, err)
 	}
 	op.mu.Lock()
 	defer op.mu.Unlock()
 	if op.first == nil {
-		return nil, fmt.Errorf("POST %s (%s): %d is no answer: %s", op.path, op.reference, v.status, v.mark)
+		return nil, fmt.Errorf("POST %s (%s): %d is no answer: %s", op.path, op.reference, status, mark)
 	}
 	return op.first, nil
 }
 
 // sendMismatch uses an operation's key for another body, which must be refused.
-func (d *demo) sendMismatch(ctx context.Context, op *wantedOperation) error {
+func (d *demo) sendMismatch(ctx context.Context, op *operation) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
 	defer cancel()
-	wrong := &wantedOperation{apiKey: op.apiKey, path: op.path, key: op.key, reference: op.reference + " mistaken", body: bytes.Replace(op.body, []byte(op.reference), []byte(op.reference+"x"), 1)}
-	v, err := d.naive(ctx, wrong)
+	wrong := &operation{apiKey: op.apiKey, path: op.path, key: op.key, reference: op.reference + " mistaken",
+		body: bytes.Replace(op.body, []byte(op.reference), []byte(op.reference+"x"), 1)}
+	status, mark, err := d.naive(ctx, wrong)
 	if err != nil {
 		return fmt.Errorf("POST %s (%s): %w", op.path, wrong.reference, err)
 	}
-	if v.status != http.StatusUnprocessableEntity || v.mark != string(idempotency.Mismatch) {
-		return fmt.Errorf("POST %s: a key that was used for something else was answered %d, %s", op.path, v.status, v.mark)
+	if status != http.StatusUnprocessableEntity || mark != string(idempotency.Mismatch) {
+		return fmt.Errorf("POST %s: a key that was used for something else was answered %d, %s", op.path, status, mark)
 	}
 	return nil
 }

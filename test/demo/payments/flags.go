@@ -21,15 +21,15 @@ type options struct {
 	patience   time.Duration
 }
 
-const usageHead = `Payments-api shows what onlyonce promises to the clients of an HTTP API.
+const usageHead = `Payments shows what onlyonce promises to the clients of an HTTP API.
 
-A payments API runs in several processes, over one Postgres, with a payment
-provider behind it. Clients charge, capture, refund and pay out. They time out
-and ask again, send a request several times at once, ask again long after their
-answer, and take a used key for something else; meanwhile the processes are
-killed with SIGKILL in mid-request and replaced. Then it counts.
+The API of examples/payments-api runs in several processes, over one Postgres,
+with a payment provider behind it. Clients charge, capture, refund and pay out.
+They time out and ask again, send a request several times at once, ask again long
+after their answer, and take a used key for something else; meanwhile the
+processes are killed with SIGKILL in mid-request and replaced. Then it counts.
 
-usage: go -C examples/payments-api run . [flags]
+usage: go run ./test/demo/payments [flags]
 
 `
 

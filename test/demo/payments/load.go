@@ -14,10 +14,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/onlyonce/onlyonce/test/demo/servers"
+	payments "github.com/onlyonce/onlyonce/examples/payments-api"
+	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/idempotency/client"
+	"github.com/onlyonce/onlyonce/test/demo/remote"
+	"github.com/onlyonce/onlyonce/test/demo/servers"
+	"github.com/onlyonce/onlyonce/test/fleet"
 	"github.com/onlyonce/onlyonce/test/screen"
 )
 
@@ -26,27 +28,27 @@ type demo struct {
 	opts     options
 	servers  *servers.Servers
 	screen   *screen.Screen
-	hooks    hooks
+	tamper   func(context.Context, *demo) error
 	run      string   // names everything of this run
 	accounts []string // two customers, who may choose the same keys
 	apiKeys  []string
-	provider *provider
-	cluster  *cluster
-	wire     *recordingTransport
+	provider *remote.Payments
+	fleet    *fleet.Fleet // nil before the servers
+	wire     *wire
 	patient  *http.Client // with client.Transport
 	made     bool         // there are rows of this run
 	opened   bool         // the servers serve
 
 	taken atomic.Int64 // operations begun
 	ended atomic.Int64
-	kills atomic.Int64
+	kills int // that hit a server with requests under way
 
 	mu    sync.Mutex
-	wants []*wantedOperation
+	wants []*operation
 }
 
-func newDemo(o options, srv *servers.Servers, to *screen.Screen, h hooks) *demo {
-	d := &demo{opts: o, servers: srv, screen: to, hooks: h, run: strings.ToLower(crand.Text()[:8])}
+func newDemo(o options, srv *servers.Servers, to *screen.Screen, tamper func(context.Context, *demo) error) *demo {
+	d := &demo{opts: o, servers: srv, screen: to, tamper: tamper, run: strings.ToLower(crand.Text()[:8])}
 	for i := range 2 {
 		d.accounts = append(d.accounts, fmt.Sprintf("acct_%s_%d", d.run, i+1))
 		d.apiKeys = append(d.apiKeys, fmt.Sprintf("sk_test_%s_%d", d.run, i+1))
@@ -65,23 +67,26 @@ func (d *demo) Opened() bool { return d.opened }
 // Perform runs the load, and waits until all calls to the provider were made. Whatever it returns,
 // its servers are gone.
 func (d *demo) Perform(ctx context.Context) (err error) {
-	if err := servers.CreateTables(ctx, d.servers.Postgres.Pool, schemaSQL); err != nil {
+	if err := servers.CreateTables(ctx, d.servers.Postgres.Pool, payments.Schema); err != nil {
 		return err
 	}
 	d.made = true
-	if d.provider, err = startProvider(); err != nil {
+	if d.provider, err = remote.Listen(); err != nil {
 		return err
 	}
-	cfg := serverConfig{Postgres: d.servers.Postgres.URL, API: apiConfig{Accounts: map[string]string{}, Sink: d.sink(), Provider: d.provider.URL}}
+	d.provider.Takes = 6 * time.Millisecond
+	cfg := serverConfig{Postgres: d.servers.Postgres.URL, API: payments.Config{Accounts: map[string]string{}, Sink: d.sink(), Provider: d.provider.URL}}
 	_, _ = crand.Read(cfg.API.Secret[:]) // never fails
 	for i, key := range d.apiKeys {
 		cfg.API.Accounts[key] = d.accounts[i]
 	}
-	d.cluster = newCluster(cfg, d.screen.Verbose)
-	d.wire = newRecordingTransport(d.cluster, d.hooks.seen)
+	if d.fleet, err = fleet.New(fleet.Config{Name: "payments", Template: cfg, Verbose: d.screen.Verbose}); err != nil {
+		return errors.Join(err, d.provider.Close())
+	}
+	d.wire = newWire(d.fleet.Addresses)
 	defer func() {
 		d.wire.base.CloseIdleConnections()
-		err = errors.Join(err, d.cluster.stop(stopTimeout), d.provider.Close())
+		err = errors.Join(err, d.fleet.Stop(stopTimeout), d.provider.Close())
 	}()
 	transport, err := client.NewTransport(client.Config{Base: d.wire, RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
 		AttemptTimeout: 10 * time.Second, TotalTime: 30 * time.Second})
@@ -90,9 +95,12 @@ func (d *demo) Perform(ctx context.Context) (err error) {
 	}
 	d.patient = &http.Client{Transport: transport}
 	for range d.opts.processes {
-		if _, err := d.cluster.start(); err != nil {
+		if _, err := d.fleet.Start(); err != nil {
 			return err
 		}
+	}
+	if err := d.until(ctx, "the servers to serve", func(context.Context) (bool, error) { return len(d.fleet.Addresses()) == d.opts.processes, nil }); err != nil {
+		return err
 	}
 	d.opened = true
 	d.screen.Live(d.line)
@@ -101,11 +109,26 @@ func (d *demo) Perform(ctx context.Context) (err error) {
 		return err
 	}
 	d.screen.Step("load: %s operations are answered", screen.Count(d.ended.Load()))
-	if err := d.drain(ctx); err != nil {
+	err = d.until(ctx, "all calls to the provider to be made", func(ctx context.Context) (bool, error) {
+		pending, reason, err := servers.Pending(ctx, d.servers.Postgres.Pool, d.sink())
+		if err == nil && pending > 0 {
+			err = fmt.Errorf("%d calls are pending; last error of one: %q", pending, reason)
+		}
+		return err == nil, err
+	})
+	if err != nil {
 		return err
 	}
 	d.screen.Step("outbox: all calls to the provider are made")
 	return nil
+}
+
+// until waits for a condition, as long as calls to the provider are made.
+func (d *demo) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
+	moves := func() string { return fmt.Sprint(d.provider.Count()) }
+	return d.fleet.Until(ctx, d.opts.patience, is, moves, func(err error) error {
+		return fmt.Errorf("stuck: waited %v for %s, and nothing moved; last error: %w", d.opts.patience, what, err)
+	})
 }
 
 // load has all clients at work until every operation is answered, and kills servers meanwhile.
@@ -134,68 +157,42 @@ func (d *demo) load(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// attack kills a server whenever another part of the operations is answered, and replaces it a
-// moment later.
+// attack kills a server whenever another part of the operations is answered, and replaces it. If
+// the load is over before, the report says that kills are missing.
 func (d *demo) attack(ctx context.Context, over <-chan struct{}) error {
+	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for n := 1; n <= d.opts.kills; {
+	var shot *fleet.Shot
+	missed := false
+	for {
+		if err := d.fleet.Failure(); err != nil {
+			return err
+		}
+		if shot == nil && d.kills < d.opts.kills && d.ended.Load() >= int64((d.kills+1)*d.opts.requests/(d.opts.kills+1)) {
+			shot = d.fleet.Shoot(random, missed)
+		}
+		var hit chan *fleet.ShotDown
+		if shot != nil {
+			hit = shot.Hit
+		}
 		select {
 		case <-over:
-			return nil // the report says that kills are missing
+			return nil
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-		}
-		if err := d.cluster.failure(); err != nil {
-			return err
-		}
-		if d.ended.Load() < int64(n*d.opts.requests/(d.opts.kills+1)) {
 			continue
-		}
-		victim := d.cluster.kill()
-		if victim == nil {
-			continue // nothing is under way at this moment
-		}
-		d.kills.Add(1)
-		p, err := d.cluster.start()
-		if err != nil {
-			return err
-		}
-		d.screen.Step("kill %d of %d: server %d (pid %d) got SIGKILL with %s under way; server %d replaces it", n, d.opts.kills, victim.number,
-			victim.cmd.Process.Pid, screen.Plural(victim.hit, "request", "requests"), p.number)
-		n++
-	}
-	return nil
-}
-
-// drain waits until the outbox has delivered all calls of the run.
-func (d *demo) drain(ctx context.Context) error {
-	return drain(ctx, d.servers.Postgres.Pool, d.sink(), d.opts.patience, d.cluster.failure)
-}
-
-// drain waits until a sink has no call left. It ends early if failed returns an error.
-func drain(ctx context.Context, pool *pgxpool.Pool, sink string, patience time.Duration, failed func() error) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	last, since := -1, time.Now()
-	for {
-		pending, lastError, err := servers.Pending(ctx, pool, sink)
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err == nil && pending == 0:
-			return nil
-		case failed() != nil:
-			return failed()
-		case pending != last:
-			last, since = pending, time.Now()
-		case time.Since(since) > patience:
-			return fmt.Errorf("stuck: %d calls of the outbox are not delivered, and nothing has moved for %v; last error: %s", pending, patience, lastError)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+		case down := <-hit:
+			p, err := d.fleet.Start()
+			if err != nil {
+				return err
+			}
+			shot, missed = nil, !down.InBatch
+			if down.InBatch {
+				d.kills++
+			}
+			d.screen.Step("kill %d of %d: server %d (pid %d) got SIGKILL; server %d replaces it", d.kills, d.opts.kills, down.Worker, down.PID, p.Number)
 		}
 	}
 }
@@ -209,12 +206,12 @@ func (d *demo) nextNumber() (number int, ok bool) {
 func (d *demo) hasMore() bool { return d.taken.Load() < int64(d.opts.requests) }
 
 // new makes an operation. fields are its body, to which the reference is added.
-func (d *demo) new(customer int, path string, status int, fields map[string]any) *wantedOperation {
+func (d *demo) new(customer int, path string, status int, fields map[string]any) *operation {
 	number, ok := d.nextNumber()
 	if !ok {
 		return nil
 	}
-	op := &wantedOperation{apiKey: d.apiKeys[customer], path: path, status: status, reference: fmt.Sprintf("op-%07d", number), key: client.NewV7()}
+	op := &operation{apiKey: d.apiKeys[customer], path: path, status: status, reference: fmt.Sprintf("op-%07d", number), key: client.NewV7()}
 	if rand.IntN(4) == 0 {
 		op.hasty = 1 + rand.IntN(3)
 	}
@@ -243,24 +240,24 @@ func (d *demo) new(customer int, path string, status int, fields map[string]any)
 
 // get asks for an operation, asks again, and makes mistakes with its key. It returns the answer's
 // body, nil when there were enough.
-func (d *demo) get(ctx context.Context, op *wantedOperation) (map[string]any, error) {
+func (d *demo) get(ctx context.Context, op *operation) (map[string]any, error) {
 	if op == nil {
 		return nil, nil
 	}
-	s, err := d.sendOperation(ctx, op)
+	s, err := d.send(ctx, op)
 	if err != nil {
 		return nil, err
 	}
-	if op.follows && s.Status < http.StatusMultipleChoices {
-		if err := d.follow(ctx, op, s.Header.Get("Location")); err != nil {
+	if op.follows && s.status < http.StatusMultipleChoices {
+		if err := d.follow(ctx, op, s.header.Get("Location")); err != nil {
 			return nil, err
 		}
-	} else if s.Status != op.status {
-		return nil, fmt.Errorf("POST %s (%s): answered %d, and not %d: %s", op.path, op.reference, s.Status, op.status, s.Body)
+	} else if s.status != op.status {
+		return nil, fmt.Errorf("POST %s (%s): answered %d, and not %d: %s", op.path, op.reference, s.status, op.status, s.body)
 	}
 	d.ended.Add(1)
 	if rand.Float64() < d.opts.retries {
-		if _, err := d.sendOperation(ctx, op); err != nil {
+		if _, err := d.send(ctx, op); err != nil {
 			return nil, err
 		}
 	}
@@ -270,7 +267,7 @@ func (d *demo) get(ctx context.Context, op *wantedOperation) (map[string]any, er
 		}
 	}
 	object := map[string]any{}
-	return object, json.Unmarshal(s.Body, &object)
+	return object, json.Unmarshal(s.body, &object)
 }
 
 // session is what one customer does: a payment with what follows it, or a payout.
@@ -293,12 +290,12 @@ func (d *demo) session(ctx context.Context) error {
 		fields["capture"] = false
 	}
 	if rand.IntN(20) == 0 {
-		fields["source"] = declinedSource
+		fields["source"] = "tok_chargeDeclined"
 		_, err := d.get(ctx, d.new(customer, "/v1/charges", http.StatusPaymentRequired, fields))
 		return err
 	}
 	if rand.IntN(40) == 0 {
-		fields["source"] = unsteadySource // refused every other time, until it is not
+		fields["source"] = "tok_issuerUnsteady" // refused every other time, until it is not
 	}
 	op := d.new(customer, "/v1/charges", http.StatusCreated, fields)
 	charge, err := d.get(ctx, op)
@@ -345,11 +342,11 @@ func (d *demo) session(ctx context.Context) error {
 func (d *demo) payOut(ctx context.Context, customer int) error {
 	amount, status := 1000+rand.IntN(100_000), http.StatusCreated
 	if rand.IntN(10) == 0 {
-		amount, status = refusedAmount, http.StatusPaymentRequired
+		amount, status = remote.RefusedAmount, http.StatusPaymentRequired
 	}
 	destination := "ba_17"
 	if rand.IntN(10) == 0 {
-		destination, status = blockedDestination, http.StatusForbidden
+		destination, status = "ba_blocked", http.StatusForbidden
 	}
 	_, err := d.get(ctx, d.new(customer, "/v1/payouts", status, map[string]any{"amount": amount, "destination": destination}))
 	return err
@@ -357,17 +354,17 @@ func (d *demo) payOut(ctx context.Context, customer int) error {
 
 // line is the live line of a run.
 func (d *demo) line() string {
-	_, paid, _ := d.provider.count()
+	_, paid, _ := d.provider.Count()
 	d.wire.mu.Lock()
-	c := d.wire.counts
+	requests, replayed := d.wire.requests, d.wire.marks[idempotency.Replayed]
 	d.wire.mu.Unlock()
 	return fmt.Sprintf("answered %s of %s  requests %s  replays %s  paid %s  servers %d", screen.Count(d.ended.Load()), screen.Count(int64(d.opts.requests)),
-		screen.Count(int64(c.requests)), screen.Count(int64(c.replayed)), screen.Count(int64(paid)), d.cluster.size())
+		screen.Count(int64(requests)), screen.Count(int64(replayed)), screen.Count(int64(paid)), d.fleet.Size())
 }
 
 // follow waits until an operation that was accepted has succeeded, and its result is the one that
 // was asked for.
-func (d *demo) follow(ctx context.Context, op *wantedOperation, location string) error {
+func (d *demo) follow(ctx context.Context, op *operation, location string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
 	defer cancel()
 	for {
@@ -378,7 +375,7 @@ func (d *demo) follow(ctx context.Context, op *wantedOperation, location string)
 		req.Header.Set("Authorization", "Bearer "+op.apiKey)
 		var now struct {
 			State  string
-			Result settlement
+			Result struct{ Metadata map[string]string }
 		}
 		if resp, err := d.wire.base.RoundTrip(req); err == nil {
 			err = json.NewDecoder(resp.Body).Decode(&now)

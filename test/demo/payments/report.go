@@ -7,15 +7,16 @@ import (
 	"slices"
 	"time"
 
-	"github.com/onlyonce/onlyonce/test/demo/command"
+	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/test/check"
+	"github.com/onlyonce/onlyonce/test/demo/command"
 	"github.com/onlyonce/onlyonce/test/screen"
 )
 
 // report is the outcome of a run, and what -json prints. The names are the project's (see
 // docs/glossary.md).
 type report struct {
-	Requests     int     `json:"requests"`      // sent, those without an answer included
+	Requests     int     `json:"requests"`      // sent, those without an answer included; not those that net/http has sent again by itself
 	Unique       int     `json:"unique"`        // operations, each under a key of its own
 	Effects      int     `json:"effects"`       // rows of charges, captures, refunds, payouts and settlements
 	Refused      int     `json:"refused"`       // operations with a final refusal, which leave no row
@@ -25,7 +26,6 @@ type report struct {
 	Open         int     `json:"open"`          // 5xx, and refusals for the moment, which are not stored
 	TimedOut     int     `json:"timed_out"`     // requests that their client gave up
 	Broken       int     `json:"broken"`        // requests whose connection broke, or found no server
-	Resent       int     `json:"resent"`        // requests whose connection broke, and that Go's net/http has sent again by itself
 	Kills        int     `json:"kills"`         // SIGKILLs of servers with requests under way
 	PaymentCalls int     `json:"payment_calls"` // calls at the provider
 	Faults       int     `json:"payment_faults"`
@@ -53,8 +53,8 @@ func (d *demo) Unfinished(why error) any {
 
 // Judge reads what is there, and compares it with what clients wanted and were answered.
 func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, error) {
-	if d.hooks.tamper != nil {
-		if err := d.hooks.tamper(ctx, d); err != nil {
+	if d.tamper != nil {
+		if err := d.tamper(ctx, d); err != nil {
 			return nil, err
 		}
 	}
@@ -62,19 +62,26 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 	if err != nil {
 		return nil, fmt.Errorf("reading the outcome: %w", err)
 	}
-	c := d.wire.counts
-	r := report{Requests: c.requests, Unique: len(d.wants), Effects: check.Sum(rows), Replays: c.replayed, InProgress: c.inProgress, Mismatches: c.mismatch,
-		Open: c.open + c.rejected, TimedOut: c.timeouts, Broken: c.broken, Resent: c.resent, Kills: int(d.kills.Load()), Seconds: took.Seconds(),
+	c, m := d.wire.counts, d.wire.marks
+	r := report{Requests: c.requests, Unique: len(d.wants), Effects: check.Sum(rows), Replays: m[idempotency.Replayed], InProgress: m[idempotency.InProgress],
+		Mismatches: m[idempotency.Mismatch], TimedOut: c.timeouts, Broken: c.broken, Kills: d.kills, Seconds: took.Seconds(),
 		Postgres: d.servers.Postgres.How, Run: d.run, kills: d.opts.kills}
-	r.PaymentCalls, r.Payments, r.Faults = d.provider.count()
-	charged, changed := d.provider.byReference()
+	for mark, n := range m {
+		switch mark {
+		case idempotency.Created, idempotency.Replayed, idempotency.InProgress, idempotency.Mismatch:
+		default:
+			r.Open += n
+		}
+	}
+	r.PaymentCalls, r.Payments, r.Faults = d.provider.Count()
+	charged, changed := d.provider.ByReference()
 
 	var missing, doubled, without, differ, twice, unpaid, paidTwice, paidWithout []string
 	known := map[string]bool{}
 	for _, w := range d.wants {
 		known[w.reference] = true
 		n, paid := rows[w.reference], charged[w.reference]
-		succeeded := w.first != nil && w.first.Status < http.StatusBadRequest
+		succeeded := w.first != nil && w.first.status < http.StatusBadRequest
 		if !succeeded {
 			r.Refused++
 		}
@@ -128,7 +135,7 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 func (r report) Write(t *command.Table) {
 	t.Space()
 	t.Row("unique", r.Unique, "operations, each under a key of its own")
-	t.Row("requests", r.Requests, "sent: %s given up by clients, %s broken off", screen.Count(int64(r.TimedOut)), screen.Count(int64(r.Broken+r.Resent)))
+	t.Row("requests", r.Requests, "sent: %s given up by clients, %s broken off", screen.Count(int64(r.TimedOut)), screen.Count(int64(r.Broken)))
 	t.Row("replays", r.Replays, "answers that were given again: byte for byte, but a settlement's state")
 	t.Row("in_progress", r.InProgress, "409: the first request was still under way")
 	t.Row("mismatches", r.Mismatches, "422: the key belonged to another request")
