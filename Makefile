@@ -23,10 +23,13 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/docs,test/layout,test
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help quickstart test test-long check lint vet oncevet kit tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help map quickstart test test-long check lint vet oncevet kit tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
+
+map: ## list every package of every module with the first sentence of its documentation
+	@$(call each,$(MODULES),$(GO) -C $$m list -f '{{.ImportPath}}: {{.Doc}}' ./...) | sed 's,^github.com/onlyonce/onlyonce/,,'
 
 quickstart: ## the main job, end to end
 	$(GO) run ./examples/quickstart
@@ -81,7 +84,7 @@ dashboards: ## a workload is killed, parks, halts and reconciles while Prometheu
 
 schemathesis: ## schemathesis (PyPI) against examples/payments-api and its openapi.yaml: no findings; needs python3 with venv
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && python3 -m venv "$$dir" && "$$dir/bin/pip" install -q schemathesis==4.32.5 && \
-	  ONLYONCE_SCHEMATHESIS="$$dir/bin/schemathesis" $(DEVENV) -postgres -- $(GO) -C examples/payments-api test -count=1 -timeout 20m -run '^TestSchemathesis$$' .
+	  ONLYONCE_SCHEMATHESIS="$$dir/bin/schemathesis" $(DEVENV) -postgres -- $(GO) -C test/compat test -count=1 -timeout 20m -run '^TestSchemathesis$$' ./payments
 
 retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
 	cd bench && $(GO) run . -retention $(ARGS)

@@ -1,5 +1,6 @@
-// Package onlyoncetest is for tests of code that uses onlyonce. It needs a Postgres server, and
-// nothing else: topics are in memory.
+// Package onlyoncetest is for tests of code that uses onlyonce: a database, a handler's messages
+// applied by the engine, and any program under faults, compared with a run without. It needs a
+// Postgres server, and nothing else: topics are in memory.
 //
 // [Apply] runs a handler for some messages and returns what became of them:
 //

@@ -1,5 +1,5 @@
-// Package webhook receives webhooks. It verifies that a request was signed by its sender, and
-// recently if the sender signs a time. It applies each event once, however often it is delivered.
+// Package webhook receives webhooks and applies each event once, however often it is delivered. It
+// verifies that a request was signed by its sender, and recently if the sender signs a time.
 //
 //	endpoint, err := webhook.New(pool, webhook.Config{
 //		Name:     "stripe",

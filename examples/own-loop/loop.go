@@ -12,15 +12,14 @@ import (
 )
 
 // loop is a team's own kafka-go loop. Of onlyonce it calls dedupe.DoWith, in apply, and nothing
-// else. tell is for the example's table.
-func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope string, onOutcome func(dedupe.Outcome)) error {
+// else.
+func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader) error {
 	for {
 		m, err := reader.FetchMessage(ctx)
 		if err != nil {
 			return unlessStopped(ctx, err)
 		}
-		outcome, err := apply(ctx, pool, m, scope)
-		if err != nil {
+		if _, err := apply(ctx, pool, m); err != nil {
 			// Not acknowledged, so it is delivered again, and the claim then shows whether it was
 			// applied.
 			return unlessStopped(ctx, fmt.Errorf("partition %d, offset %d: %w", m.Partition, m.Offset, err))
@@ -30,7 +29,6 @@ func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope s
 		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
 			slog.Warn("own-loop: offset not committed", "partition", m.Partition, "offset", m.Offset, "error", err)
 		}
-		onOutcome(outcome)
 	}
 }
 
@@ -44,14 +42,14 @@ func unlessStopped(ctx context.Context, err error) error {
 }
 
 const (
-	effectSQL = `insert into onlyonce_own_loop.effects (scope, order_id, body) values ($1, $2, $3)`
-	asideSQL  = `insert into onlyonce_own_loop.set_aside (scope, "partition", "offset", order_id, body) values ($1, $2, $3, $4, $5) on conflict do nothing`
+	effectSQL = `insert into applied (order_id, body) values ($1, $2)`
+	asideSQL  = `insert into set_aside ("partition", "offset", order_id, body) values ($1, $2, $3, $4) on conflict do nothing`
 )
 
 // apply is the loop's transaction. Do claims the message's id, runs the function and commits; it
 // repeats what the database asks to be repeated, and finds out about a COMMIT whose answer was
 // lost.
-func apply(ctx context.Context, pool *pgxpool.Pool, m kafka.Message, scope string) (dedupe.Outcome, error) {
+func apply(ctx context.Context, pool *pgxpool.Pool, m kafka.Message) (dedupe.Outcome, error) {
 	id := ""
 	for _, h := range m.Headers {
 		if h.Key == "message-id" {
@@ -61,13 +59,13 @@ func apply(ctx context.Context, pool *pgxpool.Pool, m kafka.Message, scope strin
 	cfg := dedupe.DoConfig{
 		Attempts: 20, // if another transaction holds this id, Do waits and asks again, because that one may roll back
 		OnConflict: func(ctx context.Context, tx dedupe.GuardedTx) error { // another payload under this id: skipping it would lose it
-			_, err := tx.Exec(ctx, asideSQL, scope, m.Partition, m.Offset, id, m.Value)
+			_, err := tx.Exec(ctx, asideSQL, m.Partition, m.Offset, id, m.Value)
 			return err
 		},
 	}
-	key := dedupe.Key{Scope: scope, ID: id, Fingerprint: dedupe.FingerprintOf(m.Value)}
+	key := dedupe.Key{Scope: "own-loop", ID: id, Fingerprint: dedupe.FingerprintOf(m.Value)}
 	return dedupe.DoWith(ctx, pool, cfg, key, func(ctx context.Context, tx dedupe.GuardedTx) error {
-		_, err := tx.Exec(ctx, effectSQL, scope, id, m.Value)
+		_, err := tx.Exec(ctx, effectSQL, id, m.Value)
 		return err
 	})
 }

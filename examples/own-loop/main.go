@@ -1,57 +1,40 @@
 // Own-loop shows how little of onlyonce a team can use. The team keeps its kafka-go loop and adds
-// one call, dedupe.DoWith. See loop.go; this file feeds the loop and counts.
-//
-//	go run ./examples/own-loop
-//
-// Exit status: 0 if every order is applied once; 1 if not; 2 for errors of usage or environment;
-// 130 if it was interrupted.
+// one call, dedupe.DoWith: see loop.go. It needs $ONLYONCE_POSTGRES_URL and $ONLYONCE_KAFKA_BROKERS.
 package main
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
-	"flag"
-	"fmt"
-	"io"
+	"log"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
-	"github.com/onlyonce/onlyonce/test/demo/command"
-	"github.com/onlyonce/onlyonce/test/demo/servers"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/segmentio/kafka-go"
 )
 
-func main() { command.Main(run) }
+// tableSQL makes the loop's tables. applied has no unique constraint: an order that was applied
+// twice would show.
+const tableSQL = `
+create table if not exists applied (order_id text not null, body bytea not null);
+create table if not exists set_aside ("partition" int, "offset" bigint, order_id text not null, body bytea not null, primary key ("partition", "offset"))`
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	program := &command.Program{Name: "own-loop", Stdout: stdout, Stderr: stderr}
-	fs := flag.NewFlagSet(program.Name, flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	var f servers.Flags
-	f.Register(fs)
-	messages := fs.Int("messages", 500, "unique orders to produce, 50 to 100000")
-	duplicates := fs.Float64("duplicates", 0.1, "`fraction` of them that is produced twice, 0 to 1")
-	program.RegisterJSON(fs)
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return command.Good
-	} else if err != nil {
-		return command.Environment
-	}
-	faults := command.Faults(f.Faults())
-	faults.Between("messages", *messages, 50, 100_000)
-	faults.Fraction("duplicates", *duplicates)
-	if fs.NArg() > 0 {
-		faults.Add("unexpected argument %q", fs.Arg(0))
-	}
-	if err := faults.Err(); err != nil {
-		return program.Fail(command.Environment, err)
-	}
-	say := func(line string) { _, _ = fmt.Fprintln(program.Human(), line) }
-	say("looking for Postgres and Kafka, or starting them")
-	srv, err := servers.Start(ctx, f, say, func(string) {})
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	pool, err := pgxpool.New(ctx, os.Getenv("ONLYONCE_POSTGRES_URL"))
 	if err != nil {
-		return program.Fail(command.Environment, err)
+		log.Fatal(err)
 	}
-	p := &proof{servers: srv, scope: "own-loop-" + strings.ToLower(rand.Text()[:8]), say: say}
-	r, err := p.runAndCheck(ctx, *messages, *duplicates)
-	return program.End(ctx, r, p.begun, err, p.cleanUp, srv.Stop)
+	if _, err := pool.Exec(ctx, tableSQL); err != nil {
+		log.Fatal(err)
+	}
+	reader := kafka.NewReader(kafka.ReaderConfig{Brokers: strings.Split(os.Getenv("ONLYONCE_KAFKA_BROKERS"), ","), GroupID: "own-loop", Topic: "orders"})
+	if err := loop(ctx, pool, reader); err != nil {
+		log.Fatal(err)
+	}
+	if err := reader.Close(); err != nil {
+		log.Fatal(err)
+	}
 }

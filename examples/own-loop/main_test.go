@@ -1,32 +1,72 @@
 package main
 
 import (
-	"strings"
+	"context"
+	"fmt"
 	"testing"
+	"time"
 
-	"github.com/onlyonce/onlyonce/test/demo/command"
-	"github.com/onlyonce/onlyonce/test/demo/commandtest"
+	"github.com/segmentio/kafka-go"
+
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-func TestOwnLoop(t *testing.T) {
-	var r result
-	status, stderr := commandtest.JSON(t, &r, run, "-json", "-messages", "100", "-postgres", pgtest.URL(t), "-brokers", strings.Join(kafkatest.Fake(t), ","))
-	if status != command.Good {
-		t.Fatalf("exit status %d\n%s", status, stderr)
+// The loop over a topic with copies, and another order under a known id, in a group that reads
+// everything a second time, as after a reset of its offsets.
+func TestLoop(t *testing.T) {
+	pool, brokers := pgtest.DB(t), kafkatest.Fake(t)
+	if _, err := pool.Exec(t.Context(), tableSQL); err != nil {
+		t.Fatal(err)
 	}
-	if !r.OK || r.Unique != 100 || r.Produced != 113 || r.Effects != 100 || r.Parked != conflicts || !r.Waited || r.Redelivered < 113 ||
-		r.Duplicates < 113 {
-		t.Errorf("%+v", r)
+	var all []kafka.Message
+	for i := range 30 {
+		all = append(all, kafka.Message{Headers: []kafka.Header{{Key: "message-id", Value: fmt.Appendf(nil, "order-%d", i%20)}}, Value: fmt.Appendf(nil, "order %d", i%20)})
 	}
-	commandtest.Contains(t, stderr, "applied once") // a sentence for people
+	all = append(all, kafka.Message{Headers: all[0].Headers, Value: []byte("another order")})
+	client := &kafka.Client{Addr: kafka.TCP(brokers...)}
+	if _, err := client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: "orders", NumPartitions: 4, ReplicationFactor: 1}}}); err != nil {
+		t.Fatal(err)
+	}
+	w := &kafka.Writer{Addr: kafka.TCP(brokers...), Topic: "orders", RequiredAcks: kafka.RequireAll}
+	if err := w.WriteMessages(t.Context(), all...); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, group := range []string{"own-loop", "reset"} {
+		reader := kafka.NewReader(kafka.ReaderConfig{Brokers: brokers, GroupID: group, Topic: "orders", MaxWait: 50 * time.Millisecond})
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- loop(ctx, pool, reader) }()
+		pgtest.Until(t, pgtest.Patience(20*time.Second), "everything to be committed", func() bool {
+			return committed(t, client, group) == int64(len(all))
+		})
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := reader.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	var applied, orders, aside int
+	err := pool.QueryRow(t.Context(), `select (select count(*) from applied), (select count(distinct order_id) from applied), (select count(*) from set_aside)`).Scan(&applied, &orders, &aside)
+	if err != nil || applied != 20 || orders != 20 || aside != 1 {
+		t.Errorf("%d rows of %d orders, %d set aside, %v", applied, orders, aside, err)
+	}
 }
 
-func TestUsage(t *testing.T) {
-	commandtest.Refuses(t, run, map[string][]string{
-		"-bogus":                    {"-bogus"},
-		"-messages 1 -duplicates 2": {"-messages", "-duplicates"},
-		"-brokers 127.0.0.1:1 -postgres postgres://127.0.0.1:1/x": {"kafka at 127.0.0.1:1", "postgres at postgres://127.0.0.1:1/x"},
-	})
+// committed is the sum of a group's offsets.
+func committed(t *testing.T, client *kafka.Client, group string) (n int64) {
+	t.Helper()
+	offsets, err := client.OffsetFetch(t.Context(), &kafka.OffsetFetchRequest{GroupID: group, Topics: map[string][]int{"orders": {0, 1, 2, 3}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range offsets.Topics["orders"] {
+		n += max(p.CommittedOffset, 0)
+	}
+	return n
 }

@@ -22,7 +22,7 @@ func TestOrdersOnce(t *testing.T) {
 				body, err := io.ReadAll(r.Body)
 				if err == nil {
 					id := []kafka.Header{{Key: "message-id", Value: []byte(r.URL.Query().Get("id"))}}
-					_, err = apply(r.Context(), p.Pool, kafka.Message{Headers: id, Value: body}, "orders")
+					_, err = apply(r.Context(), p.Pool, kafka.Message{Headers: id, Value: body})
 				}
 				if err != nil {
 					w.WriteHeader(http.StatusInternalServerError)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
@@ -133,13 +134,11 @@ func (a *API) Handler() http.Handler {
 // ends.
 func (a *API) Run(ctx context.Context) error {
 	defer a.sink.Close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan error, 3)
+	work, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{a.layer.Run, a.operations.Run, a.relay.Run} {
-		go func() { ended <- run(ctx); cancel() }()
+		work.Go(func() error { return run(ctx) })
 	}
-	return errors.Join(<-ended, <-ended, <-ended)
+	return work.Wait()
 }
 
 type accountKey struct{}
@@ -165,10 +164,14 @@ func (a *API) authenticated(next http.Handler) http.Handler {
 
 // operation is a route's handler. It returns the answer or an error; clients get the details of a
 // [*problem] only.
-type operation func(r *http.Request) (*answer, error)
+type operation func(r *http.Request, in *params) (*answer, error)
 
 func (o operation) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	a, err := o(r)
+	var a *answer
+	in, err := readParams(r)
+	if err == nil {
+		a, err = o(r, in)
+	}
 	write(w, a, err)
 }
 

@@ -60,12 +60,7 @@ func scanCharge(row pgx.Row) (*charge, error) {
 
 // charge authorises a payment, and captures it unless capture is false. The row, the call to the
 // provider and the answer commit together.
-func (a *API) charge(r *http.Request) (*answer, error) {
-	in, err := readParams(r)
-	if err != nil {
-		return nil, err
-	}
-	account, _ := accountOf(r.Context())
+func (a *API) charge(r *http.Request, in *params) (*answer, error) {
 	amount, currency, source := in.amount("amount"), in.text("currency"), in.text("source")
 	atOnce, captured := in.optionalBool("capture", true), amount
 	if !atOnce {
@@ -78,7 +73,7 @@ func (a *API) charge(r *http.Request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := scanCharge(tx.QueryRow(r.Context(), insertChargeSQL, newID("ch"), account, in.reference(), amount, strings.ToLower(currency), atOnce, captured))
+	c, err := scanCharge(tx.QueryRow(r.Context(), insertChargeSQL, newID("ch"), in.account, in.reference, amount, strings.ToLower(currency), atOnce, captured))
 	if err != nil {
 		return nil, constraintProblem(err)
 	}
@@ -93,7 +88,7 @@ func (a *API) charge(r *http.Request) (*answer, error) {
 		p.Retryable = true
 		return nil, p
 	}
-	if err := a.enqueue(r.Context(), tx, "charge", c.ID, in.reference(), amount); err != nil {
+	if err := a.enqueue(r.Context(), tx, "charge", c.ID, in.reference, amount); err != nil {
 		return nil, err
 	}
 	return &answer{status: http.StatusCreated, location: "/v1/charges/" + c.ID, object: c}, nil
@@ -102,12 +97,11 @@ func (a *API) charge(r *http.Request) (*answer, error) {
 // showChargeSQL returns the account's charge. $1 id, $2 account. By the primary key.
 const showChargeSQL = `select ` + chargeColumns + ` from onlyonce_payments.charges where id = $1 and account = $2`
 
-func (a *API) showCharge(r *http.Request) (*answer, error) {
-	account, _ := accountOf(r.Context())
+func (a *API) showCharge(r *http.Request, in *params) (*answer, error) {
 	if !storable(r.PathValue("id")) {
 		return nil, notFoundProblem(pgx.ErrNoRows)
 	}
-	c, err := scanCharge(a.pool.QueryRow(r.Context(), showChargeSQL, r.PathValue("id"), account))
+	c, err := scanCharge(a.pool.QueryRow(r.Context(), showChargeSQL, r.PathValue("id"), in.account))
 	if err != nil {
 		return nil, notFoundProblem(err)
 	}
@@ -127,12 +121,7 @@ returning ` + chargeColumns
 const insertCaptureSQL = `
 insert into onlyonce_payments.captures (id, charge, account, reference, amount) values ($1, $2, $3, $4, $5)`
 
-func (a *API) capture(r *http.Request) (*answer, error) {
-	in, err := readParams(r)
-	if err != nil {
-		return nil, err
-	}
-	account, _ := accountOf(r.Context())
+func (a *API) capture(r *http.Request, in *params) (*answer, error) {
 	amount := in.optionalAmount("amount")
 	if err := in.fault(); err != nil {
 		return nil, err
@@ -144,19 +133,19 @@ func (a *API) capture(r *http.Request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	before, err := scanCharge(tx.QueryRow(r.Context(), showChargeSQL+" for update", r.PathValue("id"), account))
+	before, err := scanCharge(tx.QueryRow(r.Context(), showChargeSQL+" for update", r.PathValue("id"), in.account))
 	if err != nil {
 		return nil, notFoundProblem(err)
 	}
-	c, err := scanCharge(tx.QueryRow(r.Context(), captureSQL, before.ID, account, amount))
+	c, err := scanCharge(tx.QueryRow(r.Context(), captureSQL, before.ID, in.account, amount))
 	if err != nil {
 		return nil, constraintProblem(err)
 	}
 	taken := c.AmountCaptured - before.AmountCaptured
-	if _, err := tx.Exec(r.Context(), insertCaptureSQL, newID("ca"), c.ID, account, in.reference(), taken); err != nil {
+	if _, err := tx.Exec(r.Context(), insertCaptureSQL, newID("ca"), c.ID, in.account, in.reference, taken); err != nil {
 		return nil, constraintProblem(err)
 	}
-	if err := a.enqueue(r.Context(), tx, "capture", c.ID, in.reference(), taken); err != nil {
+	if err := a.enqueue(r.Context(), tx, "capture", c.ID, in.reference, taken); err != nil {
 		return nil, err
 	}
 	return &answer{status: http.StatusOK, object: c}, nil

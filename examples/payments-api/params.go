@@ -4,22 +4,23 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"mime"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 )
 
 // params are a request's parameters. They come from JSON, or from a form with Stripe's names, for
-// example metadata[reference]; the same code reads both.
+// example metadata[reference]; the same code reads both. Members that an operation does not read
+// are ignored.
 type params struct {
-	given  map[string]string
-	wrong  map[string]string // what is wrong with the type of a JSON member, by its name
-	faults []string
+	json      map[string]json.RawMessage
+	form      url.Values
+	account   string // that is authenticated
+	reference string // the client's own name for what it wants
+	faults    []string
 }
 
 // readParams reads the body. The layer has bounded it, and gives it to each run of the handler from
@@ -29,112 +30,87 @@ func readParams(r *http.Request) (*params, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &params{given: map[string]string{}, wrong: map[string]string{}}
+	p := &params{}
+	p.account, _ = accountOf(r.Context())
 	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	switch {
 	case len(body) == 0:
 	case media == "application/json":
-		var in map[string]json.RawMessage
-		if err := json.Unmarshal(body, &in); err != nil || in == nil {
+		if err := json.Unmarshal(body, &p.json); err != nil || p.json == nil {
 			return nil, newProblem(http.StatusBadRequest, "invalid", "the body is not a JSON object")
 		}
-		for name, value := range in {
-			p.readMember(name, value)
-		}
 	case media == "application/x-www-form-urlencoded":
-		form, err := url.ParseQuery(string(body))
-		if err != nil {
+		if p.form, err = url.ParseQuery(string(body)); err != nil {
 			return nil, newProblem(http.StatusBadRequest, "invalid", "the body is not a form")
-		}
-		for name := range form {
-			p.given[name] = form.Get(name)
 		}
 	default:
 		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "send application/json or application/x-www-form-urlencoded")
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.given)) {
-		if !storable(p.given[name]) { // checked here, because after a payout's call the database's refusal would come too late
-			p.faults = append(p.faults, fmt.Sprintf("%q must be UTF-8 without NUL", name))
+	p.reference, _ = p.value("metadata[reference]", `"`)
+	if raw, given := p.json["metadata"]; given {
+		var all map[string]*string
+		wrong := json.Unmarshal(raw, &all) != nil || all == nil
+		for key, text := range all {
+			if wrong = wrong || text == nil; !wrong && key == "reference" {
+				p.reference = p.storable(key, *text)
+			}
 		}
-	}
-	if why := p.wrong["metadata"]; why != "" { // of every operation
-		p.faults = append(p.faults, "metadata "+why)
+		p.require(!wrong, "metadata must be an object of strings")
 	}
 	return p, nil
 }
 
-// readMember reads a member of the body's JSON object. Members that no operation has are ignored.
-func (p *params) readMember(name string, value json.RawMessage) {
-	var ok bool
-	why := "must be a string"
-	switch name {
-	case "amount": // not a string of digits, which json.Number takes too
-		why = "must be a number"
-		p.given[name], ok = string(value), value[0] == '-' || value[0] >= '0' && value[0] <= '9'
-	case "capture":
-		why = "must be true or false"
-		p.given[name], ok = string(value), string(value) == "true" || string(value) == "false"
-	case "metadata":
-		why = "must be an object of strings"
-		var all map[string]*string
-		ok = json.Unmarshal(value, &all) == nil && all != nil
-		for key, text := range all {
-			if text == nil {
-				ok = false
-			} else if key == "reference" {
-				p.given["metadata[reference]"] = *text
-			}
-		}
-	default:
-		var text *string
-		ok = json.Unmarshal(value, &text) == nil && text != nil
-		if ok {
-			p.given[name] = *text
-		}
-	}
+// require notes a fault, unless ok.
+func (p *params) require(ok bool, format string, args ...any) {
 	if !ok {
-		p.wrong[name] = why
+		p.faults = append(p.faults, fmt.Sprintf(format, args...))
 	}
 }
 
 // storable says whether a column of type text takes a value.
 func storable(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
-// reference is the client's own name for what it wants.
-func (p *params) reference() string { return p.given["metadata[reference]"] }
+// storable is checked before anything else, because after a payout's call the database's refusal
+// would come too late.
+func (p *params) storable(name, value string) string {
+	p.require(storable(value), "%s must be UTF-8 without NUL", name)
+	return value
+}
 
-// has reports whether a parameter was given, and records what is wrong with its type.
-func (p *params) has(name string) bool {
-	if why := p.wrong[name]; why != "" {
-		p.faults = append(p.faults, name+" "+why)
-		return false
+// value returns a parameter as text. One of JSON that does not begin with one of these bytes is of
+// another type, and returned as "".
+func (p *params) value(name, begins string) (text string, given bool) {
+	raw, given := p.json[name]
+	switch {
+	case !given:
+		given, text = p.form.Has(name), p.form.Get(name)
+	case strings.IndexByte(begins, raw[0]) < 0:
+	case raw[0] != '"':
+		text = string(raw)
+	default:
+		_ = json.Unmarshal(raw, &text) // cannot fail: a valid string
 	}
-	_, given := p.given[name]
-	return given
+	return p.storable(name, text), given
 }
 
 func (p *params) text(name string) string {
-	if given := p.has(name); p.given[name] == "" && (given || p.wrong[name] == "") {
-		p.faults = append(p.faults, name+" is missing")
-	}
-	return p.given[name]
+	text, _ := p.value(name, `"`)
+	p.require(text != "", "%s must be a string, and not empty", name)
+	return text
 }
 
 func (p *params) amount(name string) int64 {
-	digits, fraction, _ := strings.Cut(p.given[name], ".")
-	if strings.Trim(fraction, "0") != "" { // 5.0 is a whole number in JSON
-		digits = ""
-	}
+	text, _ := p.value(name, "-0123456789")
+	digits, fraction, _ := strings.Cut(text, ".")
 	n, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil || n < 1 || n > 99_999_999 {
-		p.faults = append(p.faults, fmt.Sprintf("%s must be a whole number from 1 to 99999999", name))
-	}
+	whole := err == nil && strings.Trim(fraction, "0") == "" // 5.0 is a whole number in JSON
+	p.require(whole && n >= 1 && n <= 99_999_999, "%s must be a whole number from 1 to 99999999", name)
 	return n
 }
 
 // optionalAmount is nil if none is given: all that is left.
 func (p *params) optionalAmount(name string) *int64 {
-	if !p.has(name) {
+	if _, given := p.value(name, ""); !given {
 		return nil
 	}
 	n := p.amount(name)
@@ -143,14 +119,9 @@ func (p *params) optionalAmount(name string) *int64 {
 
 // optionalBool returns initial if none is given.
 func (p *params) optionalBool(name string, initial bool) bool {
-	if !p.has(name) {
-		return initial
-	}
-	value := p.given[name]
-	if value != "true" && value != "false" {
-		p.faults = append(p.faults, name+" must be true or false")
-	}
-	return value == "true"
+	text, given := p.value(name, "tf")
+	p.require(!given || text == "true" || text == "false", "%s must be true or false", name)
+	return text == "true" || !given && initial
 }
 
 // fault is everything that is wrong, or nil.

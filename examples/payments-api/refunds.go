@@ -40,12 +40,7 @@ const insertRefundSQL = `
 insert into onlyonce_payments.refunds (id, charge, account, reference, amount) values ($1, $2, $3, $4, $5)
 returning extract(epoch from created_at)::bigint`
 
-func (a *API) refund(r *http.Request) (*answer, error) {
-	in, err := readParams(r)
-	if err != nil {
-		return nil, err
-	}
-	account, _ := accountOf(r.Context())
+func (a *API) refund(r *http.Request, in *params) (*answer, error) {
 	of, amount := in.text("charge"), in.optionalAmount("amount")
 	if err := in.fault(); err != nil {
 		return nil, err
@@ -54,16 +49,16 @@ func (a *API) refund(r *http.Request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := refund{ID: newID("re"), Object: "refund", Charge: of, Metadata: map[string]string{"reference": in.reference()}, Status: "succeeded"}
+	out := refund{ID: newID("re"), Object: "refund", Charge: of, Metadata: map[string]string{"reference": in.reference}, Status: "succeeded"}
 	var before, after int64
-	if err := tx.QueryRow(r.Context(), takeBackSQL, of, account, amount).Scan(&before, &after, &out.Currency); err != nil {
+	if err := tx.QueryRow(r.Context(), takeBackSQL, of, in.account, amount).Scan(&before, &after, &out.Currency); err != nil {
 		return nil, constraintProblem(err)
 	}
 	out.Amount = after - before
-	if err := tx.QueryRow(r.Context(), insertRefundSQL, out.ID, of, account, in.reference(), out.Amount).Scan(&out.Created); err != nil {
+	if err := tx.QueryRow(r.Context(), insertRefundSQL, out.ID, of, in.account, in.reference, out.Amount).Scan(&out.Created); err != nil {
 		return nil, constraintProblem(err)
 	}
-	if err := a.enqueue(r.Context(), tx, "refund", of, in.reference(), out.Amount); err != nil {
+	if err := a.enqueue(r.Context(), tx, "refund", of, in.reference, out.Amount); err != nil {
 		return nil, err
 	}
 	return &answer{status: http.StatusCreated, object: out}, nil
@@ -90,12 +85,7 @@ returning extract(epoch from created_at)::bigint`
 // payout calls the provider while the client waits. The provider's answer is remembered as a step.
 // If this process dies after the call, the next one continues with the same answer. If it died
 // before the answer was stored, the next one repeats the call under the same key.
-func (a *API) payout(r *http.Request) (*answer, error) {
-	in, err := readParams(r)
-	if err != nil {
-		return nil, err
-	}
-	account, _ := accountOf(r.Context())
+func (a *API) payout(r *http.Request, in *params) (*answer, error) {
 	amount, destination := in.amount("amount"), in.text("destination")
 	if err := in.fault(); err != nil {
 		return nil, err
@@ -105,7 +95,7 @@ func (a *API) payout(r *http.Request) (*answer, error) {
 		return nil, newProblem(http.StatusForbidden, "destination-blocked", "nothing is paid out there")
 	}
 	// Made from the request only: the provider must get the same bytes from every process.
-	order, err := json.Marshal(instruction{Destination: destination, Reference: in.reference(), Amount: amount})
+	order, err := json.Marshal(instruction{Destination: destination, Reference: in.reference, Amount: amount})
 	if err != nil {
 		return nil, err
 	}
@@ -129,8 +119,8 @@ func (a *API) payout(r *http.Request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := newPayout(result.ID, amount, destination, in.reference())
-	if err := tx.QueryRow(r.Context(), insertPayoutSQL, out.ID, account, in.reference(), amount, destination).Scan(&out.Created); err != nil {
+	out := newPayout(result.ID, amount, destination, in.reference)
+	if err := tx.QueryRow(r.Context(), insertPayoutSQL, out.ID, in.account, in.reference, amount, destination).Scan(&out.Created); err != nil {
 		return nil, constraintProblem(err)
 	}
 	return &answer{status: http.StatusCreated, object: out}, idempotency.Reference(r, out.ID)

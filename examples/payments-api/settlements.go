@@ -26,7 +26,7 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request) {
 		write(w, nil, err)
 		return
 	}
-	order := instruction{Reference: in.reference(), Amount: in.amount("amount")}
+	order := instruction{Reference: in.reference, Amount: in.amount("amount")}
 	if err := in.fault(); err != nil {
 		write(w, nil, err)
 		return

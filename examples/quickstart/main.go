@@ -1,5 +1,4 @@
-// Quickstart is a service that applies orders from Kafka and charges for them, and a demonstration
-// that attacks it:
+// Quickstart is a service that applies orders from Kafka and charges for them, under attack.
 //
 //	go run ./examples/quickstart
 //

@@ -3,9 +3,10 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -94,11 +95,8 @@ func serve(ctx context.Context, w *quickstart.Worker) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan error, 2)
-	for _, run := range []func(context.Context) error{c.Run, relay.Run} {
-		go func() { ended <- run(ctx); cancel() }()
-	}
-	return errors.Join(<-ended, <-ended)
+	work, ctx := errgroup.WithContext(ctx)
+	work.Go(func() error { return c.Run(ctx) })
+	work.Go(func() error { return relay.Run(ctx) })
+	return work.Wait()
 }

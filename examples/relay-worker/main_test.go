@@ -2,14 +2,17 @@ package main
 
 import (
 	"bytes"
-	"context"
+	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -26,9 +29,6 @@ func TestRelayWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
 	text, err := os.ReadFile("relay.json")
 	if err != nil {
 		t.Fatal(err)
@@ -45,28 +45,40 @@ func TestRelayWorker(t *testing.T) {
 	}
 	defer relay.Process.Kill()
 
-	var stdout, stderr bytes.Buffer
-	status := run(t.Context(), []string{"-postgres", url, "-listen", address, "-calls", "60"}, &stdout, &stderr)
-	if status != 0 || !strings.Contains(stdout.String(), "60 calls committed") || !strings.Contains(stdout.String(), "60 calls applied; missing 0, not committed 0") {
-		t.Errorf("status %d: %s%s", status, &stdout, &stderr)
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	r := newRemote()
+	server := &http.Server{Handler: r, ReadHeaderTimeout: time.Second}
+	go func() { _ = server.Serve(l) }()
+	defer server.Close()
+	const n = 60
+	if err := enqueue(t.Context(), pool, "test", n); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Until(t, pgtest.Patience(time.Minute), "all calls to be settled", func() bool {
+		var pending int
+		err := pool.QueryRow(t.Context(), `select count(*) from onlyonce.calls where state <> 'delivered'`).Scan(&pending)
+		return err == nil && pending == 0
+	})
+	applied := map[string]bool{}
+	for range len(r.first) {
+		applied[<-r.first] = true
+	}
+	for i := range 2 * n { // those of odd numbers were rolled back
+		if applied[fmt.Sprintf(`{"run": "test", "number": %d}`, i)] != (i%2 == 0) {
+			t.Errorf("call %d: applied %v", i, i%2 != 0)
+		}
+	}
+	if len(applied) != n || r.requests <= n {
+		t.Errorf("%d calls applied, %d requests", len(applied), r.requests)
 	}
 	if err := relay.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if err := relay.Wait(); err != nil {
 		t.Errorf("the relay ended with %v:\n%s", err, &log)
-	}
-}
-
-func TestUsage(t *testing.T) {
-	t.Setenv(envPostgres, "")
-	for args, want := range map[string]string{
-		"-bogus": "-bogus", "-calls 1": "-postgres", "-postgres x -calls 0": "-calls", "-postgres x more": "more", "-postgres x -patience 1ms": "-patience",
-		"-postgres x -listen nowhere": "-listen",
-	} {
-		var stdout, stderr bytes.Buffer
-		if status := run(context.Background(), strings.Fields(args), &stdout, &stderr); status != 2 || !strings.Contains(stderr.String(), want) {
-			t.Errorf("%q: status %d, %s", args, status, &stderr)
-		}
 	}
 }

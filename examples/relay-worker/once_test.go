@@ -23,7 +23,7 @@ func TestCallsOnce(t *testing.T) {
 			relay, err := outbox.NewRelay(p.Pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, LeaseTTL: 4 * time.Second,
 				PollInterval: 20 * time.Millisecond, RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond})
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if _, err := enqueue(r.Context(), p.Pool, "test", 2); err != nil {
+				if err := enqueue(r.Context(), p.Pool, "test", 2); err != nil {
 					w.WriteHeader(http.StatusInternalServerError)
 				}
 			}), relay, err

@@ -1,4 +1,3 @@
-// Package layout holds the rules about which package may import which, as tests.
 package layout
 
 import (
@@ -119,8 +118,7 @@ func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	}
 }
 
-// elsewhere are the libraries that only a nested module needs: an optional part, an example, or a
-// comparison. A requirement of the root module would put them into every user's module graph.
+// elsewhere are the libraries that only a nested module needs: an optional part, or a comparison. A requirement of the root module would put them into every user's module graph.
 // Indirect ones are not checked: for example embedded-postgres brings lib/pq.
 var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/chromedp/chromedp", "github.com/dunglas/httpsfv", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq",
 	"github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "github.com/twilio/twilio-go", "go.opentelemetry.io", "golang.org/x/tools", "gorm.io"}
@@ -180,6 +178,7 @@ var rooms = [][]string{
 	{"cmd", "monitoring"},
 	{"test"},
 	{"examples"},
+	{"test/demo/payments"},
 }
 
 // room is the place of a package in rooms, and its name there.

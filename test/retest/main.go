@@ -1,4 +1,4 @@
-// Retest runs go test, and gives a test that only gave up waiting a second try:
+// Retest runs go test, and gives a test that only gave up waiting a second try.
 //
 //	go run ./test/retest [-C DIR] [-race [-unraced test/model,bench]] [-short] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
 //

@@ -1,4 +1,4 @@
-// Storm shows what is left of a stream of messages when everything around it is killed:
+// Storm shows what is left of a stream of messages when everything around it is killed.
 //
 //	make storm MESSAGES=100000 KILLS=100
 //

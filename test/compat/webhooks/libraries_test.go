@@ -1,4 +1,3 @@
-// Package webhooks compares the verification of webhooks with the providers' own libraries.
 package webhooks
 
 import (

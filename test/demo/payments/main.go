@@ -1,4 +1,4 @@
-// Payments attacks the API of examples/payments-api in one command:
+// Payments attacks the API of examples/payments-api, and counts.
 //
 //	go run ./test/demo/payments
 //

@@ -1,4 +1,4 @@
-// Run starts Postgres and Kafka for one command:
+// Run starts Postgres and Kafka for one command.
 //
 //	go run ./test/devenv/run [-postgres] [-postgres-version N] [-kafka] [-require-real] -- command args...
 //

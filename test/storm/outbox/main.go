@@ -1,5 +1,5 @@
-// Outbox is the storm of calls. It shows what is left of a stream of outbound calls when everything
-// around it is killed:
+// Outbox is the storm of calls: it shows what is left of a stream of outbound calls when everything
+// around it is killed.
 //
 //	make storm-outbox CALLS=100000 KILLS=100
 //
