@@ -313,7 +313,7 @@ func (c Config) faults(events bool) error {
 	if !slices.Contains([]FailurePolicy{ParkMessage, ParkOrderingKey, BlockPartition}, c.OnFailure) {
 		l.Add("OnFailure", "is %d: must be ParkMessage, ParkOrderingKey or BlockPartition", c.OnFailure)
 	}
-	if c.CopiesWithin != 0 && (c.CopiesWithin < time.Second || c.Key == nil) {
+	if c.CopiesWithin > 0 && (c.CopiesWithin < time.Second || c.Key == nil) {
 		l.Add("CopiesWithin", "is %v: must be at least a second, or 0 for not declared, and needs Key", c.CopiesWithin)
 	}
 	if c.Start != StartEarliest && c.Start != StartLatest {
@@ -324,7 +324,7 @@ func (c Config) faults(events bool) error {
 			l.Add("Middleware", "has nil at index %d", i)
 		}
 	}
-	c.checkSigns(l)
+	l.Signs(c)
 	w := c.withDefaults()
 	if w.Brake.Percent > 100 {
 		l.Add("Brake.Percent", "is %d: must not be above 100; Brake.Off switches the brake off", w.Brake.Percent)
@@ -345,36 +345,6 @@ func (c Config) faults(events bool) error {
 		l.Add("BatchTimeout", "is %v: must not be below MessageTimeout, %v, which it would cut short", w.BatchTimeout, w.MessageTimeout)
 	}
 	return l.Err()
-}
-
-// checkSigns checks that numbers and durations are positive, or 0 for their defaults.
-func (c *Config) checkSigns(l *fields.List) {
-	for _, n := range []struct {
-		field string
-		value int
-	}{{"BatchSize", c.BatchSize}, {"BatchBytes", c.BatchBytes}, {"MaxAttempts", c.MaxAttempts},
-		{"PrefetchBytes", c.PrefetchBytes}, {"Concurrency", c.Concurrency}, {"Window", c.Window}, {"Brake.Window", c.Brake.Window},
-		{"Brake.Percent", c.Brake.Percent}, {"Brake.Least", c.Brake.Least}} {
-		if n.value < 0 {
-			l.Add(n.field, "is %d: must be positive, or 0 for the default", n.value)
-		}
-	}
-	for _, d := range []struct {
-		field string
-		value time.Duration
-	}{
-		{"Linger", c.Linger}, {"RetryMin", c.RetryMin}, {"RetryMax", c.RetryMax},
-		{"MessageTimeout", c.MessageTimeout}, {"BatchTimeout", c.BatchTimeout}, {"HangTimeout", c.HangTimeout},
-		{"Timeouts.Lock", c.Timeouts.Lock}, {"Timeouts.Statement", c.Timeouts.Statement},
-		{"Timeouts.Idle", c.Timeouts.Idle}, {"Timeouts.Commit", c.Timeouts.Commit}, {"BlockedAfter", c.BlockedAfter}, {"Brake.Every", c.Brake.Every}, {"DrainTimeout", c.DrainTimeout},
-	} {
-		switch {
-		case d.value < 0:
-			l.Add(d.field, "is %v: must be positive, or 0 for the default", d.value)
-		case d.value > 0 && d.value < time.Millisecond:
-			l.Add(d.field, "is %v: the unit is a millisecond", d.value)
-		}
-	}
 }
 
 // keyFuncFault returns the error of a KeyFunc of this package that was made with a bad argument.

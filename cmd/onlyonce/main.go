@@ -1,7 +1,7 @@
-// Onlyonce is the operator's tool: flags, prompts and tables over package ops. It brings the schema
-// up to date, examines a database, shows where the work is, and explains what happened to a message.
-// It lists what was parked, and retries it or discards it. It resolves halts, and replays messages.
-// As `onlyonce relay` it sends the calls of the outbox. For example:
+// Onlyonce is the operator's tool: flags, prompts and tables over package ops. It brings the
+// schema up to date, examines a database, shows where the work is, and explains what happened to a
+// message. It lists what was parked, and retries it or discards it. It resolves halts, and replays
+// messages. As `onlyonce relay` it sends the calls of the outbox. For example:
 //
 //	onlyonce help
 //	onlyonce help cursor adopt

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/http"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,14 +122,20 @@ func (s *section) sink() closer {
 	return sink
 }
 
-// written are the names in the file of fields of the libraries' configurations, if they are not the
-// field's name in lower case.
-var written = map[string]string{
-	"BaseURL": "base_url", "KeyWindow": "key_window", "KeyHeader": "key_header", "QuotedKey": "quoted_key", "RequestIDHeader": "request_id_header", "Transport": "tls_ca",
-	"KeyHeader and QuotedKey": "key_header", "AllowPrivate": "allow_private", "AllowNetworks": "allow_networks", "AllowHosts": "allow_hosts",
-	"ClientID": "client_id", "IDHeader": "id_header", "BatchBytes": "batch_bytes",
-	"PollInterval": "poll_interval", "LeaseTTL": "lease_ttl", "RetryMin": "retry_min", "RetryMax": "retry_max", "DrainTimeout": "drain_timeout",
-	"PassOn": "pass_on", "WaitFor": "wait_for",
+// written are the names in the file of fields of the libraries' configurations that inFile does not
+// find.
+var written = map[string]string{"Transport": "tls_ca", "KeyHeader and QuotedKey": "key_header"}
+
+// words begin within a name of Go: at ID and Header in RequestIDHeader.
+var words = regexp.MustCompile(`([a-z])([A-Z])|([A-Z])([A-Z][a-z])`)
+
+// inFile returns the name in the file of a field of the libraries' configurations: lease_ttl of
+// LeaseTTL.
+func inFile(field string) string {
+	if name, is := written[field]; is {
+		return name
+	}
+	return strings.ToLower(words.ReplaceAllString(field, "${1}${3}_${2}${4}"))
 }
 
 // adopt reports the faults that a library found, under the fields' names in the file. A field that
@@ -151,10 +158,7 @@ func (s *section) adopt(err error) {
 			continue
 		}
 		field, index, _ := strings.Cut(name, "[")
-		if in, is := written[field]; is {
-			field = in
-		}
-		if field = strings.ToLower(field); index != "" {
+		if field = inFile(field); index != "" {
 			field += "[" + index
 		}
 		if !slices.ContainsFunc(known, func(k error) bool { return strings.HasPrefix(k.Error(), s.path+field) }) {

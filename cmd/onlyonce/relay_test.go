@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"sync"
@@ -200,6 +201,28 @@ func TestRelay(t *testing.T) {
 	}
 	if n := one[int](f, `select count(*) from onlyonce.leases where until > clock_timestamp()`); n != 0 {
 		t.Errorf("%d leases are still held", n)
+	}
+}
+
+// A field of outbox.RelayConfig that can be written down is one of the file, and of its help.
+func TestRelayConfigFields(t *testing.T) {
+	t.Parallel()
+	for f := range reflect.TypeFor[outbox.RelayConfig]().Fields() {
+		name := inFile(f.Name)
+		switch f.Type.Kind() {
+		case reflect.Func, reflect.Pointer, reflect.Struct: // functions, the logger, hooks
+			continue
+		}
+		if f.Name == "Sealer" {
+			name = "seal_keys"
+		}
+		if !strings.Contains(relayCommand().help, name) {
+			t.Errorf("the help of relay does not have %s", name)
+		}
+		_, _, faults := parseRelay(fmt.Appendf(nil, `{%q: {}}`, name), os.Getenv)
+		if len(faults) != 1 || !strings.Contains(faults[0].Error(), name+": must be") {
+			t.Errorf("%s: %v", name, faults)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ package fields
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 )
 
@@ -36,6 +37,36 @@ func (l *List) Join(err error) {
 
 // Err returns all faults joined, or nil.
 func (l *List) Err() error { return errors.Join(l.faults...) }
+
+// Signs notes each number and duration of a configuration that is negative, and each duration of
+// less than a millisecond; 0 is the default. It finds the fields itself, those of structs in it
+// too.
+func (l *List) Signs(config any) { l.signs("", reflect.ValueOf(config)) }
+
+func (l *List) signs(prefix string, config reflect.Value) {
+	for f, v := range config.Fields() {
+		if !f.IsExported() {
+			continue
+		}
+		switch n := v.Interface().(type) {
+		case int:
+			if n < 0 {
+				l.Add(prefix+f.Name, "is %d: must be positive, or 0 for the default", n)
+			}
+		case time.Duration:
+			switch {
+			case n < 0:
+				l.Add(prefix+f.Name, "is %v: must be positive, or 0 for the default", n)
+			case n > 0 && n < time.Millisecond:
+				l.Add(prefix+f.Name, "is %v: the unit is a millisecond", n)
+			}
+		default:
+			if v.Kind() == reflect.Struct {
+				l.signs(prefix+f.Name+".", v)
+			}
+		}
+	}
+}
 
 // Span sets a duration that is zero to its default, and notes one that is out of range.
 func (l *List) Span(field string, d *time.Duration, initial, shortest, longest time.Duration) {

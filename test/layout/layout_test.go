@@ -118,8 +118,9 @@ func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	}
 }
 
-// elsewhere are the libraries that only a nested module needs: an optional part, or a comparison. A requirement of the root module would put them into every user's module graph.
-// Indirect ones are not checked: for example embedded-postgres brings lib/pq.
+// elsewhere are the libraries that only a nested module needs: an optional part, or a comparison.
+// A requirement of the root module would put them into every user's module graph. Indirect ones
+// are not checked: for example embedded-postgres brings lib/pq.
 var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/chromedp/chromedp", "github.com/dunglas/httpsfv", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq",
 	"github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "github.com/twilio/twilio-go", "go.opentelemetry.io", "golang.org/x/tools", "gorm.io"}
 
@@ -243,5 +244,24 @@ func TestImportsPointOneWay(t *testing.T) {
 		"./sqltx":        {module + "consumer"},
 	} {
 		forbid(t, pkg, not...)
+	}
+}
+
+// CONTRIBUTING.md has no table of packages: make map prints the first sentence of each.
+func TestEachPackageSaysWhatItIs(t *testing.T) {
+	t.Parallel()
+	modules, err := filepath.Glob("../../*/*/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mod := range append(modules, "../../go.mod", "../../bench/go.mod", "../../telemetry/go.mod") {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-f", "{{if not .Doc}}{{.ImportPath}}{{end}}", "./...")
+		cmd.Dir = filepath.Dir(mod)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: go list: %v\n%s", mod, err, out)
+		} else if without := strings.Fields(string(out)); len(without) > 0 {
+			t.Errorf("%s: no package comment in %v", mod, without)
+		}
 	}
 }

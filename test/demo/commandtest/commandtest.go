@@ -1,5 +1,5 @@
-// Package commandtest is what the demonstrations' tests share: they run a program like a user does, and
-// check its output, its exit status, and what it leaves in the database.
+// Package commandtest is what the demonstrations' tests share: they run a program like a user
+// does, and check its output, its exit status, and what it leaves in the database.
 package commandtest
 
 import (

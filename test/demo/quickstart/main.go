@@ -1,9 +1,9 @@
 // Package quickstart attacks a service that applies orders from Kafka: it produces a stream, kills
 // the service's processes in mid-batch, resets offsets, produces everything again, and counts.
 //
-// A worker is the program itself, started once more, so that it can be killed with SIGKILL like any
-// other process. Exit status: 0 if every effect is there once; 1 if one is missing or doubled, or if
-// the run got stuck; 2 for errors of usage or environment; 130 if it was interrupted.
+// A worker is the program itself, started once more, so that it can be killed with SIGKILL like
+// any other process. Exit status: 0 if every effect is there once; 1 if one is missing or doubled,
+// or if the run got stuck; 2 for errors of usage or environment; 130 if it was interrupted.
 package quickstart
 
 import (
