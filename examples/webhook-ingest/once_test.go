@@ -80,7 +80,7 @@ func TestEndpoints(t *testing.T) {
 		version, want       int
 	}{
 		{"shopify", "", "s-2", 2, 200}, {"shopify", "", "s-1", 1, 200}, {"shopify", "", "s-2", 2, 200}, // overtaken, and a copy
-		{"github", "sha256=", "g-1", 1, 200}, {"github", "sha1=", "g-2", 2, 401}, {"stripe", "", "", 1, 401}, {"slack", "", "", 1, 401}, {"acme", "", "", 1, 401},
+		{"github", "sha256=", "g-1", 1, 200}, {"github", "sha1=", "g-2", 2, 400}, {"stripe", "", "", 1, 400}, {"slack", "", "", 1, 400}, {"acme", "", "", 1, 400},
 	} {
 		if got := post(c.name, c.signature, c.id, c.version); got != c.want {
 			t.Errorf("%+v: answered %d", c, got)
