@@ -46,7 +46,7 @@ var kitRules = []mutant{
 	{rule: "H18 kit: key of a step", in: "idempotency", decl: "(*servedRequest).stepKey",
 		old: "key, name", new: "key, name, req.token.String()", pkg: "onlyoncetest", test: "TestSoundProgramWithRemote/step"},
 	// Faults of a user's own, in the examples: the tests that stand there find them.
-	{rule: "T1 kit: payments-api writes past the transaction", in: "examples/payments-api", decl: "(*api).charge",
+	{rule: "T1 kit: payments-api writes past the transaction", in: "examples/payments-api", decl: "(*API).charge",
 		old: "tx.QueryRow", new: "a.pool.QueryRow", test: "TestChargesOnce"},
 	{rule: "T1 kit: webhook-ingest writes past the transaction", in: "examples/webhook-ingest", decl: "(*ingest).handle",
 		old: "tx.Queue(", new: "_, _ = in.pool.Exec(context.Background(),", test: "TestEventsOnce"},
