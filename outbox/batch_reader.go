@@ -25,7 +25,7 @@ func collect[T any](dst *[]T, scan pgx.RowToFunc[T]) func(pgx.Rows) error {
 // batch is a row of onlyonce.batches.
 type batch struct {
 	batchPlace
-	found int // batches of the pass that were found, of which this is one; see also readAheadSQL
+	found int // batches of the pass that were found, of which this is one
 	calls []*callAttempt
 }
 
@@ -56,7 +56,6 @@ type textColumn struct {
 // batchReader reads rows of batchColumns. It scans each row into the same variables.
 type batchReader struct {
 	id, n, now, age, waited, found                       int64
-	aheadAge                                             *int64
 	xid                                                  string
 	keys, orderKeys, bodies                              []byte
 	order                                                pgtype.UUID
@@ -73,7 +72,7 @@ type batchReader struct {
 // pass that were found.
 func newBatchReader(withFound bool) *batchReader {
 	r := &batchReader{}
-	r.dst = []any{&r.id, &r.n, &r.xid, &r.now, &r.age, &r.aheadAge, &r.waited, &r.keys, &r.order, &r.orderKeys, &r.orderPrefix, &r.orderPrefixes}
+	r.dst = []any{&r.id, &r.n, &r.xid, &r.now, &r.age, &r.waited, &r.keys, &r.order, &r.orderKeys, &r.orderPrefix, &r.orderPrefixes}
 	for _, c := range []*textColumn{&r.tenant, &r.scope, &r.name, &r.method, &r.target, &r.headers, &r.traces} {
 		r.dst = append(r.dst, &c.one, &c.many)
 	}
@@ -94,15 +93,10 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 	b := &batch{batchPlace: batchPlace{r.id, r.xid}, found: int(r.found), calls: make([]*callAttempt, r.n)}
 	// The database's clock may have been set back.
 	age, waited := max(fromMicros(r.age), 0), max(fromMicros(r.waited), 0)
-	var aheadAge *time.Duration
-	if r.aheadAge != nil {
-		d := max(fromMicros(*r.aheadAge), 0)
-		aheadAge = &d
-	}
 	for i := range attempts {
 		a := &attempts[i]
 		b.calls[i] = a
-		a.batch, a.ID, a.pick, a.age, a.aheadAge, a.waited = b.batchPlace, r.id+int64(i), 1, age, aheadAge, waited
+		a.batch, a.ID, a.pick, a.age, a.waited = b.batchPlace, r.id+int64(i), 1, age, waited
 	}
 	var err error
 	each := func(column string, array []byte, set func(a *callAttempt, element []byte)) {

@@ -39,14 +39,12 @@ type callAttempt struct {
 
 // callHistory is what is known of a call before the attempt.
 type callHistory struct {
-	readAt      time.Time      // before the database measured the durations
-	age         time.Duration  // since the first call under the key can have been made
-	aheadAge    *time.Duration // since it can have been made ahead of its pass; nil: it cannot have been
-	notBeforeIn time.Duration  // until it may be made; not positive: now
-	waited      time.Duration  // since it was enqueued
-	mayBeCalled bool           // a call may have been made before
-	suspect     bool           // it was made ahead of its pass, or may have been
-	opensWindow bool           // its key's window has begun with this attempt
+	readAt      time.Time     // before the database measured the durations
+	age         time.Duration // since the first call under the key can have been made
+	notBeforeIn time.Duration // until it may be made; not positive: now
+	waited      time.Duration // since it was enqueued
+	mayBeCalled bool          // a call may have been made before
+	opensWindow bool          // its key's window has begun with this attempt
 }
 
 // attemptResult is how an attempt ended.

@@ -32,19 +32,11 @@ type chunk struct {
 
 // newChunk returns the chunk of rows that were read at a time. The first mayBeCalled of them may
 // have been called by a previous owner, and keysUnderWay are the ordering keys of parked calls that
-// are under way. Calls that were made ahead go on in the chunk.
-func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled int, keysUnderWay []uuid.UUID, ahead *aheadCalls) *chunk {
+// are under way.
+func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled int, keysUnderWay []uuid.UUID) *chunk {
 	c := &chunk{rows: rows, lastActivity: time.Now(), rates: lane.sink.rates, readAt: readAt, waiting: map[uuid.UUID][]*callAttempt{}, blockedKeys: map[uuid.UUID]bool{}}
 	window := lane.sink.limits.startWindow()
 	for i, a := range rows {
-		if made := ahead.of(a); made != nil {
-			rows[i] = made
-			c.goOn(made)
-			continue
-		}
-		if a.aheadAge != nil && !ahead.known {
-			a.mayBeCalled, a.suspect, a.age = true, true, max(a.age, *a.aheadAge)
-		}
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
 		a.Sink, a.Attempt, a.chunk, a.readAt = lane.sink.name, 1, c, readAt
 		a.mayBeCalled = a.mayBeCalled || i < mayBeCalled
@@ -55,26 +47,11 @@ func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled
 	return c
 }
 
-// goOn takes in a call that was made before the chunk was read.
-func (c *chunk) goOn(a *callAttempt) {
-	a.chunk = c
-	switch {
-	case a.state == attemptUnderWay:
-		c.underWay++
-		if a.order != nil {
-			c.waiting[*a.order] = nil // busy
-		}
-	case a.order != nil && (a.result.Outcome != Delivered || a.Capture):
-		c.blockedKeys[*a.order] = true
-	}
-}
-
 // skipRows skips rows that cannot be called now.
 func (c *chunk) skipRows() {
 	for ; c.next < len(c.rows); c.next++ {
 		a := c.rows[c.next]
 		switch {
-		case a.state == attemptUnderWay || a.state == attemptReturned: // it was made ahead
 		case a.keyParked || a.order != nil && c.blockedKeys[*a.order]:
 			a.state = attemptBlocked
 		case a.notBeforeIn > 0:
@@ -167,24 +144,13 @@ func (c *chunk) nextRow() *callAttempt {
 	return a
 }
 
-// passMade passes over the rows up to the last one that was made ahead. It reports whether there is
-// one.
-func (c *chunk) passMade(ahead *aheadCalls) (is bool) {
-	for i, a := range c.rows {
-		if ahead.of(a) == a {
-			c.next, is = max(c.next, i+1), true
-		}
-	}
-	return is
-}
-
 // hasNext reports whether rows are left that were not looked at.
 func (c *chunk) hasNext() bool { return c.next < len(c.rows) }
 
 // toBeCommitted reports whether the chunk's end is to be written now: if nothing more happens to
 // it, or if its last calls take longer than chunkPatience. open is whether calls may be begun.
 func (c *chunk) toBeCommitted(now time.Time, open bool) bool {
-	return c.committing || c.finished(open) || c.underWay > 0 && c.next > 0 && now.Sub(c.lastActivity) >= chunkPatience
+	return c.committing || c.finished(open) || c.underWay > 0 && now.Sub(c.lastActivity) >= chunkPatience
 }
 
 // rowsToPark returns the rows that the chunk leaves to the parked table: those that were looked at

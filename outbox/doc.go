@@ -66,10 +66,6 @@
 // leave last_id in the middle of a batch; the next one reads the batch again and makes the others.
 // A call that is delivered writes nothing of its own, because last_id moves past it.
 //
-// The first calls of a lane that had nothing to do are made before all that, after one read. Each
-// pass that is stored says until when such calls may be made, in the lane's row. The pass that
-// follows takes them in.
-//
 // A call that is not delivered is copied into onlyonce.parked, and so is every later call of its
 // ordering key. From there the relay tries it again, with exponential backoff or after the time
 // that the remote asks for. Each attempt is counted and committed before it is made. This ends when
@@ -142,16 +138,14 @@
 // A commit that is not flushed. With synchronous_commit = off a row is visible before it is on
 // disk, and a crash would lose it after its call was made. The relay's own transaction always waits
 // for its flush, and so for the rows written before it. With a synchronous standby, it waits for
-// the standby too. A call is made ahead of its pass once the WAL is flushed up to where it was when
-// the call was read, and not at all if the server has a synchronous standby.
+// the standby too.
 //
 // Time that passes unseen. The age of a key counts from started_at, by the database's clock.
-// started_at is committed before the first call can have been made; for calls that are made ahead
-// of their pass, ahead_from is. The relay checks the age before the call, and again at the
-// connection's first write (see package httpsink). The database may have lost a history in which
-// the message was handled: after a replay, a failover or a restore. Then the age counts from the
-// time of the message. If the call was in the log already when that history was lost, it counts
-// from the time of the row.
+// started_at is committed before the first call can have been made. The relay checks the age before
+// the call, and again at the connection's first write (see package httpsink). The database may have
+// lost a history in which the message was handled: after a replay, a failover or a restore. Then
+// the age counts from the time of the message. If the call was in the log already when that history
+// was lost, it counts from the time of the row.
 //
 // Too many calls at once. Relays start calls by permits, of which all of them together get as many
 // a second as the rate of the sink, and that of the call's tenant or of its ordering key's prefix,

@@ -9,7 +9,6 @@ import (
 // Statements are all SQL constants of the package by name.
 var Statements = map[string]string{
 	"make lanes": makeLanesSQL, "poll lanes": pollLanesSQL, "poll work": pollWorkSQL,
-	"read ahead": readAheadSQL, "move ahead": moveAheadSQL, "flushed": flushedSQL,
 	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first batches": firstBatchesSQL, "collect": collectRefsSQL, "fetch": fetchBatchesSQL, "park": parkSQL,
 	"wal position": walPositionSQL, "standbys": standbysSQL, "replicas": replicasSQL,
 	"pick": pickSQL, "next": nextDueSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,

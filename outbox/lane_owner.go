@@ -21,7 +21,6 @@ type laneOwner struct {
 	reader     *passReader
 	chunk      *chunk // of the pass, whose calls are being made; nil: none
 	parked     *parkedCalls
-	ahead      aheadCalls // made before the pass that holds them is stored
 	promotions *keyPromotions
 	calls      *laneCalls
 	wakeups    chan wakeup
@@ -53,7 +52,6 @@ func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number i
 		sink: sink, lane: lane,
 		reader:     &passReader{lane: lane, newRows: true, expectMany: true},
 		parked:     newParkedCalls(lane, promotions),
-		ahead:      aheadCalls{calls: map[int64]*callAttempt{}},
 		promotions: promotions,
 		calls:      newLaneCalls(lane),
 		wakeups:    make(chan wakeup, 1),
@@ -84,7 +82,6 @@ func (o *laneOwner) run() error {
 	if errors.Is(cause, errReplaced) {
 		return err
 	}
-	o.closeAhead()
 	if failed := o.lane.release(); failed != nil {
 		o.sink.emit.failed(fmt.Errorf("releasing lane %d, whose lease ends by itself: %w", o.lane.number, failed), 0)
 	} else if cause == nil {
@@ -153,13 +150,7 @@ func (o *laneOwner) stopped(now time.Time) bool {
 
 // drained reports whether nothing is left to be settled before the lane is given back.
 func (o *laneOwner) drained() bool {
-	return o.calls.underWay == 0 && o.chunk == nil && len(o.parked.returned) == 0 && !o.passIsOwed()
-}
-
-// passIsOwed reports whether calls were made ahead of a pass that is not stored yet, or, once the
-// lane is to be given back, not read.
-func (o *laneOwner) passIsOwed() bool {
-	return len(o.ahead.calls) > 0 && (!o.reader.cursor.unread || !o.drainUntil.IsZero())
+	return o.calls.underWay == 0 && o.chunk == nil && len(o.parked.returned) == 0
 }
 
 // mayStartCalls reports whether calls may be started.
@@ -213,7 +204,7 @@ func (o *laneOwner) nextDue() time.Time {
 		switch {
 		case c.committing, c.finished(o.mayStartCalls()):
 			earlier(time.Time{})
-		case c.underWay > 0 && c.next > 0:
+		case c.underWay > 0:
 			earlier(c.lastActivity.Add(chunkPatience))
 		}
 		if c.hasNext() && !stopping && o.pollWait() > 0 {
@@ -222,8 +213,6 @@ func (o *laneOwner) nextDue() time.Time {
 		if at, waits := o.chunkWaits(); waits {
 			earlier(at)
 		}
-	} else if o.passIsOwed() {
-		earlier(time.Time{})
 	} else if o.reader.newRows && !stopping {
 		earlier(time.Now().Add(o.pollWait()))
 	}
@@ -274,7 +263,6 @@ func (o *laneOwner) runTransactions(now time.Time) error {
 		if err := o.reader.loadCursor(); err != nil {
 			return err
 		}
-		o.ahead.unknown()
 		o.chunk = nil
 	}
 	o.promotions.scheduleSweep(now)
@@ -297,12 +285,7 @@ func (o *laneOwner) runTransactions(now time.Time) error {
 	switch {
 	case o.chunk != nil && (o.chunk.toBeCommitted(now, open) || o.chunkOutlived(now)):
 		return o.finishChunk()
-	case o.chunk == nil && o.passIsOwed():
-		return o.readPass()
 	case o.chunk == nil && o.reader.newRows && open && !o.sink.waitsForRate():
-		if err := o.callAhead(); err != nil {
-			return err
-		}
 		return o.readPass()
 	}
 	return nil
@@ -362,9 +345,6 @@ func (o *laneOwner) callReturned(a *callAttempt, now time.Time, free int) *callA
 	}
 	c := o.chunk
 	if c == nil || a.chunk != c {
-		if o.ahead.of(a) == a {
-			return nil // until the pass that holds it is read
-		}
 		// It was picked, or the chunk did not wait for it. Then it is in the parked table by now,
 		// and its settlement finds it there by its row.
 		o.parked.returned = append(o.parked.returned, a)

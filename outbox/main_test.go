@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -168,6 +170,12 @@ func ownLanes(tx pgx.Tx) error {
 	_, err := tx.Exec(context.Background(), `update onlyonce.batches set lane = onlyonce.lane(keys[1])
 		where xid = pg_current_xact_id() and order_key is null and order_keys is null`)
 	return err
+}
+
+// laneOf is the lane of a call without an ordering key; see ownLanes.
+func laneOf(c outbox.Call) byte {
+	key := uuid.MustParse(outbox.Identity(origin.Origin{Tenant: c.Tenant, Scope: c.Scope}, false, c))
+	return key[15] & 15
 }
 
 // sameLane is an id for a call like this one, without an ordering key, whose key is of the same

@@ -11,9 +11,8 @@ import (
 )
 
 // advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version,
-// last id, freeze, keep started_at, quiet; for how long calls may be made ahead of the pass that
-// follows; whether it is known that of the calls that the pass still holds none was made ahead.
-const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5, $6, $7, $8)`
+// last id, freeze, keep started_at, quiet.
+const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5, $6)`
 
 // cursorMove is where a lane's cursor goes, and what is read there in the same round trip.
 type cursorMove struct {
@@ -35,9 +34,6 @@ func (o *laneOwner) readPass() error {
 func (o *laneOwner) finishChunk() error {
 	c, r := o.chunk, o.reader
 	c.committing = true
-	if !o.drainUntil.IsZero() && len(o.ahead.calls) > 0 && !c.passMade(&o.ahead) {
-		o.dropAhead() // they are in a later chunk, which is not read any more
-	}
 	toPark := c.rowsToPark()
 	last := r.cursor.last
 	if c.next > 0 {
@@ -49,9 +45,7 @@ func (o *laneOwner) finishChunk() error {
 		return o.advance(toPark, cursorMove{newPass: true, read: r.firstRead()})
 	case whole && r.passExhausted():
 		err := o.advance(toPark, cursorMove{last: last})
-		if r.cursor.unread, r.newRows = r.cursor.unread && err != nil, true; err == nil {
-			o.dropAhead()
-		}
+		r.cursor.unread, r.newRows = r.cursor.unread && err != nil, true
 		return err
 	case !whole || !open:
 		err := o.advance(toPark, cursorMove{last: last})
@@ -63,7 +57,7 @@ func (o *laneOwner) finishChunk() error {
 
 // advance moves the cursor in a transaction of its own, which parks rows that the chunk leaves, and
 // in the same round trip reads what comes next (O2, O3). No call that it reads is made before its
-// COMMIT is known, but for those that were made ahead (O6).
+// COMMIT is known.
 func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 	r := o.reader
 	read := r.newRead(move.read)
@@ -79,7 +73,7 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 	}
 	err := o.lane.fenced(func(b *pgx.Batch) {
 		queueParking(b, o.lane, toPark)
-		b.Queue(advanceSQL, o.lane.lease.ID, r.cursor.version, move.last, move.newPass, mayBeCalled > 0, move.read == readNothing, o.sink.aheadFor, o.ahead.restKnown(o.chunk)).Exec(ignoreTag)
+		b.Queue(advanceSQL, o.lane.lease.ID, r.cursor.version, move.last, move.newPass, mayBeCalled > 0, move.read == readNothing).Exec(ignoreTag)
 	}, func(b *pgx.Batch) { r.queueRead(b, read) })
 	if err == nil {
 		err = fault.Point(fault.RelayTurned) // as if the answer were lost
@@ -91,18 +85,12 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 		return err
 	default:
 		r.moved(move.last, mayBeCalled)
-		if move.newPass {
-			o.ahead.known = o.ahead.window.opened(r.cursor.version, o.sink.aheadFor != nil)
-		}
 	}
 	o.chunkCommitted(toPark)
 	if !r.cursorKnown {
 		return nil
 	}
 	rows, err := r.received(read, move.newPass)
-	if err == nil && !r.cursor.unread && move.read != readNothing {
-		o.dropAhead() // the pass holds nothing, or nothing more
-	}
 	if err != nil || len(rows) == 0 {
 		return err
 	}
@@ -110,7 +98,7 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 		r.cursor.unread = true
 		return nil
 	}
-	o.chunk = newChunk(o.lane, rows, read.startedAt, r.cursor.mayBeCalled, o.parked.keysUnderWay(), &o.ahead)
+	o.chunk = newChunk(o.lane, rows, read.startedAt, r.cursor.mayBeCalled, o.parked.keysUnderWay())
 	return nil
 }
 
@@ -136,7 +124,6 @@ func (o *laneOwner) chunkCommitted(toPark []*callAttempt) {
 		}
 	}
 	for _, a := range c.rows[:c.next] {
-		delete(o.ahead.calls, a.ID)
 		switch a.state {
 		case attemptUnderWay:
 			o.parked.late[a.ID] = a

@@ -56,12 +56,11 @@ const passRefs = `(
 
 // firstCallTime is when a call under a call's key can first have been made: at the pass's start.
 // The database may have lost a history since, in which the message may have been handled or the
-// call read. Then it is the time of the message or of the batch (O6). Or it may have been made
-// ahead of its pass. Of a call r of the log and its lane a.
+// call read. Then it is the time of the message or of the batch (O6). Of a call r of the log and
+// its lane a.
 const (
-	beforePass    = `least(a.pass_ahead_from, a.started_at)`
 	historyLost   = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
-	firstCallTime = `case when ` + historyLost + ` then least(r.origin_time, greatest(r.created_at, r.not_before), ` + beforePass + `) else a.started_at end`
+	firstCallTime = `case when ` + historyLost + ` then least(r.origin_time, greatest(r.created_at, r.not_before), a.started_at) else a.started_at end`
 )
 
 // batchColumns lists the columns that a batch is made of. Arrays are sent in one form, whatever the
@@ -74,7 +73,6 @@ const (
 const batchColumns = `
        b.id, b.n, b.xid::text, (date_part('epoch', clock_timestamp() - timestamptz '2000-01-01 00:00:00+00') * 1000000)::bigint,
        (date_part('epoch', clock_timestamp() - a.started_at) * 1000000)::bigint,
-       case when b.created_at <= a.pass_ahead_until then (date_part('epoch', clock_timestamp() - a.pass_ahead_from) * 1000000)::bigint end,
        (date_part('epoch', clock_timestamp() - b.created_at) * 1000000)::bigint,
        array_send(b.keys), b.order_key, array_send(b.order_keys), b.order_prefix, array_send(b.order_prefixes), b.tenant, array_send(b.tenants), b.scope, array_send(b.scopes),
        b.name, array_send(b.names), b.method, array_send(b.methods), b.target, array_send(b.targets), b.header, array_send(b.headers),

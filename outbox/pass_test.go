@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // many are calls of one ordering key, so of one lane.
@@ -324,5 +326,37 @@ func TestO3PrevIsReadInTheSession(t *testing.T) {
 	slices.Sort(sent)
 	if got := strings.Join(sent, " "); got != "1 1 2" {
 		t.Errorf("sent %s", got)
+	}
+}
+
+// O3: calls are made only once their batch is flushed, although no session waits for its commits: a
+// crash of the server would lose the batch.
+func TestO3PassIsFlushed(t *testing.T) {
+	t.Parallel()
+	// A server of its own: elsewhere another test's COMMIT flushes what this one has not flushed.
+	r := &rig{t: t, pool: pgtest.Pool(t, pgtest.Server(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off"}))}
+	var position atomic.Int64 // in the WAL, after the batch
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		if !one[bool](r, `select pg_current_wal_flush_lsn() - '0/0' >= $1`, position.Load()) {
+			t.Error("a call was made of a transaction that a crash would lose")
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	r.start(testConfig(sink))
+	r.lanesHeld()
+	for i := range 20 { // the server itself flushes now and then
+		err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
+			if err := outbox.Enqueue(t.Context(), tx, charge(fmt.Sprint(i))); err != nil {
+				return err
+			}
+			var at int64
+			err := tx.QueryRow(t.Context(), `select (pg_current_wal_insert_lsn() - '0/0')::bigint`).Scan(&at)
+			position.Store(at)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.states("delivered")
 	}
 }

@@ -51,9 +51,6 @@ func (o *laneOwner) permitted() bool {
 	}
 	wanted := map[callsOf]int{}
 	for _, next := range c.rows[c.next:min(c.next+max(2*o.sink.slots.capacity, 64), len(c.rows))] {
-		if next.state != attemptWaiting {
-			continue // it was made ahead
-		}
 		if of, waits := rates.mustWait(next); of != allCalls && !waits && rates.available(of) == 0 {
 			wanted[of]++
 		}

@@ -17,8 +17,7 @@ type relaySink struct {
 	batcher     Batcher // the sink, if it is one; nil otherwise
 	name        string
 	limits      Limits
-	aheadFor    *time.Duration // how long a window for calls ahead of their pass is; nil: there is none
-	dbTimeout   time.Duration  // bounds each statement and each COMMIT
+	dbTimeout   time.Duration // bounds each statement and each COMMIT
 	returnGrace time.Duration
 	emit        emitter
 	slots       *callSlots
@@ -33,9 +32,8 @@ const sinkReturnGrace = 5 * time.Second
 func newRelaySink(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *relaySink {
 	b, _ := s.(Batcher)
 	rates := newRelayRates(cfg.Concurrency, cfg.PollInterval)
-	limits := s.Limits()
 	return &relaySink{
-		cfg: cfg, pool: pool, sink: s, batcher: b, name: s.Name(), limits: limits, aheadFor: aheadFor(cfg, limits),
+		cfg: cfg, pool: pool, sink: s, batcher: b, name: s.Name(), limits: s.Limits(),
 		dbTimeout:   cfg.LeaseTTL / 3,
 		returnGrace: sinkReturnGrace,
 		emit:        emitter{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},

@@ -228,11 +228,5 @@ func (s *sender) renew(ctx context.Context) error {
 	if slices.Contains(lost, s.membership) { // this process was stopped for long
 		s.membership, s.renewAt = nil, time.Time{}
 	}
-	if ctx.Err() != nil {
-		return nil // stopping
-	}
-	if err := s.moveAhead(ctx); err != nil {
-		s.emit.failed(err, 0)
-	}
 	return nil
 }

@@ -103,6 +103,33 @@ func TestO6WindowEndsRetries(t *testing.T) {
 	}
 }
 
+// O6: a sink is paused, and its calls wait for longer than their window. None of them was made: if
+// the first attempt fails, its age counts from the pass.
+func TestO6AgeAfterAPause(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var n atomic.Int32
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		if n.Add(1) == 1 {
+			return outbox.RetryLater("not today", nil)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	sink.limits.KeyWindow = time.Hour
+	r.start(testConfig(sink))
+	r.lanesHeld()
+	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp(), paused_by = 'x', pause_reason = 'y'`)
+	until(t, "the sink is paused", r.paused.Load)
+	r.enqueue(charge("1"))
+	r.exec(`update onlyonce.batches set created_at = created_at - interval '2 hours'`)
+	r.exec(`update onlyonce.lanes set started_at = started_at - interval '2 hours' where isfinite(started_at)`)
+	r.exec(`update onlyonce.sinks set paused_at = null, paused_by = null, pause_reason = null`)
+	r.states("delivered", "reconcile")
+	if got := one[string](r, `select state from onlyonce.calls`); got != "delivered" {
+		t.Errorf("the call is %s after %d attempts", got, n.Load())
+	}
+}
+
 func TestForever(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

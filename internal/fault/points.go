@@ -73,29 +73,26 @@ var SlotPoints = []string{DoneReading, SlotDone, Sweeping, Swept, DonePruning}
 
 // The points of package outbox, in the order in which a call meets them.
 const (
-	RelayLooking      = "outbox/looking"       // before a relay looks for lanes that are free
-	RelayAcquired     = "outbox/acquired"      // a lane's lease is raised, nothing is known of its cursor
-	RelayMovingAhead  = "outbox/moving-ahead"  // before the windows of idle lanes are moved
-	RelayRenewing     = "outbox/renewing"      // before the leases are renewed
-	RelayLoading      = "outbox/loading"       // before the cursor is read
-	RelayReadingAhead = "outbox/reading-ahead" // an idle lane has calls, which are not read yet
-	RelayCalledAhead  = "outbox/called-ahead"  // they are under way, and no pass holds them
-	RelayTurning      = "outbox/turning"       // a chunk is done or a pass begins: the journal is not sent
-	RelayTurned       = "outbox/turned"        // its COMMIT is answered, nothing noted and nothing called
-	RelayCalling      = "outbox/calling"       // before a call leaves
-	RelayCalled       = "outbox/called"        // the remote has answered, nothing is noted
-	RelayPicking      = "outbox/picking"       // parked calls are to be settled and picked: not sent
-	RelayPicked       = "outbox/picked"        // its COMMIT is answered, nothing noted and nothing called
-	RelayPromoting    = "outbox/promoting"     // before what stood behind a settled call is made due
-	RelayPromoted     = "outbox/promoted"      // after it, not noted
-	RelayPermits      = "outbox/permits"       // before permits are taken out of the bucket of a rate
-	RelayPermitted    = "outbox/permitted"     // they are taken, and no call has used one
-	RelayReleasing    = "outbox/releasing"     // before a lane is given back
+	RelayLooking   = "outbox/looking"   // before a relay looks for lanes that are free
+	RelayAcquired  = "outbox/acquired"  // a lane's lease is raised, nothing is known of its cursor
+	RelayRenewing  = "outbox/renewing"  // before the leases are renewed
+	RelayLoading   = "outbox/loading"   // before the cursor is read
+	RelayTurning   = "outbox/turning"   // a chunk is done or a pass begins: the journal is not sent
+	RelayTurned    = "outbox/turned"    // its COMMIT is answered, nothing noted and nothing called
+	RelayCalling   = "outbox/calling"   // before a call leaves
+	RelayCalled    = "outbox/called"    // the remote has answered, nothing is noted
+	RelayPicking   = "outbox/picking"   // parked calls are to be settled and picked: not sent
+	RelayPicked    = "outbox/picked"    // its COMMIT is answered, nothing noted and nothing called
+	RelayPromoting = "outbox/promoting" // before what stood behind a settled call is made due
+	RelayPromoted  = "outbox/promoted"  // after it, not noted
+	RelayPermits   = "outbox/permits"   // before permits are taken out of the bucket of a rate
+	RelayPermitted = "outbox/permitted" // they are taken, and no call has used one
+	RelayReleasing = "outbox/releasing" // before a lane is given back
 )
 
 // RelayPoints lists every point of package outbox.
 var RelayPoints = []string{
-	RelayLooking, RelayAcquired, RelayMovingAhead, RelayRenewing, RelayLoading, RelayReadingAhead, RelayCalledAhead, RelayTurning, RelayTurned, RelayCalling, RelayCalled, RelayPicking, RelayPicked,
+	RelayLooking, RelayAcquired, RelayRenewing, RelayLoading, RelayTurning, RelayTurned, RelayCalling, RelayCalled, RelayPicking, RelayPicked,
 	RelayPromoting, RelayPromoted, RelayPermits, RelayPermitted, RelayReleasing,
 }
 

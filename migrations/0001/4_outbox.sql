@@ -298,10 +298,6 @@ create table onlyonce.lanes (
   system_id  bigint,
   timeline   text,
   history_at timestamptz,
-  ahead_from       timestamptz,
-  ahead_until      timestamptz,
-  pass_ahead_from  timestamptz,
-  pass_ahead_until timestamptz,
   unique (sink, lane)
 ) with (fillfactor = 50);
 comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Calls visible in prev are done. Of those that are visible in target and not in prev (the pass), those up to last_id are done; it may be in the middle of a batch.';
@@ -310,8 +306,6 @@ comment on column onlyonce.lanes.started_at is 'Journal: of the pass, only the f
 comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
 comment on column onlyonce.lanes.server     is 'Start time of the server that the cursor was last moved on. If it differs, system identifier, timeline and transaction ids are compared again.';
 comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and timeline: a failover or a restore may have lost what committed before.';
-comment on column onlyonce.lanes.ahead_from       is 'Calls that are not visible in target may have been called since then, if they were written until ahead_until: while no pass holds anything to do, the lane''s owner calls ahead of the next one. Null: none was.';
-comment on column onlyonce.lanes.pass_ahead_from  is 'ahead_from and ahead_until of the calls of the pass above last_id, as they were when it was begun. Null: none of them was called before the pass.';
 
 -- rates has the rates of sinks, of their tenants, and of prefixes of ordering keys, each with a
 -- bucket of permits that all relays of the sink share; how many calls they may have under way at
@@ -765,14 +759,10 @@ comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, t
 --                 it writes no row of the log.
 --   keep_started: some of the rows that may have been called since started_at are not done yet.
 --   quiet:        no row above last_id was called, or will be before the cursor is moved again.
---   ahead:        with freeze, for how long calls that are written from now on may be called ahead of
---                 the pass that follows. Null: none will be.
---   known:        none of the calls of the pass above last_id was called ahead of it.
 -- If the cursor was last moved on another server, or before a restart, it is first compared with
 -- what this server knows (O3): a promotion or a restore may have lost transactions. A session never
 -- moves from one server to another.
-create function onlyonce.advance(lane_id bigint, seen bigint, last_id bigint, freeze boolean, keep_started boolean, quiet boolean default false,
-                                 ahead interval default null, known boolean default false) returns void
+create function onlyonce.advance(lane_id bigint, seen bigint, last_id bigint, freeze boolean, keep_started boolean, quiet boolean default false) returns void
 language plpgsql as $$
 declare
   l    onlyonce.lanes;
@@ -801,18 +791,14 @@ begin
       server     = pg_postmaster_start_time(),
       system_id  = coalesce(x.system_id, sys),
       timeline   = coalesce(line, x.timeline),
-      history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end,
-      ahead_from       = case when not advance.freeze then x.ahead_from when advance.ahead is not null then clock_timestamp() end,
-      ahead_until      = case when not advance.freeze then x.ahead_until else clock_timestamp() + advance.ahead end,
-      pass_ahead_from  = case when advance.freeze then x.ahead_from when not advance.known then x.pass_ahead_from end,
-      pass_ahead_until = case when advance.freeze then x.ahead_until when not advance.known then x.pass_ahead_until end
+      history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end
     where x.id = advance.lane_id and x.version = advance.seen;
   if not found then
     raise exception using errcode = 'OO008',
       message = 'onlyonce: the lane has moved', detail = format('lane %s is not at version %s', advance.lane_id, advance.seen);
   end if;
 end $$;
-comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean, boolean, interval, boolean) is
+comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean, boolean) is
   'Moves a lane''s cursor from the version that its owner knows; raises OO008 if it has moved, OO007 if the log was written by another cluster.';
 
 -- ---------------------------------------------------------------- calls

@@ -16,7 +16,6 @@
 //	relay    a lane of the outbox: passes, batches, parking    O2 O4 O5
 //	attempts attempts at parked calls, and what settles them   O3 O5 O6
 //	window   ages of keys                                      O6
-//	ahead    calls that are made before their pass is stored   O6
 //	log      segments of the outbox's log                      O2 O8
 //	history  a lane's cursor over a failover, and a restore    O3 O9
 //	calls    calls that are looked for by their keys           O1
