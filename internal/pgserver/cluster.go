@@ -33,7 +33,8 @@ type Cluster struct {
 type Config struct {
 	// Bin is the directory of the server's programs. Required.
 	Bin string
-	// Bases are directories to try for the cluster's own. Defaults to supervise.TempBases.
+	// Bases are directories to try for the cluster's own. Defaults to supervise.TempBases, or with
+	// fsync off to supervise.ThrowawayBases.
 	Bases []string
 	// Settings are passed to the server as -c name=value, after the package's own. Defaults to
 	// none.
@@ -57,7 +58,11 @@ func prepare(ctx context.Context, cfg Config) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Bases == nil {
+	switch {
+	case cfg.Bases != nil:
+	case cfg.Settings["fsync"] == "off":
+		cfg.Bases = supervise.ThrowawayBases()
+	default:
 		cfg.Bases = supervise.TempBases()
 	}
 	sup, err := supervise.Start(ctx, supervise.Config{Bases: cfg.Bases, Prefix: "onlyonce-pg-", Owner: user})

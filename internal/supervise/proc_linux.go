@@ -8,6 +8,19 @@ import (
 	"syscall"
 )
 
+// roomInMemory is what a memory file system must have free for a server's data.
+const roomInMemory = 4 << 30
+
+// memoryBases returns the directory of a memory file system, if there is one with room.
+func memoryBases() []string {
+	const dir = "/dev/shm"
+	var fs syscall.Statfs_t
+	if syscall.Statfs(dir, &fs) != nil || int64(fs.Bavail)*fs.Bsize < roomInMemory { //nolint:unconvert // other architectures have other types
+		return nil
+	}
+	return []string{dir}
+}
+
 func dieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }
 
 func becomeSubreaper() {

@@ -49,6 +49,15 @@ func TempBases() []string {
 	return bases
 }
 
+// ThrowawayBases are for data that need not survive the machine: before TempBases a memory file
+// system, if there is one with room and TMPDIR names no other place.
+func ThrowawayBases() []string {
+	if os.Getenv("TMPDIR") != "" {
+		return TempBases()
+	}
+	return append(memoryBases(), TempBases()...)
+}
+
 // Exe returns the file name of a program.
 func Exe(name string) string {
 	if runtime.GOOS == "windows" {

@@ -19,12 +19,14 @@ package workerdb
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,8 +42,10 @@ type Server struct {
 	url    string
 	prefix string // of the names of databases
 
-	mu   sync.Mutex // one statement at a time on admin
-	conn *pgx.Conn  // it holds the locks
+	mu       sync.Mutex // one statement at a time on conn
+	conn     *pgx.Conn  // it holds the locks
+	strategy string     // how CREATE DATABASE copies a template
+	schema   string     // the name of the template, once it was made or found
 }
 
 // class is the first key of our advisory locks. The second is a database's number, or -1 for the
@@ -58,8 +62,13 @@ func NewServer(ctx context.Context, address, prefix string) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{url: address, prefix: prefix, conn: conn}
+	// Copying files takes the least, but writes everything to disk before and after: it is for
+	// servers with fsync off. Version 14 has no other way, and no word for it.
 	var may bool
-	err = conn.QueryRow(ctx, `select rolcreatedb or rolsuper from pg_roles where rolname = current_user`).Scan(&may)
+	err = conn.QueryRow(ctx, `
+select rolcreatedb or rolsuper,
+       case when current_setting('fsync') = 'off' and current_setting('server_version_num')::integer >= 150000 then ' strategy file_copy' else '' end
+  from pg_roles where rolname = current_user`).Scan(&may, &s.strategy)
 	if err == nil && !may {
 		err = errors.New("the role has no right to create databases: grant it with ALTER ROLE ... CREATEDB, or use another role")
 	}
@@ -90,9 +99,43 @@ func (s *Server) exec(ctx context.Context, sql string, args ...any) error {
 	return err
 }
 
+// Make makes a database of a new name, with our schema or empty, and returns its address. Remove
+// drops it.
+func (s *Server) Make(ctx context.Context, schema bool) (address string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := "template0"
+	if schema {
+		if from, err = s.template(ctx); err != nil {
+			return "", err
+		}
+	}
+	name := s.prefix + "_" + strings.ToLower(rand.Text())
+	return s.address(name), s.create(ctx, name, from)
+}
+
+// Remove ends the sessions of a database that Make has made, and drops it.
+func (s *Server) Remove(ctx context.Context, address string) error {
+	u, err := url.Parse(address)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.drop(ctx, strings.TrimPrefix(u.Path, "/"))
+}
+
 // template makes a database with the schema, unless there is one for this state of the migrations.
 // The caller has mu.
 func (s *Server) template(ctx context.Context) (name string, err error) {
+	if s.schema != "" {
+		return s.schema, nil
+	}
+	defer func() {
+		if err == nil {
+			s.schema = name
+		}
+	}()
 	hash, err := SchemaHash()
 	if err != nil {
 		return "", err
@@ -122,10 +165,18 @@ func (s *Server) template(ctx context.Context) (name string, err error) {
 }
 
 func (s *Server) recreate(ctx context.Context, name, from string) error {
-	if err := s.exec(ctx, `drop database if exists `+quoted(name)+` with (force)`); err != nil {
+	if err := s.drop(ctx, name); err != nil {
 		return err
 	}
-	return s.exec(ctx, `create database `+quoted(name)+` template `+quoted(from))
+	return s.create(ctx, name, from)
+}
+
+func (s *Server) create(ctx context.Context, name, from string) error {
+	return s.exec(ctx, `create database `+quoted(name)+` template `+quoted(from)+s.strategy)
+}
+
+func (s *Server) drop(ctx context.Context, name string) error {
+	return s.exec(ctx, `drop database if exists `+quoted(name)+` with (force)`)
 }
 
 func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
@@ -233,7 +284,7 @@ func (d *DB) Drop(ctx context.Context) error {
 	defer d.server.mu.Unlock()
 	d.Pool.Close()
 	return errors.Join(
-		d.server.exec(ctx, `drop database if exists `+quoted(d.name)+` with (force)`),
+		d.server.drop(ctx, d.name),
 		d.server.exec(ctx, `select pg_advisory_unlock($1, $2)`, class, d.number))
 }
 

@@ -37,7 +37,8 @@ type Options struct {
 	// Nil drops them.
 	Log func(line string)
 	// Dir is the directory for temporary directories. Defaults to os.TempDir, or to /tmp or
-	// /var/tmp if the server's user cannot enter that.
+	// /var/tmp if the server's user cannot enter that. A Postgres with fsync off is in memory
+	// (/dev/shm) by default, if there is room and TMPDIR is not set.
 	Dir string
 	// Force is local, embedded or docker, and goes before ONLYONCE_ENV.
 	// Empty leaves the choice to that variable and then to the order.
@@ -92,6 +93,14 @@ func (o Options) bases() []string {
 		return []string{o.Dir}
 	}
 	return supervise.TempBases()
+}
+
+// postgresBases are those for a server's data: nil leaves them to package pgserver.
+func (o Options) postgresBases() []string {
+	if o.Dir != "" {
+		return []string{o.Dir}
+	}
+	return nil
 }
 
 // way is one way to a server.

@@ -36,7 +36,7 @@ func (p *Postgres) Standby(ctx context.Context, name string, o Options) (*Postgr
 	if err := p.exec(ctx, dropSlotSQL, name); err != nil {
 		return nil, err
 	}
-	s, err := l.Clone(ctx, name, pgserver.Config{Bases: o.bases(), Settings: o.PostgresSettings})
+	s, err := l.Clone(ctx, name, pgserver.Config{Bases: o.postgresBases(), Settings: o.PostgresSettings})
 	if err != nil {
 		return nil, err
 	}

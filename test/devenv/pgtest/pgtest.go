@@ -1,9 +1,9 @@
 // Package pgtest gives every test a Postgres database of its own.
 //
-// The databases are clones of a template with our migrations applied, made once
-// for each state of the migrations, so a test pays for a copy of some files and
-// not for the migrations. A test that passes drops its database; one that fails
-// keeps it and prints its address.
+// The databases are clones of a template with our migrations applied (package workerdb), made once
+// for each state of the migrations, so a test pays for a copy of some files and not for the
+// migrations. A test that passes drops its database; one that fails keeps it and prints its
+// address.
 //
 // The server is the one at ONLYONCE_POSTGRES_URL, or one that package devenv
 // finds or starts for this test process, and which ends with it. To look into
@@ -14,11 +14,9 @@ package pgtest
 
 import (
 	"context"
-	"database/sql"
 	"errors"
-	"net/url"
+	"maps"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,8 +24,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/peterldowns/pgtestdb"
 
 	"github.com/onlyonce/onlyonce/internal/workerdb"
 	"github.com/onlyonce/onlyonce/migrations"
@@ -55,7 +51,7 @@ func DB(t testing.TB) *pgxpool.Pool {
 // URL returns the address of a new database with our schema.
 func URL(t testing.TB) string {
 	t.Helper()
-	return database(t, ours{})
+	return database(t, true)
 }
 
 // Empty returns a pool on a new database without our schema.
@@ -67,18 +63,18 @@ func Empty(t testing.TB) *pgxpool.Pool {
 // EmptyURL returns the address of a new database without our schema.
 func EmptyURL(t testing.TB) string {
 	t.Helper()
-	return database(t, pgtestdb.NoopMigrator{})
+	return database(t, false)
 }
 
 // ServerURL returns the address of the server's own database, for a test that
 // needs the server and not a database: do not write to it.
 func ServerURL(t testing.TB) string {
 	t.Helper()
-	url, err := server()
+	s, err := server()
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	return url
+	return s.Address()
 }
 
 // Server returns the address of a server of this test's own, with our schema in its
@@ -88,7 +84,9 @@ func Server(t testing.TB, settings map[string]string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	p, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: settings})
+	all := devenv.ThrowawaySettings()
+	maps.Copy(all, settings)
+	p, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: all})
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
@@ -166,97 +164,40 @@ func pool(t testing.TB, url string) *pgxpool.Pool {
 	return p
 }
 
-// database makes a database from the template of a migrator.
-func database(t testing.TB, m pgtestdb.Migrator) string {
+// database makes a database, with our schema or empty.
+func database(t testing.TB, schema bool) string {
 	t.Helper()
-	cfg, err := config(ServerURL(t))
+	s, err := server()
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	made := pgtestdb.Custom(quiet{t}, cfg, m).URL()
+	made, err := s.Make(context.Background(), schema)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
 	t.Cleanup(func() {
-		if !t.Failed() {
-			return
-		}
-		if os.Getenv(devenv.EnvPostgresURL) == "" {
+		switch {
+		case !t.Failed():
+			if err := s.Remove(context.Background(), made); err != nil {
+				t.Errorf("pgtest: %v", err)
+			}
+		case os.Getenv(devenv.EnvPostgresURL) == "":
 			t.Logf("pgtest: the server of this test ends with it; to keep its database use: go run ./test/devenv/run -postgres -- bash")
-			return
+		default:
+			t.Logf("pgtest: the database is kept: %s", made)
 		}
-		t.Logf("pgtest: the database is kept: %s", made)
 	})
 	return made
 }
 
-// quiet drops pgtestdb's line for every database made; ours comes when it matters.
-type quiet struct{ testing.TB }
-
-func (q quiet) Logf(format string, args ...any) {
-	q.Helper()
-	if !strings.HasPrefix(format, "testdbconf:") {
-		q.TB.Logf(format, args...)
-	}
-}
-
-// config translates the server's address for pgtestdb, which takes its parts.
-func config(server string) (pgtestdb.Config, error) {
-	u, err := url.Parse(server)
-	if err != nil || (u.Scheme != "postgres" && u.Scheme != "postgresql") {
-		return pgtestdb.Config{}, errors.New("the server's address must have the form postgres://user@host:port/database")
-	}
-	parsed, err := pgx.ParseConfig(server)
-	if err != nil {
-		return pgtestdb.Config{}, err
-	}
-	host := u.Hostname()
-	if strings.Contains(host, ":") {
-		host = "[" + host + "]" // IPv6
-	}
-	password := url.QueryEscape(parsed.Password) // put into an address unescaped
-	return pgtestdb.Config{
-		DriverName: driverName,
-		Host:       host, Port: strconv.Itoa(int(parsed.Port)),
-		User: parsed.User, Password: password, Database: parsed.Database,
-		Options: u.RawQuery,
-		// The role of the address itself, which exists: a made-up role would
-		// need the right to create roles, and tests that cut the connections
-		// of another session or run CHECKPOINT need the rights of this one.
-		TestRole: &pgtestdb.Role{Username: parsed.User, Password: password, Capabilities: "those it has"},
-		// Fault tests leave sessions open on purpose.
-		ForceTerminateConnections: true,
-	}, nil
-}
-
-// driverName is pgx under a name of our own: the stdlib package registers "pgx"
-// itself, but only as long as it is linked for some other reason.
-const driverName = "onlyonce-pgtest"
-
-var registerDriver = sync.OnceFunc(func() { sql.Register(driverName, stdlib.GetDefaultDriver()) })
-
 // server finds or starts the server, once for the process. No test stops it: its supervisor does
 // when the process ends.
-var server = sync.OnceValues(func() (string, error) {
-	registerDriver()
+var server = sync.OnceValues(func() (*workerdb.Server, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	p, err := devenv.StartPostgres(ctx, devenv.Options{PostgresSettings: devenv.ThrowawaySettings()})
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return p.URL, nil
+	return workerdb.NewServer(ctx, p.URL, "onlyonce_test")
 })
-
-// ours applies our migrations.
-type ours struct{}
-
-// Hash covers the names and contents of the migrations' files.
-func (ours) Hash() (string, error) { return workerdb.SchemaHash() }
-
-// Migrate applies them to the new template.
-func (ours) Migrate(ctx context.Context, _ *sql.DB, cfg pgtestdb.Config) error {
-	conn, err := pgx.Connect(ctx, cfg.URL())
-	if err != nil {
-		return err
-	}
-	_, err = migrations.Apply(ctx, conn)
-	return errors.Join(err, conn.Close(ctx))
-}
