@@ -2,7 +2,7 @@
 
 GO     ?= go
 RACE   ?=
-PKGS   ?= ./...
+PKGS   ?=
 DEVENV := $(GO) run ./test/devenv/run
 LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
@@ -13,17 +13,16 @@ REAL := $(if $(CI),-require-real,)
 MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find . -mindepth 2 -name go.mod -not -path './.git/*' -not -path '*/testdata/*' | sort)))))
 # What onlyoncevet is tested on: a module full of faults.
 FAULTY  := tools/onlyoncevet/rules/testdata
-TESTED  := $(if $(filter ./...,$(PKGS)),$(MODULES),.)
 
-# In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
-TEST = $(if $(CI),$(GO) run ./test/retest -C $$m -unraced $(UNRACED) $(if $(FLAKY),-flaky $(FLAKY),),$(GO) -C $$m test)
+# The laboratory, of which make test runs no tests: what compares with other libraries, or checks the checkers.
+LABORATORY := bench test/adversary test/callcheck test/check test/compat test/matrix test/model test/mutants test/results test/retest test/storm
 # They have nothing for the race detector to find: they compare with other libraries, or compute on one processor, which takes it minutes.
 UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/docs,test/layout,test/model,test/mutants,test/words
 
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map quickstart test test-long check lint vet oncevet kit tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help map quickstart test test-long rest check lint vet oncevet kit tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -36,22 +35,39 @@ quickstart: ## the main job, end to end
 
 # Tests wait for servers and timers more than they compute, so more of them run at once than there are processors.
 AT_ONCE ?= 8
-runtests = $(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(call each,$(TESTED),$(TEST) $(RACE) -parallel $(AT_ONCE) -timeout 20m $(1) $(PKGS))'
+# The packages of all modules, those first that take longest; and the folders of those that make test leaves out.
+ALL     := ./consumer ./onlyoncetest ./idempotency ./outbox ./cmd/onlyonce ./webhook $(MODULES:%=./%/...)
+LEFTOUT := $(foreach l,$(LABORATORY),./$l/...)
+# The files whose tests have cases that -short leaves out, and the names of those tests.
+LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Drawn)|testing[.]Short' consumer idempotency internal onlyoncetest outbox webhook)
+LONGTESTS = $(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1|/p' $(LONG) | tr -d '\n')none
+
+# In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
+TEST = $(if $(CI),$(GO) run ./test/retest -unraced $(UNRACED) $(if $(FLAKY),-flaky $(FLAKY),),$(GO) test -vet=off)
+# $(1) runs in a workspace of all modules, so that one go test compiles each package once, and below one Postgres and one broker. Without the
+# race detector the packages have their failpoints, and need no second binary for them.
+joined = work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && export GOWORK="$$work/go.work" $(if $(RACE),,GOFLAGS="$$($(GO) env GOFLAGS) -tags=onlyonce_fault") && \
+	$(GO) work init $(MODULES:%=./%) && $(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(1)'
+# $(1) flags, $(2) packages.
+gotest = $(TEST) $(RACE) -p 4 -parallel $(AT_ONCE) -timeout 20m $(1) $(2)
+# $(1) without the packages $(2).
+without = $$($(GO) list $(1) | grep -vxF "$$($(GO) list $(2))")
 
 test: ## the tests, without the long ones, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, PKGS=./consumer/...
-	@echo "make test: up to 8 minutes on two idle cores, more the first time; make test-long runs the long tests too (15 minutes)"
-	$(call runtests,-short)
+	@echo "make test: TIMES; make test-long runs the laboratory's and the long ones too"
+	@export ONLYONCE_TEST_LONG=$(or $(PART),1/6); $(call joined,$(call gotest,-short,$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT)))))
 
-test-long: ## the long tests too; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
-	@echo "make test-long: up to 15 minutes on two idle cores"
-	ONLYONCE_TEST_LONG=$(PART) $(call runtests,)
+test-long: test rest ## the long tests too; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
+
+rest: ## the tests that make test leaves out
+	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(if $(PKGS),$(call gotest,,$(PKGS)),s=0; $(call gotest,,$(LEFTOUT)) || s=1; $(call gotest,-run "^($(LONGTESTS))$$",$(sort $(dir $(LONG:%=./%)))) || s=1; exit $$s))
 
 check: ## half a minute, before each commit: format, words, layout, documentation, links of alerts, anchors of the mutants
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted: $$unformatted"; exit 1; }
 	$(GO) test ./test/words ./test/layout ./test/docs ./monitoring
 	$(GO) test -short ./test/mutants
 
-lint: vet oncevet ## go vet, onlyoncevet and golangci-lint, in every module
+lint: oncevet ## onlyoncevet and golangci-lint (with go vet), in every module
 	@$(call each,$(MODULES),( cd $$m && $(GO) run $(LINT) run ./... ))
 
 oncevet: ## onlyoncevet over the library and its examples: it must find nothing

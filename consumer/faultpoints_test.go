@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -241,10 +240,7 @@ func TestFaultPointsSideBySide(t *testing.T) {
 type pointsTest struct{ bin, child string }
 
 func testFaultPoints(t *testing.T, child string, points []string) {
-	bin := filepath.Join(t.TempDir(), "faults.test")
-	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go test -c: %v\n%s", err, out)
-	}
+	bin := pgtest.WithFailpoints(t)
 	x := &pointsTest{bin: bin, child: child}
 	hits := x.countHits(t, points)
 	work := make(chan pointCase)

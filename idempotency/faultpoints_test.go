@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -166,10 +165,7 @@ func (p pointCase) String() string {
 // depend on when and where it asks; every operation has one effect, and the provider saw one key
 // for it.
 func TestFaultPoints(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "faults.test")
-	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go test -c: %v\n%s", err, out)
-	}
+	bin := pgtest.WithFailpoints(t)
 	only := map[string][]string{ // where not both come there
 		fault.RequestLeased: {"/leased"}, fault.RequestClaimed: {"/tx"}, fault.StepBegun: {"/leased"}, fault.StepCalled: {"/leased"}, fault.StepKept: {"/leased"},
 	}

@@ -2,8 +2,6 @@ package outbox_test
 
 import (
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -27,10 +25,7 @@ const pointHang = "2500ms"
 // it finishes the work itself. With hang, it stops, another one takes over, and the first wakes up
 // as a zombie. The same invariants hold after each.
 func TestFaultPoints(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "faults.test")
-	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go test -c: %v\n%s", err, out)
-	}
+	bin := pgtest.WithFailpoints(t)
 	work := make(chan relayPoint)
 	var workers sync.WaitGroup
 	for range 6 { // more than processors: most of them wait

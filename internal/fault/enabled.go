@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// Compiled says that this program has failpoints.
+const Compiled = true
+
 type faultInjection struct {
 	action string
 	nth    int // 0: each time

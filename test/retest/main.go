@@ -1,6 +1,6 @@
 // Retest runs go test, and gives a test that only gave up waiting a second try.
 //
-//	go run ./test/retest [-C DIR] [-race [-unraced test/model,bench]] [-short] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
+//	go run ./test/retest [-race [-unraced test/model,bench]] [-short] [-run REGEXP] [-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
 //
 // A slow machine can make a test give up waiting, or a server start late, although the project is
 // right. Such a test runs once more, alone, and is named in the last lines and in FILE. Nothing
@@ -23,25 +23,32 @@ import (
 )
 
 func main() {
-	dir := flag.String("C", ".", "run go test in this folder, for example that of a nested module")
 	race := flag.Bool("race", false, "with the race detector")
 	unraced := flag.String("unraced", "", "without the race detector: packages and folders, for example test/model,bench")
 	short := flag.Bool("short", false, "without the long tests")
+	pattern := flag.String("run", "", "only tests with such names")
+	packages := flag.Int("p", 0, "how many packages run at once; 0: go test's default")
 	parallel := flag.Int("parallel", 0, "how many tests of a package run at once; 0: go test's default")
 	timeout := flag.String("timeout", "15m", "of each package")
 	flaky := flag.String("flaky", "", "append the names of flaky tests to this file")
 	flag.Parse()
-	args := []string{"-C", *dir, "test", "-json", "-vet=off", "-timeout", *timeout} // make lint has go vet
+	args := []string{"test", "-json", "-vet=off", "-timeout", *timeout} // make lint has go vet
 	if *short {
 		args = append(args, "-short")
+	}
+	if *packages > 0 {
+		args = append(args, "-p", strconv.Itoa(*packages))
 	}
 	if *parallel > 0 {
 		args = append(args, "-parallel", strconv.Itoa(*parallel))
 	}
+	if *pattern != "" {
+		args = append(args, "-run", *pattern)
+	}
 	runs := []goTests{{args, flag.Args()}}
 	if *race {
 		var err error
-		if runs, err = divide(*dir, args, flag.Args(), strings.Split(*unraced, ",")); err != nil {
+		if runs, err = divide(args, flag.Args(), strings.Split(*unraced, ",")); err != nil {
 			_, _ = fmt.Fprintln(os.Stdout, "retest:", err)
 			os.Exit(1)
 		}
@@ -58,8 +65,8 @@ type goTests struct{ args, packages []string }
 
 // divide returns a call with the race detector, and one without it for the packages that are named
 // in unraced or lie below a folder that is.
-func divide(dir string, args, packages, unraced []string) ([]goTests, error) {
-	out, err := exec.Command("go", append([]string{"-C", dir, "list"}, packages...)...).Output()
+func divide(args, packages, unraced []string) ([]goTests, error) {
+	out, err := exec.Command("go", append([]string{"list"}, packages...)...).Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list %v: %w", packages, err)
 	}

@@ -100,7 +100,7 @@ func TestUnendedTestsAreShown(t *testing.T) {
 
 // What has none of our concurrency is tested without the race detector.
 func TestDivide(t *testing.T) {
-	runs, err := divide(".", []string{"test"}, []string{"../words", "../retest", "../../test/model"}, []string{"test/model", "test/words", ""})
+	runs, err := divide([]string{"test"}, []string{"../words", "../retest", "../../test/model"}, []string{"test/model", "test/words", ""})
 	if err != nil {
 		t.Fatal(err)
 	}
