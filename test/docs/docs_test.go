@@ -217,7 +217,7 @@ type session struct {
 
 // environment is the environment of the commands.
 func (s *session) environment() []string {
-	return append(os.Environ(), "ONLYONCE_POSTGRES_URL="+s.pool.Config().ConnString(), "ONLYONCE_KAFKA_BROKERS="+s.broker, "GOFLAGS=-mod=mod",
+	return append(os.Environ(), "ONLYONCE_POSTGRES_URL="+s.pool.Config().ConnString(), "ONLYONCE_KAFKA_BROKERS="+s.broker, "GOFLAGS="+os.Getenv("GOFLAGS")+" -mod=mod", "GOWORK=off",
 		"PATH="+s.bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 

@@ -158,6 +158,40 @@ func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 	}
 }
 
+// With two versions of a library, each package above it is compiled twice.
+func TestModulesRequireOneVersion(t *testing.T) {
+	t.Parallel()
+	seen := map[string]string{} // a library's first requirement, and the file that has it
+	for _, depth := range []string{"", "*/", "*/*/"} {
+		files, err := filepath.Glob("../../" + depth + "go.mod")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(text)) {
+				fields := strings.Fields(strings.TrimPrefix(line, "require "))
+				if len(fields) < 2 || !strings.HasPrefix(fields[1], "v") || strings.HasPrefix(fields[0], strings.TrimSuffix(module, "/")) {
+					continue
+				}
+				first, ok := seen[fields[0]]
+				version, file, _ := strings.Cut(first, " ")
+				if ok && version != fields[1] {
+					t.Errorf("%s requires %s %s, and %s %s", name, fields[0], fields[1], file, version)
+				} else if !ok {
+					seen[fields[0]] = fields[1] + " " + name
+				}
+			}
+		}
+	}
+	if len(seen) < 50 {
+		t.Errorf("%d libraries", len(seen))
+	}
+}
+
 // rooms are the packages of the module from the ground up. A package may import packages of lower
 // rooms, and of its own room those in the same folder. A name covers the packages below it, unless
 // a longer name matches.
