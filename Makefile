@@ -54,7 +54,7 @@ gotest = $(TEST) $(RACE) -p 4 -parallel $(AT_ONCE) -timeout 20m $(1) $(2)
 without = $$($(GO) list $(1) | grep -vxF "$$($(GO) list $(2))")
 
 test: ## the tests, without the long ones, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, PKGS=./consumer/...
-	@echo "make test: TIMES; make test-long runs the laboratory's and the long ones too"
+	@echo "make test: the tests without the long ones; make test-long runs the laboratory's and the long ones too"
 	@export ONLYONCE_TEST_LONG=$(or $(PART),1/6); $(call joined,$(call gotest,-short,$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT)))))
 
 test-long: test rest ## the long tests too; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
