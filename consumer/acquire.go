@@ -57,9 +57,6 @@ func (w *worker) acquire(ctx context.Context) error {
 			if err := w.decideStart(ctx, first); err != nil {
 				return err
 			}
-			if err := fault.Point(fault.StartDecided); err != nil {
-				return err
-			}
 			continue
 		}
 		if w.cur != nil && cur.nonce != w.cur.nonce && cur.run == w.cur.run && !cur.retired {
@@ -135,9 +132,6 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	if err := w.p.Commit(ctx, w.pos, w.offsetMetadata(w.pos)); err != nil {
 		return false, fmt.Errorf("proving membership: %w", err)
 	}
-	if err := fault.Point(fault.Proved); err != nil {
-		return false, err
-	}
 	nonce := newNonce()
 	var epoch *int64
 	bounded, cancel := w.c.bounded(ctx)
@@ -149,9 +143,6 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	}
 	if epoch == nil {
 		return false, nil
-	}
-	if err := fault.Point(fault.Raised); err != nil {
-		return false, err
 	}
 	// The raise has waited for the old owner's last batch. Only a read after it returns the right
 	// position.

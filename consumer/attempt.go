@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
@@ -125,9 +124,6 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 		return err
 	}
 	defer func() { slot.release() }()
-	if err := fault.Point(fault.Connected); err != nil {
-		return err
-	}
 	if err := e.indexCalls(work, slot.conn.Conn(), a.msgs); err != nil {
 		return err
 	}
@@ -157,22 +153,14 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 			return errChanged
 		}
 		if h.err == nil && tx.Failure() == nil {
-			if err := fault.Point(fault.Sealing); err != nil {
-				tx.Fail(stepSeal, err)
-			} else {
-				_ = e.c.commit(tx) // kept as the failure
-			}
+			_ = e.c.commit(tx) // kept as the failure
 		}
 		failed, lost := tx.Failure(), tx.Lost()
 		if h.err == nil && tx.Committed() {
 			e.adjustCaution(a)
-			return fault.Point(fault.Committed)
+			return nil
 		}
 		e.c.rollback(tx)
-		if err := fault.Point(fault.RolledBack); err != nil {
-			return err
-		}
-
 		state := sqlState(failed)
 		switch {
 		case run < rerunLimit && guard.RunAgain(state):
@@ -225,9 +213,6 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 	if tx.Failure() == nil {
 		e.checkOrder(before, tx, a, dispositions, first.order)
 	}
-	if err := fault.Point(fault.Fenced); err != nil {
-		tx.Fail(stepFence, err)
-	}
 	if tx.Failure() != nil {
 		return h
 	}
@@ -260,10 +245,6 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		a.parked = append(a.parked, Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err})
 		if v.reason == parked.Behind {
 			a.blockedKeys = append(a.blockedKeys, v.waitsFor)
-		}
-		if err := fault.Point(fault.Parking); err != nil {
-			tx.Fail(stepPark, err)
-			return h
 		}
 	}
 	a.done.Parked = len(a.parked)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
@@ -109,10 +108,7 @@ func positionAfter(msgs []*Message, n int, next int64) int64 {
 func (w *worker) advancePosition(ctx, work context.Context, next int64) error {
 	retry := newBackoff(w.c.cfg)
 	for {
-		err := fault.Point(fault.Advancing)
-		if err == nil {
-			err = w.runLogAttempt(work, &attempt{next: next})
-		}
+		err := w.runLogAttempt(work, &attempt{next: next})
 		if err == nil || endsWork(err) {
 			return err
 		}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // readDoneSQL reads what is done above the position. In: cursor, run, position. Out: one row for
@@ -25,9 +23,6 @@ func (w *worker) readDone(ctx context.Context) error {
 	w.doneBefore = map[int64]int64{}
 	if !w.slotted {
 		return nil
-	}
-	if err := fault.Point(fault.DoneReading); err != nil {
-		return err
 	}
 	var err error
 	if w.doneBefore, err = w.c.doneAbove(ctx, w.cur, w.pos); err != nil {

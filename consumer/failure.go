@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
@@ -165,9 +164,6 @@ func (w *applier) forgetAttempts(offset int64) {
 // countAttempt counts an attempt before it is made, minus those that are owed, and records how many
 // earlier ones had an answer that counts.
 func (w *applier) countAttempt(ctx context.Context, offset int64, owed, answered int) (n, unanswered int, err error) {
-	if err := fault.Point(fault.Counting); err != nil {
-		return 0, 0, err
-	}
 	ctx, cancel := w.c.bounded(ctx)
 	defer cancel()
 	err = w.c.pool.QueryRow(ctx, w.counting.count, w.counting.arguments(w.cur, offset, owed, answered)...).Scan(&n, &unanswered)
@@ -178,16 +174,13 @@ func (w *applier) countAttempt(ctx context.Context, offset int64, owed, answered
 	case err != nil:
 		return 0, 0, fmt.Errorf("counting an attempt: %w", err)
 	}
-	return n, unanswered, fault.Point(fault.Counted)
+	return n, unanswered, nil
 }
 
 // takeBackAttempt tries once. If it fails, the attempt stays counted, which is the cautious side.
 func (w *applier) takeBackAttempt(offset int64) {
 	ctx, cancel := w.c.detached()
 	defer cancel()
-	if fault.Point(fault.TakingBack) != nil {
-		return
-	}
 	if _, err := w.c.pool.Exec(ctx, w.counting.takeBack, w.cur.id, offset); err != nil {
 		w.c.cfg.Logger.Warn("onlyonce: attempt not taken back", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
 	}

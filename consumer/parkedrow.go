@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/ring"
@@ -151,9 +150,6 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 			if claims && !inStandard {
 				sql, args := r.claimStatement([][16]byte{row.key.Bytes}, []int64{fingerprint})
 				tx.Engine(stepClaim, sql, args...)
-			}
-			if err := fault.Point(fault.RetrySettled); err != nil {
-				tx.Fail(stepFence, err)
 			}
 		},
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
@@ -74,10 +73,9 @@ func (r *retrier) promoteBlocked(ctx context.Context) error {
 	if len(keys) == 0 && !all {
 		return nil
 	}
-	err := fault.Point(fault.Promoting)
 	var promoted int64
+	var err error
 	switch {
-	case err != nil:
 	case all:
 		if promoted, err = r.promoteAll(ctx); err == nil {
 			r.promotions.allPromoted()

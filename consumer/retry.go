@@ -8,7 +8,6 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
@@ -127,9 +126,6 @@ func (r *retrier) checkPoll() (answered bool, err error) {
 
 // applyPoll records what operators and time have changed.
 func (r *retrier) applyPoll(a pollAnswer) error {
-	if err := fault.Point(fault.Tending); err != nil {
-		return err
-	}
 	switch {
 	case a.err != nil:
 		return a.err
@@ -175,9 +171,6 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 	if err != nil || row == nil {
 		return false, err
 	}
-	if err := fault.Point(fault.RetryTaken); err != nil {
-		return false, err
-	}
 	limit := r.c.cfg.MaxAttempts
 	// The attempt at the limit may have been under way when another message killed the process. The
 	// one after it was made alone.
@@ -204,7 +197,7 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 			r.promotions.add(row.m.orderKey)
 			err = r.promoteBlocked(ctx)
 		}
-		return true, errors.Join(fault.Point(fault.RetryCommitted), err)
+		return true, err
 	case errors.Is(err, errFenced):
 		// It was settled by an attempt whose answer was lost, or changed by an operator or by the
 		// next owner.
@@ -212,8 +205,6 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 		return true, nil
 	case !errors.As(err, &f):
 		return false, errors.Join(err, r.recordFailure(row, &disposition{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.attempt)}, 1))
-	case fault.Point(fault.RetryFailed) != nil:
-		return false, fault.ErrInjected
 	case errors.As(f.err, &b):
 		return true, r.recordFailure(row, b.disposition, 0)
 	case isHopeless(f.err) && !f.lost, row.attempt >= limit, r.countsForBrake() && r.brake.stopped():

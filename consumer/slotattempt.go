@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -54,9 +53,6 @@ func (one *slot) runSlotAttempt(work context.Context, a *attempt) error {
 		err = one.explainSlotFence(work, a, offsets)
 	case errors.Is(err, errChanged):
 		err = errMoved // what is in memory is not what the log holds
-	}
-	if err == nil {
-		err = fault.Point(fault.SlotDone)
 	}
 	if err == nil {
 		one.committed(a)

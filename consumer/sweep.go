@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
@@ -105,9 +104,6 @@ func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 	defer cancel()
 	cfg, cur := &w.c.cfg, w.cur
 	anchorOffset, anchorEpoch, anchorHash := p.last.columns()
-	if err := fault.Point(fault.Sweeping); err != nil {
-		return fmt.Errorf("moving the position: %w", err)
-	}
 	// The isolation level has to be named: the session may have another default.
 	tx, err := w.c.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
@@ -124,10 +120,7 @@ func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 		}
 		return fmt.Errorf("moving the position: %w", err)
 	}
-	if err = tx.Commit(ctx); err == nil {
-		err = fault.Point(fault.Swept)
-	}
-	if err != nil {
+	if err = tx.Commit(ctx); err != nil {
 		return fmt.Errorf("moving the position: %w", err) // unknown: the next sweep finds out
 	}
 	w.pruning.batchCommitted(cur.run, p.from)
@@ -242,9 +235,6 @@ func (s *sweeper) pruneStep(ctx context.Context, pos int64) {
 	p, w := &s.prune, s.w
 	p.sweeps = 0
 	err := p.step(ctx, w.c, func() (all bool, err error) {
-		if err := fault.Point(fault.DonePruning); err != nil {
-			return false, err
-		}
 		if _, err := w.c.pool.Exec(ctx, pruneDoneSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, p.from, p.below); err != nil {
 			return false, err
 		}

@@ -193,11 +193,7 @@ func (w *worker) releaseCursor() {
 	}
 	ctx, cancel := w.c.detached()
 	defer cancel()
-	if fault.Point(fault.Releasing) != nil {
-		return
-	}
 	if _, err := w.c.pool.Exec(ctx, releaseCursorSQL, w.cur.id, w.cur.epoch, w.cur.nonce); err != nil {
 		w.c.cfg.Logger.Warn("onlyonce: cursor not released", "scope", w.c.cfg.Scope, "error", err)
 	}
-	_ = fault.Point(fault.Released)
 }

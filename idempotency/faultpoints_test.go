@@ -20,8 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -38,7 +36,7 @@ const (
 
 // child serves both modes until it is killed, or its parent is gone. Its first line says where.
 func child() error {
-	pool, err := pgxpool.New(context.Background(), os.Getenv(childDB))
+	pool, err := pgtest.StruckPool(context.Background(), os.Getenv(childDB))
 	if err != nil {
 		return err
 	}
@@ -156,7 +154,24 @@ type pointCase struct {
 }
 
 func (p pointCase) String() string {
-	return fmt.Sprintf("%s %s %s@%d", strings.TrimPrefix(p.path, "/"), strings.TrimPrefix(p.point, "idempotency/"), p.action, p.at)
+	return fmt.Sprintf("%s %s %s@%d", strings.TrimPrefix(p.path, "/"), p.point, p.action, p.at)
+}
+
+// points are the layer's failpoint, and the statements before and after which it fails: see
+// pgtest.StruckPool. They stand in the order in which a request meets them, with the modes that have
+// them.
+var points = []struct {
+	point string
+	paths []string
+}{
+	{`after onlyonce.http_claim`, []string{"/leased"}},                               // the claim is committed, nothing has run
+	{`after onlyonce.http_begin`, []string{"/tx"}},                                   // the key's lock is held
+	{`after onlyonce.http_step\(`, []string{"/leased"}},                              // the step is noted, its call not made
+	{`before onlyonce.http_step_done`, []string{"/leased"}},                          // its call was answered, the result is not kept
+	{`after onlyonce.http_step_done`, []string{"/leased"}},                           // it is kept
+	{fault.RequestHandled, []string{"/tx", "/leased"}},                               // the handler has returned
+	{`before onlyonce.http_(complete|finish)`, []string{"/tx", "/leased"}},           // the record is queued, COMMIT not sent
+	{`after onlyonce.http_(complete|finish).*; commit;`, []string{"/tx", "/leased"}}, // COMMIT answered, nothing left for the client
 }
 
 // Every fault point, with kill, error and hang, in each mode that has the point. Clients send each
@@ -166,9 +181,6 @@ func (p pointCase) String() string {
 // for it.
 func TestFaultPoints(t *testing.T) {
 	bin := pgtest.WithFailpoints(t)
-	only := map[string][]string{ // where not both come there
-		fault.RequestLeased: {"/leased"}, fault.RequestClaimed: {"/tx"}, fault.StepBegun: {"/leased"}, fault.StepCalled: {"/leased"}, fault.StepKept: {"/leased"},
-	}
 	work := make(chan pointCase)
 	var workers sync.WaitGroup
 	for range 6 { // more than processors: most of them wait
@@ -183,14 +195,10 @@ func TestFaultPoints(t *testing.T) {
 		times = []int{1, 7, 30}
 	}
 	for _, action := range []string{"hang", "kill", "error"} { // what takes longest comes first
-		for _, point := range fault.RequestPoints {
-			paths := only[point]
-			if paths == nil {
-				paths = []string{"/tx", "/leased"}
-			}
-			for _, path := range paths {
+		for _, one := range points {
+			for _, path := range one.paths {
 				for _, at := range times {
-					if p := (pointCase{point, action, path, at}); action == "kill" && pgtest.Drawn(p.String()) || pgtest.Long(p.String()) {
+					if p := (pointCase{one.point, action, path, at}); action == "kill" && pgtest.Drawn(p.String()) || pgtest.Long(p.String()) {
 						work <- p
 					}
 				}

@@ -69,7 +69,7 @@ func (req *servedRequest) claimOrTakeOver(rec *storedRecord) (*lease.Lease, erro
 		}
 		l.ID, l.Epoch = rec.lease, *epoch
 	}
-	return l, fault.Point(fault.RequestLeased)
+	return l, nil
 }
 
 // runUnderLease runs the handler under a lease, again if the database asks for it.
@@ -175,14 +175,14 @@ func (run *handlerRun) writeRecord(l *lease.Lease, rep reply, stored []byte, sea
 			}
 		case guard.SQLState(err) == fenceLost:
 			return finalOutcome(run.replyAfterFence(rep))
-		case !run.commitUnanswered(err) && hasWrites:
+		case !run.commitUnanswered() && hasWrites:
 			run.endTx()
 			run.releaseKey(l)
 			return finalOutcome(problemReply(codeRolledBack, err))
 		}
 		lost := run.tx != nil && run.tx.Lost()
 		run.endTx()
-		if hasWrites && (lost || errors.Is(err, fault.ErrInjected)) {
+		if hasWrites && lost {
 			return run.resolveLeasedCommit(l, rep, err)
 		}
 		if time.Now().After(deadline) {
@@ -194,8 +194,8 @@ func (run *handlerRun) writeRecord(l *lease.Lease, rep reply, stored []byte, sea
 
 // commitUnanswered reports whether an error leaves the outcome of a COMMIT open, or means that the
 // server could not be reached.
-func (run *handlerRun) commitUnanswered(err error) bool {
-	return run.tx == nil || run.tx.Lost() || errors.Is(err, fault.ErrInjected)
+func (run *handlerRun) commitUnanswered() bool {
+	return run.tx == nil || run.tx.Lost()
 }
 
 func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed bool) error {
@@ -209,13 +209,7 @@ func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed boo
 		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
 	}
 	run.tx.SealBy([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce, stored, sealed)
-	if err := fault.Point(fault.RequestSealing); err != nil {
-		return err
-	}
-	if err := run.tx.Commit(run.layer.cfg.Timeouts.Commit); err != nil {
-		return err
-	}
-	return fault.Point(fault.RequestCommitted)
+	return run.tx.Commit(run.layer.cfg.Timeouts.Commit)
 }
 
 // resolveLeasedCommit finds out whether the COMMIT of a handler's writes succeeded. Raising the

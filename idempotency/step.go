@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -114,18 +113,12 @@ func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx con
 		return result, err
 	}
 	run.setStepOpen(name, true)
-	if err := fault.Point(fault.StepBegun); err != nil {
-		return nil, err
-	}
 	result, err = fn(ctx, key)
 	if err != nil {
 		return nil, err
 	}
 	if len(result) > maxStepResult {
 		return nil, fmt.Errorf("idempotency: step %q: its result has %d bytes, at most %d are remembered", name, len(result), maxStepResult)
-	}
-	if err := fault.Point(fault.StepCalled); err != nil {
-		return nil, err
 	}
 	if err := run.endStep(name, result); err != nil {
 		return nil, err
@@ -237,7 +230,7 @@ func (run *handlerRun) endStep(name string, result []byte) error {
 		_, err = run.layer.pool.Exec(ctx, stepDoneSQL, l.ID, l.Epoch, l.Nonce, codec.UUID(run.id), name, result, sealed)
 		cancel()
 		if err == nil {
-			return fault.Point(fault.StepKept)
+			return nil
 		}
 		if guard.SQLState(err) == fenceLost || time.Now().After(deadline) {
 			return run.stepError(name, err)

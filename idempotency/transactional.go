@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -66,9 +65,6 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 		run.tx.Lend(&run.origin)
 	}
 	run.tx.Checkpoint()
-	if err := fault.Point(fault.RequestClaimed); err != nil {
-		return finalOutcome(problemReply(codeStoreUnavailable, err))
-	}
 	if p := run.runHandler(run.work, rec); p != nil {
 		panic(p)
 	}
@@ -162,15 +158,9 @@ func (run *handlerRun) openUnkeyed() {
 
 // commitRecord commits the transaction. The answer is sent only after it.
 func (run *handlerRun) commitRecord(rep reply) runOutcome {
-	if err := fault.Point(fault.RequestSealing); err != nil {
-		return finalOutcome(problemReply(codeStoreUnavailable, err))
-	}
 	sent := time.Now()
 	err := run.tx.Commit(run.layer.cfg.Timeouts.Commit)
-	if err == nil {
-		err = fault.Point(fault.RequestCommitted)
-	}
-	lost := err != nil && (run.tx.Lost() || errors.Is(err, fault.ErrInjected))
+	lost := err != nil && run.tx.Lost()
 	switch {
 	case err == nil:
 		if run.onCommit != nil {

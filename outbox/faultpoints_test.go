@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +18,32 @@ type relayPoint struct {
 	at            int
 }
 
+// points are the failpoints of the relay, and the statements before and after which it fails: see
+// pgtest.StruckPool. They stand in the order in which a call meets them.
+var points = slices.Concat(fault.RelayPoints, []string{
+	`before array\(select a.lane from onlyonce.lanes`, // before a relay looks for lanes that are free
+	`after onlyonce.raise_epoch`,                      // a lane's lease is raised, nothing is known of its cursor
+	`before update onlyonce.leases l set until`,       // before the leases are renewed
+	`before from onlyonce.lanes a where a.id`,         // before the cursor is read
+	beforeTurn,                               // a chunk is done or a pass begins: the journal is not sent
+	afterTurn,                                // its COMMIT is answered, nothing noted and nothing called
+	beforePick,                               // parked calls are to be settled and picked: not sent
+	afterPick,                                // its COMMIT is answered, nothing noted and nothing called
+	`before onlyonce.promote`,                // before what stood behind a settled call is made due
+	`after onlyonce.promote`,                 // after it, not noted
+	`before onlyonce.take_permits`,           // before permits are taken out of the bucket of a rate
+	`after onlyonce.take_permits.*; commit;`, // they are taken, and no call has used one
+	beforeRelease,                            // before a lane is given back
+})
+
+const (
+	beforeTurn    = `before onlyonce.advance`
+	afterTurn     = `after onlyonce.advance.*; commit;`
+	beforePick    = `before update onlyonce.parked`
+	afterPick     = `after update onlyonce.parked.*; commit;`
+	beforeRelease = `before set until . null`
+)
+
 // pointHang is how long a process is stopped: longer than its leases.
 const pointHang = "2500ms"
 
@@ -31,17 +58,17 @@ func TestFaultPoints(t *testing.T) {
 	for range 6 { // more than processors: most of them wait
 		workers.Go(func() {
 			for p := range work {
-				t.Run(fmt.Sprintf("%s=%s@%d", p.point, p.action, p.at), func(t *testing.T) { p.run(t, bin) })
+				t.Run(strings.ReplaceAll(fmt.Sprintf("%s=%s@%d", p.point, p.action, p.at), " ", "="), func(t *testing.T) { p.run(t, bin) })
 			}
 		})
 	}
 	for _, action := range []string{"hang", "kill", "error"} { // what takes longest comes first
-		for _, point := range fault.RelayPoints {
+		for _, point := range points {
 			later := 3
 			switch point {
-			case fault.RelayTurning, fault.RelayTurned: // once for each lane, and again for those with calls
+			case beforeTurn, afterTurn: // once for each lane, and again for those with calls
 				later = 20
-			case fault.RelayCalling, fault.RelayCalled, fault.RelayPicking, fault.RelayPicked:
+			case fault.RelayCalling, fault.RelayCalled, beforePick, afterPick:
 				later = 25
 			}
 			if action == "kill" && pgtest.Drawn(point+action) || pgtest.Long(point+action) {
@@ -63,7 +90,7 @@ func (p relayPoint) run(t *testing.T, bin string) {
 	f.decides(once("500+")) // calls are parked, and so are later ones of their keys
 	f.mix()
 	first := f.process(bin, f.spec(), fmt.Sprintf("ONLYONCE_FAULT=%s=%s@%d", p.point, p.action, p.at), "ONLYONCE_FAULT_HANG="+pointHang)
-	if p.point == fault.RelayReleasing { // a lane is given back when another relay comes
+	if p.point == beforeRelease { // a lane is given back when another relay comes
 		until(t, "the process has all lanes", func() bool {
 			return one[int](f.rig, `select count(*) from onlyonce.leases where name ~ '^relay/payments/[0-9]+$' and until > clock_timestamp()`) == 16
 		})

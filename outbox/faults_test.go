@@ -206,7 +206,7 @@ func TestRelayProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	pool, err := pgxpool.New(t.Context(), x.Postgres)
+	pool, err := pgtest.StruckPool(t.Context(), x.Postgres)
 	if err != nil {
 		t.Fatal(err)
 	}

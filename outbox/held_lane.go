@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
@@ -83,9 +82,6 @@ func (h *heldLane) stop() error {
 func (h *heldLane) release() error {
 	bounded, cancel := h.sink.detached(h.ctx)
 	defer cancel()
-	if err := fault.Point(fault.RelayReleasing); err != nil {
-		return err
-	}
 	return h.lease.Release(bounded, h.sink.pool)
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
@@ -48,16 +47,10 @@ func (p *keyPromotions) run() (due int64, err error) {
 	s := p.lane.sink
 	ctx, cancel := s.detached(p.lane.ctx)
 	defer cancel()
-	err = fault.Point(fault.RelayPromoting)
-	switch {
-	case err != nil:
-	case p.swept:
+	if p.swept {
 		err = s.pool.QueryRow(ctx, parked.PromoteSQL, pgUUIDs(p.keys)).Scan(&due)
-	default:
+	} else {
 		err = s.pool.QueryRow(ctx, sweepSQL, s.name, p.lane.number).Scan(&due)
-	}
-	if err == nil {
-		err = fault.Point(fault.RelayPromoted)
 	}
 	if err != nil {
 		p.swept = false

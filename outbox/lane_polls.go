@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
@@ -65,9 +64,6 @@ func (s *sender) pollLanes(ctx context.Context) error {
 	var members int
 	var paused bool
 	var free []int16
-	if err := fault.Point(fault.RelayLooking); err != nil {
-		return err
-	}
 	var rates []storedRate
 	asked := time.Now()
 	b := &pgx.Batch{}
@@ -117,9 +113,6 @@ func (s *sender) acquireLane(ctx context.Context, lane int16) error {
 	defer cancel()
 	l, err := lease.Acquire(bounded, s.pool, laneLeaseName(s.name, lane), s.cfg.LeaseTTL)
 	if err != nil || l == nil {
-		return err
-	}
-	if err := fault.Point(fault.RelayAcquired); err != nil {
 		return err
 	}
 	o := newLaneOwner(ctx, s.relaySink, l, lane)

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
@@ -275,12 +274,9 @@ func (p *parkedCalls) settled(a *callAttempt) {
 
 // commit runs the transaction.
 func (p *parkedCalls) commit(t *parkedTurn) error {
-	if err := fault.Point(fault.RelayPicking); err != nil {
-		return err
-	}
 	sink := p.lane.sink
 	reconciles := sink.cfg.Reconcile != nil
-	if err := p.lane.fenced(func(b *pgx.Batch) {
+	return p.lane.fenced(func(b *pgx.Batch) {
 		queueSettlements(b, sink, t.settle)
 		if t.slots > 0 {
 			l := t.limited
@@ -295,10 +291,7 @@ func (p *parkedCalls) commit(t *parkedTurn) error {
 			b.Queue(nextDueSQL, sink.name, p.lane.number, t.picked, reconciles, t.late, t.keys).QueryRow(func(r pgx.Row) error { return r.Scan(&t.nextDue) })
 			sink.queueWALPosition(b, &t.walPosition)
 		}
-	}); err != nil {
-		return err
-	}
-	return fault.Point(fault.RelayPicked)
+	})
 }
 
 // takeIn notes what a transaction has picked, and returns the calls that are to be made.

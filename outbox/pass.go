@@ -5,7 +5,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
@@ -68,16 +67,10 @@ func (o *laneOwner) advance(toPark []*callAttempt, move cursorMove) error {
 			mayBeCalled = max(mayBeCalled-o.chunk.next, 0)
 		}
 	}
-	if err := fault.Point(fault.RelayTurning); err != nil {
-		return err
-	}
 	err := o.lane.fenced(func(b *pgx.Batch) {
 		queueParking(b, o.lane, toPark)
 		b.Queue(advanceSQL, o.lane.lease.ID, r.cursor.version, move.last, move.newPass, mayBeCalled > 0, move.read == readNothing).Exec(ignoreTag)
 	}, func(b *pgx.Batch) { r.queueRead(b, read) })
-	if err == nil {
-		err = fault.Point(fault.RelayTurned) // as if the answer were lost
-	}
 	switch {
 	case guard.SQLState(err) == codeMoved:
 		r.cursorKnown = false // an earlier attempt, whose answer was lost, has done it

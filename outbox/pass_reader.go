@@ -10,8 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 const (
@@ -158,9 +156,6 @@ type passRead struct {
 
 // loadCursor reads the cursor, after a take-over or if it is unknown what has committed.
 func (r *passReader) loadCursor() error {
-	if err := fault.Point(fault.RelayLoading); err != nil {
-		return err
-	}
 	c := cursor{mayBeCalled: maxChunk}
 	var called, foreign bool
 	if err := r.lane.read(func(b *pgx.Batch) {

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // takePermitsSQL takes permits and a share of the calls that may be under way; see the function's
@@ -117,9 +116,6 @@ func (s *sender) serveRates(ctx context.Context) error {
 // a crash gives back what was taken in the last moment. A share that grows has to be flushed,
 // because others would get the same places after a crash.
 func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) error {
-	if err := fault.Point(fault.RelayPermits); err != nil {
-		return err
-	}
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	var grants []permitGrant
@@ -135,7 +131,7 @@ func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) error {
 		return fmt.Errorf("taking permits of sink %s: %w", s.name, err)
 	}
 	s.rates.granted(q, grants, asked)
-	return fault.Point(fault.RelayPermitted)
+	return nil
 }
 
 // permitRequest is what a relay asks of the database: a value for each limit.

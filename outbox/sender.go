@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
@@ -208,11 +207,7 @@ func (s *sender) renew(ctx context.Context) error {
 		held = append(held, o.lane.lease)
 	}
 	sent := time.Now()
-	err := fault.Point(fault.RelayRenewing)
-	var lost []*lease.Lease
-	if err == nil {
-		lost, err = lease.RenewAll(bounded, s.pool, held, s.cfg.LeaseTTL)
-	}
+	lost, err := lease.RenewAll(bounded, s.pool, held, s.cfg.LeaseTTL)
 	if err != nil {
 		s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
 		return fmt.Errorf("renewing the leases of sink %s: %w", s.name, err)

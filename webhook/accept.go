@@ -9,7 +9,6 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
-	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/parked"
@@ -92,9 +91,6 @@ const (
 // same again on another connection. Its claim waits for the old transaction, if that is still
 // running. Then it either finds the event, which means that it was committed, or accepts it.
 func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, error) {
-	if err := fault.Point(fault.WebhookVerified); err != nil {
-		return "", fmt.Errorf("%w: %w", ErrStore, err)
-	}
 	i.keepTrace(ctx, ep.cfg.Trace)
 	var stale error // the handler's reason to park the event
 	commitUnknown := false
@@ -176,21 +172,15 @@ func (a *acceptTx) execute(ctx context.Context) (Outcome, error) {
 	defer conn.Release()
 	sent := false
 	if err == nil && commit {
-		if err = fault.Point(fault.WebhookStoring); err == nil {
-			sent = true
-			err = tx.Commit(a.commitTimeout(ctx))
-		}
-		if err == nil && fault.Point(fault.WebhookStored) != nil {
-			a.commitUnknown = true
-			return "", fault.ErrInjected
-		}
+		sent = true
+		err = tx.Commit(a.commitTimeout(ctx))
 	}
 	if err == nil {
 		tx.Rollback(time.Second)
 		return outcome, nil
 	}
 	var failed *guard.Failure
-	if tx.Lost() || errors.Is(err, fault.ErrInjected) {
+	if tx.Lost() {
 		a.commitUnknown, a.connLost = sent, !sent
 	} else if errors.As(err, &failed) && (failed.Step == "" || failed.Step == "seal") && a.cfg.Mode == Inline {
 		a.handlerFailed = true // a queued statement, or a deferred constraint
@@ -217,10 +207,6 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 	}
 	found, err := a.claimEvent(ctx, tx)
 	if err != nil {
-		return "", false, err
-	}
-	if err := fault.Point(fault.WebhookClaimed); err != nil {
-		tx.Fail(stepClaim, err)
 		return "", false, err
 	}
 	switch {

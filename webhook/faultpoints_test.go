@@ -15,9 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -28,7 +26,7 @@ const (
 
 // child serves an endpoint until its standard input ends, and prints its address.
 func child(url, mode string) error {
-	pool, err := pgxpool.New(context.Background(), url)
+	pool, err := pgtest.StruckPool(context.Background(), url)
 	if err != nil {
 		return err
 	}
@@ -64,9 +62,9 @@ type process struct {
 	said  *strings.Builder
 }
 
-func (r *rig) process(bin, mode string, env ...string) *process {
+func (r *rig) process(mode string, env ...string) *process {
 	r.t.Helper()
-	p := &process{cmd: exec.Command(bin), said: &strings.Builder{}}
+	p := &process{cmd: exec.Command(os.Args[0]), said: &strings.Builder{}}
 	p.cmd.Env = append(append(os.Environ(), childDB+"="+r.pool.Config().ConnString(), childMode+"="+mode), env...)
 	p.cmd.Stderr = p.said
 	stdin, err := p.cmd.StdinPipe()
@@ -89,22 +87,26 @@ func (r *rig) process(bin, mode string, env ...string) *process {
 	return p
 }
 
+// points are the statements before and after which the endpoint fails: see pgtest.StruckPool.
+var points = []string{
+	`before onlyonce.receive_webhook`,  // nothing is asked of the database
+	`after onlyonce.receive_webhook`,   // the id is claimed, nothing is committed
+	`before onlyonce.seal`,             // all is done, COMMIT not sent
+	`after onlyonce.seal\(\); commit;`, // COMMIT answered, the sender not
+}
+
 // Every point times kill, error and hang, in both modes: the process dies at the point, its
-// statement fails, or it hangs until the sender gives up. There is no 200 without a committed row,
+// connection breaks, or it hangs until the sender gives up. There is no 200 without a committed row,
 // the sender sends again until there is one, and there is one effect.
 func TestFaultPoints(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "faults.test")
-	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go test -c: %v\n%s", err, out)
-	}
 	for _, mode := range []string{"inbox", "inline"} {
 		for _, action := range []string{"kill", "error", "hang"} {
-			for _, point := range fault.WebhookPoints {
+			for _, point := range points {
 				t.Run(mode+" "+point+"="+action, func(t *testing.T) {
 					t.Parallel()
 					r := newRig(t)
 					e := &endpoint{rig: r, sample: samples(t)["GitHub"], client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
-					p := r.process(bin, mode, "ONLYONCE_FAULT="+point+"="+action+"@2", "ONLYONCE_FAULT_HANG=2500ms")
+					p := r.process(mode, "ONLYONCE_FAULT="+point+"="+action+"@2", "ONLYONCE_FAULT_HANG=2500ms")
 					e.url = p.url
 					deliver := func(id string) {
 						t.Helper()
@@ -117,7 +119,7 @@ func TestFaultPoints(t *testing.T) {
 								if !strings.Contains(p.said.String(), "fault: ") {
 									t.Fatalf("%v; it said %s", err, p.said)
 								}
-								p = r.process(bin, mode)
+								p = r.process(mode)
 								e.url = p.url
 								continue
 							}
