@@ -155,11 +155,11 @@ storm-outbox: ## kill relays and Postgres under a stream of outbound calls, with
 
 HISTORIES ?= 1000
 
-histories: ## random histories of HTTP requests, judged by I12, and every failpoint under more load; HISTORIES, SEED
+histories: ## random histories of HTTP requests, judged by I12, and every fault point under more load; HISTORIES, SEED
 	$(DEVENV) -postgres -- $(GO) -C test/compat test -count=1 -timeout 60m -run '^TestHistories$$' ./http -args -histories $(HISTORIES) $(if $(SEED),-seed $(SEED),)
 	$(DEVENV) -postgres -- $(GO) test -count=1 -timeout 60m -run '^TestFaultPoints$$' ./idempotency -args -long
 
-faults: ## every row of the consumer's fault matrix and every failpoint, with several transactions of a partition at once too
+faults: ## every row of the consumer's fault matrix and every fault point, with several transactions of a partition at once too
 	$(DEVENV) -postgres -- $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m -run '^TestFaults|^TestFaultPointsSideBySide$$' ./consumer -args -long
 
 ROTATIONS ?= 500

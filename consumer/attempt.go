@@ -142,7 +142,6 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 		}
 		tx := guard.Begin(slot.conn.Conn())
 		tx.Report = e.c.logStray
-		e.c.setTimeouts(tx)
 		h := e.fillTransaction(work, tx, a, first)
 		if h.hung {
 			slot.abandon(tx)
@@ -198,6 +197,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 	before, cancel := e.c.bounded(work) // up to the handler
 	defer cancel()
 	if hook := e.c.cfg.OnBegin; hook != nil {
+		e.c.setTimeouts(tx)
 		if err := tx.Hook(func(h *guard.Handle) error { return recoverPanic(func() error { return hook(before, h) }) }); err != nil {
 			return h
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // isolation sets a level in OnBegin.
@@ -113,6 +115,66 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 	}
 	if ended.Load() != true {
 		t.Error("the transaction of a silent OnBegin went on")
+	}
+}
+
+// T7: without OnBegin the fence sets the bounds, in each kind of transaction, before it waits for a
+// lock.
+func TestT7FenceSetsTheBounds(t *testing.T) {
+	for name, cfg := range map[string]consumer.Config{"batch": testConfig(), "slots": testConfig(), "parked": orderConfig()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			values := r.numbered(0, 5)
+			if cfg.Timeouts.Lock, cfg.Timeouts.Statement, cfg.Timeouts.Idle = 50*time.Millisecond, 7*time.Second, 9*time.Second; name == "slots" {
+				cfg.Concurrency = 3
+			}
+			var wrong atomic.Value
+			var failed atomic.Bool
+			handler := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				var got string
+				err := tx.QueryRow(ctx, `select concat_ws(' ', current_setting('lock_timeout'), current_setting('statement_timeout'),
+					current_setting('idle_in_transaction_session_timeout'))`).Scan(&got)
+				if got != "50ms 7s 9s" {
+					wrong.Store(got)
+				}
+				if name == "parked" && m.Offset == 2 && failed.CompareAndSwap(false, true) {
+					return errBoom
+				}
+				return errors.Join(err, effect(ctx, tx, m))
+			}
+			stop := r.start(handler, cfg)
+			r.reaches(0, 5)
+			until(t, "the message that was parked is applied", func() bool { return r.count(`select count(*) from effects`) == 5 })
+			if w := wrong.Load(); w != nil {
+				t.Errorf("in the handler: %s", w)
+			}
+			if name == "parked" {
+				return // its partition's fence is that of a batch
+			}
+			first, err := r.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := first.Exec(t.Context(), `select from onlyonce.leases for update`); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := first.Exec(t.Context(), `select from onlyonce.lease_slots for update`); err != nil {
+				t.Fatal(err)
+			}
+			r.log.Append(0, "late", id("late"))
+			until(t, "the fence to give up waiting", func() bool {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				return slices.ContainsFunc(r.tries, func(e consumer.Retry) bool { return guard.SQLState(e.Err) == "55P03" })
+			})
+			if err := first.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the message is applied", func() bool { return r.count(`select count(*) from effects`) == 6 })
+			stop()
+			r.once(append(values, "late")...)
+		})
 	}
 }
 

@@ -386,7 +386,26 @@ var handlerRows = []row{
 			tx.Queue(`insert into child values (1, 999)`)
 			return nil
 		})
+		f.parkedWith("23503")
 	}},
+	{"handler", "error in a queued statement: of a deferred trigger that does not end", func(f *faults) {
+		f.setUp = `create table child (id int);
+			create function endless() returns trigger language plpgsql as 'begin perform pg_sleep(3600); return null; end';
+			create constraint trigger endless after insert on child deferrable initially deferred for each row execute function endless()`
+		f.misbehaves(exhausted, func(_ context.Context, tx consumer.Tx, _ *consumer.Message) error {
+			tx.Queue(`insert into child values (1)`)
+			return nil
+		}, func(f *faults) { f.cfg.Timeouts.Statement = 200 * time.Millisecond })
+		f.parkedWith("57014")
+	}},
+}
+
+// parkedWith expects the SQLSTATE of the server in the row of the one message that fails.
+func (f *faults) parkedWith(state string) {
+	f.t.Helper()
+	if n := f.count(`select count(*) from onlyonce.parked where body = convert_to($1, 'UTF8') and error like '%' || $2 || '%'`, scenario.Plain, state); n != 1 {
+		f.t.Errorf("%d rows carry %s", n, state)
+	}
 }
 
 // exhausted is why a message is parked that fails each time.

@@ -67,10 +67,14 @@ type Tx interface {
 	Savepoint(ctx context.Context, fn func() error) error
 }
 
-// setTimeouts queues the transaction's timeouts right after BEGIN, in the same round trip. They
-// then also hold for OnBegin, and end a session whose client goes silent there (T7). The fence sets
-// them again, in case OnBegin has changed them. It uses SET, which takes no snapshot, so that
-// OnBegin can still choose the isolation level; set_config would take one.
+// setTimeouts queues the transaction's timeouts right after BEGIN, so that they hold for OnBegin,
+// and end a session whose client goes silent there (T7). The fence sets them again, in case OnBegin
+// has changed them. It uses SET, which takes no snapshot, so that OnBegin can still choose the
+// isolation level; set_config would take one.
+//
+// Without OnBegin the fence alone sets them. It comes in one pipeline with BEGIN, so the session is
+// never idle in between, and each fence sets them before it waits for a row's lock. The fence
+// itself has no statement_timeout then, and ends by the client's bound.
 func (c *Consumer) setTimeouts(tx *guard.Tx) {
 	for _, t := range []struct {
 		name  string

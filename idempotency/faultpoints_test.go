@@ -157,9 +157,9 @@ func (p pointCase) String() string {
 	return fmt.Sprintf("%s %s %s@%d", strings.TrimPrefix(p.path, "/"), p.point, p.action, p.at)
 }
 
-// points are the layer's failpoint, and the statements before and after which it fails: see
-// pgtest.StruckPool. They stand in the order in which a request meets them, with the modes that have
-// them.
+// points are the layer's failpoint, and the statements before and after which it fails (see
+// pgtest.StruckPool), in the order in which a request meets them. Each has the modes that it is met
+// in.
 var points = []struct {
 	point string
 	paths []string

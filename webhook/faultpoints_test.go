@@ -96,8 +96,8 @@ var points = []string{
 }
 
 // Every point times kill, error and hang, in both modes: the process dies at the point, its
-// connection breaks, or it hangs until the sender gives up. There is no 200 without a committed row,
-// the sender sends again until there is one, and there is one effect.
+// connection breaks, or it hangs until the sender gives up. There is no 200 without a committed
+// row, the sender sends again until there is one, and there is one effect.
 func TestFaultPoints(t *testing.T) {
 	for _, mode := range []string{"inbox", "inline"} {
 		for _, action := range []string{"kill", "error", "hang"} {

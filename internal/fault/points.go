@@ -1,6 +1,6 @@
-// Package fault names the points at which tests kill, fail or stop a process, for where no statement
-// to Postgres stands beside: before and after a statement the tests strike on the connection, without
-// a line in the product (test/devenv/pgtest, StruckPool). In a production build a point is an empty
+// Package fault names the points at which tests kill, fail or stop a process where no statement to
+// Postgres is near. Before and after a statement, tests strike on the connection, without a line in
+// the product: see StruckPool in test/devenv/pgtest. In a production build a point is an empty
 // function that the compiler removes; the tag onlyonce_fault makes it ask the environment:
 //
 //	ONLYONCE_FAULT="consumer/handled=kill@3,consumer/noted=error"

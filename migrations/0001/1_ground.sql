@@ -96,9 +96,14 @@ comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval) is
 
 -- ---------------------------------------------------------------- seal
 
--- seal is the last statement before COMMIT. It checks deferred constraints, so that their errors
--- belong to the work that caused them. It raises OO002 unless the fence was taken in this same
--- transaction: for example, a handler's ROLLBACK and BEGIN in between would have undone the fence.
+-- seal is the last statement before COMMIT. It checks deferred constraints, although COMMIT would
+-- raise the same errors in the same round trip, for two reasons. statement_timeout bounds a
+-- deferred trigger here, and not in COMMIT: there, a trigger that does not end keeps its locks even
+-- if the client is gone. And an error here belongs to the work that caused it, while COMMIT may
+-- also fail for reasons of the server's, for example because the queue of NOTIFY is full.
+--
+-- It raises OO002 unless the fence was taken in this same transaction: for example, a handler's
+-- ROLLBACK and BEGIN in between would have undone the fence.
 create function onlyonce.seal() returns void
 language plpgsql as $$
 declare
