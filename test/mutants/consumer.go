@@ -37,7 +37,7 @@ var consumerRules = []mutant{
 	{rule: "F1 pruning behind a failover", in: "consumer", decl: "pruneSQL",
 		old: "and exists (select from onlyonce.progress where", new: "and true or exists (select from onlyonce.progress where false and",
 		test: "TestF1PruningKeepsTheNewestRow"},
-	{rule: "T7 timeouts come with the fence only", in: "consumer", decl: "(*engine).transact",
+	{rule: "T7 timeouts come with the fence only", in: "consumer", decl: "(*engine).fillTransaction",
 		old: "e.c.setTimeouts(tx)", new: "", test: "TestT7TimeoutsHoldFromBegin"},
 	{rule: "T5 COMMIT ends with its caller", in: "consumer", decl: "(*engine).transact",
 		old:  "_ = e.c.commit(tx)",
