@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/histories"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
@@ -111,7 +112,7 @@ func (x *play) course(ctx context.Context) error {
 		}
 		x.mu.Lock()
 		x.struck[i] = true
-		x.say(nil, "fault", "each message comes again, %s  <<< %s", where, e.what)
+		x.say(nil, histories.Fault, "each message comes again, %s  <<< %s", where, e.what)
 		x.mu.Unlock()
 		x.logs.add(again...)
 		if err := x.finish(ctx); err != nil {
@@ -122,7 +123,7 @@ func (x *play) course(ctx context.Context) error {
 	z := x.zombie
 	x.zombie = nil
 	if z != nil {
-		x.say(z, "fault", "goes on  <<< wakes up")
+		x.say(z, histories.Fault, "goes on  <<< wakes up")
 	}
 	x.mu.Unlock()
 	if z != nil {
@@ -210,9 +211,7 @@ func (x *play) endBlocking(ctx context.Context, z *Process) error {
 	if err := x.db.Pool.QueryRow(ctx, endBlockingSQL, z.application()).Scan(&n); err != nil || n == 0 {
 		return err
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.say(z, "", "its session was idle in a transaction, and is ended")
+	x.say(z, histories.Plain, "its session was idle in a transaction, and is ended")
 	return nil
 }
 
@@ -238,7 +237,7 @@ func (x *play) resetOffsets() {
 	for i, e := range x.h.events {
 		if e.what == reset && !x.struck[i] {
 			x.struck[i] = true
-			x.say(nil, "fault", "the group's offsets are gone  <<< reset")
+			x.say(nil, histories.Fault, "the group's offsets are gone  <<< reset")
 			x.logs.clearCommitted()
 		}
 	}
@@ -268,7 +267,7 @@ func (x *play) startProcess() error {
 	}
 	x.mu.Lock()
 	x.live = p
-	x.say(p, "", "starts")
+	x.say(p, histories.Plain, "starts")
 	x.mu.Unlock()
 	if err := p.start(x.c); err != nil {
 		if p.dead.Load() { // it died while it started

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/onlyonce/onlyonce/internal/histories"
 )
 
 // standby is a server that gets no commits after a certain one, and takes over from the primary.
@@ -38,11 +40,11 @@ func (x *play) keep(p *Process, what, sql string) {
 		if err == nil {
 			err = errNoStandby
 		}
-		x.say(p, "", "no failover: %v", err)
+		x.say(p, histories.Plain, "no failover: %v", err)
 		x.unstrike(what)
 		return
 	}
-	x.say(p, "fault", "%.90s  <<< the standby does not get this", sql)
+	x.say(p, histories.Fault, "%.90s  <<< the standby does not get this", sql)
 	x.standby.event = what
 }
 
@@ -60,7 +62,7 @@ func (x *play) unstrike(what string) {
 // down takes the server away. The caller has mu.
 func (x *play) down() {
 	x.standby.gone = make(chan struct{})
-	x.say(nil, "fault", "the server dies, and its standby takes over  <<< %s", x.standby.event)
+	x.say(nil, histories.Fault, "the server dies, and its standby takes over  <<< %s", x.standby.event)
 }
 
 // awaitServer waits while no server is up.
@@ -87,7 +89,7 @@ func (x *play) promote() {
 	if err != nil {
 		s.failed = machineError{fmt.Errorf("a failover: %w", err)}
 	} else if !promoted {
-		x.say(nil, "", "no failover: a table was changed since")
+		x.say(nil, histories.Plain, "no failover: a table was changed since")
 		x.unstrike(s.event)
 	}
 	close(s.gone)

@@ -3,7 +3,6 @@ package onlyoncetest
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/histories"
 	"github.com/onlyonce/onlyonce/internal/wire"
 	"github.com/onlyonce/onlyonce/internal/workerdb"
 )
@@ -25,6 +25,8 @@ type play struct {
 	h    history
 	logs *logs
 	sent []Message
+
+	timeline *histories.Timeline
 
 	notes  *journal
 	number int // of the play, in notes
@@ -51,9 +53,7 @@ type play struct {
 	served    bool // all requests have their answers
 	standby   standby
 	wrong     *Verdict
-	began     time.Time
 	awaited   string // the part that has to begin before all work can be done; empty for none
-	timeline  []line
 }
 
 // write is a statement that the user's code has sent past the engine.
@@ -62,20 +62,13 @@ type write struct {
 	caller string
 }
 
-// line is one line of a timeline.
-type line struct {
-	text  string
-	fault bool
-	minor bool
-}
-
 // perPlay bounds one history. It is a variable for tests of handlers that hang.
 var perPlay = time.Minute
 
 // newPlay prepares one.
 func newPlay(ctx context.Context, db *workerdb.DB, c *Case, h history) *play {
 	return &play{ctx: ctx, db: db, c: c, h: h, logs: newLogs(c.sent), wakeup: make(chan struct{}), counts: map[string]int{},
-		struck: make([]bool, len(h.events)), calling: map[string]time.Time{}, refused: map[place]bool{}, began: time.Now()}
+		struck: make([]bool, len(h.events)), calling: map[string]time.Time{}, refused: map[place]bool{}, timeline: histories.NewTimeline()}
 }
 
 // changed wakes the loop.
@@ -86,13 +79,17 @@ func (x *play) changed() {
 	x.wakeup = make(chan struct{})
 }
 
-// say adds a line to the timeline. The caller has mu.
-func (x *play) say(p *Process, kind string, format string, args ...any) {
-	who := ""
-	if p != nil {
-		who = fmt.Sprintf("process %d: ", p.number)
+// say adds a line to the timeline.
+func (x *play) say(p *Process, m histories.Mark, format string, args ...any) {
+	x.timeline.Say(m, "%s%s", p.who(), fmt.Sprintf(format, args...))
+}
+
+// who begins a line about a process. It is empty for none.
+func (p *Process) who() string {
+	if p == nil {
+		return ""
 	}
-	x.timeline = append(x.timeline, line{text: fmt.Sprintf("%6.0f ms  %s%s", float64(time.Since(x.began).Microseconds())/1000, who, fmt.Sprintf(format, args...)), fault: kind == "fault", minor: kind == "minor"})
+	return fmt.Sprintf("process %d: ", p.number)
 }
 
 // strikes counts a point, and returns the fault that happens there. The caller has mu.
@@ -137,28 +134,28 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 	}
 	if what == "" {
 		if m.Kind != wire.Sync {
-			x.say(p, "minor", "%.90s", sql)
+			x.say(p, histories.Minor, "%.90s", sql)
 		}
 		return wire.Pass
 	}
 	switch what {
 	case before:
-		x.say(p, "fault", "%.90s  <<< dies before it", sql)
+		x.say(p, histories.Fault, "%.90s  <<< dies before it", sql)
 		p.dead.Store(true)
 		go p.bury()
 		return wire.Unsent
 	case after:
-		x.say(p, "fault", "%.90s  <<< dies after it, before the answer", sql)
+		x.say(p, histories.Fault, "%.90s  <<< dies after it, before the answer", sql)
 		p.dead.Store(true)
 		return wire.Unheard
 	case cut:
-		x.say(p, "fault", "%.90s  <<< the connection breaks before it", sql)
+		x.say(p, histories.Fault, "%.90s  <<< the connection breaks before it", sql)
 		return wire.Unsent
 	case lost:
-		x.say(p, "fault", "%.90s  <<< carried out, and the connection breaks", sql)
+		x.say(p, histories.Fault, "%.90s  <<< carried out, and the connection breaks", sql)
 		return wire.Unheard
 	case zombie:
-		x.say(p, "fault", "%.90s  <<< stops before it", sql)
+		x.say(p, histories.Fault, "%.90s  <<< stops before it", sql)
 		x.zombie = p
 		go x.changed()
 		return wire.Stalled
@@ -166,18 +163,9 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 		x.keep(p, what, sql)
 		return wire.Pass
 	default:
-		x.say(p, "fault", "%.90s  <<< a rebalance", sql)
+		x.say(p, histories.Fault, "%.90s  <<< a rebalance", sql)
 		go p.rebalance()
 		return wire.Pass
-	}
-}
-
-// answered is called at each answer of Postgres.
-func (x *play) answered(p *Process, a wire.Answer) {
-	if strings.HasPrefix(a.Text, "ERROR") || a.Text == "COMMIT" || a.Text == "ROLLBACK" {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		x.say(p, "", "%.160s", a.Text)
 	}
 }
 
@@ -212,7 +200,7 @@ func (x *play) request(p *Process, r request, over bool) error {
 			}
 		}
 	}
-	x.say(p, map[bool]string{true: "fault", false: ""}[what != ""], "request %.100s %s", r.text, map[string]string{before: " <<< dies before it", after: " <<< dies after its answer"}[what])
+	x.say(p, map[bool]histories.Mark{true: histories.Fault}[what != ""], "request %.100s %s", r.text, map[string]string{before: " <<< dies before it", after: " <<< dies after its answer"}[what])
 	if what == "" {
 		return nil
 	}
@@ -226,7 +214,7 @@ func (x *play) handled(ctx context.Context, _ consumer.Tx, msgs []*consumer.Mess
 	x.mu.Lock()
 	name := placeOf(msgs[0]).String()
 	what := x.strikes(handlePoint, "", false, fail40001, fail40P01)
-	x.say(nil, "", "the handler runs for %s", name)
+	x.say(nil, histories.Plain, "the handler runs for %s", name)
 	x.calling[name] = time.Now()
 	x.mu.Unlock()
 	x.notes.write(note{Play: x.number, What: noteCalls, Name: "the handler for " + name})
@@ -242,9 +230,9 @@ func (x *play) handled(ctx context.Context, _ consumer.Tx, msgs []*consumer.Mess
 				x.refused[placeOf(m)] = true
 			}
 		}
-		x.say(nil, "", "the handler fails: %.160v", err)
+		x.say(nil, histories.Plain, "the handler fails: %.160v", err)
 	case what != "":
-		x.say(nil, "fault", "the handler has returned  <<< its transaction fails with %s", what)
+		x.say(nil, histories.Fault, "the handler has returned  <<< its transaction fails with %s", what)
 		err = &pgconn.PgError{Severity: "ERROR", Code: what, Message: "forged by onlyoncetest"}
 	default:
 		for _, m := range msgs {
@@ -264,26 +252,4 @@ func (p *Process) rebalance() {
 			part.Rebalance()
 		}
 	}
-}
-
-// logger writes what a process logs into the timeline.
-func (x *play) logger(p *Process) *slog.Logger {
-	return slog.New(slog.NewTextHandler(logged{x, p}, &slog.HandlerOptions{Level: slog.LevelError, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
-			return slog.Attr{}
-		}
-		return a
-	}}))
-}
-
-type logged struct {
-	x *play
-	p *Process
-}
-
-func (l logged) Write(b []byte) (int, error) {
-	l.x.mu.Lock()
-	defer l.x.mu.Unlock()
-	l.x.say(l.p, "", "logs %.200s", strings.TrimSpace(string(b)))
-	return len(b), nil
 }

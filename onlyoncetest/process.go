@@ -71,7 +71,9 @@ func (p *Process) Source() consumer.Source {
 }
 
 // Logger returns a logger that writes errors into the timeline, for parts that log.
-func (p *Process) Logger() *slog.Logger { return p.run.logger(p) }
+func (p *Process) Logger() *slog.Logger {
+	return p.run.timeline.Logger(p.who()+"logs ", slog.LevelError)
+}
 
 // Tune returns a configuration with shorter times, so that a history takes milliseconds. It sets
 // Linger, RetryMin, RetryMax and Logger, and raises MaxAttempts to at least 20, because the faults
@@ -107,7 +109,7 @@ func (x *play) newProcess() (*Process, error) {
 	x.processes = append(x.processes, p)
 	p.number = len(x.processes)
 	x.mu.Unlock()
-	p.wire = &wire.Wire{At: func(m wire.Message) wire.Action { return x.at(p, m) }, Answered: func(a wire.Answer) { x.answered(p, a) }}
+	p.wire = &wire.Wire{At: func(m wire.Message) wire.Action { return x.at(p, m) }, Answered: func(a wire.Answer) { x.timeline.Answered(p.who(), a) }}
 	cfg, err := pgxpool.ParseConfig(x.db.Address())
 	if err != nil {
 		return nil, err

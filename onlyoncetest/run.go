@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/histories"
 	"github.com/onlyonce/onlyonce/internal/pgserver"
 	"github.com/onlyonce/onlyonce/internal/workerdb"
 )
@@ -327,49 +328,41 @@ func (r *runner) many(ctx context.Context, list []history) (found *failing, err 
 		next = len(list)
 		random = rand.New(rand.NewPCG(r.c.seed, 1)) //nolint:gosec // reproducible by intent
 	}
-	draw := func() (h history, kind string, ok bool) {
+	type drawn struct {
+		h    history
+		kind string
+	}
+	draw := func() (d drawn, ok bool) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		used := limit > 0 && r.c.draws == 0 && time.Since(from) > limit
 		switch {
-		case found != nil || err != nil || used:
-			return h, "", false
+		case found != nil || used:
+			return d, false
 		case next < len(list):
-			h = list[next]
+			d = drawn{list[next], kindOf(list[next])}
 			next++
-			return h, kindOf(h), true
+			return d, true
 		case r.c.draws > 0 && pairs < r.c.draws && len(list) > 1:
 			pairs++
 		case r.c.draws > 0 || limit == 0 || len(list) < 2:
-			return h, "", false
+			return d, false
 		}
-		return pair(list, random), "pairs", true
+		return drawn{pair(list, random), "pairs"}, true
 	}
-	var wg sync.WaitGroup
-	for range workers() {
-		wg.Go(func() {
-			for {
-				h, kind, ok := draw()
-				if !ok {
-					return
-				}
-				v, struck, failed := r.judged(ctx, r.c, h)
-				r.mu.Lock()
-				r.rep.Played[kind]++
-				if !struck {
-					r.rep.Unstruck++
-				}
-				if failed != nil && found == nil && err == nil {
-					err = failed
-				}
-				if v != nil && found == nil {
-					found = &failing{h, v}
-				}
-				r.mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
+	err = histories.Each(workers(), draw, func(_ int, d drawn) error {
+		v, struck, err := r.judged(ctx, r.c, d.h)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.rep.Played[d.kind]++
+		if !struck {
+			r.rep.Unstruck++
+		}
+		if v != nil && found == nil {
+			found = &failing{d.h, v}
+		}
+		return err
+	})
 	r.rep.Left = len(list) - next
 	if found != nil {
 		r.rep.Left = 0

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/histories"
 )
 
 // Request is an HTTP request of a case. A client sends it until it gets an answer other than 5xx,
@@ -155,9 +157,7 @@ func (x *play) ask(ctx context.Context, r Request) (status int, body string, err
 			stop()
 			cancel()
 			if ok && !p.dead.Load() {
-				x.mu.Lock()
-				x.say(p, "", "answers %s with %d %.100s", r, rec.Code, strings.TrimSpace(rec.Body.String()))
-				x.mu.Unlock()
+				x.say(p, histories.Plain, "answers %s with %d %.100s", r, rec.Code, strings.TrimSpace(rec.Body.String()))
 				switch rec.Code {
 				case http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests:
 				default:

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/histories"
 )
 
 // Kind is what a verdict is about.
@@ -245,19 +247,18 @@ func notDeterministic(found []Difference, a, b *state) *Verdict {
 
 // lines returns the timeline in at most ten lines: the faults, and what is next to them.
 func (x *play) lines() (short []string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	const most = 10
-	weight := make([]int, len(x.timeline))
-	for i, l := range x.timeline {
-		switch {
-		case l.fault:
+	all := x.timeline.Lines()
+	weight := make([]int, len(all))
+	for i, l := range all {
+		switch l.Mark {
+		case histories.Fault:
 			weight[i] = 100
-		case !l.minor:
+		case histories.Plain:
 			weight[i] = 10
 		}
 		for d := -2; d <= 2; d++ {
-			if j := i + d; j >= 0 && j < len(x.timeline) && x.timeline[j].fault {
+			if j := i + d; j >= 0 && j < len(all) && all[j].Mark == histories.Fault {
 				weight[i] += 5 - max(d, -d)
 			}
 		}
@@ -270,7 +271,7 @@ func (x *play) lines() (short []string) {
 	order = order[:min(most, len(order))]
 	slices.Sort(order)
 	for _, i := range order {
-		short = append(short, x.timeline[i].text)
+		short = append(short, all[i].Text)
 	}
 	return short
 }

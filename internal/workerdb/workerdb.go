@@ -201,7 +201,8 @@ func SchemaHash() (string, error) {
 
 // DB is one worker's database, for one run at a time.
 type DB struct {
-	// Pool is for the worker itself; the code under test has pools of its own.
+	// Pool is for the worker itself, and for processes whose sessions may stay from one run to the
+	// next; what is under test has pools of its own.
 	Pool *pgxpool.Pool
 
 	server *Server
@@ -259,7 +260,7 @@ func (d *DB) make(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg.MaxConns = 4
+	cfg.MaxConns = 16 // sessions are opened only as they are needed
 	cfg.ConnConfig.RuntimeParams["application_name"] = workerName
 	if d.Pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return err

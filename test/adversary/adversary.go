@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"iter"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/histories"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/test/results"
 )
@@ -39,13 +41,12 @@ func adversary(ctx context.Context, given string, o *options) (n counts, breache
 	began := time.Now()
 	pace.Prune, pace.Start, pace.Sweep, pace.PruneIdle = 1, o.bound, time.Millisecond, 2*time.Millisecond
 	defer removeProgram()
-	dbs := make(chan *database, o.workers)
-	for i := range o.workers {
-		d := newDatabase(given, i)
-		defer func() { err = errors.Join(err, d.close(context.WithoutCancel(ctx))) }()
-		dbs <- d
+	workers := make([]*worker, o.workers)
+	for i := range workers {
+		workers[i] = &worker{given: given}
+		defer func() { err = errors.Join(err, workers[i].close(context.WithoutCancel(ctx))) }()
 	}
-	all, err := enumerate(ctx, dbs, o, &n)
+	all, err := enumerate(ctx, workers, o, &n)
 	if err != nil {
 		return n, false, err
 	}
@@ -66,7 +67,7 @@ func adversary(ctx context.Context, given string, o *options) (n counts, breache
 	}
 	n.drawn = len(picked)
 	_, _ = fmt.Fprintf(o.out, "adversary: %d scenes, %d points, %d histories, %d of them played, seed %s, %d at once\n", n.scenes, n.points, len(all), len(picked), o.seed, o.workers)
-	if err := playAll(ctx, dbs, o, picked, &n); err != nil {
+	if err := playAll(ctx, workers, o, picked, &n); err != nil {
 		return n, false, err
 	}
 	// A message that depends on time may fail to come, for example the pool's ping of a connection
@@ -110,105 +111,93 @@ func draw(seed string) *rand.Rand {
 const recordings = 3
 
 // enumerate plays the scenes without faults, and returns all histories.
-func enumerate(ctx context.Context, dbs chan *database, o *options, n *counts) (all []history, err error) {
+func enumerate(ctx context.Context, workers []*worker, o *options, n *counts) ([]history, error) {
 	scenes := slices.DeleteFunc(allScenes(), func(s scene) bool { return !touches(o.only, s.name) })
 	if slices.ContainsFunc(scenes, func(s scene) bool { return s.command }) {
 		if _, err := program(); err != nil { // before anything is bounded: it may take a minute
 			return nil, err
 		}
 	}
-	found := make([][]history, len(scenes))
+	found := map[string][]history{}
 	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for i, s := range scenes {
-		wg.Go(func() {
-			db := <-dbs
-			defer func() { dbs <- db }()
-			points, unsteady, failed := steady(ctx, db, o, s)
-			mu.Lock()
-			defer mu.Unlock()
-			var wrong *breach
-			if errors.As(failed, &wrong) && ctx.Err() == nil {
-				n.breaches++
-				_, _ = fmt.Fprintf(o.out, "\nBREACH %v\n", failed)
-				return
-			}
-			if failed != nil {
-				if err == nil {
-					err = failed
-				}
-				return
-			}
-			n.scenes++
-			n.points += len(points)
-			n.unsteady += unsteady
-			played := map[string]bool{}
-			for _, p := range points {
-				played[p.String()] = true
-			}
-			for _, p := range points {
-				for _, f := range faults {
-					if !f.meets(p.kind) {
-						continue
-					}
-					if played[p.equal[f.name]] {
-						n.spared++
-						continue
-					}
-					found[i] = append(found[i], history{s, p, f})
+	next, stop := iter.Pull(slices.Values(scenes))
+	defer stop()
+	err := histories.Each(len(workers), next, func(worker int, s scene) error {
+		points, unsteady, err := steady(ctx, workers[worker], o, s)
+		mu.Lock()
+		defer mu.Unlock()
+		var wrong *breach
+		if errors.As(err, &wrong) && ctx.Err() == nil {
+			n.breaches++
+			_, _ = fmt.Fprintf(o.out, "\nBREACH %v\n", err)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		n.scenes++
+		n.points += len(points)
+		n.unsteady += unsteady
+		played := map[string]bool{}
+		for _, p := range points {
+			played[p.String()] = true
+		}
+		for _, p := range points {
+			for _, f := range faults {
+				switch {
+				case !f.meets(p.kind):
+				case played[p.equal[f.name]]:
+					n.spared++
+				default:
+					found[s.name] = append(found[s.name], history{s, p, f})
 				}
 			}
-		})
+		}
+		return nil
+	})
+	var all []history
+	for _, s := range scenes { // in their order, whichever was played first: the seed draws from it
+		all = append(all, found[s.name]...)
 	}
-	wg.Wait()
-	return slices.Concat(found...), err
+	return all, err
 }
 
-// steady returns the messages that every clean run of a scene sends, and how many messages only
-// some runs send.
-func steady(ctx context.Context, db *database, o *options, s scene) (points []point, unsteady int, err error) {
+// steady returns the messages that every clean run of a scene sends, in their first order, and how
+// many messages only some runs send.
+func steady(ctx context.Context, w *worker, o *options, s scene) (points []point, unsteady int, err error) {
 	times := map[string]int{}
-	first := map[string]point{}
+	first := map[string]*point{}
+	var order []*point
 	for range recordings {
-		if ctx.Err() != nil {
-			return nil, 0, ctx.Err()
-		}
-		sent, err := record(ctx, db, o, s)
+		sent, err := w.record(ctx, o, s)
 		if err != nil {
 			return nil, 0, err
 		}
 		for _, p := range sent {
-			times[p.String()]++
-			was, there := first[p.String()]
-			if there { // spared in every run
-				p.equal = sparedTwice(p.equal, was.equal)
-				was.equal = p.equal
+			name := p.String()
+			times[name]++
+			if was := first[name]; was != nil {
+				was.equal = sparedTwice(was.equal, p.equal) // in every run
+				was.phase = max(was.phase, p.phase)         // a history waits that long for it
+				continue
 			}
-			if !there || p.phase > was.phase {
-				was = p // the latest phase: a history waits that long for it
-			}
-			first[p.String()] = was
-			if times[p.String()] == 1 {
-				points = append(points, p)
-			}
+			first[name] = &p
+			order = append(order, &p)
 		}
-	}
-	for i, p := range points {
-		points[i] = first[p.String()]
 	}
 	met := map[string]bool{}
-	points = slices.DeleteFunc(points, func(p point) bool { // what is sent now and then for as long as nothing happens, once is enough
-		again := p.phase == idle && met[p.label]
+	for _, p := range order {
+		if p.phase == idle && met[p.label] {
+			continue // what is sent now and then for as long as nothing happens, once is enough
+		}
 		met[p.label] = met[p.label] || p.phase == idle
-		return again
-	})
-	some := func(p point) bool { return times[p.String()] < recordings }
-	for _, p := range points {
-		if some(p) {
+		if times[p.String()] < recordings {
 			unsteady++
+		} else {
+			points = append(points, *p)
 		}
 	}
-	return slices.DeleteFunc(points, some), unsteady, nil
+	return points, unsteady, nil
 }
 
 // tries is how often a history is played if its fault does not strike: a message that a process
@@ -216,79 +205,44 @@ func steady(ctx context.Context, db *database, o *options, s scene) (points []po
 const tries = 3
 
 // playAll plays histories, several at once.
-func playAll(ctx context.Context, dbs chan *database, o *options, picked []history, n *counts) (err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+func playAll(ctx context.Context, workers []*worker, o *options, picked []history, n *counts) error {
 	var mu sync.Mutex
-	var wg sync.WaitGroup
 	last := time.Now()
-	for _, h := range picked {
-		db := <-dbs
-		mu.Lock()
-		failed := err
-		mu.Unlock()
-		if failed != nil || ctx.Err() != nil {
-			dbs <- db
-			break
+	next, stop := iter.Pull(slices.Values(picked))
+	defer stop()
+	return histories.Each(len(workers), next, func(worker int, h history) error {
+		var out outcome
+		for try := 0; try < tries && !out.struck && out.breach == nil; try++ {
+			var err error
+			if out, err = workers[worker].play(ctx, o, h); err != nil {
+				return err
+			}
 		}
-		wg.Go(func() {
-			defer func() { dbs <- db }()
-			out, failed := outcome{}, error(nil)
-			for range tries {
-				if out, failed = play(ctx, db, o, h); failed != nil || out.struck || out.breach != nil {
-					break
-				}
+		mu.Lock()
+		defer mu.Unlock()
+		n.histories++
+		switch {
+		case out.struck:
+			n.struck++
+		case out.breach == nil:
+			n.unstruck = append(n.unstruck, h.String())
+		}
+		if h.fault.name == "late" && out.struck {
+			n.late++
+			if out.dead {
+				n.dead++
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			if failed != nil {
-				if err == nil {
-					err = failed
-					cancel()
-				}
-				return
-			}
-			n.histories++
-			if out.struck {
-				n.struck++
-			} else if out.breach == nil {
-				n.unstruck = append(n.unstruck, h.String())
-			}
-			if h.fault.name == "late" && out.struck {
-				n.late++
-				if out.dead {
-					n.dead++
-				}
-			}
-			if out.breach != nil {
-				n.breaches++
-				report(o, h, out)
-			}
-			if o.verbose && out.breach == nil {
-				_, _ = fmt.Fprintf(o.out, "\n%s (%.1f s)\n%s\n", h, out.took.Seconds(), joined(out.lines))
-			}
-			if time.Since(last) > 30*time.Second {
-				last = time.Now()
-				_, _ = fmt.Fprintf(o.out, "%d of %d histories\n", n.histories, n.drawn)
-			}
-		})
-	}
-	wg.Wait()
-	if err == nil {
-		err = context.Cause(ctx)
-	}
-	return err
-}
-
-// report prints a breach.
-func report(o *options, h history, out outcome) {
-	_, _ = fmt.Fprintf(o.out, "\nBREACH %s (%.1f s)\n", h, out.took.Seconds())
-	for _, w := range out.breach.what {
-		_, _ = fmt.Fprintf(o.out, "  %s\n", w)
-	}
-	_, _ = fmt.Fprintf(o.out, "%s\n  again: %s'%s'\n", joined(out.lines), o.command, h)
-}
-
-func joined(lines []string) string {
-	return "    " + strings.Join(lines, "\n    ")
+		}
+		if out.breach != nil {
+			n.breaches++
+			_, _ = fmt.Fprintf(o.out, "\nBREACH %s (%.1f s)\n  %s%s\n  again: %s'%s'\n", h, out.took.Seconds(), strings.Join(out.breach.what, "\n  "), out.lines, o.command, h)
+		} else if o.verbose {
+			_, _ = fmt.Fprintf(o.out, "\n%s (%.1f s)%s\n", h, out.took.Seconds(), out.lines)
+		}
+		if time.Since(last) > 30*time.Second {
+			last = time.Now()
+			_, _ = fmt.Fprintf(o.out, "%d of %d histories\n", n.histories, n.drawn)
+		}
+		return nil
+	})
 }

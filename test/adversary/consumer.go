@@ -63,7 +63,7 @@ type consuming struct {
 func (x *consuming) setUp(r *rig) error {
 	var log scenario.Log
 	if x.key == "events" {
-		if _, err := eventsource.MakeStream(r.ctx, r.db.pool, topic, 1); err != nil {
+		if _, err := eventsource.MakeStream(r.ctx, r.db.Pool, topic, 1); err != nil {
 			return err
 		}
 		log = &stream{r: r}
@@ -189,7 +189,7 @@ select coalesce((select next_offset from onlyonce.positions where scope = $1 and
 func (x *consuming) done(r *rig) (bool, error) {
 	var at int64
 	var parked int
-	if err := r.db.pool.QueryRow(r.ctx, standsSQL, scope, topic).Scan(&at, &parked); err != nil {
+	if err := r.db.Pool.QueryRow(r.ctx, standsSQL, scope, topic).Scan(&at, &parked); err != nil {
 		return false, err
 	}
 	if at < x.mix.End(0) || parked > 0 {
@@ -200,7 +200,7 @@ func (x *consuming) done(r *rig) (bool, error) {
 
 // check implements stage.
 func (x *consuming) check(r *rig) ([]string, error) {
-	found, err := x.mix.Check(r.ctx, r.db.pool, true)
+	found, err := x.mix.Check(r.ctx, r.db.Pool, true)
 	if err != nil {
 		return nil, err
 	}
@@ -208,13 +208,13 @@ func (x *consuming) check(r *rig) ([]string, error) {
 		return found, nil
 	}
 	var kept bool // a share group's fence does not look at progress
-	err = r.db.pool.QueryRow(r.ctx, `select $1 and exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`,
+	err = r.db.Pool.QueryRow(r.ctx, `select $1 and exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`,
 		x.handler != "shared").Scan(&kept)
 	if err != nil {
 		return nil, err
 	}
 	if kept {
-		return nil, errors.New("nothing was pruned: late deliveries would show nothing")
+		return nil, errUnpruned
 	}
 	return found, nil
 }
@@ -235,7 +235,7 @@ func (s *stream) AppendMessage(partition int32, m *consumer.Message) int64 {
 }
 
 func (s *stream) append(_ int32, m *consumer.Message) (offset int64, err error) {
-	tx, err := s.r.db.pool.Begin(s.r.ctx)
+	tx, err := s.r.db.Pool.Begin(s.r.ctx)
 	if err != nil {
 		return 0, err
 	}

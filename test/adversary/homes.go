@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/workerdb"
 	"github.com/onlyonce/onlyonce/shard"
 )
 
@@ -27,10 +28,9 @@ func homesScenes() []scene {
 // housed is a server whose tenants live in two databases, and its client.
 type housed struct {
 	*serving
-	each    bool // each key is of a tenant of its own
-	far     *pgxpool.Pool
-	farName string
-	route   atomic.Pointer[string] // the database that the server's function names
+	each  bool // each key is of a tenant of its own
+	far   *workerdb.DB
+	route atomic.Pointer[string] // the database that the server's function names
 }
 
 const (
@@ -40,12 +40,8 @@ const (
 
 // setUp implements stage.
 func (x *housed) setUp(r *rig) error {
-	x.farName = r.db.name + "_far"
-	if err := r.db.server.recreate(r.ctx, x.farName, r.db.server.template); err != nil {
-		return err
-	}
 	var err error
-	if x.far, err = r.openDatabase(r.ctx, x.farName, successorName, nil); err != nil {
+	if x.far, err = r.worker.database(r.ctx, far); err != nil {
 		return err
 	}
 	x.send(near)
@@ -54,7 +50,7 @@ func (x *housed) setUp(r *rig) error {
 	})
 	x.newSharded = func(pool *pgxpool.Pool, cfg idempotency.Config) (*idempotency.Layer, error) {
 		to := *x.route.Load()
-		set, err := shard.New(map[string]*pgxpool.Pool{near: pool, far: x.far}, func(string) string { return to })
+		set, err := shard.New(map[string]*pgxpool.Pool{near: pool, far: x.far.Pool}, func(string) string { return to })
 		if err != nil {
 			return nil, err
 		}
@@ -62,7 +58,7 @@ func (x *housed) setUp(r *rig) error {
 	}
 	if x.each {
 		x.tenant = func(key string) string { return key }
-		rival, err := shard.New(map[string]*pgxpool.Pool{near: r.db.pool, far: x.far}, func(string) string { return far })
+		rival, err := shard.New(map[string]*pgxpool.Pool{near: r.db.Pool, far: x.far.Pool}, func(string) string { return far })
 		if err != nil {
 			return err
 		}
@@ -93,12 +89,12 @@ const homesSQL = `select place from onlyonce.homes where state in ('here', 'leav
 
 // check implements stage.
 func (x *housed) check(r *rig) ([]string, error) {
-	found, err := x.serving.checkIn(r, r.db.pool, x.far)
+	found, err := x.serving.checkIn(r, r.db.Pool, x.far.Pool)
 	if err != nil {
 		return nil, err
 	}
 	lives := map[string]int{}
-	for _, pool := range []*pgxpool.Pool{r.db.pool, x.far} {
+	for _, pool := range []*pgxpool.Pool{r.db.Pool, x.far.Pool} {
 		places, err := texts(r.ctx, pool, homesSQL)
 		if err != nil {
 			return nil, err
@@ -116,9 +112,6 @@ func (x *housed) check(r *rig) ([]string, error) {
 func (x *housed) end() {
 	if x.serving != nil {
 		x.serving.end()
-	}
-	if x.far != nil {
-		go x.far.Close() // a process that has not come to its end may hold a connection
 	}
 }
 
@@ -145,7 +138,7 @@ func (x *moving) setUp(r *rig) error {
 	if err := x.housed.setUp(r); err != nil {
 		return err
 	}
-	stop, err := x.serving.start(r, r.next)
+	stop, err := x.serving.start(r, r.db.Pool)
 	if err != nil {
 		return err
 	}
@@ -159,12 +152,12 @@ func (x *moving) setUp(r *rig) error {
 		return stop()
 	}
 	x.send(far)
-	return errors.Join(stop(), x.leave(r.ctx, r, r.db.server.address(r.db.name)))
+	return errors.Join(stop(), x.leave(r.ctx, r, r.db.Address()))
 }
 
 // start implements stage.
 func (x *moving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
-	nearURL, farURL := r.db.server.address(r.db.name), r.db.server.address(x.farName)
+	nearURL, farURL := r.db.Address(), x.far.Address()
 	if pool != r.pool {
 		x.over = true
 		if !x.left {
@@ -173,17 +166,17 @@ func (x *moving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 			}
 		}
 		x.send(far)
-		return x.serving.start(r, r.next)
+		return x.serving.start(r, r.db.Pool)
 	}
-	stop, err := x.serving.start(r, r.next)
+	stop, err := x.serving.start(r, r.db.Pool)
 	if err != nil {
 		return nil, err
 	}
 	return r.commands(func(ctx context.Context, wired func(string) string) error {
 		if x.left {
-			return x.adopt(ctx, r, wired(r.db.name), wired(x.farName))
+			return x.adopt(ctx, r, wired(nearURL), wired(farURL))
 		}
-		return x.leave(ctx, r, wired(r.db.name))
+		return x.leave(ctx, r, wired(nearURL))
 	}, stop)
 }
 
@@ -194,6 +187,6 @@ func (x *moving) done(r *rig) (bool, error) {
 		return x.serving.done(r)
 	}
 	var left bool
-	err := r.db.pool.QueryRow(r.ctx, `select exists (select from onlyonce.homes where place = 't' and state = 'left')`).Scan(&left)
+	err := r.db.Pool.QueryRow(r.ctx, `select exists (select from onlyonce.homes where place = 't' and state = 'left')`).Scan(&left)
 	return left, err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -12,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -100,7 +100,7 @@ func (x *consuming) setUpDone(r *rig) error {
 	if err := x.setUp(r); err != nil {
 		return err
 	}
-	stop, err := x.start(r, r.next)
+	stop, err := x.start(r, r.db.Pool)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (x *decided) setUp(r *rig) error {
 	if err := x.setUpDone(r); err != nil {
 		return err
 	}
-	out, err := r.command(r.ctx, r.db.server.address(r.db.name), x.command...)
+	out, err := r.command(r.ctx, r.db.Address(), x.command...)
 	if err != nil {
 		return fmt.Errorf("%s: %w: %s", x.command[0], err, out)
 	}
@@ -133,7 +133,7 @@ func (x *decided) setUp(r *rig) error {
 }
 
 // check implements stage.
-func (x *decided) check(r *rig) ([]string, error) { return x.mix.Check(r.ctx, r.db.pool, true) }
+func (x *decided) check(r *rig) ([]string, error) { return x.mix.Check(r.ctx, r.db.Pool, true) }
 
 // replaying is a consumer that handles some of its messages again, because an operator has asked
 // for it.
@@ -147,7 +147,7 @@ const (
 
 // check implements stage: what is in the replay took effect twice, and its calls went out once.
 func (x *replaying) check(r *rig) ([]string, error) {
-	found, err := x.mix.Check(r.ctx, r.db.pool, true)
+	found, err := x.mix.Check(r.ctx, r.db.Pool, true)
 	if err != nil {
 		return nil, err
 	}
@@ -190,12 +190,12 @@ func (x *commanding) setUp(r *rig) error {
 
 // start implements stage: the first process is the command, until it has succeeded.
 func (x *commanding) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
-	stop, err := x.consuming.start(r, r.next)
+	stop, err := x.consuming.start(r, r.db.Pool)
 	if err != nil || pool != r.pool {
 		return stop, err
 	}
-	return r.commands(func(ctx context.Context, wired func(database string) string) error {
-		_, err := r.command(ctx, wired(r.db.name), x.command...)
+	return r.commands(func(ctx context.Context, wired func(address string) string) error {
+		_, err := r.command(ctx, wired(r.db.Address()), x.command...)
 		return err
 	}, stop)
 }
@@ -206,16 +206,16 @@ func (x *commanding) done(r *rig) (bool, error) {
 		return done, err
 	}
 	var done bool
-	err := r.db.pool.QueryRow(r.ctx, x.doneSQL).Scan(&done)
+	err := r.db.Pool.QueryRow(r.ctx, x.doneSQL).Scan(&done)
 	return done, err
 }
 
 // check implements stage.
-func (x *commanding) check(r *rig) ([]string, error) { return x.mix.Check(r.ctx, r.db.pool, true) }
+func (x *commanding) check(r *rig) ([]string, error) { return x.mix.Check(r.ctx, r.db.Pool, true) }
 
-// commands is a process that runs commands, until they have succeeded. wired returns the address of
-// a database whose messages the adversary sees. It stops beside, and then what runs beside it.
-func (r *rig) commands(run func(ctx context.Context, wired func(database string) string) error, beside func() error) (stop func() error, err error) {
+// commands is a process that runs commands, until they have succeeded. wired makes of
+// a database's address one whose messages the adversary sees. It stops beside, and then what runs beside it.
+func (r *rig) commands(run func(ctx context.Context, wired func(address string) string) error, beside func() error) (stop func() error, err error) {
 	cc := r.pool.Config().ConnConfig
 	ctx, cancel := context.WithCancel(r.ctx)
 	at, served, err := r.wire.Serve(ctx, "tcp", net.JoinHostPort(cc.Host, fmt.Sprint(cc.Port)))
@@ -223,10 +223,10 @@ func (r *rig) commands(run func(ctx context.Context, wired func(database string)
 		cancel()
 		return beside, err
 	}
-	wired := func(database string) string {
-		u, err := url.Parse(r.db.server.address(database))
+	wired := func(address string) string {
+		u, err := url.Parse(address)
 		if err != nil {
-			panic(err) // address has made it
+			panic(err) // package workerdb has made it
 		}
 		u.Host = at.String()
 		return u.String()
@@ -242,15 +242,7 @@ func (r *rig) commands(run func(ctx context.Context, wired func(database string)
 		err := commands()
 		cancel()
 		r.wire.Close()
-		select {
-		case <-served:
-		case <-time.After(r.patience):
-			return &breach{[]string{"the command's connections do not end"}}
-		}
-		if stopped := beside(); err == nil {
-			err = stopped
-		}
-		return err
+		return cmp.Or(err, r.ends(served, "the connections of a command"), beside())
 	}, nil
 }
 
@@ -272,14 +264,14 @@ func (x *redriving) setUp(r *rig) error {
 		}
 		return scenario.Handle(ctx, tx, m)
 	}
-	stop, err := x.consuming.start(r, r.next)
+	stop, err := x.consuming.start(r, r.db.Pool)
 	if err != nil {
 		return err
 	}
 	err = r.until("a message is parked", func() (bool, error) {
 		var at int64
 		var parked int
-		err := r.db.pool.QueryRow(r.ctx, standsSQL, scope, topic).Scan(&at, &parked)
+		err := r.db.Pool.QueryRow(r.ctx, standsSQL, scope, topic).Scan(&at, &parked)
 		return at == x.mix.End(0) && parked == 1, err
 	})
 	if err != nil {

@@ -51,17 +51,30 @@ const (
 	idleLimit = 15 * time.Second
 )
 
+// errUnpruned is of a clean run in which late deliveries would show nothing: whenever the process
+// looked, a transaction was open, for example one of the rig's.
+var errUnpruned = errors.New("nothing was pruned")
+
 // record plays a scene without a fault, and returns the messages that its process sends.
-func record(ctx context.Context, db *database, o *options, s scene) ([]point, error) {
-	r, err := prepare(ctx, db, o, s, nil)
+func (w *worker) record(ctx context.Context, o *options, s scene) (sent []point, err error) {
+	for range tries {
+		if sent, err = w.recordOnce(ctx, o, s); !errors.Is(err, errUnpruned) {
+			break
+		}
+	}
+	return sent, err
+}
+
+func (w *worker) recordOnce(ctx context.Context, o *options, s scene) (sent []point, err error) {
+	r, err := newRig(ctx, w, o, s, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer r.close()
 	if err := perform(r, s.make()); err != nil {
-		return nil, fmt.Errorf("%s without a fault: %w\n%s", s.name, err, joined(r.timeline()))
+		return nil, fmt.Errorf("%s without a fault: %w%s", s.name, err, r.timeline())
 	}
-	sent := r.recorded()
+	sent = r.recorded()
 	spare(sent)
 	if s.epoch != nil {
 		sent = slices.DeleteFunc(sent, func(p point) bool { return p.n > 1 })
@@ -74,34 +87,24 @@ type outcome struct {
 	struck bool
 	dead   bool // what was delivered late found its session ended
 	breach *breach
-	lines  []string
+	lines  string
 	took   time.Duration
 }
 
 // play plays a history.
-func play(ctx context.Context, db *database, o *options, h history) (outcome, error) {
+func (w *worker) play(ctx context.Context, o *options, h history) (outcome, error) {
 	began := time.Now()
-	r, err := prepare(ctx, db, o, h.scene, &h)
+	r, err := newRig(ctx, w, o, h.scene, &h)
 	if err != nil {
 		return outcome{}, err
 	}
 	defer r.close()
 	err = perform(r, h.scene.make())
 	out := outcome{struck: r.hasStruck(), dead: r.dead, took: time.Since(began), lines: r.timeline()}
-	if errors.As(err, &out.breach) {
-		err = nil
+	if err != nil && !errors.As(err, &out.breach) {
+		return out, fmt.Errorf("%s: %w%s", h, err, out.lines)
 	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w\n%s", h, err, joined(r.timeline()))
-	}
-	return out, err
-}
-
-func prepare(ctx context.Context, db *database, o *options, s scene, target *history) (*rig, error) {
-	if err := db.empty(ctx); err != nil {
-		return nil, fmt.Errorf("emptying the database: %w", err)
-	}
-	return newRig(ctx, db, o, s, target)
+	return out, nil
 }
 
 // perform is the course of every history.
@@ -141,7 +144,7 @@ func perform(r *rig, x stage) error {
 		return err
 	}
 	r.say("it has stopped, and its successor starts")
-	stop, err = x.start(r, r.next)
+	stop, err = x.start(r, r.db.Pool)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -24,7 +23,7 @@ insert into onlyonce.frontiers (cursor_id, run, frontier) select id, 0, clock_ti
 
 func (k *keyed) setUp(r *rig) (err error) {
 	if k.cursor {
-		_, err = r.db.pool.Exec(r.ctx, cursorSQL)
+		_, err = r.db.Pool.Exec(r.ctx, cursorSQL)
 	}
 	return err
 }
@@ -70,7 +69,7 @@ select r.name from onlyonce.lanes l cross join lateral (
 )
 
 func (c *called) setUp(r *rig) error {
-	_, err := r.db.pool.Exec(r.ctx, sinkSQL)
+	_, err := r.db.Pool.Exec(r.ctx, sinkSQL)
 	return err
 }
 
@@ -88,10 +87,10 @@ func (c *called) copies() bool { return false }
 // read makes two passes: after the second one every lane has passed what the first has found.
 func (c *called) read(r *rig) (all []string, err error) {
 	for range 2 {
-		if _, err := r.db.pool.Exec(r.ctx, passSQL); err != nil {
+		if _, err := r.db.Pool.Exec(r.ctx, passSQL); err != nil {
 			return nil, err
 		}
-		names, err := texts(r.ctx, r.db.pool, passedSQL)
+		names, err := texts(r.ctx, r.db.Pool, passedSQL)
 		if err != nil {
 			return nil, err
 		}
@@ -113,9 +112,9 @@ select l.id, 'x', s.topic, 0, 'postgres', s.incarnation, 0, 'earliest', 0 from l
 )
 
 func (a *appended) setUp(r *rig) error {
-	_, err := eventsource.MakeStream(r.ctx, r.db.pool, topic, 1)
+	_, err := eventsource.MakeStream(r.ctx, r.db.Pool, topic, 1)
 	if err == nil {
-		_, err = r.db.pool.Exec(r.ctx, readerSQL)
+		_, err = r.db.Pool.Exec(r.ctx, readerSQL)
 	}
 	return err
 }
@@ -131,7 +130,7 @@ func (a *appended) put(ctx context.Context, tx pgx.Tx, names ...string) ([]bool,
 func (a *appended) copies() bool { return false }
 
 func (a *appended) read(r *rig) (names []string, err error) {
-	rows, err := r.db.pool.Query(r.ctx, eventsSQL, a.next)
+	rows, err := r.db.Pool.Query(r.ctx, eventsSQL, a.next)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +138,7 @@ func (a *appended) read(r *rig) (names []string, err error) {
 	var name string
 	_, err = pgx.ForEachRow(rows, []any{&offset, &name}, func() error {
 		if offset != a.next {
-			return &breach{[]string{fmt.Sprintf("I1 the next event is at offset %d and not at %d", offset, a.next)}}
+			return broken("I1 the next event is at offset %d and not at %d", offset, a.next)
 		}
 		a.next++
 		names = append(names, name)
@@ -148,6 +147,6 @@ func (a *appended) read(r *rig) (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	_, updated := r.db.pool.Exec(r.ctx, handledSQL, a.next)
+	_, updated := r.db.Pool.Exec(r.ctx, handledSQL, a.next)
 	return names, errors.Join(err, updated)
 }

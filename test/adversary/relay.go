@@ -43,7 +43,7 @@ func (x *relaying) setUp(r *rig) (err error) {
 
 // write commits calls with these ordering keys.
 func (x *relaying) write(r *rig, id string, keys ...string) error {
-	tx, err := r.db.pool.Begin(r.ctx)
+	tx, err := r.db.Pool.Begin(r.ctx)
 	if err != nil {
 		return err
 	}
@@ -85,14 +85,14 @@ func (x *relaying) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 // done implements stage.
 func (x *relaying) done(r *rig) (bool, error) {
 	var n int
-	err := r.db.pool.QueryRow(r.ctx, callcheck.UnsettledSQL).Scan(&n)
+	err := r.db.Pool.QueryRow(r.ctx, callcheck.UnsettledSQL).Scan(&n)
 	return n == 0, err
 }
 
 // check implements stage.
 func (x *relaying) check(r *rig) ([]string, error) {
 	r.wire.Close() // what the network has cut off is no connection that a relay has left
-	f, err := callcheck.Gather(r.ctx, r.db.pool, x.remote, 5*r.bound)
+	f, err := callcheck.Gather(r.ctx, r.db.Pool, x.remote, 5*r.bound)
 	if err != nil {
 		return nil, err
 	}

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,18 +13,21 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/histories"
 	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/internal/workerdb"
 )
 
 // rig is the environment of a scene: a database, and a connection to it that the adversary
 // controls.
 type rig struct {
-	ctx   context.Context
-	db    *database
-	scene scene
-	pool  *pgxpool.Pool // through the wire: the process under test has it
-	next  *pgxpool.Pool // its successor's
-	wire  *wire.Wire
+	*histories.Timeline
+	ctx    context.Context
+	worker *worker
+	db     *workerdb.DB
+	scene  scene
+	pool   *pgxpool.Pool // through the wire: the process under test has it; its successor has db.Pool
+	wire   *wire.Wire
 
 	// bound is the value of each bound of the process, or a part of it. patience is how long the
 	// rig waits before it reports that something waits beyond its bound.
@@ -37,22 +40,29 @@ type rig struct {
 	counts map[string]int
 	sent   []point
 	struck chan struct{} // closed when the fault has happened
-	began  time.Time
-	lines  []string
 	// progress is when a wait last began, or what it waits for went on.
 	progress time.Time
-	fault    int  // line of the fault
 	dead     bool // what was delivered late found its session ended
 }
 
-func newRig(ctx context.Context, db *database, o *options, s scene, target *history) (*rig, error) {
-	r := &rig{ctx: ctx, db: db, scene: s, bound: o.bound, patience: o.patience, target: target, counts: map[string]int{}, struck: make(chan struct{}), began: time.Now()}
-	r.wire = &wire.Wire{At: r.at, Answered: r.answered}
-	var err error
-	if r.next, err = db.successors(ctx, func(name string) (*pgxpool.Pool, error) { return r.open(ctx, name, nil) }); err != nil {
+func newRig(ctx context.Context, w *worker, o *options, s scene, target *history) (*rig, error) {
+	db, err := w.database(ctx, near)
+	if err != nil {
+		return nil, fmt.Errorf("a database: %w", err)
+	}
+	r := &rig{Timeline: histories.NewTimeline(), ctx: ctx, worker: w, db: db, scene: s, bound: o.bound, patience: o.patience, target: target, counts: map[string]int{}, struck: make(chan struct{})}
+	r.wire = &wire.Wire{At: r.at, Answered: func(a wire.Answer) { r.Answered(fmt.Sprintf("#%d is answered ", a.Conn), a) }}
+	cfg, err := pgxpool.ParseConfig(db.Address())
+	if err != nil {
 		return nil, err
 	}
-	r.pool, err = r.open(ctx, applicationName, r.wire)
+	cfg.MaxConns = 6
+	// A pool pings connections that were idle for a second, so the message depends on the machine's
+	// speed. Without it the process itself meets the connection that is dead.
+	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	cfg.ConnConfig.ConnectTimeout = r.bound
+	cfg.ConnConfig.DialFunc = r.wire.Dial(cfg.ConnConfig.DialFunc)
+	r.pool, err = pgxpool.NewWithConfig(ctx, cfg)
 	return r, err
 }
 
@@ -66,31 +76,8 @@ func (r *rig) idleTimeout() time.Duration {
 	return 3 * r.bound
 }
 
-// open returns a pool of the worker's database.
-func (r *rig) open(ctx context.Context, name string, w *wire.Wire) (*pgxpool.Pool, error) {
-	return r.openDatabase(ctx, r.db.name, name, w)
-}
-
-// openDatabase returns a pool of a database of the worker's server.
-func (r *rig) openDatabase(ctx context.Context, database, name string, w *wire.Wire) (*pgxpool.Pool, error) {
-	cfg, err := pgxpool.ParseConfig(r.db.server.address(database))
-	if err != nil {
-		return nil, err
-	}
-	cfg.MaxConns = 6
-	// A pool pings connections that were idle for a second, so the message depends on the machine's
-	// speed. Without it the process itself meets the connection that is dead.
-	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	cfg.ConnConfig.RuntimeParams["application_name"] = name
-	cfg.ConnConfig.ConnectTimeout = r.bound
-	if w != nil {
-		cfg.ConnConfig.DialFunc = w.Dial(cfg.ConnConfig.DialFunc)
-	}
-	return pgxpool.NewWithConfig(ctx, cfg)
-}
-
 // close ends what is left. A process that holds a connection for longer than the patience loses it:
-// its pool is left to it, and empty ends its sessions.
+// its pool is left to it, and its sessions end before the next history.
 func (r *rig) close() {
 	closed := make(chan struct{})
 	go func() {
@@ -98,9 +85,16 @@ func (r *rig) close() {
 		r.wire.Close()
 		r.pool.Close()
 	}()
+	_ = r.ends(closed, "the pool")
+}
+
+// ends waits for the end of something that was told to stop.
+func (r *rig) ends(ended <-chan struct{}, what string) error {
 	select {
-	case <-closed:
+	case <-ended:
+		return nil
 	case <-time.After(r.patience):
+		return broken("waits beyond its bound: a stop of %s takes longer than %v", what, r.patience)
 	}
 }
 
@@ -122,34 +116,16 @@ func (r *rig) at(m wire.Message) wire.Action {
 	p := point{label: l, n: r.counts[l], kind: m.Kind, phase: r.phase, conn: m.Conn, lasts: lasting.MatchString(m.SQL)}
 	r.sent = append(r.sent, p)
 	if r.target == nil || p.String() != r.target.point.String() || r.hasStruck() {
-		r.note("#%d sends %s", m.Conn, p)
+		r.Say(histories.Minor, "#%d sends %s", m.Conn, p)
 		return wire.Pass
 	}
-	r.fault = len(r.lines)
-	r.note("#%d sends %s  <<<<<< %s", m.Conn, p, strings.ToUpper(r.target.fault.name))
+	r.Say(histories.Fault, "#%d sends %s  <<<<<< %s", m.Conn, p, strings.ToUpper(r.target.fault.name))
 	close(r.struck)
 	return r.target.fault.action
 }
 
-func (r *rig) answered(a wire.Answer) {
-	if strings.HasPrefix(a.Text, "ERROR") || a.Text == "COMMIT" || a.Text == "ROLLBACK" {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.note("#%d is answered %.160s", a.Conn, a.Text)
-	}
-}
-
-// note writes a line of the timeline. The caller has the lock.
-func (r *rig) note(format string, args ...any) {
-	r.lines = append(r.lines, fmt.Sprintf("%8.3fs  ", time.Since(r.began).Seconds())+fmt.Sprintf(format, args...))
-}
-
-// say is note for a caller without the lock.
-func (r *rig) say(format string, args ...any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.note(format, args...)
-}
+// say adds a line to the timeline.
+func (r *rig) say(format string, args ...any) { r.Say(histories.Plain, format, args...) }
 
 // enter begins a phase.
 func (r *rig) enter(p phase) {
@@ -171,26 +147,34 @@ func (r *rig) hasStruck() bool {
 func (r *rig) recorded() []point {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return append([]point(nil), r.sent...)
+	return slices.Clone(r.sent)
 }
 
-// timeline is the part of what happened that explains a breach.
-func (r *rig) timeline() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	from, most := max(r.fault-14, 0), 70
-	lines := r.lines[from:]
-	if len(lines) > most {
-		cut := len(lines) - most
-		lines = append(append(append([]string(nil), lines[:most/2]...), fmt.Sprintf("          ... %d lines ...", cut)), lines[most/2+cut:]...)
+// timeline is the part of what happened that explains a breach: what lies around the fault, and the
+// end.
+func (r *rig) timeline() string {
+	const before, most = 14, 70
+	all := r.Lines()
+	fault := slices.IndexFunc(all, func(l histories.Line) bool { return l.Mark == histories.Fault })
+	var b strings.Builder
+	all = all[max(fault-before, 0):]
+	for i, l := range all {
+		switch cut := len(all) - most; {
+		case cut <= 0, i < most/2, i >= most/2+cut:
+			b.WriteString("\n    " + l.Text)
+		case i == most/2:
+			_, _ = fmt.Fprintf(&b, "\n              ... %d lines ...", cut)
+		}
 	}
-	return lines
+	return b.String()
 }
 
 // breach reports that an invariant does not hold.
 type breach struct{ what []string }
 
 func (b *breach) Error() string { return strings.Join(b.what, "; ") }
+
+func broken(format string, args ...any) error { return &breach{[]string{fmt.Sprintf(format, args...)}} }
 
 // goesOn notes that what is waited for goes on, so the patience begins again. A wait is at most
 // three times as long in all.
@@ -224,7 +208,7 @@ func (r *rig) until(what string, cond func() (bool, error)) error {
 		}
 		if r.waitedFor() > r.patience || time.Since(began) > 3*r.patience {
 			r.say("nothing more happens: %s", strings.Join(r.sessions(), " | "))
-			return &breach{[]string{fmt.Sprintf("waits beyond its bound: after %v not %s", r.patience, what)}}
+			return broken("waits beyond its bound: after %v not %s", r.patience, what)
 		}
 	}
 }
@@ -240,9 +224,9 @@ func texts(ctx context.Context, pool *pgxpool.Pool, sql string) ([]string, error
 
 // sessions describes what the server's sessions do.
 func (r *rig) sessions() []string {
-	found, err := texts(r.ctx, r.db.pool, `
+	found, err := texts(r.ctx, r.db.Pool, `
 select format('pid %s %s %s blocked by %s: %s', pid, state, coalesce(wait_event, '-'), pg_blocking_pids(pid), left(regexp_replace(query, '\s+', ' ', 'g'), 70))
-  from pg_stat_activity where datname = current_database() and application_name <> ''`)
+  from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()`)
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -261,7 +245,7 @@ func (r *rig) inTheWay() (blocks bool, err error) {
 	for i, p := range pids {
 		of[i] = int32(p)
 	}
-	err = r.db.pool.QueryRow(r.ctx, `
+	err = r.db.Pool.QueryRow(r.ctx, `
 select exists (select from pg_locks l, unnest(pg_blocking_pids(l.pid)) b where not l.granted and b = any ($1::int[]))
     or $2 and exists (select from pg_stat_activity where pid = any ($1::int[]) and coalesce(backend_xid, backend_xmin) is not null)`,
 		of, r.scene.snapshots && r.waitedFor() > 5*r.bound).Scan(&blocks)
@@ -275,7 +259,7 @@ func (r *rig) deliver(why string) error {
 	defer cancel()
 	n, err := r.wire.Deliver(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return &breach{[]string{fmt.Sprintf("waits beyond its bound: the server does not come to an end with what was delivered late: %s", strings.Join(r.sessions(), " | "))}}
+		return broken("waits beyond its bound: the server does not come to an end with what was delivered late: %s", strings.Join(r.sessions(), " | "))
 	}
 	if n == 0 {
 		r.say("its session had ended")
@@ -285,25 +269,7 @@ func (r *rig) deliver(why string) error {
 }
 
 // logger writes what a process logs into the timeline.
-func (r *rig) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(logLines{r}, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: short}))
-}
-
-func short(_ []string, a slog.Attr) slog.Attr {
-	if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
-		return slog.Attr{}
-	}
-	return a
-}
-
-type logLines struct{ r *rig }
-
-func (l logLines) Write(b []byte) (int, error) {
-	l.r.say("process: %.300s", strings.TrimSpace(string(b)))
-	return len(b), nil
-}
-
-var _ io.Writer = logLines{}
+func (r *rig) logger() *slog.Logger { return r.Logger("process: ", slog.LevelWarn) }
 
 // process runs a function until it is stopped, and again if it returns, as a supervisor does.
 func (r *rig) process(run func(context.Context) error) (stop func() error) {
@@ -323,11 +289,6 @@ func (r *rig) process(run func(context.Context) error) (stop func() error) {
 	}()
 	return func() error {
 		cancel()
-		select {
-		case <-ended:
-			return nil
-		case <-time.After(r.patience):
-			return &breach{[]string{fmt.Sprintf("waits beyond its bound: a stop takes longer than %v", r.patience)}}
-		}
+		return r.ends(ended, "the process")
 	}
 }

@@ -94,11 +94,11 @@ const (
 // setUp implements stage.
 func (x *rotating) setUp(r *rig) error {
 	// Rows that were deleted between histories leave their pages.
-	if _, err := r.db.pool.Exec(r.ctx, "truncate "+strings.Join(x.ring.Tables, ", ")); err != nil {
+	if _, err := r.db.Pool.Exec(r.ctx, "truncate "+strings.Join(x.ring.Tables, ", ")); err != nil {
 		return err
 	}
 	if x.ring.Horizon {
-		if _, err := r.db.pool.Exec(r.ctx, horizonSQL, x.ring.Name); err != nil {
+		if _, err := r.db.Pool.Exec(r.ctx, horizonSQL, x.ring.Name); err != nil {
 			return err
 		}
 	}
@@ -142,7 +142,7 @@ type row struct {
 }
 
 func (x *rotating) row(r *rig) (w row, err error) {
-	err = r.db.pool.QueryRow(r.ctx, strings.ReplaceAll(ringSQL, "SEQUENCE", x.ring.Sequence), x.ring.Name).Scan(&w.cur, &w.draining, &w.closed, &w.retired, &w.version, &w.sequence)
+	err = r.db.Pool.QueryRow(r.ctx, strings.ReplaceAll(ringSQL, "SEQUENCE", x.ring.Sequence), x.ring.Name).Scan(&w.cur, &w.draining, &w.closed, &w.retired, &w.version, &w.sequence)
 	return w, err
 }
 
@@ -189,7 +189,7 @@ func (x *rotating) done(r *rig) (bool, error) {
 		}
 	case closing: // all that was written is in closed segments
 		var size int64
-		if err := r.db.pool.QueryRow(r.ctx, `select pg_relation_size($1::text::regclass)`, x.ring.Tables[w.cur]).Scan(&size); err != nil {
+		if err := r.db.Pool.QueryRow(r.ctx, `select pg_relation_size($1::text::regclass)`, x.ring.Tables[w.cur]).Scan(&size); err != nil {
 			return false, err
 		}
 		if w.draining != nil || size > 0 {
@@ -224,7 +224,7 @@ func (x *rotating) release(r *rig) error {
 			}
 		}
 		x.mu.Unlock()
-		_, err := r.db.pool.Exec(r.ctx, ageSQL, x.ring.Name, x.before)
+		_, err := r.db.Pool.Exec(r.ctx, ageSQL, x.ring.Name, x.before)
 		return err
 	}
 	return x.read(r)
@@ -298,7 +298,7 @@ func (x *rotating) commit(r *rig, put func(context.Context, pgx.Tx) ([]bool, err
 	defer cancel()
 	for {
 		var fresh []bool
-		err := pgx.BeginTxFunc(ctx, r.db.pool, pgx.TxOptions{IsoLevel: x.level}, func(tx pgx.Tx) (err error) {
+		err := pgx.BeginTxFunc(ctx, r.db.Pool, pgx.TxOptions{IsoLevel: x.level}, func(tx pgx.Tx) (err error) {
 			fresh, err = put(ctx, tx)
 			return err
 		})
@@ -306,7 +306,7 @@ func (x *rotating) commit(r *rig, put func(context.Context, pgx.Tx) ([]bool, err
 			continue
 		}
 		if ctx.Err() != nil && r.ctx.Err() == nil {
-			return &breach{[]string{fmt.Sprintf("waits beyond its bound: a writer, for %v: %s", r.patience, strings.Join(r.sessions(), " | "))}}
+			return broken("waits beyond its bound: a writer, for %v: %s", r.patience, strings.Join(r.sessions(), " | "))
 		}
 		if err != nil {
 			return err
@@ -365,7 +365,7 @@ func (x *rotating) claimed(ctx context.Context, r *rig, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, r.patience)
 	defer cancel()
 	for {
-		tx, err := r.db.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: x.level})
+		tx, err := r.db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: x.level})
 		if err != nil {
 			return err
 		}

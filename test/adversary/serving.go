@@ -219,7 +219,7 @@ func (x *serving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 			defer cancel()
 			err = server.Shutdown(ctx)
 			if errors.Is(err, context.DeadlineExceeded) {
-				err = &breach{[]string{fmt.Sprintf("waits beyond its bound: a request is under way for %v", r.patience)}}
+				err = broken("waits beyond its bound: a request is under way for %v", r.patience)
 			}
 			_ = server.Close()
 			<-served //nolint:errcheck // that it was shut down
@@ -242,7 +242,7 @@ func (x *serving) done(*rig) (bool, error) {
 const effectsSQL = `select value from effects union all select replace(id, 'e/stripe/', '') from onlyonce.event_log`
 
 // check implements stage.
-func (x *serving) check(r *rig) ([]string, error) { return x.checkIn(r, r.db.pool) }
+func (x *serving) check(r *rig) ([]string, error) { return x.checkIn(r, r.db.Pool) }
 
 // checkIn is check for effects that are in several databases.
 func (x *serving) checkIn(r *rig, pools ...*pgxpool.Pool) (found []string, err error) {
