@@ -111,8 +111,11 @@
 // because nothing can be compared otherwise. A statement or a request counts as "past the
 // transaction" if the user's code is the innermost caller: the stack is read when it is sent.
 //
-// test/adversary has a rig of the same kind, for the engine: it enumerates scenes of ours, lets a
-// process go on after each fault, and checks invariants of guarantees.md that need its own ledgers.
-// Run kills processes, takes any program, and compares with a clean run. Both share the wire and
-// the names of statements (wire.Label); the courses of their histories have nothing in common.
+// test/adversary plays histories, too, of the engine. Both have their faults and the names of points
+// from package wire, their databases from workerdb, and their timelines and workers from histories.
+// They differ in what a history is. Run kills processes of any program, compares with a clean run,
+// and ends with the shortest history that differs. The adversary lets a process live on after a
+// fault, delivers messages late, checks invariants of guarantees.md by ledgers of its own, and
+// reports each breach. Its scenes are no Cases: they have commands, several databases, and servers
+// that must come to rest, for which users would have to read hooks that they never need.
 package onlyoncetest

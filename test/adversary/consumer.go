@@ -219,9 +219,6 @@ func (x *consuming) check(r *rig) ([]string, error) {
 	return found, nil
 }
 
-// end implements stage.
-func (x *consuming) end() {}
-
 // stream is a stream of events as a log.
 type stream struct{ r *rig }
 

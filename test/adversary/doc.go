@@ -31,4 +31,7 @@
 // A history that is equal to another one by construction is not played: equal.go has the argument.
 // The program prints how many are left out for that reason, and how many because only some runs
 // have their message.
+//
+// What it has in common with onlyoncetest, the kit for users, is in internal/wire, workerdb and
+// histories; onlyoncetest's documentation says what differs.
 package main

@@ -108,13 +108,6 @@ func (x *housed) check(r *rig) ([]string, error) {
 	return found, nil
 }
 
-// end implements stage.
-func (x *housed) end() {
-	if x.serving != nil {
-		x.serving.end()
-	}
-}
-
 // moving is a tenant that moves from near to far while requests come. The process under test is the
 // command that takes it out of near, or that takes it into far after it has left near.
 type moving struct {

@@ -36,8 +36,6 @@ type stage interface {
 	done(r *rig) (bool, error)
 	// check returns what does not hold after all work is done and all processes have ended.
 	check(r *rig) ([]string, error)
-	// end ends what the stage itself has started.
-	end()
 }
 
 // patient is a stage that can report that it cannot go on because of a fault, although no session
@@ -109,7 +107,6 @@ func (w *worker) play(ctx context.Context, o *options, h history) (outcome, erro
 
 // perform is the course of every history.
 func perform(r *rig, x stage) error {
-	defer x.end()
 	if err := x.setUp(r); err != nil {
 		return err
 	}

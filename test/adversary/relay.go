@@ -38,6 +38,7 @@ func (x *relaying) setUp(r *rig) (err error) {
 	if err != nil {
 		return err
 	}
+	r.atEnd(func() { _ = x.remote.Close() })
 	return x.write(r, "first", "", "a1", "a1", "a2")
 }
 
@@ -97,11 +98,4 @@ func (x *relaying) check(r *rig) ([]string, error) {
 		return nil, err
 	}
 	return f.Judge(), nil
-}
-
-// end implements stage.
-func (x *relaying) end() {
-	if x.remote != nil {
-		_ = x.remote.Close()
-	}
 }

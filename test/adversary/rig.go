@@ -43,6 +43,8 @@ type rig struct {
 	// progress is when a wait last began, or what it waits for went on.
 	progress time.Time
 	dead     bool // what was delivered late found its session ended
+
+	after []func() // what ends what a stage has started
 }
 
 func newRig(ctx context.Context, w *worker, o *options, s scene, target *history) (*rig, error) {
@@ -79,6 +81,9 @@ func (r *rig) idleTimeout() time.Duration {
 // close ends what is left. A process that holds a connection for longer than the patience loses it:
 // its pool is left to it, and its sessions end before the next history.
 func (r *rig) close() {
+	for _, end := range r.after {
+		end()
+	}
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -87,6 +92,9 @@ func (r *rig) close() {
 	}()
 	_ = r.ends(closed, "the pool")
 }
+
+// atEnd calls a function when the history is over.
+func (r *rig) atEnd(end func()) { r.after = append(r.after, end) }
 
 // ends waits for the end of something that was told to stop.
 func (r *rig) ends(ended <-chan struct{}, what string) error {

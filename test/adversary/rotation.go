@@ -73,8 +73,8 @@ type rotating struct {
 	at      progress
 	before  []int16
 	written chan error
-	cancel  context.CancelFunc
 	clients sync.WaitGroup
+	end     func() // of the clients
 
 	mu    sync.Mutex
 	kept  map[string]bool // committed, and to be found
@@ -106,7 +106,11 @@ func (x *rotating) setUp(r *rig) error {
 		return err
 	}
 	ctx, cancel := context.WithCancel(r.ctx)
-	x.cancel = cancel
+	x.end = func() {
+		cancel()
+		x.clients.Wait()
+	}
+	r.atEnd(x.end)
 	if x.records.copies() {
 		x.clients.Go(func() { x.ask(ctx, r) })
 	}
@@ -425,12 +429,4 @@ func (x *rotating) check(r *rig) ([]string, error) {
 	}
 	slices.Sort(x.wrong)
 	return x.wrong, nil
-}
-
-// end implements stage.
-func (x *rotating) end() {
-	if x.cancel != nil {
-		x.cancel()
-		x.clients.Wait()
-	}
 }

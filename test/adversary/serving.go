@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -9,8 +10,8 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -58,9 +59,6 @@ type serving struct {
 	refusal    func(key string)
 
 	address atomic.Pointer[string]
-	ctx     context.Context
-	cancel  context.CancelFunc
-	clients sync.WaitGroup
 
 	mu      sync.Mutex
 	script  []string // keys to be asked for, in order
@@ -79,9 +77,14 @@ func newServing(h func(*serving, *rig, *pgxpool.Pool) (http.Handler, func(contex
 
 // setUp implements stage.
 func (x *serving) setUp(r *rig) error {
-	x.ctx, x.cancel = context.WithCancel(r.ctx)
+	ctx, cancel := context.WithCancel(r.ctx)
 	x.script = []string{"k1", "k1", "fails-once", "k2", "k3", "k2"}
-	x.clients.Go(func() { x.ask(r) })
+	var client sync.WaitGroup
+	client.Go(func() { x.ask(ctx, r) })
+	r.atEnd(func() {
+		cancel()
+		client.Wait()
+	})
 	return nil
 }
 
@@ -96,9 +99,9 @@ func (x *serving) more(*rig) error {
 }
 
 // ask is the client.
-func (x *serving) ask(r *rig) {
+func (x *serving) ask(ctx context.Context, r *rig) {
 	client := &http.Client{Timeout: 6 * r.bound, Transport: &http.Transport{DisableKeepAlives: true}}
-	for x.ctx.Err() == nil {
+	for ctx.Err() == nil {
 		x.mu.Lock()
 		key := ""
 		if x.next < len(x.script) {
@@ -108,7 +111,7 @@ func (x *serving) ask(r *rig) {
 		address := x.address.Load()
 		pause := 3 * time.Millisecond
 		if key != "" && address != nil {
-			status, body, err := post(x.ctx, client, *address, key)
+			status, body, err := post(ctx, client, *address, key)
 			switch {
 			case err != nil:
 				r.say("client: %s: %.200v", key, err)
@@ -126,7 +129,7 @@ func (x *serving) ask(r *rig) {
 		}
 		select {
 		case <-time.After(pause):
-		case <-x.ctx.Done():
+		case <-ctx.Done():
 		}
 	}
 }
@@ -202,33 +205,19 @@ func (x *serving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0)}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	address := "http://" + l.Addr().String()
-	x.address.Store(&address)
+	server := httptest.NewUnstartedServer(handler)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.Start()
+	x.address.Store(&server.URL)
 	stop := r.process(run)
-	var once sync.Once
-	return func() (err error) {
-		once.Do(func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), r.patience)
-			defer cancel()
-			err = server.Shutdown(ctx)
-			if errors.Is(err, context.DeadlineExceeded) {
-				err = broken("waits beyond its bound: a request is under way for %v", r.patience)
-			}
-			_ = server.Close()
-			<-served //nolint:errcheck // that it was shut down
-			if stopped := stop(); err == nil {
-				err = stopped
-			}
-		})
-		return err
-	}, nil
+	return sync.OnceValue(func() error {
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			server.Close() // after the requests that are under way
+		}()
+		return cmp.Or(r.ends(closed, "a server"), stop())
+	}), nil
 }
 
 // done implements stage.
@@ -270,14 +259,6 @@ func (x *serving) checkIn(r *rig, pools ...*pgxpool.Pool) (found []string, err e
 		}
 	}
 	return found, nil
-}
-
-// end implements stage.
-func (x *serving) end() {
-	if x.cancel != nil {
-		x.cancel()
-		x.clients.Wait()
-	}
 }
 
 // failsNow reports whether a run of a request is to fail: the first one of one key.
