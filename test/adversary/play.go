@@ -55,33 +55,25 @@ var errUnpruned = errors.New("nothing was pruned")
 
 // record plays a scene without a fault, and returns the messages that its process sends.
 func (w *worker) record(ctx context.Context, o *options, s scene) (sent []point, err error) {
+	var out outcome
 	for range tries {
-		if sent, err = w.recordOnce(ctx, o, s); !errors.Is(err, errUnpruned) {
+		if out, err = w.play(ctx, o, history{scene: s}); !errors.Is(err, errUnpruned) {
 			break
 		}
 	}
-	return sent, err
-}
-
-func (w *worker) recordOnce(ctx context.Context, o *options, s scene) (sent []point, err error) {
-	r, err := newRig(ctx, w, o, s, nil)
-	if err != nil {
-		return nil, err
+	if out.breach != nil {
+		err = fmt.Errorf("%s: %w%s", history{scene: s}, out.breach, out.lines)
 	}
-	defer r.close()
-	if err := perform(r, s.make()); err != nil {
-		return nil, fmt.Errorf("%s without a fault: %w%s", s.name, err, r.timeline())
-	}
-	sent = r.recorded()
-	spare(sent)
+	spare(out.sent)
 	if s.epoch != nil {
-		sent = slices.DeleteFunc(sent, func(p point) bool { return p.n > 1 })
+		out.sent = slices.DeleteFunc(out.sent, func(p point) bool { return p.n > 1 })
 	}
-	return sent, nil
+	return out.sent, err
 }
 
 // outcome is the result of a history.
 type outcome struct {
+	sent   []point
 	struck bool
 	dead   bool // what was delivered late found its session ended
 	breach *breach
@@ -92,13 +84,13 @@ type outcome struct {
 // play plays a history.
 func (w *worker) play(ctx context.Context, o *options, h history) (outcome, error) {
 	began := time.Now()
-	r, err := newRig(ctx, w, o, h.scene, &h)
+	r, err := newRig(ctx, w, o, h)
 	if err != nil {
 		return outcome{}, err
 	}
 	defer r.close()
 	err = perform(r, h.scene.make())
-	out := outcome{struck: r.hasStruck(), dead: r.dead, took: time.Since(began), lines: r.timeline()}
+	out := outcome{sent: r.recorded(), struck: r.hasStruck(), dead: r.dead, took: time.Since(began), lines: r.timeline()}
 	if err != nil && !errors.As(err, &out.breach) {
 		return out, fmt.Errorf("%s: %w%s", h, err, out.lines)
 	}

@@ -60,14 +60,19 @@ func (f fault) meets(k wire.Kind) bool {
 	return false
 }
 
-// history is one fault at one point of a scene.
+// history is one fault at one point of a scene, or the scene without a fault.
 type history struct {
 	scene scene
 	point point
 	fault fault
 }
 
-func (h history) String() string { return h.scene.name + "/" + h.fault.name + "/" + h.point.String() }
+func (h history) String() string {
+	if h.fault.name == "" {
+		return h.scene.name + " without a fault"
+	}
+	return h.scene.name + "/" + h.fault.name + "/" + h.point.String()
+}
 
 // selects reports whether a name matches one of the patterns. Each part of a pattern is matched as
 // path.Match does. A pattern with fewer parts than the name matches all names that begin so. For

@@ -47,12 +47,15 @@ type rig struct {
 	after []func() // what ends what a stage has started
 }
 
-func newRig(ctx context.Context, w *worker, o *options, s scene, target *history) (*rig, error) {
+func newRig(ctx context.Context, w *worker, o *options, h history) (*rig, error) {
 	db, err := w.database(ctx, near)
 	if err != nil {
 		return nil, fmt.Errorf("a database: %w", err)
 	}
-	r := &rig{Timeline: histories.NewTimeline(), ctx: ctx, worker: w, db: db, scene: s, bound: o.bound, patience: o.patience, target: target, counts: map[string]int{}, struck: make(chan struct{})}
+	r := &rig{Timeline: histories.NewTimeline(), ctx: ctx, worker: w, db: db, scene: h.scene, bound: o.bound, patience: o.patience, counts: map[string]int{}, struck: make(chan struct{})}
+	if h.fault.name != "" {
+		r.target = &h
+	}
 	r.wire = &wire.Wire{At: r.at, Answered: func(a wire.Answer) { r.Answered(fmt.Sprintf("#%d is answered ", a.Conn), a) }}
 	cfg, err := pgxpool.ParseConfig(db.Address())
 	if err != nil {
