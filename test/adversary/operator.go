@@ -213,8 +213,8 @@ func (x *commanding) done(r *rig) (bool, error) {
 // check implements stage.
 func (x *commanding) check(r *rig) ([]string, error) { return x.mix.Check(r.ctx, r.db.Pool, true) }
 
-// commands is a process that runs commands, until they have succeeded. wired makes of
-// a database's address one whose messages the adversary sees. It stops beside, and then what runs beside it.
+// commands is a process that runs commands, until they have succeeded. wired makes of a database's
+// address one whose messages the adversary sees. It stops them, and then what runs beside them.
 func (r *rig) commands(run func(ctx context.Context, wired func(address string) string) error, beside func() error) (stop func() error, err error) {
 	cc := r.pool.Config().ConnConfig
 	ctx, cancel := context.WithCancel(r.ctx)
