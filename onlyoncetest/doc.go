@@ -111,11 +111,12 @@
 // because nothing can be compared otherwise. A statement or a request counts as "past the
 // transaction" if the user's code is the innermost caller: the stack is read when it is sent.
 //
-// test/adversary plays histories, too, of the engine. Both have their faults and the names of points
-// from internal/wire, their databases from internal/workerdb, and timelines and workers from
-// internal/histories. They differ in what a history is. Run kills processes of any program, compares
-// with a clean run, and ends with the shortest history that differs. The adversary lets a process
-// live on after a fault, delivers messages late, checks invariants of guarantees.md by ledgers of
-// its own, and reports each breach. Its scenes are no Cases: they have commands, several databases,
-// and more work after a fault, for which users would have to read hooks that they never need.
+// test/adversary plays histories of the engine. Both have their faults and the names of points from
+// internal/wire, their databases from internal/workerdb, and timelines and workers from
+// internal/histories. They differ in what a history is. Run kills processes of any program,
+// compares with a clean run, and ends with the shortest history that differs. The adversary lets a
+// process live on after a fault, delivers messages late, checks invariants of guarantees.md by
+// ledgers of its own, and reports each breach. Its scenes are no Cases: they have commands, several
+// databases, and more work after a fault, for which users would have to read hooks that they never
+// need.
 package onlyoncetest

@@ -2,7 +2,6 @@ package onlyoncetest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/url"
 	"sync"
@@ -106,8 +105,5 @@ func takeIdle(ctx context.Context) (*workerdb.DB, error) {
 	if db != nil {
 		return db, db.Clear(ctx)
 	}
-	if db, err = s.Take(ctx, nil); err != nil {
-		return nil, err
-	}
-	return db, errors.Join(db.Save(ctx))
+	return s.Take(ctx, nil)
 }

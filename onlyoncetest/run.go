@@ -147,9 +147,6 @@ func (r *runner) open(ctx context.Context) error {
 		if db != nil {
 			r.taken = append(r.taken, db)
 		}
-		if err == nil {
-			err = db.Save(ctx)
-		}
 		if err != nil {
 			return fmt.Errorf("Case.Migrate: %w", err)
 		}

@@ -63,7 +63,7 @@ end $$`
 
 const restoreSQL = `select onlyonce_saved.restore()`
 
-// Schemas that keep rows: of Save, and of Keep.
+// Schemas that keep rows: of a new database, and of Keep.
 const (
 	saved   = "onlyonce_saved"
 	standby = "onlyonce_standby"

@@ -3,10 +3,9 @@
 //
 // # How a database is restored
 //
-// [DB.Save] keeps the rows that the database has at that moment, in a schema of its own, and the
-// numbers that sequences have reached. [DB.Restore] deletes all rows of all tables, puts those
-// back, and resets the sequences, so that each run begins in the same state. It runs without
-// triggers (session_replication_role), which needs a superuser. If the role is none, or if a run
+// [Server.Take] keeps the rows that a new database has, in a schema of its own, and the numbers that
+// sequences have reached. [DB.Restore] deletes all rows of all tables, puts those back, and resets
+// the sequences, so that each run begins in the same state. It runs without triggers (session_replication_role), which needs a superuser. If the role is none, or if a run
 // has changed tables (DDL), the database is dropped and made anew, which is slower.
 //
 // [DB.Keep] and [DB.Promote] do the same in the middle of a run, for a failover that loses commits.
@@ -267,13 +266,16 @@ func (d *DB) make(ctx context.Context) error {
 	}
 	d.used, d.saved = 0, false
 	if d.setUp != nil {
-		return d.setUp(ctx, d.Pool)
+		if err := d.setUp(ctx, d.Pool); err != nil {
+			return err
+		}
 	}
-	return nil
+	d.saved, err = d.keep(ctx, saved)
+	return err
 }
 
-// Renew makes the database anew.
-func (d *DB) Renew(ctx context.Context) error {
+// renew makes the database anew.
+func (d *DB) renew(ctx context.Context) error {
 	d.server.mu.Lock()
 	defer d.server.mu.Unlock()
 	return d.make(ctx)
@@ -289,13 +291,7 @@ func (d *DB) Drop(ctx context.Context) error {
 		d.server.exec(ctx, `select pg_advisory_unlock($1, $2)`, class, d.number))
 }
 
-// Save keeps the state that Restore returns to.
-func (d *DB) Save(ctx context.Context) (err error) {
-	d.saved, err = d.keep(ctx, saved)
-	return err
-}
-
-// Saved reports whether Restore returns to what Save has kept. It does not if the role is no
+// Saved reports whether the state was kept that Restore returns to. It was not if the role is no
 // superuser: then each Restore makes the database anew, and Keep keeps nothing.
 func (d *DB) Saved() bool { return d.saved }
 
@@ -336,8 +332,7 @@ func (d *DB) Promote(ctx context.Context) (promoted bool, err error) {
 	return promoted, err
 }
 
-// Restore ends the sessions of the run before and returns the database to the state of Save, or to
-// that of a new one if it was not saved.
+// Restore ends the sessions of the run before and returns the database to the state of a new one.
 func (d *DB) Restore(ctx context.Context) error {
 	if err := d.EndSessions(ctx); err != nil {
 		return err
@@ -349,17 +344,10 @@ func (d *DB) Restore(ctx context.Context) error {
 			return nil
 		}
 	}
-	saved := d.saved
-	if err := d.Renew(ctx); err != nil {
-		return err
-	}
-	if saved {
-		return d.Save(ctx)
-	}
-	return nil
+	return d.renew(ctx)
 }
 
-// Clear drops what is not ours, and returns our tables to the state of Save.
+// Clear drops what is not ours, and returns our tables to the state of a new database.
 func (d *DB) Clear(ctx context.Context) error {
 	if err := d.EndSessions(ctx); err != nil {
 		return err
@@ -369,8 +357,7 @@ func (d *DB) Clear(ctx context.Context) error {
 			return d.Restore(ctx)
 		}
 	}
-	d.saved = false
-	return d.Restore(ctx)
+	return d.renew(ctx)
 }
 
 // workerName is the application_name of the sessions of DB.Pool.

@@ -70,9 +70,6 @@ func TestRestore(t *testing.T) {
 		_, err := pool.Exec(ctx, tables)
 		return err
 	})
-	if err := d.Save(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	before := text(t, d, state)
 	for range 2 {
 		exec(t, d, `update stock set held = held + 1; insert into stock (sku) values ('c'); insert into lines values (3, 1); insert into onlyonce.leases (name) values ('x')`)
@@ -92,15 +89,12 @@ func TestRestore(t *testing.T) {
 }
 
 // A standby takes over with what was committed before Keep and nothing else: sessions of the old
-// server are over, and sequences go back. Restore returns to the state of Save afterwards.
+// server are over, and sequences go back. Restore returns to that of a new database afterwards.
 func TestPromote(t *testing.T) {
 	d := take(t, newServer(t), func(ctx context.Context, pool *pgxpool.Pool) error {
 		_, err := pool.Exec(ctx, tables)
 		return err
 	})
-	if err := d.Save(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	first := text(t, d, state)
 	exec(t, d, `insert into stock (sku) values ('c')`)
 	conn, err := pgx.Connect(t.Context(), d.Address())
@@ -143,9 +137,6 @@ func TestRestoreAfterDDL(t *testing.T) {
 		_, err := pool.Exec(ctx, tables)
 		return err
 	})
-	if err := d.Save(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	before := text(t, d, state)
 	for _, ddl := range []string{`create table made (n integer)`, `drop table lines`, `alter table stock add column x text`} {
 		exec(t, d, ddl)
@@ -164,9 +155,6 @@ func TestRestoreAfterDDL(t *testing.T) {
 // Clear leaves our tables only, and sessions of the run before are ended.
 func TestClear(t *testing.T) {
 	d := take(t, newServer(t), nil)
-	if err := d.Save(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	other, err := pgxpool.New(t.Context(), d.Address())
 	if err != nil {
 		t.Fatal(err)
@@ -239,9 +227,6 @@ func TestRestoreWithoutRights(t *testing.T) {
 		_, err := pool.Exec(ctx, tables)
 		return err
 	})
-	if err := d.Save(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	before := text(t, d, state)
 	exec(t, d, `update stock set held = held + 1; insert into lines values (1, 1)`)
 	if err := d.Restore(t.Context()); err != nil {

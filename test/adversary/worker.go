@@ -71,11 +71,10 @@ func (w *worker) database(ctx context.Context, name string) (*workerdb.DB, error
 		_, err := pool.Exec(ctx, scenario.EffectsSQL+"; "+callcheck.TablesSQL)
 		return err
 	})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		w.dbs[name] = d
 	}
-	w.dbs[name] = d
-	return d, d.Save(ctx)
+	return d, err
 }
 
 // returned reports whether all of a pool's connections are given back.
