@@ -3,10 +3,11 @@
 //
 // # How a database is restored
 //
-// [Server.Take] keeps the rows that a new database has, in a schema of its own, and the numbers that
-// sequences have reached. [DB.Restore] deletes all rows of all tables, puts those back, and resets
-// the sequences, so that each run begins in the same state. It runs without triggers (session_replication_role), which needs a superuser. If the role is none, or if a run
-// has changed tables (DDL), the database is dropped and made anew, which is slower.
+// [Server.Take] keeps the rows that a new database has, in a schema of its own, and the numbers
+// that sequences have reached. [DB.Restore] deletes all rows of all tables, puts those back, and
+// resets the sequences, so that each run begins in the same state. It runs without triggers
+// (session_replication_role), which needs a superuser. If the role is none, or if a run has changed
+// tables (DDL), the database is dropped and made anew, which is slower.
 //
 // [DB.Keep] and [DB.Promote] do the same in the middle of a run, for a failover that loses commits.
 //
