@@ -3,11 +3,13 @@ package idempotency_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"mime/multipart"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -83,7 +85,7 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 			}, charged)
 			key := map[bool]string{true: "k"}[route.Key == idempotency.KeyRequired]
 			answers := []got{r.post(route.Pattern, key, "amount=10", form...), r.post(route.Pattern, key, "amount=9999", form...)}
-			if name == "parsed" {
+			if name == "parsed" || name == "read" {
 				answers = append(answers, chunked(route.Pattern, key, "amount=11"), chunked(route.Pattern, key, "amount=12"))
 			}
 			if name != "parsed and given back" {
@@ -105,6 +107,71 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 	}
 	if n := one[string](r, `select string_agg(v, ',' order by v) from effects`); n != "10,10,9999" {
 		t.Errorf("effects: %s", n)
+	}
+}
+
+// A body of unknown length that middleware has decoded leaves nothing behind, or the line end after
+// the value: without bytes, requests for other amounts would be one.
+func TestH6BodyOfUnknownLength(t *testing.T) {
+	t.Parallel()
+	type amount struct{}
+	r := newRig(t, testConfig())
+	decoding := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			var in struct{ Amount int }
+			if err := json.NewDecoder(req.Body).Decode(&in); err != nil {
+				t.Error(err)
+			}
+			next.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), amount{}, in.Amount)))
+		})
+	}
+	charged := func(w http.ResponseWriter, req *http.Request) {
+		w.WriteHeader(http.StatusCreated)
+		_, _ = fmt.Fprintf(w, "charged %v", req.Context().Value(amount{}))
+	}
+	r.wrapped(idempotency.Route{Pattern: "/keyed"}, decoding, charged)
+	r.wrapped(idempotency.Route{Pattern: "/derived", Key: idempotency.KeyDerived}, decoding, charged)
+	r.handle(idempotency.Route{Pattern: "/unread"}, effect)
+	h2 := httptest.NewUnstartedServer(r.mux)
+	h2.EnableHTTP2 = true
+	h2.StartTLS()
+	t.Cleanup(h2.Close)
+	post := func(srv *httptest.Server, path, key, body string, trailer http.Header) got {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+path, io.MultiReader(strings.NewReader(body))) // of no length
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Trailer = trailer
+		if path != "/derived" {
+			req.Header.Set("Idempotency-Key", strings.ReplaceAll(key, " ", "-"))
+		}
+		resp, err := srv.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got{resp.StatusCode, resp.Header, read(t, resp)}
+	}
+	for name, c := range map[string]struct {
+		srv     *httptest.Server
+		end     string
+		trailer http.Header
+	}{
+		"chunked":                {r.srv, "", nil},
+		"chunked with a trailer": {r.srv, "", http.Header{"X-Sum": {"1"}}},
+		"a line end is left":     {r.srv, strings.Repeat(" ", 600) + "\r\n", nil},
+		"HTTP/2":                 {h2, "", nil},
+	} {
+		for _, path := range []string{"/keyed", "/derived"} {
+			for _, body := range []string{`{"amount":10}`, `{"amount":99}`} {
+				if g := post(c.srv, path, name, body+c.end, c.trailer); g.status != http.StatusInternalServerError || g.code() != "body-consumed" || g.mark() != "rejected" {
+					t.Errorf("%s, %s %s: %v", name, path, body, g)
+				}
+			}
+		}
+		first, again, other := post(c.srv, "/unread", name, "10"+c.end, c.trailer), post(c.srv, "/unread", name, "10"+c.end, c.trailer), post(c.srv, "/unread", name, "9999"+c.end, c.trailer)
+		if first.mark() != "created" || again.mark() != "replayed" || other.mark() != "mismatch" {
+			t.Errorf("%s, nobody has read it: %v, %v, %v", name, first, again, other)
+		}
 	}
 }
 
