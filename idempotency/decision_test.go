@@ -45,7 +45,6 @@ func TestH27HandlerDecides(t *testing.T) {
 			"final 409":                    {idempotency.Route{}, decides(409, idempotency.Final), "created replayed", "", 0},
 			"final 201":                    {idempotency.Route{}, decides(201, idempotency.Final), "created replayed", "", 1},
 			"transient 402":                {idempotency.Route{KeepWrites: true}, decides(402, idempotency.Transient), "released released", "", 0},
-			"transient 503 that is stored": {idempotency.Route{StoreServerErrors: true}, decides(503, idempotency.Transient), "released released", "", 0},
 			"transient 201":                {idempotency.Route{}, decides(201, idempotency.Transient), "rejected rejected", "rolled-back", 0},
 			"the last one counts":          {idempotency.Route{}, decides(402, idempotency.Final, idempotency.Transient), "released released", "", 0},
 		} {
@@ -60,26 +59,75 @@ func TestH27HandlerDecides(t *testing.T) {
 	}
 }
 
-// A 5xx is not final as long as a step's outcome is open: the next request asks the provider.
-func TestH27OpenStepIsNotFinal(t *testing.T) {
+// Nothing is kept while a step's outcome is unknown, whatever the handler answers and decides: the
+// next request calls again. It is kept once the step has a result.
+func TestH27OpenStepKeepsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
-	var p provider
-	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
-		_, err := idempotency.Step(req.Context(), "charge", func(ctx context.Context, key string) ([]byte, error) {
-			result, err := p.pay(ctx, key)
-			if r.runs.Load() == 1 {
-				return nil, errors.New("no answer")
+	for _, status := range []int{201, 302, 402, 422, 502} {
+		for name, decide := range map[string]func(*http.Request){"": nil, "final": idempotency.Final} {
+			for _, later := range []string{"waits", "leaves"} {
+				path := fmt.Sprintf("/charges/%d%s/%s", status, name, later)
+				var p provider
+				runs, asked, finished := 0, make(chan struct{}), make(chan struct{})
+				r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased, KeepWrites: true}, func(w http.ResponseWriter, req *http.Request) {
+					runs++
+					if runs == 3 { // does not ask for the step any more
+						w.WriteHeader(status)
+						return
+					}
+					first, stepping := runs == 1, make(chan struct{})
+					call := func(ctx context.Context, key string) ([]byte, error) {
+						result, err := p.pay(ctx, key)
+						if !first {
+							return result, err
+						}
+						close(stepping)
+						if later == "leaves" {
+							<-asked
+						}
+						return nil, errors.New("no answer")
+					}
+					if first && later == "leaves" { // the handler returns while the step runs
+						go func() {
+							defer close(finished)
+							_, _ = idempotency.Step(req.Context(), "charge", call)
+						}()
+						<-stepping
+					} else {
+						_, _ = idempotency.Step(req.Context(), "charge", call)
+					}
+					if decide != nil {
+						decide(req)
+					}
+					w.WriteHeader(status)
+				})
+				first := r.post(path, "k", "x")
+				close(asked)
+				if later == "leaves" {
+					<-finished
+				}
+				mark, code := "released", ""
+				if status < 400 {
+					mark, code = "rejected", "rolled-back"
+				}
+				if first.mark() != mark || first.code() != code {
+					t.Errorf("%s: %v", path, first)
+				}
+				if n := one[int](r, `select count(*) from onlyonce.http_records where completed_at is not null and scope = $1`, "http POST "+path); n != 0 {
+					t.Errorf("%s: completed while the step's outcome is unknown", path)
+				}
+				runs = 2 // a run that takes another way
+				if g := r.post(path, "k", "x"); g.mark() != mark || g.code() != code {
+					t.Errorf("%s: the step was not asked for: %v", path, g)
+				}
+				runs = 1
+				kept := status < 500 || name != ""
+				if g, again := r.post(path, "k", "x"), r.post(path, "k", "x"); g.status != status || kept && (g.mark() != "created" || again.mark() != "replayed") {
+					t.Errorf("%s: the outcome is known: %v, %v", path, g, again)
+				}
 			}
-			return result, err
-		})
-		idempotency.Final(req)
-		w.WriteHeader(http.StatusBadGateway)
-		_, _ = fmt.Fprint(w, err)
-	})
-	first, second, third := r.post("/charges", "k", "x"), r.post("/charges", "k", "x"), r.post("/charges", "k", "x")
-	if first.mark() != "released" || second.mark() != "created" || third.mark() != "replayed" {
-		t.Errorf("%v\n%v\n%v", first, second, third)
+		}
 	}
 }
 

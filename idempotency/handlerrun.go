@@ -23,14 +23,13 @@ type handlerRun struct {
 	// asking is held while a goroutine of the handler asks for the transaction or begins a step.
 	// After the handler's return, none gets either.
 	asking   sync.Mutex
-	steps    map[string]struct{} // names of the steps that are running or done; nil before the first one
+	steps    map[string]stepState // by name; nil before the first one
 	returned atomic.Bool
 
 	// What the handler has called, while asking was held.
 	decision  decision
-	reference string              // stored in place of the body
-	operation string              // the answer is the 202 of this operation
-	openSteps map[string]struct{} // steps that were begun, and have no result
+	reference string // stored in place of the body
+	operation string // the answer is the 202 of this operation
 
 	mu   sync.Mutex // for tx and conn: abandon reads tx while the handler runs
 	tx   *guard.Tx
@@ -39,9 +38,8 @@ type handlerRun struct {
 	held    *heldLease   // lease mode
 	renewed *lease.Lease // the same lease under a later epoch
 
-	unprotected    bool // no record is kept: FailOpen, or no key
-	outcomeUnknown bool // a step may have had its effect and must not be repeated
-	late           bool // the handler's context had ended when it returned
+	unprotected bool // no record is kept: FailOpen, or no key
+	late        bool // the handler's context had ended when it returned
 }
 
 // newRun returns a run of the handler that has not begun.

@@ -102,9 +102,11 @@ func (run *handlerRun) runLeasedOnce(l *lease.Lease, rec *recorder) runOutcome {
 	defer func() {
 		switch {
 		case returned:
-		case run.outcomeUnknown:
-			run.setAside(l)
 		default:
+			if _, state := run.openStep(); state == stepAside {
+				run.setAside(l)
+				return
+			}
 			run.endTx()
 			run.releaseKey(l)
 		}
@@ -124,7 +126,7 @@ func (run *handlerRun) completeLeased(l *lease.Lease, rec *recorder) runOutcome 
 	if run.held.lossError() != nil {
 		return finalOutcome(inProgressReply(time.Second)) // the new owner goes on
 	}
-	if run.outcomeUnknown {
+	if _, state := run.openStep(); state == stepAside {
 		return finalOutcome(run.setAside(l))
 	}
 	decision := run.decideKept(rec)
@@ -175,6 +177,10 @@ func (run *handlerRun) writeRecord(l *lease.Lease, rep reply, stored []byte, sea
 			}
 		case guard.SQLState(err) == fenceLost:
 			return finalOutcome(run.replyAfterFence(rep))
+		case guard.SQLState(err) == stepUnknown:
+			run.endTx()
+			run.releaseKey(l)
+			return finalOutcome(unkeptReply(rep, err))
 		case !run.commitUnanswered() && hasWrites:
 			run.endTx()
 			run.releaseKey(l)

@@ -294,25 +294,22 @@ func TestH11WhatIsKept(t *testing.T) {
 	t.Parallel()
 	type want struct{ stored, written bool }
 	keep, answer, nothing := want{true, true}, want{true, false}, want{}
-	classes := map[string]map[int]want{"default": {}, "keep writes": {}, "stripe": {}}
+	classes := map[string]map[int]want{"default": {}, "keep writes": {}}
 	for _, status := range []int{200, 201, 202, 204, 301, 302, 303, 304} {
 		for _, profile := range classes {
 			profile[status] = keep
 		}
 	}
 	for _, status := range []int{400, 402, 404, 410, 411, 412, 413, 415, 418, 422, 424, 428, 431, 451} {
-		classes["default"][status], classes["keep writes"][status], classes["stripe"][status] = answer, keep, answer
+		classes["default"][status], classes["keep writes"][status] = answer, keep
 	}
-	for _, status := range []int{401, 403, 408, 409, 421, 423, 425, 429} {
+	for _, status := range []int{401, 403, 408, 409, 421, 423, 425, 429, 500, 501, 502, 503, 504, 599} {
 		for _, profile := range classes {
 			profile[status] = nothing
 		}
 	}
-	for _, status := range []int{500, 501, 502, 503, 504, 599} {
-		classes["default"][status], classes["keep writes"][status], classes["stripe"][status] = nothing, nothing, answer
-	}
 	r := newRig(t, leasedConfig())
-	profiles := map[string]idempotency.Route{"default": {}, "keep writes": {KeepWrites: true}, "stripe": idempotency.ProfileStripe(idempotency.Route{})}
+	profiles := map[string]idempotency.Route{"default": {}, "keep writes": {KeepWrites: true, MismatchStatus: http.StatusBadRequest}}
 	for name, route := range profiles {
 		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 			route.Mode, route.Pattern = mode, fmt.Sprintf("/%s/%d", strings.Fields(name)[0], mode)
@@ -352,8 +349,8 @@ func TestH11WhatIsKept(t *testing.T) {
 			}
 		}
 	}
-	if g := r.post("/stripe/0", "stripe-0-200", "other", "X-Status", "200"); g.status != http.StatusBadRequest || g.mark() != "mismatch" || g.code() != "key-reused" {
-		t.Errorf("stripe, another request: %v", g)
+	if g := r.post("/keep/0", "keep-0-200", "other", "X-Status", "200"); g.status != http.StatusBadRequest || g.mark() != "mismatch" || g.code() != "key-reused" {
+		t.Errorf("keep writes, another request: %v", g)
 	}
 	if n := r.leases(); n != 0 {
 		t.Errorf("%d leases are left", n)

@@ -157,6 +157,7 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 const (
 	uniqueViolation = "23505"
 	fenceLost       = "OO001"
+	stepUnknown     = "OO010" // a step has no result
 )
 
 // mustRerun reports whether the whole transaction must run again, after a serialization failure or

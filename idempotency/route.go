@@ -128,13 +128,8 @@ type Route struct {
 	// such writes are undone, and only the answer is stored.
 	KeepWrites bool
 
-	// StoreServerErrors stores 5xx answers too, without what the handler wrote. See
-	// [ProfileStripe]. Defaults to false: a 5xx is undone, and the next request runs the handler
-	// again.
-	StoreServerErrors bool
-
-	// MismatchStatus is the status for a key that was used for another request: 422, 400 or 409.
-	// Defaults to 422.
+	// MismatchStatus is the status for a key that was used for another request: 422, 400 (as
+	// Stripe's v1 API answers) or 409. Defaults to 422.
 	MismatchStatus int
 
 	// TTL is how long an answer is kept from its completion, from 1 s to 400 days (H19). It must be
@@ -189,17 +184,6 @@ type Route struct {
 	// the status "bypassed". It is for lease mode only, because a transactional handler needs the
 	// store itself. Defaults to false: the layer answers 503.
 	FailOpen bool
-}
-
-// ProfileStripe makes the choices of Stripe's v1 API where they differ from the defaults: 5xx
-// answers are stored and replayed, and a key that was used for another request gets 400.
-//
-// A stored 500 is replayed until its key expires. The client then has to choose another key without
-// knowing whether the first request took effect. Prefer the default, which undoes the request and
-// runs it again.
-func ProfileStripe(r Route) Route {
-	r.StoreServerErrors, r.MismatchStatus = true, http.StatusBadRequest
-	return r
 }
 
 func (r Route) withDefaults() (Route, error) {

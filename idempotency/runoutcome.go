@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 )
 
@@ -36,7 +37,7 @@ type keptDecision struct {
 // status.
 func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 	status := rec.status()
-	keep := keepPolicy(status, &run.handler.route, run.ownDecision(status))
+	keep := keepPolicy(status, &run.handler.route, run.decision)
 	if run.decision == decidedTransient && status < http.StatusBadRequest {
 		return keptDecision{outcome: finalOutcome(problemReply(codeRolledBack, errTransientSuccess))}
 	}
@@ -57,19 +58,26 @@ func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 	if run.tooLong(rec) {
 		return keptDecision{outcome: finalOutcome(problemReply(codeResponseTooLarge, nil))}
 	}
+	if name, state := run.openStep(); state != stepDone {
+		return keptDecision{outcome: finalOutcome(unkeptReply(handlerReply(Released, rec), fmt.Errorf("%w: step %q", errStepOpen, name)))}
+	}
 	if keep == keepNothing {
 		return keptDecision{outcome: finalOutcome(handlerReply(Released, rec))}
 	}
 	return keptDecision{part: keep}
 }
 
-// ownDecision returns what the handler has decided about its answer. A 5xx is not final as long as
-// the outcome of a step is open.
-func (run *handlerRun) ownDecision(status int) decision {
-	if run.decision == decidedFinal && status >= http.StatusInternalServerError && len(run.openSteps) > 0 {
-		return byStatus
+// errStepOpen is why an answer was not kept.
+var errStepOpen = errors.New("idempotency: the handler answered while a step's outcome is unknown")
+
+// unkeptReply replies to a request whose answer is not kept, because a step's outcome is unknown. An
+// answer below 400 would report an effect that was undone, so it is not sent.
+func unkeptReply(rep reply, why error) reply {
+	if rep.status < http.StatusBadRequest {
+		return problemReply(codeRolledBack, why)
 	}
-	return run.decision
+	rep.mark = Released
+	return rep
 }
 
 // tooLong reports whether the answer must not be sent because of its length (H15). A body that was
@@ -96,10 +104,8 @@ func keepPolicy(status int, route *Route, own decision) keptPart {
 		return keepNothing
 	}
 	switch {
-	case status >= 500 && !route.StoreServerErrors:
-		return keepNothing
 	case status >= 500:
-		return keepAnswer
+		return keepNothing
 	case status >= 400 && !route.KeepWrites:
 		return keepAnswer
 	}

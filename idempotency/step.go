@@ -41,7 +41,8 @@ const (
 // means that the outcome is unknown: the next run of the handler repeats the call under the same
 // key, within Route.KeyWindow. After that, Step asks Route.Reconcile, or returns
 // [ErrOutcomeUnknown]. An answer like "key in use" or "in progress" is an error too, because the
-// earlier attempt may still be running.
+// earlier attempt may still be running. Until the outcome is known, no answer of the handler is kept:
+// one of 400 or above frees the key, and one below 400 is not sent.
 //
 // Each call of a request needs a name of its own, for example "refund " and the item's id in a loop
 // over items. A second Step with the same name in one run of the handler returns [ErrStep];
@@ -61,98 +62,119 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 	case name == "" || len(name) > maxStepName:
 		return nil, fmt.Errorf("%w: a step's name must have 1 to %d bytes", ErrStep, maxStepName)
 	}
-	release, err := run.takeStepName(ctx, name)
-	if err != nil {
+	if err := run.takeStepName(name); err != nil {
 		return nil, err
 	}
-	done := false
-	defer func() {
-		if !done {
-			release()
-		}
-	}()
-	result, err := run.runStep(ctx, name, fn)
-	done = err == nil
+	state := stepFailed // also if fn panics
+	defer func() { run.setStep(name, state) }()
+	result, state, err := run.runStep(ctx, name, fn)
 	return result, err
 }
 
-// takeStepName takes a name for a step of the run that ctx belongs to. release gives the name back.
-func (run *handlerRun) takeStepName(ctx context.Context, name string) (release func(), err error) {
+// stepState is how far a step of a run is. The greater of two states decides about the request.
+type stepState int
+
+const (
+	stepDone    stepState = iota // its outcome is known
+	stepRunning                  // its name is taken
+	stepFailed                   // its outcome is unknown, and it may be tried again
+	stepAside                    // its outcome is unknown, and an operator has to decide
+)
+
+// takeStepName takes a name for a step of the run.
+func (run *handlerRun) takeStepName(name string) error {
 	run.asking.Lock()
 	defer run.asking.Unlock()
-	_, taken := run.steps[name]
+	state, known := run.steps[name]
 	switch {
 	case run.returned.Load():
-		return nil, fmt.Errorf("%w: step %q was called after the handler's return", ErrStep, name)
+		return fmt.Errorf("%w: step %q was called after the handler's return", ErrStep, name)
 	case run.tx != nil:
-		return nil, fmt.Errorf("%w: step %q was called after Tx: call it before, because no external call may be made while a transaction is open", ErrStep, name)
-	case taken:
-		return nil, fmt.Errorf("%w: step %q is used for the second time in one run of the handler, and its call would not be made: give each call its own name", ErrStep, name)
+		return fmt.Errorf("%w: step %q was called after Tx: call it before, because no external call may be made while a transaction is open", ErrStep, name)
+	case known && state <= stepRunning:
+		return fmt.Errorf("%w: step %q is used for the second time in one run of the handler, and its call would not be made: give each call its own name", ErrStep, name)
 	}
 	if run.steps == nil {
-		run.steps, run.openSteps = make(map[string]struct{}), make(map[string]struct{})
+		run.steps = make(map[string]stepState)
 	}
-	run.steps[name] = struct{}{}
-	return func() {
-		run.asking.Lock()
-		defer run.asking.Unlock()
-		delete(run.steps, name)
-	}, nil
+	run.steps[name] = stepRunning
+	return nil
 }
 
-func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
+// setStep notes how a step has ended. Steps may run at the same time.
+func (run *handlerRun) setStep(name string, state stepState) {
+	run.asking.Lock()
+	defer run.asking.Unlock()
+	run.steps[name] = state
+}
+
+// openStep returns the name and the state of the step that decides about the request. A step that
+// still runs after the handler's return counts as one of unknown outcome.
+func (run *handlerRun) openStep() (name string, state stepState) {
+	run.asking.Lock()
+	defer run.asking.Unlock()
+	for n, s := range run.steps {
+		if s > state {
+			name, state = n, s
+		}
+	}
+	return name, state
+}
+
+func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) (result []byte, state stepState, err error) {
 	key := run.stepKey(name)
 	if run.unprotected {
-		return fn(ctx, key)
+		if result, err = fn(ctx, key); err != nil {
+			return result, stepFailed, err
+		}
+		return result, stepDone, nil
 	}
 	done, result, err := run.beginStep(ctx, name)
 	if errors.Is(err, ErrOutcomeUnknown) {
-		done, result, err = run.reconcileStep(ctx, name, key, err)
+		if done, result, state, err = run.reconcileStep(ctx, name, key, err); state == stepAside {
+			return nil, state, err
+		}
 	}
-	if err != nil || done {
-		return result, err
-	}
-	run.setStepOpen(name, true)
-	result, err = fn(ctx, key)
 	if err != nil {
-		return nil, err
+		return nil, stepFailed, err
+	}
+	if done {
+		return result, stepDone, nil
+	}
+	if result, err = fn(ctx, key); err != nil {
+		return nil, stepFailed, err
 	}
 	if len(result) > maxStepResult {
-		return nil, fmt.Errorf("idempotency: step %q: its result has %d bytes, at most %d are remembered", name, len(result), maxStepResult)
+		return nil, stepFailed, fmt.Errorf("idempotency: step %q: its result has %d bytes, at most %d are remembered", name, len(result), maxStepResult)
 	}
 	if err := run.endStep(name, result); err != nil {
-		return nil, err
+		return nil, stepFailed, err
 	}
-	run.setStepOpen(name, false)
-	return result, nil
+	return result, stepDone, nil
 }
 
 // reconcileStep asks the provider what became of a step whose key it may have forgotten (H29). If
 // nothing is found out, the request is set aside for an operator.
-func (run *handlerRun) reconcileStep(ctx context.Context, name, key string, unknown error) (done bool, result []byte, err error) {
+func (run *handlerRun) reconcileStep(ctx context.Context, name, key string, unknown error) (done bool, result []byte, state stepState, err error) {
 	ask := run.handler.route.Reconcile
 	if ask == nil {
-		run.outcomeUnknown = true
-		return false, nil, unknown
+		return false, nil, stepAside, unknown
 	}
-	run.setStepOpen(name, true)
 	outcome, result, err := ask(ctx, name, key)
 	switch {
 	case err != nil: // not set aside: the next request asks again
-		return false, nil, fmt.Errorf("idempotency: step %q: Route.Reconcile: %w", name, err)
+		return false, nil, stepFailed, fmt.Errorf("idempotency: step %q: Route.Reconcile: %w", name, err)
 	case outcome == StepNoEffect:
-		return false, nil, nil
+		return false, nil, stepRunning, nil
 	case outcome != StepTookEffect:
-		run.outcomeUnknown = true
-		return false, nil, unknown
+		return false, nil, stepAside, unknown
 	case len(result) > maxStepResult:
-		return false, nil, fmt.Errorf("idempotency: step %q: Route.Reconcile: the result has %d bytes, at most %d are remembered", name, len(result), maxStepResult)
+		return false, nil, stepFailed, fmt.Errorf("idempotency: step %q: Route.Reconcile: the result has %d bytes, at most %d are remembered", name, len(result), maxStepResult)
 	}
 	if err := run.endStep(name, result); err != nil {
-		return false, nil, err
+		return false, nil, stepFailed, err
 	}
-	run.setStepOpen(name, false)
-	return true, result, nil
+	return true, result, stepDone, nil
 }
 
 // StepOutcome is what a provider says about a [Step], see Route.Reconcile.
@@ -168,18 +190,6 @@ const (
 	// The step's function is called, under the same key.
 	StepNoEffect
 )
-
-// setStepOpen notes that a step's call may have been made and that its result is not stored, or
-// that it is.
-func (run *handlerRun) setStepOpen(name string, open bool) {
-	run.asking.Lock()
-	defer run.asking.Unlock()
-	if open {
-		run.openSteps[name] = struct{}{}
-	} else {
-		delete(run.openSteps, name)
-	}
-}
 
 // stepKey returns the key for the provider. It does not depend on which process works on the
 // request.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -259,6 +260,39 @@ func TestH18OneCallAName(t *testing.T) {
 	}
 }
 
+// Steps may run at the same time, also past a handler that does not wait for them: what they find
+// out is written and read under one lock (with -race).
+func TestH18StepsAtTheSameTime(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	var left sync.WaitGroup
+	var leaves atomic.Bool
+	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+		for _, name := range []string{"a", "b", "c"} {
+			left.Go(func() {
+				_, _ = idempotency.Step(req.Context(), name, func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") })
+			})
+		}
+		if !leaves.Load() {
+			left.Wait()
+		}
+		w.WriteHeader(http.StatusPaymentRequired)
+	})
+	if g := r.post("/charges", "k", "x"); g.mark() != "released" {
+		t.Errorf("%v", g)
+	}
+	r.exec(`update onlyonce.http_steps set first_at = first_at - interval '3 days'`)
+	leaves.Store(true)
+	if g := r.post("/charges", "k", "x"); g.mark() != "released" && g.code() != "commit-unknown" {
+		t.Errorf("the steps are left behind: %v", g)
+	}
+	left.Wait()
+	leaves.Store(false)
+	if g := r.post("/charges", "k", "x"); g.code() != "commit-unknown" {
+		t.Errorf("the steps are too old: %v", g)
+	}
+}
+
 func TestH18StepsThatAreNone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -277,9 +311,6 @@ func TestH18StepsThatAreNone(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
 		_, err := idempotency.Step(req.Context(), "", call)
 		refused("without a name", err)
-		if _, err := idempotency.Step(req.Context(), "long", func(context.Context, string) ([]byte, error) { return make([]byte, 1<<20+1), nil }); err == nil {
-			t.Error("a result that is too long is kept")
-		}
 		if _, err := idempotency.Tx(req); err != nil {
 			t.Error(err)
 		}
@@ -291,6 +322,15 @@ func TestH18StepsThatAreNone(t *testing.T) {
 		if g := r.post(path, "k", "x"); g.mark() != "created" {
 			t.Errorf("%v", g)
 		}
+	}
+	r.handle(idempotency.Route{Pattern: "/long", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+		if _, err := idempotency.Step(req.Context(), "long", func(context.Context, string) ([]byte, error) { return make([]byte, 1<<20+1), nil }); err == nil {
+			t.Error("a result that is too long is kept")
+		}
+		_, _ = io.WriteString(w, "ok")
+	})
+	if g := r.post("/long", "k", "x"); g.code() != "rolled-back" {
+		t.Errorf("a call whose result is not remembered: %v", g)
 	}
 }
 

@@ -208,6 +208,9 @@ comment on function onlyonce.http_step_done(bigint, bigint, uuid, uuid, text, by
 -- before COMMIT. It locks the lease this late, because a renewal would wait for the lock, and with it the renewals of all
 -- leases of the process. A process that wants to take over waits for this transaction, and then
 -- finds no lease. It returns the time until which the record is kept.
+--
+-- It raises OO010 if a step has no result, for example one of an earlier attempt that this one has
+-- not asked for. The steps are read after the lease is deleted, which waits for steps that begin.
 create function onlyonce.http_finish(id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean) returns timestamptz
 language plpgsql as $$
 declare
@@ -223,10 +226,13 @@ begin
     raise exception using errcode = 'OO001', message = 'onlyonce: fence lost: the request is somebody else''s';
   end if;
   delete from onlyonce.leases l where l.id = http_finish.lease;
+  if exists (select from onlyonce.http_steps s where s.record_id = http_finish.id and s.done_at is null) then
+    raise exception using errcode = 'OO010', message = 'onlyonce: the outcome of a step of this request is unknown';
+  end if;
   perform onlyonce.seal();
   return until;
 end $$;
-comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean) is 'Stores the answer of a request in lease mode, deletes its lease, and seals the transaction.';
+comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean) is 'Stores the answer of a request in lease mode, deletes its lease, and seals the transaction. Raises OO010 if a step has no result.';
 
 -- http_reconcile sets a request aside because the outcome of one of its steps is unknown. It is a
 -- transaction of its own.
