@@ -46,9 +46,9 @@ var requestTables = []broughtTable{
 // memoryTables are of webhooks, besides the keys. They have no tenant: rows of other places come
 // along.
 var memoryTables = []broughtTable{
-	{`select (to_jsonb(b) - 'parked_id')::text from onlyonce.webhook_bodies b where $1::text is not null`,
+	{`select to_jsonb(b)::text from onlyonce.webhook_bodies b where $1::text is not null`,
 		`insert into onlyonce.webhook_bodies as b select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.webhook_bodies, j::jsonb) p
-		 on conflict (endpoint, digest) do update set seen_at = greatest(b.seen_at, excluded.seen_at)`},
+		 on conflict (endpoint, digest) do update set seen_at = greatest(b.seen_at, excluded.seen_at), key = coalesce(b.key, excluded.key), aside = b.aside or excluded.aside`},
 	{`select to_jsonb(o)::text from onlyonce.webhook_objects o where $1::text is not null`,
 		`insert into onlyonce.webhook_objects as o select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.webhook_objects, j::jsonb) p
 		 on conflict (scope, object) do update set version = greatest(o.version, excluded.version)`},

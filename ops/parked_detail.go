@@ -16,12 +16,11 @@ select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, 
        p.topic, p.partition, p."offset", p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
        p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
        p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
-       octet_length(coalesce(p.body, c.body)) as body_bytes, p.body_of, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed,
+       octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed,
        p.sealed_as::text as sealed_as, p.trace, p.response_status,
        p.response_headers, octet_length(p.response_body) as response_bytes,
-       case when $2::boolean then coalesce(p.body, c.body) end as body, case when $2::boolean then p.response_body end as response_body
+       case when $2::boolean then p.body end as body, case when $2::boolean then p.response_body end as response_body
   from onlyonce.parked p
-  left join onlyonce.parked c on c.id = p.body_of
   left join lateral (
     select count(*) filter (where (f.partition, f."offset") < (p.partition, p."offset")) as ahead,
            count(*) filter (where (f.partition, f."offset") > (p.partition, p."offset")) as behind
@@ -68,7 +67,6 @@ type parkedWhole struct {
 	Behind        int64
 	Head          *int64
 	BodyBytes     *int32
-	BodyOf        *int64
 	Body          []byte
 
 	RowID           *int64
@@ -148,10 +146,8 @@ type ParkedDetail struct {
 	Trace        *string         `json:"trace"`
 	Response     *ParkedResponse `json:"response"`
 
-	BodyBytes *int32 `json:"body_bytes"` // size of the body
-	// BodyOf is the row whose body this is, if a copy has none of its own (reason same-body).
-	BodyOf *int64 `json:"body_of"`
-	Body   Octets `json:"body,omitzero"` // nil unless it was asked for
+	BodyBytes *int32 `json:"body_bytes"`    // size of the body
+	Body      Octets `json:"body,omitzero"` // nil unless it was asked for
 }
 
 // ParkedResponse is the answer of a remote that has accepted a call which is still to be completed.
@@ -184,7 +180,7 @@ func (p *parkedWhole) detail() *ParkedDetail {
 		Offset: p.Offset, ClusterID: p.ClusterID, TopicID: p.TopicID, RecordTime: p.RecordTime, LogAppendTime: p.LogAppendTime,
 		RecordKey: p.RecordKey, Headers: []ParkedHeader{}, Sink: p.Sink, Name: p.Name, Method: p.Method, Target: p.Target,
 		Replay: p.Replay, ReplayResend: p.ReplayResend, ParkedAt: p.ParkedAt, SettledAt: p.SettledAt, OrderKey: p.OrderKey,
-		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, BodyOf: p.BodyOf, Body: p.Body, RowID: p.RowID, Lane: p.Lane,
+		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, Body: p.Body, RowID: p.RowID, Lane: p.Lane,
 		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, SealedAs: p.SealedAs, Trace: p.Trace}
 	if p.ResponseStatus != nil {
 		d.Response = &ParkedResponse{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, p.ResponseBody}

@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/shard"
@@ -23,41 +24,30 @@ const receiveSQL = `select onlyonce.receive_webhook($1, $2, $3, $4, $5, $6, $7, 
 // receiveAtSQL is the same for a place that must live in the database, if there are several (N2).
 const receiveAtSQL = `select onlyonce.receive_webhook_at($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
 
-// parkEventSQL parks a whole event that is not accepted. In: state, reason, error, tenant, scope,
-// key, topic, ordering key, names and values of headers, body, event id, whether parking settles
-// it. By no index; locks nothing.
+// parkEventSQL parks a whole event that is not accepted. In: reason, error, tenant, scope, key,
+// topic, ordering key, names and values of headers, body, event id. By no index; locks nothing.
 const parkEventSQL = `
-insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id,
-                             log_append_time, settled_at)
-values ('event', $1, $2, $3, $4, $5, $6, $7, clock_timestamp(), $8, $9, $10, $11, $12, true, case when $13 then clock_timestamp() end)`
+insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id, log_append_time)
+values ('event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true)`
 
-// parkSameBodySQL parks an event whose body came before. The first such copy since the body was
-// accepted is kept whole, and later ones refer to it. So a recorded request that is sent again
-// under made-up ids takes one row without a body each time. The bytes of a day are bounded. In:
-// endpoint, digest, most bytes of a day, error, tenant, scope, key, topic, ordering key, names and
-// values of headers, body, event id. One row: 1, or 0 if the day's bytes are used up. Runs under
-// the lock on the body's row, which the claim has taken; then locks the endpoint's row.
-const parkSameBodySQL = `
-with first as (
-  select p.id from onlyonce.webhook_bodies b join onlyonce.parked p on p.id = b.parked_id and p.body is not null
-   where b.endpoint = $1 and b.digest = $2),
-day as (
+// parkUnsignedSQL does the same for an event whose id or body came before, and whose sender signs no
+// id. The bytes of a day are bounded. In: as parkEventSQL; endpoint, digest, most bytes of a day,
+// whether the body is free for its own id. One row: 1, or 0 if the day's bytes are used up. Runs
+// under the lock on the body's row, which the claim has taken; then locks the endpoint's row.
+const parkUnsignedSQL = `
+with day as (
   insert into onlyonce.webhook_endpoints as e (endpoint, aside_on, aside)
-    select $1, (clock_timestamp() at time zone 'UTC')::date,
-           500 + case when exists (select from first) then 0 else octet_length($12::bytea) end
-           + coalesce((select sum(octet_length(h)) from unnest($10::bytea[] || $11::bytea[]) h), 0)::bigint
+    select $12, (clock_timestamp() at time zone 'UTC')::date,
+           500 + octet_length($10::bytea) + coalesce((select sum(octet_length(h)) from unnest($8::bytea[] || $9::bytea[]) h), 0)::bigint
   on conflict (endpoint) do update
     set aside_on = excluded.aside_on, aside = excluded.aside + case when e.aside_on = excluded.aside_on then e.aside else 0 end
   returning aside),
 kept as (
-  insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, body_of, event_id,
-                               log_append_time)
-    select 'event', 'waiting', 'same-body', $4, $5, $6, $7, $8, clock_timestamp(), $9, $10, $11,
-           case when not exists (select from first) then $12 end, (select id from first), $13, true
-      from day where aside <= $3
+  insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id, log_append_time)
+    select 'event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true from day where aside <= $14
   returning id),
-noted as (
-  update onlyonce.webhook_bodies b set parked_id = kept.id from kept where b.endpoint = $1 and b.digest = $2 and not exists (select from first))
+freed as (
+  update onlyonce.webhook_bodies set key = null where endpoint = $12 and digest = $13 and $15)
 select count(*) from kept`
 
 // isolationSQL is the first statement of a transaction that has only our own statements: at READ
@@ -212,18 +202,14 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 	switch {
 	case found == foundDuplicate:
 		return Duplicate, false, nil
-	case found == foundDivergent && a.cfg.KeepDivergent && !a.reconciled:
-		a.parkEvent(tx, parked.Discarded, parked.Divergent, errDivergent)
-		return Divergent, true, nil
-	case found == foundDivergent:
+	case found == foundDivergent && a.digest == nil: // the sender signs the id: it renders the body anew
 		return Divergent, false, nil
+	case found == foundDivergent:
+		return Divergent, true, a.parkUnsigned(ctx, tx, parked.Divergent, errDivergent)
 	case found == foundSameBody:
-		if err := a.parkSameBody(ctx, tx); err != nil {
-			return "", false, err
-		}
-		return SameBody, true, nil
+		return SameBody, true, a.parkUnsigned(ctx, tx, parked.SameBody, errSameBody)
 	case a.stale != nil:
-		a.parkEvent(tx, parked.Waiting, parked.Stale, a.stale)
+		a.parkEvent(tx, parked.Stale, a.stale)
 		return Stale, true, nil //nolint:nilerr // that the handler found it stale is what this is about
 	}
 	tx.Lend(&origin.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.messageID, Time: time.Now(), TraceOf: a.cfg.Trace})
@@ -231,7 +217,7 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 		err := a.cfg.Forward.enqueue(ctx, tx, a.incomingEvent)
 		if errors.Is(err, outbox.ErrCall) { // no call can be made of this event, now or later; no statement was sent
 			tx.TakeBack()
-			a.parkEvent(tx, parked.Waiting, parked.Forward, err)
+			a.parkEvent(tx, parked.Forward, err)
 			return Unforwarded, true, nil
 		}
 		if err != nil {
@@ -280,26 +266,38 @@ var (
 )
 
 // parkEvent parks the whole event.
-func (a *acceptTx) parkEvent(tx *guard.Tx, state, reason string, why error) {
-	names, values := a.headerColumns()
-	tx.Engine(stepPark, parkEventSQL, state, reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Name), a.hash,
-		Topic(a.cfg.Name), a.orderingKey, names, values, a.Body, a.messageID, state == parked.Discarded)
+func (a *acceptTx) parkEvent(tx *guard.Tx, reason string, why error) {
+	tx.Engine(stepPark, parkEventSQL, a.parkedColumns(reason, why)...)
 }
 
-// parkSameBody parks an event whose body came before under another id.
-func (a *acceptTx) parkSameBody(ctx context.Context, tx *guard.Tx) error {
-	names, values := a.headerColumns()
+// parkUnsigned parks the whole event if the bytes of the day allow it (W7).
+func (a *acceptTx) parkUnsigned(ctx context.Context, tx *guard.Tx, reason string, why error) error {
 	var kept int
-	err := tx.EngineRow(ctx, stepPark, parkSameBodySQL, a.cfg.Name, a.digest, a.cfg.MaxAside, codec.Text(errSameBody.Error()), a.tenant, Scope(a.cfg.Name),
-		a.hash, Topic(a.cfg.Name), a.orderingKey, names, values, a.Body, a.messageID).Scan(&kept)
-	if err != nil {
+	args := a.parkedColumns(reason, why)
+	args[4] = nil // a parked row with a key claims it
+	args = append(args, a.cfg.Name, a.digest, a.cfg.MaxAside, reason == parked.Divergent && a.signed == nil)
+	if err := tx.EngineRow(ctx, stepPark, parkUnsignedSQL, args...).Scan(&kept); err != nil {
 		tx.Fail(stepPark, err)
 		return err
 	}
 	if kept == 0 {
 		return ErrAside
 	}
+	a.logAside(reason, why)
 	return nil
+}
+
+// parkedColumns returns the arguments of parkEventSQL.
+func (a *acceptTx) parkedColumns(reason string, why error) []any {
+	names, values := a.headerColumns()
+	return []any{reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Name), a.hash, Topic(a.cfg.Name), a.orderingKey, names, values, a.Body, a.messageID}
+}
+
+// logAside tells an operator that a sender was told 200 and the event was not handled.
+func (a *acceptTx) logAside(reason string, why error) {
+	if held, yes := a.refusals.Let(reason, time.Now(), pace.Refusals); yes {
+		a.cfg.Logger.Warn("onlyonce: webhook set aside, see onlyonce parked list -kind event", "endpoint", a.cfg.Name, "reason", reason, "error", why, "not_logged", held)
+	}
 }
 
 var _ consumer.Tx = (*guard.Tx)(nil)

@@ -114,8 +114,8 @@ type Config struct {
 
 	// BodyWindow is how long a body is remembered if the sender does not sign the event's id
 	// (GitHub, Shopify), from 1 minute to Retention: within it the same body under another id is
-	// set aside as a likely copy (W7). Defaults to 1 hour, or to as long as
-	// a signed time counts, if the provider signs a time (PayPal).
+	// set aside as a likely copy, once (W7). Defaults to 1 hour, or to as long as a signed time
+	// counts, if the provider signs a time (PayPal).
 	BodyWindow time.Duration
 
 	// DuplicateWait is how long a copy waits for a first one that has not committed, at most 2 s.
@@ -140,15 +140,11 @@ type Config struct {
 	// or it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
 	MaxBytes int64
 
-	// MaxAside bounds, in bytes a day (UTC), what is stored of copies that are recognized by their
-	// body alone (W7): headers, the first copy's body, and 500 bytes each. A copy beyond it gets
-	// 503 ([ErrAside]); other events are not affected. At least MaxBody plus 64 KiB. Defaults to
-	// 256 MiB, or four times MaxBody if that is more.
+	// MaxAside bounds, in bytes a day (UTC), what is set aside if the sender does not sign the
+	// event's id, because the body or the id came before (W7): headers, body, and 500 bytes each.
+	// An event beyond it gets 503 ([ErrAside]); other events are not affected. At least MaxBody
+	// plus 64 KiB. Defaults to 256 MiB, or four times MaxBody if that is more.
 	MaxAside int64
-
-	// KeepDivergent keeps the body of a copy that differs from the first (W9), as a discarded row
-	// of the parked table. Defaults to keeping only the fact.
-	KeepDivergent bool
 
 	// Reconcile lists events that were missed; [Endpoint.Run] does it. Defaults to none.
 	Reconcile *Reconcile

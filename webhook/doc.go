@@ -22,7 +22,7 @@
 //
 //	the method, a bounded read, the signature, its time   the database is not used before these hold
 //	BEGIN
-//	onlyonce.receive_webhook   claims the id; waits for an uncommitted copy; records the body if the id is not signed
+//	onlyonce.receive_webhook   claims the id, and the body if the id is not signed; waits for an uncommitted copy
 //	the event into the log, the handler's statements, the call that forwards it
 //	onlyonce.seal              allows the COMMIT
 //	COMMIT

@@ -95,9 +95,9 @@ var (
 	// reached Config.MaxBytes. 503.
 	ErrBusy = errors.New("webhook: too many requests at once (Config.MaxInFlight, Config.MaxBytes)")
 
-	// ErrAside: today's copies of bodies that were accepted before have reached Config.MaxAside;
-	// this one was not stored. 503.
-	ErrAside = errors.New("webhook: the copies that were set aside today have reached Config.MaxAside")
+	// ErrAside: the events that were set aside today, because their id or body came before, have
+	// reached Config.MaxAside; this one was not stored. 503.
+	ErrAside = errors.New("webhook: the events that were set aside today have reached Config.MaxAside")
 
 	errMethod         = errors.New("webhook: the method is not POST")
 	errBodyUnreadable = errors.New("webhook: the body could not be read")

@@ -7,7 +7,10 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // Graph is change notifications of Microsoft Graph:
@@ -21,8 +24,11 @@ import (
 // it came: readers of the event log see it. Use one for this endpoint alone, and read the resource
 // from Microsoft Graph before you act on a notification.
 //
-// Microsoft Graph gives notifications no id, so ID is a hash of the body; see [Meta] for what that
-// means for notifications that are repeated in another body. Type is the first notification's
+// ID is a hash of the notifications' ids, if each of them has one. Many have none: a notification of
+// a drive says that something has changed, and the next one has the same bytes. So without ids each
+// delivery is an event of its own, and one that Microsoft Graph repeats is handled twice: a
+// notification that says "look again" does no harm twice, and if it were taken for a copy, the change
+// would be lost. Type is the first notification's
 // changeType, or its lifecycleEvent. The tokens of notifications with resource data
 // are not verified.
 //
@@ -62,10 +68,23 @@ func (Graph) Scheme() (*Scheme, error) {
 			if e.Type = jsonString(found["changeType"]); e.Type == "" {
 				e.Type = jsonString(found["lifecycleEvent"])
 			}
-			e.ID = contentID(e.Body)
+			e.ID, e.repeats = graphID(all), true
 			return nil
 		},
 	}, nil
+}
+
+// graphID returns the id of a request's notifications.
+func graphID(all []json.RawMessage) string {
+	var ids []byte
+	for _, one := range all {
+		id := jsonString(jsonMembers(one, "id")["id"])
+		if id == "" {
+			return "delivery:" + uuid.NewString()
+		}
+		ids = strconv.AppendQuote(ids, id)
+	}
+	return contentID(ids)
 }
 
 // notifications returns the members of the body's list.

@@ -15,7 +15,7 @@ type Outcome string
 const (
 	Accepted    Outcome = "accepted"    // new, and stored, handled or forwarded
 	Duplicate   Outcome = "duplicate"   // accepted before
-	Divergent   Outcome = "divergent"   // an event with this id was accepted before, with another body
+	Divergent   Outcome = "divergent"   // this id was accepted before with another body: parked, unless its sender signs ids
 	SameBody    Outcome = "same-body"   // this body was accepted lately under another id: parked
 	Stale       Outcome = "stale"       // older than what its handler has applied: parked
 	Unforwarded Outcome = "unforwarded" // no call can be made of it ([Forward]): not handled, parked

@@ -48,7 +48,7 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	source := r.work(h)
 	r.pool = owner
 	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
-		c.KeepDivergent, c.Sources = true, []*webhook.Source{source}
+		c.Sources = []*webhook.Source{source}
 		c.OrderingKey = func(*webhook.Event) string { return "o" }
 		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks"}
 	})

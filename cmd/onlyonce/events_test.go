@@ -143,30 +143,6 @@ func TestRedriveOfWhatWasNeverAppended(t *testing.T) {
 	}
 }
 
-// W7: a copy without a body is shown and redriven with the body of the row that it refers to.
-func TestRedriveOfACopyWithoutABody(t *testing.T) {
-	t.Parallel()
-	s := newEventShop(t, consumer.ParkMessage)
-	s.exec(`insert into onlyonce.parked (kind, reason, scope, tenant, topic, event_id, record_key, body)
-		values ('event', 'same-body', 'webhook/x', 't', 'hooks', 'e1', 'a', 'words')`)
-	id := func(event string) string {
-		return one[string](s.fixture, `select id::text from onlyonce.parked where event_id = $1`, event)
-	}
-	s.exec(`insert into onlyonce.parked (kind, reason, scope, tenant, topic, event_id, record_key, body_of)
-		select 'event', 'same-body', 'webhook/x', 't', 'hooks', e, 'a', id from onlyonce.parked, unnest('{e2,e3}'::text[]) e`)
-	s.run("parked", "show", "-id", id("e2"), "-body", "-json").want(t, statusGood, `"body_of":`+id("e1"), `"words"`)
-	s.run("parked", "discard", "-id", id("e1"), "-reason", "x", "-yes").want(t, statusGood)
-	s.run("parked", "redrive", "-id", id("e2"), "-reason", "x", "-yes").want(t, statusGood, "Done: 1 are due now")
-	if got := one[string](s.fixture, `select convert_from(body, 'UTF8') from onlyonce.event_log where id = 'e2'`); got != "words" {
-		t.Errorf("appended: %q", got)
-	}
-	s.exec(`update onlyonce.parked set body = null where event_id = 'e1'`)
-	s.run("parked", "redrive", "-id", id("e3"), "-reason", "x", "-yes").want(t, statusEnvironment, "has the body of row "+id("e1"))
-	if got := one[string](s.fixture, `select state from onlyonce.parked where event_id = 'e3'`); got != "waiting" {
-		t.Errorf("the row is %s", got)
-	}
-}
-
 // Events that were handled can be erased, and a replay skips them. Events that may still be handled
 // cannot.
 func TestEventsErase(t *testing.T) {

@@ -90,7 +90,7 @@ the first of its key.
 
 Messages of reason conflict (an id that was used before for another payload) are left out unless -id or -parked-for conflict
 picks them. To redrive one says that it is another message than the first: its calls get keys of their own, which derive from
-its position. If it is the same one, rendered anew, discard it. Events are redriven as messages are, with -kind event or by their id. What a webhook receiver has set aside (same-body, stale, forward)
+its position. If it is the same one, rendered anew, discard it. Events are redriven as messages are, with -kind event or by their id. What a webhook receiver has set aside (same-body, divergent, stale, forward)
 is appended to the endpoint's stream, and handled as if it had come now.
 
 Calls are picked by their id, or with -kind call by sink, name, scope, state or reason. Their relay sends them, under the keys that

@@ -37,7 +37,6 @@ With -json, one object:
   order_key (as stored), ahead, behind, head   unsettled rows of its ordering key before and behind it, and the first of those before
   parked_at, settled_at      times
   body_bytes, body           body with -body only
-  body_of                    of a copy that has no body of its own (same-body): the row that has it, and whose body is shown; else null
 record_key, value and body are {"text": ...} or {"hex": ...}, or null.
 
 Example:

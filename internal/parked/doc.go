@@ -45,5 +45,5 @@ const (
 )
 
 // Reasons are those that an operator may ask for.
-var Reasons = []string{Permanent, Exhausted, Crashed, Conflict, NoKey, TooOld, Failed, Behind, SameBody, Stale, Forward, Scheduled, Cut, Completion,
+var Reasons = []string{Permanent, Exhausted, Crashed, Conflict, NoKey, TooOld, Failed, Behind, SameBody, Divergent, Stale, Forward, Scheduled, Cut, Completion,
 	Rejected, Unopened, Window, Rate}

@@ -582,7 +582,6 @@ create table onlyonce.parked (
   replay_no        integer not null default 0,
   replay_resend    boolean not null default false,
   event_id         text,
-  body_of          bigint,
   -- calls
   sink             text,
   lane             smallint,
@@ -614,7 +613,6 @@ comment on column onlyonce.parked.body             is 'Value of the message or b
 comment on column onlyonce.parked.cluster_id       is 'Kafka cluster of the record: with topic_id and offset the identity of a message without an id.';
 comment on column onlyonce.parked.replay_no        is 'Replay in which it was parked, 0 for none.';
 comment on column onlyonce.parked.event_id         is 'Id of an event, as onlyonce.event_log has it.';
-comment on column onlyonce.parked.body_of          is 'Of reason same-body: the row that has the body, if this one is a further copy and has none. Null: its own.';
 comment on column onlyonce.parked.row_id           is 'Id of the call in the log, see onlyonce.batches; with lane as partition and this as offset calls of an ordering key are sorted.';
 comment on column onlyonce.parked.sealed_as        is 'Key that the body was sealed under, if an operator has given the call another key since. Null: the row''s key.';
 comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';

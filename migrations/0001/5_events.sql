@@ -229,13 +229,6 @@ declare
   n bigint := 0;
 begin
   for r in select * from onlyonce.parked p where p.id = any (ids) and p.kind = 'event' and p.state = 'waiting' and p."offset" is null order by p.id for update loop
-    if r.body_of is not null then
-      select p.body into r.body from onlyonce.parked p where p.id = r.body_of;
-      if r.body is null then
-        raise exception using errcode = 'no_data_found',
-          message = format('onlyonce: parked row %s has the body of row %s, which was erased or deleted', r.id, r.body_of);
-      end if;
-    end if;
     perform onlyonce.append_events(array[r.topic], array[null::smallint], array[r.tenant], array[r.event_id], array[r.record_key],
       array[cardinality(r.header_names)], array(select convert_from(h, 'UTF8') from unnest(r.header_names) with ordinality u(h, i) order by i),
       r.header_values, array[r.body]);

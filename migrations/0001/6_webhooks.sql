@@ -15,14 +15,16 @@ create constraint trigger sealed after insert on onlyonce.webhook_ids
   for each row execute function onlyonce.require_seal();
 
 create table onlyonce.webhook_bodies (
-  endpoint  text        not null,
-  digest    bytea       not null,
-  seen_at   timestamptz not null,
-  parked_id bigint,
+  endpoint text        not null,
+  digest   bytea       not null,
+  key      uuid,
+  seen_at  timestamptz not null,
+  aside    boolean     not null default false,
   primary key (endpoint, digest)
 );
 comment on table onlyonce.webhook_bodies is 'SHA-256 of bodies that came lately to endpoints whose senders do not sign an event''s id.';
-comment on column onlyonce.webhook_bodies.parked_id is 'The first copy that was set aside since then. It has the body; later copies refer to it. Null: none was.';
+comment on column onlyonce.webhook_bodies.key   is 'The event that the body was accepted as: see webhook_ids.key. Null: it was only set aside.';
+comment on column onlyonce.webhook_bodies.aside is 'It was set aside since then, whole: it is not set aside again.';
 create index webhook_bodies_age on onlyonce.webhook_bodies (endpoint, seen_at);
 
 create table onlyonce.webhook_objects (
@@ -44,42 +46,74 @@ create table onlyonce.webhook_endpoints (
 comment on table  onlyonce.webhook_endpoints is 'One row for each webhook endpoint: its reconciliations, and the bytes that it has set aside.';
 comment on column onlyonce.webhook_endpoints.reconciled_at is 'When the last complete reconciliation with the provider began.';
 
-comment on column onlyonce.webhook_endpoints.aside_on      is 'Day, in UTC, of the last copy that was set aside for its body alone.';
-comment on column onlyonce.webhook_endpoints.aside         is 'Bytes of such copies on that day.';
+comment on column onlyonce.webhook_endpoints.aside_on      is 'Day, in UTC, of the last event that was set aside for its id or its body.';
+comment on column onlyonce.webhook_endpoints.aside         is 'Bytes of such events on that day.';
 
 -- receive_webhook is the first statement of a receiver's transaction, and claims the event. It
 -- returns
---   0  fresh
---   1  duplicate: the same id and body
---   2  the same id with another body
---   3  another id with a body that came within the window
+--   0  fresh: only this claims the id
+--   1  a copy
+--   2  the id came before with another body
+--   3  the body came within the window, under another id
+-- With a digest, which is given if the sender does not sign the id, the caller of 2 and 3 sets the
+-- event aside whole and commits: a digest is set aside once, and further ones are copies.
+--
+--   the body's row       the id                    result   the row afterwards
+--   none, or too old     new                       0        (key, not aside)
+--   none, or too old     known, same body          1        not committed
+--   none, or too old     known, another body       2        (null, aside): the caller frees the body
+--   (null, aside)        new                       0        (key, aside)
+--   (null, aside)        known                     1        not committed
+--   (this key, ...)      known, same body          1        not committed
+--   (this key, ...)      known, another body       2, or 1 if aside: the digest is of what was signed, and not of the body
+--   (another key, -)     any                       3        (another key, aside)
+--   (another key, aside) any                       1        not committed
+--
+-- One body under two ids at once: the second waits for the first one's row, and finds it: 3. If the
+-- first rolls back, the second is fresh. A body that came before never claims an id: when the sender
+-- of that id comes again, its event is fresh. A body under the id of another event (2) leaves its
+-- row without a key, so that it is fresh under its own id; but not a digest of what was signed
+-- (PayPal), because then the row is what keeps other bodies out. If the window is
+-- over, the id alone tells a copy, for as long as ids are remembered.
+--
 -- It waits for an uncommitted copy, at most `wait`, and then raises 55P03. It fences the
 -- transaction, which needs onlyonce.seal() before COMMIT.
 --
--- An id is always claimed before a body, and the transaction that has claimed a body waits for no
--- other claim: so no two of these deadlock.
+-- A body's row is always locked before an id, and the transaction that has claimed an id waits for
+-- nothing: so no two of these deadlock.
 create function onlyonce.receive_webhook(
   endpoint text, key uuid, fingerprint bigint, digest bytea, body_window interval, wait text, lock_timeout text, statement_timeout text, idle_timeout text
 ) returns smallint
 language plpgsql as $$
 declare
   outcome smallint;
+  body    onlyonce.webhook_bodies;
   ignored text;
 begin
   ignored := set_config('lock_timeout', receive_webhook.wait, true)
           || set_config('statement_timeout', receive_webhook.statement_timeout, true)
           || set_config('idle_in_transaction_session_timeout', receive_webhook.idle_timeout, true);
-  outcome := (onlyonce.claim(array[receive_webhook.key], array[receive_webhook.fingerprint]))[1];
+  if receive_webhook.digest is not null then
+    insert into onlyonce.webhook_bodies as b (endpoint, digest, key, seen_at)
+      values (receive_webhook.endpoint, receive_webhook.digest, receive_webhook.key, clock_timestamp())
+      on conflict on constraint webhook_bodies_pkey do update
+        set key = case when b.seen_at < clock_timestamp() - receive_webhook.body_window then excluded.key else coalesce(b.key, excluded.key) end,
+            aside = b.aside and b.seen_at >= clock_timestamp() - receive_webhook.body_window,
+            seen_at = case when b.key is null or b.seen_at < clock_timestamp() - receive_webhook.body_window then excluded.seen_at else b.seen_at end
+      returning b.* into body;
+  end if;
+  if body.key <> receive_webhook.key then
+    outcome := 3;
+  else
+    outcome := (onlyonce.claim(array[receive_webhook.key], array[receive_webhook.fingerprint]))[1];
+  end if;
   if outcome = 0 then
     insert into onlyonce.webhook_ids (endpoint, key) values (receive_webhook.endpoint, receive_webhook.key);
-    if receive_webhook.digest is not null then
-      insert into onlyonce.webhook_bodies as b (endpoint, digest, seen_at)
-        values (receive_webhook.endpoint, receive_webhook.digest, clock_timestamp())
-        on conflict on constraint webhook_bodies_pkey do update set seen_at = clock_timestamp(), parked_id = null
-          where b.seen_at < clock_timestamp() - receive_webhook.body_window;
-      if not found then
-        outcome := 3;
-      end if;
+  elsif outcome > 1 and receive_webhook.digest is not null then
+    update onlyonce.webhook_bodies b set aside = true
+     where b.endpoint = receive_webhook.endpoint and b.digest = receive_webhook.digest and not b.aside;
+    if not found then
+      outcome := 1;
     end if;
   end if;
   ignored := set_config('lock_timeout', receive_webhook.lock_timeout, true)
@@ -87,7 +121,7 @@ begin
   return outcome;
 end $$;
 comment on function onlyonce.receive_webhook(text, uuid, bigint, bytea, interval, text, text, text, text) is
-  'First statement of a webhook receiver''s transaction: 0 fresh, 1 duplicate, 2 same id with another body, 3 same body under another id.';
+  'First statement of a webhook receiver''s transaction: 0 fresh, 1 copy, 2 same id with another body, 3 same body under another id.';
 
 -- newer reports whether an event is at least as new as the last one that was applied to its object,
 -- and if so records its version. An equal version counts as newer, because times of events are
