@@ -22,8 +22,8 @@ const (
 // answer of 400 or above the writes are undone, as of any final refusal, unless Route.KeepWrites is
 // set.
 //
-// As long as a [Step] of the request has an unknown outcome, nothing is stored all the same: the next
-// request has to find the outcome out. Of several calls of Final and [Transient] the last one
+// As long as a [Step] of the request has an unknown outcome, nothing is stored all the same: the
+// next request has to find the outcome out. Of several calls of Final and [Transient] the last one
 // counts. Without a [Layer], and after the handler's return, they have no effect.
 func Final(r *http.Request) { decide(r, decidedFinal) }
 

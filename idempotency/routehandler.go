@@ -78,8 +78,8 @@ func (e *routeHandler) logRefusal(method string, status int, c code, detail stri
 // Middleware around the layer may have read the body already. For example ParseForm passes a parsed
 // form on to the handler, but its bytes are gone, and the layer would take every form for the same
 // empty request. Such a request is refused. If the length is unknown (chunked, or HTTP/2 without
-// Content-Length), an empty body that was sent looks the same and is refused too. White space counts
-// as nothing, because a decoder stops before the line end that follows the value.
+// Content-Length), an empty body that was sent looks the same and is refused too. White space
+// counts as nothing, because a decoder stops before the line end that follows the value.
 func (e *routeHandler) readBody(w http.ResponseWriter, r *http.Request) (body []byte, c code, err error) {
 	if r.Body != nil && r.Body != http.NoBody {
 		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.route.MaxBody)))

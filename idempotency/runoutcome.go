@@ -70,8 +70,8 @@ func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 // errStepOpen is why an answer was not kept.
 var errStepOpen = errors.New("idempotency: the handler answered while a step's outcome is unknown")
 
-// unkeptReply replies to a request whose answer is not kept, because a step's outcome is unknown. An
-// answer below 400 would report an effect that was undone, so it is not sent.
+// unkeptReply replies to a request whose answer is not kept, because a step's outcome is unknown.
+// An answer below 400 would report an effect that was undone, so it is not sent.
 func unkeptReply(rep reply, why error) reply {
 	if rep.status < http.StatusBadRequest {
 		return problemReply(codeRolledBack, why)

@@ -41,8 +41,8 @@ const (
 // means that the outcome is unknown: the next run of the handler repeats the call under the same
 // key, within Route.KeyWindow. After that, Step asks Route.Reconcile, or returns
 // [ErrOutcomeUnknown]. An answer like "key in use" or "in progress" is an error too, because the
-// earlier attempt may still be running. Until the outcome is known, no answer of the handler is kept:
-// one of 400 or above frees the key, and one below 400 is not sent.
+// earlier attempt may still be running. Until the outcome is known, no answer of the handler is
+// kept: one of 400 or above frees the key, and one below 400 is not sent.
 //
 // Each call of a request needs a name of its own, for example "refund " and the item's id in a loop
 // over items. A second Step with the same name in one run of the handler returns [ErrStep];

@@ -30,10 +30,10 @@ const parkEventSQL = `
 insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id, log_append_time)
 values ('event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true)`
 
-// parkUnsignedSQL does the same for an event whose id or body came before, and whose sender signs no
-// id. The bytes of a day are bounded. In: as parkEventSQL; endpoint, digest, most bytes of a day,
-// whether the body is free for its own id. One row: 1, or 0 if the day's bytes are used up. Runs
-// under the lock on the body's row, which the claim has taken; then locks the endpoint's row.
+// parkUnsignedSQL does the same for an event whose id or body came before, and whose sender signs
+// no id. The bytes of a day are bounded. In: as parkEventSQL; endpoint, digest, most bytes of a
+// day, whether the body is free for its own id. One row: 1, or 0 if the day's bytes are used up.
+// Runs under the lock on the body's row, which the claim has taken; then locks the endpoint's row.
 const parkUnsignedSQL = `
 with day as (
   insert into onlyonce.webhook_endpoints as e (endpoint, aside_on, aside)

@@ -275,8 +275,8 @@ func TestW7ABodyUsesNoOtherIDUp(t *testing.T) {
 	}
 }
 
-// W7: an event under an id that came before with another body is set aside whole, once, and a person
-// finds it. Its body stays free for its own id.
+// W7: an event under an id that came before with another body is set aside whole, once, and a
+// person finds it. Its body stays free for its own id.
 func TestW7AnotherBodyUnderAKnownID(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -24,11 +24,11 @@ import (
 // it came: readers of the event log see it. Use one for this endpoint alone, and read the resource
 // from Microsoft Graph before you act on a notification.
 //
-// ID is a hash of the notifications' ids, if each of them has one. Many have none: a notification of
-// a drive says that something has changed, and the next one has the same bytes. So without ids each
-// delivery is an event of its own, and one that Microsoft Graph repeats is handled twice: a
-// notification that says "look again" does no harm twice, and if it were taken for a copy, the change
-// would be lost. Type is the first notification's
+// ID is a hash of the notifications' ids, if each of them has one. Many have none: a notification
+// of a drive says that something has changed, and the next one has the same bytes. So without ids
+// each delivery is an event of its own, and one that Microsoft Graph repeats is handled twice: a
+// notification that says "look again" does no harm twice, and if it were taken for a copy, the
+// change would be lost. Type is the first notification's
 // changeType, or its lifecycleEvent. The tokens of notifications with resource data
 // are not verified.
 //

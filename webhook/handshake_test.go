@@ -181,8 +181,8 @@ func TestW4ClientStates(t *testing.T) {
 	}
 }
 
-// W7: a notification of Microsoft Graph without an id may be another change in the same bytes, so each
-// delivery is an event. Those that have ids are known by them.
+// W7: a notification of Microsoft Graph without an id may be another change in the same bytes, so
+// each delivery is an event. Those that have ids are known by them.
 func TestW7NotificationsOfTheSameBytes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
