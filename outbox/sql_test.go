@@ -174,7 +174,7 @@ func TestFenceFlushes(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got string
-		_, err = tx.Exec(t.Context(), outbox.Statements["fence"], one[int64](r, `select id from onlyonce.leases`), 1, "00000000-0000-4000-8000-000000000001", "100", "100", "100")
+		_, err = tx.Exec(t.Context(), outbox.Statements["fence"], one[int64](r, `select id from onlyonce.leases`), 1, "00000000-0000-4000-8000-000000000001", "100", "60000", "60000")
 		if err == nil {
 			err = tx.QueryRow(t.Context(), `select current_setting('synchronous_commit') || current_setting('lock_timeout')`).Scan(&got)
 		}

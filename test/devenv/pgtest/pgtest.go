@@ -15,7 +15,6 @@ package pgtest
 import (
 	"context"
 	"errors"
-	"maps"
 	"os"
 	"strings"
 	"sync"
@@ -84,9 +83,7 @@ func Server(t testing.TB, settings map[string]string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	all := devenv.ThrowawaySettings()
-	maps.Copy(all, settings)
-	p, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: all})
+	p, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: settings})
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
