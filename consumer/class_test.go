@@ -563,6 +563,12 @@ func TestK10WhatHasNoClass(t *testing.T) {
 	if err := r.changes("long"); !errors.Is(err, ops.ErrRefused) || !strings.Contains(err.Error(), "share group") {
 		t.Errorf("a share group: %v", err)
 	}
+	stop = r.start(queued, testConfig())
+	until(t, "a consumer without a share group has taken over", func() bool { return r.count(`select count(*) from onlyonce.lease_slots where slot < 0`) == 0 })
+	stop()
+	if err := r.changes("long"); err != nil {
+		t.Errorf("no share group any more: %v", err)
+	}
 	for name, change := range map[string]func(*consumer.Config){
 		"must be HorizonStandard": func(c *consumer.Config) { c.Horizon = 7 },
 		"is set, and Key is not":  func(c *consumer.Config) { c.Horizon, c.Key, c.PositionsOnly = consumer.HorizonLong, nil, true },

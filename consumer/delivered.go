@@ -334,7 +334,7 @@ func (d *delivered) explainShareFence(work context.Context, a *attempt, offsets,
 		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
 		return nil
 	case 0:
-		return fmt.Errorf("%w: the keeper of cursor %d has not made room for transactions of share groups", ErrOwnershipLost, d.cur.id)
+		return fmt.Errorf("%w: no keeper of a share group owns cursor %d", ErrOwnershipLost, d.cur.id)
 	}
 	return errMoved
 }

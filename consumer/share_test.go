@@ -261,6 +261,39 @@ func TestG6PausedPartitionGivesBack(t *testing.T) {
 	r.wantEffects(0, 1)
 }
 
+// G6: a consumer that reads through no share group takes the partition over in the same group,
+// while members still get messages. With a Concurrency of 1 nothing that it does compares with what
+// they have recorded, so from then on they give everything back.
+func TestG6PlainOwnerBesideMembers(t *testing.T) {
+	for _, concurrency := range []int{1, 2} {
+		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
+			t.Parallel()
+			r := newDeliveryRig(t, 6)
+			r.consume(effect, shareConfig())
+			cfg := shareConfig()
+			cfg.Concurrency = concurrency
+			var once sync.Once
+			inside, goOn := make(chan struct{}), make(chan struct{})
+			r.startOn(&consumertest.Source{Log: r.log, GroupID: r.src.GroupID}, r.pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				err := effect(ctx, tx, m)
+				if err == nil && m.Offset == 0 { // its fence holds: no keeper takes over
+					once.Do(func() { close(inside) })
+					<-goOn
+				}
+				return err
+			}, cfg)
+			pgtest.Receive(t, patience, "the plain owner has the first message", inside)
+			got := r.apply(t.Context(), r.delivery(1, 2, 3, 4, 5))
+			if concurrency == 1 && len(got.Done) != 0 || got.Rest == 0 { // what another slot has done is acknowledged
+				t.Errorf("delivered beside a plain owner: %+v", got)
+			}
+			close(goOn)
+			r.reaches(0, 6)
+			r.wantEffects(0, 1, 2, 3, 4, 5)
+		})
+	}
+}
+
 // D2, G3: attempts at a message are counted wherever they are made. A member begins no attempt
 // after the record's lock has ended; the keeper goes on from its count, and parks the message.
 func TestG3AttemptsGoOnAtTheKeeper(t *testing.T) {

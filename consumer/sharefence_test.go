@@ -115,6 +115,49 @@ func TestG6TakeOverWaitsForDeliveredMessages(t *testing.T) {
 	late.want("no owner is replaced", s.fenceShare(late, -2, "keeper", shareTopic, 11), "")
 }
 
+// raisePlainSQL takes the cursor over as a consumer does that reads through no share group.
+const raisePlainSQL = `select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'keeper', null, $2, 1, 0, '5s')`
+
+// G6: a take-over by a consumer that reads through no share group waits for a member's open
+// transaction. A member that comes later, waits for it, or has an older snapshot fails, until a
+// keeper takes over.
+func TestG6PlainOwnerExcludesMembers(t *testing.T) {
+	for level, waited := range map[string]string{"read committed": "OO001", "repeatable read": "40001", "serializable": "40001"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			s := newShareRig(t)
+			begin := func() *session {
+				c := s.session()
+				c.want("begin", c.run("begin isolation level "+level), "")
+				return c
+			}
+			working, idle, later, owner := begin(), begin(), begin(), s.session()
+			idle.want("snapshot", idle.run("select count(*) from onlyonce.cursors"), "")
+			owner.want("begin", owner.run("begin"), "")
+			working.want("fence", s.fenceShare(working, -1, "keeper", shareTopic, 10), "")
+			raised, answer := make(chan string, 1), make(chan string, 1)
+			go func() { raised <- owner.run(raisePlainSQL, s.id, shareTopic) }()
+			waits(t, s.pool, &claimer{conn: owner.Conn})
+			working.want("seal", working.run("select onlyonce.seal()"), "")
+			working.want("commit", working.run("commit"), "")
+			owner.want("take-over", <-raised, "")
+			go func() { answer <- s.fenceShare(later, -2, "keeper", shareTopic, 11) }()
+			waits(t, s.pool, &claimer{conn: later.Conn})
+			owner.want("commit", owner.run("commit"), "")
+			later.want("a member that waited", <-answer, waited)
+			idle.want("a member with an older snapshot", s.fenceShare(idle, -2, "keeper", shareTopic, 12), waited)
+			after := begin()
+			after.want("a later member", s.fenceShare(after, -2, "keeper", shareTopic, 13), "OO001")
+			if n := s.count(`select count(*) from onlyonce.lease_slots where slot < 0`); n != 0 {
+				t.Errorf("%d slots of members are left", n)
+			}
+			s.raiseShared()
+			again := begin()
+			again.want("a member of the next keeper", s.fenceShare(again, -2, "keeper", shareTopic, 14), "")
+		})
+	}
+}
+
 // T6: a COMMIT that the seal has not allowed fails for delivered messages too.
 func TestT6DeliveredMessagesNeedTheSeal(t *testing.T) {
 	t.Parallel()

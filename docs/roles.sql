@@ -60,7 +60,7 @@ begin
     -- role, table, rights, why each beyond the plain one
     ('onlyonce_app',      'schema_version', 'select'),
     ('onlyonce_app',      'leases',         'select, insert, update'),         -- takes cursors over; FOR SHARE needs UPDATE
-    ('onlyonce_app',      'lease_slots',    'select, insert, update'),
+    ('onlyonce_app',      'lease_slots',    'select, insert, update, delete'), -- takes over what a share group's keeper had
     ('onlyonce_app',      'cursors',        'select, insert, update'),
     ('onlyonce_app',      'positions',      'select'),
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows

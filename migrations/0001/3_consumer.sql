@@ -115,7 +115,9 @@ comment on view onlyonce.positions is 'The position of each cursor: everything b
 -- take_cursor takes over a cursor. If the lease's epoch is still the one that the caller read, it
 -- raises it, writes the owner's group and topic, and clears `clean`. The owner gets that many slots
 -- at least: numbers 0 to slots - 1. Transactions of a share group get the numbers from -shared to
--- -1; see onlyonce.fence_share. What is below the position in done and attempts is deleted.
+-- -1; see onlyonce.fence_share. An owner that is no keeper wants none of those and deletes them:
+-- from then on it may work without onlyonce.done, and so no member may. What is below the position
+-- in done and attempts is deleted.
 create function onlyonce.take_cursor(
   cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, slots integer, shared integer, lock_timeout text
 ) returns bigint
@@ -130,6 +132,9 @@ begin
       set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
           topic_id = coalesce(take_cursor.topic_id, c.topic_id), clean = false
       where c.id = take_cursor.cursor_id;
+    -- The raise has locked each of these rows. So this waits for no member; one that waits for the
+    -- raise finds its row gone.
+    delete from onlyonce.lease_slots s where s.lease_id = take_cursor.cursor_id and s.slot < -take_cursor.shared;
     insert into onlyonce.lease_slots (lease_id, slot, epoch, nonce)
       select take_cursor.cursor_id, n, raised, new_nonce from generate_series(-take_cursor.shared, take_cursor.slots - 1) n
       on conflict do nothing; -- those that were there have the new epoch
@@ -454,7 +459,7 @@ comment on function onlyonce.fence_slot(bigint, integer, bigint, uuid, integer, 
 --   the slot     one of those that belong to no owner, locked FOR SHARE. A take-over and an
 --                operator who sets the position update all slots, so they wait for this
 --                transaction, or it waits for them and reads what they have written; above
---                READ COMMITTED it fails with 40001 then
+--                READ COMMITTED it fails with 40001 then. If the owner is no keeper there is none
 --   the cursor   belongs to this keeper group and this incarnation of the topic, is in use, and no
 --                replay is under way
 --   the position is not above any of the offsets, which would be done already
@@ -483,7 +488,7 @@ begin
     for share;
   if not found then
     raise exception using errcode = 'OO001',
-      message = 'onlyonce: fence lost: no keeper of a share group has taken this cursor over',
+      message = 'onlyonce: fence lost: no keeper of a share group owns this cursor',
       detail = format('cursor %s has no slot %s', fence_share.cursor_id, fence_share.slot);
   end if;
 

@@ -6,6 +6,9 @@ package main
 // rows of onlyonce.done, the keeper's look at what the broker has settled and at the set,
 // onlyonce.sweep, (*sweeper).pruneStep, and take-over by onlyonce.take_cursor.
 //
+// A consumer that reads through no share group may take over too (a plain owner). If nothing is
+// done above the position then, its transactions begin with onlyonce.fence, one at a time.
+//
 // Each statement of a transaction is a step. The keeper's look, a sweep, a pruning and a take-over
 // are a step each. A transaction whose client has given it up goes on whenever it likes. A failover
 // goes back to an earlier state of the database, and the broker keeps what was acknowledged.
@@ -24,6 +27,7 @@ type shareScope struct {
 	limit                          uint8 // deliveries until the broker archives
 	fails, lost, expiries, crashes uint8
 	takeOvers                      uint8
+	plain                          bool // a take-over may be by a plain owner
 	oldSnapshots, failover, reset  bool
 	keeperApplies                  bool // the keeper's handler succeeds, else it parks
 	live                           bool // from every state all messages can be done
@@ -34,19 +38,23 @@ type shareScope struct {
 type shareFaults struct {
 	noKey, positionNotCompared, readBeforeBegin, keeperAsksOnly bool
 	neverLooks, positionFollowsBroker, pruneAtOnce, pruneByID   bool
-	takeOverDoesNotWait                                         bool
+	takeOverDoesNotWait, slotsStay                              bool
 }
 
 // shareDB is what is committed. Sets of offsets are bit masks.
-type shareDB struct{ position, nonce, done, applied, parked uint8 }
+type shareDB struct {
+	position, nonce, done, applied, parked uint8
+
+	plain, single bool // who has taken over: a plain owner, whose transactions move the position
+}
 
 // Stages of a transaction of a share group. They are those of a slot, see slots.go.
 
 // shareTx is a transaction.
 type shareTx struct {
 	stage, who, offset uint8
-	park               bool
-	nonce, seen        uint8 // nonce: at the begin, of the keeper's it must still be; seen: position at the begin
+	park, single       bool  // single: it begins with onlyonce.fence
+	nonce, seen        uint8 // nonce: at the begin, of an owner's its own; seen: position at the begin
 	snapPosition       bool  // its snapshot has the position at or below the offset
 	orphan             bool
 }
@@ -58,7 +66,7 @@ func (b *shareTx) rank() (n uint64) {
 	for _, f := range [...]uint8{b.stage, b.who, b.offset, b.nonce, b.seen} {
 		n = n<<5 | uint64(f)
 	}
-	for _, f := range [...]bool{b.park, b.snapPosition, b.orphan} {
+	for _, f := range [...]bool{b.park, b.single, b.snapPosition, b.orphan} {
 		if n <<= 1; f {
 			n |= 1
 		}
@@ -229,7 +237,7 @@ func (g *shareScope) deliver(s shareState, to emit[shareState]) {
 func (s *shareState) send(g *shareScope, p int, offset uint8, park bool) bool {
 	for i := range g.txs {
 		if s.txs[i].stage == slotNone {
-			s.txs[i] = shareTx{stage: slotSent, who: uint8(p), offset: offset, park: park} //nolint:gosec // a process
+			s.txs[i] = shareTx{stage: slotSent, who: uint8(p), offset: offset, park: park, nonce: s.db.nonce, single: p == shareKeeper && s.db.single} //nolint:gosec // a process
 			one := &s.processes[p]
 			one.stage, one.offset, one.unknown = shareWaits, offset, 0
 			return true
@@ -276,18 +284,17 @@ func (s *shareState) stop(g *shareScope, p int) {
 	s.processes[p] = shareProcess{}
 }
 
-// keeperStep is the keeper's look, a sweep, a pruning, and the take-over by another keeper.
+// keeperStep is what the owner sends, a sweep, a pruning, and the take-over by another owner.
 func (g *shareScope) keeperStep(s shareState, to emit[shareState]) {
-	missing := below(uint8(s.settled(g))) &^ (s.db.done | below(s.db.position)) //nolint:gosec // an offset
-	if s.processes[shareKeeper].stage == shareIdle && missing != 0 && !g.faults.neverLooks {
+	if missing := s.toOwner(g); s.processes[shareKeeper].stage == shareIdle && missing != 0 && !g.faults.neverLooks {
 		for o := range g.offsets {
-			if t := s; has(missing, o) && t.send(g, shareKeeper, uint8(o), !g.keeperApplies) { //nolint:gosec // an offset
-				to(t, "the keeper finds %d given up, and not in the set", o, 0)
+			if t := s; has(missing, o) && t.send(g, shareKeeper, uint8(o), !g.keeperApplies && !s.db.plain) { //nolint:gosec // an offset
+				to(t, "the owner begins with %d", o, 0)
 			}
 		}
 	}
 	next := s.db.position
-	for has(s.db.done, next) {
+	for has(s.db.done, next) && !s.db.single {
 		next++
 	}
 	if g.faults.positionFollowsBroker {
@@ -307,10 +314,28 @@ func (g *shareScope) keeperStep(s shareState, to emit[shareState]) {
 		t := s
 		t.takeOver--
 		t.stop(g, shareKeeper)
-		t.db.nonce++
+		t.db.nonce = g.takeOvers - t.takeOver
 		t.db.done &^= below(t.db.position)
+		t.db.plain, t.db.single = false, false
 		to(t, "another keeper takes over", 0, 0)
+		if g.plain {
+			t.db.plain, t.db.single = true, t.db.done == 0
+			to(t, "a plain owner takes over", 0, 0)
+		}
 	}
+}
+
+// toOwner are the offsets that the owner may begin with: a keeper with what the broker has given up
+// and what is not in the set, a plain owner with what it finds in the log.
+func (s *shareState) toOwner(g *shareScope) uint8 {
+	missing := below(g.offsets) &^ (s.db.done | below(s.db.position))
+	switch {
+	case s.db.single:
+		missing &= bit(s.db.position)
+	case !s.db.plain:
+		missing &= below(uint8(s.settled(g))) //nolint:gosec // an offset
+	}
+	return missing
 }
 
 func (s *shareState) anyHolds() bool {

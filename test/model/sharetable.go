@@ -25,6 +25,12 @@ func shareTable() (all []entry) {
 	add("G6/take-over", "", false, func(g *shareScope) { g.takeOvers = 1 })
 	add("G6/take-over, old snapshots, an outcome is unknown", "", false, func(g *shareScope) { lost(g); g.takeOvers, g.oldSnapshots, g.fails = 1, true, 0 })
 	add("G6/take-over, failover, an outcome is unknown, 3 transactions", "", true, func(g *shareScope) { lost(g); failover(g); g.takeOvers, g.txs, g.fails = 1, 3, 0 })
+	plain := func(g *shareScope) { g.takeOvers, g.plain, g.fails = 1, true, 0 }
+	add("G6/a plain owner takes over, an outcome is unknown", "", false, func(g *shareScope) { plain(g); lost(g) })
+	add("G6/a plain owner takes over, old snapshots, an outcome is unknown", "", false, func(g *shareScope) { plain(g); lost(g); g.oldSnapshots = true })
+	add("G6/a plain owner takes over, ends well", "", false, func(g *shareScope) { plain(g); g.live, g.keeperApplies = true, true })
+	add("G6/a plain owner and a keeper take over, failover, an outcome is unknown", "", true, func(g *shareScope) { plain(g); lost(g); failover(g); g.takeOvers = 2 })
+	add("G6/a plain owner and a keeper take over, old snapshots, 3 transactions", "", true, func(g *shareScope) { plain(g); g.takeOvers, g.oldSnapshots, g.txs = 2, true, 3 })
 
 	fault := func(name, want string, scope func(*shareScope), seed func(*shareFaults)) {
 		add(name, want, false, func(g *shareScope) { scope(g); seed(&g.faults) })
@@ -43,5 +49,6 @@ func shareTable() (all []entry) {
 		func(f *shareFaults) { f.pruneByID = true })
 	fault("G6/take-over does not wait for delivered messages", "TWICE", func(g *shareScope) { late(g); g.takeOvers = 1 },
 		func(f *shareFaults) { f.takeOverDoesNotWait = true })
+	fault("G6/a plain owner leaves the members' slots", "TWICE", plain, func(f *shareFaults) { f.slotsStay = true })
 	return all
 }

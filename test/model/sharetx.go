@@ -3,20 +3,22 @@ package main
 // shareTxStep is the next statement of transaction i, or its answer.
 func (g *shareScope) shareTxStep(s shareState, i int, to emit[shareState]) {
 	b := &s.txs[i]
-	fits := s.db.position <= b.offset || g.faults.positionNotCompared
+	fits := s.db.position <= b.offset && !b.single || s.db.position == b.offset || g.faults.positionNotCompared
 	t := s
 	u := &t.txs[i]
 	switch b.stage {
 	case slotNone:
 		return
 	case slotSent:
-		u.seen, u.nonce, u.snapPosition = s.db.position, s.db.nonce, fits
+		if u.seen, u.snapPosition = s.db.position, fits; b.who != shareKeeper {
+			u.nonce = s.db.nonce
+		}
 		shareTo(t, i, slotBegun, to, "process %d, record %d: BEGIN")
 	case slotBegun:
-		// A take-over has changed the slots' rows. Above READ COMMITTED that is 40001, and the
-		// keeper compares its nonce.
-		if s.db.nonce != b.nonce && (g.oldSnapshots || b.who == shareKeeper) {
-			shareTo(t, i, slotRefused, to, "process %d, record %d: another keeper has taken over")
+		// A take-over has changed the slots' rows, and a plain owner's has deleted those of
+		// members. Above READ COMMITTED that is 40001, and the owner compares its nonce.
+		if s.db.nonce != b.nonce && (g.oldSnapshots || b.who == shareKeeper) || s.db.plain && b.who != shareKeeper && !g.faults.slotsStay {
+			shareTo(t, i, slotRefused, to, "process %d, record %d: another owner has taken over")
 			break
 		}
 		shareTo(t, i, slotLocked, to, "process %d, record %d: locks its slot")
@@ -62,15 +64,16 @@ func (g *shareScope) keyed(b *shareTx) bool {
 	return !g.faults.noKey && !(g.faults.keeperAsksOnly && b.who == shareKeeper)
 }
 
-// insertShare inserts the row of onlyonce.done, which waits for another one of the offset.
+// insertShare inserts the row of onlyonce.done, which waits for another one of the offset. A plain
+// owner's transaction inserts one of onlyonce.progress.
 func (g *shareScope) insertShare(s shareState, i int, to emit[shareState]) {
 	b := &s.txs[i]
 	for j := range s.txs {
-		if other := &s.txs[j]; j != i && other.stage == slotInserted && other.offset == b.offset && g.keyed(b) && g.keyed(other) {
+		if other := &s.txs[j]; j != i && other.stage == slotInserted && other.offset == b.offset && other.single == b.single && g.keyed(b) && g.keyed(other) {
 			return // waits
 		}
 	}
-	if has(s.db.done, b.offset) && g.keyed(b) {
+	if b.single && s.db.position > b.offset || !b.single && has(s.db.done, b.offset) && g.keyed(b) {
 		shareTo(s, i, slotRefused, to, "process %d, record %d: 23505")
 		return
 	}
@@ -89,7 +92,11 @@ func (g *shareScope) finishShare(s shareState, i int, to emit[shareState]) {
 	default:
 		t.breach(shareTwice)
 	}
-	d.done |= one
+	if b.single {
+		d.position = b.offset + 1
+	} else {
+		d.done |= one
+	}
 	if b.park {
 		d.parked |= one
 	} else {
@@ -106,7 +113,7 @@ func (g *shareScope) finishShare(s shareState, i int, to emit[shareState]) {
 }
 
 // answerShare is what a process does with an answer: it acknowledges what is done, gives back or
-// parks what has failed.
+// parks what has failed. If its fence has raised, it asks the database what is done.
 func (g *shareScope) answerShare(s shareState, i int, to emit[shareState]) {
 	b := s.txs[i]
 	t := s
@@ -117,7 +124,7 @@ func (g *shareScope) answerShare(s shareState, i int, to emit[shareState]) {
 	case b.stage == slotFailed && (one.last || p == shareKeeper) && t.send(g, p, o, true):
 		to(t, "process %d parks %d", p, int(o))
 		return
-	case p < shareKeeper && int(s.broker[o]) == 1+p && b.stage == slotFailed:
+	case p < shareKeeper && int(s.broker[o]) == 1+p && (b.stage == slotFailed || b.stage == slotRefused && !has(s.db.done|below(s.db.position), o)):
 		t.giveBack(g, o)
 	case p < shareKeeper && int(s.broker[o]) == 1+p:
 		t.broker[o] = shareAcknowledged
