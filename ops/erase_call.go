@@ -14,7 +14,7 @@ import (
 const (
 	lockStoredSQL = `
 select p.id from onlyonce.parked p
- where p.kind = 'call' and (p.key = $1::uuid or p.row_id in (select r.id from onlyonce.outbox_log r where r.key = $1::uuid)) order by p.id for update`
+ where p.kind = 'call' and (p.key = $1::uuid or p.first_key = $1::uuid or p.row_id in (select r.id from onlyonce.outbox_log r where r.key = $1::uuid)) order by p.id for update`
 	lockStoredLaneSQL = `
 select l.id from onlyonce.lanes l where (l.sink, l.lane) in (select r.sink, r.lane from onlyonce.batches r where $1::uuid = any (r.keys)) order by l.id for update`
 )

@@ -13,15 +13,16 @@ import (
 // the key of the first handling, else null. One row. parked: a message or an event of the key is
 // parked and not settled, which claims ask after both rings (K7). first: the same of the other key,
 // which a consumer asks in a replay. stored: a call of the key is in the log, or parked and not
-// settled, which onlyonce.enqueued_before asks. By the index parked_key_unresolved; the log is
-// read whole, without its bodies.
+// settled, or was redriven under a new key, which onlyonce.enqueued_before asks. By the indexes
+// parked_key_unresolved and parked_first_key; the log is read whole, without its bodies.
 const copiesSQL = `
 select exists (select from onlyonce.parked p
                 where p.kind in ('message', 'event') and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict') as parked,
        exists (select from onlyonce.parked p
                 where p.kind in ('message', 'event') and p.key = $2::uuid and p.settled_at is null and p.reason <> 'conflict') as first,
        exists (select from onlyonce.batches b where $1::uuid = any (b.keys))
-         or exists (select from onlyonce.parked p where p.kind = 'call' and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict') as stored`
+         or exists (select from onlyonce.parked p where p.kind = 'call' and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict')
+         or exists (select from onlyonce.parked p where p.first_key = $1::uuid) as stored`
 
 // copyRow is what the database holds of a key besides its claims.
 type copyRow struct {

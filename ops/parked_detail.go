@@ -17,7 +17,7 @@ select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, 
        p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
        p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
        octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed,
-       p.sealed_as::text as sealed_as, p.trace, p.response_status,
+       p.first_key::text as first_key, p.trace, p.response_status,
        p.response_headers, octet_length(p.response_body) as response_bytes,
        case when $2::boolean then p.body end as body, case when $2::boolean then p.response_body end as response_body
   from onlyonce.parked p
@@ -75,7 +75,7 @@ type parkedWhole struct {
 	ErasedAt        *time.Time
 	Capture         bool
 	Sealed          bool
-	SealedAs        *string
+	FirstKey        *string
 	Trace           *string
 	ResponseStatus  *int32
 	ResponseHeaders *string
@@ -134,15 +134,15 @@ type ParkedDetail struct {
 	Head     *int64  `json:"head"`
 
 	// Of a call: its id and lane in the log of the outbox, since when the remote may know its key,
-	// when its body was erased, the key that its sealed body was sealed under if that is not Key,
-	// its trace context, and what a remote answered that has accepted it.
+	// when its body was erased, the key that it was enqueued under if an operator has given it Key
+	// since, its trace context, and what a remote answered that has accepted it.
 	RowID        *int64          `json:"row_id"`
 	Lane         *int16          `json:"lane"`
 	FirstAttempt *time.Time      `json:"first_attempt_at"`
 	ErasedAt     *time.Time      `json:"erased_at"`
 	Capture      bool            `json:"capture"` // the answer is kept for RelayConfig.Complete
 	Sealed       bool            `json:"sealed"`
-	SealedAs     *string         `json:"sealed_as"`
+	FirstKey     *string         `json:"first_key"`
 	Trace        *string         `json:"trace"`
 	Response     *ParkedResponse `json:"response"`
 
@@ -181,7 +181,7 @@ func (p *parkedWhole) detail() *ParkedDetail {
 		RecordKey: p.RecordKey, Headers: []ParkedHeader{}, Sink: p.Sink, Name: p.Name, Method: p.Method, Target: p.Target,
 		Replay: p.Replay, ReplayResend: p.ReplayResend, ParkedAt: p.ParkedAt, SettledAt: p.SettledAt, OrderKey: p.OrderKey,
 		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, Body: p.Body, RowID: p.RowID, Lane: p.Lane,
-		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, SealedAs: p.SealedAs, Trace: p.Trace}
+		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, FirstKey: p.FirstKey, Trace: p.Trace}
 	if p.ResponseStatus != nil {
 		d.Response = &ParkedResponse{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, p.ResponseBody}
 	}

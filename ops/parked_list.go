@@ -21,13 +21,13 @@ select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink,
  where `
 	parkedFilter = `($1::text is null or scope = $1) and ($2::text is null or kind = $2) and ($3::text is null or state = $3)
    and ($5::text is null or sink = $5) and ($6::text is null or call_name = $6)
-   and ($7::uuid is null or key = $7) and ($8::text is null or topic = $8) and ($9::integer is null or partition = $9) and ($10::bigint is null or "offset" = $10)
+   and ($7::uuid is null or key = $7 or first_key = $7) and ($8::text is null or topic = $8) and ($9::integer is null or partition = $9) and ($10::bigint is null or "offset" = $10)
    and ($11::text is null or reason = $11) and ($12::text is null or starts_with(error, $12))`
 )
 
 // parkedSQL lists parked rows, newest first. In: see parkedFilter, and below which id (null: from
-// the newest). Walks the primary key backwards until it has that many; with a key, by the index
-// parked_key.
+// the newest). Walks the primary key backwards until it has that many; with a key, by the indexes
+// parked_key and parked_first_key.
 const parkedSQL = parkedColumns + parkedFilter + ` and ($13::bigint is null or id < $13)
  order by id desc limit $4`
 

@@ -21,7 +21,7 @@ with keyed as materialized (
 parked as materialized (
   select p.id, p.row_id, p.sink, p.lane, p.state, p.erased_at, octet_length(p.body) + coalesce(octet_length(p.response_body), 0) as bytes
     from onlyonce.parked p
-   where p.kind = 'call' and (p.key = $1::uuid or p.row_id in (select r.id from keyed r))),
+   where p.kind = 'call' and (p.key = $1::uuid or p.first_key = $1::uuid or p.row_id in (select r.id from keyed r))),
 log as materialized (
   select * from keyed
   union

@@ -109,7 +109,7 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 	}
 	each("keys", r.keys, func(a *callAttempt, element []byte) {
 		a.key = uuid.UUID(element)
-		a.Key, a.sealedAs = a.key.String(), a.key
+		a.Key, a.firstKey = a.key.String(), a.key
 	})
 	r.readOrder(b, each)
 	for _, a := range b.calls {

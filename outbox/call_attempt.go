@@ -14,7 +14,7 @@ type callAttempt struct {
 	key      uuid.UUID
 	order    *uuid.UUID // nil: it waits for no other
 	sealed   bool
-	sealedAs uuid.UUID  // the key that the body was sealed under
+	firstKey uuid.UUID  // that it was enqueued under: a sealed body opens under it
 	parked   int64      // id of the row that it was picked from; 0: it comes from the log
 	pick     int32      // which pick of that row it is; of a call from the log 1, as parkSQL notes
 	batch    batchPlace // where the log has it; zero: it was picked

@@ -3,6 +3,7 @@ package outbox_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -208,6 +210,80 @@ func TestEnqueueInAHandler(t *testing.T) {
 	want := outbox.Identity(origin, true, outbox.Call{Sink: "payments", Name: "charge"})
 	if got := one[string](r, `select tenant || ' ' || scope || ' ' || convert_from(body, 'UTF8') from onlyonce.outbox_log where key = $1::text::uuid`, want); got != "acme stock one" {
 		t.Errorf("row %q", got)
+	}
+}
+
+// O1: a call was rejected and redriven under a new key, once or twice, and its segment of the log
+// was emptied. It is not written again under its first key, by which the remote does not know it,
+// whether it is still to be sent or is settled. That holds until the remote has forgotten the key.
+func TestO1RedrivenUnderANewKey(t *testing.T) {
+	t.Parallel()
+	message, again := origin.Origin{Scope: "stock", ID: "m"}, origin.Origin{Scope: "stock", ID: "m", Redo: true}
+	call := func(body string) outbox.Call {
+		return outbox.Call{Sink: "payments", Name: "charge", Scope: "stock", ID: "1", Method: "POST", Target: "/charges", Body: []byte(body)}
+	}
+	for name, enqueue := range map[string]func(r *rig, from origin.Origin, body string) error{
+		"by a message": func(r *rig, from origin.Origin, body string) error { return r.handled(from, call(body)) },
+		"by a transaction of its own": func(r *rig, _ origin.Origin, body string) error {
+			return pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return outbox.Enqueue(t.Context(), tx, call(body)) })
+		},
+		"by SQL": func(r *rig, _ origin.Origin, body string) error {
+			_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue('51825619-b4aa-834b-8c96-7435425d5a3b', '', 'stock', 'payments', 'charge', 'POST', '/charges', '{}', '{}', $1)`, []byte(body))
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			if err := enqueue(r, message, "sum"); err != nil {
+				t.Fatal(err)
+			}
+			derived := one[string](r, `select keys[1]::text from onlyonce.batches`)
+			r.exec(`with gone as (delete from onlyonce.batches returning *)
+				insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, row_id, call_name, method, target, body)
+				select 'call', 'waiting', 'rejected', scope, keys[1], sink, lane, id, name, method, target, body from gone`)
+			known := func(when string) {
+				t.Helper()
+				r.exec(`delete from onlyonce.inbox`)
+				if err := enqueue(r, again, "sum"); err != nil {
+					t.Errorf("%s: %v", when, err)
+				}
+				if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 0 {
+					t.Errorf("%s: it is written again", when)
+				}
+				r.exec(`delete from onlyonce.inbox`)
+				if err := enqueue(r, again, "another sum"); !errors.Is(err, outbox.ErrConflict) && !strings.Contains(fmt.Sprint(err), "OO004") {
+					t.Errorf("%s, with other bytes: %v, want a conflict", when, err)
+				}
+				stored, err := ops.ExplainKey(t.Context(), r.pool, ops.KeyQuestion{Key: derived})
+				if err != nil || len(stored.Call) != 1 || len(stored.Parked) != 1 || len(stored.Copies) != 2 || !stored.Copies[1].Duplicate {
+					t.Errorf("%s, explained: %+v, %v", when, stored, err)
+				}
+			}
+			redrive := func() {
+				t.Helper()
+				if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.RedriveInput{ParkedFilter: ops.ParkedFilter{ID: one[int64](r, `select id from onlyonce.parked`)}, NewKey: true}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			redrive()
+			known("redriven")
+			r.exec(`update onlyonce.parked set state = 'waiting', next_attempt_at = null`)
+			redrive()
+			known("redriven twice")
+			if got := one[string](r, `select first_key::text from onlyonce.parked where key <> first_key`); got != derived {
+				t.Errorf("the first key is %s, want %s", got, derived)
+			}
+			r.exec(`update onlyonce.parked set state = 'resolved', next_attempt_at = null, parked_at = '2001-01-01Z', settled_at = clock_timestamp() - interval '8 days'`)
+			known("delivered")
+			r.exec(outbox.Statements["purge"], "payments", "7 days", 10, "9 days")
+			r.exec(outbox.Statements["purge"], "payments", "7 days", 10, nil)
+			known("delivered, and its retention has passed")
+			r.exec(outbox.Statements["purge"], "payments", "7 days", 10, "1 day")
+			if n := one[int](r, `select count(*) from onlyonce.parked`); n != 0 {
+				t.Error("it is kept for longer than the remote remembers a key")
+			}
+		})
 	}
 }
 

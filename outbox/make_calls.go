@@ -258,7 +258,7 @@ func (c *laneCalls) openBody(a *callAttempt) bool {
 	}
 	body, err := []byte(nil), errors.New("RelayConfig.Sealer is not set, and the call was sealed")
 	if c.lane.sink.cfg.Sealer != nil {
-		body, err = c.lane.sink.cfg.Sealer.Open(a.sealedAs, a.Body)
+		body, err = c.lane.sink.cfg.Sealer.Open(a.firstKey, a.Body)
 	}
 	if err == nil {
 		a.Body, a.sealed = body, false

@@ -72,7 +72,7 @@ update onlyonce.parked o
    and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select now from t) + interval '2 days' and o.reason <> 'scheduled'
         or o.next_attempt_at is null and o.waits_for is not null)
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_prefix, 0), o.tenant, o.scope, o.call_name, o.method, o.target,
-          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.sealed_as, o.key), o.first_attempt_at > (select now from t),
+          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.first_key, o.key), o.first_attempt_at > (select now from t),
           o.attempts, o.picks, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
           o.response_status, coalesce(o.response_headers, ''), o.response_body, coalesce(o.waits_for, '')`
@@ -400,7 +400,7 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	var status *int32
 	var answer []byte
 	var opensWindow *bool // null: in state reconcile, without an attempt
-	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.orderPrefix, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.sealedAs,
+	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.orderPrefix, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.firstKey,
 		&opensWindow, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer, &waitedFor)
 	if a.order != nil {
 		a.Order = a.order.String()

@@ -8,7 +8,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// purgeSQL deletes settled calls whose retention has passed. In: sink, retention, how many. By the
+// purgeSQL deletes settled calls whose retention has passed. In: sink, retention, how many, for how
+// long the remote remembers a key (null: for ever). A call that was redriven under a new key is
+// kept for that long too: until then its message, handled again, would find nothing and send it
+// under its first key, which the remote does not know (O1). By the
 // index parked_settled. It deletes a call only after the log has dropped it too: the log's row
 // alone would look delivered. The call was in the log when it was parked, so that is certain if
 // each segment of the log was opened later.
@@ -17,6 +20,7 @@ delete from onlyonce.parked
  where id = any (array(
          select p.id from onlyonce.parked p
           where p.kind = 'call' and p.sink = $1 and p.settled_at <= (select clock_timestamp()) - $2::interval
+            and (p.first_key is null or p.settled_at <= (select clock_timestamp()) - $4::interval)
             and p.parked_at < (select min(s.opened_at) from onlyonce.segments s where s.ring = 'outbox')
           order by p.settled_at limit $3))
    and settled_at is not null`
@@ -31,7 +35,7 @@ const purgeLimit = 1000
 func (s *sender) purge(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	tag, err := s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, purgeLimit)
+	tag, err := s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, purgeLimit, windowBound(s.limits.KeyWindow))
 	if guard.SQLState(err) == codeDenied {
 		s.cfg.Logger.Warn("outbox: settled calls are not deleted: this relay's role may not; see onlyonce_rotator in docs/roles.sql", "error", err)
 		s.purgeAt = time.Now().Add(24 * time.Hour)

@@ -48,7 +48,7 @@ var hot = map[string]struct {
 	"waiting":   {`'payments', '', -1`, []string{"parked_waits"}},
 	"next":      {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},
 	"settle":    {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false, '{false,true}', '{1,1}', '{false,false}', array[gen_random_uuid(), gen_random_uuid()], '{"",key a:}'`, []string{"parked_key"}},
-	"purge":     {`'payments', '7 days', 1000`, []string{"parked_settled", "parked_pkey"}},
+	"purge":     {`'payments', '7 days', 1000, '1 day'`, []string{"parked_settled", "parked_pkey"}},
 }
 
 // The hot statements find their rows by index, whatever the parameters, even if they were planned

@@ -291,7 +291,7 @@ func TestParkedShow(t *testing.T) {
 	}
 	whole := s.run("parked", "show", "-id", row, "-body", "-json").want(t, statusGood)
 	if got := fields(t, []byte(whole.out)); got != "id kind state reason error attempts next_attempt_at tenant scope key event_id topic partition offset cluster_id topic_id "+
-		"record_time log_append_time record_key headers sink name method target replay replay_resend parked_at settled_at order_key ahead behind head row_id lane first_attempt_at erased_at capture sealed sealed_as trace response body_bytes body" {
+		"record_time log_append_time record_key headers sink name method target replay replay_resend parked_at settled_at order_key ahead behind head row_id lane first_attempt_at erased_at capture sealed first_key trace response body_bytes body" {
 		t.Errorf("fields: %s", got)
 	}
 	var d ops.ParkedDetail

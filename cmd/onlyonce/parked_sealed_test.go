@@ -80,7 +80,7 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	f.redrives("-id", id, "-new-key").want(t, statusGood, "under new keys")
 	f.until(`select count(*) = 2 from onlyonce.parked where state = 'resolved'`)
 	key := one[string](f, `select key::text from onlyonce.parked where call_name = 'first'`)
-	if got := one[string](f, `select sealed_as::text from onlyonce.parked where call_name = 'first'`); got != original || key == original {
+	if got := one[string](f, `select first_key::text from onlyonce.parked where call_name = 'first'`); got != original || key == original {
 		t.Errorf("goes out under %s, was sealed under %s, and opened under %s", key, original, got)
 	}
 	sink.mu.Lock()

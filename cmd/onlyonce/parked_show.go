@@ -32,7 +32,7 @@ With -json, one object:
   row_id, lane               of a call: its id and lane in the log of the outbox, else null
   first_attempt_at           of a call: since when the remote may know its key; null: it was never made
   erased_at, capture, sealed, trace   of a call
-  sealed_as                  of a sealed call: the key that its body was sealed under, if that is not key; else null
+  first_key                  of a call that was redriven under a new key: the key that it was enqueued under; else null
   response                   {status, headers, body_bytes, body (with -body only)} of a call that was accepted, else null
   order_key (as stored), ahead, behind, head   unsettled rows of its ordering key before and behind it, and the first of those before
   parked_at, settled_at      times
@@ -169,6 +169,7 @@ func (a *app) writeParkedCall(d *ops.ParkedDetail) {
 	a.fieldIfSet("method", d.Method)
 	a.fieldIfSet("target", d.Target)
 	a.fieldIfSet("key", d.Key)
+	a.fieldIfSet("first key", d.FirstKey)
 	if d.Lane != nil {
 		a.field("lane", strconv.Itoa(int(*d.Lane)))
 	}

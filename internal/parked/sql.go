@@ -58,8 +58,8 @@ select onlyonce.claim_standard(array(select key from given_up where kind = 'even
 // rejected it for certain, or because an operator has verified it. Otherwise a call may still be
 // under way, or applied, and the remote must remember its key.
 //
-// A sealed body opens under no other key than the one that it was sealed under, so that one is kept
-// (O13).
+// The key that the call was enqueued under is kept: a message that is handled again asks for it
+// (O1), and a sealed body opens under no other one (O13).
 //
 // A row that is being retried keeps its attempts: its relay may be calling at this moment.
 const RedriveCallsSQL = `
@@ -67,7 +67,7 @@ update onlyonce.parked p
    set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when p.state = 'retrying' then p.attempts else 0 end,
        first_attempt_at = case when $3::boolean or p.state = 'waiting' and p.reason = 'rejected' then null else p.first_attempt_at end,
        key = coalesce(u.key, p.key),
-       sealed_as = case when p.sealed and u.key is not null then coalesce(p.sealed_as, p.key) else p.sealed_as end
+       first_key = case when u.key is not null then coalesce(p.first_key, p.key) else p.first_key end
   from unnest($1::bigint[], $2::uuid[]) as u(id, key)
  where p.id = u.id and p.kind = 'call' and p.erased_at is null
    and (p.state in ('waiting', 'retrying') and not $3::boolean or p.state = 'reconcile' and $3::boolean)`

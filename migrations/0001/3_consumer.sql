@@ -597,7 +597,7 @@ create table onlyonce.parked (
   trace            text,
   capture          boolean not null default false,
   sealed           boolean not null default false,
-  sealed_as        uuid,
+  first_key        uuid,
   first_attempt_at timestamptz,
   picks            integer not null default 0,
   order_prefix     bigint,
@@ -619,7 +619,7 @@ comment on column onlyonce.parked.cluster_id       is 'Kafka cluster of the reco
 comment on column onlyonce.parked.replay_no        is 'Replay in which it was parked, 0 for none.';
 comment on column onlyonce.parked.event_id         is 'Id of an event, as onlyonce.event_log has it.';
 comment on column onlyonce.parked.row_id           is 'Id of the call in the log, see onlyonce.batches; with lane as partition and this as offset calls of an ordering key are sorted.';
-comment on column onlyonce.parked.sealed_as        is 'Key that the body was sealed under, if an operator has given the call another key since. Null: the row''s key.';
+comment on column onlyonce.parked.first_key        is 'Key that the call was enqueued under, if an operator has given it another one since: the call is recognised by it, and a sealed body opens under it. Null: the row''s key.';
 comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';
 comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
 comment on column onlyonce.parked.picks            is 'How often a relay has picked the call. A settlement names the pick that it settles. Unlike attempts it is never set back.';
@@ -632,6 +632,8 @@ create unique index parked_key_unresolved on onlyonce.parked (kind, key)
   where settled_at is null and reason <> 'conflict';
 -- What a key became, settled or not.
 create index parked_key on onlyonce.parked (key) where key is not null;
+-- Calls that go out under another key than the one that they are recognised by.
+create index parked_first_key on onlyonce.parked (first_key) where first_key is not null;
 -- What is not settled, oldest first.
 create index parked_open on onlyonce.parked (id) where settled_at is null;
 create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;

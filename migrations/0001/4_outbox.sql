@@ -528,7 +528,9 @@ comment on function onlyonce.logged_calls(text, uuid[]) is 'Calls of a sink that
 --   1: because its message is handled again, for example in a replay. It is looked for in the log.
 --   2: it is a call of the user's own transaction. Its key is claimed in the inbox, with its
 --      fingerprint. That key is remembered for as long as the call is to be sent (K6).
--- A call that is parked is found in both cases, however long it waits for an operator.
+-- A call that is parked is found in both cases, however long it waits for an operator. If it was
+-- redriven under a new key, it is found by its first one, also when it is settled: the remote would
+-- not recognise the first key.
 create function onlyonce.enqueued_before(
   checks smallint[], fingerprints bigint[], sink text, keys uuid[], name text, names text[], method text, methods text[], target text, targets text[],
   header text, headers text[], body bytea, bodies bytea[], sealed boolean[]
@@ -559,7 +561,8 @@ begin
   end if;
   select array_agg(u.k) into wanted from unnest(checks, keys) as u(c, k) where u.c = 1;
   -- Mostly there is nothing to compare with. The statement below is planned anew for each call.
-  if wanted is null and not exists (select from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.reason <> 'conflict') then
+  if wanted is null and not exists (select from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.reason <> 'conflict')
+     and not exists (select from onlyonce.parked p where p.first_key is not null) then
     return skip;
   end if;
   for old in
@@ -567,7 +570,10 @@ begin
       select f.* from (select where wanted is not null) asked cross join lateral onlyonce.logged_calls(sink, wanted) f
       union all
       select p.key, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
-        from unnest(keys) w join onlyonce.parked p on p.kind = 'call' and p.key = w and p.settled_at is null and p.reason <> 'conflict')
+        from unnest(keys) w join onlyonce.parked p on p.kind = 'call' and p.key = w and p.settled_at is null and p.reason <> 'conflict'
+      union all
+      select p.first_key, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
+        from unnest(keys) w join onlyonce.parked p on p.first_key = w)
     select u.n, coalesce(u.name, name) as name,
            bool_or((o.method, o.target, o.headers) is distinct from (coalesce(u.m, method), coalesce(u.t, target), coalesce(u.h, header))
                    or not coalesce(u.s, false) and not o.sealed and not o.erased and o.body <> coalesce(u.b, body)) as differs
