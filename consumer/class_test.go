@@ -516,9 +516,11 @@ func TestK10TooOldFollowsTheClass(t *testing.T) {
 	}
 	until := func(want string) {
 		t.Helper()
-		var got string
-		if err := r.pool.QueryRow(t.Context(), `select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.too_old('stock')) / 3600)::text, 'none')`).Scan(&got); err != nil || got != want {
-			t.Errorf("too old are ids of %s hours, want %s; %v", got, want, err)
+		for _, function := range []string{"too_old", "forgotten"} {
+			var got string
+			if err := r.pool.QueryRow(t.Context(), `select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.`+function+`('stock')) / 3600)::text, 'none')`).Scan(&got); err != nil || got != want {
+				t.Errorf("%s is %s hours ago, want %s; %v", function, got, want, err)
+			}
 		}
 	}
 	forgets("consumer_long_keys", 30)

@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -247,6 +248,45 @@ func TestK9WhatIsExempt(t *testing.T) {
 	if n := r.count(`select count(*) from effects`); n != 4 {
 		t.Errorf("%d effects, want each message's twice", n)
 	}
+}
+
+// K9: the horizon of a ring is changed, and then the class of its scope. If keys were forgotten
+// under a horizon of an hour, ids stay too old that were made less than 6 minutes after that by a
+// producer's clock, and no others. Keys that are forgotten under the new horizon have a tenth of
+// that one.
+func TestK9HorizonIsChanged(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.forgets()
+	r.exec(`update onlyonce.rings set closed = '{}'`)
+	tooOld := func(when string, want ...string) {
+		t.Helper()
+		for i, made := range []string{"55 minutes", "53 minutes"} {
+			_, err := r.pool.Exec(t.Context(), `select onlyonce.refuse_too_old('stock', clock_timestamp() - $1::text::interval)`, made)
+			if got := fmt.Sprint(err != nil); got != want[i] {
+				t.Errorf("%s, an id that was made %s ago is too old: %s, want %s (%v)", when, made, got, want[i], err)
+			}
+		}
+	}
+	sets := func(in ops.HorizonInput) {
+		t.Helper()
+		in.Ring = "consumer_keys"
+		if _, err := ops.SetHorizon(t.Context(), r.pool, ops.By{Reason: "a test"}, in); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tooOld("under an hour", "true", "false")
+	sets(ops.HorizonInput{Forever: true})
+	tooOld("for ever", "true", "false")
+	sets(ops.HorizonInput{Horizon: 10 * time.Minute})
+	tooOld("under 10 minutes", "true", "false")
+	r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - interval '53.5 minutes' where name = 'consumer_keys'`)
+	tooOld("when more is forgotten", "true", "true")
+	r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - interval '1 hour' where name = 'consumer_keys'`)
+	if err := r.changes("long"); err != nil {
+		t.Fatal(err)
+	}
+	tooOld("in another class", "true", "false")
 }
 
 // K9: a scope that began after the keys of others were forgotten has forgotten none: it applies

@@ -194,7 +194,7 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, run i
 	}
 	if err == nil && o.scope != nil {
 		_, err = tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.Home, o.scope.Forgotten,
-			o.scope.Class, o.scope.ClassBefore)
+			o.scope.Class, o.scope.ClassBefore, o.scope.TooOld)
 		if err == nil { // a consumer may have made the row meanwhile; from here on it is locked
 			err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
 		}

@@ -15,6 +15,13 @@ const (
 	setHorizonSQL  = `update onlyonce.rings set horizon = make_interval(secs => $2::float8) where name = $1`
 )
 
+// keepTooOldSQL keeps what is too old in the scopes of a ring, before its horizon is changed: keys
+// that are forgotten by now were forgotten under the old one (K9). In: ring. Reads and locks the
+// rows of its scopes.
+const keepTooOldSQL = `
+update onlyonce.scopes s set too_old = greatest(s.too_old, onlyonce.too_old(s.scope))
+ where $1 in (onlyonce.class_ring(s.class), onlyonce.class_ring(s.class_before))`
+
 // HorizonInput is the input of [SetHorizon].
 type HorizonInput struct {
 	// Ring is the ring of keys: consumer_keys, consumer_short_keys, consumer_long_keys or
@@ -102,6 +109,9 @@ func (q *horizon) differs(shown, now *HorizonChange) bool {
 }
 
 func (q *horizon) do(ctx context.Context, tx pgx.Tx, _ By, now *HorizonChange) (*HorizonChange, error) {
+	if _, err := tx.Exec(ctx, keepTooOldSQL, q.Ring); err != nil {
+		return nil, err
+	}
 	_, err := tx.Exec(ctx, setHorizonSQL, q.Ring, q.seconds())
 	return now, err
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// scopeSQL reads what ids mean in a scope, until when its keys were forgotten, its class of
-// horizon, and the class before if its ring has to be asked too. In: scope. At most one row; by the
-// primary key.
-const scopeSQL = `select topics, copies, home, onlyonce.forgotten(scope) as forgotten, class, onlyonce.class_before(scope) as class_before from onlyonce.scopes where scope = $1`
+// scopeSQL reads what ids mean in a scope, until when its keys were forgotten and ids are too old,
+// its class of horizon, and the class before if its ring has to be asked too. In: scope. At most
+// one row; by the primary key.
+const scopeSQL = `select topics, copies, home, onlyonce.forgotten(scope) as forgotten, onlyonce.too_old(scope) as too_old, class, onlyonce.class_before(scope) as class_before from onlyonce.scopes where scope = $1`
 
 // scopeRow is a row of onlyonce.scopes.
 type scopeRow struct {
@@ -22,7 +22,9 @@ type scopeRow struct {
 	Home   string
 	// Forgotten is the time until which keys may have been forgotten; nil: none were.
 	Forgotten *time.Time
-	Class     string
+	// TooOld is the time until which an id may be one of those keys; nil: none is.
+	TooOld *time.Time
+	Class  string
 	// ClassBefore is the class before, while its ring has to be asked too; else nil.
 	ClassBefore *string
 }

@@ -244,11 +244,15 @@ func TestK9MoveBringsWhatIsForgotten(t *testing.T) {
 	const old = "0167bf1e-8c00-7000-8000-000000000000" // of December 2018
 	s.a.exec(`update onlyonce.scopes set created_at = '2018-01-01Z'`)
 	s.a.exec(`update onlyonce.rings set forgotten = '2019-01-01Z' where name = 'consumer_keys'`)
+	s.b.exec(`update onlyonce.rings set horizon = '10 minutes' where name = 'consumer_keys'`)
 	s.a.run("explain", "-scope", "stock", old).want(t, statusGood, "unless a copy is a duplicate, a consumer with ParkTooOld parks it as too-old")
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood)
 	if got := one[string](s.b, `select coalesce((onlyonce.forgotten('stock') at time zone 'UTC')::text, 'nothing')`); got != "2019-01-01 00:00:00" {
 		t.Errorf("forgotten in b: %s", got)
+	}
+	if got := one[string](s.b, `select (onlyonce.too_old('stock') at time zone 'UTC')::text`); got != "2019-01-01 16:48:00" {
+		t.Errorf("too old in b: %s, want a tenth of the horizon in a later", got)
 	}
 	s.b.run("explain", "-scope", "stock", old).want(t, statusGood, "parks it as too-old")
 }

@@ -133,14 +133,16 @@ const RetireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() wh
 
 // BringScopeSQL brings the scope of another database. In: scope, topics, choice (null: none), home,
 // until when its keys were forgotten there (null: none were), class of horizon, the class before if
-// its ring has to be asked too (null: it has not). By the primary key. The keys that came along
+// its ring has to be asked too (null: it has not), until when ids are too old there (null: none
+// are). By the primary key. The keys that came along
 // from the ring of the class before are in its current segment here, so the change counts from now
 // on, or from when that segment was opened by a clock that has gone back since (see ClassSQL).
 const BringScopeSQL = `
-insert into onlyonce.scopes as s (scope, topics, copies, home, forgotten, class, class_before, class_changed_at)
-values ($1, $2::text[], $3, $4, $5, $6, $7::text,
+insert into onlyonce.scopes as s (scope, topics, copies, home, forgotten, class, class_before, too_old, class_changed_at)
+values ($1, $2::text[], $3, $4, $5, $6, $7::text, $8,
   case when $7::text is not null then greatest(clock_timestamp(), (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring($7::text))) end)
 on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), forgotten = greatest(s.forgotten, excluded.forgotten),
+  too_old = greatest(s.too_old, excluded.too_old),
   class_changed_at = coalesce(excluded.class_changed_at, s.class_changed_at),
   topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`
 
@@ -160,11 +162,12 @@ select s.slot from onlyonce.cursors c join onlyonce.lease_slots s on s.lease_id 
 
 // ClassSQL changes the class of horizon of a scope. In: scope, class. By the primary key, under the
 // locks above, when the epochs of all cursors are raised: every claim in the earlier ring alone has
-// ended. What the rings of the last two classes have forgotten is kept, because the function
-// forgotten looks at the present class and the one before. The time of the change is never before
-// that of a segment of the earlier ring, also if the clock has gone back since the segment was
-// opened: otherwise the change would be over at once, and the keys in it would not be found.
+// ended. What the rings of the last two classes have forgotten is kept, because the functions
+// forgotten and too_old look at the present class and the one before. The time of the change is
+// never before that of a segment of the earlier ring, also if the clock has gone back since the
+// segment was opened: otherwise the change would be over at once, and the keys in it would not be
+// found.
 const ClassSQL = `
-update onlyonce.scopes s set forgotten = onlyonce.forgotten(s.scope), class_before = s.class, class = $2,
+update onlyonce.scopes s set forgotten = onlyonce.forgotten(s.scope), too_old = onlyonce.too_old(s.scope), class_before = s.class, class = $2,
   class_changed_at = greatest(clock_timestamp(), (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring(s.class)))
  where s.scope = $1`

@@ -170,6 +170,7 @@ create table onlyonce.scopes (
   class_before     text  check (class_before in ('short', 'standard', 'long') and class_before <> class),
   class_changed_at timestamptz,
   forgotten  timestamptz,
+  too_old    timestamptz,
   created_at timestamptz not null default clock_timestamp(),
   check ((class_before is null) = (class_changed_at is null))
 );
@@ -181,6 +182,7 @@ comment on column onlyonce.scopes.class  is 'Class of horizon: in which ring its
 comment on column onlyonce.scopes.class_before is 'Class before the last change. Its ring is asked too, as long as it may remember keys from before: see onlyonce.class_before. Null: never changed.';
 comment on column onlyonce.scopes.class_changed_at is 'When the class was changed: every claim of an earlier owner had ended by then.';
 comment on column onlyonce.scopes.forgotten is 'Until when keys were forgotten in the databases from which partitions of the scope were moved here, and in rings in which the scope claimed before its last two changes of class. Null: none were.';
+comment on column onlyonce.scopes.too_old is 'As forgotten, but until when ids of such keys may have been made. Also written when the horizon of a ring of the scope is changed.';
 
 -- class_before returns the class that a scope had before, as long as that class's ring remembers
 -- keys which were claimed before the change: as long as it has a segment that was open then. Claims
@@ -220,23 +222,25 @@ comment on function onlyonce.claim_scope(text, uuid[], bigint[]) is 'Claims keys
 -- database from which a partition was moved here. A key that was claimed later is remembered. It is
 -- null if nothing was forgotten since the scope began. The ring of the class before holds what was
 -- claimed until the change; what it forgets of later claims, the other ring has too.
-create function onlyonce.forgotten(scope text) returns timestamptz
+--
+-- With `ahead` it returns until when an id of such a key may have been made by a clock that is ahead
+-- by that part of its ring's horizon; see onlyonce.too_old.
+create function onlyonce.forgotten(scope text, ahead double precision default 0) returns timestamptz
 language sql stable as $$
-  select greatest(s.forgotten,
-      (select r.forgotten from onlyonce.rings r where r.name = onlyonce.class_ring(s.class) and r.forgotten > greatest(s.created_at, s.class_changed_at)),
-      (select least(r.forgotten, s.class_changed_at + interval '1 minute') from onlyonce.rings r where r.name = onlyonce.class_ring(s.class_before) and r.forgotten > s.created_at))
+  select greatest(case when ahead = 0 then s.forgotten else s.too_old end,
+      (select r.forgotten + coalesce(r.horizon * ahead, interval '0') from onlyonce.rings r where r.name = onlyonce.class_ring(s.class) and r.forgotten > greatest(s.created_at, s.class_changed_at)),
+      (select least(r.forgotten, s.class_changed_at + interval '1 minute') + coalesce(r.horizon * ahead, interval '0') from onlyonce.rings r where r.name = onlyonce.class_ring(s.class_before) and r.forgotten > s.created_at))
     from onlyonce.scopes s where s.scope = forgotten.scope
 $$;
-comment on function onlyonce.forgotten(text) is 'Until when keys of a scope may have been forgotten; null: none was.';
+comment on function onlyonce.forgotten(text, double precision) is 'Until when keys of a scope may have been forgotten; null: none was.';
 
 -- too_old returns the time at or before which an id must have been made for its key to be one that
 -- may be forgotten. Producers' clocks may be ahead by a tenth of the horizon: a key is claimed
--- after its id was made, but by the database's clock.
+-- after its id was made, but by the database's clock. What was forgotten under another horizon keeps
+-- the tenth of that one: scopes.too_old has it.
 create function onlyonce.too_old(scope text) returns timestamptz
 language sql stable as $$
-  select onlyonce.forgotten(too_old.scope) + coalesce((
-    select max(r.horizon) / 10 from onlyonce.scopes s join onlyonce.rings r on r.name in (onlyonce.class_ring(s.class), onlyonce.class_ring(s.class_before))
-     where s.scope = too_old.scope), interval '0')
+  select onlyonce.forgotten(too_old.scope, 0.1)
 $$;
 comment on function onlyonce.too_old(text) is 'Ids of a scope that were made until this time may be copies whose key is forgotten; null: none.';
 
