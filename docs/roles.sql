@@ -103,6 +103,7 @@ begin
     ('onlyonce_http',     'leases',         'select, insert, update, delete'), -- a request's lease ends with it
     ('onlyonce_http',     'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
     ('onlyonce_http',     'http_steps',     'select, insert, update'),
+    ('onlyonce_http',     'http_fingerprint_keys', 'select, insert, update (refused_at)'),
     ('onlyonce_http',     'operations',     'select, insert, update, delete'), -- purges
     ('onlyonce_http',     'operation_signals', 'select, insert, update'),
 

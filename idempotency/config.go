@@ -47,7 +47,9 @@ type Config struct {
 
 	// FingerprintKeys are the secrets that requests are hashed with, by an id of your choice (H7).
 	// To rotate, add a key in all processes before one makes it current, and keep the old key for
-	// the longest Route.TTL. At least one is required.
+	// the longest Route.TTL. A secret keeps its id for good: the database knows the secret of each
+	// id by a check value, and a process that has another one refuses every request with a key
+	// (H30). At least one is required.
 	FingerprintKeys map[uint32]FingerprintKey
 
 	// FingerprintKey is the id of the current key, which new records are hashed with. It must be in

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -23,6 +24,7 @@ type Layer struct {
 	timeoutArgs   []any  // what bounds a handler's transaction, as the server reads it
 	derivedHeader string // the answer header of a derived key
 	fingerprints  *fingerprinter
+	keysChecked   atomic.Bool    // the database knows the keys of fingerprints (H30)
 	cache         *responseCache // nil if there is no Config.Cache
 	cachePuts     chan struct{}  // a place for each record that is being put into it
 	flights       flights

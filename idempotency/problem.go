@@ -66,6 +66,7 @@ const (
 	codeBodyConsumed     code = "body-consumed"
 	codeRolledBack       code = "rolled-back"
 	codeNotRendered      code = "response-not-rendered"
+	codeKeyChanged       code = "fingerprint-key-changed"
 )
 
 // problems holds the answer to each code. retryable is for clients (see client.Transport): the same
@@ -92,6 +93,7 @@ var problems = map[code]struct {
 	codeBodyConsumed:     {http.StatusInternalServerError, "The request body was read before it could be compared", false},
 	codeRolledBack:       {http.StatusInternalServerError, "The request was rolled back", true},
 	codeNotRendered:      {http.StatusServiceUnavailable, "The request took effect, but its response cannot be rendered now", true},
+	codeKeyChanged:       {http.StatusServiceUnavailable, "The request cannot be compared with earlier ones now", true},
 }
 
 func (c code) status() int     { return problems[c].status }

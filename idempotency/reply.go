@@ -36,7 +36,7 @@ func handlerReply(m Mark, rec *recorder) reply {
 func problemReply(c code, failed error) reply {
 	rep := reply{mark: Rejected, code: c, logged: failed}
 	switch c {
-	case codeStoreUnavailable, codeOverCapacity, codeRolledBack:
+	case codeStoreUnavailable, codeOverCapacity, codeRolledBack, codeKeyChanged:
 		rep.retryAfter = time.Second
 	case codeCommitUnknown, codeNotRendered:
 		rep.mark, rep.retryAfter = InProgress, time.Second

@@ -20,7 +20,8 @@ const (
 // Run checks the database and then purges expired records until ctx ends; then it returns nil. Any
 // number of processes may run it. If no process does, the layer still answers correctly, because
 // expired records count as absent (H19), but the tables grow. Run returns an error if the schema or
-// the role's rights do not fit.
+// the role's rights do not fit, or if processes before this one had another secret under an id of
+// Config.FingerprintKeys (H30).
 //
 // A layer of several databases does this in each. It ends if one of them fails.
 func (l *Layer) Run(ctx context.Context) error {
@@ -41,6 +42,12 @@ func (l *Layer) Run(ctx context.Context) error {
 			return nil //nolint:nilerr // ctx ended before the check
 		}
 		return fmt.Errorf("idempotency: %w", err)
+	}
+	if err := l.checkKeys(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // ctx ended before the check
+		}
+		return err
 	}
 	defer l.begun.Begin(ctx)()
 	timer := time.NewTimer(0)

@@ -131,17 +131,16 @@ func (req *servedRequest) serveKeyed() reply {
 func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
 	flights, route := &req.layer.flights, &req.handler.route
 	var expired *storedRecord
-	storeDown := false
-	if route.Mode == Leased || req.layer.cache != nil || req.layer.recentKeys.has(req.id) {
+	rep, answered := req.refuseChangedKey()
+	if !answered && (route.Mode == Leased || req.layer.cache != nil || req.layer.recentKeys.has(req.id)) {
 		if ahead := flights.running(req.id); ahead != nil {
 			return inProgressReply(time.Second), ahead
 		}
-		var answered bool
-		if expired, rep, answered = req.replyFromStore(); answered {
-			if storeDown = rep.code == codeStoreUnavailable && route.FailOpen; !storeDown {
-				return rep, nil
-			}
-		}
+		expired, rep, answered = req.replyFromStore()
+	}
+	storeDown := answered && rep.code == codeStoreUnavailable && route.FailOpen
+	if answered && !storeDown {
+		return rep, nil
 	}
 	if req.flight, ahead = flights.start(req.id); req.flight == nil {
 		if !req.layer.recentKeys.has(req.id) {

@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -117,6 +118,9 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 			"%d HTTP requests were never completed although their steps had their effect, and no client has come back", abandoned)
 	}
 	d.unless("requests", "no HTTP request has a step of unknown outcome that is too old to ask about, and none was abandoned behind a step")
+	if err := d.fingerprintKeys(ctx, tx); err != nil {
+		return err
+	}
 
 	pauses, err := collect[heldRow](ctx, tx, heldSQL)
 	if err != nil {
@@ -128,6 +132,31 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	d.unless("pauses", "no scope and no partition is paused")
 	return d.homes(ctx, tx)
+}
+
+// changedKeysSQL lists the ids of secrets under which a process with another secret was refused
+// within an hour (H30), and when. Reads onlyonce.http_fingerprint_keys, which is small.
+const changedKeysSQL = `
+select id, refused_at as refused from onlyonce.http_fingerprint_keys where refused_at > clock_timestamp() - interval '1 hour' order by id`
+
+type changedKey struct {
+	ID      int64
+	Refused time.Time
+}
+
+// fingerprintKeys looks for processes of the HTTP layer that have another secret than those before.
+func (d *examiner) fingerprintKeys(ctx context.Context, tx pgx.Tx) error {
+	const check = "fingerprint-keys"
+	changed, err := collect[changedKey](ctx, tx, changedKeysSQL)
+	if err != nil {
+		return err
+	}
+	for _, k := range changed {
+		d.add(LevelFail, check, "give the process the secret that it had, or give the new secret an id of its own in FingerprintKeys and keep the old one for the longest TTL",
+			"a process has another secret under the id %d of FingerprintKeys than processes before it: it does not start, or answers 503 fingerprint-key-changed, last at %s", k.ID, show.Instant(k.Refused))
+	}
+	d.unless(check, "no process of the HTTP layer was refused because of its secrets")
+	return nil
 }
 
 // stalledHomesSQL lists places that have been between two databases for an hour. Out: place, state,

@@ -18,7 +18,7 @@ func TestQuestionsPrepare(t *testing.T) {
 	for _, sql := range []string{limitSQL, cursorsSQL, knownScopesSQL, pendingCallsSQL, oldestCallsSQL, callSQL, eventsSQL, unhandledEventsSQL, oneEventSQL, parkedSQL, openParkedSQL, parkedDetailSQL, requestsSQL, operationsSQL, auditRowsSQL, scopeSQL, storedSQL, keyRingsSQL,
 		claimsSQL, copiesSQL, scopeCursorsSQL, lastsSQL, classScopesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, parkedCountsSQL, settledCountSQL, openRequestsSQL,
 		relaysSQL, membersSQL, ownersSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL, ringSQL, sinkNamesSQL, streamsSQL, eventRingSQL,
-		frontiersSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, aheadSQL, heldSQL,
+		frontiersSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, aheadSQL, heldSQL, changedKeysSQL,
 		windowsSQL, scopeFrontiersSQL, writingSQL, homesSQL, stalledHomesSQL, remainingSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)

@@ -246,6 +246,7 @@ var refusalCodes = map[string]codes.Code{
 	"request-in-progress":     codes.Aborted,
 	"over-capacity":           codes.ResourceExhausted,
 	"store-unavailable":       codes.Unavailable,
+	"fingerprint-key-changed": codes.Unavailable,
 	"commit-unknown":          codes.Unavailable,
 	"rolled-back":             codes.Aborted,
 	"response-too-large":      codes.Internal,

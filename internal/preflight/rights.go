@@ -84,6 +84,8 @@ var (
 		"leases":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_steps":     {"SELECT", "INSERT", "UPDATE"},
+
+		"http_fingerprint_keys": withUpdates([]string{"refused_at"}, "SELECT", "INSERT"),
 	})
 	// Operations works on what HTTP handlers have accepted, besides App and Events.
 	Operations = newRole("onlyonce_http", map[string][]string{

@@ -321,6 +321,44 @@ begin
 end $$;
 comment on function onlyonce.http_abandon(integer) is 'Handles requests in lease mode whose client did not come back: deletes those without a step, and shows the others to operators.';
 
+-- The secrets of fingerprints, so that a process that has another secret under an id is recognized.
+create table onlyonce.http_fingerprint_keys (
+  id          bigint      primary key,
+  check_value bytea       not null,
+  created_at  timestamptz not null default clock_timestamp(),
+  refused_at  timestamptz
+);
+comment on table  onlyonce.http_fingerprint_keys is 'The secrets that requests are hashed with, by Config.FingerprintKeys. A secret itself is not kept.';
+comment on column onlyonce.http_fingerprint_keys.check_value is 'A keyed hash of the id, by the first process that had it: who gets another hash has another secret.';
+comment on column onlyonce.http_fingerprint_keys.refused_at  is 'When a process with another secret under the id was last refused. At most every 10 s.';
+
+-- http_check_keys returns the ids under which the caller has another secret than processes before
+-- it. If there are none, it writes the ids that are new. If all are known, it only reads, so that
+-- it works on a standby too. If two processes bring different secrets under a new id, the second
+-- insert waits for the first one's COMMIT. So whether ids are new is asked before the comparison:
+-- that one, a later statement, sees each row that is not new.
+create function onlyonce.http_check_keys(ids bigint[], check_values bytea[]) returns bigint[]
+language plpgsql as $$
+declare
+  missing boolean;
+  changed bigint[];
+begin
+  loop
+    missing := exists (select from unnest(ids) n (id) where not exists (select from onlyonce.http_fingerprint_keys k where k.id = n.id));
+    select coalesce(array_agg(k.id order by k.id), '{}') into changed
+      from unnest(ids, check_values) n (id, check_value) join onlyonce.http_fingerprint_keys k using (id) where k.check_value <> n.check_value;
+    exit when changed <> '{}' or not missing;
+    insert into onlyonce.http_fingerprint_keys (id, check_value)
+      select n.id, n.check_value from unnest(ids, check_values) n (id, check_value) order by 1 on conflict do nothing;
+  end loop;
+  if changed <> '{}' then
+    update onlyonce.http_fingerprint_keys k set refused_at = clock_timestamp()
+     where k.id = any (changed) and (k.refused_at is null or k.refused_at < clock_timestamp() - interval '10 seconds');
+  end if;
+  return changed;
+end $$;
+comment on function onlyonce.http_check_keys(bigint[], bytea[]) is 'Compares the secrets of fingerprints with those of earlier processes, and returns the ids whose secret is another. Writes those of new ids.';
+
 -- ---------------------------------------------------------------- operations
 
 create table onlyonce.operations (
