@@ -3,6 +3,8 @@ package rules
 import (
 	"go/constant"
 	"go/token"
+	"go/types"
+	"iter"
 	"regexp"
 	"strings"
 
@@ -19,7 +21,10 @@ A statement on a *pgxpool.Pool, *pgx.Conn, *sql.DB or the like commits by itself
 transaction rolls back, the handler runs again, and so does the statement. Reads are not reported:
 a constant statement that begins with SELECT and writes nothing. Nor are those on a *sql.DB that
 sql.OpenDB makes of a connector of the same package: where that one leads is not known, for example
-to the transaction itself.`,
+to the transaction itself.
+
+A pool that is passed where the transaction would fit is reported too, for example to the function
+New that sqlc generates: what that sends is not looked at.`,
 	Requires: []*analysis.Analyzer{handlers},
 	Run:      runPool,
 }
@@ -47,6 +52,9 @@ func runPool(pass *analysis.Pass) (any, error) {
 			case connections[n.pkg+"."+n.recv] && sends[n.fn] && !reads(c) && !p.ownConnector(c):
 			case n.pkg == "github.com/jackc/pgx" && (n.fn == "BeginFunc" || n.fn == "BeginTxFunc") && len(c.Args) > 1 && connections[typeName(unwrapped(c.Args[1]).Type())]:
 			default:
+				if at := p.instead(fn, c); at != "" {
+					p.report(pass, call.Pos(), "%v gets a %s where the handler's transaction would fit: what it writes commits outside of it, and is written again if the message is handled again. Pass tx instead.", n, at)
+				}
 				continue
 			}
 			p.report(pass, call.Pos(), "%v commits outside of the handler's transaction: if the message is handled again, the write is made again. Use tx instead.", n)
@@ -55,13 +63,67 @@ func runPool(pass *analysis.Pass) (any, error) {
 	return nil, nil
 }
 
+// instead returns the type of a connection that a call in a handler passes as an interface for
+// statements, if the handler's transaction has that interface too. It returns "" if there is none.
+func (p *program) instead(fn *ssa.Function, c *ssa.CallCommon) string {
+	params, args := c.Signature().Params(), c.Args
+	if !c.IsInvoke() && c.Signature().Recv() != nil {
+		args = args[1:]
+	}
+	for i := range min(params.Len(), len(args)) {
+		want, ok := params.At(i).Type().Underlying().(*types.Interface)
+		value := unwrapped(args[i])
+		if !ok || !sendsStatements(want) || !connections[typeName(value.Type())] || p.leadsHere(value) {
+			continue
+		}
+		for f := fn; f != nil; f = f.Parent() {
+			for t := range transactions(f) {
+				if types.Implements(t, want) {
+					full := typeName(value.Type())
+					return full[strings.LastIndexByte(full, '/')+1:]
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// sendsStatements reports whether an interface has a method that sends a statement.
+func sendsStatements(i *types.Interface) bool {
+	for m := range i.Methods() {
+		if sends[m.Name()] {
+			return true
+		}
+	}
+	return false
+}
+
+// transactions are the types of a function's transactions: those that it takes, also a *sql.Tx, and
+// the result of idempotency.Tx.
+func transactions(fn *ssa.Function) iter.Seq[types.Type] {
+	return func(yield func(types.Type) bool) {
+		for _, param := range fn.Params {
+			if (isTx(param.Type()) || typeName(param.Type()) == "database/sql.Tx") && !yield(param.Type()) {
+				return
+			}
+		}
+		for call := range calls(fn) {
+			if c := call.Common(); nameOf(c) == handlersTx && !yield(c.Signature().Results().At(0).Type()) {
+				return
+			}
+		}
+	}
+}
+
 // ownConnector reports whether a call is a method of the result of sql.OpenDB, for a connector of a
 // type of this package.
 func (p *program) ownConnector(c *ssa.CallCommon) bool {
-	if c.IsInvoke() || len(c.Args) == 0 {
-		return false
-	}
-	open, ok := stored(c.Args[0]).(*ssa.Call)
+	return !c.IsInvoke() && len(c.Args) > 0 && p.leadsHere(c.Args[0])
+}
+
+// leadsHere reports whether a value is a *sql.DB over such a connector.
+func (p *program) leadsHere(db ssa.Value) bool {
+	open, ok := stored(db).(*ssa.Call)
 	if !ok || nameOf(open.Common()) != (name{"database/sql", "", "OpenDB"}) {
 		return false
 	}

@@ -105,12 +105,15 @@ func inHandler(fn *ssa.Function) bool {
 		}
 	}
 	for call := range calls(fn) {
-		if nameOf(call.Common()) == (name{module + "idempotency", "", "Tx"}) {
+		if nameOf(call.Common()) == handlersTx {
 			return true
 		}
 	}
 	return false
 }
+
+// handlersTx returns the transaction of an HTTP handler.
+var handlersTx = name{module + "idempotency", "", "Tx"}
 
 // isTx reports whether a type is a transaction of onlyonce, or a pointer to one: a function literal
 // captures its variables as pointers.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/sqltx"
 )
 
 type orders struct {
@@ -111,6 +113,63 @@ var complete = func(pool *pgxpool.Pool) func(context.Context, outbox.Tx) error {
 		_, err := pool.Exec(ctx, `insert into answers default values`) // want `pgxpool.Pool.Exec commits`
 		return err
 	}
+}
+
+// queries is of the shape that sqlc generates.
+type queries struct{ db dbtx }
+
+type dbtx interface {
+	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
+	Query(context.Context, string, ...any) (pgx.Rows, error)
+	QueryRow(context.Context, string, ...any) pgx.Row
+}
+
+func newQueries(db dbtx) *queries { return &queries{db} }
+
+func (q *queries) insertOrder(ctx context.Context, id string) error {
+	_, err := q.db.Exec(ctx, `insert into orders values ($1)`, id)
+	return err
+}
+
+func (q *queries) with(db dbtx) *queries { return &queries{db} }
+
+func (o *orders) generated(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	if err := newQueries(tx).insertOrder(ctx, m.ID()); err != nil {
+		return err
+	}
+	if err := newQueries(o.pool).with(o.pool).insertOrder(ctx, m.ID()); err != nil { // want `pool.newQueries gets a pgxpool.Pool where the handler's transaction would fit: what it writes commits outside of it, and is written again if the message is handled again. Pass tx instead.` `pool.queries.with gets a pgxpool.Pool`
+		return err
+	}
+	return tx.Savepoint(ctx, func() error {
+		return newQueries(o.pool).insertOrder(ctx, m.ID()) // want `pool.newQueries gets a pgxpool.Pool`
+	})
+}
+
+func (o *orders) serve(_ http.ResponseWriter, r *http.Request) {
+	tx, err := idempotency.Tx(r)
+	if err != nil {
+		return
+	}
+	_ = newQueries(tx).insertOrder(r.Context(), "1")
+	_ = newQueries(o.pool).insertOrder(r.Context(), "2") // want `pool.newQueries gets a pgxpool.Pool`
+}
+
+type sqlDB interface {
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+}
+
+func insertBySQL(ctx context.Context, db sqlDB, id string) error {
+	_, err := db.ExecContext(ctx, `insert into orders values ($1)`, id)
+	return err
+}
+
+func (o *orders) overSQL(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	return sqltx.Within(ctx, tx, func(ctx context.Context, tx *sql.Tx) error {
+		if err := insertBySQL(ctx, tx, m.ID()); err != nil {
+			return err
+		}
+		return insertBySQL(ctx, o.db, m.ID()) // want `pool.insertBySQL gets a sql.DB`
+	})
 }
 
 // A reason switches the rules off for a line; a comment without one does not.

@@ -49,6 +49,26 @@ select price from prices where sku = $1`, m.Value).Scan(&price); err != nil {
 	})
 }
 
+// A pool may be passed where no transaction would fit, and where no statement can be sent.
+func passed(ctx context.Context, tx consumer.Tx, m *consumer.Message, pool *pgxpool.Pool, db *sql.DB) error {
+	slog.InfoContext(ctx, "handled", "pool", pool)
+	if err := ping(ctx, pool); err != nil {
+		return err
+	}
+	return audited(ctx, db, m.ID())
+}
+
+func ping(ctx context.Context, db interface{ Ping(context.Context) error }) error {
+	return db.Ping(ctx)
+}
+
+func audited(ctx context.Context, db interface {
+	PingContext(context.Context) error
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+}, id string) error {
+	return db.PingContext(ctx)
+}
+
 // through connects to the transaction itself, as package sqltx does.
 type through struct{ tx consumer.Tx }
 
