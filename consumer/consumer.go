@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/preflight"
@@ -96,6 +97,7 @@ func newConsumer(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error)
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
+	c.cfg.Logger = imagined.Logger(c.pool, c.cfg.Logger)
 	c.cfg = c.cfg.withDefaults()
 	c.cfg.Hooks = c.cfg.Hooks.guarded(c.cfg.Logger)
 	c.shared = &shared{attempts: newAttemptLock()}

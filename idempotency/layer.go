@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/shard"
@@ -44,6 +45,7 @@ type Layer struct {
 // The pool needs one connection for each handler that runs at the same time in transactional mode,
 // and one more, which renews leases and looks up records.
 func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
+	cfg.Logger = imagined.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults()
 	if err = errors.Join(err, poolcheck.One(ErrConfig, pool)); err != nil {
 		return nil, err

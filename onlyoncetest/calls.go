@@ -20,11 +20,12 @@ type Call struct {
 	Body   []byte
 	Sealed bool
 
-	id int64
+	id    int64
+	order string // a hash of its ordering key; empty for none
 }
 
 const callsSQL = `
-select id, sink, name, key::text, method, target, headers, body, sealed from onlyonce.outbox_log where id > $1 order by id`
+select id, sink, name, key::text, method, target, headers, body, sealed, coalesce(order_key::text, '') from onlyonce.outbox_log where id > $1 order by id`
 
 // Calls returns all calls that were enqueued in the pool's database, in the order in which they
 // were enqueued, whether a relay has sent them or not.
@@ -37,7 +38,7 @@ func callsAfter(ctx context.Context, pool *pgxpool.Pool, id int64) ([]Call, erro
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c Call, err error) {
 		var headers string
-		err = row.Scan(&c.id, &c.Sink, &c.Name, &c.Key, &c.Method, &c.Target, &headers, &c.Body, &c.Sealed)
+		err = row.Scan(&c.id, &c.Sink, &c.Name, &c.Key, &c.Method, &c.Target, &headers, &c.Body, &c.Sealed, &c.order)
 		c.Header = http.Header{}
 		for line := range strings.Lines(headers) {
 			name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")

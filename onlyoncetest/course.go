@@ -60,6 +60,7 @@ func (x *play) perform() (*state, error) {
 	s.remotes = slices.Clone(x.remotes)
 	s.answers = slices.Clone(x.answers)
 	s.order = slices.Clone(x.order)
+	s.ordered = x.inOrder()
 	for _, r := range x.requests {
 		if r.origin.direct {
 			r.text = x.c.masked(r.text)
@@ -67,6 +68,16 @@ func (x *play) perform() (*state, error) {
 		}
 	}
 	return s, nil
+}
+
+// inOrder reports whether the program enqueues calls one after the other: its messages are in one
+// partition and handled one at a time, or its requests come one at a time. The caller has mu.
+func (x *play) inOrder() bool {
+	logs := map[place]bool{}
+	for _, m := range x.sent {
+		logs[place{topic: m.topic(), partition: m.Partition}] = true
+	}
+	return !x.concurrent.Load() && len(x.c.parts.reads()) == 0 && (len(logs) == 0 || len(logs) == 1 && x.c.Serve == nil)
 }
 
 func pick[T any](all []T, only []int) (some []T) {

@@ -45,6 +45,7 @@
 //	reset        when a process has died, the group's offsets are gone
 //	copies       in the end each message comes again, at another offset
 //	moved        ... in another partition
+//	single       no fault: each message is a batch of its own, as with BatchSize 1
 //
 // When a process dies, all of its connections break and no new one is opened, its context ends, and
 // a successor is started with Start and Serve. before and after strike at every statement, the
@@ -79,7 +80,9 @@
 //   - Requests are seen if they go through [Process].HTTP, to an address from [Process.Reach], or
 //     through http.DefaultClient with the handler's context. Others are not, for example those of
 //     package httpsink to an address of your own.
-//   - Calls of [Process].Tune are needed for 40001, 40P01 and copies.
+//   - Calls of [Process].Tune are needed for 40001, 40P01, copies and single.
+//   - The order of calls under one OrderingKey is compared if nothing is handled at the same time:
+//     one partition of messages, or requests, and neither Concurrency nor stored events.
 //
 // # The server
 //

@@ -23,5 +23,8 @@ func Awaits(p *Process) bool {
 	return p.run.awaited != ""
 }
 
+// Likeness says what the difference of two rows looks like, and what to do about it.
+func Likeness(a, b string) (text, advice string) { return likeness(a, b) }
+
 // DDMin is ddmin.
 func DDMin(all []int, fails func([]int) bool) []int { return ddmin(all, fails) }

@@ -31,6 +31,7 @@ const (
 	reset     = "reset"     // when a process has died, the group's offsets are gone
 	failover  = "failover"  // a standby without that COMMIT takes over before the next batch's fence, or when all work is done
 	rewind    = "rewind"    // ... when all work is done, in any case
+	single    = "single"    // no fault: each message is a batch of its own (BatchSize 1)
 )
 
 func (e event) String() string {
@@ -91,7 +92,7 @@ func parseHistory(s string) (h history, err error) {
 }
 
 // pointed are all events, and whether they have a point.
-var pointed = map[string]bool{before: true, after: true, cut: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, moved: false, reset: false, failover: true, rewind: true}
+var pointed = map[string]bool{before: true, after: true, cut: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, moved: false, reset: false, failover: true, rewind: true, single: false}
 
 // point is something that happens in a clean run.
 type point struct {
@@ -144,12 +145,16 @@ func (p point) weight() int {
 type able struct {
 	log      bool // it has messages
 	copies   bool // copies of them can be recognized
+	single   bool // its batches can be of one message
 	failover bool // a failover that loses commits leaves all work to be done again
 }
 
 // singles returns the histories with one fault, the few that are cheap first.
 func singles(points []point, can able) (all []history) {
 	add := func(events ...event) { all = append(all, history{events: events}) }
+	if can.single {
+		add(event{what: single})
+	}
 	points = slices.Clone(points)
 	slices.SortStableFunc(points, func(a, b point) int { return a.weight() - b.weight() })
 	if can.copies {

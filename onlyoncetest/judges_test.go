@@ -13,6 +13,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,6 +38,7 @@ func migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	_, err := pool.Exec(ctx, `
 create table effects (id bigint generated always as identity primary key, value text, at timestamptz default now());
 create table audit (value text);
+create table invoices (id text primary key);
 create table totals (name text primary key, n int);
 insert into totals values ('all', 0)`)
 	return err
@@ -71,6 +73,11 @@ func after(more consumer.Handler) onlyoncetest.Case {
 			return more(ctx, tx, m)
 		}
 	})
+}
+
+// alone returns a case of a handler and nothing else, with the batches of a program that sets none.
+func alone(handler consumer.Handler) onlyoncetest.Case {
+	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(handler, consumer.Config{})}
 }
 
 // batch is with for a batch handler.
@@ -303,6 +310,45 @@ func faulty(t *testing.T) []judged {
 				return err
 			}
 		}), onlyoncetest.WrittenOutside, "judges_test.go:"},
+		{"queries past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				if err := (queries{p.Pool}).insertInvoice(ctx, m.ID()); err != nil { // the second attempt fails
+					return err
+				}
+				return outbox.Enqueue(ctx, tx, call(m.Value))
+			}
+		}), onlyoncetest.WrittenOutside, "called at judges_test.go:"},
+		{"order of calls", with(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				names := []string{"hold", "charge"}
+				if p.Generation() > 1 {
+					slices.Reverse(names)
+				}
+				for _, name := range names {
+					if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: name, OrderingKey: string(m.Key)}); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+		}), onlyoncetest.CallsDiffer, "in another order than in a clean run"},
+		{"state of a session", alone(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, err := tx.Exec(ctx, `select set_config('app.first', $1, true) where coalesce(current_setting('app.first', true), '') = ''`, string(m.Value))
+			if err == nil {
+				_, err = tx.Exec(ctx, `insert into audit values (current_setting('app.first'))`)
+			}
+			return err
+		}), onlyoncetest.EffectsDiffer, "a batch of its own"},
+		{"temporary table", alone(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, err := tx.Exec(ctx, `do $$ begin create temporary table if not exists seen (value text) on commit drop; end $$`)
+			if err == nil {
+				_, err = tx.Exec(ctx, `insert into seen values ($1)`, string(m.Value))
+			}
+			if err == nil {
+				_, err = tx.Exec(ctx, `insert into audit select count(*)::text from seen`)
+			}
+			return err
+		}), onlyoncetest.EffectsDiffer, "a batch of its own"},
 		{"goroutine", with(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				done := make(chan struct{})
@@ -475,6 +521,29 @@ func soundCases(t *testing.T) []judged {
 				}
 				return sound(ctx, tx, m)
 			}
+		}), "", ""},
+		{"writes past the transaction what stays the same", with(func(p *onlyoncetest.Process) consumer.Handler {
+			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				if _, err := p.Pool.Exec(ctx, `insert into totals values ('seen', 1) on conflict do nothing`); err != nil {
+					return err
+				}
+				return sound(ctx, tx, m)
+			}
+		}), "", ""},
+		{"calls in order", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			for _, name := range []string{"hold", "charge"} {
+				if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: name, OrderingKey: string(m.Key)}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}), "", ""},
+		{"settings of a transaction", alone(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, err := tx.Exec(ctx, `select set_config('app.value', $1, true)`, string(m.Value))
+			if err == nil {
+				_, err = tx.Exec(ctx, `insert into audit values (current_setting('app.value'))`)
+			}
+			return err
 		}), "", ""},
 		{"refuses a message", with(func(*onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

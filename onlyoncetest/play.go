@@ -31,9 +31,11 @@ type play struct {
 	notes  *journal
 	number int // of the play, in notes
 
-	copies atomic.Bool
-	left   sync.WaitGroup  // the client
-	dead   *sync.WaitGroup // what is left of processes that have died
+	copies     atomic.Bool     // copies of messages can be recognized
+	tuned      atomic.Bool     // Process.Tune was called
+	concurrent atomic.Bool     // a consumer handles messages of one partition at the same time
+	left       sync.WaitGroup  // the client
+	dead       *sync.WaitGroup // what is left of processes that have died
 
 	mu        sync.Mutex
 	wakeup    chan struct{}
@@ -58,8 +60,8 @@ type play struct {
 
 // write is a statement that the user's code has sent past the engine.
 type write struct {
-	sql    string
-	caller string
+	sql  string
+	from origin
 }
 
 // perPlay bounds one history. It is a variable for tests of handlers that hang.
@@ -104,6 +106,21 @@ func (x *play) strikes(name string, kind wire.Kind, users bool, whats ...string)
 		}
 	}
 	return ""
+}
+
+// meets reports whether the history has an event that has no point, and notes that it has happened.
+func (x *play) meets(what string) bool {
+	i := slices.Index(x.h.events, event{what: what})
+	if i < 0 {
+		return false
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.struck[i] {
+		x.say(nil, histories.Fault, "each message is a batch of its own  <<< %s", what)
+	}
+	x.struck[i] = true
+	return true
 }
 
 // isUsers reports whether a statement is likely the program's own.
@@ -176,7 +193,7 @@ func (x *play) statement(_ *Process, sql string, o origin) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.writes = append(x.writes, write{strings.Join(strings.Fields(sql), " "), o.caller})
+	x.writes = append(x.writes, write{strings.Join(strings.Fields(sql), " "), o})
 }
 
 // request is called before a request is sent (over is false), and after its answer. An error means

@@ -34,8 +34,8 @@ func (f RunnerFunc) Run(ctx context.Context) error { return f(ctx) }
 type Process struct {
 	// Pool is the process's pool. All of its statements are watched.
 	Pool *pgxpool.Pool
-	// HTTP is the process's HTTP client, for remotes that the handler or a sink calls. Give a sink
-	// its Transport.
+	// HTTP is the process's HTTP client, for remotes that the handler or a sink of your own calls.
+	// package httpsink takes no client: give its BaseURL an address from [Process.Reach].
 	HTTP *http.Client
 
 	run    *play
@@ -70,7 +70,8 @@ func (p *Process) Source() consumer.Source {
 	return s
 }
 
-// Logger returns a logger that writes errors into the timeline, for parts that log.
+// Logger returns a logger that writes errors into the timeline. Parts that are made with Pool and
+// without a Logger have it too: what they warn of is mostly the history's own faults.
 func (p *Process) Logger() *slog.Logger {
 	return p.run.timeline.Logger(p.who()+"logs ", slog.LevelError)
 }
@@ -79,8 +80,9 @@ func (p *Process) Logger() *slog.Logger {
 // Linger, RetryMin, RetryMax and Logger, and raises MaxAttempts to at least 20, because the faults
 // of a history count as attempts. Scope defaults to "test", and Key to the header message-id.
 //
-// It also lets the case repeat calls of the handler as after a serialization failure, and it finds
-// out whether copies of messages can be recognized. Without Tune these faults are left out.
+// It also lets the case repeat calls of the handler as after a serialization failure, and play some
+// histories with a BatchSize of 1; and it finds out whether copies of messages can be recognized.
+// Without Tune these are left out.
 func (p *Process) Tune(cfg consumer.Config) consumer.Config {
 	cfg = tuned(cfg)
 	cfg.MaxAttempts = max(cfg.MaxAttempts, 20)
@@ -88,6 +90,13 @@ func (p *Process) Tune(cfg consumer.Config) consumer.Config {
 	cfg.Middleware = append([]consumer.Middleware{p.run.handled}, cfg.Middleware...)
 	if !cfg.PositionsOnly {
 		p.run.copies.Store(true)
+	}
+	p.run.tuned.Store(true)
+	if cfg.Concurrency > 1 {
+		p.run.concurrent.Store(true)
+	}
+	if p.run.meets(single) {
+		cfg.BatchSize = 1
 	}
 	return cfg
 }
@@ -134,6 +143,7 @@ func (x *play) newProcess() (*Process, error) {
 	if p.Pool, err = pgxpool.NewWithConfig(p.ctx, cfg); err != nil {
 		return nil, err
 	}
+	im.Logger = p.Logger()
 	p.disown = im.Adopt(p.Pool)
 	p.HTTP = &http.Client{Transport: &transport{p, http.DefaultTransport}, Timeout: 10 * time.Second}
 	return p, nil

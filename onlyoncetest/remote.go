@@ -102,11 +102,11 @@ func countRequests(all []request) map[string]int {
 	return n
 }
 
-// callerOf returns where a request was sent from.
-func callerOf(all []request, text string) string {
+// originOfRequest returns where a request was sent from.
+func originOfRequest(all []request, text string) origin {
 	i := slices.IndexFunc(all, func(r request) bool { return r.text == text || r.text+" (key "+r.key+")" == text })
 	if i < 0 {
-		return ""
+		return origin{}
 	}
-	return all[i].origin.caller
+	return all[i].origin
 }

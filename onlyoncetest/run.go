@@ -133,6 +133,7 @@ type runner struct {
 
 	mu     sync.Mutex
 	copied bool // copies of messages can be recognized
+	tuned  bool // Process.Tune was called
 }
 
 func (r *runner) open(ctx context.Context) error {
@@ -204,11 +205,11 @@ func (r *runner) clean(ctx context.Context, c *Case, only []int) (s *state, poin
 		case len(got.parkedFor) > 0:
 			v = &Verdict{Kind: ParkedWrongly, What: strings.Join(got.parkedFor, "; ")}
 		}
-		if v != nil {
+		if v = x.headed(v); v != nil {
 			v.History, v.Timeline = history{only: only}.String(), x.lines()
 			return nil, nil, v, nil
 		}
-		r.copied = x.copies.Load()
+		r.copied, r.tuned = x.copies.Load(), x.tuned.Load()
 		if i == 0 {
 			s, first = got, x.points
 			continue
@@ -252,7 +253,7 @@ func (r *runner) all(ctx context.Context) error {
 // able returns which faults the case can have, and notes the reasons for those that it cannot.
 func (r *runner) able() able {
 	saved := r.taken[0].Saved()
-	can := able{log: len(r.c.Messages) > 0, copies: r.copied && len(r.c.Messages) > 0, failover: len(r.c.Messages) > 0 && r.c.Serve == nil && saved}
+	can := able{log: len(r.c.Messages) > 0, copies: r.copied && len(r.c.Messages) > 0, single: r.tuned && len(r.c.Messages) > 1, failover: len(r.c.Messages) > 0 && r.c.Serve == nil && saved}
 	not := func(what, why string) { r.rep.NotCovered = append(r.rep.NotCovered, what+" ("+why+")") }
 	switch {
 	case can.failover:
@@ -304,7 +305,10 @@ func (r *runner) judged(ctx context.Context, c *Case, h history) (v *Verdict, st
 	} else {
 		v = judge(x, c.clean, s)
 	}
-	if v != nil {
+	if v != nil && slices.Contains(h.events, event{what: single}) {
+		v.What += singleHint
+	}
+	if v = x.headed(v); v != nil {
 		v.History, v.Timeline = h.String(), x.lines()
 	}
 	return v, !slices.Contains(x.struck, false), nil
@@ -400,6 +404,8 @@ func kindOf(h history) string {
 		return "copies"
 	case failover, rewind:
 		return "failovers"
+	case single:
+		return "batches of one"
 	}
 	return "repeats"
 }

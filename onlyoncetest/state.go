@@ -29,6 +29,8 @@ type state struct {
 	requests []request
 	// order are the messages as they were handled. It is not compared.
 	order []place
+	// ordered: the calls came one after the other, so that their order is compared.
+	ordered bool
 	// idle is work that the program has no part for, each with the reason. It is not compared.
 	idle []string
 }
@@ -175,7 +177,8 @@ func (c *Case) masked(s string) string {
 
 // Difference is what differs between the state after a history and that after a clean run.
 type Difference struct {
-	// What is a table, or "calls", "requests", "answers" or "parked".
+	// What is a table, or "calls", "the order of calls", "requests", "answers", "remotes" or
+	// "parked".
 	What string `json:"what"`
 	// Missing are rows that only the clean run has, and Extra those that only the history has.
 	Missing []string `json:"missing,omitempty"`
@@ -239,8 +242,45 @@ func compare(clean, got *state) (found []Difference) {
 			found = append(found, Difference{What: x.what, Missing: missing, Extra: extra})
 		}
 	}
+	if d, other := otherOrder(clean, got); other {
+		found = append(found, d)
+	}
 	return found
 }
+
+// otherOrder returns the first two calls under one ordering key that came in another order than in
+// a clean run. Nothing is compared if the messages were handled in another order, which may be that
+// of different keys or of a message that was tried again.
+func otherOrder(clean, got *state) (d Difference, other bool) {
+	if _, _, moved := reordered(clean.order, got.order); moved || !clean.ordered || !got.ordered {
+		return d, false
+	}
+	sequences := func(calls []Call) map[string][]string {
+		of := map[string][]string{}
+		for _, c := range calls {
+			if c.order != "" {
+				of[c.order] = append(of[c.order], c.line())
+			}
+		}
+		return of
+	}
+	a, b := sequences(clean.calls), sequences(got.calls)
+	for _, key := range slices.Sorted(maps.Keys(a)) {
+		if missing, extra := multisets(a[key], b[key]); len(missing)+len(extra) > 0 {
+			continue // the calls themselves differ
+		}
+		for i, line := range a[key] {
+			if b[key][i] != line {
+				return Difference{What: orderOfCalls, Missing: []string{line}, Extra: []string{b[key][i]},
+					Note: fmt.Sprintf("call %d of the %d under one OrderingKey", i+1, len(a[key]))}, true
+			}
+		}
+	}
+	return d, false
+}
+
+// orderOfCalls is what differs then.
+const orderOfCalls = "the order of calls"
 
 // multisets returns what is only in a, and only in b.
 func multisets(a, b []string) (onlyA, onlyB []string) {

@@ -1,6 +1,7 @@
 package onlyoncetest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -17,7 +18,23 @@ type origin struct {
 	// caller is the innermost line of the user's code, as file:line; empty if there is none, for
 	// example if the engine sends a statement that was queued.
 	caller string
+	// outer is the line of another file that the caller was called from. If all queries are in one
+	// file, for example a generated one, it is the line that tells something.
+	outer string
+	// within: an engine that has a transaction for it has called the user's code.
+	within bool
 }
+
+// at names both lines.
+func (o origin) at() string {
+	if o.outer == "" {
+		return o.caller
+	}
+	return o.caller + ", called at " + o.outer
+}
+
+// where is the line for Verdict.Where.
+func (o origin) where() string { return cmp.Or(o.outer, o.caller) }
 
 const ourModule = "github.com/onlyonce/onlyonce/"
 
@@ -26,6 +43,9 @@ var carriers = []string{"github.com/jackc/pgx/", "github.com/jackc/puddle/", "da
 
 // engines are the folders of our module whose functions are the engine's.
 var engines = []string{"consumer", "outbox", "webhook", "idempotency", "dedupe", "sqltx", "seal", "migrations", "ops", "internal/", "onlyoncetest.", "onlyoncetest/"}
+
+// lenders are those of them that call the user's code with a transaction.
+var lenders = []string{"consumer.", "webhook.", "idempotency.", "dedupe."}
 
 func hasPrefix(s string, prefixes []string) bool {
 	for _, p := range prefixes {
@@ -46,18 +66,20 @@ func isEngine(f runtime.Frame) bool {
 func originOf() (o origin) {
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)])
-	seen := false
+	nearer, left, file := false, false, "" // the engine is nearer than the user; the user's frames are over
 	for {
 		f, more := frames.Next()
-		if f.Function != "" && !hasPrefix(f.Function, carriers) {
-			if isEngine(f) {
-				if !seen {
-					seen = true // the engine is nearer than the user
-				}
-			} else if o.caller == "" && !strings.HasPrefix(f.Function, "testing.") {
-				o.caller = fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
-				o.direct = !seen
-			}
+		line := fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
+		switch {
+		case f.Function == "" || hasPrefix(f.Function, carriers):
+		case isEngine(f):
+			nearer, left = true, o.caller != ""
+			o.within = o.within || left && hasPrefix(strings.TrimPrefix(f.Function, ourModule), lenders)
+		case strings.HasPrefix(f.Function, "testing."):
+		case o.caller == "":
+			o.caller, o.direct, file = line, !nearer, f.File
+		case o.outer == "" && !left && f.File != file:
+			o.outer = line
 		}
 		if !more {
 			return o

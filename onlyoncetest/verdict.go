@@ -24,7 +24,8 @@ const (
 	CalledOutside Kind = "called outside of the transaction"
 	// RemotesDiffer: what took effect at a [Remote] is not what it is in a clean run.
 	RemotesDiffer Kind = "effects at a remote differ"
-	// CallsDiffer: the calls that were enqueued are not those of a clean run.
+	// CallsDiffer: the calls that were enqueued are not those of a clean run, or those under one
+	// ordering key came in another order.
 	CallsDiffer Kind = "calls differ"
 	// NotDeterministic: two clean runs differ.
 	NotDeterministic Kind = "not deterministic"
@@ -92,8 +93,8 @@ func judge(x *play, clean, got *state) *Verdict {
 	v := &Verdict{Kind: EffectsDiffer, What: fmt.Sprintf("the state of %s is not that of a clean run", names(found)), Differences: found}
 	for _, d := range found {
 		if w := x.writer(d.What); w != nil {
-			v.Kind, v.Where = WrittenOutside, w.caller
-			v.What = fmt.Sprintf("%s is written past the transaction at %s: %.120s", d.What, w.caller, w.sql)
+			v.Kind, v.Where = WrittenOutside, w.from.where()
+			v.What = fmt.Sprintf("%s is written past the transaction at %s: %.120s", d.What, w.from.at(), w.sql)
 			return v
 		}
 	}
@@ -101,13 +102,16 @@ func judge(x *play, clean, got *state) *Verdict {
 		switch d.What {
 		case "requests":
 			if len(d.Extra) > 0 {
-				v.Kind, v.Where = CalledOutside, callerOf(got.requests, d.Extra[0])
-				v.What = fmt.Sprintf("a request is sent again at %s: %.120s", v.Where, d.Extra[0])
+				from := originOfRequest(got.requests, d.Extra[0])
+				v.Kind, v.Where = CalledOutside, from.where()
+				v.What = fmt.Sprintf("a request is sent again at %s: %.120s", from.at(), d.Extra[0])
 				return v
 			}
 		case "calls":
 			v.Kind, v.What = CallsDiffer, callsDiffer(clean.calls, got.calls)
 			return v
+		case orderOfCalls:
+			v.Kind, v.What = CallsDiffer, "calls under one OrderingKey are enqueued in another order than in a clean run: "+d.Note
 		case "remotes":
 			v.Kind, v.What = RemotesDiffer, "a call took effect at a remote more than once, or never"
 		case "parked":
@@ -155,11 +159,38 @@ func (x *play) writer(table string) *write {
 		name = table
 	}
 	named := regexp.MustCompile(`(?i)\b` + regexp.QuoteMeta(name) + `\b`)
-	i := slices.IndexFunc(x.writes, func(w write) bool { return writing.MatchString(w.sql) && named.MatchString(w.sql) && w.caller != "" })
+	i := slices.IndexFunc(x.writes, func(w write) bool {
+		return writing.MatchString(w.sql) && named.MatchString(w.sql) && w.from.caller != ""
+	})
 	if i < 0 {
 		return nil
 	}
 	return &x.writes[i]
+}
+
+// certain matches a statement that writes, whatever the functions are that it calls.
+var certain = regexp.MustCompile(`(?is)^\s*((insert|delete|merge)\b|(update|copy|truncate)\s|with\b.*\b(insert\s+into|update|delete\s+from|merge\s+into)\s)`)
+
+// singleHint is what a verdict adds if each message was a batch of its own.
+const singleHint = "; each message was a batch of its own: does the handler leave something in its session, for example by set_config or a temporary table, or does it count on its batch?"
+
+// headed puts a write that a handler has sent past its transaction in front of a verdict. The cause
+// may be that write although its table is as after a clean run: a second attempt fails if the row
+// is there already, and then it is the calls that differ, or a message is parked.
+func (x *play) headed(v *Verdict) *Verdict {
+	if v == nil || v.Kind == WrittenOutside || v.Kind == NotUsed {
+		return v
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	i := slices.IndexFunc(x.writes, func(w write) bool { return w.from.within && certain.MatchString(w.sql) })
+	if i < 0 {
+		return v
+	}
+	w := x.writes[i]
+	v.What = fmt.Sprintf("a handler writes past its transaction at %s: %.120s; besides, %s: %s", w.from.at(), w.sql, v.Kind, v.What)
+	v.Kind, v.Where = WrittenOutside, w.from.where()
+	return v
 }
 
 // callsDiffer says what differs between the calls of two runs.
@@ -198,24 +229,40 @@ func callsDiffer(a, b []Call) string {
 	return of + "its headers differ, " + looksLike(x.line(), y.line())
 }
 
-var shapes = []struct {
-	what string
-	re   *regexp.Regexp
-}{
-	{"a uuid", regexp.MustCompile(`(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)},
-	{"a time", regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?`)},
-	{"a Unix time", regexp.MustCompile(`\b1[6-9]\d{8}(\d{3}|\d{6}|\d{9})?\b`)},
-	{"a random or counted value", regexp.MustCompile(`\b(\d+|[0-9A-Za-z_-]{16,})\b`)},
+// shape is what a value that differs looks like. advice is what to do if rows differ by it.
+type shape struct {
+	what   string
+	re     *regexp.Regexp
+	advice string
+}
+
+const ifMeant = "if that is meant, name the column in Case.Volatile"
+
+var shapes = []shape{
+	{"a uuid", regexp.MustCompile(`(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), ifMeant},
+	{"a time", regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?`), ifMeant},
+	{"a number with a fraction", regexp.MustCompile(`-?\b\d+\.\d+([eE][+-]?\d+)?\b`),
+		"a sum of floats depends on the order of its parts: add numeric or integers"},
+	{"a Unix time", regexp.MustCompile(`\b1[6-9]\d{8}(\d{3}|\d{6}|\d{9})?\b`), ifMeant},
+	{"a number", regexp.MustCompile(`-?\b\d+\b`),
+		"a number that is counted or read, for example max(id)+1, changes with the order of handling and with each attempt: let the database draw it (identity), or make it from the message"},
+	{"a random value", regexp.MustCompile(`\b[0-9A-Za-z_-]{16,}\b`), ifMeant},
 }
 
 // looksLike says what the difference of two texts looks like.
 func looksLike(a, b string) string {
+	text, _ := likeness(a, b)
+	return text
+}
+
+// likeness is looksLike, with advice for columns.
+func likeness(a, b string) (text, advice string) {
 	for _, s := range shapes {
 		inA, inB := s.re.FindAllString(a, -1), s.re.FindAllString(b, -1)
 		if !slices.Equal(inA, inB) && s.re.ReplaceAllString(a, "#") == s.re.ReplaceAllString(b, "#") {
 			onlyA, onlyB := multisets(inA, inB)
 			if len(onlyA) > 0 && len(onlyB) > 0 {
-				return fmt.Sprintf("by what looks like %s: %s and %s", s.what, onlyA[0], onlyB[0])
+				return fmt.Sprintf("by what looks like %s: %s and %s", s.what, onlyA[0], onlyB[0]), s.advice
 			}
 		}
 	}
@@ -223,9 +270,9 @@ func looksLike(a, b string) string {
 	slices.Sort(x)
 	slices.Sort(y)
 	if string(x) == string(y) {
-		return fmt.Sprintf("by the order of its parts, for example of a map: %.100q and %.100q", a, b)
+		return fmt.Sprintf("by the order of its parts, for example of a map: %.100q and %.100q", a, b), "sort them first"
 	}
-	return fmt.Sprintf("%.100q and %.100q", a, b)
+	return fmt.Sprintf("%.100q and %.100q", a, b), ifMeant
 }
 
 // notDeterministic names what differs between two clean runs.
@@ -236,11 +283,16 @@ func notDeterministic(found []Difference, a, b *state) *Verdict {
 			v.What = callsDiffer(a.calls, b.calls)
 			return v
 		}
+		if d.What == orderOfCalls {
+			v.What = "two clean runs enqueue calls under one OrderingKey in different orders, for example of a map or of goroutines: " + d.Note
+			return v
+		}
 	}
 	d := found[0]
 	v.What = "two clean runs leave another state of " + names(found)
 	if len(d.Missing) > 0 && len(d.Extra) > 0 {
-		v.What += ": rows differ " + looksLike(d.Missing[0], d.Extra[0]) + "; if that is meant, name the column in Case.Volatile"
+		text, advice := likeness(d.Missing[0], d.Extra[0])
+		v.What += ": rows differ " + text + "; " + advice
 	}
 	return v
 }

@@ -52,6 +52,7 @@ var ErrRebase = errors.New("outbox: the log is of another database cluster: run 
 // exhaust the pool, give the relay a pool of its own, because without a connection it loses its
 // lanes.
 func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
+	cfg.Logger = imagined.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/shard"
@@ -38,6 +39,7 @@ type Endpoint struct {
 
 // New checks the configuration and returns every fault of it at once. It does not connect.
 func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
+	cfg.Logger = imagined.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
 		return nil, err

@@ -66,6 +66,7 @@ var (
 
 // NewSource checks the configuration and returns every fault of it at once. It does not connect.
 func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
+	cfg.Logger = imagined.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
 		return nil, err

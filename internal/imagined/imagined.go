@@ -7,6 +7,7 @@ package imagined
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -17,6 +18,9 @@ type Process struct {
 	shared sync.Map
 	// Made is called when a part is made with a pool of the process. Defaults to nothing.
 	Made func(Part)
+	// Logger is what its parts log to if their configuration has no Logger. Defaults to nil: they
+	// log as in a real process.
+	Logger *slog.Logger
 }
 
 // Part is a part of a program that does work that others leave in the database.
@@ -40,6 +44,18 @@ func Made(pool *pgxpool.Pool, part Part) {
 	if p, ok := owners.Load(pool); ok && p.(*Process).Made != nil {
 		p.(*Process).Made(part)
 	}
+}
+
+// Logger returns the logger of a part that is made with a pool: the given one, or that of the
+// pool's process. It is nil if there is neither.
+func Logger(pool *pgxpool.Pool, given *slog.Logger) *slog.Logger {
+	if given != nil {
+		return given
+	}
+	if p, ok := owners.Load(pool); ok {
+		return p.(*Process).Logger
+	}
+	return nil
 }
 
 type key struct{}

@@ -1,12 +1,26 @@
 package imagined_test
 
 import (
+	"log/slog"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/imagined"
 )
+
+// A part has the given logger, or that of the process whose pool it is made with.
+func TestLogger(t *testing.T) {
+	given, own := slog.New(slog.DiscardHandler), slog.New(slog.DiscardHandler)
+	pool := new(pgxpool.Pool)
+	if imagined.Logger(pool, nil) != nil {
+		t.Error("a real process has one")
+	}
+	defer (&imagined.Process{Logger: own}).Adopt(pool)()
+	if imagined.Logger(pool, nil) != own || imagined.Logger(pool, given) != given {
+		t.Error("it is another one")
+	}
+}
 
 // Processes share nothing with each other, and nothing with the real one.
 func TestShared(t *testing.T) {

@@ -50,6 +50,17 @@ var kitRules = []mutant{
 		old: "tx.QueryRow", new: "a.pool.QueryRow", test: "TestChargesOnce"},
 	{rule: "T1 kit: webhook-ingest writes past the transaction", in: "examples/webhook-ingest", decl: "(*ingest).handle",
 		old: "tx.Queue(", new: "_, _ = in.pool.Exec(context.Background(),", test: "TestEventsOnce"},
+	// The kit itself: what a verdict says.
+	{rule: "kit: writes past the transaction head a verdict", in: "onlyoncetest", decl: "(*play).headed",
+		old: "if i < 0", new: "if i >= -1", test: "TestJudges/faulty/queries_past_the_transaction"},
+	{rule: "kit: the line that called a statement", in: "onlyoncetest", decl: "originOf",
+		old: "o.outer = line", new: "_ = line", test: "TestJudges/faulty/queries_past_the_transaction"},
+	{rule: "kit: order of calls", in: "onlyoncetest", decl: "otherOrder",
+		old: "b[key][i] != line", new: "false", test: "TestJudges/faulty/order_of_calls"},
+	{rule: "kit: batches of one", in: "onlyoncetest", decl: "singles",
+		old: "if can.single", new: "if false", test: "TestJudges/faulty/state_of_a_session"},
+	{rule: "kit: parts without a Logger", in: "internal/imagined", decl: "Logger",
+		old: "return p.(*Process).Logger", new: "_ = p; return given", pkg: "onlyoncetest", test: "TestProgramWithoutLoggerIsQuiet"},
 	// The kit itself: a part that has not begun yet is waited for.
 	{rule: "kit: relay is not waited for", in: "onlyoncetest", decl: "(*play).unbegun",
 		old: "if waits {", new: "if waits && false {", test: "TestLatePartsAreAwaited/relay"},

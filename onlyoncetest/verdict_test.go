@@ -1,0 +1,83 @@
+package onlyoncetest_test
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/onlyoncetest"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// Advice names the cause. To leave a column out of the comparison hides the fault if its value is
+// counted or added up.
+func TestAdvice(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		a, b, text, advice string
+		volatile           bool
+	}{
+		{"(7,a)", "(8,a)", "a number: 7 and 8", "identity", false},
+		{"(0.30000000000000004)", "(0.3)", "0.30000000000000004 and 0.3", "numeric", false},
+		{"(1.7000000000000002e-05)", "(1.7e-05)", "1.7000000000000002e-05 and 1.7e-05", "numeric", false},
+		{"(a,b)", "(b,a)", "the order of its parts", "sort", false},
+		{"(2026-11-24 20:31:00.25+00)", "(2026-11-24 20:31:00.5+00)", "a time", "Case.Volatile", true},
+		{"(1795550000)", "(1795550001)", "a Unix time", "Case.Volatile", true},
+		{"(4f9f3c62-5d0c-4bd0-a7a4-1f0f6f0b3b7e)", "(0f9f3c62-5d0c-4bd0-a7a4-1f0f6f0b3b7e)", "a uuid", "Case.Volatile", true},
+		{"(Zm9vYmFyYmF6cXV4)", "(YmFyYmF6cXV4Zm9v)", "", "", false},
+	} {
+		text, advice := onlyoncetest.Likeness(c.a, c.b)
+		if !strings.Contains(text, c.text) || !strings.Contains(advice, c.advice) || c.advice != "" && strings.Contains(advice, "Volatile") != c.volatile {
+			t.Errorf("%s %s: %s; %s", c.a, c.b, text, advice)
+		}
+	}
+}
+
+// heard is what was logged.
+type heard struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (h *heard) Write(b []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.text = append(h.text, b...)
+	return len(b), nil
+}
+
+func (h *heard) String() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return string(h.text)
+}
+
+// A program without a Logger is quiet: what its parts warn of are the history's own faults. It
+// changes what all tests of the process log to, so it runs alone.
+func TestProgramWithoutLoggerIsQuiet(t *testing.T) {
+	var out heard
+	was := slog.Default()
+	defer slog.SetDefault(was)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&out, nil)))
+	remote := mailbox(t)
+	c := sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
+		return &mailSink{p, remote, func(d *outbox.Delivery) string { return d.Key }}, nil
+	})
+	serve := serving(0, func(*onlyoncetest.Process) http.HandlerFunc { return charge(nil) })
+	c.Serve, c.Requests = serve.Serve, serve.Requests
+	c.Budget = 3 * time.Second
+	if rep := onlyoncetest.Run(t, c); rep.Verdict != nil {
+		return
+	}
+	if n := strings.Count(out.String(), "\n"); n > 0 {
+		t.Errorf("%d lines: %.2000s", n, out.String())
+	}
+	slog.InfoContext(context.Background(), "heard") // by the test's own logger
+	if !strings.Contains(out.String(), "heard") {
+		t.Error("the test does not hear what is logged")
+	}
+}
