@@ -89,7 +89,7 @@ func TestH30SecretReplacedUnderItsID(t *testing.T) {
 		t.Error("the refusal is not recorded")
 	}
 
-	// The process that has the secret goes on, and so does one that brings the new one under a new id.
+	// The process that has the secret goes on, and so does one that has the new one under a new id.
 	for name, r := range map[string]*rig{"before": before, "rotated": chargesOn(t, pool, keys(1, 3))} {
 		if g := r.post("/charges", "k", "x"); name == "before" && g.mark() != "replayed" || g.status != http.StatusCreated {
 			t.Errorf("%s: %v", name, g)
@@ -117,8 +117,8 @@ func TestH30KeysAreCheckedOnce(t *testing.T) {
 	}
 }
 
-// Of two processes that bring different secrets under a new id at once, one serves. The second waits
-// for the first, and then compares, also if the server's transactions have one snapshot.
+// Of two processes that bring different secrets under a new id at once, one serves. The second
+// waits for the first, and then compares, also if the server's transactions have one snapshot.
 func TestH30TwoProcessesAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
