@@ -93,6 +93,7 @@ begin
     ('onlyonce_app',      'events_version', 'select'),
     ('onlyonce_app',      'stream_floors',  'select'),
     ('onlyonce_app',      'stream_offsets', 'select, insert, update'),
+    ('onlyonce_app',      'watched',        'select'),
     ('onlyonce_app',      'webhook_ids',    'select, insert'),
     ('onlyonce_app',      'webhook_bodies', 'select, insert, update'),
     ('onlyonce_app',      'webhook_objects', 'select, insert, update'),
@@ -101,6 +102,7 @@ begin
     ('onlyonce_http',     'schema_version', 'select'),
     ('onlyonce_http',     'homes',          'select, insert, update, delete'), -- as of onlyonce_app
     ('onlyonce_http',     'leases',         'select, insert, update, delete'), -- a request's lease ends with it
+    ('onlyonce_http',     'watched',        'select, update'),
     ('onlyonce_http',     'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
     ('onlyonce_http',     'http_steps',     'select, insert, update'),
     ('onlyonce_http',     'http_fingerprint_keys', 'select, insert, update (refused_at)'),
@@ -123,6 +125,7 @@ begin
     ('onlyonce_rotator',  'leases',         'select, insert, update'),
     ('onlyonce_rotator',  'rings',          'select, update'),
     ('onlyonce_rotator',  'segments',       'select, update'),
+    ('onlyonce_rotator',  'watched',        'select, update'),
     ('onlyonce_rotator',  'lanes',          'select'),
     ('onlyonce_rotator',  'parked',         'select, delete'),                 -- settled calls whose retention has passed
     ('onlyonce_rotator',  'outbox_version', 'usage, select, update'),

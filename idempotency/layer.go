@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/ready"
+	"github.com/onlyonce/onlyonce/internal/watch"
 	"github.com/onlyonce/onlyonce/shard"
 )
 
@@ -32,6 +33,7 @@ type Layer struct {
 	recentKeys    recentKeys
 	leases        leaseKeeper
 	begun         ready.Run
+	watched       *watch.Clock // of Run
 
 	set    *shard.Set        // nil if there is one database
 	shards map[string]*Layer // of a layer of several databases: one for each; it has no pool itself
@@ -60,6 +62,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		l.cache = newResponseCache(&cfg)
 		l.cachePuts = make(chan struct{}, maxCachePuts)
 	}
+	l.watched = watch.New(pool, min(cfg.PurgeInterval, watch.Often))
 	l.flights.byKey = make(map[[16]byte]*flight)
 	l.flights.waiting = make(map[[16]byte]int)
 	l.flights.tenants = make(map[string]*tenantLoad)

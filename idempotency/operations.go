@@ -183,7 +183,9 @@ func (o *Operations) Run(ctx context.Context) error {
 
 // purgeOperationsSQL deletes expired operations. In: how many at most.
 const purgeOperationsSQL = `
-with old as (select id from onlyonce.operations where expires_at <= clock_timestamp() order by expires_at limit $1 for update skip locked)
+with old as (
+  select id from onlyonce.operations where expires_at <= clock_timestamp() and watched_at + keep <= (select w.at from onlyonce.watched w)
+   order by expires_at limit $1 for update skip locked)
 delete from onlyonce.operations o using old where o.id = old.id and o.expires_at <= clock_timestamp()`
 
 func (o *Operations) purge(ctx context.Context) {

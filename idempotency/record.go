@@ -22,7 +22,7 @@ import (
 const findRecordSQL = `
 select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at, coalesce(r.lease_id, 0) as lease
   from onlyonce.http_records r
- where r.id = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`
+ where r.id = $1 and (r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w)) is not true`
 
 // findLeaseSQL finds the lease of a running record. In: lease. Out: at most one row: epoch, nonce,
 // whether it has ended, seconds until it ends.

@@ -79,7 +79,8 @@ type Route struct {
 	// MinKey is the least length of a key, from 1 to 255 bytes. Defaults to 1.
 	MinKey int
 
-	// DerivedTTL is how long a derived key counts, from 1 s to 1 hour. It must be 0 unless Key is
+	// DerivedTTL is how long a derived key counts, from 1 s to 1 hour, and up to some 10 s longer:
+	// it ends between two looks of [Layer.Run] at the clock (T11). It must be 0 unless Key is
 	// [KeyDerived]. Defaults to 60 s.
 	DerivedTTL time.Duration
 

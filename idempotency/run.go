@@ -18,10 +18,9 @@ const (
 )
 
 // Run checks the database and then purges expired records until ctx ends; then it returns nil. Any
-// number of processes may run it. If no process does, the layer still answers correctly, because
-// expired records count as absent (H19), but the tables grow. Run returns an error if the schema or
-// the role's rights do not fit, or if processes before this one had another secret under an id of
-// Config.FingerprintKeys (H30).
+// number of processes may run it, and one must: while none does, no record expires (T11), and a key
+// is never free again. Run returns an error if the schema or the role's rights do not fit, or if
+// processes before this one had another secret under an id of Config.FingerprintKeys (H30).
 //
 // A layer of several databases does this in each. It ends if one of them fails.
 func (l *Layer) Run(ctx context.Context) error {
@@ -92,6 +91,9 @@ func (l *Layer) Ready() error {
 func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.Timeouts.Statement)
 	defer cancel()
+	if err := l.watched.Look(ctx); err != nil {
+		return false, fmt.Errorf("idempotency: %w", err)
+	}
 	var purged, deleted, aside, abandoned int
 	if err := l.pool.QueryRow(ctx, purgeSQL, l.cfg.PurgeBatch).Scan(&purged); err != nil {
 		return false, fmt.Errorf("idempotency: purging: %w", err)

@@ -34,13 +34,14 @@ type broughtTable struct{ rows, insert string }
 
 // requestTables are of requests and operations. Signals of operations stay: those have ended.
 var requestTables = []broughtTable{
-	{`select (to_jsonb(r) - 'lease_id')::text from onlyonce.http_records r where r.tenant = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`,
-		`insert into onlyonce.http_records select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_records, j::jsonb) p`},
+	{`select (to_jsonb(r) - 'lease_id')::text from onlyonce.http_records r where r.tenant = $1 and (r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w)) is not true`,
+		`insert into onlyonce.http_records select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_records, j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))) p`},
 	{`select to_jsonb(s)::text from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id
-	   where r.tenant = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`,
+	   where r.tenant = $1 and (r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w)) is not true`,
 		`insert into onlyonce.http_steps select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_steps, j::jsonb) p`},
-	{`select to_jsonb(o)::text from onlyonce.operations o where o.tenant = $1 and o.expires_at > clock_timestamp()`,
-		`insert into onlyonce.operations select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.operations, j::jsonb) p`},
+	{`select to_jsonb(o)::text from onlyonce.operations o where o.tenant = $1 and o.expires_at is not null
+	     and (o.expires_at <= clock_timestamp() and o.watched_at + o.keep <= (select w.at from onlyonce.watched w)) is not true`,
+		`insert into onlyonce.operations select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.operations, j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))) p`},
 }
 
 // memoryTables are of webhooks, besides the keys. They have no tenant: rows of other places come

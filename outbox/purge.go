@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -19,8 +21,8 @@ const purgeSQL = `
 delete from onlyonce.parked
  where id = any (array(
          select p.id from onlyonce.parked p
-          where p.kind = 'call' and p.sink = $1 and p.settled_at <= (select clock_timestamp()) - $2::interval
-            and (p.first_key is null or p.settled_at <= (select clock_timestamp()) - $4::interval)
+          where p.kind = 'call' and p.sink = $1 and p.settled_at <= (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval
+            and (p.first_key is null or p.settled_at <= (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $4::interval)
             and p.parked_at < (select min(s.opened_at) from onlyonce.segments s where s.ring = 'outbox')
           order by p.settled_at limit $3))
    and settled_at is not null`
@@ -35,7 +37,11 @@ const purgeLimit = 1000
 func (s *sender) purge(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	tag, err := s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, purgeLimit, windowBound(s.limits.KeyWindow))
+	err := s.watched.Look(bounded)
+	var tag pgconn.CommandTag
+	if err == nil {
+		tag, err = s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, purgeLimit, windowBound(s.limits.KeyWindow))
+	}
 	if guard.SQLState(err) == codeDenied {
 		s.cfg.Logger.Warn("outbox: settled calls are not deleted: this relay's role may not; see onlyonce_rotator in docs/roles.sql", "error", err)
 		s.purgeAt = time.Now().Add(24 * time.Hour)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/ready"
+	"github.com/onlyonce/onlyonce/internal/watch"
 )
 
 // sender sends one sink's calls, from the lanes that it holds. Its goroutine renews leases, takes
@@ -32,6 +33,7 @@ type sender struct {
 	renewAt     time.Time
 	pollWorkAt  time.Time
 	purgeAt     time.Time
+	watched     *watch.Clock // of purge
 	retry       dbRetry
 
 	waits      map[callsOf]bool // whose calls wait for a rate, as far as waitingSQL has come
@@ -39,7 +41,7 @@ type sender struct {
 }
 
 func newSender(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *sender {
-	return &sender{relaySink: newRelaySink(pool, cfg, s), wake: make(chan struct{}, 1), waits: map[callsOf]bool{}, waitsAfter: noWaiting}
+	return &sender{relaySink: newRelaySink(pool, cfg, s), wake: make(chan struct{}, 1), watched: watch.New(pool, watch.Often), waits: map[callsOf]bool{}, waitsAfter: noWaiting}
 }
 
 // run returns nil after ctx has ended and every lane is given back. It returns an error for a fault

@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ready"
+	"github.com/onlyonce/onlyonce/internal/watch"
 	"github.com/onlyonce/onlyonce/shard"
 )
 
@@ -35,6 +36,7 @@ type Endpoint struct {
 
 	refusals pace.Seldom // log lines of refused requests
 	begun    ready.Run
+	watched  *watch.Clock // of Run
 }
 
 // New checks the configuration and returns every fault of it at once. It does not connect.
@@ -45,7 +47,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	e := &Endpoint{pool: pool, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight)}
+	e := &Endpoint{pool: pool, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight), watched: watch.New(pool, watch.Often)}
 	if cfg.Mode != Inbox || cfg.Handler == nil {
 		return e, nil
 	}

@@ -636,6 +636,11 @@ func TestW10Purge(t *testing.T) {
 	r.exec(`update onlyonce.parked set key = onlyonce.key('', 'webhook/e', 'e/github/aside')`) // as if its handler had failed
 	r.exec(`update onlyonce.webhook_ids set seen_at = seen_at - interval '8 days' where key <> onlyonce.key('', 'webhook/e', 'e/github/young')`)
 	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '61 minutes' where digest <> sha256('young')`)
+	// T11: the clock is ahead, so that what is young looks old.
+	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
+	pgtest.ShiftClock(t, r.pool)("30 days")
+	r.recv.Reset()
+	e.sendAs("again", "young").want(t, 200, true)
 	var ids, bodies int64
 	purged := make(chan struct{})
 	x := r.receiver(e.sample, func(c *webhook.Config) {

@@ -18,7 +18,7 @@ import (
 // the index webhook_ids_age; skips rows that another process has locked.
 const purgeIDsSQL = `
 with old as (
-  select ctid as at from onlyonce.webhook_ids where endpoint = $1 and seen_at < clock_timestamp() - $2::interval
+  select ctid as at from onlyonce.webhook_ids where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval
    order by seen_at limit 500 for update skip locked),
 gone as (delete from onlyonce.webhook_ids w using old where w.ctid = old.at)
 select count(*) from old`
@@ -28,7 +28,7 @@ select count(*) from old`
 // request has renewed meanwhile stays.
 const purgeBodiesSQL = `
 with old as (
-  select digest from onlyonce.webhook_bodies where endpoint = $1 and seen_at < clock_timestamp() - $2::interval order by seen_at limit 500),
+  select digest from onlyonce.webhook_bodies where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval order by seen_at limit 500),
 gone as (
   delete from onlyonce.webhook_bodies b using old where b.endpoint = $1 and b.digest = old.digest and b.seen_at < clock_timestamp() - $2::interval returning 1)
 select count(*) from gone`
@@ -178,6 +178,12 @@ func (ep *Endpoint) purgeAndReconcile(ctx context.Context) {
 
 // purgeExpired deletes batch after batch until none is left.
 func (ep *Endpoint) purgeExpired(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, ep.cfg.Deadline)
+	err := ep.watched.Look(bounded)
+	cancel()
+	if err != nil {
+		return err
+	}
 	forget := func(sql string, age time.Duration) (all int64, err error) {
 		for n := int64(purgeBatch); n == purgeBatch && ctx.Err() == nil; all += n {
 			bounded, cancel := context.WithTimeout(ctx, ep.cfg.Deadline)

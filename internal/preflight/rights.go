@@ -82,6 +82,7 @@ var (
 	HTTP = newRole("onlyonce_http", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"watched":        {"SELECT", "UPDATE"},
 		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_steps":     {"SELECT", "INSERT", "UPDATE"},
 
@@ -115,6 +116,7 @@ var (
 		"event_log":         {"SELECT", "INSERT"},
 		"stream_floors":     {"SELECT"},
 		"rings":             {"SELECT"},
+		"watched":           {"SELECT"},
 		"webhook_ids":       {"SELECT", "INSERT"},
 		"webhook_bodies":    {"SELECT", "INSERT", "UPDATE"},
 		"webhook_objects":   {"SELECT", "INSERT", "UPDATE"},

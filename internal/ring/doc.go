@@ -90,8 +90,9 @@
 //     for it with a short lock_timeout, and less and less often while another session holds the
 //     segment. For example, a transaction that has read a segment keeps it until it ends; so does
 //     pg_dump.
-//   - A clock that jumps back: rotation halts, because ages mean nothing ([ErrClock]). In rings
-//     that forget by a horizon, a jump forward halts it too ([ErrJump]).
+//   - A clock that jumps back: rotation halts, because ages mean nothing ([ErrClock]).
+//   - A clock that jumps forward: no segment is old before it is old by watched time too (package
+//     watch).
 //
 // A transaction that stays open delays the next close, and with it the next announcement, so the
 // segment that is inserted into grows. No writer waits, and nothing is lost.

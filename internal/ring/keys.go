@@ -124,7 +124,7 @@ select (
     left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
     left join onlyonce.scopes s on s.scope = c.scope
    where (coalesce(s.class, 'standard') = 'CLASS' or s.class_before = 'CLASS' and g.opened_at <= s.class_changed_at + interval '1 minute')
-     and (c.retired_at is null or c.retired_at > clock_timestamp() - r.horizon) and c.cluster_id is distinct from 'postgres'
+     and (c.retired_at is null or c.retired_at > (select least(clock_timestamp(), w.at) from onlyonce.watched w) - r.horizon) and c.cluster_id is distinct from 'postgres'
      and (f.frontier is null or f.frontier < g.closed_at + r.horizon)
    order by f.frontier nulls first
    limit 1)

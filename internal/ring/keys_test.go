@@ -484,29 +484,36 @@ func TestK6NoHorizon(t *testing.T) {
 	}
 }
 
-// K6: a clock that jumps forward by more than a seventh of the horizon halts rotation.
+// K6, T11: by a clock that is ahead no key is forgotten: not by a rotator that ran when it jumped,
+// and not by one that is started after that. When the horizon has passed by watched time too, it
+// is.
 func TestK6ClockJumps(t *testing.T) {
 	r := newKeyRig(t, ring.StandardKeys())
 	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'standard_keys'`)
-	r.exec(`create schema fake`)
-	r.exec(`create table fake.offset_of_the_clock (by interval)`)
-	r.exec(`insert into fake.offset_of_the_clock values ('0')`)
-	r.exec(`create function fake.clock_timestamp() returns timestamptz language sql as 'select pg_catalog.clock_timestamp() + by from fake.offset_of_the_clock'`)
-	r.exec(`do $$ begin execute format('alter database %I set search_path = fake, pg_catalog', current_database()); end $$`)
-	r.pool.Reset()
-	r.is(r.pool, "claim", uuid.New(), 0)
-	r.step(r.rotator)
-	r.exec(`update fake.offset_of_the_clock set by = '50 minutes'`)
-	r.step(r.rotator)
-	r.exec(`update fake.offset_of_the_clock set by = '8 hours'`)
-	if _, err := r.Step(t.Context()); !errors.Is(err, ring.ErrJump) {
-		t.Fatalf("%v", err)
+	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
+	clock := pgtest.ShiftClock(t, r.pool)
+	key := uuid.New()
+	r.is(r.pool, "claim", key, 0)
+	r.until(r.rotator, ring.Announced)
+	r.until(r.rotator, ring.Closed)
+	stays := func() {
+		t.Helper()
+		for _, x := range []*rotator{r.rotator, r.keyRotator(ring.StandardKeys())} {
+			if out := r.step(x); out.Action != ring.Idle {
+				t.Fatalf("%+v", out)
+			}
+			if err := x.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.is(r.pool, "claim", key, 1)
 	}
-	r.exec(`update fake.offset_of_the_clock set by = '9 hours'`)
-	if out := r.step(r.rotator); out.Action != ring.Standby {
-		t.Fatalf("%+v", out)
-	}
-	if y := r.keyRotator(ring.StandardKeys()); r.step(y).Action == "" {
-		t.Fatal("a process that is started again does nothing")
-	}
+	clock("8 hours")
+	stays()
+	r.exec(`update onlyonce.watched set at = at + interval '6 hours'`)
+	stays()
+	r.exec(`update onlyonce.watched set at = at + interval '2 hours'`)
+	r.until(r.rotator, ring.Retired)
+	r.until(r.rotator, ring.Truncated)
+	r.is(r.pool, "claim", key, 0)
 }

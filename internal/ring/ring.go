@@ -81,11 +81,6 @@ var (
 	// ErrClock means that the database's clock went back to before a segment was opened. Nothing is
 	// rotated until it has caught up. It is reported once.
 	ErrClock = errors.New("ring: the database's clock went back: rotation is halted")
-	// ErrJump means that the database's clock went forward between two looks of this rotator: by a
-	// seventh of the ring's horizon more than the time that has passed for this process. This
-	// rotator rotates nothing any more, because what looks old may be young. Check the clock and
-	// start the process again. It is reported once.
-	ErrJump = errors.New("ring: the database's clock jumped forward: rotation is halted until this process is started again")
 	// ErrMoved means that the ring's row was changed while this rotator held the lease: by hand, or
 	// by a step of its own whose answer never came.
 	ErrMoved = errors.New("ring: the row in onlyonce.rings was changed by somebody else")

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/watch"
 )
 
 // Rotator takes a ring's steps while it holds the ring's lease. It must be used by one goroutine.
@@ -35,9 +36,7 @@ type Rotator struct {
 	reportedRights, reportedClock bool
 	lastReported                  StepResult
 
-	// The database's clock at the last look, and this process's at that moment.
-	clock, clockReadAt time.Time
-	jumped             bool
+	watched *watch.Clock
 }
 
 // New returns a rotator, or every fault of its configuration at once.
@@ -46,7 +45,7 @@ func New(pool *pgxpool.Pool, ring Ring, cfg Config) (*Rotator, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Rotator{pool: pool, ring: ring, cfg: cfg}, nil
+	return &Rotator{pool: pool, ring: ring, cfg: cfg, watched: watch.New(pool, watch.Often)}, nil
 }
 
 // Run rotates until its context ends, and then returns nil. It returns ErrRights if the role may
@@ -152,7 +151,7 @@ func (r *Rotator) resultOf(ctx context.Context, err error) (StepResult, error) {
 		return StepResult{Action: Standby}, errors.Join(err, r.Release(ctx))
 	case errors.Is(err, ErrRights):
 		reported = &r.reportedRights
-	case errors.Is(err, ErrClock), errors.Is(err, ErrJump):
+	case errors.Is(err, ErrClock):
 		reported = &r.reportedClock
 	}
 	if reported != nil && *reported {
@@ -164,34 +163,11 @@ func (r *Rotator) resultOf(ctx context.Context, err error) (StepResult, error) {
 	return StepResult{Action: Standby}, err
 }
 
-// checkClock compares the database's clock with the time that has passed for this process since the
-// last look. It does so without the lease too, because a jump ends leases.
-func (r *Rotator) checkClock(ctx context.Context) error {
-	if !r.ring.Horizon {
-		return nil
-	}
-	if r.jumped {
-		return ErrJump
-	}
+// watch keeps watched time. It does so without the lease too, as any process may.
+func (r *Rotator) watch(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	var clock time.Time
-	var seventh *float64
-	err := r.pool.QueryRow(bounded, clockSQL, r.ring.Name).Scan(&clock, &seventh)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return fmt.Errorf("reading the database's clock: %w", err)
-	}
-	now := time.Now()
-	if seventh != nil && !r.clockReadAt.IsZero() {
-		// The time that the query took is no jump.
-		most := max(time.Duration(*seventh*float64(time.Second)), r.cfg.Timeout)
-		r.jumped = clock.Sub(r.clock) > now.Sub(r.clockReadAt)+most
-	}
-	r.clock, r.clockReadAt = clock, now
-	if r.jumped {
-		return ErrJump
-	}
-	return nil
+	return r.watched.Look(bounded)
 }
 
 // checkRights returns ErrRights, with all that the role lacks, unless this rotator may rotate. A

@@ -178,7 +178,7 @@ func TestRoleWithoutRights(t *testing.T) {
 	r.exec(`create role ` + role)
 	t.Cleanup(func() { r.exec(`drop owned by ` + role); r.exec(`drop role ` + role) })
 	r.exec(`grant usage on schema onlyonce to ` + role)
-	r.exec(`grant select, update on onlyonce.rings, onlyonce.segments to ` + role)
+	r.exec(`grant select, update on onlyonce.rings, onlyonce.segments, onlyonce.watched to ` + role)
 	r.exec(`grant select, insert, update on onlyonce.leases to ` + role)
 	r.exec(`grant select, update on onlyonce.outbox_version to ` + role)
 	r.exec(`grant select on onlyonce.lanes to ` + role)

@@ -9,8 +9,9 @@ import (
 // constants of this module, and segmentSQL replaces EMPTIED by the segment's table and the one that
 // is emptied with it.
 
-// stateSQL reads all that decides on the next step. In: ring, tables by slot, MaxBytes, MaxAge,
-// Retention, whether the ring's horizon replaces these two. Out: one row.
+// stateSQL reads all that decides on the next step. A segment's age counts by the clock and by
+// watched time (package watch): a jump of the clock makes none old. In: ring, tables by slot,
+// MaxBytes, MaxAge, Retention, whether the ring's horizon replaces these two. Out: one row.
 //
 // The size of the current segment is asked of the file system, with an ACCESS SHARE lock on the
 // table for a moment. The row comes from the statement's snapshot, and last_value is read live. If
@@ -19,12 +20,13 @@ import (
 const stateSQL = `
 select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
        pg_relation_size(t.cur) > 0 and (r.horizon is not null or not $6)
-         and (pg_table_size(t.cur) >= $3 or coalesce(c.opened_at + case when $6 then r.horizon / 7 else $4::interval end <= clock_timestamp(), false)),
-       coalesce(o.closed_at + case when $6 then r.horizon else $5::interval end <= clock_timestamp(), false),
+         and (pg_table_size(t.cur) >= $3 or coalesce(c.opened_at + case when $6 then r.horizon / 7 else $4::interval end <= n.now, false)),
+       coalesce(o.closed_at + case when $6 then r.horizon else $5::interval end <= n.now, false),
        exists (select from onlyonce.segments s where s.ring = r.name and greatest(s.opened_at, s.closed_at) > clock_timestamp() + interval '1 minute')
   from onlyonce.rings r
   cross join SEQUENCE v
   cross join lateral (select ($2::text[])[r.cur + 1]::regclass as cur) t
+  cross join (select least(clock_timestamp(), w.at) as now from onlyonce.watched w) n
   left join onlyonce.segments c on c.ring = r.name and c.slot = r.cur
   left join onlyonce.segments o on o.ring = r.name and o.slot = r.closed[cardinality(r.closed)]
  where r.name = $1`
@@ -36,6 +38,7 @@ select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
 const rightsSQL = `
 select needed.privilege || ' on ' || needed.name
   from (select p as privilege, 'onlyonce.rings' as name from unnest(array['SELECT', 'UPDATE']) p
+        union all select p, 'onlyonce.watched' from unnest(array['SELECT', 'UPDATE']) p
         union all select p, 'onlyonce.segments' from unnest(array['SELECT', 'UPDATE']) p
         union all select p, 'onlyonce.leases' from unnest(array['SELECT', 'INSERT', 'UPDATE']) p
         union all select p, t from unnest($1::text[]) t, unnest(array['SELECT', 'TRUNCATE']) p
@@ -106,10 +109,6 @@ update onlyonce.segments s set opened_at = null, closed_at = null, bound = null
 // lockRowSQL locks the ring's row and reads what a TRUNCATE was derived from. In: ring. Out:
 // version, retired.
 const lockRowSQL = `select version, retired from onlyonce.rings where name = $1 for update`
-
-// clockSQL reads the database's clock. In: ring. Out: the clock, and a seventh of the ring's
-// horizon in seconds, null if it has none.
-const clockSQL = `select clock_timestamp(), extract(epoch from horizon / 7)::float8 from onlyonce.rings where name = $1`
 
 // lockSQL and truncateSQL wait for sessions that read or write the segment, no longer than
 // lock_timeout. Later sessions wait for them.

@@ -53,7 +53,7 @@ func (r *Rotator) takeStep(ctx context.Context) (StepResult, error) {
 			return StepResult{}, err
 		}
 	}
-	if err := r.checkClock(ctx); err != nil {
+	if err := r.watch(ctx); err != nil {
 		return StepResult{}, err
 	}
 	if owner, err := r.holdLease(ctx); !owner || err != nil {

@@ -6,6 +6,10 @@ import "strings"
 // one in which this package keeps rows.
 const UserSchemas = `n.nspname not in ('onlyonce', 'onlyonce_saved', 'onlyonce_standby', 'information_schema') and n.nspname !~ '^pg_'`
 
+// watchedSQL makes a database one that was always watched: in tests, retention follows the
+// database's clock alone, and rows can be made old. Tests of watched time set it themselves.
+const watchedSQL = `update onlyonce.watched set at = 'infinity'`
+
 // saveSQL keeps the rows and sequences of all tables. It makes:
 //
 //	onlyonce_saved.tables     a row for each table, with the columns that can be inserted

@@ -158,6 +158,9 @@ func (s *Server) template(ctx context.Context) (name string, err error) {
 		return "", err
 	}
 	_, err = migrations.Apply(ctx, conn)
+	if err == nil {
+		_, err = conn.Exec(ctx, watchedSQL)
+	}
 	if err := errors.Join(err, conn.Close(ctx)); err != nil {
 		return "", err
 	}

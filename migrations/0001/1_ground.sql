@@ -170,6 +170,31 @@ comment on table  onlyonce.segments is 'Times and bounds of each slot of a ring;
 comment on column onlyonce.segments.use_no is 'How often the slot was opened: a slot is used again and again.';
 comment on column onlyonce.segments.bound  is 'Every transaction that wrote into the segment is below, and has ended. Set when it is closed.';
 
+-- ---------------------------------------------------------------- watched time
+
+create table onlyonce.watched (
+  id smallint    primary key default 1 check (id = 1),
+  at timestamptz not null default clock_timestamp()
+);
+comment on table onlyonce.watched is 'Watched time, in one row: it follows the clock, between half and twice as fast as the own clocks of the processes that watch it. Nothing is forgotten before it is old by both.';
+insert into onlyonce.watched default values;
+
+-- watch moves watched time on, and returns it. A process passes the watched time that its last call
+-- returned, and how long ago that was by its own monotonic clock; at its first call, nulls. If other
+-- processes have moved it nearly as far, it writes nothing. Package internal/watch has the protocol.
+create function onlyonce.watch(seen timestamptz, elapsed interval) returns timestamptz
+language plpgsql as $$
+declare
+  moved timestamptz;
+begin
+  if watch.seen is not null then
+    moved := least(greatest(clock_timestamp(), watch.seen + watch.elapsed / 2), watch.seen + watch.elapsed * 2);
+    update onlyonce.watched w set at = moved where w.at < moved - watch.elapsed / 10;
+  end if;
+  return (select w.at from onlyonce.watched w);
+end $$;
+comment on function onlyonce.watch(timestamptz, interval) is 'Moves watched time on by what has passed for the caller since it saw it last, and returns it.';
+
 -- ---------------------------------------------------------------- audit
 
 create table onlyonce.audit (

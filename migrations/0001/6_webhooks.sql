@@ -88,18 +88,20 @@ language plpgsql as $$
 declare
   outcome smallint;
   body    onlyonce.webhook_bodies;
+  forgotten timestamptz;
   ignored text;
 begin
   ignored := set_config('lock_timeout', receive_webhook.wait, true)
           || set_config('statement_timeout', receive_webhook.statement_timeout, true)
           || set_config('idle_in_transaction_session_timeout', receive_webhook.idle_timeout, true);
   if receive_webhook.digest is not null then
+    forgotten := (select least(clock_timestamp(), w.at) from onlyonce.watched w) - receive_webhook.body_window;
     insert into onlyonce.webhook_bodies as b (endpoint, digest, key, seen_at)
       values (receive_webhook.endpoint, receive_webhook.digest, receive_webhook.key, clock_timestamp())
       on conflict on constraint webhook_bodies_pkey do update
-        set key = case when b.seen_at < clock_timestamp() - receive_webhook.body_window then excluded.key else coalesce(b.key, excluded.key) end,
-            aside = b.aside and b.seen_at >= clock_timestamp() - receive_webhook.body_window,
-            seen_at = case when b.key is null or b.seen_at < clock_timestamp() - receive_webhook.body_window then excluded.seen_at else b.seen_at end
+        set key = case when b.seen_at < forgotten then excluded.key else coalesce(b.key, excluded.key) end,
+            aside = b.aside and b.seen_at >= forgotten,
+            seen_at = case when b.key is null or b.seen_at < forgotten then excluded.seen_at else b.seen_at end
       returning b.* into body;
   end if;
   if body.key <> receive_webhook.key then

@@ -17,6 +17,7 @@ create table onlyonce.http_records (
   created_at   timestamptz not null default clock_timestamp(),
   completed_at timestamptz,
   expires_at   timestamptz,
+  watched_at   timestamptz,
   erased_at    timestamptz,
   abandoned_at timestamptz
 );
@@ -30,6 +31,7 @@ comment on column onlyonce.http_records.lease_id     is 'While running: its leas
 comment on column onlyonce.http_records.response     is 'Status, headers and body as they are answered again; null while running.';
 comment on column onlyonce.http_records.keep         is 'How long it is kept from its completion.';
 comment on column onlyonce.http_records.expires_at   is 'The time from which it counts as absent, by the database clock. Null: not completed, as completed_at.';
+comment on column onlyonce.http_records.watched_at   is 'Watched time at its completion. It does not count as absent before watched_at + keep, whatever the clock says.';
 comment on column onlyonce.http_records.abandoned_at is 'The time since which operators see that no client came back for it: its steps had their effect, and it was never completed. The next request goes on with it.';
 
 -- Finds the records that may be purged, and the requests that are not completed, which are few. (A
@@ -108,7 +110,7 @@ begin
   if not pg_try_advisory_xact_lock(1869507706, ('x' || right(http_begin.id::text, 8))::bit(32)::integer) then
     return 0;
   end if;
-  select r.expires_at <= clock_timestamp() into ended from onlyonce.http_records r where r.id = http_begin.id;
+  select r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w) into ended from onlyonce.http_records r where r.id = http_begin.id;
   if not found then
     return 1;
   end if;
@@ -146,9 +148,9 @@ begin
       hint = 'Something ended the transaction that the fence opened: no COMMIT, ROLLBACK or BEGIN between the two.';
   end if;
   xact := set_config('onlyonce.sealed', xact, true);
-  insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, created_at, completed_at, expires_at)
+  insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, created_at, completed_at, expires_at, watched_at)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
-            http_complete.response, http_complete.sealed, http_complete.keep, at, at, until);
+            http_complete.response, http_complete.sealed, http_complete.keep, at, at, until, (select w.at from onlyonce.watched w));
   return until;
 end $$;
 comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Stores the answer in the transaction of its effects; fails on the primary key if there is one. Seals the transaction: only COMMIT follows.';
@@ -160,7 +162,7 @@ create function onlyonce.http_claim(id uuid, tenant text, scope text, fingerprin
 returns table (lease bigint, epoch bigint)
 language plpgsql as $$
 begin
-  delete from onlyonce.http_records r where r.id = http_claim.id and r.expires_at <= clock_timestamp();
+  delete from onlyonce.http_records r where r.id = http_claim.id and r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w);
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep)
     values (http_claim.id, http_claim.tenant, http_claim.scope, http_claim.fingerprint, http_claim.token, 'running', http_claim.keep)
     on conflict do nothing;
@@ -219,7 +221,7 @@ begin
   perform onlyonce.hold(http_finish.lease, http_finish.epoch, http_finish.nonce);
   update onlyonce.http_records r
      set state = 'completed', lease_id = null, token = http_finish.nonce, response = http_finish.response, sealed = http_finish.sealed,
-         completed_at = clock_timestamp(), expires_at = clock_timestamp() + r.keep
+         completed_at = clock_timestamp(), expires_at = clock_timestamp() + r.keep, watched_at = (select w.at from onlyonce.watched w)
    where r.id = http_finish.id and r.lease_id = http_finish.lease and r.state = 'running'
   returning r.expires_at into until;
   if not found then
@@ -270,7 +272,8 @@ declare
   purged integer;
 begin
   with old as (
-    select r.id from onlyonce.http_records r where r.expires_at <= clock_timestamp() order by r.expires_at limit most for update skip locked),
+    select r.id from onlyonce.http_records r where r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w)
+     order by r.expires_at limit most for update skip locked),
   gone as (
     delete from onlyonce.http_records r using old where r.id = old.id and r.expires_at <= clock_timestamp() returning r.lease_id),
   free as (
@@ -301,7 +304,7 @@ begin
   abandoned := 0;
   for r in
     select h.id, l.id as lease from onlyonce.http_records h join onlyonce.leases l on l.id = h.lease_id
-     where h.expires_at is null and h.state = 'running' and l.until + h.keep <= clock_timestamp()
+     where h.expires_at is null and h.state = 'running' and l.until + h.keep <= (select least(clock_timestamp(), w.at) from onlyonce.watched w)
        and (h.abandoned_at is null or exists (select from onlyonce.http_steps s where s.record_id = h.id and s.done_at is null))
      order by h.created_at limit most for update of l skip locked
   loop
@@ -374,11 +377,13 @@ create table onlyonce.operations (
   keep         interval    not null,
   created_at   timestamptz not null default clock_timestamp(),
   completed_at timestamptz,
-  expires_at   timestamptz
+  expires_at   timestamptz,
+  watched_at   timestamptz
 );
 comment on table  onlyonce.operations is 'Operations whose requests were answered 202, and how they ended. The work itself is an event of onlyonce.event_log.';
 comment on column onlyonce.operations.state is 'running, also while it waits to begin. succeeded, failed, cancelled: written in the transaction of the work.';
 comment on column onlyonce.operations.keep is 'How long it is kept after its end.';
+comment on column onlyonce.operations.watched_at is 'Watched time at its end, as in onlyonce.http_records.';
 create index operations_expired on onlyonce.operations (expires_at);
 
 -- A table of its own, because clients and Operation.Progress write it, and must not wait for the

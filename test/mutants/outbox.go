@@ -144,6 +144,8 @@ var outboxRules = []mutant{
 		old: "and s.xid = x", new: "and s.xid = x and false", test: "TestRowInProgressInItsLanesCursor"},
 	{rule: "O8 sequence is left ahead", in: "internal/ring", decl: "(*Rotator).takeStep",
 		old: "st.sequence != st.version", new: "false", test: "TestKilledInEachStep"},
+	{rule: "T11 clock ahead and settled calls", in: "outbox", decl: "purgeSQL",
+		old: "(select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2", new: "clock_timestamp() - $2", test: "TestT11Retention"},
 	{rule: "O8 retention that has not passed", in: "internal/ring", decl: "(*Rotator).retireOldest",
 		old: "!st.expired", new: "false", test: "TestAgeAndRetention"},
 	{rule: "O5 leases renewed by the epoch alone", in: "internal/lease", decl: "renewSQL",

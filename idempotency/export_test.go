@@ -1,0 +1,4 @@
+package idempotency
+
+// PurgeOperationsSQL is for tests.
+const PurgeOperationsSQL = purgeOperationsSQL
