@@ -84,7 +84,7 @@ var webhooksRules = []mutant{
 	{rule: "W7 unsigned id alone", in: "webhook", decl: "(*Endpoint).newIncomingEvent",
 		old: "!i.IDSigned && !i.reconciled && !i.repeats", new: "false", test: "TestW7UnsignedIDs"},
 	{rule: "W7 body for ever", in: schema, decl: "function onlyonce.receive_webhook",
-		old: "case when b.seen_at < clock_timestamp() - receive_webhook.body_window then excluded.key else coalesce(b.key, excluded.key) end", new: "coalesce(b.key, excluded.key)", pkg: "webhook", test: "TestW7UnsignedIDs"},
+		old: "case when b.seen_at < forgotten then excluded.key else coalesce(b.key, excluded.key) end", new: "coalesce(b.key, excluded.key)", pkg: "webhook", test: "TestW7UnsignedIDs"},
 	{rule: "W7 known body claims an id", in: schema, decl: "function onlyonce.receive_webhook",
 		old: "body.key <> receive_webhook.key", new: "false", pkg: "webhook", test: "TestW7ABodyUsesNoOtherIDUp"},
 	{rule: "W7 body of a known id is not free", in: "webhook", decl: "(*acceptTx).parkUnsigned",
