@@ -3,7 +3,7 @@ package main
 // inboxRules are mutants of the inbox and its rings: rules K.
 var inboxRules = []mutant{
 	{rule: "K6 retired cursor lets go at once", in: "internal/ring", decl: "consumerNeeded",
-		old: "(c.retired_at is null or c.retired_at > clock_timestamp() - r.horizon)", new: "c.retired_at is null", test: "TestK6FrontierHoldsBackRetention"},
+		old: "(c.retired_at is null or c.retired_at > (select least(clock_timestamp(), w.at) from onlyonce.watched w) - r.horizon)", new: "c.retired_at is null", test: "TestK6FrontierHoldsBackRetention"},
 	{rule: "K7 replay of a parked message's copy", in: "consumer", decl: "(*engine).claimKeys",
 		old: "msgs[0].replay > 0", new: "msgs[0].replay > 100", test: "TestK7ReplayLeavesACopyOfAParkedMessageAlone"},
 	{rule: "K6 retired cursor goes on", in: "consumer", decl: "(*worker).checkCursor",
