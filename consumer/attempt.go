@@ -7,11 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // Steps of the engine's statements.
@@ -104,7 +104,7 @@ const indexCallsSQL = `select onlyonce.index_calls()`
 // indexCalls prepares the look for calls of messages that may have been handled before (O1): each
 // call that such a message asks for is looked for by its key. Without this the look would find the
 // same, and read the whole log each time.
-func (e *engine) indexCalls(work context.Context, conn *pgx.Conn, msgs []*Message) error {
+func (e *engine) indexCalls(work context.Context, conn *primary.Conn, msgs []*Message) error {
 	if !slices.ContainsFunc(msgs, func(m *Message) bool { return m.Offset < e.redoUntil || m.replay > 0 && !m.resend }) {
 		return nil
 	}
@@ -124,7 +124,7 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 		return err
 	}
 	defer func() { slot.release() }()
-	if err := e.indexCalls(work, slot.conn.Conn(), a.msgs); err != nil {
+	if err := e.indexCalls(work, slot.conn, a.msgs); err != nil {
 		return err
 	}
 	first := caution{claim: a.alone || a.disposition != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0}

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // reportLogRetry is reportRetry for failures that keep the partition's log from continuing.
@@ -15,7 +17,7 @@ func (w *applier) reportLogRetry(r Retry, b backoff.BackOff) time.Duration {
 
 // reportRetry reports that something is tried again, and returns the wait before that.
 func (e *engine) reportRetry(r Retry, b backoff.BackOff) time.Duration {
-	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, waitAtLeast(r.Err, b.NextBackOff())
+	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, primary.Wait(r.Err, waitAtLeast(r.Err, b.NextBackOff()))
 	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
 		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
 	if e.c.cfg.Hooks.Retry != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -44,7 +45,7 @@ type Middleware func(ctx context.Context, tx Tx, msgs []*Message, next func(cont
 // Consumer applies the messages of a Source, each once. Make one with [New] or [NewBatch], or with
 // [NewSharded] if effects live in several databases. Call Run once.
 type Consumer struct {
-	pool    *pgxpool.Pool // nil if there are shards: each has its own
+	pool    *primary.Pool // nil if there are shards: each has its own
 	source  Source
 	handler Handler // exactly one of handler and batch is set
 	batch   BatchHandler
@@ -67,21 +68,21 @@ type Consumer struct {
 // more for each partition whose parked messages are retried meanwhile, and two for background work
 // (rotation and filters of the inbox).
 func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consumer, error) {
-	return newConsumer(&Consumer{pool: pool, source: source, handler: handler, cfg: cfg}, nil, handler == nil)
+	return newConsumer(&Consumer{source: source, handler: handler, cfg: cfg}, pool, nil, handler == nil)
 }
 
 // NewBatch is [New] for a handler of batches.
 func NewBatch(pool *pgxpool.Pool, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
-	return newConsumer(&Consumer{pool: pool, source: source, batch: handler, cfg: cfg}, nil, handler == nil)
+	return newConsumer(&Consumer{source: source, batch: handler, cfg: cfg}, pool, nil, handler == nil)
 }
 
-func newConsumer(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
+func newConsumer(c *Consumer, pool *pgxpool.Pool, shards *Shards, noHandler bool) (*Consumer, error) {
 	source := c.source
 	_, c.events = source.(claimed.Source)
 	c.shares, _ = source.(SharedSource)
 	faults := []error{c.cfg.faults(c.events), c.sharedFaults(shards)}
 	if shards == nil {
-		faults = append(faults, poolcheck.One(ErrConfig, c.pool))
+		faults = append(faults, poolcheck.One(ErrConfig, pool))
 	} else {
 		faults = append(faults, shards.faults(c.events))
 	}
@@ -102,12 +103,19 @@ func newConsumer(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error)
 	c.cfg.Hooks = c.cfg.Hooks.guarded(c.cfg.Logger)
 	c.shared = &shared{attempts: newAttemptLock()}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
-	c.filters = c.filtersOf(c.pool)
-	c.poller = newPoller(c)
-	if shards != nil {
+	if shards == nil {
+		c.setPool(pool)
+	} else {
 		c.makeShards(shards)
 	}
 	return c, nil
+}
+
+// setPool sets the database, and what is made for it.
+func (c *Consumer) setPool(pool *pgxpool.Pool) {
+	c.pool = primary.Of(pool, c.cfg.Logger)
+	c.filters = c.filtersOf(pool)
+	c.poller = newPoller(c)
 }
 
 // parkedKind is the kind that this consumer's parked rows have.
@@ -136,7 +144,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	side, stop := context.WithCancel(ctx)
 	var rotating sync.WaitGroup
 	for _, d := range c.databases() {
-		rotating.Go(func() { inbox.Rotate(side, d.pool, c.cfg.Logger, c.horizonNeeds()...) })
+		rotating.Go(func() { inbox.Rotate(side, d.pool.Raw(), c.cfg.Logger, c.horizonNeeds()...) })
 		rotating.Go(func() { d.poller.pollUntilDone(side) })
 		if c.cfg.Key != nil {
 			rotating.Go(func() { d.filters.Run(side) })
@@ -178,11 +186,11 @@ func (c *Consumer) checkDatabases(ctx context.Context) error {
 	defer cancel()
 	var faults []error
 	for _, d := range c.databases() {
-		warnings, err := preflight.Check(ctx, d.pool, preflight.App)
+		warnings, err := preflight.Check(ctx, d.pool.Raw(), preflight.App)
 		for _, w := range warnings {
 			c.cfg.Logger.Warn("onlyonce: "+w, "shard", d.shard)
 		}
-		if most := d.pool.Config().MaxConns; c.cfg.Concurrency > 1 && int(most) <= c.cfg.Concurrency {
+		if most := d.pool.MaxConns(); c.cfg.Concurrency > 1 && most <= c.cfg.Concurrency {
 			c.cfg.Logger.Warn("onlyonce: the transactions of one partition may take every connection of the pool, and the engine's own statements wait: raise pool_max_conns above Config.Concurrency",
 				"shard", d.shard, "pool_max_conns", most, "concurrency", c.cfg.Concurrency)
 		}
@@ -191,7 +199,7 @@ func (c *Consumer) checkDatabases(ctx context.Context) error {
 			continue
 		}
 		for _, n := range c.horizonNeeds() {
-			if err := inbox.CheckHorizon(ctx, d.pool, n); err != nil {
+			if err := inbox.CheckHorizon(ctx, d.pool.Raw(), n); err != nil {
 				faults = append(faults, fmt.Errorf("consumer: %s: %s: %w", d.describeDatabase(), n.Whose, err))
 			}
 		}
@@ -217,7 +225,7 @@ func (c *Consumer) horizonNeeds() []inbox.Need {
 
 // describeDatabase describes the database, without its password.
 func (c *Consumer) describeDatabase() string {
-	cc, shard := c.pool.Config().ConnConfig, ""
+	cc, shard := c.pool.Raw().Config().ConnConfig, ""
 	if c.shard != "" {
 		shard = fmt.Sprintf("shard %q, ", c.shard)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // handleAlone moves the position past one message, which is applied, found to be a duplicate, or
@@ -248,6 +249,8 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		return &handlerFailure{index: h.failedIndex, err: h.timeoutErr}
 	case failed == nil:
 		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
+	case failed.Step != "" && primary.Refused(failed):
+		return failed // the way leads to a standby (T11)
 	case failed.Step != stepHook && e.isRefusal(sqlState(failed), h):
 		return &serverRefusal{failed, h.failedIndex}
 	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):

@@ -497,6 +497,7 @@ var commitRows = slices.Concat(
 		}},
 		{"commit", "Postgres killed and restarted", func(f *faults) { f.killsPostgres(positionsOnly, patient) }},
 		{"commit", "Postgres killed and restarted: ordering keys", func(f *faults) { f.killsPostgres(ordered, patient) }},
+		{"commit", "switchover whose sockets stay open", (*faults).switchesOver},
 		{"commit", "failover that loses the last transactions", func(f *faults) { f.failsOver(positionsOnly) }},
 		{"commit", "failover that loses the last transactions: ordering keys", func(f *faults) { f.failsOver(ordered) }},
 		{"commit", "failover that loses the last transactions: and a take-over", func(f *faults) {
@@ -509,6 +510,28 @@ var silenceRows = slices.Concat(
 	silentRows("claim", consumer.ClaimSQL, map[string]func(*faults){"": claimFirst, ": ordering keys": func(f *faults) { claimFirst(f); ordered(f) }}),
 	silentRows("commit", "commit", map[string]func(*faults){"": positionsOnly, ": ids": func(*faults) {}, ": ordering keys": ordered}),
 )
+
+// switchesOver lets the address lead to a standby for a while (T11). The consumer has the mix's first
+// messages behind it, and gets the rest meanwhile.
+func (f *faults) switchesOver() {
+	s := pgtest.NewSwitchover(f.t)
+	f.rig = rigOn(f.t, s.Direct(), 1)
+	f.begin(1, patient)
+	pool := s.Pool()
+	stop := f.startOn(f.src, pool, f.handle)
+	f.done()
+	s.Begin()
+	f.mix.Fill(1, true)
+	refused := func() bool {
+		f.rig.mu.Lock()
+		defer f.rig.mu.Unlock()
+		return slices.ContainsFunc(f.tries, func(r consumer.Retry) bool { return guard.SQLState(r.Err) == "25006" })
+	}
+	until(f.t, "the standby to refuse a write", refused)
+	s.End(pool)
+	f.finish(stop)
+	f.parkedAs(nil)
+}
 
 // cutRows lose every third connection at COMMIT.
 func cutRows(fault string, what pgtest.Cut) (rows []row) {

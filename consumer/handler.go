@@ -12,10 +12,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // Errors of handlers that do not behave.
@@ -318,7 +317,7 @@ func panicToError(err *error) {
 // pooledConn is a connection of the pool that may have to be left to a handler that does not
 // return.
 type pooledConn struct {
-	conn *pgxpool.Conn
+	conn *primary.Conn
 	once sync.Once
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 const (
@@ -183,7 +184,7 @@ func (p *poller) pollUntilDone(ctx context.Context) {
 		}
 		wait = pollEvery
 		if err := p.pollOnce(ctx); err != nil {
-			wait = max(retry.NextBackOff(), pollEvery)
+			wait = max(primary.Wait(err, retry.NextBackOff()), pollEvery)
 		} else {
 			retry.Reset()
 		}

@@ -41,12 +41,12 @@ type Shards struct {
 
 // NewSharded is [New] for effects that live in several databases.
 func NewSharded(shards Shards, source Source, handler Handler, cfg Config) (*Consumer, error) {
-	return newConsumer(&Consumer{source: source, handler: handler, cfg: cfg}, &shards, handler == nil)
+	return newConsumer(&Consumer{source: source, handler: handler, cfg: cfg}, nil, &shards, handler == nil)
 }
 
 // NewShardedBatch is [NewSharded] for a handler of batches.
 func NewShardedBatch(shards Shards, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
-	return newConsumer(&Consumer{source: source, batch: handler, cfg: cfg}, &shards, handler == nil)
+	return newConsumer(&Consumer{source: source, batch: handler, cfg: cfg}, nil, &shards, handler == nil)
 }
 
 // faults returns all faults at once.
@@ -83,9 +83,8 @@ func (c *Consumer) makeShards(s *Shards) {
 	c.shardFunc = s.Of
 	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
 		one := *c
-		one.pool, one.shard = s.Pools[name], name
-		one.filters = c.filtersOf(one.pool)
-		one.poller = newPoller(&one)
+		one.shard = name
+		one.setPool(s.Pools[name])
 		c.shards = append(c.shards, &one)
 	}
 	for _, one := range c.shards {

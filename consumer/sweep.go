@@ -105,23 +105,16 @@ func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 	cfg, cur := &w.c.cfg, w.cur
 	anchorOffset, anchorEpoch, anchorHash := p.last.columns()
 	// The isolation level has to be named: the session may have another default.
-	tx, err := w.c.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	if err != nil {
-		return fmt.Errorf("moving the position: %w", err)
-	}
-	_, err = tx.Exec(ctx, sweepSQL, cur.id, cur.epoch, cur.nonce, cur.run, p.from, p.next, anchorOffset, anchorEpoch, anchorHash, epochOrNull(p.epoch),
-		codec.Bigints(p.emptyFrom), codec.Bigints(p.emptyUntil), guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
-	if err != nil {
-		ended, stop := w.c.detached()
-		defer stop()
-		_ = tx.Rollback(ended)
-		if state := guard.SQLState(err); state == codeFenceLost || state == codeRaceLost {
-			return errFenced
-		}
-		return fmt.Errorf("moving the position: %w", err)
-	}
-	if err = tx.Commit(ctx); err != nil {
-		return fmt.Errorf("moving the position: %w", err) // unknown: the next sweep finds out
+	err := w.c.pool.InTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, sweepSQL, cur.id, cur.epoch, cur.nonce, cur.run, p.from, p.next, anchorOffset, anchorEpoch, anchorHash, epochOrNull(p.epoch),
+			codec.Bigints(p.emptyFrom), codec.Bigints(p.emptyUntil), guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
+		return err
+	})
+	switch state := guard.SQLState(err); {
+	case state == codeFenceLost || state == codeRaceLost:
+		return errFenced
+	case err != nil:
+		return fmt.Errorf("moving the position: %w", err) // after COMMIT unknown: the next sweep finds out
 	}
 	w.pruning.batchCommitted(cur.run, p.from)
 	w.pruneStep(ctx)

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/rerun"
 )
 
@@ -187,7 +188,7 @@ func DoWith(ctx context.Context, pool *pgxpool.Pool, cfg DoConfig, key Key, fn f
 	if err != nil {
 		return 0, err
 	}
-	r := &messageRun{cfg: cfg, pool: pool, key: key, apply: fn}
+	r := &messageRun{cfg: cfg, pool: primary.Of(pool, nil), key: key, apply: fn}
 	err = cfg.fields().Policy().Run(ctx, func() (bool, error) { return r.attempt(ctx) })
 	switch {
 	case err == nil:
@@ -201,7 +202,7 @@ func DoWith(ctx context.Context, pool *pgxpool.Pool, cfg DoConfig, key Key, fn f
 // messageRun is one call of DoWith.
 type messageRun struct {
 	cfg   DoConfig
-	pool  *pgxpool.Pool
+	pool  *primary.Pool
 	key   Key
 	apply func(ctx context.Context, tx GuardedTx) error
 
@@ -220,7 +221,7 @@ func (r *messageRun) attempt(ctx context.Context) (again bool, err error) {
 	defer tx.Rollback(r.cfg.Timeouts.Commit)
 	if r.outcome, err = r.claim(ctx, tx); err != nil {
 		state := guard.SQLState(err)
-		return ctx.Err() == nil && (guard.RunAgain(state) || state == lockNotAvailable || tx.Lost()), err
+		return ctx.Err() == nil && (guard.RunAgain(state) || state == lockNotAvailable || primary.Refused(err) || tx.Lost()), err
 	}
 	r.outcomeUnknown = false // the claim has waited for the attempt before it, and shows its outcome
 	work, from := r.apply, &origin.Origin{Tenant: r.key.Tenant, Scope: r.key.Scope, Topic: r.key.Topic, ID: r.key.ID, Redo: r.key.Replay != 0}

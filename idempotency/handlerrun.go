@@ -9,10 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // handlerRun is one run of a request's handler. Runs of one request follow one another, for example
@@ -33,7 +32,7 @@ type handlerRun struct {
 
 	mu   sync.Mutex // for tx and conn: abandon reads tx while the handler runs
 	tx   *guard.Tx
-	conn *pgxpool.Conn
+	conn *primary.Conn
 
 	held    *heldLease   // lease mode
 	renewed *lease.Lease // the same lease under a later epoch

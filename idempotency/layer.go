@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/watch"
 	"github.com/onlyonce/onlyonce/shard"
@@ -21,7 +22,7 @@ import (
 // handlers with [Layer.Handle], and run [Layer.Run] to purge expired records. It is safe for
 // concurrent use.
 type Layer struct {
-	pool          *pgxpool.Pool
+	pool          *primary.Pool
 	cfg           Config
 	timeoutArgs   []any  // what bounds a handler's transaction, as the server reads it
 	derivedHeader string // the answer header of a derived key
@@ -53,7 +54,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	l := &Layer{pool: pool, cfg: cfg, derivedHeader: cfg.Header + "-Derived"}
+	l := &Layer{pool: primary.Of(pool, cfg.Logger), cfg: cfg, derivedHeader: cfg.Header + "-Derived"}
 	l.timeoutArgs = []any{guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle)}
 	if l.fingerprints, err = newFingerprinter(cfg.FingerprintKey, cfg.FingerprintKeys); err != nil {
 		return nil, err

@@ -140,11 +140,11 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*Operations, error) {
 	o := &Operations{layer: layer, cfg: cfg, work: work}
 	var err error
-	if o.source, err = eventsource.NewSource(layer.pool, eventsource.Config{Group: cfg.Stream, Topics: []string{cfg.Stream}, Partitions: cfg.Partitions,
+	if o.source, err = eventsource.NewSource(layer.pool.Raw(), eventsource.Config{Group: cfg.Stream, Topics: []string{cfg.Stream}, Partitions: cfg.Partitions,
 		PollInterval: cfg.PollInterval, LeaseTTL: cfg.LeaseTTL, Logger: cfg.Logger}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}
-	if o.worker, err = consumer.New(layer.pool, o.source, o.applyEvent, consumer.Config{
+	if o.worker, err = consumer.New(layer.pool.Raw(), o.source, o.applyEvent, consumer.Config{
 		Scope: cfg.Stream, BatchSize: 1, MaxAttempts: cfg.MaxAttempts, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax,
 		MessageTimeout: cfg.MaxTime, BatchTimeout: cfg.MaxTime, Timeouts: dedupe.Timeouts{Statement: cfg.MaxTime, Idle: cfg.MaxTime}, Hooks: cfg.Hooks, Logger: cfg.Logger,
 	}); err != nil {
@@ -162,7 +162,7 @@ func (o *Operations) Run(ctx context.Context) error {
 	if o.shards != nil {
 		return together.Run(ctx, o.layer.shards, func(ctx context.Context, one *Layer) error { return o.shards[one].Run(ctx) })
 	}
-	if _, err := preflight.Check(ctx, o.layer.pool, preflight.Operations); err != nil {
+	if _, err := preflight.Check(ctx, o.layer.pool.Raw(), preflight.Operations); err != nil {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // ctx ended before the check
 		}

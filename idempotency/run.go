@@ -28,11 +28,11 @@ func (l *Layer) Run(ctx context.Context) error {
 		return together.Run(ctx, l.shards, func(ctx context.Context, one *Layer) error { return one.Run(ctx) })
 	}
 	if l.set != nil {
-		if _, err := preflight.Check(ctx, l.pool, preflight.Homes); err != nil && ctx.Err() == nil {
+		if _, err := preflight.Check(ctx, l.pool.Raw(), preflight.Homes); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("idempotency: %w", err)
 		}
 	}
-	warnings, err := preflight.Check(ctx, l.pool, preflight.HTTP)
+	warnings, err := preflight.Check(ctx, l.pool.Raw(), preflight.HTTP)
 	for _, w := range warnings {
 		l.cfg.Logger.Warn("onlyonce: " + w)
 	}

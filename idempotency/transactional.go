@@ -126,7 +126,7 @@ func (l *Layer) tenantConnLimit(tenant string) int {
 	if l.cfg.TenantConns > 0 || tenant == "" {
 		return l.cfg.TenantConns
 	}
-	return max(1, int(l.pool.Config().MaxConns)/2)
+	return max(1, l.pool.MaxConns()/2)
 }
 
 // The results of onlyonce.http_begin.

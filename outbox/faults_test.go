@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
@@ -740,6 +741,7 @@ func (f *relayFaults) cuts(arrives bool) {
 }
 
 var serverRows = []relayRow{
+	{"switchover whose sockets stay open", func(f *relayFaults) { f.switchesOver() }},
 	{"a promoted standby", func(f *relayFaults) { f.promotes() }},
 	{"WaitFor with a standby that lags", func(f *relayFaults) { f.lags() }},
 	{"WaitFor over a failover that loses the calls", func(f *relayFaults) { f.losesWhileItWaits() }},
@@ -769,6 +771,36 @@ func (f *relayFaults) migrate(pool *pgxpool.Pool) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
+}
+
+// switchesOver lets the relay's address lead to a standby for a while (T11).
+func (f *relayFaults) switchesOver() {
+	s := pgtest.NewSwitchover(f.t)
+	f.beginOn(s.Direct())
+	pool, refused := s.Pool(), make(chan struct{})
+	var once sync.Once
+	sink, err := f.spec().sink()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(sink.Close)
+	cfg := testConfig(sink)
+	cfg.Hooks.Failed = func(x outbox.Failed) {
+		if guard.SQLState(x.Err) == "25006" {
+			once.Do(func() { close(refused) })
+		}
+	}
+	f.rig.pool = pool
+	relay := f.rig.relay(cfg)
+	f.rig.pool = s.Direct()
+	f.relays = append(f.relays, f.rig.run(relay))
+	f.mix()
+	f.settled()
+	s.Begin()
+	f.mix()
+	pgtest.Receive(f.t, patience, "the standby refuses a write", refused)
+	s.End(pool)
+	f.want(f.finish(), map[string]int{"delivered": 80})
 }
 
 // promotes loses the last commits of a primary. The relay's pool follows.

@@ -9,10 +9,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // Reasons why a relay loses a lane.
@@ -117,7 +117,7 @@ func (h *heldLane) fenced(write, read func(b *pgx.Batch)) error {
 	defer cancel()
 	ms := guard.Millis(h.sink.dbTimeout)
 	b := &pgx.Batch{}
-	b.Queue(`begin isolation level read committed read write`)
+	b.Queue(`begin isolation level read committed`)
 	b.Queue(fenceSQL, h.lease.ID, h.lease.Epoch, h.lease.Nonce, ms, ms, ms).Exec(ignoreTag)
 	write(b)
 	b.Queue(`commit`).Exec(func(tag pgconn.CommandTag) error {
@@ -160,7 +160,7 @@ func (h *heldLane) read(queue func(b *pgx.Batch)) error {
 // readCommitted runs statements without sequential scans, and with plans that are made once for
 // each connection. The tables may be tiny when the plans are made, and large when they are used
 // again. READ COMMITTED: each statement sees what has committed before it.
-func readCommitted(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) error {
+func readCommitted(ctx context.Context, pool *primary.Pool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	queueReads(b, queue)
 	return pool.SendBatch(ctx, b).Close()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // laneOwner works on a lane for as long as this relay holds it. Its goroutine reads the lane's
@@ -40,7 +41,7 @@ type dbRetry struct {
 
 // postpone emits an error and puts the next try off.
 func (r *dbRetry) postpone(emit emitter, err error) {
-	d := r.waits.NextBackOff()
+	d := primary.Wait(err, r.waits.NextBackOff())
 	emit.failed(err, d)
 	r.at = time.Now().Add(d)
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // Statements of the channel that relays listen to.
@@ -19,13 +21,13 @@ const (
 // (PostgreSQL source, PreCommit_Notify). A notification is a hint: the relay's next poll finds
 // calls that it misses.
 type Notifier struct {
-	pool    *pgxpool.Pool
+	pool    *primary.Pool
 	pending chan struct{}
 }
 
 // NewNotifier returns a Notifier. It sends nothing until [Notifier.Run] is called.
 func NewNotifier(pool *pgxpool.Pool) *Notifier {
-	return &Notifier{pool: pool, pending: make(chan struct{}, 1)}
+	return &Notifier{pool: primary.Of(pool, nil), pending: make(chan struct{}, 1)}
 }
 
 // Notify reports that a transaction with calls has committed. It never blocks. Calls to Notify
@@ -87,7 +89,7 @@ func (r *Relay) waitForNotifications(ctx context.Context, ready func()) error {
 		_ = conn.Close(bounded)
 	}()
 	if _, err := conn.Exec(ctx, listenSQL); err != nil {
-		return err
+		return r.pool.Watch(err)
 	}
 	ready()
 	for {

@@ -121,7 +121,7 @@ func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) error {
 	var grants []permitGrant
 	asked := time.Now()
 	b := &pgx.Batch{}
-	b.Queue(`begin isolation level read committed read write`)
+	b.Queue(`begin isolation level read committed`)
 	if !q.grows() {
 		b.Queue(`set local synchronous_commit = off`)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -26,7 +27,7 @@ import (
 // run out.
 type Relay struct {
 	cfg     RelayConfig
-	pool    *pgxpool.Pool
+	pool    *primary.Pool
 	senders []*sender
 	rotator *ring.Rotator
 	running atomic.Bool
@@ -58,7 +59,7 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	r := &Relay{cfg: cfg, pool: pool}
+	r := &Relay{cfg: cfg, pool: primary.Of(pool, cfg.Logger)}
 	if r.rotator, err = ring.New(pool, ring.Outbox(), ring.Config{
 		Retention: cfg.Retention, MaxAge: cfg.Retention / 4, MaxBytes: cfg.SegmentBytes, LeaseTTL: cfg.LeaseTTL,
 		Interval: time.Second, Timeout: max(cfg.LeaseTTL/3, time.Second),
@@ -67,7 +68,7 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 		return nil, err
 	}
 	for _, s := range cfg.Sinks {
-		r.senders = append(r.senders, newSender(pool, cfg, s))
+		r.senders = append(r.senders, newSender(r.pool, cfg, s))
 	}
 	imagined.Made(pool, imagined.Part{Relay: true})
 	return r, nil
@@ -97,7 +98,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer r.running.Store(false)
 	asking, asked := context.WithTimeout(ctx, pace.Start)
 	defer asked()
-	warnings, err := preflight.Check(asking, r.pool, preflight.Relay)
+	warnings, err := preflight.Check(asking, r.pool.Raw(), preflight.Relay)
 	for _, w := range warnings {
 		r.cfg.Logger.Warn("onlyonce: " + w)
 	}
@@ -116,7 +117,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	run, stop := context.WithCancel(ctx)
 	defer stop()
 	defer r.begun.Begin(run)()
-	completing := make(chan struct{}, max(int(r.pool.Config().MaxConns)/2, 1))
+	completing := make(chan struct{}, max(r.pool.MaxConns()/2, 1))
 	for _, s := range r.senders {
 		s.completing = completing
 	}
@@ -133,7 +134,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	var side sync.WaitGroup
 	defer side.Wait()
 	side.Go(func() { r.rotateSegments(run) })
-	side.Go(func() { inbox.Rotate(run, r.pool, r.cfg.Logger) })
+	side.Go(func() { inbox.Rotate(run, r.pool.Raw(), r.cfg.Logger) })
 	if r.cfg.Listen {
 		side.Go(func() { r.listenForWakeups(run) })
 	}

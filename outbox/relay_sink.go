@@ -5,14 +5,15 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // relaySink is what the sender of a sink shares with the sink's lanes. It does not change while the
 // relay runs, but for what is in slots and rates.
 type relaySink struct {
 	cfg         RelayConfig
-	pool        *pgxpool.Pool
+	pool        *primary.Pool
 	sink        Sink
 	batcher     Batcher // the sink, if it is one; nil otherwise
 	name        string
@@ -29,7 +30,7 @@ type relaySink struct {
 // is to stop.
 const sinkReturnGrace = 5 * time.Second
 
-func newRelaySink(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *relaySink {
+func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
 	b, _ := s.(Batcher)
 	rates := newRelayRates(cfg.Concurrency, cfg.PollInterval)
 	return &relaySink{

@@ -8,9 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/watch"
 )
@@ -40,7 +39,7 @@ type sender struct {
 	waitsAfter waitingCalls     // where it goes on
 }
 
-func newSender(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *sender {
+func newSender(pool *primary.Pool, cfg RelayConfig, s Sink) *sender {
 	return &sender{relaySink: newRelaySink(pool, cfg, s), wake: make(chan struct{}, 1), watched: watch.New(pool, watch.Often), waits: map[callsOf]bool{}, waitsAfter: noWaiting}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/watch"
 	"github.com/onlyonce/onlyonce/shard"
@@ -23,7 +24,7 @@ import (
 // verifies and stores events, and a [Endpoint.Run] that applies them and forgets old ids. It is
 // safe for concurrent use.
 type Endpoint struct {
-	pool      *pgxpool.Pool
+	pool      *primary.Pool
 	cfg       Config
 	source    *Source            // of the stored events, if the endpoint consumes them itself
 	worker    *consumer.Consumer // or nil
@@ -47,7 +48,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	e := &Endpoint{pool: pool, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight), watched: watch.New(pool, watch.Often)}
+	db := primary.Of(pool, cfg.Logger)
+	e := &Endpoint{pool: db, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight), watched: watch.New(db, watch.Often)}
 	if cfg.Mode != Inbox || cfg.Handler == nil {
 		return e, nil
 	}

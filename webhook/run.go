@@ -112,19 +112,19 @@ func (ep *Endpoint) Healthy() error {
 func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 	startCtx, cancel := context.WithTimeout(ctx, pace.Start)
 	defer cancel()
-	if _, err := preflight.Check(startCtx, ep.pool, preflight.Receiver); err != nil {
+	if _, err := preflight.Check(startCtx, ep.pool.Raw(), preflight.Receiver); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 	}
 	if ep.set != nil {
-		if _, err := preflight.Check(startCtx, ep.pool, preflight.Homes); err != nil && ctx.Err() == nil {
+		if _, err := preflight.Check(startCtx, ep.pool.Raw(), preflight.Homes); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 		}
 	}
 	remembered := inbox.Need{Ring: "standard_keys", Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
-	if err := inbox.CheckHorizon(startCtx, ep.pool, remembered); err != nil {
+	if err := inbox.CheckHorizon(startCtx, ep.pool.Raw(), remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
 	defer ep.begun.Begin(ctx)()
@@ -132,7 +132,7 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 	defer func() { <-rotating }()
 	go func() {
 		defer close(rotating)
-		inbox.Rotate(ctx, ep.pool, ep.cfg.Logger, remembered)
+		inbox.Rotate(ctx, ep.pool.Raw(), ep.cfg.Logger, remembered)
 	}()
 	ep.purgeAndReconcile(ctx)
 	return nil

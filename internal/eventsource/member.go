@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // partitionID names a partition within a source.
@@ -49,7 +50,7 @@ func (m *member) runMember(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := m.doWhatIsDue(ctx); err != nil && ctx.Err() == nil {
 			m.membership.Set(err)
-			d := pause.NextBackOff()
+			d := primary.Wait(err, pause.NextBackOff())
 			m.cfg.Logger.Warn("onlyonce: reading the event log failed", "group", m.cfg.Group, "error", err, "again_in", d)
 			m.notBefore = time.Now().Add(d)
 		} else {

@@ -19,6 +19,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -51,7 +52,7 @@ select h.topic, h.partition, s.incarnation, coalesce(b.next_offset, -1)
 // Source reads streams of the event log. It is a [consumer.Source]; see the package's
 // documentation.
 type Source struct {
-	pool       *pgxpool.Pool
+	pool       *primary.Pool
 	cfg        Config
 	rotator    *ring.Rotator
 	wake       chan struct{}
@@ -71,7 +72,7 @@ func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{pool: pool, cfg: cfg, wake: make(chan struct{}, 1)}
+	s := &Source{pool: primary.Of(pool, cfg.Logger), cfg: cfg, wake: make(chan struct{}, 1)}
 	if s.rotator, err = ring.New(pool, ring.Events(), cfg.rotation()); err != nil {
 		return nil, err
 	}
@@ -133,7 +134,7 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Par
 func (s *Source) checkStreams(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, pace.Start)
 	defer cancel()
-	if _, err := preflight.Check(ctx, s.pool, preflight.Events); err != nil {
+	if _, err := preflight.Check(ctx, s.pool.Raw(), preflight.Events); err != nil {
 		return err
 	}
 	for _, topic := range s.cfg.Topics {
@@ -189,7 +190,7 @@ func (s *Source) partitionLease(topic string) string {
 // queryLog runs statements in one round trip. It does so without sequential scans, because a table
 // may be tiny when the plan is made and large when it is used again. whole locks the log against
 // being emptied, before the one snapshot of all statements is taken.
-func queryLog(ctx context.Context, pool *pgxpool.Pool, whole bool, queue func(b *pgx.Batch)) error {
+func queryLog(ctx context.Context, pool *primary.Pool, whole bool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	if whole {
 		b.Queue(`begin isolation level repeatable read read only`)

@@ -3,6 +3,8 @@ package guard
 import (
 	"errors"
 	"fmt"
+
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // Failure is the first thing that went wrong in a transaction; after it nothing more is sent.
@@ -71,6 +73,9 @@ func (t *Tx) failAt(step string, at int, sql string, err error) {
 		return
 	}
 	t.failure = &Failure{Step: step, Err: err}
+	if step != stepUser {
+		primary.Note(t.conn, err)
+	}
 	if step == stepUser || step == stepHook {
 		t.failure.SQL = excerpt(sql)
 		if at >= 0 {

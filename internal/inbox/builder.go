@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -60,7 +61,7 @@ delete from onlyonce.filters f
 // Builder builds the filters of a ring's closed segments, under a lease. It must be used by one
 // goroutine.
 type Builder struct {
-	pool  *pgxpool.Pool
+	pool  *primary.Pool
 	ring  ring.Ring
 	log   *slog.Logger
 	lease *lease.Lease
@@ -78,7 +79,7 @@ const (
 
 // NewBuilder returns a builder.
 func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder {
-	return &Builder{pool: pool, ring: which, log: log, waits: map[int64]string{}, maxPartKeys: MaxPartKeys}
+	return &Builder{pool: primary.Of(pool, log), ring: which, log: log, waits: map[int64]string{}, maxPartKeys: MaxPartKeys}
 }
 
 // Run builds until ctx ends. The first look is after one interval.
@@ -235,7 +236,7 @@ var errReused = errors.New("the segment is closed no more")
 // buildPart reads a part of a segment and stores its filter.
 func (b *Builder) buildPart(ctx context.Context, slot int16, use int64, parts, part int) error {
 	var words copyParser
-	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := b.pool.InTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		// It reads a whole segment; ctx bounds it.
 		if _, err := tx.Exec(ctx, `set local statement_timeout = 0`); err != nil {
 			return err

@@ -12,12 +12,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/watch"
 )
 
 // Rotator takes a ring's steps while it holds the ring's lease. It must be used by one goroutine.
 type Rotator struct {
-	pool *pgxpool.Pool
+	pool *primary.Pool
 	ring Ring
 	cfg  Config
 
@@ -45,7 +46,8 @@ func New(pool *pgxpool.Pool, ring Ring, cfg Config) (*Rotator, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Rotator{pool: pool, ring: ring, cfg: cfg, watched: watch.New(pool, watch.Often)}, nil
+	db := primary.Of(pool, nil)
+	return &Rotator{pool: db, ring: ring, cfg: cfg, watched: watch.New(db, watch.Often)}, nil
 }
 
 // Run rotates until its context ends, and then returns nil. It returns ErrRights if the role may

@@ -175,7 +175,7 @@ func (r *Rotator) whyNeeded(ctx context.Context, slot int16) (string, error) {
 	var why *string
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	err := pgx.BeginTxFunc(bounded, r.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	err := r.pool.InTx(bounded, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(bounded, settingsSQL, guard.Millis(r.cfg.LockTimeout), guard.Millis(r.cfg.Timeout)); err != nil {
 			return err
 		}
@@ -290,7 +290,7 @@ func (r *Rotator) inTransaction(ctx context.Context, idle time.Duration, do func
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Timeout)
 	defer cancel()
-	return pgx.BeginTxFunc(bounded, r.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+	return r.pool.InTx(bounded, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(bounded, settingsSQL, guard.Millis(r.cfg.LockTimeout), guard.Millis(idle)); err != nil {
 			return err
 		}

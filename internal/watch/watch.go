@@ -58,8 +58,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Often is how often a process moves watched time on, if it has no reason to do so more often.
@@ -69,16 +69,21 @@ const Often = 10 * time.Second
 // the first look. Out: watched time. Locks the row of onlyonce.watched for the statement.
 const lookSQL = `select onlyonce.watch($1, $2)`
 
+// querier is a pool, for example a primary.Pool.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
 // Clock is one process's share in watched time. It must be used by one goroutine.
 type Clock struct {
-	pool   *pgxpool.Pool
+	pool   querier
 	every  time.Duration
 	seen   pgtype.Timestamptz // watched time at the last look; invalid before the first one
 	seenAt time.Time          // when it had arrived, with this process's monotonic clock
 }
 
 // New returns a Clock that moves watched time on every so often.
-func New(pool *pgxpool.Pool, every time.Duration) *Clock { return &Clock{pool: pool, every: every} }
+func New(pool querier, every time.Duration) *Clock { return &Clock{pool: pool, every: every} }
 
 // Look moves watched time on, if that is due.
 func (c *Clock) Look(ctx context.Context) error {

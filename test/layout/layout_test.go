@@ -198,7 +198,7 @@ func TestModulesRequireOneVersion(t *testing.T) {
 var rooms = [][]string{
 	{"internal/codec"},
 	{"internal/badremote", "internal/claimed", "internal/dialguard", "internal/fault", "internal/fields", "internal/imagined", "internal/jsonpointer", "internal/lease", "internal/metrics", "internal/origin", "internal/pace", "internal/ready", "internal/retryafter", "internal/show", "internal/supervise", "internal/together", "internal/watch", "internal/wire", "migrations", "seal"},
-	{"internal/poolcheck"},
+	{"internal/poolcheck", "internal/primary"},
 	{"internal/frozen", "internal/guard", "internal/histories", "internal/hook", "internal/pgserver", "internal/rerun", "internal/workerdb", "shard"},
 	{"dedupe"},
 	{"internal/cursor", "internal/parked", "internal/preflight", "internal/ring"},

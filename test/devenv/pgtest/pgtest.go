@@ -81,6 +81,11 @@ func ServerURL(t testing.TB) string {
 // the test ends.
 func Server(t testing.TB, settings map[string]string) string {
 	t.Helper()
+	return ownServer(t, settings).URL
+}
+
+func ownServer(t testing.TB, settings map[string]string) *devenv.Postgres {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	p, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: settings})
@@ -100,7 +105,7 @@ func Server(t testing.TB, settings map[string]string) string {
 	if err := errors.Join(err, conn.Close(ctx)); err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	return p.URL
+	return p
 }
 
 // PgBouncer returns a PgBouncer of this test's own in front of a database's server, in transaction

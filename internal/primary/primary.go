@@ -1,0 +1,155 @@
+// Package primary keeps the engines on the primary of their database.
+//
+// A switchover may make a server a standby behind the address that led to the primary (Patroni, a
+// managed service, a proxy). Sessions that began meanwhile stay open when the address leads to the
+// new primary, and each write on them fails with SQLSTATE 25006. A pool would lend them again and
+// again until MaxConnLifetime, an hour (T11).
+//
+// So engines take connections by a [Pool] of this package. If one of their own statements fails
+// with 25006, the connection is closed and the pool is reset, which closes all of its connections:
+// idle ones now, the others when they come back. A statement of a user's handler resets nothing: a
+// handler may have made its own transaction read-only, and on a standby the engine's statement
+// before it fails.
+package primary
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
+)
+
+// readOnly is read_only_sql_transaction: the server is a standby, or set to read-only.
+const readOnly = "25006"
+
+// Refused reports whether a server has refused a statement because it takes no writes.
+func Refused(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == readOnly
+}
+
+// longestWait bounds the wait for the next try after such a refusal, so that the first write
+// follows soon when the new primary is in reach. Each try costs a new connection.
+const longestWait = time.Second
+
+// Wait returns the wait before the next try, given the one that an engine's back-off asks for.
+func Wait(err error, d time.Duration) time.Duration {
+	if Refused(err) {
+		return min(d, longestWait)
+	}
+	return d
+}
+
+// resets counts how often a pool of this process was reset, for [Resets].
+var resets atomic.Int64
+
+// Resets returns how often a pool was reset because its server took no writes, since the process
+// began.
+func Resets() int64 { return resets.Load() }
+
+// logged keeps the log to one line a minute for each database, whatever uses it.
+var logged pace.Seldom
+
+// Pool is a pool whose connections are closed if they lead to a server that takes no writes. It has
+// the methods of pgxpool.Pool that engines use.
+type Pool struct {
+	pool *pgxpool.Pool
+	log  *slog.Logger
+}
+
+// Of returns a Pool of pool. Several can be of the same one. log may be nil.
+func Of(pool *pgxpool.Pool, log *slog.Logger) *Pool { return &Pool{pool: pool, log: log} }
+
+// Raw returns the pool itself. What runs on it is not watched.
+func (p *Pool) Raw() *pgxpool.Pool { return p.pool }
+
+// MaxConns returns how many connections the pool has at most.
+func (p *Pool) MaxConns() int { return int(p.pool.Config().MaxConns) }
+
+// Watch resets the pool if err is such a refusal. It returns err. Call it with the error of an
+// engine's transaction that does not run by the methods of Pool and [Conn].
+func (p *Pool) Watch(err error) error {
+	if Refused(err) {
+		p.reset(err)
+	}
+	return err
+}
+
+func (p *Pool) reset(err error) {
+	p.pool.Reset()
+	resets.Add(1)
+	if p.log == nil {
+		return
+	}
+	c := p.pool.Config().ConnConfig
+	address := net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
+	if held, yes := logged.Let(address+"/"+c.Database, time.Now(), pace.Refusals); yes {
+		p.log.Error("onlyonce: the database takes no writes: the server is a standby, or set to read-only; the pool's connections are closed, and new ones are tried",
+			"address", address, "database", c.Database, "error", err, "held_back", held)
+	}
+}
+
+// Exec is pgxpool's.
+func (p *Pool) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	tag, err := p.pool.Exec(ctx, sql, args...)
+	return tag, p.Watch(err)
+}
+
+// Query is pgxpool's. The caller reads the rows' error, as it must.
+func (p *Pool) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	r, err := p.pool.Query(ctx, sql, args...)
+	return &rows{Rows: r, watch: p.Watch}, p.Watch(err)
+}
+
+// QueryRow is pgxpool's.
+func (p *Pool) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return row{p.pool.QueryRow(ctx, sql, args...), p}
+}
+
+// SendBatch is pgxpool's. The caller reads the error of Close.
+func (p *Pool) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return results{p.pool.SendBatch(ctx, b), p.Watch}
+}
+
+// InTx is pgx.BeginTxFunc.
+func (p *Pool) InTx(ctx context.Context, options pgx.TxOptions, fn func(pgx.Tx) error) error {
+	return p.Watch(pgx.BeginTxFunc(ctx, p.pool, options, fn))
+}
+
+// rows watches the error of rows, once.
+type rows struct {
+	pgx.Rows
+	watch func(error) error
+}
+
+func (r *rows) Err() error {
+	err := r.Rows.Err()
+	if r.watch != nil && err != nil {
+		_ = r.watch(err)
+		r.watch = nil
+	}
+	return err
+}
+
+type row struct {
+	pgx.Row
+	pool *Pool
+}
+
+func (r row) Scan(dest ...any) error { return r.pool.Watch(r.Row.Scan(dest...)) }
+
+type results struct {
+	pgx.BatchResults
+	watch func(error) error
+}
+
+func (r results) Close() error { return r.watch(r.BatchResults.Close()) }

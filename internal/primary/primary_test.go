@@ -1,0 +1,136 @@
+package primary_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+const insert = `insert into effects values (1) returning v`
+
+// T11: whatever statement of an engine meets a server that takes no writes, none of the pool's
+// connections is used again.
+func TestT11ResetsThePool(t *testing.T) {
+	t.Parallel()
+	base := pgtest.DB(t)
+	if _, err := base.Exec(t.Context(), `create table effects (v int)`); err != nil {
+		t.Fatal(err)
+	}
+	batch := func() *pgx.Batch { b := &pgx.Batch{}; b.Queue(insert); return b }
+	acquired := func(do func(c *primary.Conn) error) func(*primary.Pool) error {
+		return func(p *primary.Pool) error {
+			c, err := p.Acquire(t.Context())
+			if err != nil {
+				return err
+			}
+			defer c.Release()
+			return do(c)
+		}
+	}
+	for name, do := range map[string]func(p *primary.Pool) error{
+		"Exec": func(p *primary.Pool) error { _, err := p.Exec(t.Context(), insert); return err },
+		"Query": func(p *primary.Pool) error {
+			rows, err := p.Query(t.Context(), insert)
+			if err != nil {
+				return err
+			}
+			_, err = pgx.CollectRows(rows, pgx.RowTo[int])
+			return err
+		},
+		"QueryRow":  func(p *primary.Pool) error { return p.QueryRow(t.Context(), insert).Scan(new(int)) },
+		"SendBatch": func(p *primary.Pool) error { return p.SendBatch(t.Context(), batch()).Close() },
+		"InTx": func(p *primary.Pool) error {
+			return p.InTx(t.Context(), pgx.TxOptions{}, func(tx pgx.Tx) error { _, err := tx.Exec(t.Context(), insert); return err })
+		},
+		"Conn.Exec":      acquired(func(c *primary.Conn) error { _, err := c.Exec(t.Context(), insert); return err }),
+		"Conn.SendBatch": acquired(func(c *primary.Conn) error { return c.SendBatch(t.Context(), batch()).Close() }),
+		"guard": acquired(func(c *primary.Conn) error {
+			tx := guard.Begin(c.Conn())
+			defer tx.Rollback(time.Second)
+			tx.Engine("fence", insert)
+			return tx.Commit(time.Second * 10)
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, logged := pgtest.Logged()
+			pool := pgtest.Stale(t, base)
+			p, before := primary.Of(pool, log), primary.Resets()
+			if err := do(p); !primary.Refused(err) {
+				t.Fatalf("a stale session: %v", err)
+			}
+			if primary.Resets() == before || pool.Stat().TotalConns() > 0 && stale(t, pool) {
+				t.Errorf("the pool still has connections to it: %s", logged())
+			}
+			if err := do(p); err != nil {
+				if name == "guard" { // the insert alone is not fenced
+					var pg *pgconn.PgError
+					if errors.As(err, &pg) && !primary.Refused(err) {
+						return
+					}
+				}
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// stale reports whether a connection of the pool leads to a session that takes no writes.
+func stale(t *testing.T, pool *pgxpool.Pool) bool {
+	t.Helper()
+	for _, c := range pool.AcquireAllIdle(t.Context()) {
+		defer c.Release()
+		var off string
+		if err := c.QueryRow(t.Context(), `show default_transaction_read_only`).Scan(&off); err != nil || off == "on" {
+			return true
+		}
+	}
+	return false
+}
+
+// T11: a handler that makes its own transaction read-only costs no connection.
+func TestT11HandlersOwn(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	p := primary.Of(pool, nil)
+	c, err := p.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx := guard.Begin(c.Conn())
+	if _, err := tx.Exec(t.Context(), `set transaction read only`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `create table effects (v int)`); !primary.Refused(err) {
+		t.Fatalf("%v", err)
+	}
+	tx.Rollback(10 * time.Second)
+	c.Release()
+	if s := pool.Stat(); s.IdleConns() != 1 || s.NewConnsCount() != 1 {
+		t.Errorf("%d idle of %d connections", s.IdleConns(), s.NewConnsCount())
+	}
+}
+
+// The wait after a refusal is short, and another one is not shortened.
+func TestWait(t *testing.T) {
+	t.Parallel()
+	refused := &pgconn.PgError{Code: "25006"}
+	if d := primary.Wait(refused, time.Minute); d != time.Second {
+		t.Error(d)
+	}
+	if d := primary.Wait(refused, time.Millisecond); d != time.Millisecond {
+		t.Error(d)
+	}
+	if d := primary.Wait(errors.New("another"), time.Minute); d != time.Minute {
+		t.Error(d)
+	}
+}
