@@ -250,7 +250,7 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 	case failed == nil:
 		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
 	case failed.Step != "" && primary.Refused(failed):
-		return failed // the way leads to a standby (T11)
+		return failed // the way leads to a standby (T12)
 	case failed.Step != stepHook && e.isRefusal(sqlState(failed), h):
 		return &serverRefusal{failed, h.failedIndex}
 	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):

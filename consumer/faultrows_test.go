@@ -511,8 +511,8 @@ var silenceRows = slices.Concat(
 	silentRows("commit", "commit", map[string]func(*faults){"": positionsOnly, ": ids": func(*faults) {}, ": ordering keys": ordered}),
 )
 
-// switchesOver lets the address lead to a standby for a while (T11). The consumer has the mix's first
-// messages behind it, and gets the rest meanwhile.
+// switchesOver lets the address lead to a standby for a while (T12). The consumer has handled the mix
+// before, and gets it again meanwhile.
 func (f *faults) switchesOver() {
 	s := pgtest.NewSwitchover(f.t)
 	f.rig = rigOn(f.t, s.Direct(), 1)

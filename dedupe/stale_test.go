@@ -8,8 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// T11: Do tries again on a new connection if its own leads to a server that takes no writes.
-func TestT11DoOnAStaleConnection(t *testing.T) {
+// T12: Do tries again on a new connection if its own leads to a server that takes no writes.
+func TestT12DoOnAStaleConnection(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)
 	var runs atomic.Int32

@@ -9,9 +9,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// T11: while the address leads to a standby, clients get 503 with Retry-After. When it leads to the
+// T12: while the address leads to a standby, clients get 503 with Retry-After. When it leads to the
 // primary again, requests are served, although the pool's sockets to the standby are still open.
-func TestT11SwitchoverOfALayer(t *testing.T) {
+func TestT12SwitchoverOfALayer(t *testing.T) {
 	t.Parallel()
 	s := pgtest.NewSwitchover(t)
 	pool := s.Pool()

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
@@ -116,6 +117,9 @@ func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d d
 	defer cancel()
 	if err != nil {
 		_ = tx.Rollback(ctx) // err says more
+		if pool, is := db.(interface{ Reset() }); is && primary.Refused(err) {
+			pool.Reset() // its connections lead to a standby (T12)
+		}
 		return nil, err
 	}
 	err = tx.Commit(ctx)

@@ -773,7 +773,7 @@ func (f *relayFaults) migrate(pool *pgxpool.Pool) {
 	}
 }
 
-// switchesOver lets the relay's address lead to a standby for a while (T11).
+// switchesOver lets the relay's address lead to a standby for a while (T12).
 func (f *relayFaults) switchesOver() {
 	s := pgtest.NewSwitchover(f.t)
 	f.beginOn(s.Direct())

@@ -55,7 +55,7 @@ func (s *Set) register(ctx context.Context, db Database, place string) error {
 		}
 		if err := s.checkOthers(ctx, db, place); err != nil {
 			if errors.Is(err, ErrElsewhere) {
-				_, _ = db.Pool.Exec(ctx, releaseHomeSQL, place, *nonce) // if it stays, the next process finds it and asks too
+				_, _ = db.primary().Exec(ctx, releaseHomeSQL, place, *nonce) // if it stays, the next process finds it and asks too
 			}
 			return err
 		}
@@ -71,7 +71,7 @@ func (s *Set) register(ctx context.Context, db Database, place string) error {
 func (db Database) claim(ctx context.Context, place string) (nonce *uuid.UUID, err error) {
 	var state, other string
 	for range registerLimit {
-		err = db.Pool.QueryRow(ctx, claimHomeSQL, place, uuid.New()).Scan(&state, &nonce, &other)
+		err = db.primary().QueryRow(ctx, claimHomeSQL, place, uuid.New()).Scan(&state, &nonce, &other)
 		if !errors.Is(err, pgx.ErrNoRows) { // else it was inserted or deleted at this moment
 			break
 		}
@@ -90,7 +90,7 @@ func (db Database) claim(ctx context.Context, place string) (nonce *uuid.UUID, e
 // confirm makes the place live here, unless its row is not the one that was there when the other
 // databases were asked.
 func (db Database) confirm(ctx context.Context, place string, nonce uuid.UUID) (bool, error) {
-	tag, err := db.Pool.Exec(ctx, confirmHomeSQL, place, nonce)
+	tag, err := db.primary().Exec(ctx, confirmHomeSQL, place, nonce)
 	if err != nil {
 		return false, fmt.Errorf("recording the home of %q: %w", place, err)
 	}
@@ -104,7 +104,7 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 			continue
 		}
 		var state, other string
-		err := o.Pool.QueryRow(ctx, stateSQL, place).Scan(&state, &other)
+		err := o.primary().QueryRow(ctx, stateSQL, place).Scan(&state, &other)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 		case err != nil:

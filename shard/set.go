@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // Errors.
@@ -40,6 +41,9 @@ type Database struct {
 	Name string
 	Pool *pgxpool.Pool
 }
+
+// primary is the pool for the statements of this package.
+func (d Database) primary() *primary.Pool { return primary.Of(d.Pool, nil) }
 
 // maxKnown bounds how many places a Set remembers. Others cost a query each time.
 const maxKnown = 100_000

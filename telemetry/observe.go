@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/gauges"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // observeLease is the lease of the process that asks a database.
@@ -109,10 +110,10 @@ func (o *observer) round(ctx context.Context) {
 func (o *observer) own(ctx context.Context) (bool, error) {
 	var err error
 	if o.lease == nil {
-		o.lease, err = lease.Acquire(ctx, o.pool, observeLease, o.ttl())
+		o.lease, err = lease.Acquire(ctx, primary.Of(o.pool, nil), observeLease, o.ttl())
 		return o.lease != nil, err
 	}
-	ours, err := o.lease.Renew(ctx, o.pool, o.ttl())
+	ours, err := o.lease.Renew(ctx, primary.Of(o.pool, nil), o.ttl())
 	if err == nil && !ours {
 		o.lease = nil
 	}

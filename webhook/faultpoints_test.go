@@ -183,7 +183,7 @@ func TestFaultMatrix(t *testing.T) {
 		"copies at once":                        "TestW9DuplicatesInParallel",
 		"copy while the first is uncommitted":   "TestW9UncommittedFirstCopy",
 		"store down":                            "TestW11StoreDown",
-		"switchover whose sockets stay open":    "TestT11SwitchoverOfAReceiver",
+		"switchover whose sockets stay open":    "TestT12SwitchoverOfAReceiver",
 		"store locked":                          "TestW12Deadline",
 		"handler fails":                         "TestW8InlineFailureRollsTheIDBack",
 		"handler hangs":                         "TestW8InlineFailureRollsTheIDBack",

@@ -18,7 +18,7 @@ type Conn struct {
 func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
 	conn, err := p.pool.Acquire(ctx)
 	if err != nil {
-		return nil, err
+		return nil, p.Watch(err)
 	}
 	return &Conn{conn, p}, nil
 }
@@ -56,7 +56,7 @@ func (c *Conn) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 func (c *Conn) Hijack() *pgx.Conn { return c.conn.Hijack() }
 
 // Release returns the connection to the pool. One whose server takes no writes is closed, and the
-// pool is reset (T11).
+// pool is reset (T12).
 func (c *Conn) Release() {
 	refused, _ := c.Conn().PgConn().CustomData()[noted].(error)
 	if refused != nil {

@@ -3,7 +3,7 @@
 // A switchover may make a server a standby behind the address that led to the primary (Patroni, a
 // managed service, a proxy). Sessions that began meanwhile stay open when the address leads to the
 // new primary, and each write on them fails with SQLSTATE 25006. A pool would lend them again and
-// again until MaxConnLifetime, an hour (T11).
+// again until MaxConnLifetime, an hour (T12).
 //
 // So engines take connections by a [Pool] of this package. If one of their own statements fails
 // with 25006, the connection is closed and the pool is reset, which closes all of its connections:
@@ -31,10 +31,24 @@ import (
 // readOnly is read_only_sql_transaction: the server is a standby, or set to read-only.
 const readOnly = "25006"
 
-// Refused reports whether a server has refused a statement because it takes no writes.
+// ErrStandby is the error of [Check].
+var ErrStandby = errors.New("the server is a standby")
+
+// Check returns ErrStandby if a session has said that its server is a standby. PostgreSQL 14 and
+// later say so by themselves (in_hot_standby), so Check sends nothing. PgBouncer does not pass it
+// on.
+func Check(conn *pgx.Conn) error {
+	if conn.PgConn().ParameterStatus("in_hot_standby") == "on" {
+		return ErrStandby
+	}
+	return nil
+}
+
+// Refused reports whether a server has refused a statement because it takes no writes, or was not
+// asked because it is a standby.
 func Refused(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == readOnly
+	return errors.As(err, &pg) && pg.Code == readOnly || errors.Is(err, ErrStandby)
 }
 
 // longestWait bounds the wait for the next try after such a refusal, so that the first write

@@ -18,9 +18,9 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 
 const insert = `insert into effects values (1) returning v`
 
-// T11: whatever statement of an engine meets a server that takes no writes, none of the pool's
+// T12: whatever statement of an engine meets a server that takes no writes, none of the pool's
 // connections is used again.
-func TestT11ResetsThePool(t *testing.T) {
+func TestT12ResetsThePool(t *testing.T) {
 	t.Parallel()
 	base := pgtest.DB(t)
 	if _, err := base.Exec(t.Context(), `create table effects (v int)`); err != nil {
@@ -97,8 +97,8 @@ func stale(t *testing.T, pool *pgxpool.Pool) bool {
 	return false
 }
 
-// T11: a handler that makes its own transaction read-only costs no connection.
-func TestT11HandlersOwn(t *testing.T) {
+// T12: a handler that makes its own transaction read-only costs no connection.
+func TestT12HandlersOwn(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	p := primary.Of(pool, nil)

@@ -36,7 +36,7 @@ func NewSwitchover(t testing.TB) *Switchover {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	var err error
-	if s.standby, err = s.primary.Standby(ctx, "twin", devenv.Options{}); err != nil {
+	if s.standby, err = s.primary.Standby(ctx, "twin", devenv.Options{PostgresSettings: devenv.ThrowawaySettings()}); err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
 	t.Cleanup(func() {

@@ -1,0 +1,24 @@
+package dedupe
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/primary"
+)
+
+// PrepareConn keeps a pool that your own code uses off standbys. Set it as
+// pgxpool.Config.PrepareConn: a connection whose server has become a standby is then closed instead
+// of being lent, and the statement fails with an error that says so. It sends nothing to the server:
+// PostgreSQL 14 and later tell each session.
+//
+// All that onlyonce does by a pool closes such connections by itself, also behind a pooler that
+// does not pass the server's word on. Do not set PrepareConn for a pool that reads from standbys.
+func PrepareConn(_ context.Context, conn *pgx.Conn) (ok bool, err error) {
+	if err := primary.Check(conn); err != nil {
+		return false, fmt.Errorf("dedupe: %w: the connection is closed", err)
+	}
+	return true, nil
+}
