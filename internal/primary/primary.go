@@ -18,7 +18,6 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,13 +62,6 @@ func Wait(err error, d time.Duration) time.Duration {
 	return d
 }
 
-// resets counts how often a pool of this process was reset, for [Resets].
-var resets atomic.Int64
-
-// Resets returns how often a pool was reset because its server took no writes, since the process
-// began.
-func Resets() int64 { return resets.Load() }
-
 // logged keeps the log to one line a minute for each database, whatever uses it.
 var logged pace.Seldom
 
@@ -100,7 +92,6 @@ func (p *Pool) Watch(err error) error {
 
 func (p *Pool) reset(err error) {
 	p.pool.Reset()
-	resets.Add(1)
 	if p.log == nil {
 		return
 	}
