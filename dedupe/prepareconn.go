@@ -11,7 +11,7 @@ import (
 
 // PrepareConn keeps a pool that your own code uses off standbys. Set it as
 // pgxpool.Config.PrepareConn: a connection whose server has become a standby is then closed instead
-// of being lent, and the statement fails with an error that says so. It sends nothing to the server:
+// of being lent, and the statement fails with an error that says so. PrepareConn sends nothing:
 // PostgreSQL 14 and later tell each session.
 //
 // All that onlyonce does by a pool closes such connections by itself, also behind a pooler that
