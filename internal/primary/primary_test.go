@@ -89,16 +89,15 @@ func TestT12ResetsThePool(t *testing.T) {
 }
 
 // stale reports whether a connection of the pool leads to a session that takes no writes.
-func stale(t *testing.T, pool *pgxpool.Pool) bool {
+func stale(t *testing.T, pool *pgxpool.Pool) (found bool) {
 	t.Helper()
 	for _, c := range pool.AcquireAllIdle(t.Context()) {
-		defer c.Release()
 		var off string
-		if err := c.QueryRow(t.Context(), `show default_transaction_read_only`).Scan(&off); err != nil || off == "on" {
-			return true
-		}
+		err := c.QueryRow(t.Context(), `show default_transaction_read_only`).Scan(&off)
+		found = found || err != nil || off == "on"
+		c.Release()
 	}
-	return false
+	return found
 }
 
 // T12: a handler that makes its own transaction read-only costs no connection.
