@@ -511,13 +511,8 @@ var silenceRows = slices.Concat(
 	silentRows("commit", "commit", map[string]func(*faults){"": positionsOnly, ": ids": func(*faults) {}, ": ordering keys": ordered}),
 )
 
-<<<<<<< HEAD
-// switchesOver lets the address lead to a standby for a while (T12). The consumer has handled the mix
-// before, and gets it again meanwhile.
-=======
 // switchesOver lets the address lead to a standby for a while (T12). The consumer has handled the
 // mix before, and gets it again meanwhile.
->>>>>>> 4ac7ee83 (Consumer, dedupe: width of two comments)
 func (f *faults) switchesOver() {
 	s := pgtest.NewSwitchover(f.t)
 	f.rig = rigOn(f.t, s.Direct(), 1)
