@@ -98,7 +98,7 @@ func newConsumer(c *Consumer, pool *pgxpool.Pool, shards *Shards, noHandler bool
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
-	c.cfg.Logger = imagined.Logger(c.pool.Raw(), c.cfg.Logger)
+	c.cfg.Logger = imagined.Logger(pool, c.cfg.Logger)
 	c.cfg = c.cfg.withDefaults()
 	c.cfg.Hooks = c.cfg.Hooks.guarded(c.cfg.Logger)
 	c.shared = &shared{attempts: newAttemptLock()}
