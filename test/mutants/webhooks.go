@@ -114,7 +114,7 @@ var webhooksRules = []mutant{
 	{rule: "W10 any retention", in: "webhook", decl: "(*Config).boundTimes",
 		old: "max(minRetention, 2*past, 2*future, scheme.Redeliveries)", new: "max(1, min(past, future))", test: "TestW10Retention"},
 	{rule: "W10 shorter horizon", in: "webhook", decl: "(*Endpoint).runUpkeep",
-		old: "ep.pool, remembered", new: `ep.pool, inbox.Need{Ring: "standard_keys"}`, test: "TestW10Horizon"},
+		old: "(startCtx, ep.pool.Raw(), remembered)", new: `(startCtx, ep.pool.Raw(), inbox.Need{Ring: "standard_keys"})`, test: "TestW10Horizon"},
 	{rule: "W10 what ids are forgotten of is listed", in: "webhook", decl: "(*reconciliation).since",
 		old: "r.from.Before(remembered)", new: "false", test: "TestW10ReconciliationAfterALongPause"},
 	{rule: "W10 id of a parked event", in: schema, decl: "function onlyonce.claim_RING",
