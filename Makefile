@@ -49,7 +49,7 @@ TEST = $(if $(CI),$(GO) run ./test/retest -unraced $(UNRACED) $(if $(FLAKY),-fla
 joined = work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && export GOWORK="$$work/go.work" $(if $(RACE),,GOFLAGS="$$($(GO) env GOFLAGS) -tags=onlyonce_fault") && \
 	$(GO) work init $(MODULES:%=./%) && $(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(1)'
 # $(1) flags, $(2) packages.
-gotest = $(TEST) $(RACE) -p 4 -parallel $(AT_ONCE) -timeout 20m $(1) $(2)
+gotest = $(TEST) $(RACE) -parallel $(AT_ONCE) -timeout 20m $(1) $(2)
 # $(1) without the packages $(2).
 without = $$($(GO) list $(1) | grep -vxF "$$($(GO) list $(2))")
 
