@@ -43,7 +43,7 @@ type Database struct {
 }
 
 // primary is the pool for the statements of this package.
-func (d Database) primary() *primary.Pool { return primary.Of(d.Pool, nil) }
+func (db Database) primary() *primary.Pool { return primary.Of(db.Pool, nil) }
 
 // maxKnown bounds how many places a Set remembers. Others cost a query each time.
 const maxKnown = 100_000
