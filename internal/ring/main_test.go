@@ -97,10 +97,10 @@ func (r *rig) until(x *rotator, want ring.Action) ring.StepResult {
 			return last
 		}
 		if last.Changed() {
-			break
+			r.t.Fatalf("a step came to %+v and not to %s", last, want)
 		}
 	}
-	r.t.Fatalf("a step came to %+v and not to %s", last, want)
+	pgtest.GaveUp(r.t, patience, fmt.Sprintf("a step comes to %s; the last one: %+v", want, last))
 	return last
 }
 
@@ -113,7 +113,7 @@ func (r *rig) reach(x *rotator, want ring.Action) {
 			return
 		}
 	}
-	r.t.Fatalf("a step came to %+v and not to %s", last, want)
+	pgtest.GaveUp(r.t, patience, fmt.Sprintf("a step comes to %s; the last one: %+v", want, last))
 }
 
 // never steps some times and fails if a step comes to that.

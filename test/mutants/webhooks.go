@@ -80,7 +80,7 @@ var webhooksRules = []mutant{
 	{rule: "W2 memory for what is announced", in: "webhook", decl: "(*Endpoint).readBody",
 		old: "min(max(2*int64(cap(body)), initialBodyBytes), maxBuffer)", new: "maxBuffer", test: "TestW2ChunkedBodies"},
 	{rule: "W6 the database before the signature", in: "webhook", decl: "(*Endpoint).serve",
-		old: "e, err", new: "_ = ep.pool.Ping(ctx); e, err", test: "TestW6TamperedRequestsReachNoStatement"},
+		old: "e, err", new: "_ = ep.pool.Raw().Ping(ctx); e, err", test: "TestW6TamperedRequestsReachNoStatement"},
 	{rule: "W7 unsigned id alone", in: "webhook", decl: "(*Endpoint).newIncomingEvent",
 		old: "!i.IDSigned && !i.reconciled && !i.repeats", new: "false", test: "TestW7UnsignedIDs"},
 	{rule: "W7 body for ever", in: schema, decl: "function onlyonce.receive_webhook",
