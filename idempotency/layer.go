@@ -63,7 +63,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		l.cache = newResponseCache(&cfg)
 		l.cachePuts = make(chan struct{}, maxCachePuts)
 	}
-	l.watched = watch.New(pool, min(cfg.PurgeInterval, watch.Often))
+	l.watched = watch.New(l.pool, min(cfg.PurgeInterval, watch.Often))
 	l.flights.byKey = make(map[[16]byte]*flight)
 	l.flights.waiting = make(map[[16]byte]int)
 	l.flights.tenants = make(map[string]*tenantLoad)

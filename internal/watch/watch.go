@@ -1,5 +1,5 @@
 // Package watch keeps watched time, by which no row is deleted and no key forgotten because the
-// database's clock jumped (T11).
+// database's clock was ahead (T11).
 //
 // # Concept
 //
