@@ -21,14 +21,14 @@ func TestLoop(t *testing.T) {
 	}
 	var all []kafka.Message
 	for i := range 30 {
-		all = append(all, kafka.Message{Headers: []kafka.Header{{Key: "message-id", Value: fmt.Appendf(nil, "order-%d", i%20)}}, Value: fmt.Appendf(nil, "order %d", i%20)})
+		all = append(all, kafka.Message{Key: fmt.Appendf(nil, "order-%d", i%20), Headers: []kafka.Header{{Key: "message-id", Value: fmt.Appendf(nil, "order-%d", i%20)}}, Value: fmt.Appendf(nil, "order %d", i%20)})
 	}
-	all = append(all, kafka.Message{Headers: all[0].Headers, Value: []byte("another order")})
+	all = append(all, kafka.Message{Key: all[0].Key, Headers: all[0].Headers, Value: []byte("another order")})
 	client := &kafka.Client{Addr: kafka.TCP(brokers...)}
 	if _, err := client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: "orders", NumPartitions: 4, ReplicationFactor: 1}}}); err != nil {
 		t.Fatal(err)
 	}
-	w := &kafka.Writer{Addr: kafka.TCP(brokers...), Topic: "orders", RequiredAcks: kafka.RequireAll}
+	w := &kafka.Writer{Addr: kafka.TCP(brokers...), Topic: "orders", Balancer: &kafka.Hash{}, RequiredAcks: kafka.RequireAll}
 	if err := w.WriteMessages(t.Context(), all...); err != nil {
 		t.Fatal(err)
 	}
