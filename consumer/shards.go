@@ -81,6 +81,7 @@ type shared struct {
 // makeShards makes a consumer's shards: each is the consumer with one database.
 func (c *Consumer) makeShards(s *Shards) {
 	c.shardFunc = s.Of
+	c.poller = newPoller(c) // for partitions of no shard: it has nothing to ask, and never runs
 	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
 		one := *c
 		one.shard = name
