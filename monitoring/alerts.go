@@ -141,10 +141,17 @@ func storageAlerts() []alert {
 		expr: `onlyonce_database_up == 0`, summary: `The database {{ $labels.database }} does not answer its exporter`}
 	silent.fires, silent.quiet = one(`onlyonce_database_up{database="shop"}`, "0+0", "1+0")
 
+	// A switchover is a burst. One that goes on is none.
+	standby := alert{name: "OnlyonceDatabaseReadOnly", severity: page, hold: "5m", at: "10m", anchor: "the-database-takes-no-writes",
+		expr:    `sum without (instance, pod) (increase(onlyonce_database_refusals_total[3m])) > 0`,
+		summary: `The database {{ $labels.database }} has refused writes for minutes: its address leads to a standby, or it is set to read-only`}
+	standby.fires = []series{{`onlyonce_database_refusals_total{database="shop"}`, "0+6x1500"}}
+	standby.quiet = []series{{`onlyonce_database_refusals_total{database="shop"}`, "0x4 90+0x1500"}}
+
 	blind := alert{name: "OnlyonceNotObserved", severity: page, hold: "15m", at: "30m", anchor: "the-database-does-not-answer",
 		expr: `absent(onlyonce_database_up)`, summary: `No process asks the database: most alerts of onlyonce are blind`}
 	blind.fires, blind.quiet = one(`onlyonce_database_up{database="shop"}`, "_", "1+0")
-	return []alert{rotation, segments, open, silent, blind}
+	return []alert{rotation, segments, open, silent, standby, blind}
 }
 
 // write writes the rule.

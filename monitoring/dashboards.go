@@ -56,6 +56,6 @@ func storage() dashboard {
 		{"Time until the next segment", m.InboxHorizonLeft, seconds, []query{{gauge("min", m.InboxHorizonLeft, "database, ring"), "{{ring}}"}}},
 		{"How far scopes hold keys back", m.ConsumerFrontier, seconds, []query{{gauge("max", m.ConsumerFrontier, "database, scope"), "{{scope}}"}}},
 		{"Oldest transaction that has written", m.OldestTransaction, seconds, []query{{gauge("max", m.OldestTransaction, "database"), "{{database}}"}}},
-		{"Does the database answer", m.DatabaseUp, count, []query{{gauge("min", m.DatabaseUp, "database"), "{{database}}"}, {rates(m.ObserveFailed, "database"), "{{database}} failed rounds/s"}}},
+		{"Does the database answer", m.DatabaseUp, count, []query{{gauge("min", m.DatabaseUp, "database"), "{{database}}"}, {rates(m.ObserveFailed, "database"), "{{database}} failed rounds/s"}, {rates(m.DatabaseRefusals, "database"), "{{database}} refused writes/s"}}},
 	}}
 }

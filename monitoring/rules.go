@@ -62,6 +62,7 @@ func ruleTests() string {
 // healthy are the series of a database in which all is well, for a day.
 var healthy = []series{
 	{`onlyonce_database_up{database="shop"}`, "1+0x1500"},
+	{`onlyonce_database_refusals_total{database="shop"}`, "4+0x1500"},
 	{`onlyonce_consumer_partitions{database="shop",scope="s",state="working",reason=""}`, "6+0x1500"},
 	{`onlyonce_consumer_partitions{database="shop",scope="s",state="halted",reason=""}`, "0+0x1500"},
 	{`onlyonce_consumer_partitions{database="shop",scope="s",state="unowned",reason=""}`, "0+0x1500"},

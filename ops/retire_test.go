@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -57,5 +59,22 @@ func TestRetireOfWhatWasShown(t *testing.T) {
 	}
 	if one[bool](t, pool, `select exists (select from onlyonce.cursors where retired_at is not null) or exists (select from onlyonce.audit)`) {
 		t.Error("a refused decision wrote")
+	}
+}
+
+// T12: a decision on a connection to a server that takes no writes fails, and no connection of the
+// pool is used again.
+func TestT12DecisionOnAStaleConnection(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	cursors(t, pool, 1)
+	stale := pgtest.Stale(t, pool)
+	at := ops.Place{Scope: "stock", Topic: "orders"}
+	var refused *pgconn.PgError
+	if _, err := ops.PauseCursor(t.Context(), stale, ops.By{Reason: "why"}, at); !errors.As(err, &refused) || refused.Code != "25006" {
+		t.Fatalf("on a standby: %v", err)
+	}
+	if _, err := ops.PauseCursor(t.Context(), stale, ops.By{Reason: "why"}, at); err != nil {
+		t.Errorf("the next decision: %v", err)
 	}
 }

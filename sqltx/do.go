@@ -3,15 +3,19 @@ package sqltx
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/rerun"
 )
 
@@ -75,6 +79,7 @@ const (
 	codeLockNotAvailable = "55P03"
 	codeFailed           = "25P02" // in_failed_sql_transaction
 	codeNotSealed        = "OO002"
+	codeNotSupported     = "0A000" // SERIALIZABLE on a standby
 )
 
 // errEnded is permanent: another attempt would do the same.
@@ -101,6 +106,8 @@ const errEnded = guard.Misuse("sqltx: the function ended the transaction: Do com
 //   - the database asks for it (SQLSTATE 40001 or 40P01);
 //   - the claim waited for an uncommitted copy for longer than Timeouts.Lock (55P03);
 //   - the connection was lost, before or after COMMIT was sent;
+//   - the claim was refused because the server takes no writes (25006). Do closes the connection
+//     and the idle ones of db, because after a switchover all may lead to the standby (T12);
 //   - fn returned nil although a statement had failed: the code of that error, which may be one of
 //     the above, is not known here.
 //
@@ -159,14 +166,20 @@ type doer struct {
 func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 	t, err := d.begin(ctx)
 	if err != nil {
+		if state := guard.SQLState(err); primary.Refused(err) || state == codeNotSupported {
+			closeIdle(ctx, d.db)
+		}
 		return ctx.Err() == nil, fmt.Errorf("sqltx: begin: %w", err)
 	}
 	defer t.cancel()
 	defer t.rollback()
 	if d.outcome, err = d.claim(ctx, t.tx); err != nil {
 		lost := t.rollback()
-		state := guard.SQLState(err)
-		return ctx.Err() == nil && (guard.RunAgain(state) || state == codeLockNotAvailable || lost), err
+		state, refused := guard.SQLState(err), primary.Refused(err)
+		if refused {
+			closeIdle(ctx, d.db)
+		}
+		return ctx.Err() == nil && (guard.RunAgain(state) || state == codeLockNotAvailable || refused || lost), err
 	}
 	d.unknown = false // the claim has waited for the attempt before it, and shows its outcome
 	work := d.fn
@@ -229,6 +242,24 @@ func (d *doer) begin(ctx context.Context) (*own, error) {
 		return nil, withSQLState(err)
 	}
 	return &own{tx: tx, base: base, cancel: cancel, bound: d.cfg.Timeouts.Commit}, nil
+}
+
+// closeIdle closes the idle connections of db: first the one that was given back last, whose server
+// takes no writes.
+func closeIdle(ctx context.Context, db *sql.DB) {
+	for range max(db.Stats().Idle, 1) {
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			return
+		}
+		_ = conn.Raw(func(of any) error {
+			// If db is on a pgxpool.Pool, that would lend it again, and has the idle ones.
+			if of, is := of.(interface{ Conn() *pgx.Conn }); is {
+				_ = of.Conn().Close(ctx)
+			}
+			return driver.ErrBadConn // database/sql closes it
+		})
+	}
 }
 
 // errSilent is the error of a COMMIT or ROLLBACK that the server has not answered.

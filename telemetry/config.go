@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // instrumentation is the name of this module's tracer and meter.
@@ -63,7 +66,30 @@ func newRecorder(t Config) *recorder {
 	if t.MeterProvider == nil {
 		t.MeterProvider = otel.GetMeterProvider()
 	}
-	return &recorder{tracers: t.TracerProvider, tracer: t.TracerProvider.Tracer(instrumentation), meter: t.MeterProvider.Meter(instrumentation), perMessage: t.Messages}
+	r := &recorder{tracers: t.TracerProvider, tracer: t.TracerProvider.Tracer(instrumentation), meter: t.MeterProvider.Meter(instrumentation), perMessage: t.Messages}
+	if reflect.ValueOf(t.MeterProvider).Comparable() {
+		if _, had := reporting.LoadOrStore(t.MeterProvider, true); !had {
+			r.refusals()
+		}
+	}
+	return r
+}
+
+// reporting has the providers that report the process's refusals, so that each reports them once.
+// (One that cannot be compared, which no SDK has, reports none.)
+var reporting sync.Map
+
+// refusals reports how often databases of the process have refused writes.
+func (r *recorder) refusals() {
+	m := metrics.DatabaseRefusals
+	_, err := r.meter.Int64ObservableCounter(m.Name, metric.WithUnit(m.Unit), metric.WithDescription(m.Help), metric.WithInt64Callback(
+		func(_ context.Context, to metric.Int64Observer) error {
+			for database, n := range primary.Refusals() {
+				to.Observe(n, metric.WithAttributes(attribute.String("database", database)))
+			}
+			return nil
+		}))
+	r.failed(m, err)
 }
 
 func (r *recorder) counter(m *metrics.Metric) metric.Int64Counter {

@@ -47,7 +47,7 @@ func Observe(ctx context.Context, pool *pgxpool.Pool, t Config) error {
 		t.Interval = gauges.Interval
 	}
 	o := &observer{pool: pool, interval: t.Interval, log: t.Logger, rounds: &gauges.Rounds{
-		Database: gauges.Name(pool.Config().ConnConfig), DB: pool, Interval: t.Interval, Timeout: min(gauges.Timeout, t.Interval/5*4)}}
+		Database: primary.Name(pool.Config().ConnConfig), DB: pool, Interval: t.Interval, Timeout: min(gauges.Timeout, t.Interval/5*4)}}
 	if o.log == nil {
 		o.log = slog.Default()
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/gauges"
 	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // exporterAddress is where the exporter answers unless -listen says so: on this machine only.
@@ -102,7 +103,7 @@ type observed struct {
 func (e *exporter) name() error {
 	named := map[string]int{}
 	for _, d := range e.databases {
-		d.rounds.Database = gauges.Name(d.pool.Config().ConnConfig)
+		d.rounds.Database = primary.Name(d.pool.Config().ConnConfig)
 		named[d.rounds.Database]++
 	}
 	seen := map[string]bool{}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -30,7 +31,13 @@ func (at relayAddresses) serve(health http.Handler, measured *metrics.Registry, 
 		addresses[*address].mux.Handle("GET "+path, h)
 	}
 	handle("-health", at.health, "/healthz", health)
-	handle("-metrics", at.metrics, "/metrics", serveMetrics(measured.Samples))
+	handle("-metrics", at.metrics, "/metrics", serveMetrics(func() []metrics.Sample {
+		all := measured.Samples()
+		for database, n := range primary.Refusals() {
+			all = append(all, metrics.Sample{Metric: metrics.DatabaseRefusals, Values: []string{database}, Value: float64(n)})
+		}
+		return all
+	}))
 
 	var stops []func()
 	stop = func() {

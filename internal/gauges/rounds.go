@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/onlyonce/onlyonce/internal/metrics"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -40,15 +38,6 @@ type Rounds struct {
 	up       bool
 	failed   float64
 	last     []metrics.Sample
-}
-
-// Name is the name of a database in metrics: without one in the address it is the user's, as for
-// the server.
-func Name(c *pgx.ConnConfig) string {
-	if c.Database == "" {
-		return c.User
-	}
-	return c.Database
 }
 
 // AskIfDue asks a round, unless the last one began within the interval. A caller that comes while

@@ -99,6 +99,14 @@ var (
 	})
 )
 
+// What each process with an engine measures.
+var DatabaseRefusals = add(Metric{
+	Name: "onlyonce.database.refusals", Unit: "{refusal}", Kind: Counter, From: FromProcess, Attributes: []string{"database"},
+	Help: "Statements of engines that the database refused because it takes no writes: it is a standby, or set to read-only. Each closes the pool's connections.",
+	Bad:  "It rises for minutes: the address leads to a standby, and nothing takes effect.",
+	Do:   "See [The database takes no writes](operations.md#the-database-takes-no-writes).",
+})
+
 // What the database knows: one process asks it, for all.
 var (
 	ConsumerLag = add(Metric{

@@ -25,6 +25,7 @@ type Cluster struct {
 	port     int
 	version  atomic.Value // string
 	settings map[string]string
+	extra    []string
 	srv      atomic.Pointer[supervise.Server] // the last start
 	killed   atomic.Bool                      // and not restarted
 }
@@ -39,6 +40,8 @@ type Config struct {
 	// Settings are passed to the server as -c name=value, after the package's own. Defaults to
 	// none.
 	Settings map[string]string
+	// Env is added to the server's environment, as NAME=value. Defaults to nothing.
+	Env []string
 }
 
 // Start makes a cluster and starts its server.
@@ -69,7 +72,7 @@ func prepare(ctx context.Context, cfg Config) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Cluster{sup: sup, bin: cfg.Bin, user: user, settings: cfg.Settings}, nil
+	return &Cluster{sup: sup, bin: cfg.Bin, user: user, settings: cfg.Settings, extra: cfg.Env}, nil
 }
 
 // Clone makes a cluster with pg_basebackup and starts its server as a streaming standby of c. name
@@ -199,7 +202,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		argv = append(argv, "-c", name+"="+settings[name])
 	}
-	srv, err := c.sup.StartServer(ctx, supervise.Command{Argv: argv, Env: c.env(), As: c.user, Stop: supervise.StopInterrupt})
+	srv, err := c.sup.StartServer(ctx, supervise.Command{Argv: argv, Env: append(c.env(), c.extra...), As: c.user, Stop: supervise.StopInterrupt})
 	if err != nil {
 		return err
 	}

@@ -16,8 +16,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,6 +32,12 @@ import (
 
 // readOnly is read_only_sql_transaction: the server is a standby, or set to read-only.
 const readOnly = "25006"
+
+// A standby refuses SERIALIZABLE before anything else, with feature_not_supported. These functions
+// of the server do so.
+const notSupported = "0A000"
+
+var serializable = []string{"GetSerializableTransactionSnapshot", "call_enum_check_hook"}
 
 // ErrStandby is the error of [Check].
 var ErrStandby = errors.New("the server is a standby")
@@ -47,7 +56,10 @@ func Check(conn *pgx.Conn) error {
 // asked because it is a standby.
 func Refused(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == readOnly || errors.Is(err, ErrStandby)
+	if errors.As(err, &pg) {
+		return pg.Code == readOnly || pg.Code == notSupported && slices.Contains(serializable, pg.Routine)
+	}
+	return errors.Is(err, ErrStandby)
 }
 
 // longestWait bounds the wait for the next try after such a refusal, so that the first write
@@ -65,6 +77,38 @@ func Wait(err error, d time.Duration) time.Duration {
 // logged keeps the log to one line a minute for each database, whatever uses it.
 var logged pace.Seldom
 
+// refusals are the refusals of this process, by database.
+var refusals struct {
+	sync.Mutex
+	of map[string]int64
+}
+
+// Name is the name of a database in metrics: without one in the address it is the user's, as for
+// the server.
+func Name(c *pgx.ConnConfig) string {
+	if c.Database == "" {
+		return c.User
+	}
+	return c.Database
+}
+
+func count(database string, n int64) {
+	refusals.Lock()
+	defer refusals.Unlock()
+	if refusals.of == nil {
+		refusals.of = map[string]int64{}
+	}
+	refusals.of[database] += n
+}
+
+// Refusals returns how often each database has refused a statement of this process's engines. A
+// database is there, with 0, as soon as a [Pool] with a logger leads to it.
+func Refusals() map[string]int64 {
+	refusals.Lock()
+	defer refusals.Unlock()
+	return maps.Clone(refusals.of)
+}
+
 // Pool is a pool whose connections are closed if they lead to a server that takes no writes. It has
 // the methods of pgxpool.Pool that engines use.
 type Pool struct {
@@ -73,7 +117,12 @@ type Pool struct {
 }
 
 // Of returns a Pool of pool. Several can be of the same one. log may be nil.
-func Of(pool *pgxpool.Pool, log *slog.Logger) *Pool { return &Pool{pool: pool, log: log} }
+func Of(pool *pgxpool.Pool, log *slog.Logger) *Pool {
+	if log != nil { // not for each message of dedupe.Do: Config copies
+		count(Name(pool.Config().ConnConfig), 0)
+	}
+	return &Pool{pool: pool, log: log}
+}
 
 // Raw returns the pool itself. What runs on it is not watched.
 func (p *Pool) Raw() *pgxpool.Pool { return p.pool }
@@ -92,10 +141,11 @@ func (p *Pool) Watch(err error) error {
 
 func (p *Pool) reset(err error) {
 	p.pool.Reset()
+	c := p.pool.Config().ConnConfig
+	count(Name(c), 1)
 	if p.log == nil {
 		return
 	}
-	c := p.pool.Config().ConnConfig
 	address := net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
 	if held, yes := logged.Let(address+"/"+c.Database, time.Now(), pace.Refusals); yes {
 		p.log.Error("onlyonce: the database takes no writes: the server is a standby, or set to read-only; the pool's connections are closed, and new ones are tried",

@@ -83,6 +83,9 @@ func TestT12ResetsThePool(t *testing.T) {
 			}
 		})
 	}
+	if n := primary.Refusals()[primary.Name(base.Config().ConnConfig)]; n != 8 {
+		t.Errorf("%d refusals are counted, want one each", n)
+	}
 	if n := strings.Count(logged(), "takes no writes"); n != 1 {
 		t.Errorf("%d lines, want one a minute:\n%s", n, logged())
 	}

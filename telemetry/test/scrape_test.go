@@ -191,7 +191,7 @@ func TestTelemetryAndProgramServeTheSameMetrics(t *testing.T) {
 		return err == nil && n == 2
 	})
 	r.drive()
-	text, all := "", []string{metrics.FromConsumer, metrics.FromRelay, metrics.FromLayer, metrics.FromEndpoint, metrics.FromDatabase}
+	text, all := "", []string{metrics.FromConsumer, metrics.FromRelay, metrics.FromLayer, metrics.FromEndpoint, metrics.FromProcess, metrics.FromDatabase}
 	missing := ""
 	defer func() {
 		if missing != "" {
@@ -211,7 +211,9 @@ func TestTelemetryAndProgramServeTheSameMetrics(t *testing.T) {
 	program := build(t)
 	exporter := serve(t, program, "exporter", "-postgres", r.Pool.Config().ConnString(), "-listen", "127.0.0.1:0")
 	same(t, "database", shapes(text, metrics.FromDatabase), shapes(scrape(t, exporter, "text/plain"), metrics.FromDatabase))
-	same(t, "relay", shapes(text, metrics.FromRelay), shapes(scrapeRelay(t, program, r.Remote), metrics.FromRelay))
+	relay := scrapeRelay(t, program, r.Remote)
+	same(t, "relay", shapes(text, metrics.FromRelay), shapes(relay, metrics.FromRelay))
+	same(t, "process", shapes(text, metrics.FromProcess), shapes(relay, metrics.FromProcess))
 }
 
 // scrapeRelay returns what onlyonce relay serves when it has sent a call, in a database of its own.

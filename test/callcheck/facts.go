@@ -59,7 +59,7 @@ select convert_from(r.body, 'UTF8')::jsonb->>'id', r.key::text, r.sink, c.state,
 // of those that were killed end by themselves, and have no holder then. Those of the inbox take up
 // to a minute for that, and are not checked.
 const oddSQL = `
-select format('I14 lease %s is held', name) from onlyonce.leases where until > clock_timestamp() and (name like 'relay/%' or name = 'ring/outbox')
+select format('I14 lease %s is held', name) from onlyonce.leases where until > clock_timestamp() and until < clock_timestamp() + interval '1 hour' and (name like 'relay/%' or name = 'ring/outbox')
 union all
 select format('I13 call %s is parked as %s and nothing is said of it in the log', p.id, p.state) from onlyonce.parked p
  where p.kind = 'call' and not exists (select from onlyonce.outbox_log r where r.id = p.row_id and r.key = p.key)

@@ -59,6 +59,8 @@ type Options struct {
 	// PostgresSettings are passed to the server as -c name=value, after ours,
 	// when devenv starts it.
 	PostgresSettings map[string]string
+	// PostgresEnv is added to the server's environment, as NAME=value.
+	PostgresEnv []string
 	// KafkaSettings are lines of server.properties, and replace ours, when
 	// devenv starts a real broker on a JVM.
 	KafkaSettings map[string]string

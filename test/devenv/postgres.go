@@ -152,7 +152,7 @@ func startLocalPostgres(ctx context.Context, o Options, why string) (*Postgres, 
 
 // startCluster makes a cluster with the programs in bin and starts it.
 func startCluster(ctx context.Context, o Options, kind, bin, why string) (*Postgres, error) {
-	c, err := pgserver.Start(ctx, pgserver.Config{Bin: bin, Bases: o.postgresBases(), Settings: o.PostgresSettings})
+	c, err := pgserver.Start(ctx, pgserver.Config{Bin: bin, Bases: o.postgresBases(), Settings: o.PostgresSettings, Env: o.PostgresEnv})
 	if err != nil {
 		return nil, err
 	}

@@ -54,6 +54,29 @@ type Fleet struct {
 	failed   error          // of a worker that ended by itself, and should not have
 	troubles map[string]int // faults that will pass, by text: for the diagnosis
 	breaches []string       // what workers have found wrong themselves
+	effectAt time.Time      // of the last effect that was reported
+	gaps     []Gap          // between two of them
+}
+
+// Gap is a time.
+type Gap struct{ From, To time.Time }
+
+// shortGap is the shortest time without an effect that is remembered.
+const shortGap = 100 * time.Millisecond
+
+// effect notes that a worker has reported effects. The caller has the lock.
+func (f *Fleet) effect(now time.Time) {
+	if !f.effectAt.IsZero() && now.Sub(f.effectAt) >= shortGap {
+		f.gaps = append(f.gaps, Gap{f.effectAt, now})
+	}
+	f.effectAt = now
+}
+
+// Gaps returns the times between two effects, as workers reported them, but for the shortest.
+func (f *Fleet) Gaps() []Gap {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.gaps)
 }
 
 // owning is one take-over of a partition.

@@ -136,6 +136,9 @@ func (f *Fleet) take(p *Process, e Event) {
 		delete(p.open, e.Partition)
 		p.batches++
 		f.handled += e.Handled
+		if e.Handled > 0 {
+			f.effect(time.Now())
+		}
 		f.skipped += e.Duplicates
 		f.reached[e.Partition] = max(f.reached[e.Partition], e.Offset)
 		took := time.Duration(e.Micros) * time.Microsecond

@@ -177,6 +177,37 @@ func doWhoseCommitComesLate(t *testing.T, drivers []Driver) {
 	}
 }
 
+// T12: Do tries again on a new connection if its own leads to a server that takes no writes, and
+// closes the idle ones, which lead there too.
+func doOnAStaleConnection(t *testing.T, drivers []Driver) {
+	t.Parallel()
+	Each(t, drivers, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+		effects(t, pool)
+		db.SetMaxIdleConns(8)
+		pgtest.ReadOnly(t, pool, func() {
+			held := make([]*sql.Conn, 8)
+			for i := range held {
+				var err error
+				if held[i], err = db.Conn(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, c := range held {
+				if err := c.Close(); err != nil { // to db
+					t.Fatal(err)
+				}
+			}
+		})
+		var runs atomic.Int32
+		if got, err := sqltx.DoWith(t.Context(), db, sqltx.DoConfig{Attempts: 2}, Key("a", "1"), writes("a", &runs)); err != nil || got != dedupe.Fresh {
+			t.Errorf("%v, %v", got, err)
+		}
+		if n := count(t, pool, "effects"); n != 1 || runs.Load() != 1 || db.Stats().OpenConnections != 1 {
+			t.Errorf("%d effects of %d runs; %d connections", n, runs.Load(), db.Stats().OpenConnections)
+		}
+	})
+}
+
 // If the database asks to run a transaction again, Do runs it again, as a whole and a bounded
 // number of times, even if the function swallows the error. Other errors are not repeated.
 func doRunsAgain(t *testing.T, drivers []Driver) {

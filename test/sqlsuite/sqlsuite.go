@@ -39,6 +39,7 @@ func Run(t *testing.T, drivers ...Driver) {
 	t.Run("DoAppliesOnce", func(t *testing.T) { doAppliesOnce(t, drivers) })
 	t.Run("T4DoWhoseCommitHasNoAnswer", func(t *testing.T) { doWhoseCommitHasNoAnswer(t, drivers) })
 	t.Run("T4DoWhoseCommitComesLate", func(t *testing.T) { doWhoseCommitComesLate(t, drivers) })
+	t.Run("T12DoOnAStaleConnection", func(t *testing.T) { doOnAStaleConnection(t, drivers) })
 	t.Run("DoRunsAgain", func(t *testing.T) { doRunsAgain(t, drivers) })
 	t.Run("DoBounds", func(t *testing.T) { doBounds(t, drivers) })
 	t.Run("DoFaults", func(t *testing.T) { doFaults(t, drivers) })

@@ -39,6 +39,9 @@ func (r *report) count(s *storm) {
 	r.Summary.Count(&s.Rig)
 	r.PostgresKills += s.Struck[blowFailover]
 	r.Rebalances, r.BrokerKills, r.Failovers = s.Struck[blowRebalance], s.Struck[blowBroker], s.Struck[blowFailover]
+	if s.standby == nil {
+		r.NoStandby = "no-standby"
+	}
 	r.KillsInBatch, r.KillsInRetry = s.inBatch, s.inRetry
 	for _, m := range s.marks {
 		r.Lost += m.lost

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/fleet"
@@ -37,8 +36,8 @@ type storm struct {
 	stream *stream
 
 	postgres *devenv.Postgres
-	standby  *devenv.Postgres // -failover
-	forward  *forwarder       // -failover
+	standby  *devenv.Postgres // nil: the machine cannot make one
+	forward  *rig.Forwarder
 	kafka    *devenv.Kafka
 	pool     *pgxpool.Pool // to the same address as the workers' connections
 	client   *kgo.Client
@@ -72,9 +71,14 @@ func newStorm(o options, to *screen.Screen, tamper func(context.Context, *storm)
 // Open starts servers and workers.
 func (s *storm) Open(ctx context.Context) (err error) {
 	o := devenv.Options{Own: true, Brokers: s.opts.replicas, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
+	if s.Clock, err = rig.NewClock(); err != nil {
+		return err
+	}
+	o.PostgresEnv = s.Clock.Env()
 	if s.postgres, err = devenv.StartPostgres(ctx, o); err != nil {
 		return err
 	}
+	o.PostgresEnv = nil
 	if s.kafka, err = devenv.StartKafka(ctx, o); err != nil {
 		return err
 	}
@@ -82,21 +86,23 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		return fmt.Errorf("a storm kills its servers, and can do that only to processes of this machine: do without %s=%s, and have a JVM and PostgreSQL installed",
 			devenv.EnvForce, devenv.KindDocker)
 	}
-	address := s.postgres.URL
-	if s.opts.failover {
-		if s.forward, err = newForwarder(hostPort(address)); err != nil {
-			return err
-		}
-		address = strings.Replace(address, hostPort(address), s.forward.addr(), 1)
+	if s.forward, err = rig.NewForwarder(rig.HostPort(s.postgres)); err != nil {
+		return err
 	}
-	if s.pool, err = pgxpool.New(ctx, address); err != nil {
+	address := s.forward.Address(s.postgres)
+	pc, err := pgxpool.ParseConfig(address)
+	if err != nil {
+		return err
+	}
+	pc.PrepareConn = dedupe.PrepareConn // what it reads is true of the primary alone
+	if s.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
 		return err
 	}
 	if err := s.createTables(ctx); err != nil {
 		return err
 	}
-	if s.opts.failover {
-		if s.standby, err = s.postgres.Standby(ctx, standbyName, o); err != nil {
+	if s.opts.failover || s.postgres.Kind == devenv.KindLocal {
+		if s.standby, err = s.postgres.Standby(ctx, rig.Twin, o); err != nil {
 			return err
 		}
 	}
@@ -306,23 +312,16 @@ func (s *storm) Close() error {
 		s.pool.Close()
 	}
 	if s.forward != nil {
-		errs = append(errs, s.forward.close())
+		errs = append(errs, s.forward.Close())
 	}
 	for _, p := range []*devenv.Postgres{s.standby, s.postgres} {
 		if p != nil {
 			errs = append(errs, p.Stop())
 		}
 	}
+	errs = append(errs, s.Clock.Close())
 	if s.kafka != nil {
 		errs = append(errs, s.kafka.Stop())
 	}
 	return errors.Join(errs...)
-}
-
-func hostPort(address string) string {
-	u, err := url.Parse(address)
-	if err != nil {
-		panic(err) // devenv made it
-	}
-	return u.Host
 }

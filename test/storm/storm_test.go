@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"reflect"
 	"slices"
@@ -218,9 +217,9 @@ func TestPlan(t *testing.T) {
 	}{
 		{0, usual, "map[]"},
 		{1, usual, "map[kill:1]"},
-		{8, usual, "map[broker:1 freeze:1 kill:4 postgres:1 rebalance:1]"},
-		{10, usual, "map[broker:1 freeze:1 kill:6 postgres:1 rebalance:1]"},
-		{100, usual, "map[broker:4 freeze:10 kill:70 postgres:6 rebalance:10]"},
+		{8, usual, "map[broker:1 clock:1 freeze:1 kill:2 postgres:1 rebalance:1 switchover:1]"},
+		{10, usual, "map[broker:1 clock:1 freeze:1 kill:4 postgres:1 rebalance:1 switchover:1]"},
+		{100, usual, "map[broker:4 clock:3 freeze:10 kill:63 postgres:6 rebalance:10 switchover:4]"},
 		{10, failovers, "map[broker:1 failover:3 freeze:1 kill:4 rebalance:1]"},
 	} {
 		s := newStorm(options{Options: rig.Options{Seed: 3}, messages: 100}, nil, nil)
@@ -297,57 +296,5 @@ func TestI8CommitOfAPartitionThatWasGivenBack(t *testing.T) {
 	want := []string{"I8 t/0 was handed over twice", "I8 offset 2 was committed for a partition that was given back"}
 	if !slices.Equal(seen, want) {
 		t.Errorf("%q, want %q", seen, want)
-	}
-}
-
-// The forwarder leads to one server, then to another, and cuts what led to the first.
-func TestForwarder(t *testing.T) {
-	t.Parallel()
-	servers := make([]net.Listener, 2)
-	for i := range servers {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = l.Close() })
-		servers[i] = l
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				_, _ = fmt.Fprint(c, i)
-			}
-		}()
-	}
-	f, err := newForwarder(servers[0].Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ask := func() (net.Conn, string) {
-		c, err := net.Dial("tcp", f.addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		b := make([]byte, 1)
-		if _, err := io.ReadFull(c, b); err != nil {
-			t.Fatal(err)
-		}
-		return c, string(b)
-	}
-	first, got := ask()
-	if got != "0" {
-		t.Errorf("server %s", got)
-	}
-	f.point(servers[1].Addr().String())
-	if n, err := first.Read(make([]byte, 1)); err == nil {
-		t.Errorf("%d bytes from a connection that was cut", n)
-	}
-	if _, got := ask(); got != "1" {
-		t.Errorf("server %s", got)
-	}
-	if err := f.close(); err != nil {
-		t.Error(err)
 	}
 }

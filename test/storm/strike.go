@@ -49,6 +49,11 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 		return s.killBroker(ctx, b.Wait)
 	case blowFailover:
 		return s.failOver(ctx)
+	case rig.KindSwitchover:
+		s.producer.let(s.producer.gate.Load() + s.toLose()) // so that there is work when it ends
+		return s.SwitchOver(ctx, s.forward, s.postgres, s.standby, b.Wait)
+	case rig.KindClock:
+		return s.StepClock(ctx, b.Wait)
 	}
 	panic("a blow of no kind: " + b.Kind)
 }
@@ -107,9 +112,6 @@ func (s *storm) killBroker(ctx context.Context, down time.Duration) error {
 	return nil
 }
 
-// standbyName names each standby in turn.
-const standbyName = "twin"
-
 // mark is what the promoted server knew when it took over. Everything after that was to be done
 // again, and nothing before it.
 type mark struct {
@@ -140,7 +142,7 @@ func (s *storm) failOver(ctx context.Context) error {
 	if err := s.promote(ctx); err != nil {
 		return err
 	}
-	s.standby, err = s.postgres.Standby(ctx, standbyName, devenv.Options{})
+	s.standby, err = s.postgres.Standby(ctx, rig.Twin, devenv.Options{})
 	return err
 }
 
@@ -198,7 +200,7 @@ func (s *storm) promote(ctx context.Context) error {
 	s.marks = append(s.marks, m)
 	old := s.postgres
 	s.postgres, s.standby = s.standby, nil
-	s.forward.point(hostPort(s.postgres.URL))
+	s.forward.Cut(rig.HostPort(s.postgres))
 	s.Screen.Verbose("failover: %d records to be done again", m.lost)
 	return old.Stop()
 }

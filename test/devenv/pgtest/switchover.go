@@ -106,13 +106,7 @@ func (s *Switchover) End(p *pgxpool.Pool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
 	defer cancel()
-	held := make([]*pgxpool.Conn, p.Config().MaxConns)
-	for i := range held {
-		var err error
-		if held[i], err = p.Acquire(ctx); err != nil {
-			s.t.Fatalf("pgtest: %v", err)
-		}
-	}
+	held := hold(ctx, s.t, p)
 	s.mu.Lock()
 	s.away = false
 	s.mu.Unlock()
@@ -125,33 +119,49 @@ func (s *Switchover) End(p *pgxpool.Pool) {
 // as after a switchover. New ones do.
 func Stale(t testing.TB, base *pgxpool.Pool) *pgxpool.Pool {
 	t.Helper()
-	conn, err := base.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
 	cfg := base.Config().Copy()
 	cfg.MaxConns = 4
-	set := func(sql string) {
-		if _, err := conn.Exec(t.Context(), `alter database "`+cfg.ConnConfig.Database+`" `+sql); err != nil {
-			t.Fatal(err)
-		}
-	}
-	set(`set default_transaction_read_only = on`)
 	stale, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(stale.Close)
-	held := make([]*pgxpool.Conn, cfg.MaxConns)
-	for i := range held {
-		if held[i], err = stale.Acquire(t.Context()); err != nil {
+	ReadOnly(t, base, func() {
+		for _, c := range hold(t.Context(), t, stale) {
+			c.Release()
+		}
+	})
+	return stale
+}
+
+// ReadOnly calls connect. The sessions that begin meanwhile in the database of base take no writes,
+// for as long as they last.
+func ReadOnly(t testing.TB, base *pgxpool.Pool, connect func()) {
+	t.Helper()
+	conn, err := base.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	set := func(sql string) {
+		if _, err := conn.Exec(t.Context(), `alter database "`+base.Config().ConnConfig.Database+`" `+sql); err != nil {
 			t.Fatal(err)
 		}
 	}
+	set(`set default_transaction_read_only = on`)
+	connect()
 	set(`reset default_transaction_read_only`)
-	for _, c := range held {
-		c.Release()
+}
+
+// hold takes all connections of a pool.
+func hold(ctx context.Context, t testing.TB, p *pgxpool.Pool) []*pgxpool.Conn {
+	t.Helper()
+	held := make([]*pgxpool.Conn, p.Config().MaxConns)
+	for i := range held {
+		var err error
+		if held[i], err = p.Acquire(ctx); err != nil {
+			t.Fatalf("pgtest: %v", err)
+		}
 	}
-	return stale
+	return held
 }

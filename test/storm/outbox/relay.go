@@ -26,6 +26,8 @@ const (
 const (
 	// leaseTTL is short, because it is waited for after every kill, and long enough for two cores.
 	leaseTTL = 3 * time.Second
+	// longWindow is how long it remembers the others'.
+	longWindow = 24 * time.Hour
 	// shortWindow is how long the remote remembers a key of sinkShort.
 	shortWindow = 5 * time.Second
 	// callTimeout bounds one attempt.
@@ -102,7 +104,7 @@ func serve(ctx context.Context, c *fleet.Child, cfg relayConfig) error {
 }
 
 func sink(name, address string) (*httpsink.Sink, error) {
-	window := 24 * time.Hour
+	window := longWindow
 	if name == sinkShort {
 		window = shortWindow
 	}
@@ -137,6 +139,10 @@ func (w *watched) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	begun := time.Now()
 	w.c.Tell(fleet.Event{Kind: fleet.Begin, Partition: int32(d.ID), Offset: d.ID})
 	r := w.Sink.Send(ctx, d)
-	w.c.Tell(fleet.Event{Kind: fleet.Done, Partition: int32(d.ID), Handled: 1, Micros: time.Since(begun).Microseconds()})
+	handled := 0
+	if r.Outcome == outbox.Delivered {
+		handled = 1
+	}
+	w.c.Tell(fleet.Event{Kind: fleet.Done, Partition: int32(d.ID), Handled: handled, Micros: time.Since(begun).Microseconds()})
 	return r
 }

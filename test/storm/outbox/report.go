@@ -29,6 +29,9 @@ type report struct {
 // count copies what the run has counted.
 func (r *report) count(s *storm) {
 	r.Summary.Count(&s.Rig)
+	if s.standby == nil {
+		r.NoStandby = "no-standby"
+	}
 	r.KillsInCall, r.Changes = s.inCall, s.Struck[blowChange]
 	r.Faults = s.remote.Faults()
 	s.producer.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/callcheck"
 	"github.com/onlyonce/onlyonce/test/devenv"
@@ -29,6 +30,8 @@ type storm struct {
 	tamper func(*callcheck.Facts) // nil but in tests
 
 	postgres *devenv.Postgres
+	standby  *devenv.Postgres // nil: the machine cannot make one
+	forward  *rig.Forwarder
 	pool     *pgxpool.Pool
 	remote   *callcheck.Remote
 	producer *producer
@@ -46,17 +49,27 @@ func newStorm(o options, to *screen.Screen, tamper func(*callcheck.Facts)) *stor
 // Open starts the server, the remote and the relays.
 func (s *storm) Open(ctx context.Context) (err error) {
 	o := devenv.Options{Own: true, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
+	if s.Clock, err = rig.NewClock(); err != nil {
+		return err
+	}
+	o.PostgresEnv = s.Clock.Env()
 	if s.postgres, err = devenv.StartPostgres(ctx, o); err != nil {
 		return err
 	}
+	o.PostgresEnv = nil
 	if s.postgres.PID() == 0 {
 		return fmt.Errorf("a storm kills its server, and can do that only to processes of this machine: do without %s=%s, and have PostgreSQL installed",
 			devenv.EnvForce, devenv.KindDocker)
 	}
-	pc, err := pgxpool.ParseConfig(s.postgres.URL)
+	if s.forward, err = rig.NewForwarder(rig.HostPort(s.postgres)); err != nil {
+		return err
+	}
+	address := s.forward.Address(s.postgres)
+	pc, err := pgxpool.ParseConfig(address)
 	if err != nil {
 		return err
 	}
+	pc.PrepareConn = dedupe.PrepareConn
 	pc.MaxConns = int32(s.opts.producers + 4)
 	pc.ConnConfig.ConnectTimeout = 2 * time.Second
 	if s.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
@@ -76,12 +89,17 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if s.postgres.Kind == devenv.KindLocal {
+		if s.standby, err = s.postgres.Standby(ctx, rig.Twin, o); err != nil {
+			return err
+		}
+	}
 	s.producer = &producer{pool: s.pool, total: int64(s.opts.calls), many: s.opts.producers, seed: s.Seed, kinds: map[string]int{}}
 	if s.remote, err = callcheck.NewRemote(callcheck.Faulty(s.Seed, s.opts.failures)); err != nil {
 		return err
 	}
 	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-outbox", Resilient: true, Verbose: s.Screen.Verbose,
-		Template: relayConfig{Postgres: s.postgres.URL, Remote: s.remote.Address}})
+		Template: relayConfig{Postgres: address, Remote: s.remote.Address}})
 	if err != nil {
 		return err
 	}
@@ -145,7 +163,11 @@ func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	if err != nil {
 		return r, err
 	}
-	f.Windows, f.PassOn = map[string]time.Duration{sinkShort: shortWindow}, map[string]bool{sinkMain: true, sinkShort: true}
+	f.Windows = map[string]time.Duration{sinkShort: shortWindow}
+	if s.Struck[rig.KindClock] > 0 { // calls look older than they are: an operator decides (O6)
+		f.Windows[sinkMain], f.Windows[sinkStrict] = longWindow, longWindow
+	}
+	f.PassOn = map[string]bool{sinkMain: true, sinkShort: true}
 	if s.tamper != nil {
 		s.tamper(f)
 	}
@@ -216,8 +238,14 @@ func (s *storm) Close() error {
 	if s.pool != nil {
 		s.pool.Close()
 	}
-	if s.postgres != nil {
-		errs = append(errs, s.postgres.Stop())
+	if s.forward != nil {
+		errs = append(errs, s.forward.Close())
 	}
+	for _, p := range []*devenv.Postgres{s.standby, s.postgres} {
+		if p != nil {
+			errs = append(errs, p.Stop())
+		}
+	}
+	errs = append(errs, s.Clock.Close())
 	return errors.Join(errs...)
 }

@@ -12,7 +12,7 @@ import (
 const blowChange = "change"
 
 // shares are how many of a hundred blows are of a kind; the others are kills.
-var shares = fleet.Shares{{blowChange, 12}, {rig.KindFreeze, 14}, {rig.KindPostgres, 6}}
+var shares = fleet.Shares{{blowChange, 12}, {rig.KindFreeze, 14}, {rig.KindPostgres, 6}, {rig.KindSwitchover, 4}, {rig.KindClock, 3}}
 
 // strikeAll plays the plan: each blow when its part of the stream was accepted. Not all are
 // accepted, and some wait long for others.
@@ -54,6 +54,11 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 		}
 		fleet.Pause(ctx, b.Wait)
 		return s.postgres.Restart(ctx)
+	case rig.KindSwitchover:
+		s.producer.let(s.producer.gate.Load() + s.ahead()) // so that there is work when it ends
+		return s.SwitchOver(ctx, s.forward, s.postgres, s.standby, b.Wait)
+	case rig.KindClock:
+		return s.StepClock(ctx, b.Wait)
 	}
 	panic("a blow of no kind: " + b.Kind)
 }

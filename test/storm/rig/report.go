@@ -18,10 +18,21 @@ type Report interface {
 
 // Summary is the part of a report that every storm has.
 type Summary struct {
-	Seed          uint64 `json:"seed"`
-	Kills         int    `json:"kills"`          // SIGKILLs to workers
-	Freezes       int    `json:"freezes"`        // SIGSTOPs to workers, until others had their work
-	PostgresKills int    `json:"postgres_kills"` // SIGKILLs to Postgres, those of failovers included
+	Seed        uint64 `json:"seed"`
+	Kills       int    `json:"kills"`       // SIGKILLs to workers
+	Freezes     int    `json:"freezes"`     // SIGSTOPs to workers, until others had their work
+	Switchovers int    `json:"switchovers"` // times that the address led to a standby
+	ClockSteps  int    `json:"clock_steps"` // times that Postgres' clock was a week ahead
+	// Why there were none, if the machine lacks what they need.
+	NoStandby string `json:"no_standby,omitempty"`
+	NoClock   string `json:"no_clock,omitempty"`
+	// The longest time without an effect, of the whole run and around a switchover, and from the
+	// moment at which the address led to the primary again to the next effect; in seconds.
+	Gap           float64 `json:"gap"`
+	GapSwitchover float64 `json:"gap_switchover"`
+	Resumed       float64 `json:"resumed"`
+
+	PostgresKills int `json:"postgres_kills"` // SIGKILLs to Postgres, those of failovers included
 	// Workers that gave up without a server, and were started again.
 	Restarts int `json:"restarts"`
 	// From the beginning of the stream until all was settled.
@@ -40,6 +51,11 @@ func (s *Summary) Shared() *Summary { return s }
 func (s *Summary) Count(r *Rig) {
 	s.Kills, s.Freezes, s.PostgresKills = r.Struck[KindKill]+r.Fleet.StrayKills(), r.Struck[KindFreeze], r.Struck[KindPostgres]
 	s.Restarts, s.Endings = r.Fleet.Restarts(), r.Fleet.Endings()
+	s.Switchovers, s.ClockSteps = r.Struck[KindSwitchover], r.Struck[KindClock]
+	if r.Clock == nil {
+		s.NoClock = "no-libfaketime"
+	}
+	s.gaps(r)
 }
 
 // write prints what is wrong, and last the summary line.
@@ -58,7 +74,7 @@ func write(r Report, human, stdout io.Writer, asJSON bool) error {
 	for _, line := range r.Details() {
 		_, _ = fmt.Fprintln(human, line)
 	}
-	if _, err := fmt.Fprintln(human, r.Line(verdict)); err != nil || !asJSON {
+	if _, err := fmt.Fprintln(human, r.Line(verdict), s.gapLine()); err != nil || !asJSON {
 		return err
 	}
 	return json.NewEncoder(stdout).Encode(r)

@@ -57,6 +57,9 @@ type Rig struct {
 	Struck   map[string]int // blows that have come, by kind
 	Breaches []string       // found during the run
 	Zombies  sync.WaitGroup // workers that are suspended
+	Clock    *Clock         // Postgres'; nil: it does not step
+
+	switchovers []fleet.Gap // from the standby's sockets to the primary in reach
 
 	Progress func() string                      // differs whenever something has moved
 	Stuck    func(ctx context.Context) []string // describes why nothing moves
