@@ -36,7 +36,7 @@ const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7, $
 
 // releaseCursorSQL marks the cursor as cleanly released, unless it has another owner by now.
 const releaseCursorSQL = `
-update onlyonce.cursors c set clean = true from onlyonce.leases l
+update onlyonce.cursors c set released_at = clock_timestamp() from onlyonce.leases l
  where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
 
 // countAttemptSQL counts one attempt at a message that is alone, before it runs. It takes back $5

@@ -29,29 +29,43 @@ func (s *partitionState) clearTrouble(of *trouble) {
 	*of = trouble{}
 }
 
-// oldestTrouble returns the oldest trouble.
-func (s *partitionState) oldestTrouble() trouble {
+// readTroubles returns the trouble of reading, and the older one of applying.
+func (s *partitionState) readTroubles() (read, apply trouble) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var first trouble
-	for _, t := range []trouble{s.reachTrouble, s.logTrouble, s.parkedTrouble} {
-		if t.err != nil && (first.err == nil || t.since.Before(first.since)) {
-			first = t
-		}
-	}
-	return first
+	return s.reachTrouble, older(s.logTrouble, s.parkedTrouble)
 }
 
-// unhealthyPartitions returns the reason for each partition that is halted, and for each that has
-// retried the same work for longer than a server needs to answer.
-func (c *Consumer) unhealthyPartitions() (faults []error) {
+// oldestTrouble returns the oldest trouble.
+func (s *partitionState) oldestTrouble() trouble { return older(s.readTroubles()) }
+
+func older(a, b trouble) trouble {
+	if a.err == nil || b.err != nil && b.since.Before(a.since) {
+		return b
+	}
+	return a
+}
+
+// answerPatience is how long a server may take to answer before that is a fault.
+func (c *Consumer) answerPatience() time.Duration {
+	return c.cfg.Timeouts.Lock + c.cfg.Timeouts.Statement
+}
+
+// unhealthy returns the reason for each partition that is halted, for each that has retried the
+// same work for longer than a server needs to answer, and for a group that is not joined.
+func (c *Consumer) unhealthy() (faults []error) {
 	c.partitions.mu.Lock()
 	defer c.partitions.mu.Unlock()
 	for s := range c.partitions.all {
 		if h := s.halted.Load(); h != nil {
 			faults = append(faults, fmt.Errorf("consumer: %w", h))
-		} else if t := s.oldestTrouble(); t.err != nil && time.Since(t.since) > c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement {
+		} else if t := s.oldestTrouble(); t.err != nil && time.Since(t.since) > c.answerPatience() {
 			faults = append(faults, fmt.Errorf("consumer: partition %s/%d has failed since %s: %w", s.topic, s.partition, t.since.UTC().Format(time.RFC3339), t.err))
+		}
+	}
+	if p := c.databases()[0].poller; c.begun.Err() == nil {
+		if err := p.group.Failing(c.answerPatience()); err != nil {
+			faults = append(faults, fmt.Errorf("consumer: %w", err))
 		}
 	}
 	return faults
@@ -63,12 +77,13 @@ func (c *Consumer) unhealthyPartitions() (faults []error) {
 //   - a partition that has failed at the same work for longer than Timeouts.Lock plus
 //     Timeouts.Statement, for example because the server does not answer or a message is being
 //     retried;
+//   - a process that has not been a member of its group for that long;
 //   - a handler that does not return.
 //
 // Use it for alerts and status pages. Do not use it as a liveness probe: a restart repairs only
 // what [Consumer.Live] returns.
 func (c *Consumer) Healthy() error {
-	return errors.Join(append(c.unhealthyPartitions(), c.Live())...)
+	return errors.Join(append(c.unhealthy(), c.Live())...)
 }
 
 // Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 const (
@@ -24,7 +25,7 @@ const (
 // pollSQL is what a process asks the database regularly, in one statement for all partitions that
 // it owns there. In: scope; for each partition its topic, number, cursor, epoch, nonce, run and
 // frontier to record (null: none); then the process's row of onlyonce.owners: id, host, pid, and
-// the report as JSON (null: not this time).
+// its partitions and faults as JSON (null: not this time).
 //
 // Out: one row for each partition, with its index in the arrays from 1, whether the lease is still
 // this owner's, the position, whether an operator has paused the partition, in how many seconds its
@@ -50,9 +51,9 @@ noted as (
     frontier = case when f.run = excluded.run and f.frontier <= clock_timestamp() then greatest(f.frontier, excluded.frontier) else excluded.frontier end
   returning f.cursor_id),
 reported as (
-  insert into onlyonce.owners as o (id, scope, host, pid, partitions)
-  select $9::uuid, $1::text, $10::text, $11::integer, $12::text::jsonb where $12::text is not null
-  on conflict (id) do update set seen_at = clock_timestamp(), partitions = excluded.partitions),
+  insert into onlyonce.owners as o (id, scope, host, pid, partitions, faults)
+  select $9::uuid, $1::text, $10::text, $11::integer, $12::text::jsonb, $13::text::jsonb where $12::text is not null
+  on conflict (id) do update set seen_at = clock_timestamp(), partitions = excluded.partitions, faults = excluded.faults),
 forgotten as (
   delete from onlyonce.owners where $12::text is not null and scope = $1::text and seen_at < clock_timestamp() - interval '1 day')
 select a.n,
@@ -132,6 +133,8 @@ type poller struct {
 
 	reportedAt    time.Time // when the process's row was last written; zero: never
 	reportedShape string    // of the row that was written then
+
+	group, handlers ready.Link // the process's own faults, and since when
 }
 
 func newPoller(c *Consumer) *poller {
@@ -207,7 +210,7 @@ func (p *poller) pollOnce(ctx context.Context) error {
 		members = append(members, m)
 	}
 	p.mu.Unlock()
-	report, shape, err := p.statusReport()
+	report, err := p.statusReport()
 	if err != nil {
 		return err
 	}
@@ -221,7 +224,7 @@ func (p *poller) pollOnce(ctx context.Context) error {
 			return err
 		}
 	} else if report != nil {
-		p.reportedAt, p.reportedShape = time.Now(), shape
+		p.reportedAt, p.reportedShape = time.Now(), report.shape
 	}
 	for i, m := range members {
 		if err != nil {
@@ -233,7 +236,7 @@ func (p *poller) pollOnce(ctx context.Context) error {
 	return err
 }
 
-func (p *poller) query(ctx context.Context, members []*polledPartition, report *string) ([]pollAnswer, error) {
+func (p *poller) query(ctx context.Context, members []*polledPartition, report *statusReport) ([]pollAnswer, error) {
 	n := len(members)
 	answers, topics := make([]pollAnswer, n), make([]string, n)
 	for i, m := range members {
@@ -241,6 +244,10 @@ func (p *poller) query(ctx context.Context, members []*polledPartition, report *
 		// Read before the query: the database is at least there, unless a failover has lost
 		// commits.
 		answers[i].knownPosition = m.state.position.Load()
+	}
+	var partitions, faults *string
+	if report != nil {
+		partitions, faults = &report.partitions, &report.faults
 	}
 	ctx, cancel := p.c.bounded(ctx)
 	defer cancel()
@@ -251,7 +258,7 @@ func (p *poller) query(ctx context.Context, members []*polledPartition, report *
 		codec.Array(n, func(i int) pgtype.UUID { return members[i].cur.nonce }),
 		codec.Array(n, func(i int) pgtype.Int4 { return pgtype.Int4{Int32: members[i].cur.run, Valid: true} }),
 		codec.Array(n, func(i int) pgtype.Timestamptz { return members[i].frontierToRecord() }),
-		p.id, p.host, int32(os.Getpid()), report)
+		p.id, p.host, int32(os.Getpid()), partitions, faults)
 	if err != nil {
 		return nil, err
 	}
@@ -308,9 +315,16 @@ type reportedBlocker struct {
 	Done   int     `json:"done"`
 }
 
-// statusReport returns what this process knows of its partitions in this database. shape is the
-// part of it that is written at once if it changes. report is nil if it need not be written now.
-func (p *poller) statusReport() (report *string, shape string, err error) {
+// statusReport is what a process writes of itself, as JSON.
+type statusReport struct {
+	partitions, faults string
+	shape              string // the part that is written at once if it changes
+}
+
+// statusReport returns what this process knows of its partitions in this database, and what keeps
+// it from its work. Nil: it need not be written now.
+func (p *poller) statusReport() (*statusReport, error) {
+	shape := ""
 	owned := []reportedPartition{}
 	for _, s := range p.c.partitions.snapshot() {
 		if s.Shard != p.c.shard || s.Delivered {
@@ -334,13 +348,20 @@ func (p *poller) statusReport() (report *string, shape string, err error) {
 		owned = append(owned, o)
 		shape += fmt.Sprintf("%s/%d %d %v %s %v\n", s.Topic, s.Partition, s.Epoch, s.Paused, o.Halted, s.WaitingSince.IsZero())
 	}
+	present := p.presentFaults()
+	for _, f := range present {
+		shape += fmt.Sprintf("%s %s %d\n", f.Kind, f.Topic, f.Partitions)
+	}
 	if !p.reportedAt.IsZero() && shape == p.reportedShape && time.Since(p.reportedAt) < reportEvery {
-		return nil, shape, nil
+		return nil, nil
 	}
-	b, err := json.Marshal(owned)
+	partitions, err := json.Marshal(owned)
 	if err != nil {
-		return nil, "", fmt.Errorf("writing what this process knows of its partitions: %w", err)
+		return nil, fmt.Errorf("writing what this process knows of its partitions: %w", err)
 	}
-	text := string(b)
-	return &text, shape, nil
+	faults, err := json.Marshal(present)
+	if err != nil {
+		return nil, fmt.Errorf("writing what keeps this process from its work: %w", err)
+	}
+	return &statusReport{string(partitions), string(faults), shape}, nil
 }

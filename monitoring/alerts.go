@@ -71,7 +71,13 @@ func partitionAlerts() []alert {
 		expr:    `onlyonce_consumer_hung_total > 0`,
 		summary: `A handler of scope {{ $labels.scope }} does not return: only a restart gets its goroutine back`}
 	hung.fires, hung.quiet = one(`onlyonce_consumer_hung_total{scope="s",topic="t"}`, "1+0", "0+0")
-	return []alert{halted, none, unowned, stalled, hung}
+
+	faults := alert{name: "OnlyonceFault", severity: page, hold: "1m", at: "5m", anchor: "processes-cannot-work",
+		expr:    `sum without (topic) (onlyonce_faults{kind!="unowned"}) > 0`,
+		summary: `Scope {{ $labels.scope }}: {{ $value }} processes cannot work ({{ $labels.kind }})`,
+		fires:   []series{{`onlyonce_faults{database="shop",scope="s",topic="t",kind="read"}`, "2+0x10"}},
+		quiet:   []series{{`onlyonce_faults{database="shop",scope="s",topic="t",kind="unowned"}`, "2+0x10"}}} // OnlyoncePartitionUnowned waits for longer
+	return []alert{halted, faults, none, unowned, stalled, hung}
 }
 
 func workAlerts() []alert {

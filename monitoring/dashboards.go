@@ -18,6 +18,7 @@ func consumers() dashboard {
 		{"Partitions by state", m.ConsumerPartitions, count, []query{{gauge("sum", m.ConsumerPartitions, "database, scope, state"), "{{scope}} {{state}}"}}},
 		{"Halted partitions", m.ConsumerPartitions, count, []query{{gauge("sum", m.ConsumerPartitions, "database, scope, reason", `state="halted"`), "{{scope}} {{reason}}"}}},
 		{"Processes", m.ConsumerProcesses, count, []query{{gauge("max", m.ConsumerProcesses, "database, scope"), "{{scope}}"}}},
+		{"Processes that cannot work", m.Faults, count, []query{{gauge("sum", m.Faults, "database, scope, kind"), "{{scope}} {{kind}}"}}},
 		{"Parked messages and events", m.Parked, count, []query{{gauge("sum", m.Parked, "database, scope, kind, state", `kind!="call"`), "{{scope}} {{kind}} {{state}}"}}},
 		{"Retries", m.ConsumerRetries, perSecond, []query{{rates(m.ConsumerRetries, "scope, topic"), "{{scope}} {{topic}}"}}},
 	}}

@@ -14,8 +14,8 @@ import (
 func cursors(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	exec(t, pool, `with l as (insert into onlyonce.leases (name) select 'cursor/stock/orders/' || p from generate_series(0, $1::int - 1) p returning id, name)
-		insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, start_offset, run_start, start_policy, clean)
-		select id, 'stock', 'orders', substr(name, 21)::int, 'g1', 'c1', 5, 5, 'earliest', true from l`, n)
+		insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, start_offset, run_start, start_policy)
+		select id, 'stock', 'orders', substr(name, 21)::int, 'g1', 'c1', 5, 5, 'earliest' from l`, n)
 }
 
 func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
@@ -54,7 +54,7 @@ func TestAdoptTopic(t *testing.T) {
 	pool := pgtest.DB(t)
 	cursors(t, pool, 4)
 	exec(t, pool, `update onlyonce.cursors set retired_at = clock_timestamp() where partition = 2`)
-	exec(t, pool, `update onlyonce.cursors set clean = false where partition = 3`)
+	exec(t, pool, `update onlyonce.cursors set released_at = null where partition = 3`)
 	in := ops.AdoptTopicInput{Scope: "stock", Topic: "orders", Group: "g2"}
 	groups := func() string {
 		return one[string](t, pool, `select string_agg(coalesce(group_id, '-') || '@' || start_offset, ' ' order by partition) from onlyonce.cursors`)

@@ -23,7 +23,7 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
                      where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
                      order by u.topic limit 1) as paused,
        replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id,
-       done_until
+       done_until, extract(epoch from clock_timestamp() - released_at)::float8 as released_age
   from onlyonce.positions p
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
@@ -64,6 +64,8 @@ type Cursor struct {
 	// DoneUntil is the end of what is done above the position, where several transactions run at
 	// once. Nil: nothing is.
 	DoneUntil *int64 `json:"done_until"`
+
+	ReleasedAge *float64 `json:"-"` // seconds since the last owner released it; nil: it has not
 }
 
 // State says what keeps the cursor from going on as usual: empty, or one or more of "retired",

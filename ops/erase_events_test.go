@@ -29,8 +29,8 @@ func TestEraseEvents(t *testing.T) {
 		t.Errorf("an event that no consumer has handled: %v", err)
 	}
 	exec(t, pool, `with l as (insert into onlyonce.leases (name) values ('cursor/stock/hooks/0') returning id)
-		insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, start_offset, run_start, start_policy, clean)
-		select id, 'stock', 'hooks', 0, 'g1', 'postgres', 1, 1, 'earliest', true from l`)
+		insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, start_offset, run_start, start_policy)
+		select id, 'stock', 'hooks', 0, 'g1', 'postgres', 1, 1, 'earliest' from l`)
 	seen, err := ops.EraseEvents(t.Context(), pool, ops.By{DryRun: true}, in)
 	if err != nil || len(seen.Rows) != 1 || *seen.Rows[0].Event != "evt_1" || seen.Rows[0].Bytes != 7 {
 		t.Fatalf("%+v, %v", seen, err)

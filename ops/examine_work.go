@@ -80,6 +80,20 @@ func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// faults looks for what keeps consumers from their work now.
+func (d *examiner) faults(ctx context.Context, tx pgx.Tx) error {
+	const check = "faults"
+	var r StatusReport
+	if err := r.readProcesses(ctx, tx); err != nil {
+		return err
+	}
+	for _, n := range needsOf(r.Faults) {
+		d.add(LevelWarn, check, n.Remedy, "%s", n.Text)
+	}
+	d.unless(check, "no living process reports what keeps it from its work")
+	return nil
+}
+
 // operators looks for work that waits for an operator.
 func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	parked, err := readParkedCounts(ctx, tx, ParkedQuestion{})

@@ -13,15 +13,17 @@ import (
 // Kinds of [Need], in the order in which they are listed.
 const (
 	NeedHalt     = "halt"     // a partition is halted
+	NeedFault    = "fault"    // processes cannot work now (see Fault)
 	NeedConsumer = "consumer" // no process works on a scope
 	NeedParked   = "parked"   // parked rows wait for an operator
 	NeedRelay    = "relay"    // calls are to be sent, and no relay sends them
 	NeedRequest  = "request"  // HTTP requests wait for an operator
 )
 
-// Need is something that goes on only when a person does something.
+// Need is something that goes on only when a person does something, or that a person should know
+// now (NeedFault).
 type Need struct {
-	Kind string `json:"kind"` // NeedHalt, NeedConsumer, NeedParked, NeedRelay or NeedRequest
+	Kind string `json:"kind"` // NeedHalt, NeedFault, NeedConsumer, NeedParked, NeedRelay or NeedRequest
 	Text string `json:"text"` // what is the matter, in one sentence
 	// Remedy is what to do, in words. Empty: the commands say it.
 	Remedy string `json:"remedy"`
@@ -37,7 +39,7 @@ const mostCommands = 3
 
 // needs finds what needs a person, halts first.
 func (r *StatusReport) needs() []Need {
-	return append([]Need{}, slices.Concat(r.halts(), r.consumers(), r.waiting(), r.unsent(), r.Requests.needs())...)
+	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.consumers(), r.waiting(), r.unsent(), r.Requests.needs())...)
 }
 
 // halted is a partition that a living process reports as halted.

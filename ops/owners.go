@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,7 +15,7 @@ import (
 // ownersSQL lists the consumer processes that have written what they know of their partitions, by
 // scope. A process that was killed leaves its row for a day.
 const ownersSQL = `
-select scope, host, pid, started_at, seen_at, extract(epoch from clock_timestamp() - seen_at)::float8 as seen_age_seconds, partitions
+select scope, host, pid, started_at, seen_at, extract(epoch from clock_timestamp() - seen_at)::float8 as seen_age_seconds, partitions, faults
   from onlyonce.owners order by scope, host, pid, started_at`
 
 // SilentAfter is the age after which a process's row no longer describes the present. A process
@@ -30,11 +32,12 @@ type Owner struct {
 	SeenAgeSeconds float64   `json:"seen_age_seconds"` // by the database's clock
 
 	Partitions []OwnedPartition `json:"partitions"` // that it owns in this database
+	Faults     []Fault          `json:"faults"`     // with their ages at SeenAt
 }
 
 // Silent reports whether the process has written nothing for SilentAfter: it was killed, or cannot
-// reach the database.
-func (o *Owner) Silent() bool { return o.SeenAgeSeconds > SilentAfter.Seconds() }
+// reach the database. A row from the future is one from before the clock was set back.
+func (o *Owner) Silent() bool { return math.Abs(o.SeenAgeSeconds) > SilentAfter.Seconds() }
 
 // OwnedPartition is a partition as its owner sees it. Ages are in seconds at Owner.SeenAt.
 type OwnedPartition struct {
@@ -57,6 +60,17 @@ type OwnedPartition struct {
 	// BlockedBy is the message that holds up the position although later ones are done. Nil: none
 	// does.
 	BlockedBy *Blocker `json:"blocked_by,omitempty"`
+}
+
+// FaultKinds are the kinds of the process's faults, for example "group, read".
+func (o *Owner) FaultKinds() string {
+	var kinds []string
+	for _, f := range o.Faults {
+		if !slices.Contains(kinds, f.Kind) {
+			kinds = append(kinds, f.Kind)
+		}
+	}
+	return strings.Join(kinds, ", ")
 }
 
 // Remedy is Resolve without the commands, for a face that shows them apart.
@@ -85,6 +99,7 @@ type ownerRow struct {
 	StartedAt, SeenAt time.Time
 	SeenAgeSeconds    float64
 	Partitions        json.RawMessage
+	Faults            json.RawMessage
 }
 
 func readOwners(ctx context.Context, tx pgx.Tx) ([]Owner, error) {
@@ -98,6 +113,12 @@ func readOwners(ctx context.Context, tx pgx.Tx) ([]Owner, error) {
 		utcs(&owners[i].StartedAt, &owners[i].SeenAt)
 		if err := json.Unmarshal(r.Partitions, &owners[i].Partitions); err != nil {
 			return nil, fmt.Errorf("onlyonce.owners.partitions of %s, pid %d: %w", r.Host, r.PID, err)
+		}
+		if err := json.Unmarshal(r.Faults, &owners[i].Faults); err != nil {
+			return nil, fmt.Errorf("onlyonce.owners.faults of %s, pid %d: %w", r.Host, r.PID, err)
+		}
+		for j := range owners[i].Faults {
+			owners[i].Faults[j].Scope, owners[i].Faults[j].Processes = r.Scope, 1
 		}
 	}
 	return owners, nil

@@ -64,8 +64,11 @@ type SinkRelays struct {
 	PauseReason *string    `json:"pause_reason"`
 }
 
-// recoverySQL reports whether the server is a standby.
-const recoverySQL = `select pg_is_in_recovery()`
+// recoverySQL reports whether the server is a standby, and whether it is set to read-only for more
+// than this login or session.
+const recoverySQL = `
+select pg_is_in_recovery(), coalesce((select setting = 'on' and source not in ('user', 'database user', 'client', 'session')
+                                        from pg_settings where name = 'default_transaction_read_only'), false)`
 
 // StatusReport is the result of [Status]: what needs a person, and where the work is.
 type StatusReport struct {
@@ -73,6 +76,7 @@ type StatusReport struct {
 	SchemaVersion int    `json:"schema_version"`
 	Standby       bool   `json:"standby"` // the server is a standby: what it shows may be late
 
+	Faults  []Fault      `json:"faults"`  // what keeps processes from their work now, by scope
 	Cursors []Cursor     `json:"cursors"` // by scope, topic and partition
 	Owners  []Owner      `json:"owners"`  // consumer processes, by scope
 	Parked  ParkedTotals `json:"parked"`
@@ -109,10 +113,7 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	if r.SchemaVersion, err = migrations.Version(ctx, tx); err != nil {
 		return nil, err
 	}
-	if err = tx.QueryRow(ctx, recoverySQL).Scan(&r.Standby); err != nil {
-		return nil, err
-	}
-	if r.Cursors, err = readCursors(ctx, tx, CursorFilter{}); err != nil {
+	if err = r.readProcesses(ctx, tx); err != nil {
 		return nil, err
 	}
 	parked, err := readParkedCounts(ctx, tx, ParkedQuestion{CountLimit: limit})
@@ -121,9 +122,6 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	}
 	r.Parked = *parked
 	if r.Relays, err = readRelays(ctx, tx); err != nil {
-		return nil, err
-	}
-	if r.Owners, err = readOwners(ctx, tx); err != nil {
 		return nil, err
 	}
 	waiting, err := collectWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, nil)
@@ -139,6 +137,22 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	r.Requests = requests[0]
 	r.Needs = r.needs()
 	return &r, nil
+}
+
+// readProcesses reads the cursors and the processes, and what keeps them from their work.
+func (r *StatusReport) readProcesses(ctx context.Context, tx pgx.Tx) (err error) {
+	readOnly := false
+	if err = tx.QueryRow(ctx, recoverySQL).Scan(&r.Standby, &readOnly); err != nil {
+		return err
+	}
+	if r.Cursors, err = readCursors(ctx, tx, CursorFilter{}); err != nil {
+		return err
+	}
+	if r.Owners, err = readOwners(ctx, tx); err != nil {
+		return err
+	}
+	r.Faults = r.findFaults(readOnly)
+	return nil
 }
 
 func readRelays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {

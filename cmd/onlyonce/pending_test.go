@@ -109,8 +109,8 @@ func TestEventsListAndShow(t *testing.T) {
 
 	// A consumer has handled evt_1, and not evt_2.
 	f.exec(`insert into onlyonce.leases (name) values ('cursor/mail/webhook.stripe/0'), ('cursor/mail/webhook.stripe/1')`)
-	f.exec(`insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, start_offset, run_start, start_policy, clean)
-		select id, 'mail', 'webhook.stripe', right(name, 1)::int, 'postgres', 0, case when right(name, 1)::int = $1 then 1 else 0 end, 'earliest', true
+	f.exec(`insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, start_offset, run_start, start_policy)
+		select id, 'mail', 'webhook.stripe', right(name, 1)::int, 'postgres', 0, case when right(name, 1)::int = $1 then 1 else 0 end, 'earliest'
 		  from onlyonce.leases where name like 'cursor/mail/%'`, e.Partition)
 	r = f.run("events", "list", "-behind", "mail").want(t, statusGood, "evt_2", "before mail")
 	if strings.Contains(r.out, "evt_1") {

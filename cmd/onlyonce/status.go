@@ -22,7 +22,8 @@ func statusCommand() command {
 Begins with what needs a person, halts first, each with the next commands; or with "Nothing needs you". Then it shows, from the same snapshot of the database:
 positions, by scope and topic; the consumer processes; what is parked and not settled; and the calls that are to be sent. It changes nothing, and works on a standby too.
 
-What needs a person: a partition that is halted; a scope that no process works on; parked work that waits for a decision; calls to be sent without a relay; HTTP requests
+What needs a person: a partition that is halted; what keeps processes from their work now, by their own report, which is at most 10 s old (they cannot join their group,
+read the log or apply messages, a handler hangs), by the partitions that no process owns although some run, or because the database is read-only; a scope that no process works on; parked work that waits for a decision; calls to be sent without a relay; HTTP requests
 of unknown outcome. What is paused is listed with its sums, because a person has decided that.
 
 Cursors: OWNED is how many of the partitions a living process owns, LAG how many messages they are behind the log, LAST BATCH when a batch was committed last. STATE counts
@@ -32,10 +33,12 @@ Processes: each consumer process describes itself every 10 s (REPORTED). One tha
 -v lists each partition too. In a command that is shown, fill in WHY, OFFSET and ID.
 
 With -json, one object:
-  needs           list of {kind (halt, consumer, parked, relay, request), text, remedy, commands}
+  needs           list of {kind (halt, fault, consumer, parked, relay, request), text, remedy, commands}
   schema_version  number
+  faults          list of {kind (group, read, apply, handler, unowned, read-only), scope, topic, processes, partitions, for (seconds), text}: what keeps processes
+                  from their work now
   cursors         list, as in "onlyonce cursor show -json"
-  owners          list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions}; partitions is a list of {topic, partition, epoch, position,
+  owners          list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions, faults (as above)}; partitions is a list of {topic, partition, epoch, position,
                   high_watermark, lag, last_stable, paused, halted, detail, halted_for, resolve, commands, last_batch_age, waiting_for, blocked_by {offset,
                   key (hash), for, done}}, where what is absent is false or not known, and ages are in seconds at seen_at
   parked          {groups (list of {kind, scope, sink, reason, state, count, oldest, oldest_age_seconds}, of rows that are not settled), counted (false: that took over 5 s),
@@ -152,10 +155,10 @@ func (a *app) writeOwners(owners []ops.Owner) {
 		if o.Silent() {
 			seen += " (silent)"
 		}
-		rows = append(rows, []string{o.Scope, o.Host, strconv.Itoa(int(o.PID)), seen, strconv.Itoa(len(o.Partitions)), number(lag), agoText(youngest), strconv.Itoa(halted)})
+		rows = append(rows, []string{o.Scope, o.Host, strconv.Itoa(int(o.PID)), seen, strconv.Itoa(len(o.Partitions)), number(lag), agoText(youngest), strconv.Itoa(halted), o.FaultKinds()})
 	}
 	a.say("\nProcesses: %d", len(owners))
-	a.section([]string{"SCOPE", "HOST", "PID", "REPORTED", "PARTITIONS", "LAG", "LAST BATCH", "HALTED"}, rows)
+	a.section([]string{"SCOPE", "HOST", "PID", "REPORTED", "PARTITIONS", "LAG", "LAST BATCH", "HALTED", "FAULTS"}, rows)
 	for _, w := range waits {
 		a.say("%s", w)
 	}

@@ -31,6 +31,7 @@ func Of(database string, m *ops.Measures) []metrics.Sample {
 	s.partitions(m.Status)
 	s.lags(m.Status.Owners)
 	s.scopes(m)
+	s.faults(m.Status.Faults)
 	s.parked(&m.Status.Parked)
 	s.outbox(m)
 	s.rings(m)
@@ -38,6 +39,19 @@ func Of(database string, m *ops.Measures) []metrics.Sample {
 	s.add(metrics.HTTPOpen, float64(m.Status.Requests.Abandoned), "abandoned")
 	s.add(metrics.OldestTransaction, orZero(m.OldestTransaction))
 	return s.all
+}
+
+// faults adds what keeps processes from their work, and that the database takes writes.
+func (s *samples) faults(all []ops.Fault) {
+	readOnly := 0.0
+	for _, f := range all {
+		if f.Kind == ops.FaultReadOnly {
+			readOnly = 1
+			continue
+		}
+		s.add(metrics.Faults, float64(f.Processes), f.Scope, f.Topic, f.Kind)
+	}
+	s.add(metrics.Faults, readOnly, "", "", ops.FaultReadOnly)
 }
 
 // place names a partition of a consumer.

@@ -139,6 +139,12 @@ var (
 		Bad:  "0: no consumer runs.",
 		Do:   "See [No consumer runs](operations.md#no-consumer-runs).",
 	})
+	Faults = add(Metric{
+		Name: "onlyonce.faults", Unit: "{process}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "scope", "topic", "kind"},
+		Help: "Processes that cannot work now, by kind: group, read, apply, handler, unowned (processes run, and none owns the partitions) or read-only (the database, then 1).",
+		Bad:  "Above 0: `onlyonce status` says what is wrong, and since when.",
+		Do:   "See [Processes cannot work](operations.md#processes-cannot-work).",
+	})
 	ConsumerFrontier = add(Metric{
 		Name: "onlyonce.consumer.frontier", Unit: "s", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "scope"},
 		Help: "How far the slowest partition is in the past: claimed keys are kept for that much longer.",

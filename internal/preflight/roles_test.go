@@ -254,7 +254,7 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 	for login, own := range map[string][]string{
 		"stock": {`update onlyonce.batches set body = ''`, `delete from onlyonce.batches`, `update onlyonce.lanes set version = 0`, `truncate onlyonce.batches_1`,
 			`insert into onlyonce.audit (action, reason) values ('x', 'x')`},
-		"payments": {`insert into onlyonce.consumer_keys_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set clean = true`,
+		"payments": {`insert into onlyonce.consumer_keys_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set released_at = null`,
 			`delete from onlyonce.progress`, `select from onlyonce.inbox`,
 			`insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body) values (0, 0, 1, 0, array[gen_random_uuid()], 's', '', '', 'n', 'm', 't', '', '')`,
 			`update onlyonce.batches set body = ''`, `truncate onlyonce.batches_1`, `update onlyonce.rings set cur = 1`},

@@ -16,7 +16,7 @@ create table onlyonce.cursors (
   run            integer not null default 0,
   run_start      bigint  not null,
   run_epoch      integer,
-  clean          boolean not null default true,
+  released_at    timestamptz default clock_timestamp(),
   attempt_offset bigint,
   attempts       integer not null default 0,
   answers        integer not null default 0,
@@ -40,7 +40,7 @@ comment on column onlyonce.cursors.start_policy   is 'Why it started there: comm
 comment on column onlyonce.cursors.run            is 'Rises when an operator sets the position; progress rows of earlier runs no longer count.';
 comment on column onlyonce.cursors.run_start      is 'Position at which the run began.';
 comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
-comment on column onlyonce.cursors.clean          is 'Cleared when an owner takes over, set when it releases the cursor in order. An owner that finds it cleared handles the next messages one at a time.';
+comment on column onlyonce.cursors.released_at    is 'When the last owner released the cursor in order; null from its take-over until then. An owner that finds null handles the next messages one at a time.';
 comment on column onlyonce.cursors.attempt_offset is 'Offset of the message that is handled alone and whose attempts are counted.';
 comment on column onlyonce.cursors.attempts       is 'Attempts at that offset, counted before each one runs, so that a message that kills its process is counted too.';
 comment on column onlyonce.cursors.answers        is 'How many of those attempts are known to have ended with an error of the handler. The others took the process with them, or are under way.';
@@ -96,7 +96,7 @@ comment on column onlyonce.attempts.attempts is 'As cursors.attempts.';
 comment on column onlyonce.attempts.answers  is 'As cursors.answers.';
 
 create view onlyonce.positions as
-  select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.clean,
+  select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.released_at, c.released_at is not null as clean,
          c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
@@ -113,8 +113,8 @@ create view onlyonce.positions as
 comment on view onlyonce.positions is 'The position of each cursor: everything below next_offset is done. done_until is the end of what is done above it (see onlyonce.done), null if nothing is: in between some messages are done and some are not.';
 
 -- take_cursor takes over a cursor. If the lease's epoch is still the one that the caller read, it
--- raises it, writes the owner's group and topic, and clears `clean`. The owner gets that many slots
--- at least: numbers 0 to slots - 1. Transactions of a share group get the numbers from -shared to
+-- raises it, writes the owner's group and topic, and clears released_at. The owner gets that many
+-- slots at least: numbers 0 to slots - 1. Transactions of a share group get the numbers from -shared to
 -- -1; see onlyonce.fence_share. An owner that is no keeper wants none of those and deletes them:
 -- from then on it may work without onlyonce.done, and so no member may. What is below the position
 -- in done and attempts is deleted.
@@ -130,7 +130,7 @@ begin
   if raised is not null then
     update onlyonce.cursors c
       set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
-          topic_id = coalesce(take_cursor.topic_id, c.topic_id), clean = false
+          topic_id = coalesce(take_cursor.topic_id, c.topic_id), released_at = null
       where c.id = take_cursor.cursor_id;
     -- The raise has locked each of these rows. So this waits for no member; one that waits for the
     -- raise finds its row gone.
@@ -286,13 +286,15 @@ create table onlyonce.owners (
   pid        integer     not null,
   started_at timestamptz not null default clock_timestamp(),
   seen_at    timestamptz not null default clock_timestamp(),
-  partitions jsonb       not null
+  partitions jsonb       not null,
+  faults     jsonb       not null default '[]'
 ) with (fillfactor = 50);
 create index owners_scope on onlyonce.owners (scope);
 comment on table  onlyonce.owners is 'What each consumer process reports about the partitions that it owns, for people and tools. The engine does not read it to decide.';
 comment on column onlyonce.owners.id         is 'Random, new for each Consumer.Run.';
 comment on column onlyonce.owners.seen_at    is 'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process that stops in order deletes its row.';
 comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, last_stable, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age, waiting_for (an open Kafka transaction holds back what lies above last_stable), blocked_by (the message that holds up the position: offset, key, for, done).';
+comment on column onlyonce.owners.faults     is 'What keeps the process from its work now, a list of objects: kind (group, read, apply, handler), topic, partitions (how many), for (seconds at seen_at), text (no payload, no key, and nothing that a handler said).';
 
 -- ---------------------------------------------------------------- fence
 

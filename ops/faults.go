@@ -1,0 +1,158 @@
+package ops
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// Kinds of [Fault]. Processes report the first four.
+const (
+	FaultGroup    = "group"     // processes are no members of their group
+	FaultRead     = "read"      // cursors or logs cannot be read: brokers are away, or the topic is gone
+	FaultApply    = "apply"     // messages cannot be applied, and are tried again
+	FaultHandler  = "handler"   // a handler does not return
+	FaultUnowned  = "unowned"   // partitions have no owner although processes live
+	FaultReadOnly = "read-only" // the database takes no writes
+)
+
+// Fault is something that keeps processes from their work now. It ends by itself when its cause
+// does.
+type Fault struct {
+	Kind       string  `json:"kind"`
+	Scope      string  `json:"scope"` // empty: the whole database
+	Topic      string  `json:"topic"` // empty: all topics, or not known
+	Processes  int     `json:"processes"`
+	Partitions int     `json:"partitions"`
+	For        float64 `json:"for"` // seconds, of the oldest
+	Text       string  `json:"text"`
+}
+
+// unownedAfter is for how many seconds a partition may have no owner: it changes hands.
+const unownedAfter = 5
+
+// findFaults adds up what living processes report, by scope, kind and topic, and adds what only
+// the database shows.
+func (r *StatusReport) findFaults(readOnly bool) []Fault {
+	all := []Fault{}
+	add := func(f Fault) {
+		at := slices.IndexFunc(all, func(o Fault) bool { return o.Scope == f.Scope && o.Kind == f.Kind && o.Topic == f.Topic })
+		if at < 0 {
+			all = append(all, f)
+			return
+		}
+		o := &all[at]
+		o.Processes += f.Processes
+		o.Partitions += f.Partitions
+		if f.For > o.For {
+			o.For, o.Text = f.For, f.Text
+		}
+	}
+	alive := map[string]int{}
+	for i := range r.Owners {
+		o := &r.Owners[i]
+		if o.Silent() {
+			continue
+		}
+		alive[o.Scope]++
+		for _, f := range o.Faults {
+			f.For += o.SeenAgeSeconds
+			add(f)
+		}
+	}
+	for i := range r.Cursors {
+		c := &r.Cursors[i]
+		if alive[c.Scope] == 0 || c.RetiredAt != nil || c.Paused != nil {
+			continue
+		}
+		// An age below 0: the clock has been set back since.
+		if age := r.unownedFor(c); age != nil && (*age < 0 || *age >= unownedAfter) {
+			add(Fault{Kind: FaultUnowned, Scope: c.Scope, Topic: c.Topic, Partitions: 1, For: max(*age, 0), Text: "no process works on it"})
+		}
+	}
+	for i := range all {
+		if all[i].Kind == FaultUnowned {
+			all[i].Processes = alive[all[i].Scope]
+		}
+	}
+	if r.Standby && len(r.Owners) > 0 && len(alive) == 0 { // no replica that keeps up
+		add(Fault{Kind: FaultReadOnly, Text: "this server is a standby, and no process reports"})
+	} else if readOnly {
+		add(Fault{Kind: FaultReadOnly, Text: "default_transaction_read_only is on"})
+	}
+	slices.SortStableFunc(all, func(a, b Fault) int { return cmp.Compare(a.Scope, b.Scope) })
+	return all
+}
+
+// unownedFor returns for how many seconds a partition has had no owner: since its owner released
+// it, or reported for the last time. Nil: it has one, which may not have reported it yet.
+func (r *StatusReport) unownedFor(c *Cursor) *float64 {
+	age := c.ReleasedAge
+	for i := range r.Owners {
+		o := &r.Owners[i]
+		if o.Scope != c.Scope || !slices.ContainsFunc(o.Partitions, func(p OwnedPartition) bool { return p.Topic == c.Topic && p.Partition == c.Partition }) {
+			continue
+		}
+		if !o.Silent() {
+			return nil
+		}
+		if age == nil || o.SeenAgeSeconds < *age {
+			age = &o.SeenAgeSeconds
+		}
+	}
+	return age
+}
+
+// needsOf describes faults as needs.
+func needsOf(faults []Fault) []Need {
+	var all []Need
+	for _, f := range faults {
+		n := Need{Kind: NeedFault, Text: f.String(), Remedy: faultRemedies[f.Kind], Commands: []string{}, Where: map[string]string{}}
+		if f.Scope != "" {
+			n.Where["scope"] = f.Scope
+		}
+		if f.Topic != "" {
+			n.Where["topic"] = f.Topic
+		}
+		all = append(all, n)
+	}
+	return all
+}
+
+var faultRemedies = map[string]string{
+	FaultGroup:    "see that the brokers answer, and that the group admits the process; it goes on by itself",
+	FaultRead:     "see that the brokers answer, and that the topic is there; if it was deleted, retire its cursors",
+	FaultApply:    "see the log of the process: the message is tried again until it is applied or parked",
+	FaultHandler:  "restart the process: only that frees the handler's goroutine",
+	FaultUnowned:  "see whether processes join the group; if the topic is out of use, retire its cursors",
+	FaultReadOnly: "nothing is applied, and no process can report: let the database take writes, or connect to the primary",
+}
+
+// String says what is wrong, where, and for how long.
+func (f *Fault) String() string {
+	processes := show.Count(int64(f.Processes), "process")
+	if f.Processes != 1 {
+		processes = fmt.Sprintf("%d processes", f.Processes)
+	}
+	partitions := show.Count(int64(f.Partitions), "partition")
+	if f.Topic != "" {
+		partitions += " of " + f.Topic
+	}
+	since := ", for " + show.Ago(f.For)
+	text := show.OneLine(f.Text)
+	switch f.Kind {
+	case FaultGroup:
+		return fmt.Sprintf("cannot join: scope %s, %s%s: %s", f.Scope, processes, since, text)
+	case FaultRead:
+		return fmt.Sprintf("cannot read: scope %s, %s (%s)%s: %s", f.Scope, partitions, processes, since, text)
+	case FaultApply:
+		return fmt.Sprintf("cannot apply: scope %s, %s (%s)%s: %s", f.Scope, partitions, processes, since, text)
+	case FaultUnowned:
+		return fmt.Sprintf("no owner: scope %s, %s, although %s run%s%s", f.Scope, partitions, processes, map[bool]string{true: "s"}[f.Processes == 1], since)
+	case FaultReadOnly:
+		return "the database is read-only: " + text
+	}
+	return fmt.Sprintf("%s: scope %s, %s%s: %s", f.Kind, f.Scope, processes, since, text)
+}
