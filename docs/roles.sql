@@ -28,7 +28,8 @@
 -- apply to the schema's owner, superusers and roles with BYPASSRLS: run pg_dump as one of those.
 --
 -- Functions of the schema run with the rights of their caller (SECURITY INVOKER), so the right to execute them, which everybody
--- has, gives nothing that is not granted here. No role but the schema's owner can disable the trigger that refuses a COMMIT
+-- has, gives nothing that is not granted here. The one exception is onlyonce.index_calls, which notes the keys of calls that are in the
+-- log, and nothing that its caller says. No role but the schema's owner can disable the trigger that refuses a COMMIT
 -- which the engine did not allow, and none but that and onlyonce_rotator can TRUNCATE.
 
 do $roles$
@@ -42,6 +43,12 @@ begin
     end if;
   end loop;
   execute format('grant create on database %I to onlyonce_migrator', current_database());
+  -- Whoever may create a function in a schema of another role's search_path becomes that role: PostgreSQL prefers
+  -- cardinality(uuid[]) in public to its own cardinality(anyarray). Until version 14 everybody may create in public, and
+  -- an upgrade keeps that. `onlyonce doctor` names those who still may, in any schema of its search_path.
+  if exists (select from pg_namespace where nspname = 'public') then
+    revoke create on schema public from public;
+  end if;
 
   if not exists (select from pg_namespace where nspname = 'onlyonce') then
     raise notice 'There is no schema onlyonce yet: run this file again when it was migrated.';
@@ -70,8 +77,8 @@ begin
     ('onlyonce_app',      'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key)'), -- tries parked messages again
     ('onlyonce_app',      'batches',        'select, insert'),
     ('onlyonce_app',      'outbox_log',     'select'),
-    ('onlyonce_app',      'call_keys',      'select, insert, delete'),         -- notes keys of calls when a message is handled again
-    ('onlyonce_app',      'call_index',     'select, update'),
+    ('onlyonce_app',      'call_keys',      'select'),                         -- onlyonce.index_calls writes both, with its owner's rights
+    ('onlyonce_app',      'call_index',     'select'),
     ('onlyonce_app',      'outbox_id',      'usage'),
     ('onlyonce_app',      'outbox_version', 'select'),
     ('onlyonce_app',      'rings',          'select'),
@@ -206,6 +213,7 @@ begin
       from unnest(array['batches_0', 'batches_1', 'batches_2', 'batches_3', 'batches_4', 'batches_5',
                         'call_keys_0', 'call_keys_1', 'call_keys_2', 'call_keys_3', 'call_keys_4', 'call_keys_5']) as s (tab),
       (values ('onlyonce_app', 'insert'), ('onlyonce_rotator', 'select, truncate')) as r (role, rights)
+     where r.role = 'onlyonce_rotator' or s.tab like 'batches%'
   loop
     execute format('grant %s on %s onlyonce.%I to %I', has.rights,
       case (select relkind from pg_class where oid = to_regclass('onlyonce.' || has.tab)) when 'S' then 'sequence' else 'table' end, has.tab, has.role);
@@ -221,7 +229,9 @@ begin
     ('leases', $$ case when name like 'relay/%' or name like 'member/%' and name not like 'member/events/%/%/%' then pg_has_role('onlyonce_relay', 'usage')
                        when name like 'http/%' then pg_has_role('onlyonce_http', 'usage')
                        when name like 'cursor/%' or name like 'webhook/%' or name like 'events/%' or name like 'member/%' then pg_has_role('onlyonce_app', 'usage')
-                       else true end
+                       when name like 'ring/%' or name like 'filters/%' then pg_has_role('onlyonce_rotator', 'usage')
+                       when name = 'observe' then pg_has_role('onlyonce_app', 'usage') or pg_has_role('onlyonce_viewer', 'usage')
+                       else false end
                   or pg_has_role('onlyonce_operator', 'usage') $$)) as p (tab, may)
   loop
     execute format('drop policy if exists everybody on onlyonce.%I', has.tab);
@@ -229,8 +239,8 @@ begin
     execute format('drop policy if exists own_updates on onlyonce.%I', has.tab);
     execute format('drop policy if exists own_deletes on onlyonce.%I', has.tab);
     execute format('create policy everybody on onlyonce.%I using (true) with check (true)', has.tab);
-    execute format('create policy own_inserts on onlyonce.%I as restrictive for insert to onlyonce_app, onlyonce_http, onlyonce_relay with check (%s)', has.tab, has.may);
-    execute format('create policy own_updates on onlyonce.%I as restrictive for update to onlyonce_app, onlyonce_http, onlyonce_relay using (%s) with check (%2$s)', has.tab, has.may);
-    execute format('create policy own_deletes on onlyonce.%I as restrictive for delete to onlyonce_app, onlyonce_http, onlyonce_relay using (%s)', has.tab, has.may);
+    execute format('create policy own_inserts on onlyonce.%I as restrictive for insert to onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator with check (%s)', has.tab, has.may);
+    execute format('create policy own_updates on onlyonce.%I as restrictive for update to onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator using (%s) with check (%2$s)', has.tab, has.may);
+    execute format('create policy own_deletes on onlyonce.%I as restrictive for delete to onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator using (%s)', has.tab, has.may);
   end loop;
 end $roles$;

@@ -389,6 +389,36 @@ func TestEnqueueSeesCallsOfArrays(t *testing.T) {
 	}
 }
 
+// O12: a customer's text in a header's value, or in what else goes out in a line, makes no header
+// of its own. The error names the field and the rule.
+func TestO12LineEndsMakeNoHeaders(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, c := range []struct{ method, target, headers, names string }{
+		{"'POST'", "'/x'", `array['Content-Type', 'X-Note'], array['application/json', E'thank you\nX-Account: someone-else']`, "header_values[2]"},
+		{"'POST'", "'/x'", `array['X-Note'], array[E'thank you\rX-Account: someone-else']`, "header_values[1]"},
+		{"'POST'", "'/x'", `array['X-Note'], array[E'bell\x07']`, "header_values[1]"},
+		{"'POST'", "'/x'", `array[E'X-Account: someone-else\nX-Note'], array['']`, "header_names[1]"},
+		{"'POST'", "'/x'", `array['X-Account: someone-else'], array['']`, "header_names[1]"},
+		{"'POST'", "'/x'", `array['X-A', ''], array['1', '']`, "header_names[2]"},
+		{"'POST'", `E'/x\nX-Account: someone-else'`, `'{}', '{}'`, "target"},
+		{`E'POST\r'`, "'/x'", `'{}', '{}'`, "method"},
+		{"'POST'", "'/x'", `array['X-Note'], array[E'thank\tyou, Zoë: 1']`, ""},
+		{"'POST'", "''", `'{}', '{}'`, ""},
+	} {
+		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue(gen_random_uuid(), '', 's', 'payments', 'n', `+c.method+`, `+c.target+`, `+c.headers+`, '')`)
+		switch {
+		case c.names == "" && err != nil:
+			t.Errorf("%s, %s: %v", c.target, c.headers, err)
+		case c.names != "" && (guard.SQLState(err) != "22023" || !strings.Contains(err.Error(), c.names+" is ") || !strings.Contains(err.Error(), "it must ")):
+			t.Errorf("%s, %s: %v, want %s", c.target, c.headers, err, c.names)
+		}
+	}
+	if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 2 {
+		t.Errorf("%d calls were enqueued, want 2", n)
+	}
+}
+
 // Headers that would be left out silently are refused. Otherwise the call would be sent without
 // them, and enqueueing it properly would then be a conflict.
 func TestEnqueueOfHalfHeaders(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -62,7 +63,11 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 	if err != nil {
 		faults = append(faults, fmt.Errorf("reading prepared transactions: %w", err))
 	}
-	return append(warnings, prepared...), errors.Join(faults...)
+	creators, err := creatorsWarnings(ctx, db, s.user)
+	if err != nil {
+		faults = append(faults, err)
+	}
+	return slices.Concat(warnings, prepared, creators), errors.Join(faults...)
 }
 
 // mostRights is how many missing rights are named.

@@ -72,8 +72,8 @@ var (
 		"scopes":         {"SELECT", "INSERT", "UPDATE"},
 		"batches":        {"SELECT", "INSERT"}, // and its segments, see role
 		"outbox_log":     {"SELECT"},
-		"call_keys":      {"SELECT", "INSERT", "DELETE"},
-		"call_index":     {"SELECT", "UPDATE"},
+		"call_keys":      {"SELECT"},
+		"call_index":     {"SELECT"},
 		"rings":          {"SELECT"},
 		"segments":       {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only if the program calls Consumer.Pause

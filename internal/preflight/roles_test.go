@@ -20,6 +20,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -205,6 +206,14 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 	})
 	stop()
 
+	// A message that is handled again has the keys of calls noted, in tables that it may not write.
+	if _, err := app.Exec(t.Context(), `select onlyonce.index_calls()`); err != nil {
+		t.Error(err)
+	}
+	if n := c.count(`select count(*) from onlyonce.call_keys`); n != 4 {
+		t.Errorf("the keys of %d calls are noted, want 4", n)
+	}
+
 	// The command, as an operator.
 	program := filepath.Join(t.TempDir(), "onlyonce")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/onlyonce").CombinedOutput(); err != nil {
@@ -240,6 +249,62 @@ func (sink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
+// S2: whoever may create functions in a schema of another login's search_path is named, at its start
+// and by the doctor. docs/roles.sql takes the right away that PostgreSQL 14 gives to everybody.
+func TestS2OthersMayCreateFunctions(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(`create schema shared; create schema "Odd_name"; grant create on schema shared, "Odd_name" to stock; grant usage on schema shared, "Odd_name" to payments, ops`)
+	names := func(login string) string {
+		t.Helper()
+		warnings, err := preflight.Check(t.Context(), c.as(login), map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay}[login])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(warnings, "\n")
+	}
+	examined := func() string {
+		t.Helper()
+		report, err := ops.Examine(t.Context(), c.as("ops"), ops.ExamineQuestion{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		for _, f := range report.Findings {
+			if strings.Contains(f.Text, "may create functions") {
+				found = append(found, f.Level+" "+f.Text)
+			}
+		}
+		return strings.Join(found, "\n")
+	}
+	for _, login := range []string{"stock", "payments"} {
+		if got := names(login); got != "" {
+			t.Errorf("%s, none may: %s", login, got)
+		}
+	}
+	if got := examined(); got != "" {
+		t.Errorf("the doctor, none may: %s", got)
+	}
+	c.exec(`grant create on schema public to public`)
+	if got := names("payments"); !strings.Contains(got, "ops, stock may create functions in public, which is in the search_path of payments") {
+		t.Errorf("as PostgreSQL 14 has it: %q", got)
+	}
+	if got := examined(); !strings.HasPrefix(got, "warn search_path: payments, stock may create functions in public, ") {
+		t.Errorf("the doctor: %q", got)
+	}
+	c.runFile()
+	if got := names("payments") + names("stock") + examined(); got != "" {
+		t.Errorf("after the file: %s", got)
+	}
+	c.exec(`alter role payments set search_path = shared, public; alter role ops set search_path = "$user", "Odd_name"`)
+	if got := names("payments"); !strings.Contains(got, "stock may create functions in shared, ") {
+		t.Errorf("a schema of its own: %q", got)
+	}
+	if got := examined(); !strings.Contains(got, `stock may create functions in "Odd_name", `) {
+		t.Errorf("the doctor, a schema of its own: %q", got)
+	}
+}
+
 // S2: what each role must not do, the server refuses.
 func TestS2RolesCanDoNoMore(t *testing.T) {
 	t.Parallel()
@@ -252,7 +317,8 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 		`delete from onlyonce.parked`, `update onlyonce.audit set reason = 'x'`, `delete from onlyonce.audit`,
 	}
 	for login, own := range map[string][]string{
-		"stock": {`update onlyonce.batches set body = ''`, `delete from onlyonce.batches`, `update onlyonce.lanes set version = 0`, `truncate onlyonce.batches_1`,
+		"stock": {`delete from onlyonce.call_keys`, `insert into onlyonce.call_keys values (0, 0, 0, '3', 1)`, `insert into onlyonce.call_keys_0 values (0, 0, 0, '3', 1)`,
+			`update onlyonce.call_index set snapshot = pg_current_snapshot()`, `update onlyonce.batches set body = ''`, `delete from onlyonce.batches`, `update onlyonce.lanes set version = 0`, `truncate onlyonce.batches_1`,
 			`insert into onlyonce.audit (action, reason) values ('x', 'x')`},
 		"payments": {`insert into onlyonce.consumer_keys_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set released_at = null`,
 			`delete from onlyonce.progress`, `select from onlyonce.inbox`,
@@ -286,7 +352,9 @@ func TestS2RowsOfOtherRoles(t *testing.T) {
 		insert into onlyonce.parked (kind, state, reason, scope, key, topic, partition, "offset", body, next_attempt_at)
 		values ('message', 'retrying', 'failed', 's', gen_random_uuid(), 'orders', 0, 1, '{}', clock_timestamp()), ('event', 'waiting', 'same-body', 's', gen_random_uuid(), 'webhook.e', null, null, '{}', null);
 		insert into onlyonce.leases (name, epoch, nonce, until) select n, 1, gen_random_uuid(), clock_timestamp() + interval '1 hour'
-		  from unnest(array['relay/payments/0', 'member/payments/0', 'http/1', 'cursor/s/orders/0', 'webhook/e/reconcile', 'outbox', 'member/events/g/webhook.e/0', 'events/g/webhook.e/0']) n`)
+		  from unnest(array['relay/payments/0', 'member/payments/0', 'http/1', 'cursor/s/orders/0', 'webhook/e/reconcile', 'member/events/g/webhook.e/0', 'events/g/webhook.e/0',
+		                    'ring/outbox', 'ring/consumer_keys', 'filters/standard_keys', 'observe', 'of nobody']) n`)
+	c.exec(`create role rot login in role onlyonce_rotator; create role dash login in role onlyonce_viewer; grant onlyonce_relay to dash`)
 	const own, denied = "", "42501"
 	for _, x := range []struct {
 		login, sql string
@@ -309,16 +377,22 @@ func TestS2RowsOfOtherRoles(t *testing.T) {
 		{"ops", `update onlyonce.parked set error = 'x'`, 3, own},
 		{"web", `update onlyonce.parked set error = 'x'`, 0, denied},
 		{"stock", `update onlyonce.leases set epoch = epoch + 1, nonce = gen_random_uuid()`, 5, own},
+		{"stock", `insert into onlyonce.leases (name) values ('ring/outbox2')`, 0, denied},
+		{"stock", `update onlyonce.leases set name = 'of nobody else' where name = 'observe'`, 0, denied},
 		{"stock", `insert into onlyonce.leases (name) values ('relay/payments/1')`, 0, denied},
 		{"stock", `insert into onlyonce.leases (name) values ('http/2')`, 0, denied},
-		{"stock", `update onlyonce.leases set name = 'relay/payments/2' where name = 'outbox'`, 0, denied},
-		{"payments", `update onlyonce.leases set epoch = epoch + 1`, 3, own},
+		{"stock", `update onlyonce.leases set name = 'relay/payments/2' where name = 'observe'`, 0, denied},
+		{"payments", `update onlyonce.leases set epoch = epoch + 1`, 2, own},
 		{"payments", `insert into onlyonce.leases (name) values ('cursor/s/orders/1')`, 0, denied},
-		{"web", `update onlyonce.leases set until = null`, 2, own},
-		{"web", `delete from onlyonce.leases where name <> 'outbox'`, 1, own},
-		{"dual", `update onlyonce.leases set epoch = epoch + 1 where name not like 'http/%'`, 7, own},
-		{"mine", `update onlyonce.leases set epoch = epoch + 1`, 7, own},
-		{"ops", `update onlyonce.leases set epoch = epoch + 1`, 7, own},
+		{"payments", `insert into onlyonce.leases (name, until) values ('filters/consumer_keys', 'infinity')`, 0, denied},
+		{"web", `update onlyonce.leases set until = null`, 1, own},
+		{"web", `delete from onlyonce.leases`, 1, own},
+		{"rot", `update onlyonce.leases set epoch = epoch + 1`, 3, own},
+		{"rot", `insert into onlyonce.leases (name) values ('cursor/s/orders/1')`, 0, denied},
+		{"dash", `update onlyonce.leases set epoch = epoch + 1`, 3, own},
+		{"dual", `update onlyonce.leases set epoch = epoch + 1`, 7, own},
+		{"mine", `update onlyonce.leases set epoch = epoch + 1`, 11, own},
+		{"ops", `update onlyonce.leases set epoch = epoch + 1`, 11, own},
 	} {
 		tag, err := c.as(x.login).Exec(t.Context(), x.sql)
 		if guard.SQLState(err) != x.code || tag.RowsAffected() != x.rows {

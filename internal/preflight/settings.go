@@ -64,6 +64,13 @@ func Server(ctx context.Context, conn Conn) ([]Note, error) {
 	for _, text := range prepared {
 		notes = append(notes, Note{Name: "prepared_transactions", Text: text})
 	}
+	creators, err := creatorsWarnings(ctx, db, s.user)
+	for _, text := range creators {
+		notes = append(notes, Note{Name: "search_path", Text: text})
+	}
+	if err != nil {
+		return nil, err
+	}
 	return notes, nil
 }
 
@@ -132,6 +139,35 @@ func poolerWarnings(conn *pgx.Conn, backend uint32) []string {
 		}
 	}
 	return nil
+}
+
+// creatorsSQL lists the other logins that may create functions in a schema of the search_path, and
+// the schemas. Superusers and those who have the rights of the database's or our schema's owner are
+// left out. If the transaction has pinned its search_path, as those of package ops do, the one that
+// its session began with counts. It calls only functions whose argument types are the given ones,
+// which such a function could not replace. One row, or none.
+const creatorsSQL = `
+select string_agg(distinct quote_ident(c.login::text), ', '), string_agg(distinct quote_ident(c.schema::text), ', ')
+  from (select r.rolname as login, n.nspname as schema
+          from pg_roles r, pg_namespace n, pg_database d
+         where d.datname = current_database() and r.rolcanlogin and not r.rolsuper and r.rolname <> current_user
+           and case when current_setting('search_path') <> 'pg_catalog' then n.nspname = any (current_schemas(false))
+                    else strpos(',' || replace(replace(replace((select s.reset_val from pg_settings s where s.name = 'search_path'), ' ', ''), '"', ''), '$user', current_user::text) || ',',
+                                ',' || n.nspname::text || ',') > 0 end
+           and has_schema_privilege(r.oid, n.oid, 'CREATE') and not pg_has_role(r.oid, d.datdba, 'USAGE')
+           and not exists (select from pg_namespace o where o.nspname = 'onlyonce' and pg_has_role(r.oid, o.nspowner, 'USAGE'))) c
+having count(*) > 0`
+
+// creatorsWarnings warns if other logins could have their functions run with this one's rights.
+func creatorsWarnings(ctx context.Context, db unnamedQuerier, who string) ([]string, error) {
+	var logins, schemas string
+	switch err := db.QueryRow(ctx, creatorsSQL).Scan(&logins, &schemas); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading who may create functions: %w", err)
+	}
+	return []string{fmt.Sprintf("%s may create functions in %s, which is in the search_path of %s: PostgreSQL may call such a function in place of its own, with the rights of %[3]s. Revoke that right, as docs/roles.sql does for public, or leave the schema out of the search_path (alter role %[3]s set search_path = ...)", logins, schemas, who)}, nil
 }
 
 // oldPreparedSQL returns a line for each prepared transaction of this database that is older than

@@ -238,8 +238,10 @@ comment on function onlyonce.indexed_calls() is 'The snapshot whose calls are in
 -- that was in progress at the snapshot before is looked for by its id, as in a relay's pass. Its plan
 -- covers all segments, so that it seems expensive; to compile it (jit) would take a second, and to
 -- run it takes milliseconds.
+--
+-- It runs with its owner's rights: who handles messages must not write what says which calls exist.
 create function onlyonce.index_calls() returns void
-language plpgsql set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
   seen   pg_snapshot;
@@ -733,7 +735,9 @@ comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], t
   timestamptz[], timestamptz[], boolean[], boolean[], boolean[], bigint[]) is 'Writes outbound calls in the caller''s transaction; relays send them after COMMIT, each under its key.';
 
 -- enqueue writes one call, for programs in other languages: without an ordering key, claimed by its
--- own key. It refuses a null, or arrays of two lengths, because either would leave headers out.
+-- own key. It refuses a null, or arrays of two lengths, because either would leave headers out; and
+-- a line end in a text that goes out in a line, because what follows it would be a line of its own:
+-- for example, a header that the program did not write.
 create function onlyonce.enqueue(
   key uuid, tenant text, scope text, sink text, name text, method text, target text,
   header_names text[], header_values text[], body bytea
@@ -741,11 +745,22 @@ create function onlyonce.enqueue(
 language plpgsql as $$
 declare
   lines text := onlyonce.header_lines(header_names, header_values);
+  wrong text;
 begin
   if header_names is null or header_values is null or array_position(header_names, null) is not null or array_position(header_values, null) is not null then
     raise exception using errcode = '23502', message = 'onlyonce: enqueue: header_names and header_values must not be null, nor hold a null: for no headers give empty arrays';
   elsif cardinality(header_names) <> cardinality(header_values) then
     raise exception using errcode = '22023', message = format('onlyonce: enqueue: %s header_names and %s header_values', cardinality(header_names), cardinality(header_values));
+  end if;
+  select format('%s is %L: it must %s', h.field, left(h.v, 60), h.rule) into wrong
+    from (select 'method' as field, enqueue.method as v, 'hold no control character' as rule, 0 as i
+          union all select 'target', enqueue.target, 'hold no control character: percent-encode it', 0
+          union all select format('header_names[%s]', i), n, 'be a token of RFC 9110: no space, colon or line end', i from unnest(header_names) with ordinality as u(n, i)
+          union all select format('header_values[%s]', i), w, 'hold no line end and no other control character but tabs', i from unnest(header_values) with ordinality as u(w, i)) h
+   where case when h.field like 'header_names%' then h.v !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' else h.v ~ E'[\x01-\x08\x0A-\x1F\x7F]' end
+   order by h.i limit 1;
+  if wrong is not null then
+    raise exception using errcode = '22023', message = 'onlyonce: enqueue: ' || wrong;
   end if;
   perform onlyonce.enqueue_batch(null, array[2::smallint], array[onlyonce.call_fingerprint(enqueue.method, enqueue.target, lines, enqueue.body, false)],
     onlyonce.lane(enqueue.key), enqueue.sink, array[enqueue.key], null, null, null, null, enqueue.tenant, null, enqueue.scope, null, enqueue.name, null,

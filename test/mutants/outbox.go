@@ -156,6 +156,8 @@ var outboxRules = []mutant{
 		old: "kind = g.refusalReason(inner)", new: "_ = inner", pkg: "outbox/httpsink", test: "TestGuardAddresses"},
 	{rule: "O12 authorization changes the call", in: "outbox/httpsink", decl: "(*Sink).authorize",
 		old: "!slices.Equal(req.Header[name], values)", new: "false && !slices.Equal(req.Header[name], values)", test: "TestAuthorize"},
+	{rule: "O12 line end in a header's value", in: schema, decl: "function onlyonce.enqueue",
+		old: "wrong is not null", new: "false", pkg: "outbox", test: "TestO12LineEndsMakeNoHeaders"},
 	{rule: "O12 id of an attempt", in: "outbox/httpsink", decl: "(*Sink).newRequest",
 		old: "uuid.NewString()", new: "uuid.UUID{}.String()", test: "TestRequestIDOfAnAttempt"},
 	{rule: "O12 frozen query", in: "outbox/httpsink", decl: "(*Sink).authorize",
