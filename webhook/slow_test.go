@@ -219,5 +219,11 @@ func TestW17LargeBodiesLeaveRoomForSmallOnes(t *testing.T) {
 	for range 66 {
 		stall(t, receiver, unsigned, 40_000, 1<<20)
 	}
-	all("beside middling bodies", 3_000)
+	for range 20 { // these fill what is left for them
+		stall(t, receiver, unsigned, 5_000, 1<<20)
+	}
+	for range 3 {
+		stall(t, receiver, unsigned, 1, 1<<20)
+	}
+	all("beside middling bodies", 4_000)
 }
