@@ -190,7 +190,8 @@ begin
     ('onlyonce_operator', 'homes',          'select, insert, update'),         -- home leave, home adopt
     ('onlyonce_operator', 'http_records',   'select, insert, update, delete'), -- erase, resolve; home adopt
     ('onlyonce_operator', 'http_steps',     'select, insert, update, delete'),
-    ('onlyonce_operator', 'operations',     'select, insert, delete'),         -- home adopt
+    ('onlyonce_operator', 'operations',     'select, insert, update, delete'), -- erase; home adopt
+    ('onlyonce_operator', 'operation_signals', 'select, update'),              -- erase
     ('onlyonce_operator', 'webhook_bodies', 'select, insert, update'),         -- home adopt
     ('onlyonce_operator', 'webhook_objects', 'select, insert, update'),        -- home adopt
     ('onlyonce_operator', 'event_log',      'select, insert, update'),         -- erase; redrive of what a receiver has set aside

@@ -10,21 +10,21 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// eraseSQL removes an answer and the results of its steps; the row that marks the key as used
-// stays. In: id. Out: one row, the number of records erased. The second part finds the steps
-// through the result of the first, because a data-changing part runs even if the first one changed
-// nothing, and a request that is not completed needs its steps' results.
-const eraseSQL = `
-with erased as (update onlyonce.http_records set response = null, erased_at = clock_timestamp()
-                 where id = $1 and state = 'completed' and erased_at is null returning id),
-     steps as (update onlyonce.http_steps set result = null where record_id in (select id from erased))
-select count(*) from erased`
+// eraseSQL erases a request. In: id. Out: one row, how many answers and operations were erased. See
+// the function's comment.
+const eraseSQL = `select onlyonce.http_erase($1)`
 
-// ErrNoRecord is returned by [Erase] if there is no completed record under the key, or if it was
-// erased before.
-var ErrNoRecord = errors.New("idempotency: no completed record under this key")
+var (
+	// ErrNoRecord is returned by [Erase] if there is no completed record and no operation under the
+	// key, or if they were erased before.
+	ErrNoRecord = errors.New("idempotency: no completed record under this key")
+	// ErrOperationRuns is returned by [Erase] if the request's operation has not ended: it needs its
+	// input. Nothing was erased.
+	ErrOperationRuns = errors.New("idempotency: the request's operation has not ended")
+)
 
 // DB is what [Erase] runs on: *pgxpool.Pool, *pgx.Conn or pgx.Tx.
 type DB interface {
@@ -32,8 +32,13 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
+const objectInUse = "55006"
+
 // Erase removes the stored answer of a tenant's key, for example for a customer's right to erasure.
-// Later copies of the request get 410 and do not run again.
+// Later copies of the request get 410 and do not run again. If the request has made an operation,
+// that keeps nothing either: its result and its input are erased, also if the record has expired by
+// then. The input is in the event log, so db needs the rights of onlyonce_operator to erase such a
+// request. While the operation runs, the error is [ErrOperationRuns].
 //
 // scope is the record's: method and pattern, for example "http POST /v1/charges". If
 // Scope.Principal is set, it follows after another space, escaped by url.PathEscape. A [Cache] may
@@ -43,6 +48,9 @@ func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
 	id := dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()
 	var erased int
 	if err := db.QueryRow(ctx, eraseSQL, codec.UUID(id)).Scan(&erased); err != nil {
+		if guard.SQLState(err) == objectInUse {
+			return fmt.Errorf("%w: %w", ErrOperationRuns, err)
+		}
 		return fmt.Errorf("idempotency: erasing: %w", err)
 	}
 	if erased == 0 {

@@ -23,9 +23,9 @@ type Request struct {
 	OrderingKey string
 }
 
-// acceptSQL inserts an operation. In: id, tenant, principal, name, how long it is kept after its
-// end.
-const acceptSQL = `insert into onlyonce.operations (id, tenant, principal, name, keep) values ($1, $2, $3, $4, $5)`
+// acceptSQL inserts an operation. In: id, its request's id, stream, tenant, principal, name, how
+// long it is kept after its end.
+const acceptSQL = `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep) values ($1, $2, $3, $4, $5, $6, $7)`
 
 // Accept stores an operation in the request's transaction, and answers 202 with the operation's URL
 // and state. A copy of the request gets the operation's present state, see Route.RunningConflict
@@ -62,7 +62,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err != nil {
 		return err
 	}
-	tx.Queue(acceptSQL, id, run.scope.Tenant, run.scope.Principal, req.Name, o.cfg.TTL)
+	tx.Queue(acceptSQL, id, codec.UUID(run.id), o.cfg.Stream, run.scope.Tenant, run.scope.Principal, req.Name, o.cfg.TTL)
 	e := eventsource.Event{Topic: o.cfg.Stream, Tenant: run.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)

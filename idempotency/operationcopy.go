@@ -27,6 +27,8 @@ func (req *servedRequest) operationReply(resp *storedResponse, expires *time.Tim
 	defer cancel()
 	state, err := o.findState(ctx, id, req.scope)
 	switch {
+	case errors.Is(err, errErased):
+		return problemReply(codeNotReplayable, nil), true
 	case errors.Is(err, errUnreadable):
 		return problemReply(codeRecordUnreadable, err), true
 	case err != nil:

@@ -199,3 +199,64 @@ func TestH23OperationsEnd(t *testing.T) {
 		t.Errorf("%d effects of work that did not succeed", n)
 	}
 }
+
+// H19: erasing a request erases what its operation keeps: result, progress, input. While it runs,
+// nothing is erased. The record may have expired before.
+func TestH19ErasedRequestKeepsNoOperation(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	result := `{"name":"Jane Roe"}`
+	ops := r.operations(map[string]idempotency.Work{
+		"export": func(ctx context.Context, _ consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+			if result == "" {
+				return nil, idempotency.Failed("no-account", "Jane Roe has none")
+			}
+			return json.RawMessage(result), op.Progress(ctx, 50, "half of Jane Roe")
+		}})
+	erase := func(key string) error { return r.layer.Erase(t.Context(), "acme", "http POST /exports", key) }
+	accept := func(key string) (location string) {
+		a := r.post("/exports", key, "x", "X-Tenant", "acme")
+		if location = a.header.Get("Location"); a.status != http.StatusAccepted || location == "" {
+			t.Fatalf("%+v", a)
+		}
+		return location
+	}
+	first := accept("k1")
+	if err := erase("k1"); !errors.Is(err, idempotency.ErrOperationRuns) {
+		t.Errorf("while it runs: %v", err)
+	}
+	if again := accept("k1"); again != first {
+		t.Errorf("after an erasure that was refused: %q", again)
+	}
+	r.works(ops)
+	ended := func(s state) bool { return s.State == "succeeded" || s.State == "failed" }
+	r.untilIs(ended, first, "X-Tenant", "acme")
+	r.exec(`insert into onlyonce.parked (kind, state, reason, tenant, scope, topic, event_id, body)
+		select 'event', 'resolved', 'exhausted', tenant, 'operations', topic, id::text, convert_to('input', 'UTF8') from onlyonce.operations`)
+	if err := erase("k1"); err != nil {
+		t.Fatal(err)
+	}
+	if g := r.post("/exports", "k1", "x", "X-Tenant", "acme"); g.status != http.StatusGone {
+		t.Errorf("a copy: %+v", g)
+	}
+	if err := erase("k1"); !errors.Is(err, idempotency.ErrNoRecord) {
+		t.Errorf("erased twice: %v", err)
+	}
+	result = ""
+	second := accept("k2")
+	r.untilIs(ended, second, "X-Tenant", "acme")
+	r.exec(`delete from onlyonce.http_records`)
+	if err := erase("k2"); err != nil {
+		t.Errorf("an operation that outlived its record: %v", err)
+	}
+	for _, location := range []string{first, second} {
+		if g := r.send(http.MethodGet, location, "", "", "X-Tenant", "acme"); g.status != http.StatusGone || g.code() != "response-not-replayable" {
+			t.Errorf("%+v", g)
+		}
+	}
+	if n := one[int](r, `select (select count(*) from onlyonce.operations where coalesce(result, convert_to(error_text, 'UTF8')) is not null or erased_at is null)
+		+ (select count(*) from onlyonce.operation_signals where text is not null) + (select count(*) from onlyonce.event_log where body is not null)
+		+ (select count(*) from onlyonce.parked where body is not null)`); n != 0 {
+		t.Errorf("%d places keep something of the person", n)
+	}
+}

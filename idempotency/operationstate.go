@@ -52,7 +52,7 @@ type operationError struct {
 const findOperationSQL = `
 select o.name, case when o.state = 'running' and exists (select from onlyonce.parked p where p.kind = 'event' and p.key = $4 and p.settled_at is null
                                                             and p.reason <> 'conflict' and p.state = 'waiting') then 'suspended' else o.state end,
-       o.result, o.sealed, o.error_code, coalesce(o.error_text, ''), o.created_at, o.completed_at, s.percent, coalesce(s.text, ''), s.updated_at, s.cancel_at is not null
+       o.result, o.sealed, o.error_code, coalesce(o.error_text, ''), o.created_at, o.completed_at, s.percent, coalesce(s.text, ''), s.updated_at, s.cancel_at is not null, o.erased_at is not null
   from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id
  where o.id = $1 and o.tenant = $2 and o.principal = $3 and (o.expires_at <= clock_timestamp() and o.watched_at + o.keep <= (select w.at from onlyonce.watched w)) is not true`
 
@@ -107,6 +107,8 @@ func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	switch {
+	case errors.Is(err, errErased):
+		o.layer.writeRefusal(w, r, codeNotReplayable)
 	case errors.Is(err, errUnreadable):
 		o.layer.reportError(err)
 		o.layer.writeRefusal(w, r, codeRecordUnreadable)
@@ -121,23 +123,29 @@ func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-var errUnreadable = errors.New("idempotency: the stored result cannot be read")
+var (
+	errUnreadable = errors.New("idempotency: the stored result cannot be read")
+	errErased     = errors.New("idempotency: the operation was erased")
+)
 
 func (o *Operations) findState(ctx context.Context, id uuid.UUID, scope Scope) (*operationState, error) {
 	s := operationState{ID: id.String()}
 	var result []byte
-	var sealed bool
+	var sealed, erased bool
 	var code *string
 	var text, said string
 	var percent *int
 	var updated *time.Time
 	err := o.layer.pool.QueryRow(ctx, findOperationSQL, id, scope.Tenant, scope.Principal, o.parkedKey(scope.Tenant, s.ID)).Scan(
-		&s.Name, &s.State, &result, &sealed, &code, &text, &s.CreatedAt, &s.CompletedAt, &percent, &said, &updated, &s.Cancelling)
+		&s.Name, &s.State, &result, &sealed, &code, &text, &s.CreatedAt, &s.CompletedAt, &percent, &said, &updated, &s.Cancelling, &erased)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: looking up an operation: %w", err)
+	}
+	if erased {
+		return nil, errErased
 	}
 	s.Cancelling = s.Cancelling && s.State == operationRunning
 	if percent != nil && updated != nil && s.State == operationRunning {

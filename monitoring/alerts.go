@@ -121,9 +121,9 @@ func workAlerts() []alert {
 	open.fires, open.quiet = one(`onlyonce_http_open{database="shop",state="reconcile"}`, "1+0", "0+0")
 
 	refused := alert{name: "OnlyonceWebhooksRefused", severity: ticket, hold: "15m", at: "60m", anchor: "webhooks-are-refused",
-		expr: `sum without (instance, pod, outcome, status) (rate(onlyonce_webhook_received_total{status="401"}[15m]))` +
+		expr: `sum without (instance, pod, outcome, status) (rate(onlyonce_webhook_received_total{status=~"401|503"}[15m]))` +
 			` / sum without (instance, pod, outcome, status) (rate(onlyonce_webhook_received_total[15m])) > 0.1`,
-		summary: `{{ $value | humanizePercentage }} of the requests to {{ $labels.endpoint }} are answered with 401`}
+		summary: `{{ $value | humanizePercentage }} of the requests to {{ $labels.endpoint }} are answered with 401 or 503`}
 	good := series{`onlyonce_webhook_received_total{endpoint="stripe",outcome="accepted",status="200"}`, "0+100x90"}
 	bad := `onlyonce_webhook_received_total{endpoint="stripe",outcome="refused",status="401"}`
 	refused.fires, refused.quiet = []series{good, {bad, "0+50x90"}}, []series{good, {bad, "0+5x90"}}

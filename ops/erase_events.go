@@ -11,17 +11,22 @@ import (
 
 // storedEventsSQL finds what is stored of events. In: topic; id, ordering key (each may be null:
 // any). Out: a row for each place: the log (its state is handled, unread or the scope of a cursor
-// that has not passed it), and parked. The log is read whole, but for partitions that an ordering
-// key cannot be in: nothing but its offset finds an event by an index.
+// that has not passed it), and parked, there also the same bodies under other ids, which a webhook's
+// receiver sets aside. The log is read whole, but for partitions that an ordering key cannot be in:
+// nothing but its offset finds an event by an index.
 const storedEventsSQL = `
-select 'log' as place, l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,` + eventState + `
-  from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
- where s.topic = $1 and ($2::text is null or l.id = $2)
-   and ($3::text is null or l.order_key = convert_to($3, 'UTF8') and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions))
+with logged as (
+  select l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, l.body,` + eventState + `
+    from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
+   where s.topic = $1 and ($2::text is null or l.id = $2)
+     and ($3::text is null or l.order_key = convert_to($3, 'UTF8') and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions)))
+select 'log' as place, id, partition, event, erased_at, coalesce(octet_length(body), 0)::bigint as bytes, state from logged
 union all
 select 'parked', p.id, p.partition::bigint, p.event_id, p.erased_at, coalesce(octet_length(p.body), 0), p.state
   from onlyonce.parked p
- where p.kind = 'event' and p.topic = $1 and ($2::text is null or p.event_id = $2) and ($3::text is null or p.record_key = convert_to($3, 'UTF8'))
+ where p.kind = 'event' and p.topic = $1
+   and (($2::text is null or p.event_id = $2) and ($3::text is null or p.record_key = convert_to($3, 'UTF8'))
+        or exists (select from logged l where l.body = p.body and p.reason = 'same-body'))
  order by 1, 3, 2`
 
 // lockEventCursorsSQL locks the topic's cursors, which a replay would move back. In: topic.
@@ -93,7 +98,9 @@ type ErasedEvents struct {
 	Rows  []StoredEvent `json:"rows"`
 }
 
-// EraseEvents erases bodies and headers of events that were handled, in the log and in parked rows.
+// EraseEvents erases bodies and headers of events that were handled, in the log and in parked rows,
+// also in those that a webhook's receiver has set aside because they have the same body under
+// another id.
 // The rows stay until their segment of the log is emptied; a replay passes over them.
 //
 // Errors are of kind ErrNotFound if there is no such event, ErrRefused if a consumer that reads the
@@ -157,6 +164,9 @@ func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedEvent
 	var offsets, parked []int64
 	var partitions []int64
 	for _, r := range now.Rows {
+		if r.ErasedAt != nil {
+			continue
+		}
 		if r.Place == "log" {
 			offsets, partitions = append(offsets, r.ID), append(partitions, *r.Partition)
 		} else {
@@ -166,6 +176,9 @@ func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedEvent
 	if _, err := tx.Exec(ctx, eraseEventsSQL, q.Topic, offsets, partitions); err != nil {
 		return nil, err
 	}
-	_, err := tx.Exec(ctx, eraseParkedEventsSQL, parked)
+	erased, err := tx.Exec(ctx, eraseParkedEventsSQL, parked)
+	if err == nil && erased.RowsAffected() != int64(len(parked)) { // one that lock did not find, because it has another id
+		return nil, failf(ErrChanged, "one of the events was parked again meanwhile, and nothing was done: try again")
+	}
 	return now, err
 }

@@ -101,7 +101,7 @@ func TestLeavingWaitsForWhatWasBegun(t *testing.T) {
 	exec(t, a, `insert into onlyonce.streams (topic, partitions) values ('webhook.acme', 1)`)
 	exec(t, a, `select onlyonce.append_events('{webhook.acme}', '{0}', '{""}', '{evt_1}', '{null}', '{0}', '{}', '{}', '{null}')`)
 	exec(t, a, `insert into onlyonce.parked (kind, reason, tenant, scope) values ('event', 'permanent', 'acme', 's')`)
-	exec(t, a, `insert into onlyonce.operations (id, tenant, principal, name, keep) values (gen_random_uuid(), 'acme', '', 'export', '1 day')`)
+	exec(t, a, `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep) values (gen_random_uuid(), gen_random_uuid(), 'operations', 'acme', '', 'export', '1 day')`)
 	in := ops.LeaveHomeInput{Place: "acme", To: "b"}
 	done, err := ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-40"}, in)
 	if err != nil || done.After != "leaving" || done.Operations != 1 || done.Events != 1 || done.Parked != 1 {

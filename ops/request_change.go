@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -20,15 +21,23 @@ const keySQL = `select onlyonce.key($1, $2, $3)::text`
 const lockRequestSQL = `
 select r.id from onlyonce.http_records r where r.id = $1 for update`
 
+// lockOperationsSQL locks the operations that a request has made: their workers cannot end them
+// meanwhile. In: id.
+const lockOperationsSQL = `
+select o.id from onlyonce.operations o where o.record_id = $1 order by o.id for update`
+
 const lockRequestLeaseSQL = `
 select l.id from onlyonce.leases l where l.id = (select r.lease_id from onlyonce.http_records r where r.id = $1) for update`
 
-// eraseRequestSQL and eraseStepsSQL forget an answer and what its steps have remembered; the record
-// stays, so that the request does not run again. In: id.
-const (
-	eraseRequestSQL = `update onlyonce.http_records set response = null, erased_at = clock_timestamp() where id = $1 and erased_at is null`
-	eraseStepsSQL   = `update onlyonce.http_steps set result = null where record_id = $1`
-)
+// requestOperationsSQL finds the operations that a request has made and that are not erased. In: id.
+// By the index operations_record.
+const requestOperationsSQL = `
+select o.id::text as id, o.topic, o.state, o.tenant, o.created_at from onlyonce.operations o
+ where o.record_id = $1 and o.erased_at is null order by o.id`
+
+// eraseRequestSQL erases an answer, what its steps have remembered, and its operations. In: id. See
+// the function's comment.
+const eraseRequestSQL = `select onlyonce.http_erase($1)`
 
 // stepAppliedSQL stores what an operator has found out as a step's result, stepAbsentSQL deletes
 // the record that it was begun, and reopenSQL lets the next request go on. stepSealedSQL reads
@@ -116,6 +125,19 @@ type RequestChange struct {
 
 	Step    *string `json:"step,omitempty"`
 	Applied *bool   `json:"applied,omitempty"`
+
+	// Operations are those that the request has made, of which an erasure erases the result and the
+	// input. They may outlive the request's record: then its State is "purged".
+	Operations []RequestOperation `json:"operations,omitempty"`
+}
+
+// RequestOperation is an operation that a request has made.
+type RequestOperation struct {
+	ID        string    `json:"id"`    // a UUID, as its client has it
+	Topic     string    `json:"topic"` // the stream of its event
+	State     string    `json:"state"`
+	Tenant    string    `json:"tenant"`
+	CreatedAt time.Time `json:"created_at"`
 }
 
 // ResolveRequest records the outcome of an external call that a request in lease mode has begun, if
@@ -150,10 +172,12 @@ func CloseRequest(ctx context.Context, db DB, by By, in CloseRequestInput) (*Req
 }
 
 // EraseRequest erases the stored answer to a request that is completed, and what its steps have
-// remembered. The record stays until it expires, so that copies get 410 and do not run again.
+// remembered. The record stays until it expires, so that copies get 410 and do not run again. Of the
+// operations that it has made it erases result, progress and input, the latter in the log and in
+// parked rows.
 //
-// Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is not completed,
-// ErrNothing if its answer is erased already, and ErrChanged.
+// Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is not completed or
+// one of its operations has not ended, ErrNothing if all is erased already, and ErrChanged.
 func EraseRequest(ctx context.Context, db DB, by By, in EraseRequestInput) (*RequestChange, error) {
 	if in.ID != "" && (in.Tenant != "" || in.Scope != "" || in.Key != "") {
 		return nil, failf(ErrInvalid, "-id: names the request by itself")
@@ -200,7 +224,7 @@ func (c *requestChange) lock(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	for _, sql := range []string{lockRequestSQL, lockRequestLeaseSQL} {
+	for _, sql := range []string{lockRequestSQL, lockRequestLeaseSQL, lockOperationsSQL} {
 		if _, err := tx.Exec(ctx, sql, id); err != nil {
 			return err
 		}
@@ -226,10 +250,23 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, er
 	if err != nil {
 		return nil, err
 	}
-	if len(rows) == 0 {
+	d := &RequestChange{Step: c.step}
+	if c.step == nil && !c.close {
+		if d.Operations, err = collect[RequestOperation](ctx, tx, requestOperationsSQL, id); err != nil {
+			return nil, err
+		}
+		for i := range d.Operations {
+			utcs(&d.Operations[i].CreatedAt)
+		}
+	}
+	switch {
+	case len(rows) > 0:
+		d.Request = rows[0]
+	case len(d.Operations) > 0:
+		d.Request = Request{ID: id, State: "purged", Tenant: d.Operations[0].Tenant, CreatedAt: d.Operations[0].CreatedAt}
+	default:
 		return nil, failf(ErrNotFound, "there is no request %s: it was never made, or is purged", id)
 	}
-	d := &RequestChange{Request: rows[0], Step: c.step}
 	if c.close {
 		if !slices.Contains([]string{"left", "abandoned", "reconcile"}, d.State) {
 			return nil, failf(ErrRefused, "the request is %s, and nothing was done: only one that is left, abandoned or set aside can be closed", d.State)
@@ -238,10 +275,15 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, er
 	}
 	if c.step == nil {
 		switch {
-		case d.State != "completed":
+		case d.State != "completed" && d.State != "purged":
 			return nil, failf(ErrRefused, "the request is not completed (%s), and nothing was done: what is kept of it is needed to end it", d.State)
-		case d.ErasedAt != nil:
+		case d.ErasedAt != nil && len(d.Operations) == 0:
 			return nil, failf(ErrNothing, "The answer to request %s was erased already: nothing was changed.", d.ID)
+		}
+		for _, o := range d.Operations {
+			if o.State == "running" {
+				return nil, failf(ErrRefused, "operation %s of the request has not ended, and nothing was done: it needs its input; see `onlyonce operation list`", o.ID)
+			}
 		}
 		return d, nil
 	}
@@ -277,7 +319,7 @@ func (c *requestChange) stored(id string) (result []byte, sealed bool, err error
 }
 
 func (c *requestChange) differs(shown, now *RequestChange) bool {
-	return shown.State != now.State || !slices.Equal(shown.Unknown, now.Unknown)
+	return shown.State != now.State || !slices.Equal(shown.Unknown, now.Unknown) || len(shown.Operations) != len(now.Operations)
 }
 
 func (c *requestChange) do(ctx context.Context, tx pgx.Tx, _ By, now *RequestChange) (*RequestChange, error) {
@@ -292,7 +334,7 @@ func (c *requestChange) do(ctx context.Context, tx pgx.Tx, _ By, now *RequestCha
 	case c.close:
 		steps = append(steps, exec(openSealSQL), exec(fenceOffSQL, now.ID), exec(closeSQL, now.ID), exec(closeSealSQL))
 	case c.step == nil:
-		steps = append(steps, exec(eraseRequestSQL, now.ID), exec(eraseStepsSQL, now.ID))
+		steps = append(steps, exec(eraseRequestSQL, now.ID))
 	case c.applied:
 		result, sealed, err := c.stored(now.ID)
 		if err != nil {

@@ -3,6 +3,7 @@ package ops_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -124,5 +125,37 @@ func TestCloseAndEraseRequest(t *testing.T) {
 	erase.Key = "k2"
 	if _, err := ops.EraseRequest(t.Context(), pool, ops.By{Reason: "GDPR-4"}, erase); !errors.Is(err, ops.ErrNotFound) {
 		t.Errorf("a request that was never made: %v", err)
+	}
+}
+
+// What a request's operation keeps is erased with its answer, once it has ended, also if the
+// request's record is purged by then. The audit row says so.
+func TestEraseRequestAndItsOperation(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	exec(t, pool, `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, result)
+		values ('0b7e6a52-9c1d-4e6f-8a10-000000000001', onlyonce.key('acme', 'http POST /exports', 'k1'), 'operations', 'acme', 'ann', 'export', '7 days', '"Jane Roe"')`)
+	in, by := ops.EraseRequestInput{Tenant: "acme", Scope: "http POST /exports", Key: "k1"}, ops.By{Reason: "GDPR-4"}
+	if _, err := ops.EraseRequest(t.Context(), pool, by, in); !errors.Is(err, ops.ErrRefused) || !strings.Contains(err.Error(), "0b7e6a52-9c1d-4e6f-8a10-000000000001") {
+		t.Errorf("while it runs: %v", err)
+	}
+	exec(t, pool, `update onlyonce.operations set state = 'succeeded', completed_at = now(), expires_at = now() + keep`)
+	shown, err := ops.EraseRequest(t.Context(), pool, ops.By{DryRun: true}, in)
+	if err != nil || shown.State != "purged" || len(shown.Operations) != 1 || shown.Operations[0].State != "succeeded" {
+		t.Fatalf("%+v, %v", shown, err)
+	}
+	in.Shown = shown
+	if _, err := ops.EraseRequest(t.Context(), pool, by, in); err != nil {
+		t.Fatal(err)
+	}
+	if !one[bool](t, pool, `select result is null and erased_at is not null from onlyonce.operations`) {
+		t.Error("the result is there")
+	}
+	if said := one[string](t, pool, `select detail #>> '{operations,0,id}' from onlyonce.audit where action = 'request erase'`); said != "0b7e6a52-9c1d-4e6f-8a10-000000000001" {
+		t.Errorf("the audit row: %q", said)
+	}
+	in.Shown = nil
+	if _, err := ops.EraseRequest(t.Context(), pool, by, in); !errors.Is(err, ops.ErrNotFound) {
+		t.Errorf("erased already, and purged: %v", err)
 	}
 }

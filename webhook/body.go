@@ -11,6 +11,7 @@ import (
 
 const (
 	initialBodyBytes = 4 << 10         // initial memory of a body
+	doubledBodyBytes = 64 << 10        // up to here it is doubled, then it grows by a quarter
 	minBodyRate      = 32 << 10        // least bytes of a body in a second
 	bodyGrace        = 5 * time.Second // lost packets are sent again after 1, 2, 4 s
 )
@@ -36,8 +37,8 @@ func (ep *Endpoint) readBody(w http.ResponseWriter, req *http.Request, deadline 
 	var waited time.Duration
 	for err == nil {
 		if len(body) == cap(body) {
-			size := min(max(2*int64(cap(body)), initialBodyBytes), maxBuffer)
-			if size <= held || !ep.reserveBytes(size-held) {
+			size := min(nextSize(int64(cap(body))), maxBuffer)
+			if size <= held || !ep.reserveBytes(held, size) {
 				return nil, held, http.StatusServiceUnavailable, ErrBusy
 			}
 			held = size
@@ -71,11 +72,30 @@ func (ep *Endpoint) readBody(w http.ResponseWriter, req *http.Request, deadline 
 	return nil, held, http.StatusBadRequest, errBodyUnreadable
 }
 
-// reserveBytes reserves n bytes for a body. It returns false if Config.MaxBytes has no room for
+// nextSize returns the memory that a body gets when it has filled size bytes. Beyond
+// doubledBodyBytes at most a fifth of it is not filled, so that half a body does not hold a whole
+// one.
+func nextSize(size int64) int64 {
+	if size < doubledBodyBytes {
+		return max(2*size, initialBodyBytes)
+	}
+	return size + size/4
+}
+
+// reserveBytes lets the memory of a body grow from held to size bytes. It returns false if
+// Config.MaxBytes has no room for that. Bodies have not been verified while they grow, so large
+// ones leave room for small ones (W17): the last quarter of MaxBytes is for bodies of up to
+// doubledBodyBytes, and the last eighth for those of up to initialBodyBytes, most events among
 // them.
-func (ep *Endpoint) reserveBytes(n int64) bool {
-	if ep.heldBytes.Add(n) > ep.cfg.MaxBytes {
-		ep.heldBytes.Add(-n)
+func (ep *Endpoint) reserveBytes(held, size int64) bool {
+	most := ep.cfg.MaxBytes
+	if size > doubledBodyBytes {
+		most -= most / 4
+	} else if size > initialBodyBytes {
+		most -= most / 8
+	}
+	if ep.heldBytes.Add(size-held) > most {
+		ep.heldBytes.Add(held - size)
 		return false
 	}
 	return true

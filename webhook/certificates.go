@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"net/url"
 	"regexp"
 	"slices"
@@ -17,22 +18,25 @@ import (
 const (
 	// certificateFor is how long a certificate is used before it is fetched again.
 	certificateFor = 24 * time.Hour
-	// failureFor is how long a failure is remembered, so that requests that name a certificate
-	// without end do not fetch it without end.
-	failureFor = 30 * time.Second
-	// maxCertificates is how many are remembered, failures included.
+	// fetchPause is the least time from the end of a fetch that failed to the next one. All
+	// addresses that are unknown have one fetch at a time, and this pause, together.
+	fetchPause = 2 * time.Second
+	// maxCertificates is how many good certificates are kept besides those of the configuration.
 	maxCertificates = 64
+	// maxConfigured is how many addresses a configuration may list.
+	maxConfigured = 64
 	// maxChain is how many certificates a file may hold.
 	maxChain = 8
 )
 
-// certificates fetches, verifies and remembers the certificates with which a sender signs (W18). It
-// is safe for concurrent use.
+// certificates fetches, verifies and keeps the certificates with which a sender signs (W18). It is
+// safe for concurrent use.
 //
 // A request names its certificate, and that name is not verified yet. So the name counts only if it
-// is an address of the sender's (match), one fetch serves all requests that wait for it, failures
-// are remembered, and fetches have a bound in each minute. Requests whose certificate is known
-// never wait for any of that.
+// is an address of the sender's (match), and one fetch serves all requests that wait for it. The
+// addresses of the configuration, and those whose certificate was good once, are fetched whenever
+// that is due. All others together get one fetch at a time, so that strangers who make up addresses
+// cannot have more, and take nothing from the known ones.
 type certificates struct {
 	fetch *fetcher
 	// match reports whether an address is one of the sender's certificates.
@@ -46,44 +50,43 @@ type certificates struct {
 	issuers *regexp.Regexp
 
 	clock func() time.Time
-	budget
 
 	lock  sync.Mutex
-	known map[string]*certificate
+	known map[string]*certificate // by address: of the configuration, or good once
+	other *certificate            // the unknown one that was fetched last, or nil
 }
 
-// certificate is one that is being fetched, or was.
+// certificate is one that is being fetched, or was. certificates.lock guards it.
 type certificate struct {
-	done        chan struct{} // closed once the rest is set
-	key         *rsa.PublicKey
-	begin, end  time.Time // when the whole chain is valid
-	err         error     // an *Error
-	fetched     time.Time
-	lastRequest time.Time
-
-	// before is the good one that this one replaces, and which serves until done, or nil.
-	before *certificate
+	validity
+	address    string
+	configured bool
+	fetching   chan struct{} // closed at the end of its fetch; nil if there is none
+	err        error         // an *Error, of the last fetch; nil while an older result serves
+	due        time.Time     // of the next fetch
+	lastNamed  time.Time
 }
 
-// loaded reports whether it is not being fetched any more.
-func (c *certificate) loaded() bool {
-	select {
-	case <-c.done:
-		return true
-	default:
-		return false
-	}
+// validity is a certificate's key, and when the whole chain is valid. The key is nil until a fetch
+// has brought a good certificate.
+type validity struct {
+	key        *rsa.PublicKey
+	begin, end time.Time
 }
 
-func (c *certificate) outdated(now time.Time) bool {
-	if !c.loaded() {
-		return false
+// configure makes addresses known before any request names them.
+func (c *certificates) configure(addresses []string) error {
+	if len(addresses) > maxConfigured {
+		return fmt.Errorf("must list at most %d addresses, not %d", maxConfigured, len(addresses))
 	}
-	keep := certificateFor
-	if c.err != nil {
-		keep = failureFor
+	c.known = map[string]*certificate{}
+	for _, address := range addresses {
+		if _, err := c.checkURL("", address); err != nil {
+			return fmt.Errorf("%q is not an address of the sender's certificates", address)
+		}
+		c.known[address] = &certificate{address: address, configured: true}
 	}
-	return now.Sub(c.fetched) >= keep
+	return nil
 }
 
 // checkURL reports whether a request may name this address for its certificate. Everything of it
@@ -113,97 +116,95 @@ func (c *certificates) keys(ctx context.Context, at time.Time, s Signed) ([]Key,
 // find returns a known certificate, or fetches it. While one is fetched again, the old one serves,
 // so that only requests with a new certificate wait. The fetch does not end with the request that
 // began it, because others may wait for it.
-func (c *certificates) find(ctx context.Context, at time.Time, address *url.URL) (*certificate, error) {
+func (c *certificates) find(ctx context.Context, at time.Time, address *url.URL) (validity, error) {
 	c.lock.Lock()
 	now, name := c.clock(), address.String()
-	found := c.known[name]
-	if found == nil || found.outdated(now) {
-		old := found
-		if old != nil && old.err != nil {
-			old = nil
-		}
-		if !c.take(now) {
+	one := c.known[name]
+	if one == nil {
+		if o := c.other; o != nil && o.address != name && (o.fetching != nil || now.Before(o.due)) {
 			c.lock.Unlock()
-			if old != nil {
-				return old, nil
-			}
-			return nil, unavailable("too many certificates were asked for within a minute", nil)
+			return validity{}, unavailable("its certificate is not known, and another unknown one was just fetched: CertURLs can name it", nil)
+		} else if o == nil || o.address != name {
+			c.other = &certificate{address: name}
 		}
-		found = &certificate{done: make(chan struct{}), before: old}
-		if old != nil {
-			old.before = nil
-		}
-		if c.known == nil {
-			c.known = map[string]*certificate{}
-		}
-		delete(c.known, name)
-		c.makeRoom()
-		c.known[name] = found
-		go c.load(context.WithoutCancel(ctx), found, old, at, now, address)
+		one = c.other
 	}
-	found.lastRequest = now
-	old := found.before
+	one.lastNamed = now
+	if one.fetching == nil && !now.Before(one.due) {
+		one.fetching = make(chan struct{})
+		go c.load(context.WithoutCancel(ctx), one, at, address)
+	}
+	found, err, fetching := one.validity, one.err, one.fetching
 	c.lock.Unlock()
-	switch {
-	case found.loaded():
-		return found, found.err
-	case old != nil:
-		return old, nil
+	if fetching == nil || found.key != nil {
+		return found, err
 	}
 	select {
-	case <-found.done:
-		return found, found.err
+	case <-fetching:
 	case <-ctx.Done():
-		return nil, unavailable("the certificate did not come in time", ctx.Err())
+		return validity{}, unavailable("the certificate did not come in time", ctx.Err())
 	}
-}
-
-// makeRoom forgets certificates until there is room for one: failures first, and then the one that
-// no request has named for longest.
-func (c *certificates) makeRoom() {
-	for len(c.known) >= maxCertificates {
-		var oldest string
-		for name, one := range c.known {
-			if other := c.known[oldest]; other == nil || one.goesBefore(other) {
-				oldest = name
-			}
-		}
-		delete(c.known, oldest)
-	}
-}
-
-// goesBefore reports whether it makes room rather than another one.
-func (c *certificate) goesBefore(other *certificate) bool {
-	failed, otherFailed := c.loaded() && c.err != nil, other.loaded() && other.err != nil
-	return failed && !otherFailed || failed == otherFailed && c.lastRequest.Before(other.lastRequest)
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	return one.validity, one.err
 }
 
 // load fetches and verifies a certificate. If that cannot be done now, the old one, if there is
-// one, is used for another while: its own end is compared with each request.
-func (c *certificates) load(ctx context.Context, e, old *certificate, at, now time.Time, address *url.URL) {
-	defer close(e.done)
-	e.fetched = now
-	if e.err = c.loadInto(ctx, e, at, address); old != nil && errors.Is(e.err, ErrUnavailable) {
-		e.key, e.begin, e.end, e.err = old.key, old.begin, old.end, nil
-		e.fetched = e.fetched.Add(failureFor - certificateFor)
+// one, is used on: its own end is compared with each request.
+func (c *certificates) load(ctx context.Context, one *certificate, at time.Time, address *url.URL) {
+	found, err := c.fetchValid(ctx, at, address)
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	now := c.clock()
+	close(one.fetching)
+	one.fetching, one.due = nil, now.Add(fetchPause)
+	switch {
+	case err == nil:
+		one.validity, one.err, one.due = found, nil, now.Add(certificateFor)
+		c.keep(one)
+	case one.key == nil || !errors.Is(err, ErrUnavailable):
+		one.validity, one.err = validity{}, err
 	}
 }
 
-func (c *certificates) loadInto(ctx context.Context, e *certificate, at time.Time, address *url.URL) error {
+// keep makes a good certificate a known one. If there are too many, it forgets the one that no
+// request has named for longest.
+func (c *certificates) keep(one *certificate) {
+	if c.known[one.address] == nil {
+		c.other = nil
+	}
+	c.known[one.address] = one
+	var oldest *certificate
+	learned := 0
+	for _, k := range c.known {
+		if k.configured {
+			continue
+		}
+		if learned++; oldest == nil || k.lastNamed.Before(oldest.lastNamed) {
+			oldest = k
+		}
+	}
+	if learned > maxCertificates {
+		delete(c.known, oldest.address)
+	}
+}
+
+// fetchValid fetches a certificate and verifies it.
+func (c *certificates) fetchValid(ctx context.Context, at time.Time, address *url.URL) (v validity, err error) {
 	file, server, err := c.fetch.get(ctx, address)
 	if err != nil {
-		return unavailable("the certificate could not be fetched", err)
+		return v, unavailable("the certificate could not be fetched", err)
 	}
 	leaf, more, err := parseCertificates(file)
 	if err != nil {
-		return &Error{Check: ErrSignature, Field: "certificate", Reason: err.Error()}
+		return v, &Error{Check: ErrSignature, Field: "certificate", Reason: err.Error()}
 	}
 	if err := c.checkLeaf(leaf, address.Hostname()); err != nil {
-		return err
+		return v, err
 	}
-	e.key, _ = leaf.PublicKey.(*rsa.PublicKey)
-	e.begin, e.end, err = c.chain(ctx, leaf, slices.Concat(more, server), at)
-	return err
+	v.key, _ = leaf.PublicKey.(*rsa.PublicKey)
+	v.begin, v.end, err = c.chain(ctx, leaf, slices.Concat(more, server), at)
+	return v, err
 }
 
 // parseCertificates parses a PEM file: the certificate that signs, and those that lead to a root.

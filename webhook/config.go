@@ -135,9 +135,11 @@ type Config struct {
 	MaxInFlight int
 
 	// MaxBytes bounds the memory of bodies that are held at once, verified or not, in bytes: a
-	// request that needs more gets 503. At least MaxBody plus 1. A body takes memory as it arrives,
-	// whatever its Content-Length, and must bring 32 KiB a second on average after the first 5 s,
-	// or it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
+	// request that needs more gets 503. A quarter is for bodies below 64 KiB, and half of that for
+	// those below 4 KiB, whatever large ones hold. At least four thirds of MaxBody. A body takes
+	// memory as it arrives, whatever its Content-Length, and must bring 32 KiB a second on average
+	// after the first 5 s, or it gets 408. Defaults to 64 MiB, or four times MaxBody if that is
+	// more.
 	MaxBytes int64
 
 	// MaxAside bounds, in bytes a day (UTC), what is set aside if the sender does not sign the
@@ -247,8 +249,8 @@ func (c *Config) boundSizes(l *fields.List) {
 	if c.MaxBytes == 0 {
 		c.MaxBytes = max(64<<20, 4*int64(c.verifier.maxBody))
 	}
-	if least := int64(c.verifier.maxBody) + 1; c.MaxBytes < least {
-		l.Add("MaxBytes", "%d must be at least %d: one body of MaxBody", c.MaxBytes, least)
+	if least := (int64(c.verifier.maxBody) + 3) / 3 * 4; c.MaxBytes < least {
+		l.Add("MaxBytes", "%d must be at least %d: one body of MaxBody, and a quarter for small ones", c.MaxBytes, least)
 	}
 	if c.MaxAside == 0 {
 		c.MaxAside = max(256<<20, 4*int64(c.verifier.maxBody))

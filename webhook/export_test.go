@@ -24,10 +24,28 @@ func Members(body []byte, names ...string) (texts map[string]string, object bool
 	return texts, found != nil
 }
 
-// AgeCertificates makes the certificates that a Verifier knows as old as they would be after d.
+// AgeCertificates sets the clock by which a Verifier fetches certificates to d from now.
 func AgeCertificates(v *Verifier, d time.Duration) {
+	setClock(v, func() time.Time { return time.Now().Add(d) })
+}
+
+// HoldCertificates does the same, and the clock stands still there.
+func HoldCertificates(v *Verifier, d time.Duration) {
+	at := time.Now().Add(d)
+	setClock(v, func() time.Time { return at })
+}
+
+func setClock(v *Verifier, clock func() time.Time) {
 	c := v.scheme.certificates
 	c.lock.Lock()
 	defer c.lock.Unlock()
-	c.clock = func() time.Time { return time.Now().Add(d) }
+	c.clock = clock
+}
+
+// KnownCertificates returns how many certificates a Verifier keeps.
+func KnownCertificates(v *Verifier) int {
+	c := v.scheme.certificates
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	return len(c.known)
 }

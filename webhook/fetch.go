@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/dialguard"
@@ -37,12 +36,8 @@ type Fetch struct {
 	Transport *http.Transport
 }
 
-const (
-	// maxFetches is how many fetches may begin in a minute. Unsigned requests can cause them.
-	maxFetches = 32
-	// maxFetched is the most bytes of an answer.
-	maxFetched = 64 << 10
-)
+// maxFetched is the most bytes of an answer.
+const maxFetched = 64 << 10
 
 // fetcher fetches small files over HTTP. It is safe for concurrent use.
 type fetcher struct {
@@ -110,22 +105,4 @@ func (f *fetcher) get(ctx context.Context, address *url.URL) (body []byte, serve
 // unavailable is a refusal because something could not be fetched.
 func unavailable(reason string, cause error) error {
 	return &Error{Check: ErrUnavailable, Reason: reason, Cause: cause}
-}
-
-// budget bounds how often something is begun in a minute.
-type budget struct {
-	mu    sync.Mutex
-	begun time.Time
-	n     int
-}
-
-// take reports whether it may be begun at a time.
-func (b *budget) take(now time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if now.Sub(b.begun) >= time.Minute {
-		b.begun, b.n = now, 0
-	}
-	b.n++
-	return b.n <= maxFetches
 }

@@ -26,7 +26,7 @@ import (
 //
 // The certificate must be RSA, valid at the time, have the name
 // messageverificationcerts.paypal.com, and lead to a root; see [Fetch] and rule W18 for how it is
-// fetched. It is kept for 24 hours.
+// fetched. It is fetched again every 24 hours.
 type PayPal struct {
 	// WebhookID is the webhook's id in PayPal's dashboard: letters and digits, at most 50. It is
 	// what keeps the transmissions of other applications out. Required.
@@ -34,6 +34,12 @@ type PayPal struct {
 
 	// Sandbox accepts the sandbox's transmissions in place of the live ones. Defaults to false.
 	Sandbox bool
+
+	// CertURLs are the addresses of the certificates with which PayPal signs now: the header
+	// Paypal-Cert-Url, which each event keeps. A certificate that is not listed is fetched when the
+	// first transmission names it, but then strangers can delay that with addresses that they make
+	// up (W18). At most 64. Defaults to none.
+	CertURLs []string
 
 	// Roots are the authorities that certificates must lead to. Defaults to the system's.
 	Roots *x509.CertPool
@@ -68,11 +74,14 @@ func (p PayPal) Scheme() (*Scheme, error) {
 		},
 		names: func(string) []string { return []string{"messageverificationcerts." + domain} },
 	}
+	if err := c.configure(p.CertURLs); err != nil {
+		return nil, fmt.Errorf("PayPal.CertURLs: %w", err)
+	}
 	return &Scheme{
 		Name: "paypal", Past: 72*time.Hour + 5*time.Minute, Future: 5 * time.Minute,
 		Redeliveries:     72 * time.Hour,
 		SignatureHeaders: []string{"Paypal-Transmission-Sig"},
-		KeepHeaders:      []string{"Paypal-Transmission-Id"},
+		KeepHeaders:      []string{"Paypal-Transmission-Id", "Paypal-Cert-Url"},
 		certificates:     c,
 		Read:             func(f Fields) (Signed, error) { return p.read(f, c) },
 		ReadBody: func(_ Fields, body []byte, s *Signed) error {

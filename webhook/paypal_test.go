@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -328,10 +329,13 @@ func TestW18Fetches(t *testing.T) {
 			h, v := payPal(t, func(_ *webhook.VerifierConfig, p *webhook.PayPal) { p.Fetch.Timeout = time.Second })
 			h.handle(payPalFile, serve(h))
 			request := payPalRequest(t, h.key, time.Now(), payPalBody)
+			webhook.HoldCertificates(v, 0)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
 			for range 3 {
-				_, err := v.Verify(request, []byte(payPalBody))
+				_, err := v.VerifyRequest(ctx, webhook.Request{Header: request, Body: []byte(payPalBody)})
 				var refused *webhook.Error
-				if !errors.As(err, &refused) || !errors.Is(err, webhook.ErrUnavailable) || refused.Status() != 503 {
+				if ctx.Err() != nil || !errors.As(err, &refused) || !errors.Is(err, webhook.ErrUnavailable) || refused.Status() != 503 {
 					t.Fatalf("%v", err)
 				}
 			}
@@ -339,9 +343,9 @@ func TestW18Fetches(t *testing.T) {
 				t.Errorf("%d fetches, and %d from where it leads", n, other)
 			}
 			h.put(payPalFile, good(h))
-			webhook.AgeCertificates(v, 31*time.Second)
+			webhook.HoldCertificates(v, 3*time.Second)
 			if _, err := v.Verify(request, []byte(payPalBody)); err != nil {
-				t.Errorf("after 31 s: %v", err)
+				t.Errorf("after 3 s: %v", err)
 			}
 		})
 	}
@@ -400,42 +404,112 @@ func TestW18Issuers(t *testing.T) {
 	}
 }
 
-// W18: unsigned requests cause a bounded number of fetches, and do not get in the way of those
-// whose certificate is known. A known certificate does not outlive itself.
-func TestW18FetchesAreBounded(t *testing.T) {
+// stranger names a certificate that PayPal does not have, in an unsigned request.
+func stranger(t *testing.T, v *webhook.Verifier, good http.Header, n int) {
+	t.Helper()
+	bad := good.Clone()
+	bad.Set("Paypal-Cert-Url", fmt.Sprintf("https://api.paypal.com/v1/notifications/certs/CERT-%d", n))
+	refusesNow(t, v, bad, payPalBody, webhook.ErrUnavailable)
+}
+
+// W18: strangers whose unsigned requests name certificates that do not exist, 32 of them at the
+// beginning of each minute, keep no event out whose certificate the configuration names, not even
+// of a process that has just begun.
+func TestW18StrangersBesideConfiguredCertificates(t *testing.T) {
+	t.Parallel()
+	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *webhook.PayPal) { p.CertURLs = []string{"https://" + payPalFile} })
+	h2, v2 := sns(t, func(p *webhook.SNS) { p.CertURLs = []string{"https://" + snsFile} })
+	request, message := payPalRequest(t, h.key, time.Now(), payPalBody), snsMessage(time.Now())
+	event, made := snsBody(t, h2.key, message, snsText(message)), maps.Clone(message)
+	n := 0
+	for minute := range 10 {
+		webhook.HoldCertificates(v, time.Duration(minute)*61*time.Second)
+		webhook.HoldCertificates(v2, time.Duration(minute)*61*time.Second)
+		for range 32 {
+			n++
+			stranger(t, v, request, n)
+			made["SigningCertURL"] = fmt.Sprintf("https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-%d.pem", n)
+			refusesNow(t, v2, snsHeaders, snsBody(t, h2.key, made, "x"), webhook.ErrUnavailable)
+		}
+		for range 3 {
+			if _, err := v.Verify(request, []byte(payPalBody)); err != nil {
+				t.Fatalf("PayPal, minute %d: %v", minute, err)
+			}
+			if _, err := v2.Verify(snsHeaders, []byte(event)); err != nil {
+				t.Fatalf("SNS, minute %d: %v", minute, err)
+			}
+		}
+	}
+	if a, b := h.times(payPalFile), h2.times(snsFile); a != 1 || b != 1 {
+		t.Errorf("the certificates were fetched %d and %d times", a, b)
+	}
+	if a, b := h.times(""), h2.times(""); a != 11 || b != 12 { // one of each minute's strangers; SNS's issuer
+		t.Errorf("%d and %d fetches", a, b)
+	}
+	for _, address := range []string{"", "https://evil.example/x", "https://" + snsFile, "https://" + payPalFile + "?"} {
+		if _, err := (webhook.PayPal{WebhookID: "A", CertURLs: []string{address}}).Scheme(); err == nil || !strings.Contains(err.Error(), "PayPal.CertURLs") {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+}
+
+// W18: all unknown certificates have one fetch at a time, and a pause after one that failed; then a
+// genuine one that nobody has configured is fetched as well as another. Once it is known no
+// stranger gets in its way, and none makes it forgotten. It does not outlive itself.
+func TestW18StrangersBesideLearnedCertificates(t *testing.T) {
 	t.Parallel()
 	h, v := payPal(t)
 	request := payPalRequest(t, h.key, time.Now(), payPalBody)
-	known := func() {
-		t.Helper()
-		if _, err := v.Verify(request, []byte(payPalBody)); err != nil {
+	verify := func() error {
+		_, err := v.Verify(request, []byte(payPalBody))
+		return err
+	}
+	webhook.HoldCertificates(v, 0)
+	for n := range 3 {
+		stranger(t, v, request, n)
+	}
+	if n := h.times(""); n != 1 {
+		t.Errorf("%d fetches at once", n)
+	}
+	if err := verify(); !errors.Is(err, webhook.ErrUnavailable) || !strings.Contains(err.Error(), "CertURLs") {
+		t.Errorf("within the pause: %v", err)
+	}
+	webhook.HoldCertificates(v, 2*time.Second)
+	if err := verify(); err != nil {
+		t.Fatalf("after it: %v", err)
+	}
+	var all sync.WaitGroup
+	goOn := make(chan struct{})
+	for n := range 100 { // as many as it would take to forget it, of a host that is slow to say no
+		webhook.HoldCertificates(v, time.Duration(n+1)*2*time.Minute)
+		file := fmt.Sprintf("api.paypal.com/v1/notifications/certs/CERT-slow-%d", n)
+		h.handle(file, func(w http.ResponseWriter, r *http.Request) { <-goOn; http.NotFound(w, r) })
+		bad := request.Clone()
+		bad.Set("Paypal-Cert-Url", "https://"+file)
+		all.Go(func() { refusesNow(t, v, bad, payPalBody, webhook.ErrUnavailable) })
+		if err := verify(); err != nil {
+			t.Fatalf("beside %d strangers: %v", n+1, err)
+		}
+	}
+	close(goOn)
+	all.Wait()
+	for n := range 70 { // the sender's own are kept, but not without end
+		file := fmt.Sprintf("api.paypal.com/v1/notifications/certs/CERT-good-%d", n)
+		h.put(file, pemFile(h.signing(payPalName), h.middle.Raw))
+		webhook.HoldCertificates(v, 4*time.Hour+time.Duration(n)*time.Second)
+		bad := request.Clone()
+		bad.Set("Paypal-Cert-Url", "https://"+file)
+		if _, err := v.Verify(bad, []byte(payPalBody)); err != nil {
+			t.Fatal(err)
+		}
+		if err := verify(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	known()
-	bad := request.Clone()
-	for i := range 100 {
-		bad.Set("Paypal-Cert-Url", fmt.Sprintf("https://api.paypal.com/v1/notifications/certs/CERT-%d", i))
-		refusesNow(t, v, bad, payPalBody, webhook.ErrUnavailable)
-		known()
-	}
-	if n := h.times(""); n != 32 {
-		t.Errorf("%d fetches within a minute", n)
-	}
-	for i := range 100 { // as many as it takes to forget what is known
-		webhook.AgeCertificates(v, time.Duration(1+i/30)*2*time.Minute)
-		bad.Set("Paypal-Cert-Url", fmt.Sprintf("https://api.paypal.com/v1/notifications/certs/CERT-other-%d", i))
-		refusesNow(t, v, bad, payPalBody, webhook.ErrUnavailable)
-		known()
-	}
-	if n := h.times(payPalFile); n != 1 {
-		t.Errorf("the known certificate was fetched %d times", n)
+	if n, kept := h.times(payPalFile), webhook.KnownCertificates(v); n != 1 || kept != 64 {
+		t.Errorf("the genuine certificate was fetched %d times; %d are kept", n, kept)
 	}
 	later := time.Now().Add(101 * time.Hour) // the certificate is valid for 100
-	h, v = payPal(t)
-	if _, err := v.Verify(payPalRequest(t, h.key, time.Now(), payPalBody), []byte(payPalBody)); err != nil {
-		t.Fatal(err)
-	}
 	_, err := v.VerifyAt(later, payPalRequest(t, h.key, later, payPalBody), []byte(payPalBody))
 	if !errors.Is(err, webhook.ErrSignature) {
 		t.Errorf("a known certificate that has expired: %v", err)
@@ -472,10 +546,10 @@ func TestW18KnownCertificateServesMeanwhile(t *testing.T) {
 	webhook.AgeCertificates(v, 25*time.Hour)
 	fetched(2)
 	close(goOn)
-	webhook.AgeCertificates(v, 25*time.Hour+31*time.Second)
+	webhook.AgeCertificates(v, 25*time.Hour+3*time.Second)
 	fetched(3) // the host does not have it, and is asked again later
 	h.put(payPalFile, pemFile(h.signing("another name"), h.middle.Raw))
-	webhook.AgeCertificates(v, 25*time.Hour+62*time.Second)
+	webhook.AgeCertificates(v, 25*time.Hour+6*time.Second)
 	pgtest.Until(t, patience, "it does not count any more", func() bool { return errors.Is(verify(), webhook.ErrSignature) })
 }
 

@@ -156,7 +156,7 @@ func TestW17MemoryOfBodies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := patient()
-	receiver := r.receiver(s, func(c *webhook.Config) { c.MaxBody, c.MaxBytes = 64<<10, 150_000 })
+	receiver := r.receiver(s, func(c *webhook.Config) { c.MaxBody, c.MaxBytes = 64<<10, 200_000 })
 	unsigned := headers("X-Sig", strings.Repeat("0", 64))
 	a := stall(t, receiver, unsigned, 60_000, 64<<10)
 	b := stall(t, receiver, unsigned, 60_000, 64<<10)
@@ -185,4 +185,45 @@ func TestW17MemoryOfBodies(t *testing.T) {
 	if _, err := webhook.New(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxBytes") {
 		t.Errorf("less than a body: %v", err)
 	}
+}
+
+// W17: bodies that are not verified yet and stop in the middle, of more senders than MaxBytes has
+// room for, keep no small event out.
+func TestW17LargeBodiesLeaveRoomForSmallOnes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := patient()
+	receiver := r.receiver(s, func(c *webhook.Config) { c.MaxBytes = 8 << 20 })
+	unsigned := headers("X-Sig", strings.Repeat("0", 64))
+	e := r.serveMux(s, receiver, "")
+	n := 0
+	all := func(what string, size int) {
+		t.Helper()
+		for range 10 {
+			n++
+			e.send(fmt.Sprintf(`{"id":"%d","x":"%s"}`, n, strings.Repeat("x", size))).want(t, 200, false)
+		}
+		if t.Failed() {
+			t.Fatal(what)
+		}
+	}
+	for range 9 { // doubling would take a MiB for each
+		if one := stall(t, receiver, unsigned, 512<<10+1, 1<<20); one.answer.Code != http.StatusOK { // a recorder's code until there is an answer
+			t.Fatalf("half a body holds more than its half: status %d", one.answer.Code)
+		}
+	}
+	for range 24 {
+		stall(t, receiver, unsigned, 512<<10+1, 1<<20)
+	}
+	all("beside large bodies", 40_000)
+	for range 66 {
+		stall(t, receiver, unsigned, 40_000, 1<<20)
+	}
+	for range 20 { // these fill what is left for them
+		stall(t, receiver, unsigned, 5_000, 1<<20)
+	}
+	for range 3 {
+		stall(t, receiver, unsigned, 1, 1<<20)
+	}
+	all("beside middling bodies", 4_000)
 }

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -29,7 +30,8 @@ import (
 // Certificates and SubscribeURLs are fetched from hosts sns.<region>.amazonaws.com (in China
 // .amazonaws.com.cn) over HTTPS only; see [Fetch] and rule W18. The certificate must be RSA, valid
 // at the time, have the name that SNS uses in that region, and lead to a root: SNS sends it alone,
-// so that its issuer is fetched from Amazon's crt.<name>.amazontrust.com. It is kept for 24 hours.
+// so that its issuer is fetched from Amazon's crt.<name>.amazontrust.com. It is fetched
+// again every 24 hours.
 //
 // SNS delivers a message for an hour, with the time of its publication, so that a time up to 65
 // minutes ago counts, and 5 minutes ahead.
@@ -42,6 +44,12 @@ type SNS struct {
 	// make two messages with one signature. Set the topic's attribute SignatureVersion to 2 before.
 	// Defaults to false.
 	Version2Only bool
+
+	// CertURLs are the addresses of the certificates with which SNS signs now, one for each region
+	// of Topics: the member SigningCertURL of any message. A certificate that is not listed is
+	// fetched when the first message names it, but then strangers who know a topic's ARN can delay
+	// that with addresses that they make up (W18). At most 64. Defaults to none.
+	CertURLs []string
 
 	// Roots are the authorities that certificates must lead to. Defaults to the system's.
 	Roots *x509.CertPool
@@ -84,6 +92,9 @@ func (s SNS) Scheme() (*Scheme, error) {
 	c := &certificates{
 		fetch: fetch, roots: s.Roots, issuers: snsIssuers, clock: time.Now, names: snsNames,
 		match: func(u *url.URL) bool { return snsHost.MatchString(u.Host) && snsPath.MatchString(u.Path) },
+	}
+	if err := c.configure(s.CertURLs); err != nil {
+		return nil, fmt.Errorf("SNS.CertURLs: %w", err)
 	}
 	confirmations := &budget{}
 	return &Scheme{
@@ -235,4 +246,26 @@ func subscribeURL(m map[string]string) (*url.URL, error) {
 		}
 	}
 	return u, nil
+}
+
+// maxConfirmations is how many subscriptions are confirmed in a minute. A recorded confirmation can
+// be sent again.
+const maxConfirmations = 32
+
+// budget bounds the confirmations of a minute.
+type budget struct {
+	mu    sync.Mutex
+	begun time.Time
+	n     int
+}
+
+// take reports whether another one may begin at a time.
+func (b *budget) take(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now.Sub(b.begun) >= time.Minute {
+		b.begun, b.n = now, 0
+	}
+	b.n++
+	return b.n <= maxConfirmations
 }

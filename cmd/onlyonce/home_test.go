@@ -13,7 +13,7 @@ func TestMoveATenant(t *testing.T) {
 	a.run(leave...).want(t, statusEnvironment, "does not live in this database")
 	a.run("home", "adopt", "-place", "acme", "-reason", "first", "-yes").want(t, statusGood, "acme: not known here -> here")
 	a.exec(`select onlyonce.claim(array[onlyonce.key('acme', 's', '1')], '{0}')`)
-	a.exec(`insert into onlyonce.operations (id, tenant, principal, name, keep) values (gen_random_uuid(), 'acme', '', 'export', '1 day')`)
+	a.exec(`insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep) values (gen_random_uuid(), gen_random_uuid(), 'operations', 'acme', '', 'export', '1 day')`)
 	a.run(leave...).want(t, statusGood, "here -> leaving", "1 operation,", "0 events", "Run the command again")
 	a.run("home", "list", "-state", "leaving").want(t, statusGood, "acme")
 	a.exec(`update onlyonce.homes set changed_at = now() - interval '2 hours'`)

@@ -134,6 +134,9 @@ func (c *requestChange) write(a *app, d *ops.RequestChange) {
 		_, _ = fmt.Fprintln(a.out, "Close the request: copies of it get 410 and do not run. Whatever its steps did at the provider stands, and what the handler would have written does not.")
 	case c.step == nil:
 		_, _ = fmt.Fprintln(a.out, "Erase the answer. It cannot be brought back; copies of the request get 410 and do not run.")
+		for _, o := range d.Operations {
+			_, _ = fmt.Fprintf(a.out, "Erase the result and the input of its operation %s (%s).\n", o.ID, o.State)
+		}
 	case c.applied:
 		_, _ = fmt.Fprintf(a.out, "Step %s: it had its effect. The next copy of the request goes on behind it.\n", cell(*c.step))
 	default:
@@ -284,9 +287,10 @@ func requestEraseCommand() command {
 		args:    "[-postgres URL] (-id ID | -scope S -key KEY [-tenant T]) -reason WHY [-yes]",
 		summary: "erase the stored answer to a request",
 		help: `
-Erases what is stored of the answer to a request, and what its steps have remembered: for a person who asks to be forgotten. The request
-must be completed. Its record stays until it expires, so that copies get 410 and do not run again. A cache of the layer may serve the answer
-until its entries expire (Config.CacheTTL); backups, and standbys that lag, hold it longer.
+Erases what is stored of the answer to a request, and what its steps have remembered: for a person who asks to be forgotten. Of an operation
+that it has made, the result and the input are erased too, also if the record has expired before. The request must be completed, and its operation
+must have ended. The record stays until it expires, so that copies get 410 and do not run again. A cache of the layer may serve the answer until
+its entries expire (Config.CacheTTL); backups, and standbys that lag, hold it longer.
 
 KEY is the idempotency key, S the scope: "http POST /v1/charges", and the principal, URL-escaped, behind another space. It asks first, unless
 -yes is given, and writes an audit row. What is erased already stays so: status 0, nothing is written.

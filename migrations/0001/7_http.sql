@@ -366,6 +366,8 @@ comment on function onlyonce.http_check_keys(bigint[], bytea[]) is 'Compares the
 
 create table onlyonce.operations (
   id           uuid        primary key,
+  record_id    uuid        not null,
+  topic        text        not null,
   tenant       text        not null,
   principal    text        not null,
   name         text        not null,
@@ -378,13 +380,17 @@ create table onlyonce.operations (
   created_at   timestamptz not null default clock_timestamp(),
   completed_at timestamptz,
   expires_at   timestamptz,
-  watched_at   timestamptz
+  watched_at   timestamptz,
+  erased_at    timestamptz
 );
 comment on table  onlyonce.operations is 'Operations whose requests were answered 202, and how they ended. The work itself is an event of onlyonce.event_log.';
+comment on column onlyonce.operations.record_id is 'Id of the request in onlyonce.http_records. That record may expire first.';
+comment on column onlyonce.operations.topic is 'Stream of its event, whose id is the operation''s.';
 comment on column onlyonce.operations.state is 'running, also while it waits to begin. succeeded, failed, cancelled: written in the transaction of the work.';
 comment on column onlyonce.operations.keep is 'How long it is kept after its end.';
 comment on column onlyonce.operations.watched_at is 'Watched time at its end, as in onlyonce.http_records.';
 create index operations_expired on onlyonce.operations (expires_at);
+create index operations_record on onlyonce.operations (record_id);
 
 -- A table of its own, because clients and Operation.Progress write it, and must not wait for the
 -- transaction of the work, which locks the row in onlyonce.operations.
@@ -396,3 +402,41 @@ create table onlyonce.operation_signals (
   cancel_at  timestamptz
 );
 comment on table  onlyonce.operation_signals is 'The latest progress of each operation, and whether its client has cancelled it.';
+
+-- http_erase erases a request's answer, the results of its steps, and what its operations keep:
+-- result, text of the error, progress, and the event with their input, in the log and in parked rows.
+-- The rows stay: copies of the request get 410. It returns how many answers and operations it has
+-- erased. What is not completed is left as it is, because it needs the results of its steps.
+--
+-- An operation that still runs needs its input, so it raises 55006; if one is about to commit its
+-- end, it waits for that. A log is read whole, because only its offset finds an event by an index.
+-- Locks the operations' rows.
+create function onlyonce.http_erase(record uuid) returns bigint
+language plpgsql as $$
+declare
+  op     onlyonce.operations;
+  erased bigint;
+begin
+  update onlyonce.http_records r set response = null, erased_at = clock_timestamp()
+   where r.id = http_erase.record and r.state = 'completed' and r.erased_at is null;
+  get diagnostics erased = row_count;
+  if erased > 0 then
+    update onlyonce.http_steps s set result = null where s.record_id = http_erase.record;
+  end if;
+  for op in select * from onlyonce.operations o where o.record_id = http_erase.record and o.erased_at is null order by o.id for update loop
+    if op.state = 'running' then
+      raise exception using errcode = '55006', message = format('onlyonce: operation %s of the request has not ended', op.id),
+        hint = 'Erase the request again once it has.';
+    end if;
+    update onlyonce.operations o set result = null, error_text = null, erased_at = clock_timestamp() where o.id = op.id;
+    update onlyonce.operation_signals s set text = null where s.id = op.id;
+    update onlyonce.event_log l set body = null, header_names = '{}', header_values = '{}', erased_at = clock_timestamp()
+      from onlyonce.streams t
+     where t.topic = op.topic and l.stream = t.id and l.tenant = op.tenant and l.id = op.id::text and l.erased_at is null;
+    update onlyonce.parked p set body = null, header_names = '{}', header_values = '{}', erased_at = clock_timestamp()
+     where p.kind = 'event' and p.topic = op.topic and p.tenant = op.tenant and p.event_id = op.id::text and p.erased_at is null;
+    erased := erased + 1;
+  end loop;
+  return erased;
+end $$;
+comment on function onlyonce.http_erase(uuid) is 'Erases the answer to a request, the results of its steps, and result and input of its operations.';

@@ -168,8 +168,8 @@ update onlyonce.http_records set state = 'reconcile' where tenant in ('acct_1', 
 // Two operations run, one of them is suspended: its work is parked. One has failed.
 const operationsSQL = `
 insert into onlyonce.streams (topic, partitions) values ('operations', 2);
-insert into onlyonce.operations (id, tenant, principal, name, keep, created_at)
-select ('0b7e6a52-9c1d-4e6f-8a10-00000000000' || n)::uuid, 'acct_' || n, 'ui', 'export', '7 days', clock_timestamp() - n * interval '4 minutes' from generate_series(1, 3) n;
+insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, created_at)
+select ('0b7e6a52-9c1d-4e6f-8a10-00000000000' || n)::uuid, gen_random_uuid(), 'operations', 'acct_' || n, 'ui', 'export', '7 days', clock_timestamp() - n * interval '4 minutes' from generate_series(1, 3) n;
 insert into onlyonce.operation_signals (id, percent, text, updated_at) values ('0b7e6a52-9c1d-4e6f-8a10-000000000001', 40, 'page 4 of 10', clock_timestamp());
 update onlyonce.operations set state = 'failed', error_code = 'bucket_full', completed_at = clock_timestamp(), expires_at = clock_timestamp() + keep where tenant = 'acct_3';
 insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, event_id, body)
