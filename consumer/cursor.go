@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
@@ -127,7 +128,7 @@ type cursor struct {
 	// runEpoch is the same for the start of the run; in a replay, for the position where it
 	// continues afterwards.
 	runEpoch int32
-	suspects []int64 // messages that were alone, with counted attempts
+	suspects []int64 // messages that were alone, with counted attempts: offsets, in order
 
 	replayNo     int32
 	replayUntil  *int64 // nil: no replay is under way
@@ -153,6 +154,12 @@ func (c *cursor) redoOffset(topic [16]byte) int64 {
 // highestPosition returns how far the partition was ever handled, as far as this database knows.
 func (c *cursor) highestPosition(topic [16]byte) int64 {
 	return max(c.position, c.replayResume, c.redoOffset(topic))
+}
+
+// suspected reports whether a message had counted attempts when the cursor was read.
+func (c *cursor) suspected(m *Message) bool {
+	_, found := slices.BinarySearch(c.suspects, m.Offset)
+	return found
 }
 
 // pastReplay reports whether an offset is at or above the end of the current replay.
@@ -202,6 +209,7 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	if suspect != nil {
 		r.suspects = append(r.suspects, *suspect)
 	}
+	slices.Sort(r.suspects)
 	return &r, nil
 }
 
