@@ -219,12 +219,9 @@ const endReplaySQL = `
 update onlyonce.cursors set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
 
 // resumeDoneSQL takes over what was done above the position that a replay has interrupted, in the
-// transaction that ends the replay. In: cursor, its run, the interrupted position. The rows that
-// are left below it are deleted: the beginning of the replay has fenced out every transaction that
-// might need them. Those of the replay itself are not: they are pruned as ever (C5).
+// transaction that ends the replay. In: cursor, its run, the interrupted position. The rows below it
+// are pruned, as those of the replay itself (C5).
 const resumeDoneSQL = `
-with dropped as (
-  delete from onlyonce.done where cursor_id = $1 and run = $2::integer - 1 and "offset" < $3)
 update onlyonce.done set run = $2 where cursor_id = $1 and run = $2::integer - 1 and "offset" >= $3`
 
 // endReplay continues where the replay interrupted the work. It returns errMoved when that is done,
@@ -264,8 +261,6 @@ func (w *worker) announceReplay() {
 // endReplayHeldSQL is endReplaySQL and resumeDoneSQL for a position that stays as it is.
 const endReplayHeldSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $3 and nonce = $4 for share),
-dropped as (
-  delete from onlyonce.done d using held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" < $6),
 resumed as (
   update onlyonce.done d set run = $5 from held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" >= $6)
 update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_resend = false

@@ -42,7 +42,10 @@ type slots struct {
 	sweeper   *sweeper
 	sweeping  bool
 	sweptAt   time.Time
-	pruneWait time.Duration // until old rows are looked at although nothing was swept
+	pruning   bool
+	prunedAt  time.Time     // or when the last sweep ended
+	pruneWait time.Duration // from then until old rows are looked at although nothing was swept
+	sweeps    int           // since the last step of pruning began
 	toldOf    int64         // offset of the last message that a full window was reported for; -1: none
 	finished  int           // messages that were finished since the last sweep began
 	moved     time.Time     // since when the position could pass offsets that hold no message; zero: it cannot
@@ -122,7 +125,7 @@ func (w *worker) handleInSlots(ctx, work context.Context, committer *committer) 
 func (w *worker) newSlots() *slots {
 	n := w.c.cfg.Concurrency
 	s := &slots{w: w, window: newWindow(w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, toldOf: -1,
-		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), pruneWait: pace.PruneIdle}
+		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: pace.PruneIdle}
 	for nr := range n {
 		one := &slot{nr: nr, w: w, tasks: make(chan *task, 1), events: s.events}
 		one.applier = applier{engine: engine{ownership: w.ownership}, counting: countInRows, sideBySide: true}
@@ -161,6 +164,7 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 		looks, lookDue := s.observeIfDue(ctx)
 		late := s.giveOut()
 		s.sweepIfDue()
+		s.pruneIfDue(ctx)
 		if over, err := s.isOver(); over {
 			return err
 		}
@@ -195,7 +199,8 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 		case <-linger:
 		case <-tick.C:
 			s.reportBlocked()
-			s.pruneIfIdle()
+		case <-s.sweeper.steps:
+			s.stepPruned()
 		case err := <-committer.lost:
 			return err
 		case <-ctx.Done():
@@ -407,6 +412,9 @@ func (s *slots) drain() {
 	}
 	if s.identifying {
 		<-s.identified
+	}
+	if s.pruning {
+		<-s.sweeper.steps
 	}
 	for s.busy() > 0 {
 		s.slotReported(<-s.events)

@@ -82,6 +82,9 @@ func (w *worker) workOnLog(ctx context.Context) error {
 	w.reader = startReader(ctx, w)
 	w.pruning = startPruning()
 	var err error
+	if below := (progressRow{w.cur.run, w.pos}); !w.slotted {
+		retries.Go(func() { w.pruneOldDone(ctx, below) })
+	}
 	if w.slotted {
 		err = w.handleInSlots(ctx, work, committer)
 	} else {
