@@ -160,19 +160,12 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	if err := w.readDone(ctx); err != nil {
 		return false, err
 	}
-	w.aloneUntil, w.unclean = 0, !seen.clean
-	reach := int64(w.c.cfg.BatchSize) // how far above the position the old owner may have worked
-	if w.slotted {
-		reach = int64(w.c.cfg.Window)
-	}
-	if !seen.clean {
-		w.aloneUntil = w.pos + reach
-	}
-	for _, s := range cur.suspects {
-		// It may have killed a process, and then halted the next owner, which released it cleanly.
-		if seen.clean && s >= w.pos && s < w.pos+reach {
-			w.aloneUntil = max(w.aloneUntil, s+1)
-		}
+	w.aloneUntil, w.aloneLeft, w.unclean = 0, 0, !seen.clean
+	switch { // how many messages the old owner may have worked on
+	case w.unclean && w.slotted:
+		w.aloneLeft = w.c.cfg.Window
+	case w.unclean:
+		w.aloneLeft = w.c.cfg.BatchSize
 	}
 	if w.c.cfg.Hooks.Owned != nil {
 		w.c.cfg.Hooks.Owned(Owned{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})

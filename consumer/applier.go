@@ -16,9 +16,8 @@ type applier struct {
 	runLogAttempt func(work context.Context, a *attempt) error
 
 	counting   attemptCounting
-	aloneUntil int64 // below it every message is handled alone, because the previous owner died at work
-	sideBySide bool  // other appliers work on the same partition
-	troubled   bool  // it has reported that an attempt failed, and nothing was committed since
+	sideBySide bool // other appliers work on the same partition
+	troubled   bool // it has reported that an attempt failed, and nothing was committed since
 }
 
 // attemptCounting are the statements that count the attempts at a message that is alone. The first

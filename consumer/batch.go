@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
@@ -24,11 +25,12 @@ const lostLimit = 3
 // is judged. In a batch, a queued statement's error may surface at a neighbour, and a deferred
 // constraint's at the very end.
 func (w *applier) handleBatch(ctx, work context.Context, msgs []*Message, next int64) error {
-	if msgs[0].Offset < w.aloneUntil {
-		if err := w.handlePart(ctx, work, msgs[:1], positionAfter(msgs, 1, next)); err != nil || len(msgs) == 1 {
+	if at := slices.IndexFunc(msgs, func(m *Message) bool { return m.alone }); at >= 0 {
+		n := max(at, 1)
+		if err := w.handlePart(ctx, work, msgs[:n], positionAfter(msgs, n, next)); err != nil || n == len(msgs) {
 			return err
 		}
-		return w.handlePart(ctx, work, msgs[1:], next)
+		return w.handlePart(ctx, work, msgs[n:], next)
 	}
 	retry := newBackoff(w.c.cfg)
 	for lost, refused := 0, 0; ; {

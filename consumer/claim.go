@@ -42,9 +42,11 @@ func (e *engine) findIDs(msgs []*Message) []*disposition {
 	return dispositions
 }
 
-// identify finds the tenant and the id of a message. If a user's function panics, the message
-// counts as one without an id, because the function would panic again in each process.
+// identify finds the tenant and the id of a message. If a user's function panics or ends the
+// process, the message counts as one without an id, because the function would do so again in each
+// process.
 func (c *Consumer) identify(m *Message) (err error) {
+	m.scope, m.traceOf = c.cfg.Scope, c.cfg.Trace
 	if m.identified {
 		return m.idErr
 	}
@@ -54,7 +56,6 @@ func (c *Consumer) identify(m *Message) (err error) {
 		}
 		m.identified, m.idErr = true, err
 	}()
-	m.scope, m.traceOf = c.cfg.Scope, c.cfg.Trace
 	if c.events {
 		m.tenant = m.eventTenant
 	} else if c.cfg.Tenant != nil {
@@ -86,16 +87,59 @@ func (c *Consumer) identify(m *Message) (err error) {
 // identifyInOrder is identify for a message that is handled beside others: it also finds the
 // ordering key by which it waits for earlier messages, under any policy.
 func (c *Consumer) identifyInOrder(m *Message) {
-	_ = c.identify(m) // an error is the message's, and is met again
-	if c.shares != nil {
-		return // a share group has no order
+	if m.identified || c.shares != nil { // a share group has no order
+		return
 	}
+	_ = c.identify(m) // an error is the message's, and is met again
 	if c.cfg.OnFailure == ParkOrderingKey {
 		m.inOrder = m.orderKey
 		return
 	}
 	if err := recoverPanic(func() error { m.inOrder = c.orderOf(m); return nil }); err != nil {
 		m.idErr = fmt.Errorf("%w: Config.OrderingKey panicked: %w", ErrNoKey, err)
+	}
+}
+
+// identifyMayKill reports whether the program has functions that find ids and ordering keys.
+func (c *Consumer) identifyMayKill() bool {
+	return c.shares == nil && (c.cfg.Key != nil || c.cfg.Tenant != nil || c.cfg.OrderingKey != nil)
+}
+
+// identifyCounted is identifyInOrder for messages of which one may have ended a process (F9).
+// Attempts are counted before the program's functions are called, as before a handler, and taken
+// back afterwards. If a message has a count, each gets one, and nothing else of the process is under
+// way meanwhile. Otherwise one count is for all, at the first of them.
+func (w *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
+	n, exclusive := len(msgs), slices.ContainsFunc(msgs, w.cur.suspected)
+	if exclusive {
+		n = 1
+	}
+	for part := range slices.Chunk(msgs, n) {
+		leave, err := w.lockAttempts(ctx, exclusive)
+		if err != nil {
+			return err
+		}
+		counted, unanswered, err := w.countAttempt(ctx, part[0].Offset, 0, 0)
+		if err == nil {
+			w.giveUpIdentifying(part[0], counted, unanswered)
+			for _, m := range part {
+				w.c.identifyInOrder(m)
+			}
+			w.takeBackAttempt(part[0].Offset)
+		}
+		leave()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveUpIdentifying makes a message one without an id, if also the attempt to park it as crashed
+// has ended the process: that calls no handler, only what finds its id.
+func (w *applier) giveUpIdentifying(m *Message, counted, unanswered int) {
+	if !m.identified && counted > w.c.cfg.MaxAttempts+1 && unanswered > 2 {
+		m.identified, m.idErr = true, fmt.Errorf("%w: %d attempts ended without an answer, the last while Config.Key, Config.Tenant or Config.OrderingKey ran", ErrNoKey, unanswered)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
@@ -127,7 +128,7 @@ type cursor struct {
 	// runEpoch is the same for the start of the run; in a replay, for the position where it
 	// continues afterwards.
 	runEpoch int32
-	suspects []int64 // messages that were alone, with counted attempts
+	suspects []int64 // messages that were alone, with counted attempts: offsets, in order
 
 	replayNo     int32
 	replayUntil  *int64 // nil: no replay is under way
@@ -153,6 +154,12 @@ func (c *cursor) redoOffset(topic [16]byte) int64 {
 // highestPosition returns how far the partition was ever handled, as far as this database knows.
 func (c *cursor) highestPosition(topic [16]byte) int64 {
 	return max(c.position, c.replayResume, c.redoOffset(topic))
+}
+
+// suspected reports whether a message had counted attempts when the cursor was read.
+func (c *cursor) suspected(m *Message) bool {
+	_, found := slices.BinarySearch(c.suspects, m.Offset)
+	return found
 }
 
 // pastReplay reports whether an offset is at or above the end of the current replay.
@@ -202,6 +209,7 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	if suspect != nil {
 		r.suspects = append(r.suspects, *suspect)
 	}
+	slices.Sort(r.suspects)
 	return &r, nil
 }
 
@@ -211,12 +219,9 @@ const endReplaySQL = `
 update onlyonce.cursors set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
 
 // resumeDoneSQL takes over what was done above the position that a replay has interrupted, in the
-// transaction that ends the replay. In: cursor, its run, the interrupted position. The rows that
-// are left below it are deleted: the beginning of the replay has fenced out every transaction that
-// might need them. Those of the replay itself are not: they are pruned as ever (C5).
+// transaction that ends the replay. In: cursor, its run, the interrupted position. The rows below it
+// are pruned, as those of the replay itself (C5).
 const resumeDoneSQL = `
-with dropped as (
-  delete from onlyonce.done where cursor_id = $1 and run = $2::integer - 1 and "offset" < $3)
 update onlyonce.done set run = $2 where cursor_id = $1 and run = $2::integer - 1 and "offset" >= $3`
 
 // endReplay continues where the replay interrupted the work. It returns errMoved when that is done,
@@ -256,8 +261,6 @@ func (w *worker) announceReplay() {
 // endReplayHeldSQL is endReplaySQL and resumeDoneSQL for a position that stays as it is.
 const endReplayHeldSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $3 and nonce = $4 for share),
-dropped as (
-  delete from onlyonce.done d using held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" < $6),
 resumed as (
   update onlyonce.done d set run = $5 from held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" >= $6)
 update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_resend = false

@@ -117,13 +117,9 @@ func (s *deliveries) apply(ctx context.Context, d Delivery) Applied {
 	one := &delivered{slot: slot, done: map[int64]bool{}}
 	one.applier = applier{engine: engine{ownership: *own}, counting: countInShare, sideBySide: true}
 	one.runLogAttempt = one.runShareAttempt
-	msgs := d.Messages
+	msgs, probing := d.Messages, p.brake.stopped()
 	for _, m := range msgs {
-		m.clusterID, m.topicID = d.ClusterID, d.TopicID
-	}
-	probing := p.brake.stopped()
-	if d.Again || probing {
-		one.aloneUntil = msgs[len(msgs)-1].Offset + 1
+		m.clusterID, m.topicID, m.alone = d.ClusterID, d.TopicID, d.Again || probing
 	}
 	work, cancel := drainContext(ctx, s.c.cfg.DrainTimeout)
 	defer cancel()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -31,7 +30,7 @@ import (
 // an attempt is to be taken back, that happens at once.
 func (w *applier) handleAlone(ctx, work context.Context, m *Message, next int64) error {
 	retry := newBackoff(w.c.cfg)
-	exclusive := slices.Contains(w.cur.suspects, m.Offset)
+	exclusive := w.cur.suspected(m)
 	owed, answers, answered := 0, 0, 0
 	var refusedSince time.Time // since when only the server has refused it
 	for {
@@ -117,6 +116,7 @@ func (w *applier) applyOrPark(work context.Context, m *Message, next int64, coun
 		// The attempts before this one were counted but have no result: they killed the process.
 		// The first of them may have been under way when another message did that. The others were
 		// made with nothing else under way.
+		w.giveUpIdentifying(m, counted, unanswered)
 		return park(&disposition{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", unanswered), attempts: counted - 1})
 	}
 	one := *m

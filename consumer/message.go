@@ -62,6 +62,7 @@ type Message struct {
 	clusterID  string      // the record's cluster; for a parked one, at the time of parking
 	topicID    [16]byte
 	mayRepeat  bool // it may have been handled before: see ownership.redoUntil
+	alone      bool // it is handled alone, because a process may have died of it (F9)
 	notACopy   bool // by an operator: it is not a copy of the first message with its id
 
 	traceOf func(context.Context) string // Config.Trace

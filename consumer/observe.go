@@ -41,10 +41,15 @@ func newObserver(w *worker) *observer {
 
 // open returns the offset below which messages may be given to slots.
 func (s *slots) open() int64 {
-	if s.observer == nil {
-		return s.below
+	below := s.below
+	// A fetch may bring more. Whoever takes over handles as many messages alone (F9).
+	if most := s.w.c.cfg.Window; len(s.window.entries) > most {
+		below = min(below, s.window.entries[most].offset)
 	}
-	return min(s.below, s.observer.settled)
+	if s.observer == nil {
+		return below
+	}
+	return min(below, s.observer.settled)
 }
 
 // look asks the broker first, and the database afterwards: what the broker has passed over because

@@ -41,7 +41,7 @@ gone as (
   delete from onlyonce.progress p using old where p.cursor_id = $1 and p.run = old.run and p.from_offset = old.from_offset)
 select count(*), coalesce(max(run), 0), coalesce(max(from_offset) filter (where run = (select max(run) from old)), 0) from old`
 
-// progressRow is the place of a row of progress within a cursor.
+// progressRow is the place of a row of progress, or of done, within a cursor.
 type progressRow struct {
 	run  int32
 	from int64
@@ -76,7 +76,9 @@ type openAtNote struct {
 // Otherwise the next call goes on.
 func (o *openAtNote) step(ctx context.Context, c *Consumer, remove func() (all bool, err error), note func()) error {
 	var open []string
-	if err := c.pool.QueryRow(ctx, openTransactionsSQL).Scan(&open); err != nil {
+	bounded, cancel := c.bounded(ctx)
+	defer cancel()
+	if err := c.pool.QueryRow(bounded, openTransactionsSQL).Scan(&open); err != nil {
 		return fmt.Errorf("listing open transactions: %w", err)
 	}
 	if o.waiting && slices.ContainsFunc(o.waitFor, func(t string) bool { return slices.Contains(open, t) }) {
@@ -112,8 +114,13 @@ func (w *worker) pruneStep(ctx context.Context) {
 		return
 	}
 	p.committed = 0
-	if err := w.pruneProgress(ctx, p); err != nil && ctx.Err() == nil {
-		w.c.cfg.Logger.Warn("onlyonce: old rows of progress were not deleted", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "error", err)
+	w.notPruned(ctx, "progress", w.pruneProgress(ctx, p))
+}
+
+// notPruned logs that old rows of a table were not deleted, unless the work has ended.
+func (w *worker) notPruned(ctx context.Context, table string, err error) {
+	if err != nil && ctx.Err() == nil {
+		w.c.cfg.Logger.Warn("onlyonce: old rows of "+table+" were not deleted", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "error", err)
 	}
 }
 

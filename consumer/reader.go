@@ -13,6 +13,7 @@ const flushAfter = 5 * time.Second
 // handled. It belongs to one run of a worker, and must be used by the worker's goroutine.
 type reader struct {
 	cfg     *Config
+	mark    func([]*Message) // see worker.markAlone
 	id      Identity
 	cur     *cursor
 	brake   *brake
@@ -27,7 +28,7 @@ type reader struct {
 
 // startReader begins to fetch at the worker's position.
 func startReader(ctx context.Context, w *worker) *reader {
-	return &reader{cfg: &w.c.cfg, id: w.id, cur: w.cur, brake: w.brake, fetches: startPrefetcher(ctx, w), next: w.pos, epoch: w.leaderEpoch}
+	return &reader{cfg: &w.c.cfg, mark: w.markAlone, id: w.id, cur: w.cur, brake: w.brake, fetches: startPrefetcher(ctx, w), next: w.pos, epoch: w.leaderEpoch}
 }
 
 // stop returns when no fetch of the partition is running.
@@ -95,8 +96,8 @@ func (r *reader) add(got fetchResult, pos int64) {
 	r.next, r.epoch = got.Next, got.LeaderEpoch
 }
 
-// stampMessages marks fetched messages with the cluster of their log, and with the replay that they
-// are part of.
+// stampMessages marks fetched messages with the cluster of their log, with the replay that they are
+// part of, and as alone (F9).
 func (r *reader) stampMessages(msgs []*Message) {
 	for _, m := range msgs {
 		m.clusterID, m.topicID = r.id.ClusterID, r.id.TopicID
@@ -104,6 +105,7 @@ func (r *reader) stampMessages(msgs []*Message) {
 			m.replay, m.resend = r.cur.replayNo, r.cur.replayResend
 		}
 	}
+	r.mark(msgs)
 }
 
 // batchLength returns how many buffered messages make the next batch, and whether it is full. No

@@ -33,14 +33,19 @@ type slots struct {
 	limit  int            // slots that may be busy
 	events chan slotEvent // from slots
 
-	fetchErr   error     // of the fetch after the window
-	readySince time.Time // when messages became ready that no slot has; zero: there are none
+	fetchErr    error            // of the fetch after the window
+	identifying bool             // a fetch is in identifyCounted
+	identified  chan fetchResult // what comes out of it
+	readySince  time.Time        // when messages became ready that no slot has; zero: there are none
 
 	observer  *observer // nil: no share group delivers messages
 	sweeper   *sweeper
 	sweeping  bool
 	sweptAt   time.Time
-	pruneWait time.Duration // until old rows are looked at although nothing was swept
+	pruning   bool
+	prunedAt  time.Time     // or when the last sweep ended
+	pruneWait time.Duration // from then until old rows are looked at although nothing was swept
+	sweeps    int           // since the last step of pruning began
 	toldOf    int64         // offset of the last message that a full window was reported for; -1: none
 	finished  int           // messages that were finished since the last sweep began
 	moved     time.Time     // since when the position could pass offsets that hold no message; zero: it cannot
@@ -119,11 +124,11 @@ func (w *worker) handleInSlots(ctx, work context.Context, committer *committer) 
 
 func (w *worker) newSlots() *slots {
 	n := w.c.cfg.Concurrency
-	s := &slots{w: w, window: newWindow(w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), limit: n, below: math.MaxInt64, toldOf: -1,
-		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), pruneWait: pace.PruneIdle}
+	s := &slots{w: w, window: newWindow(w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, toldOf: -1,
+		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: pace.PruneIdle}
 	for nr := range n {
 		one := &slot{nr: nr, w: w, tasks: make(chan *task, 1), events: s.events}
-		one.applier = applier{engine: engine{ownership: w.ownership}, counting: countInRows, aloneUntil: w.aloneUntil, sideBySide: true}
+		one.applier = applier{engine: engine{ownership: w.ownership}, counting: countInRows, sideBySide: true}
 		one.runLogAttempt = one.runSlotAttempt
 		one.deadlocked = func() { s.events <- slotEvent{slot: one, deadlocked: true} }
 		s.all, s.idle = append(s.all, one), append(s.idle, one)
@@ -159,11 +164,12 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 		looks, lookDue := s.observeIfDue(ctx)
 		late := s.giveOut()
 		s.sweepIfDue()
+		s.pruneIfDue(ctx)
 		if over, err := s.isOver(); over {
 			return err
 		}
 		var results <-chan fetchResult
-		if s.wantsMore() {
+		if s.wantsMore() && !s.identifying {
 			results = s.w.reader.fetches.results
 		}
 		var linger <-chan time.Time
@@ -172,7 +178,11 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 		}
 		select {
 		case got := <-results:
-			if err := s.fetched(got); err != nil {
+			if err := s.fetched(ctx, got); err != nil {
+				return err
+			}
+		case got := <-s.identified:
+			if err := s.counted(got); err != nil {
 				return err
 			}
 		case e := <-s.events:
@@ -189,7 +199,8 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 		case <-linger:
 		case <-tick.C:
 			s.reportBlocked()
-			s.pruneIfIdle()
+		case <-s.sweeper.steps:
+			s.stepPruned()
 		case err := <-committer.lost:
 			return err
 		case <-ctx.Done():
@@ -311,15 +322,38 @@ func (s *slots) deadlocked() {
 		"scope", s.w.c.cfg.Scope, "topic", s.w.id.Topic, "partition", s.w.id.Partition, "at_once", s.limit)
 }
 
-// fetched adds the result of a fetch to the window. What is done already must be the same record as
-// when it was done (F5).
-func (s *slots) fetched(got fetchResult) error {
+// fetched adds the result of a fetch to the window. If a process may have died of one of its
+// messages, their ids are found first, beside the scheduler, which does not wait for them.
+func (s *slots) fetched(ctx context.Context, got fetchResult) error {
 	if got.err != nil {
 		s.fetchErr = got.err
 		return nil //nolint:nilerr // what was fetched before is handled first: see isOver
 	}
-	w := s.window
 	s.w.reader.stampMessages(got.Messages)
+	if !s.w.c.identifyMayKill() || !slices.ContainsFunc(got.Messages, func(m *Message) bool { return m.alone }) {
+		return s.add(got)
+	}
+	s.identifying = true
+	counter := applier{engine: engine{ownership: s.w.ownership}, counting: countInRows}
+	go func() {
+		got.err = counter.identifyCounted(ctx, got.Messages)
+		s.identified <- got
+	}()
+	return nil
+}
+
+// counted adds the result of a fetch to the window after identifyCounted.
+func (s *slots) counted(got fetchResult) error {
+	if s.identifying = false; got.err != nil {
+		return got.err
+	}
+	return s.add(got)
+}
+
+// add adds messages to the window. What is done already must be the same record as when it was done
+// (F5).
+func (s *slots) add(got fetchResult) error {
+	w := s.window
 	for _, m := range got.Messages {
 		if s.w.cur.pastReplay(m.Offset) {
 			break
@@ -376,6 +410,12 @@ func (s *slots) drain() {
 	if s.observer != nil && s.observer.looking {
 		<-s.observer.results
 	}
+	if s.identifying {
+		<-s.identified
+	}
+	if s.pruning {
+		<-s.sweeper.steps
+	}
 	for s.busy() > 0 {
 		s.slotReported(<-s.events)
 	}
@@ -410,7 +450,11 @@ func (s *slots) probe(ctx, work context.Context) error {
 		}
 		select {
 		case got := <-w.reader.fetches.results:
-			if err := s.fetched(got); err != nil {
+			err := s.fetched(ctx, got)
+			if s.identifying {
+				err = s.counted(<-s.identified)
+			}
+			if err != nil {
 				return err
 			}
 		case <-bounded.Done():
@@ -420,10 +464,10 @@ func (s *slots) probe(ctx, work context.Context) error {
 			return nil
 		}
 	}
-	one := s.all[0]
-	one.aloneUntil = math.MaxInt64
+	one, t := s.all[0], s.window.takeHead(s.open(), w.probes)
+	t.msgs[0].alone = true
 	s.start(ctx, work, s.all[:1])
-	s.give(one, s.window.takeHead(s.open(), w.probes))
+	s.give(one, t)
 	w.probes++
 	for s.busy() > 0 {
 		s.slotReported(<-s.events)

@@ -166,7 +166,7 @@ select id from c`, nonce).Scan(&id)
 		t.Fatal(err)
 	}
 	for _, x := range []struct{ below, left int64 }{{12, 10}, {10, 5}} {
-		if _, err := pool.Exec(t.Context(), pruneDoneSQL, id, int64(7), nonce, int32(0), int64(math.MinInt64), x.below); err != nil {
+		if _, err := pool.Exec(t.Context(), pruneDoneSQL, id, int64(7), nonce, int32(0), int64(math.MinInt64), int32(0), x.below, 100); err != nil {
 			t.Fatal(err)
 		}
 		var left int64

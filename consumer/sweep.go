@@ -18,26 +18,34 @@ import (
 // migration.
 const sweepSQL = `select onlyonce.sweep($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
 
-// pruneDoneSQL deletes rows of onlyonce.done and of onlyonce.attempts. In: cursor, epoch, nonce,
-// run, offset of the lower bound (of done), offset of the upper bound. The lower bound keeps it
-// from walking over entries that are deleted already while an old snapshot prevents vacuum. It
-// deletes nothing that is not below the position: a failover may have set that back since the owner
-// noted the upper bound. By the primary keys.
+// pruneDoneSQL deletes rows of onlyonce.done and of onlyonce.attempts. In: cursor, epoch, nonce, run
+// and offset of the lower bound (of done), run and offset of the upper bound, most rows to delete.
+// Out: one row with how many rows of done were deleted, and the run and the offset of the last of
+// them. The lower bound keeps it from walking over entries that are deleted already while an old
+// snapshot prevents vacuum. It deletes nothing that is not below the position: a failover may have
+// set that back since the owner noted the upper bound. By the primary keys.
 const pruneDoneSQL = `
 with held as (
   select p.id from onlyonce.leases l join onlyonce.positions p on p.id = l.id
-   where l.id = $1 and l.epoch = $2 and l.nonce = $3 and p.run = $4 and p.next_offset >= $6),
+   where l.id = $1 and l.epoch = $2 and l.nonce = $3 and p.run = $6 and p.next_offset >= $7),
 counted as (
-  delete from onlyonce.attempts a using held where a.cursor_id = held.id and a."offset" < $6)
-delete from onlyonce.done d using held
- where d.cursor_id = held.id and d.run = $4 and d."offset" >= $5 and d."offset" < $6`
+  delete from onlyonce.attempts where cursor_id = $1 and "offset" = any (array(
+    select a."offset" from onlyonce.attempts a where a.cursor_id = $1 and a."offset" < $7 and exists (select from held) order by a."offset" limit $8))),
+old as materialized (
+  select run, "offset" from onlyonce.done
+   where cursor_id = $1 and (run, "offset") >= ($4, $5) and (run, "offset") < ($6, $7) and exists (select from held)
+   order by run, "offset" limit $8),
+gone as (
+  delete from onlyonce.done d using old where d.cursor_id = $1 and d.run = old.run and d."offset" = old."offset")
+select count(*), coalesce(max(run), 0), coalesce(max("offset") filter (where run = (select max(run) from old)), 0) from old`
 
-// sweeper moves the position over what is done, beside the scheduler: one sweep at a time. Then it
-// prunes.
+// sweeper moves the position over what is done, and prunes, beside the scheduler: one sweep at a
+// time, and one step of pruning, which may take longer.
 type sweeper struct {
 	w     *worker
 	done  chan sweepResult
 	prune donePruning
+	steps chan struct{} // of pruning, that have ended
 }
 
 // sweepPlan is where the position is to be moved.
@@ -51,13 +59,12 @@ type sweepPlan struct {
 
 // sweepResult is how a sweep ended.
 type sweepResult struct {
-	plan   sweepPlan
-	err    error
-	pruned bool // it was none: there was nothing but old rows
+	plan sweepPlan
+	err  error
 }
 
 func newSweeper(w *worker) *sweeper {
-	return &sweeper{w: w, done: make(chan sweepResult, 1), prune: donePruning{from: math.MinInt64}}
+	return &sweeper{w: w, done: make(chan sweepResult, 1), steps: make(chan struct{}, 1), prune: donePruning{from: w.cur.oldestDone()}}
 }
 
 // sweepIfDue begins a sweep if the position can be moved, and enough is done or enough time has
@@ -96,8 +103,7 @@ func (s *slots) plan() sweepPlan {
 	return p
 }
 
-// sweep moves the position, and takes a step of pruning. It returns errFenced if the database has
-// something else.
+// sweep moves the position. It returns errFenced if the database has something else.
 func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 	w := s.w
 	ctx, cancel := w.c.bounded(ctx)
@@ -118,20 +124,14 @@ func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 	}
 	w.pruning.batchCommitted(cur.run, p.from)
 	w.pruneStep(ctx)
-	if s.prune.due() {
-		s.pruneStep(ctx, p.next)
-	}
 	return nil
 }
 
 // swept records how a sweep ended.
 func (s *slots) swept(r sweepResult, committer *committer) error {
 	s.sweeping, s.sweptAt = false, time.Now()
-	if r.pruned {
-		s.pruneWait = min(2*s.pruneWait, longestPruneWait) // another session's transaction may stay open for long
-		return nil
-	}
-	s.pruneWait = pace.PruneIdle
+	s.sweeps++
+	s.prunedAt, s.pruneWait = s.sweptAt, pace.PruneIdle
 	w := s.w
 	pos, last, epoch := r.plan.next, r.plan.last, r.plan.epoch
 	switch {
@@ -187,9 +187,8 @@ func (s *slots) sweepRest(committer *committer) error {
 // position. Transactions count from their begin, also those that have no transaction id yet: above
 // READ COMMITTED they may have a snapshot.
 type donePruning struct {
-	from   int64 // below it everything is deleted
-	below  int64 // below it is what openAtNote was noted for
-	sweeps int   // since the last step
+	from  progressRow // below it everything is deleted
+	below progressRow // below it is what openAtNote was noted for
 	openAtNote
 }
 
@@ -200,41 +199,72 @@ const (
 	longestPruneWait = time.Minute
 )
 
-// due reports whether it is time for a step, after a sweep.
-func (p *donePruning) due() bool {
-	p.sweeps++
-	return p.sweeps >= min(pruneSweeps, pace.Prune)
-}
-
-// pruneIfIdle takes a step of pruning if there has been no sweep for a while. A partition without
-// messages does not keep the rows of its last ones.
-func (s *slots) pruneIfIdle() {
-	pos := s.w.pos
-	if s.sweeping || s.sweeper.prune.from == pos || time.Since(s.sweptAt) < s.pruneWait {
+// pruneIfDue takes a step of pruning after some sweeps, or if there has been none for a while: a
+// partition without messages does not keep the rows of its last ones.
+func (s *slots) pruneIfDue(ctx context.Context) {
+	if s.pruning {
 		return
 	}
-	s.sweeping = true
+	at := progressRow{s.w.cur.run, s.w.pos}
+	idle := s.sweeper.prune.from != at && time.Since(s.prunedAt) >= s.pruneWait
+	if !idle && s.sweeps < min(pruneSweeps, pace.Prune) {
+		return
+	}
+	s.pruning, s.sweeps = true, 0
 	go func() {
-		ctx, cancel := s.w.c.bounded(context.Background())
-		defer cancel()
-		s.sweeper.pruneStep(ctx, pos)
-		s.sweeper.done <- sweepResult{pruned: true}
+		s.sweeper.pruneStep(ctx, at)
+		s.sweeper.steps <- struct{}{}
 	}()
 }
 
-// pruneStep takes the next step, after a sweep to pos has committed. What it cannot finish waits
-// for the next call.
-func (s *sweeper) pruneStep(ctx context.Context, pos int64) {
-	p, w := &s.prune, s.w
-	p.sweeps = 0
-	err := p.step(ctx, w.c, func() (all bool, err error) {
-		if _, err := w.c.pool.Exec(ctx, pruneDoneSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, p.from, p.below); err != nil {
-			return false, err
+// stepPruned records that a step of pruning has ended. Another session's transaction may stay open
+// for long.
+func (s *slots) stepPruned() {
+	s.pruning, s.prunedAt, s.pruneWait = false, time.Now(), min(2*s.pruneWait, longestPruneWait)
+}
+
+// pruneStep takes the next step, after the position was moved. What it cannot finish waits for the
+// next call.
+func (s *sweeper) pruneStep(ctx context.Context, position progressRow) {
+	p := &s.prune
+	err := p.step(ctx, s.w.c, func() (all bool, err error) {
+		p.from, err = s.w.pruneDone(ctx, p.from, p.below)
+		return err == nil, err
+	}, func() { p.below = position })
+	s.w.notPruned(ctx, "done", err)
+}
+
+// pruneDone deletes rows of onlyonce.done, in statements that delete a number each, and returns how
+// far it has come.
+func (w *worker) pruneDone(ctx context.Context, from, below progressRow) (progressRow, error) {
+	for {
+		var n int
+		var last progressRow
+		bounded, cancel := w.c.bounded(ctx)
+		err := w.c.pool.QueryRow(bounded, pruneDoneSQL, w.cur.id, w.cur.epoch, w.cur.nonce, from.run, from.from, below.run, below.from, pruneRows).Scan(&n, &last.run, &last.from)
+		cancel()
+		switch {
+		case err != nil:
+			return from, err
+		case n < pruneRows:
+			return below, nil
 		}
-		p.from = p.below
-		return true, nil
-	}, func() { p.below = pos })
-	if err != nil && ctx.Err() == nil {
-		w.c.cfg.Logger.Warn("onlyonce: old rows of done were not deleted", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "error", err)
+		from = last
 	}
+}
+
+// pruneOldDone deletes what an owner with slots has left below the position. The raise has ended or
+// fenced out every transaction that could need it.
+func (w *worker) pruneOldDone(ctx context.Context, below progressRow) {
+	_, err := w.pruneDone(ctx, w.cur.oldestDone(), below)
+	w.notPruned(ctx, "done", err)
+}
+
+// oldestDone is where the rows of onlyonce.done begin that may be pruned. During a replay those of
+// the run that it interrupts are needed when it ends.
+func (c *cursor) oldestDone() progressRow {
+	if c.replayUntil != nil {
+		return progressRow{c.run, math.MinInt64}
+	}
+	return progressRow{math.MinInt32, math.MinInt64}
 }

@@ -19,6 +19,9 @@ type worker struct {
 	p Partition
 
 	unclean bool // the previous owner died at work
+	// Messages below aloneUntil are handled alone, and so are the next aloneLeft that are read.
+	aloneUntil int64
+	aloneLeft  int
 
 	// slotted means that transactions of the partition may run side by side in this epoch of the
 	// lease. Those transactions and the ones of runLogAttempt do not see each other, so a change
@@ -79,6 +82,9 @@ func (w *worker) workOnLog(ctx context.Context) error {
 	w.reader = startReader(ctx, w)
 	w.pruning = startPruning()
 	var err error
+	if below := (progressRow{w.cur.run, w.pos}); !w.slotted {
+		retries.Go(func() { w.pruneOldDone(ctx, below) })
+	}
 	if w.slotted {
 		err = w.handleInSlots(ctx, work, committer)
 	} else {
@@ -100,6 +106,18 @@ func (w *worker) workOnLog(ctx context.Context) error {
 		err = cause
 	}
 	return err
+}
+
+// markAlone marks messages that were read and are to be handled alone (F9): as many as the owner that
+// died may have worked on, and those that have a count. They are counted as they are read, and not
+// in offsets, because any number of offsets may hold no message.
+func (w *worker) markAlone(msgs []*Message) {
+	for _, m := range msgs {
+		if w.aloneLeft > 0 && m.Offset >= w.aloneUntil {
+			w.aloneLeft, w.aloneUntil = w.aloneLeft-1, m.Offset+1
+		}
+		m.alone = m.Offset < w.aloneUntil || w.cur.suspected(m)
+	}
 }
 
 // drainContext returns the context of the current batch. It outlives ctx by at most drain.

@@ -72,12 +72,11 @@ update onlyonce.cursors
  where id = $1`
 
 // KeepDoneSQL carries what is done above the position over to another run. In: id, the run that it
-// belongs to, the new run, the offset from which on it is kept (null: nothing is). What belongs to
-// other runs is deleted. By the primary key, in the transaction that fences the owner out:
-// otherwise a late transaction of that owner might need the rows (C5).
+// belongs to, the new run, the offset from which on it is kept (null: nothing is). The others keep
+// their run, in which they mean nothing any more, and are pruned. By the primary key, in the
+// transaction that fences the owner out: otherwise a late transaction of that owner might need the
+// rows (C5).
 const KeepDoneSQL = `
-with dropped as (
-  delete from onlyonce.done where cursor_id = $1 and (run <> $2 or "offset" < $4::bigint) is not false)
 update onlyonce.done set run = $3 where cursor_id = $1 and run = $2 and "offset" >= $4::bigint`
 
 // ForgetAttemptsSQL deletes the counts of attempts of a cursor whose position is set. In: id.

@@ -138,12 +138,6 @@ begin
     insert into onlyonce.lease_slots (lease_id, slot, epoch, nonce)
       select take_cursor.cursor_id, n, raised, new_nonce from generate_series(-take_cursor.shared, take_cursor.slots - 1) n
       on conflict do nothing; -- those that were there have the new epoch
-    -- The raise has ended or fenced out every transaction that could need what is below the
-    -- position.
-    delete from onlyonce.done d using onlyonce.positions p
-      where p.id = take_cursor.cursor_id and d.cursor_id = p.id and d.run = p.run and d."offset" < p.next_offset;
-    delete from onlyonce.attempts a using onlyonce.positions p
-      where p.id = take_cursor.cursor_id and a.cursor_id = p.id and a."offset" < p.next_offset;
   end if;
   return raised;
 end $$;
