@@ -21,8 +21,8 @@ const (
 // joinPatience is how long a process may take to join its group before that is a fault.
 const joinPatience = 5 * time.Second
 
-// reportedFault is an element of onlyonce.owners.faults: what keeps this process from its work now.
-// It has an age and no time, so a clock that jumps does not change it.
+// reportedFault is an element of onlyonce.owners.faults: what keeps this process from its work now
+// (S3). It has an age and no time, so a clock that jumps does not change it.
 type reportedFault struct {
 	Kind       string  `json:"kind"`
 	Topic      string  `json:"topic,omitempty"`      // empty: the whole process, or not known yet

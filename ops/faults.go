@@ -18,8 +18,8 @@ const (
 	FaultReadOnly = "read-only" // the database takes no writes
 )
 
-// Fault is something that keeps processes from their work now. It ends by itself when its cause
-// does.
+// Fault is something that keeps processes from their work now (S3). It ends by itself when its
+// cause does.
 type Fault struct {
 	Kind       string  `json:"kind"`
 	Scope      string  `json:"scope"` // empty: the whole database

@@ -36,7 +36,7 @@ type Owner struct {
 }
 
 // Silent reports whether the process has written nothing for SilentAfter: it was killed, or cannot
-// reach the database. A row from the future is one from before the clock was set back.
+// reach the database. A row from the future is one from before the clock was set back (S3).
 func (o *Owner) Silent() bool { return math.Abs(o.SeenAgeSeconds) > SilentAfter.Seconds() }
 
 // OwnedPartition is a partition as its owner sees it. Ages are in seconds at Owner.SeenAt.

@@ -98,8 +98,9 @@ func watched(t *testing.T) *fixture {
 		('call', 'retrying', 'failed', 'stock', 'payments', clock_timestamp() - interval '50 minutes'),
 		('call', 'retrying', 'completion', 'stock', 'payments', clock_timestamp() - interval '2 hours')`)
 	f.exec(`insert into onlyonce.frontiers select id, run, clock_timestamp() - interval '2 hours' from onlyonce.cursors`)
-	f.exec(`insert into onlyonce.owners (id, scope, host, pid, partitions) values (gen_random_uuid(), 'stock', 'h1', 1,
-		'[{"topic": "orders", "partition": 0, "lag": 42, "halted": "truncated"}, {"topic": "orders", "partition": 1, "lag": 0}]')`)
+	f.exec(`insert into onlyonce.owners (id, scope, host, pid, partitions, faults) values (gen_random_uuid(), 'stock', 'h1', 1,
+		'[{"topic": "orders", "partition": 0, "lag": 42, "halted": "truncated"}, {"topic": "orders", "partition": 1, "lag": 0}]',
+		'[{"kind": "read", "topic": "orders", "partitions": 1, "for": 3, "text": "broker away"}]')`)
 	return f
 }
 
@@ -126,6 +127,8 @@ func TestExporter(t *testing.T) {
 		`onlyonce_consumer_partitions` + db + `,scope="stock",state="halted",reason="truncated"}`:                1,
 		`onlyonce_consumer_partitions` + db + `,scope="stock",state="unowned",reason=""}`:                        0,
 		`onlyonce_consumer_partitions` + db + `,scope="stock",state="working",reason=""}`:                        1,
+		`onlyonce_faults` + db + `,scope="stock",topic="orders",kind="read"}`:                                    1,
+		`onlyonce_faults` + db + `,scope="",topic="",kind="read-only"}`:                                          0,
 		`onlyonce_consumer_processes` + db + `,scope="stock"}`:                                                   1,
 		`onlyonce_parked` + db + `,kind="message",scope="stock",sink="",state="waiting",reason="exhausted"}`:     2,
 		`onlyonce_parked` + db + `,kind="call",scope="stock",sink="payments",state="reconcile",reason="window"}`: 1,

@@ -374,7 +374,7 @@ func TestReadOnlyServer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(`alter database ` + pgx.Identifier{f.pool.Config().ConnConfig.Database}.Sanitize() + ` set default_transaction_read_only = on`)
-	f.run("status").want(t, statusGood)
+	f.run("status").want(t, statusGood, "- the database is read-only: default_transaction_read_only is on")
 	f.run("parked", "list").want(t, statusGood)
 	f.run("cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes").
 		want(t, statusEnvironment, "connect to the primary").lines(t, 1)

@@ -118,8 +118,9 @@ select gen_random_uuid(), 'stock', 'stock-7d9f-' || w, 7 + w, clock_timestamp(),
     || case when p = 2 then jsonb_build_object('blocked_by', jsonb_build_object('offset', 50166, 'key', '9f2c41d07be3a655', 'for', 42, 'done', 7)) else '{}' end)
     from generate_series(3 * w, 3 * w + 2) p)
   from generate_series(0, 1) w;
-insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions)
-select gen_random_uuid(), 'billing', 'billing-55c4-0', 12, clock_timestamp(), jsonb_agg(jsonb_build_object('topic', 'payments', 'partition', p, 'epoch', 3,
+insert into onlyonce.owners (id, scope, host, pid, seen_at, faults, partitions)
+select gen_random_uuid(), 'billing', 'billing-55c4-0', 12, clock_timestamp(),
+  '[{"kind": "group", "for": 45, "text": "group billing-v1 not joined: dial tcp 10.2.0.21:9092: i/o timeout"}]', jsonb_agg(jsonb_build_object('topic', 'payments', 'partition', p, 'epoch', 3,
   'position', 9120 + 411 * p, 'high_watermark', 9120 + 411 * p, 'lag', 0, 'last_stable', 9120 + 411 * p, 'last_batch_age', 2.5)) from generate_series(0, 2) p;
 insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions) values (gen_random_uuid(), 'mail', 'mail-6b8-0', 9, clock_timestamp() - interval '26 minutes', '[]')`
 

@@ -153,9 +153,15 @@ func untilLed(ctx context.Context, adm *kadm.Client, topic string, partitions in
 // end with the test.
 func Cluster(t testing.TB) *devenv.Kafka {
 	t.Helper()
+	return Own(t, 3)
+}
+
+// Own is Cluster with so many brokers.
+func Own(t testing.TB, brokers int) *devenv.Kafka {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	k, err := devenv.StartKafka(ctx, devenv.Options{Own: true, Brokers: 3})
+	k, err := devenv.StartKafka(ctx, devenv.Options{Own: true, Brokers: brokers})
 	switch {
 	case err == nil:
 		t.Cleanup(func() {
@@ -165,9 +171,9 @@ func Cluster(t testing.TB) *devenv.Kafka {
 		})
 		return k
 	case os.Getenv("CI") == "true":
-		t.Fatalf("kafkatest: no cluster of three Kafka brokers: %v", err)
+		t.Fatalf("kafkatest: no cluster of %d Kafka brokers: %v", brokers, err)
 	default:
-		t.Skipf("kafkatest: no cluster of three Kafka brokers: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		t.Skipf("kafkatest: no cluster of %d Kafka brokers: %s", brokers, strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return nil
 }

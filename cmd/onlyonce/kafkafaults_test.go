@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/franzsource"
+	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/consumer/sharesource"
+	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// A Kafka that hangs, and a topic that is deleted, as status and doctor show them: on a real broker
+// and with the defaults of each source. How soon is printed.
+func TestS3FaultsOfKafka(t *testing.T) {
+	if !pgtest.Long(t.Name()) {
+		t.Skip("long")
+	}
+	t.Parallel()
+	k := kafkatest.Own(t, 1)
+	if len(k.Nodes) == 0 {
+		t.Skip("the broker is not ours to pause")
+	}
+	f := newFixture(t)
+	topics := map[string]string{"kafka": kafkatest.Topic(t, k.Brokers, 2, nil), "franz": kafkatest.Topic(t, k.Brokers, 2, nil), "share": kafkatest.Topic(t, k.Brokers, 2, nil)}
+	for scope, source := range map[string]consumer.Source{
+		"kafka": kafkasource.New(kafkasource.Config{Brokers: k.Brokers, GroupID: "kafka", Topics: []string{topics["kafka"]}}),
+		"franz": franzsource.New(franzsource.Config{Brokers: k.Brokers, GroupID: "franz", Topics: []string{topics["franz"]}}),
+		"share": sharesource.New(sharesource.Config{Brokers: k.Brokers, GroupID: "share", Topics: []string{topics["share"]}}),
+	} {
+		c, err := consumer.New(f.pool, source, func(context.Context, consumer.Tx, *consumer.Message) error { return nil }, consumer.Config{Scope: scope, PositionsOnly: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- c.Run(t.Context()) }()
+		t.Cleanup(func() {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	var report ops.StatusReport
+	read := func() {
+		report = ops.StatusReport{}
+		if err := json.Unmarshal([]byte(f.run("status", "-json").want(t, statusGood).out), &report); err != nil {
+			t.Fatal(err)
+		}
+	}
+	well := func(what string) {
+		t.Helper()
+		eventually(t, what, func() bool {
+			read()
+			owned := 0
+			for _, o := range report.Owners {
+				owned += len(o.Partitions)
+			}
+			return len(report.Faults) == 0 && owned == 6
+		})
+	}
+	// shown waits until a fault of each scope is shown.
+	shown := func(what string, fits func(f *ops.Fault) bool) {
+		t.Helper()
+		began, found := time.Now(), map[string]string{}
+		eventually(t, what, func() bool {
+			read()
+			for i := range report.Faults {
+				if f := &report.Faults[i]; found[f.Scope] == "" && fits(f) {
+					found[f.Scope] = f.String()
+					t.Logf("%s: %v: %s", what, time.Since(began).Round(100*time.Millisecond), f)
+				}
+			}
+			return len(found) == 3
+		})
+	}
+	any := func(*ops.Fault) bool { return true }
+	well("all partitions have owners")
+
+	if err := k.Nodes[0].Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	shown("Kafka hangs", any)
+	f.run("status").want(t, statusGood, "need you:\n- cannot ").lines(t, 0)
+	if out := f.run("doctor", "-all").out; strings.Contains(out, "faults: no living process") || !strings.Contains(out, "warn  faults: ") {
+		t.Errorf("%s", out)
+	}
+	if err := k.Nodes[0].Continue(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	well("Kafka goes on")
+
+	adm := kafkatest.Admin(t, k.Brokers)
+	for _, topic := range topics {
+		if _, err := adm.DeleteTopic(t.Context(), topic); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shown("the topics are deleted", func(f *ops.Fault) bool {
+		return f.Kind == ops.FaultRead && f.Topic == topics[f.Scope] && f.Partitions == 2 && strings.Contains(f.Text, "does not exist")
+	})
+}
