@@ -68,10 +68,10 @@ func (s *sender) pollLanes(ctx context.Context) error {
 	var free []int16
 	var rates []storedRate
 	asked := time.Now()
-	b := &pgx.Batch{}
-	b.Queue(pollLanesSQL, s.name, memberLeasePrefix(s.name)).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
-	b.Queue(ratesSQL, s.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
-	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
+	if err := readCommitted(bounded, s.pool, func(b *pgx.Batch) {
+		b.Queue(pollLanesSQL, s.name, memberLeasePrefix(s.name)).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
+		b.Queue(ratesSQL, s.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
+	}); err != nil {
 		return fmt.Errorf("polling the lanes of sink %s: %w", s.name, err)
 	}
 	s.rates.read(rates, asked)

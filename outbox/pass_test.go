@@ -318,7 +318,9 @@ func TestO3AnotherCluster(t *testing.T) {
 				t.Fatal(err)
 			}
 			until(t, "the lanes go on", func() bool {
-				return relay.Healthy() == nil && slices.ContainsFunc(sink.calls(), func(d outbox.Delivery) bool { return string(d.Body) == string(again.Body) && d.Key != sink.calls()[0].Key })
+				return relay.Healthy() == nil && slices.ContainsFunc(sink.calls(), func(d outbox.Delivery) bool {
+					return string(d.Body) == string(again.Body) && d.Key != sink.calls()[0].Key
+				})
 			})
 		})
 	}

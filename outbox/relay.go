@@ -60,7 +60,7 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	r := &Relay{cfg: cfg, pool: primary.Of(pool, cfg.Logger)}
+	r := &Relay{cfg: cfg, pool: primary.Of(pool, cfg.Logger).Pinned()}
 	if r.rotator, err = ring.New(pool, ring.Outbox(), ring.Config{
 		Retention: cfg.Retention, MaxAge: cfg.Retention / 4, MaxBytes: cfg.SegmentBytes, LeaseTTL: cfg.LeaseTTL,
 		Interval: time.Second, Timeout: max(cfg.LeaseTTL/3, time.Second),
