@@ -368,10 +368,10 @@ func (o *laneOwner) callReturned(a *callAttempt, now time.Time, free int) *callA
 }
 
 // handleDBError handles the error of a transaction. If the lane was taken over, the owner stops. If
-// the log is another cluster's, the lane halts (O3): it looks again until an operator has rebased. A
-// fault that waiting does not heal is returned. Any other error is emitted and followed by another
-// try. The chunk stays meanwhile, with its calls under way or returned. If the transaction has
-// committed after all, the next try finds the version that it wrote.
+// the log is another cluster's, the lane halts (O3): it looks again until an operator has rebased.
+// A fault that waiting does not heal is returned. Any other error is emitted and followed by
+// another try. The chunk stays meanwhile, with its calls under way or returned. If the transaction
+// has committed after all, the next try finds the version that it wrote.
 func (o *laneOwner) handleDBError(err error) error {
 	switch {
 	case guard.SQLState(err) == codeRebase || errors.Is(err, ErrRebase):

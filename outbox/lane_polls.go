@@ -40,9 +40,9 @@ select (select count(*) from onlyonce.leases where starts_with(name, $2) and unt
 // pollWorkSQL reads which lanes have something to do. In: sink, lanes; whether
 // RelayConfig.Reconcile decides about calls of unknown outcome; versions of the lanes that their
 // owner knows. Out: a row for each lane that has: the lane; whether rows are new (a row of a
-// transaction that this server has not begun is none: no pass could hold it, see O3); whether parked
-// calls are due; whether a failover lost commits of the cursor. By the indexes batches_new and
-// parked_calls_due; takes no lock.
+// transaction that this server has not begun is none: no pass could hold it, see O3); whether
+// parked calls are due; whether a failover lost commits of the cursor. By the indexes batches_new
+// and parked_calls_due; takes no lock.
 const pollWorkSQL = `
 select * from (
   select a.lane,

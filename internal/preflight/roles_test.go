@@ -249,8 +249,9 @@ func (sink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
-// S2: whoever may create functions in a schema of another login's search_path is named, at its start
-// and by the doctor. docs/roles.sql takes the right away that PostgreSQL 14 gives to everybody.
+// S2: whoever may create functions in a schema of another login's search_path is named, at its
+// start and by the doctor. docs/roles.sql takes the right away that PostgreSQL 14 gives to
+// everybody.
 func TestS2OthersMayCreateFunctions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

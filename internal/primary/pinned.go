@@ -13,9 +13,9 @@ import (
 // next rotator (S2). Our statements name the schema of everything else.
 const PinSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true)`
 
-// Pinned returns the pool for engines whose role may do what others may not: relays, rotators. Exec,
-// Query, QueryRow and InTx run with PinSQL, the first three in a transaction of one statement and
-// one round trip. The search_path of the session, which may be a user's, stays as it is.
+// Pinned returns the pool for engines whose role may do what others may not: relays, rotators.
+// Exec, Query, QueryRow and InTx run with PinSQL, the first three in a transaction of one statement
+// and one round trip. The search_path of the session, which may be a user's, stays as it is.
 func (p *Pool) Pinned() *Pool {
 	pinned := *p
 	pinned.pinned = true
