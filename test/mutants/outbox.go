@@ -67,7 +67,7 @@ var outboxRules = []mutant{
 	{rule: "O3 transaction id of another one in the log", in: schema, decl: "function onlyonce.check_batch",
 		old: "new.xid <> pg_current_xact_id()", new: "false", pkg: "internal/preflight", test: "TestO3OnlyOwnNumbers"},
 	{rule: "O3 id that was not drawn in the log", in: schema, decl: "function onlyonce.check_batch",
-		old: "new.id <> currval('onlyonce.outbox_id')", new: "false", pkg: "internal/preflight", test: "TestO3OnlyOwnNumbers"},
+		old: "new.id <> currval('onlyonce.outbox_id'::regclass)", new: "false", pkg: "internal/preflight", test: "TestO3OnlyOwnNumbers"},
 	{rule: "O3 attempt at a call that a failover lost", in: "outbox", decl: "settleSQL",
 		old: "p.key = s.key", new: "s.key is not null", test: "TestO3AttemptAtACallThatAFailoverLost"},
 	{rule: "O6 settlement of an earlier attempt", in: "outbox", decl: "settleSQL",
