@@ -37,6 +37,7 @@ declare
   name text;
   has  record;
 begin
+  perform pg_catalog.set_config('search_path', 'pg_catalog', true);
   foreach name in array array['onlyonce_migrator', 'onlyonce_app', 'onlyonce_http', 'onlyonce_relay', 'onlyonce_rotator', 'onlyonce_operator', 'onlyonce_viewer'] loop
     if not exists (select from pg_roles where rolname = name) then
       execute format('create role %I nologin', name);

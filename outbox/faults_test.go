@@ -1015,8 +1015,9 @@ func (f *relayFaults) restores() {
 	run, stop := context.WithTimeout(context.Background(), patience)
 	defer stop()
 	go func() { ended <- relay.Run(run) }()
-	err = pgtest.Receive(f.t, patience, "Run ends", ended)
-	if !errors.Is(err, outbox.ErrRebase) || !strings.Contains(fmt.Sprint(err), "onlyonce outbox rebase") {
+	until(f.t, "the lanes have halted", func() bool { return errors.Is(relay.Healthy(), outbox.ErrRebase) })
+	stop()
+	if err := pgtest.Receive(f.t, patience, "Run ends", ended); err != nil {
 		f.t.Errorf("Run: %v", err)
 	}
 	if n := f.requests() - before; n != 0 {

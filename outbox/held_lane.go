@@ -100,9 +100,10 @@ func (h *heldLane) emitLost(cause error) {
 //
 // synchronous_commit = off is not accepted from the session: a crash would lose a commit that is
 // not flushed, although the call was made. The journal's flush also covers the rows that it is
-// about, because they were written to the log before it.
+// about, because they were written to the log before it. It pins the search_path, see
+// primary.PinSQL.
 const fenceSQL = `
-select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5, true),
+select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('lock_timeout', $4, true), set_config('statement_timeout', $5, true),
        set_config('idle_in_transaction_session_timeout', $6, true), set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('synchronous_commit',
          case current_setting('synchronous_commit') when 'off' then 'local' else current_setting('synchronous_commit') end, true),
@@ -174,7 +175,7 @@ func queueReads(b *pgx.Batch, queue func(b *pgx.Batch)) {
 		return
 	}
 	b.Queue(`begin isolation level read committed read only`)
-	b.Queue(`select set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true)`)
+	b.Queue(`select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true)`)
 	b.QueuedQueries = append(b.QueuedQueries, reads.QueuedQueries...)
 	b.Queue(`commit`)
 }

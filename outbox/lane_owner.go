@@ -72,6 +72,7 @@ func (o *laneOwner) wake(w wakeup) {
 // that waiting does not heal.
 func (o *laneOwner) run() error {
 	err := o.serve()
+	o.sink.halts.set(o.lane.number, nil)
 	cause := o.lane.stop()
 	o.calls.cutOff()
 	if cause != nil {
@@ -254,6 +255,7 @@ func (o *laneOwner) runDue(now time.Time) error {
 	if err := o.runTransactions(now); err != nil {
 		return o.handleDBError(err)
 	}
+	o.sink.halts.set(o.lane.number, nil)
 	o.retry.waits.Reset()
 	return nil
 }
@@ -365,15 +367,20 @@ func (o *laneOwner) callReturned(a *callAttempt, now time.Time, free int) *callA
 	return next
 }
 
-// handleDBError handles the error of a transaction. If the lane was taken over, the owner stops. A
-// fault that waiting does not heal is returned. Any other error is emitted and followed by another
-// try. The chunk stays meanwhile, with its calls under way or returned. If the transaction has
-// committed after all, the next try finds the version that it wrote.
+// handleDBError handles the error of a transaction. If the lane was taken over, the owner stops. If
+// the log is another cluster's, the lane halts (O3): it looks again until an operator has rebased.
+// A fault that waiting does not heal is returned. Any other error is emitted and followed by
+// another try. The chunk stays meanwhile, with its calls under way or returned. If the transaction
+// has committed after all, the next try finds the version that it wrote.
 func (o *laneOwner) handleDBError(err error) error {
 	switch {
-	case guard.SQLState(err) == codeRebase:
-		return fmt.Errorf("%w: %w", ErrRebase, err)
-	case needsOperator(err), errors.Is(err, errRowsGone), errors.Is(err, ErrRebase):
+	case guard.SQLState(err) == codeRebase || errors.Is(err, ErrRebase):
+		err = fmt.Errorf("%w: lane %d of sink %s", ErrRebase, o.lane.number, o.sink.name)
+		if o.sink.halts.set(o.lane.number, err) {
+			o.sink.cfg.Logger.Error("onlyonce: a lane of the outbox has halted", "sink", o.sink.name, "lane", o.lane.number, "error", err)
+		}
+		o.reader.cursorKnown = o.chunk != nil // or else it is compared again, and the lane goes on once it was rebased
+	case needsOperator(err), errors.Is(err, errRowsGone):
 		return err
 	case errors.Is(err, errReplaced):
 		o.lane.end(errReplaced)

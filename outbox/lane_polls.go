@@ -39,13 +39,15 @@ select (select count(*) from onlyonce.leases where starts_with(name, $2) and unt
 
 // pollWorkSQL reads which lanes have something to do. In: sink, lanes; whether
 // RelayConfig.Reconcile decides about calls of unknown outcome; versions of the lanes that their
-// owner knows. Out: a row for each lane that has: the lane; whether rows are new; whether parked
-// calls are due; whether a failover lost commits of the cursor. By the indexes batches_new and
-// parked_calls_due; takes no lock.
+// owner knows. Out: a row for each lane that has: the lane; whether rows are new (a row of a
+// transaction that this server has not begun is none: no pass could hold it, see O3); whether
+// parked calls are due; whether a failover lost commits of the cursor. By the indexes batches_new
+// and parked_calls_due; takes no lock.
 const pollWorkSQL = `
 select * from (
   select a.lane,
-         exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev)))
+         exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev))
+                    and r.xid < pg_snapshot_xmax(pg_current_snapshot()))
          or exists (select 1 from pg_snapshot_xip(coalesce(a.target, a.prev)) x cross join lateral (
                       select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
          exists (select 1 from onlyonce.parked p where p.kind = 'call' and p.sink = a.sink and p.lane = a.lane
@@ -66,10 +68,10 @@ func (s *sender) pollLanes(ctx context.Context) error {
 	var free []int16
 	var rates []storedRate
 	asked := time.Now()
-	b := &pgx.Batch{}
-	b.Queue(pollLanesSQL, s.name, memberLeasePrefix(s.name)).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
-	b.Queue(ratesSQL, s.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
-	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
+	if err := readCommitted(bounded, s.pool, func(b *pgx.Batch) {
+		b.Queue(pollLanesSQL, s.name, memberLeasePrefix(s.name)).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
+		b.Queue(ratesSQL, s.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
+	}); err != nil {
 		return fmt.Errorf("polling the lanes of sink %s: %w", s.name, err)
 	}
 	s.rates.read(rates, asked)

@@ -166,7 +166,7 @@ func (r *passReader) loadCursor() error {
 		return fmt.Errorf("reading the cursor of lane %d of sink %s: %w", r.lane.number, r.lane.sink.name, err)
 	}
 	if foreign {
-		return fmt.Errorf("%w: lane %d of sink %s", ErrRebase, r.lane.number, r.lane.sink.name)
+		return ErrRebase
 	}
 	if !c.unread || !called {
 		c.mayBeCalled = 0

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -272,20 +273,22 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 	}
 }
 
-// O3: the cursor's numbers mean nothing in another cluster. Run ends and names the command, and no
-// call is made, even of a pass that was begun before. (A relay that runs has lost its connections
-// by then, and looks again.)
+// O3: the cursor's numbers mean nothing in another cluster. The lanes halt: no call is made, even
+// of a pass that was begun before, and Healthy names the command. Other sinks go on, and so do the
+// lanes once they are rebased. (A relay that runs has lost its connections by then, and looks
+// again.)
 func TestO3AnotherCluster(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
-		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1`,
-		"target of a larger cluster":    `update onlyonce.lanes set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot`,
-		"prev of a larger cluster":      `update onlyonce.lanes set target = null, prev = '999999999998:999999999999:'`,
+		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1 where sink = 'payments'`,
+		"target of a larger cluster":    `update onlyonce.lanes set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot where sink = 'payments'`,
+		"prev of a larger cluster":      `update onlyonce.lanes set target = null, prev = '999999999998:999999999999:' where sink = 'payments'`,
 		"rows of a larger cluster":      `update onlyonce.batches set xid = '999999999999'`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			sink := newScripted(accept)
+			sink, mail := newScripted(accept), newScripted(accept)
+			mail.name = "mail"
 			r.enqueue(charge("1"))
 			x := r.start(testConfig(sink))
 			r.states("delivered")
@@ -293,17 +296,68 @@ func TestO3AnotherCluster(t *testing.T) {
 			r.exec(sql)
 			again := charge("1")
 			again.ID = r.sameLane(again, "2")
+			letter := charge("letter")
+			letter.Sink = "mail"
 			r.enqueue(again)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			err := r.relay(testConfig(sink)).Run(ctx)
-			if !errors.Is(err, outbox.ErrRebase) || !strings.Contains(err.Error(), "onlyonce outbox rebase") || !strings.Contains(err.Error(), "payments") {
+			r.enqueue(letter)
+			relay := r.relay(testConfig(sink, mail))
+			x = r.run(relay)
+			until(t, "the other sink's call is made", func() bool { return len(mail.calls()) == 1 })
+			until(t, "the lane has halted", func() bool { return relay.Healthy() != nil })
+			err := relay.Healthy()
+			if !errors.Is(err, outbox.ErrRebase) || !strings.Contains(err.Error(), "onlyonce outbox rebase") || !strings.Contains(err.Error(), "of sink payments") {
 				t.Errorf("%v, want ErrRebase that names the command", err)
+			}
+			if s := relay.Status(); !errors.Is(s[0].Failing, outbox.ErrRebase) || s[0].FailingSince.IsZero() || s[1].Failing != nil {
+				t.Errorf("status: %+v", s)
 			}
 			if n := len(sink.calls()); n != 1 {
 				t.Errorf("%d calls", n)
 			}
+			if _, err := ops.Rebase(t.Context(), r.pool, ops.By{Reason: "restored"}, ops.RebaseInput{Sink: "payments", Force: true}); err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the lanes are well", func() bool { return relay.Healthy() == nil })
+			last := charge("3")
+			last.ID = r.sameLane(again, "3")
+			r.enqueue(last)
+			until(t, "the lanes go on", func() bool {
+				return slices.ContainsFunc(sink.calls(), func(d outbox.Delivery) bool { return string(d.Body) == string(last.Body) })
+			})
 		})
+	}
+}
+
+// O3: a row of a transaction that this server has not begun is in no pass, so it wakes no lane.
+// Otherwise the lane's cursor would be moved at each poll, for ever.
+func TestO3RowAheadOfTheServerWakesNoLane(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x := r.start(testConfig(newScripted(accept)))
+	r.enqueue(charge("1"))
+	r.states("delivered")
+	x.stop()
+	woken := func() (lanes []int16) {
+		t.Helper()
+		rows, err := r.pool.Query(t.Context(), `with m as (select array_agg(l.lane order by l.lane) lanes, array_agg(l.version order by l.lane) versions from onlyonce.lanes l)
+			select w.lane from m, lateral (`+strings.NewReplacer("$1", "'payments'", "$2::smallint[]", "m.lanes", "$3", "false", "$4::bigint[]", "m.versions").Replace(outbox.Statements["poll work"])+`) w`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lanes, err = pgx.CollectRows(rows, pgx.RowTo[int16]); err != nil {
+			t.Fatal(err)
+		}
+		return lanes
+	}
+	const insert = `insert into onlyonce.batches (slot, lane, n, bytes, xid, sink, keys, tenant, scope, name, method, target, header, body)
+		select cur, 3, 1, 1, %s, 'payments', array[gen_random_uuid()], '', 's', 'n', 'POST', '/x', '', 'x' from onlyonce.rings where name = 'outbox'`
+	r.exec(fmt.Sprintf(insert, `'999999999999'`))
+	if got := woken(); len(got) != 0 {
+		t.Errorf("lanes %v are woken", got)
+	}
+	r.exec(fmt.Sprintf(insert, `pg_current_xact_id()`))
+	if got := woken(); len(got) != 1 || got[0] != 3 {
+		t.Errorf("lanes %v are woken, want lane 3 for a row of this server's", got)
 	}
 }
 

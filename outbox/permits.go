@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // takePermitsSQL takes permits and a share of the calls that may be under way; see the function's
@@ -122,6 +123,7 @@ func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) error {
 	asked := time.Now()
 	b := &pgx.Batch{}
 	b.Queue(`begin isolation level read committed`)
+	b.Queue(primary.PinSQL)
 	if !q.grows() {
 		b.Queue(`set local synchronous_commit = off`)
 	}

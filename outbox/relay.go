@@ -41,9 +41,10 @@ var ErrRunning = errors.New("outbox: this relay is running already")
 // its context had ended. Send's goroutine is abandoned. Its row is sent again, under the same key.
 var ErrStuck = errors.New("outbox: a sink does not return")
 
-// ErrRebase is wrapped by the error of a Run that found a lane's cursor to be of another database
-// cluster. After a restore from a dump, or a move, transaction ids mean nothing, so nothing is sent
-// until `onlyonce outbox rebase`. SQLSTATE OO007.
+// ErrRebase is wrapped by the error of [Relay.Healthy] while a lane has halted because its cursor,
+// or rows of its log, are of another database cluster. After a restore from a dump, or a move,
+// transaction ids mean nothing, so the lane sends nothing until `onlyonce outbox rebase`. Then it
+// goes on. Other lanes and sinks are not affected. SQLSTATE OO007.
 var ErrRebase = errors.New("outbox: the log is of another database cluster: run `onlyonce outbox rebase`")
 
 // NewRelay checks the configuration and returns every fault of it at once. It does not connect.
@@ -59,7 +60,7 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	r := &Relay{cfg: cfg, pool: primary.Of(pool, cfg.Logger)}
+	r := &Relay{cfg: cfg, pool: primary.Of(pool, cfg.Logger).Pinned()}
 	if r.rotator, err = ring.New(pool, ring.Outbox(), ring.Config{
 		Retention: cfg.Retention, MaxAge: cfg.Retention / 4, MaxBytes: cfg.SegmentBytes, LeaseTTL: cfg.LeaseTTL,
 		Interval: time.Second, Timeout: max(cfg.LeaseTTL/3, time.Second),
@@ -168,14 +169,17 @@ func (r *Relay) Ready() error {
 }
 
 // Healthy returns an error that names each sink whose transactions have failed for longer than a
-// third of LeaseTTL, for example because the server does not answer. Use it for alerts and status
-// pages, and not as a liveness probe: a restart repairs none of that. Calls that wait for an
-// operator are in `onlyonce status`.
+// third of LeaseTTL, for example because the server does not answer, or of which a lane has halted
+// ([ErrRebase]). Use it for alerts and status pages, and not as a liveness probe: a restart repairs
+// none of that. Calls that wait for an operator are in `onlyonce status`.
 func (r *Relay) Healthy() error {
 	var faults []error
 	for _, s := range r.senders {
 		if err := s.link.Failing(s.dbTimeout); err != nil {
 			faults = append(faults, fmt.Errorf("outbox: sink %s: %w", s.name, err))
+		}
+		if since, err := s.halts.first(); err != nil {
+			faults = append(faults, fmt.Errorf("outbox: halted since %s: %w", since.UTC().Format(time.RFC3339), err))
 		}
 	}
 	return errors.Join(faults...)

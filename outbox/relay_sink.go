@@ -2,6 +2,10 @@ package outbox
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -24,6 +28,48 @@ type relaySink struct {
 	slots       *callSlots
 	rates       *relayRates
 	completing  chan struct{} // completions under way, of all sinks
+	halts       halts
+}
+
+// halts holds why lanes that this relay holds stand still until an operator has decided.
+type halts struct {
+	mu    sync.Mutex
+	lanes map[int16]halt
+}
+
+type halt struct {
+	since time.Time
+	err   error
+}
+
+// set notes that a lane stands still, or with nil that it does not. It reports whether that is new.
+func (h *halts) set(lane int16, err error) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, was := h.lanes[lane]
+	switch {
+	case err == nil:
+		delete(h.lanes, lane)
+	case h.lanes == nil:
+		h.lanes = map[int16]halt{lane: {time.Now(), err}}
+	case !was:
+		h.lanes[lane] = halt{time.Now(), err}
+	}
+	return was != (err != nil)
+}
+
+// first returns the lane with the lowest number that stands still: why, and since when.
+func (h *halts) first() (since time.Time, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.lanes) == 0 {
+		return time.Time{}, nil
+	}
+	first := h.lanes[slices.Min(slices.Collect(maps.Keys(h.lanes)))]
+	if n := len(h.lanes) - 1; n > 0 {
+		return first.since, fmt.Errorf("%w (and %d more lanes)", first.err, n)
+	}
+	return first.since, first.err
 }
 
 // sinkReturnGrace is how long a sink may take to return after its context has ended, if the relay

@@ -16,8 +16,9 @@ type SinkStatus struct {
 	// Open is true if the sink takes calls: it is not paused, and takes more of them than are under
 	// way ([Readier]).
 	Open bool
-	// Failing is the error of the relay's transactions for the sink, which are tried again, and
-	// FailingSince is when that began. Nil if they work.
+	// Failing is the error of the relay's transactions for the sink, or of a lane of it, which are
+	// tried again, and FailingSince is when that began. It wraps ErrRebase if a lane has halted.
+	// Nil if they work.
 	Failing      error
 	FailingSince time.Time
 }
@@ -30,7 +31,9 @@ func (r *Relay) Status() []SinkStatus {
 	for i, s := range r.senders {
 		all[i] = SinkStatus{Sink: s.name, Lanes: int(s.lanesHeld.Load()), UnderWay: s.slots.inUse(), Concurrency: s.slots.capacity,
 			Paused: s.slots.paused.Load(), Open: s.slots.open()}
-		all[i].FailingSince, all[i].Failing = s.link.Trouble()
+		if all[i].FailingSince, all[i].Failing = s.link.Trouble(); all[i].Failing == nil {
+			all[i].FailingSince, all[i].Failing = s.halts.first()
+		}
 	}
 	return all
 }

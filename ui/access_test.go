@@ -118,7 +118,7 @@ func TestAuthorizers(t *testing.T) {
 func TestTokenIsUsedOnce(t *testing.T) {
 	t.Parallel()
 	token := ui.NewToken("tom", ui.View)
-	h := token.Handler("/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := token.Handler("/of-a-day/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if actor, access, err := token.Authorize(r); err != nil || actor != "tom" || access != ui.View {
 			w.WriteHeader(http.StatusUnauthorized)
 		}
@@ -139,8 +139,14 @@ func TestTokenIsUsedOnce(t *testing.T) {
 	if got := do("/token/guess").StatusCode; got != http.StatusForbidden {
 		t.Errorf("a guess: %d", got)
 	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodHead, path, nil)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	if preview := w.Result(); preview.StatusCode != http.StatusMethodNotAllowed || len(preview.Cookies()) > 0 {
+		t.Errorf("a preview of the link: %d, %v", preview.StatusCode, preview.Cookies())
+	}
 	first := do(path)
-	if cookies := first.Cookies(); first.StatusCode != http.StatusOK || len(cookies) != 1 || !cookies[0].HttpOnly || cookies[0].SameSite != http.SameSiteStrictMode {
+	if cookies := first.Cookies(); first.StatusCode != http.StatusOK || len(cookies) != 1 || !cookies[0].HttpOnly || cookies[0].SameSite != http.SameSiteStrictMode || cookies[0].Path != "/of-a-day/" {
 		t.Fatalf("%d, %v", first.StatusCode, cookies)
 	}
 	if got := do("/", first.Cookies()...).StatusCode; got != http.StatusOK {

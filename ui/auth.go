@@ -96,17 +96,24 @@ func (t *Token) Authorize(r *http.Request) (Actor, Access, error) {
 }
 
 // Handler answers Path, and passes all other requests to next. The address of next is root, for
-// example "/".
+// example "/": below it the browser shows that it has opened Path. It does so at every port of the
+// host, so where others may have servers of their own on it, root needs a random part too, as
+// `onlyonce ui` has it (Config.Prefix).
 func (t *Token) Handler(root string, next http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", next)
 	mux.HandleFunc("GET "+tokenPath+"{token}", func(w http.ResponseWriter, r *http.Request) {
 		secure(w.Header())
+		if r.Method != http.MethodGet { // HEAD: a preview of the link is not the browser
+			w.Header().Set("Allow", http.MethodGet)
+			w.WriteHeader(http.StatusMethodNotAllowed)
+			return
+		}
 		if !t.use(r.PathValue("token")) {
 			http.Error(w, "This address was used already, or is wrong. Start `onlyonce ui` again.", http.StatusForbidden)
 			return
 		}
-		http.SetCookie(w, &http.Cookie{Name: tokenCookie, Value: t.session, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil})
+		http.SetCookie(w, &http.Cookie{Name: tokenCookie, Value: t.session, Path: root, HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil})
 		// A redirect would still belong to the site that led here, and a browser would not send a
 		// strict cookie with it.
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")

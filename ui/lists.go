@@ -33,7 +33,7 @@ func (v *visit) call() error {
 	var c *ops.Call
 	reveal := v.reveals(Call)
 	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		if c, err = ops.CallByKey(ctx, db, v.r.PathValue("key"), false); err == nil && c != nil && (reveal || c.Bytes <= hashedMost) {
+		if c, err = ops.CallByKey(ctx, db, v.r.PathValue("key"), false); err == nil && c != nil && reveal {
 			c, err = ops.CallByKey(ctx, db, v.r.PathValue("key"), true)
 		}
 		return err
@@ -80,7 +80,7 @@ func (v *visit) event() error {
 	var e *ops.EventDetail
 	err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
 		e, err = ops.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, false)
-		if err == nil && e != nil && (reveal || e.Bytes <= hashedMost) {
+		if err == nil && e != nil && reveal {
 			e, err = ops.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, true)
 		}
 		return err

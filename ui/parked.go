@@ -3,7 +3,6 @@ package ui
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"net/url"
@@ -16,10 +15,9 @@ import (
 )
 
 const (
-	perPage    = 50
-	bodyShown  = 64 << 10 // bytes of a body that a page shows
-	hexShown   = 4 << 10  // bytes of a body that is no text
-	hashedMost = 1 << 20  // bytes of a hidden body that is read for its hash
+	perPage   = 50
+	bodyShown = 64 << 10 // bytes of a body that a page shows
+	hexShown  = 4 << 10  // bytes of a body that is no text
 )
 
 // parkedFilter reads the filter from an address or a form.
@@ -96,9 +94,8 @@ type moment struct {
 
 // payload is what a page shows of a body or a header's value.
 type payload struct {
-	Hidden bool
+	Hidden bool // only Bytes is set: a hash of few possible values would show which it is
 	Bytes  int64
-	Hash   string // of a hidden body
 	Text   string
 	Cut    bool // Text is its beginning
 	Hex    bool // Text is a dump of bytes that are no text
@@ -123,16 +120,6 @@ func shownPayload(b []byte) payload {
 	return p
 }
 
-// hiddenPayload says how much there is, and its hash: enough to compare two of them.
-func hiddenPayload(size int64, b []byte) payload {
-	p := payload{Hidden: true, Bytes: size}
-	if b != nil {
-		sum := sha256.Sum256(b)
-		p.Hash = hex.EncodeToString(sum[:])
-	}
-	return p
-}
-
 // header is a header of a parked row.
 type header struct {
 	Name  string
@@ -142,7 +129,7 @@ type header struct {
 func headersOf(all []ops.ParkedHeader, reveal bool) []header {
 	found := make([]header, len(all))
 	for i, h := range all {
-		found[i] = header{h.Name, hiddenPayload(int64(len(h.Value)), h.Value)}
+		found[i] = header{h.Name, payload{Hidden: true, Bytes: int64(len(h.Value))}}
 		if reveal {
 			found[i].Value = shownPayload(h.Value)
 		}
@@ -155,7 +142,7 @@ func bodyOf(size *int32, body []byte, reveal bool) *payload {
 	if size == nil {
 		return nil
 	}
-	p := hiddenPayload(int64(*size), body)
+	p := payload{Hidden: true, Bytes: int64(*size)}
 	if reveal {
 		p = shownPayload(body)
 	}
@@ -175,7 +162,7 @@ func (v *visit) parkedRow() error {
 			return err
 		}
 		reveal = v.reveals(Kind(d.Kind))
-		if d.BodyBytes != nil && (reveal || *d.BodyBytes <= hashedMost) {
+		if d.BodyBytes != nil && reveal {
 			d, err = ops.ParkedByID(ctx, db, id, true)
 		}
 		return err

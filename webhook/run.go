@@ -187,7 +187,7 @@ func (ep *Endpoint) purgeExpired(ctx context.Context) error {
 	forget := func(sql string, age time.Duration) (all int64, err error) {
 		for n := int64(purgeBatch); n == purgeBatch && ctx.Err() == nil; all += n {
 			bounded, cancel := context.WithTimeout(ctx, ep.cfg.Deadline)
-			err := ep.pool.QueryRow(bounded, sql, ep.cfg.Name, age).Scan(&n)
+			err := ep.pool.Pinned().QueryRow(bounded, sql, ep.cfg.Name, age).Scan(&n)
 			cancel()
 			if err != nil {
 				return all, err

@@ -23,7 +23,19 @@ func (p *program) scrape(path string) string {
 	at := regexp.MustCompile(`http://127\.0\.0\.1:\d+` + path)
 	eventually(p.t, "it serves "+path, func() bool { return at.MatchString(p.stderr()) })
 	client := http.Client{Timeout: relayPatience}
-	resp, err := client.Get(strings.Replace(at.FindString(p.stderr()), path, "/metrics", 1))
+	address := strings.Replace(at.FindString(p.stderr()), path, "/metrics", 1)
+	// A page whose name leads to this machine must not read what is served on it.
+	rebound, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, address, nil)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	rebound.Host = "evil.example"
+	if resp, err := client.Do(rebound); err != nil {
+		p.t.Fatal(err)
+	} else if _ = resp.Body.Close(); resp.StatusCode != http.StatusMisdirectedRequest {
+		p.t.Errorf("under another name: %d", resp.StatusCode)
+	}
+	resp, err := client.Get(address)
 	if err != nil {
 		p.t.Fatal(err)
 	}

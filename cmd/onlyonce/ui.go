@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
@@ -87,7 +88,8 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Acto
 		access = ui.Operate
 	}
 	token := ui.NewToken(actor, access)
-	console, err := ui.New(pool, ui.Config{Authorize: token.Authorize, Logger: slog.New(slog.NewTextHandler(a.stderr, nil)),
+	prefix := "/" + rand.Text() // so that servers of others at another port of this host get no cookie
+	console, err := ui.New(pool, ui.Config{Authorize: token.Authorize, Prefix: prefix, Logger: slog.New(slog.NewTextHandler(a.stderr, nil)),
 		Bodies: func(ui.Actor, ui.Kind) bool { return bodies }})
 	if err != nil {
 		return err
@@ -96,7 +98,7 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Acto
 	if err != nil {
 		return fmt.Errorf("-listen: %w", err)
 	}
-	server := &http.Server{Handler: onlyLoopback(token.Handler("/", console)), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: onlyLoopback(token.Handler(prefix+"/", console)), ReadHeaderTimeout: 5 * time.Second}
 	mode := "read-only; -operate allows to decide"
 	if operate {
 		mode = fmt.Sprintf("audit rows name %s", actor)
@@ -129,7 +131,7 @@ func isLoopback(host string) bool {
 }
 
 // onlyLoopback refuses requests for another host. A page of another site could otherwise have its
-// own name resolved to this address, and read the console as its own origin.
+// own name resolved to this address, and read what is served here as its own origin.
 func onlyLoopback(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
@@ -137,7 +139,7 @@ func onlyLoopback(next http.Handler) http.Handler {
 			host = r.Host
 		}
 		if !isLoopback(host) {
-			http.Error(w, "The console answers to loopback addresses only.", http.StatusMisdirectedRequest)
+			http.Error(w, "This server answers to loopback addresses only.", http.StatusMisdirectedRequest)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -242,9 +243,9 @@ func TestUI(t *testing.T) {
 	go func() { _, _ = io.Copy(io.Discard, out) }()
 	address := strings.TrimSpace(strings.TrimPrefix(line, "The console is at "))
 	root, _, _ := strings.Cut(address, "/token/")
-	get := func(client *http.Client, url, host string) (int, string) {
+	get := func(client *http.Client, address, host string) (int, string) {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,13 +271,19 @@ func TestUI(t *testing.T) {
 		t.Fatal(err)
 	}
 	browser := &http.Client{Jar: jar}
-	if status, _ := get(browser, address, ""); status != http.StatusOK {
-		t.Errorf("the address: %d", status)
+	status, body := get(browser, address, "")
+	found := regexp.MustCompile(`url=(/[A-Z2-7]{26}/)"`).FindStringSubmatch(body)
+	if status != http.StatusOK || found == nil {
+		t.Fatalf("the address: %d %s", status, body)
 	}
-	if status, body := get(browser, root+"/", ""); status != http.StatusOK || !strings.Contains(body, "read-only") {
+	if status, body := get(browser, root+found[1], ""); status != http.StatusOK || !strings.Contains(body, "read-only") {
 		t.Errorf("the console: %d %s", status, body)
 	}
-	if status, _ := get(browser, root+"/", "evil.example"); status != http.StatusMisdirectedRequest {
+	// A browser sends cookies to each port of a host: servers of others must not know the path.
+	if other, err := url.Parse("http://127.0.0.1:1/"); err != nil || len(jar.Cookies(other)) > 0 {
+		t.Errorf("a server at another port gets %v, %v", jar.Cookies(other), err)
+	}
+	if status, _ := get(browser, root+found[1], "evil.example"); status != http.StatusMisdirectedRequest {
 		t.Errorf("under another name: %d", status)
 	}
 	stop()

@@ -79,7 +79,7 @@ const (
 
 // NewBuilder returns a builder.
 func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder {
-	return &Builder{pool: primary.Of(pool, log), ring: which, log: log, waits: map[int64]string{}, maxPartKeys: MaxPartKeys}
+	return &Builder{pool: primary.Of(pool, log).Pinned(), ring: which, log: log, waits: map[int64]string{}, maxPartKeys: MaxPartKeys}
 }
 
 // Run builds until ctx ends. The first look is after one interval.

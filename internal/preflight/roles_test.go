@@ -249,8 +249,9 @@ func (sink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
-// S2: whoever may create functions in a schema of another login's search_path is named, at its start
-// and by the doctor. docs/roles.sql takes the right away that PostgreSQL 14 gives to everybody.
+// S2: whoever may create functions in a schema of another login's search_path is named, at its
+// start and by the doctor. docs/roles.sql takes the right away that PostgreSQL 14 gives to
+// everybody.
 func TestS2OthersMayCreateFunctions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -336,6 +337,40 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 			if guard.SQLState(err) != "42501" {
 				t.Errorf("%s may: %s (%v)", login, sql, err)
 			}
+		}
+	}
+}
+
+// O3: who enqueues writes no transaction id but its own into the log, and no id that it has not
+// drawn. Whoever may update the log may, as a restore of its data does; logical replication fires
+// no such trigger.
+func TestO3OnlyOwnNumbers(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	insert := func(login, column, value, before string) string {
+		conn, err := pgx.Connect(t.Context(), c.url(login))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close(context.Background()) }()
+		_, err = conn.Exec(t.Context(), before+`; insert into onlyonce.batches (slot, lane, n, bytes, `+column+`, sink, keys, tenant, scope, name, method, target, header, body)
+			values (0, 3, 1, 1, `+value+`, 'payments', array[gen_random_uuid()], '', 's', 'n', 'POST', '/x', '', 'x')`)
+		return guard.SQLState(err)
+	}
+	for _, x := range []struct{ login, column, value, before, code string }{
+		{"stock", "xid", `'999999999999'`, "select", "23514"},
+		{"stock", "xid", `'3'`, "select", "23514"},
+		{"stock", "xid", `pg_current_xact_id()`, "select", ""},
+		{"stock", "id", `1024`, "select", "55000"}, // it has drawn none in its session
+		{"stock", "id", `1024000000`, "select nextval('onlyonce.outbox_id')", "23514"},
+		{"stock", "id", `1024`, "select nextval('onlyonce.outbox_id')", "23514"},
+		{"stock", "id", `nextval('onlyonce.outbox_id')`, "select", ""},
+		{"ops", "xid", `'999999999999'`, "select", ""},
+		{"postgres", "xid", `'999999999999'`, "select", ""},
+		{"postgres", "xid, id", `'3', 1024`, "select", ""},
+	} {
+		if code := insert(x.login, x.column, x.value, x.before); code != x.code {
+			t.Errorf("%s, %s %s: %q, want %q", x.login, x.column, x.value, code, x.code)
 		}
 	}
 }

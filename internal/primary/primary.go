@@ -112,8 +112,9 @@ func Refusals() map[string]int64 {
 // Pool is a pool whose connections are closed if they lead to a server that takes no writes. It has
 // the methods of pgxpool.Pool that engines use.
 type Pool struct {
-	pool *pgxpool.Pool
-	log  *slog.Logger
+	pool   *pgxpool.Pool
+	log    *slog.Logger
+	pinned bool
 }
 
 // Of returns a Pool of pool. Several can be of the same one. log may be nil.
@@ -155,18 +156,32 @@ func (p *Pool) reset(err error) {
 
 // Exec is pgxpool's.
 func (p *Pool) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if p.pinned {
+		tag, err := p.execPinned(ctx, sql, args)
+		return tag, p.Watch(err)
+	}
 	tag, err := p.pool.Exec(ctx, sql, args...)
 	return tag, p.Watch(err)
 }
 
 // Query is pgxpool's. The caller reads the rows' error, as it must.
 func (p *Pool) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if p.pinned {
+		r, err := p.queryPinned(ctx, sql, args)
+		if err != nil {
+			return nil, p.Watch(err)
+		}
+		return &rows{Rows: r, watch: p.Watch}, nil
+	}
 	r, err := p.pool.Query(ctx, sql, args...)
 	return &rows{Rows: r, watch: p.Watch}, p.Watch(err)
 }
 
 // QueryRow is pgxpool's.
 func (p *Pool) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if p.pinned {
+		return pinnedRow{p, ctx, sql, args}
+	}
 	return row{p.pool.QueryRow(ctx, sql, args...), p}
 }
 
@@ -177,7 +192,14 @@ func (p *Pool) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 
 // InTx is pgx.BeginTxFunc.
 func (p *Pool) InTx(ctx context.Context, options pgx.TxOptions, fn func(pgx.Tx) error) error {
-	return p.Watch(pgx.BeginTxFunc(ctx, p.pool, options, fn))
+	return p.Watch(pgx.BeginTxFunc(ctx, p.pool, options, func(tx pgx.Tx) error {
+		if p.pinned {
+			if _, err := tx.Exec(ctx, PinSQL); err != nil {
+				return err
+			}
+		}
+		return fn(tx)
+	}))
 }
 
 // rows watches the error of rows, once.

@@ -46,7 +46,7 @@ func New(pool *pgxpool.Pool, ring Ring, cfg Config) (*Rotator, error) {
 	if err != nil {
 		return nil, err
 	}
-	db := primary.Of(pool, nil)
+	db := primary.Of(pool, nil).Pinned()
 	return &Rotator{pool: db, ring: ring, cfg: cfg, watched: watch.New(db, watch.Often)}, nil
 }
 

@@ -53,7 +53,7 @@ begin
   if not found then
     raise exception using errcode = 'OO001',
       message = 'onlyonce: fence lost: this owner was replaced',
-      detail = format('lease %s is no longer held under epoch %s', hold.lease, hold.epoch);
+      detail = pg_catalog.format('lease %s is no longer held under epoch %s', hold.lease, hold.epoch);
   end if;
 end $$;
 comment on function onlyonce.hold(bigint, bigint, uuid) is

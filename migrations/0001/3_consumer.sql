@@ -680,7 +680,7 @@ begin
   if not found then
     raise exception using errcode = 'OO001',
       message = 'onlyonce: fence lost: the parked row was settled or changed by somebody else',
-      detail = format('parked row %s, attempt %s', settle.parked_id, settle.attempts);
+      detail = pg_catalog.format('parked row %s, attempt %s', settle.parked_id, settle.attempts);
   end if;
   if settle.key is not null then
     perform onlyonce.claim_consumer(array[settle.key], array[settle.fingerprint]);

@@ -121,6 +121,10 @@ end $$;
 -- check_batch refuses a row that relays could not read, for example one of an INSERT by hand. CHECK
 -- constraints would do the same, and cost twice what the INSERT itself does: the server reads and
 -- compiles their text in each statement, and this function's once in a session.
+--
+-- An inserted row has its transaction's own id, and the id that its session drew last (O3). Those
+-- who may update the log may write others, for example a restore of the data, or `onlyonce outbox
+-- rebase`. Logical replication fires no trigger of this kind.
 create function onlyonce.check_batch() returns trigger
 language plpgsql as $$
 declare
@@ -153,6 +157,10 @@ begin
   elsif not (new.bytes = case when new.body is null then onlyonce.octets(new.bodies) else octet_length(new.body) end and (new.n = 1 or new.bytes <= 2097152)) then
     broken := 'batches_bytes';
     message := 'bytes must be the size of the bodies, and of more than one call at most 2,097,152';
+  elsif tg_op = 'INSERT' and not has_table_privilege('onlyonce.batches'::regclass, 'UPDATE')
+      and (new.xid <> pg_current_xact_id() or new.id <> currval('onlyonce.outbox_id'::regclass)) then
+    broken := 'batches_own_numbers';
+    message := 'xid must be that of the transaction, and id the next one of onlyonce.outbox_id';
   end if;
   if broken is not null then
     raise exception using errcode = 'check_violation', schema = 'onlyonce', table = 'batches', constraint = broken, message = 'onlyonce: batches: ' || message;
