@@ -269,8 +269,8 @@ func TestW10ReconciliationAfterALongPause(t *testing.T) {
 	}
 }
 
-// T11: if the last reconciliation is in the future, because the clock was ahead, the next one is due
-// at once, lists what that one may have missed, and is recorded.
+// T11: if the last reconciliation is in the future, because the clock was ahead, the next one is
+// due at once, lists what that one may have missed, and is recorded.
 func TestT11ReconciliationAfterTheClockWasAhead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

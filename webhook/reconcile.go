@@ -35,8 +35,8 @@ type Reconcile struct {
 // endpoint, every, overlap. One row: seconds; the time, null for none; the time now. reconciledSQL
 // records a complete one by the time it began. In: endpoint, time.
 //
-// If the last one is in the future, the clock was ahead when it began. Then the next one is due, and
-// begins one interval earlier, because the last one was not earlier than that (T11).
+// If the last one is in the future, the clock was ahead when it began. Then the next one is due,
+// and begins one interval earlier, because the last one was not earlier than that (T11).
 const (
 	reconcileDueSQL = `
 select case when last <= now then extract(epoch from last + $2::interval - now) else 0 end::float8,

@@ -91,8 +91,8 @@ update onlyonce.segments s set closed_at = clock_timestamp(), bound = $5::text::
 
 	// retireSQL. What is not asked any more counts as forgotten at once, in the same row: a claim
 	// that does not search a segment sees that, in this row or in a later one. Also in: whether the
-	// ring's horizon is the retention. It is compared again, because an operator may have set another
-	// one since the step was derived, and their command says that it holds.
+	// ring's horizon is the retention. It is compared again, because an operator may have set
+	// another one since the step was derived, and their command says that it holds.
 	retireSQL = `
 update onlyonce.rings r set retired = closed[cardinality(closed)], closed = closed[:cardinality(closed) - 1], version = $3,
        forgotten = greatest(r.forgotten, (select s.closed_at from onlyonce.segments s where s.ring = r.name and s.slot = r.closed[cardinality(r.closed)]))
