@@ -62,8 +62,8 @@ const (
 )
 
 // keyNow is the time by which the age of a key is counted: the clock, but never before watched
-// time. So a key does not look young if the clock is back. (It is onlyonce.steady_clock(), read once
-// a statement.)
+// time. So a key does not look young if the clock is back. (It is onlyonce.steady_clock(), read
+// once a statement.)
 //
 // A time that is ahead of it was written while the clock was ahead. The age is not known then, and
 // is ageUnknown: after every window, in microseconds.
