@@ -68,7 +68,7 @@ const (
 // A time that is ahead of it was written while the clock was ahead. The age is not known then, and
 // is ageUnknown: after every window, in microseconds.
 const (
-	keyNow     = `(select greatest(clock_timestamp(), w.at) from onlyonce.watched w where w.id = 1)`
+	keyNow     = `(select greatest(clock_timestamp(), nullif(w.at, 'infinity')) from onlyonce.watched w where w.id = 1)`
 	ageUnknown = `then 3000000000000000`
 )
 
