@@ -127,6 +127,7 @@ begin
     ('onlyonce_relay',    'shares',         'select, insert, update, delete'),
     ('onlyonce_relay',    'rings',          'select'),
     ('onlyonce_relay',    'segments',       'select'),
+    ('onlyonce_relay',    'watched',        'select'),
     ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key, lane, picks, waits_for, waits_since,
                                              response_status, response_headers, response_body)'), -- tries calls again
 
@@ -164,6 +165,7 @@ begin
     ('onlyonce_operator', 'leases',         'select, insert, update'),         -- fences out the owner of a cursor that is moved
     ('onlyonce_operator', 'lease_slots',    'select, update'),
     ('onlyonce_operator', 'cursors',        'select, insert, update'),
+    ('onlyonce_operator', 'watched',        'select'),
     ('onlyonce_operator', 'done',           'select, insert, update, delete'), -- adopt keeps what is done above the new position, and brings it
     ('onlyonce_operator', 'attempts',       'select, delete'),
     ('onlyonce_operator', 'inbox',          'select, insert'),

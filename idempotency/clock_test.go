@@ -3,7 +3,11 @@ package idempotency_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -126,5 +130,44 @@ func TestT11ClockThatJumpsForgetsNoOperation(t *testing.T) {
 	r.exec(idempotency.PurgeOperationsSQL, 100)
 	if one[int](r, `select count(*) from onlyonce.operations`) != 0 {
 		t.Error("it is old by both, and was not purged")
+	}
+}
+
+// T11, H18: a step whose first attempt was made while the clock was ahead has no known age, and the
+// clock being back makes none young: the provider may have forgotten their keys.
+func TestT11StepsWhoseAgeIsInDoubt(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ first, ahead string }{
+		"the clock was ahead": {"6 days", "0"},
+		"the clock is back":   {"-4 hours -1 minute", "-7 days"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, leasedConfig())
+			calls := map[string]int{}
+			r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, KeyWindow: 5 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
+				if _, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
+					calls[key]++
+					return nil, errors.New("no answer")
+				}); err != nil {
+					w.WriteHeader(http.StatusBadGateway)
+				}
+			})
+			r.post("/charges", "old", "x")
+			r.exec(`update onlyonce.http_steps set first_at = clock_timestamp() + $1::text::interval`, c.first)
+			r.exec(`update onlyonce.watched set at = clock_timestamp()`)
+			pgtest.ShiftClock(t, r.pool)(c.ahead)
+			if g := r.post("/charges", "old", "x"); g.code() != "commit-unknown" {
+				t.Errorf("%v", g)
+			}
+			for range 2 {
+				if g := r.post("/charges", "new", "x"); g.status != http.StatusBadGateway {
+					t.Errorf("a step that is new: %v", g)
+				}
+			}
+			if slices.Sorted(maps.Values(calls))[1] != 2 || len(calls) != 2 {
+				t.Errorf("calls by key: %v", calls)
+			}
+		})
 	}
 }

@@ -30,8 +30,8 @@
 //     of the key's age and the write that follows it.
 //   - With an asynchronous standby, that a failover keeps work whose calls went out, unless the
 //     relay waits for that standby (RelayConfig.WaitFor).
-//   - The age of keys if the database's clock is set back by hours: they look younger than they
-//     are.
+//   - The age of keys while the database's clock is back for a time d: they may look up to d/2
+//     younger than they are.
 //
 // # Protocol
 //
@@ -140,7 +140,9 @@
 // for its flush, and so for the rows written before it. With a synchronous standby, it waits for
 // the standby too.
 //
-// Time that passes unseen. The age of a key counts from started_at, by the database's clock.
+// Time that passes unseen. The age of a key counts from started_at, by the database's clock, and by
+// watched time (package internal/watch) if the clock is back. If started_at is in the future, the
+// clock was ahead: the age is not known, and the call is not made.
 // started_at is committed before the first call can have been made. The relay checks the age before
 // the call, and again at the connection's first write (see package httpsink). The database may have
 // lost a history in which the message was handled: after a replay, a failover or a restore. Then

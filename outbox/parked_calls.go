@@ -35,17 +35,17 @@ import (
 // program scheduled the call: it counts as past (T9).
 const pickSQL = `
 with t as materialized (
-  select clock_timestamp() as now,
+  select clock_timestamp() as now, ` + keyNow + ` as late,
          (select case when a.timeline <> substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) then 'infinity' else a.history_at end
             from onlyonce.lanes a where a.sink = $1 and a.lane = $2) as history)
 update onlyonce.parked o
    set picks = o.picks + 1,
-       attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select now from t) - $5::interval then 0 else 1 end,
+       attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select late from t) - $5::interval then 0 else 1 end,
        first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
                                else coalesce(o.first_attempt_at,
                                  case when o.reason in ('behind', 'scheduled', 'cut', 'rate') and o.parked_at < (select history from t)
                                       then case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end end,
-                                 clock_timestamp()) end,
+                                 greatest(clock_timestamp(), (select late from t))) end,
        next_attempt_at = clock_timestamp() + $6::interval
  where o.id = any (array(select c.id from (
          select d.* from (select p.id, p.next_attempt_at as at from onlyonce.parked p
@@ -72,8 +72,9 @@ update onlyonce.parked o
    and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select now from t) + interval '2 days' and o.reason <> 'scheduled'
         or o.next_attempt_at is null and o.waits_for is not null)
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_prefix, 0), o.tenant, o.scope, o.call_name, o.method, o.target,
-          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.first_key, o.key), o.first_attempt_at > (select now from t),
-          o.attempts, o.picks, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
+          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.first_key, o.key), o.first_attempt_at > (select late from t) and o.first_attempt_at <= (select late from t) + interval '1 minute',
+          o.attempts, o.picks, o.state, case when o.first_attempt_at > (select late from t) + interval '1 minute' ` + ageUnknown + `
+               else coalesce((extract(epoch from greatest(clock_timestamp(), (select late from t)) - o.first_attempt_at) * 1000000)::bigint, 0) end,
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
           o.response_status, coalesce(o.response_headers, ''), o.response_body, coalesce(o.waits_for, '')`
 
@@ -132,7 +133,7 @@ update onlyonce.parked p
        attempts = p.attempts - case when s.none then 1 else 0 end,
        next_attempt_at = clock_timestamp() + s.delay * interval '1 microsecond',
        first_attempt_at = case when s.fresh then null else p.first_attempt_at end,
-       settled_at = case when s.state = 'resolved' then clock_timestamp() end,
+       settled_at = case when s.state = 'resolved' then onlyonce.steady_clock() end,
        order_key = case when $11 and s.state in ('waiting', 'reconcile') then null else p.order_key end,
        response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
        response_body = coalesce(s.response_body, p.response_body)

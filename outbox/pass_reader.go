@@ -61,6 +61,17 @@ const (
 	firstCallTime = `case when ` + historyLost + ` then least(r.origin_time, greatest(r.created_at, r.not_before), a.started_at) else a.started_at end`
 )
 
+// keyNow is the time by which the age of a key is counted: the clock, but never before watched
+// time. So a key does not look young if the clock is back. (It is onlyonce.steady_clock(), read
+// once a statement.)
+//
+// A time that is ahead of it was written while the clock was ahead. The age is not known then, and
+// is ageUnknown: after every window, in microseconds.
+const (
+	keyNow     = `(select greatest(clock_timestamp(), nullif(w.at, 'infinity')) from onlyonce.watched w where w.id = 1)`
+	ageUnknown = `then 3000000000000000`
+)
+
 // batchColumns lists the columns that a batch is made of. Arrays are sent in one form, whatever the
 // session's protocol (array_send), so that they are taken apart without a copy of each element. The
 // clock is read at least once after the row was. It uses date_part because the numeric of extract
@@ -70,13 +81,14 @@ const (
 // microseconds, null for the others. Ordering keys of the batch that a parked call blocks.
 const batchColumns = `
        b.id, b.n, b.xid::text, (date_part('epoch', clock_timestamp() - timestamptz '2000-01-01 00:00:00+00') * 1000000)::bigint,
-       (date_part('epoch', clock_timestamp() - a.started_at) * 1000000)::bigint,
+       case when a.started_at > ` + keyNow + ` + interval '1 minute' ` + ageUnknown + ` else (date_part('epoch', ` + keyNow + ` - a.started_at) * 1000000)::bigint end,
        (date_part('epoch', clock_timestamp() - b.created_at) * 1000000)::bigint,
        array_send(b.keys), b.order_key, array_send(b.order_keys), b.order_prefix, array_send(b.order_prefixes), b.tenant, array_send(b.tenants), b.scope, array_send(b.scopes),
        b.name, array_send(b.names), b.method, array_send(b.methods), b.target, array_send(b.targets), b.header, array_send(b.headers),
        b.trace, array_send(b.traces), b.body, array_send(b.bodies), array_send(b.not_before), array_send(b.capture), array_send(b.sealed),
        case when b.redo is not null or a.history_at is not null then
-         (select array_send(array_agg(case when ` + historyLost + ` then (date_part('epoch', clock_timestamp() - ` + firstCallTime + `) * 1000000)::bigint end order by r.i))
+         (select array_send(array_agg(case when not ` + historyLost + ` then null when ` + firstCallTime + ` > ` + keyNow + ` + interval '1 minute' ` + ageUnknown + `
+                                      else (date_part('epoch', ` + keyNow + ` - ` + firstCallTime + `) * 1000000)::bigint end order by r.i))
             from (select coalesce(u.redo, false) as redo, coalesce(u.origin_time, b.origin_time) as origin_time, b.created_at, u.not_before, u.i
                     from unnest(b.keys, b.redo, b.origin_times, b.not_before) with ordinality as u(key, redo, origin_time, not_before, i)) r) end,
        case when b.order_key is not null or b.order_keys is not null then

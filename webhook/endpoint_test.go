@@ -624,6 +624,22 @@ func TestW10Horizon(t *testing.T) {
 	}
 }
 
+// T11: ids and bodies that come while the clock is back are dated by watched time, so that they do
+// not look old when it is right again.
+func TestT11IdsWhileTheClockIsBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
+	pgtest.ShiftClock(t, r.pool)("-7 days")
+	r.recv.Reset()
+	e.sendAs("1", "body").want(t, 200, false)
+	if n := one[int](r, `select count(*) from (select seen_at from onlyonce.webhook_ids union all select seen_at from onlyonce.webhook_bodies) s, onlyonce.watched w
+		where seen_at >= w.at`); n != 2 {
+		t.Errorf("%d of an id and a body are dated by watched time", n)
+	}
+}
+
 // W10: older ids are forgotten, except those whose event waits for an operator.
 func TestW10Purge(t *testing.T) {
 	t.Parallel()

@@ -263,38 +263,63 @@ func TestReconcile(t *testing.T) {
 // would be accepted a second time.
 func TestW10ReconciliationAfterALongPause(t *testing.T) {
 	t.Parallel()
+	since, before, after := listedSince(t, newRig(t), "-40 days")
+	if since.Before(before.Add(-retention)) || since.After(after.Add(-retention)) {
+		t.Errorf("it lists what came since %v; ids are remembered from between %v and %v on", since, before.Add(-retention), after.Add(-retention))
+	}
+}
+
+// T11: if the last reconciliation is in the future, because the clock was ahead, the next one is
+// due at once, lists what that one may have missed, and is recorded.
+func TestT11ReconciliationAfterTheClockWasAhead(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
-	const retention = 10 * 24 * time.Hour
-	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, reconciled_at) values ('e', clock_timestamp() - interval '40 days')`)
+	since, before, after := listedSince(t, r, "7 days")
+	const back = 75 * time.Minute // Every and Overlap
+	if since.Before(before.Add(-back)) || since.After(after.Add(-back)) {
+		t.Errorf("it lists what came since %v, between %v and %v was wanted", since, before.Add(-back), after.Add(-back))
+	}
+	if !one[bool](r, `select reconciled_at < clock_timestamp() from onlyonce.webhook_endpoints`) {
+		t.Error("the next one is due in a week")
+	}
+}
+
+// retention is how long listedSince's endpoint remembers ids.
+const retention = 10 * 24 * time.Hour
+
+// listedSince returns since when a reconciliation lists if the last one was so long after now, and
+// between which times it ran.
+func listedSince(t *testing.T, r *rig, last string) (since, before, after time.Time) {
+	t.Helper()
+	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, reconciled_at) values ('e', clock_timestamp() + $1::text::interval)`, last)
 	r.exec(`update onlyonce.rings set horizon = '11 days' where name = 'standard_keys'`)
-	asked := make(chan time.Time, 1)
+	asked, recorded := make(chan time.Time, 1), make(chan struct{})
 	x := r.receiver(samples(t)["Stripe"], func(c *webhook.Config) {
 		c.Retention = retention
 		c.Reconcile = &webhook.Reconcile{List: func(_ context.Context, since time.Time, _ func(*webhook.Event) error) error {
 			asked <- since
 			return nil
 		}}
+		c.Hooks.Reconciled = func(webhook.Reconciled) { close(recorded) }
 	})
-	before := one[time.Time](r, `select clock_timestamp()`)
+	before = one[time.Time](r, `select clock_timestamp()`)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- x.Run(ctx) }()
-	var since time.Time
 	select {
-	case since = <-asked:
+	case <-recorded:
+		since = <-asked
 	case err := <-ended:
 		t.Fatal(err)
 	case <-time.After(patience):
 		t.Fatal("nothing is listed")
 	}
-	after := one[time.Time](r, `select clock_timestamp()`)
+	after = one[time.Time](r, `select clock_timestamp()`)
 	stop()
 	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
 		t.Error(err)
 	}
-	if since.Before(before.Add(-retention)) || since.After(after.Add(-retention)) {
-		t.Errorf("it lists what came since %v; ids are remembered from between %v and %v on", since, before.Add(-retention), after.Add(-retention))
-	}
+	return since, before, after
 }
 
 func TestEndpointFaults(t *testing.T) {

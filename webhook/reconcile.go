@@ -34,13 +34,18 @@ type Reconcile struct {
 // reconcileDueSQL returns when the next reconciliation is due, and from which time it lists. In:
 // endpoint, every, overlap. One row: seconds; the time, null for none; the time now. reconciledSQL
 // records a complete one by the time it began. In: endpoint, time.
+//
+// If the last one is in the future, the clock was ahead when it began. Then the next one is due,
+// and begins one interval earlier, because the last one was not earlier than that (T11).
 const (
 	reconcileDueSQL = `
-select coalesce(extract(epoch from max(reconciled_at) + $2::interval - clock_timestamp()), 0)::float8, max(reconciled_at) - $3::interval, clock_timestamp()
-  from onlyonce.webhook_endpoints where endpoint = $1`
+select case when last <= now then extract(epoch from last + $2::interval - now) else 0 end::float8,
+       case when last > now then now - $2::interval else last end - $3::interval, now
+  from (select max(reconciled_at) as last, clock_timestamp() as now from onlyonce.webhook_endpoints where endpoint = $1) e`
 	reconciledSQL = `
 insert into onlyonce.webhook_endpoints (endpoint, reconciled_at) values ($1, $2)
-on conflict (endpoint) do update set reconciled_at = greatest(webhook_endpoints.reconciled_at, excluded.reconciled_at)`
+on conflict (endpoint) do update set reconciled_at = case when webhook_endpoints.reconciled_at > clock_timestamp() then excluded.reconciled_at
+                                                          else greatest(webhook_endpoints.reconciled_at, excluded.reconciled_at) end`
 )
 
 const reconcileLease = time.Minute

@@ -32,7 +32,7 @@ const AppendSQL = `select onlyonce.append_parked($1)`
 // DiscardSQL settles parked messages and events without applying them, and calls without sending
 // them. In: ids. Under the lock on the rows.
 const DiscardSQL = `
-update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null
+update onlyonce.parked set state = 'discarded', settled_at = onlyonce.steady_clock(), next_attempt_at = null
  where id = any ($1::bigint[]) and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
 
 // ClaimGivenUpSQL claims the keys of messages that are given up, and of events that their receiver
@@ -75,5 +75,5 @@ update onlyonce.parked p
 // ResolveCallsSQL settles parked calls that were applied, as an operator has verified. In: ids.
 // Under the lock on the rows.
 const ResolveCallsSQL = `
-update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null
+update onlyonce.parked set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null
  where id = any ($1::bigint[]) and kind = 'call' and state = 'reconcile'`

@@ -134,6 +134,7 @@ var (
 		"segments":       {"SELECT"},
 		"rates":          {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"shares":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"watched":        {"SELECT"},
 		"parked":         withUpdates(append([]string{"lane", "picks", "response_status", "response_headers", "response_body", "waits_for", "waits_since"}, settleColumns...), "SELECT", "INSERT"),
 	})
 )

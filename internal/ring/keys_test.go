@@ -517,3 +517,35 @@ func TestK6ClockJumps(t *testing.T) {
 	r.until(r.rotator, ring.Truncated)
 	r.is(r.pool, "claim", key, 0)
 }
+
+// K6: the horizon is made longer while a segment is being retired. The longer one holds.
+func TestK6HorizonThatGrowsMeanwhile(t *testing.T) {
+	r := newKeyRig(t, ring.StandardKeys())
+	key := uuid.New()
+	r.is(r.pool, "claim", key, 0)
+	r.until(r.rotator, ring.Announced)
+	r.until(r.rotator, ring.Closed)
+	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
+	longer := r.begin(pgx.ReadCommitted)
+	if _, err := longer.Exec(t.Context(), `update onlyonce.rings set horizon = '7 days' where name = 'standard_keys'`); err != nil {
+		t.Fatal(err)
+	}
+	stepped := make(chan error, 1)
+	go func() {
+		_, err := r.Step(t.Context())
+		stepped <- err
+	}()
+	pgtest.Until(t, patience, "the rotator waits for the row", func() bool {
+		return one[bool](r.rig, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+	})
+	r.commit(longer)
+	if err := pgtest.Receive(t, patience, "the step ends", stepped); !errors.Is(err, ring.ErrMoved) {
+		t.Errorf("%v", err)
+	}
+	for range 3 {
+		if out := r.step(r.rotator); out.Action != ring.Idle {
+			t.Errorf("%+v", out)
+		}
+	}
+	r.is(r.pool, "claim", key, 1)
+}

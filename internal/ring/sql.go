@@ -90,11 +90,15 @@ update onlyonce.segments s set closed_at = clock_timestamp(), bound = $5::text::
   from moved m where s.ring = m.name and s.slot = $4::smallint`
 
 	// retireSQL. What is not asked any more counts as forgotten at once, in the same row: a claim
-	// that does not search a segment sees that, in this row or in a later one.
+	// that does not search a segment sees that, in this row or in a later one. Also in: whether the
+	// ring's horizon is the retention. It is compared again, because an operator may have set
+	// another one since the step was derived, and their command says that it holds.
 	retireSQL = `
 update onlyonce.rings r set retired = closed[cardinality(closed)], closed = closed[:cardinality(closed) - 1], version = $3,
        forgotten = greatest(r.forgotten, (select s.closed_at from onlyonce.segments s where s.ring = r.name and s.slot = r.closed[cardinality(r.closed)]))
- where name = $1 and version = $2`
+ where name = $1 and version = $2
+   and (not $4 or exists (select from onlyonce.segments s, onlyonce.watched w
+                           where s.ring = r.name and s.slot = r.closed[cardinality(r.closed)] and s.closed_at + r.horizon <= least(clock_timestamp(), w.at)))`
 
 	repairSQL = `update onlyonce.rings set version = $3 where name = $1 and version = $2`
 

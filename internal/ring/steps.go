@@ -166,7 +166,7 @@ func (r *Rotator) retireOldest(ctx context.Context, st *ringState) (StepResult, 
 	if done, err := r.carryOver(ctx, st, slot); !done || err != nil {
 		return StepResult{Action: Carried, Slot: slot}, err
 	}
-	return StepResult{Action: Retired, Slot: slot}, r.moveRow(ctx, st, retireSQL)
+	return StepResult{Action: Retired, Slot: slot}, r.moveRow(ctx, st, retireSQL, r.ring.Horizon)
 }
 
 // whyNeeded returns why a segment must be kept. It takes no lock, so the answer may be out of date

@@ -36,8 +36,9 @@
 //     has passed by watched time after r/2: nothing is ever forgotten before half of its retention.
 //   - The clock is a week back, then right. Watched time never goes back, and runs at 1/2
 //     meanwhile: it is at most d/2 late, and the record of a request that completes in d, whose
-//     expires_at is a week too early, is kept by watched_at. (A settled call of that time has no
-//     such column. It is deleted up to a week early.)
+//     expires_at is a week too early, is kept by watched_at. Settled calls and ids of webhooks of
+//     that time are dated by watched time (onlyonce.steady_clock), so at most d/2 too early. By it
+//     the ages of keys are counted too that a remote forgets.
 //   - A failover to a server with another clock: as a jump. The row comes with the database; if the
 //     failover loses its last moves, a process that looked before moves it there again, rightly,
 //     because that time has passed.

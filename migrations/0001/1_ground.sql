@@ -195,6 +195,16 @@ begin
 end $$;
 comment on function onlyonce.watch(timestamptz, interval) is 'Moves watched time on by what has passed for the caller since it saw it last, and returns it.';
 
+-- steady_clock is the clock, but never before watched time. By it rows are dated that are kept for a
+-- time, and by it the ages of keys are counted that a remote forgets. So if the clock is back, these
+-- rows do not look old when it is right again, and these keys do not look young. If watched time is
+-- infinity, as in tests that age rows, it is the clock alone.
+create function onlyonce.steady_clock() returns timestamptz
+language sql volatile as $$
+  select greatest(clock_timestamp(), nullif(w.at, 'infinity')) from onlyonce.watched w where w.id = 1
+$$;
+comment on function onlyonce.steady_clock() is 'The clock, but never before watched time.';
+
 -- ---------------------------------------------------------------- audit
 
 create table onlyonce.audit (

@@ -815,7 +815,7 @@ begin
       prev       = case when advance.freeze then coalesce(x.target, x.prev) else x.prev end,
       target     = case when advance.freeze then pg_current_snapshot() else x.target end,
       last_id    = case when advance.freeze then 0 else advance.last_id end,
-      started_at = case when advance.keep_started then x.started_at when advance.quiet then 'infinity' else clock_timestamp() end,
+      started_at = case when advance.keep_started then x.started_at when advance.quiet then 'infinity' else onlyonce.steady_clock() end,
       version    = x.version + 1,
       server     = pg_postmaster_start_time(),
       system_id  = coalesce(x.system_id, sys),

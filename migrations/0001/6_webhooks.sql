@@ -3,7 +3,7 @@
 create table onlyonce.webhook_ids (
   endpoint text        not null,
   key      uuid        not null,
-  seen_at  timestamptz not null default clock_timestamp()
+  seen_at  timestamptz not null default onlyonce.steady_clock()
 );
 comment on table onlyonce.webhook_ids is 'When a receiver claimed an event. The key itself is in the ring standard_keys, and expires by that ring''s horizon. The row makes COMMIT need the seal, and is for operators to read.';
 create index webhook_ids_age on onlyonce.webhook_ids (endpoint, seen_at);
@@ -97,7 +97,7 @@ begin
   if receive_webhook.digest is not null then
     forgotten := (select least(clock_timestamp(), w.at) from onlyonce.watched w) - receive_webhook.body_window;
     insert into onlyonce.webhook_bodies as b (endpoint, digest, key, seen_at)
-      values (receive_webhook.endpoint, receive_webhook.digest, receive_webhook.key, clock_timestamp())
+      values (receive_webhook.endpoint, receive_webhook.digest, receive_webhook.key, onlyonce.steady_clock())
       on conflict on constraint webhook_bodies_pkey do update
         set key = case when b.seen_at < forgotten then excluded.key else coalesce(b.key, excluded.key) end,
             aside = b.aside and b.seen_at >= forgotten,

@@ -41,7 +41,7 @@ create index http_records_expired on onlyonce.http_records (expires_at);
 create table onlyonce.http_steps (
   record_id uuid        not null references onlyonce.http_records (id) on delete cascade,
   name      text        not null,
-  first_at  timestamptz not null default clock_timestamp(),
+  first_at  timestamptz not null default onlyonce.steady_clock(),
   done_at   timestamptz,
   result    bytea,
   sealed    boolean     not null default false,
@@ -183,16 +183,19 @@ comment on function onlyonce.http_claim(uuid, text, text, bytea, uuid, interval,
 -- result will be sealed, for an operator who resolves the step.
 --
 -- `late` in its result means that the step has no result, and that its first attempt is longer ago
--- than `within`: the provider may have forgotten the key. It raises OO001 if the caller no longer
+-- than `within`, or ahead of the clock, which was ahead then: the provider may have forgotten the
+-- key. It raises OO001 if the caller no longer
 -- owns the request.
 create function onlyonce.http_step(lease bigint, epoch bigint, nonce uuid, record_id uuid, name text, within interval, seals boolean)
 returns table (done boolean, result bytea, sealed boolean, late boolean)
 language plpgsql as $$
+declare
+  now timestamptz := onlyonce.steady_clock();
 begin
   perform onlyonce.hold(http_step.lease, http_step.epoch, http_step.nonce);
   insert into onlyonce.http_steps as s (record_id, name, sealed) values (http_step.record_id, http_step.name, http_step.seals)
     on conflict do nothing;
-  return query select s.done_at is not null, s.result, s.sealed, s.done_at is null and s.first_at + within <= clock_timestamp()
+  return query select s.done_at is not null, s.result, s.sealed, s.done_at is null and (s.first_at + within <= now or s.first_at > now + interval '1 minute')
                  from onlyonce.http_steps s where s.record_id = http_step.record_id and s.name = http_step.name;
 end $$;
 comment on function onlyonce.http_step(bigint, bigint, uuid, uuid, text, interval, boolean) is 'Begins a step of a request in lease mode, or returns the result that it had.';

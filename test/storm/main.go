@@ -5,10 +5,11 @@
 // It produces unique messages with ordering keys to a real broker, some of them twice, and some
 // that are aborted. Worker processes apply them to Postgres. Meanwhile events drawn from a seed hit
 // them: SIGKILL to a worker in mid-batch, SIGSTOP for longer than its session and then SIGCONT,
-// workers that join and leave, SIGKILL to Postgres, SIGKILL to a broker. With -failover a standby
-// that lacks the last commits is promoted instead of Postgres being restarted. After all messages
-// are settled, the program reads the log from its beginning and the database, and package
-// test/check checks the invariants of docs/guarantees.md.
+// workers that join and leave, SIGKILL to Postgres, SIGKILL to a broker, a switchover whose sockets
+// stay open, a clock of Postgres that is a week ahead. With -failover a standby that lacks the last
+// commits is promoted instead of Postgres being restarted. After all messages are settled, the
+// program reads the log from its beginning and the database, and package test/check checks the
+// invariants of docs/guarantees.md.
 //
 // It starts servers of its own, whatever the environment names, because it kills them. Exit status:
 // 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.

@@ -68,7 +68,8 @@ func (s *Summary) gaps(r *Rig) {
 	}
 }
 
-// gapLine is the part of the summary line about outages. What the machine has no means for is named.
+// gapLine is the part of the summary line about outages. It names what the machine has no means
+// for.
 func (s *Summary) gapLine() string {
 	without := func(what string, n int, missing string) string {
 		if missing != "" {
