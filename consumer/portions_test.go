@@ -25,7 +25,7 @@ func TestO1KeysAreNotedInPortions(t *testing.T) {
 				end $$`)
 			r.exec(`create trigger bounded after insert on onlyonce.call_keys referencing new table as noted for each statement execute function bounded()`)
 			r.exec(`insert into onlyonce.batches (slot, id, n, bytes, sink, lane, keys, tenant, scope, name, method, target, header, bodies)
-				select 0, (i + 1) * 1000000, $2::int, 0, 's', i % 16, array(select gen_random_uuid() from generate_series(1, $2::int) where i > 0), '', 'x', 'n', 'POST', '', '', array_fill(''::bytea, array[$2::int])
+				select 0, (i + 1000) * 1024, $2::int, 0, 's', i % 16, array(select gen_random_uuid() from generate_series(1, $2::int) where i > 0), '', 'x', 'n', 'POST', '', '', array_fill(''::bytea, array[$2::int])
 				  from generate_series(1, $1::int) i`, batches, size)
 			r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 5, replay_resume = 5`)
 			r.log.Append(0, "later", id("later"))

@@ -129,9 +129,9 @@ func (t idleBoundsTx) Commit(ctx context.Context) error {
 	return t.Tx.Commit(ctx)
 }
 
-// The other database's session is idle in its transaction while keys that it has sent are claimed
+// F13: the other database's session is idle in its transaction while keys that it has sent are claimed
 // here, however long that takes. If it ends all the same, the error says what that means.
-func TestAdoptionMayTakeLong(t *testing.T) {
+func TestF13AdoptionMayTakeLong(t *testing.T) {
 	t.Parallel()
 	from, to := pgtest.DB(t), pgtest.DB(t)
 	exec(t, from, `insert into onlyonce.leases (name) values ('cursor/stock/orders/0')`)

@@ -290,6 +290,8 @@ var consumerRules = []mutant{
 		old: "m.notACopy = true", new: "", test: "TestO1RedrivenConflict"},
 	{rule: "F13 explain does not speak for another database", in: "ops", decl: "meansBeforeStart",
 		old: `"adopted"`, new: `""`, pkg: "cmd/onlyonce", test: "TestExplainPosition/adopted"},
+	{rule: "F13 other database hears nothing", in: "ops", decl: "bringSlowly",
+		old: `there.Exec(ctx, idleSQL, "0")`, new: `there.Exec(ctx, idleSQL, "10000")`, test: "TestF13AdoptionMayTakeLong"},
 	{rule: "F13 keys", in: "ops", decl: "(*Brought).claim",
 		old: "hashes, fingerprints = append(hashes, key.Bytes), append(fingerprints, fingerprint)", new: "",
 		pkg: "cmd/onlyonce", test: "TestF13MoveBetweenShards/positions_only_false"},
