@@ -129,8 +129,8 @@ func (t idleBoundsTx) Commit(ctx context.Context) error {
 	return t.Tx.Commit(ctx)
 }
 
-// F13: the other database's session is idle in its transaction while keys that it has sent are claimed
-// here, however long that takes. If it ends all the same, the error says what that means.
+// F13: the other database's session is idle in its transaction while keys that it has sent are
+// claimed here, however long that takes. If it ends all the same, the error says what that means.
 func TestF13AdoptionMayTakeLong(t *testing.T) {
 	t.Parallel()
 	from, to := pgtest.DB(t), pgtest.DB(t)

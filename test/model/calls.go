@@ -1,11 +1,11 @@
 package main
 
-// Calls that are looked for by their keys: rule O1, as onlyonce.index_calls,
-// onlyonce.indexed_calls and onlyonce.logged_calls have it. A message is handled again after the
-// transaction that asked for its call first has committed; its call must be found. Indexers note
-// keys, one at a time, as of a snapshot; what that does not show is read from the log. They note a
-// portion in each transaction, so others read notes of a snapshot that is not stored yet. A dump may
-// be restored into another cluster, with the notes and their snapshots.
+// Calls that are looked for by their keys: rule O1, as onlyonce.index_calls, onlyonce.indexed_calls
+// and onlyonce.logged_calls have it. A message is handled again after the transaction that asked
+// for its call first has committed; its call must be found. Indexers note keys, one at a time, as
+// of a snapshot; what that does not show is read from the log. They note a portion in each
+// transaction, so others read notes of a snapshot that is not stored yet. A dump may be restored
+// into another cluster, with the notes and their snapshots.
 //
 // Each statement is a step. At READ COMMITTED each has its own snapshot; above it, all have that
 // of the transaction's begin. Left out: calls of your own transactions, which claim their keys
