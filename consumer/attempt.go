@@ -97,23 +97,30 @@ func (e *engine) acquireConn(work context.Context) (*pooledConn, error) {
 	return &pooledConn{conn: conn}, nil
 }
 
-// indexCallsSQL notes the keys of calls in the outbox's log; see the function's comment in the
-// migration. It is a transaction of its own.
-const indexCallsSQL = `select onlyonce.index_calls()`
+// indexCallsSQL notes the keys of a portion of the calls in the outbox's log; see the function's
+// comment in the migration. It is a transaction of its own. Out: a row if some are left.
+const indexCallsSQL = `select 1 where not onlyonce.index_calls()`
 
 // indexCalls prepares the look for calls of messages that may have been handled before (O1): each
 // call that such a message asks for is looked for by its key. Without this the look would find the
 // same, and read the whole log each time.
-func (e *engine) indexCalls(work context.Context, conn *primary.Conn, msgs []*Message) error {
-	if !slices.ContainsFunc(msgs, func(m *Message) bool { return m.Offset < e.redoUntil || m.replay > 0 && !m.resend }) {
-		return nil
+func (e *engine) indexCalls(work context.Context, conn *primary.Conn) error {
+	for {
+		bounded, cancel := e.c.bounded(work)
+		left, err := conn.Exec(bounded, indexCallsSQL)
+		cancel()
+		switch {
+		case err != nil:
+			return fmt.Errorf("noting the keys of calls: %w", err)
+		case left.RowsAffected() == 0:
+			return nil
+		}
 	}
-	bounded, cancel := e.c.bounded(work)
-	defer cancel()
-	if _, err := conn.Exec(bounded, indexCallsSQL); err != nil {
-		return fmt.Errorf("noting the keys of calls: %w", err)
-	}
-	return nil
+}
+
+// looksForCalls reports whether calls of these messages are looked for in the log.
+func (e *engine) looksForCalls(msgs []*Message) bool {
+	return slices.ContainsFunc(msgs, func(m *Message) bool { return m.Offset < e.redoUntil || m.replay > 0 && !m.resend })
 }
 
 // transact repeats the transaction after serialization failures, and after the optimistic claim has
@@ -124,9 +131,8 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 		return err
 	}
 	defer func() { slot.release() }()
-	if err := e.indexCalls(work, slot.conn, a.msgs); err != nil {
-		return err
-	}
+	looks := e.looksForCalls(a.msgs)
+	index := looks && e.c.enqueues.Load()
 	first := caution{claim: a.alone || a.disposition != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0}
 	first.order = first.claim
 	for run := 0; ; run++ {
@@ -140,6 +146,12 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 			}
 			slot = fresh
 		}
+		if index {
+			if err := e.indexCalls(work, slot.conn); err != nil {
+				return err
+			}
+			index, looks = false, false
+		}
 		tx := guard.Begin(slot.conn.Conn())
 		tx.Report = e.c.logStray
 		h := e.fillTransaction(work, tx, a, first)
@@ -150,6 +162,14 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 		if h.bytesChanged {
 			e.c.rollback(tx)
 			return errChanged
+		}
+		if tx.OriginAsked() {
+			e.c.enqueues.Store(true)
+			if looks { // the first time that a handler asks for calls: others need no keys noted
+				e.c.rollback(tx)
+				index = true
+				continue
+			}
 		}
 		if h.err == nil && tx.Failure() == nil {
 			_ = e.c.commit(tx) // kept as the failure

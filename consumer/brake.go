@@ -59,8 +59,9 @@ type brake struct {
 
 	mu      sync.Mutex
 	last    []string              // how the last messages ended, oldest first: "" if applied, or the reason
-	pending map[*attempt][]string // reasons of messages that transactions under way set aside
+	pending map[*attempt][]string // how transactions under way are about to end messages, as in last
 	probing bool                  // it has halted the partition, and nothing was applied since
+	judged  []string              // the messages because of which it did, as in last
 	halt    *HaltError
 }
 
@@ -72,7 +73,7 @@ func countsAsFailed(reason string) bool {
 
 // stopsAt reports whether the partition has to halt before an attempt (nil: a retry of parked rows)
 // writes these dispositions, and at which of them. The reason "" means a message that may be
-// applied. What other attempts are about to set aside counts as if it were committed.
+// applied. What other attempts are about to apply and to set aside counts as if it were committed.
 func (b *brake) stopsAt(a *attempt, reasons ...string) (at int, yes bool) {
 	if b.cfg.Off {
 		return 0, false
@@ -80,8 +81,8 @@ func (b *brake) stopsAt(a *attempt, reasons ...string) (at int, yes bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	last := slices.Clone(b.last)
-	for other, set := range b.pending {
-		for _, reason := range set {
+	for other, outcomes := range b.pending {
+		for _, reason := range outcomes {
 			if other != a {
 				last = b.push(last, reason)
 			}
@@ -94,11 +95,12 @@ func (b *brake) stopsAt(a *attempt, reasons ...string) (at int, yes bool) {
 		}
 		last = b.push(last, reason)
 		if reason != "" && (b.probing || b.trips(last)) {
+			if !b.probing {
+				b.judged = last
+			}
 			return i, true
 		}
-		if countsAsFailed(reason) {
-			own = append(own, reason)
-		}
+		own = b.push(own, reason)
 	}
 	if a != nil && len(own) > 0 {
 		if b.pending == nil {
@@ -109,7 +111,7 @@ func (b *brake) stopsAt(a *attempt, reasons ...string) (at int, yes bool) {
 	return 0, false
 }
 
-// ended forgets what an attempt was about to set aside: it has failed, or is recorded.
+// ended forgets what an attempt was about to do: it has failed, or is recorded.
 func (b *brake) ended(a *attempt) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -173,11 +175,9 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.probing = true
-	counts := map[string]int{v.reason: 1}
-	for _, reason := range b.last {
-		if reason != "" {
-			counts[reason]++
-		}
+	counts := map[string]int{}
+	for _, reason := range b.judged {
+		counts[reason]++
 	}
 	var reasons, failed []string
 	for _, reason := range []string{parked.NoKey, parked.TooOld, parked.Permanent, parked.Exhausted} {
@@ -186,7 +186,7 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 		}
 	}
 	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; the partition goes on by itself when it is applied",
-		min(len(b.last)+1, b.cfg.Window), strings.Join(failed, ", "), offset, v.err, b.cfg.Every)
+		len(b.judged), strings.Join(failed, ", "), offset, v.err, b.cfg.Every)
 	for _, reason := range reasons {
 		if reason == parked.TooOld {
 			continue // an operator has to find out first which of them were applied

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 )
@@ -182,6 +184,51 @@ func TestD7Thresholds(t *testing.T) {
 				t.Errorf("halts: %v", r.halts)
 			}
 		})
+	}
+}
+
+// D7: a bad message in each of many batches that run side by side halts nothing: the brake counts
+// what the same batches are about to apply, too.
+func TestD7BadMessagesSideBySide(t *testing.T) {
+	t.Parallel()
+	const batches, size = 32, 50
+	r := newRig(t, 1)
+	wide := r.pool.Config()
+	wide.MaxConns = batches + 4
+	pool, err := pgxpool.NewWithConfig(t.Context(), wide)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	for i := range batches * size {
+		v := fmt.Sprint("m", i)
+		if i%size == 0 {
+			r.log.Append(0, v)
+		} else {
+			r.log.Append(0, v, id(v))
+		}
+	}
+	cfg := braking()
+	cfg.Concurrency, cfg.BatchSize, cfg.Window = batches, size, batches*size
+	var arrived atomic.Int32
+	all := make(chan struct{})
+	stop := r.startOn(r.src, pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset%size == 1 { // its batch has set one aside: it waits for the others
+			if arrived.Add(1) == batches {
+				close(all)
+			}
+			select {
+			case <-all:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return queued(ctx, tx, m)
+	}, cfg)
+	r.reaches(0, batches*size)
+	stop()
+	if n := r.count(`select count(*) from onlyonce.parked where reason = 'no-key'`); len(r.halts) > 0 || n != batches {
+		t.Errorf("%d parked, want %d; halts: %v", n, batches, r.halts)
 	}
 }
 

@@ -107,8 +107,8 @@ func (c *Consumer) identifyMayKill() bool {
 
 // identifyCounted is identifyInOrder for messages of which one may have ended a process (F9).
 // Attempts are counted before the program's functions are called, as before a handler, and taken
-// back afterwards. If a message has a count, each gets one, and nothing else of the process is under
-// way meanwhile. Otherwise one count is for all, at the first of them.
+// back afterwards. If a message has a count, each gets one, and nothing else of the process is
+// under way meanwhile. Otherwise one count is for all, at the first of them.
 func (w *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
 	n, exclusive := len(msgs), slices.ContainsFunc(msgs, w.cur.suspected)
 	if exclusive {

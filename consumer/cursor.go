@@ -219,8 +219,8 @@ const endReplaySQL = `
 update onlyonce.cursors set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
 
 // resumeDoneSQL takes over what was done above the position that a replay has interrupted, in the
-// transaction that ends the replay. In: cursor, its run, the interrupted position. The rows below it
-// are pruned, as those of the replay itself (C5).
+// transaction that ends the replay. In: cursor, its run, the interrupted position. The rows below
+// it are pruned, as those of the replay itself (C5).
 const resumeDoneSQL = `
 update onlyonce.done set run = $2 where cursor_id = $1 and run = $2::integer - 1 and "offset" >= $3`
 

@@ -15,6 +15,7 @@ const (
 	BlockedSQL    = blockedSQL
 	TakeCursorSQL = takeCursorSQL
 	PromoteAllSQL = promoteAllSQL
+	FailParkedSQL = failParkedSQL
 )
 
 // ClaimSQL is the claim of the class standard.

@@ -53,7 +53,7 @@ type killerCase struct {
 var killerCases = []killerCase{
 	// The first death leaves no count.
 	{name: "handler behind a hole", reason: "crashed", log: holeLog, deaths: map[int]int{1: 4, 4: 4}, inside: true},
-	// One attempt is the one that would park it. With slots, one more counts for all that were read.
+	// One more is the attempt that would park it. With slots, one counts for all that were read.
 	{name: "key", reason: "no-key", log: killerLog, deaths: map[int]int{1: 5, 4: 6}, config: func(c *consumer.Config, touch func(*consumer.Message)) {
 		c.Key = func(m *consumer.Message) (string, error) {
 			touch(m)

@@ -106,6 +106,41 @@ func TestD4SickKeyIsRetriedFromTheDatabaseInOrder(t *testing.T) {
 	}
 }
 
+// D2: the server refuses a parked message, again and again, and is away when that is to be written.
+// None of these attempts is the message's fault: it is not parked as crashed.
+func TestD2OutageWhileAParkedMessageIsTried(t *testing.T) {
+	t.Parallel()
+	const outages = 6 // more than the limit allows
+	r := newRig(t, 1)
+	r.keyed(0, "a", "a-0")
+	w := &pgtest.Wire{Statement: consumer.FailParkedSQL, At: func(n int32) pgtest.Cut {
+		if n > outages {
+			return pgtest.Pass
+		}
+		return pgtest.Unsent
+	}}
+	pool := pgtest.Wired(t, r.pool, pgx.QueryExecModeCacheStatement, w, make(chan struct{}))
+	var runs atomic.Int32
+	stop := r.startOn(r.src, pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		switch n := runs.Add(1); {
+		case n <= 2: // in a batch and alone: it is parked
+			return errBoom
+		case n <= 2+outages:
+			_, err := tx.Exec(ctx, `do $$ begin raise exception using errcode = '53200'; end $$`)
+			return err
+		}
+		return effect(ctx, tx, m)
+	}, orderConfig())
+	until(t, "it is applied", func() bool { return r.count(`select count(*) from effects`) == 1 })
+	stop()
+	if n := w.Cuts.Load(); n != outages {
+		t.Errorf("%d outages, want %d", n, outages)
+	}
+	if n := r.count(`select count(*) from onlyonce.parked where state = 'resolved'`); n != 1 {
+		t.Errorf("%d rows are resolved, want 1", n)
+	}
+}
+
 // D4: a message whose attempts are used up waits for an operator, and later ones of its key wait
 // for it. A later owner keeps to that.
 func TestD4DeadHeadKeepsItsKeyBlocked(t *testing.T) {

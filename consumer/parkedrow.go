@@ -54,7 +54,7 @@ select onlyonce.settle($1, $2, $3,
 const failParkedSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.parked p
-   set state = $5, reason = case when p.reason in ('conflict', 'no-key') then p.reason else $6 end, error = $7, attempts = p.attempts - $8,
+   set state = $5, reason = case when p.reason in ('conflict', 'no-key') then p.reason else $6 end, error = $7, attempts = greatest(p.attempts - $8, 0),
        next_attempt_at = case when $5 = 'retrying' then clock_timestamp() + make_interval(secs => $9) end
   from held join onlyonce.cursors c on c.id = held.id
  where p.id = $4 and p.state = 'retrying' and p.attempts = $10 and p."offset" = $11 and (p.scope, p.topic, p.partition) = (c.scope, c.topic, c.partition)`
@@ -63,6 +63,7 @@ update onlyonce.parked p
 type parkedRow struct {
 	id      int64
 	attempt int // this attempt
+	counted int // the same with attempts that are to be taken back
 	reason  string
 	tenant  string
 	key     pgtype.UUID // null: the message had no id, or the consumer ran without ids
@@ -89,6 +90,8 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	if err != nil {
 		return nil, fmt.Errorf("taking a parked message: %w", err)
 	}
+	row.counted = row.attempt
+	row.attempt = max(row.counted-r.owed[row.id], 1)
 	m.Time, m.topicID, m.Attempt = at.Time, topicID.Bytes, row.attempt
 	for i := range names {
 		m.Headers = append(m.Headers, Header{Name: string(names[i]), Value: values[i]})
@@ -145,7 +148,7 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 	return &attempt{
 		msgs: []*Message{row.m}, alone: true, alreadyParked: true, skipClaim: row.reason != parked.NoKey,
 		fence: func(tx *guard.Tx) {
-			tx.Engine(stepFence, settleParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, row.attempt, key, fingerprint,
+			tx.Engine(stepFence, settleParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, row.counted, key, fingerprint,
 				guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle), row.m.Offset)
 			if claims && !inStandard {
 				sql, args := r.claimStatement([][16]byte{row.key.Bytes}, []int64{fingerprint})
@@ -156,8 +159,10 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 }
 
 // recordFailure writes the result of the attempt. A drain does not cut it short, because an attempt
-// that this process gave up must not count.
+// that this process gave up must not count. If the server is away, such an attempt is taken back
+// with the next one of the row (D2).
 func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error {
+	owed += row.counted - row.attempt
 	ctx, cancel := r.c.detached()
 	defer cancel()
 	state := v.parkedState()
@@ -165,8 +170,12 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 		state = parked.Waiting
 	}
 	tag, err := r.c.pool.Exec(ctx, failParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), owed,
-		v.wait.Seconds(), row.attempt, row.m.Offset)
+		v.wait.Seconds(), row.counted, row.m.Offset)
+	delete(r.owed, row.id)
 	if err != nil {
+		if owed > 0 {
+			r.owed[row.id] = owed
+		}
 		return fmt.Errorf("writing how an attempt at a parked message ended: %w", err)
 	}
 	if state == parked.Retrying {

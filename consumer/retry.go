@@ -20,6 +20,8 @@ type retrier struct {
 	promotions promotions
 	wake       chan struct{}
 
+	owed map[int64]int // by row: attempts that count in the database and are to be taken back
+
 	polled *polledPartition
 	sample frontierSample
 	dueAt  time.Time // when the next row is due; zero: none is known
@@ -31,7 +33,7 @@ type retrier struct {
 }
 
 func newRetrier(w *worker) *retrier {
-	return &retrier{engine: engine{ownership: w.ownership}, promotions: promotions{all: true}, wake: make(chan struct{}, 1),
+	return &retrier{engine: engine{ownership: w.ownership}, promotions: promotions{all: true}, wake: make(chan struct{}, 1), owed: map[int64]int{},
 		polled: w.c.poller.join(w.id, w.cur, w.state), retryAlone: w.unclean, ownedSince: time.Now()}
 }
 
@@ -189,6 +191,7 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 	var b *blockedError
 	switch {
 	case err == nil:
+		delete(r.owed, row.id)
 		if r.countsForBrake() {
 			r.recordOutcomes(a.done.Handled)
 		}

@@ -76,6 +76,8 @@ type shared struct {
 
 	// copyBytes is true if the handler changes its messages in place. It then gets full copies.
 	copyBytes atomic.Bool
+	// enqueues is true if a handler has asked for calls.
+	enqueues atomic.Bool
 }
 
 // makeShards makes a consumer's shards: each is the consumer with one database.

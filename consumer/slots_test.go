@@ -236,7 +236,7 @@ func TestC4LostTransactionAboveThePosition(t *testing.T) {
 	r := newRig(t, 1)
 	cfg := slotConfig()
 	cfg.Key, cfg.PositionsOnly = nil, true
-	cfg.BatchSize = 1
+	cfg.BatchSize, cfg.Window = 1, 50
 	hold := make(chan struct{})
 	values := r.rounds(5, 50)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

@@ -18,12 +18,12 @@ import (
 // migration.
 const sweepSQL = `select onlyonce.sweep($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
 
-// pruneDoneSQL deletes rows of onlyonce.done and of onlyonce.attempts. In: cursor, epoch, nonce, run
-// and offset of the lower bound (of done), run and offset of the upper bound, most rows to delete.
-// Out: one row with how many rows of done were deleted, and the run and the offset of the last of
-// them. The lower bound keeps it from walking over entries that are deleted already while an old
-// snapshot prevents vacuum. It deletes nothing that is not below the position: a failover may have
-// set that back since the owner noted the upper bound. By the primary keys.
+// pruneDoneSQL deletes rows of onlyonce.done and of onlyonce.attempts. In: cursor, epoch, nonce,
+// run and offset of the lower bound (of done), run and offset of the upper bound, most rows to
+// delete. Out: one row with how many rows of done were deleted, and the run and the offset of the
+// last of them. The lower bound keeps it from walking over entries that are deleted already while
+// an old snapshot prevents vacuum. It deletes nothing that is not below the position: a failover
+// may have set that back since the owner noted the upper bound. By the primary keys.
 const pruneDoneSQL = `
 with held as (
   select p.id from onlyonce.leases l join onlyonce.positions p on p.id = l.id

@@ -108,9 +108,9 @@ func (w *worker) workOnLog(ctx context.Context) error {
 	return err
 }
 
-// markAlone marks messages that were read and are to be handled alone (F9): as many as the owner that
-// died may have worked on, and those that have a count. They are counted as they are read, and not
-// in offsets, because any number of offsets may hold no message.
+// markAlone marks messages that were read and are to be handled alone (F9): as many as the owner
+// that died may have worked on, and those that have a count. They are counted as they are read, and
+// not in offsets, because any number of offsets may hold no message.
 func (w *worker) markAlone(msgs []*Message) {
 	for _, m := range msgs {
 		if w.aloneLeft > 0 && m.Offset >= w.aloneUntil {

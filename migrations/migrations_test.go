@@ -154,7 +154,7 @@ func TestEverythingIsCommented(t *testing.T) {
 func TestFunctionsThatAreNotCompiled(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, pgtest.URL(t))
-	for _, function := range []string{"index_calls()", "logged_calls(text, uuid[])"} {
+	for _, function := range []string{"index_calls(integer)", "logged_calls(text, uuid[])"} {
 		var off bool
 		if err := conn.QueryRow(t.Context(), `select coalesce('jit=off' = any (proconfig), false) from pg_proc where oid = ('onlyonce.' || $1)::regprocedure`, function).Scan(&off); err != nil {
 			t.Fatal(err)

@@ -12,12 +12,30 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // bringTimeout bounds an adoption from another database: it claims every key that is kept there.
 const bringTimeout = 4 * time.Hour
+
+// bringIdle is how long the server keeps the locks of an adoption that waits for rows of the other
+// database. That one waits for as long as the whole takes.
+const bringIdle = 10 * time.Minute
+
+// idleSQL bounds how long a session may be idle in its transaction. In: the bound.
+const idleSQL = `select set_config('idle_in_transaction_session_timeout', $1, true)`
+
+// bringSlowly lets the sessions of an adoption wait for each other: while one of them works, the
+// other one is idle in its transaction.
+func bringSlowly(ctx context.Context, there, tx pgx.Tx) error {
+	if _, err := there.Exec(ctx, idleSQL, "0"); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, idleSQL, guard.Millis(bringIdle))
+	return err
+}
 
 // bringBatch is how many keys are claimed by one statement.
 const bringBatch = 10_000
@@ -83,7 +101,9 @@ type OriginError struct {
 	Err  error
 }
 
-func (e *OriginError) Error() string { return e.Name + ": " + e.Err.Error() }
+func (e *OriginError) Error() string {
+	return e.Name + ": " + e.Err.Error() + ". Nothing was done, here or there: when it answers, run the command again"
+}
 
 // Unwrap returns the error of the database.
 func (e *OriginError) Unwrap() error { return e.Err }
@@ -164,6 +184,9 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, run i
 	b := &Brought{Database: o.Name, Keys: new(int64), Conflicts: new(int64)}
 	var done, hashes []int64
 	err := o.snapshot(ctx, func(there pgx.Tx) error {
+		if err := bringSlowly(ctx, there, tx); err != nil {
+			return err
+		}
 		position := o.cursor.Position
 		if err := o.read(ctx, there, f); err != nil {
 			return err

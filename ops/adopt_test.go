@@ -1,9 +1,12 @@
 package ops_test
 
 import (
+	"context"
 	"errors"
+	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/ops"
@@ -98,5 +101,49 @@ func TestAdoptTopic(t *testing.T) {
 	in.Group = "g3"
 	if _, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "late"}, in); !errors.Is(err, ops.ErrChanged) {
 		t.Errorf("the epochs have risen since: %v", err)
+	}
+}
+
+// idleBounds is a database that records the bound on idle sessions at the end of each transaction.
+type idleBounds struct {
+	ops.DB
+	seen *[]string
+}
+
+func (d idleBounds) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	tx, err := d.DB.BeginTx(ctx, options)
+	return idleBoundsTx{tx, d.seen}, err
+}
+
+type idleBoundsTx struct {
+	pgx.Tx
+	seen *[]string
+}
+
+func (t idleBoundsTx) Commit(ctx context.Context) error {
+	var bound string
+	if err := t.QueryRow(ctx, `show idle_in_transaction_session_timeout`).Scan(&bound); err != nil {
+		return err
+	}
+	*t.seen = append(*t.seen, bound)
+	return t.Tx.Commit(ctx)
+}
+
+// F13: the other database's session is idle in its transaction while keys that it has sent are
+// claimed here, however long that takes. If it ends all the same, the error says what that means.
+func TestF13AdoptionMayTakeLong(t *testing.T) {
+	t.Parallel()
+	from, to := pgtest.DB(t), pgtest.DB(t)
+	exec(t, from, `insert into onlyonce.leases (name) values ('cursor/stock/orders/0')`)
+	exec(t, from, `insert into onlyonce.cursors (id, scope, topic, partition, group_id, start_offset, run_start, start_policy, retired_at)
+		select id, 'stock', 'orders', 0, 'g', 0, 100, 'earliest', clock_timestamp() from onlyonce.leases`)
+	var there, here []string
+	_, err := ops.AdoptCursor(t.Context(), idleBounds{to, &here}, ops.By{Reason: "move"}, ops.AdoptInput{Place: ops.Place{Scope: "stock", Topic: "orders"},
+		From: &ops.Origin{DB: idleBounds{from, &there}, Name: "a"}})
+	if err != nil || there[len(there)-1] != "0" || here[0] != "10min" {
+		t.Errorf("bounds there: %v, here: %v; %v", there, here, err)
+	}
+	if err := (&ops.OriginError{Name: "a", Err: errors.New("terminated")}).Error(); !strings.Contains(err, "Nothing was done, here or there") {
+		t.Error(err)
 	}
 }

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,18 +14,46 @@ const homesSQL = `
 select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.homes
  where ($1::text is null or place = $1) and ($2::text is null or state = $2) order by place limit $3`
 
-// remainingSQL counts what was begun for a place and has not ended. In: place. One row: operations;
-// events that a consumer has not handled, or that none has begun to read; events that are parked
-// and not settled. An event without a tenant belongs to the place that is named as its endpoint.
-// Reads the operations, the event log, and what is parked.
+// remainingSQL counts what was begun for a place and has not ended, except for events that no
+// consumer has handled. In: place. One row: operations; events that are parked and not settled.
 const remainingSQL = `
 select (select count(*) from onlyonce.operations o where o.tenant = $1 and o.completed_at is null),
-       (select count(*) from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
-         where (l.tenant = $1 or l.tenant = '' and s.topic = 'webhook.' || $1)
-           and coalesce((select bool_or(p.next_offset <= l."offset") from onlyonce.positions p
-                          where p.topic = s.topic and p.partition = l.partition and p.retired_at is null), true)),
        (select count(*) from onlyonce.parked p
          where p.kind = 'event' and p.settled_at is null and (p.tenant = $1 or p.tenant = '' and p.topic = 'webhook.' || $1))`
+
+// unhandledSQL counts events of a place that a consumer has not handled, or that none has begun to
+// read. An event without a tenant belongs to the place that is named as its endpoint. In: place;
+// what an earlier count has found, an element for each partition. Out: a row for each partition.
+// After an earlier count it counts only above where that has ended, unless a position was set back
+// since: offsets rise in the order of commits. Reads the log from the lowest position on.
+const unhandledSQL = `
+select s.id as stream, g.partition, b.floor, c.upto, c.events
+  from onlyonce.streams s cross join lateral generate_series(0, s.partitions - 1) g (partition)
+  left join unnest($2::integer[], $3::integer[], $4::bigint[], $5::bigint[]) n (stream, partition, floor, upto) on n.stream = s.id and n.partition = g.partition
+ cross join lateral (
+   select coalesce(min(p.next_offset), 0) as floor from onlyonce.positions p where p.topic = s.topic and p.partition = g.partition and p.retired_at is null) b
+ cross join lateral (select case when b.floor < n.floor then b.floor else greatest(b.floor, n.upto) end as start) f
+ cross join lateral (
+   select coalesce(max(l."offset") + 1, f.start) as upto, count(*) filter (where l.tenant = $1 or l.tenant = '' and s.topic = 'webhook.' || $1) as events
+     from onlyonce.event_log l where l.stream = s.id and l.partition = g.partition and l."offset" >= f.start) c`
+
+// leaveTimeout bounds LeaveHome, which may have a large log to count.
+const leaveTimeout = 10 * time.Minute
+
+// unhandled is what was counted in a partition of events.
+type unhandled struct {
+	Stream, Partition   int32
+	Floor, Upto, Events int64
+}
+
+// countUnhandled counts events of a place, above those that were counted before.
+func countUnhandled(ctx context.Context, tx pgx.Tx, place string, before []unhandled) ([]unhandled, error) {
+	streams, partitions, floors, upto := []int32{}, []int32{}, []int64{}, []int64{}
+	for _, u := range before {
+		streams, partitions, floors, upto = append(streams, u.Stream), append(partitions, u.Partition), append(floors, u.Floor), append(upto, u.Upto)
+	}
+	return collect[unhandled](ctx, tx, unhandledSQL, place, streams, partitions, floors, upto)
+}
 
 // lockHomeSQL waits for the transactions that keep a place in this database, and for other
 // decisions about it. In: place.
@@ -117,11 +146,15 @@ type LeftHome struct {
 // live here, ErrNothing if it has left, ErrRefused if it is leaving for another database, and
 // ErrChanged.
 func LeaveHome(ctx context.Context, db DB, by By, in LeaveHomeInput) (*LeftHome, error) {
-	k := kind{action: "home leave", subject: "the place", look: "onlyonce home list"}
-	return decide(ctx, db, k, by, &leaving{in}, in.Shown)
+	k := kind{action: "home leave", subject: "the place", look: "onlyonce home list", within: leaveTimeout}
+	return decide(ctx, db, k, by, &leaving{LeaveHomeInput: in}, in.Shown)
 }
 
-type leaving struct{ LeaveHomeInput }
+type leaving struct {
+	LeaveHomeInput
+
+	before []unhandled // counted ahead of the lock
+}
 
 func (q *leaving) check() error {
 	if err := checkText("the place", q.Place); err != nil {
@@ -130,8 +163,12 @@ func (q *leaving) check() error {
 	return checkText("the database that it goes to", q.To)
 }
 
-func (q *leaving) lock(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, lockHomeSQL, q.Place)
+// lock counts first: under the lock the tenant's requests wait, and only newer events are counted.
+func (q *leaving) lock(ctx context.Context, tx pgx.Tx) (err error) {
+	if q.before, err = countUnhandled(ctx, tx, q.Place, nil); err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, lockHomeSQL, q.Place)
 	return err
 }
 
@@ -148,8 +185,15 @@ func (q *leaving) read(ctx context.Context, tx pgx.Tx) (*LeftHome, error) {
 		return nil, failf(ErrRefused, "%q is %s, for %s, and nothing was done", q.Place, home.State, home.Other)
 	}
 	d := &LeftHome{Place: q.Place, To: q.To, Before: home.State, After: "leaving"}
-	if err := tx.QueryRow(ctx, remainingSQL, q.Place).Scan(&d.Operations, &d.Events, &d.Parked); err != nil {
+	if err := tx.QueryRow(ctx, remainingSQL, q.Place).Scan(&d.Operations, &d.Parked); err != nil {
 		return nil, err
+	}
+	newer, err := countUnhandled(ctx, tx, q.Place, q.before)
+	if err != nil {
+		return nil, err
+	}
+	for _, u := range slices.Concat(q.before, newer) {
+		d.Events += u.Events
 	}
 	if d.Operations+d.Events+d.Parked == 0 {
 		d.After = "left"

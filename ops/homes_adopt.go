@@ -220,6 +220,9 @@ func (q *homing) do(ctx context.Context, tx pgx.Tx, _ By, now *AdoptedHome) (*Ad
 
 // bring copies what the other database has of the place.
 func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedHome) error {
+	if err := bringSlowly(ctx, there, tx); err != nil {
+		return err
+	}
 	moves := now.Moves
 	now.Moves = 0
 	if before, err := readHome(ctx, tx, q.Place); err != nil {

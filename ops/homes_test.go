@@ -3,6 +3,7 @@ package ops_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -131,6 +132,64 @@ func TestLeavingWaitsForWhatWasBegun(t *testing.T) {
 	handled(1)
 	if done, err = ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-41"}, in); err != nil || done.After != "left" {
 		t.Errorf("%+v, %v", done, err)
+	}
+}
+
+// N2: a tenant's events are counted before its requests have to wait. Those that come meanwhile are
+// counted, too.
+func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	a := pgtest.DB(t)
+	exec(t, a, `insert into onlyonce.homes (place, state) values ('acme', 'here')`)
+	exec(t, a, `insert into onlyonce.streams (topic, partitions) values ('webhook.acme', 1)`)
+	counting, err := a.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = counting.Rollback(ctx) }()
+	if _, err := counting.Exec(ctx, `lock table onlyonce.event_log_0 in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	type outcome struct {
+		done *ops.LeftHome
+		err  error
+	}
+	left := make(chan outcome, 1)
+	go func() {
+		done, err := ops.LeaveHome(ctx, a, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "acme", To: "b"})
+		left <- outcome{done, err}
+	}()
+	waits := func(what, locktype string) {
+		t.Helper()
+		pgtest.Until(t, pgtest.Patience(time.Minute), what, func() bool {
+			var waiting bool
+			err := a.QueryRow(ctx, `select exists (select from pg_locks where locktype = $1 and not granted and database = (select oid from pg_database where datname = current_database()))`, locktype).Scan(&waiting)
+			return err == nil && waiting
+		})
+	}
+	waits("it counts", "relation")
+	request, err := a.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = request.Rollback(ctx) }()
+	var admitted bool
+	if err := request.QueryRow(ctx, `select pg_try_advisory_xact_lock_shared(1869507688, hashtext('acme'))`).Scan(&admitted); err != nil || !admitted {
+		t.Fatalf("a request has to wait while it counts: %v", err)
+	}
+	if err := counting.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	waits("it waits for the request", "advisory")
+	if _, err := request.Exec(ctx, `select onlyonce.append_events('{webhook.acme}', '{0}', '{""}', '{evt_1}', '{null}', '{0}', '{}', '{}', '{null}')`); err != nil {
+		t.Fatal(err)
+	}
+	if err := request.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-left; got.err != nil || got.done.After != "leaving" || got.done.Events != 1 {
+		t.Errorf("%+v, %v: want that it has an event left", got.done, got.err)
 	}
 }
 

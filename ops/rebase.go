@@ -143,7 +143,7 @@ select coalesce(sum(n) filter (where xid <> '3'::xid8), 0)::bigint from moved`
 // now. The next replay that looks for a call notes them anew.
 const rebaseKeysSQL = `
 with forgotten as (delete from onlyonce.call_keys)
-update onlyonce.call_index set snapshot = '1:1:'`
+update onlyonce.call_index set snapshot = '1:1:', target = null`
 
 // rebaseParkedSQL sets, for each parked call without a record of a call, since when its key counts:
 // the earliest moment at which a relay can have called under it. The record itself may be what was

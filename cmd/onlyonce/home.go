@@ -238,7 +238,7 @@ func (q *homeMove) adopt(ctx context.Context, db *database, by ops.By, shown *op
 	done, err := ops.AdoptHome(ctx, db, by, in)
 	var there *ops.OriginError
 	if errors.As(err, &there) {
-		err = q.origin.explain(there.Err)
+		err = fmt.Errorf("%w. Nothing was done, here or there: when it answers, run the command again", q.origin.explain(there.Err))
 	}
 	return done, err
 }

@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -55,6 +56,7 @@ type Tx struct {
 	statements     int             // statements of handlers so far, sent or queued
 	turnStarts     []int           // by turn: the value of statements when it began
 
+	originAsked  atomic.Bool
 	firstUses    map[[16]byte]struct{}
 	beforeCommit []beforeCommitItem // what is written right before the seal
 	sealedBy     *engineSeal        // nil: onlyonce.seal() seals
@@ -137,8 +139,12 @@ func (h *Handle) Origin() (o origin.Origin, ok bool) {
 	if h.origin == nil {
 		return origin.Origin{}, false
 	}
+	h.tx.originAsked.Store(true)
 	return *h.origin, true
 }
+
+// OriginAsked reports whether a handler has called Origin, as one that enqueues calls does.
+func (t *Tx) OriginAsked() bool { return t.originAsked.Load() }
 
 // Abandon cuts the connection under a handler that does not return, from another goroutine: the
 // server rolls back, and whatever the handler still tries fails. Nothing else of the transaction

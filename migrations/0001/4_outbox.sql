@@ -218,10 +218,17 @@ end $$;
 create table onlyonce.call_index (
   one       boolean     primary key default true check (one),
   snapshot  pg_snapshot not null default '1:1:',
-  system_id bigint
+  system_id bigint,
+  target    pg_snapshot,
+  at_sink   text        not null default '' collate "C",
+  at_lane   smallint    not null default 0,
+  at_xid    xid8        not null default '0',
+  at_id     bigint      not null default 0
 );
 insert into onlyonce.call_index default values;
 comment on table  onlyonce.call_index is 'How far onlyonce.call_keys has come. One row.';
+comment on column onlyonce.call_index.target    is 'What is being noted, a portion at a time: batches visible in it. Null: nothing is.';
+comment on column onlyonce.call_index.at_sink   is 'Lane up to which target is noted, with at_lane. In this lane it is up to at_xid and at_id.';
 comment on column onlyonce.call_index.snapshot  is 'Batches visible in it are in onlyonce.call_keys.';
 comment on column onlyonce.call_index.system_id is 'Database cluster that the snapshot is of. In any other it means nothing, and the whole log is read.';
 
@@ -240,46 +247,81 @@ language sql stable as $$
 $$;
 comment on function onlyonce.indexed_calls() is 'The snapshot whose calls are in onlyonce.call_keys, if it is one of this cluster.';
 
--- index_calls notes the keys of the calls that became visible since it last ran. It locks the row of
--- call_index until the transaction ends, so give it a transaction of its own. The snapshot is taken
--- before the statement that reads: the reader sees what the snapshot counts as ended. A transaction
--- that was in progress at the snapshot before is looked for by its id, as in a relay's pass. Its plan
--- covers all segments, so that it seems expensive; to compile it (jit) would take a second, and to
--- run it takes milliseconds.
+create function onlyonce.log_sinks() returns setof text
+language sql stable as $$
+  with recursive sinks as (
+    (select b.sink from onlyonce.batches b order by b.sink limit 1)
+    union all
+    select (select b.sink from onlyonce.batches b where b.sink > s.sink order by b.sink limit 1) from sinks s where s.sink is not null)
+  select s.sink from sinks s where s.sink is not null
+$$;
+comment on function onlyonce.log_sinks() is 'Sinks of which the log holds calls.';
+
+-- index_calls notes the keys of calls that became visible since it had last noted all: some more
+-- than `most` keys, and returns whether that was the rest. Call it until it is, each time in a
+-- transaction of its own, because it locks the row of call_index until the transaction ends. In
+-- portions, because the log may be large: one statement would reach its bound, and begin anew.
+--
+-- As a relay does, it works in passes, each between two snapshots. The snapshot is taken before the
+-- statements that read: they see what the snapshot counts as ended. Transactions that were in
+-- progress at the snapshot before are looked for by their ids, at the begin of the pass. The others
+-- are read lane by lane, by transaction and id. Notes of another cluster are left: by their
+-- transaction ids nothing is found, or what they mean.
 --
 -- It runs with its owner's rights: who handles messages must not write what says which calls exist.
-create function onlyonce.index_calls() returns void
+create function onlyonce.index_calls(most integer default 20000) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
-#variable_conflict use_variable
 declare
-  seen   pg_snapshot;
-  upto   pg_snapshot;
+  x       onlyonce.call_index;
+  cluster bigint := (select c.system_identifier from pg_control_system() c);
+  l       record;
+  b       record;
+  noted   integer := 0;
 begin
-  perform from onlyonce.call_index for update;
-  seen := onlyonce.indexed_calls();
-  if seen::text = '1:1:' then
-    delete from onlyonce.call_keys;
+  select * into x from onlyonce.call_index for update;
+  if x.system_id is distinct from cluster or pg_snapshot_xmax(coalesce(x.target, x.snapshot)) > pg_snapshot_xmax(pg_current_snapshot()) then
+    x.snapshot := '1:1:'; x.target := null; x.system_id := cluster;
   end if;
-  upto := pg_current_snapshot();
-  insert into onlyonce.call_keys (slot, lane, key8, xid, batch)
-    with recursive sinks as (
-      (select b.sink from onlyonce.batches b order by b.sink limit 1)
-      union all
-      select (select b.sink from onlyonce.batches b where b.sink > s.sink order by b.sink limit 1) from sinks s where s.sink is not null)
-    select f.slot, f.lane, onlyonce.key8(k), f.xid, f.id
-      from sinks s cross join generate_series(0, 15) l(lane)
-     cross join lateral (
-       select b.slot, b.lane, b.xid, b.id, b.keys from onlyonce.batches b
-        where b.sink = s.sink and b.lane = l.lane and b.xid >= pg_snapshot_xmax(seen) and b.xid < pg_snapshot_xmax(upto) and pg_visible_in_snapshot(b.xid, upto)
-       union all
-       select r.* from pg_snapshot_xip(seen) x cross join lateral (
-         select b.slot, b.lane, b.xid, b.id, b.keys from onlyonce.batches b where b.sink = s.sink and b.lane = l.lane and b.xid = x offset 0) r
-        where pg_visible_in_snapshot(x, upto)) f
-     cross join lateral unnest(f.keys) k
-     where s.sink is not null;
-  update onlyonce.call_index set snapshot = upto, system_id = (select c.system_identifier from pg_control_system() c);
+  if x.target is null then
+    x.target := pg_current_snapshot(); x.at_sink := ''; x.at_lane := 0; x.at_xid := '0'; x.at_id := 0;
+    if pg_snapshot_xmin(x.snapshot) < pg_snapshot_xmax(x.snapshot) then
+      insert into onlyonce.call_keys (slot, lane, key8, xid, batch)
+        select o.slot, o.lane, onlyonce.key8(k), o.xid, o.id
+          from onlyonce.log_sinks() s (sink) cross join generate_series(0, 15) n(lane) cross join pg_snapshot_xip(x.snapshot) w(xid)
+         cross join lateral (
+           select c.slot, c.lane, c.xid, c.id, c.keys from onlyonce.batches c where c.sink = s.sink and c.lane = n.lane and c.xid = w.xid offset 0) o
+         cross join lateral unnest(o.keys) k
+         where pg_visible_in_snapshot(w.xid, x.target);
+    end if;
+  end if;
+  for l in
+    select s.sink, n.lane::smallint from onlyonce.log_sinks() s (sink) cross join generate_series(0, 15) n(lane)
+     where (s.sink collate "C", n.lane) >= (x.at_sink collate "C", x.at_lane::integer) order by s.sink collate "C", n.lane
+  loop
+    if (l.sink collate "C", l.lane) <> (x.at_sink collate "C", x.at_lane) then
+      x.at_sink := l.sink; x.at_lane := l.lane; x.at_xid := '0'; x.at_id := 0;
+    end if;
+    for b in
+      select c.slot, c.xid, c.id, c.keys from onlyonce.batches c
+       where c.sink = l.sink and c.lane = l.lane and c.xid >= pg_snapshot_xmax(x.snapshot) and c.xid < pg_snapshot_xmax(x.target)
+         and (c.xid, c.id) > (x.at_xid, x.at_id) and pg_visible_in_snapshot(c.xid, x.target)
+       order by c.xid, c.id
+    loop
+      exit when noted >= most;
+      insert into onlyonce.call_keys (slot, lane, key8, xid, batch) select b.slot, l.lane, onlyonce.key8(k), b.xid, b.id from unnest(b.keys) k;
+      x.at_xid := b.xid; x.at_id := b.id;
+      noted := noted + cardinality(b.keys);
+    end loop;
+    exit when noted >= most;
+  end loop;
+  if noted < most then
+    x.snapshot := x.target; x.target := null;
+  end if;
+  update onlyonce.call_index i
+     set snapshot = x.snapshot, system_id = x.system_id, target = x.target, at_sink = x.at_sink, at_lane = x.at_lane, at_xid = x.at_xid, at_id = x.at_id;
+  return noted < most;
 end $$;
-comment on function onlyonce.index_calls() is 'Notes the keys of calls in onlyonce.call_keys, so that a replay finds them. Run it in a transaction of its own.';
+comment on function onlyonce.index_calls(integer) is 'Notes the keys of a portion of the calls in onlyonce.call_keys, so that a replay finds them; returns whether that was the rest. Each call is a transaction of its own.';
 
 -- ---------------------------------------------------------------- sinks and lanes
 

@@ -305,7 +305,11 @@ func (g *shareScope) keeperStep(s shareState, to emit[shareState]) {
 		t.db.position = next
 		to(t, "the position moves to %d", int(next), 0)
 	}
-	if old := s.db.done & below(s.db.position) & s.prunable(g); old != 0 {
+	prunable := s.prunable(g)
+	if s.db.single {
+		prunable = below(s.db.position) // what it finds was left before its raise
+	}
+	if old := s.db.done & below(s.db.position) & prunable; old != 0 {
 		t := s
 		t.db.done &^= old
 		to(t, "rows are pruned", 0, 0)
@@ -315,11 +319,10 @@ func (g *shareScope) keeperStep(s shareState, to emit[shareState]) {
 		t.takeOver--
 		t.stop(g, shareKeeper)
 		t.db.nonce = g.takeOvers - t.takeOver
-		t.db.done &^= below(t.db.position)
 		t.db.plain, t.db.single = false, false
 		to(t, "another keeper takes over", 0, 0)
 		if g.plain {
-			t.db.plain, t.db.single = true, t.db.done == 0
+			t.db.plain, t.db.single = true, t.db.done&^below(t.db.position) == 0
 			to(t, "a plain owner takes over", 0, 0)
 		}
 	}

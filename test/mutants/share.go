@@ -13,7 +13,7 @@ var shareRules = []mutant{
 	{rule: "G3 keeper does not look", in: "consumer", decl: "(*slots).observed",
 		old: "o.settled = got.settled", new: "", test: "TestG3KeeperHandlesWhatTheBrokerGaveUp"},
 	{rule: "G3 keeper handles what may be delivered", in: "consumer", decl: "(*slots).open",
-		old: "min(s.below, s.observer.settled)", new: "s.below", test: "TestG3KeeperHandlesWhatTheBrokerGaveUp"},
+		old: "min(below, s.observer.settled)", new: "s.below", test: "TestG3KeeperHandlesWhatTheBrokerGaveUp"},
 	{rule: "G5 leader epoch is not compared", in: "consumer", decl: "(*delivered).explainShareFence",
 		old: "&& (epoch < 0 || m.LeaderEpoch <= epoch)", new: "", test: "TestG5RecordWrittenAfterATruncation"},
 	{rule: "G5 record is not compared", in: "consumer", decl: "(*delivered).explainShareFence",

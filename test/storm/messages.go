@@ -51,7 +51,9 @@ const (
 	perKey       = 50 // messages of an ordering key, about
 	mostKeys     = 1000
 	abortedTimes = 10 // transactions that abort, in the course of the stream
-	abortedEach  = 5
+	// Each leaves a hole in one partition that is larger than a batch, and than the window of short
+	// storms (F9).
+	abortedEach = 1200
 )
 
 func makeStream(n int, duplicates float64, random *rand.Rand) *stream {
@@ -67,7 +69,7 @@ func makeStream(n int, duplicates float64, random *rand.Rand) *stream {
 	}
 	s.records = workload.Arrange(order, duplicates, random)
 	for i := range abortedTimes * abortedEach {
-		s.aborted = append(s.aborted, fmt.Sprintf("x-%03d", i+1))
+		s.aborted = append(s.aborted, fmt.Sprintf("x-%05d", i+1))
 	}
 	return s
 }
@@ -169,7 +171,7 @@ func (p *producer) abort(ctx context.Context, turn int) {
 	}
 	for i := range abortedEach {
 		id := p.s.stream.aborted[turn*abortedEach+i]
-		cl.Produce(ctx, record(message{ID: id, Key: id}, false, p.s.opts.partitions), nil)
+		cl.Produce(ctx, record(message{ID: id, Key: fmt.Sprint("aborted-", turn)}, false, p.s.opts.partitions), nil)
 	}
 	_ = cl.Flush(ctx) // what does not reach the log is aborted all the more
 	_ = cl.EndTransaction(ctx, kgo.TryAbort)
