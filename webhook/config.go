@@ -94,7 +94,9 @@ type Config struct {
 	// most 255 bytes of UTF-8 without control characters. If it panics or returns anything else the
 	// request is answered with 500 and nothing is stored ([ErrTenant]), because under a wrong
 	// tenant an event would pass for a copy of another customer's. Event.Header has the kept
-	// headers only. Defaults to one tenant.
+	// headers only. Take the name from the body if you can: most senders do not sign their headers,
+	// for example X-Shopify-Shop-Domain, so that somebody who has recorded a request can send its
+	// body again for another tenant. Defaults to one tenant.
 	Tenant func(*Event) string
 
 	// Partitions is how many partitions the endpoint's stream gets, up to 1,024: at most as many
@@ -112,10 +114,11 @@ type Config struct {
 	// in a new database). Defaults to the longest of these.
 	Retention time.Duration
 
-	// BodyWindow is how long a body is remembered if the sender does not sign the event's id
-	// (GitHub, Shopify), from 1 minute to Retention: within it the same body under another id is
-	// set aside as a likely copy, once (W7). Defaults to 1 hour, or to as long as a signed time
-	// counts, if the provider signs a time (PayPal).
+	// BodyWindow is how long a body is remembered if the sender does not sign the event's id, from 1
+	// minute to Retention: within it the same body under another id is set aside as a likely copy,
+	// once (W7). Defaults to Retention for GitHub and Shopify, whose bodies say what happened and
+	// when. For other senders, two of whose events may have the same body, it defaults to 1 hour, or
+	// to as long as a signed time counts, if the provider signs a time (PayPal).
 	BodyWindow time.Duration
 
 	// DuplicateWait is how long a copy waits for a first one that has not committed, at most 2 s.
@@ -275,8 +278,10 @@ func (c *Config) boundTimes(l *fields.List, scheme *Scheme, past, future time.Du
 	least := max(minRetention, 2*past, 2*future, scheme.Redeliveries)
 	duration("Retention", &c.Retention, least, least, never, ": a sender may deliver an event again within that")
 	window := time.Hour
-	if !scheme.IDSigned {
-		window = max(window, past+future) // W7: for as long as the signature counts
+	if scheme.distinct {
+		window = c.Retention // W7: for as long as the id
+	} else if !scheme.IDSigned {
+		window = max(window, past+future) // for as long as the signature counts
 	}
 	duration("BodyWindow", &c.BodyWindow, window, time.Minute, max(c.Retention, time.Minute), "")
 	answer := scheme.Answer

@@ -225,9 +225,9 @@ func TestW7UnsignedIDs(t *testing.T) {
 	if got := one[string](r, `select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`); got != "event waiting same-body e/github/d-2 push" {
 		t.Errorf("set aside: %s", got)
 	}
-	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '59 minutes'`)
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '6 days 23 hours'`)
 	e.sendAs("d-4", "push").want(t, 200, true)
-	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 minutes'`)
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours'`)
 	e.sendAs("d-5", "push").want(t, 200, false)
 	e.sendAs("d-6", "push").want(t, 200, true) // the window began anew
 	if got := one[string](r, `select string_agg(id, ' ' order by appended_at) from onlyonce.event_log`); got != "e/github/d-1 e/github/d-3 e/github/d-5" {
@@ -651,7 +651,7 @@ func TestW10Purge(t *testing.T) {
 	e.sendAs("aside", "parked").want(t, 200, true)
 	r.exec(`update onlyonce.parked set key = onlyonce.key('', 'webhook/e', 'e/github/aside')`) // as if its handler had failed
 	r.exec(`update onlyonce.webhook_ids set seen_at = seen_at - interval '8 days' where key <> onlyonce.key('', 'webhook/e', 'e/github/young')`)
-	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '61 minutes' where digest <> sha256('young')`)
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '8 days' where digest <> sha256('young')`)
 	// T11: the clock is ahead, so that what is young looks old.
 	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
 	pgtest.ShiftClock(t, r.pool)("30 days")

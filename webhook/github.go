@@ -13,7 +13,7 @@ type GitHub struct{}
 func (GitHub) Scheme() (*Scheme, error) {
 	const header = "X-Hub-Signature-256"
 	return &Scheme{
-		Name:   "github",
+		Name: "github", distinct: true,
 		Answer: 10 * time.Second, Redeliveries: 3 * 24 * time.Hour, // by hand only
 		SignatureHeaders: []string{header, "X-Hub-Signature"},
 		KeepHeaders: []string{"X-GitHub-Delivery", "X-GitHub-Event", "X-GitHub-Hook-ID",

@@ -61,7 +61,7 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 		to.sendAs("d-3", "pus").want(t, 200, false) // stale
 	}
 	r.until("all are handled", func() bool { return r.count("effects") == 2 && r.count("onlyonce.parked") == 6 })
-	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours'`)
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '8 days'`)
 	r.recv = as("sweeper")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()

@@ -17,7 +17,7 @@ type Shopify struct {
 func (s Shopify) Scheme() (*Scheme, error) {
 	const header = "X-Shopify-Hmac-Sha256"
 	return &Scheme{
-		Name:   "shopify",
+		Name: "shopify", distinct: true,
 		Answer: 5 * time.Second, Redeliveries: 2 * 24 * time.Hour,
 		SignatureHeaders: []string{header},
 		KeepHeaders: []string{"X-Shopify-Topic", "X-Shopify-Shop-Domain", "X-Shopify-API-Version", "X-Shopify-Webhook-Id",

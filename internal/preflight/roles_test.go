@@ -219,7 +219,10 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/onlyonce").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	c.exec(`insert into onlyonce.streams (topic, partitions) values ('operations', 1);
+		insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, state) values (gen_random_uuid(), '5f0c5f0c-0000-8000-8000-000000000000', 'operations', '', '', 'export', '7 days', 'failed')`)
 	for _, args := range []string{
+		"request erase -id 5f0c5f0c-0000-8000-8000-000000000000 -reason test -yes",
 		"status", "cursor show -scope stock -topic orders -partition 0", "parked list", "explain 0 -scope stock", "explain -topic orders -partition 0 -offset 1", "doctor",
 		"cursor adopt -scope stock -topic orders -partition 0 -at 400 -reason test -yes",
 		"cursor adopt -scope new -topic orders -partition 0 -at 4 -reason test -yes",

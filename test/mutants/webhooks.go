@@ -155,6 +155,8 @@ var webhooksRules = []mutant{
 		old: "len(name) > maxTenant", new: "false", test: "TestW16TenantThatIsNotNamed/too_long"},
 	{rule: "W7 stale in another scope", in: "webhook", decl: "(*Ordered).newer",
 		old: "ok { return false, consumer.Permanent(errForeignTx) }; origin", new: "ok { return true, nil }; origin", test: "TestStaleWithAnotherTx"},
+	{rule: "W7 body is forgotten before its id", in: "webhook", decl: "(*Config).boundTimes",
+		old: "scheme.distinct", new: "false", test: "TestW7UnsignedIDs"},
 	{rule: "W7 copies without a bound", in: "webhook", decl: "parkUnsignedSQL",
 		old: "where aside <= $14", new: "where $14::bigint > 0", test: "TestW7CopiesOfADayAreBounded"},
 	{rule: "W7 bound for ever", in: "webhook", decl: "parkUnsignedSQL",
