@@ -113,11 +113,12 @@ type Config struct {
 	// 1,048,576. Requests above it get 429. Defaults to 1,000.
 	TenantLimit int
 
-	// TenantConns is how many connections of the pool the handlers of one tenant may hold at once
-	// in transactional mode, from 1 to 1,048,576. It leaves connections to other tenants if one
-	// tenant's handlers are slow. A request above it waits for up to AcquireTimeout and then gets
-	// 429. Defaults to half of the pool's MaxConns, at least 1. Requests without a tenant, for
-	// example with [GlobalScope], are not bounded by default.
+	// TenantConns is how many connections of the pool the handlers of one tenant may hold at once,
+	// from 1 to 1,048,576: in lease mode from the first [Tx] on. It leaves connections to other
+	// tenants if one tenant's handlers are slow. A request above it waits for up to AcquireTimeout
+	// and then gets 429; in lease mode Tx returns [ErrBusy]. Defaults to half of the pool's
+	// MaxConns, at least 1. Requests without a tenant, for example with [GlobalScope], are not
+	// bounded by default.
 	TenantConns int
 
 	// AcquireTimeout bounds the wait for a connection of the pool, and each single query of the

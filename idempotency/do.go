@@ -159,6 +159,10 @@ func (req *servedRequest) serve(d *Doer) (rep reply) {
 	if req.fingerprint, err = req.layer.fingerprints.sum(&req.subject); err != nil {
 		return problemReply(codeBodyInvalid, err)
 	}
+	if !req.layer.flights.admit(req.scope.Tenant, req.layer.cfg.TenantLimit) {
+		return problemReply(codeOverCapacity, nil)
+	}
+	defer req.layer.flights.leave(req.scope.Tenant)
 	return req.serveKeyed()
 }
 

@@ -33,7 +33,7 @@ func chargesOn(t *testing.T, pool *pgxpool.Pool, cfg idempotency.Config) *rig {
 	r := newRigOn(t, pool, pool, cfg)
 	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
 	r.handle(idempotency.Route{Pattern: "/derived", Key: idempotency.KeyDerived, KeyWindow: idempotency.NoCalls}, effect)
-	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased, FailOpen: true}, effect)
+	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, effect)
 	return r
 }
 

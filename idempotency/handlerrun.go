@@ -34,10 +34,12 @@ type handlerRun struct {
 	tx   *guard.Tx
 	conn *primary.Conn
 
+	connReserved bool // of the tenant's share, see reserveConn
+
 	held    *heldLease   // lease mode
 	renewed *lease.Lease // the same lease under a later epoch
 
-	unprotected bool // no record is kept: FailOpen, or no key
+	unprotected bool // no record is kept: it has no key
 	late        bool // the handler's context had ended when it returned
 }
 

@@ -63,7 +63,7 @@ const (
 	Replayed   Mark = "replayed"    // the answer is the stored one
 	InProgress Mark = "in-progress" // a request with the key is running, or its outcome is not known yet
 	Mismatch   Mark = "mismatch"    // the key was used for another request
-	Bypassed   Mark = "bypassed"    // the handler ran without protection: no key and none required, another method, or FailOpen
+	Bypassed   Mark = "bypassed"    // the handler ran without protection: no key and none required, or another method
 	Rejected   Mark = "rejected"    // refused before the handler ran, or undone by the layer
 	Released   Mark = "released"    // the handler's own answer, not stored: its writes are undone, and the next request runs again
 )

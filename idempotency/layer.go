@@ -46,7 +46,8 @@ type Layer struct {
 // each with its field, and wraps [ErrConfig].
 //
 // The pool needs one connection for each handler that runs at the same time in transactional mode,
-// and one more, which renews leases and looks up records.
+// and one more, which looks up records. In lease mode the layer renews its leases on one connection
+// beside the pool.
 func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	cfg.Logger = imagined.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults()

@@ -7,7 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // heldLease is the lease of a request that this process works on.
@@ -39,7 +42,8 @@ func (h *heldLease) markLost() {
 }
 
 // leaseKeeper renews all leases of a process in one statement. Its goroutine runs while there are
-// leases.
+// leases. It has a connection of its own, from the first renewal on, so that handlers which hold
+// all connections of the layer's pool do not cost others their leases.
 type leaseKeeper struct {
 	layer *Layer
 
@@ -78,6 +82,15 @@ func (k *leaseKeeper) stopRenewing(h *heldLease) {
 // ended, by this process's own clock, counted from when the renewal was sent.
 func (k *leaseKeeper) renewLoop(stop <-chan struct{}) {
 	ttl := k.layer.cfg.LeaseTTL
+	cfg := k.layer.pool.Raw().Config()
+	cfg.MinConns, cfg.MinIdleConns, cfg.MaxConns = 0, 0, 1
+	raw, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil { // only if the configuration is wrong, and the layer's pool has the same
+		k.layer.reportError(err)
+		return
+	}
+	defer raw.Close()
+	pool := primary.Of(raw, k.layer.cfg.Logger)
 	ticker := time.NewTicker(ttl / 6)
 	defer ticker.Stop()
 	for {
@@ -94,11 +107,11 @@ func (k *leaseKeeper) renewLoop(stop <-chan struct{}) {
 			}
 		}
 		k.mu.Unlock()
-		k.renew(due, ttl)
+		k.renew(pool, due, ttl)
 	}
 }
 
-func (k *leaseKeeper) renew(due []*heldLease, ttl time.Duration) {
+func (k *leaseKeeper) renew(pool *primary.Pool, due []*heldLease, ttl time.Duration) {
 	if len(due) == 0 {
 		return
 	}
@@ -107,7 +120,7 @@ func (k *leaseKeeper) renew(due []*heldLease, ttl time.Duration) {
 		leases[i] = &lease.Lease{ID: h.lease.ID, Epoch: h.lease.Epoch, Nonce: h.lease.Nonce, Sent: h.sent}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), ttl/6)
-	lost, err := lease.RenewAll(ctx, k.layer.pool, leases, ttl)
+	lost, err := lease.RenewAll(ctx, pool, leases, ttl)
 	cancel()
 	if err != nil {
 		k.layer.reportError(err)

@@ -1,7 +1,10 @@
 package idempotency
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 
 	"github.com/google/uuid"
@@ -18,19 +21,25 @@ type Request struct {
 	// Input is the input of the Work, at most OperationsConfig.MaxInput bytes. It is stored, and
 	// sealed if the layer has a Sealer. Defaults to none.
 	Input []byte
-	// OrderingKey orders operations: those with the same key run one after another, in the order of
-	// their commits. Defaults to none: the operation waits for no other.
+	// OrderingKey orders operations: those of a tenant with the same key run one after another, in
+	// the order of their commits. Defaults to none: the operation waits for no other.
 	OrderingKey string
 }
 
-// acceptSQL inserts an operation. In: id, its request's id, stream, tenant, principal, name, how
-// long it is kept after its end.
-const acceptSQL = `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep) values ($1, $2, $3, $4, $5, $6, $7)`
+// acceptSQL inserts an operation, unless too many of the tenant's have not ended in the stream. In:
+// id, its request's id, stream, tenant, principal, name, how long it is kept after its end, how many
+// may be running. It counts at most that many entries of the index operations_running.
+const acceptSQL = `
+insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep)
+select $1, $2, $3, $4, $5, $6, $7
+ where $4 = '' or (select count(*) from (select from onlyonce.operations o where o.topic = $3 and o.tenant = $4 and o.state = 'running' limit $8) s) < $8`
 
 // Accept stores an operation in the request's transaction, and answers 202 with the operation's URL
 // and state. A copy of the request gets the operation's present state, see Route.RunningConflict
-// and Route.DoneSeeOther. If it returns an error, it has not written an answer: the handler must
-// answer, with a status whose answer is not stored, for example 500.
+// and Route.DoneSeeOther. If OperationsConfig.TenantRunning operations of the tenant have not
+// ended, it answers 429, and the same request may succeed later. If it returns an error, it has not
+// written an answer: the handler must answer, with a status whose answer is not stored, for example
+// 500.
 func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	if ok && o.shards[run.layer] != nil {
@@ -44,11 +53,12 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	case len(req.Input) > o.cfg.MaxInput:
 		return fmt.Errorf("%w: Request.Input: has %d bytes, at most %d", ErrConfig, len(req.Input), o.cfg.MaxInput)
 	}
-	if !o.streamMade.Load() {
-		if _, err := eventsource.MakeStream(r.Context(), o.layer.pool, o.cfg.Stream, o.cfg.Partitions); err != nil {
+	if o.partitions.Load() == 0 {
+		n, err := eventsource.MakeStream(r.Context(), o.layer.pool, o.cfg.Stream, o.cfg.Partitions)
+		if err != nil {
 			return err
 		}
-		o.streamMade.Store(true)
+		o.partitions.Store(int32(n))
 	}
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -62,8 +72,16 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err != nil {
 		return err
 	}
-	tx.Queue(acceptSQL, id, codec.UUID(run.id), o.cfg.Stream, run.scope.Tenant, run.scope.Principal, req.Name, o.cfg.TTL)
-	e := eventsource.Event{Topic: o.cfg.Stream, Tenant: run.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
+	inserted, err := tx.Exec(r.Context(), acceptSQL, id, codec.UUID(run.id), o.cfg.Stream, run.scope.Tenant, run.scope.Principal, req.Name, o.cfg.TTL, o.cfg.TenantRunning)
+	if err != nil {
+		return err
+	}
+	if inserted.RowsAffected() == 0 {
+		w.Header().Set("Retry-After", o.retryAfter())
+		o.layer.writeRefusal(w, r, codeOverCapacity)
+		return nil
+	}
+	e := eventsource.Event{Topic: o.cfg.Stream, Tenant: run.scope.Tenant, ID: id.String(), Body: input, Partition: o.partitionOf(run.scope.Tenant, req.OrderingKey), Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)
 	}
@@ -84,6 +102,28 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	w.Header().Set("Location", o.cfg.Path+id.String())
 	o.writeState(w, http.StatusAccepted, &operationState{ID: id.String(), Name: req.Name, State: operationRunning})
 	return nil
+}
+
+// partitionOf returns the partition of an operation: one of its tenant's, the same for all of an
+// ordering key. It is nil if there is no tenant.
+func (o *Operations) partitionOf(tenant, orderingKey string) *int16 {
+	if tenant == "" {
+		return nil
+	}
+	n := int(o.partitions.Load())
+	of := min(o.cfg.TenantPartitions, n) // the stream may have been made with fewer
+	nth := rand.IntN(of)
+	if orderingKey != "" {
+		nth = hashed(orderingKey, of)
+	}
+	at := int16((hashed(tenant, n) + nth) % n)
+	return &at
+}
+
+// hashed returns a number below n that is always the same for a text.
+func hashed(text string, n int) int {
+	sum := sha256.Sum256([]byte(text))
+	return int(binary.BigEndian.Uint32(sum[:]) % uint32(n))
 }
 
 // operationName is how a stored answer names its operation.

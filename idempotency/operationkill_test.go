@@ -31,7 +31,7 @@ func TestOperationsWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ops, err := idempotency.NewOperations(layer, idempotency.OperationsConfig{LeaseTTL: time.Second, PollInterval: 20 * time.Millisecond}, map[string]idempotency.Work{
+	ops, err := idempotency.NewOperations(layer, idempotency.OperationsConfig{Partitions: 4, LeaseTTL: time.Second, PollInterval: 20 * time.Millisecond}, map[string]idempotency.Work{
 		"export": func(ctx context.Context, tx consumer.Tx, _ *idempotency.Operation) (json.RawMessage, error) {
 			if _, err := tx.Exec(ctx, `insert into effects values ($1)`, "export"); err != nil {
 				return nil, err

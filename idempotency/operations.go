@@ -32,7 +32,7 @@ type Operations struct {
 	work       map[string]Work
 	source     *eventsource.Source
 	worker     *consumer.Consumer
-	streamMade atomic.Bool // the stream exists
+	partitions atomic.Int32 // that the stream has; 0: not known yet
 
 	shards map[*Layer]*Operations // of a layer of several databases: one for each; it has no worker itself
 }
@@ -47,8 +47,20 @@ type OperationsConfig struct {
 	// _ -. Defaults to "operations".
 	Stream string
 	// Partitions is how many operations all processes together work on at once, from 1 to 1,024. It
-	// is fixed when the stream is made. Defaults to 16.
+	// is fixed when the stream is made. Each holds a connection of the layer's pool for as long as
+	// it runs, and one process may run them all. So the pool must have at least 4 more than that
+	// (pool_max_conns): otherwise operations would keep requests out. Defaults to 16.
 	Partitions int
+	// TenantPartitions is how many operations of one tenant all processes together work on at once,
+	// from 1 to Partitions. The same tenant's operations always wait for the same partitions, so
+	// that they do not wait in front of all others. It must be the same in all processes: while
+	// they differ, operations of one OrderingKey may run beside each other. Operations without a
+	// tenant use all partitions. Defaults to a quarter of Partitions, at least 1.
+	TenantPartitions int
+	// TenantRunning is how many operations of one tenant may run or wait in the stream at once, from
+	// 1 to 1,000,000. Accept answers 429 to requests for more. Requests that are accepted at the
+	// same time may exceed it. Operations without a tenant are not counted. Defaults to 100.
+	TenantRunning int
 	// MaxTime bounds one run of a Work, from 1 ms to 24 hours. Its transaction stays open for that
 	// long, which prevents vacuum from removing old row versions in the whole database: split
 	// longer work into operations that follow one another. Defaults to 10 minutes.
@@ -102,6 +114,8 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 		cfg.Stream = "operations"
 	}
 	l.Number("Partitions", &cfg.Partitions, 16, 1, 1024)
+	l.Number("TenantPartitions", &cfg.TenantPartitions, max(1, cfg.Partitions/4), 1, max(1, cfg.Partitions))
+	l.Number("TenantRunning", &cfg.TenantRunning, 100, 1, 1_000_000)
 	l.Span("MaxTime", &cfg.MaxTime, 10*time.Minute, time.Millisecond, 24*time.Hour)
 	l.Number("MaxAttempts", &cfg.MaxAttempts, 5, 1, 1000)
 	l.Span("TTL", &cfg.TTL, 7*24*time.Hour, time.Second, 400*24*time.Hour)
@@ -111,6 +125,8 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	l.Span("PollInterval", &cfg.PollInterval, 500*time.Millisecond, 10*time.Millisecond, time.Minute)
 	if layer == nil {
 		l.Join(fmt.Errorf("%w: layer: must not be nil", ErrConfig))
+	} else {
+		layer.checkOperationConns(&l, cfg.Partitions)
 	}
 	if len(work) == 0 {
 		l.Join(fmt.Errorf("%w: work: must not be empty: it has a Work for each name that Accept gets", ErrConfig))
@@ -134,6 +150,24 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 		}
 	}
 	return all, nil
+}
+
+// sparedConns is how many connections of the pool operations leave to requests and to their own
+// statements.
+const sparedConns = 4
+
+// checkOperationConns notes a pool that as many operations could use up.
+func (l *Layer) checkOperationConns(faults *fields.List, partitions int) {
+	for name, one := range l.shards {
+		if most := one.pool.MaxConns(); most < partitions+sparedConns {
+			faults.Add("Partitions", "%d operations hold a connection each, and the pool of database %q has %d: it needs at least %d (pool_max_conns), or fewer Partitions",
+				partitions, name, most, partitions+sparedConns)
+		}
+	}
+	if l.pool != nil && l.pool.MaxConns() < partitions+sparedConns {
+		faults.Add("Partitions", "%d operations hold a connection each, and the layer's pool has %d: it needs at least %d (pool_max_conns), or fewer Partitions",
+			partitions, l.pool.MaxConns(), partitions+sparedConns)
+	}
 }
 
 // newOperations makes the Operations of one database.

@@ -166,7 +166,7 @@ func (o *Operations) findState(ctx context.Context, id uuid.UUID, scope Scope) (
 func (o *Operations) writeState(w http.ResponseWriter, status int, s *operationState) {
 	w.Header().Set("Content-Type", "application/json")
 	if s.State == operationRunning {
-		w.Header().Set("Retry-After", strconv.Itoa(int((o.cfg.RetryAfter+time.Second-1)/time.Second)))
+		w.Header().Set("Retry-After", o.retryAfter())
 	}
 	w.WriteHeader(status)
 	_, _ = w.Write(s.encode()) // if the client has disconnected, it asks again
@@ -178,4 +178,9 @@ func (s *operationState) encode() []byte {
 		panic(err) // cannot fail: the result was checked when it was stored
 	}
 	return body
+}
+
+// retryAfter is OperationsConfig.RetryAfter as a header has it.
+func (o *Operations) retryAfter() string {
+	return strconv.Itoa(int((o.cfg.RetryAfter + time.Second - 1) / time.Second))
 }

@@ -180,11 +180,6 @@ type Route struct {
 	// DoneSeeOther answers such a copy with 303 to the operation's URL once the operation has
 	// ended. Defaults to false: the copy gets 200 with the state and the result, as from that URL.
 	DoneSeeOther bool
-
-	// FailOpen runs the handler without protection if the store is down (H22). The answer then has
-	// the status "bypassed". It is for lease mode only, because a transactional handler needs the
-	// store itself. Defaults to false: the layer answers 503.
-	FailOpen bool
 }
 
 func (r Route) withDefaults() (Route, error) {
@@ -230,9 +225,6 @@ func (r Route) withDefaults() (Route, error) {
 	}
 	if r.Reconcile != nil && r.Mode != Leased {
 		l.Add("Reconcile", "is for lease mode only: in transactional mode there are no steps")
-	}
-	if r.FailOpen && r.Mode != Leased {
-		l.Add("FailOpen", "is for lease mode only: a handler in transactional mode needs the store itself")
 	}
 	return r, l.Err()
 }

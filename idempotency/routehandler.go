@@ -25,8 +25,8 @@ type routeHandler struct {
 	refusals pace.Seldom // log lines of refused requests
 }
 
-// ServeHTTP reads and checks the whole request before it touches the store: the body, its bounds,
-// and the one key that it names.
+// ServeHTTP reads and checks the whole request before it looks for the key in the store: the body,
+// its bounds, and the one key that it names.
 func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	req := &servedRequest{handler: e, layer: e.layer, w: w}
@@ -79,7 +79,8 @@ func (e *routeHandler) logRefusal(method string, status int, c code, detail stri
 // form on to the handler, but its bytes are gone, and the layer would take every form for the same
 // empty request. Such a request is refused. If the length is unknown (chunked, or HTTP/2 without
 // Content-Length), an empty body that was sent looks the same and is refused too. White space
-// counts as nothing, because a decoder stops before the line end that follows the value.
+// counts as nothing, because a decoder stops before the line end that follows the value. If the
+// length is unknown and only a part was read, the layer cannot see that.
 func (e *routeHandler) readBody(w http.ResponseWriter, r *http.Request) (body []byte, c code, err error) {
 	if r.Body != nil && r.Body != http.NoBody {
 		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.route.MaxBody)))
@@ -101,10 +102,10 @@ var errConsumed = errors.New("idempotency: the request's body was read before th
 	"move that inside the layer, or put the body back")
 
 // scopeOf returns the request's owner. Config.Scope gets a copy of the request with a body of its
-// own.
-func (e *routeHandler) scopeOf(r *http.Request, body []byte) (Scope, error) {
+// own, which is read when Scope reads it.
+func (e *routeHandler) scopeOf(r *http.Request, read func() ([]byte, code)) (Scope, error) {
 	own := r.WithContext(r.Context())
-	own.Body = io.NopCloser(bytes.NewReader(body))
+	own.Body = io.NopCloser(&lateBody{read: read})
 	defer func() {
 		if own.MultipartForm != nil && own.MultipartForm != r.MultipartForm {
 			_ = own.MultipartForm.RemoveAll()
@@ -115,6 +116,24 @@ func (e *routeHandler) scopeOf(r *http.Request, body []byte) (Scope, error) {
 		err = scope.check()
 	}
 	return scope, err
+}
+
+// lateBody is a body that is read at the first Read.
+type lateBody struct {
+	read func() ([]byte, code)
+	rest *bytes.Reader // nil: not read
+}
+
+// Read implements io.Reader.
+func (b *lateBody) Read(p []byte) (int, error) {
+	if b.rest == nil {
+		body, refused := b.read()
+		if refused != "" {
+			return 0, errors.New("idempotency: " + problems[refused].title)
+		}
+		b.rest = bytes.NewReader(body)
+	}
+	return b.rest.Read(p)
 }
 
 // fingerprintSubject collects what the fingerprint covers.

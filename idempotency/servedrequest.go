@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -52,11 +53,16 @@ type ownRecord struct {
 // serveRequest finds the request's scope and key, and runs it.
 func (req *servedRequest) serveRequest(r *http.Request) reply {
 	handler := req.handler
-	body, code, err := handler.readBody(req.w, r)
-	if code != "" {
-		return problemReply(code, err)
+	var body []byte
+	var refused code
+	var bodyErr error
+	// Before Config.Scope and Config.TenantLimit have let the request in, its body is read only if
+	// Scope reads it: otherwise anyone could have this process hold bodies.
+	readBody := sync.OnceFunc(func() { body, refused, bodyErr = handler.readBody(req.w, r) })
+	scope, err := handler.scopeOf(r, func() ([]byte, code) { readBody(); return body, refused })
+	if refused != "" {
+		return problemReply(refused, bodyErr)
 	}
-	scope, err := handler.scopeOf(r, body)
 	if err != nil {
 		return problemReply(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
 	}
@@ -65,6 +71,13 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 	if req.layer, err = handler.layer.ofTenant(req.ctx, scope.Tenant); err != nil {
 		req.layer = handler.layer
 		return problemReply(codeStoreUnavailable, err)
+	}
+	if !req.layer.flights.admit(scope.Tenant, req.layer.cfg.TenantLimit) {
+		return problemReply(codeOverCapacity, nil)
+	}
+	defer req.layer.flights.leave(scope.Tenant)
+	if readBody(); refused != "" {
+		return problemReply(refused, bodyErr)
 	}
 	req.http, req.body, req.caller, req.perform = r, body, r.Context(), (*handlerRun).serveHandler
 	key, found, err := handler.keyRule.find(r.Header, body)
@@ -105,14 +118,10 @@ func (req *servedRequest) setRecordID(trace string) {
 	req.subject.Record, req.subject.Key = req.id, req.key
 }
 
-// serveKeyed runs the request, or answers from the record of the first one.
+// serveKeyed runs the request, which was admitted, or answers from the record of the first one.
 func (req *servedRequest) serveKeyed() reply {
 	flights := &req.layer.flights
 	route := &req.handler.route
-	if !flights.admit(req.scope.Tenant, req.layer.cfg.TenantLimit) {
-		return problemReply(codeOverCapacity, nil)
-	}
-	defer flights.leave(req.scope.Tenant)
 	deadline := time.Now().Add(route.Wait)
 	for n := 0; ; n++ {
 		rep, ahead := req.tryOnce()
@@ -138,8 +147,7 @@ func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
 		}
 		expired, rep, answered = req.replyFromStore()
 	}
-	storeDown := answered && rep.code == codeStoreUnavailable && route.FailOpen
-	if answered && !storeDown {
+	if answered {
 		return rep, nil
 	}
 	if req.flight, ahead = flights.start(req.id); req.flight == nil {
@@ -151,11 +159,7 @@ func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
 		return inProgressReply(time.Second), ahead
 	}
 	defer flights.end(req.flight)
-	switch {
-	case storeDown:
-		req.layer.reportError(rep.logged)
-		return req.runUnprotected(req.newRecorder(maxStored)), nil
-	case route.Mode == Leased:
+	if route.Mode == Leased {
 		return req.serveLeased(expired), nil
 	}
 	return req.serveTransactional(), nil
@@ -201,7 +205,7 @@ func (req *servedRequest) serveUnkeyed() reply {
 	}
 }
 
-// runUnprotected runs the handler without the store (H5, H22).
+// runUnprotected runs the handler without the store (H5).
 func (req *servedRequest) runUnprotected(rec *recorder) reply {
 	run := req.newRun()
 	run.unprotected = true

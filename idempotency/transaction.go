@@ -13,8 +13,12 @@ import (
 )
 
 // ErrNoTx is returned if a request has no transaction: it did not come through a [Layer], or the
-// layer let it pass without protection, for example because of its method or Route.FailOpen.
+// layer let it pass without protection, for example because of its method.
 var ErrNoTx = errors.New("idempotency: the request has no transaction: it did not come through a Layer, or passed it without protection")
+
+// ErrBusy is wrapped by the error of [Tx] if other handlers of the request's tenant hold all
+// connections that the tenant may have. A handler should answer 429 or 503 with Retry-After.
+var ErrBusy = errors.New("idempotency: no connection for the request")
 
 // Tx returns the transaction for a request's effects. It commits together with the request's record
 // if the handler answers 2xx or 3xx, and is rolled back otherwise; Route.KeepWrites commits it for
@@ -25,8 +29,9 @@ var ErrNoTx = errors.New("idempotency: the request has no transaction: it did no
 // has the middleware between the layer and the handler. The transaction is valid until the handler
 // returns. It is for one goroutine at a time, see [consumer.Tx].
 //
-// In lease mode the first call of Tx begins the transaction. Call it after the last [Step], because
-// no external call may be made while a transaction is open.
+// In lease mode the first call of Tx begins the transaction, and waits for a connection of the
+// tenant's (Config.TenantConns, [ErrBusy]). Call it after the last [Step], because no external call
+// may be made while a transaction is open.
 func Tx(r *http.Request) (consumer.Tx, error) {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	if !ok || run.unprotected {
@@ -52,7 +57,11 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, run.layer.cfg.AcquireTimeout)
 	defer cancel()
+	if !run.reserveConn(bounded) {
+		return fmt.Errorf("%w: other handlers of the tenant hold all of its connections (Config.TenantConns)", ErrBusy)
+	}
 	if err := run.beginTx(bounded, run.handler.route.Isolation); err != nil {
+		run.endTx()
 		return err
 	}
 	run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
@@ -96,8 +105,13 @@ func (run *handlerRun) reportLateStatement(err error) {
 // timeoutArgs returns the arguments of http_begin and http_open that bound the transaction.
 func (req *servedRequest) timeoutArgs() []any { return req.layer.timeoutArgs }
 
-// endTx rolls back the transaction, if it is still open, and gives the connection back.
+// endTx rolls back the transaction, if it is still open, and gives the connection back, with its
+// place in the tenant's share.
 func (run *handlerRun) endTx() {
+	if run.connReserved {
+		defer run.layer.flights.releaseConn(run.scope.Tenant)
+		run.connReserved = false
+	}
 	if run.tx != nil {
 		run.tx.Rollback(run.layer.cfg.AcquireTimeout)
 		run.conn.Release()

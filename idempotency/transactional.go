@@ -48,16 +48,13 @@ func (req *servedRequest) bodyLimit() int {
 // runTransactional runs the handler once, in a transaction of its own. claimed is false if the
 // request has no key.
 func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome {
-	if limit := run.layer.tenantConnLimit(run.scope.Tenant); limit > 0 {
-		ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
-		reserved := run.layer.flights.reserveConn(ctx, run.scope.Tenant, limit)
-		cancel()
-		if !reserved {
-			return finalOutcome(problemReply(codeOverCapacity, nil))
-		}
-		defer run.layer.flights.releaseConn(run.scope.Tenant)
-	}
 	defer run.endTx()
+	bounded, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
+	reserved := run.reserveConn(bounded)
+	cancel()
+	if !reserved {
+		return finalOutcome(problemReply(codeOverCapacity, nil))
+	}
 	if out, ready := run.openTx(claimed); !ready {
 		return out
 	}
@@ -127,6 +124,14 @@ func (l *Layer) tenantConnLimit(tenant string) int {
 		return l.cfg.TenantConns
 	}
 	return max(1, l.pool.MaxConns()/2)
+}
+
+// reserveConn waits until the handler may hold a connection of its tenant's share, which endTx
+// gives back. It returns false if ctx ends first.
+func (run *handlerRun) reserveConn(ctx context.Context) bool {
+	limit := run.layer.tenantConnLimit(run.scope.Tenant)
+	run.connReserved = limit > 0 && run.layer.flights.reserveConn(ctx, run.scope.Tenant, limit)
+	return limit == 0 || run.connReserved
 }
 
 // The results of onlyonce.http_begin.

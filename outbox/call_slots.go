@@ -1,17 +1,15 @@
 package outbox
 
 import (
-	"math"
 	"sync"
 	"sync/atomic"
 )
 
 // callSlots bounds how many calls of a sink are under way at once, in all of its lanes: by
-// RelayConfig.Concurrency, by what the sink takes (Readier), and to no new ones while an operator
-// has paused the sink.
+// RelayConfig.Concurrency, to one while the remote may be down, and to no new ones while an
+// operator has paused the sink.
 type callSlots struct {
 	capacity int
-	readier  Readier     // the sink, if it is one; nil otherwise
 	rates    *relayRates // of the sink; a slot needs a permit of the sink's rate
 	paused   atomic.Bool // by an operator
 
@@ -23,28 +21,25 @@ type callSlots struct {
 	freed chan struct{}
 }
 
-func newCallSlots(capacity int, sink Sink, rates *relayRates) *callSlots {
-	r, _ := sink.(Readier)
-	s := &callSlots{capacity: capacity, readier: r, rates: rates, freed: make(chan struct{}, 1)}
+func newCallSlots(capacity int, rates *relayRates) *callSlots {
+	s := &callSlots{capacity: capacity, rates: rates, freed: make(chan struct{}, 1)}
 	s.signalFree()
 	return s
 }
 
-// ready is how many calls the sink takes at once now.
-func (s *callSlots) ready() int {
-	if s.readier == nil {
-		return math.MaxInt
+// limit is how many calls may be under way now.
+func (s *callSlots) limit() int {
+	if s.rates.probing() {
+		return 1
 	}
-	return s.readier.Ready()
+	return s.capacity
 }
 
-// open reports whether calls may be started now: the sink is not paused, and takes more calls than
-// are under way. It does not say whether there is a free slot.
+// open reports whether calls may be started now: neither an operator nor the remote holds them, and
+// none is under way that finds out whether the remote is back. It does not say whether there is a
+// free slot.
 func (s *callSlots) open() bool {
-	if s.paused.Load() || s.rates.held(allCalls) {
-		return false
-	}
-	return s.readier == nil || s.inUse() < s.ready()
+	return !s.paused.Load() && !s.rates.held(allCalls) && (!s.rates.probing() || s.inUse() == 0)
 }
 
 // acquire takes up to n slots for calls that are about to begin, and returns how many it has got.
@@ -52,9 +47,9 @@ func (s *callSlots) acquire(n int) int {
 	if s.paused.Load() {
 		return 0
 	}
-	limit := s.ready()
+	limit := s.limit()
 	s.mu.Lock()
-	wanted := max(min(n, s.capacity-s.taken, limit-s.taken), 0)
+	wanted := max(min(n, limit-s.taken), 0)
 	n = s.rates.take(allCalls, wanted)
 	s.taken += n
 	left := s.capacity > s.taken && s.rates.available(allCalls) > 0
@@ -71,10 +66,7 @@ func (s *callSlots) acquire(n int) int {
 // keep reports whether a call may follow another one in its slot, while free other slots are about
 // to be released.
 func (s *callSlots) keep(free int) bool {
-	if s.paused.Load() || s.readier != nil && s.inUse()-free > s.ready() {
-		return false
-	}
-	return s.rates.follow(free)
+	return !s.paused.Load() && s.inUse()-free <= s.limit() && s.rates.follow(free)
 }
 
 // release gives back n slots.

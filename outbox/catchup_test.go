@@ -75,34 +75,6 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 	}
 }
 
-// A lane whose sink takes no calls does not loop because parked calls are due: it asks the sink at
-// each poll. A second sink with nothing to do counts the polls. (A pause has the same effect on a
-// lane, but then no sink is asked.)
-func TestLaneOfAClosedSinkWithDueCallsIsIdle(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	closed := &readier{scripted: newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("down", nil) })}
-	closed.limit.Store(1 << 40)
-	idle := &readier{scripted: newScripted(accept)}
-	idle.name = "mail"
-	idle.limit.Store(1 << 40)
-	cfg := testConfig(closed, idle)
-	cfg.RetryMin, cfg.RetryMax = 300*time.Millisecond, 300*time.Millisecond
-	r.enqueue(charge("a"))
-	r.start(cfg)
-	r.told(1)
-	closed.limit.Store(0)
-	r.parkedIsDue()
-	// At each poll every lane asks a few times. A lane that looped would ask thousands of times
-	// from one poll to the next.
-	const polls, most = 50, 50 * 200
-	begun, before := idle.asked.Load(), closed.asked.Load()
-	until(t, "the idle sink is asked at each poll", func() bool { return idle.asked.Load() >= begun+polls })
-	if got := closed.asked.Load() - before; got == 0 || got > most {
-		t.Errorf("a sink that takes no calls was asked %d times, an idle one %d times", got, polls)
-	}
-}
-
 // parkedIsDue waits until the one parked call is due, or was tried again.
 func (r *rig) parkedIsDue() {
 	r.t.Helper()

@@ -181,12 +181,11 @@ func (a *callAttempt) recordResult(r Result) {
 	if err := fault.Point(fault.RelayCalled); err != nil {
 		a.result = RetryLater(err.Error(), err)
 	}
-	if r := a.result; r.Outcome == Retry && r.RetryAfter > 0 && r.Holds != HoldsCall {
-		of := callsOf{tenant: a.Tenant}
-		if r.Holds == HoldsSink {
-			of = allCalls
-		}
-		a.lane.sink.rates.hold(of, r.RetryAfter)
+	switch r := a.result; {
+	case r.Outcome == Delivered || r.Outcome == Rejected:
+		a.lane.sink.rates.noteAnswered()
+	case r.Outcome == Retry && r.RetryAfter > 0 && r.Holds != HoldsCall:
+		a.lane.sink.rates.hold(callsOf{tenant: a.Tenant}, r.RetryAfter, r.Holds)
 	}
 }
 

@@ -77,7 +77,7 @@ func TestO14WhoseRate(t *testing.T) {
 	if of := r.of(a); of != (callsOf{prefix: "a:"}) {
 		t.Errorf("it counts for %+v", of)
 	}
-	r.hold(acme, time.Minute)
+	r.hold(acme, time.Minute, HoldsTenant)
 	if of := r.of(a); of != acme {
 		t.Errorf("while the remote wants no calls of its tenant, it counts for %+v", of)
 	}
@@ -113,7 +113,7 @@ func TestO15CallUnderWayWhenItsPrefixGetsARate(t *testing.T) {
 func TestO14HoldBeforeItIsWritten(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
-	r.hold(allCalls, 24*time.Hour)
+	r.hold(allCalls, 24*time.Hour, HoldsTenant)
 	if !r.held(allCalls) || time.Until(r.limits[allCalls].heldUntil) > maxRetryAfter {
 		t.Error("it does not hold, or for too long")
 	}
@@ -125,6 +125,58 @@ func TestO14HoldBeforeItIsWritten(t *testing.T) {
 	r.read(nil, time.Now())
 	if r.held(allCalls) {
 		t.Error("it holds, although the database knows of none")
+	}
+}
+
+// A result that holds the sink holds the call's tenant. It takes the results of two tenants, of
+// which both count, and no call that was delivered in between, to hold the sink.
+func TestO14SinkIsHeldByTwoTenants(t *testing.T) {
+	t.Parallel()
+	a, b := callsOf{tenant: "a"}, callsOf{tenant: "b"}
+	until := func(r *relayRates, of callsOf) time.Duration {
+		if !r.held(of) {
+			return 0
+		}
+		return time.Until(r.limits[of].heldUntil).Round(time.Minute)
+	}
+	for name, c := range map[string]struct {
+		play func(r *relayRates)
+		want time.Duration // for which the sink is held
+	}{
+		"one tenant":            {func(r *relayRates) { r.hold(a, time.Hour, HoldsSink); r.hold(a, time.Hour, HoldsSink) }, 0},
+		"two":                   {func(r *relayRates) { r.hold(a, time.Hour, HoldsSink); r.hold(b, time.Minute, HoldsSink) }, time.Minute},
+		"the shorter one first": {func(r *relayRates) { r.hold(a, time.Minute, HoldsSink); r.hold(b, time.Hour, HoldsSink) }, time.Minute},
+		"one of them by 429":    {func(r *relayRates) { r.hold(a, time.Hour, HoldsTenant); r.hold(b, time.Hour, HoldsSink) }, 0},
+		"delivered in between": {func(r *relayRates) {
+			r.hold(a, time.Hour, HoldsSink)
+			r.noteAnswered()
+			r.hold(b, time.Hour, HoldsSink)
+		}, 0},
+		"the first one is over": {func(r *relayRates) { r.hold(a, 0, HoldsSink); r.hold(b, time.Hour, HoldsSink) }, 0},
+		"no tenant":             {func(r *relayRates) { r.hold(allCalls, time.Hour, HoldsSink) }, time.Hour},
+	} {
+		r := newRelayRates(8, time.Second)
+		c.play(r)
+		if got := until(r, allCalls); got != c.want {
+			t.Errorf("%s: the sink is held for %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// A lane whose sink is held does not loop because parked calls are due: it looks again at each
+// poll.
+func TestLaneOfAHeldSinkWithDueCallsIsIdle(t *testing.T) {
+	t.Parallel()
+	rates := newRelayRates(8, time.Hour)
+	sink := &relaySink{cfg: RelayConfig{PollInterval: time.Hour, LeaseTTL: 2 * time.Hour}, rates: rates, slots: newCallSlots(8, rates)}
+	o := &laneOwner{sink: sink, reader: &passReader{newRows: true}, promotions: &keyPromotions{swept: true}}
+	o.parked = newParkedCalls(nil, o.promotions) // some are due
+	if wait := time.Until(o.nextDue()); wait > 0 {
+		t.Errorf("it waits for %v, although the sink takes calls", wait)
+	}
+	rates.hold(allCalls, time.Hour, HoldsSink)
+	if wait := time.Until(o.nextDue()); wait < 30*time.Minute {
+		t.Errorf("it waits for %v, with an hour between polls", wait)
 	}
 }
 

@@ -3,6 +3,8 @@ package outbox_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
 func chargeOf(tenant, id string) outbox.Call {
@@ -308,7 +311,8 @@ func TestO14RetryAfter(t *testing.T) {
 		tenant string
 		other  bool // another tenant's call is sent meanwhile
 	}{
-		"sink":                    {outbox.HoldsSink, "acme", false},
+		"sink":                    {outbox.HoldsSink, "", false},
+		"sink, of one tenant":     {outbox.HoldsSink, "acme", true},
 		"tenant":                  {outbox.HoldsTenant, "acme", true},
 		"tenant, but it has none": {outbox.HoldsTenant, "", false},
 	} {
@@ -349,6 +353,61 @@ func TestO14RetryAfter(t *testing.T) {
 			r.exec(`update onlyonce.rates set held_until = null`)
 			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where next_attempt_at is not null and settled_at is null`)
 			r.states("delivered")
+		})
+	}
+}
+
+// Calls of one tenant that fail each time hold up no other one's, however they fail: with an answer
+// that any call can bring about, with answers and broken connections as of a host that is down, and
+// with Retry-After.
+func TestO14PoisonOfOneTenant(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]http.HandlerFunc{
+		"500":        func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) },
+		"503":        func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) },
+		"broken off": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"Retry-After": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", "3600")
+			w.WriteHeader(503)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			var delivered, failed atomic.Int64
+			remote := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				if strings.HasSuffix(req.URL.Path, "/poison") {
+					failed.Add(1)
+					fail(w, req)
+					return
+				}
+				delivered.Add(1)
+			}))
+			t.Cleanup(remote.Close)
+			sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: remote.URL, KeyWindow: 24 * time.Hour, AllowPrivate: true, Breaker: httpsink.Breaker{OpenFor: time.Hour}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(sink.Close)
+			const poison, genuine = 150, 120
+			var calls []outbox.Call
+			for i := range poison {
+				c := chargeOf("greedy", fmt.Sprint("p", i))
+				c.Target = "/poison"
+				calls = append(calls, c)
+			}
+			r.enqueue(calls...)
+			r.start(testConfig(sink))
+			until(t, "poison was tried", func() bool {
+				return failed.Load() >= poison || one[int](r, `select count(*) from onlyonce.rates where held_until > clock_timestamp()`) > 0
+			})
+			calls = nil
+			for i := range genuine {
+				calls = append(calls, chargeOf("other", fmt.Sprint("g", i)))
+			}
+			r.enqueue(calls...)
+			until(t, "the other tenant's calls are delivered", func() bool { return delivered.Load() >= genuine })
+			t.Logf("%d of %d calls of the other tenant were delivered, beside %d attempts at %d", delivered.Load(), genuine, failed.Load(), poison)
 		})
 	}
 }

@@ -5,25 +5,14 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// readier is a sink with a set number of calls that may be under way.
-type readier struct {
-	*scripted
-	limit, asked atomic.Int64
-}
-
-func (s *readier) Ready() int {
-	s.asked.Add(1)
-	return int(s.limit.Load())
-}
-
-// While a sink is not ready no pass is begun and no parked row is picked: no attempt is counted,
-// and no window begins. If it is ready for one call, it gets one at a time, of all lanes and of
-// both kinds.
-func TestRowsOfASinkThatIsNotReadyAreLeftAlone(t *testing.T) {
+// While a sink is held no pass is begun and no parked row is picked: no attempt is counted, and no
+// window begins.
+func TestO6RowsOfASinkThatIsHeldAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
@@ -34,33 +23,61 @@ func TestRowsOfASinkThatIsNotReadyAreLeftAlone(t *testing.T) {
 	r.states("retrying")
 	x.stop()
 	r.exec(`update onlyonce.parked set attempts = 0, first_attempt_at = null, next_attempt_at = clock_timestamp()`)
+	r.exec(`insert into onlyonce.rates (sink, calls_of, held_until) values ('payments', '', clock_timestamp() + interval '50 min')`)
 	passes := one[int](r, `select sum(version) from onlyonce.lanes`)
 
-	var under, most atomic.Int64
-	s := &readier{scripted: newScripted(func(ctx context.Context, _ *outbox.Delivery) outbox.Result {
-		most.Store(max(most.Load(), under.Add(1)))
-		defer under.Add(-1)
-		_ = one[int](r, `select 1`) // long enough for another one
-		return outbox.Result{Outcome: outbox.Delivered}
-	})}
+	s := newScripted(accept)
 	for i := range 30 {
 		r.enqueue(charge(fmt.Sprint(i)))
 	}
 	relay := r.relay(testConfig(s))
 	r.run(relay)
-	until(t, "the sink is asked at each poll", func() bool { relay.Wake(); return s.asked.Load() > 100 })
+	r.holds(32) // both relays
+	for range 100 {
+		relay.Wake()
+		_ = one[int](r, `select 1`)
+	}
 	if n := one[int](r, `select count(*) from onlyonce.parked where attempts = 0 and first_attempt_at is null`); n != 10 || len(s.calls()) > 0 {
 		t.Errorf("%d parked rows of 10 were left alone, %d calls", n, len(s.calls()))
 	}
 	if n := one[int](r, `select sum(version) from onlyonce.lanes`); n != passes {
 		t.Errorf("%d passes were begun", n-passes)
 	}
-	s.limit.Store(1)
+	r.exec(`update onlyonce.rates set held_until = null`)
 	r.states("delivered")
-	if n := most.Load(); n != 1 || len(s.calls()) != 40 {
-		t.Errorf("%d calls at once, %d calls", n, len(s.calls()))
+	if len(s.calls()) != 40 {
+		t.Errorf("%d calls", len(s.calls()))
 	}
-	s.limit.Store(1 << 40)
-	r.enqueue(charge("later"))
+}
+
+// After a remote wanted no calls, one call at a time finds out whether it is back.
+func TestO6OneCallAtATimeAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var down atomic.Bool
+	var under, most atomic.Int64
+	s := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		defer under.Add(-1)
+		if n := under.Add(1); down.Load() {
+			most.Store(max(most.Load(), n))
+			_ = one[int](r, `select 1`) // long enough for another one
+			return outbox.Result{Outcome: outbox.Retry, Reason: "down", RetryAfter: time.Millisecond, Holds: outbox.HoldsAll}
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	down.Store(true)
+	r.enqueue(charge("first"))
+	r.start(testConfig(s))
+	until(t, "it knows of the outage", func() bool { return len(s.calls()) > 1 })
+	most.Store(0)
+	for i := range 100 {
+		r.enqueue(charge(fmt.Sprint(i)))
+	}
+	begun := len(s.calls())
+	until(t, "it was tried", func() bool { return len(s.calls()) > begun+20 })
+	if n := most.Load(); n > 1 {
+		t.Errorf("%d calls at once", n)
+	}
+	down.Store(false)
 	r.states("delivered")
 }

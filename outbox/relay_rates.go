@@ -62,6 +62,8 @@ type relayRates struct {
 	prefixes  map[int64]callsOf     // those of limits whose calls need permits, by their stored form
 	waiting   map[callsOf]bool      // whose calls wait, in any lane of the sink
 	holds     map[callsOf]time.Time // that are not written yet
+	firstHold tenantHold            // the longest by HoldsSink since it answered for good; a second tenant's holds the sink
+	probes    bool                  // see probing
 	needed    chan struct{}         // holds a token when the sender has something to do
 }
 
@@ -323,11 +325,30 @@ func (r *relayRates) limited() limitedCalls {
 	return all
 }
 
-// hold notes that a remote wants no calls for a while.
-func (r *relayRates) hold(of callsOf, d time.Duration) {
-	until := time.Now().Add(min(d, maxRetryAfter))
+// hold notes that a remote wants no calls of a tenant for a while, or of the sink: see HoldsSink.
+func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds) {
+	now := time.Now()
+	until := now.Add(min(d, maxRetryAfter))
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if holds == HoldsAll {
+		of = allCalls
+	}
+	r.lockedHold(of, until)
+	if holds == HoldsTenant {
+		return
+	}
+	first := r.firstHold
+	if first.of != of && now.Before(first.until) { // of another tenant
+		r.lockedHold(allCalls, now.Add(min(until.Sub(now), first.until.Sub(now))))
+	}
+	if r.probes = true; until.After(first.until) {
+		r.firstHold = tenantHold{of, until}
+	}
+}
+
+// lockedHold is hold of one kind of calls, under the lock.
+func (r *relayRates) lockedHold(of callsOf, until time.Time) {
 	l := r.limits[of]
 	if l == nil {
 		l = &rateLimit{}
@@ -337,6 +358,30 @@ func (r *relayRates) hold(of callsOf, d time.Duration) {
 		l.heldUntil, r.holds[of] = until, until
 		r.signal()
 	}
+}
+
+// noteAnswered notes that the remote has answered a call for good.
+func (r *relayRates) noteAnswered() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.probes {
+		r.firstHold, r.probes = tenantHold{}, false
+		r.regain()
+	}
+}
+
+// probing reports whether one call at a time finds out whether the remote takes calls: since it
+// wanted none, and until it has answered one for good.
+func (r *relayRates) probing() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.probes
+}
+
+// tenantHold is for how long HoldsSink holds a tenant.
+type tenantHold struct {
+	of    callsOf
+	until time.Time
 }
 
 // storedRate is a row of ratesSQL.

@@ -84,7 +84,7 @@ func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
 		dbTimeout:   cfg.LeaseTTL / 3,
 		returnGrace: sinkReturnGrace,
 		emit:        emitter{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
-		slots:       newCallSlots(cfg.Concurrency, s, rates),
+		slots:       newCallSlots(cfg.Concurrency, rates),
 		rates:       rates,
 	}
 }

@@ -32,17 +32,6 @@ type Sink interface {
 	Send(ctx context.Context, d *Delivery) Result
 }
 
-// Readier is a Sink that knows when its remote takes no calls, for example because it is down. The
-// relay asks it each time before it picks rows. A row that is not picked has no attempt counted,
-// and its key's window has not begun.
-type Readier interface {
-	Sink
-	// Ready is how many calls may be under way at once now. 0 means none; any number above
-	// RelayConfig.Concurrency sets no further limit. It must not block. While it is 0, the relay
-	// asks again at each poll, and calls that are under way go on.
-	Ready() int
-}
-
 // Batcher is a Sink for which many attempts together cost less than one by one. The relay gives it
 // as many calls as there are free slots (RelayConfig.Concurrency). Parked calls are sent one by
 // one, by Send. A type that embeds a Batcher to change Send must change SendBatch too.
@@ -172,8 +161,9 @@ type Result struct {
 	// RetryAfter is how long the remote asks the relay to wait, or 0 if it does not. The relay
 	// never waits less than its own backoff, nor more than an hour because a remote asks.
 	RetryAfter time.Duration
-	// Holds says which other calls wait for RetryAfter, too, in all relays. With HoldsTenant and
-	// HoldsSink the attempt is not counted. Defaults to HoldsCall.
+	// Holds says which other calls wait for RetryAfter, too, in all relays. Unless it is HoldsCall,
+	// the attempt is not counted. After HoldsSink and HoldsAll the relay makes one call at a time,
+	// until one is delivered or rejected. Defaults to HoldsCall.
 	Holds Holds
 }
 
@@ -185,8 +175,15 @@ const (
 	HoldsCall Holds = iota
 	// HoldsTenant holds the calls of the call's tenant, or of the sink if it has none.
 	HoldsTenant
-	// HoldsSink holds all calls of the sink.
+	// HoldsSink holds the calls of the call's tenant, and all calls of the sink once a call of
+	// another tenant gets the same result before that time is over, without a call that was
+	// delivered or rejected between the two: then until one of the two times is over. So what one
+	// tenant's calls bring about holds up no other tenant's. If the call has no tenant, it holds
+	// the sink.
 	HoldsSink
+	// HoldsAll holds all calls of the sink. It is for what no call can bring about, for example a
+	// remote that cannot be connected to.
+	HoldsAll
 )
 
 // RetryLater is the result of an attempt that was not made, or whose outcome is unknown.

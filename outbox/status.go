@@ -13,8 +13,8 @@ type SinkStatus struct {
 	UnderWay, Concurrency int
 	// Paused is true if an operator has paused the sink.
 	Paused bool
-	// Open is true if the sink takes calls: it is not paused, and takes more of them than are under
-	// way ([Readier]).
+	// Open is true if calls may be started: the sink is not paused, and its remote does not hold
+	// all of its calls ([HoldsSink]).
 	Open bool
 	// Failing is the error of the relay's transactions for the sink, or of a lane of it, which are
 	// tried again, and FailingSince is when that began. It wraps ErrRebase if a lane has halted.

@@ -29,7 +29,9 @@ type Event struct {
 	Headers []consumer.Header
 	Body    []byte
 
-	partition *int16 // for tests
+	// Partition is the event's partition: below the stream's number of them. Defaults to nil: its
+	// key decides, or its id.
+	Partition *int16
 }
 
 // Errors.
@@ -166,8 +168,8 @@ func appendStatement(items []any) (sql string, args []any) {
 	return appendSQL, []any{
 		text(func(e *Event) string { return e.Topic }),
 		codec.Array(n, func(i int) (p pgtype.Int2) {
-			if at(i).partition != nil {
-				p = pgtype.Int2{Int16: *at(i).partition, Valid: true}
+			if at(i).Partition != nil {
+				p = pgtype.Int2{Int16: *at(i).Partition, Valid: true}
 			}
 			return p
 		}),

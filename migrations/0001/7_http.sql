@@ -131,8 +131,7 @@ comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key
 -- record by now: the primary key refuses a second one. It returns the time until which the record is
 -- kept.
 --
--- It does what onlyonce.seal() does, in the same statement. It leaves deferred constraints to
--- COMMIT, which runs them in the same way.
+-- It does what onlyonce.seal() does, in the same statement.
 create function onlyonce.http_complete(
   id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval
 ) returns timestamptz
@@ -151,6 +150,7 @@ begin
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, created_at, completed_at, expires_at, watched_at)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
             http_complete.response, http_complete.sealed, http_complete.keep, at, at, until, (select w.at from onlyonce.watched w));
+  set constraints all immediate;
   return until;
 end $$;
 comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Stores the answer in the transaction of its effects; fails on the primary key if there is one. Seals the transaction: only COMMIT follows.';
@@ -394,6 +394,7 @@ comment on column onlyonce.operations.keep is 'How long it is kept after its end
 comment on column onlyonce.operations.watched_at is 'Watched time at its end, as in onlyonce.http_records.';
 create index operations_expired on onlyonce.operations (expires_at);
 create index operations_record on onlyonce.operations (record_id);
+create index operations_running on onlyonce.operations (topic, tenant) where state = 'running';
 
 -- A table of its own, because clients and Operation.Progress write it, and must not wait for the
 -- transaction of the work, which locks the row in onlyonce.operations.

@@ -4,51 +4,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"time"
-
-	"github.com/sony/gobreaker/v2"
 
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Breaker stops calls to a host that is down. After Failures failed attempts in a row, of whichever
-// calls, it opens. For OpenFor the sink makes no call and the relay picks no rows (outbox.Readier),
-// so that no attempts are counted and no windows begin. Then one call is let through. If it fails,
-// the breaker stays open for another OpenFor; otherwise calls go out as before.
+// Breaker holds back the calls to a host that is down. After Failures failed attempts in a row, of
+// whichever calls, this failure and each further one asks the relay to hold calls for OpenFor, as
+// the host itself could ask with Retry-After. If there was no connection, it holds all calls of the
+// sink (outbox.HoldsAll). Otherwise the call may be the cause: it holds those of its tenant, and
+// those of the sink once calls of two tenants have failed (outbox.HoldsSink). The relay starts no
+// such calls meanwhile, so that no attempts are counted and no windows begin. Then it makes one
+// call at a time until one is delivered or rejected.
 //
-// Failures are answers of 5xx that are to be retried, and missing answers: refused connections,
-// names that do not resolve, addresses that are not allowed, handshakes that fail, timeouts, and
-// answers that break off. A host that answers anything else, for example 429, is up. Attempts that
-// the relay cancelled or that were not made count as neither.
+// Failures are the answers 502, 503 and 504 if they are to be retried, and missing answers: refused
+// connections, names that do not resolve, addresses that are not allowed, handshakes that fail,
+// timeouts, and answers that break off. A host that answers anything else is up, for example with
+// 500 or 429, and ends the row. Attempts that the relay cancelled or that were not made count as
+// neither.
 type Breaker struct {
-	// Failures is how many failures in a row open the breaker: 1 to 10,000. A low number opens it
-	// for calls that the remote cannot answer although it is up; a high number sends more calls to
-	// a remote that is down. Defaults to 10.
+	// Failures is how many failures in a row it takes: 1 to 10,000. A low number holds calls back
+	// for a host that has dropped a few connections; a high number sends more calls to a host that
+	// is down. Defaults to 10.
 	Failures int
-	// OpenFor is how long the breaker stays open: 1 ms to 1 hour. Calls go out at most this much
-	// later than possible once the host is back. Defaults to 10 s.
+	// OpenFor is how long calls are held: 1 ms to 1 hour. Calls go out at most this much later than
+	// possible once the host is back. Defaults to 10 s.
 	OpenFor time.Duration
-	// Changed receives the new state: "open", "half-open" (one call is let through) or "closed". It
-	// must return soon and must not call the sink. Defaults to no notification.
-	Changed func(state string)
 	// Off switches the breaker off. Defaults to false.
 	Off bool
 }
 
-// ErrOpen is the error of an attempt that an open breaker refused.
-var ErrOpen = errors.New("httpsink: the breaker is open after failures in a row: no call was made")
-
 // What an attempt reports about its host. Nil means that the host answered.
 var (
-	errHostDown    = errors.New("the host did not answer, or with 5xx")
+	errHostDown    = errors.New("the host did not answer, or with 502, 503 or 504")
+	errNoHost      = errors.New("there was no connection to the host, whichever the call")
 	errHostUnknown = errors.New("nothing was learned about the host")
 )
-
-type breaker struct {
-	*gobreaker.TwoStepCircuitBreaker[struct{}] // nil: off
-}
 
 // withDefaults fills in the defaults and returns every fault.
 func (b Breaker) withDefaults() (Breaker, []error) {
@@ -68,62 +60,39 @@ func (b Breaker) withDefaults() (Breaker, []error) {
 	return b, faults
 }
 
-func newBreaker(cfg Breaker) breaker {
-	if cfg.Off {
-		return breaker{}
+// noteHealth counts an attempt for the breaker, and lets its result hold calls if the host is down.
+func (s *Sink) noteHealth(health error, r outbox.Result) outbox.Result {
+	switch b := s.cfg.Breaker; {
+	case health == nil:
+		s.failures.Store(0)
+	case health != errHostUnknown && s.failures.Add(1) >= int64(b.Failures) && !b.Off:
+		if r.Holds, r.RetryAfter = outbox.HoldsSink, max(r.RetryAfter, b.OpenFor); health == errNoHost {
+			r.Holds = outbox.HoldsAll
+		}
 	}
-	return breaker{gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		MaxRequests: 1,
-		Timeout:     cfg.OpenFor,
-		ReadyToTrip: func(c gobreaker.Counts) bool { return int64(c.ConsecutiveFailures) >= int64(cfg.Failures) },
-		IsExcluded:  func(err error) bool { return errors.Is(err, errHostUnknown) },
-		OnStateChange: func(_ string, _, to gobreaker.State) {
-			if cfg.Changed != nil {
-				cfg.Changed(to.String())
-			}
-		},
-	})}
+	return r
 }
 
-// allow permits one attempt, or returns an error if the attempt must not be made. The caller calls
-// the returned function when the attempt has ended, with nil, errHostDown or errHostUnknown.
-func (b breaker) allow() (func(error), error) {
-	if b.TwoStepCircuitBreaker == nil {
-		return func(error) {}, nil
-	}
-	done, err := b.Allow()
-	if err != nil { // open, or half-open with a call in flight
-		return nil, ErrOpen
-	}
-	return done, nil
-}
-
-// ready returns how many calls may be in flight at once.
-func (b breaker) ready() int {
-	if b.TwoStepCircuitBreaker == nil {
-		return math.MaxInt
-	}
-	switch b.State() {
-	case gobreaker.StateOpen:
-		return 0
-	case gobreaker.StateHalfOpen:
-		return 1
-	}
-	return math.MaxInt
-}
-
-// healthWithoutAnswer classifies an attempt without a whole answer, for the breaker.
-func healthWithoutAnswer(ctx context.Context, err error) error {
-	if errors.Is(ctx.Err(), context.Canceled) || errors.Is(err, outbox.ErrLease) || errors.Is(err, outbox.ErrWindow) {
+// healthWithoutAnswer classifies an attempt without a whole answer, for the breaker. sent is
+// whether the request may have left.
+func healthWithoutAnswer(ctx context.Context, err error, sent bool) error {
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled), errors.Is(err, outbox.ErrLease), errors.Is(err, outbox.ErrWindow):
 		return errHostUnknown
+	case sent || ctx.Err() != nil: // other calls may have taken the time that it had to connect
+		return errHostDown
 	}
-	return errHostDown
+	return errNoHost
 }
 
-// healthFromAnswer classifies an answer, for the breaker.
+// healthFromAnswer classifies an answer, for the breaker. A host that answers 500 is up: one call
+// can bring that answer about, and must not hold back those of others.
 func healthFromAnswer(resp *http.Response, r outbox.Result) error {
-	if resp.StatusCode >= 500 && r.Outcome == outbox.Retry {
-		return errHostDown
+	switch resp.StatusCode {
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		if r.Outcome == outbox.Retry {
+			return errHostDown
+		}
 	}
 	return nil
 }

@@ -103,7 +103,8 @@ type Config struct {
 	// relay tries again later. It must be safe for concurrent use.
 	Authorize func(*http.Request) error
 
-	// Breaker stops calls while the host is down. See [Breaker] for its fields and their defaults.
+	// Breaker holds back calls while the host is down. See [Breaker] for its fields and their
+	// defaults.
 	Breaker Breaker
 
 	// Outcomes overrules what a status from 200 to 599 means. For example {401: outbox.Retry} for
@@ -169,7 +170,7 @@ func New(cfg Config) (*Sink, error) {
 	if err := l.Err(); err != nil {
 		return nil, err
 	}
-	return &Sink{cfg: cfg, base: base, transport: transport, breaker: newBreaker(cfg.Breaker)}, nil
+	return &Sink{cfg: cfg, base: base, transport: transport}, nil
 }
 
 // checkAnswers checks what is kept of answers, and what their statuses mean.

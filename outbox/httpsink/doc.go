@@ -35,8 +35,8 @@
 // the call asks for it (Call.Capture), and never logs it. The answer's headers may hold 64 KiB,
 // unless Config.Transport sets another limit.
 //
-// After 10 failures in a row a [Breaker] opens. For 10 s the sink makes no call and the relay picks
-// no row. Then one call tries whether the remote is back.
+// After 10 failures in a row the [Breaker] has the relay hold calls for 10 s at a time: those of
+// the tenant whose call failed, or all of them if calls of two tenants fail.
 //
 // # What it defends against
 //

@@ -87,6 +87,13 @@ func (g *gate) refusal() error {
 	return g.err
 }
 
+// sent reports whether the request was let out.
+func (g *gate) sent() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.admitted != nil
+}
+
 // gatedConn asks the gate of the request that it carries before each write. Before the first
 // request (a TLS handshake, a proxy's CONNECT) it has no gate.
 type gatedConn struct {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"sync/atomic"
 
 	"github.com/onlyonce/onlyonce/internal/dialguard"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -24,13 +25,10 @@ type Sink struct {
 	cfg       Config
 	base      *url.URL
 	transport *http.Transport
-	breaker   breaker
+	failures  atomic.Int64 // in a row, see Breaker
 }
 
-var (
-	_ outbox.Sink    = (*Sink)(nil)
-	_ outbox.Readier = (*Sink)(nil)
-)
+var _ outbox.Sink = (*Sink)(nil)
 
 // Name returns Config.Name.
 func (s *Sink) Name() string { return s.cfg.Name }
@@ -43,10 +41,6 @@ func (s *Sink) Limits() outbox.Limits {
 // Close closes idle connections. The sink can still be used.
 func (s *Sink) Close() { s.transport.CloseIdleConnections() }
 
-// Ready returns how many calls may be in flight at once: none while the breaker is open, and one
-// while the sink tries whether the host is back.
-func (s *Sink) Ready() int { return s.breaker.ready() }
-
 // Send makes one attempt. It returns when the attempt has ended, at the latest after
 // Config.Timeout.
 func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
@@ -57,13 +51,6 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		// The row cannot be sent as it is, now or later, so no call is made.
 		return outbox.Reject(redactQuoted(err), err)
 	}
-	done, err := s.breaker.allow()
-	if err != nil {
-		return outbox.Result{Outcome: outbox.Retry, Reason: ErrOpen.Error(), Err: ErrOpen, RetryAfter: s.cfg.Breaker.OpenFor}
-	}
-	hostHealth := errHostUnknown
-	// deferred: Authorize may panic, and a half-open breaker waits for this call.
-	defer func() { done(hostHealth) }()
 	if err := s.authorize(req); err != nil {
 		return outbox.RetryLater("authorization failed, no call was made", err)
 	}
@@ -77,15 +64,13 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	}
 	if refused := g.refusal(); refused != nil {
-		hostHealth = healthWithoutAnswer(ctx, refused)
-		return outbox.RetryLater(redactQuoted(refused), refused)
+		return s.noteHealth(healthWithoutAnswer(ctx, refused, g.sent()), outbox.RetryLater(redactQuoted(refused), refused))
 	}
 	if err != nil {
-		hostHealth = healthWithoutAnswer(ctx, err)
-		return outbox.RetryLater(s.describeFailure(ctx, err), err)
+		return s.noteHealth(healthWithoutAnswer(ctx, err, g.sent()), outbox.RetryLater(s.describeFailure(ctx, err), err))
 	}
 	r := s.classify(resp)
-	hostHealth = healthFromAnswer(resp, r)
+	r = s.noteHealth(healthFromAnswer(resp, r), r)
 	if d.Capture && r.Outcome == outbox.Delivered {
 		r.Response = &outbox.Response{Status: resp.StatusCode, Header: s.capturedHeaders(resp.Header), Body: answer}
 	}
