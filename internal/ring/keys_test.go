@@ -525,17 +525,22 @@ func TestK6HorizonThatGrowsMeanwhile(t *testing.T) {
 	r.is(r.pool, "claim", key, 0)
 	r.until(r.rotator, ring.Announced)
 	r.until(r.rotator, ring.Closed)
-	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
 	longer := r.begin(pgx.ReadCommitted)
 	if _, err := longer.Exec(t.Context(), `update onlyonce.rings set horizon = '7 days' where name = 'standard_keys'`); err != nil {
 		t.Fatal(err)
 	}
 	stepped := make(chan error, 1)
 	go func() {
-		_, err := r.Step(t.Context())
+		out, err := r.Step(t.Context())
+		if err == nil {
+			err = fmt.Errorf("%+v", out)
+		}
 		stepped <- err
 	}()
 	pgtest.Until(t, patience, "the rotator waits for the row", func() bool {
+		if len(stepped) > 0 {
+			t.Fatal(<-stepped)
+		}
 		return one[bool](r.rig, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
 	})
 	r.commit(longer)
