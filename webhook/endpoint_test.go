@@ -630,9 +630,7 @@ func TestT11IdsWhileTheClockIsBack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	e := r.serve(samples(t)["GitHub"])
-	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
-	pgtest.ShiftClock(t, r.pool)("-7 days")
-	r.recv.Reset()
+	r.exec(`update onlyonce.watched set at = clock_timestamp() + interval '7 days'`)
 	e.sendAs("1", "body").want(t, 200, false)
 	if n := one[int](r, `select count(*) from (select seen_at from onlyonce.webhook_ids union all select seen_at from onlyonce.webhook_bodies) s, onlyonce.watched w
 		where seen_at >= w.at`); n != 2 {
