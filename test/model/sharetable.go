@@ -47,7 +47,7 @@ func shareTable() (all []entry) {
 	fault("G4/position read before the transaction counts as open", "TWICE", late, func(f *shareFaults) { f.readBeforeBegin = true })
 	fault("G4/old snapshots, pruning waits only for transactions with an id", "TWICE", func(g *shareScope) { late(g); g.oldSnapshots = true },
 		func(f *shareFaults) { f.pruneByID = true })
-	fault("G6/take-over does not wait for delivered messages", "TWICE", func(g *shareScope) { late(g); g.takeOvers = 1 },
+	fault("G6/a plain owner does not wait for delivered messages", "TWICE", plain,
 		func(f *shareFaults) { f.takeOverDoesNotWait = true })
 	fault("G6/a plain owner leaves the members' slots", "TWICE", plain, func(f *shareFaults) { f.slotsStay = true })
 	return all
