@@ -21,8 +21,8 @@ var (
 	// ErrNoRecord is returned by [Erase] if there is no completed record and no operation under the
 	// key, or if they were erased before.
 	ErrNoRecord = errors.New("idempotency: no completed record under this key")
-	// ErrOperationRuns is returned by [Erase] if the request's operation has not ended: it needs its
-	// input. Nothing was erased.
+	// ErrOperationRuns is returned by [Erase] if the request's operation has not ended: it needs
+	// its input. Nothing was erased.
 	ErrOperationRuns = errors.New("idempotency: the request's operation has not ended")
 )
 

@@ -27,8 +27,8 @@ type Request struct {
 }
 
 // acceptSQL inserts an operation, unless too many of the tenant's have not ended in the stream. In:
-// id, its request's id, stream, tenant, principal, name, how long it is kept after its end, how many
-// may be running. It counts at most that many entries of the index operations_running.
+// id, its request's id, stream, tenant, principal, name, how long it is kept after its end, how
+// many may be running. It counts at most that many entries of the index operations_running.
 const acceptSQL = `
 insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep)
 select $1, $2, $3, $4, $5, $6, $7

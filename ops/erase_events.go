@@ -11,9 +11,9 @@ import (
 
 // storedEventsSQL finds what is stored of events. In: topic; id, ordering key (each may be null:
 // any). Out: a row for each place: the log (its state is handled, unread or the scope of a cursor
-// that has not passed it), and parked, there also the same bodies under other ids, which a webhook's
-// receiver sets aside. The log is read whole, but for partitions that an ordering key cannot be in:
-// nothing but its offset finds an event by an index.
+// that has not passed it), and parked, there also the same bodies under other ids, which a
+// webhook's receiver sets aside. The log is read whole, but for partitions that an ordering key
+// cannot be in: nothing but its offset finds an event by an index.
 const storedEventsSQL = `
 with logged as (
   select l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, l.body,` + eventState + `

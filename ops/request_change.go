@@ -29,8 +29,8 @@ select o.id from onlyonce.operations o where o.record_id = $1 order by o.id for 
 const lockRequestLeaseSQL = `
 select l.id from onlyonce.leases l where l.id = (select r.lease_id from onlyonce.http_records r where r.id = $1) for update`
 
-// requestOperationsSQL finds the operations that a request has made and that are not erased. In: id.
-// By the index operations_record.
+// requestOperationsSQL finds the operations that a request has made and that are not erased. In:
+// id. By the index operations_record.
 const requestOperationsSQL = `
 select o.id::text as id, o.topic, o.state, o.tenant, o.created_at from onlyonce.operations o
  where o.record_id = $1 and o.erased_at is null order by o.id`
@@ -172,9 +172,9 @@ func CloseRequest(ctx context.Context, db DB, by By, in CloseRequestInput) (*Req
 }
 
 // EraseRequest erases the stored answer to a request that is completed, and what its steps have
-// remembered. The record stays until it expires, so that copies get 410 and do not run again. Of the
-// operations that it has made it erases result, progress and input, the latter in the log and in
-// parked rows.
+// remembered. The record stays until it expires, so that copies get 410 and do not run again. Of
+// the operations that it has made it erases result, progress and input, the latter in the log and
+// in parked rows.
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is not completed or
 // one of its operations has not ended, ErrNothing if all is erased already, and ErrChanged.

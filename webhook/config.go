@@ -114,11 +114,11 @@ type Config struct {
 	// in a new database). Defaults to the longest of these.
 	Retention time.Duration
 
-	// BodyWindow is how long a body is remembered if the sender does not sign the event's id, from 1
-	// minute to Retention: within it the same body under another id is set aside as a likely copy,
-	// once (W7). Defaults to Retention for GitHub and Shopify, whose bodies say what happened and
-	// when. For other senders, two of whose events may have the same body, it defaults to 1 hour, or
-	// to as long as a signed time counts, if the provider signs a time (PayPal).
+	// BodyWindow is how long a body is remembered if the sender does not sign the event's id, from
+	// 1 minute to Retention: within it the same body under another id is set aside as a likely
+	// copy, once (W7). Defaults to Retention for GitHub and Shopify, whose bodies say what happened
+	// and when. For other senders, two of whose events may have the same body, it defaults to 1
+	// hour, or to as long as a signed time counts, if the provider signs a time (PayPal).
 	BodyWindow time.Duration
 
 	// DuplicateWait is how long a copy waits for a first one that has not committed, at most 2 s.

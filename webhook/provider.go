@@ -63,7 +63,8 @@ type Scheme struct {
 	// query, use [Challenge]. Defaults to none.
 	Handshake func(method string, query url.Values) (text string, is bool, err error)
 
-	// distinct says that two events never have the same body, because it says what happened and when.
+	// distinct says that two events never have the same body, because it says what happened and
+	// when.
 	distinct bool
 
 	// certificates, if it is not nil, finds the keys of a sender that signs with certificates. Then

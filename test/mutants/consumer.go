@@ -62,7 +62,7 @@ var consumerRules = []mutant{
 	{rule: "T7 Healthy of a silent server", in: "consumer", decl: "(*applier).reportLogRetry",
 		old: "w.state.setTrouble(&w.state.logTrouble, r.Err)", new: "", test: "TestT7SilentServer/claim_first"},
 	{rule: "S3 a handler's words", in: "consumer", decl: "faultText",
-		old: "kind != faultApply && !errors.As(err, new(*handlerFailure))", new: "true", test: "TestS3PresentFaults"},
+		old: "kind != faultApply && !errors.As(err, new(*handlerFailure))", new: "true || !errors.As(err, new(*handlerFailure))", test: "TestS3PresentFaults"},
 	{rule: "S3 a fault that is over", in: "consumer", decl: "pollSQL",
 		old: "faults = excluded.faults", new: "faults = o.faults", test: "TestS3PresentFaults"},
 	{rule: "S3 group that is not joined", in: "consumer", decl: "(*poller).presentFaults",

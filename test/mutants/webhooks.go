@@ -78,7 +78,7 @@ var webhooksRules = []mutant{
 	{rule: "W2 body without a bound", in: "webhook", decl: "(*Endpoint).readBody",
 		old: "req.Body, maxBody", new: "req.Body, 16*maxBody", test: "TestW2ChunkedBodies"},
 	{rule: "W2 memory for what is announced", in: "webhook", decl: "(*Endpoint).readBody",
-		old: "min(max(2*int64(cap(body)), initialBodyBytes), maxBuffer)", new: "maxBuffer", test: "TestW2ChunkedBodies"},
+		old: "min(nextSize(int64(cap(body))), maxBuffer)", new: "maxBuffer", test: "TestW2ChunkedBodies"},
 	{rule: "W6 the database before the signature", in: "webhook", decl: "(*Endpoint).serve",
 		old: "e, err", new: "_ = ep.pool.Raw().Ping(ctx); e, err", test: "TestW6TamperedRequestsReachNoStatement"},
 	{rule: "W7 unsigned id alone", in: "webhook", decl: "(*Endpoint).newIncomingEvent",
