@@ -32,9 +32,9 @@ begin
   perform pg_catalog.set_config('search_path', 'pg_catalog', true);
   foreach t in array array['text', 'uuid', 'bigint', 'integer', 'smallint', 'boolean', 'bytea', 'timestamptz', 'interval', 'xid8', 'float8', 'numeric', 'name', 'jsonb', 'oid', 'regclass', 'char']::regtype[] loop
     for x in select p.proname, p.proretset, format_type(p.prorettype, null) as result, p.provariadic = '"any"'::regtype as variadic, array(select format_type(a, null) from unnest(p.proargtypes) with ordinality u(a, i) order by i) as types
-               from pg_proc p where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind = 'f' and p.prorettype not in ('record'::regtype, 'internal'::regtype) and p.pronargs > 0
+               from pg_proc p where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind = 'f' and p.prorettype <> all (array['record', 'internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange', 'anycompatiblemultirange', 'trigger']::regtype[]::oid[]) and p.pronargs > 0
                 and p.proargtypes::oid[] && array['anyelement', 'anyarray', 'anynonarray', '"any"', 'anycompatible', 'anycompatiblearray', 'anycompatiblenonarray']::regtype[]::oid[]
-                and not p.proargtypes::oid[] && array['internal', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange', 'anycompatiblemultirange']::regtype[]::oid[] loop
+                and not p.proargtypes::oid[] && array['internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange', 'anycompatiblemultirange']::regtype[]::oid[] loop
       for tail in 1 .. case when x.variadic then 3 else 1 end loop
         select string_agg(case when a in ('anyarray', 'anycompatiblearray') then t::text || '[]' when a like 'any%' or a = '"any"' then t::text else a end, ', ' order by i) into args
           from unnest(x.types || array_fill('"any"'::text, array[tail - 1])) with ordinality u(a, i);
