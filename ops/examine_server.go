@@ -52,9 +52,12 @@ select pg_is_in_recovery() as standby, (select timeline_id from pg_control_check
        extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp())::float8 as replay, (select count(*) from pg_stat_replication) as standbys,
        current_setting('synchronous_standby_names') <> '' as synchronous`
 
-// strangeLanesSQL lists sinks with lanes whose cursor belongs to another database cluster. By name.
+// strangeLanesSQL lists sinks with lanes that relays halt on (O3): their cursor belongs to another
+// database cluster, or it or a row is ahead of the server. By name; rows by the index batches_new.
 const strangeLanesSQL = `
-select distinct l.sink from onlyonce.lanes l, pg_control_system() c where l.system_id <> c.system_identifier order by 1`
+select distinct l.sink from onlyonce.lanes l, pg_control_system() c
+ where l.system_id <> c.system_identifier or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
+    or exists (select from onlyonce.batches r where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) order by 1`
 
 const (
 	oldTransaction = 5 * time.Minute
@@ -244,7 +247,7 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, s := range strange {
-		d.add(LevelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "the cursors of sink %s are another database cluster's: relays send nothing of it", s.Sink)
+		d.add(LevelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes", s.Sink)
 	}
 	s := all[0]
 	switch {

@@ -184,6 +184,10 @@ func TestDoctorOutbox(t *testing.T) {
 	f.examines(false).has(t, "outbox", ops.LevelOK, "1 sinks")
 	f.run("outbox", "pause", "-sink", "mail", "-reason", "why", "-yes").want(t, statusGood)
 	f.examines(false).has(t, "outbox", ops.LevelInfo, "sink mail is paused", "outbox resume -sink mail")
+	f.exec(`update onlyonce.batches set xid = '999999999999'`)
+	f.examines(true).has(t, "history", ops.LevelFail, "sink mail", "another database cluster's", "outbox rebase")
+	f.exec(`update onlyonce.batches set xid = pg_current_xact_id()`)
+	f.examines(false)
 	f.exec(`update onlyonce.lanes set system_id = 1`)
 	f.examines(true).has(t, "history", ops.LevelFail, "another database cluster's", "outbox rebase")
 	if n := f.examines(true); n.Fail != 1 {

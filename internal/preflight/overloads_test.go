@@ -21,33 +21,36 @@ import (
 
 // trapsSQL makes, in public, an overload with exact types of each function and operator of
 // PostgreSQL that is polymorphic, for the types that our tables and statements have. PostgreSQL
-// prefers it wherever public is in the search_path. Each raises an error, and where an aggregate or
-// a set is needed, its name alone does.
+// prefers it wherever public is in the search_path. Each raises an error when it is called. Their
+// results have the right types, because pgx prepares statements before the transaction that pins its
+// search_path begins: a result of another type makes them fail, and does not make them run.
 const trapsSQL = `
 do $traps$
 declare
-  x record; t regtype; args text; tail int; n int := 0; l text; r text;
+  x record; t regtype; args text; tail int; n int := 0; l text; r text; result text;
 begin
   perform pg_catalog.set_config('search_path', 'pg_catalog', true);
   foreach t in array array['text', 'uuid', 'bigint', 'integer', 'smallint', 'boolean', 'bytea', 'timestamptz', 'interval', 'xid8', 'float8', 'numeric', 'name', 'jsonb', 'oid', 'regclass', 'char']::regtype[] loop
-    for x in select p.proname, p.provariadic = '"any"'::regtype as variadic, array(select format_type(a, null) from unnest(p.proargtypes) with ordinality u(a, i) order by i) as types
-               from pg_proc p where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind in ('f', 'a', 'w') and p.pronargs > 0
+    for x in select p.proname, p.proretset, format_type(p.prorettype, null) as result, p.provariadic = '"any"'::regtype as variadic, array(select format_type(a, null) from unnest(p.proargtypes) with ordinality u(a, i) order by i) as types
+               from pg_proc p where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind = 'f' and p.prorettype <> all (array['record', 'internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange', 'anycompatiblemultirange', 'trigger']::regtype[]::oid[]) and p.pronargs > 0
                 and p.proargtypes::oid[] && array['anyelement', 'anyarray', 'anynonarray', '"any"', 'anycompatible', 'anycompatiblearray', 'anycompatiblenonarray']::regtype[]::oid[]
-                and not p.proargtypes::oid[] && array['internal', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange', 'anycompatiblemultirange']::regtype[]::oid[] loop
+                and not p.proargtypes::oid[] && array['internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange', 'anycompatiblemultirange']::regtype[]::oid[] loop
       for tail in 1 .. case when x.variadic then 3 else 1 end loop
         select string_agg(case when a in ('anyarray', 'anycompatiblearray') then t::text || '[]' when a like 'any%' or a = '"any"' then t::text else a end, ', ' order by i) into args
           from unnest(x.types || array_fill('"any"'::text, array[tail - 1])) with ordinality u(a, i);
-        execute format('create or replace function public.%I(%s) returns text language plpgsql as $b$ begin raise exception ''trap %1$s''; end $b$', x.proname, args);
+        result := case when x.proretset then 'setof ' else '' end || case when x.result in ('anyarray', 'anycompatiblearray') then t::text || '[]' when x.result like 'any%' then t::text else x.result end;
+        execute format('create or replace function public.%I(%s) returns %s language plpgsql as $b$ begin raise exception ''trap %1$s''; end $b$', x.proname, args, result);
         n := n + 1;
       end loop;
     end loop;
-    for x in select o.oprname, format_type(o.oprleft, null) as l, format_type(o.oprright, null) as r from pg_operator o
+    for x in select o.oprname, format_type(o.oprresult, null) as result, format_type(o.oprleft, null) as l, format_type(o.oprright, null) as r from pg_operator o
               where o.oprnamespace = 'pg_catalog'::regnamespace and o.oprleft <> 0 and format_type(o.oprleft, null) || format_type(o.oprright, null) ~ '^any|any(array|nonarray|compatible|compatiblearray|element)$'
                 and not format_type(o.oprleft, null) || format_type(o.oprright, null) ~ 'range|enum' loop
       l := case when x.l ~ '^any.*array$' and x.l !~ 'nonarray' then t::text || '[]' when x.l ~ '^any' then t::text else x.l end;
       r := case when x.r ~ '^any.*array$' and x.r !~ 'nonarray' then t::text || '[]' when x.r ~ '^any' then t::text else x.r end;
+      result := case when x.result ~ '^any.*array$' and x.result !~ 'nonarray' then t::text || '[]' when x.result ~ '^any' then t::text else x.result end;
       n := n + 1;
-      execute format('create function public.trap_%s(%s, %s) returns boolean language plpgsql as $b$ begin raise exception ''trap %%'', %4$L; end $b$', n, l, r, x.oprname);
+      execute format('create function public.trap_%s(%s, %s) returns %s language plpgsql as $b$ begin raise exception ''trap %%'', %5$L; end $b$', n, l, r, result, x.oprname);
       begin
         execute format('create operator public.%s (leftarg = %s, rightarg = %s, function = public.trap_%s)', x.oprname, l, r, n);
       exception when duplicate_function then null; -- of another polymorphic one
@@ -59,7 +62,7 @@ begin
   create operator public.* (leftarg = bigint, rightarg = interval, function = public.trap_times);
   create function public.trap_by(interval, integer) returns interval language plpgsql as $b$ begin raise exception 'trap /'; end $b$;
   create operator public./ (leftarg = interval, rightarg = integer, function = public.trap_by);
-  if n < 1000 then
+  if n < 700 then
     raise exception '% traps are too few', n;
   end if;
 end $traps$`
@@ -108,7 +111,7 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 	relay, err := outbox.NewRelay(c.as("rot"), outbox.RelayConfig{Sinks: []outbox.Sink{sink{}}, PollInterval: 10 * time.Millisecond, RetryMin: time.Millisecond, RetryMax: time.Millisecond,
 		Rates:    []outbox.Rate{{Sink: "payments", PerSecond: 100, InFlight: 4}, {Sink: "payments", Tenant: "acme", PerSecond: 2}, {Sink: "payments", OrderingKeyPrefix: "again:", PerSecond: 50}},
 		Complete: func(context.Context, outbox.Tx, *outbox.Completed) error { return nil },
-		Hooks: outbox.Hooks{Failed: func(f outbox.Failed) {
+		Hooks: outbox.Hooks{Settled: func(s outbox.Settled) { t.Logf("%s: %s %s", s.Name, s.As, s.Reason) }, Failed: func(f outbox.Failed) {
 			mu.Lock()
 			defer mu.Unlock()
 			failed = append(failed, f.Err)
@@ -116,11 +119,18 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stop := c.runs(relay.Run)
+	ended := false
+	stop := c.runs(func(ctx context.Context) error {
+		err := relay.Run(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		ended = true
+		return err
+	})
 	c.until("all calls are settled or wait for an operator", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(failed) > 0 || c.count(`select count(*) from onlyonce.calls where state = 'delivered'`) == 5 && c.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1
+		return len(failed) > 0 || ended || c.count(`select count(*) from onlyonce.calls where state = 'delivered'`) == 5 && c.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1
 	})
 	stop()
 	for _, err := range failed {
@@ -163,7 +173,7 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 		"cursor adopt -scope new -topic orders -partition 0 -at 4 -reason test -yes", "cursor show -scope new -topic orders -partition 0",
 		"replay -scope new -topic orders -partition 0 -from 1 -to 3 -reason test -yes",
 		"parked discard -scope s -topic orders -reason test -yes", "outbox rate -sink payments -per-second 5 -reason test -yes", "outbox pause -sink payments -reason test -yes",
-		"inbox horizon -ring standard_keys -horizon 240h -reason test -yes", "inbox class -scope new -class long -reason test -yes", "outbox rebase -reason test -yes",
+		"inbox horizon -ring standard_keys -horizon 240h -reason test -yes", "outbox rebase -reason test -yes",
 	} {
 		out, err := exec.CommandContext(t.Context(), program, append(strings.Fields(args), "-postgres", c.url("ops"))...).CombinedOutput()
 		if err != nil && (args != "doctor" || strings.Contains(string(out), "SQLSTATE")) { // which finds something

@@ -156,7 +156,7 @@ select needed.privilege || coalesce(' (' || needed.col || ')', '') || ' on onlyo
    and case when needed.col is null then not has_table_privilege($3::name, c.oid, needed.privilege)
             else a.attnum is not null and not has_column_privilege($3::name, c.oid, a.attnum, needed.privilege) end
 union all
-select 'EXECUTE on function onlyonce.' || p.proname from s join pg_proc p on p.pronamespace = s.oid
+select 'EXECUTE on function onlyonce.' || p.proname::text from s join pg_proc p on p.pronamespace = s.oid
  where p.proacl is not null and not has_function_privilege($3::name, p.oid, 'EXECUTE')
 order by 1`
 
