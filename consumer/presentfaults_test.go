@@ -55,7 +55,7 @@ func TestS3PresentFaults(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	// reports waits until the row has these faults: kind, topic and partitions, and how the text ends.
+	// reports waits until the row has these faults: how each begins, and how its text ends.
 	reports := func(what string, want ...string) {
 		t.Helper()
 		var got []string
