@@ -64,7 +64,8 @@ type ExamineQuestion struct {
 // It looks at the version of the schema, the server's settings, the rights of roles, the clocks,
 // how long keys are remembered, whether the rings of keys rotate and what holds them up, open
 // transactions, replication slots, lanes of another database cluster, sinks that no relay lists,
-// streams without a reader, what keeps consumers from their work now, and what waits for an operator.
+// streams without a reader, what keeps consumers from their work now, and what waits for an
+// operator.
 //
 // It reads what [Inbox], [Outbox] and [Events] read, rows of the server's own views, the ids of
 // each endpoint's oldest webhook, at most MostLimit open requests, and onlyonce.leases and

@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
 	"github.com/onlyonce/onlyonce/consumer/sharesource"
 	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -29,6 +30,9 @@ func TestS3FaultsOfKafka(t *testing.T) {
 	}
 	f := newFixture(t)
 	topics := map[string]string{"kafka": kafkatest.Topic(t, k.Brokers, 2, nil), "franz": kafkatest.Topic(t, k.Brokers, 2, nil), "share": kafkatest.Topic(t, k.Brokers, 2, nil)}
+	if err := devenv.SetGroup(t.Context(), kafkatest.Client(t, k.Brokers), "share", map[string]string{"share.isolation.level": "read_committed"}); err != nil {
+		t.Fatal(err)
+	}
 	for scope, source := range map[string]consumer.Source{
 		"kafka": kafkasource.New(kafkasource.Config{Brokers: k.Brokers, GroupID: "kafka", Topics: []string{topics["kafka"]}}),
 		"franz": franzsource.New(franzsource.Config{Brokers: k.Brokers, GroupID: "franz", Topics: []string{topics["franz"]}}),
