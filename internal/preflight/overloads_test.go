@@ -3,6 +3,7 @@ package preflight_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -156,7 +157,7 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 		}
 	}
 	for _, which := range ring.Keys() {
-		if _, err := inbox.NewBuilder(rot, which, nil).Step(t.Context()); err != nil {
+		if _, err := inbox.NewBuilder(rot, which, slog.Default()).Step(t.Context()); err != nil {
 			t.Errorf("building filters of %s: %v", which.Name, err)
 		}
 	}
