@@ -57,8 +57,8 @@ type OperationsConfig struct {
 	// they differ, operations of one OrderingKey may run beside each other. Operations without a
 	// tenant use all partitions. Defaults to a quarter of Partitions, at least 1.
 	TenantPartitions int
-	// TenantRunning is how many operations of one tenant may run or wait in the stream at once, from
-	// 1 to 1,000,000. Accept answers 429 to requests for more. Requests that are accepted at the
+	// TenantRunning is how many operations of one tenant may run or wait in the stream at once,
+	// from 1 to 1,000,000. Accept answers 429 to requests for more. Requests accepted at the
 	// same time may exceed it. Operations without a tenant are not counted. Defaults to 100.
 	TenantRunning int
 	// MaxTime bounds one run of a Work, from 1 ms to 24 hours. Its transaction stays open for that

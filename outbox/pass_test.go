@@ -301,7 +301,7 @@ func TestO3AnotherCluster(t *testing.T) {
 			r.enqueue(again)
 			r.enqueue(letter)
 			relay := r.relay(testConfig(sink, mail))
-			x = r.run(relay)
+			r.run(relay)
 			until(t, "the other sink's call is made", func() bool { return len(mail.calls()) == 1 })
 			until(t, "the lane has halted", func() bool { return relay.Healthy() != nil })
 			err := relay.Healthy()

@@ -99,7 +99,7 @@ var (
 	})
 )
 
-// What each process with an engine measures.
+// DatabaseRefusals is what each process with an engine measures.
 var DatabaseRefusals = add(Metric{
 	Name: "onlyonce.database.refusals", Unit: "{refusal}", Kind: Counter, From: FromProcess, Attributes: []string{"database"},
 	Help: "Statements of engines that the database refused because it takes no writes: it is a standby, or set to read-only. Each closes the pool's connections.",

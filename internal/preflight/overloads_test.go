@@ -23,8 +23,8 @@ import (
 // trapsSQL makes, in public, an overload with exact types of each function and operator of
 // PostgreSQL that is polymorphic, for the types that our tables and statements have. PostgreSQL
 // prefers it wherever public is in the search_path. Each raises an error when it is called. Their
-// results have the right types, because pgx prepares statements before the transaction that pins its
-// search_path begins: a result of another type makes them fail, and does not make them run.
+// results have the right types, because pgx prepares statements before the transaction that pins
+// its search_path begins: a result of another type makes them fail, and does not make them run.
 const trapsSQL = `
 do $traps$
 declare

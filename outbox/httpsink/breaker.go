@@ -65,8 +65,8 @@ func (s *Sink) noteHealth(health error, r outbox.Result) outbox.Result {
 	switch b := s.cfg.Breaker; {
 	case health == nil:
 		s.failures.Store(0)
-	case health != errHostUnknown && s.failures.Add(1) >= int64(b.Failures) && !b.Off:
-		if r.Holds, r.RetryAfter = outbox.HoldsSink, max(r.RetryAfter, b.OpenFor); health == errNoHost {
+	case !errors.Is(health, errHostUnknown) && s.failures.Add(1) >= int64(b.Failures) && !b.Off:
+		if r.Holds, r.RetryAfter = outbox.HoldsSink, max(r.RetryAfter, b.OpenFor); errors.Is(health, errNoHost) {
 			r.Holds = outbox.HoldsAll
 		}
 	}

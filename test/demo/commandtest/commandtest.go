@@ -96,8 +96,8 @@ func Helps(t *testing.T, run Run, flag string) {
 	}
 }
 
-// NothingLeft fails the test unless what a run has used of the user's own database is empty. Each of
-// the tables may have a condition, for example "onlyonce.leases where name <> 'a'".
+// NothingLeft fails the test unless what a run has used of the user's own database is empty. Each
+// of the tables may have a condition, for example "onlyonce.leases where name <> 'a'".
 func NothingLeft(t *testing.T, url string, tables ...string) {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)
