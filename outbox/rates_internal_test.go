@@ -175,6 +175,9 @@ func TestLaneOfAHeldSinkWithDueCallsIsIdle(t *testing.T) {
 		t.Errorf("it waits for %v, although the sink takes calls", wait)
 	}
 	rates.hold(allCalls, time.Hour, HoldsSink)
+	if sink.slots.open() {
+		t.Error("calls may be started")
+	}
 	if wait := time.Until(o.nextDue()); wait < 30*time.Minute {
 		t.Errorf("it waits for %v, with an hour between polls", wait)
 	}

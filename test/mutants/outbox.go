@@ -123,7 +123,7 @@ var outboxRules = []mutant{
 	{rule: "O7 connection without the check", in: "outbox/httpsink", decl: "(*gate).attach",
 		old: "_ = info.Conn.Close()", new: "", test: "TestO7NoRequestWithoutTheCheck"},
 	{rule: "O6 rows of a sink that is held", in: "outbox", decl: "(*callSlots).open",
-		old: "!s.rates.held(allCalls)", new: "true", test: "TestO6RowsOfASinkThatIsHeldAreLeftAlone"},
+		old: "!s.rates.held(allCalls)", new: "true", test: "TestLaneOfAHeldSinkWithDueCallsIsIdle"},
 	{rule: "O6 one call at a time after an outage", in: "outbox", decl: "(*callSlots).limit",
 		old: "return 1", new: "", test: "TestO6OneCallAtATimeAfterAnOutage"},
 	{rule: "O6 age of a pass that a dead relay left", in: "outbox", decl: "(*laneOwner).advance",
