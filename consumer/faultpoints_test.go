@@ -220,27 +220,27 @@ const pointHang = "2500ms"
 // points are the failpoints of the engine, and the statements before and after which it fails: see
 // pgtest.StruckPool. They stand in the order in which a message meets them.
 var points = slices.Concat(fault.Points, []string{
-	`after insert into onlyonce.cursors`,          // the first cursor row is there, Kafka was not told
-	`before onlyonce.take_cursor`,                 // membership proved, epoch not raised
-	`after onlyonce.take_cursor`,                  // epoch raised, position not read
-	`before begin;`,                               // the batch has its connection
-	`after onlyonce.claim_consumer\(`,             // fence and claim sent
-	`before onlyonce.seal\(\)`,                    // all handlers done, COMMIT not sent
-	`after onlyonce.seal\(\); commit;`,            // COMMIT answered, nothing noted
-	`after rollback;`,                             // the failed attempt is undone
-	`before ` + countsAttempt,                     // before an attempt is counted
-	`after ` + countsAttempt,                      // counted, not made
-	`before set attempts . attempts - 1`,          // before a count is taken back
-	`before insert into onlyonce.parked`,          // before the row that sets a message aside
-	seesNoWork,                                    // before a position without work is written
-	`before update onlyonce.cursors c set clean`,  // before the cursor is let go
-	`after update onlyonce.cursors c set clean`,   // let go, partition not given back
-	`after update onlyonce.parked p set attempts`, // a parked row's attempt is counted
-	`before onlyonce.settle`,                      // its settlement is not sent
-	`after onlyonce.settle.*; commit;`,            // its COMMIT answered
-	`before update onlyonce.parked p set state`,   // undone, its failure not written
-	`before onlyonce.promote`,                     // before the next row of an ordering key is made due
-	`after insert into onlyonce.frontiers`,        // the owner has asked for what operators did
+	`after insert into onlyonce.cursors`,               // the first cursor row is there, Kafka was not told
+	`before onlyonce.take_cursor`,                      // membership proved, epoch not raised
+	`after onlyonce.take_cursor`,                       // epoch raised, position not read
+	`before begin;`,                                    // the batch has its connection
+	`after onlyonce.claim_consumer\(`,                  // fence and claim sent
+	`before onlyonce.seal\(\)`,                         // all handlers done, COMMIT not sent
+	`after onlyonce.seal\(\); commit;`,                 // COMMIT answered, nothing noted
+	`after rollback;`,                                  // the failed attempt is undone
+	`before ` + countsAttempt,                          // before an attempt is counted
+	`after ` + countsAttempt,                           // counted, not made
+	`before set attempts . attempts - 1`,               // before a count is taken back
+	`before insert into onlyonce.parked`,               // before the row that sets a message aside
+	seesNoWork,                                         // before a position without work is written
+	`before update onlyonce.cursors c set released_at`, // before the cursor is let go
+	`after update onlyonce.cursors c set released_at`,  // let go, partition not given back
+	`after update onlyonce.parked p set attempts`,      // a parked row's attempt is counted
+	`before onlyonce.settle`,                           // its settlement is not sent
+	`after onlyonce.settle.*; commit;`,                 // its COMMIT answered
+	`before update onlyonce.parked p set state`,        // undone, its failure not written
+	`before onlyonce.promote`,                          // before the next row of an ordering key is made due
+	`after insert into onlyonce.frontiers`,             // the owner has asked for what operators did
 })
 
 const (
@@ -250,11 +250,11 @@ const (
 
 // slotPoints are those that only a partition with several transactions at once meets.
 var slotPoints = []string{
-	`before from onlyonce.done where cursor_id`,     // what is done above the position is not read yet
-	`after onlyonce.fence_slot.*; commit;`,          // a slot's COMMIT is answered, the scheduler does not know
-	`before onlyonce.sweep`,                         // before the position is moved over what is done
-	`after onlyonce.sweep.*; commit;`,               // its COMMIT is answered, nothing noted
-	`before delete from onlyonce.done d using held`, // before rows of onlyonce.done are deleted
+	`before from onlyonce.done where cursor_id`,    // what is done above the position is not read yet
+	`after onlyonce.fence_slot.*; commit;`,         // a slot's COMMIT is answered, the scheduler does not know
+	`before onlyonce.sweep`,                        // before the position is moved over what is done
+	`after onlyonce.sweep.*; commit;`,              // its COMMIT is answered, nothing noted
+	`before delete from onlyonce.done d using old`, // before rows of onlyonce.done are deleted
 }
 
 // Every point times kill, error and hang. If the process is killed at the point, another one

@@ -54,7 +54,8 @@ func TestT11KeysAfterTheClockWasAhead(t *testing.T) {
 	x.stop()
 	r.giveBack()
 	r.exec(`update onlyonce.lanes set started_at = started_at + interval '7 days' where isfinite(started_at)`)
-	r.exec(`delete from onlyonce.parked`) // if it was parked before the lease was lost
+	// It may have been parked before the lease was lost.
+	r.exec(`update onlyonce.parked set first_attempt_at = first_attempt_at + interval '7 days', next_attempt_at = clock_timestamp()`)
 	sink := newScripted(accept)
 	x = r.start(testConfig(sink))
 	r.states("reconcile")

@@ -66,11 +66,12 @@ func (r *rig) through(pool *pgxpool.Pool, start func()) {
 }
 
 // atCommit judges the pieces that hold COMMIT in a Parse message, as pgx sends it in a batch
-// without prepared statements, and the text with. It receives how many of them there were.
+// without prepared statements, and the text with. It receives how many of them there were. It does
+// not see transactions of a single statement, for example of a poll (primary.Pool.Pinned).
 func atCommit(with string, judge func(n int64) cut) (all *atomic.Int64, of func(sent []byte) cut) {
 	all = new(atomic.Int64)
 	return all, func(sent []byte) cut {
-		if !bytes.Contains(sent, []byte("\x00commit\x00")) || !bytes.Contains(sent, []byte(with)) {
+		if !bytes.Contains(sent, []byte("\x00commit\x00")) || !bytes.Contains(sent, []byte(with)) || bytes.Contains(sent, []byte("\x00begin isolation level read committed\x00")) {
 			return notCut
 		}
 		return judge(all.Add(1))

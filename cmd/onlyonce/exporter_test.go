@@ -49,9 +49,9 @@ func (p *program) scrape(path string) string {
 
 var sampleLine = regexp.MustCompile(`^([a-z_]+)(?:\{(.*)\})? (\S+)$`)
 
-// served compares the names and labels of a scrape with the table, and returns the metrics of a
-// source that it has.
-func served(t *testing.T, scrape, source string) map[*metrics.Metric]bool {
+// served compares the names and labels of a scrape with the table, and returns the metrics of the
+// sources that it has.
+func served(t *testing.T, scrape string, sources ...string) map[*metrics.Metric]bool {
 	t.Helper()
 	label := regexp.MustCompile(`([a-z]+)="(?:[^"\\]|\\.)*"`)
 	found := map[*metrics.Metric]bool{}
@@ -65,8 +65,8 @@ func served(t *testing.T, scrape, source string) map[*metrics.Metric]bool {
 			continue
 		}
 		m := metrics.ByPrometheus(parts[1])
-		if m == nil || m.From != source {
-			t.Errorf("%s is not in the table of what a %s measures", parts[1], source)
+		if m == nil || !slices.Contains(sources, m.From) {
+			t.Errorf("%s is not in the table of what a %s measures", parts[1], strings.Join(sources, " or a "))
 			continue
 		}
 		var labels []string
@@ -232,7 +232,7 @@ func TestRelayMetrics(t *testing.T) {
 		text = p.scrape("/healthz")
 		return strings.Contains(text, `onlyonce_outbox_delay_seconds_count{sink="payments"} 2`)
 	})
-	found := served(t, text, metrics.FromRelay)
+	found := served(t, text, metrics.FromRelay, metrics.FromProcess)
 	for _, m := range metrics.From(metrics.FromRelay) {
 		if !found[m] {
 			t.Errorf("%s is in the table, and not served", m.Name)

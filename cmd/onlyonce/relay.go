@@ -159,7 +159,11 @@ func (a *app) newRelay(pool *pgxpool.Pool, cfg outbox.RelayConfig, faults *[]err
 		cfg.Sinks = []outbox.Sink{noSink{}} // the fault "no sinks" would be wrong: there are sinks, with faults
 	}
 	if pool == nil {
-		pool = new(pgxpool.Pool) // not used; with it New reports all other faults
+		var err error
+		if pool, err = pgxpool.New(context.Background(), "host=localhost"); err != nil { // not used; with it New reports all other faults
+			return nil, err
+		}
+		defer pool.Close()
 	}
 	relay, err := outbox.NewRelay(pool, cfg)
 	top.adopt(err)

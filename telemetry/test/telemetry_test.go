@@ -150,7 +150,7 @@ func TestOneTraceFromProducerToRemote(t *testing.T) {
 		t.Errorf("the attempt's links: %v", links)
 	}
 	want := []string{"messaging.client.consumed.messages", "messaging.client.operation.duration", "messaging.client.sent.messages", "messaging.process.duration",
-		"onlyonce.consumer.delay", "onlyonce.consumer.hung", "onlyonce.consumer.messages", "onlyonce.consumer.retries",
+		"onlyonce.consumer.delay", "onlyonce.consumer.hung", "onlyonce.consumer.messages", "onlyonce.consumer.retries", "onlyonce.database.refusals",
 		"onlyonce.outbox.attempt.duration", "onlyonce.outbox.attempts", "onlyonce.outbox.delay", "onlyonce.outbox.failures"}
 	text := ""
 	pgtest.Until(t, patience, "the metrics are there", func() bool {

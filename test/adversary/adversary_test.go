@@ -124,7 +124,7 @@ func TestLabels(t *testing.T) {
 			t.Errorf("%q is called %q, want %q", sql, got, want)
 		}
 	}
-	a, b := wire.StatementName("update onlyonce.cursors set clean = true"), wire.StatementName("update onlyonce.cursors set clean = false")
+	a, b := wire.StatementName("update onlyonce.cursors set released_at = now()"), wire.StatementName("update onlyonce.cursors set released_at = null")
 	if a == b || !strings.HasPrefix(a, "update-cursors#") {
 		t.Errorf("%q and %q", a, b)
 	}
