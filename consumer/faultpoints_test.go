@@ -77,6 +77,10 @@ func playPoints(db string, cfg consumer.Config) error {
 	go func() { ended <- c.Run(ctx) }()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
+	last := 4
+	if cfg.Concurrency > 1 {
+		last = 30 // old rows are deleted beside the work, once what was open has ended
+	}
 	for done := 0; ; {
 		select {
 		case err := <-ended:
@@ -93,7 +97,7 @@ func playPoints(db string, cfg consumer.Config) error {
 				hole() // a look at the database may fail in between
 			// By now the worker knows of the hole at the end, whose position the drain has to
 			// write.
-			case 4:
+			case last:
 				end()
 				return <-ended
 			}
@@ -103,7 +107,7 @@ func playPoints(db string, cfg consumer.Config) error {
 
 // playSlotPoints is playPoints with several transactions at once.
 func playSlotPoints(db string) error {
-	pace.Prune, pace.Sweep = 1, 5*time.Millisecond // so that rows are pruned
+	pace.Prune, pace.Sweep, pace.PruneIdle = 1, 5*time.Millisecond, 5*time.Millisecond // so that rows are pruned
 	cfg := orderConfig()
 	cfg.Concurrency = 3
 	return playPoints(db, cfg)
