@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -178,9 +179,11 @@ func doWhoseCommitComesLate(t *testing.T, drivers []Driver) {
 }
 
 // T12: Do tries again on a new connection if its own leads to a server that takes no writes, and
-// closes the idle ones, which lead there too.
+// closes the idle ones, which lead there too. lib/pq begins with READ WRITE, which only a real
+// standby refuses: its own test has one.
 func doOnAStaleConnection(t *testing.T, drivers []Driver) {
 	t.Parallel()
+	drivers = slices.DeleteFunc(slices.Clone(drivers), func(d Driver) bool { return d.Driver == "postgres" })
 	Each(t, drivers, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
 		effects(t, pool)
 		db.SetMaxIdleConns(8)

@@ -1,6 +1,7 @@
 package sql
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/lib/pq"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/sqltx"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/sqlsuite"
@@ -37,5 +39,26 @@ func TestErrorsStayTheDrivers(t *testing.T) {
 	var ours *pgconn.PgError
 	if !errors.As(err, &theirs) || !errors.As(err, &ours) || string(theirs.Code) != "3F000" || ours.Code != "3F000" {
 		t.Errorf("%#v", err)
+	}
+}
+
+// T12: Do closes connections that lead to a standby. It is recognized at BEGIN.
+func TestT12DoOnAStandby(t *testing.T) {
+	t.Parallel()
+	s := pgtest.NewSwitchover(t)
+	pool := s.Pool()
+	db, err := sql.Open("postgres", pool.Config().ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	s.Begin()
+	if err := db.PingContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.End(pool)
+	got, err := sqltx.DoWith(t.Context(), db, sqltx.DoConfig{Attempts: 2}, sqlsuite.Key("a", "1"), func(context.Context, *sql.Tx) error { return nil })
+	if err != nil || got != dedupe.Fresh {
+		t.Errorf("%v, %v", got, err)
 	}
 }
