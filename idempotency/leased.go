@@ -103,7 +103,7 @@ func (run *handlerRun) runLeasedOnce(l *lease.Lease, rec *recorder) runOutcome {
 		switch {
 		case returned:
 		default:
-			if _, state := run.openStep(); state == stepAside {
+			if run.openStep() == stepAside {
 				run.setAside(l)
 				return
 			}
@@ -126,7 +126,7 @@ func (run *handlerRun) completeLeased(l *lease.Lease, rec *recorder) runOutcome 
 	if run.held.lossError() != nil {
 		return finalOutcome(inProgressReply(time.Second)) // the new owner goes on
 	}
-	if _, state := run.openStep(); state == stepAside {
+	if run.openStep() == stepAside {
 		return finalOutcome(run.setAside(l))
 	}
 	decision := run.decideKept(rec)

@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 )
 
@@ -58,17 +57,11 @@ func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 	if run.tooLong(rec) {
 		return keptDecision{outcome: finalOutcome(problemReply(codeResponseTooLarge, nil))}
 	}
-	if name, state := run.openStep(); state != stepDone {
-		return keptDecision{outcome: finalOutcome(unkeptReply(handlerReply(Released, rec), fmt.Errorf("%w: step %q", errStepOpen, name)))}
-	}
 	if keep == keepNothing {
 		return keptDecision{outcome: finalOutcome(handlerReply(Released, rec))}
 	}
 	return keptDecision{part: keep}
 }
-
-// errStepOpen is why an answer was not kept.
-var errStepOpen = errors.New("idempotency: the handler answered while a step's outcome is unknown")
 
 // unkeptReply replies to a request whose answer is not kept, because a step's outcome is unknown.
 // An answer below 400 would report an effect that was undone, so it is not sent.

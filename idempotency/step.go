@@ -108,17 +108,15 @@ func (run *handlerRun) setStep(name string, state stepState) {
 	run.steps[name] = state
 }
 
-// openStep returns the name and the state of the step that decides about the request. A step that
-// still runs after the handler's return counts as one of unknown outcome.
-func (run *handlerRun) openStep() (name string, state stepState) {
+// openStep returns the state of the step that decides about the request. A step that still runs
+// after the handler's return counts as one of unknown outcome.
+func (run *handlerRun) openStep() (state stepState) {
 	run.asking.Lock()
 	defer run.asking.Unlock()
-	for n, s := range run.steps {
-		if s > state {
-			name, state = n, s
-		}
+	for _, s := range run.steps {
+		state = max(state, s)
 	}
-	return name, state
+	return state
 }
 
 func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) (result []byte, state stepState, err error) {
