@@ -194,7 +194,7 @@ var httpRules = []mutant{
 	{rule: "H18 provider's memory", in: "idempotency", decl: "(*handlerRun).beginStep",
 		old: "if tooLate", new: "if false", test: "TestH18OutcomeThatIsUnknownForGood"},
 	{rule: "H18 whatever it answers", in: "idempotency", decl: "(*handlerRun).completeLeased",
-		old: "state == stepAside", new: "state < 0", test: "TestH18OutcomeThatIsUnknownForGood"},
+		old: "run.openStep() == stepAside", new: "false", test: "TestH18OutcomeThatIsUnknownForGood"},
 	{rule: "H18 TTL", in: "idempotency", decl: "(*Route).checkShared",
 		old: "r.TTL < r.KeyWindow+stepMargin", new: "false", test: "TestH18ConfigOfLeases"},
 	{rule: "H18 derived keys", in: "idempotency", decl: "Route.withDefaults",
