@@ -7,6 +7,7 @@ package kafkatest
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -162,6 +163,9 @@ func Own(t testing.TB, brokers int) *devenv.Kafka {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	k, err := devenv.StartKafka(ctx, devenv.Options{Own: true, Brokers: brokers})
+	if err == nil && len(k.Nodes) == 0 {
+		err = errors.Join(fmt.Errorf("%s is none that a test may pause", k.How), k.Stop())
+	}
 	switch {
 	case err == nil:
 		t.Cleanup(func() {
