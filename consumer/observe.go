@@ -42,7 +42,7 @@ func newObserver(w *worker) *observer {
 // open returns the offset below which messages may be given to slots.
 func (s *slots) open() int64 {
 	below := s.below
-	// A fetch may bring more. Whoever takes over handles as many messages alone (F9).
+	// A fetch may bring more. The next owner handles as many messages alone (F9).
 	if most := s.w.c.cfg.Window; len(s.window.entries) > most {
 		below = min(below, s.window.entries[most].offset)
 	}

@@ -44,8 +44,8 @@ begin
     end if;
   end loop;
   execute format('grant create on database %I to onlyonce_migrator', current_database());
-  -- Whoever may create a function in a schema of another role's search_path becomes that role: PostgreSQL prefers
-  -- cardinality(uuid[]) in public to its own cardinality(anyarray). Until version 14 everybody may create in public, and
+  -- A role that may create a function in a schema of another role's search_path becomes that role: PostgreSQL prefers
+  -- cardinality(uuid[]) in public to its own cardinality(anyarray). Until version 14 each role may create in public, and
   -- an upgrade keeps that. `onlyonce doctor` names those who still may, in any schema of its search_path.
   if exists (select from pg_namespace where nspname = 'public') then
     revoke create on schema public from public;

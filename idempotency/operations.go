@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/together"
 )
 
@@ -158,15 +159,17 @@ const sparedConns = 4
 
 // checkOperationConns notes a pool that as many operations could use up.
 func (l *Layer) checkOperationConns(faults *fields.List, partitions int) {
-	for name, one := range l.shards {
-		if most := one.pool.MaxConns(); most < partitions+sparedConns {
-			faults.Add("Partitions", "%d operations hold a connection each, and the pool of database %q has %d: it needs at least %d (pool_max_conns), or fewer Partitions",
-				partitions, name, most, partitions+sparedConns)
+	check := func(whose string, pool *primary.Pool) {
+		if most := pool.MaxConns(); most < partitions+sparedConns {
+			faults.Add("Partitions", "%d operations hold a connection each, and %s has %d: it needs at least %d (pool_max_conns), or fewer Partitions",
+				partitions, whose, most, partitions+sparedConns)
 		}
 	}
-	if l.pool != nil && l.pool.MaxConns() < partitions+sparedConns {
-		faults.Add("Partitions", "%d operations hold a connection each, and the layer's pool has %d: it needs at least %d (pool_max_conns), or fewer Partitions",
-			partitions, l.pool.MaxConns(), partitions+sparedConns)
+	for name, one := range l.shards {
+		check(fmt.Sprintf("the pool of database %q", name), one.pool)
+	}
+	if l.pool != nil {
+		check("the layer's pool", l.pool)
 	}
 }
 

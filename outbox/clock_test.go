@@ -39,7 +39,7 @@ func TestT11KeysWhileTheClockIsBack(t *testing.T) {
 }
 
 // T11, O6: the clock was a week ahead when keys were first used, and is right again. How old they
-// are is not known, so nobody uses them again.
+// are is not known, so no relay uses them again.
 func TestT11KeysAfterTheClockWasAhead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

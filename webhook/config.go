@@ -95,7 +95,7 @@ type Config struct {
 	// request is answered with 500 and nothing is stored ([ErrTenant]), because under a wrong
 	// tenant an event would pass for a copy of another customer's. Event.Header has the kept
 	// headers only. Take the name from the body if you can: most senders do not sign their headers,
-	// for example X-Shopify-Shop-Domain, so that somebody who has recorded a request can send its
+	// for example X-Shopify-Shop-Domain, so that a stranger who has recorded a request can send its
 	// body again for another tenant. Defaults to one tenant.
 	Tenant func(*Event) string
 

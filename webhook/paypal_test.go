@@ -454,7 +454,7 @@ func TestW18StrangersBesideConfiguredCertificates(t *testing.T) {
 }
 
 // W18: all unknown certificates have one fetch at a time, and a pause after one that failed; then a
-// genuine one that nobody has configured is fetched as well as another. Once it is known no
+// genuine one that is not configured is fetched as well as another. Once it is known no
 // stranger gets in its way, and none makes it forgotten. It does not outlive itself.
 func TestW18StrangersBesideLearnedCertificates(t *testing.T) {
 	t.Parallel()

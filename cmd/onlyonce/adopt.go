@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -137,9 +136,5 @@ func (q *adoption) act(ctx context.Context, db *database, by ops.By, shown *ops.
 		in.From = &ops.Origin{DB: q.origin, Name: q.origin.name, StandardKeys: q.standard, Late: q.late}
 	}
 	done, err := ops.AdoptCursor(ctx, db, by, in)
-	var there *ops.OriginError
-	if errors.As(err, &there) {
-		err = fmt.Errorf("%w. Nothing was done, here or there: when it answers, run the command again", q.origin.explain(there.Err))
-	}
-	return done, err
+	return done, q.origin.explainOrigin(err)
 }

@@ -241,6 +241,16 @@ func connectReason(ctx context.Context, waited time.Duration, err error) string 
 	return err.Error()
 }
 
+// explainOrigin is explain for an adoption's error, if it is db's as the origin. Others stay as
+// they are.
+func (db *database) explainOrigin(err error) error {
+	var there *ops.OriginError
+	if !errors.As(err, &there) {
+		return err
+	}
+	return fmt.Errorf("%w. Nothing was done, here or there: when it answers, run the command again", db.explain(there.Err))
+}
+
 // explain adds to an error of a statement the server's name and what to do.
 func (db *database) explain(err error) error {
 	var pg *pgconn.PgError

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"strconv"
@@ -236,9 +235,5 @@ func (q *homeMove) adopt(ctx context.Context, db *database, by ops.By, shown *op
 		in.From = &ops.HomeOrigin{DB: q.origin, Name: q.origin.name, As: *q.as, StandardKeys: q.standard, Late: q.late}
 	}
 	done, err := ops.AdoptHome(ctx, db, by, in)
-	var there *ops.OriginError
-	if errors.As(err, &there) {
-		err = fmt.Errorf("%w. Nothing was done, here or there: when it answers, run the command again", q.origin.explain(there.Err))
-	}
-	return done, err
+	return done, q.origin.explainOrigin(err)
 }

@@ -252,7 +252,7 @@ func (sink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
-// S2: whoever may create functions in a schema of another login's search_path is named, at its
+// S2: a role that may create functions in a schema of another login's search_path is named, at its
 // start and by the doctor. docs/roles.sql takes the right away that PostgreSQL 14 gives to
 // everybody.
 func TestS2OthersMayCreateFunctions(t *testing.T) {
@@ -345,7 +345,7 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 }
 
 // O3: who enqueues writes no transaction id but its own into the log, and no id that it has not
-// drawn. Whoever may update the log may, as a restore of its data does; logical replication fires
+// drawn. Who may update the log may, as a restore of its data does; logical replication fires
 // no such trigger.
 func TestO3OnlyOwnNumbers(t *testing.T) {
 	t.Parallel()

@@ -9,8 +9,8 @@ import (
 
 // PinSQL leaves PostgreSQL's own schema in the search_path of a transaction, and no other. Where
 // types are given exactly, PostgreSQL prefers a function or operator of any schema to its own
-// polymorphic one: whoever may create cardinality(uuid[]) in public runs it with the rights of the
-// next rotator (S2). Our statements name the schema of everything else.
+// polymorphic one: a role that may create cardinality(uuid[]) in public runs it with the rights of
+// the next rotator (S2). Our statements name the schema of everything else.
 const PinSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true)`
 
 // Pinned returns the pool for engines whose role may do what others may not: relays, rotators.

@@ -320,7 +320,7 @@ var httpRules = []mutant{
 	{rule: "H17 deferred triggers", in: schema, decl: "function onlyonce.http_complete",
 		old: "set constraints all immediate;", new: "", pkg: "idempotency", test: "TestH17DeferredTriggerIsBounded"},
 	{rule: "H23 connections", in: "idempotency", decl: "(*Layer).checkOperationConns",
-		old: "l.pool.MaxConns() < partitions", new: "l.pool.MaxConns() < 0*partitions", test: "TestH23OperationsOfATenant"},
+		old: "most < partitions", new: "most < 0*partitions", test: "TestH23OperationsOfATenant"},
 	{rule: "H23 operations of a tenant that have not ended", in: "idempotency", decl: "acceptSQL",
 		old: "< $8", new: "<= $8", test: "TestH23OperationsOfATenant"},
 	{rule: "H23 operations of a tenant at once", in: "idempotency", decl: "(*Operations).partitionOf",
