@@ -27,7 +27,7 @@ func replaysByRedis(ctx context.Context, _ *server, _ options) (wrapped, plain s
 
 func cachedService(client *redis.Client) served {
 	return func(_ context.Context, pool *pgxpool.Pool) (http.Handler, error) {
-		sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
+		sealer, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})
 		if err != nil {
 			return nil, err
 		}

@@ -50,6 +50,12 @@ type GuardedTx interface {
 	Savepoint(ctx context.Context, fn func() error) error
 }
 
+// Backoff bounds the pause before another attempt. It doubles from Min up to Max, with jitter. The
+// configuration that has one says what the defaults of Min and Max are.
+type Backoff struct {
+	Min, Max time.Duration
+}
+
 // Timeouts bound one transaction. They travel with BEGIN, so that they hold for its first statement
 // too. All configurations with bounds of a transaction have them. Each is at least 1 ms and at most
 // 1 hour; a consumer's may be longer.

@@ -12,7 +12,7 @@ import (
 
 func testSealer(t *testing.T) *seal.Sealer {
 	t.Helper()
-	s, err := seal.New(1, map[uint32]seal.Key{1: {1}})
+	s, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})
 	if err != nil {
 		t.Fatal(err)
 	}

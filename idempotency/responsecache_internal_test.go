@@ -76,7 +76,7 @@ func testSealer(t testing.TB, current uint32, ids ...byte) *seal.Sealer {
 	for _, id := range ids {
 		keys[uint32(id)] = seal.Key{id}
 	}
-	s, err := seal.New(current, keys)
+	s, err := seal.New(seal.Keys{Current: current, ByID: keys})
 	if err != nil {
 		t.Fatal(err)
 	}

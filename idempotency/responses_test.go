@@ -259,7 +259,7 @@ func TestH16AnswersAreSealed(t *testing.T) {
 		for _, id := range ids {
 			keys[id] = seal.Key{byte(id)}
 		}
-		s, err := seal.New(current, keys)
+		s, err := seal.New(seal.Keys{Current: current, ByID: keys})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -123,7 +123,7 @@ func TestH29ProviderIsAsked(t *testing.T) {
 // Keys of steps are the same in every process, and differ between steps, requests and tenants.
 func TestH18KeysOfSteps(t *testing.T) {
 	t.Parallel()
-	sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
+	sealer, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})
 	if err != nil {
 		t.Fatal(err)
 	}

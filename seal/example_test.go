@@ -15,7 +15,7 @@ func Example() {
 	second := seal.Key([]byte("the key of the next year, random")[:])
 	row := [16]byte{15: 7} // the key that the value is stored under
 
-	before, err := seal.New(1, map[uint32]seal.Key{1: first})
+	before, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: first}})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -26,7 +26,7 @@ func Example() {
 		return
 	}
 
-	after, err := seal.New(2, map[uint32]seal.Key{1: first, 2: second})
+	after, err := seal.New(seal.Keys{Current: 2, ByID: map[uint32]seal.Key{1: first, 2: second}})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -45,18 +45,24 @@ var (
 // Key is an encryption key: 32 random bytes. Keep it where you keep secrets.
 type Key [32]byte
 
+// Keys are keys by their ids, and the one that new values take. To rotate, first add the new key in
+// every process, then make it current, and remove the old one when no stored value needs it.
+type Keys struct {
+	Current uint32
+	ByID    map[uint32]Key
+}
+
 // Sealer seals with one key and opens with several. It is safe for concurrent use.
 type Sealer struct {
 	current uint32
 	keys    map[uint32]cipher.AEAD
 }
 
-// New returns a Sealer that opens values sealed with any of the keys, by their ids, and seals with
-// the key whose id is current. It returns an error if a key is all zeros or if current is not among
-// the keys.
-func New(current uint32, keys map[uint32]Key) (*Sealer, error) {
-	s := &Sealer{current: current, keys: make(map[uint32]cipher.AEAD, len(keys))}
-	for id, k := range keys {
+// New returns a Sealer that opens values sealed with any of the keys, and seals with the current
+// one. It returns an error if a key is all zeros or if the current one is not among them.
+func New(keys Keys) (*Sealer, error) {
+	s := &Sealer{current: keys.Current, keys: make(map[uint32]cipher.AEAD, len(keys.ByID))}
+	for id, k := range keys.ByID {
 		if k == (Key{}) {
 			return nil, fmt.Errorf("seal: key %d is all zeros", id)
 		}
@@ -68,8 +74,8 @@ func New(current uint32, keys map[uint32]Key) (*Sealer, error) {
 			return nil, fmt.Errorf("seal: key %d: %w", id, err)
 		}
 	}
-	if s.keys[current] == nil {
-		return nil, fmt.Errorf("seal: the current key, %d, is not among the keys", current)
+	if s.keys[keys.Current] == nil {
+		return nil, fmt.Errorf("seal: the current key, %d, is not among the keys", keys.Current)
 	}
 	return s, nil
 }

@@ -19,7 +19,7 @@ func sealer(t *testing.T, current uint32, ids ...byte) *seal.Sealer {
 	for _, id := range ids {
 		keys[uint32(id)] = seal.Key{id}
 	}
-	s, err := seal.New(current, keys)
+	s, err := seal.New(seal.Keys{Current: current, ByID: keys})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestRefusesWhatWasChanged(t *testing.T) {
 // a key with the same bytes and another id.
 func TestHeadIsAuthenticated(t *testing.T) {
 	key := [16]byte{7}
-	one, err := seal.New(1, map[uint32]seal.Key{1: {9}, 2: {9}})
+	one, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {9}, 2: {9}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,14 +129,14 @@ func TestNewRefuses(t *testing.T) {
 	for name, keys := range map[string]map[uint32]seal.Key{
 		"no key": nil, "not the current one": {2: {1}}, "zeros": {1: {}},
 	} {
-		if _, err := seal.New(1, keys); err == nil {
+		if _, err := seal.New(seal.Keys{Current: 1, ByID: keys}); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
 }
 
 func FuzzOpen(f *testing.F) {
-	s, err := seal.New(1, map[uint32]seal.Key{1: {1}})
+	s, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})
 	if err != nil {
 		f.Fatal(err)
 	}

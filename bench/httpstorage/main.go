@@ -258,7 +258,7 @@ func phases(ctx context.Context, pool *pgxpool.Pool, o options) (r result, err e
 }
 
 func sealer() (*seal.Sealer, error) {
-	return seal.New(1, map[uint32]seal.Key{1: {7}})
+	return seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {7}}})
 }
 
 // load sends fresh requests until more returns false, and returns how long each took.

@@ -41,7 +41,7 @@ func (s *scriptedSink) Send(_ context.Context, d *outbox.Delivery) outbox.Result
 func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
+	sealer, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})
 	if err != nil {
 		t.Fatal(err)
 	}

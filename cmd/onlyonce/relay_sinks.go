@@ -89,7 +89,7 @@ func (s *section) sealer() *seal.Sealer {
 	if len(keys) == 0 || len(*s.faults) > before {
 		return nil
 	}
-	sealer, err := seal.New(first, keys)
+	sealer, err := seal.New(seal.Keys{Current: first, ByID: keys})
 	if err != nil {
 		s.fault("seal_keys", "%v", err)
 	}

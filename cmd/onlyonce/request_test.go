@@ -95,7 +95,7 @@ func TestRequestResolveSeals(t *testing.T) {
 		t.Fatal("a refused command has changed the step")
 	}
 	resolve("-applied", "-result", "ch_1", "-seal-keys", keys).want(t, statusGood, "had its effect")
-	sealer, err := seal.New(7, map[uint32]seal.Key{7: {1}})
+	sealer, err := seal.New(seal.Keys{Current: 7, ByID: map[uint32]seal.Key{7: {1}}})
 	if err != nil {
 		t.Fatal(err)
 	}
