@@ -16,14 +16,14 @@ type AdoptInput struct {
 
 	// Group is the Kafka group that is to own the cursor. Defaults to the next group that takes it;
 	// with From, to the group of the other database.
-	Group string
+	Group string `flag:"group" arg:"G" doc:"the Kafka group G that is to own the cursor (default: the next one to come)" label:"Group" hint:"The Kafka group that is to own the cursor. Empty: the next group that takes it."`
 
 	// OldGroupStopped gives the cursor to Group although the old group has not released it, because
 	// its processes died. Defaults to false.
-	OldGroupStopped bool
+	OldGroupStopped bool `flag:"old-group-stopped" doc:"with -group: although the old group has not released the cursor, because its processes died" label:"The old group's processes have ended, although they did not release the cursor"`
 
 	// At is the offset that is to be handled next. Defaults to the present position.
-	At *int64
+	At *int64 `flag:"at" arg:"OFFSET" doc:"the OFFSET that is to be handled next (default: the position stays)" label:"Position" hint:"The offset that is to be handled next. Empty: it stays as it is."`
 
 	// From is the database that the partition moves here from. It must be nil if At is set.
 	// Defaults to no move.

@@ -48,9 +48,6 @@ func AuditRows(ctx context.Context, db DB, f AuditFilter) (rows []AuditRow, more
 			return err
 		}
 		rows, more = cut(rows, f.Limit)
-		for i := range rows {
-			utcs(&rows[i].At)
-		}
 		return nil
 	})
 	return rows, more, err

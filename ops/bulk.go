@@ -80,7 +80,7 @@ func RedriveAll(ctx context.Context, db DB, by By, in BulkInput) (*Bulk, error) 
 // DiscardAll is [Discard] for all rows that a filter picks; see [RedriveAll].
 func DiscardAll(ctx context.Context, db DB, by By, in BulkInput) (*Bulk, error) {
 	if in.VerifiedApplied || in.VerifiedNotApplied {
-		return nil, failf(ErrInvalid, "-verified-applied and -verified-not-applied do not go with a discard")
+		return nil, failf(ErrInvalid, "`VerifiedApplied` and `VerifiedNotApplied` do not go with a discard")
 	}
 	q := selection{ParkedFilter: in.ParkedFilter, discard: true}
 	return all(ctx, db, discarding, by, in, q)
@@ -88,7 +88,7 @@ func DiscardAll(ctx context.Context, db DB, by By, in BulkInput) (*Bulk, error) 
 
 func all(ctx context.Context, db DB, k kind, by By, in BulkInput, q selection) (*Bulk, error) {
 	if in.ID != 0 || in.Limit != 0 || in.Kind == "" {
-		return nil, failf(ErrInvalid, "a bulk act needs -kind, and goes with neither -id nor -limit")
+		return nil, failf(ErrInvalid, "a bulk act needs `Kind`, and goes with neither `ID` nor `Limit`")
 	}
 	if err := q.check(); err != nil {
 		return nil, err

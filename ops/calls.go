@@ -104,9 +104,6 @@ func PendingCallList(ctx context.Context, db DB, f CallFilter) (calls []PendingC
 		return nil, false, err
 	}
 	calls, more = cut(calls, f.Limit)
-	for i := range calls {
-		utcs(&calls[i].CreatedAt, calls[i].NotBefore)
-	}
 	return calls, more, nil
 }
 
@@ -126,9 +123,6 @@ func OldestCalls(ctx context.Context, db DB, sink string) (oldest []OldestCall, 
 		oldest, err = collect[OldestCall](ctx, tx, oldestCallsSQL, orNull(sink), 1)
 		return err
 	})
-	for i := range oldest {
-		utcs(&oldest[i].CreatedAt)
-	}
 	return oldest, err
 }
 
@@ -185,7 +179,6 @@ func CallByKey(ctx context.Context, db DB, key string, body bool) (*Call, error)
 		return nil, err
 	}
 	c := &rows[0]
-	utcs(&c.CreatedAt, c.NotBefore, c.ErasedAt, c.SettledAt, c.PausedAt)
 	return c, nil
 }
 

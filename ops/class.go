@@ -23,10 +23,10 @@ select c.id, l.epoch, exists (select from onlyonce.lease_slots s where s.lease_i
 // ClassInput is the input of [ChangeClass].
 type ClassInput struct {
 	// Scope is the scope of a consumer that claims ids. Required.
-	Scope string
+	Scope string `flag:"scope" arg:"S" doc:"the scope S"`
 
 	// Class is the class of horizon that the scope's keys get: short, standard or long. Required.
-	Class string
+	Class string `flag:"class" arg:"CLASS" choices:"short,standard,long" doc:"the CLASS: short, standard or long"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the scope
 	// has another class by now the error is of kind ErrChanged.
@@ -78,7 +78,7 @@ type scopeCursor struct {
 
 func (q *classing) check() error {
 	if !slices.Contains(ring.Classes(), q.Class) {
-		return failf(ErrInvalid, "-class: must be short, standard or long")
+		return failf(ErrInvalid, "`Class`: must be short, standard or long")
 	}
 	return checkText("the scope", q.Scope)
 }

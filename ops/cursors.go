@@ -30,7 +30,7 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
 
 // Cursor is a consumer's position in one partition. A nil pointer means: not known, or none.
 type Cursor struct {
-	ID          int64  `json:"-"`
+	ID          int64  `json:"id"`
 	Scope       string `json:"scope"`
 	Topic       string `json:"topic"`
 	Partition   int32  `json:"partition"`
@@ -84,6 +84,14 @@ func (c *Cursor) State() string {
 	return strings.Join(s, ", ")
 }
 
+// Tried shows the attempts at a message that is handled alone, empty if there are none.
+func (c *Cursor) Tried() string {
+	if c.Attempts == 0 || c.AttemptOffset == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d at %d", c.Attempts, *c.AttemptOffset)
+}
+
 // CursorFilter picks cursors. The zero value picks all.
 type CursorFilter struct {
 	Scope     string // of the consumer; empty: any
@@ -104,8 +112,5 @@ func Cursors(ctx context.Context, db DB, f CursorFilter) (found []Cursor, err er
 
 func readCursors(ctx context.Context, tx pgx.Tx, f CursorFilter) ([]Cursor, error) {
 	cursors, err := collect[Cursor](ctx, tx, cursorsSQL, orNull(f.Scope), orNull(f.Topic), f.Partition)
-	for i := range cursors {
-		utc(cursors[i].RetiredAt)
-	}
 	return cursors, err
 }

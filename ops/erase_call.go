@@ -44,7 +44,7 @@ update onlyonce.parked set body = '', response_body = null, response_headers = n
 // EraseCallInput is the input of [EraseCall].
 type EraseCallInput struct {
 	// Key is the call's idempotency key, a UUID, as the remote saw it.
-	Key string
+	Key string `flag:"key" arg:"KEY" doc:"the call's idempotency key, KEY"`
 
 	// Shown is the result of a dry run that a person agreed to.
 	Shown *ErasedCall
@@ -53,7 +53,7 @@ type EraseCallInput struct {
 // Check returns an error of kind ErrInvalid unless the key is a UUID.
 func (in *EraseCallInput) Check() error {
 	if _, err := uuid.Parse(in.Key); err != nil {
-		return failf(ErrInvalid, "-key: %q is no UUID", in.Key)
+		return failf(ErrInvalid, "`Key`: %q is no UUID", in.Key)
 	}
 	return nil
 }
@@ -101,7 +101,7 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*ErasedCall, error) {
 		return nil, err
 	}
 	if len(rows) == 0 {
-		return nil, failf(ErrNotFound, "-key: no call with key %s is stored: it was dropped with its segment of the log, or never enqueued", q.Key)
+		return nil, failf(ErrNotFound, "`Key`: no call with key %s is stored: it was dropped with its segment of the log, or never enqueued", q.Key)
 	}
 	done := true
 	for i := range rows {

@@ -54,11 +54,12 @@ update onlyonce.parked set body = null, header_names = '{}', header_values = '{}
 // EraseEventsInput is the input of [EraseEvents].
 type EraseEventsInput struct {
 	// Topic is the stream. Required.
-	Topic string
+	Topic string `flag:"topic" arg:"T" doc:"the stream T"`
 
 	// ID is the id of one event, and Key an ordering key, of which all events are meant. One of the
 	// two must be given.
-	ID, Key string
+	ID  string `flag:"id" arg:"EVENT" doc:"the event with the id EVENT"`
+	Key string `flag:"key" arg:"KEY" doc:"all events of the ordering key KEY"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If there are
 	// more or fewer such events by now the error is of kind ErrChanged.
@@ -67,16 +68,16 @@ type EraseEventsInput struct {
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
 func (in *EraseEventsInput) Check() error {
-	if err := checkText("-topic", in.Topic); err != nil {
+	if err := checkText("`Topic`", in.Topic); err != nil {
 		return err
 	}
 	switch {
 	case in.ID != "" && in.Key != "":
-		return failf(ErrInvalid, "-id: names one event, and goes with no -key")
+		return failf(ErrInvalid, "`ID`: names one event, and goes with no `Key`")
 	case in.ID != "":
-		return checkText("-id", in.ID)
+		return checkText("`ID`", in.ID)
 	}
-	return checkText("-id or -key", in.Key)
+	return checkText("`ID` or `Key`", in.Key)
 }
 
 // StoredEvent is a place in which an event is stored.
@@ -132,12 +133,11 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, erro
 		return nil, err
 	}
 	if len(rows) == 0 {
-		return nil, failf(ErrNotFound, "-topic: stream %s has no such event: it was dropped with its segment of the log, or never came", q.Topic)
+		return nil, failf(ErrNotFound, "`Topic`: stream %s has no such event: it was dropped with its segment of the log, or never came", q.Topic)
 	}
 	done := true
 	for i := range rows {
 		r := &rows[i]
-		utc(r.ErasedAt)
 		done = done && r.ErasedAt != nil
 		switch r.State {
 		case "handled", "resolved", "discarded":

@@ -73,27 +73,27 @@ type EventFilter struct {
 	Topic     string // empty: any
 	Partition *int32 // nil: any
 	// ID is an event's id as stored, or the last part of it: of a webhook, its sender's id. It must
-	// be empty if Scope is set. Empty: any.
+	// be empty if Behind is set. Empty: any.
 	ID string
-	// Scope picks the events that the consumer of this scope has not handled, oldest first. Empty:
+	// Behind picks the events that the consumer of this scope has not handled, oldest first. Empty:
 	// all events, newest first.
-	Scope string
-	Limit int // how many events at most, up to MostLimit; 0: DefaultLimit
+	Behind string
+	Limit  int // how many events at most, up to MostLimit; 0: DefaultLimit
 	// CountLimit bounds a search by ID. Defaults to CountLimit of this package.
 	CountLimit time.Duration
 }
 
 // EventList returns the events that the filter picks, without bodies, and whether there are more:
-// newest first, or with Scope oldest first. It reads at most Limit+1 events of each partition. With
+// newest first, or with Behind oldest first. It reads at most Limit+1 events of each partition. With
 // an ID it reads the log, which has no index of ids, for at most CountLimit: if that is too short
 // the error is of kind ErrRefused.
 func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more bool, err error) {
-	if f.ID != "" && f.Scope != "" {
-		return nil, false, failf(ErrInvalid, "-id and -behind: give one of the two")
+	if f.ID != "" && f.Behind != "" {
+		return nil, false, failf(ErrInvalid, "`ID` and `Behind`: give one of the two")
 	}
 	sql, third := eventsSQL, orNull(f.ID)
-	if f.Scope != "" {
-		sql, third = unhandledEventsSQL, &f.Scope
+	if f.Behind != "" {
+		sql, third = unhandledEventsSQL, &f.Behind
 	}
 	err = snapshot(ctx, db, func(tx pgx.Tx) error {
 		events, err = collectWithin[Event](ctx, tx, f.CountLimit, sql, orNull(f.Topic), f.Partition, third, limitOf(f.Limit))
@@ -106,9 +106,6 @@ func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more 
 		return nil, false, failf(ErrRefused, "the events were not found in time").but("name the topic and the partition; or, for a webhook, `onlyonce explain ID -scope webhook/ENDPOINT`")
 	}
 	events, more = cut(events, f.Limit)
-	for i := range events {
-		utcs(&events[i].AppendedAt, events[i].ErasedAt)
-	}
 	return events, more, nil
 }
 
@@ -139,7 +136,6 @@ func EventAt(ctx context.Context, db DB, topic string, partition int32, offset i
 		return nil, err
 	}
 	r := &rows[0]
-	utcs(&r.AppendedAt, r.ErasedAt)
 	d := &EventDetail{Event: r.Event, OrderKey: r.OrderKey, Headers: []ParkedHeader{}, Body: r.Body}
 	for i, name := range r.HeaderNames {
 		h := ParkedHeader{Name: name}

@@ -76,8 +76,5 @@ func Events(ctx context.Context, db DB, topic string) (*EventsReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range r.Segments {
-		utcs(r.Segments[i].OpenedAt, r.Segments[i].ClosedAt)
-	}
 	return r, nil
 }

@@ -147,11 +147,11 @@ func (q *KeyQuestion) Check() error {
 	case q.ID != "" && q.Scope == "":
 		return failf(ErrInvalid, "the scope must not be empty: it says whose id it is")
 	case q.Provider != "" && q.endpoint() == "":
-		return failf(ErrInvalid, "-provider goes with -scope webhook/ENDPOINT")
+		return failf(ErrInvalid, "`Provider` goes with `Scope` webhook/ENDPOINT")
 	}
 	if q.Key != "" {
 		if _, err := uuid.Parse(q.Key); err != nil {
-			return failf(ErrInvalid, "%q is no UUID, and so no stored key: say whose id it is with -scope", q.Key)
+			return failf(ErrInvalid, "%q is no UUID, and so no stored key: say whose id it is with `Scope`", q.Key)
 		}
 	}
 	return nil
@@ -192,7 +192,7 @@ func (o *KeyOf) resolve(ctx context.Context, tx pgx.Tx, topic string) error {
 	case topic == "" && len(row.Topics) == 1:
 		topic = row.Topics[0]
 	case topic == "":
-		return failf(ErrInvalid, "ids of scope %s count within their topic", o.Scope).but("say with -topic which (%s)", strings.Join(row.Topics, ", "))
+		return failf(ErrInvalid, "ids of scope %s count within their topic", o.Scope).but("say with `Topic` which (%s)", strings.Join(row.Topics, ", "))
 	}
 	if topic != row.Home {
 		o.Topic = topic
@@ -234,9 +234,6 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 	}
 	if r.Webhooks, err = collectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, r.Key, after, before); err != nil {
 		return err
-	}
-	for i := range r.Webhooks {
-		utc(&r.Webhooks[i].ClaimedAt)
 	}
 	if r.Call, err = readStored(ctx, tx, r.Key); err != nil {
 		return err

@@ -58,7 +58,6 @@ func (r *KeyReport) readAge(ctx context.Context, tx pgx.Tx) error {
 	if err != nil || len(rows) == 0 {
 		return err
 	}
-	utc(rows[0].TooOld)
 	r.Age = &IDAge{MadeAt: made, TooOldUntil: rows[0].TooOld, TooOld: rows[0].TooOld != nil && !made.After(*rows[0].TooOld)}
 	return nil
 }

@@ -46,9 +46,6 @@ type ExplainedCall struct {
 // callsOf lists the calls of a transaction.
 func callsOf(ctx context.Context, tx pgx.Tx, x *Transaction) ([]ExplainedCall, error) {
 	calls, err := collect[ExplainedCall](ctx, tx, callsOfSQL, x.Xid, ExplainLimit)
-	for i := range calls {
-		utc(&calls[i].CreatedAt)
-	}
 	return calls, err
 }
 

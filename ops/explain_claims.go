@@ -82,13 +82,10 @@ func transactionFrom(xid *int64, status *string, at *time.Time) *Transaction {
 	if xid == nil {
 		return nil
 	}
-	utc(at)
 	return &Transaction{*xid, status, at}
 }
 
 func (r *claimRow) claim() Claim {
-	utc(r.OpenedAt)
-	utc(r.ClosedAt)
 	c := Claim{Ring: r.Ring, Segment: r.Segment, State: r.State, ClaimedAfter: r.OpenedAt, ClaimedBefore: r.ClosedAt,
 		Remembered: r.State == "current" || r.State == "draining" || r.State == "closed", Transaction: transactionFrom(r.Xid, r.XactStatus, r.CommittedAt)}
 	if r.Bound != nil && r.Xid != nil && *r.Xid >= *r.Bound {

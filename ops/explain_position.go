@@ -137,7 +137,6 @@ func (r *PositionReport) read(ctx context.Context, tx pgx.Tx, scope string) erro
 	}
 	if len(events) > 0 {
 		r.Event = &events[0]
-		utcs(&r.Event.AppendedAt, r.Event.ErasedAt)
 	}
 	if r.Event == nil {
 		r.NotKnown = append(r.NotKnown, "which key the message at this position has, and so whether it was applied or was a duplicate: keys are not stored by position. Read its id in the topic, and run onlyonce explain ID -scope SCOPE")

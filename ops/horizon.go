@@ -26,7 +26,7 @@ update onlyonce.scopes s set too_old = greatest(s.too_old, onlyonce.too_old(s.sc
 type HorizonInput struct {
 	// Ring is the ring of keys: consumer_keys, consumer_short_keys, consumer_long_keys or
 	// standard_keys.
-	Ring string
+	Ring string `flag:"ring" arg:"RING" choices:"consumer_keys,consumer_short_keys,consumer_long_keys,standard_keys" doc:"the RING: consumer_keys, consumer_short_keys, consumer_long_keys or standard_keys"`
 
 	// Horizon is how long a claimed key is remembered at least, counted from the closing of its
 	// segment. At least a minute, unless Forever is set.
@@ -64,11 +64,11 @@ type horizon struct{ HorizonInput }
 func (q *horizon) check() error {
 	switch {
 	case q.Ring == "":
-		return failf(ErrInvalid, "-ring: must not be empty")
+		return failf(ErrInvalid, "`Ring`: must not be empty")
 	case q.Forever && q.Horizon != 0, !q.Forever && q.Horizon < time.Minute:
-		return failf(ErrInvalid, "-horizon: must be at least a minute, or forever")
+		return failf(ErrInvalid, "`Horizon`: must be at least a minute, or forever")
 	}
-	return checkText("-ring", q.Ring)
+	return checkText("`Ring`", q.Ring)
 }
 
 type horizonRow struct {

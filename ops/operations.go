@@ -65,9 +65,5 @@ func OperationList(ctx context.Context, db DB, f OperationFilter) (operations []
 		return nil, false, err
 	}
 	operations, more = cut(operations, f.Limit)
-	for i := range operations {
-		o := &operations[i]
-		utcs(&o.CreatedAt, o.CompletedAt, o.ExpiresAt, o.UpdatedAt, o.CancelAt)
-	}
 	return operations, more, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -138,14 +139,36 @@ func read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) e
 	})
 }
 
-// collect reads rows whose columns have the names of T's fields. Without an error, the slice is
-// never nil.
+// collect reads rows whose columns have the names of T's fields, with times in UTC, as JSON shows
+// them. Without an error, the slice is never nil.
 func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
 	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
+	inUTC(reflect.ValueOf(found))
+	return found, err
+}
+
+// inUTC converts the times in a value.
+func inUTC(v reflect.Value) {
+	switch {
+	case v.Type() == reflect.TypeFor[time.Time]():
+		v.Set(reflect.ValueOf(v.Interface().(time.Time).UTC()))
+	case v.Kind() == reflect.Pointer && !v.IsNil():
+		inUTC(v.Elem())
+	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Struct:
+		for i := range v.Len() {
+			inUTC(v.Index(i))
+		}
+	case v.Kind() == reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				inUTC(v.Field(i))
+			}
+		}
+	}
 }
 
 // unprepared sends its statements unprepared, because a pooler between may not support prepared

@@ -217,7 +217,6 @@ func readOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
-		utc(s.PausedAt)
 		s.Parked, s.Lanes, s.Rates = []ParkedCalls{}, []*OutboxLane{}, []SinkRate{}
 		for _, rate := range rates {
 			if rate.Sink == s.Sink {
@@ -226,13 +225,11 @@ func readOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 		}
 		for j := range lanes {
 			if l := &lanes[j]; l.Sink == s.Sink {
-				utc(l.Until)
 				s.Lanes = append(s.Lanes, l)
 			}
 		}
 		for _, p := range parked {
 			if p.Sink == s.Sink {
-				utc(&p.Oldest)
 				s.Parked = append(s.Parked, p)
 			}
 		}
@@ -242,8 +239,6 @@ func readOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 	}
 	for i := range r.Ring {
 		g := &r.Ring[i]
-		utc(g.OpenedAt)
-		utc(g.ClosedAt)
 		g.judge(waiting, sink)
 	}
 	return r, nil
@@ -321,7 +316,7 @@ func unknownSink(ctx context.Context, tx pgx.Tx, name string) error {
 		return err
 	}
 	if len(known) == 0 {
-		return failf(ErrNotFound, "-sink: there is no sink %q: no relay has listed one yet", name)
+		return failf(ErrNotFound, "`Sink`: there is no sink %q: no relay has listed one yet", name)
 	}
 	text := ""
 	for i, k := range known {
@@ -330,5 +325,5 @@ func unknownSink(ctx context.Context, tx pgx.Tx, name string) error {
 		}
 		text += k.Name
 	}
-	return failf(ErrNotFound, "-sink: there is no sink %q: relays have listed %s", name, text)
+	return failf(ErrNotFound, "`Sink`: there is no sink %q: relays have listed %s", name, text)
 }

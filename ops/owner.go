@@ -48,7 +48,6 @@ func (p *Place) readOne(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}
-	utc(found[0].RetiredAt)
 	return &found[0], nil
 }
 
@@ -85,7 +84,7 @@ func (c *Cursor) fence(ctx context.Context, tx pgx.Tx) error {
 // changed reports whether another consumer took the cursor over, or its position was set, since the
 // first read.
 func (c *Cursor) changed(now *Cursor) bool {
-	return c.ID != now.ID || c.Epoch != now.Epoch || c.Run != now.Run
+	return c == nil || c.ID != now.ID || c.Epoch != now.Epoch || c.Run != now.Run
 }
 
 // ownRun returns the run of the partition's own work, which a replay interrupts.

@@ -110,7 +110,6 @@ func readOwners(ctx context.Context, tx pgx.Tx) ([]Owner, error) {
 	owners := make([]Owner, len(rows))
 	for i, r := range rows {
 		owners[i] = Owner{Scope: r.Scope, Host: r.Host, PID: r.PID, StartedAt: r.StartedAt, SeenAt: r.SeenAt, SeenAgeSeconds: r.SeenAgeSeconds}
-		utcs(&owners[i].StartedAt, &owners[i].SeenAt)
 		if err := json.Unmarshal(r.Partitions, &owners[i].Partitions); err != nil {
 			return nil, fmt.Errorf("onlyonce.owners.partitions of %s, pid %d: %w", r.Host, r.PID, err)
 		}

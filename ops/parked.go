@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -16,29 +17,31 @@ func ParkedReasons() []string { return slices.Clone(parked.Reasons) }
 // Sink is required.
 type ParkedFilter struct {
 	// ID picks one row. Of the other fields only Kind may be set with it.
-	ID int64
+	ID int64 `flag:"id" arg:"N" least:"1" doc:"the row's id N, as onlyonce parked list shows it"`
 
 	// Kind is message, call or event. Defaults to message; with an ID, to the kind of that row.
-	Kind string
+	Kind string `flag:"kind" arg:"KIND" choices:"message,call,event" doc:"rows of one KIND: message, call or event (default: message; with -id whatever it is)"`
 
 	// Scope, Topic and Partition pick messages and events; Scope also picks calls. Partition needs
 	// Topic.
-	Scope     string
-	Topic     string
-	Partition *int32
+	Scope     string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
+	Topic     string `flag:"topic" arg:"T" doc:"the topic T"`
+	Partition *int32 `flag:"partition" arg:"P" doc:"the partition P"`
 
 	// Sink, Name and State pick calls. State is waiting, retrying, blocked or reconcile.
-	Sink, Name, State string
+	Sink  string `flag:"sink" arg:"S" doc:"only calls to the sink S"`
+	Name  string `flag:"name" arg:"N" doc:"only calls of the name N"`
+	State string `flag:"state" arg:"STATE" choices:"waiting,retrying,blocked,reconcile" doc:"only calls in one STATE: waiting, retrying, blocked or reconcile"`
 
 	// Reason is why the row was parked: one of ParkedReasons. Rows of reason conflict are picked
 	// only by this field or by ID.
-	Reason string
+	Reason string `flag:"parked-for" arg:"R" choices:"reasons" doc:"only rows that were parked for the reason R"`
 
 	// ErrorPrefix is what the error begins with.
-	ErrorPrefix string
+	ErrorPrefix string `flag:"error" arg:"TEXT" doc:"only rows whose error begins with TEXT"`
 
 	// Limit is how many rows are picked at most, up to MostLimit. Defaults to DefaultLimit.
-	Limit int64
+	Limit int64 `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N rows, from 1 to 10000 (default 100)"`
 }
 
 // ParkedRow is a parked row that a decision is about.
@@ -59,6 +62,17 @@ type ParkedRow struct {
 	Head      *int64  `json:"-"`         // first unsettled row of its ordering key, if that is another one
 }
 
+// Origin is where the row came from: a position in Kafka, or a call.
+func (r *ParkedRow) Origin() string {
+	switch {
+	case r.Topic != nil && r.Partition != nil && r.Offset != nil:
+		return fmt.Sprintf("%s/%d@%d", *r.Topic, *r.Partition, *r.Offset)
+	case r.Sink != nil && r.Name != nil:
+		return *r.Sink + "/" + *r.Name
+	}
+	return ""
+}
+
 // ChangedKey is a call that is sent under another key.
 type ChangedKey struct {
 	ID     int64  `json:"id"`
@@ -72,15 +86,15 @@ type RedriveInput struct {
 
 	// VerifiedApplied resolves calls in state reconcile without sending them: a person has verified
 	// that the remote has applied them. Defaults to false.
-	VerifiedApplied bool
+	VerifiedApplied bool `flag:"verified-applied" doc:"of calls in state reconcile: you have verified that the remote has applied them; resolve them"`
 
 	// VerifiedNotApplied sends calls in state reconcile again: a person has verified that the
 	// remote has not applied them. Defaults to false.
-	VerifiedNotApplied bool
+	VerifiedNotApplied bool `flag:"verified-not-applied" doc:"of calls in state reconcile: you have verified that the remote has not applied them; send them again"`
 
 	// NewKey sends calls that were rejected, or those with VerifiedNotApplied, under new keys. The
 	// remote takes them for other calls. Defaults to false.
-	NewKey bool
+	NewKey bool `flag:"new-key" doc:"send calls under new keys"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to: its rows and no
 	// others are redriven. If one of them has changed since, the error is of kind ErrChanged.

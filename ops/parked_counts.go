@@ -91,9 +91,6 @@ func readParkedCounts(ctx context.Context, tx pgx.Tx, q ParkedQuestion) (*Parked
 	if groups == nil {
 		t.Groups = []ParkedCount{}
 	}
-	for i := range t.Groups {
-		utc(&t.Groups[i].Oldest)
-	}
 	type counted struct{ Count int64 }
 	q.Filter.State = ""
 	settled, err := collectWithin[counted](ctx, tx, q.CountLimit, settledCountSQL, q.Filter.args(mostSettled+1)...)

@@ -16,7 +16,7 @@ select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, 
        p.topic, p.partition, p."offset", p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
        p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
        p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
-       octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed,
+       octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at as first_attempt, p.erased_at, p.capture, p.sealed,
        p.first_key::text as first_key, p.trace, p.response_status,
        p.response_headers, octet_length(p.response_body) as response_bytes,
        case when $2::boolean then p.body end as body, case when $2::boolean then p.response_body end as response_body
@@ -33,54 +33,12 @@ select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, 
 
 // parkedWhole is a parked row as the database has it.
 type parkedWhole struct {
-	ID            int64
-	Kind          string
-	State         string
-	Reason        string
-	Error         string
-	Attempts      int32
-	NextAttemptAt *time.Time
-	Tenant        string
-	Scope         string
-	Key           *string
-	EventID       *string
-	Topic         *string
-	Partition     *int32
-	Offset        *int64
-	ClusterID     *string
-	TopicID       *string
-	RecordTime    *time.Time
-	LogAppendTime bool
-	RecordKey     []byte
-	HeaderNames   [][]byte
-	HeaderValues  [][]byte
-	Sink          *string
-	Name          *string
-	Method        *string
-	Target        *string
-	Replay        int32
-	ReplayResend  bool
-	ParkedAt      time.Time
-	SettledAt     *time.Time
-	OrderKey      *string
-	Ahead         int64
-	Behind        int64
-	Head          *int64
-	BodyBytes     *int32
-	Body          []byte
-
-	RowID           *int64
-	Lane            *int16
-	FirstAttemptAt  *time.Time
-	ErasedAt        *time.Time
-	Capture         bool
-	Sealed          bool
-	FirstKey        *string
-	Trace           *string
-	ResponseStatus  *int32
-	ResponseHeaders *string
-	ResponseBytes   *int32
-	ResponseBody    []byte
+	ParkedDetail
+	HeaderNames, HeaderValues [][]byte
+	ResponseStatus            *int32
+	ResponseHeaders           *string
+	ResponseBytes             *int32
+	ResponseBody              []byte
 }
 
 // ParkedHeader is a header of a parked message or call.
@@ -92,39 +50,25 @@ type ParkedHeader struct {
 // ParkedDetail is everything that is known of one parked row. A nil pointer means: not known, or
 // none.
 type ParkedDetail struct {
-	ID            int64      `json:"id"`
-	Kind          string     `json:"kind"`  // message, call or event
-	State         string     `json:"state"` // waiting, retrying, blocked, reconcile, resolved or discarded
-	Reason        string     `json:"reason"`
-	Error         string     `json:"error"` // whole
-	Attempts      int32      `json:"attempts"`
-	NextAttemptAt *time.Time `json:"next_attempt_at"` // in state retrying: when it is due; nil: it waits for a rate
-	Tenant        string     `json:"tenant"`
-	Scope         string     `json:"scope"`
-	Key           *string    `json:"key"`      // as stored, a UUID
-	EventID       *string    `json:"event_id"` // of an event
+	ParkedItem // its Error is whole
+
+	Key     *string `json:"key"`      // as stored, a UUID
+	EventID *string `json:"event_id"` // of an event
 
 	// Of a message or event.
-	Topic         *string        `json:"topic"`
-	Partition     *int32         `json:"partition"`
-	Offset        *int64         `json:"offset"`
 	ClusterID     *string        `json:"cluster_id"`
 	TopicID       *string        `json:"topic_id"`
 	RecordTime    *time.Time     `json:"record_time"`
 	LogAppendTime bool           `json:"log_append_time"` // the broker set RecordTime, and not the producer
 	RecordKey     Octets         `json:"record_key"`
-	Headers       []ParkedHeader `json:"headers"`
+	Headers       []ParkedHeader `json:"headers" db:"-"`
 
 	// Of a call.
-	Sink   *string `json:"sink"`
-	Name   *string `json:"name"`
 	Method *string `json:"method"`
 	Target *string `json:"target"`
 
-	Replay       int32      `json:"replay"` // the replay in which the message was parked; 0: none
-	ReplayResend bool       `json:"replay_resend"`
-	ParkedAt     time.Time  `json:"parked_at"`
-	SettledAt    *time.Time `json:"settled_at"`
+	Replay       int32 `json:"replay"` // the replay in which the message was parked; 0: none
+	ReplayResend bool  `json:"replay_resend"`
 
 	// OrderKey is the ordering key as stored. Ahead and Behind count its unsettled rows before and
 	// after this one; Head is the first of those before.
@@ -144,7 +88,7 @@ type ParkedDetail struct {
 	Sealed       bool            `json:"sealed"`
 	FirstKey     *string         `json:"first_key"`
 	Trace        *string         `json:"trace"`
-	Response     *ParkedResponse `json:"response"`
+	Response     *ParkedResponse `json:"response" db:"-"`
 
 	BodyBytes *int32 `json:"body_bytes"`    // size of the body
 	Body      Octets `json:"body,omitzero"` // nil unless it was asked for
@@ -174,14 +118,8 @@ func ParkedByID(ctx context.Context, db DB, id int64, body bool) (*ParkedDetail,
 }
 
 func (p *parkedWhole) detail() *ParkedDetail {
-	utcs(p.NextAttemptAt, p.FirstAttemptAt, p.ErasedAt, p.RecordTime, &p.ParkedAt, p.SettledAt)
-	d := &ParkedDetail{ID: p.ID, Kind: p.Kind, State: p.State, Reason: p.Reason, Error: p.Error, Attempts: p.Attempts,
-		NextAttemptAt: p.NextAttemptAt, Tenant: p.Tenant, Scope: p.Scope, Key: p.Key, EventID: p.EventID, Topic: p.Topic, Partition: p.Partition,
-		Offset: p.Offset, ClusterID: p.ClusterID, TopicID: p.TopicID, RecordTime: p.RecordTime, LogAppendTime: p.LogAppendTime,
-		RecordKey: p.RecordKey, Headers: []ParkedHeader{}, Sink: p.Sink, Name: p.Name, Method: p.Method, Target: p.Target,
-		Replay: p.Replay, ReplayResend: p.ReplayResend, ParkedAt: p.ParkedAt, SettledAt: p.SettledAt, OrderKey: p.OrderKey,
-		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, Body: p.Body, RowID: p.RowID, Lane: p.Lane,
-		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, FirstKey: p.FirstKey, Trace: p.Trace}
+	d := &p.ParkedDetail
+	d.Headers = []ParkedHeader{}
 	if p.ResponseStatus != nil {
 		d.Response = &ParkedResponse{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, p.ResponseBody}
 	}

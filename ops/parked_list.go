@@ -114,7 +114,6 @@ func readParked(ctx context.Context, tx pgx.Tx, f ParkedListFilter) (rows []Park
 	rows, more = cut(rows, f.Limit)
 	for i := range rows {
 		r := &rows[i]
-		utcs(&r.ParkedAt, r.SettledAt, r.NextAttemptAt)
 		r.Error = show.FirstLine(r.Error, errorShown)
 	}
 	return rows, more, nil

@@ -72,10 +72,10 @@ func (q *selection) check() error {
 		name, value string
 		choices     []string
 	}{
-		{"-kind", q.Kind, []string{parked.Message, parked.Call, parked.Event}},
-		{"-state", q.State, []string{parked.Waiting, parked.Retrying, parked.Blocked, parked.Reconcile}},
-		{"-parked-for", q.Reason, parked.Reasons},
-		{"-scope", q.Scope, nil}, {"-topic", q.Topic, nil}, {"-sink", q.Sink, nil}, {"-name", q.Name, nil}, {"-error", q.ErrorPrefix, nil},
+		{"`Kind`", q.Kind, []string{parked.Message, parked.Call, parked.Event}},
+		{"`State`", q.State, []string{parked.Waiting, parked.Retrying, parked.Blocked, parked.Reconcile}},
+		{"`Reason`", q.Reason, parked.Reasons},
+		{"`Scope`", q.Scope, nil}, {"`Topic`", q.Topic, nil}, {"`Sink`", q.Sink, nil}, {"`Name`", q.Name, nil}, {"`ErrorPrefix`", q.ErrorPrefix, nil},
 	} {
 		if f.value == "" {
 			continue
@@ -93,15 +93,15 @@ func (q *selection) check() error {
 	}
 	switch {
 	case q.ID < 0 || q.Limit < 0 || q.Limit > MostLimit || q.Partition != nil && *q.Partition < 0:
-		return failf(ErrInvalid, "-id and -partition must not be negative, and -limit not be above %d", MostLimit)
+		return failf(ErrInvalid, "`ID` and `Partition` must not be negative, and `Limit` not be above %d", MostLimit)
 	case q.ID != 0 && (q.Scope != "" || filtered):
-		return failf(ErrInvalid, "-id picks one row: it goes with none of -scope, -topic, -partition, -sink, -name, -state, -parked-for, -error and -limit")
+		return failf(ErrInvalid, "`ID` picks one row: it goes with none of `Scope`, `Topic`, `Partition`, `Sink`, `Name`, `State`, `Reason`, `ErrorPrefix` and `Limit`")
 	case q.ID == 0 && q.Kind == parked.Call && q.Scope == "" && q.Sink == "":
-		return failf(ErrInvalid, "missing: -id, -sink or -scope")
+		return failf(ErrInvalid, "missing: `ID`, `Sink` or `Scope`")
 	case q.ID == 0 && q.Scope == "" && q.Sink == "":
-		return failf(ErrInvalid, "missing: -id or -scope")
+		return failf(ErrInvalid, "missing: `ID` or `Scope`")
 	case q.Partition != nil && q.Topic == "":
-		return failf(ErrInvalid, "-partition needs -topic")
+		return failf(ErrInvalid, "`Partition` needs `Topic`")
 	}
 	return nil
 }
@@ -112,13 +112,13 @@ func (q *selection) checkCalls() error {
 	messages := q.Kind != "" && !calls
 	switch {
 	case !calls && (q.Sink != "" || q.Name != "" || q.State != ""):
-		return failf(ErrInvalid, "-sink, -name and -state pick calls: add -kind call")
+		return failf(ErrInvalid, "`Sink`, `Name` and `State` pick calls: add `Kind` call")
 	case messages && q.asserts(), q.ID == 0 && !calls && q.asserts():
-		return failf(ErrInvalid, "-verified-applied, -verified-not-applied and -new-key are for calls: add -kind call")
+		return failf(ErrInvalid, "`VerifiedApplied`, `VerifiedNotApplied` and `NewKey` are for calls: add `Kind` call")
 	case calls && (q.Topic != "" || q.Partition != nil):
-		return failf(ErrInvalid, "-topic and -partition pick messages and events, and do not go with -kind call")
+		return failf(ErrInvalid, "`Topic` and `Partition` pick messages and events, and do not go with `Kind` call")
 	case q.applied && (q.notApplied || q.newKey):
-		return failf(ErrInvalid, "-verified-applied goes with neither -verified-not-applied nor -new-key: what was applied is not sent again")
+		return failf(ErrInvalid, "`VerifiedApplied` goes with neither `VerifiedNotApplied` nor `NewKey`: what was applied is not sent again")
 	}
 	return nil
 }
@@ -308,7 +308,7 @@ func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
 	if err == nil && len(rows) == 1 {
 		q.Kind = rows[0].Kind
 		if rows[0].Kind != parked.Call && q.asserts() {
-			return failf(ErrRefused, "row %d is a parked %s, and nothing was done: -verified-applied, -verified-not-applied and -new-key are for calls", q.ID, rows[0].Kind)
+			return failf(ErrRefused, "row %d is a parked %s, and nothing was done: `VerifiedApplied`, `VerifiedNotApplied` and `NewKey` are for calls", q.ID, rows[0].Kind)
 		}
 	}
 	return err
@@ -348,12 +348,12 @@ func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if len(rows) == 0 {
-		return failf(ErrNotFound, "-id: there is no parked row %d", q.ID)
+		return failf(ErrNotFound, "`ID`: there is no parked row %d", q.ID)
 	}
 	r := rows[0]
 	switch {
 	case r.Kind != q.kindOf():
-		return failf(ErrInvalid, "-kind: row %d is a parked %s", q.ID, r.Kind)
+		return failf(ErrInvalid, "`Kind`: row %d is a parked %s", q.ID, r.Kind)
 	case r.State == parked.Resolved || r.State == parked.Discarded:
 		return failf(ErrRefused, "row %d is settled (%s), and nothing was done", q.ID, r.State)
 	case r.State == parked.Blocked:

@@ -44,14 +44,14 @@ func (p *Pause) What() string {
 // Place is a partition of a scope, or a whole scope.
 type Place struct {
 	// Scope is the scope of the consumer. Required.
-	Scope string
+	Scope string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
 
 	// Topic is the topic of the partition. If it is empty, the place is the whole scope, and
 	// Partition is ignored.
-	Topic string
+	Topic string `flag:"topic" arg:"T" doc:"the topic T"`
 
 	// Partition is the number of the partition.
-	Partition int32
+	Partition int32 `flag:"partition" arg:"N" doc:"the partition N"`
 }
 
 func (p *Place) check() error {
@@ -135,7 +135,6 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	var whole *Pause
 	for i := range pauses {
 		p := &pauses[i]
-		utc(&p.PausedAt)
 		if p.Topic == "" {
 			whole = p
 		}
@@ -149,10 +148,10 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	case !q.resume && d.Was != nil:
 		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.", d.Was.What(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
 	case q.resume && d.Was == nil && whole != nil:
-		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was changed; to end that, leave out -topic and -partition.",
+		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was changed; to end that, leave out `Topic` and `Partition`.",
 			whole.What(), show.Instant(whole.PausedAt), whole.Actor, whole.Reason)
 	case q.resume && d.Was == nil && len(pauses) > 0 && topic == "":
-		return nil, failf(ErrNothing, "The scope as a whole is not paused: nothing was changed. Paused is %s: give its -topic and -partition.", pauses[0].What())
+		return nil, failf(ErrNothing, "The scope as a whole is not paused: nothing was changed. Paused is %s: give its `Topic` and `Partition`.", pauses[0].What())
 	case q.resume && d.Was == nil:
 		return nil, failf(ErrNothing, "It is not paused: nothing was changed.")
 	}

@@ -105,6 +105,17 @@ func (r *SinkRate) String() string {
 	return text
 }
 
+// Whose names the calls that the rate is for.
+func (r *SinkRate) Whose() string {
+	switch {
+	case r.OrderingKeyPrefix != "":
+		return "sink " + r.Sink + ", ordering keys " + r.OrderingKeyPrefix + "..."
+	case r.Tenant != "":
+		return "sink " + r.Sink + ", tenant " + r.Tenant
+	}
+	return "sink " + r.Sink
+}
+
 // of says which of the sink's calls the rate is for, if not for all.
 func (r *SinkRate) of() string {
 	switch {
@@ -141,29 +152,29 @@ type RateSet struct {
 // SetRateInput is the input of [SetRate].
 type SetRateInput struct {
 	// Sink is the name of the sink. It must not be empty.
-	Sink string
+	Sink string `flag:"sink" arg:"S" doc:"the sink S"`
 
 	// Tenant limits only calls of one tenant. Defaults to empty: all calls of the sink.
-	Tenant string
+	Tenant string `flag:"tenant" arg:"T" doc:"only calls of the tenant T"`
 
 	// OrderingKeyPrefix limits only calls whose ordering key begins with it, of any tenant. It ends
 	// with its first colon or slash, for example "account-17:". Tenant must be empty then. Defaults
 	// to empty: all calls of the sink.
-	OrderingKeyPrefix string
+	OrderingKeyPrefix string `flag:"key-prefix" arg:"P" doc:"only calls whose ordering key begins with P, for example account-17:"`
 
 	// PerSecond is how many calls a second relays start, all of them together: above 0, up to
 	// 1,000,000. It is counted instead of what relays are configured with. Nil leaves what an
 	// operator has set before.
-	PerSecond *float64
+	PerSecond *float64 `flag:"per-second" arg:"N" most:"1000000" doc:"N calls a second"`
 
 	// InFlight is how many calls relays have under way at once, all of them together: 1 to
 	// 1,000,000. It is counted instead of what relays are configured with. Nil leaves what an
 	// operator has set before.
-	InFlight *int32
+	InFlight *int32 `flag:"in-flight" arg:"N" least:"1" most:"1000000" doc:"N calls under way at once"`
 
 	// Unset takes back what an operator has set, so that the configuration counts again. PerSecond
 	// and InFlight must be nil then. Defaults to false.
-	Unset bool
+	Unset bool `flag:"unset" doc:"take back the rate that was set"`
 
 	// Shown is the result of a dry run that a person agreed to. If another rate would be set by
 	// now, the error is of kind ErrChanged.
@@ -184,35 +195,38 @@ func SetRate(ctx context.Context, db DB, by By, in SetRateInput) (*RateSet, erro
 
 type rating struct{ SetRateInput }
 
-func (q *rating) check() error {
+func (q *rating) check() error { return q.Check() }
+
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (q *SetRateInput) Check() error {
 	switch {
 	case q.Unset == (q.PerSecond != nil || q.InFlight != nil):
-		return failf(ErrInvalid, "give either a rate or -unset")
+		return failf(ErrInvalid, "give `PerSecond`, `InFlight` or both, or `Unset`")
 	case q.PerSecond != nil && !(*q.PerSecond > 0 && *q.PerSecond <= 1e6):
 		return failf(ErrInvalid, "the rate must be above 0, and at most 1000000 calls a second")
 	case q.InFlight != nil && (*q.InFlight < 1 || *q.InFlight > 1e6):
 		return failf(ErrInvalid, "the calls under way must be from 1 to 1000000")
 	}
 	if q.Tenant != "" && q.OrderingKeyPrefix != "" {
-		return failf(ErrInvalid, "give either -tenant or -key-prefix")
+		return failf(ErrInvalid, "give either `Tenant` or `OrderingKeyPrefix`")
 	}
 	if p := q.OrderingKeyPrefix; p != "" {
-		if err := checkText("-key-prefix", p); err != nil {
+		if err := checkText("`OrderingKeyPrefix`", p); err != nil {
 			return err
 		}
 		if len(p) > 255 {
-			return failf(ErrInvalid, "-key-prefix: %d bytes are more than 255", len(p))
+			return failf(ErrInvalid, "`OrderingKeyPrefix`: %d bytes are more than 255", len(p))
 		}
 		if codec.PrefixOf(p) != p {
-			return failf(ErrInvalid, "-key-prefix %q must end with its first colon or slash, for example %q", p, "account-17:")
+			return failf(ErrInvalid, "`OrderingKeyPrefix` %q must end with its first colon or slash, for example %q", p, "account-17:")
 		}
 	}
 	if q.Tenant != "" {
-		if err := checkText("-tenant", q.Tenant); err != nil {
+		if err := checkText("`Tenant`", q.Tenant); err != nil {
 			return err
 		}
 	}
-	return checkText("-sink", q.Sink)
+	return checkText("`Sink`", q.Sink)
 }
 
 func (q *rating) lock(ctx context.Context, tx pgx.Tx) error {
@@ -287,8 +301,5 @@ func equal[T comparable](a, b *T) bool {
 
 func readRates(ctx context.Context, tx pgx.Tx, sink, callsOf *string) ([]SinkRate, error) {
 	rates, err := collect[SinkRate](ctx, tx, sinkRatesSQL, sink, callsOf)
-	for i := range rates {
-		utcs(rates[i].SetAt, rates[i].HeldUntil)
-	}
 	return rates, err
 }

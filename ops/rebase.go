@@ -190,10 +190,10 @@ update onlyonce.rings set version = greatest(version + 1, nextval('onlyonce.outb
 // RebaseInput is the input of [Rebase].
 type RebaseInput struct {
 	// Sink is the only sink that is rebased. Defaults to all.
-	Sink string
+	Sink string `flag:"sink" arg:"S" doc:"only the sink S"`
 
 	// Force takes lanes over from relays that hold them. Defaults to false.
-	Force bool
+	Force bool `flag:"force" doc:"take lanes over from relays that hold them"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If a lane was
 	// moved since, the error is of kind ErrChanged; calls that were enqueued since are to be sent
@@ -252,7 +252,7 @@ func (q *rebase) check() error {
 	if q.sink == nil {
 		return nil
 	}
-	return checkText("-sink", *q.sink)
+	return checkText("`Sink`", *q.sink)
 }
 
 func (q *rebase) lock(ctx context.Context, tx pgx.Tx) error {
@@ -280,21 +280,20 @@ func (q *rebase) read(ctx context.Context, tx pgx.Tx) (*Rebased, error) {
 	}
 	switch {
 	case len(d.Lanes) == 0 && q.sink != nil:
-		return nil, failf(ErrNotFound, "-sink: no relay has listed a sink %q, and no call is for it: `onlyonce outbox status` lists those there are", *q.sink)
+		return nil, failf(ErrNotFound, "`Sink`: no relay has listed a sink %q, and no call is for it: `onlyonce outbox status` lists those there are", *q.sink)
 	case len(d.Lanes) == 0:
 		return nil, failf(ErrNothing, "There are no lanes and no calls: nothing was changed.")
 	}
 	var held []string
 	for i := range d.Lanes {
 		l := &d.Lanes[i]
-		utc(l.Oldest)
 		d.Pending += l.Pending
 		if l.Held {
 			held = append(held, fmt.Sprintf("%s/%d until %s", l.Sink, l.Lane, show.Instant(*l.Until)))
 		}
 	}
 	if len(held) > 0 && !q.force {
-		return nil, failf(ErrRefused, "relays hold %d lanes (%s), and nothing was done: stop them, or take the lanes over with -force",
+		return nil, failf(ErrRefused, "relays hold %d lanes (%s), and nothing was done: stop them, or take the lanes over with `Force`",
 			len(held), strings.Join(held[:min(3, len(held))], ", "))
 	}
 	return d, nil

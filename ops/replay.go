@@ -17,11 +17,12 @@ type ReplayInput struct {
 
 	// From is the first offset that is handled again, and To the first that is not. To is at most
 	// the position. Defaults to the position, or with Shown to what was shown.
-	From, To int64
+	From int64 `flag:"from" arg:"OFFSET" doc:"the first OFFSET that is handled again" label:"From offset" hint:"The first that is handled again."`
+	To   int64 `flag:"to" arg:"OFFSET" least:"1" doc:"the first OFFSET that is not (default: the position, which is the most)" label:"To offset" hint:"The first that is not. Empty: the position."`
 
 	// Resend gives new keys to calls that the replay enqueues, so that remotes apply them again.
 	// Defaults to false.
-	Resend bool
+	Resend bool `flag:"resend" doc:"give calls that are enqueued new keys: remotes apply them again" label:"Send the calls of these messages again too, under new keys: remotes apply them again"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor
 	// has another owner or run by now the error is of kind ErrChanged.
@@ -35,9 +36,9 @@ func (in *ReplayInput) Check() error {
 	}
 	switch {
 	case in.From < 0 || in.From == math.MaxInt64:
-		return failf(ErrInvalid, "-from: must be an offset")
+		return failf(ErrInvalid, "`From`: must be an offset")
 	case in.To != 0 && in.To <= in.From:
-		return failf(ErrInvalid, "-to: must be above -from, %d: it is the first offset that is not handled again", in.From)
+		return failf(ErrInvalid, "`To`: must be above `From`, %d: it is the first offset that is not handled again", in.From)
 	}
 	return nil
 }
@@ -106,9 +107,9 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 	}
 	switch {
 	case d.From >= before.Position:
-		return nil, failf(ErrRefused, "-from: offset %d was not handled yet, and nothing was done: the position is %d", d.From, before.Position)
+		return nil, failf(ErrRefused, "`From`: offset %d was not handled yet, and nothing was done: the position is %d", d.From, before.Position)
 	case d.To > before.Position:
-		return nil, failf(ErrRefused, "-to: must not be above the position, %d, and nothing was done: what lies behind it is handled anyway", before.Position)
+		return nil, failf(ErrRefused, "`To`: must not be above the position, %d, and nothing was done: what lies behind it is handled anyway", before.Position)
 	}
 	var parked, waiting int64
 	if err := tx.QueryRow(ctx, leftSQL, q.Scope, q.Topic, q.Partition, d.From, d.To).Scan(&parked, &waiting); err != nil {

@@ -97,7 +97,7 @@ type ResolveRequestInput struct {
 // CloseRequestInput is the input of [CloseRequest].
 type CloseRequestInput struct {
 	// ID is the request's id, a UUID.
-	ID string
+	ID string `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
 
 	// Shown is the result of a dry run that a person agreed to. If the request has another state or
 	// other open steps by now the error is of kind ErrChanged.
@@ -107,11 +107,13 @@ type CloseRequestInput struct {
 // EraseRequestInput is the input of [EraseRequest].
 type EraseRequestInput struct {
 	// ID is the request's id, a UUID. If it is empty, Tenant, Scope and Key name the request.
-	ID string
+	ID string `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
 
 	// Tenant, Scope and Key are those of the request. For example its scope is "http POST
 	// /v1/charges", and its key the Idempotency-Key. They must be empty if ID is set.
-	Tenant, Scope, Key string
+	Tenant string `flag:"tenant" arg:"T" doc:"the tenant T (default: none)"`
+	Scope  string `flag:"scope" arg:"S" doc:"the scope S"`
+	Key    string `flag:"key" arg:"KEY" doc:"the idempotency key, KEY"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the request
 	// has another state by now the error is of kind ErrChanged.
@@ -153,9 +155,9 @@ func ResolveRequest(ctx context.Context, db DB, by By, in ResolveRequestInput) (
 	case in.Outcome != StepApplied && in.Outcome != StepNotApplied:
 		return nil, failf(ErrInvalid, "the outcome must be %q or %q", StepApplied, StepNotApplied)
 	case in.Outcome == StepNotApplied && (in.Result != nil || in.Sealer != nil):
-		return nil, failf(ErrInvalid, "-result: a call without an effect has none")
+		return nil, failf(ErrInvalid, "`Result`: a call without an effect has none")
 	}
-	if err := checkText("-step", in.Step); err != nil {
+	if err := checkText("`Step`", in.Step); err != nil {
 		return nil, err
 	}
 	return decide(ctx, db, requestKind("request resolve"), by, c, in.Shown)
@@ -179,18 +181,21 @@ func CloseRequest(ctx context.Context, db DB, by By, in CloseRequestInput) (*Req
 // Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is not completed or
 // one of its operations has not ended, ErrNothing if all is erased already, and ErrChanged.
 func EraseRequest(ctx context.Context, db DB, by By, in EraseRequestInput) (*RequestChange, error) {
-	if in.ID != "" && (in.Tenant != "" || in.Scope != "" || in.Key != "") {
-		return nil, failf(ErrInvalid, "-id: names the request by itself")
-	}
-	if in.ID == "" {
-		if err := checkText("-key", in.Key); err != nil {
-			return nil, err
-		}
-		if err := checkText("-scope", in.Scope); err != nil {
-			return nil, err
-		}
+	if err := in.Check(); err != nil {
+		return nil, err
 	}
 	return decide(ctx, db, requestKind("request erase"), by, &requestChange{id: in.ID, tenant: in.Tenant, scope: in.Scope, key: in.Key}, in.Shown)
+}
+
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (in *EraseRequestInput) Check() error {
+	switch {
+	case in.ID != "" && (in.Tenant != "" || in.Scope != "" || in.Key != ""):
+		return failf(ErrInvalid, "`ID`: names the request by itself")
+	case in.ID == "" && (in.Scope == "" || in.Key == ""):
+		return failf(ErrInvalid, "missing: `ID`, or `Scope` and `Key`")
+	}
+	return nil
 }
 
 func requestKind(action string) kind {
@@ -213,7 +218,7 @@ func (c *requestChange) check() error {
 	}
 	id, err := uuid.Parse(c.id)
 	if err != nil {
-		return failf(ErrInvalid, "-id: %q is no UUID", c.id)
+		return failf(ErrInvalid, "`ID`: %q is no UUID", c.id)
 	}
 	c.id = id.String()
 	return nil
@@ -255,9 +260,6 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, er
 		if d.Operations, err = collect[RequestOperation](ctx, tx, requestOperationsSQL, id); err != nil {
 			return nil, err
 		}
-		for i := range d.Operations {
-			utcs(&d.Operations[i].CreatedAt)
-		}
 	}
 	switch {
 	case len(rows) > 0:
@@ -292,14 +294,14 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, er
 	case d.State != "reconcile" && d.State != "left" && d.State != "abandoned":
 		return nil, failf(ErrRefused, "the request is %s, and nothing was done: only one that is set aside, or left, can be resolved", d.State)
 	case !slices.Contains(d.Unknown, *c.step):
-		return nil, failf(ErrInvalid, "-step: the request has no step %q of unknown outcome, but: %s", *c.step, strings.Join(d.Unknown, ", "))
+		return nil, failf(ErrInvalid, "`Step`: the request has no step %q of unknown outcome, but: %s", *c.step, strings.Join(d.Unknown, ", "))
 	case c.applied && c.sealer == nil:
 		var sealed bool
 		if err := tx.QueryRow(ctx, stepSealedSQL, id, *c.step).Scan(&sealed); err != nil {
 			return nil, err
 		}
 		if sealed {
-			return nil, failf(ErrInvalid, "-seal-keys: must be given, because the layer that began the step seals results: TEXT would lie in the table as it is, and a layer with RequireSealed would not read it")
+			return nil, failf(ErrInvalid, "`Sealer`: must be given, because the layer that began the step seals results: TEXT would lie in the table as it is, and a layer with RequireSealed would not read it")
 		}
 	}
 	return d, nil

@@ -69,9 +69,5 @@ func readRequests(ctx context.Context, tx pgx.Tx, f RequestFilter) (requests []R
 		return nil, false, err
 	}
 	requests, more = cut(requests, f.Limit)
-	for i := range requests {
-		r := &requests[i]
-		utcs(&r.CreatedAt, r.CompletedAt, r.ExpiresAt, r.ErasedAt, r.UnknownSince)
-	}
 	return requests, more, nil
 }

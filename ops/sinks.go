@@ -45,11 +45,11 @@ func (s *Sink) Paused() string {
 // PauseSinkInput is the input of [PauseSink].
 type PauseSinkInput struct {
 	// Sink is the name of the sink. It must not be empty.
-	Sink string
+	Sink string `flag:"sink" arg:"S" doc:"the sink S"`
 
 	// Unlisted pauses the sink although no relay has listed it yet. Its first relay then starts no
 	// call. Defaults to false.
-	Unlisted bool
+	Unlisted bool `flag:"unlisted" doc:"although no relay has listed the sink yet"`
 }
 
 // PauseSink stops calls to a sink until [ResumeSink]: relays start no more. It outlasts restarts.
@@ -77,7 +77,7 @@ type sinkStop struct {
 	unlisted bool
 }
 
-func (q *sinkStop) check() error { return checkText("-sink", q.sink) }
+func (q *sinkStop) check() error { return checkText("`Sink`", q.sink) }
 
 type sinkRow struct {
 	Name                  string
@@ -102,13 +102,12 @@ func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*Sink, error) {
 		err := unknownSink(ctx, tx, q.sink)
 		var unknown *Error
 		if !q.resume && errors.As(err, &unknown) {
-			unknown.Reason += "; -unlisted pauses it ahead of its first relay"
+			unknown.Reason += "; `Unlisted` pauses it ahead of its first relay"
 		}
 		return nil, err
 	}
 	r := rows[0]
 	s := &Sink{Name: r.Name, PausedAt: r.PausedAt, PausedBy: r.PausedBy, PauseReason: r.PauseReason}
-	utc(s.PausedAt)
 	switch {
 	case !q.resume && s.PausedAt != nil:
 		return nil, failf(ErrNothing, "Sink %s was paused already, %s: nothing was changed.", s.Name, s.Paused())

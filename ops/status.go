@@ -167,7 +167,6 @@ func readRelays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 	}
 	for i := range relays {
 		l := &relays[i]
-		utcs(l.Until, l.PausedAt)
 		for _, m := range members {
 			if strings.HasPrefix(m.Name, "member/"+url.PathEscape(l.Sink)+"/") {
 				l.Members++

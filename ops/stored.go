@@ -50,8 +50,5 @@ type StoredCall struct {
 
 func readStored(ctx context.Context, tx pgx.Tx, key string) ([]StoredCall, error) {
 	rows, err := collect[StoredCall](ctx, tx, storedSQL, key)
-	for i := range rows {
-		utc(rows[i].ErasedAt)
-	}
 	return rows, err
 }

@@ -43,7 +43,7 @@ func TestU1Acts(t *testing.T) {
 		"resume": "/act/resume?scope=billing&topic=payments&partition=2", "adopt": "/act/adopt?scope=stock&topic=orders&partition=4&at=52300",
 		"pause a sink": "/act/pause-sink?sink=payments", "resume a sink": "/act/resume-sink?sink=warehouse",
 		"replay":  "/act/replay?scope=mail&topic=orders&partition=1&from=49000&to=49010",
-		"resolve": "/act/resolve?id=" + request + "&step=charge&outcome=applied&result=ch_1", "close": "/act/close?id=" + abandoned,
+		"resolve": "/act/resolve?id=" + request + "&step=charge&applied=1&result=ch_1", "close": "/act/close?id=" + abandoned,
 	} {
 		before := one[string](t, pool, stateSQL)
 		page := c.get(path).want(http.StatusOK, "What it would do")
@@ -102,7 +102,7 @@ func TestU3Bulk(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := serve(t, pool, ui.Config{Authorize: as("ann", ui.Operate)})
-	const path = "/bulk/redrive?kind=message&scope=stock&reason=exhausted&state=waiting&error=bu"
+	const path = "/bulk/redrive?kind=message&scope=stock&parked-for=exhausted&state=waiting&error=bu"
 	page := c.get(path).want(http.StatusOK, `<data id="bulk-count" value="1200">`)
 	if n := strings.Count(page.body, `<td class="num" data-f="id"`); n != 5 {
 		t.Errorf("%d examples", n)

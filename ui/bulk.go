@@ -3,6 +3,7 @@ package ui
 import (
 	"context"
 	"crypto/rand"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -118,57 +120,59 @@ func (s *jobs) find(id string) *job {
 	return nil
 }
 
-// bulkAct redrives or discards all that a filter matches.
+// bulkAct is a decision about all that a filter matches.
 type bulkAct struct {
-	name, title, means string
-	danger             bool
-	do                 func(context.Context, ops.DB, ops.By, ops.BulkInput) (*ops.Bulk, error)
+	*operate.Decision
+	title, means string
+	do           func(context.Context, ops.DB, ops.By, ops.BulkInput) (*ops.Bulk, error)
 }
 
 func bulkActs() []bulkAct {
 	return []bulkAct{
-		{"redrive", "Redrive all of these", "The rows become due at once, with as many attempts as a new one has. Each is applied once at most.", false, ops.RedriveAll},
-		{"discard", "Discard all of these", "The rows are given up: they are never applied or sent. They stay stored, and ids of messages stay claimed.", true, ops.DiscardAll},
+		{operate.Find("parked redrive"), "Redrive all of these", "The rows become due at once, with as many attempts as a new one has. Each is applied once at most.", ops.RedriveAll},
+		{operate.Find("parked discard"), "Discard all of these", "The rows are given up: they are never applied or sent. They stay stored, and ids of messages stay claimed.", ops.DiscardAll},
 	}
 }
 
 func bulkRoutes() []route {
 	var all []route
 	for _, a := range bulkActs() {
-		all = append(all, route{"GET /bulk/" + a.name, Operate, func(v *visit) error { return v.proposeBulk(a, http.StatusOK, nil) }},
-			route{"POST /bulk/" + a.name, Operate, func(v *visit) error { return v.startBulk(a) }})
+		all = append(all, route{"GET /bulk/" + a.Page, Operate, func(v *visit) error { return v.proposeBulk(a, http.StatusOK, nil) }},
+			route{"POST /bulk/" + a.Page, Operate, func(v *visit) error { return v.startBulk(a) }})
 	}
 	return append(all, route{"GET /jobs/{id}", View, (*visit).showJob}, route{"POST /jobs/{id}/stop", Operate, (*visit).stopJob})
 }
 
-// bulkFields are the fields of the filter that an address and a form carry.
-var bulkFields = []string{"kind", "scope", "topic", "partition", "sink", "name", "state", "reason-parked", "error", "verified"}
-
-// factOf names a field of the filter for people.
-func factOf(name, value string) [2]string {
-	label := map[string]string{"reason-parked": "Parked for", "error": "Error begins with", "verified": "Verified as"}[name]
-	if label == "" {
-		label = strings.ToUpper(name[:1]) + name[1:]
+// filter is the fields of the filter that an address or a form gives, and the same for people.
+func (a *bulkAct) filter(f url.Values) (filter, facts [][2]string) {
+	for _, of := range a.Fields {
+		if text := f.Get(of.Name); text != "" {
+			filter = append(filter, [2]string{of.Name, text})
+			facts = append(facts, [2]string{strings.ToUpper(of.Name[:1]) + strings.ReplaceAll(of.Name[1:], "-", " "), text})
+		}
 	}
-	return [2]string{label, value}
+	return filter, facts
 }
 
-// bulkInput reads the filter. The reason for which rows were parked is "reason-parked", because
-// "reason" is the operator's.
-func bulkInput(f url.Values) (in ops.BulkInput, err error) {
-	in.ParkedFilter = ops.ParkedFilter{Kind: f.Get("kind"), Scope: f.Get("scope"), Topic: f.Get("topic"), Sink: f.Get("sink"), Name: f.Get("name"), Reason: f.Get("reason-parked"), ErrorPrefix: f.Get("error")}
-	if in.Kind == string(Call) {
-		in.State = f.Get("state")
-	} else if s := f.Get("state"); s != "" && s != "waiting" {
-		return in, &ops.Error{Kind: ops.ErrRefused, Reason: "only messages and events in state waiting can be decided about together", Remedy: "those in other states go on by themselves, or need a decision each"}
+// input reads the filter.
+func (a *bulkAct) input(f url.Values) (in ops.BulkInput, err error) {
+	if s := f.Get("state"); f.Get("kind") != string(Call) && s != "" && s != "waiting" {
+		return in, &ops.Error{Kind: ops.ErrRefused, Reason: "only messages and events in state waiting can be decided about together", Remedy: "those in other states continue by themselves, or need a decision each"}
+	} else if s == "waiting" && f.Get("kind") != string(Call) {
+		f = maps.Clone(f)
+		f.Del("state")
 	}
-	in.VerifiedApplied, in.VerifiedNotApplied = f.Get("verified") == "applied", f.Get("verified") == "not-applied"
-	n, err := whole(f, "partition", 32)
-	if err == nil && n != nil {
-		p := int32(*n)
-		in.Partition = &p
+	try, err := begin(a.Decision, f)
+	if err != nil {
+		return in, err
 	}
-	return in, err
+	switch of := try.Input.(type) {
+	case *ops.RedriveInput:
+		in.ParkedFilter, in.VerifiedApplied, in.VerifiedNotApplied = of.ParkedFilter, of.VerifiedApplied, of.VerifiedNotApplied
+	case *ops.DiscardInput:
+		in.ParkedFilter = of.ParkedFilter
+	}
+	return in, nil
 }
 
 // bulkProposal is the page of a bulk act.
@@ -179,8 +183,7 @@ type bulkProposal struct {
 	Filter       [][2]string // for the form
 	Facts        [][2]string // the same for people
 	Bulk         *ops.Bulk
-	Verify       bool   // the calls need what a person has verified
-	Verified     string // that
+	Ways         [][2]string // what a person may have verified about the calls: a field, and its text
 	Reason       string
 	Text, Remedy string
 }
@@ -193,20 +196,15 @@ func (v *visit) proposeBulk(a bulkAct, status int, failed error) error {
 		return err
 	}
 	f := v.r.Form
-	p := &bulkProposal{Title: a.title, Means: a.means, Danger: a.danger, Post: v.Link("/bulk/" + a.name), Verified: f.Get("verified")}
+	p := &bulkProposal{Title: a.title, Means: a.means, Danger: a.Danger, Post: v.Link("/bulk/" + a.Page)}
 	if v.r.Method == http.MethodPost {
 		p.Reason = f.Get("reason")
-	} else if f.Get("reason-parked") == "" {
-		f.Set("reason-parked", f.Get("reason"))
 	}
-	for _, name := range bulkFields {
-		if f.Get(name) != "" && name != "verified" {
-			p.Filter = append(p.Filter, [2]string{name, f.Get(name)})
-			p.Facts = append(p.Facts, factOf(name, f.Get(name)))
-		}
+	p.Filter, p.Facts = a.filter(f)
+	if a.Page == "redrive" && f.Get("kind") == string(Call) && f.Get("state") == "reconcile" && f.Get("verified-applied")+f.Get("verified-not-applied") == "" {
+		p.Ways = [][2]string{{"verified-applied", "I have verified that all were applied: resolve them"}, {"verified-not-applied", "I have verified that none was applied: send them again"}}
 	}
-	p.Verify = a.name == "redrive" && f.Get("kind") == string(Call) && f.Get("state") == "reconcile"
-	in, err := bulkInput(f)
+	in, err := a.input(f)
 	if err == nil {
 		err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
 			p.Bulk, err = a.do(ctx, db, ops.By{DryRun: true}, in)
@@ -237,7 +235,7 @@ func (v *visit) startBulk(a bulkAct) error {
 		status, _, _ := v.describe(err)
 		return v.proposeBulk(a, status, err)
 	}
-	in, err := bulkInput(f)
+	in, err := a.input(f)
 	if err != nil {
 		return refuse(err)
 	}
@@ -252,11 +250,7 @@ func (v *visit) startBulk(a bulkAct) error {
 		return refuse(&ops.Error{Kind: ops.ErrInvalid, Reason: "the reason must not be empty"})
 	}
 	j := &job{ID: rand.Text(), Title: a.title, Actor: v.actor, Reason: reason, Began: time.Now(), done: ops.Bulk{Count: count}}
-	for _, name := range bulkFields {
-		if f.Get(name) != "" {
-			j.Filter = append(j.Filter, factOf(name, f.Get(name)))
-		}
-	}
+	_, j.Filter = a.filter(f)
 	if !v.db.jobs.add(j) {
 		return refuse(&ops.Error{Kind: ops.ErrRefused, Reason: "other bulk acts run in this database", Remedy: "wait until one of them has ended"})
 	}

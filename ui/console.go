@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -201,7 +202,7 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 	case errors.As(err, &e):
 		status = map[error]int{ops.ErrInvalid: http.StatusUnprocessableEntity, ops.ErrNotFound: http.StatusNotFound, ops.ErrRefused: http.StatusConflict,
 			ops.ErrNothing: http.StatusConflict, ops.ErrChanged: http.StatusConflict, ops.ErrOutcomeUnknown: http.StatusBadGateway}[e.Kind]
-		return status, sentence(e.Reason), sentence(e.Remedy)
+		return status, sentence(operate.Flags(e.Reason, "", " ")), sentence(operate.Flags(e.Remedy, "", " "))
 	case errors.Is(err, migrations.ErrSchema):
 		return http.StatusServiceUnavailable, "The schema of this database does not fit this console.", sentence(err.Error())
 	case errors.Is(err, errMissing):

@@ -51,7 +51,7 @@ func (v *visit) call() error {
 
 // events shows streams, segments, and events of the event log.
 func (v *visit) events() error {
-	f := ops.EventFilter{Topic: v.Query("topic"), ID: v.Query("id"), Scope: v.Query("scope"), Limit: perPage, CountLimit: countLimit}
+	f := ops.EventFilter{Topic: v.Query("topic"), ID: v.Query("id"), Behind: v.Query("scope"), Limit: perPage, CountLimit: countLimit}
 	report, state := v.db.live.events.get(v.ctx, v.db)
 	var rows []ops.Event
 	var more bool

@@ -99,13 +99,13 @@ func TestStandby(t *testing.T) {
 	for _, act := range []string{
 		"/act/redrive?id=1", "/act/discard?id=2", "/act/pause?scope=stock", "/act/resume?scope=billing&topic=payments&partition=2",
 		"/act/adopt?scope=stock&topic=orders&partition=4&at=52300", "/act/replay?scope=stock&topic=orders&partition=1&from=49187&to=49187",
-		"/act/pause-sink?sink=payments", "/act/resume-sink?sink=warehouse", "/act/resolve?id=" + request + "&step=charge&outcome=applied", "/act/close?id=" + request,
+		"/act/pause-sink?sink=payments", "/act/resume-sink?sink=warehouse", "/act/resolve?id=" + request + "&step=charge&applied=1", "/act/close?id=" + request,
 	} {
 		to, query, _ := strings.Cut(act, "?")
 		c.get(act).want(http.StatusConflict, notice, "Decide on the primary")
 		c.post(to, query+"&shown={}&reason=INC-1").want(http.StatusConflict, notice, "Decide on the primary")
 	}
-	const bulk = "kind=message&scope=stock&reason=exhausted&state=waiting"
+	const bulk = "kind=message&scope=stock&parked-for=exhausted&state=waiting"
 	c.get("/bulk/redrive?"+bulk).want(http.StatusConflict, notice, "Decide on the primary")
 	started := c.post("/bulk/redrive", over.get("/bulk/redrive?"+bulk).want(http.StatusOK).confirms("INC-2"))
 	c.ended(started).want(http.StatusOK, notice, "Decide on the primary")

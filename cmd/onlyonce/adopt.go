@@ -28,7 +28,7 @@ type adoption struct {
 func cursorAdoptCommand() command {
 	return command{
 		name:    "cursor adopt",
-		args:    "[-postgres URL] -scope S -topic T [-partition N] [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-standard-keys] [-late]] -reason WHY [-yes]",
+		args:    "[-postgres URL] -scope S -topic T [-partition N] [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-standard-keys] [-late]] -reason WHY [-yes | -dry-run]",
 		summary: "resolve a halt: set a position, a group, or move it here",
 		help: `
 Resolves a halt, in one transaction: whoever owns the cursor is fenced out, the cursor is changed, and an audit row

@@ -74,7 +74,7 @@ func TestAdoptWithoutOffset(t *testing.T) {
 	f.populate()
 	nonce := one[string](f, `select nonce::text from onlyonce.leases where name = 'cursor/stock/orders/0'`)
 	r := f.run(adoptArgs("-yes")...).want(t, statusGood, "Nothing is skipped and nothing handled again", "needs -at OFFSET",
-		"Group g1 has not let go in order", "Done: the next offset is 17; audit row").lines(t, 0)
+		"Group g1 did not release the cursor properly", "Done: the next offset is 17; audit row").lines(t, 0)
 	t.Log("\n" + r.out)
 	c := f.shown()
 	if c.Group != nil || c.Position != 17 || c.Run != 0 || c.Epoch != 5 || *c.ClusterID != "c1" || c.TopicID == nil ||

@@ -13,14 +13,6 @@ import (
 
 type cursorRow = ops.Cursor
 
-// attempts shows the attempts at a message that is handled alone.
-func attempts(c *cursorRow) string {
-	if c.Attempts == 0 || c.AttemptOffset == nil {
-		return ""
-	}
-	return fmt.Sprintf("%d at %d", c.Attempts, *c.AttemptOffset)
-}
-
 // cursorFilter selects cursors; nil: any.
 type cursorFilter struct {
 	scope, topic *string
@@ -59,7 +51,7 @@ that the last owner let go in order. ATTEMPTS are those at a message that stands
 all is as usual, or one or more of: retired (nobody works on it), paused, and "replay N to OFFSET" (replay number N is under
 way up to there; the work then goes on where it was interrupted).
 
-With -json, one object a line: scope, topic, partition, position, run, start_offset, start_policy, group, cluster_id,
+With -json, one object a line: id, scope, topic, partition, position, run, start_offset, start_policy, group, cluster_id,
 topic_id, epoch, clean, attempts (0: none under way), attempt_offset, anchor_offset, leader_epoch, done_until (end of what is
 done above the position, null: nothing is), retired_at, paused (why), replay (number of the last one, 0: there was none),
 replay_until and replay_resume (null: none is under way), replay_resend.
@@ -98,7 +90,7 @@ func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
 		}
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position),
 			fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy), strconv.Itoa(int(c.Run)), show.OrDash(c.Group), show.OrDash(c.ClusterID),
-			show.OrDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), attempts(c), c.State()})
+			show.OrDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), c.Tried(), c.State()})
 	}
 	switch {
 	case len(cursors) == 0:

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -15,12 +16,14 @@ import (
 type consent struct {
 	reason *string
 	yes    bool
+	dry    bool
 }
 
-// flags declares -reason and -yes.
+// flags declares -reason, -yes and -dry-run.
 func (c *consent) flags(fs *flag.FlagSet) {
 	textVar(fs, &c.reason, "reason", "`WHY`, for the audit row")
 	fs.BoolVar(&c.yes, "yes", false, "do not ask")
+	fs.BoolVar(&c.dry, "dry-run", false, "show what it would do, and change nothing")
 }
 
 // given is a flag that a command requires.
@@ -43,6 +46,92 @@ func missing(flags ...given) error {
 	return nil
 }
 
+// given0 returns a flag's value, or the zero value if it is not given.
+func given0[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// asksFirst is a part of the help of each decision.
+const asksFirst = "It shows what it would do and asks first, unless -yes is given; with -dry-run it only shows. It writes an audit row."
+
+// decisionCommand makes the command of a decision.
+func decisionCommand(d *operate.Decision) command {
+	help, examples, _ := strings.Cut(d.Help, "\n\nExample")
+	return command{name: d.Name, args: d.Synopsis(), summary: d.Summary, help: help + "\n\n" + asksFirst + "\n\nExample" + examples,
+		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			address := postgresVar(fs)
+			try := d.Begin()
+			for i := range d.Fields {
+				fieldVar(fs, &d.Fields[i], try.Set)
+			}
+			var say consent
+			say.flags(fs)
+			return func(ctx context.Context, a *app) error { return a.decide(ctx, *address, say, try) }
+		}}
+}
+
+// fieldVar declares the flag of a field.
+func fieldVar(fs *flag.FlagSet, f *operate.Field, set func(name, text string) error) {
+	declare := fs.Func
+	if f.Switch() {
+		declare = fs.BoolFunc
+	}
+	declare(f.Name, f.Usage(), func(text string) error { return set(f.Name, text) })
+}
+
+func (a *app) decide(ctx context.Context, address string, say consent, try *operate.Try) error {
+	names := try.Missing()
+	if len(names) == 0 {
+		if err := decided(try.Check()); err != nil {
+			name, is := strings.CutPrefix(err.Error(), "missing: ")
+			if !is {
+				return err
+			}
+			names = append(names, name)
+		}
+	}
+	if say.reason == nil && !say.dry {
+		names = append(names, "-reason")
+	}
+	if len(names) > 0 {
+		return usagef("missing: %s", strings.Join(names, ", "))
+	}
+	if r, is := try.Input.(*operate.Resolve); is && r.SealKeys != "" {
+		var err error
+		if r.Sealer, err = readSealKeys(r.SealKeys, a.env); err != nil {
+			return err
+		}
+	}
+	return decide(ctx, a, address, say, try.Waits, decision[operate.Result]{
+		act: func(ctx context.Context, db *database, by ops.By, shown *operate.Result) (*operate.Result, error) {
+			return try.Run(ctx, db, by, shown)
+		},
+		write: func(a *app, r *operate.Result) { a.writeSaid(r.Said) },
+		after: func(_ context.Context, _ *database, r *operate.Result) error {
+			for _, line := range r.Done {
+				a.say("%s", oneLine(line))
+			}
+			return nil
+		},
+	})
+}
+
+// writeSaid shows what a decision would do.
+func (a *app) writeSaid(s operate.Said) {
+	if s.Head != "" {
+		a.say("%s", oneLine(s.Head))
+	}
+	if s.Columns != nil {
+		a.table(s.Columns, s.Rows)
+	}
+	for _, line := range s.Sentences {
+		a.say("%s", oneLine(line))
+	}
+}
+
 // nothing ends a command that had nothing to do: status 0, and no audit row.
 type nothing struct{ text string }
 
@@ -61,23 +150,26 @@ type decision[R any] struct {
 // decide asks, unless -yes is given, and acts. waiting describes what a command that takes long may
 // wait for.
 func decide[R any](ctx context.Context, a *app, address string, say consent, waiting string, d decision[R]) error {
-	if !say.yes && !a.isTerminal(a.stdin) {
-		return usagef("-yes: standard input is no terminal, so nobody can be asked: add -yes to go ahead without")
+	if !say.yes && !say.dry && !a.isTerminal(a.stdin) {
+		return usagef("-yes: standard input is no terminal, so there is no answer: add -yes to go ahead without, or -dry-run to see what it would do")
 	}
 	err := a.withDatabase(ctx, address, func(db *database) error {
 		var shown, done *R
 		var err error
-		if !say.yes {
+		if !say.yes || say.dry {
 			if shown, err = d.act(ctx, db, ops.By{DryRun: true}, nil); err != nil {
 				return decided(err)
 			}
 			d.write(a, shown)
+			if say.dry {
+				return nil
+			}
 			if err = a.agree(ctx); err != nil {
 				return err
 			}
 		}
 		err = a.watch(waiting, func() (err error) {
-			done, err = d.act(ctx, db, ops.By{Reason: *say.reason}, shown)
+			done, err = d.act(ctx, db, ops.By{Reason: given0(say.reason)}, shown)
 			return err
 		})
 		if err != nil {
@@ -119,19 +211,21 @@ func (a *app) agree(ctx context.Context) error {
 	return nil
 }
 
-// decided turns an error of package ops into one that chooses the exit status.
+// decided turns an error of package ops into one that chooses the exit status, and names flags in
+// place of fields.
 func decided(err error) error {
 	var e *ops.Error
 	if !errors.As(err, &e) {
 		return err
 	}
+	text := operate.Flags(e.Error(), "-", "-")
 	switch {
 	case errors.Is(e.Kind, ops.ErrInvalid), errors.Is(e.Kind, ops.ErrNotFound):
-		return &usageError{e.Error()}
+		return &usageError{text}
 	case errors.Is(e.Kind, ops.ErrRefused), errors.Is(e.Kind, ops.ErrChanged):
-		return &refusal{e.Error()}
+		return &refusal{text}
 	case errors.Is(e.Kind, ops.ErrNothing):
-		return &nothing{e.Error()}
+		return &nothing{text}
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -49,7 +50,7 @@ Example:
 				{"webhook-retention", "for how long senders of webhooks deliver again, a `duration` (7d)", &ask.WebhookRetention},
 			} {
 				fs.Func(v.name, v.usage, func(s string) error {
-					d, err := parseDays(s)
+					d, err := operate.ParseDays(s)
 					*v.to = &d
 					return err
 				})

@@ -46,7 +46,7 @@ Examples:
 				if partition != nil && topic == nil {
 					return usagef("-partition needs -topic")
 				}
-				f := ops.EventFilter{Topic: text(topic), ID: text(id), Scope: text(behind), Limit: limitOf(limit), CountLimit: a.countLimit}
+				f := ops.EventFilter{Topic: text(topic), ID: text(id), Behind: text(behind), Limit: limitOf(limit), CountLimit: a.countLimit}
 				if partition != nil {
 					n := int32(*partition)
 					f.Partition = &n

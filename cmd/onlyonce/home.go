@@ -93,7 +93,7 @@ type homeMove struct {
 func homeLeaveCommand() command {
 	return command{
 		name:    "home leave",
-		args:    "[-postgres URL] -place P -to NAME -reason WHY [-yes]",
+		args:    "[-postgres URL] -place P -to NAME -reason WHY [-yes | -dry-run]",
 		summary: "take a tenant out of a database, to move it",
 		help: `
 Takes a tenant, or another place, out of this database (docs/scaling.md has the whole procedure). From then on nothing new
@@ -147,7 +147,7 @@ func (a *app) leaveHome(ctx context.Context, address string, ask *homeMove) erro
 func homeAdoptCommand() command {
 	return command{
 		name:    "home adopt",
-		args:    "[-postgres URL] -place P [-from URL -as NAME {-standard-keys [-late] | -without-keys}] -reason WHY [-yes]",
+		args:    "[-postgres URL] -place P [-from URL -as NAME {-standard-keys [-late] | -without-keys}] -reason WHY [-yes | -dry-run]",
 		summary: "make a tenant live in a database",
 		help: `
 Makes a tenant, or another place, live in this database, in one transaction. With -from it moves here from another one, which it

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
@@ -112,19 +113,6 @@ func remembered(horizon *float64) string {
 	return "at least " + show.Span(show.Seconds(*horizon))
 }
 
-// parseDays parses a duration that may be in days, for example "9d".
-func parseDays(s string) (time.Duration, error) {
-	if n, found := strings.CutSuffix(s, "d"); found {
-		days, err := strconv.ParseFloat(n, 64)
-		if err == nil && days > 0 && days < 36500 {
-			return time.Duration(days * float64(24*time.Hour)), nil
-		}
-	} else if d, err := time.ParseDuration(s); err == nil && d > 0 {
-		return d, nil
-	}
-	return 0, errors.New("must be a duration above 0, such as 7d or 36h")
-}
-
 // parseRate parses a number of keys per unit of time, and returns it per second.
 func parseRate(s string) (float64, error) {
 	number, unit, found := strings.Cut(s, "/")
@@ -166,7 +154,7 @@ Example:
 				return err
 			})
 			fs.Func("horizon", "how long a key is remembered at least, a `duration` (7d)", func(s string) error {
-				d, err := parseDays(s)
+				d, err := operate.ParseDays(s)
 				horizon = &d
 				return err
 			})
@@ -193,77 +181,4 @@ Example:
 			}
 		},
 	}
-}
-
-// horizonChange holds the operator's flags for a new horizon of a ring. Its result is the ring as
-// it was.
-type horizonChange struct {
-	consent
-	ring    *string
-	horizon *time.Duration
-	forever bool
-}
-
-func inboxHorizonCommand() command {
-	return command{
-		name:    "inbox horizon",
-		args:    "[-postgres URL] -ring RING -horizon D|forever -reason WHY [-yes]",
-		summary: "set how long claimed keys are remembered at least",
-		help: `
-Sets how long a claimed key is remembered at least, behind the closing of its segment: of consumer_keys, consumer_short_keys and
-consumer_long_keys (Kafka's messages, by the class of their scope) in the time of the log, so
-that nothing is forgotten while a consumer is down or behind; of standard_keys (all other keys: webhooks, dedupe.Claim,
-onlyonce.claim, calls that are enqueued outside of a consumer) by the database's clock. Answers to HTTP requests are in no ring: they live by
-Route.TTL. With "forever" nothing is forgotten, and nothing rotated.
-
-A copy that comes later than that is a new message, and is applied again. So the horizon must be longer than the longest time for which a
-producer, a mirror or an outbox relay goes on trying, and than what webhook providers do. Shortening it takes effect at the next look of a rotator, and
-cannot be taken back for what was forgotten. It asks first, unless -yes is given, and writes an audit row.
-
-Example:
-  onlyonce inbox horizon -ring consumer_keys -horizon 7d -reason "producers give up after 2 days, OPS-12"`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address := postgresVar(fs)
-			var ask horizonChange
-			choiceVar(fs, &ask.ring, "ring", "the `ring`: consumer_keys, consumer_short_keys, consumer_long_keys or standard_keys", "consumer_keys", "consumer_short_keys", "consumer_long_keys", "standard_keys")
-			fs.Func("horizon", "a `duration` (7d), or forever", func(s string) error {
-				ask.horizon, ask.forever = nil, s == "forever" // of two flags, the last one counts
-				if ask.forever {
-					return nil
-				}
-				d, err := parseDays(s)
-				if err == nil && d < time.Minute {
-					err = errors.New("must be at least a minute")
-				}
-				ask.horizon = &d
-				return err
-			})
-			ask.consent.flags(fs)
-			return func(ctx context.Context, a *app) error {
-				if err := missing(given{"-ring", ask.ring != nil}, given{"-horizon", ask.horizon != nil || ask.forever}, given{"-reason", ask.reason != nil}); err != nil {
-					return err
-				}
-				act := func(ctx context.Context, db *database, by ops.By, shown *ops.HorizonChange) (*ops.HorizonChange, error) {
-					return ops.SetHorizon(ctx, db, by, ops.HorizonInput{Ring: *ask.ring, Horizon: given0(ask.horizon), Forever: ask.forever, Shown: shown})
-				}
-				return decide(ctx, a, *address, ask.consent, "waiting for a rotator", decision[ops.HorizonChange]{act: act, write: ask.write, after: func(_ context.Context, _ *database, done *ops.HorizonChange) error {
-					_, _ = fmt.Fprintf(a.out, "Done; audit row %d.\n", done.AuditID)
-					return nil
-				}})
-			}
-		},
-	}
-}
-
-// seconds returns the new horizon; nil: forever.
-func (q *horizonChange) seconds() *float64 {
-	if q.horizon == nil {
-		return nil
-	}
-	s := q.horizon.Seconds()
-	return &s
-}
-
-func (q *horizonChange) write(a *app, was *ops.HorizonChange) {
-	_, _ = fmt.Fprintf(a.out, "Keys of ring %s were remembered %s, and are from then on %s.\n", was.Ring, remembered(was.Was), remembered(q.seconds()))
 }

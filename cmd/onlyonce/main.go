@@ -27,6 +27,7 @@ import (
 
 	"github.com/mattn/go-isatty"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -95,12 +96,18 @@ func groups() []group {
 	return []group{
 		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), cursorShowCommand(), parkedListCommand(),
 			parkedShowCommand(), outboxStatusCommand(), outboxListCommand(), outboxShowCommand(), eventsStatusCommand(), eventsListCommand(), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), requestListCommand(), operationListCommand(), homeListCommand()}},
-		{"Decide (these ask first, and write an audit row)", []command{cursorAdoptCommand(), cursorRetireCommand(), cursorPauseCommand(),
-			cursorResumeCommand(), replayCommand(), parkedRedriveCommand(), parkedDiscardCommand(), outboxPauseCommand(), outboxResumeCommand(), outboxRateCommand(),
-			outboxRebaseCommand(), outboxEraseCommand(), inboxHorizonCommand(), inboxClassCommand(), eventsEraseCommand(), requestResolveCommand(),
-			requestCloseCommand(), requestEraseCommand(), homeLeaveCommand(), homeAdoptCommand()}},
+		{"Decide (these ask first, and write an audit row)", decisionCommands()},
 		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}
+}
+
+// decisionCommands are those of the decisions, and those about several databases.
+func decisionCommands() []command {
+	all := []command{cursorAdoptCommand()}
+	for _, d := range operate.All() {
+		all = append(all, decisionCommand(d))
+	}
+	return append(all, homeLeaveCommand(), homeAdoptCommand())
 }
 
 func commands() []command {

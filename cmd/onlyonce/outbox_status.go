@@ -102,7 +102,7 @@ func (a *app) writeOutbox(r *ops.OutboxReport, all bool) {
 			say("Sink %s is paused %s\n", cell(s.Sink), oneLine(p.Paused()))
 		}
 		for j := range s.Rates {
-			say("Rate of %s: %s\n", rateOf(&s.Rates[j]), oneLine(s.Rates[j].String()))
+			say("Rate of %s: %s\n", oneLine(s.Rates[j].Whose()), oneLine(s.Rates[j].String()))
 		}
 	}
 	if !r.Counted {

@@ -176,7 +176,7 @@ func TestOutboxRate(t *testing.T) {
 	if r := f.run("doctor"); !strings.Contains(r.out, `calls of sink payments, tenant "acme" wait for their rate`) {
 		t.Errorf("doctor says nothing of them:\n%s", r.out)
 	}
-	f.run(append(set, "-unset")...).want(t, statusGood, "back to what relays are configured with; until now: 2.5 calls a second; 4 under way")
+	f.run(append(set, "-unset")...).want(t, statusGood, "back to the relays' configuration; until now: 2.5 calls a second; 4 under way")
 	f.run("outbox", "rate", "-sink", "payments", "-unset", "-reason", "it answers again", "-yes").want(t, statusGood, "until now: 100 calls a second")
 	if n := one[int](f, `select count(*) from onlyonce.rates where coalesce(per_second::text, in_flight::text, held_until::text) is null and set_by = current_user`); n != 2 {
 		t.Error("something is left")

@@ -65,7 +65,7 @@ type listing struct {
 func (q *listing) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&q.all, "all", false, "settled rows too, newest first")
 	textVar(fs, &q.scope, "scope", "only rows of the scope `S`")
-	choiceVar(fs, &q.kind, "kind", "only rows of one `KIND`: message, call or event", kindMessage, kindCall, kindEvent)
+	choiceVar(fs, &q.kind, "kind", "only rows of one `KIND`: message, call or event", "message", "call", "event")
 	choiceVar(fs, &q.state, "state", "only rows in one `STATE`: waiting, retrying, blocked, reconcile, resolved or discarded",
 		"waiting", "retrying", "blocked", "reconcile", "resolved", "discarded")
 	choiceVar(fs, &q.reason, "parked-for", "only rows that were parked for the reason `R`: "+strings.Join(ops.ParkedReasons(), ", "), ops.ParkedReasons()...)

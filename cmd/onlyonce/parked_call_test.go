@@ -149,7 +149,7 @@ func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	}
 	f.redrives("-id", head).want(t, statusFailed, "is settled (discarded)")
 	unknown := f.parks("unknown", "", "reconcile", "window")
-	f.discards("-kind", "call", "-sink", "payments", "-name", "unknown", "-state", "reconcile").want(t, statusGood, "nobody knows whether the remote")
+	f.discards("-kind", "call", "-sink", "payments", "-name", "unknown", "-state", "reconcile").want(t, statusGood, "the remote may or may not have applied them")
 	if got := f.call(unknown); got != "discarded 3 used own settled" {
 		t.Errorf("%s", got)
 	}

@@ -152,7 +152,7 @@ func (a *app) writeParkedOrigin(d *ops.ParkedDetail) {
 	if d.Kind == "message" {
 		a.field("record key", d.RecordKey.String())
 	}
-	if d.Kind == kindEvent && d.EventID != nil && d.Topic != nil && strings.HasPrefix(*d.Topic, "webhook.") {
+	if d.Kind == "event" && d.EventID != nil && d.Topic != nil && strings.HasPrefix(*d.Topic, "webhook.") {
 		if part := strings.SplitN(*d.EventID, "/", 3); len(part) == 3 { // endpoint, provider, and the id as its sender knows it
 			a.field("provider", part[1])
 			a.field("event id", part[2])

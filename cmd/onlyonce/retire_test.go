@@ -58,7 +58,7 @@ func TestRetireAsks(t *testing.T) {
 	before := f.shown()
 	f.terminal, f.stdin = true, strings.NewReader("n\n")
 	r := f.run(cursorArgs("retire")...).want(t, statusFailed, "the answer was no")
-	if !strings.Contains(r.out, "retired") || !strings.Contains(r.out, "2 parked messages of it are not settled") || !strings.Contains(r.out, "has not let go in order") {
+	if !strings.Contains(r.out, "retired") || !strings.Contains(r.out, "2 parked messages of it are not settled") || !strings.Contains(r.out, "did not release it properly") {
 		t.Errorf("what was asked:\n%s", r.out)
 	}
 	f.untouched(before)

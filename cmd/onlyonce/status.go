@@ -119,7 +119,7 @@ func (a *app) writeSums(r *ops.StatusReport, each bool) {
 	for i := range r.Cursors {
 		c := &r.Cursors[i]
 		all = append(all, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position), show.OrDash(c.Group),
-			number(c.Epoch), yesNo(c.Clean), attempts(c), c.State()})
+			number(c.Epoch), yesNo(c.Clean), c.Tried(), c.State()})
 	}
 	a.say("")
 	a.section([]string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "GROUP", "EPOCH", "CLEAN", "ATTEMPTS", "STATE"}, all)

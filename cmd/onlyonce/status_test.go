@@ -90,7 +90,7 @@ func fields(t *testing.T, raw []byte) string {
 	return strings.Join(names, " ")
 }
 
-const cursorFields = "scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset leader_epoch " +
+const cursorFields = "id scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset leader_epoch " +
 	"retired_at paused replay replay_until replay_resume replay_resend redo_until redo_topic_id done_until"
 
 func TestStatusJSON(t *testing.T) {

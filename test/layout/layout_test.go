@@ -208,6 +208,7 @@ var rooms = [][]string{
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
 	{"consumer/sharesource"},
 	{"ops"},
+	{"internal/operate"},
 	{"internal/gauges", "ui"},
 	{"onlyoncetest"},
 	{"cmd", "monitoring"},

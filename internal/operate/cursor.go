@@ -1,0 +1,304 @@
+package operate
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+func pauseCursor() *Decision {
+	return entry[ops.Place, ops.Paused]{
+		Decision: Decision{
+			Name:    "cursor pause",
+			Summary: "pause a partition, or a whole scope",
+			Help: `
+Pauses a partition, or with -scope alone every partition of the scope, until it is resumed, also across restarts. The owner
+finishes its current batch within two seconds and keeps the partition. Nothing is lost: Kafka keeps collecting. Parked messages
+are not tried meanwhile. "onlyonce cursor show" shows what is paused.
+
+If it is paused already, nothing is written, and the status is 0.
+
+Example:
+  onlyonce cursor pause -scope stock -topic orders -partition 3 -reason "stock table is being repaired, INC-9"`,
+			Waits: "waiting for another transaction",
+			Page:  "pause",
+			Title: "Pause",
+			Means: "Owners finish the batch that they are in, and keep their partitions. What is parked is not tried meanwhile. A pause outlasts restarts.",
+		},
+		needs: "scope", together: "topic partition",
+		do: ops.PauseCursor,
+		would: func(_ *ops.Place, d *ops.Paused) (s Said) {
+			p := ops.Pause{Scope: d.Scope}
+			if d.Topic != nil {
+				p.Topic, p.Partition = *d.Topic, *d.Partition
+			}
+			s.say("Pause %s: %d cursors in use.", p.What(), d.Cursors)
+			if d.Cursors == 0 {
+				s.say("Is the name right? There is no such cursor yet. A consumer that makes one is paused at once.")
+			}
+			return s
+		},
+		done: func(_ *ops.Place, d *ops.Paused) []string {
+			return done(d.AuditID, "the owner stops within two seconds, behind its current batch.")
+		},
+	}.decision()
+}
+
+// done is the sentence after a decision that has no figures.
+func done(audit int64, then string) []string {
+	if then == "" {
+		return []string{fmt.Sprintf("Done; audit row %d.", audit)}
+	}
+	return []string{fmt.Sprintf("Done; audit row %d: %s", audit, then)}
+}
+
+func resumeCursor() *Decision {
+	return entry[ops.Place, ops.Paused]{
+		Decision: Decision{
+			Name:    "cursor resume",
+			Summary: "end a pause",
+			Help: `
+Ends a pause that was made with the same -scope, -topic and -partition. A pause of the whole scope holds every partition of it
+until it is ended itself; pauses of single partitions outlast it. Work continues within two seconds.
+
+If it is not paused, nothing is written, and the status is 0.
+
+Example:
+  onlyonce cursor resume -scope stock -topic orders -partition 3 -reason "repaired, INC-9"`,
+			Waits: "waiting for another transaction",
+			Page:  "resume",
+			Title: "Resume",
+			Means: "Work continues within two seconds. A pause of the whole scope and pauses of single partitions end one by one.",
+		},
+		needs: "scope", together: "topic partition",
+		do: ops.ResumeCursor,
+		would: func(_ *ops.Place, d *ops.Paused) (s Said) {
+			s.say("Resume %s, paused at %s by %s: %s", d.Was.What(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
+			for _, o := range d.Others {
+				s.say("Still paused: %s, by %s: %s", o.What(), o.Actor, o.Reason)
+			}
+			return s
+		},
+		done: func(_ *ops.Place, d *ops.Paused) []string {
+			return done(d.AuditID, "work continues within two seconds.")
+		},
+	}.decision()
+}
+
+func retire() *Decision {
+	return entry[ops.RetireInput, ops.Retired]{
+		Decision: Decision{
+			Name:    "cursor retire",
+			Summary: "take a cursor out of use",
+			Help: `
+Takes a cursor out of use: of a topic that is gone, or of a consumer that will not come back. In one transaction its owner is
+fenced out, the cursor is marked, and an audit row says who did it and why.
+
+No consumer works on a retired cursor: one that gets its partition halts, with reason "retired". No message at or behind its
+position is handled, and its parked messages are not tried again. The cursor holds back retention for one horizon more, because it
+may be moved with its keys or brought back, and then no longer. The row stays, so that the partition is not started over by
+mistake: "onlyonce cursor adopt -at OFFSET" brings it back.
+
+Example:
+  onlyonce cursor retire -scope stock -topic orders-2023 -partition 0 -reason "topic deleted, OPS-12"`,
+			Danger: true,
+			Waits:  "waiting for the owner's batch to end",
+		},
+		needs: "scope topic partition",
+		do:    ops.RetireCursor,
+		would: func(_ *ops.RetireInput, d *ops.Retired) Said {
+			s := CursorChange(d.Before, d.After)
+			s.say("It is out of use from then on: nothing at or behind offset %d is handled, until `onlyonce cursor adopt -at OFFSET` brings it back.", d.Before.Position)
+			if d.Parked > 0 {
+				s.say("%d parked messages of it are not settled. None is tried again: discard them, or settle them before you retire it.", d.Parked)
+			}
+			if !d.Before.Clean {
+				s.say("Its last owner did not release it properly: it died, is halted, or still works. If it works it will halt.")
+			}
+			if d.Before.ReplayUntil != nil {
+				s.say("A replay is under way, which interrupted the work at offset %d.", *d.Before.ReplayResume)
+			}
+			return s
+		},
+		done: func(_ *ops.RetireInput, d *ops.Retired) []string {
+			return []string{fmt.Sprintf("Done: retired at offset %d; audit row %d.", d.After.Position, d.AuditID)}
+		},
+	}.decision()
+}
+
+func replay() *Decision {
+	return entry[ops.ReplayInput, ops.Replayed]{
+		Decision: Decision{
+			Name:    "replay",
+			Summary: "handle messages again, and apply them again",
+			Help: `
+Handles the messages from -from up to, and without, -to once more, although they are done: after a handler was wrong and its
+effects were undone. Each of them is applied again, whatever its id; copies within the range are still applied once. Then the
+work continues where it is now.
+
+The range is all that it knows. If a record in the range is a copy of a message outside of it (an earlier offset, or another
+partition), it is applied, although that message was applied and is not undone. Choose a range that has such a copy's original in
+it, or undo the original's effect too. Copies that arrive after the replay are duplicates, also of messages that only the replay
+handled. Messages are applied however old their ids are: Config.TooOld does not count in a replay.
+
+In one transaction the owner is fenced out, the position is set, the replay gets a number that is part of its messages' keys, and
+an audit row says who did it and why. A consumer that runs begins within seconds by itself; without one, the next to start does.
+Meanwhile new messages wait. "onlyonce cursor show" tells how far it is, and "onlyonce cursor adopt -at OFFSET" ends it early.
+Only a consumer can tell whether the log still holds the range: it halts if it does not.
+
+Calls that handlers enqueue keep their keys. A call whose row is still in the outbox is not sent again, and one that now asks for
+other bytes is a conflict, which fails its message. Where the row is gone the call is written again, under its key: it is sent if
+the remote's key window, counted from the time of the message, is still open, and otherwise parked as reconcile. With -resend
+calls get keys of their own, so that every remote applies them AGAIN: a charge is charged twice.
+
+It is refused while a replay is under way, and while messages of the range are parked and not settled: redrive or discard them
+first.
+
+Example:
+  onlyonce replay -scope stock -topic orders -partition 0 -from 1200 -to 1300 -reason "held with the wrong sign, INC-7"`,
+			Danger: true,
+			Waits:  "waiting for the owner's batch to end",
+			Page:   "replay",
+			Title:  "Replay",
+			Means:  "Messages of the range are handled and applied again, although that was done. First undo what they did. New messages wait until the replay is over.",
+		},
+		needs: "scope topic partition from",
+		do:    ops.Replay,
+		would: func(_ *ops.ReplayInput, d *ops.Replayed) Said {
+			s := CursorChange(d.Before, d.After)
+			s.say("Applied AGAIN: every message from offset %d to %d that the log still holds, %d offsets. Their ids do not keep them out; copies within the range are applied once; "+
+				"a copy whose original lies outside of the range is applied too, although the original is not undone.",
+				d.From, d.To-1, d.To-d.From)
+			if d.From < d.Before.StartOffset {
+				s.say("Offsets below %d, where this cursor began, were never handled by it: they are handled for the first time.", d.Before.StartOffset)
+			}
+			s.say("Then the work continues at offset %d. Until then messages from there on wait.", d.Resume)
+			if d.Resend {
+				s.say("-resend: calls that their handlers enqueue get NEW keys. Every remote applies them AGAIN: a customer who was charged once is charged twice.")
+				return s
+			}
+			s.say("Calls that their handlers enqueue keep their keys: those whose rows are still in the outbox are not sent again, and one with other bytes is a conflict, which fails its message. A call whose row is gone is written again under its key: sent if the remote's key window, counted from the time of the message, is open, else parked as reconcile.")
+			return s
+		},
+		done: func(_ *ops.ReplayInput, d *ops.Replayed) []string {
+			return []string{fmt.Sprintf("Done: replay %d from offset %d up to %d, then on from %d; audit row %d. A consumer that runs begins within seconds.",
+				d.Replay, d.From, d.To, d.Resume, d.AuditID)}
+		},
+	}.decision()
+}
+
+// Adopt is the adoption of one cursor. The program's command can do more: it hands over whole
+// topics, and moves partitions between databases.
+func Adopt() *Decision {
+	return entry[ops.AdoptInput, ops.Adopted]{
+		Decision: Decision{
+			Name:   "cursor adopt",
+			Danger: true,
+			Waits:  "waiting for the owner's batch to end",
+			Page:   "adopt",
+			Title:  "Adopt",
+			Means: "Resolves a halt: the owner is fenced out, and the cursor gets another group or another position. " +
+				"Messages between the old position and a higher one are never handled; those above a lower one are handled again.",
+		},
+		needs: "scope topic partition",
+		do:    ops.AdoptCursor,
+		would: func(_ *ops.AdoptInput, d *ops.Adopted) Said { return Adopted(d) },
+		done: func(_ *ops.AdoptInput, d *ops.Adopted) []string {
+			return []string{fmt.Sprintf("Done: the next offset is %d; audit row %d. A halted consumer looks again within seconds.", d.After.Position, d.AuditID)}
+		},
+	}.decision()
+}
+
+// CursorChange shows a cursor before, if there was one, and after.
+func CursorChange(was, is *ops.Cursor) Said {
+	s := Said{Head: fmt.Sprintf("cursor of scope %s, topic %s, partition %d", is.Scope, is.Topic, is.Partition), Columns: []string{"", "BEFORE", "AFTER"}}
+	row := func(what string, show func(*ops.Cursor) string) {
+		before := "none"
+		if was != nil {
+			before = show(was)
+		}
+		s.Rows = append(s.Rows, []string{what, before, show(is)})
+	}
+	stamp := func(of func(*ops.Cursor) *string) func(*ops.Cursor) string {
+		return func(c *ops.Cursor) string {
+			if p := of(c); p != nil {
+				return *p
+			}
+			return "the next owner's"
+		}
+	}
+	row("position", func(c *ops.Cursor) string { return strconv.FormatInt(c.Position, 10) })
+	row("run", func(c *ops.Cursor) string { return strconv.Itoa(int(c.Run)) })
+	row("group", stamp(func(c *ops.Cursor) *string { return c.Group }))
+	row("cluster", stamp(func(c *ops.Cursor) *string { return c.ClusterID }))
+	row("topic id", stamp(func(c *ops.Cursor) *string { return c.TopicID }))
+	row("anchor", func(c *ops.Cursor) string { return orDash(c.AnchorOffset) })
+	row("attempts", (*ops.Cursor).Tried)
+	row("epoch", func(c *ops.Cursor) string { return strconv.FormatInt(c.Epoch, 10) })
+	row("state", (*ops.Cursor).State)
+	return s
+}
+
+func orDash(n *int64) string {
+	if n == nil {
+		return "-"
+	}
+	return strconv.FormatInt(*n, 10)
+}
+
+// Adopted shows an adoption: the cursor before and after, and what that means for messages and
+// owners.
+func Adopted(d *ops.Adopted) Said {
+	s := CursorChange(d.Before, d.After)
+	b, c := d.Before, d.After
+	switch {
+	case d.From != nil:
+		s.movedHere(d)
+		return s
+	case b == nil:
+		s.say("There was no cursor: work starts at offset %d. How many messages that skips or handles again is not known here.", c.Position)
+		return s
+	}
+	if b.RetiredAt != nil {
+		s.say("The cursor was retired, and is brought back.")
+	}
+	if b.ReplayUntil != nil && c.ReplayUntil == nil {
+		s.say("The replay that is under way up to offset %d ends here. It interrupted the work at offset %d: -at %d continues there.",
+			*b.ReplayUntil, *b.ReplayResume, *b.ReplayResume)
+	}
+	switch {
+	case *d.Skipped > 0:
+		s.say("Skipped, if the topic is still the same: %d offsets, %d to %d. They are never handled.",
+			*d.Skipped, c.Position-*d.Skipped, c.Position-1)
+	case *d.Repeated > 0:
+		s.say("Handled again, if the topic is still the same: %d offsets, %d to %d. Keys that are still kept make duplicates of them; without a key they are applied twice.",
+			*d.Repeated, c.Position, c.Position+*d.Repeated-1)
+	case c.Run == b.Run:
+		s.say("Nothing is skipped and nothing handled again. Cluster, topic and position stay: a halt for another reason than foreign-group needs -at OFFSET.")
+	default:
+		s.say("Nothing is skipped and nothing handled again, if the topic is still the same.")
+	}
+	if c.Group == nil && b.Group != nil && !b.Clean {
+		s.say("Group %s did not release the cursor properly: it died, is halted, or still works. If it runs it may be the next owner again; -group keeps it out.", *b.Group)
+	}
+	return s
+}
+
+// movedHere adds what it means to take a partition over from another database.
+func (s *Said) movedHere(d *ops.Adopted) {
+	s.say("The position is that of %s, where the cursor was retired at %s: what is below was handled there, and nothing is handled again.",
+		d.From.Database, show.Instant(*d.From.Cursor.RetiredAt))
+	if d.Before != nil {
+		s.say("The cursor was retired here, and is brought back.")
+	}
+	if d.From.Keys == nil {
+		s.say("The keys that are kept there are claimed here too.")
+		return
+	}
+	s.say("Keys that came with it: %d.", *d.From.Keys)
+	if *d.From.Conflicts > 0 {
+		s.say("%d keys stand here for another payload, and stay so.", *d.From.Conflicts)
+	}
+}

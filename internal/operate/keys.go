@@ -1,0 +1,114 @@
+package operate
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+// until is a horizon, or forever.
+type until struct {
+	of      time.Duration
+	forever bool
+}
+
+// Set parses a duration, or "forever".
+func (u *until) Set(text string) (err error) {
+	if u.of, u.forever = 0, text == "forever"; u.forever {
+		return nil
+	}
+	if u.of, err = ParseDays(text); err == nil && u.of < time.Minute {
+		err = errors.New("must be at least a minute")
+	}
+	return err
+}
+
+func (u *until) String() string {
+	if u.forever {
+		return remembered(nil)
+	}
+	s := u.of.Seconds()
+	return remembered(&s)
+}
+
+func remembered(horizon *float64) string {
+	if horizon == nil {
+		return "for ever"
+	}
+	return "at least " + show.Span(show.Seconds(*horizon))
+}
+
+type horizonInput struct {
+	ops.HorizonInput
+	Until until `flag:"horizon" arg:"D" doc:"a duration D (7d), or forever"`
+}
+
+func horizon() *Decision {
+	return entry[horizonInput, ops.HorizonChange]{
+		Decision: Decision{
+			Name:    "inbox horizon",
+			Summary: "set how long claimed keys are remembered at least",
+			Help: `
+Sets how long a claimed key is remembered at least, behind the closing of its segment: of consumer_keys, consumer_short_keys and
+consumer_long_keys (Kafka's messages, by the class of their scope) in the time of the log, so that no key is forgotten while a
+consumer is down or behind; of standard_keys (all other keys: webhooks, dedupe.Claim, onlyonce.claim, calls that are enqueued outside
+of a consumer) by the database's clock. Answers to HTTP requests are in no ring: they live by Route.TTL. With "forever" no key is
+forgotten, and no segment rotated.
+
+A copy that arrives later than that is a new message, and is applied again. So the horizon must be longer than the longest time for
+which a producer, a mirror or an outbox relay retries, and than what webhook providers do. A shorter one takes effect when a rotator
+next looks, and what was forgotten does not come back.
+
+Example:
+  onlyonce inbox horizon -ring consumer_keys -horizon 7d -reason "producers give up after 2 days, OPS-12"`,
+			Danger: true,
+			Waits:  "waiting for a rotator",
+		},
+		needs: "ring horizon",
+		do: func(ctx context.Context, db ops.DB, by ops.By, in horizonInput) (*ops.HorizonChange, error) {
+			in.Horizon, in.Forever = in.Until.of, in.Until.forever
+			return ops.SetHorizon(ctx, db, by, in.HorizonInput)
+		},
+		would: func(in *horizonInput, d *ops.HorizonChange) (s Said) {
+			s.say("Keys of ring %s were remembered %s, and are from then on %s.", d.Ring, remembered(d.Was), in.Until.String())
+			return s
+		},
+		done: func(_ *horizonInput, d *ops.HorizonChange) []string { return done(d.AuditID, "") },
+	}.decision()
+}
+
+func class() *Decision {
+	return entry[ops.ClassInput, ops.ClassChange]{
+		Decision: Decision{
+			Name:    "inbox class",
+			Summary: "change a scope's class of horizon, and so its ring of keys",
+			Help: `
+Changes the class of horizon of a consumer's scope: the ring in which its keys are claimed (consumer_short_keys, consumer_keys or
+consumer_long_keys), and so how long they are remembered ("onlyonce inbox horizon" sets that for a ring). In one transaction the
+owners of its cursors are fenced out, the scope's row is changed, and an audit row says who did it and why. They continue within
+seconds.
+
+Keys that were claimed before stay in the earlier ring, for as long as it remembers them. Until it has forgotten the last of them, the
+scope's keys are claimed in both rings, and its consumers may run with either class in Config.Horizon: deploy the new one meanwhile.
+A consumer that still has the old one afterwards halts. A second change has to wait until then. A longer class does not extend for
+how long a key is remembered that was claimed before.
+
+With several shards, change it in each database. A scope that is read through a share group keeps its class.
+
+Example:
+  onlyonce inbox class -scope stock -class long -reason "the mirror may be stopped for two weeks, OPS-12"`,
+			Waits: "waiting for the owners' batches to end",
+		},
+		needs: "scope class",
+		do:    ops.ChangeClass,
+		would: func(_ *ops.ClassInput, d *ops.ClassChange) (s Said) {
+			s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s. %d cursors; their owners continue within seconds.", d.Scope, d.Was, d.Class, d.Ring, d.Cursors)
+			s.say("%s, and longer where a cursor is behind, they are claimed in %s too, and either class is accepted in Config.Horizon.", d.Passes(), d.Before)
+			return s
+		},
+		done: func(_ *ops.ClassInput, d *ops.ClassChange) []string { return done(d.AuditID, "") },
+	}.decision()
+}

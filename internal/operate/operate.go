@@ -1,0 +1,241 @@
+// Package operate describes each decision of package ops once, for people. The program's commands
+// with their flags and help, the console's forms and pages, and the reference in docs/operations.md
+// are made from these descriptions.
+//
+// # A decision
+//
+// [All] lists the decisions. Each is made of:
+//
+//   - a name, which is also the action of its audit row; one line and a text that say what it does;
+//     whether it gives something up ([Decision.Danger]); and what it may wait for.
+//   - fields: those of the input of its function that have the tag "flag", also of embedded
+//     structs. The tags are: flag, the name; arg, the word for the value (a switch has none); doc,
+//     what it means; choices, or least and most, which values are valid; label and hint, for a
+//     field that the console asks for. The others come from the address of the console's page.
+//   - which fields are needed, and which go together only.
+//   - the function of package ops. A dry run and the decision itself are the same call. What a
+//     person agreed to goes into the field Shown of its input, if there is one.
+//   - what it would do, as a [Said]: a line, a table, and sentences. Then what was done, as
+//     sentences.
+//
+// A new decision is an input with tags, a function, and one entry here. Errors of package ops name
+// fields, in backquotes; [Flags] makes the names of the program, or of the console, of them.
+//
+// Commands, flags and help stay the program's own, on package flag: cobra and kong read -scope as
+// five short flags, and no library of tables leaves out columns in the order of their worth.
+package operate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+// Decision is the description of one decision.
+type Decision struct {
+	Name    string // of the command, and the action of the audit row
+	Summary string // one line
+	Help    string
+	Danger  bool   // it gives something up
+	Waits   string // what it does if it takes long
+
+	// Page and Title are of the console: the end of the page's address, and its heading. Means says
+	// there what the decision does. All are empty if the console does not offer it.
+	Page, Title, Means string
+
+	Fields   []Field
+	needs    [][]string // each: one of these fields is needed
+	together []string   // all of these fields, or none
+
+	input func() any
+	act   func(ctx context.Context, db ops.DB, by ops.By, in any) (any, error)
+	fresh func() any // an empty result, for what was shown
+	would func(in, result any) Said
+	done  func(in, result any) []string
+}
+
+// Said is what a decision would do, for a person.
+type Said struct {
+	Head      string
+	Columns   []string
+	Rows      [][]string
+	Sentences []string
+}
+
+func (s *Said) say(format string, args ...any) {
+	s.Sentences = append(s.Sentences, fmt.Sprintf(format, args...))
+}
+
+// entry is a Decision with its types: I is the input, R the result.
+type entry[I, R any] struct {
+	Decision
+	needs    string // of fields, separated by spaces; alternatives by "|"
+	together string
+	do       func(ctx context.Context, db ops.DB, by ops.By, in I) (*R, error)
+	would    func(in *I, r *R) Said
+	done     func(in *I, r *R) []string
+}
+
+func (e entry[I, R]) decision() *Decision {
+	d := e.Decision
+	d.Fields = fieldsOf(reflect.TypeFor[I](), nil)
+	for _, one := range strings.Fields(e.needs) {
+		d.needs = append(d.needs, strings.Split(one, "|"))
+	}
+	for i := range d.Fields {
+		d.Fields[i].Needed = slices.ContainsFunc(d.needs, func(any []string) bool { return len(any) == 1 && any[0] == d.Fields[i].Name })
+	}
+	d.together = strings.Fields(e.together)
+	d.input = func() any { return new(I) }
+	d.fresh = func() any { return new(R) }
+	d.act = func(ctx context.Context, db ops.DB, by ops.By, in any) (any, error) {
+		return e.do(ctx, db, by, *in.(*I))
+	}
+	d.would = func(in, r any) Said { return e.would(in.(*I), r.(*R)) }
+	d.done = func(in, r any) []string { return e.done(in.(*I), r.(*R)) }
+	return &d
+}
+
+// Try is one decision with its fields. A Try is for one goroutine.
+type Try struct {
+	*Decision
+	Input any // a pointer to the input of its function
+	given map[string]bool
+}
+
+// Result is what a decision would do, or has done.
+type Result struct {
+	Said
+	AuditID int64    // 0: it was a dry run
+	Done    []string // sentences for afterwards
+	value   any
+}
+
+// Begin returns the decision without any field.
+func (d *Decision) Begin() *Try { return &Try{Decision: d, Input: d.input(), given: map[string]bool{}} }
+
+// Set reads the text of a field. The error says what it must be.
+func (t *Try) Set(name, text string) error {
+	i := slices.IndexFunc(t.Fields, func(f Field) bool { return f.Name == name })
+	if i < 0 {
+		return errors.New("there is no such field")
+	}
+	t.given[name] = true
+	return t.Fields[i].set(reflect.ValueOf(t.Input).Elem(), text)
+}
+
+// Missing returns the flags of needed fields that were not set.
+func (t *Try) Missing() []string {
+	var missing []string
+	for _, any := range t.needs {
+		if !slices.ContainsFunc(any, func(name string) bool { return t.given[name] }) {
+			missing = append(missing, "-"+strings.Join(any, " or -"))
+		}
+	}
+	return missing
+}
+
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (t *Try) Check() error {
+	if n := len(t.together); n > 0 {
+		set := slices.DeleteFunc(slices.Clone(t.together), func(name string) bool { return !t.given[name] })
+		if len(set) > 0 && len(set) < n {
+			return &ops.Error{Kind: ops.ErrInvalid, Reason: "`Topic` and `Partition` go together: without both, the whole scope is meant"}
+		}
+	}
+	if in, is := t.Input.(interface{ Check() error }); is {
+		return in.Check()
+	}
+	return nil
+}
+
+// Run carries the decision out, or works it out in a dry run. shown is what a person agreed to, nil
+// if nothing was shown.
+func (t *Try) Run(ctx context.Context, db ops.DB, by ops.By, shown *Result) (*Result, error) {
+	if f := reflect.ValueOf(t.Input).Elem().FieldByName("Shown"); f.IsValid() {
+		f.SetZero()
+		if shown != nil {
+			f.Set(reflect.ValueOf(shown.value))
+		}
+	}
+	value, err := t.act(ctx, db, by, t.Input)
+	if err != nil {
+		return nil, err
+	}
+	r := &Result{Said: t.would(t.Input, value), value: value}
+	if !by.DryRun {
+		r.AuditID = reflect.ValueOf(value).Elem().FieldByName("AuditID").Int()
+		r.Done = t.done(t.Input, value)
+	}
+	return r, nil
+}
+
+// MarshalJSON returns the result of the function.
+func (r *Result) MarshalJSON() ([]byte, error) { return json.Marshal(r.value) }
+
+// Shown reads what was shown, as MarshalJSON has made it.
+func (d *Decision) Shown(text []byte) (*Result, error) {
+	value := d.fresh()
+	if err := json.Unmarshal(text, value); err != nil {
+		return nil, err
+	}
+	return &Result{value: value}, nil
+}
+
+// Synopsis is how the program's command is called.
+func (d *Decision) Synopsis() string {
+	parts := []string{"[-postgres URL]"}
+	for _, f := range d.Fields {
+		part := strings.TrimSpace("-" + f.Name + " " + f.Arg)
+		if !f.Needed {
+			part = "[" + part + "]"
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(append(parts, "-reason WHY [-yes | -dry-run]"), " ")
+}
+
+// fieldName is a field in the text of an error of package ops.
+var fieldName = regexp.MustCompile("`[A-Z][A-Za-z]*`")
+
+// flagOf are the flags that are not named after their field.
+var flagOf = map[string]string{"Reason": "parked-for", "ErrorPrefix": "error", "OrderingKeyPrefix": "key-prefix", "Sealer": "seal-keys", "ID": "id"}
+
+// capital begins a word of a field's name.
+var capital = regexp.MustCompile("[A-Z]")
+
+// Flags names flags where a text of package ops names fields. between joins the words of a flag's
+// name, and before stands before it: "-" for the program, and spaces for the console.
+func Flags(text, before, between string) string {
+	return fieldName.ReplaceAllStringFunc(text, func(name string) string {
+		name = strings.Trim(name, "`")
+		flag := flagOf[name]
+		if flag == "" {
+			flag = strings.TrimPrefix(capital.ReplaceAllStringFunc(name, func(c string) string { return "-" + strings.ToLower(c) }), "-")
+		}
+		return before + strings.ReplaceAll(flag, "-", between)
+	})
+}
+
+// Find returns the decision with that name, nil if there is none.
+func Find(name string) *Decision { return byName[name] }
+
+var byName = func() map[string]*Decision {
+	m := map[string]*Decision{}
+	for _, d := range All() {
+		m[d.Name] = d
+	}
+	return m
+}()
+
+// Pages are the decisions that the console offers.
+func Pages() []*Decision {
+	return slices.DeleteFunc(append(All(), Adopt()), func(d *Decision) bool { return d.Page == "" })
+}

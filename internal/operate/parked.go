@@ -1,0 +1,233 @@
+package operate
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+// shownRows is how many rows the table of a decision shows.
+const shownRows = 20
+
+func redrive() *Decision {
+	return entry[ops.RedriveInput, ops.ParkedChange]{
+		Decision: Decision{
+			Name:    "parked redrive",
+			Summary: "retry parked messages, calls and events",
+			Help: `
+Retries messages that wait for an operator: one by its id, or those of a scope that the flags pick, oldest first. They become due
+at once, with as many attempts as a new message has.
+
+The consumer of that scope applies them, within two seconds if it runs, else when it starts; one that fails again at all its
+attempts waits again. If a message is being retried already, it becomes due now if -id names it. Each is applied once at most, with
+its position and its id as they are, so calls that it enqueues keep their keys. Order within an ordering key is kept: a message is
+not tried before those in front of it are settled, and those that are blocked behind it follow by themselves. So a blocked message
+cannot be redriven: redrive or discard the first of its key.
+
+Messages of reason conflict (an id that was used before for another payload) are left out unless -id or -parked-for conflict picks
+them. To redrive one says that it is another message than the first: its calls get keys of their own, which derive from its
+position. If it is the same one, rendered anew, discard it. Events are redriven as messages are, with -kind event or by their id.
+Events that a webhook receiver has set aside (same-body, divergent, stale, forward) are appended to the endpoint's stream, and
+handled as if they had come now.
+
+Calls are picked by their id, or with -kind call by sink, name, scope, state or reason. Their relay sends them, under the keys that
+they have, so a remote that honours keys applies each once:
+  waiting    The remote has rejected it. It is sent again, and its key counts as unused.
+  retrying   It is sent now instead of when it is due.
+  reconcile  It may or may not have been applied, and the remote may have forgotten the key. Ask the remote, and say
+             -verified-applied (it is resolved, and not sent) or -verified-not-applied (it is sent again).
+-new-key sends rejected calls, or those with -verified-not-applied, under a key that derives from the old one: for a remote that
+answers a used key with its old rejection. To the remote that is another call. A call that was erased cannot be redriven.
+
+Examples:
+  onlyonce parked redrive -scope stock -topic orders -parked-for exhausted -reason "table is back, INC-7"
+  onlyonce parked redrive -kind call -sink payments -state waiting -reason "credentials renewed, INC-8"
+  onlyonce parked redrive -id 4712 -verified-not-applied -reason "not in the bank's report of 12 May"`,
+			Waits: "waiting for another transaction",
+			Page:  "redrive",
+			Title: "Redrive",
+			Means: "The row becomes due at once, with as many attempts as a new one has. It is applied once at most: a message under its id, a call under its key.",
+		},
+		do: ops.Redrive,
+		would: func(in *ops.RedriveInput, d *ops.ParkedChange) Said {
+			s, behind := parkedRows(d)
+			switch {
+			case d.Rows[0].Kind != "call":
+				s.redriveMessages(d)
+			case in.VerifiedApplied:
+				s.say("Resolve %d, which you have verified to be applied: they are not sent again.", d.Count)
+			case in.NewKey:
+				s.say("Redrive %d under new keys: to the remote they are other calls, which it applies even if it has applied the old ones.", d.Count)
+			case in.VerifiedNotApplied:
+				s.say("Redrive %d, which you have verified not to be applied: each is sent again, under its key, with the whole window before it.", d.Count)
+			default:
+				s.say("Redrive %d: each is sent again, under its key.", d.Count)
+			}
+			if behind > 0 {
+				s.say("%d of them stand behind others of their ordering key (BEHIND names the first), and are tried only once those are settled.", behind)
+			}
+			return s.limited(d)
+		},
+		done: func(in *ops.RedriveInput, d *ops.ParkedChange) []string {
+			var s Said
+			switch first := &d.Rows[0]; {
+			case first.Kind != "call":
+				s.say("Done: %d are due now; audit row %d. The consumer of scope %s applies them, within two seconds if it runs.", d.Count, d.AuditID, first.Scope)
+			case in.VerifiedApplied:
+				s.say("Done: %d resolved as applied; audit row %d.", d.Count, d.AuditID)
+			default:
+				s.say("Done: %d are due now; audit row %d. The relay of sink %s sends them, within two seconds if it runs.", d.Count, d.AuditID, show.OrDash(first.Sink))
+				for _, k := range d.Keys {
+					s.say("Row %d: key %s instead of %s.", k.ID, k.NewKey, k.OldKey)
+				}
+			}
+			return s.promoted(d)
+		},
+	}.decision()
+}
+
+func discard() *Decision {
+	return entry[ops.DiscardInput, ops.ParkedChange]{
+		Decision: Decision{
+			Name:    "parked discard",
+			Summary: "give parked work up: it is never applied or sent",
+			Help: `
+Gives parked messages up: one by its id, or those of a scope that the flags pick, oldest first. They are never applied. The rows
+stay, with their contents.
+
+It waits for an attempt that is under way: what that applies is not discarded. A discarded message's id stays claimed, so copies
+that come later are duplicates and are not applied either (messages of reason conflict and no-key have claimed none). Messages that
+are blocked behind it in their ordering key are tried next.
+
+Messages of reason conflict are left out unless -id or -parked-for conflict picks them. Events are discarded as messages are, with
+-kind event or by their id.
+
+Calls are picked by their id, or with -kind call by sink, name, scope, state or reason. They are not sent any more. One that was
+called already may have been applied all the same, and one that is under way is not stopped.
+
+Examples:
+  onlyonce parked discard -id 4711 -reason "test order, INC-7"
+  onlyonce parked discard -kind call -sink mail -name welcome -state waiting -reason "addresses are wrong, INC-8"`,
+			Danger: true,
+			Waits:  "waiting for an attempt at one of the rows to end",
+			Page:   "discard",
+			Title:  "Discard",
+			Means:  "The row is given up: it is never applied or sent. It stays stored, and the id of a message stays claimed, so that copies which arrive later are duplicates.",
+		},
+		do: ops.Discard,
+		would: func(_ *ops.DiscardInput, d *ops.ParkedChange) Said {
+			s, _ := parkedRows(d)
+			if d.Rows[0].Kind != "call" {
+				s.say("Discard %d: they are never applied, and copies of them that come later are not either.", d.Count)
+				return s.limited(d)
+			}
+			s.say("Discard %d: they are not sent.", d.Count)
+			unknown := 0
+			for _, r := range d.Rows {
+				if r.State == "reconcile" || r.State == "retrying" && r.Attempted {
+					unknown++
+				}
+			}
+			if unknown > 0 {
+				s.say("%d of them were called without a final answer: the remote may or may not have applied them.", unknown)
+			}
+			return s.limited(d)
+		},
+		done: func(_ *ops.DiscardInput, d *ops.ParkedChange) []string {
+			var s Said
+			s.say("Done: %d discarded; audit row %d.", d.Count, d.AuditID)
+			return s.promoted(d)
+		},
+	}.decision()
+}
+
+// parkedRows shows the rows that a decision is about, and counts those behind others.
+func parkedRows(d *ops.ParkedChange) (s Said, behind int) {
+	s.Columns = []string{"ID", "STATE", "REASON", "SCOPE", "ORIGIN", "BEHIND"}
+	for i := range d.Rows {
+		r := &d.Rows[i]
+		if r.Head != nil {
+			behind++
+		}
+		if i < shownRows {
+			s.Rows = append(s.Rows, []string{strconv.FormatInt(r.ID, 10), r.State, r.Reason, r.Scope, r.Origin(), orDash(r.Head)})
+		}
+	}
+	if n := len(d.Rows) - shownRows; n > 0 {
+		s.say("and %d more", n)
+	}
+	return s, behind
+}
+
+func (s *Said) redriveMessages(d *ops.ParkedChange) {
+	s.say("Redrive %d: each is tried again as a new message is.", d.Count)
+	reasons := map[string]int{}
+	for i := range d.Rows {
+		reasons[d.Rows[i].Reason]++
+	}
+	if n := reasons["no-key"]; n > 0 {
+		s.say("%d of them had no key: that helps only if Config.Key, or where it looks, has changed since.", n)
+	}
+	if n := reasons["too-old"]; n > 0 {
+		s.say("%d of them are too old for their keys to be remembered. They are applied, whether they are copies or not: a redrive does not look at their age.", n)
+	}
+}
+
+func (s Said) limited(d *ops.ParkedChange) Said {
+	if d.More {
+		s.say("There are more: the limit was reached.")
+	}
+	return s
+}
+
+// promoted says what became of the rows that were blocked.
+func (s *Said) promoted(d *ops.ParkedChange) []string {
+	switch {
+	case d.Unpromoted != nil:
+		s.say("Messages that were blocked behind them are tried only after some minutes: %v", d.Unpromoted)
+	case d.Promoted > 0:
+		s.say("%d that were blocked behind them are due now.", d.Promoted)
+	}
+	return s.Sentences
+}
+
+func eraseEvents() *Decision {
+	return entry[ops.EraseEventsInput, ops.ErasedEvents]{
+		Decision: Decision{
+			Name:    "events erase",
+			Summary: "erase events that were handled",
+			Help: `
+Erases bodies and headers of events in the log, and where they were parked: for a person who asks to be forgotten. Every consumer
+that reads the stream must have handled them ("onlyonce cursor retire" gives one up), and parked ones must be redriven or
+discarded. The rows stay until their segment is emptied; a replay passes over them. Backups, and standbys that lag, hold the bytes
+longer.
+
+-id is the id of one event, as "onlyonce parked show" has it: for webhooks ENDPOINT/PROVIDER/ID. -key is an ordering key: all events
+that are about one thing. The stream of a webhook endpoint is webhook.ENDPOINT.
+
+Examples:
+  onlyonce events erase -topic webhook.stripe -key cus_42 -reason "GDPR request 118"
+  onlyonce events erase -topic webhook.github -id github/github/72d3162e-cc78-11e3-81ab-4c9367dc0958 -reason "a token was pushed"`,
+			Danger: true,
+			Waits:  "waiting for another transaction",
+		},
+		needs: "topic id|key",
+		do:    ops.EraseEvents,
+		would: func(_ *ops.EraseEventsInput, d *ops.ErasedEvents) (s Said) {
+			s.Columns = []string{"STORED IN", "PARTITION", "OFFSET OR ID", "EVENT", "STATE", "BYTES"}
+			for _, r := range d.Rows[:min(len(d.Rows), shownRows)] {
+				s.Rows = append(s.Rows, []string{r.Place, orDash(r.Partition), strconv.FormatInt(r.ID, 10), show.OrDash(r.Event), r.State, strconv.FormatInt(r.Bytes, 10)})
+			}
+			if n := len(d.Rows) - shownRows; n > 0 {
+				s.say("and %d more", n)
+			}
+			s.say("Erase bodies and headers. They cannot be brought back, and the events cannot be replayed.")
+			return s
+		},
+		done: func(_ *ops.EraseEventsInput, d *ops.ErasedEvents) []string {
+			return []string{fmt.Sprintf("Done: erased; audit row %d.", d.AuditID)}
+		},
+	}.decision()
+}

@@ -1,0 +1,161 @@
+package operate
+
+import (
+	"context"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/seal"
+)
+
+// Resolve is the input of "request resolve".
+type Resolve struct {
+	ID         string     `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
+	Step       string     `flag:"step" arg:"NAME" doc:"the step's NAME"`
+	Applied    bool       `flag:"applied" doc:"it had its effect" label:"It had its effect at the provider"`
+	NotApplied bool       `flag:"not-applied" doc:"it had no effect" label:"It had none: the call is made again, under its key"`
+	Result     stepResult `flag:"result" arg:"TEXT" doc:"what the step returns, TEXT" label:"Result" hint:"What the step returns to the handler. Only if it had its effect."`
+	SealKeys   string     `flag:"seal-keys" arg:"FILE" doc:"the layer's sealing keys, in FILE"`
+
+	Sealer *seal.Sealer // the keys of SealKeys, which the program reads
+	Shown  *ops.RequestChange
+}
+
+// stepResult may be empty, which is another result than none.
+type stepResult struct{ text []byte }
+
+// Set takes any text.
+func (r *stepResult) Set(text string) error {
+	r.text = append([]byte{}, text...)
+	return nil
+}
+
+// Check returns an error unless the fields go together.
+func (in *Resolve) Check() error {
+	invalid := func(reason string) error { return &ops.Error{Kind: ops.ErrInvalid, Reason: reason} }
+	switch {
+	case in.Applied && in.NotApplied:
+		return invalid("`NotApplied`: contradicts `Applied`")
+	case in.NotApplied && in.Result.text != nil:
+		return invalid("`Result`: a call without an effect has none")
+	case in.NotApplied && in.SealKeys != "":
+		return invalid("`SealKeys`: nothing is sealed with `NotApplied`")
+	case in.Applied && in.Result.text == nil:
+		return invalid("missing: `Result`, what the step returns to the handler (an empty text where that is nothing)")
+	}
+	return nil
+}
+
+func resolveRequest() *Decision {
+	return entry[Resolve, ops.RequestChange]{
+		Decision: Decision{
+			Name:    "request resolve",
+			Summary: "say what became of a step whose outcome is unknown",
+			Help: `
+Says what became of an external call that a request in lease mode has begun, whose outcome is not known: ask the provider first. With
+-applied the handler gets TEXT as the step's result when the request is sent again, and continues: give what the step would have
+returned, mostly the provider's answer (-result "" where it returns nothing). With -not-applied the call is made again, under the key
+that it had. The audit row does not have TEXT.
+
+Where the layer seals results FILE must hold its keys, and the first one seals: {"seal_keys": [{"id": 1, "key": SECRET}]}, as in the
+configuration of "onlyonce relay": 32 bytes in base64, as {"file": PATH} or {"env": NAME}.
+
+Example:
+  onlyonce request resolve -id 5f0c... -step charge -applied -result '{"id":"ch_1"}' -reason "found at the provider, ticket 812"`,
+			Waits: "waiting for the request",
+			Page:  "resolve",
+			Title: "Resolve a step",
+			Means: "A request has begun an external call, and its outcome is not known. Ask the provider, and record here what happened. When the client sends the request again, it continues from there.",
+		},
+		needs: "id step applied|not-applied",
+		do: func(ctx context.Context, db ops.DB, by ops.By, in Resolve) (*ops.RequestChange, error) {
+			outcome := ops.StepNotApplied
+			if in.Applied {
+				outcome = ops.StepApplied
+			}
+			return ops.ResolveRequest(ctx, db, by, ops.ResolveRequestInput{ID: in.ID, Step: in.Step, Outcome: outcome, Result: in.Result.text, Sealer: in.Sealer, Shown: in.Shown})
+		},
+		would: func(in *Resolve, d *ops.RequestChange) Said {
+			s := request(d)
+			if in.Applied {
+				s.say("Step %s: it had its effect. The next copy of the request continues behind it.", in.Step)
+			} else {
+				s.say("Step %s: it had no effect. The next copy of the request calls the provider again, under the same key.", in.Step)
+			}
+			return s
+		},
+		done: func(_ *Resolve, d *ops.RequestChange) []string { return done(d.AuditID, "") },
+	}.decision()
+}
+
+func closeRequest() *Decision {
+	return entry[ops.CloseRequestInput, ops.RequestChange]{
+		Decision: Decision{
+			Name:    "request close",
+			Summary: "end a request that no client comes back for",
+			Help: `
+Ends a request in lease mode that was never completed, without an answer: one that is left, abandoned or set aside. Nothing else ends
+one that has a step, because a copy of it would make its calls again. Ask the provider first what its steps did, and set that right:
+what the handler would have written is never written. Copies of the request get 410, until its record expires as a completed one does.
+
+Example:
+  onlyonce request close -id 5f0c... -reason "refunded by hand, ticket 812"`,
+			Danger: true,
+			Waits:  "waiting for the request",
+			Page:   "close",
+			Title:  "Close the request",
+			Means:  "The request is completed without an answer. What its steps did at the provider stays, and what its handler would have written is never written. Copies of it get 410.",
+		},
+		needs: "id",
+		do:    ops.CloseRequest,
+		would: func(_ *ops.CloseRequestInput, d *ops.RequestChange) Said {
+			s := request(d)
+			s.say("Close the request: copies of it get 410 and do not run. What its steps did at the provider stays, and what the handler would have written is never written.")
+			return s
+		},
+		done: func(_ *ops.CloseRequestInput, d *ops.RequestChange) []string { return done(d.AuditID, "") },
+	}.decision()
+}
+
+func eraseRequest() *Decision {
+	return entry[ops.EraseRequestInput, ops.RequestChange]{
+		Decision: Decision{
+			Name:    "request erase",
+			Summary: "erase the stored answer to a request",
+			Help: `
+Erases the stored answer to a request, and what its steps have remembered: for a person who asks to be forgotten. Of an operation that
+it has made, the result and the input are erased too, also if the record has expired before. The request must be completed, and its
+operation must have ended. The record stays until it expires, so that copies get 410 and do not run again. A cache of the layer may
+serve the answer until its entries expire (Config.CacheTTL); backups, and standbys that lag, hold it longer.
+
+KEY is the idempotency key, S the scope: "http POST /v1/charges", and the principal, URL-escaped, behind another space. If the answer
+is erased already, nothing is written, and the status is 0.
+
+Example:
+  onlyonce request erase -tenant acct_17 -scope "http POST /v1/charges" -key order-118 -reason "GDPR request 118"`,
+			Danger: true,
+			Waits:  "waiting for the request",
+		},
+		do: ops.EraseRequest,
+		would: func(_ *ops.EraseRequestInput, d *ops.RequestChange) Said {
+			s := request(d)
+			s.say("Erase the answer. It cannot be brought back; copies of the request get 410 and do not run.")
+			for _, o := range d.Operations {
+				s.say("Erase the result and the input of its operation %s (%s).", o.ID, o.State)
+			}
+			return s
+		},
+		done: func(_ *ops.EraseRequestInput, d *ops.RequestChange) []string { return done(d.AuditID, "") },
+	}.decision()
+}
+
+// request shows the request that a decision is about.
+func request(d *ops.RequestChange) Said {
+	expires := ""
+	if d.ExpiresAt != nil {
+		expires = show.Instant(*d.ExpiresAt)
+	}
+	return Said{Columns: []string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS DONE", "STEPS OF UNKNOWN OUTCOME"},
+		Rows: [][]string{{d.ID, d.State, d.Tenant, d.Scope, show.Instant(d.CreatedAt), expires, strings.Join(d.Done, ", "), strings.Join(d.Unknown, ", ")}}}
+}
