@@ -21,10 +21,10 @@ select id, at, actor, action, reason, detail
 type AuditRow struct {
 	ID     int64           `json:"id"`
 	At     time.Time       `json:"at"`
-	Actor  string          `json:"actor"`  // the login, unless the program named a person
-	Action string          `json:"action"` // the command, for example "parked redrive"
+	Actor  string          `json:"actor" doc:"the login, unless the program named a person"`
+	Action string          `json:"action" doc:"the command, for example \"parked redrive\""`
 	Reason string          `json:"reason"`
-	Detail json.RawMessage `json:"detail"` // what was changed, an object whose fields depend on the action
+	Detail json.RawMessage `json:"detail" doc:"what was changed, an object whose fields depend on the action"`
 }
 
 // AuditFilter picks audit rows. The zero value picks the newest DefaultLimit.

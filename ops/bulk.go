@@ -54,12 +54,12 @@ type Bulk struct {
 	Audited
 
 	Filter  map[string]any `json:"filter"`
-	Count   int            `json:"count"`             // rows that match, or matched when they were shown
-	UpTo    int64          `json:"up_to"`             // the greatest id of those
-	Changed int            `json:"changed"`           // rows that were changed
-	Skipped int            `json:"skipped"`           // rows that had changed since they were shown
-	Stopped bool           `json:"stopped,omitempty"` // Progress or an error ended it before all were changed
-	More    bool           `json:"-"`                 // more than MostBulk match
+	Count   int            `json:"count" doc:"rows that match, or matched when they were shown"`
+	UpTo    int64          `json:"up_to" doc:"the greatest id of those"`
+	Changed int            `json:"changed" doc:"rows that were changed"`
+	Skipped int            `json:"skipped" doc:"rows that had changed since they were shown"`
+	Stopped bool           `json:"stopped,omitempty" doc:"Progress or an error ended it before all were changed"`
+	More    bool           `json:"-"` // more than MostBulk match
 
 	Examples []ParkedRow `json:"-"` // of a dry run: the first 5
 }

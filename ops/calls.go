@@ -70,26 +70,37 @@ select r.id, r.key::text as key, r.sink, r.lane, r.name, r.tenant, r.scope, r.me
 // [Parked].
 type PendingCall struct {
 	ID        int64      `json:"id"`
-	Key       string     `json:"key"` // the idempotency key
-	Sink      string     `json:"sink"`
+	Key       string     `json:"key" col:"KEY" doc:"the idempotency key"`
+	Sink      string     `json:"sink" col:"SINK"`
 	Lane      int16      `json:"lane"`
-	Name      string     `json:"name"`
-	Tenant    string     `json:"tenant"`
-	Scope     string     `json:"scope"`
+	Name      string     `json:"name" col:"NAME"`
+	Tenant    string     `json:"tenant" col:"TENANT"`
+	Scope     string     `json:"scope" col:"SCOPE"`
 	Method    string     `json:"method"`
 	Target    string     `json:"target"`
-	Listed    bool       `json:"listed"` // a relay has listed the sink; if none has, the call waits
-	CreatedAt time.Time  `json:"created_at"`
-	NotBefore *time.Time `json:"not_before"` // it is not sent before this time; nil: at once
-	Bytes     int64      `json:"bytes"`      // size of its body
+	Listed    bool       `json:"listed" doc:"a relay has listed the sink; if none has, the call waits"`
+	CreatedAt time.Time  `json:"created_at" col:"AGE,ago"`
+	NotBefore *time.Time `json:"not_before" col:"STATE" by:"State" doc:"it is not sent before this time; nil: at once"`
+	Bytes     int64      `json:"bytes" col:"SIZE,size" doc:"size of its body"`
+}
+
+// State is why the call is not sent yet; empty: it is a relay's turn.
+func (c *PendingCall) State() string {
+	switch {
+	case !c.Listed:
+		return "no relay"
+	case c.NotBefore != nil:
+		return "not before " + show.Instant(*c.NotBefore)
+	}
+	return ""
 }
 
 // CallFilter picks calls that are to be sent. The zero value picks the oldest DefaultLimit.
 type CallFilter struct {
-	Sink  string // empty: any; this holds for each text below
-	Scope string
-	Name  string
-	Limit int // how many calls at most, up to MostLimit; 0: DefaultLimit
+	Sink  string `flag:"sink" arg:"S" doc:"only calls to the sink S"`
+	Scope string `flag:"scope" arg:"S" doc:"only calls of the scope S"`
+	Name  string `flag:"name" arg:"N" doc:"only calls of the name N"`
+	Limit int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N calls, from 1 to 10000 (default 100)"`
 }
 
 // PendingCallList returns the calls of the log that are to be sent, oldest first, and whether there
@@ -110,9 +121,9 @@ func PendingCallList(ctx context.Context, db DB, f CallFilter) (calls []PendingC
 // OldestCall is the oldest call of a sink that is to be sent.
 type OldestCall struct {
 	Sink       string    `json:"sink"`
-	Listed     bool      `json:"listed"` // a relay has listed the sink
+	Listed     bool      `json:"listed" doc:"a relay has listed the sink"`
 	CreatedAt  time.Time `json:"created_at"`
-	AgeSeconds float64   `json:"age_seconds"` // by the database's clock
+	AgeSeconds float64   `json:"age_seconds" doc:"by the database's clock"`
 }
 
 // OldestCalls returns the oldest call that is to be sent of each sink, or only that of one sink if
@@ -129,29 +140,28 @@ func OldestCalls(ctx context.Context, db DB, sink string) (oldest []OldestCall, 
 // Call is everything that the log has of one call. A nil pointer means: none, or not yet.
 type Call struct {
 	ID        int64      `json:"id"`
-	Key       string     `json:"key"` // the idempotency key
+	Key       string     `json:"key" doc:"the idempotency key"`
 	State     string     `json:"state"`
 	Sink      string     `json:"sink"`
-	Listed    bool       `json:"listed"` // a relay has listed the sink
+	Listed    bool       `json:"listed" doc:"a relay has listed the sink"`
 	Lane      int16      `json:"lane"`
 	Name      string     `json:"name"`
 	Tenant    string     `json:"tenant"`
 	Scope     string     `json:"scope"`
 	Method    string     `json:"method"`
 	Target    string     `json:"target"`
-	Headers   string     `json:"headers"` // a line "Name: value" for each
-	Trace     *string    `json:"trace"`   // its trace context
+	Headers   string     `json:"headers" doc:"a line \"Name: value\" for each"`
+	Trace     *string    `json:"trace" doc:"its trace context"`
 	OrderKey  *string    `json:"order_key"`
 	CreatedAt time.Time  `json:"created_at"`
 	NotBefore *time.Time `json:"not_before"`
-	ErasedAt  *time.Time `json:"erased_at"` // when its body was erased
-	Capture   bool       `json:"capture"`   // the answer is kept for RelayConfig.Complete
-	Sealed    bool       `json:"sealed"`    // its body is encrypted
-	Bytes     int64      `json:"bytes"`     // size of its body
+	ErasedAt  *time.Time `json:"erased_at" doc:"when its body was erased"`
+	Capture   bool       `json:"capture" doc:"the answer is kept for RelayConfig.Complete"`
+	Sealed    bool       `json:"sealed" doc:"its body is encrypted"`
+	Bytes     int64      `json:"bytes" doc:"size of its body"`
 	Body      Octets     `json:"body,omitzero"`
 
-	// ParkedID is the row of a call that has failed; Attempts, Error and SettledAt are that row's.
-	ParkedID  *int64     `json:"parked_id"`
+	ParkedID  *int64     `json:"parked_id" doc:"the row of a call that has failed; Attempts, Error and SettledAt are that row's"`
 	Attempts  *int32     `json:"attempts"`
 	Error     *string    `json:"error"`
 	SettledAt *time.Time `json:"settled_at"`

@@ -37,15 +37,13 @@ type ClassInput struct {
 type ClassChange struct {
 	Audited
 
-	Scope  string   `json:"scope"`
-	Class  string   `json:"class"`
-	Was    string   `json:"was"`
-	Ring   string   `json:"ring"`     // in which keys are claimed from now on
-	Before string   `json:"was_ring"` // in which they are claimed too until it has forgotten what it holds
-	Lasts  *float64 `json:"lasts_seconds"`
-	// Cursors is how many cursors the scope has. Their owners are fenced out, and go on with both
-	// rings.
-	Cursors int `json:"cursors"`
+	Scope   string   `json:"scope"`
+	Class   string   `json:"class"`
+	Was     string   `json:"was"`
+	Ring    string   `json:"ring" doc:"in which keys are claimed from now on"`
+	Before  string   `json:"was_ring" doc:"in which they are claimed too until it has forgotten what it holds"`
+	Lasts   *float64 `json:"lasts_seconds"`
+	Cursors int      `json:"cursors" doc:"how many cursors the scope has. Their owners are fenced out, and go on with both rings"`
 }
 
 // ChangeClass changes the class of horizon of a scope, and with it the ring in which its keys are

@@ -31,39 +31,37 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
 // Cursor is a consumer's position in one partition. A nil pointer means: not known, or none.
 type Cursor struct {
 	ID          int64  `json:"id"`
-	Scope       string `json:"scope"`
-	Topic       string `json:"topic"`
-	Partition   int32  `json:"partition"`
-	Position    int64  `json:"position"`     // the next offset that will be handled
-	Run         int32  `json:"run"`          // rises each time an operator sets the position
-	StartOffset int64  `json:"start_offset"` // where the cursor began
-	StartPolicy string `json:"start_policy"` // why there: committed, earliest, latest or adopted
+	Scope       string `json:"scope" col:"SCOPE"`
+	Topic       string `json:"topic" col:"TOPIC"`
+	Partition   int32  `json:"partition" col:"PARTITION"`
+	Position    int64  `json:"position" col:"POSITION" doc:"the next offset that will be handled"`
+	Run         int32  `json:"run" col:"RUN" doc:"rises each time an operator sets the position"`
+	StartOffset int64  `json:"start_offset" col:"START" by:"Start" doc:"where the cursor began"`
+	StartPolicy string `json:"start_policy" doc:"why there: committed, earliest, latest or adopted"`
 
 	// Group, ClusterID and TopicID identify the owner and the log of the cursor. Nil: the next
 	// owner stamps its own.
-	Group     *string `json:"group"`
-	ClusterID *string `json:"cluster_id"`
-	TopicID   *string `json:"topic_id"`
+	Group     *string `json:"group" col:"GROUP"`
+	ClusterID *string `json:"cluster_id" col:"CLUSTER"`
+	TopicID   *string `json:"topic_id" col:"TOPIC ID"`
 
-	Epoch         int64  `json:"epoch"`    // rises with each owner
-	Clean         bool   `json:"clean"`    // the last owner released it in order
-	Attempts      int32  `json:"attempts"` // at the message at AttemptOffset, which is tried alone
+	Epoch         int64  `json:"epoch" col:"EPOCH" doc:"rises with each owner"`
+	Clean         bool   `json:"clean" col:"CLEAN" doc:"the last owner released it in order"`
+	Attempts      int32  `json:"attempts" col:"ATTEMPTS" by:"Tried" doc:"at the message at AttemptOffset, which is tried alone"`
 	AttemptOffset *int64 `json:"attempt_offset"`
-	AnchorOffset  *int64 `json:"anchor_offset"` // of the last record seen below the position
-	LeaderEpoch   *int32 `json:"leader_epoch"`  // Kafka's, up to which the log was read below the position
+	AnchorOffset  *int64 `json:"anchor_offset" col:"ANCHOR" doc:"of the last record seen below the position"`
+	LeaderEpoch   *int32 `json:"leader_epoch" doc:"Kafka's, up to which the log was read below the position"`
 
-	RetiredAt    *time.Time `json:"retired_at"`
-	Paused       *string    `json:"paused"`       // why it is paused
-	Replay       int32      `json:"replay"`       // number of the last one; 0: there was none
-	ReplayUntil  *int64     `json:"replay_until"` // nil: no replay is under way
+	RetiredAt    *time.Time `json:"retired_at" col:"STATE" by:"State"`
+	Paused       *string    `json:"paused" doc:"why it is paused"`
+	Replay       int32      `json:"replay" doc:"number of the last one; 0: there was none"`
+	ReplayUntil  *int64     `json:"replay_until" doc:"nil: no replay is under way"`
 	ReplayResume *int64     `json:"replay_resume"`
 	ReplayResend bool       `json:"replay_resend"`
-	RedoUntil    *int64     `json:"redo_until"` // messages below this offset may have been handled before
+	RedoUntil    *int64     `json:"redo_until" doc:"messages below this offset may have been handled before"`
 	RedoTopicID  *string    `json:"redo_topic_id"`
 
-	// DoneUntil is the end of what is done above the position, where several transactions run at
-	// once. Nil: nothing is.
-	DoneUntil *int64 `json:"done_until"`
+	DoneUntil *int64 `json:"done_until" doc:"the end of what is done above the position, where several transactions run at once. Nil: nothing is"`
 
 	ReleasedAge *float64 `json:"-"` // seconds since the last owner released it; nil: it has not
 }
@@ -84,6 +82,9 @@ func (c *Cursor) State() string {
 	return strings.Join(s, ", ")
 }
 
+// Start is where the cursor began, and why there.
+func (c *Cursor) Start() string { return fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy) }
+
 // Tried shows the attempts at a message that is handled alone, empty if there are none.
 func (c *Cursor) Tried() string {
 	if c.Attempts == 0 || c.AttemptOffset == nil {
@@ -94,9 +95,9 @@ func (c *Cursor) Tried() string {
 
 // CursorFilter picks cursors. The zero value picks all.
 type CursorFilter struct {
-	Scope     string // of the consumer; empty: any
-	Topic     string // empty: any
-	Partition *int32 // nil: any
+	Scope     string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
+	Topic     string `flag:"topic" arg:"T" doc:"the topic T"`
+	Partition *int32 `flag:"partition" arg:"N" doc:"the partition N"`
 }
 
 // Cursors returns the cursors that the filter picks, by scope, topic and partition. An empty slice,

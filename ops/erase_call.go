@@ -63,7 +63,7 @@ type ErasedCall struct {
 	Audited
 
 	Key  string       `json:"key"`
-	Rows []StoredCall `json:"rows"` // as they were
+	Rows []StoredCall `json:"rows" doc:"as they were"`
 }
 
 // EraseCall erases the body of a call that is settled, in the log and in its parked row, and what

@@ -82,11 +82,11 @@ func (in *EraseEventsInput) Check() error {
 
 // StoredEvent is a place in which an event is stored.
 type StoredEvent struct {
-	Place     string     `json:"place"` // log or parked
-	ID        int64      `json:"id"`    // offset, or id of the parked row
+	Place     string     `json:"place" doc:"log or parked"`
+	ID        int64      `json:"id" doc:"offset, or id of the parked row"`
 	Partition *int64     `json:"partition"`
 	Event     *string    `json:"event"`
-	ErasedAt  *time.Time `json:"erased_at"` // before
+	ErasedAt  *time.Time `json:"erased_at" doc:"before"`
 	Bytes     int64      `json:"bytes"`
 	State     string     `json:"state"`
 }

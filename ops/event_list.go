@@ -55,30 +55,29 @@ const oneEventSQL = eventColumns + `, l.order_key, l.header_names, l.header_valu
 
 // Event is an event of the event log, without its body.
 type Event struct {
-	Topic     string `json:"topic"` // "webhook." and the endpoint for webhooks
-	Partition int32  `json:"partition"`
-	Offset    int64  `json:"offset"`
-	ID        string `json:"id"` // ENDPOINT/PROVIDER/ID for webhooks
-	Tenant    string `json:"tenant"`
-	// State is unread if no consumer has begun to read it; "before SCOPE" if the consumer of that
-	// scope has not handled it; or handled, by all. A handled event may be parked.
-	State      string     `json:"state"`
-	AppendedAt time.Time  `json:"appended_at"`
-	ErasedAt   *time.Time `json:"erased_at"` // when its body was erased
-	Bytes      int64      `json:"bytes"`     // size of its body
+	Topic      string     `json:"topic" col:"STREAM" doc:"\"webhook.\" and the endpoint for webhooks"`
+	Partition  int32      `json:"partition" col:"PARTITION"`
+	Offset     int64      `json:"offset" col:"OFFSET"`
+	ID         string     `json:"id" col:"EVENT" doc:"ENDPOINT/PROVIDER/ID for webhooks"`
+	Tenant     string     `json:"tenant" col:"TENANT"`
+	State      string     `json:"state" col:"STATE" doc:"unread if no consumer has begun to read it; \"before SCOPE\" if the consumer of that scope has not handled it; or handled, by all. A handled event may be parked"`
+	AppendedAt time.Time  `json:"appended_at" col:"AGE,ago"`
+	ErasedAt   *time.Time `json:"erased_at" doc:"when its body was erased"`
+	Bytes      int64      `json:"bytes" col:"SIZE,size" doc:"size of its body"`
 }
 
 // EventFilter picks events. The zero value picks the newest DefaultLimit.
 type EventFilter struct {
-	Topic     string // empty: any
-	Partition *int32 // nil: any
+	Topic     string `flag:"topic" arg:"T" doc:"only events of the stream T"`
+	Partition *int32 `flag:"partition" arg:"N" most:"32767" doc:"with -topic: only events of the partition N"`
+
 	// ID is an event's id as stored, or the last part of it: of a webhook, its sender's id. It must
-	// be empty if Behind is set. Empty: any.
-	ID string
-	// Behind picks the events that the consumer of this scope has not handled, oldest first. Empty:
-	// all events, newest first.
-	Behind string
-	Limit  int // how many events at most, up to MostLimit; 0: DefaultLimit
+	// be empty if Behind is set.
+	ID string `flag:"id" arg:"ID" doc:"only events of this ID, or whose id ends with /ID"`
+
+	Behind string `flag:"behind" arg:"SCOPE" doc:"only events that the consumer of SCOPE has not handled, oldest first"`
+	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N events, from 1 to 10000 (default 100)"`
+
 	// CountLimit bounds a search by ID. Defaults to CountLimit of this package.
 	CountLimit time.Duration
 }
@@ -88,7 +87,10 @@ type EventFilter struct {
 // an ID it reads the log, which has no index of ids, for at most CountLimit: if that is too short
 // the error is of kind ErrRefused.
 func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more bool, err error) {
-	if f.ID != "" && f.Behind != "" {
+	switch {
+	case f.Partition != nil && f.Topic == "":
+		return nil, false, failf(ErrInvalid, "`Partition` needs `Topic`")
+	case f.ID != "" && f.Behind != "":
 		return nil, false, failf(ErrInvalid, "`ID` and `Behind`: give one of the two")
 	}
 	sql, third := eventsSQL, orNull(f.ID)
@@ -112,9 +114,9 @@ func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more 
 // EventDetail is everything that the log has of one event.
 type EventDetail struct {
 	Event
-	OrderKey Octets         `json:"order_key"` // nil: it has none
+	OrderKey Octets         `json:"order_key" doc:"nil: it has none"`
 	Headers  []ParkedHeader `json:"headers"`
-	Body     Octets         `json:"body,omitzero"` // nil unless it was asked for
+	Body     Octets         `json:"body,omitzero" doc:"nil unless it was asked for"`
 }
 
 // EventAt returns one event, with its body if body is set: bodies may be private. It returns nil if

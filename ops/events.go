@@ -38,27 +38,27 @@ select s.slot::bigint as slot, case when s.slot = r.cur then 'current' when s.sl
 type Stream struct {
 	Topic      string  `json:"topic"`
 	Partitions int64   `json:"partitions"`
-	Scope      *string `json:"scope"` // nil: no consumer has begun to read it
+	Scope      *string `json:"scope" doc:"nil: no consumer has begun to read it"`
 	Group      *string `json:"group"`
-	Kept       int64   `json:"kept"`              // events that the log holds
-	Behind     *int64  `json:"behind"`            // of those, events that the consumer has not handled; nil: no consumer
-	Unread     int64   `json:"unread_partitions"` // partitions that the consumer has not begun to read
-	Parked     int64   `json:"parked"`            // its events that are parked and not settled
+	Kept       int64   `json:"kept" doc:"events that the log holds"`
+	Behind     *int64  `json:"behind" doc:"of those, events that the consumer has not handled; nil: no consumer"`
+	Unread     int64   `json:"unread_partitions" doc:"partitions that the consumer has not begun to read"`
+	Parked     int64   `json:"parked" doc:"its events that are parked and not settled"`
 }
 
 // EventSegment is a table of the event log.
 type EventSegment struct {
 	Slot     int64      `json:"slot"`
-	State    string     `json:"state"` // current, draining, closed, retired or free
+	State    string     `json:"state" doc:"current, draining, closed, retired or free"`
 	OpenedAt *time.Time `json:"opened_at"`
 	ClosedAt *time.Time `json:"closed_at"`
-	Bytes    int64      `json:"bytes"` // with indexes
+	Bytes    int64      `json:"bytes" doc:"with indexes"`
 }
 
 // EventsReport is the state of the event log.
 type EventsReport struct {
-	Streams  []Stream       `json:"streams"`  // by topic and scope
-	Segments []EventSegment `json:"segments"` // by slot
+	Streams  []Stream       `json:"streams" doc:"by topic and scope"`
+	Segments []EventSegment `json:"segments" doc:"by slot"`
 }
 
 // Events returns the state of the event log on one snapshot: the streams, or only that of the topic

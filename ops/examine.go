@@ -13,27 +13,25 @@ import (
 
 // Levels of findings, from good to bad.
 const (
-	LevelOK   = "ok"
-	LevelInfo = "info" // nothing is wrong, but worth knowing
-	LevelWarn = "warn"
-	LevelFail = "fail"
+	levelOK   = "ok"
+	levelInfo = "info" // nothing is wrong, but worth knowing
+	levelWarn = "warn"
+	levelFail = "fail"
 )
 
 // Finding is the result of one check.
 type Finding struct {
-	Check string `json:"check"` // what was looked at, for example "outbox"
-	Level string `json:"level"` // LevelOK, LevelInfo, LevelWarn or LevelFail
-	Text  string `json:"text"`  // what is the case
-	// Remedy is what to do, usually a command of the program onlyonce. Words in capitals are
-	// placeholders for values. It is empty if there is nothing to do.
-	Remedy string `json:"change"`
+	Check  string `json:"check" doc:"what was looked at, for example \"outbox\""`
+	Level  string `json:"level" doc:"ok, info, warn or fail"`
+	Text   string `json:"text" doc:"what is the case"`
+	Remedy string `json:"change" doc:"what to do, usually a command of the program onlyonce. Words in capitals are placeholders for values. It is empty if there is nothing to do"`
 }
 
 // Examination is the result of [Examine].
 type Examination struct {
 	SchemaVersion int       `json:"schema_version"`
-	Fail          int       `json:"fail"` // findings of LevelFail
-	Warn          int       `json:"warn"` // findings of LevelWarn
+	Fail          int       `json:"fail" doc:"findings of fail"`
+	Warn          int       `json:"warn" doc:"findings of warn"`
 	Findings      []Finding `json:"findings"`
 }
 
@@ -80,7 +78,7 @@ func Examine(ctx context.Context, db DB, q ExamineQuestion) (*Examination, error
 	if err != nil {
 		return nil, err
 	}
-	r.Fail, r.Warn, r.Findings = d.count(LevelFail), d.count(LevelWarn), d.findings
+	r.Fail, r.Warn, r.Findings = d.count(levelFail), d.count(levelWarn), d.findings
 	return r, nil
 }
 
@@ -95,7 +93,7 @@ func (d *examiner) add(level, check, remedy, format string, args ...any) {
 	d.findings = append(d.findings, Finding{Check: check, Level: level, Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
-func (d *examiner) ok(check, format string, args ...any) { d.add(LevelOK, check, "", format, args...) }
+func (d *examiner) ok(check, format string, args ...any) { d.add(levelOK, check, "", format, args...) }
 
 // unless adds that a check is fine if it has found nothing.
 func (d *examiner) unless(check, format string, args ...any) {
@@ -136,7 +134,7 @@ func (d *examiner) examine(ctx context.Context, tx pgx.Tx) (version int, err err
 		return 0, err
 	}
 	if version > migrations.Latest {
-		d.add(LevelInfo, "schema", "deploy programs of the version that migrated it", "version %d, which is newer than this program's, %d: both work beside each other", version, migrations.Latest)
+		d.add(levelInfo, "schema", "deploy programs of the version that migrated it", "version %d, which is newer than this program's, %d: both work beside each other", version, migrations.Latest)
 	} else {
 		d.ok("schema", "version %d", version)
 	}

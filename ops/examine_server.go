@@ -70,9 +70,9 @@ func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, n := range notes {
-		level := LevelWarn
+		level := levelWarn
 		if n.Fault && n.Name != "standby" { // a person who examines a standby means to
-			level = LevelFail
+			level = levelFail
 		}
 		d.add(level, "server", "", "%s: %s", n.Name, n.Text)
 	}
@@ -82,19 +82,19 @@ func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 	}
 	s := all[0]
 	if s.Track != "on" {
-		d.add(LevelInfo, "server", "set track_commit_timestamp = on and start the server again, if times are worth some space", "track_commit_timestamp is off: onlyonce explain tells between which times a key was claimed, and not when")
+		d.add(levelInfo, "server", "set track_commit_timestamp = on and start the server again, if times are worth some space", "track_commit_timestamp is off: onlyonce explain tells between which times a key was claimed, and not when")
 	}
 	if s.IdleInTransaction == "0" {
-		d.add(LevelInfo, "server", "set idle_in_transaction_session_timeout = '5min' for logins of people and of other programs", "idle_in_transaction_session_timeout is 0: a session that forgets its transaction holds up rotation and vacuum for ever; onlyonce's own transactions are bounded")
+		d.add(levelInfo, "server", "set idle_in_transaction_session_timeout = '5min' for logins of people and of other programs", "idle_in_transaction_session_timeout is 0: a session that forgets its transaction holds up rotation and vacuum for ever; onlyonce's own transactions are bounded")
 	}
 	if s.Idle != "0" {
-		d.add(LevelInfo, "server", "set idle_session_timeout = 0 for the logins of consumers and relays", "idle_session_timeout is %s: connections of pools are cut when they idle for so long, and are made again", s.Idle)
+		d.add(levelInfo, "server", "set idle_session_timeout = 0 for the logins of consumers and relays", "idle_session_timeout is %s: connections of pools are cut when they idle for so long, and are made again", s.Idle)
 	}
 	if s.Transaction != "0" {
-		d.add(LevelInfo, "server", "see that it is longer than consumer.Config.BatchTimeout", "transaction_timeout is %s: it ends longer transactions, handlers' too", s.Transaction)
+		d.add(levelInfo, "server", "see that it is longer than consumer.Config.BatchTimeout", "transaction_timeout is %s: it ends longer transactions, handlers' too", s.Transaction)
 	}
 	if s.Prepared > 0 {
-		d.add(LevelInfo, "server", "set max_prepared_transactions = 0 unless something needs it", "max_prepared_transactions is %d: a transaction that somebody prepares and leaves holds up rotation; onlyonce prepares none", s.Prepared)
+		d.add(levelInfo, "server", "set max_prepared_transactions = 0 unless something needs it", "max_prepared_transactions is %d: a transaction that somebody prepares and leaves holds up rotation; onlyonce prepares none", s.Prepared)
 	}
 	d.unless("server", "its settings hold nothing back")
 	return nil
@@ -107,12 +107,12 @@ func (d *examiner) roles(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if len(lack) == 0 {
-		d.add(LevelInfo, check, "", "none of the roles of docs/roles.sql is on this server: programs look at their own rights when they start")
+		d.add(levelInfo, check, "", "none of the roles of docs/roles.sql is on this server: programs look at their own rights when they start")
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(lack)) {
 		if missing := lack[name]; len(missing) > 0 {
-			d.add(LevelFail, check, "run docs/roles.sql again", "role %s lacks %s", name, preflight.Rights(missing))
+			d.add(levelFail, check, "run docs/roles.sql again", "role %s lacks %s", name, preflight.Rights(missing))
 		}
 	}
 	d.unless(check, "%s have their rights", strings.Join(slices.Sorted(maps.Keys(lack)), ", "))
@@ -149,14 +149,14 @@ func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 	}
 	const correct = "see that the database's clock is right now, and keep it so (NTP); programs of this version take these for over, and go on"
 	if a := ahead[0]; a.Leases > 0 {
-		d.add(LevelFail, check, correct, "%d leases end more than an hour ahead, the last one at %s: they were written while the clock was ahead", a.Leases, show.Instant(*a.LastLease))
+		d.add(levelFail, check, correct, "%d leases end more than an hour ahead, the last one at %s: they were written while the clock was ahead", a.Leases, show.Instant(*a.LastLease))
 	}
 	if a := ahead[0]; a.Parked > 0 {
-		d.add(LevelFail, check, correct, "%d parked rows are due more than 2 days ahead, the last one at %s: they were written while the clock was ahead", a.Parked, show.Instant(*a.LastDue))
+		d.add(levelFail, check, correct, "%d parked rows are due more than 2 days ahead, the last one at %s: they were written while the clock was ahead", a.Parked, show.Instant(*a.LastDue))
 	}
 	skew := max(before.Sub(theirs), theirs.Sub(after), 0)
 	if skew > mostSkew {
-		d.add(LevelWarn, check, "synchronise both (NTP): signatures of webhooks are judged by the clocks of their receivers, all else by the database's", "the database's clock and this machine's differ by %s", skew.Round(time.Millisecond))
+		d.add(levelWarn, check, "synchronise both (NTP): signatures of webhooks are judged by the clocks of their receivers, all else by the database's", "the database's clock and this machine's differ by %s", skew.Round(time.Millisecond))
 		return nil
 	}
 	d.unless(check, "the database's clock and this machine's agree to within %s", mostSkew)
@@ -191,7 +191,7 @@ func (d *examiner) transactions(ctx context.Context, tx pgx.Tx, age time.Duratio
 		if o.Writes {
 			what = "rotation and vacuum"
 		}
-		d.add(LevelWarn, check, fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
+		d.add(levelWarn, check, fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
 			"process %d of login %s (%s) has a transaction open for %s, in state %s: it holds up %s", o.Pid, o.Login, o.Application, show.Seconds(o.Age), show.OrDash(o.State), what)
 	}
 	var hidden bool
@@ -199,7 +199,7 @@ func (d *examiner) transactions(ctx context.Context, tx pgx.Tx, age time.Duratio
 		return err
 	}
 	if hidden {
-		d.add(LevelInfo, check, "grant pg_read_all_stats to this login", "how long other logins' transactions are open is hidden from this one")
+		d.add(levelInfo, check, "grant pg_read_all_stats to this login", "how long other logins' transactions are open is hidden from this one")
 	}
 	d.unless(check, "none has been open for longer than %s", age)
 	return nil
@@ -222,7 +222,7 @@ func (d *examiner) slots(ctx context.Context, tx pgx.Tx) error {
 		if s.Rows {
 			what += ", and vacuum"
 		}
-		d.add(LevelWarn, check, fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')", strings.ReplaceAll(s.Name, "'", "''")),
+		d.add(levelWarn, check, fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')", strings.ReplaceAll(s.Name, "'", "''")),
 			"nobody reads the %s replication slot %s: it holds back %s (wal_status %s)", s.Type, s.Name, what, s.Wal)
 	}
 	d.unless(check, "no replication slot is left behind")
@@ -247,7 +247,7 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, s := range strange {
-		d.add(LevelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes", s.Sink)
+		d.add(levelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes", s.Sink)
 	}
 	s := all[0]
 	switch {
@@ -256,12 +256,12 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 		if s.Replay != nil {
 			age = "what it has replayed is " + show.Seconds(*s.Replay).String() + " old"
 		}
-		d.add(LevelInfo, "history", "", "a standby on timeline %d; %s", s.Timeline, age)
+		d.add(levelInfo, "history", "", "a standby on timeline %d; %s", s.Timeline, age)
 	default:
 		d.unless("history", "a primary on timeline %d, with %d standbys connected", s.Timeline, s.Standbys)
 	}
 	if s.Standbys > 0 && !s.Synchronous {
-		d.add(LevelInfo, "replication", "set synchronous_standby_names, if a failover must lose nothing", "standbys are asynchronous: a failover takes the last commits back, keys and positions with them")
+		d.add(levelInfo, "replication", "set synchronous_standby_names, if a failover must lose nothing", "standbys are asynchronous: a failover takes the last commits back, keys and positions with them")
 	} else {
 		d.ok("replication", "no asynchronous standby would lose commits in a failover")
 	}

@@ -38,14 +38,14 @@ func TestExamineRingWithoutRotator(t *testing.T) {
 	}
 	d := &examiner{ask: &ExamineQuestion{}}
 	d.ring(&full, true, nil)
-	found(t, d.findings, name, LevelFail, "no login has the rights", "grant onlyonce_rotator", "onlyonce inbox rotate (")
+	found(t, d.findings, name, levelFail, "no login has the rights", "grant onlyonce_rotator", "onlyonce inbox rotate (")
 }
 
 // A machine whose clock differs from the database's.
 func TestExamineClocks(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	for skew, level := range map[time.Duration]string{-time.Hour: LevelWarn, time.Hour: LevelWarn, 0: LevelOK} {
+	for skew, level := range map[time.Duration]string{-time.Hour: levelWarn, time.Hour: levelWarn, 0: levelOK} {
 		r, err := Examine(t.Context(), pool, ExamineQuestion{clock: func() time.Time { return time.Now().Add(skew) }})
 		if err != nil {
 			t.Fatal(err)
@@ -71,7 +71,7 @@ func TestExamineTransactions(t *testing.T) {
 		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return d.transactions(t.Context(), tx, 0) }); err != nil {
 			t.Fatal(err)
 		}
-		found(t, d.findings, "transactions", LevelWarn, "it holds up "+what, "pg_terminate_backend")
+		found(t, d.findings, "transactions", levelWarn, "it holds up "+what, "pg_terminate_backend")
 		if err := open.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -41,24 +41,24 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 		pending := s.Pending != nil && *s.Pending > 0
 		switch {
 		case s.PausedAt != nil:
-			d.add(LevelInfo, check, "onlyonce outbox resume -sink "+show.Quote(s.Sink)+" -reason WHY", "sink %s is paused since %s by %s: %s",
+			d.add(levelInfo, check, "onlyonce outbox resume -sink "+show.Quote(s.Sink)+" -reason WHY", "sink %s is paused since %s by %s: %s",
 				s.Sink, show.Instant(*s.PausedAt), show.OrDash(s.PausedBy), show.OneLine(show.OrDash(s.PauseReason)))
 		case !s.Listed && pending:
-			d.add(LevelWarn, check, "list the sink in a relay, or discard its calls", "no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept", s.Sink)
+			d.add(levelWarn, check, "list the sink in a relay, or discard its calls", "no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept", s.Sink)
 		case held == 0 && pending:
-			d.add(LevelWarn, check, "start a relay that lists it", "no relay holds sink %s, which has calls to send, the oldest %s old", s.Sink, show.Seconds(*s.Age))
+			d.add(levelWarn, check, "start a relay that lists it", "no relay holds sink %s, which has calls to send, the oldest %s old", s.Sink, show.Seconds(*s.Age))
 		}
 	}
 	for i := range r.Sinks {
 		for j := range r.Sinks[i].Rates {
 			rate := &r.Sinks[i].Rates[j]
 			if rate.Waiting > 0 || rate.HeldUntil != nil {
-				d.add(LevelInfo, check, "onlyonce outbox status -sink "+show.Quote(rate.Sink), "calls of sink %s%s wait for their rate: %s", rate.Sink, rate.of(), show.OneLine(rate.String()))
+				d.add(levelInfo, check, "onlyonce outbox status -sink "+show.Quote(rate.Sink), "calls of sink %s%s wait for their rate: %s", rate.Sink, rate.of(), show.OneLine(rate.String()))
 			}
 		}
 	}
 	if !r.Counted {
-		d.add(LevelInfo, check, "", "how many calls are pending is not known: counting took over %s", d.limit())
+		d.add(levelInfo, check, "", "how many calls are pending is not known: counting took over %s", d.limit())
 	}
 	d.unless(check, "%d sinks; relays are at all that have something to send", len(r.Sinks))
 	return nil
@@ -73,7 +73,7 @@ func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, s := range streams {
 		if s.Scope == nil && s.Kept > 0 {
-			d.add(LevelWarn, check, "start a consumer of it", "nobody has begun to read stream %s, which has %d events: they are kept, and all that was appended with them", s.Topic, s.Kept)
+			d.add(levelWarn, check, "start a consumer of it", "nobody has begun to read stream %s, which has %d events: they are kept, and all that was appended with them", s.Topic, s.Kept)
 		}
 	}
 	d.unless(check, "%d streams; each that has events has a reader", len(streams))
@@ -88,7 +88,7 @@ func (d *examiner) faults(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, n := range needsOf(r.Faults) {
-		d.add(LevelWarn, check, n.Remedy, "%s", n.Text)
+		d.add(levelWarn, check, n.Remedy, "%s", n.Text)
 	}
 	d.unless(check, "no living process reports what keeps it from its work")
 	return nil
@@ -102,12 +102,12 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for i := range parked.Groups {
 		if p := &parked.Groups[i]; p.NeedsOperator() {
-			d.add(LevelWarn, "parked", p.change(), "%d of kind %s wait for an operator (scope %s, %s, %s), the oldest since %s",
+			d.add(levelWarn, "parked", p.change(), "%d of kind %s wait for an operator (scope %s, %s, %s), the oldest since %s",
 				p.Count, p.Kind, p.Scope, p.State, p.Reason, show.Instant(p.Oldest))
 		}
 	}
 	if !parked.Counted {
-		d.add(LevelWarn, "parked", "onlyonce parked list", "what is parked was not counted: that took over %v", CountLimit)
+		d.add(levelWarn, "parked", "onlyonce parked list", "what is parked was not counted: that took over %v", CountLimit)
 	}
 	d.unless("parked", "nothing that is parked waits for an operator")
 
@@ -125,10 +125,10 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if aside > 0 {
-		d.add(LevelWarn, "requests", "onlyonce request list; then ask the provider, and onlyonce request resolve -id ID -step NAME -applied -result TEXT -reason WHY, or with -not-applied", "%d HTTP requests have a step of unknown outcome", aside)
+		d.add(levelWarn, "requests", "onlyonce request list; then ask the provider, and onlyonce request resolve -id ID -step NAME -applied -result TEXT -reason WHY, or with -not-applied", "%d HTTP requests have a step of unknown outcome", aside)
 	}
 	if abandoned > 0 {
-		d.add(LevelWarn, "requests", "onlyonce request list; then have the client send the request again, or ask the provider, and onlyonce request close -id ID -reason WHY",
+		d.add(levelWarn, "requests", "onlyonce request list; then have the client send the request again, or ask the provider, and onlyonce request close -id ID -reason WHY",
 			"%d HTTP requests were never completed although their steps had their effect, and no client has come back", abandoned)
 	}
 	d.unless("requests", "no HTTP request has a step of unknown outcome that is too old to ask about, and none was abandoned behind a step")
@@ -142,7 +142,7 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for i := range pauses {
 		p := &pauses[i]
-		d.add(LevelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), show.Instant(p.PausedAt), p.Actor, p.Cursors, show.OneLine(p.Reason))
+		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), show.Instant(p.PausedAt), p.Actor, p.Cursors, show.OneLine(p.Reason))
 	}
 	d.unless("pauses", "no scope and no partition is paused")
 	return d.homes(ctx, tx)
@@ -166,7 +166,7 @@ func (d *examiner) fingerprintKeys(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, k := range changed {
-		d.add(LevelFail, check, "give the process the secret that it had, or give the new secret an id of its own in FingerprintKeys and keep the old one for the longest TTL",
+		d.add(levelFail, check, "give the process the secret that it had, or give the new secret an id of its own in FingerprintKeys and keep the old one for the longest TTL",
 			"a process has another secret under the id %d of FingerprintKeys than processes before it: it does not start, or answers 503 fingerprint-key-changed, last at %s", k.ID, show.Instant(k.Refused))
 	}
 	d.unless(check, "no process of the HTTP layer was refused because of its secrets")
@@ -189,11 +189,11 @@ func (d *examiner) homes(ctx context.Context, tx pgx.Tx) error {
 	for i := range stalled {
 		h := &stalled[i]
 		if h.State == "claimed" {
-			d.add(LevelInfo, check, "onlyonce home list -place "+show.Quote(h.Place)+", in each database", "%s was claimed at %s and not confirmed: a process died meanwhile, or another database has it; its next request decides",
+			d.add(levelInfo, check, "onlyonce home list -place "+show.Quote(h.Place)+", in each database", "%s was claimed at %s and not confirmed: a process died meanwhile, or another database has it; its next request decides",
 				show.OneLine(h.Place), show.Instant(h.ChangedAt))
 			continue
 		}
-		d.add(LevelWarn, check, fmt.Sprintf("onlyonce home leave -place %s -to %s -reason WHY; or keep it: onlyonce home adopt -place %[1]s -reason WHY", show.Quote(h.Place), show.Quote(h.Other)),
+		d.add(levelWarn, check, fmt.Sprintf("onlyonce home leave -place %s -to %s -reason WHY; or keep it: onlyonce home adopt -place %[1]s -reason WHY", show.Quote(h.Place), show.Quote(h.Other)),
 			"%s has been leaving for %s since %s: its requests get 503", show.OneLine(h.Place), show.OneLine(h.Other), show.Instant(h.ChangedAt))
 	}
 	d.unless(check, "no tenant is between two databases")

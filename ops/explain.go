@@ -50,32 +50,23 @@ type KeyQuestion struct {
 
 // KeyReport is what the database holds of one key, and what that means for copies.
 type KeyReport struct {
-	Key string `json:"key"` // as stored
-	Of  *KeyOf `json:"of"`  // the id that it was made of; nil: only the stored key was given
+	Key string `json:"key" doc:"as stored"`
+	Of  *KeyOf `json:"of" doc:"the id that it was made of; nil: only the stored key was given"`
 
 	// Claimed: a ring remembers the key.
 	Claimed bool `json:"claimed"`
 	// Copies says for each ring what a copy would be that arrives now.
-	Copies []Copy `json:"copies"`
-	// Claims are the segments that hold the key.
-	Claims []Claim `json:"claims"`
-	// FirstSeen is when the key was claimed first, as far as the rings remember. Nil: no segment
-	// holds it.
-	FirstSeen *FirstSeen `json:"first_seen"`
+	Copies    []Copy     `json:"copies"`
+	Claims    []Claim    `json:"claims" doc:"the segments that hold the key"`
+	FirstSeen *FirstSeen `json:"first_seen" doc:"when the key was claimed first, as far as the rings remember. Nil: no segment holds it"`
 	// Age compares the id's own time with what its scope has forgotten. Nil: the id has no time, or
 	// is none of a consumer.
-	Age *IDAge `json:"age"`
-	// Webhooks are the endpoints that have recorded the key. It is nil if the search took longer
-	// than CountLimit.
-	Webhooks []ExplainedWebhook `json:"webhooks"`
-	// Calls are calls that the claiming transaction enqueued, at most ExplainLimit.
-	Calls []ExplainedCall `json:"calls"`
-	// Call is where the call is stored, if the key is a call's.
-	Call []StoredCall `json:"call"`
-	// Parked are rows that are parked under the key, newest first, at most ExplainLimit.
-	Parked []ParkedItem `json:"parked"`
-	// Request is the HTTP request, if the key is a request's.
-	Request *Request `json:"request"`
+	Age      *IDAge             `json:"age"`
+	Webhooks []ExplainedWebhook `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
+	Calls    []ExplainedCall    `json:"calls" doc:"calls that the claiming transaction enqueued, at most ExplainLimit"`
+	Call     []StoredCall       `json:"call" doc:"where the call is stored, if the key is a call's"`
+	Parked   []ParkedItem       `json:"parked" doc:"rows that are parked under the key, newest first, at most ExplainLimit"`
+	Request  *Request           `json:"request" doc:"the HTTP request, if the key is a request's"`
 	// Memory says how long the rings remember keys.
 	Memory []RingMemory `json:"memory"`
 	// NotKnown lists what the answer leaves open, a sentence each.
@@ -88,16 +79,16 @@ type KeyReport struct {
 type KeyOf struct {
 	Tenant string `json:"tenant"`
 	Scope  string `json:"scope"`
-	Topic  string `json:"topic"` // empty: the id counts for the whole scope
+	Topic  string `json:"topic" doc:"empty: the id counts for the whole scope"`
 	ID     string `json:"id"`
-	Replay int64  `json:"replay"` // 0: none
+	Replay int64  `json:"replay" doc:"0: none"`
 }
 
 // RingMemory is how long a ring of keys remembers.
 type RingMemory struct {
 	Ring        string   `json:"ring"`
-	Horizon     *float64 `json:"horizon_seconds"`      // nil: for ever
-	CompleteFor float64  `json:"complete_for_seconds"` // for how long it has held every key
+	Horizon     *float64 `json:"horizon_seconds" doc:"nil: for ever"`
+	CompleteFor float64  `json:"complete_for_seconds" doc:"for how long it has held every key"`
 }
 
 // ExplainKey returns what the database holds of a key, on one snapshot. An id that counts within a

@@ -16,9 +16,9 @@ const tooOldSQL = `select onlyonce.too_old(scope) as too_old from onlyonce.scope
 // FirstSeen is when a key was claimed first. A row of a ring has no time of its own; its segment
 // bounds it.
 type FirstSeen struct {
-	After  *time.Time `json:"after"`  // nil: not known
-	Before *time.Time `json:"before"` // nil: the segment is open
-	At     *time.Time `json:"at"`     // the claim's COMMIT; nil: not tracked by Postgres (track_commit_timestamp), or forgotten
+	After  *time.Time `json:"after" doc:"nil: not known"`
+	Before *time.Time `json:"before" doc:"nil: the segment is open"`
+	At     *time.Time `json:"at" doc:"the claim's COMMIT; nil: not tracked by Postgres (track_commit_timestamp), or forgotten"`
 }
 
 // firstSeen returns the earliest of the claims. A key that was claimed while a segment drained is
@@ -40,9 +40,8 @@ func firstSeen(claims []Claim) *FirstSeen {
 
 // IDAge is what an id's own time means to a consumer whose Config.Key is one of TimedKey.
 type IDAge struct {
-	MadeAt time.Time `json:"made_at"` // as the id has it (a UUIDv7 or a ULID)
-	// TooOldUntil is the time until which ids of the scope may be forgotten. Nil: none are.
-	TooOldUntil *time.Time `json:"too_old_until"`
+	MadeAt      time.Time  `json:"made_at" doc:"as the id has it (a UUIDv7 or a ULID)"`
+	TooOldUntil *time.Time `json:"too_old_until" doc:"the time until which ids of the scope may be forgotten. Nil: none are"`
 	// TooOld: a message with the id, if it is no duplicate, may be a copy whose key is forgotten.
 	TooOld bool `json:"too_old"`
 }

@@ -29,18 +29,16 @@ select c.id, c.key::text as key, c.sink, c.name, c.tenant, c.scope, c.state, c.p
 
 // ExplainedCall is a call that the transaction of a message enqueued.
 type ExplainedCall struct {
-	ID     int64  `json:"id"`
-	Key    string `json:"key"` // the idempotency key
-	Sink   string `json:"sink"`
-	Name   string `json:"name"`
-	Tenant string `json:"tenant"`
-	Scope  string `json:"scope"`
-	// State is pending, delivered, waiting, retrying, blocked, reconcile or discarded.
-	State     string    `json:"state"`
-	ParkedID  *int64    `json:"parked_id"` // its row of onlyonce.parked, if it was parked
+	ID        int64     `json:"id"`
+	Key       string    `json:"key" doc:"the idempotency key"`
+	Sink      string    `json:"sink"`
+	Name      string    `json:"name"`
+	Tenant    string    `json:"tenant"`
+	Scope     string    `json:"scope"`
+	State     string    `json:"state" doc:"pending, delivered, waiting, retrying, blocked, reconcile or discarded"`
+	ParkedID  *int64    `json:"parked_id" doc:"its row of onlyonce.parked, if it was parked"`
 	CreatedAt time.Time `json:"created_at"`
-	// Derived is true if its key derives from the message. Nil: that cannot be known.
-	Derived *bool `json:"derived" db:"-"`
+	Derived   *bool     `json:"derived" db:"-" doc:"true if its key derives from the message. Nil: that cannot be known"`
 }
 
 // callsOf lists the calls of a transaction.

@@ -48,8 +48,8 @@ select f.ring, f.segment, f.fingerprint, s.opened_at, s.closed_at, s.bound::text
 // Transaction is the transaction that wrote a row, as far as Postgres knows it.
 type Transaction struct {
 	Xid         int64      `json:"xid"`
-	Status      *string    `json:"status"`       // committed, aborted or in progress; nil: Postgres has forgotten
-	CommittedAt *time.Time `json:"committed_at"` // nil: not tracked (track_commit_timestamp), or forgotten
+	Status      *string    `json:"status" doc:"committed, aborted or in progress; nil: Postgres has forgotten"`
+	CommittedAt *time.Time `json:"committed_at" doc:"nil: not tracked (track_commit_timestamp), or forgotten"`
 }
 
 // claimRow is a key in a segment as it is read.
@@ -65,17 +65,14 @@ type claimRow struct {
 
 // Claim is a claimed key in a segment of a ring.
 type Claim struct {
-	Ring    string `json:"ring"`
-	Segment string `json:"segment"` // the table
-	// State is current, draining or closed; or retired or forgotten: claims do not ask it any more.
-	State         string     `json:"state"`
-	Remembered    bool       `json:"remembered"` // claims ask the segment
-	ClaimedAfter  *time.Time `json:"claimed_after"`
-	ClaimedBefore *time.Time `json:"claimed_before"` // nil: the segment is open
-	// Fingerprint is the first 16 digits of the payload's SHA-256. Nil: payloads are not compared.
-	Fingerprint *string `json:"fingerprint"`
-	// Transaction is the one that claimed the key. Nil: not known any more.
-	Transaction *Transaction `json:"transaction"`
+	Ring          string       `json:"ring"`
+	Segment       string       `json:"segment" doc:"the table"`
+	State         string       `json:"state" doc:"current, draining or closed; or retired or forgotten: claims do not ask it any more"`
+	Remembered    bool         `json:"remembered" doc:"claims ask the segment"`
+	ClaimedAfter  *time.Time   `json:"claimed_after"`
+	ClaimedBefore *time.Time   `json:"claimed_before" doc:"nil: the segment is open"`
+	Fingerprint   *string      `json:"fingerprint" doc:"the first 16 digits of the payload's SHA-256. Nil: payloads are not compared"`
+	Transaction   *Transaction `json:"transaction" doc:"the one that claimed the key. Nil: not known any more"`
 }
 
 func transactionFrom(xid *int64, status *string, at *time.Time) *Transaction {

@@ -31,9 +31,9 @@ type copyRow struct {
 
 // Why a copy is a duplicate.
 const (
-	BecauseRemembered = "remembered" // the ring holds the key
-	BecauseParked     = "parked"     // a row of the key is parked and not settled
-	BecauseStored     = "stored"     // the call is stored
+	becauseRemembered = "remembered" // the ring holds the key
+	becauseParked     = "parked"     // a row of the key is parked and not settled
+	becauseStored     = "stored"     // the call is stored
 )
 
 // Copy is what a copy would be that arrives now and is claimed in one ring. The rings do not know
@@ -44,7 +44,7 @@ type Copy struct {
 	// While the class changes, a key that the ring of the class before holds is remembered too.
 	Ring      string  `json:"ring"`
 	Duplicate bool    `json:"duplicate"`
-	Because   *string `json:"because"` // BecauseRemembered, BecauseParked or BecauseStored; nil: it is new
+	Because   *string `json:"because" doc:"remembered, parked or stored; nil: it is new"`
 }
 
 // readCopies judges copies. The claims must have been read.
@@ -97,11 +97,11 @@ func (r *KeyReport) judgeCopy(asked []string, consumer bool, is copyRow) Copy {
 	because, which := "", asked[0]
 	switch {
 	case slices.ContainsFunc(r.Claims, func(c Claim) bool { return slices.Contains(asked, c.Ring) && c.Remembered }):
-		because = BecauseRemembered
+		because = becauseRemembered
 	case is.Parked, is.First && consumer:
-		because = BecauseParked
+		because = becauseParked
 	case is.Stored && !consumer:
-		because = BecauseStored
+		because = becauseStored
 	default:
 		return Copy{Ring: which}
 	}

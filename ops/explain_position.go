@@ -47,38 +47,36 @@ type PositionReport struct {
 	Partition int32             `json:"partition"`
 	Offset    int64             `json:"offset"`
 	Cursors   []ExplainedCursor `json:"cursors"`
-	Parked    []ParkedItem      `json:"parked"`    // of that position, newest first, at most ExplainLimit
-	Event     *ExplainedEvent   `json:"event"`     // if the topic is a stream of the event log
-	NotKnown  []string          `json:"not_known"` // what the answer leaves open, a sentence each
+	Parked    []ParkedItem      `json:"parked" doc:"of that position, newest first, at most ExplainLimit"`
+	Event     *ExplainedEvent   `json:"event" doc:"if the topic is a stream of the event log"`
+	NotKnown  []string          `json:"not_known" doc:"what the answer leaves open, a sentence each"`
 }
 
 // Where an offset is, seen from a cursor.
 const (
-	OffsetHandled     = "handled"      // applied, or a duplicate, or parked, or no message
-	OffsetReplaying   = "replaying"    // to be handled once more, in the replay that is under way
-	OffsetAhead       = "ahead"        // still to be handled
-	OffsetEarlierRun  = "earlier-run"  // below where the position was set: the cursor does not say
-	OffsetBeforeStart = "before-start" // below where the cursor began
+	offsetHandled     = "handled"      // applied, or a duplicate, or parked, or no message
+	offsetReplaying   = "replaying"    // to be handled once more, in the replay that is under way
+	offsetAhead       = "ahead"        // still to be handled
+	offsetEarlierRun  = "earlier-run"  // below where the position was set: the cursor does not say
+	offsetBeforeStart = "before-start" // below where the cursor began
 )
 
 // ExplainedCursor is what a cursor says of an offset.
 type ExplainedCursor struct {
-	Scope    string `json:"scope"`
-	Position int64  `json:"position"`
-	State    string `json:"state"`  // see [Cursor.State]
-	Offset   string `json:"offset"` // OffsetHandled, OffsetAhead and so on
-	Means    string `json:"means"`  // the same in a sentence
-	// Moved is the batch that moved the position past the offset. It is nil if none has, or if it
-	// was pruned.
-	Moved *Moved          `json:"moved"`
-	Calls []ExplainedCall `json:"calls"` // calls of that transaction, at most ExplainLimit
+	Scope    string          `json:"scope"`
+	Position int64           `json:"position"`
+	State    string          `json:"state" doc:"see [Cursor.State]"`
+	Offset   string          `json:"offset" doc:"handled, replaying (it is handled once more), ahead, earlier-run (the cursor does not say) or before-start"`
+	Means    string          `json:"means" doc:"the same in a sentence"`
+	Moved    *Moved          `json:"moved" doc:"the batch that moved the position past the offset. It is nil if none has, or if it was pruned"`
+	Calls    []ExplainedCall `json:"calls" doc:"calls of that transaction, at most ExplainLimit"`
 }
 
 // Moved is a committed batch.
 type Moved struct {
-	From        int64        `json:"from_offset"` // its first offset
-	Next        int64        `json:"next_offset"` // the position after it
-	Transaction *Transaction `json:"transaction"` // nil: not known any more
+	From        int64        `json:"from_offset" doc:"its first offset"`
+	Next        int64        `json:"next_offset" doc:"the position after it"`
+	Transaction *Transaction `json:"transaction" doc:"nil: not known any more"`
 }
 
 type movedRow struct {
@@ -93,7 +91,7 @@ type ExplainedEvent struct {
 	ID         string     `json:"id"`
 	Tenant     string     `json:"tenant"`
 	AppendedAt time.Time  `json:"appended_at"`
-	ErasedAt   *time.Time `json:"erased_at"` // nil: its body was not erased
+	ErasedAt   *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
 }
 
 // ExplainPosition returns what the database holds of a position, on one snapshot.
@@ -159,7 +157,7 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 		return nil, err
 	}
 	if done && offset >= c.stood() {
-		e.Offset, e.Means = OffsetHandled, "it was applied, or was a duplicate, or was parked, although an earlier message is still to be handled"
+		e.Offset, e.Means = offsetHandled, "it was applied, or was a duplicate, or was parked, although an earlier message is still to be handled"
 		return e, nil
 	}
 	e.Offset, e.Means = judgeOffset(c, offset, runStart)
@@ -198,23 +196,23 @@ func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 	switch {
 	case c.ReplayUntil != nil && c.ReplayResume != nil && offset >= c.Position && offset < *c.ReplayResume:
 		if offset < *c.ReplayUntil {
-			return OffsetReplaying, fmt.Sprintf("it was behind the cursor when replay %d began, and is to be handled once more in it", c.Replay)
+			return offsetReplaying, fmt.Sprintf("it was behind the cursor when replay %d began, and is to be handled once more in it", c.Replay)
 		}
-		return OffsetHandled, fmt.Sprintf("it was behind the cursor when replay %d began, and is not part of that", c.Replay)
+		return offsetHandled, fmt.Sprintf("it was behind the cursor when replay %d began, and is not part of that", c.Replay)
 	case offset >= c.Position && c.RetiredAt != nil:
-		return OffsetAhead, "the cursor was retired before it came to it, and handles nothing any more"
+		return offsetAhead, "the cursor was retired before it came to it, and handles nothing any more"
 	case offset >= c.Position && c.AttemptOffset != nil && *c.AttemptOffset == offset:
-		return OffsetAhead, fmt.Sprintf("it is tried alone, and was tried %d times", c.Attempts)
+		return offsetAhead, fmt.Sprintf("it is tried alone, and was tried %d times", c.Attempts)
 	case offset >= c.Position:
-		return OffsetAhead, "it is still to be handled"
+		return offsetAhead, "it is still to be handled"
 	case offset >= runStart && c.Replay > 0 && c.ReplayUntil != nil:
-		return OffsetHandled, fmt.Sprintf("it was handled once more in replay %d", c.Replay)
+		return offsetHandled, fmt.Sprintf("it was handled once more in replay %d", c.Replay)
 	case offset >= runStart:
-		return OffsetHandled, "it was applied, or was a duplicate, or was parked, or there was nothing to hand over"
+		return offsetHandled, "it was applied, or was a duplicate, or was parked, or there was nothing to hand over"
 	case c.Run == 0:
-		return OffsetBeforeStart, meansBeforeStart(c)
+		return offsetBeforeStart, meansBeforeStart(c)
 	}
-	return OffsetEarlierRun, fmt.Sprintf("the position was set since, to %d, by an operator or with a cursor that was made anew: whether it was handled before that, or passed over, the cursor does not tell", runStart)
+	return offsetEarlierRun, fmt.Sprintf("the position was set since, to %d, by an operator or with a cursor that was made anew: whether it was handled before that, or passed over, the cursor does not tell", runStart)
 }
 
 // meansBeforeStart returns what is known of offsets below a cursor's first position: whether

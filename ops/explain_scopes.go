@@ -31,8 +31,8 @@ type IDQuestion struct {
 
 // IDPlaces is the result of [FindID].
 type IDPlaces struct {
-	Found []KeyQuestion `json:"found"` // questions for ExplainKey about which something is stored
-	Tried []string      `json:"tried"` // the scopes that were looked into, at most 100
+	Found []KeyQuestion `json:"found" doc:"questions for ExplainKey about which something is stored"`
+	Tried []string      `json:"tried" doc:"the scopes that were looked into, at most 100"`
 }
 
 // FindID looks for an id in the scopes that exist: those of consumers, and those of webhook

@@ -10,23 +10,23 @@ import (
 
 // Kinds of [Fault]. Processes report the first four.
 const (
-	FaultGroup    = "group"     // processes are no members of their group
-	FaultRead     = "read"      // cursors or logs cannot be read: brokers are away, or the topic is gone
-	FaultApply    = "apply"     // messages cannot be applied, and are tried again
-	FaultHandler  = "handler"   // a handler does not return
-	FaultUnowned  = "unowned"   // partitions have no owner although processes live
-	FaultReadOnly = "read-only" // the database takes no writes
+	faultGroup    = "group"     // processes are no members of their group
+	faultRead     = "read"      // cursors or logs cannot be read: brokers are away, or the topic is gone
+	faultApply    = "apply"     // messages cannot be applied, and are tried again
+	faultHandler  = "handler"   // a handler does not return
+	faultUnowned  = "unowned"   // partitions have no owner although processes live
+	faultReadOnly = "read-only" // the database takes no writes
 )
 
 // Fault is something that keeps processes from their work now (S3). It ends by itself when its
 // cause does.
 type Fault struct {
 	Kind       string  `json:"kind"`
-	Scope      string  `json:"scope"` // empty: the whole database
-	Topic      string  `json:"topic"` // empty: all topics, or not known
+	Scope      string  `json:"scope" doc:"empty: the whole database"`
+	Topic      string  `json:"topic" doc:"empty: all topics, or not known"`
 	Processes  int     `json:"processes"`
 	Partitions int     `json:"partitions"`
-	For        float64 `json:"for"` // seconds, of the oldest
+	For        float64 `json:"for" doc:"seconds, of the oldest"`
 	Text       string  `json:"text"`
 }
 
@@ -69,18 +69,18 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 		}
 		// An age below 0: the clock has been set back since.
 		if age := r.unownedFor(c); age != nil && (*age < 0 || *age >= unownedAfter) {
-			add(Fault{Kind: FaultUnowned, Scope: c.Scope, Topic: c.Topic, Partitions: 1, For: max(*age, 0), Text: "no process works on it"})
+			add(Fault{Kind: faultUnowned, Scope: c.Scope, Topic: c.Topic, Partitions: 1, For: max(*age, 0), Text: "no process works on it"})
 		}
 	}
 	for i := range all {
-		if all[i].Kind == FaultUnowned {
+		if all[i].Kind == faultUnowned {
 			all[i].Processes = alive[all[i].Scope]
 		}
 	}
 	if r.Standby && len(r.Owners) > 0 && len(alive) == 0 { // no replica that keeps up
-		add(Fault{Kind: FaultReadOnly, Text: "this server is a standby, and no process reports"})
+		add(Fault{Kind: faultReadOnly, Text: "this server is a standby, and no process reports"})
 	} else if readOnly {
-		add(Fault{Kind: FaultReadOnly, Text: "default_transaction_read_only is on"})
+		add(Fault{Kind: faultReadOnly, Text: "default_transaction_read_only is on"})
 	}
 	slices.SortStableFunc(all, func(a, b Fault) int { return cmp.Compare(a.Scope, b.Scope) })
 	return all
@@ -109,7 +109,7 @@ func (r *StatusReport) unownedFor(c *Cursor) *float64 {
 func needsOf(faults []Fault) []Need {
 	var all []Need
 	for _, f := range faults {
-		n := Need{Kind: NeedFault, Text: f.String(), Remedy: faultRemedies[f.Kind], Commands: []string{}, Where: map[string]string{}}
+		n := Need{Kind: needFault, Text: f.String(), Remedy: faultRemedies[f.Kind], Commands: []string{}, Where: map[string]string{}}
 		if f.Scope != "" {
 			n.Where["scope"] = f.Scope
 		}
@@ -122,12 +122,12 @@ func needsOf(faults []Fault) []Need {
 }
 
 var faultRemedies = map[string]string{
-	FaultGroup:    "see that the brokers answer, and that the group admits the process; it goes on by itself",
-	FaultRead:     "see that the brokers answer, and that the topic is there; if it was deleted, retire its cursors",
-	FaultApply:    "see the log of the process: the message is tried again until it is applied or parked",
-	FaultHandler:  "restart the process: only that frees the handler's goroutine",
-	FaultUnowned:  "see whether processes join the group; if the topic is out of use, retire its cursors",
-	FaultReadOnly: "nothing is applied, and no process can report: let the database take writes, or connect to the primary",
+	faultGroup:    "see that the brokers answer, and that the group admits the process; it goes on by itself",
+	faultRead:     "see that the brokers answer, and that the topic is there; if it was deleted, retire its cursors",
+	faultApply:    "see the log of the process: the message is tried again until it is applied or parked",
+	faultHandler:  "restart the process: only that frees the handler's goroutine",
+	faultUnowned:  "see whether processes join the group; if the topic is out of use, retire its cursors",
+	faultReadOnly: "nothing is applied, and no process can report: let the database take writes, or connect to the primary",
 }
 
 // String says what is wrong, where, and for how long.
@@ -143,15 +143,15 @@ func (f *Fault) String() string {
 	since := ", for " + show.Ago(f.For)
 	text := show.OneLine(f.Text)
 	switch f.Kind {
-	case FaultGroup:
+	case faultGroup:
 		return fmt.Sprintf("cannot join: scope %s, %s%s: %s", f.Scope, processes, since, text)
-	case FaultRead:
+	case faultRead:
 		return fmt.Sprintf("cannot read: scope %s, %s (%s)%s: %s", f.Scope, partitions, processes, since, text)
-	case FaultApply:
+	case faultApply:
 		return fmt.Sprintf("cannot apply: scope %s, %s (%s)%s: %s", f.Scope, partitions, processes, since, text)
-	case FaultUnowned:
+	case faultUnowned:
 		return fmt.Sprintf("no owner: scope %s, %s, although %s run%s%s", f.Scope, partitions, processes, map[bool]string{true: "s"}[f.Processes == 1], since)
-	case FaultReadOnly:
+	case faultReadOnly:
 		return "the database is read-only: " + text
 	}
 	return fmt.Sprintf("%s: scope %s, %s%s: %s", f.Kind, f.Scope, processes, since, text)

@@ -53,7 +53,7 @@ func TestS3Faults(t *testing.T) {
 		"an owner yet unheard": {`update onlyonce.cursors set released_at = null`, []process{{"0 s", owns, `[]`}}, nil},
 		"retired":              {released("1 h") + `; update onlyonce.cursors set retired_at = clock_timestamp()`, []process{{"0 s", `[]`, `[]`}}, nil},
 		"paused":               {released("1 h") + `; insert into onlyonce.pauses (scope, reason) values ('stock', 'why')`, []process{{"0 s", `[]`, `[]`}}, nil},
-		"nobody runs":          {released("1 h"), nil, nil}, // NeedConsumer
+		"nobody runs":          {released("1 h"), nil, nil}, // needConsumer
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -85,7 +85,7 @@ func TestS3Faults(t *testing.T) {
 			}
 			needs := 0
 			for _, n := range r.Needs {
-				if n.Kind == ops.NeedFault {
+				if n.Kind == "fault" {
 					needs++
 				}
 			}
@@ -97,7 +97,7 @@ func TestS3Faults(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, f := range found.Findings {
-				if f.Check == "faults" && (f.Level == ops.LevelOK) != (len(c.want) == 0) {
+				if f.Check == "faults" && (f.Level == "ok") != (len(c.want) == 0) {
 					t.Errorf("doctor: %+v", f)
 				}
 			}
@@ -120,7 +120,7 @@ func TestS3ReadOnly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := len(r.Faults) == 1 && r.Faults[0].Kind == ops.FaultReadOnly; got != want || len(r.Faults) > 1 {
+		if got := len(r.Faults) == 1 && r.Faults[0].Kind == "read-only"; got != want || len(r.Faults) > 1 {
 			t.Errorf("%s: %+v", setup, r.Faults)
 		}
 	}

@@ -45,7 +45,7 @@ type HorizonChange struct {
 	Audited
 
 	Ring string   `json:"ring"`
-	Was  *float64 `json:"was_seconds"` // nil: for ever
+	Was  *float64 `json:"was_seconds" doc:"nil: for ever"`
 }
 
 // SetHorizon sets how long a ring of claimed keys remembers them at least. A copy that arrives

@@ -42,38 +42,34 @@ select current_database()::text as database,
 
 // KeyWindow is how long calls of a sink are repeated under their keys.
 type KeyWindow struct {
-	Sink          string  `json:"sink"`
-	WindowSeconds float64 `json:"window_seconds"` // from a call's first attempt
-	// LeftSeconds is how much of that the unanswered call that was tried first has left. Nil: no
-	// call waits for another attempt. Below 0: it is about to be set to reconcile.
-	LeftSeconds *float64 `json:"left_seconds"`
+	Sink          string   `json:"sink"`
+	WindowSeconds float64  `json:"window_seconds" doc:"from a call's first attempt"`
+	LeftSeconds   *float64 `json:"left_seconds" doc:"how much of that the unanswered call that was tried first has left. Nil: no call waits for another attempt. Below 0: it is about to be set to reconcile"`
 }
 
 // ScopeFrontier is how far the slowest cursor of a scope is in the past.
 type ScopeFrontier struct {
 	Scope  string   `json:"scope"`
-	Behind *float64 `json:"behind_seconds"` // nil: the owner of a cursor has not said
+	Behind *float64 `json:"behind_seconds" doc:"nil: the owner of a cursor has not said"`
 }
 
 // RingUse is how much of a ring is in use.
 type RingUse struct {
-	Ring  string `json:"ring"`  // a ring of keys, outbox or events
-	Free  int    `json:"free"`  // empty segments
-	Bytes int64  `json:"bytes"` // without indexes for keys, with them for the logs
+	Ring  string `json:"ring" doc:"a ring of keys, outbox or events"`
+	Free  int    `json:"free" doc:"empty segments"`
+	Bytes int64  `json:"bytes" doc:"without indexes for keys, with them for the logs"`
 }
 
 // Measures is the result of [Measure].
 type Measures struct {
-	Database string          `json:"database"` // its name
-	Status   *StatusReport   `json:"status"`
-	Oldest   []OldestCall    `json:"oldest_calls"` // by sink
-	Windows  []KeyWindow     `json:"windows"`      // by sink; nil: not read within CountLimit
-	Keys     []KeyRing       `json:"keys"`
-	Rings    []RingUse       `json:"rings"`
-	Scopes   []ScopeFrontier `json:"frontiers"` // by scope
-	// OldestTransaction is the age in seconds of the oldest open transaction of the server that has
-	// written. Nil: there is none that the login may see.
-	OldestTransaction *float64 `json:"oldest_transaction_seconds"`
+	Database          string          `json:"database" doc:"its name"`
+	Status            *StatusReport   `json:"status"`
+	Oldest            []OldestCall    `json:"oldest_calls" doc:"by sink"`
+	Windows           []KeyWindow     `json:"windows" doc:"by sink; nil: not read within CountLimit"`
+	Keys              []KeyRing       `json:"keys"`
+	Rings             []RingUse       `json:"rings"`
+	Scopes            []ScopeFrontier `json:"frontiers" doc:"by scope"`
+	OldestTransaction *float64        `json:"oldest_transaction_seconds" doc:"the age in seconds of the oldest open transaction of the server that has written. Nil: there is none that the login may see"`
 }
 
 // Measure returns what a monitor records of a database, on one snapshot: what [Status], [Inbox] and

@@ -12,23 +12,21 @@ import (
 
 // Kinds of [Need], in the order in which they are listed.
 const (
-	NeedHalt     = "halt"     // a partition is halted
-	NeedFault    = "fault"    // processes cannot work now (see Fault)
-	NeedConsumer = "consumer" // no process works on a scope
-	NeedParked   = "parked"   // parked rows wait for an operator
-	NeedRelay    = "relay"    // calls are to be sent, and no relay sends them
-	NeedRequest  = "request"  // HTTP requests wait for an operator
+	needHalt     = "halt"     // a partition is halted
+	needFault    = "fault"    // processes cannot work now (see Fault)
+	needConsumer = "consumer" // no process works on a scope
+	needParked   = "parked"   // parked rows wait for an operator
+	needRelay    = "relay"    // calls are to be sent, and no relay sends them
+	needRequest  = "request"  // HTTP requests wait for an operator
 )
 
 // Need is something that goes on only when a person does something, or that a person should know
-// now (NeedFault).
+// now (needFault).
 type Need struct {
-	Kind string `json:"kind"` // NeedHalt, NeedFault, NeedConsumer, NeedParked, NeedRelay or NeedRequest
-	Text string `json:"text"` // what is the matter, in one sentence
-	// Remedy is what to do, in words. Empty: the commands say it.
-	Remedy string `json:"remedy"`
-	// Commands are for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in.
-	Commands []string `json:"commands"`
+	Kind     string   `json:"kind" doc:"halt, fault, consumer, parked, relay or request"`
+	Text     string   `json:"text" doc:"what is the matter, in one sentence"`
+	Remedy   string   `json:"remedy" doc:"what to do, in words. Empty: the commands say it"`
+	Commands []string `json:"commands" doc:"for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in"`
 	// Where names what it is about: the fields that apply of scope, topic, partition, sink, kind
 	// and state.
 	Where map[string]string `json:"-"`
@@ -79,7 +77,7 @@ func (r *StatusReport) halts() []Need {
 // needOfHalt describes partitions of one topic that are halted for one reason.
 func needOfHalt(g []halted) Need {
 	first := g[0]
-	n := Need{Kind: NeedHalt, Commands: []string{}, Where: map[string]string{"scope": first.scope, "topic": first.Topic}}
+	n := Need{Kind: needHalt, Commands: []string{}, Where: map[string]string{"scope": first.scope, "topic": first.Topic}}
 	age := slices.MaxFunc(g, func(a, b halted) int { return int(a.age - b.age) }).age
 	if len(g) == 1 {
 		n.Where["partition"] = strconv.Itoa(int(first.Partition))
@@ -133,7 +131,7 @@ func (r *StatusReport) consumers() []Need {
 		if alive || partitions == 0 || paused == partitions {
 			continue
 		}
-		n := Need{Kind: NeedConsumer, Where: map[string]string{"scope": scope}, Text: fmt.Sprintf("no consumer runs: scope %s, %s: its processes were stopped", scope, show.Count(int64(partitions), "partition")),
+		n := Need{Kind: needConsumer, Where: map[string]string{"scope": scope}, Text: fmt.Sprintf("no consumer runs: scope %s, %s: its processes were stopped", scope, show.Count(int64(partitions), "partition")),
 			Remedy: "start it; if it is out of use, retire its cursors",
 			Commands: []string{fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(scope),
 				show.Quote(example.Topic), example.Partition)}}
@@ -195,7 +193,7 @@ func (r *StatusReport) waiting() []Need {
 		if k.state == "reconcile" {
 			what = "of unknown outcome"
 		}
-		all = append(all, Need{Kind: NeedParked, Where: map[string]string{by: k.at, "kind": k.kind, "state": k.state},
+		all = append(all, Need{Kind: needParked, Where: map[string]string{by: k.at, "kind": k.kind, "state": k.state},
 			Text:     fmt.Sprintf("parked: %s, %s %s (%s), the oldest since %s", where, show.Count(count, k.kind), what, strings.Join(reasons, ", "), show.Instant(oldest)),
 			Commands: []string{fmt.Sprintf("onlyonce parked list %s %s -kind %s -state %s", flag, show.Quote(k.at), k.kind, k.state)}})
 	}
@@ -210,7 +208,7 @@ func (r *StatusReport) unsent() []Need {
 		if o.Count == 0 || i >= 0 && (r.Relays[i].PausedAt != nil || r.Relays[i].Members > 0 || r.Relays[i].LanesHeld > 0) {
 			continue
 		}
-		n := Need{Kind: NeedRelay, Where: map[string]string{"sink": o.Sink}, Text: fmt.Sprintf("no relay: sink %s, %s to send%s", o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
+		n := Need{Kind: needRelay, Where: map[string]string{"sink": o.Sink}, Text: fmt.Sprintf("no relay: sink %s, %s to send%s", o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
 			Remedy: "start a relay that lists the sink", Commands: []string{"onlyonce outbox status -sink " + show.Quote(o.Sink)}}
 		if i < 0 {
 			n.Remedy = "no relay has ever listed the sink: correct its name in the application, or start a relay that lists it"
@@ -224,11 +222,11 @@ func (r *StatusReport) unsent() []Need {
 func (q *OpenRequests) needs() []Need {
 	var all []Need
 	if q.Reconcile > 0 {
-		all = append(all, Need{Kind: NeedRequest, Text: show.Count(q.Reconcile, "HTTP request") + " with a step of unknown outcome",
+		all = append(all, Need{Kind: needRequest, Text: show.Count(q.Reconcile, "HTTP request") + " with a step of unknown outcome",
 			Remedy: "ask the provider what became of the step", Commands: []string{"onlyonce request list"}})
 	}
 	if q.Abandoned > 0 {
-		all = append(all, Need{Kind: NeedRequest, Text: show.Count(q.Abandoned, "HTTP request") + " whose steps had their effect, and whose client does not come back",
+		all = append(all, Need{Kind: needRequest, Text: show.Count(q.Abandoned, "HTTP request") + " whose steps had their effect, and whose client does not come back",
 			Remedy: "have the client send it again, or close it", Commands: []string{"onlyonce request list"}})
 	}
 	return all

@@ -10,8 +10,8 @@ import (
 
 // Step is something that an operator can do next.
 type Step struct {
-	What    string `json:"what"`    // what the command does here, without an end
-	Command string `json:"command"` // for a POSIX shell; WHY is to be filled in
+	What    string `json:"what" doc:"what the command does here, without an end"`
+	Command string `json:"command" doc:"for a POSIX shell; WHY is to be filled in"`
 }
 
 // Next returns what an operator can do about the rows of the group. It is empty if they go on by

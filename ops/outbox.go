@@ -73,28 +73,27 @@ const sinkNamesSQL = `select name from onlyonce.sinks order by name limit 20`
 
 // OutboxSink is a sink: the calls to be sent to it, and the relays that send them.
 type OutboxSink struct {
-	Sink        string     `json:"sink"`
-	Listed      bool       `json:"listed"` // a relay has listed it; if none has, its calls wait
-	PausedAt    *time.Time `json:"paused_at"`
-	PausedBy    *string    `json:"paused_by"`
-	PauseReason *string    `json:"pause_reason"`
-	// Pending is how many calls of the log are to be sent. Nil: not counted.
-	Pending *int64        `json:"pending" db:"-"`
-	Age     *float64      `json:"oldest_age_seconds" db:"-"` // of the oldest of those; nil: none, or not counted
-	Parked  []ParkedCalls `json:"parked" db:"-"`
-	Lanes   []*OutboxLane `json:"lanes" db:"-"` // none if the sink is not listed
-	Rates   []SinkRate    `json:"rates" db:"-"` // of the sink, its tenants and prefixes, and what waits for them
+	Sink        string        `json:"sink"`
+	Listed      bool          `json:"listed" doc:"a relay has listed it; if none has, its calls wait"`
+	PausedAt    *time.Time    `json:"paused_at"`
+	PausedBy    *string       `json:"paused_by"`
+	PauseReason *string       `json:"pause_reason"`
+	Pending     *int64        `json:"pending" db:"-" doc:"how many calls of the log are to be sent. Nil: not counted"`
+	Age         *float64      `json:"oldest_age_seconds" db:"-" doc:"of the oldest of those; nil: none, or not counted"`
+	Parked      []ParkedCalls `json:"parked" db:"-"`
+	Lanes       []*OutboxLane `json:"lanes" db:"-" doc:"none if the sink is not listed"`
+	Rates       []SinkRate    `json:"rates" db:"-" doc:"of the sink, its tenants and prefixes, and what waits for them"`
 }
 
 // OutboxLane is a sixteenth of a sink's calls.
 type OutboxLane struct {
 	Sink    string     `json:"-"`
 	Lane    int16      `json:"lane"`
-	Epoch   int64      `json:"epoch"`          // rises with each owner
-	Until   *time.Time `json:"until"`          // when the lease ends; nil: it was given back
-	Held    bool       `json:"held"`           // a relay holds the lease
-	Pending *int64     `json:"pending" db:"-"` // nil: not counted
-	InPass  *int64     `json:"in_pass" db:"-"` // of those, how many its relay is sending
+	Epoch   int64      `json:"epoch" doc:"rises with each owner"`
+	Until   *time.Time `json:"until" doc:"when the lease ends; nil: it was given back"`
+	Held    bool       `json:"held" doc:"a relay holds the lease"`
+	Pending *int64     `json:"pending" db:"-" doc:"nil: not counted"`
+	InPass  *int64     `json:"in_pass" db:"-" doc:"of those, how many its relay is sending"`
 	Age     *float64   `json:"oldest_age_seconds" db:"-"`
 }
 
@@ -119,12 +118,12 @@ type waitingCalls struct {
 // OutboxSegment is a table of the outbox's log.
 type OutboxSegment struct {
 	Slot     int16      `json:"slot"`
-	State    string     `json:"state"` // current, draining, closed, retired or free
+	State    string     `json:"state" doc:"current, draining, closed, retired or free"`
 	UseNo    int64      `json:"use_no"`
 	OpenedAt *time.Time `json:"opened_at"`
 	ClosedAt *time.Time `json:"closed_at"`
-	Age      *float64   `json:"age_seconds"` // since it was opened
-	Bytes    int64      `json:"bytes"`       // with indexes
+	Age      *float64   `json:"age_seconds" doc:"since it was opened"`
+	Bytes    int64      `json:"bytes" doc:"with indexes"`
 	// HeldBy lists what keeps the segment from being emptied, besides retention.
 	HeldBy []HeldBy `json:"held_by" db:"-"`
 	Behind []string `json:"-"`
@@ -133,24 +132,24 @@ type OutboxSegment struct {
 // HeldBy is a sink that keeps a segment from being emptied.
 type HeldBy struct {
 	Sink  string `json:"sink"`
-	Lanes []int  `json:"lanes"` // whose calls are not sent; none if the sink is not listed
-	Calls int64  `json:"calls"` // of the sink in the segment, that are to be sent
-	Why   string `json:"why"`   // HeldBehind, HeldUnlisted or HeldCursor
+	Lanes []int  `json:"lanes" doc:"whose calls are not sent; none if the sink is not listed"`
+	Calls int64  `json:"calls" doc:"of the sink in the segment, that are to be sent"`
+	Why   string `json:"why" doc:"behind, unlisted or cursor"`
 }
 
 // Why a segment is held.
 const (
-	HeldBehind   = "behind"   // calls of listed sinks are to be sent
-	HeldUnlisted = "unlisted" // no relay lists the sink
-	HeldCursor   = "cursor"   // no call is to be sent, but the next pass must begin
+	heldBehind   = "behind"   // calls of listed sinks are to be sent
+	heldUnlisted = "unlisted" // no relay lists the sink
+	heldCursor   = "cursor"   // no call is to be sent, but the next pass must begin
 )
 
 // String says it in a sentence.
 func (h *HeldBy) String() string {
 	switch h.Why {
-	case HeldUnlisted:
+	case heldUnlisted:
 		return fmt.Sprintf("no relay lists sink %s (%d calls)", h.Sink, h.Calls)
-	case HeldCursor:
+	case heldCursor:
 		return fmt.Sprintf("cursors of sink %s are before it, with nothing to send: a relay moves them", h.Sink)
 	}
 	return fmt.Sprintf("sink %s is behind (%d calls in %d lanes)", h.Sink, h.Calls, len(h.Lanes))
@@ -159,11 +158,9 @@ func (h *HeldBy) String() string {
 // OutboxReport is the calls to be sent, the relays that send them, and the segments of the outbox's
 // log.
 type OutboxReport struct {
-	// Counted is false if counting pending calls took longer than CountLimit: then Pending, InPass
-	// and ages are nil, and HeldBy names only cursors.
-	Counted bool            `json:"counted"`
-	Sinks   []OutboxSink    `json:"sinks"` // by name
-	Ring    []OutboxSegment `json:"ring"`  // by slot
+	Counted bool            `json:"counted" doc:"false if counting pending calls took longer than CountLimit: then Pending, InPass and ages are nil, and HeldBy names only cursors"`
+	Sinks   []OutboxSink    `json:"sinks" doc:"by name"`
+	Ring    []OutboxSegment `json:"ring" doc:"by slot"`
 }
 
 // OutboxQuestion is the input of [Outbox].
@@ -293,17 +290,17 @@ func (g *OutboxSegment) judge(waiting []waitingCalls, sink *string) {
 		}
 		h := find(w.Sink)
 		if h == nil {
-			g.HeldBy = append(g.HeldBy, HeldBy{Sink: w.Sink, Lanes: []int{}, Why: HeldUnlisted})
+			g.HeldBy = append(g.HeldBy, HeldBy{Sink: w.Sink, Lanes: []int{}, Why: heldUnlisted})
 			h = &g.HeldBy[len(g.HeldBy)-1]
 		}
 		h.Calls += w.Calls
 		if w.Lane != nil {
-			h.Why, h.Lanes = HeldBehind, append(h.Lanes, int(*w.Lane))
+			h.Why, h.Lanes = heldBehind, append(h.Lanes, int(*w.Lane))
 		}
 	}
 	for _, behind := range g.Behind {
 		if find(behind) == nil && (sink == nil || *sink == behind) {
-			g.HeldBy = append(g.HeldBy, HeldBy{Sink: behind, Lanes: []int{}, Why: HeldCursor})
+			g.HeldBy = append(g.HeldBy, HeldBy{Sink: behind, Lanes: []int{}, Why: heldCursor})
 		}
 	}
 }

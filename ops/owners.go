@@ -28,11 +28,11 @@ type Owner struct {
 	Host           string    `json:"host"`
 	PID            int32     `json:"pid"`
 	StartedAt      time.Time `json:"started_at"`
-	SeenAt         time.Time `json:"seen_at"`          // when it described itself last
-	SeenAgeSeconds float64   `json:"seen_age_seconds"` // by the database's clock
+	SeenAt         time.Time `json:"seen_at" doc:"when it described itself last"`
+	SeenAgeSeconds float64   `json:"seen_age_seconds" doc:"by the database's clock"`
 
-	Partitions []OwnedPartition `json:"partitions"` // that it owns in this database
-	Faults     []Fault          `json:"faults"`     // with their ages at SeenAt
+	Partitions []OwnedPartition `json:"partitions" doc:"that it owns in this database"`
+	Faults     []Fault          `json:"faults" doc:"with their ages at SeenAt"`
 }
 
 // Silent reports whether the process has written nothing for SilentAfter: it was killed, or cannot
@@ -45,21 +45,19 @@ type OwnedPartition struct {
 	Partition     int32    `json:"partition"`
 	Epoch         int64    `json:"epoch"`
 	Position      int64    `json:"position"`
-	HighWatermark int64    `json:"high_watermark"` // the log's end
-	Lag           int64    `json:"lag"`            // messages between the position and the log's end
-	LastStable    int64    `json:"last_stable"`    // offset below which every Kafka transaction has ended
+	HighWatermark int64    `json:"high_watermark" doc:"the log's end"`
+	Lag           int64    `json:"lag" doc:"messages between the position and the log's end"`
+	LastStable    int64    `json:"last_stable" doc:"offset below which every Kafka transaction has ended"`
 	WaitingFor    float64  `json:"waiting_for,omitempty"`
 	Paused        bool     `json:"paused,omitempty"`
-	Halted        string   `json:"halted,omitempty"` // the reason of a halt; empty: it is not halted
-	Detail        string   `json:"detail,omitempty"` // of the halt, at most 512 bytes
+	Halted        string   `json:"halted,omitempty" doc:"the reason of a halt; empty: it is not halted"`
+	Detail        string   `json:"detail,omitempty" doc:"of the halt, at most 512 bytes"`
 	HaltedFor     float64  `json:"halted_for,omitempty"`
-	Resolve       string   `json:"resolve,omitempty"`        // what resolves the halt, in words, with Commands
-	Commands      []string `json:"commands,omitempty"`       // for a POSIX shell, in their order; WHY and OFFSET are to be filled in
-	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none since the process owns it
+	Resolve       string   `json:"resolve,omitempty" doc:"what resolves the halt, in words, with Commands"`
+	Commands      []string `json:"commands,omitempty" doc:"for a POSIX shell, in their order; WHY and OFFSET are to be filled in"`
+	LastBatchAge  *float64 `json:"last_batch_age,omitempty" doc:"nil: none since the process owns it"`
 
-	// BlockedBy is the message that holds up the position although later ones are done. Nil: none
-	// does.
-	BlockedBy *Blocker `json:"blocked_by,omitempty"`
+	BlockedBy *Blocker `json:"blocked_by,omitempty" doc:"the message that holds up the position although later ones are done. Nil: none does"`
 }
 
 // FaultKinds are the kinds of the process's faults, for example "group, read".
@@ -86,9 +84,9 @@ func (p *OwnedPartition) Remedy() string {
 // side.
 type Blocker struct {
 	Offset int64   `json:"offset"`
-	Key    string  `json:"key,omitempty"` // hash of its ordering key; empty: it has none
-	For    float64 `json:"for"`           // seconds
-	Done   int     `json:"done"`          // messages that are done above it
+	Key    string  `json:"key,omitempty" doc:"hash of its ordering key; empty: it has none"`
+	For    float64 `json:"for" doc:"seconds"`
+	Done   int     `json:"done" doc:"messages that are done above it"`
 }
 
 // ownerRow is a row of onlyonce.owners.

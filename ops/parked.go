@@ -58,17 +58,19 @@ type ParkedRow struct {
 	Sink      *string `json:"sink"`
 	Name      *string `json:"name"`
 	Key       *string `json:"key"`
-	Attempted bool    `json:"attempted"` // a call may have been made
-	Head      *int64  `json:"-"`         // first unsettled row of its ordering key, if that is another one
+	Attempted bool    `json:"attempted" doc:"a call may have been made"`
+	Head      *int64  `json:"-"` // first unsettled row of its ordering key, if that is another one
 }
 
 // Origin is where the row came from: a position in Kafka, or a call.
-func (r *ParkedRow) Origin() string {
+func (r *ParkedRow) Origin() string { return originOf(r.Topic, r.Partition, r.Offset, r.Sink, r.Name) }
+
+func originOf(topic *string, partition *int32, offset *int64, sink, name *string) string {
 	switch {
-	case r.Topic != nil && r.Partition != nil && r.Offset != nil:
-		return fmt.Sprintf("%s/%d@%d", *r.Topic, *r.Partition, *r.Offset)
-	case r.Sink != nil && r.Name != nil:
-		return *r.Sink + "/" + *r.Name
+	case topic != nil && partition != nil && offset != nil:
+		return fmt.Sprintf("%s/%d@%d", *topic, *partition, *offset)
+	case sink != nil && name != nil:
+		return *sink + "/" + *name
 	}
 	return ""
 }
@@ -137,16 +139,16 @@ func (in *DiscardInput) selection() *selection {
 type ParkedChange struct {
 	Audited
 
-	Filter     map[string]any `json:"filter"`            // what was asked for
-	Count      int            `json:"count"`             // rows that are changed
-	Skipped    int            `json:"skipped,omitempty"` // rows that had changed since they were shown
-	IDs        []int64        `json:"ids"`               // of the rows that are changed
-	GivenUp    []ParkedRow    `json:"rows,omitempty"`    // those rows, of Discard
-	Keys       []ChangedKey   `json:"keys,omitempty"`    // with NewKey
-	Rows       []ParkedRow    `json:"-"`                 // as they were before
-	More       bool           `json:"-"`                 // the limit was reached
-	Promoted   int64          `json:"-"`                 // rows blocked behind them that are due now
-	Unpromoted error          `json:"-"`                 // why such rows are tried only after some minutes; nil if they are due now
+	Filter     map[string]any `json:"filter" doc:"what was asked for"`
+	Count      int            `json:"count" doc:"rows that are changed"`
+	Skipped    int            `json:"skipped,omitempty" doc:"rows that had changed since they were shown"`
+	IDs        []int64        `json:"ids" doc:"of the rows that are changed"`
+	GivenUp    []ParkedRow    `json:"rows,omitempty" doc:"those rows, of Discard"`
+	Keys       []ChangedKey   `json:"keys,omitempty" doc:"with NewKey"`
+	Rows       []ParkedRow    `json:"-"` // as they were before
+	More       bool           `json:"-"` // the limit was reached
+	Promoted   int64          `json:"-"` // rows blocked behind them that are due now
+	Unpromoted error          `json:"-"` // why such rows are tried only after some minutes; nil if they are due now
 }
 
 func (c *ParkedChange) ids() []int64 {

@@ -35,16 +35,15 @@ select count(*) as count from (
 
 // ParkedCount counts the parked rows of one group.
 type ParkedCount struct {
-	Kind   string    `json:"kind"` // message, call or event
-	Scope  string    `json:"scope"`
-	Sink   *string   `json:"sink"` // of calls
-	Reason string    `json:"reason"`
-	State  string    `json:"state"`           // waiting, retrying, blocked or reconcile
-	Error  string    `json:"error,omitempty"` // with ByError: what the errors begin with
-	Count  int64     `json:"count"`
-	Oldest time.Time `json:"oldest"` // when the oldest of them was parked
-	// OldestAgeSeconds is how long ago that was, by the database's clock.
-	OldestAgeSeconds float64 `json:"oldest_age_seconds"`
+	Kind             string    `json:"kind" doc:"message, call or event"`
+	Scope            string    `json:"scope"`
+	Sink             *string   `json:"sink" doc:"of calls"`
+	Reason           string    `json:"reason"`
+	State            string    `json:"state" doc:"waiting, retrying, blocked or reconcile"`
+	Error            string    `json:"error,omitempty" doc:"what the errors begin with, if they are counted by it"`
+	Count            int64     `json:"count"`
+	Oldest           time.Time `json:"oldest" doc:"when the oldest of them was parked"`
+	OldestAgeSeconds float64   `json:"oldest_age_seconds" doc:"how long ago that was, by the database's clock"`
 }
 
 // NeedsOperator reports whether the rows go on only when an operator decides.
@@ -52,14 +51,10 @@ func (c *ParkedCount) NeedsOperator() bool { return c.State == "waiting" || c.St
 
 // ParkedTotals is the result of [ParkedCounts].
 type ParkedTotals struct {
-	// Groups are the rows that are not settled, the largest group first, at most 1,000.
-	Groups []ParkedCount `json:"groups"`
-	// Counted is false if counting took longer than CountLimit. Groups is then empty.
-	Counted bool `json:"counted"`
-	// Settled is how many rows are settled, up to 10,000. Nil: not counted within CountLimit.
-	Settled *int64 `json:"settled"`
-	// SettledMore is true if there are more than Settled.
-	SettledMore bool `json:"settled_more"`
+	Groups      []ParkedCount `json:"groups" doc:"the rows that are not settled, the largest group first, at most 1,000"`
+	Counted     bool          `json:"counted" doc:"false if counting took over 5 s: groups is then empty"`
+	Settled     *int64        `json:"settled" doc:"how many rows are settled, up to 10,000. nil: that took over 5 s"`
+	SettledMore bool          `json:"settled_more" doc:"there are more than settled"`
 }
 
 // ParkedQuestion is the input of [ParkedCounts].

@@ -43,7 +43,7 @@ type parkedWhole struct {
 
 // ParkedHeader is a header of a parked message or call.
 type ParkedHeader struct {
-	Name  string `json:"name"` // bytes that are not UTF-8 are replaced
+	Name  string `json:"name" doc:"bytes that are not UTF-8 are replaced"`
 	Value Octets `json:"value"`
 }
 
@@ -52,14 +52,14 @@ type ParkedHeader struct {
 type ParkedDetail struct {
 	ParkedItem // its Error is whole
 
-	Key     *string `json:"key"`      // as stored, a UUID
-	EventID *string `json:"event_id"` // of an event
+	Key     *string `json:"key" doc:"as stored, a UUID"`
+	EventID *string `json:"event_id" doc:"of an event"`
 
 	// Of a message or event.
 	ClusterID     *string        `json:"cluster_id"`
 	TopicID       *string        `json:"topic_id"`
 	RecordTime    *time.Time     `json:"record_time"`
-	LogAppendTime bool           `json:"log_append_time"` // the broker set RecordTime, and not the producer
+	LogAppendTime bool           `json:"log_append_time" doc:"the broker set RecordTime, and not the producer"`
 	RecordKey     Octets         `json:"record_key"`
 	Headers       []ParkedHeader `json:"headers" db:"-"`
 
@@ -67,12 +67,10 @@ type ParkedDetail struct {
 	Method *string `json:"method"`
 	Target *string `json:"target"`
 
-	Replay       int32 `json:"replay"` // the replay in which the message was parked; 0: none
+	Replay       int32 `json:"replay" doc:"the replay in which the message was parked; 0: none"`
 	ReplayResend bool  `json:"replay_resend"`
 
-	// OrderKey is the ordering key as stored. Ahead and Behind count its unsettled rows before and
-	// after this one; Head is the first of those before.
-	OrderKey *string `json:"order_key"`
+	OrderKey *string `json:"order_key" doc:"the ordering key as stored. Ahead and Behind count its unsettled rows before and after this one; Head is the first of those before"`
 	Ahead    int64   `json:"ahead"`
 	Behind   int64   `json:"behind"`
 	Head     *int64  `json:"head"`
@@ -84,14 +82,14 @@ type ParkedDetail struct {
 	Lane         *int16          `json:"lane"`
 	FirstAttempt *time.Time      `json:"first_attempt_at"`
 	ErasedAt     *time.Time      `json:"erased_at"`
-	Capture      bool            `json:"capture"` // the answer is kept for RelayConfig.Complete
+	Capture      bool            `json:"capture" doc:"the answer is kept for RelayConfig.Complete"`
 	Sealed       bool            `json:"sealed"`
 	FirstKey     *string         `json:"first_key"`
 	Trace        *string         `json:"trace"`
 	Response     *ParkedResponse `json:"response" db:"-"`
 
-	BodyBytes *int32 `json:"body_bytes"`    // size of the body
-	Body      Octets `json:"body,omitzero"` // nil unless it was asked for
+	BodyBytes *int32 `json:"body_bytes" doc:"size of the body"`
+	Body      Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
 }
 
 // ParkedResponse is the answer of a remote that has accepted a call which is still to be completed.
@@ -99,7 +97,7 @@ type ParkedResponse struct {
 	Status  *int32  `json:"status"`
 	Headers *string `json:"headers"`
 	Bytes   *int32  `json:"body_bytes"`
-	Body    Octets  `json:"body,omitzero"` // nil unless it was asked for
+	Body    Octets  `json:"body,omitzero" doc:"nil unless it was asked for"`
 }
 
 // ParkedByID returns one parked row whole, with its body if body is set: bodies may be private. It

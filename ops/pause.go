@@ -26,8 +26,8 @@ select count(*) from onlyonce.cursors
 // Pause is a pause of a partition or of a whole scope.
 type Pause struct {
 	Scope     string    `json:"scope"`
-	Topic     string    `json:"topic"`     // empty: the whole scope
-	Partition int32     `json:"partition"` // -1: the whole scope
+	Topic     string    `json:"topic" doc:"empty: the whole scope"`
+	Partition int32     `json:"partition" doc:"-1: the whole scope"`
 	PausedAt  time.Time `json:"paused_at"`
 	Actor     string    `json:"actor"`
 	Reason    string    `json:"reason"`
@@ -88,11 +88,11 @@ type Paused struct {
 	Audited
 
 	Scope     string  `json:"scope"`
-	Topic     *string `json:"topic"`     // nil: the whole scope
-	Partition *int32  `json:"partition"` // nil: the whole scope
-	Cursors   int64   `json:"cursors"`   // in use, that this is about
-	Was       *Pause  `json:"was"`       // the pause that was ended; nil if one was made
-	Others    []Pause `json:"-"`         // the other pauses of the scope
+	Topic     *string `json:"topic" doc:"nil: the whole scope"`
+	Partition *int32  `json:"partition" doc:"nil: the whole scope"`
+	Cursors   int64   `json:"cursors" doc:"in use, that this is about"`
+	Was       *Pause  `json:"was" doc:"the pause that was ended; nil if one was made"`
+	Others    []Pause `json:"-"` // the other pauses of the scope
 }
 
 // PauseCursor pauses a partition, or a scope as a whole, until [ResumeCursor]. It outlasts

@@ -28,8 +28,8 @@ type KeyPlan struct {
 	SegmentKeys  float64 `json:"segment_keys"`
 	Keys         float64 `json:"keys_at_most"`
 	DiskBytes    float64 `json:"disk_bytes"`
-	FilterBytes  float64 `json:"filter_bytes_per_consumer"` // of memory
-	BuildBytes   float64 `json:"build_bytes"`               // of memory, for a moment
+	FilterBytes  float64 `json:"filter_bytes_per_consumer" doc:"of memory"`
+	BuildBytes   float64 `json:"build_bytes" doc:"of memory, for a moment"`
 	MostSegments int     `json:"closed_segments_at_most"`
 }
 

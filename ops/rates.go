@@ -48,20 +48,20 @@ on conflict (sink, calls_of) do update
 // SinkRate is the rate of a sink, of one of its tenants, or of ordering keys with a prefix.
 type SinkRate struct {
 	Sink              string   `json:"sink"`
-	Tenant            string   `json:"tenant"`              // empty: any tenant
-	OrderingKeyPrefix string   `json:"ordering_key_prefix"` // empty: any ordering key, or none
-	Configured        *float64 `json:"configured"`          // calls a second, by RelayConfig.Rates; nil: none
-	PerSecond         *float64 `json:"per_second"`          // set by an operator, counts instead; nil: none
+	Tenant            string   `json:"tenant" doc:"empty: any tenant"`
+	OrderingKeyPrefix string   `json:"ordering_key_prefix" doc:"empty: any ordering key, or none"`
+	Configured        *float64 `json:"configured" doc:"calls a second, by RelayConfig.Rates; nil: none"`
+	PerSecond         *float64 `json:"per_second" doc:"set by an operator, counts instead; nil: none"`
 
-	ConfiguredInFlight *int32 `json:"configured_in_flight"` // calls under way, by RelayConfig.Rates; nil: none
-	InFlight           *int32 `json:"in_flight"`            // set by an operator, counts instead; nil: none
-	Taken              int64  `json:"taken"`                // how many of them relays have or may have under way
+	ConfiguredInFlight *int32 `json:"configured_in_flight" doc:"calls under way, by RelayConfig.Rates; nil: none"`
+	InFlight           *int32 `json:"in_flight" doc:"set by an operator, counts instead; nil: none"`
+	Taken              int64  `json:"taken" doc:"how many of them relays have or may have under way"`
 
-	SetAt     *time.Time `json:"set_at"` // when an operator last decided; nil: never
+	SetAt     *time.Time `json:"set_at" doc:"when an operator last decided; nil: never"`
 	SetBy     *string    `json:"set_by"`
 	Reason    *string    `json:"reason"`
-	HeldUntil *time.Time `json:"held_until"` // the remote wants no calls before (Retry-After); nil: it takes them
-	Waiting   int64      `json:"waiting"`    // calls that are set aside until the rate allows them
+	HeldUntil *time.Time `json:"held_until" doc:"the remote wants no calls before (Retry-After); nil: it takes them"`
+	Waiting   int64      `json:"waiting" doc:"calls that are set aside until the rate allows them"`
 }
 
 // Now is the rate that counts, in calls a second, or nil if there is none.
@@ -142,10 +142,10 @@ type RateSet struct {
 	Audited
 
 	Sink              string   `json:"sink"`
-	Tenant            string   `json:"tenant"`              // empty: any tenant
-	OrderingKeyPrefix string   `json:"ordering_key_prefix"` // empty: any ordering key, or none
-	PerSecond         *float64 `json:"per_second"`          // that an operator has set now; nil: none
-	InFlight          *int32   `json:"in_flight"`           // that an operator has set now; nil: none
+	Tenant            string   `json:"tenant" doc:"empty: any tenant"`
+	OrderingKeyPrefix string   `json:"ordering_key_prefix" doc:"empty: any ordering key, or none"`
+	PerSecond         *float64 `json:"per_second" doc:"that an operator has set now; nil: none"`
+	InFlight          *int32   `json:"in_flight" doc:"that an operator has set now; nil: none"`
 	Was               SinkRate `json:"was"`
 }
 

@@ -205,12 +205,12 @@ type RebaseInput struct {
 type Rebased struct {
 	Audited
 
-	Sink     *string      `json:"sink"` // nil: all
+	Sink     *string      `json:"sink" doc:"nil: all"`
 	Force    bool         `json:"force"`
-	Snapshot string       `json:"snapshot"` // the new cursor of each lane; empty in a dry run
-	Pending  int64        `json:"pending"`  // calls that are to be sent
-	Parked   int64        `json:"parked"`   // parked calls whose keys count from when they were parked
-	Lanes    []RebaseLane `json:"lanes"`    // as they were
+	Snapshot string       `json:"snapshot" doc:"the new cursor of each lane; empty in a dry run"`
+	Pending  int64        `json:"pending" doc:"calls that are to be sent"`
+	Parked   int64        `json:"parked" doc:"parked calls whose keys count from when they were parked"`
+	Lanes    []RebaseLane `json:"lanes" doc:"as they were"`
 }
 
 // RebaseLane is a lane of a sink.

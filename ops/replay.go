@@ -51,9 +51,9 @@ type Replayed struct {
 	Topic     string  `json:"topic"`
 	Partition int32   `json:"partition"`
 	From      int64   `json:"from"`
-	To        int64   `json:"to"`     // the first offset that is not handled again
-	Resume    int64   `json:"resume"` // where the work then goes on
-	Replay    int32   `json:"replay"` // its number, which is part of the keys that its messages claim
+	To        int64   `json:"to" doc:"the first offset that is not handled again"`
+	Resume    int64   `json:"resume" doc:"where the work then goes on"`
+	Replay    int32   `json:"replay" doc:"its number, which is part of the keys that its messages claim"`
 	Resend    bool    `json:"resend"`
 	Before    *Cursor `json:"before"`
 	After     *Cursor `json:"after"`

@@ -128,15 +128,13 @@ type RequestChange struct {
 	Step    *string `json:"step,omitempty"`
 	Applied *bool   `json:"applied,omitempty"`
 
-	// Operations are those that the request has made, of which an erasure erases the result and the
-	// input. They may outlive the request's record: then its State is "purged".
-	Operations []RequestOperation `json:"operations,omitempty"`
+	Operations []RequestOperation `json:"operations,omitempty" doc:"those that the request has made, of which an erasure erases the result and the input. They may outlive the request's record: then its State is \"purged\""`
 }
 
 // RequestOperation is an operation that a request has made.
 type RequestOperation struct {
-	ID        string    `json:"id"`    // a UUID, as its client has it
-	Topic     string    `json:"topic"` // the stream of its event
+	ID        string    `json:"id" doc:"a UUID, as its client has it"`
+	Topic     string    `json:"topic" doc:"the stream of its event"`
 	State     string    `json:"state"`
 	Tenant    string    `json:"tenant"`
 	CreatedAt time.Time `json:"created_at"`

@@ -25,31 +25,31 @@ select r.id::text as id, case when r.state = 'running' and coalesce(l.until > cl
 // Request is a request of the HTTP layer, without its key, fingerprint and answer. A nil pointer
 // means: not yet, or none.
 type Request struct {
-	ID string `json:"id"` // what the Idempotency-Key is stored as, a UUID
+	ID string `json:"id" col:"ID" doc:"what the Idempotency-Key is stored as, a UUID"`
 	// State is one of: running; left, if its process died or its handler answered 5xx; abandoned,
 	// if its steps had their effect and no client has come back; reconcile, if a step's outcome is
 	// unknown and too old to ask about; completed.
-	State        string     `json:"state"`
-	Tenant       string     `json:"tenant"`
-	Scope        string     `json:"scope"` // for example "http POST /v1/charges"
-	CreatedAt    time.Time  `json:"created_at"`
+	State        string     `json:"state" col:"STATE"`
+	Tenant       string     `json:"tenant" col:"TENANT"`
+	Scope        string     `json:"scope" col:"SCOPE" doc:"for example \"http POST /v1/charges\""`
+	CreatedAt    time.Time  `json:"created_at" col:"SINCE"`
 	CompletedAt  *time.Time `json:"completed_at"`
-	ExpiresAt    *time.Time `json:"expires_at"`
+	ExpiresAt    *time.Time `json:"expires_at" col:"EXPIRES"`
 	ErasedAt     *time.Time `json:"erased_at"`
-	Bytes        *int64     `json:"bytes"`         // size of the stored answer
-	Unknown      []string   `json:"unknown"`       // names of steps without a result
-	Done         []string   `json:"done"`          // names of steps with a result
-	UnknownSince *time.Time `json:"unknown_since"` // since when the provider may know the first unknown step's key
+	Bytes        *int64     `json:"bytes" doc:"size of the stored answer"`
+	Unknown      []string   `json:"unknown" col:"STEPS OF UNKNOWN OUTCOME" doc:"names of steps without a result"`
+	Done         []string   `json:"done" col:"STEPS DONE" doc:"names of steps with a result"`
+	UnknownSince *time.Time `json:"unknown_since" doc:"since when the provider may know the first unknown step's key"`
 }
 
 // RequestFilter picks requests. The zero value picks the latest DefaultLimit that are not
 // completed.
 type RequestFilter struct {
-	All    bool   // completed ones too
-	Tenant string // empty: any
-	Scope  string // empty: any
+	All    bool   `flag:"all" doc:"completed ones too"`
+	Tenant string `flag:"tenant" arg:"T" doc:"only those of the tenant T"`
+	Scope  string `flag:"scope" arg:"S" doc:"only those of the scope S, such as \"http POST /v1/charges\""`
 	ID     string // a UUID; empty: any
-	Limit  int    // how many rows at most, up to MostLimit; 0: DefaultLimit
+	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N requests (default 100)"`
 }
 
 // Requests returns the requests that the filter picks, those that are not completed first, and

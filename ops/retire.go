@@ -19,7 +19,7 @@ type Retired struct {
 	Partition int32   `json:"partition"`
 	Before    *Cursor `json:"before"`
 	After     *Cursor `json:"after"`
-	Parked    int64   `json:"parked"` // rows of it that are not settled
+	Parked    int64   `json:"parked" doc:"rows of it that are not settled"`
 }
 
 // RetireInput is the input of [RetireCursor].

@@ -21,8 +21,8 @@ select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(d
 // KeyRing is a ring of claimed keys.
 type KeyRing struct {
 	Ring        string       `json:"ring"`
-	Horizon     *float64     `json:"horizon_seconds"` // how long a key is remembered at least; nil: for ever
-	Filters     int64        `json:"filters"`         // of closed segments
+	Horizon     *float64     `json:"horizon_seconds" doc:"how long a key is remembered at least; nil: for ever"`
+	Filters     int64        `json:"filters" doc:"of closed segments"`
 	FilterBytes int64        `json:"filter_bytes"`
 	Segments    []KeySegment `json:"segments" db:"-"`
 }
@@ -30,11 +30,11 @@ type KeyRing struct {
 // KeySegment is a table of a ring of claimed keys.
 type KeySegment struct {
 	Table  string   `json:"table"`
-	State  string   `json:"state"`          // current, draining, closed, retired or free
-	Bytes  int64    `json:"bytes"`          // without indexes
-	Keys   int64    `json:"keys"`           // the server's estimate
-	Opened *float64 `json:"opened_seconds"` // ago; nil: not since it was last emptied
-	Closed *float64 `json:"closed_seconds"` // ago; nil: not since it was last emptied
+	State  string   `json:"state" doc:"current, draining, closed, retired or free"`
+	Bytes  int64    `json:"bytes" doc:"without indexes"`
+	Keys   int64    `json:"keys" doc:"the server's estimate"`
+	Opened *float64 `json:"opened_seconds" doc:"ago; nil: not since it was last emptied"`
+	Closed *float64 `json:"closed_seconds" doc:"ago; nil: not since it was last emptied"`
 }
 
 // readKeyRings reads the rings of keys, in the order of [ring.Keys].
@@ -97,8 +97,8 @@ type Frontier struct {
 	Scope     string   `json:"scope"`
 	Topic     string   `json:"topic"`
 	Partition int32    `json:"partition"`
-	Behind    *float64 `json:"behind_seconds"` // nil: the owner has not said; below 0: ahead
-	Ring      string   `json:"ring"`           // of the scope's keys; while its class changes, the one of the shorter horizon
+	Behind    *float64 `json:"behind_seconds" doc:"nil: the owner has not said; below 0: ahead"`
+	Ring      string   `json:"ring" doc:"of the scope's keys; while its class changes, the one of the shorter horizon"`
 }
 
 // Ahead reports whether the frontier is in the database's future: it was recorded before the clock
@@ -112,7 +112,7 @@ func readFrontiers(ctx context.Context, tx pgx.Tx) ([]Frontier, error) {
 // InboxReport is the state of the claimed keys.
 type InboxReport struct {
 	Rings     []KeyRing  `json:"rings"`
-	Frontiers []Frontier `json:"frontiers"` // that hold back retention most, at most 10
+	Frontiers []Frontier `json:"frontiers" doc:"that hold back retention most, at most 10"`
 }
 
 // Inbox returns the state of the claimed keys on one snapshot: their rings, and the cursors that

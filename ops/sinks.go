@@ -32,7 +32,7 @@ type Sink struct {
 	Audited
 
 	Name        string     `json:"sink"`
-	PausedAt    *time.Time `json:"paused_at"` // nil: it is not paused
+	PausedAt    *time.Time `json:"paused_at" doc:"nil: it is not paused"`
 	PausedBy    *string    `json:"paused_by"`
 	PauseReason *string    `json:"pause_reason"`
 }

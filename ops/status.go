@@ -52,14 +52,14 @@ type PendingCalls struct {
 // SinkRelays is the relays that send the calls of a sink.
 type SinkRelays struct {
 	Sink      string     `json:"sink"`
-	Epoch     int64      `json:"epoch"` // the highest of its lanes
-	Until     *time.Time `json:"until"` // the latest end of a lane's lease; nil: all were given back
-	Held      bool       `json:"held"`  // a relay holds at least one lane
+	Epoch     int64      `json:"epoch" doc:"the highest of its lanes"`
+	Until     *time.Time `json:"until" doc:"the latest end of a lane's lease; nil: all were given back"`
+	Held      bool       `json:"held" doc:"a relay holds at least one lane"`
 	Lanes     int64      `json:"lanes"`
 	LanesHeld int64      `json:"lanes_held"`
-	Members   int64      `json:"members" db:"-"` // relays that list it
+	Members   int64      `json:"members" db:"-" doc:"relays that list it"`
 
-	PausedAt    *time.Time `json:"paused_at"` // nil: calls to it are not paused
+	PausedAt    *time.Time `json:"paused_at" doc:"nil: calls to it are not paused"`
 	PausedBy    *string    `json:"paused_by"`
 	PauseReason *string    `json:"pause_reason"`
 }
@@ -72,19 +72,19 @@ select pg_is_in_recovery(), coalesce((select setting = 'on' and source not in ('
 
 // StatusReport is the result of [Status]: what needs a person, and where the work is.
 type StatusReport struct {
-	Needs         []Need `json:"needs"` // what goes on only when a person does something, halts first
+	Needs         []Need `json:"needs" doc:"what goes on only when a person does something, halts first"`
 	SchemaVersion int    `json:"schema_version"`
-	Standby       bool   `json:"standby"` // the server is a standby: what it shows may be late
+	Standby       bool   `json:"standby" doc:"the server is a standby: what it shows may be late"`
 
-	Faults  []Fault      `json:"faults"`  // what keeps processes from their work now, by scope
-	Cursors []Cursor     `json:"cursors"` // by scope, topic and partition
-	Owners  []Owner      `json:"owners"`  // consumer processes, by scope
+	Faults  []Fault      `json:"faults" doc:"what keeps processes from their work now, by scope"`
+	Cursors []Cursor     `json:"cursors" doc:"by scope, topic and partition"`
+	Owners  []Owner      `json:"owners" doc:"consumer processes, by scope"`
 	Parked  ParkedTotals `json:"parked"`
 	// Outbox counts calls that are to be sent, by sink. It is empty if OutboxCounted is false:
 	// counting took longer than CountLimit.
 	Outbox        []PendingCalls `json:"outbox"`
 	OutboxCounted bool           `json:"outbox_counted"`
-	Relays        []SinkRelays   `json:"relays"` // by sink
+	Relays        []SinkRelays   `json:"relays" doc:"by sink"`
 	Requests      OpenRequests   `json:"requests"`
 }
 

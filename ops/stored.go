@@ -37,15 +37,13 @@ order by 1 desc, 2`
 
 // StoredCall is one place where a call is stored.
 type StoredCall struct {
-	Place string `json:"place"` // log or parked
-	ID    int64  `json:"id"`    // of the row in that place
-	// Key is the call's idempotency key, of a row of the log; else nil.
-	Key  *string `json:"key"`
-	Sink string  `json:"sink"`
-	// State is pending, delivered, waiting, retrying, blocked, reconcile or discarded.
-	State    string     `json:"state"`
-	ErasedAt *time.Time `json:"erased_at"` // nil: its body was not erased
-	Bytes    int64      `json:"bytes"`     // size of its body, and of the answer that is kept
+	Place    string     `json:"place" doc:"log or parked"`
+	ID       int64      `json:"id" doc:"of the row in that place"`
+	Key      *string    `json:"key" doc:"the call's idempotency key, of a row of the log; else nil"`
+	Sink     string     `json:"sink"`
+	State    string     `json:"state" doc:"pending, delivered, waiting, retrying, blocked, reconcile or discarded"`
+	ErasedAt *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
+	Bytes    int64      `json:"bytes" doc:"size of its body, and of the answer that is kept"`
 }
 
 func readStored(ctx context.Context, tx pgx.Tx, key string) ([]StoredCall, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -16,6 +17,7 @@ func doctorCommand() command {
 		name:    "doctor",
 		args:    "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] [-all] [-json]",
 		summary: "examine a database: what is wrong, and what to change",
+		json:    []reflect.Type{reflect.TypeFor[ops.Examination]()},
 		help: `
 Examines a database, in one snapshot of it, and says of each thing whether it is in order and what to change where it is not. It changes nothing and
 works on a standby too, where it sees that server's transactions and not the primary's.
@@ -30,10 +32,6 @@ which you leave a call pending or parked), -webhook-retention the longest webhoo
 do not depend on the rings.
 
 LEVEL is ok, info, warn or fail. Lines that are ok are left out unless -all is given. Status 1 if one is fail.
-
-With -json, one object:
-  schema_version, fail, warn   numbers; of findings that are so
-  findings                     list of {check, level (ok, info, warn, fail), text, change (what to do; empty: nothing)}, all of them
 
 Example:
   onlyonce doctor -copies-within 2d -relay-retries 24h`,
@@ -80,12 +78,12 @@ Example:
 }
 
 func (a *app) writeDoctor(r *ops.Examination, all bool) {
-	rank := []string{ops.LevelFail, ops.LevelWarn, ops.LevelInfo, ops.LevelOK}
+	rank := []string{"fail", "warn", "info", "ok"}
 	sorted := slices.Clone(r.Findings)
 	slices.SortStableFunc(sorted, func(x, y ops.Finding) int { return slices.Index(rank, x.Level) - slices.Index(rank, y.Level) })
 	good := 0
 	for _, f := range sorted {
-		if f.Level == ops.LevelOK {
+		if f.Level == "ok" {
 			good++
 			if !all {
 				continue

@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/onlyonce/onlyonce/ops"
 )
 
 // remediesWork fails the test unless every command in a finding is valid: its verb and its flags
@@ -121,7 +119,7 @@ func TestDoctorRemedyEndsAPause(t *testing.T) {
 		var change string
 		n := 0
 		for _, x := range f.examines(false).Findings {
-			if x.Check == "pauses" && x.Level == ops.LevelInfo {
+			if x.Check == "pauses" && x.Level == "info" {
 				change, n = x.Remedy, n+1
 			}
 		}
@@ -130,5 +128,5 @@ func TestDoctorRemedyEndsAPause(t *testing.T) {
 		}
 		f.run(append(commandsIn(t, change)[0], "-yes")...).want(t, statusGood, "Done; audit row")
 	}
-	f.examines(false).has(t, "pauses", ops.LevelOK)
+	f.examines(false).has(t, "pauses", "ok")
 }

@@ -77,71 +77,71 @@ func TestDoctorFindings(t *testing.T) {
 		check, level string
 		want         []string
 	}{
-		"schema":                          {"", nil, "schema", ops.LevelOK, []string{fmt.Sprintf("version %d", migrations.Latest)}},
-		"schema of the next":              {fmt.Sprintf(`insert into onlyonce.schema_version (version) values (%d)`, migrations.Latest+1), nil, "schema", ops.LevelInfo, []string{"newer than this program's", "deploy programs"}},
-		"commit timestamps":               {"", nil, "server", ops.LevelInfo, []string{"track_commit_timestamp is off"}},
-		"idle in transaction":             {"", nil, "server", ops.LevelInfo, []string{"idle_in_transaction_session_timeout is 0"}},
-		"asynchronous commit":             {set("synchronous_commit", "off"), nil, "server", ops.LevelWarn, []string{"synchronous_commit is off"}},
-		"isolation":                       {set("default_transaction_isolation", "serializable"), nil, "server", ops.LevelWarn, []string{"default_transaction_isolation is serializable"}},
-		"idle sessions":                   {set("idle_session_timeout", "5min"), nil, "server", ops.LevelInfo, []string{"idle_session_timeout is 5min"}},
-		"read-only":                       {set("default_transaction_read_only", "on"), nil, "server", ops.LevelFail, []string{"transactions of postgres are read-only"}},
-		"clocks":                          {"", nil, "clocks", ops.LevelOK, []string{"agree"}},
-		"copies, not declared":            {"", nil, "copies", ops.LevelWarn, []string{"not declared", "-copies-within"}},
-		"copies, shorter":                 {"", []string{"-copies-within", "7d"}, "copies", ops.LevelOK, []string{"at least 7d"}},
-		"copies, longer":                  {"", []string{"-copies-within", "8d"}, "copies", ops.LevelFail, []string{"producers: copies may come for 8d", "-ring consumer_keys", "D above 8d"}},
-		"copies, for ever":                {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", ops.LevelOK, nil},
-		"relays, not declared":            {"", nil, "relay-retries", ops.LevelOK, []string{"not declared"}},
-		"relays, shorter":                 {"", []string{"-relay-retries", "24h"}, "relay-retries", ops.LevelOK, []string{"at least 1d"}},
-		"relays, longer":                  {"", []string{"-relay-retries", "169h"}, "relay-retries", ops.LevelFail, []string{"relays: ", "inbox horizon"}},
-		"call tried for long":             {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '8 days')`, nil, "relay-retries", ops.LevelWarn, []string{"parked call 1 to sink payments was first tried 192h", "parked show -id 1"}},
-		"call tried for less":             {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '6 days')`, nil, "relay-retries", ops.LevelOK, nil},
-		"call tried for long for a class": {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '2 days'); insert into onlyonce.scopes (scope, topics, home, class) values ('stock', '{orders}', '', 'short')`, nil, "relay-retries", ops.LevelInfo, []string{"parked call 1 to sink payments", "consumer_short_keys", "class short: stock"}},
-		"no webhooks":                     {`update onlyonce.rings set horizon = '1 day'`, nil, "webhooks", ops.LevelOK, []string{"no endpoint"}},
-		"webhooks":                        {webhookID("1 minute"), nil, "webhooks", ops.LevelOK, []string{"at least 7d"}},
-		"webhooks, too short":             {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", ops.LevelFail, []string{"-ring standard_keys", "7d at least"}},
-		"webhooks, declared":              {"", []string{"-webhook-retention", "30d"}, "webhooks", ops.LevelFail, []string{"D above 30d"}},
-		"webhooks, old ids":               {webhookID("9 days"), nil, "webhooks", ops.LevelWarn, []string{"endpoint gh has ids that are 216h", "nothing deletes them"}},
-		"log ring":                        {"", nil, "consumer_keys", ops.LevelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
-		"log ring, rotated":               {rotates, nil, "consumer_keys", ops.LevelOK, []string{"a process rotates it"}},
-		"clock ring":                      {"", nil, "standard_keys", ops.LevelOK, nil},
-		"for ever":                        {`update onlyonce.rings set horizon = null`, nil, "standard_keys", ops.LevelInfo, []string{"for ever", "inbox horizon -ring standard_keys"}},
-		"nobody rotates":                  {oldCurrent, nil, "consumer_keys", ops.LevelFail, []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
-		"nobody rotates, nor need":        {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", ops.LevelOK, nil},
-		"rotated, and late":               {oldCurrent + rotates, nil, "consumer_keys", ops.LevelWarn, []string{"although a process holds the lease"}},
-		"rotated, and draining":           {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'consumer_keys'`, nil, "consumer_keys", ops.LevelWarn, []string{"the one before it drains", "finding transactions"}},
-		"full":                            {full + rotates, nil, "consumer_keys", ops.LevelWarn, []string{"no segment is free"}},
-		"too few tables":                  {`update onlyonce.rings set slots = 8 where name = 'standard_keys'`, nil, "standard_keys", ops.LevelFail, []string{"has 8 tables, and a horizon takes 9"}},
-		"clock went back":                 {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", ops.LevelFail, []string{"in the future", "rotation is halted"}},
-		"lease of the future":             {`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/p/0', 1, gen_random_uuid(), now() + interval '6 days')`, nil, "clocks", ops.LevelFail, []string{"1 leases end more than an hour ahead"}},
-		"due in the future":               {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`, nil, "clocks", ops.LevelFail, []string{"1 parked rows are due more than 2 days ahead"}},
-		"scheduled":                       {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('call', 'retrying', 'scheduled', 's', now() + interval '6 days')`, nil, "clocks", ops.LevelOK, nil},
-		"no cursors":                      {"", nil, "frontiers", ops.LevelOK, nil},
-		"cursor near":                     {frontier("23 hours"), nil, "frontiers", ops.LevelOK, nil},
-		"cursor behind":                   {frontier("25 hours"), nil, "frontiers", ops.LevelWarn, []string{"partition 0 is 25h", "cursor retire -scope stock -topic orders -partition 0 -reason WHY"}},
-		"cursor not heard of":             {oneCursor, nil, "frontiers", ops.LevelWarn, []string{"has not said how far it is"}},
-		"cursor ahead of the clock":       {frontier("-1 hour"), nil, "frontiers", ops.LevelFail, []string{"partition 0 is noted as handled up to ", "ahead of the database's clock", "see to the clock"}},
-		"cursor hardly ahead":             {frontier("-30 seconds"), nil, "frontiers", ops.LevelOK, nil},
-		"one ahead, and many":             {cursors(12) + `insert into onlyonce.frontiers select id, 0, now() + interval '1 hour' from onlyonce.cursors where partition = 11`, nil, "frontiers", ops.LevelFail, []string{"partition 11 is noted"}},
-		"ahead, and for ever":             {frontier("-1 hour") + `update onlyonce.rings set horizon = null`, nil, "frontiers", ops.LevelFail, []string{"ahead of the database's clock"}},
-		"cursor, for ever":                {oneCursor + `update onlyonce.rings set horizon = null`, nil, "frontiers", ops.LevelOK, []string{"nothing is forgotten"}},
-		"slots":                           {"", nil, "slots", ops.LevelOK, nil},
-		"history":                         {"", nil, "history", ops.LevelOK, []string{"a primary on timeline 1"}},
-		"replication":                     {"", nil, "replication", ops.LevelOK, nil},
-		"outbox":                          {"", nil, "outbox", ops.LevelOK, []string{"0 sinks"}},
-		"events":                          {"", nil, "events", ops.LevelOK, nil},
-		"unread stream":                   {`insert into onlyonce.streams (topic, partitions) values ('hooks', 1); select onlyonce.append_events('{hooks}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`, nil, "events", ops.LevelWarn, []string{"stream hooks, which has 1 events"}},
-		"parked":                          {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'retrying', 'failed', 's')`, nil, "parked", ops.LevelOK, nil},
-		"parked, waiting":                 {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'conflict', 's')`, nil, "parked", ops.LevelWarn, []string{"1 of kind message wait", "parked list -kind message -state waiting", "parked discard -id ID"}},
-		"parked, unknown":                 {`insert into onlyonce.parked (kind, state, reason, scope, sink) values ('call', 'reconcile', 'window', 's', 'p')`, nil, "parked", ops.LevelWarn, []string{"reconcile", "-verified-applied"}},
-		"requests":                        {"", nil, "requests", ops.LevelOK, nil},
-		"request abandoned":               {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now())`, nil, "requests", ops.LevelWarn, []string{"1 HTTP requests", "never completed", "request close"}},
-		"secret replaced":                 {`insert into onlyonce.http_fingerprint_keys values (7, 'x', now(), now())`, nil, "fingerprint-keys", ops.LevelFail, []string{"under the id 7", "fingerprint-key-changed", "an id of its own"}},
-		"secret replaced long ago":        {`insert into onlyonce.http_fingerprint_keys values (7, 'x', now(), now() - interval '2 hours')`, nil, "fingerprint-keys", ops.LevelOK, []string{"was refused"}},
-		"request set aside":               {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day')`, nil, "requests", ops.LevelWarn, []string{"1 HTTP requests", "request resolve"}},
-		"pauses":                          {oneCursor, nil, "pauses", ops.LevelOK, []string{"no scope and no partition"}},
-		"paused":                          {oneCursor + `insert into onlyonce.pauses (scope, reason) values ('stock', 'why not')`, nil, "pauses", ops.LevelInfo, []string{"scope stock as a whole is paused", "1 cursors in use", "why not", "cursor resume -scope stock -reason WHY"}},
-		"paused partition":                {oneCursor + `insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 0, 'why not')`, nil, "pauses", ops.LevelInfo, []string{"partition 0 is paused", "why not", "cursor resume -scope stock -topic orders -partition 0 -reason WHY"}},
-		"paused ahead of cursors":         {`insert into onlyonce.pauses (scope, topic, partition, reason) values ('my shop', 'orders', 0, 'why not')`, nil, "pauses", ops.LevelInfo, []string{"0 cursors in use", "-scope 'my shop' -topic orders"}},
+		"schema":                          {"", nil, "schema", "ok", []string{fmt.Sprintf("version %d", migrations.Latest)}},
+		"schema of the next":              {fmt.Sprintf(`insert into onlyonce.schema_version (version) values (%d)`, migrations.Latest+1), nil, "schema", "info", []string{"newer than this program's", "deploy programs"}},
+		"commit timestamps":               {"", nil, "server", "info", []string{"track_commit_timestamp is off"}},
+		"idle in transaction":             {"", nil, "server", "info", []string{"idle_in_transaction_session_timeout is 0"}},
+		"asynchronous commit":             {set("synchronous_commit", "off"), nil, "server", "warn", []string{"synchronous_commit is off"}},
+		"isolation":                       {set("default_transaction_isolation", "serializable"), nil, "server", "warn", []string{"default_transaction_isolation is serializable"}},
+		"idle sessions":                   {set("idle_session_timeout", "5min"), nil, "server", "info", []string{"idle_session_timeout is 5min"}},
+		"read-only":                       {set("default_transaction_read_only", "on"), nil, "server", "fail", []string{"transactions of postgres are read-only"}},
+		"clocks":                          {"", nil, "clocks", "ok", []string{"agree"}},
+		"copies, not declared":            {"", nil, "copies", "warn", []string{"not declared", "-copies-within"}},
+		"copies, shorter":                 {"", []string{"-copies-within", "7d"}, "copies", "ok", []string{"at least 7d"}},
+		"copies, longer":                  {"", []string{"-copies-within", "8d"}, "copies", "fail", []string{"producers: copies may come for 8d", "-ring consumer_keys", "D above 8d"}},
+		"copies, for ever":                {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", "ok", nil},
+		"relays, not declared":            {"", nil, "relay-retries", "ok", []string{"not declared"}},
+		"relays, shorter":                 {"", []string{"-relay-retries", "24h"}, "relay-retries", "ok", []string{"at least 1d"}},
+		"relays, longer":                  {"", []string{"-relay-retries", "169h"}, "relay-retries", "fail", []string{"relays: ", "inbox horizon"}},
+		"call tried for long":             {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '8 days')`, nil, "relay-retries", "warn", []string{"parked call 1 to sink payments was first tried 192h", "parked show -id 1"}},
+		"call tried for less":             {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '6 days')`, nil, "relay-retries", "ok", nil},
+		"call tried for long for a class": {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '2 days'); insert into onlyonce.scopes (scope, topics, home, class) values ('stock', '{orders}', '', 'short')`, nil, "relay-retries", "info", []string{"parked call 1 to sink payments", "consumer_short_keys", "class short: stock"}},
+		"no webhooks":                     {`update onlyonce.rings set horizon = '1 day'`, nil, "webhooks", "ok", []string{"no endpoint"}},
+		"webhooks":                        {webhookID("1 minute"), nil, "webhooks", "ok", []string{"at least 7d"}},
+		"webhooks, too short":             {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", "fail", []string{"-ring standard_keys", "7d at least"}},
+		"webhooks, declared":              {"", []string{"-webhook-retention", "30d"}, "webhooks", "fail", []string{"D above 30d"}},
+		"webhooks, old ids":               {webhookID("9 days"), nil, "webhooks", "warn", []string{"endpoint gh has ids that are 216h", "nothing deletes them"}},
+		"log ring":                        {"", nil, "consumer_keys", "ok", []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
+		"log ring, rotated":               {rotates, nil, "consumer_keys", "ok", []string{"a process rotates it"}},
+		"clock ring":                      {"", nil, "standard_keys", "ok", nil},
+		"for ever":                        {`update onlyonce.rings set horizon = null`, nil, "standard_keys", "info", []string{"for ever", "inbox horizon -ring standard_keys"}},
+		"nobody rotates":                  {oldCurrent, nil, "consumer_keys", "fail", []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
+		"nobody rotates, nor need":        {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", "ok", nil},
+		"rotated, and late":               {oldCurrent + rotates, nil, "consumer_keys", "warn", []string{"although a process holds the lease"}},
+		"rotated, and draining":           {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'consumer_keys'`, nil, "consumer_keys", "warn", []string{"the one before it drains", "finding transactions"}},
+		"full":                            {full + rotates, nil, "consumer_keys", "warn", []string{"no segment is free"}},
+		"too few tables":                  {`update onlyonce.rings set slots = 8 where name = 'standard_keys'`, nil, "standard_keys", "fail", []string{"has 8 tables, and a horizon takes 9"}},
+		"clock went back":                 {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", "fail", []string{"in the future", "rotation is halted"}},
+		"lease of the future":             {`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/p/0', 1, gen_random_uuid(), now() + interval '6 days')`, nil, "clocks", "fail", []string{"1 leases end more than an hour ahead"}},
+		"due in the future":               {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`, nil, "clocks", "fail", []string{"1 parked rows are due more than 2 days ahead"}},
+		"scheduled":                       {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('call', 'retrying', 'scheduled', 's', now() + interval '6 days')`, nil, "clocks", "ok", nil},
+		"no cursors":                      {"", nil, "frontiers", "ok", nil},
+		"cursor near":                     {frontier("23 hours"), nil, "frontiers", "ok", nil},
+		"cursor behind":                   {frontier("25 hours"), nil, "frontiers", "warn", []string{"partition 0 is 25h", "cursor retire -scope stock -topic orders -partition 0 -reason WHY"}},
+		"cursor not heard of":             {oneCursor, nil, "frontiers", "warn", []string{"has not said how far it is"}},
+		"cursor ahead of the clock":       {frontier("-1 hour"), nil, "frontiers", "fail", []string{"partition 0 is noted as handled up to ", "ahead of the database's clock", "see to the clock"}},
+		"cursor hardly ahead":             {frontier("-30 seconds"), nil, "frontiers", "ok", nil},
+		"one ahead, and many":             {cursors(12) + `insert into onlyonce.frontiers select id, 0, now() + interval '1 hour' from onlyonce.cursors where partition = 11`, nil, "frontiers", "fail", []string{"partition 11 is noted"}},
+		"ahead, and for ever":             {frontier("-1 hour") + `update onlyonce.rings set horizon = null`, nil, "frontiers", "fail", []string{"ahead of the database's clock"}},
+		"cursor, for ever":                {oneCursor + `update onlyonce.rings set horizon = null`, nil, "frontiers", "ok", []string{"nothing is forgotten"}},
+		"slots":                           {"", nil, "slots", "ok", nil},
+		"history":                         {"", nil, "history", "ok", []string{"a primary on timeline 1"}},
+		"replication":                     {"", nil, "replication", "ok", nil},
+		"outbox":                          {"", nil, "outbox", "ok", []string{"0 sinks"}},
+		"events":                          {"", nil, "events", "ok", nil},
+		"unread stream":                   {`insert into onlyonce.streams (topic, partitions) values ('hooks', 1); select onlyonce.append_events('{hooks}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`, nil, "events", "warn", []string{"stream hooks, which has 1 events"}},
+		"parked":                          {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'retrying', 'failed', 's')`, nil, "parked", "ok", nil},
+		"parked, waiting":                 {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'conflict', 's')`, nil, "parked", "warn", []string{"1 of kind message wait", "parked list -kind message -state waiting", "parked discard -id ID"}},
+		"parked, unknown":                 {`insert into onlyonce.parked (kind, state, reason, scope, sink) values ('call', 'reconcile', 'window', 's', 'p')`, nil, "parked", "warn", []string{"reconcile", "-verified-applied"}},
+		"requests":                        {"", nil, "requests", "ok", nil},
+		"request abandoned":               {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now())`, nil, "requests", "warn", []string{"1 HTTP requests", "never completed", "request close"}},
+		"secret replaced":                 {`insert into onlyonce.http_fingerprint_keys values (7, 'x', now(), now())`, nil, "fingerprint-keys", "fail", []string{"under the id 7", "fingerprint-key-changed", "an id of its own"}},
+		"secret replaced long ago":        {`insert into onlyonce.http_fingerprint_keys values (7, 'x', now(), now() - interval '2 hours')`, nil, "fingerprint-keys", "ok", []string{"was refused"}},
+		"request set aside":               {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day')`, nil, "requests", "warn", []string{"1 HTTP requests", "request resolve"}},
+		"pauses":                          {oneCursor, nil, "pauses", "ok", []string{"no scope and no partition"}},
+		"paused":                          {oneCursor + `insert into onlyonce.pauses (scope, reason) values ('stock', 'why not')`, nil, "pauses", "info", []string{"scope stock as a whole is paused", "1 cursors in use", "why not", "cursor resume -scope stock -reason WHY"}},
+		"paused partition":                {oneCursor + `insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 0, 'why not')`, nil, "pauses", "info", []string{"partition 0 is paused", "why not", "cursor resume -scope stock -topic orders -partition 0 -reason WHY"}},
+		"paused ahead of cursors":         {`insert into onlyonce.pauses (scope, topic, partition, reason) values ('my shop', 'orders', 0, 'why not')`, nil, "pauses", "info", []string{"0 cursors in use", "-scope 'my shop' -topic orders"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -150,7 +150,7 @@ func TestDoctorFindings(t *testing.T) {
 				f = newFixture(t)
 				f.exec(strings.ReplaceAll(c.setup, "THIS", pgx.Identifier{f.pool.Config().ConnConfig.Database}.Sanitize()))
 			}
-			r := f.examines(c.level == ops.LevelFail, c.args...)
+			r := f.examines(c.level == "fail", c.args...)
 			r.has(t, c.check, c.level, c.want...)
 			// The text for people has the same content as the JSON.
 			out := f.run(append([]string{"doctor", "-all"}, c.args...)...)
@@ -177,19 +177,19 @@ func TestDoctorOutbox(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.enqueues("mail", "", "a")
-	f.examines(false).has(t, "outbox", ops.LevelWarn, "no relay lists sink mail")
+	f.examines(false).has(t, "outbox", "warn", "no relay lists sink mail")
 	f.lists("mail")
-	f.examines(false).has(t, "outbox", ops.LevelWarn, "no relay holds sink mail", "start a relay")
+	f.examines(false).has(t, "outbox", "warn", "no relay holds sink mail", "start a relay")
 	f.exec(`update onlyonce.leases set nonce = gen_random_uuid(), until = now() + interval '1 hour'`)
-	f.examines(false).has(t, "outbox", ops.LevelOK, "1 sinks")
+	f.examines(false).has(t, "outbox", "ok", "1 sinks")
 	f.run("outbox", "pause", "-sink", "mail", "-reason", "why", "-yes").want(t, statusGood)
-	f.examines(false).has(t, "outbox", ops.LevelInfo, "sink mail is paused", "outbox resume -sink mail")
+	f.examines(false).has(t, "outbox", "info", "sink mail is paused", "outbox resume -sink mail")
 	f.exec(`update onlyonce.batches set xid = '999999999999'`)
-	f.examines(true).has(t, "history", ops.LevelFail, "sink mail", "another database cluster's", "outbox rebase")
+	f.examines(true).has(t, "history", "fail", "sink mail", "another database cluster's", "outbox rebase")
 	f.exec(`update onlyonce.batches set xid = pg_current_xact_id()`)
 	f.examines(false)
 	f.exec(`update onlyonce.lanes set system_id = 1`)
-	f.examines(true).has(t, "history", ops.LevelFail, "another database cluster's", "outbox rebase")
+	f.examines(true).has(t, "history", "fail", "another database cluster's", "outbox rebase")
 	if n := f.examines(true); n.Fail != 1 {
 		t.Errorf("%d fail", n.Fail)
 	}
@@ -205,7 +205,7 @@ func TestDoctorDoesNotCountForEver(t *testing.T) {
 	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600); return t; end $$`)
 	f.exec(`create view onlyonce.batches as select slot, lane, id, n, xid, sink, slow(created_at) as created_at from onlyonce.batches_rows`)
 	f.count = 50 * time.Millisecond
-	f.examines(false).has(t, "outbox", ops.LevelInfo, "counting took over 50ms")
+	f.examines(false).has(t, "outbox", "info", "counting took over 50ms")
 }
 
 // What only a server of its own can show: roles, settings, transactions, slots.
@@ -216,11 +216,11 @@ func TestDoctorServer(t *testing.T) {
 	f := &fixture{session{t: t, url: pool.Config().ConnString()}, pool}
 	f.run("migrate").want(t, statusGood)
 	r := f.examines(false)
-	r.has(t, "server", ops.LevelInfo, "max_prepared_transactions is 2")
-	r.has(t, "server", ops.LevelWarn, "fsync: fsync is off")
-	r.has(t, "roles", ops.LevelInfo, "none of the roles of docs/roles.sql")
-	r.has(t, "slots", ops.LevelOK)
-	r.has(t, "transactions", ops.LevelOK)
+	r.has(t, "server", "info", "max_prepared_transactions is 2")
+	r.has(t, "server", "warn", "fsync: fsync is off")
+	r.has(t, "roles", "info", "none of the roles of docs/roles.sql")
+	r.has(t, "slots", "ok")
+	r.has(t, "transactions", "ok")
 	for _, x := range r.Findings {
 		if x.Check == "server" && (strings.Contains(x.Text, "track_commit") || strings.Contains(x.Text, "idle_in")) {
 			t.Errorf("%+v", x)
@@ -233,11 +233,11 @@ func TestDoctorServer(t *testing.T) {
 	}
 	roles := string(file)
 	f.exec(roles)
-	f.examines(false).has(t, "roles", ops.LevelOK, "onlyonce_app, onlyonce_http, onlyonce_relay have their rights")
+	f.examines(false).has(t, "roles", "ok", "onlyonce_app, onlyonce_http, onlyonce_relay have their rights")
 	f.exec(`revoke insert on onlyonce.standard_keys_3 from onlyonce_app; revoke select on onlyonce.lanes from onlyonce_relay`)
 	r = f.examines(true)
-	r.has(t, "roles", ops.LevelFail, "role onlyonce_app lacks 1 right: INSERT on onlyonce.standard_keys_3", "run docs/roles.sql again")
-	r.has(t, "roles", ops.LevelFail, "role onlyonce_relay lacks 1 right: SELECT on onlyonce.lanes")
+	r.has(t, "roles", "fail", "role onlyonce_app lacks 1 right: INSERT on onlyonce.standard_keys_3", "run docs/roles.sql again")
+	r.has(t, "roles", "fail", "role onlyonce_relay lacks 1 right: SELECT on onlyonce.lanes")
 	f.exec(roles)
 
 	// As an operator with least privileges, who cannot see the activity of other roles.
@@ -249,11 +249,11 @@ func TestDoctorServer(t *testing.T) {
 	operator.User = url.User("ops")
 	asOperator := &fixture{session{t: t, url: operator.String()}, pool}
 	r = asOperator.examines(false)
-	r.has(t, "transactions", ops.LevelInfo, "is hidden from this one", "pg_read_all_stats")
-	r.has(t, "server", ops.LevelWarn, "fsync")
+	r.has(t, "transactions", "info", "is hidden from this one", "pg_read_all_stats")
+	r.has(t, "server", "warn", "fsync")
 	f.exec(oldCurrent)
 	f.exec(`create role stock login in role onlyonce_app, onlyonce_rotator`)
-	asOperator.examines(true).has(t, "consumer_keys", ops.LevelFail, "although postgres, stock may")
+	asOperator.examines(true).has(t, "consumer_keys", "fail", "although postgres, stock may")
 	asOperator.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring consumer_keys", "onlyonce_rotator")
 	asOperator.run("explain", "k", "-scope", "s").want(t, statusGood, "No segment")
 	asOperator.run("explain", "-topic", "t", "-partition", "0", "-offset", "1").want(t, statusGood)
@@ -262,8 +262,8 @@ func TestDoctorServer(t *testing.T) {
 	f.exec(`select pg_create_physical_replication_slot('left', true)`)
 	f.exec(`select pg_create_logical_replication_slot('changes', 'pgoutput')`)
 	r = f.examines(false)
-	r.has(t, "slots", ops.LevelWarn, "physical replication slot left", "pg_drop_replication_slot('left')")
-	r.has(t, "slots", ops.LevelWarn, "logical replication slot changes: it holds back the server's log, and vacuum")
+	r.has(t, "slots", "warn", "physical replication slot left", "pg_drop_replication_slot('left')")
+	r.has(t, "slots", "warn", "logical replication slot changes: it holds back the server's log, and vacuum")
 
 	f.exec(`begin; select pg_current_xact_id(); prepare transaction 'left'`)
 	f.examines(false)

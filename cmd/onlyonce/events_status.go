@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -16,13 +17,11 @@ func eventsStatusCommand() command {
 		name:    "events status",
 		args:    "[-postgres URL] [-topic T] [-json]",
 		summary: "show streams of events, and who reads them",
+		json:    []reflect.Type{reflect.TypeFor[ops.EventsReport]()},
 		help: `
 Shows the streams of the event log: those of webhook endpoints are named webhook.ENDPOINT. KEPT is how many events the log holds, BEHIND how many of
 them a consumer has not handled, and PARKED how many of its events are set aside and not settled (on a line without a scope: by a receiver).
-Then the segments. One is emptied when its retention has passed and every consumer has passed what is in it; what nobody reads is kept.
-
-With -json, one object: streams (topic, partitions, scope, group, kept, behind, unread_partitions, parked; scope null: nobody has begun to read it) and
-segments (slot, state, opened_at, closed_at, bytes).`,
+Then the segments. One is emptied when its retention has passed and every consumer has passed what is in it; what nobody reads is kept.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			var topic *string

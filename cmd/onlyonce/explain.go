@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 
 	"github.com/google/uuid"
@@ -26,6 +27,7 @@ func explainCommand() command {
 		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-topic T] [-replay N] [-provider P]] | -topic T -partition N -offset O [-scope S]) [-json]",
 		operand: true,
 		summary: "show what became of a message, webhook, call or request",
+		json:    []reflect.Type{reflect.TypeFor[ops.KeyReport](), reflect.TypeFor[ops.PositionReport]()},
 		help: `
 Tells what the database holds of one message, webhook, call or request, and guesses nothing. It changes nothing and works on a standby too.
 
@@ -49,28 +51,6 @@ found then, and "not known" says so.
 
 With -topic, -partition and -offset: of each cursor there, or of that of -scope, whether the offset is behind it, the batch that moved it past, if
 that is still on record, what is parked of that position, and the event if the topic is a stream. A key is not stored by its position.
-
-With -json, one object. Of a key:
-  key, of             as stored; {tenant, scope, topic (empty: the id counts for the scope), id, replay}, null without -scope
-  claimed             a ring remembers it
-  copies              what a copy is that comes now: list of {ring (standard_keys: any that no consumer reads; else that of the scope's class), duplicate, because
-                      (remembered: by that ring; parked: a row that is not settled; stored: the call is; null: it is new)}
-  claims              list of {ring, segment, state (current, draining, closed; retired, forgotten: no longer asked), remembered, claimed_after,
-                      claimed_before, fingerprint (null: not compared), transaction ({xid, status, committed_at}, null: not known)}
-  webhooks            list of {endpoint, claimed_at}; null: not looked for, it took over 5 s
-  calls               calls of the claiming transaction: list of {id, key, sink, name, tenant, scope, state, parked_id, created_at, derived (true: from this
-                      message; null: cannot be told)}, at most 100
-  call                where the key is a call's: list of {place, id, key, sink, state, erased_at, bytes}
-  parked              as in "onlyonce parked list -json", at most 100
-  request             as in "onlyonce request list -json", or null
-  memory              list of {ring, horizon_seconds (null: for ever), complete_for_seconds}
-  not_known           what the answer leaves open, in words
-Of a position:
-  topic, partition, offset
-  cursors             list of {scope, position, state, offset (handled, replaying, ahead, earlier-run, before-start), means, moved ({from_offset, next_offset,
-                      transaction}, null: pruned), calls (of that transaction)}
-  parked, event       as above; {id, tenant, appended_at, erased_at} or null
-  not_known           as above
 
 Examples:
   onlyonce explain order-118 -scope stock

@@ -34,9 +34,9 @@ func verdict(r *ops.KeyReport, c ops.Copy) string {
 		return fmt.Sprintf("new: %s is no longer asked for the key", c.Ring)
 	case c.Because == nil:
 		return fmt.Sprintf("new: %s does not hold the key", c.Ring)
-	case *c.Because == ops.BecauseParked:
+	case *c.Because == "parked":
 		return fmt.Sprintf("a duplicate for as long as what is parked is not settled, although %s does not hold the key", c.Ring)
-	case *c.Because == ops.BecauseStored:
+	case *c.Because == "stored":
 		return "a duplicate for as long as the call is stored"
 	}
 	return fmt.Sprintf("a duplicate: %s holds the key", c.Ring)

@@ -164,7 +164,7 @@ func (a *app) writeExplainedParked(parked []ops.ParkedItem) {
 		if p.SettledAt != nil {
 			settled = show.Instant(*p.SettledAt)
 		}
-		rows = append(rows, []string{number(p.ID), p.Kind, p.State, p.Reason, p.Scope, originOf(p), show.Instant(p.ParkedAt), settled, show.FirstLine(p.Error, errorShown)})
+		rows = append(rows, []string{number(p.ID), p.Kind, p.State, p.Reason, p.Scope, p.Origin(), show.Instant(p.ParkedAt), settled, show.FirstLine(p.Error, errorShown)})
 	}
 	a.table([]string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "PARKED AT", "SETTLED AT", "ERROR"}, rows)
 }

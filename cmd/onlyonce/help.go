@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/operate"
 )
 
 // help answers `onlyonce help [COMMAND]`.
@@ -98,6 +100,19 @@ func (c command) writeHelp(w io.Writer) {
 		name, text := flag.UnquoteUsage(f)
 		_, _ = fmt.Fprintf(w, "  -%s\n%s\n", strings.TrimSpace(f.Name+" "+name), wrapped("      "+text, usualWidth))
 	})
+	for _, of := range c.json {
+		what := "one object"
+		if c.lines {
+			what = "one object a line"
+		}
+		if len(c.json) > 1 {
+			what += ", " + of.Name()
+		}
+		_, _ = fmt.Fprintf(w, "\nWith -json, %s:\n", what)
+		for _, line := range operate.JSON(of) {
+			_, _ = fmt.Fprintln(w, wrapped("  "+line, usualWidth))
+		}
+	}
 }
 
 // laidOut breaks a help text into lines of at most width characters. Lines without an indent make

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ func inboxStatusCommand() command {
 		name:    "inbox status",
 		args:    "[-postgres URL] [-json]",
 		summary: "show how claimed keys are stored, and for how long",
+		json:    []reflect.Type{reflect.TypeFor[ops.InboxReport]()},
 		help: `
 Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that consumers claim, forgotten once every
 position has passed them), consumer_short_keys and consumer_long_keys (the same, of scopes whose class of horizon is short or long), and
@@ -28,12 +30,7 @@ standard_keys (all others, forgotten by the database's clock): how long a key is
 cursors that hold back the retention of the first three most. It changes nothing and works on a standby too.
 
 BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has said how far it is: start its consumer, or
-take the cursor out of use with "onlyonce cursor retire". "ahead by" says that the database's clock went back: see "onlyonce doctor".
-
-With -json, one object:
-  rings      list of {ring, horizon_seconds (null: for ever), filters, filter_bytes, segments (list of {table, state
-             (current, draining, closed, retired, free), bytes, keys (estimate), opened_seconds, closed_seconds (ago)})}
-  frontiers  list of {scope, topic, partition, behind_seconds (null: unknown; below 0: ahead), ring}, at most 10`,
+take the cursor out of use with "onlyonce cursor retire". "ahead by" says that the database's clock went back: see "onlyonce doctor".`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			return func(ctx context.Context, a *app) error {
@@ -135,6 +132,7 @@ func inboxPlanCommand() command {
 		name:    "inbox plan",
 		args:    "-rate N/s -horizon D [-json]",
 		summary: "work out what space remembering keys takes",
+		json:    []reflect.Type{reflect.TypeFor[ops.KeyPlan]()},
 		help: `
 Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory of each consumer for filters, how often it goes on in
 another segment. It asks no database and changes nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is

@@ -105,6 +105,6 @@ func TestS3FaultsOfKafka(t *testing.T) {
 	// Each client has its own words.
 	gone := map[string]string{"kafka": "a topic or partition that does not exist", "franz": "UNKNOWN_TOPIC_OR_PARTITION", "share": "UNKNOWN_TOPIC_OR_PARTITION"}
 	shown("the topics are deleted", func(f *ops.Fault) bool {
-		return f.Kind == ops.FaultRead && f.Topic == topics[f.Scope] && f.Partitions == 2 && strings.Contains(f.Text, gone[f.Scope])
+		return f.Kind == "read" && f.Topic == topics[f.Scope] && f.Partitions == 2 && strings.Contains(f.Text, gone[f.Scope])
 	})
 }

@@ -20,6 +20,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -82,6 +83,8 @@ type command struct {
 	operand bool   // it takes one word besides its flags, before, between or after them: app.operand
 	summary string
 	help    string
+	json    []reflect.Type // what it writes with -json
+	lines   bool           // with -json it writes one object a line
 	// setup declares the flags and returns the function that runs after they are parsed.
 	setup func(fs *flag.FlagSet) func(ctx context.Context, a *app) error
 }
@@ -94,8 +97,8 @@ type group struct {
 
 func groups() []group {
 	return []group{
-		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), cursorShowCommand(), parkedListCommand(),
-			parkedShowCommand(), outboxStatusCommand(), outboxListCommand(), outboxShowCommand(), eventsStatusCommand(), eventsListCommand(), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), requestListCommand(), operationListCommand(), homeListCommand()}},
+		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), listCommand(operate.CursorList, nil), parkedListCommand(),
+			parkedShowCommand(), outboxStatusCommand(), listCommand(operate.CallList, nil), outboxShowCommand(), eventsStatusCommand(), listCommand(operate.EventList, nil), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), listCommand(operate.RequestList, (*app).writeNextRequests), listCommand(operate.OperationList, nil), homeListCommand()}},
 		{"Decide (these ask first, and write an audit row)", decisionCommands()},
 		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}

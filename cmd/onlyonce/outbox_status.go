@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ func outboxStatusCommand() command {
 		name:    "outbox status",
 		args:    "[-postgres URL] [-sink S] [-json]",
 		summary: "show calls to be sent, by sink, and who sends them",
+		json:    []reflect.Type{reflect.TypeFor[ops.OutboxReport]()},
 		help: `
 Shows, from one snapshot of the database: for each sink how many calls of the log are to be sent, the age of the oldest, what is parked by
 state, whether the sink is paused, and its rates; its lanes, with who holds them; and the segments that the log is made of, with why one cannot
@@ -26,14 +28,7 @@ LANES is how many lanes relays hold, of how many; "not listed" means that no rel
 of PENDING that a relay is at. Lanes are listed if there is something to say: with -sink all of them. Segments: new calls go
 to the current one; one is draining until transactions that may still write into it have ended; closed ones are emptied once all in
 them is sent and retention has passed. HELD BY says what a segment waits for, retention apart: lanes that are behind, a sink that no relay
-lists (list it, or discard its calls), cursors that only a relay moves.
-
-With -json, one object:
-  counted  false: counting pending calls took over 5 s, and pending, in_pass and ages are null
-  sinks    list of {sink, listed, paused_at, paused_by, pause_reason, pending, oldest_age_seconds, parked (list of {state, count, oldest}), lanes (list of {lane, epoch, until, held, pending, in_pass,
-           oldest_age_seconds}), rates (list of {sink, tenant (empty: all), ordering_key_prefix (empty: all), configured, per_second, configured_in_flight, in_flight, taken, set_at, set_by, reason, held_until, waiting})}
-  ring     list of {slot, state (current, draining, closed, retired, free), use_no, opened_at, closed_at, age_seconds, bytes,
-           held_by (list of {sink, lanes, calls, why (behind, unlisted, cursor)})}; of one sink with -sink`,
+lists (list it, or discard its calls), cursors that only a relay moves.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			var sink *string

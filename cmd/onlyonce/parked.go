@@ -4,9 +4,10 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"reflect"
 	"strings"
-	"time"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -14,37 +15,20 @@ import (
 // errorShown is how many characters of an error a table shows.
 const errorShown = 60
 
-// originOf returns where a parked row came from: a position in Kafka, or a call.
-func originOf(r *ops.ParkedItem) string {
-	switch {
-	case r.Topic != nil && r.Partition != nil && r.Offset != nil:
-		return fmt.Sprintf("%s/%d@%d", *r.Topic, *r.Partition, *r.Offset)
-	case r.Sink != nil && r.Name != nil:
-		return *r.Sink + "/" + *r.Name
-	}
-	return ""
-}
-
 func parkedListCommand() command {
 	return command{
 		name:    "parked list",
 		args:    "[-postgres URL] [-all] [-scope S] [-kind KIND] [-state STATE] [-parked-for R] [-error TEXT] [-sink S] [-name N] [-limit N] [-json]",
 		summary: "list messages, calls and events that were set aside",
+		json:    []reflect.Type{reflect.TypeFor[ops.ParkedItem]()},
+		lines:   true,
 		help: `
 Lists what was set aside because it could not be applied or sent, and is not settled, oldest first. If there is more than one reason, it counts
 the rows by reason, with the commands for those that wait for an operator. The last line counts all. ORIGIN is topic/partition@offset of
 a message, or sink/name of an outbound call; AGE is since it was parked. Bodies and headers are not shown. It changes nothing.
 
 States: waiting (for an operator), retrying, blocked (behind another one of its ordering key), reconcile (a call whose
-outcome is unknown); and of settled rows resolved and discarded. With -all, or with such a -state, settled rows are listed too, and the newest come first.
-
-With -json, one object a line:
-  id, kind, state, reason, tenant, scope, attempts
-  topic, partition, offset   of a message, else null
-  sink, name                 of a call, else null
-  error                      its first line, at most 1000 characters
-  parked_at, settled_at      times; settled_at is null until it is resolved or discarded
-  next_attempt_at            in state retrying: when it is due; null: it waits for a rate`,
+outcome is unknown); and of settled rows resolved and discarded. With -all, or with such a -state, settled rows are listed too, and the newest come first.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			q := &listing{}
 			address, asJSON := postgresVar(fs), jsonVar(fs)
@@ -102,25 +86,13 @@ func (a *app) listParked(ctx context.Context, address string, q *listing, asJSON
 			}
 		}
 	} else {
-		a.writeParked(rows)
+		a.section(operate.Table(rows))
 		a.writeParkedSums(q, f.Unsettled, len(rows), totals)
 	}
 	if more {
 		return a.thereAreMore(f.Limit)
 	}
 	return nil
-}
-
-var parkedColumns = []string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "AGE", "ATTEMPTS", "ERROR"}
-
-func (a *app) writeParked(rows []ops.ParkedItem) {
-	var cells [][]string
-	for i := range rows {
-		r := &rows[i]
-		cells = append(cells, []string{number(r.ID), r.Kind, r.State, r.Reason, r.Scope, originOf(r), show.Ago(time.Since(r.ParkedAt).Seconds()),
-			number(int64(r.Attempts)), show.FirstLine(r.Error, errorShown)})
-	}
-	a.section(parkedColumns, cells)
 }
 
 // writeParkedSums counts the parked rows by reason and state, and says what is not listed.

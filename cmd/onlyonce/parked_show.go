@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -18,26 +19,10 @@ func parkedShowCommand() command {
 		args:    "[-postgres URL] (N | -id N) [-body] [-json]",
 		operand: true,
 		summary: "show one parked row whole, with its next commands",
+		json:    []reflect.Type{reflect.TypeFor[ops.ParkedDetail]()},
 		help: `
 Shows everything of the parked row N but its body, which may be private: -body adds that. Values are shown as text if they are
 UTF-8, and else as hexadecimal digits. It ends with the commands for this row; fill in WHY. It changes nothing.
-
-With -json, one object:
-  id, kind, state, reason, error (whole), attempts, tenant, scope, key (as stored), event_id
-  topic, partition, offset, cluster_id, topic_id, record_time, log_append_time, record_key   of a message, else null
-  headers                    list of {name, value}
-  sink, name, method, target of a call, else null
-  replay, replay_resend      of a message: the replay that it was parked in, 0 for none
-  next_attempt_at            in state retrying: when it is due; null: it waits for a rate
-  row_id, lane               of a call: its id and lane in the log of the outbox, else null
-  first_attempt_at           of a call: since when the remote may know its key; null: it was never made
-  erased_at, capture, sealed, trace   of a call
-  first_key                  of a call that was redriven under a new key: the key that it was enqueued under; else null
-  response                   {status, headers, body_bytes, body (with -body only)} of a call that was accepted, else null
-  order_key (as stored), ahead, behind, head   unsettled rows of its ordering key before and behind it, and the first of those before
-  parked_at, settled_at      times
-  body_bytes, body           body with -body only
-record_key, value and body are {"text": ...} or {"hex": ...}, or null.
 
 Example:
   onlyonce parked show 4711 -body`,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ func statusCommand() command {
 		name:    "status",
 		args:    "[-postgres URL] [-v] [-json]",
 		summary: "show what needs you, and where the work is",
+		json:    []reflect.Type{reflect.TypeFor[ops.StatusReport]()},
 		help: `
 Begins with what needs a person, halts first, each with the next commands; or with "Nothing needs you". Then it shows, from the same snapshot of the database:
 positions, by scope and topic; the consumer processes; what is parked and not settled; and the calls that are to be sent. It changes nothing, and works on a standby too.
@@ -30,24 +32,7 @@ Cursors: OWNED is how many of the partitions a living process owns, LAG how many
 partitions that are halted, paused, replaying, waiting for an open Kafka transaction, or retired.
 Processes: each consumer process describes itself every 10 s (REPORTED). One that has not for 30 s is silent: it was killed, or cannot reach this database. Kafka is not asked.
 
--v lists each partition too. In a command that is shown, fill in WHY, OFFSET and ID.
-
-With -json, one object:
-  needs           list of {kind (halt, fault, consumer, parked, relay, request), text, remedy, commands}
-  schema_version  number
-  faults          list of {kind (group, read, apply, handler, unowned, read-only), scope, topic, processes, partitions, for (seconds), text}: what keeps processes
-                  from their work now
-  cursors         list, as in "onlyonce cursor show -json"
-  owners          list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions, faults (as above)}; partitions is a list of {topic, partition, epoch, position,
-                  high_watermark, lag, last_stable, paused, halted, detail, halted_for, resolve, commands, last_batch_age, waiting_for, blocked_by {offset,
-                  key (hash), for, done}}, where what is absent is false or not known, and ages are in seconds at seen_at
-  parked          {groups (list of {kind, scope, sink, reason, state, count, oldest, oldest_age_seconds}, of rows that are not settled), counted (false: that took over 5 s),
-                  settled (up to 10000, null: not counted), settled_more}
-  outbox          list of {sink, count, oldest_age_seconds}: calls that are still to be sent
-  outbox_counted  false: counting them took over 5 s, so outbox is empty
-  relays          list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held, members (relays that list it), paused_at, paused_by,
-                  pause_reason}; of a sink's lanes the highest epoch, the latest until, and whether any is held
-  requests        {reconcile, abandoned}: HTTP requests that wait for an operator`,
+-v lists each partition too. In a command that is shown, fill in WHY, OFFSET and ID.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			each := fs.Bool("v", false, "list each partition too")

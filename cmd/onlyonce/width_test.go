@@ -14,8 +14,10 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 func TestWrapped(t *testing.T) {
@@ -86,6 +88,8 @@ func TestPasted(t *testing.T) {
 // A table is no wider than the terminal, and what is needed for the next command is whole.
 func TestTableFits(t *testing.T) {
 	t.Parallel()
+	parkedColumns, _ := operate.Table([]ops.ParkedItem{})
+	cursorColumns, _ := operate.Table([]ops.Cursor{})
 	headers := [][]string{parkedColumns, cursorColumns, {"SINK", "LANE", "HELD", "EPOCH", "UNTIL", "PENDING", "IN PASS", "OLDEST"}}
 	rapid.Check(t, func(t *rapid.T) {
 		header := rapid.SampledFrom(headers).Draw(t, "header")

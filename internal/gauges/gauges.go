@@ -45,13 +45,13 @@ func Of(database string, m *ops.Measures) []metrics.Sample {
 func (s *samples) faults(all []ops.Fault) {
 	readOnly := 0.0
 	for _, f := range all {
-		if f.Kind == ops.FaultReadOnly {
+		if f.Kind == "read-only" {
 			readOnly = 1
 			continue
 		}
 		s.add(metrics.Faults, float64(f.Processes), f.Scope, f.Topic, f.Kind)
 	}
-	s.add(metrics.Faults, readOnly, "", "", ops.FaultReadOnly)
+	s.add(metrics.Faults, readOnly, "", "", "read-only")
 }
 
 // place names a partition of a consumer.

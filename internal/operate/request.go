@@ -2,9 +2,7 @@ package operate
 
 import (
 	"context"
-	"strings"
 
-	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -152,10 +150,6 @@ Example:
 
 // request shows the request that a decision is about.
 func request(d *ops.RequestChange) Said {
-	expires := ""
-	if d.ExpiresAt != nil {
-		expires = show.Instant(*d.ExpiresAt)
-	}
-	return Said{Columns: []string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS DONE", "STEPS OF UNKNOWN OUTCOME"},
-		Rows: [][]string{{d.ID, d.State, d.Tenant, d.Scope, show.Instant(d.CreatedAt), expires, strings.Join(d.Done, ", "), strings.Join(d.Unknown, ", ")}}}
+	columns, rows := Table([]ops.Request{d.Request})
+	return Said{Columns: columns, Rows: rows}
 }

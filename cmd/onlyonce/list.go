@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"reflect"
+
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+// listCommand makes the command of a list. after writes what follows its table; nil: nothing.
+func listCommand(l *operate.List, after func(a *app, rows any)) command {
+	return command{name: l.Name, args: l.Synopsis(), summary: l.Summary, help: l.Help, lines: true, json: []reflect.Type{l.Row},
+		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			address, asJSON := postgresVar(fs), jsonVar(fs)
+			set := map[string]string{}
+			check := l.Begin(0)
+			for i := range l.Fields {
+				fieldVar(fs, &l.Fields[i], func(name, text string) error {
+					set[name] = text
+					return check.Set(name, text)
+				})
+			}
+			return func(ctx context.Context, a *app) error {
+				q := l.Begin(a.countLimit)
+				for name, text := range set {
+					if err := q.Set(name, text); err != nil {
+						return err
+					}
+				}
+				var rows operate.Rows
+				err := a.ask(ctx, *address, "reading the list", func(ctx context.Context, db ops.DB) (err error) {
+					rows, err = q.Read(ctx, db)
+					return err
+				})
+				if err != nil {
+					return err
+				}
+				return a.writeRows(l, rows, *asJSON, after)
+			}
+		}}
+}
+
+// writeRows writes the rows of a list.
+func (a *app) writeRows(l *operate.List, rows operate.Rows, asJSON bool, after func(a *app, rows any)) error {
+	columns, cells := operate.Table(rows.All)
+	switch {
+	case asJSON:
+		if err := rows.Each(a.writeJSON); err != nil {
+			return err
+		}
+	case len(cells) == 0:
+		a.say("%s", l.None)
+	default:
+		a.table(columns, cells)
+		if l.After != "" {
+			a.say("%s", l.After)
+		}
+		if after != nil {
+			after(a, rows.All)
+		}
+	}
+	if rows.More {
+		return a.thereAreMore(rows.Limit)
+	}
+	return nil
+}
