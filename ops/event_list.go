@@ -83,9 +83,9 @@ type EventFilter struct {
 }
 
 // EventList returns the events that the filter picks, without bodies, and whether there are more:
-// newest first, or with Behind oldest first. It reads at most Limit+1 events of each partition. With
-// an ID it reads the log, which has no index of ids, for at most CountLimit: if that is too short
-// the error is of kind ErrRefused.
+// newest first, or with Behind oldest first. It reads at most Limit+1 events of each partition.
+// With an ID it reads the log, which has no index of ids, for at most CountLimit: if that is too
+// short the error is of kind ErrRefused.
 func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more bool, err error) {
 	switch {
 	case f.Partition != nil && f.Topic == "":

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -102,6 +103,9 @@ func (c *code) addFile(name string, f *ast.File) {
 			declare(n.Names...)
 		case *ast.Field:
 			declare(n.Names...)
+			if n.Tag != nil {
+				c.strings[reflect.StructTag(strings.Trim(n.Tag.Value, "`")).Get("flag")] = true
+			}
 		case *ast.Ident:
 			c.words[n.Name] = true
 			put(c.packages, path.Base(dir), n.Name)
@@ -110,7 +114,7 @@ func (c *code) addFile(name string, f *ast.File) {
 			c.strings[strings.Trim(n.Value, "\"`")] = true
 		case *ast.KeyValueExpr:
 			key, _ := n.Key.(*ast.Ident)
-			if lit, ok := n.Value.(*ast.BasicLit); ok && key != nil && key.Name == "name" && dir == "cmd/onlyonce" {
+			if lit, ok := n.Value.(*ast.BasicLit); ok && key != nil && (key.Name == "name" && dir == "cmd/onlyonce" || key.Name == "Name" && dir == "internal/operate") {
 				c.commands[strings.Trim(lit.Value, `"`)] = true
 			}
 		case *ast.FuncDecl:

@@ -7,7 +7,7 @@ var consoleRules = []mutant{
 	{rule: "U1 a form of another origin is carried out", in: "ui", decl: "(*console).ServeHTTP",
 		old: "if err := c.guard.Check(r); err != nil {", new: "if err := c.guard.Check(r); err != nil && false {", test: "TestU1OtherOriginsAreRefused"},
 	{rule: "U1 an act that was not shown", in: "ui", decl: "(*visit).carryOut",
-		old: `shown == ""`, new: "false", test: "TestU1Acts"},
+		old: `text == "" || err != nil`, new: "false", test: "TestU1Acts"},
 	{rule: "U1 a bulk act without a reason begins", in: "ui", decl: "(*visit).startBulk",
 		old: `reason == ""`, new: "false", test: "TestU3Bulk"},
 	{rule: "U2 payloads are shown to all", in: "ui", decl: "(*visit).reveals",

@@ -86,7 +86,7 @@ var inboxRules = []mutant{
 	{rule: "K6 horizon that is shortened meanwhile", in: "internal/inbox", decl: "watchHorizons",
 		old: "short && !reported[i]", new: "false", test: "TestK6HorizonIsShortenedMeanwhile"},
 	{rule: "K6 doctor fails where copies come later", in: "ops", decl: "(*examiner).remembers",
-		old: "LevelFail", new: "LevelWarn", pkg: "cmd/onlyonce", test: "TestDoctorFindings"},
+		old: "levelFail", new: "levelWarn", pkg: "cmd/onlyonce", test: "TestDoctorFindings"},
 	{rule: "K6 doctor sees that nobody rotates", in: "ops", decl: "(*examiner).ring",
 		old: "seventh+late", new: "9*seventh+late", pkg: "cmd/onlyonce", test: "TestDoctorFindings"},
 	{rule: "K3 explain asks both rings", in: "ops", decl: "claimsSQL",

@@ -39,7 +39,9 @@ func laboratory(dir string) bool {
 // product is what users link or run.
 func product(dir string) bool { return !laboratory(dir) && !within(dir, "examples", "bench") }
 
-func operators(dir string) bool { return product(dir) && within(dir, "ops", "cmd", "ui", "internal/operate") }
+func operators(dir string) bool {
+	return product(dir) && within(dir, "ops", "cmd", "ui", "internal/operate")
+}
 
 // public reports whether a directory's package is part of the library's surface.
 func public(dir string) bool {
