@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // auditRowsSQL lists audit rows, newest first. In: action, actor (each may be null: any), below
@@ -38,17 +36,5 @@ type AuditFilter struct {
 // AuditRows returns the audit rows that the filter picks, newest first, and whether there are more.
 // It reads rows of onlyonce.audit from the newest on until it has found Limit+1.
 func AuditRows(ctx context.Context, db DB, f AuditFilter) (rows []AuditRow, more bool, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		var before *int64
-		if f.Before > 0 {
-			before = &f.Before
-		}
-		rows, err = collect[AuditRow](ctx, tx, auditRowsSQL, orNull(f.Action), orNull(f.Actor), before, limitOf(f.Limit))
-		if err != nil {
-			return err
-		}
-		rows, more = cut(rows, f.Limit)
-		return nil
-	})
-	return rows, more, err
+	return page[AuditRow](ctx, db, f.Limit, auditRowsSQL, orNull(f.Action), orNull(f.Actor), orNull(f.Before), limitOf(f.Limit))
 }

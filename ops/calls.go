@@ -107,15 +107,7 @@ type CallFilter struct {
 // are more. Bodies and headers are not read. It reads at most Limit+1 calls of each of the 16 lanes
 // of each sink; with Scope or Name, all calls that are to be sent.
 func PendingCallList(ctx context.Context, db DB, f CallFilter) (calls []PendingCall, more bool, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		calls, err = collect[PendingCall](ctx, tx, pendingCallsSQL, orNull(f.Sink), limitOf(f.Limit), orNull(f.Scope), orNull(f.Name))
-		return err
-	})
-	if err != nil {
-		return nil, false, err
-	}
-	calls, more = cut(calls, f.Limit)
-	return calls, more, nil
+	return page[PendingCall](ctx, db, f.Limit, pendingCallsSQL, orNull(f.Sink), limitOf(f.Limit), orNull(f.Scope), orNull(f.Name))
 }
 
 // OldestCall is the oldest call of a sink that is to be sent.
@@ -130,11 +122,9 @@ type OldestCall struct {
 // sink is not empty. Sinks without such calls are left out. It reads one call of each of the 16
 // lanes of a sink, however many wait: an exporter can call it often.
 func OldestCalls(ctx context.Context, db DB, sink string) (oldest []OldestCall, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		oldest, err = collect[OldestCall](ctx, tx, oldestCallsSQL, orNull(sink), 1)
-		return err
+	return look(ctx, db, func(tx pgx.Tx) ([]OldestCall, error) {
+		return collect[OldestCall](ctx, tx, oldestCallsSQL, orNull(sink), 1)
 	})
-	return oldest, err
 }
 
 // Call is everything that the log has of one call. A nil pointer means: none, or not yet.

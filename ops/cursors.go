@@ -104,14 +104,9 @@ type CursorFilter struct {
 // not an error, if there are none. It reads one row of onlyonce.cursors and one of
 // onlyonce.progress for each: a database has as many as its consumers have partitions.
 func Cursors(ctx context.Context, db DB, f CursorFilter) (found []Cursor, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		found, err = readCursors(ctx, tx, f)
-		return err
-	})
-	return found, err
+	return look(ctx, db, func(tx pgx.Tx) ([]Cursor, error) { return readCursors(ctx, tx, f) })
 }
 
 func readCursors(ctx context.Context, tx pgx.Tx, f CursorFilter) ([]Cursor, error) {
-	cursors, err := collect[Cursor](ctx, tx, cursorsSQL, orNull(f.Scope), orNull(f.Topic), f.Partition)
-	return cursors, err
+	return collect[Cursor](ctx, tx, cursorsSQL, orNull(f.Scope), orNull(f.Topic), f.Partition)
 }

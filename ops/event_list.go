@@ -97,9 +97,8 @@ func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more 
 	if f.Behind != "" {
 		sql, third = unhandledEventsSQL, &f.Behind
 	}
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		events, err = collectWithin[Event](ctx, tx, f.CountLimit, sql, orNull(f.Topic), f.Partition, third, limitOf(f.Limit))
-		return err
+	events, err = look(ctx, db, func(tx pgx.Tx) ([]Event, error) {
+		return collectWithin[Event](ctx, tx, f.CountLimit, sql, orNull(f.Topic), f.Partition, third, limitOf(f.Limit))
 	})
 	switch {
 	case err != nil:

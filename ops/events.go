@@ -65,16 +65,11 @@ type EventsReport struct {
 // if topic is not empty, and the segments. It reads the rows of streams and segments and a few
 // index entries for each partition; and onlyonce.parked by its unsettled rows.
 func Events(ctx context.Context, db DB, topic string) (*EventsReport, error) {
-	r := &EventsReport{}
-	err := snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-		if r.Streams, err = collect[Stream](ctx, tx, streamsSQL, orNull(topic)); err != nil {
-			return err
+	return look(ctx, db, func(tx pgx.Tx) (r *EventsReport, err error) {
+		r = &EventsReport{}
+		if r.Streams, err = collect[Stream](ctx, tx, streamsSQL, orNull(topic)); err == nil {
+			r.Segments, err = collect[EventSegment](ctx, tx, eventRingSQL)
 		}
-		r.Segments, err = collect[EventSegment](ctx, tx, eventRingSQL)
-		return err
+		return r, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return r, nil
 }

@@ -71,11 +71,6 @@ func (q *horizon) check() error {
 	return checkText("`Ring`", q.Ring)
 }
 
-type horizonRow struct {
-	Ring string
-	Was  *float64
-}
-
 func (q *horizon) lock(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, lockHorizonSQL, q.Ring)
 	return err
@@ -91,7 +86,7 @@ func (q *horizon) seconds() *float64 {
 }
 
 func (q *horizon) read(ctx context.Context, tx pgx.Tx) (*HorizonChange, error) {
-	rows, err := collect[horizonRow](ctx, tx, horizonSQL, q.Ring)
+	rows, err := collect[HorizonChange](ctx, tx, horizonSQL, q.Ring)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +96,7 @@ func (q *horizon) read(ctx context.Context, tx pgx.Tx) (*HorizonChange, error) {
 	if was, is := rows[0].Was, q.seconds(); was == nil && is == nil || was != nil && is != nil && *was == *is {
 		return nil, failf(ErrNothing, "Ring %s remembers %s already: nothing was changed.", q.Ring, remembered(is))
 	}
-	return &HorizonChange{Ring: rows[0].Ring, Was: rows[0].Was}, nil
+	return &rows[0], nil
 }
 
 func (q *horizon) differs(shown, now *HorizonChange) bool {

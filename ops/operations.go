@@ -3,8 +3,6 @@ package ops
 import (
 	"context"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // operationsSQL lists operations of the HTTP layer. In: whether ended ones too, tenant, name (null:
@@ -55,13 +53,5 @@ type OperationFilter struct {
 // whether there are more. It reads the rows of operations that have not ended, and with All those
 // of ended ones from the latest on until it has found Limit+1.
 func OperationList(ctx context.Context, db DB, f OperationFilter) (operations []Operation, more bool, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		operations, err = collect[Operation](ctx, tx, operationsSQL, f.All, orNull(f.Tenant), orNull(f.Name), limitOf(f.Limit), orNull(f.ID))
-		return err
-	})
-	if err != nil {
-		return nil, false, err
-	}
-	operations, more = cut(operations, f.Limit)
-	return operations, more, nil
+	return page[Operation](ctx, db, f.Limit, operationsSQL, f.All, orNull(f.Tenant), orNull(f.Name), limitOf(f.Limit), orNull(f.ID))
 }

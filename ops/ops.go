@@ -35,7 +35,7 @@ type By struct {
 // Audited is a part of each result of a decision.
 type Audited struct {
 	// AuditID is the id of the row of onlyonce.audit. 0 after a dry run.
-	AuditID int64 `json:"-"`
+	AuditID int64 `json:"-" db:"-"`
 }
 
 func (a *Audited) audited(id int64) { a.AuditID = id }

@@ -175,11 +175,7 @@ type OutboxQuestion struct {
 // calls that are to be sent, for at most CountLimit; and the rows of onlyonce.parked that are not
 // settled, without bodies.
 func Outbox(ctx context.Context, db DB, q OutboxQuestion) (r *OutboxReport, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		r, err = readOutbox(ctx, tx, q)
-		return err
-	})
-	return r, err
+	return look(ctx, db, func(tx pgx.Tx) (*OutboxReport, error) { return readOutbox(ctx, tx, q) })
 }
 
 func readOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport, error) {

@@ -70,11 +70,7 @@ type ParkedQuestion struct {
 // together. It reads the rows that are not settled, by an index and without bodies, and at most
 // 10,000 settled ones. Each of the two takes at most CountLimit.
 func ParkedCounts(ctx context.Context, db DB, q ParkedQuestion) (t *ParkedTotals, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		t, err = readParkedCounts(ctx, tx, q)
-		return err
-	})
-	return t, err
+	return look(ctx, db, func(tx pgx.Tx) (*ParkedTotals, error) { return readParkedCounts(ctx, tx, q) })
 }
 
 func readParkedCounts(ctx context.Context, tx pgx.Tx, q ParkedQuestion) (*ParkedTotals, error) {

@@ -109,11 +109,7 @@ func readParked(ctx context.Context, tx pgx.Tx, f ParkedListFilter) (rows []Park
 	if f.Unsettled {
 		sql, from = openParkedSQL, f.After
 	}
-	var page *int64
-	if from > 0 {
-		page = &from
-	}
-	rows, err = collect[ParkedItem](ctx, tx, sql, append(f.args(limitOf(f.Limit)), page)...)
+	rows, err = collect[ParkedItem](ctx, tx, sql, append(f.args(limitOf(f.Limit)), orNull(from))...)
 	if err != nil {
 		return nil, false, err
 	}

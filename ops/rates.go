@@ -235,7 +235,7 @@ func (q *rating) lock(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (q *rating) read(ctx context.Context, tx pgx.Tx) (*RateSet, error) {
-	sinks, err := collect[sinkRow](ctx, tx, sinkSQL, q.Sink)
+	sinks, err := collect[Sink](ctx, tx, sinkSQL, q.Sink)
 	if err != nil {
 		return nil, err
 	}

@@ -44,6 +44,23 @@ func collectWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, s
 	return found, err
 }
 
+// look runs f as snapshot does, and returns what it has read.
+func look[T any](ctx context.Context, db DB, f func(tx pgx.Tx) (T, error)) (found T, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+		found, err = f(tx)
+		return err
+	})
+	return found, err
+}
+
+// page reads a list by a query whose arguments have limitOf(limit), and reports whether there are
+// more rows.
+func page[T any](ctx context.Context, db DB, limit int, sql string, args ...any) ([]T, bool, error) {
+	rows, err := look(ctx, db, func(tx pgx.Tx) ([]T, error) { return collect[T](ctx, tx, sql, args...) })
+	rows, more := cut(rows, limit)
+	return rows, more, err
+}
+
 // limitOf is how many rows a list reads: one more than it returns, to know whether there are more.
 func limitOf(limit int) int {
 	if limit <= 0 {
@@ -58,12 +75,12 @@ func cut[T any](rows []T, limit int) (kept []T, more bool) {
 	return rows[:min(len(rows), most)], len(rows) > most
 }
 
-// orNull makes null of an empty text: any.
-func orNull(s string) *string {
-	if s == "" {
+// orNull makes null of a zero value: any.
+func orNull[T comparable](v T) *T {
+	if v == *new(T) {
 		return nil
 	}
-	return &s
+	return &v
 }
 
 // utcs makes the times that JSON shows.

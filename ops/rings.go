@@ -119,16 +119,11 @@ type InboxReport struct {
 // hold back what is forgotten. It reads the rows of rings and segments, the sizes of their filters,
 // and one row for each cursor in use. It reads no keys: their number is the server's estimate.
 func Inbox(ctx context.Context, db DB) (*InboxReport, error) {
-	r := &InboxReport{}
-	err := snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-		if r.Rings, err = readKeyRings(ctx, tx); err != nil {
-			return err
+	return look(ctx, db, func(tx pgx.Tx) (r *InboxReport, err error) {
+		r = &InboxReport{}
+		if r.Rings, err = readKeyRings(ctx, tx); err == nil {
+			r.Frontiers, err = readFrontiers(ctx, tx)
 		}
-		r.Frontiers, err = readFrontiers(ctx, tx)
-		return err
+		return r, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return r, nil
 }

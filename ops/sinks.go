@@ -79,19 +79,13 @@ type sinkStop struct {
 
 func (q *sinkStop) check() error { return checkText("`Sink`", q.sink) }
 
-type sinkRow struct {
-	Name                  string
-	PausedAt              *time.Time
-	PausedBy, PauseReason *string
-}
-
 func (q *sinkStop) lock(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, lockSinkSQL, q.sink)
 	return err
 }
 
 func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*Sink, error) {
-	rows, err := collect[sinkRow](ctx, tx, sinkSQL, q.sink)
+	rows, err := collect[Sink](ctx, tx, sinkSQL, q.sink)
 	if err != nil {
 		return nil, err
 	}
@@ -106,8 +100,7 @@ func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*Sink, error) {
 		}
 		return nil, err
 	}
-	r := rows[0]
-	s := &Sink{Name: r.Name, PausedAt: r.PausedAt, PausedBy: r.PausedBy, PauseReason: r.PauseReason}
+	s := &rows[0]
 	switch {
 	case !q.resume && s.PausedAt != nil:
 		return nil, failf(ErrNothing, "Sink %s was paused already, %s: nothing was changed.", s.Name, s.Paused())

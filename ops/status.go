@@ -100,11 +100,7 @@ type StatusQuestion struct {
 // It reads one row for each cursor, lane, relay, process and open HTTP request; and, for at most
 // CountLimit each, the index entries of calls that are to be sent, and what [ParkedCounts] reads.
 func Status(ctx context.Context, db DB, q StatusQuestion) (r *StatusReport, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		r, err = readStatus(ctx, tx, q.CountLimit)
-		return err
-	})
-	return r, err
+	return look(ctx, db, func(tx pgx.Tx) (*StatusReport, error) { return readStatus(ctx, tx, q.CountLimit) })
 }
 
 func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusReport, error) {
