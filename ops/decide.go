@@ -131,7 +131,7 @@ func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d d
 	case errors.As(err, &pg) || errors.Is(err, pgx.ErrTxCommitRollback):
 		return nil, err
 	}
-	return nil, &Error{Kind: ErrOutcomeUnknown, Reason: "nobody knows whether this was committed",
+	return nil, &Error{Kind: ErrOutcomeUnknown, Reason: "the COMMIT got no answer: the decision may or may not be in force",
 		Remedy: "look with `" + k.look + "` before you try again", Cause: err}
 }
 

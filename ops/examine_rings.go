@@ -232,7 +232,7 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 		case free == 0:
 			d.add(levelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
 		case !held && len(who) > 0:
-			d.add(levelFail, check, "start a consumer, a relay or an Endpoint.Run under one of these logins and read its log, or run onlyonce inbox rotate", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
+			d.add(levelFail, check, "start a consumer, a relay or an Endpoint.Run under one of these logins and read its log, or run onlyonce inbox rotate", "no process rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
 		case draining:
 			d.add(levelWarn, check, "see the finding transactions: end what has been open for so long", "the current segment is %s old, should be %s at most, and the one before it drains: transactions that may write into it have not ended", age, seventh)
 		case held:

@@ -223,7 +223,7 @@ func (d *examiner) slots(ctx context.Context, tx pgx.Tx) error {
 			what += ", and vacuum"
 		}
 		d.add(levelWarn, check, fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')", strings.ReplaceAll(s.Name, "'", "''")),
-			"nobody reads the %s replication slot %s: it holds back %s (wal_status %s)", s.Type, s.Name, what, s.Wal)
+			"no client reads the %s replication slot %s: it holds back %s (wal_status %s)", s.Type, s.Name, what, s.Wal)
 	}
 	d.unless(check, "no replication slot is left behind")
 	return nil

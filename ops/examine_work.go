@@ -73,7 +73,7 @@ func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, s := range streams {
 		if s.Scope == nil && s.Kept > 0 {
-			d.add(levelWarn, check, "start a consumer of it", "nobody has begun to read stream %s, which has %d events: they are kept, and all that was appended with them", s.Topic, s.Kept)
+			d.add(levelWarn, check, "start a consumer of it", "no consumer has begun to read stream %s, which has %d events: they are kept, and all that was appended with them", s.Topic, s.Kept)
 		}
 	}
 	d.unless(check, "%d streams; each that has events has a reader", len(streams))

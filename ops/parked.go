@@ -28,10 +28,10 @@ type ParkedFilter struct {
 	Topic     string `flag:"topic" arg:"T" doc:"the topic T"`
 	Partition *int32 `flag:"partition" arg:"P" doc:"the partition P"`
 
-	// Sink, Name and State pick calls. State is waiting, retrying, blocked or reconcile.
+	// Sink and Name pick calls. State is waiting, retrying, blocked or reconcile.
 	Sink  string `flag:"sink" arg:"S" doc:"only calls to the sink S"`
 	Name  string `flag:"name" arg:"N" doc:"only calls of the name N"`
-	State string `flag:"state" arg:"STATE" choices:"waiting,retrying,blocked,reconcile" doc:"only calls in one STATE: waiting, retrying, blocked or reconcile"`
+	State string `flag:"state" arg:"STATE" choices:"waiting,retrying,blocked,reconcile" doc:"only rows in one STATE: waiting, retrying, blocked or reconcile"`
 
 	// Reason is why the row was parked: one of ParkedReasons. Rows of reason conflict are picked
 	// only by this field or by ID.

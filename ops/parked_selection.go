@@ -111,8 +111,8 @@ func (q *selection) checkCalls() error {
 	calls := q.Kind == parked.Call
 	messages := q.Kind != "" && !calls
 	switch {
-	case !calls && (q.Sink != "" || q.Name != "" || q.State != ""):
-		return failf(ErrInvalid, "`Sink`, `Name` and `State` pick calls: add `Kind` call")
+	case !calls && (q.Sink != "" || q.Name != ""):
+		return failf(ErrInvalid, "`Sink` and `Name` pick calls: add `Kind` call")
 	case messages && q.asserts(), q.ID == 0 && !calls && q.asserts():
 		return failf(ErrInvalid, "`VerifiedApplied`, `VerifiedNotApplied` and `NewKey` are for calls: add `Kind` call")
 	case calls && (q.Topic != "" || q.Partition != nil):

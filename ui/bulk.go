@@ -3,7 +3,6 @@ package ui
 import (
 	"context"
 	"crypto/rand"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -156,12 +155,6 @@ func (a *bulkAct) filter(f url.Values) (filter, facts [][2]string) {
 
 // input reads the filter.
 func (a *bulkAct) input(f url.Values) (in ops.BulkInput, err error) {
-	if s := f.Get("state"); f.Get("kind") != string(Call) && s != "" && s != "waiting" {
-		return in, &ops.Error{Kind: ops.ErrRefused, Reason: "only messages and events in state waiting can be decided about together", Remedy: "those in other states continue by themselves, or need a decision each"}
-	} else if s == "waiting" && f.Get("kind") != string(Call) {
-		f = maps.Clone(f)
-		f.Del("state")
-	}
 	try, err := begin(a.Decision, f)
 	if err != nil {
 		return in, err

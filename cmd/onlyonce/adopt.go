@@ -31,7 +31,7 @@ func cursorAdoptCommand() command {
 		args:    "[-postgres URL] -scope S -topic T [-partition N] [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-standard-keys] [-late]] -reason WHY [-yes | -dry-run]",
 		summary: "resolve a halt: set a position, a group, or move it here",
 		help: `
-Resolves a halt, in one transaction: whoever owns the cursor is fenced out, the cursor is changed, and an audit row
+Resolves a halt, in one transaction: the owner of the cursor is fenced out, the cursor is changed, and an audit row
 says who did it and why. It shows what was and what will be, and asks first, unless -yes is given. A consumer that is
 halted looks again every few seconds and goes on by itself.
 

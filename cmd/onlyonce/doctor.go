@@ -23,8 +23,8 @@ Examines a database, in one snapshot of it, and says of each thing whether it is
 works on a standby too, where it sees that server's transactions and not the primary's.
 
 It looks at: the version of the schema; the server's settings; the rights of the roles of docs/roles.sql; the clocks; how long keys are remembered,
-against how long copies may come; the rings of keys, whether somebody rotates them, and what holds them up: cursors that are behind, transactions that stay
-open, replication slots; lanes of another database cluster; sinks that no relay lists; streams that nobody reads; what waits for an operator.
+against how long copies may come; the rings of keys, whether a process rotates them, and what holds them up: cursors that are behind, transactions that stay
+open, replication slots; lanes of another database cluster; sinks that no relay lists; streams without a consumer; what waits for an operator.
 
 How long copies may come only you know, so say it: -copies-within is the longest time for which a producer or a mirror goes on trying (also
 Config.CopiesWithin), -relay-retries the same of relays that produce to topics which are consumed here (their key_window, or for ever: then the longest time for

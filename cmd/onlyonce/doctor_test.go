@@ -105,7 +105,7 @@ func TestDoctorFindings(t *testing.T) {
 		"log ring, rotated":               {rotates, nil, "consumer_keys", "ok", []string{"a process rotates it"}},
 		"clock ring":                      {"", nil, "standard_keys", "ok", nil},
 		"for ever":                        {`update onlyonce.rings set horizon = null`, nil, "standard_keys", "info", []string{"for ever", "inbox horizon -ring standard_keys"}},
-		"nobody rotates":                  {oldCurrent, nil, "consumer_keys", "fail", []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
+		"nobody rotates":                  {oldCurrent, nil, "consumer_keys", "fail", []string{"no process rotates it", "25h", "24h0m0s at most", "although postgres may"}},
 		"nobody rotates, nor need":        {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", "ok", nil},
 		"rotated, and late":               {oldCurrent + rotates, nil, "consumer_keys", "warn", []string{"although a process holds the lease"}},
 		"rotated, and draining":           {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'consumer_keys'`, nil, "consumer_keys", "warn", []string{"the one before it drains", "finding transactions"}},

@@ -21,7 +21,7 @@ func eventsStatusCommand() command {
 		help: `
 Shows the streams of the event log: those of webhook endpoints are named webhook.ENDPOINT. KEPT is how many events the log holds, BEHIND how many of
 them a consumer has not handled, and PARKED how many of its events are set aside and not settled (on a line without a scope: by a receiver).
-Then the segments. One is emptied when its retention has passed and every consumer has passed what is in it; what nobody reads is kept.`,
+Then the segments. One is emptied when its retention has passed and every consumer has passed what is in it; a stream without a consumer is kept.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			var topic *string

@@ -252,6 +252,10 @@ func TestRedriveAsks(t *testing.T) {
 	}
 	before := states()
 	f.run(redrive...).want(t, statusEnvironment, "no terminal")
+	f.run("parked", "redrive", "-scope", "stock", "-kind", "message", "-state", "waiting", "-dry-run").want(t, statusGood, "orders/0@12", "Redrive 2")
+	if got := states(); got != before || one[int](f, `select count(*) from onlyonce.audit`) != 0 {
+		t.Errorf("a dry run has changed something: %s, was %s", got, before)
+	}
 	f.terminal, f.stdin = true, strings.NewReader("\n")
 	r := f.run(redrive...).want(t, statusFailed, "the answer was no")
 	if !strings.Contains(r.out, "orders/0@12") || !strings.Contains(r.out, "Redrive 2") {
