@@ -39,7 +39,7 @@ AT_ONCE ?= 8
 ALL     := ./consumer ./onlyoncetest ./idempotency ./outbox ./cmd/onlyonce ./webhook $(MODULES:%=./%/...)
 LEFTOUT := $(foreach l,$(LABORATORY),./$l/...)
 # The files whose tests have cases that -short leaves out, and the names of those tests.
-LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Drawn)|testing[.]Short' cmd consumer idempotency internal onlyoncetest outbox webhook)
+LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest outbox webhook)
 LONGTESTS = $(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1|/p' $(LONG) | tr -d '\n')none
 
 # In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).

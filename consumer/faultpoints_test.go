@@ -303,7 +303,7 @@ func testFaultPoints(t *testing.T, child string, points []string) {
 				t.Errorf("%s: the scenario never comes there", point)
 				continue
 			}
-			if p := (pointCase{point, action, 1}); action == "kill" && pgtest.Drawn(child+" "+p.String()) || pgtest.Long(child+" "+p.String()) {
+			if p := (pointCase{point, action, 1}); pgtest.Long(child + " " + p.String()) {
 				work <- p
 			}
 			if p := (pointCase{point, action, n/2 + 1}); n > 1 && pgtest.Long(child+" "+p.String()) {

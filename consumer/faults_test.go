@@ -42,7 +42,7 @@ func testFaults(t *testing.T, concurrency int) {
 	for _, x := range matrix {
 		t.Run(x.step+"/"+x.fault, func(t *testing.T) {
 			if leftOut(x.step+"/"+x.fault, concurrency) {
-				t.Skip("-args -long, or a row of another part")
+				t.Skip("-args -long, or a row that make test leaves out")
 			}
 			t.Parallel()
 			listed, _, _ := strings.Cut(x.fault, ":")

@@ -22,10 +22,13 @@ var alike = []string{
 	"offset/",
 }
 
-// leftOut reports whether a row of the matrix is not run side by side: without -long, or because
-// another part of the rows was drawn.
+// leftOut reports whether a row of the matrix is not run. With -short no row runs side by side, and
+// of the others a part. Without -long the rows that are alike do not run side by side either.
 func leftOut(name string, concurrency int) bool {
-	return concurrency > 1 && (!*long && slices.ContainsFunc(alike, func(begins string) bool { return strings.HasPrefix(name, begins) }) || !pgtest.Drawn(name))
+	if concurrency == 1 {
+		return !pgtest.Sampled(name)
+	}
+	return !*long && slices.ContainsFunc(alike, func(begins string) bool { return strings.HasPrefix(name, begins) }) || !pgtest.Long(name)
 }
 
 func TestAlikeRowsExist(t *testing.T) {

@@ -198,7 +198,7 @@ func TestFaultPoints(t *testing.T) {
 		for _, one := range points {
 			for _, path := range one.paths {
 				for _, at := range times {
-					if p := (pointCase{one.point, action, path, at}); action == "kill" && pgtest.Drawn(p.String()) || pgtest.Long(p.String()) {
+					if p := (pointCase{one.point, action, path, at}); pgtest.Long(p.String()) {
 						work <- p
 					}
 				}

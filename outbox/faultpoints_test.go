@@ -71,7 +71,7 @@ func TestFaultPoints(t *testing.T) {
 			case fault.RelayCalling, fault.RelayCalled, beforePick, afterPick:
 				later = 25
 			}
-			if action == "kill" && pgtest.Drawn(point+action) || pgtest.Long(point+action) {
+			if pgtest.Long(point + action) {
 				work <- relayPoint{point, action, 1}
 			}
 			if pgtest.Long(point + action + " later") {

@@ -43,6 +43,9 @@ type relayRow struct {
 func TestFaults(t *testing.T) {
 	for _, x := range slices.Concat(crashRows, remoteRows, otherRows, serverRows) {
 		t.Run(x.fault, func(t *testing.T) {
+			if !pgtest.Sampled(x.fault) {
+				t.Skip("make test plays a part of the rows")
+			}
 			t.Parallel()
 			listed, _, _ := strings.Cut(x.fault, ":")
 			if doc, err := os.ReadFile("../docs/guarantees.md"); err != nil || !strings.Contains(string(doc), "| relay | "+listed+" |") {

@@ -20,9 +20,6 @@ func source(brokers []string, group string, rebalance time.Duration, topics ...s
 // TestMain: some rows of TestFaults need a process that can be stopped.
 func TestMain(m *testing.M) { brokerfaults.Main(m, source) }
 
-// The part of the fault matrix that needs a broker.
-func TestFaults(t *testing.T) { brokerfaults.Test(t, source) }
-
 func TestConformance(t *testing.T) {
 	// The suites run one after the other and beside no other test, because they count goroutines.
 	t.Run("real", func(t *testing.T) {

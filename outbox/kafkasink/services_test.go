@@ -60,6 +60,9 @@ func started(t *testing.T, what string, run func(context.Context) error) (stop f
 // so that the relay sends written records again. B must have one effect for each call that A
 // committed.
 func TestO10TwoServices(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a long test: make rest plays it")
+	}
 	kafkatest.Brokers(t) // skips without a real broker; this test kills one of its own
 	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Own: true})
 	if err != nil {

@@ -13,6 +13,10 @@ const envLong = "ONLYONCE_TEST_LONG"
 // Long reports whether a case that -short leaves out is to be played: see [Drawn].
 func Long(name string) bool { return !testing.Short() && Drawn(name) }
 
+// Sampled reports whether a row of a long table is to be played: with -short those that [Drawn]
+// draws, and without it all.
+func Sampled(name string) bool { return !testing.Short() || Drawn(name) }
+
 // Drawn reports whether one of many similar cases is to be played. ONLYONCE_TEST_LONG=2/3 plays the
 // second of three parts of them, which are drawn by their names. Without it all are played.
 func Drawn(name string) bool {
