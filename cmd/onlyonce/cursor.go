@@ -21,12 +21,3 @@ func (f *cursorFilter) flags(fs *flag.FlagSet) {
 	textVar(fs, &f.topic, "topic", "the topic `T`")
 	numberVar(fs, &f.partition, "partition", "the partition `N`", 0, math.MaxInt32)
 }
-
-// number is -partition; nil: not given.
-func (f *cursorFilter) number() *int32 {
-	if f.partition == nil {
-		return nil
-	}
-	n := int32(*f.partition)
-	return &n
-}
