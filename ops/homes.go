@@ -85,18 +85,7 @@ type HomeFilter struct {
 
 // Homes returns the places that the filter picks, by their names, and whether there are more.
 func Homes(ctx context.Context, db DB, f HomeFilter) (homes []Home, more bool, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
-		homes, err = collect[Home](ctx, tx, homesSQL, orNull(f.Place), orNull(f.State), limitOf(f.Limit))
-		if err != nil {
-			return err
-		}
-		homes, more = cut(homes, f.Limit)
-		for i := range homes {
-			utcs(&homes[i].ChangedAt)
-		}
-		return nil
-	})
-	return homes, more, err
+	return page[Home](ctx, db, f.Limit, homesSQL, orNull(f.Place), orNull(f.State), limitOf(f.Limit))
 }
 
 // readHome reads one place; nil if the database does not know it.

@@ -195,10 +195,3 @@ func (u unprepared) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 func exec(args []any) []any {
 	return append([]any{pgx.QueryExecModeExec}, args...)
 }
-
-// utc converts a time for JSON.
-func utc(t *time.Time) {
-	if t != nil {
-		*t = t.UTC()
-	}
-}

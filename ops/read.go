@@ -82,10 +82,3 @@ func orNull[T comparable](v T) *T {
 	}
 	return &v
 }
-
-// utcs makes the times that JSON shows.
-func utcs(times ...*time.Time) {
-	for _, t := range times {
-		utc(t)
-	}
-}

@@ -128,8 +128,8 @@ type bulkAct struct {
 
 func bulkActs() []bulkAct {
 	return []bulkAct{
-		{operate.Find("parked redrive"), "Redrive all of these", "The rows become due at once, with as many attempts as a new one has. Each is applied once at most.", ops.RedriveAll},
-		{operate.Find("parked discard"), "Discard all of these", "The rows are given up: they are never applied or sent. They stay stored, and ids of messages stay claimed.", ops.DiscardAll},
+		{operate.Redrive(), "Redrive all of these", "The rows become due at once, with as many attempts as a new one has. Each is applied once at most.", ops.RedriveAll},
+		{operate.Discard(), "Discard all of these", "The rows are given up: they are never applied or sent. They stay stored, and ids of messages stay claimed.", ops.DiscardAll},
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -19,7 +20,7 @@ func adoptArgs(more ...string) []string {
 }
 
 // shown returns the cursor of partition 0 as `cursor show` prints it.
-func (f *fixture) shown() (c cursorRow) {
+func (f *fixture) shown() (c ops.Cursor) {
 	f.t.Helper()
 	r := f.run("cursor", "show", "-scope", "stock", "-topic", "orders", "-partition", "0", "-json").want(f.t, statusGood)
 	if err := json.Unmarshal([]byte(r.out), &c); err != nil {
@@ -31,7 +32,7 @@ func (f *fixture) shown() (c cursorRow) {
 type auditRow struct {
 	Scope, Topic      string
 	Partition         int
-	Before, After     *cursorRow
+	Before, After     *ops.Cursor
 	Skipped, Repeated *int64
 }
 
@@ -54,7 +55,7 @@ func (f *fixture) audited(reason string) (d auditRow) {
 }
 
 // untouched fails the test if anything was written since before.
-func (f *fixture) untouched(before cursorRow) {
+func (f *fixture) untouched(before ops.Cursor) {
 	f.t.Helper()
 	got, _ := json.Marshal(f.shown())
 	want, _ := json.Marshal(before)

@@ -3,11 +3,7 @@ package main
 import (
 	"flag"
 	"math"
-
-	"github.com/onlyonce/onlyonce/ops"
 )
-
-type cursorRow = ops.Cursor
 
 // cursorFilter selects cursors; nil: any.
 type cursorFilter struct {

@@ -14,24 +14,14 @@ func listCommand(l *operate.List, after func(a *app, rows any)) command {
 	return command{name: l.Name, args: l.Synopsis(), summary: l.Summary, help: l.Help, lines: true, json: []reflect.Type{l.Row},
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
-			set := map[string]string{}
-			check := l.Begin(0)
+			q := l.Begin()
 			for i := range l.Fields {
-				fieldVar(fs, &l.Fields[i], func(name, text string) error {
-					set[name] = text
-					return check.Set(name, text)
-				})
+				fieldVar(fs, &l.Fields[i], q.Set)
 			}
 			return func(ctx context.Context, a *app) error {
-				q := l.Begin(a.countLimit)
-				for name, text := range set {
-					if err := q.Set(name, text); err != nil {
-						return err
-					}
-				}
 				var rows operate.Rows
 				err := a.ask(ctx, *address, "reading the list", func(ctx context.Context, db ops.DB) (err error) {
-					rows, err = q.Read(ctx, db)
+					rows, err = q.Read(ctx, db, a.countLimit)
 					return err
 				})
 				if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -254,8 +255,8 @@ func TestF13AdoptFrom(t *testing.T) {
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "longer ago than keys are remembered there", "-late")
 	s.b.run(moveArgs("adopt", "-at", "2", "-late")...).want(t, statusEnvironment, "only with -from")
 	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusGood, "Keys that came with it: 25000.", "1 keys stand here for another payload")
-	var was, is cursorRow
-	for f, into := range map[*fixture]*cursorRow{s.a: &was, s.b: &is} {
+	var was, is ops.Cursor
+	for f, into := range map[*fixture]*ops.Cursor{s.a: &was, s.b: &is} {
 		r := f.run("cursor", "show", "-partition", "1", "-json").want(t, statusGood)
 		if err := json.Unmarshal([]byte(r.out), into); err != nil {
 			t.Fatal(err)

@@ -4,7 +4,7 @@ package operate
 func All() []*Decision {
 	return []*Decision{
 		retire(), pauseCursor(), resumeCursor(), replay(),
-		redrive(), discard(),
+		Redrive(), Discard(),
 		pauseSink(), resumeSink(), rate(), rebase(), eraseCall(),
 		horizon(), class(), eraseEvents(),
 		resolveRequest(), closeRequest(), eraseRequest(),

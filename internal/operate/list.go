@@ -55,14 +55,8 @@ type Rows struct {
 	Limit int
 }
 
-// Begin returns the list with an empty filter. count bounds how long it may search.
-func (l *List) Begin(count time.Duration) *Question {
-	q := &Question{l, l.filter()}
-	if f := reflect.ValueOf(q.filter).Elem().FieldByName("CountLimit"); f.IsValid() {
-		f.SetInt(int64(count))
-	}
-	return q
-}
+// Begin returns the list with an empty filter.
+func (l *List) Begin() *Question { return &Question{l, l.filter()} }
 
 // Set reads the text of a field of the filter.
 func (q *Question) Set(name, text string) error {
@@ -70,10 +64,14 @@ func (q *Question) Set(name, text string) error {
 	return q.Fields[i].set(reflect.ValueOf(q.filter).Elem(), text)
 }
 
-// Read reads the rows.
-func (q *Question) Read(ctx context.Context, db ops.DB) (r Rows, err error) {
+// Read reads the rows. count bounds how long it may search, where the filter has such a bound.
+func (q *Question) Read(ctx context.Context, db ops.DB, count time.Duration) (r Rows, err error) {
+	of := reflect.ValueOf(q.filter).Elem()
+	if f := of.FieldByName("CountLimit"); f.IsValid() {
+		f.SetInt(int64(count))
+	}
 	r.All, r.More, err = q.read(ctx, db, q.filter)
-	if f := reflect.ValueOf(q.filter).Elem().FieldByName("Limit"); f.IsValid() {
+	if f := of.FieldByName("Limit"); f.IsValid() {
 		if r.Limit = int(f.Int()); r.Limit == 0 {
 			r.Limit = ops.DefaultLimit
 		}

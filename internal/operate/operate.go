@@ -224,17 +224,6 @@ func Flags(text, before, between string) string {
 	})
 }
 
-// Find returns the decision with that name, nil if there is none.
-func Find(name string) *Decision { return byName[name] }
-
-var byName = func() map[string]*Decision {
-	m := map[string]*Decision{}
-	for _, d := range All() {
-		m[d.Name] = d
-	}
-	return m
-}()
-
 // Pages are the decisions that the console offers.
 func Pages() []*Decision {
 	return slices.DeleteFunc(append(All(), Adopt()), func(d *Decision) bool { return d.Page == "" })

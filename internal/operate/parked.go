@@ -11,7 +11,8 @@ import (
 // shownRows is how many rows the table of a decision shows.
 const shownRows = 20
 
-func redrive() *Decision {
+// Redrive is the redrive of parked rows.
+func Redrive() *Decision {
 	return entry[ops.RedriveInput, ops.ParkedChange]{
 		Decision: Decision{
 			Name:    "parked redrive",
@@ -88,7 +89,8 @@ Examples:
 	}.decision()
 }
 
-func discard() *Decision {
+// Discard is the end of parked rows.
+func Discard() *Decision {
 	return entry[ops.DiscardInput, ops.ParkedChange]{
 		Decision: Decision{
 			Name:    "parked discard",
