@@ -4,7 +4,8 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/test/brokerfaults"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// The part of the fault matrix that needs a broker. See pgtest.Sampled.
-func TestFaults(t *testing.T) { brokerfaults.Test(t, source) }
+// The part of the fault matrix that needs a broker.
+func TestFaults(t *testing.T) { brokerfaults.Test(t, source, pgtest.Sampled) }

@@ -16,6 +16,9 @@ func TestLong(t *testing.T) {
 			if pgtest.Long(name) != (pgtest.Drawn(name) && !testing.Short()) {
 				t.Errorf("%s is long and not drawn, or drawn and not long", name)
 			}
+			if pgtest.Sampled(name) != (pgtest.Drawn(name) || !testing.Short()) {
+				t.Errorf("%s is of a long table, and -short does not decide whether it is played", name)
+			}
 			if pgtest.Drawn(name) {
 				played++
 			}
