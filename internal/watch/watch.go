@@ -31,7 +31,9 @@
 // Let d be the time for which the clock is wrong, r a retention, and t the time that passes.
 //
 //   - The clock is a week ahead for d = 25 s, then right. Watched time runs at 2 for 25 s: nothing
-//     is forgotten more than 25 s early. Then it runs at 1/2 until the clock has caught up with it.
+//     is forgotten more than 25 s early. Then it runs at 1/2 until the clock has caught up with it:
+//     a key that is first used meanwhile looks up to 25 s too young to a remote, and by an interval
+//     more, because watched time stands between two looks.
 //   - The clock is ahead for an hour: in the same way, an hour at most. If nobody corrects it, r
 //     has passed by watched time after r/2: nothing is ever forgotten before half of its retention.
 //   - The clock is a week back, then right. Watched time never goes back, and runs at 1/2

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/watch"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/callcheck"
 	"github.com/onlyonce/onlyonce/test/devenv"
@@ -164,7 +165,10 @@ func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 		return r, err
 	}
 	f.Windows = map[string]time.Duration{sinkShort: shortWindow}
-	if s.Struck[rig.KindClock] > 0 { // calls look older than they are: an operator decides (O6)
+	if s.ClockAhead > 0 {
+		// Afterwards keys look too young, by as much as T11 allows.
+		f.Windows[sinkShort] += s.ClockAhead + watch.Often
+		// Calls look older than they are: an operator decides (O6).
 		f.Windows[sinkMain], f.Windows[sinkStrict] = longWindow, longWindow
 	}
 	f.PassOn = map[string]bool{sinkMain: true, sinkShort: true}

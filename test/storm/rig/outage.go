@@ -135,11 +135,13 @@ func (r *Rig) StepClock(ctx context.Context, more time.Duration) error {
 	if r.Clock == nil {
 		return nil
 	}
+	begun := time.Now()
 	if err := r.Clock.set("+7d"); err != nil {
 		return err
 	}
 	fleet.Pause(ctx, outageLasts+more)
 	err := r.Clock.set("+0")
 	fleet.Pause(ctx, 2*time.Second) // until each backend has read it
+	r.ClockAhead += time.Since(begun)
 	return err
 }
