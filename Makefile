@@ -17,12 +17,12 @@ FAULTY  := tools/onlyoncevet/rules/testdata
 # The laboratory, of which make test runs no tests: what compares with other libraries, or checks the checkers.
 LABORATORY := bench test/adversary test/callcheck test/check test/compat test/matrix test/model test/mutants test/results test/retest test/storm
 # They have nothing for the race detector to find: they compare with other libraries, or compute on one processor, which takes it minutes.
-UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/docs,test/layout,test/model,test/mutants,test/words
+UNRACED := bench,test/api,test/compat,tools/onlyoncevet,ui/e2e,test/docs,test/layout,test/model,test/mutants,test/words
 
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map quickstart test test-long rest check lint vet oncevet kit tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help map quickstart test test-long rest check lint vet other-go oncevet kit tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -62,9 +62,9 @@ test-long: test rest ## the long tests too; PART=2/3 plays the second of three p
 rest: ## the tests that make test leaves out
 	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(if $(PKGS),$(call gotest,,$(PKGS)),s=0; $(call gotest,,$(LEFTOUT)) || s=1; $(call gotest,-run "^($(LONGTESTS))$$",$(sort $(dir $(LONG:%=./%)))) || s=1; exit $$s))
 
-check: ## half a minute, before each commit: format, words, layout, documentation, links of alerts, anchors of the mutants
+check: ## half a minute, before each commit: format, public surface, words, layout, documentation, links of alerts, anchors of the mutants
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted: $$unformatted"; exit 1; }
-	$(GO) test ./test/words ./test/layout ./test/docs ./monitoring
+	$(GO) test ./test/api ./test/words ./test/layout ./test/docs ./monitoring
 	$(GO) test -short ./test/mutants
 
 lint: oncevet ## onlyoncevet and golangci-lint (with go vet), in every module
@@ -75,6 +75,15 @@ oncevet: ## onlyoncevet over the library and its examples: it must find nothing
 
 vet: ## go vet, in every module
 	@$(call each,$(MODULES),$(GO) -C $$m vet ./...)
+
+# The latest Go other than go.mod's least: the two that README.md names.
+OTHER_GO ?= go1.27.4
+# These packages have tests without servers, of what depends most on the standard library.
+SERVERLESS := ./internal/codec ./internal/fields ./internal/retryafter ./outbox/httpsink ./seal ./test/api
+
+other-go: ## vet every module that users link and run tests without servers with the latest Go, OTHER_GO
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && export GOTOOLCHAIN=$(OTHER_GO) GOWORK="$$work/go.work" && $(GO) version && $(GO) work init $(MODULES:%=./%) && \
+	  $(GO) vet $$($(GO) list $(MODULES:%=./%/...) | grep -vE '/(test|bench|e2e)(/|$$)') && $(GO) test -short $(SERVERLESS)
 
 tidy: ## fails if a go.mod or go.sum is not tidy; FIX=1 writes them
 	@$(call each,$(MODULES) $(FAULTY),$(GO) -C $$m mod tidy $(if $(FIX),,-diff))
