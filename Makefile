@@ -88,7 +88,7 @@ other-go: ## vet every module that users link and run tests without servers with
 tidy: ## fails if a go.mod or go.sum is not tidy; FIX=1 writes them
 	@$(call each,$(MODULES) $(FAULTY),$(GO) -C $$m mod tidy $(if $(FIX),,-diff))
 
-words: ## list the words in help, errors and log lines that the house has given up; their number may only fall
+words: ## list the words in help, errors and log lines that the house has given up; there must be none
 	$(GO) run ./test/words
 
 size: ## lines, names, fields, long functions and references against their order, by package; COMMITS="fe6af5d8 HEAD" shows what changed

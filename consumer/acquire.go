@@ -103,7 +103,7 @@ func (w *worker) acquire(ctx context.Context) error {
 		}
 		return w.verifyLog(ctx)
 	}
-	return fmt.Errorf("%w: somebody else raises the epoch of %s/%d again and again", ErrOwnershipLost, id.Topic, id.Partition)
+	return fmt.Errorf("%w: another process keeps raising the epoch of %s/%d", ErrOwnershipLost, id.Topic, id.Partition)
 }
 
 // checkCursor refuses a cursor that belongs to another group or cluster, or to another topic of the

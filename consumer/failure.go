@@ -102,7 +102,7 @@ func (w *applier) tryAlone(work context.Context, m *Message, next int64, counted
 	case !errors.As(err, &f) || !errors.As(f.err, &b):
 		return err
 	case b.reason == parked.Crashed: // the count is final, whatever version is deployed
-		return w.haltBlocked(m, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.haltPosition(m))
+		return w.haltBlocked(m, "%s: %v; adopt at %d to try it again, or at the next offset to give it up", b.reason, b.err, w.haltPosition(m))
 	}
 	return w.haltBlocked(m, "%s: %v", b.reason, b.err)
 }

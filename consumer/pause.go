@@ -17,7 +17,7 @@ var errPaused = errors.New("paused")
 // and partition is ignored. `onlyonce cursor pause` does the same.
 func (c *Consumer) Pause(ctx context.Context, topic string, partition int32, reason string) error {
 	if reason == "" {
-		return fmt.Errorf("%w: Pause: reason must not be empty: whoever finds the consumer standing still will want to know", ErrConfig)
+		return fmt.Errorf("%w: Pause: reason must not be empty: operators read it", ErrConfig)
 	}
 	if err := c.execInShards(ctx, topic, partition, cursors.PauseSQL, reason, nil); err != nil {
 		return fmt.Errorf("consumer: pausing: %w", err)

@@ -103,7 +103,7 @@ func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	if strings.HasPrefix(metadata, metadataPrefix) {
 		return w.recordRedo(ctx, cur, offset)
 	}
-	w.c.cfg.Logger.Warn("onlyonce: an offset that somebody else committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
+	w.c.cfg.Logger.Warn("onlyonce: an offset that another program committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
 		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
 	if w.c.cfg.Hooks.OffsetIgnored != nil {
 		w.c.cfg.Hooks.OffsetIgnored(OffsetIgnored{Topic: w.id.Topic, Partition: w.id.Partition, Offset: offset, Metadata: metadata, Position: w.pos})

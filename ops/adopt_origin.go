@@ -135,10 +135,10 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
 	case there == nil:
 		return failf(ErrNotFound, "-from: there is no cursor (%s) in %s", *f, o.Name)
 	case there.RetiredAt == nil:
-		return failf(ErrRefused, "the cursor in %s is in use, at offset %d, and nothing was done: retire it first (onlyonce cursor retire -postgres ...), so that nobody works on both",
+		return failf(ErrRefused, "the cursor in %s is in use, at offset %d, and nothing was done: retire it first (onlyonce cursor retire -postgres ...), so that no process works on both",
 			o.Name, there.Position)
 	case there.Paused != nil:
-		return failf(ErrRefused, "it is paused in %s (%s), and nothing was done: a pause does not come along. Pause it here (onlyonce cursor pause), if it is to stand still on, and resume it there", o.Name, *there.Paused)
+		return failf(ErrRefused, "it is paused in %s (%s), and nothing was done: a pause does not come along. To keep it paused, pause it here (onlyonce cursor pause), and resume it there", o.Name, *there.Paused)
 	case there.ReplayUntil != nil:
 		return failf(ErrRefused, "a replay is under way in %s, and nothing was done: bring that cursor back (cursor adopt -at %d), let the replay end, and retire it again", o.Name, there.Position)
 	}
@@ -147,7 +147,7 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
 		return err
 	}
 	if left > 0 {
-		return failf(ErrRefused, "%d messages of it are parked in %s and not settled, and nothing was done: nobody would try them again, and later ones would overtake them. "+
+		return failf(ErrRefused, "%d messages of it are parked in %s and not settled, and nothing was done: no process would try them again, and later ones would overtake them. "+
 			"Discard them there, or bring that cursor back (cursor adopt -at %d), settle them, and retire it again", left, o.Name, there.Position)
 	}
 	if o.scope, err = readScope(ctx, tx, f.Scope); err != nil {

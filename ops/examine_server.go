@@ -94,7 +94,7 @@ func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 		d.add(levelInfo, "server", "see that it is longer than consumer.Config.BatchTimeout", "transaction_timeout is %s: it ends longer transactions, handlers' too", s.Transaction)
 	}
 	if s.Prepared > 0 {
-		d.add(levelInfo, "server", "set max_prepared_transactions = 0 unless something needs it", "max_prepared_transactions is %d: a transaction that somebody prepares and leaves holds up rotation; onlyonce prepares none", s.Prepared)
+		d.add(levelInfo, "server", "set max_prepared_transactions = 0 unless something needs it", "max_prepared_transactions is %d: a prepared transaction that is left open holds up rotation; onlyonce prepares none", s.Prepared)
 	}
 	d.unless("server", "its settings hold nothing back")
 	return nil

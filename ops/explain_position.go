@@ -220,9 +220,9 @@ func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 func meansBeforeStart(c *Cursor) string {
 	switch c.StartPolicy {
 	case "adopted":
-		return "an operator had the cursor begin behind it, and it was not handled since: whether another database handled it before, or an earlier cursor in this one, the cursor does not tell"
+		return "an operator set the cursor's beginning after it, and it was not handled since: another database may have handled it before, or an earlier cursor in this one"
 	case "committed":
-		return "the cursor began behind it, where the group's offset stood, and never handled it: whether the program that committed that offset did, the cursor does not tell"
+		return "the cursor began after it, at the group's offset, and never handled it: the program that committed that offset may have"
 	}
-	return "the cursor began behind it, and never handled it"
+	return "the cursor began after it, and never handled it"
 }

@@ -109,7 +109,7 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 	case d.From >= before.Position:
 		return nil, failf(ErrRefused, "`From`: offset %d was not handled yet, and nothing was done: the position is %d", d.From, before.Position)
 	case d.To > before.Position:
-		return nil, failf(ErrRefused, "`To`: must not be above the position, %d, and nothing was done: what lies behind it is handled anyway", before.Position)
+		return nil, failf(ErrRefused, "`To`: must not be above the position, %d, and nothing was done: later messages are handled anyway", before.Position)
 	}
 	var parked, waiting int64
 	if err := tx.QueryRow(ctx, leftSQL, q.Scope, q.Topic, q.Partition, d.From, d.To).Scan(&parked, &waiting); err != nil {

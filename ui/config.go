@@ -78,7 +78,7 @@ var databaseName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 func New(pool *pgxpool.Pool, c Config) (http.Handler, error) {
 	faults := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Authorize == nil {
-		faults.Add("Authorize", "is required: without it everybody would be an operator")
+		faults.Add("Authorize", "is required: without it every visitor would be an operator")
 	}
 	if c.Prefix != "" && (!strings.HasPrefix(c.Prefix, "/") || strings.HasSuffix(c.Prefix, "/")) {
 		faults.Add("Prefix", "%q must begin with '/' and not end with it", c.Prefix)

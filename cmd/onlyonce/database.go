@@ -209,7 +209,7 @@ func connectError(ctx context.Context, name, from string, waited time.Duration, 
 	}
 	reason := connectReason(ctx, waited, err)
 	if strings.Contains(reason, "refused TLS connection") {
-		return fmt.Errorf("%s has no TLS: add sslmode=disable to %s, for example postgres://user@host:5432/name?sslmode=disable, if nobody can listen on the way; or else switch TLS on in the server", name, from)
+		return fmt.Errorf("%s has no TLS: add sslmode=disable to %s, for example postgres://user@host:5432/name?sslmode=disable, if the network between is private; or else switch TLS on in the server", name, from)
 	}
 	return fmt.Errorf("cannot reach %s: %s: is the server up, and is %s right?", name, reason, from)
 }

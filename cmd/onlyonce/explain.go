@@ -49,8 +49,8 @@ under the key and not settled (conflicts apart), also where the rings have forgo
 A claim within a savepoint bears the savepoint's transaction id, by which Postgres does not tell the transaction: the calls that it enqueued are not
 found then, and "not known" says so.
 
-With -topic, -partition and -offset: of each cursor there, or of that of -scope, whether the offset is behind it, the batch that moved it past, if
-that is still on record, what is parked of that position, and the event if the topic is a stream. A key is not stored by its position.
+With -topic, -partition and -offset: of each cursor there, or of that of -scope, whether it has passed the offset, in which batch if that is
+still on record, the message parked at that position, and the event if the topic is a stream. A key is not stored by its position.
 
 Examples:
   onlyonce explain order-118 -scope stock

@@ -76,7 +76,7 @@ func TestD5RedriveUnknownCalls(t *testing.T) {
 	if got := f.call(a); got != "retrying due 0 unused own" {
 		t.Errorf("%s", got)
 	}
-	f.redrives("-id", b, "-verified-applied").want(t, statusGood, "Done: 1 resolved as applied", "1 that were blocked behind them are due now")
+	f.redrives("-id", b, "-verified-applied").want(t, statusGood, "Done: 1 resolved as applied", "1 that they blocked are due now")
 	if got := f.call(b) + ", " + f.call(behind); got != "resolved 3 used own settled, retrying due 3 unused own" {
 		t.Errorf("%s", got)
 	}
@@ -142,7 +142,7 @@ func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	}
 	f.exec(`update onlyonce.parked set first_attempt_at = now() where id = $1::bigint`, head)
 	f.discards("-id", last).want(t, statusGood, "Done: 1 discarded")
-	r := f.discards("-id", head).want(t, statusGood, "Discard 1: they are not sent", "1 of them were called without a final answer", "Done: 1 discarded", "1 that were blocked behind them are due now")
+	r := f.discards("-id", head).want(t, statusGood, "Discard 1: they are not sent", "1 of them were called without a final answer", "Done: 1 discarded", "1 that they blocked are due now")
 	t.Log("\n" + r.out)
 	if got := f.call(head) + ", " + f.call(next) + ", " + f.call(last); got != "discarded 0 used own settled, retrying due 3 unused own, discarded 3 unused own settled" {
 		t.Errorf("%s", got)

@@ -45,7 +45,7 @@ func TestRedriveHead(t *testing.T) {
 	t.Parallel()
 	s, b := stuckKey(t)
 	s.redrive("-id", s.parkedID("b2")).want(t, statusFailed, "blocked behind another of its ordering key", "-id "+s.parkedID("head")).lines(t, 1)
-	s.run("parked", "show", "-id", s.parkedID("b2")).want(t, statusGood, "2 unsettled before it, 1 behind it; first is row "+s.parkedID("head"))
+	s.run("parked", "show", "-id", s.parkedID("b2")).want(t, statusGood, "2 unsettled before it, 1 after it; first is row "+s.parkedID("head"))
 	if n := one[int](s.fixture, `select count(*) from onlyonce.audit`); n != 0 {
 		t.Error("an audit row for nothing")
 	}
@@ -78,7 +78,7 @@ func TestDiscardHead(t *testing.T) {
 	t.Parallel()
 	s, _ := stuckKey(t)
 	s.exec(`delete from onlyonce.inbox`) // the horizon has passed while they were parked
-	r := s.discard("-id", s.parkedID("head")).want(t, statusGood, "Done: 1 discarded", "1 that were blocked behind them are due now")
+	r := s.discard("-id", s.parkedID("head")).want(t, statusGood, "Done: 1 discarded", "1 that they blocked are due now")
 	t.Log("\n" + r.out)
 	s.until(`select count(*) = 4 from effects`)
 	if got := s.effects(); got != "other b1 b2 b3" {
@@ -288,7 +288,7 @@ func TestParkedShow(t *testing.T) {
 	s.until(`select count(*) = 1 from onlyonce.parked`)
 	row := s.parkedID("secret value")
 	r := s.run("parked", "show", "-id", row).want(t, statusGood, "waiting", "permanent", "orders/0@0", "cluster-1", `message-id: "m1"`, "raw: hex ff01",
-		"none: null", "no such sku", "at line 2", "12 B; -body shows it", "0 unsettled before it, 0 behind it", "2023-11-14").lines(t, 0)
+		"none: null", "no such sku", "at line 2", "12 B; -body shows it", "0 unsettled before it, 0 after it", "2023-11-14").lines(t, 0)
 	t.Log("\n" + r.out)
 	if strings.Contains(r.out, "\x1b") {
 		t.Error("an escape sequence reaches the terminal")

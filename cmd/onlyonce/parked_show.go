@@ -102,7 +102,7 @@ func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
 		a.field("replay", fmt.Sprintf("%d, calls under keys of their own: %s", d.Replay, yesNo(d.ReplayResend)))
 	}
 	if d.OrderKey != nil {
-		place := fmt.Sprintf("%s: %d unsettled before it, %d behind it", *d.OrderKey, d.Ahead, d.Behind)
+		place := fmt.Sprintf("%s: %d unsettled before it, %d after it", *d.OrderKey, d.Ahead, d.Behind)
 		if d.Head != nil {
 			place += fmt.Sprintf("; first is row %d", *d.Head)
 		}

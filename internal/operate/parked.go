@@ -24,7 +24,7 @@ at once, with as many attempts as a new message has.
 The consumer of that scope applies them, within two seconds if it runs, else when it starts; one that fails again at all its
 attempts waits again. If a message is being retried already, it becomes due now if -id names it. Each is applied once at most, with
 its position and its id as they are, so calls that it enqueues keep their keys. Order within an ordering key is kept: a message is
-not tried before those in front of it are settled, and those that are blocked behind it follow by themselves. So a blocked message
+tried only once the earlier ones are settled, and those that it blocks follow by themselves. So a blocked message
 cannot be redriven: redrive or discard the first of its key.
 
 Messages of reason conflict (an id that was used before for another payload) are left out unless -id or -parked-for conflict picks
@@ -101,7 +101,7 @@ stay, with their contents.
 
 It waits for an attempt that is under way: what that applies is not discarded. A discarded message's id stays claimed, so copies
 that come later are duplicates and are not applied either (messages of reason conflict and no-key have claimed none). Messages that
-are blocked behind it in their ordering key are tried next.
+it blocks are tried next.
 
 Messages of reason conflict are left out unless -id or -parked-for conflict picks them. Events are discarded as messages are, with
 -kind event or by their id.
@@ -188,9 +188,9 @@ func (s Said) limited(d *ops.ParkedChange) Said {
 func (s *Said) promoted(d *ops.ParkedChange) []string {
 	switch {
 	case d.Unpromoted != nil:
-		s.say("Messages that were blocked behind them are tried only after some minutes: %v", d.Unpromoted)
+		s.say("Messages that they blocked are tried only after some minutes: %v", d.Unpromoted)
 	case d.Promoted > 0:
-		s.say("%d that were blocked behind them are due now.", d.Promoted)
+		s.say("%d that they blocked are due now.", d.Promoted)
 	}
 	return s.Sentences
 }

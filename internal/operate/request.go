@@ -77,7 +77,7 @@ Example:
 		would: func(in *Resolve, d *ops.RequestChange) Said {
 			s := request(d)
 			if in.Applied {
-				s.say("Step %s: it had its effect. The next copy of the request continues behind it.", in.Step)
+				s.say("Step %s: it had its effect. The next copy of the request continues after it.", in.Step)
 			} else {
 				s.say("Step %s: it had no effect. The next copy of the request calls the provider again, under the same key.", in.Step)
 			}

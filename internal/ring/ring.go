@@ -83,7 +83,7 @@ var (
 	ErrClock = errors.New("ring: the database's clock went back: rotation is halted")
 	// ErrMoved means that the ring's row was changed while this rotator held the lease: by hand, or
 	// by a step of its own whose answer never came.
-	ErrMoved = errors.New("ring: the row in onlyonce.rings was changed by somebody else")
+	ErrMoved = errors.New("ring: the row in onlyonce.rings was changed by another process")
 	// ErrSchema means that the ring in the database is not the one that this code knows.
 	ErrSchema = errors.New("ring: the schema does not fit this version of onlyonce")
 )

@@ -205,7 +205,7 @@ func (r *Rotator) holdLease(ctx context.Context) (bool, error) {
 		}
 		ours, err := r.lease.Renew(bounded, r.pool, r.cfg.LeaseTTL)
 		if err == nil && !ours {
-			r.dropLease(errors.New("somebody else has taken the lease over"))
+			r.dropLease(errors.New("another process has taken the lease over"))
 		}
 		return ours, err
 	}

@@ -271,7 +271,7 @@ func (r *Rotator) truncateSegment(ctx context.Context, st *ringState, passed boo
 		r.busy = 0
 		return StepResult{Action: Truncated, Slot: slot}, nil
 	case errors.As(err, &pg) && pg.Code == "55P03":
-		out.Why = "somebody reads it: " + pg.Message
+		out.Why = "another session reads it: " + pg.Message
 	case !errors.Is(err, errNeeded):
 		return StepResult{}, err
 	}

@@ -38,7 +38,7 @@ create table onlyonce.lease_slots (
   primary key (lease_id, slot)
 );
 comment on table  onlyonce.lease_slots is 'Copies of the owner of a cursor''s lease, one for each transaction that may run side by side in its partition. Each such transaction locks a row of its own: many that lock one row at once need a multixact each. (No foreign key: leases of requests are deleted often, and have no slots.)';
-comment on column onlyonce.lease_slots.epoch is 'As leases.epoch. Whoever raises that one updates this one too, in the same transaction.';
+comment on column onlyonce.lease_slots.epoch is 'As leases.epoch. A transaction that raises that one updates this one too.';
 comment on column onlyonce.lease_slots.nonce is 'As leases.nonce.';
 
 -- hold raises OO001 unless the caller owns the lease, and prevents a take-over until the

@@ -679,7 +679,7 @@ begin
    where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
   if not found then
     raise exception using errcode = 'OO001',
-      message = 'onlyonce: fence lost: the parked row was settled or changed by somebody else',
+      message = 'onlyonce: fence lost: another process settled or changed the parked row',
       detail = pg_catalog.format('parked row %s, attempt %s', settle.parked_id, settle.attempts);
   end if;
   if settle.key is not null then

@@ -166,7 +166,7 @@ begin
     exception
       when sqlstate 'OO000' then null;
       when unique_violation then
-        raise exception using errcode = '40001', message = 'onlyonce: somebody has appended to the stream since this transaction began: run it again';
+        raise exception using errcode = '40001', message = 'onlyonce: another transaction has appended to the stream since this one began: run it again';
     end;
     if ring.version <> (select last_value from onlyonce.events_version) then
       raise exception using errcode = '40001', message = 'onlyonce: the event log changed its segment since this transaction began: run it again';

@@ -228,7 +228,7 @@ begin
    where r.id = http_finish.id and r.lease_id = http_finish.lease and r.state = 'running'
   returning r.expires_at into until;
   if not found then
-    raise exception using errcode = 'OO001', message = 'onlyonce: fence lost: the request is somebody else''s';
+    raise exception using errcode = 'OO001', message = 'onlyonce: fence lost: another process owns the request';
   end if;
   delete from onlyonce.leases l where l.id = http_finish.lease;
   if exists (select from onlyonce.http_steps s where s.record_id = http_finish.id and s.done_at is null) then

@@ -1,7 +1,7 @@
 // Command words counts, in the string literals of the product, the words of the register that the
 // house has given up: help, errors, log lines and SQL's raise texts are read at night. It exits
-// with status 1 above the ceiling, which may only fall. The package's tests check the width of
-// lines in comments and Markdown, and that names in comments exist.
+// with status 1 if there is one. The package's tests check the width of lines in comments and
+// Markdown, and that names in comments exist.
 //
 //	go run ./test/words
 package main
@@ -18,9 +18,6 @@ import (
 	"strings"
 )
 
-// ceiling is how many of the words there may be. Lower it when there are fewer.
-const ceiling = 57
-
 var register = regexp.MustCompile(`(?i)\b(nobody|somebody|someone|no one|whoever|whom|anybody|everybody|stands? still|(is|are|was|were) told|behind (it|them)|what stands)\b`)
 
 var (
@@ -35,8 +32,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "words:", err)
 		os.Exit(1)
 	}
-	fmt.Printf("%d in string literals, at most %d\n", n, ceiling)
-	if n > ceiling {
+	fmt.Printf("%d in string literals\n", n)
+	if n > 0 {
 		os.Exit(1)
 	}
 }
@@ -60,6 +57,9 @@ func run(out io.Writer, root string) (n int, err error) {
 			literals = goStrings(src)
 		}
 		for _, l := range literals {
+			if l == `"nobody"` { // Unix's user
+				continue
+			}
 			for _, word := range register.FindAllString(l, -1) {
 				n++
 				_, _ = fmt.Fprintf(out, "%s: %s\n", name, word)
