@@ -112,8 +112,8 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P26a", shown: true, of: rates}}, open: done(false)},
 		{what: "idempotency.Do, 8 callers, results that are given again: relative to a select by primary key",
 			metrics: []metric{{name: "P26b", shown: true, of: rates}}, open: done(true)},
-		{what: "a loop of one's own, 8 at once: a claim and an effect for a place that has a home; plain: without homes",
-			metrics: []metric{{name: "P27", shown: true, of: rates}}, open: atHome},
+		{what: "a loop of one's own, 8 at once: a claim and an effect for a place; plain: without places",
+			metrics: []metric{{name: "P27", shown: true, of: rates}}, open: ofPlace},
 		{what: "a share group's member and keeper, batch of 100, 4 transactions at once; plain: a consumer of the same partition",
 			metrics: []metric{{name: "P28", shown: true, of: rates}}, open: shared},
 	}

@@ -510,7 +510,7 @@ func TestK10CursorMadeDuringAChange(t *testing.T) {
 func TestK10TooOldFollowsTheClass(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	r.exec(`insert into onlyonce.scopes (scope, topics, home, created_at) values ('stock', '{orders}', 'orders', clock_timestamp() - interval '100 hours')`)
+	r.exec(`insert into onlyonce.scopes (scope, topics, first_topic, created_at) values ('stock', '{orders}', 'orders', clock_timestamp() - interval '100 hours')`)
 	forgets := func(name string, hours float64) {
 		r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => 3600 * $2), horizon = '1 second' where name = $1`, name, hours)
 	}
@@ -657,7 +657,7 @@ func TestK10ReplayClaimsInTheClass(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := ops.Replay(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ReplayInput{Place: place, From: 0, To: 1}); err != nil {
+			if _, err := ops.Replay(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ReplayInput{CursorName: place, From: 0, To: 1}); err != nil {
 				t.Fatal(err)
 			}
 			until(t, "the replay", func() bool { return r.count(`select count(*) from effects where value = 'v'`) == 1 })

@@ -74,12 +74,12 @@ func sourceTopics(s Source) []string {
 }
 
 // readScopeSQL reads what ids mean in a scope. In: scope. Out: at most one row, by the primary key.
-const readScopeSQL = `select topics, copies, home, class, onlyonce.class_before(scope) from onlyonce.scopes where scope = $1`
+const readScopeSQL = `select topics, copies, first_topic, class, onlyonce.class_before(scope) from onlyonce.scopes where scope = $1`
 
 // makeScopeSQL records what ids mean in a scope for the first time. In: scope, topics, choice
-// (null: none), home, class of horizon. An existing row stays as it is.
+// (null: none), first topic, class of horizon. An existing row stays as it is.
 const makeScopeSQL = `
-insert into onlyonce.scopes (scope, topics, copies, home, class) values ($1, $2, $3, $4, $5) on conflict do nothing`
+insert into onlyonce.scopes (scope, topics, copies, first_topic, class) values ($1, $2, $3, $4, $5) on conflict do nothing`
 
 // joinScopeSQL adds a topic, and the choice if none was made. In: scope, topic, choice, topics and
 // choice as they were read. Out: a row, unless another consumer has changed it meanwhile.
@@ -89,9 +89,9 @@ update onlyonce.scopes set topics = case when $2::text = any (topics) then topic
 
 // scopeRow is a row of onlyonce.scopes.
 type scopeRow struct {
-	topics []string
-	copies *string
-	home   string
+	topics     []string
+	copies     *string
+	firstTopic string
 
 	class       string
 	classBefore *string // nil: the ring of class suffices
@@ -101,7 +101,7 @@ type scopeRow struct {
 // The result never changes for a topic. If the scope began with one topic, the keys of that topic
 // never contain it, whatever is chosen for a second one, so no key is forgotten.
 func (r *scopeRow) idInTopic(topic string) bool {
-	return r.copies != nil && *r.copies == *WithinTopic.databaseWord() && topic != r.home
+	return r.copies != nil && *r.copies == *WithinTopic.databaseWord() && topic != r.firstTopic
 }
 
 // readScope returns nil if there is no row.
@@ -109,7 +109,7 @@ func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
 	var r scopeRow
-	err := c.pool.QueryRow(ctx, readScopeSQL, c.cfg.Scope).Scan(&r.topics, &r.copies, &r.home, &r.class, &r.classBefore)
+	err := c.pool.QueryRow(ctx, readScopeSQL, c.cfg.Scope).Scan(&r.topics, &r.copies, &r.firstTopic, &r.class, &r.classBefore)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -170,7 +170,7 @@ func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 	c := w.c
 	row := scopeRow{topics: []string{w.id.Topic}, copies: chosen, class: c.cfg.Horizon.class()}
 	if topics := sourceTopics(c.source); len(topics) == 1 || topics == nil && chosen == nil {
-		row.home = w.id.Topic
+		row.firstTopic = w.id.Topic
 	}
 	for _, other := range c.shards {
 		if other == c {
@@ -187,7 +187,7 @@ func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	if _, err := c.pool.Exec(ctx, makeScopeSQL, c.cfg.Scope, row.topics, row.copies, row.home, row.class); err != nil {
+	if _, err := c.pool.Exec(ctx, makeScopeSQL, c.cfg.Scope, row.topics, row.copies, row.firstTopic, row.class); err != nil {
 		return fmt.Errorf("noting what ids mean in the scope: %w", err)
 	}
 	return nil

@@ -342,7 +342,7 @@ func TestK8ShardsAgree(t *testing.T) {
 	r.b.reads("paid", 1)
 	stop()
 	for name, one := range map[string]*rig{"a": r.rig, "b": r.b} {
-		if n := one.count(`select count(*) from onlyonce.scopes where scope = 'stock' and home = 'orders' and copies = 'within'`); n != 1 {
+		if n := one.count(`select count(*) from onlyonce.scopes where scope = 'stock' and first_topic = 'orders' and copies = 'within'`); n != 1 {
 			t.Errorf("shard %s has not the scope's row as the other one", name)
 		}
 	}

@@ -54,7 +54,7 @@ func slotPositions() consumer.Config {
 	return cfg
 }
 
-var place = ops.Place{Scope: "stock", Topic: "orders"}
+var place = ops.CursorName{Scope: "stock", Topic: "orders"}
 
 // C7: a replay interrupts work of which something is done above the position. When it ends, that is
 // still done: with slots, and with a process that has one transaction at a time.
@@ -66,7 +66,7 @@ func TestC7ReplayComesBack(t *testing.T) {
 				r := newRig(t, 1)
 				cfg := slotPositions()
 				r.halfDone(cfg)
-				if _, err := ops.Replay(t.Context(), r.pool, ops.By{Reason: "test"}, ops.ReplayInput{Place: place, From: 5, To: to}); err != nil {
+				if _, err := ops.Replay(t.Context(), r.pool, ops.By{Reason: "test"}, ops.ReplayInput{CursorName: place, From: 5, To: to}); err != nil {
 					t.Fatal(err)
 				}
 				cfg.Concurrency = after
@@ -106,7 +106,7 @@ func TestC7AdoptKeepsWhatIsDone(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			r.halfDone(slotPositions())
-			if _, err := ops.AdoptCursor(t.Context(), r.pool, ops.By{Reason: "test"}, ops.AdoptInput{Place: place, At: &at}); err != nil {
+			if _, err := ops.AdoptCursor(t.Context(), r.pool, ops.By{Reason: "test"}, ops.AdoptInput{CursorName: place, At: &at}); err != nil {
 				t.Fatal(err)
 			}
 			stop := r.start(effect, slotPositions())

@@ -43,7 +43,7 @@ func timedConfig() consumer.Config {
 // minutes ago are not too old.
 func (r *rig) forgets() {
 	r.t.Helper()
-	r.exec(`insert into onlyonce.scopes (scope, topics, home, created_at) values ('stock', '{orders}', 'orders', clock_timestamp() - interval '2 hours')
+	r.exec(`insert into onlyonce.scopes (scope, topics, first_topic, created_at) values ('stock', '{orders}', 'orders', clock_timestamp() - interval '2 hours')
 		on conflict (scope) do update set created_at = excluded.created_at`)
 	r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - interval '1 hour', horizon = '1 hour' where name = 'consumer_keys'`)
 }

@@ -93,7 +93,7 @@ begin
     ('onlyonce_app',      'filters',        'select'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'scopes',         'select, insert, update'),
-    ('onlyonce_app',      'homes',          'select, insert, update, delete'), -- package shard: records new places; FOR SHARE needs UPDATE
+    ('onlyonce_app',      'places',         'select, insert, update, delete'), -- package shard: records new places; FOR SHARE needs UPDATE
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 
     ('onlyonce_app',      'streams',        'select, insert'),
@@ -108,7 +108,7 @@ begin
     ('onlyonce_app',      'webhook_endpoints', 'select, insert, update'),
 
     ('onlyonce_http',     'schema_version', 'select'),
-    ('onlyonce_http',     'homes',          'select, insert, update, delete'), -- as of onlyonce_app
+    ('onlyonce_http',     'places',         'select, insert, update, delete'), -- as of onlyonce_app
     ('onlyonce_http',     'leases',         'select, insert, update, delete'), -- a request's lease ends with it
     ('onlyonce_http',     'watched',        'select, update'),
     ('onlyonce_http',     'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
@@ -190,13 +190,13 @@ begin
     ('onlyonce_operator', 'topics',         'select, insert, update'),
     ('onlyonce_operator', 'scopes',         'select, insert, update'),         -- cursor adopt -from; inbox class
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
-    ('onlyonce_operator', 'homes',          'select, insert, update'),         -- home leave, home adopt
-    ('onlyonce_operator', 'http_records',   'select, insert, update, delete'), -- erase, resolve; home adopt
+    ('onlyonce_operator', 'places',         'select, insert, update'),         -- place leave, place adopt
+    ('onlyonce_operator', 'http_records',   'select, insert, update, delete'), -- erase, resolve; place adopt
     ('onlyonce_operator', 'http_steps',     'select, insert, update, delete'),
-    ('onlyonce_operator', 'operations',     'select, insert, update, delete'), -- erase; home adopt
+    ('onlyonce_operator', 'operations',     'select, insert, update, delete'), -- erase; place adopt
     ('onlyonce_operator', 'operation_signals', 'select, update'),              -- erase
-    ('onlyonce_operator', 'webhook_bodies', 'select, insert, update'),         -- home adopt
-    ('onlyonce_operator', 'webhook_objects', 'select, insert, update'),        -- home adopt
+    ('onlyonce_operator', 'webhook_bodies', 'select, insert, update'),         -- place adopt
+    ('onlyonce_operator', 'webhook_objects', 'select, insert, update'),        -- place adopt
     ('onlyonce_operator', 'event_log',      'select, insert, update'),         -- erase; redrive of what a receiver has set aside
     ('onlyonce_operator', 'events_version', 'select'),
     ('onlyonce_operator', 'audit',          'select, insert, update (detail)') -- a bulk act counts its transactions in one row

@@ -52,7 +52,7 @@ func (req *servedRequest) claimOrTakeOver(rec *storedRecord) (*lease.Lease, erro
 			return nil, nil
 		}
 		if err != nil {
-			req.layer.forgetHome(req.scope.Tenant, err)
+			req.layer.forgetPlace(req.scope.Tenant, err)
 			return nil, fmt.Errorf("idempotency: claiming a key: %w", err)
 		}
 	} else {

@@ -28,7 +28,7 @@ func (l *Layer) Run(ctx context.Context) error {
 		return together.Run(ctx, l.shards, func(ctx context.Context, one *Layer) error { return one.Run(ctx) })
 	}
 	if l.set != nil {
-		if _, err := preflight.Check(ctx, l.pool.Raw(), preflight.Homes); err != nil && ctx.Err() == nil {
+		if _, err := preflight.Check(ctx, l.pool.Raw(), preflight.Places); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("idempotency: %w", err)
 		}
 	}

@@ -43,16 +43,16 @@ func (l *Layer) ofTenant(ctx context.Context, tenant string) (*Layer, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
-	db, err := l.set.Home(ctx, tenant)
+	db, err := l.set.Find(ctx, tenant)
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: %w", err)
 	}
 	return l.shards[db.Name], nil
 }
 
-// forgetHome makes the next request of a tenant ask for its home again, if an error says that the
+// forgetPlace makes the next request of a tenant ask for its shard again, if an error says that the
 // database does not know the tenant.
-func (l *Layer) forgetHome(tenant string, err error) {
+func (l *Layer) forgetPlace(tenant string, err error) {
 	if _, unknown := shard.Refused(err); unknown {
 		l.set.Forget(tenant)
 	}

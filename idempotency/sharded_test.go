@@ -74,16 +74,16 @@ func (d *twoDatabases) effects(t *testing.T, pool *pgxpool.Pool) (all string) {
 // leave takes a tenant out of a database, and returns its state.
 func leave(t *testing.T, db *pgxpool.Pool, to string) string {
 	t.Helper()
-	done, err := ops.LeaveHome(t.Context(), db, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "acme", To: to})
+	done, err := ops.LeavePlace(t.Context(), db, ops.By{Reason: "OPS-40"}, ops.LeavePlaceInput{Place: "acme", To: to})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return done.After
 }
 
-func adopt(t *testing.T, db, from *pgxpool.Pool, as string) *ops.AdoptedHome {
+func adopt(t *testing.T, db, from *pgxpool.Pool, as string) *ops.AdoptedPlace {
 	t.Helper()
-	done, err := ops.AdoptHome(t.Context(), db, ops.By{Reason: "OPS-40"}, ops.AdoptHomeInput{Place: "acme", From: &ops.HomeOrigin{DB: from, Name: "the other", As: as}})
+	done, err := ops.AdoptPlace(t.Context(), db, ops.By{Reason: "OPS-40"}, ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{DB: from, Name: "the other", As: as}})
 	if err != nil {
 		t.Fatal(err)
 	}

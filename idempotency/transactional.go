@@ -105,7 +105,7 @@ func (run *handlerRun) openTx(claimed bool) (out runOutcome, ready bool) {
 		return runOutcome{reply: rerunsUsedUp(err), rerun: true}, false
 	}
 	if err != nil {
-		run.layer.forgetHome(run.scope.Tenant, err)
+		run.layer.forgetPlace(run.scope.Tenant, err)
 		return finalOutcome(problemReply(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err))), false
 	}
 	return runOutcome{reply: inProgressReply(time.Second), recorded: n == claimRecorded}, n == claimMine

@@ -12,7 +12,7 @@ import (
 
 // AdoptInput is the input of [AdoptCursor].
 type AdoptInput struct {
-	Place
+	CursorName
 
 	// Group is the Kafka group that is to own the cursor. Defaults to the next group that takes it;
 	// with From, to the group of the other database.
@@ -119,7 +119,7 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*Adopted, error) {
 	case err != nil:
 		return nil, err
 	case before == nil && q.at == nil:
-		return nil, failf(ErrNotFound, "there is no cursor (%s)", q.Place).but("correct the flags, or give -at OFFSET to make one")
+		return nil, failf(ErrNotFound, "there is no cursor (%s)", q.CursorName).but("correct the flags, or give -at OFFSET to make one")
 	case before != nil && before.RetiredAt != nil && q.at == nil:
 		return nil, failf(ErrRefused, "the cursor is retired, and nothing was done: -at OFFSET brings it back, from that offset on")
 	case before != nil && before.RetiredAt == nil && q.Group != "" && before.Group != nil && *before.Group != q.Group && !before.Clean && !q.OldGroupStopped:
@@ -156,7 +156,7 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *Adopted) (*Adop
 		if err != nil {
 			return nil, err
 		}
-		if came, err = q.origin.bring(ctx, tx, &q.Place, made.ID, made.Run, orNull(q.Group)); err != nil {
+		if came, err = q.origin.bring(ctx, tx, &q.CursorName, made.ID, made.Run, orNull(q.Group)); err != nil {
 			return nil, err
 		}
 	}
@@ -177,7 +177,7 @@ func (q *adoption) readOrigin(ctx context.Context, here *Cursor) error {
 	if here != nil && here.RetiredAt == nil {
 		return failf(ErrRefused, "the cursor is in use here, at offset %d, and nothing was done: -from takes a partition over where it has no cursor, or a retired one", here.Position)
 	}
-	if err := q.origin.snapshot(ctx, func(tx pgx.Tx) error { return q.origin.read(ctx, tx, &q.Place) }); err != nil {
+	if err := q.origin.snapshot(ctx, func(tx pgx.Tx) error { return q.origin.read(ctx, tx, &q.CursorName) }); err != nil {
 		return err
 	}
 	there := q.origin.cursor

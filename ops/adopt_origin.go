@@ -127,7 +127,7 @@ type origin struct {
 
 // read reads the cursor there, and refuses one that may still be in use, or whose partition has
 // unfinished work.
-func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
+func (o *origin) read(ctx context.Context, tx pgx.Tx, f *CursorName) error {
 	there, err := f.readOne(ctx, tx)
 	switch {
 	case err != nil:
@@ -180,7 +180,7 @@ func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
 }
 
 // bring claims the other database's keys in tx, and stamps the cursor.
-func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, run int32, group *string) (*Brought, error) {
+func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, run int32, group *string) (*Brought, error) {
 	b := &Brought{Database: o.Name, Keys: new(int64), Conflicts: new(int64)}
 	var done, hashes []int64
 	err := o.snapshot(ctx, func(there pgx.Tx) error {
@@ -216,7 +216,7 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, run i
 		err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
 	}
 	if err == nil && o.scope != nil {
-		_, err = tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.Home, o.scope.Forgotten,
+		_, err = tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.FirstTopic, o.scope.Forgotten,
 			o.scope.Class, o.scope.ClassBefore, o.scope.TooOld)
 		if err == nil { // a consumer may have made the row meanwhile; from here on it is locked
 			err = o.scope.agrees(ctx, tx, f.Scope, o.Name)

@@ -33,7 +33,7 @@ func TestAdoptCursor(t *testing.T) {
 	pool := pgtest.DB(t)
 	cursors(t, pool, 1)
 	at := int64(9)
-	in := ops.AdoptInput{Place: ops.Place{Scope: "stock", Topic: "orders"}, At: &at}
+	in := ops.AdoptInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders"}, At: &at}
 	seen, err := ops.AdoptCursor(t.Context(), pool, ops.By{DryRun: true}, in)
 	if err != nil || seen.AuditID != 0 || seen.Before.Position != 5 || seen.After.Position != 9 || *seen.Skipped != 4 || *seen.Repeated != 0 {
 		t.Fatalf("%+v, %v", seen, err)
@@ -138,7 +138,7 @@ func TestF13AdoptionMayTakeLong(t *testing.T) {
 	exec(t, from, `insert into onlyonce.cursors (id, scope, topic, partition, group_id, start_offset, run_start, start_policy, retired_at)
 		select id, 'stock', 'orders', 0, 'g', 0, 100, 'earliest', clock_timestamp() from onlyonce.leases`)
 	var there, here []string
-	_, err := ops.AdoptCursor(t.Context(), idleBounds{to, &here}, ops.By{Reason: "move"}, ops.AdoptInput{Place: ops.Place{Scope: "stock", Topic: "orders"},
+	_, err := ops.AdoptCursor(t.Context(), idleBounds{to, &here}, ops.By{Reason: "move"}, ops.AdoptInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders"},
 		From: &ops.Origin{DB: idleBounds{from, &there}, Name: "a"}})
 	if err != nil || there[len(there)-1] != "0" || here[0] != "10min" {
 		t.Errorf("bounds there: %v, here: %v; %v", there, here, err)

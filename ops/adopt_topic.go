@@ -53,7 +53,7 @@ type topicAdoption struct {
 }
 
 func (q *topicAdoption) check() error {
-	p := Place{Scope: q.Scope, Topic: q.Topic}
+	p := CursorName{Scope: q.Scope, Topic: q.Topic}
 	if err := p.checkOne(); err != nil {
 		return err
 	}
@@ -88,8 +88,8 @@ func (q *topicAdoption) find(ctx context.Context, tx pgx.Tx) error {
 		}
 		inUse++
 		if c.Group == nil || *c.Group != q.Group {
-			place := Place{Scope: q.Scope, Topic: q.Topic, Partition: c.Partition}
-			q.each = append(q.each, &adoption{AdoptInput: AdoptInput{Place: place, Group: q.Group, OldGroupStopped: q.OldGroupStopped}})
+			place := CursorName{Scope: q.Scope, Topic: q.Topic, Partition: c.Partition}
+			q.each = append(q.each, &adoption{AdoptInput: AdoptInput{CursorName: place, Group: q.Group, OldGroupStopped: q.OldGroupStopped}})
 		}
 	}
 	switch {

@@ -113,7 +113,7 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*ErasedCall, error) {
 			return nil, failf(ErrRefused, "the call to sink %s is still to be sent, and nothing was done: wait until it is delivered; one that fails is parked, and `onlyonce parked discard` gives it up", r.Sink)
 		default:
 			id := ""
-			if r.Place == "parked" {
+			if r.Table == "parked" {
 				id = fmt.Sprintf(" -id %d", r.ID)
 			}
 			return nil, failf(ErrRefused, "the call to sink %s is parked (%s) and may still be sent, and nothing was done: give it up first with `onlyonce parked discard%s`", r.Sink, r.State, id)
@@ -134,7 +134,7 @@ func (q *erasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedCall) (*Er
 		if r.Key != nil {
 			keys = append(keys, *r.Key)
 		}
-		ids[r.Place] = append(ids[r.Place], r.ID)
+		ids[r.Table] = append(ids[r.Table], r.ID)
 	}
 	if _, err := tx.Exec(ctx, eraseLogSQL, ids["log"], keys); err != nil {
 		return nil, err

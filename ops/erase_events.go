@@ -20,7 +20,7 @@ with logged as (
     from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
    where s.topic = $1 and ($2::text is null or l.id = $2)
      and ($3::text is null or l.order_key = convert_to($3, 'UTF8') and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions)))
-select 'log' as place, id, partition, event, erased_at, coalesce(octet_length(body), 0)::bigint as bytes, state from logged
+select 'log' as "table", id, partition, event, erased_at, coalesce(octet_length(body), 0)::bigint as bytes, state from logged
 union all
 select 'parked', p.id, p.partition::bigint, p.event_id, p.erased_at, coalesce(octet_length(p.body), 0), p.state
   from onlyonce.parked p
@@ -82,7 +82,7 @@ func (in *EraseEventsInput) Check() error {
 
 // StoredEvent is a place in which an event is stored.
 type StoredEvent struct {
-	Place     string     `json:"place" doc:"log or parked"`
+	Table     string     `json:"table" doc:"log or parked"`
 	ID        int64      `json:"id" doc:"offset, or id of the parked row"`
 	Partition *int64     `json:"partition"`
 	Event     *string    `json:"event"`
@@ -167,7 +167,7 @@ func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedEvent
 		if r.ErasedAt != nil {
 			continue
 		}
-		if r.Place == "log" {
+		if r.Table == "log" {
 			offsets, partitions = append(offsets, r.ID), append(partitions, *r.Partition)
 		} else {
 			parked = append(parked, r.ID)

@@ -145,7 +145,7 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), show.Instant(p.PausedAt), p.Actor, p.Cursors, show.OneLine(p.Reason))
 	}
 	d.unless("pauses", "no scope and no partition is paused")
-	return d.homes(ctx, tx)
+	return d.places(ctx, tx)
 }
 
 // changedKeysSQL lists the ids of secrets under which a process with another secret was refused
@@ -173,27 +173,27 @@ func (d *examiner) fingerprintKeys(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// stalledHomesSQL lists places that have been between two databases for an hour. Out: place, state,
-// where it goes, since when. Reads onlyonce.homes.
-const stalledHomesSQL = `
-select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.homes
+// stalledPlacesSQL lists places that have been between two databases for an hour. Out: place,
+// state, where it goes, since when. Reads onlyonce.places.
+const stalledPlacesSQL = `
+select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.places
  where state in ('claimed', 'leaving') and changed_at < clock_timestamp() - interval '1 hour' order by changed_at limit 20`
 
-// homes looks for tenants whose move was begun and did not end.
-func (d *examiner) homes(ctx context.Context, tx pgx.Tx) error {
-	const check = "homes"
-	stalled, err := collect[Home](ctx, tx, stalledHomesSQL)
+// places looks for tenants whose move was begun and did not end.
+func (d *examiner) places(ctx context.Context, tx pgx.Tx) error {
+	const check = "places"
+	stalled, err := collect[Place](ctx, tx, stalledPlacesSQL)
 	if err != nil {
 		return err
 	}
 	for i := range stalled {
 		h := &stalled[i]
 		if h.State == "claimed" {
-			d.add(levelInfo, check, "onlyonce home list -place "+show.Quote(h.Place)+", in each database", "%s was claimed at %s and not confirmed: a process died meanwhile, or another database has it; its next request decides",
+			d.add(levelInfo, check, "onlyonce place list -place "+show.Quote(h.Place)+", in each database", "%s was claimed at %s and not confirmed: a process died meanwhile, or another database has it; its next request decides",
 				show.OneLine(h.Place), show.Instant(h.ChangedAt))
 			continue
 		}
-		d.add(levelWarn, check, fmt.Sprintf("onlyonce home leave -place %s -to %s -reason WHY; or keep it: onlyonce home adopt -place %[1]s -reason WHY", show.Quote(h.Place), show.Quote(h.Other)),
+		d.add(levelWarn, check, fmt.Sprintf("onlyonce place leave -place %s -to %s -reason WHY; or keep it: onlyonce place adopt -place %[1]s -reason WHY", show.Quote(h.Place), show.Quote(h.Other)),
 			"%s has been leaving for %s since %s: its requests get 503", show.OneLine(h.Place), show.OneLine(h.Other), show.Instant(h.ChangedAt))
 	}
 	d.unless(check, "no tenant is between two databases")

@@ -185,7 +185,7 @@ func (o *KeyOf) resolve(ctx context.Context, tx pgx.Tx, topic string) error {
 	case topic == "":
 		return failf(ErrInvalid, "ids of scope %s count within their topic", o.Scope).but("say with `Topic` which (%s)", strings.Join(row.Topics, ", "))
 	}
-	if topic != row.Home {
+	if topic != row.FirstTopic {
 		o.Topic = topic
 	}
 	return nil

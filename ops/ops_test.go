@@ -25,7 +25,7 @@ func one[T any](t *testing.T, db *pgxpool.Pool, sql string, args ...any) (v T) {
 func TestDecisionsAreAudited(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	at := ops.Place{Scope: "stock", Topic: "orders", Partition: 3}
+	at := ops.CursorName{Scope: "stock", Topic: "orders", Partition: 3}
 	seen, err := ops.PauseCursor(t.Context(), pool, ops.By{DryRun: true}, at)
 	if err != nil || seen.AuditID != 0 || one[int](t, pool, `select (select count(*) from onlyonce.pauses) + (select count(*) from onlyonce.audit)`) != 0 {
 		t.Fatalf("a dry run: %+v, %v", seen, err)
@@ -57,7 +57,7 @@ func TestDecisionsAreAudited(t *testing.T) {
 func TestInvalidDecisions(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	at := ops.Place{Scope: "stock"}
+	at := ops.CursorName{Scope: "stock"}
 	for name, decide := range map[string]func() error{
 		"no reason": func() error { _, err := ops.PauseCursor(t.Context(), pool, ops.By{}, at); return err },
 		"zero byte": func() error {
@@ -65,11 +65,11 @@ func TestInvalidDecisions(t *testing.T) {
 			return err
 		},
 		"no scope": func() error {
-			_, err := ops.PauseCursor(t.Context(), pool, ops.By{Reason: "why"}, ops.Place{})
+			_, err := ops.PauseCursor(t.Context(), pool, ops.By{Reason: "why"}, ops.CursorName{})
 			return err
 		},
 		"partition": func() error {
-			_, err := ops.PauseCursor(t.Context(), pool, ops.By{Reason: "why"}, ops.Place{Scope: "s", Topic: "t", Partition: -1})
+			_, err := ops.PauseCursor(t.Context(), pool, ops.By{Reason: "why"}, ops.CursorName{Scope: "s", Topic: "t", Partition: -1})
 			return err
 		},
 	} {
@@ -85,7 +85,7 @@ func TestInvalidDecisions(t *testing.T) {
 func TestSchemaIsChecked(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Empty(t)
-	at := ops.Place{Scope: "stock"}
+	at := ops.CursorName{Scope: "stock"}
 	if _, err := ops.PauseCursor(t.Context(), pool, ops.By{Reason: "why"}, at); !errors.Is(err, migrations.ErrSchema) {
 		t.Error(err)
 	}

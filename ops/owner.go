@@ -20,7 +20,7 @@ select count(*), count(*) filter (where state = 'waiting') from onlyonce.parked
    and ($4::bigint is null or "offset" >= $4) and ($5::bigint is null or "offset" < $5)`
 
 // checkOne is check for a decision about one partition.
-func (p *Place) checkOne() error {
+func (p *CursorName) checkOne() error {
 	if p.Topic == "" {
 		return failf(ErrInvalid, "the topic must not be empty")
 	}
@@ -28,12 +28,12 @@ func (p *Place) checkOne() error {
 }
 
 // String names the partition.
-func (p Place) String() string {
+func (p CursorName) String() string {
 	return fmt.Sprintf("scope %q, topic %q, partition %d", p.Scope, p.Topic, p.Partition)
 }
 
 // lockLease locks the lease of the cursor and its slots, if there is one.
-func (p *Place) lockLease(ctx context.Context, tx pgx.Tx) error {
+func (p *CursorName) lockLease(ctx context.Context, tx pgx.Tx) error {
 	for _, sql := range []string{cursor.LockSQL, cursor.LockSlotsSQL} {
 		if _, err := tx.Exec(ctx, sql, p.Scope, p.Topic, p.Partition); err != nil {
 			return err
@@ -43,7 +43,7 @@ func (p *Place) lockLease(ctx context.Context, tx pgx.Tx) error {
 }
 
 // readOne returns the cursor, nil if there is none.
-func (p *Place) readOne(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
+func (p *CursorName) readOne(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
 	found, err := collect[Cursor](ctx, tx, cursorsSQL, p.Scope, p.Topic, p.Partition)
 	if err != nil || len(found) == 0 {
 		return nil, err
@@ -52,7 +52,7 @@ func (p *Place) readOne(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
 }
 
 // readThere is readOne for a decision that makes no cursor.
-func (p *Place) readThere(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
+func (p *CursorName) readThere(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
 	c, err := p.readOne(ctx, tx)
 	if err == nil && c == nil {
 		err = failf(ErrNotFound, "there is no cursor (%s)", *p).but("correct the flags; `onlyonce cursor show` lists those there are")
@@ -61,7 +61,7 @@ func (p *Place) readThere(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
 }
 
 // readBack returns the cursor after it was written.
-func (p *Place) readBack(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
+func (p *CursorName) readBack(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
 	c, err := p.readOne(ctx, tx)
 	if err == nil && c == nil {
 		err = errors.New("the cursor is not there after it was written")

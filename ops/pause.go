@@ -41,8 +41,8 @@ func (p *Pause) What() string {
 	return fmt.Sprintf("scope %s, topic %s, partition %d", p.Scope, p.Topic, p.Partition)
 }
 
-// Place is a partition of a scope, or a whole scope.
-type Place struct {
+// CursorName is a partition of a scope, or a whole scope.
+type CursorName struct {
 	// Scope is the scope of the consumer. Required.
 	Scope string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
 
@@ -54,7 +54,7 @@ type Place struct {
 	Partition int32 `flag:"partition" arg:"N" doc:"the partition N"`
 }
 
-func (p *Place) check() error {
+func (p *CursorName) check() error {
 	if err := checkText("the scope", p.Scope); err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (p *Place) check() error {
 }
 
 // parts are the topic and the partition, nil for the whole scope.
-func (p *Place) parts() (topic *string, partition *int32) {
+func (p *CursorName) parts() (topic *string, partition *int32) {
 	if p.Topic == "" {
 		return nil, nil
 	}
@@ -76,7 +76,7 @@ func (p *Place) parts() (topic *string, partition *int32) {
 }
 
 // key is the primary key of the pause: empty and -1 for the whole scope.
-func (p *Place) key() (topic string, partition int32) {
+func (p *CursorName) key() (topic string, partition int32) {
 	if p.Topic == "" {
 		return "", -1
 	}
@@ -101,9 +101,9 @@ type Paused struct {
 // paused before it begins.
 //
 // The error is of kind ErrNothing if it is paused already.
-func PauseCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
+func PauseCursor(ctx context.Context, db DB, by By, at CursorName) (*Paused, error) {
 	k := kind{action: "cursor pause", subject: "the pauses", look: "onlyonce cursor show"}
-	return decide(ctx, db, k, by, &pausing{Place: at}, nil)
+	return decide(ctx, db, k, by, &pausing{CursorName: at}, nil)
 }
 
 // ResumeCursor ends the pause of the same place; work goes on within a second or two. A pause of
@@ -111,13 +111,13 @@ func PauseCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
 // partitions outlast it.
 //
 // The error is of kind ErrNothing if the place is not paused itself.
-func ResumeCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
+func ResumeCursor(ctx context.Context, db DB, by By, at CursorName) (*Paused, error) {
 	k := kind{action: "cursor resume", subject: "the pauses", look: "onlyonce cursor show"}
-	return decide(ctx, db, k, by, &pausing{Place: at, resume: true}, nil)
+	return decide(ctx, db, k, by, &pausing{CursorName: at, resume: true}, nil)
 }
 
 type pausing struct {
-	Place
+	CursorName
 	resume bool
 }
 

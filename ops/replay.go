@@ -13,7 +13,7 @@ import (
 
 // ReplayInput is the input of [Replay].
 type ReplayInput struct {
-	Place
+	CursorName
 
 	// From is the first offset that is handled again, and To the first that is not. To is at most
 	// the position. Defaults to the position, or with Shown to what was shown.

@@ -13,7 +13,7 @@ func TestReplay(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	cursors(t, pool, 1)
-	in := ops.ReplayInput{Place: ops.Place{Scope: "stock", Topic: "orders"}, From: 2, To: 4}
+	in := ops.ReplayInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders"}, From: 2, To: 4}
 	seen, err := ops.Replay(t.Context(), pool, ops.By{DryRun: true}, in)
 	if err != nil || seen.AuditID != 0 || seen.From != 2 || seen.To != 4 || seen.Resume != 5 {
 		t.Fatalf("%+v, %v", seen, err)
@@ -38,7 +38,7 @@ func TestReplayRefuses(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	cursors(t, pool, 1) // at offset 5
-	at := ops.Place{Scope: "stock", Topic: "orders"}
+	at := ops.CursorName{Scope: "stock", Topic: "orders"}
 	replay := func(in ops.ReplayInput) error {
 		_, err := ops.Replay(t.Context(), pool, ops.By{Reason: "why"}, in)
 		return err
@@ -47,21 +47,21 @@ func TestReplayRefuses(t *testing.T) {
 		in   ops.ReplayInput
 		kind error
 	}{
-		"from the position on": {ops.ReplayInput{Place: at, From: 5}, ops.ErrRefused},
-		"to behind it":         {ops.ReplayInput{Place: at, From: 1, To: 6}, ops.ErrRefused},
-		"nothing":              {ops.ReplayInput{Place: at, From: 3, To: 3}, ops.ErrInvalid},
-		"below zero":           {ops.ReplayInput{Place: at, From: -1}, ops.ErrInvalid},
-		"no such cursor":       {ops.ReplayInput{Place: ops.Place{Scope: "stock", Topic: "other"}, From: 1}, ops.ErrNotFound},
+		"from the position on": {ops.ReplayInput{CursorName: at, From: 5}, ops.ErrRefused},
+		"to behind it":         {ops.ReplayInput{CursorName: at, From: 1, To: 6}, ops.ErrRefused},
+		"nothing":              {ops.ReplayInput{CursorName: at, From: 3, To: 3}, ops.ErrInvalid},
+		"below zero":           {ops.ReplayInput{CursorName: at, From: -1}, ops.ErrInvalid},
+		"no such cursor":       {ops.ReplayInput{CursorName: ops.CursorName{Scope: "stock", Topic: "other"}, From: 1}, ops.ErrNotFound},
 	} {
 		if err := replay(c.in); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	parks(t, pool, 1) // offset 1
-	if err := replay(ops.ReplayInput{Place: at, From: 0, To: 3}); !errors.Is(err, ops.ErrRefused) {
+	if err := replay(ops.ReplayInput{CursorName: at, From: 0, To: 3}); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("a message of the range is parked: %v", err)
 	}
-	if err := replay(ops.ReplayInput{Place: at, From: 2, To: 3}); err != nil {
+	if err := replay(ops.ReplayInput{CursorName: at, From: 2, To: 3}); err != nil {
 		t.Errorf("beside it: %v", err)
 	}
 }

@@ -24,7 +24,7 @@ type Retired struct {
 
 // RetireInput is the input of [RetireCursor].
 type RetireInput struct {
-	Place
+	CursorName
 
 	// Shown is the result of a dry run that a person agreed to. If the cursor has another owner or
 	// run by now the error is of kind ErrChanged.
@@ -40,10 +40,10 @@ type RetireInput struct {
 // ErrNothing if it is retired already, and ErrChanged.
 func RetireCursor(ctx context.Context, db DB, by By, in RetireInput) (*Retired, error) {
 	k := kind{action: "cursor retire", subject: "the cursor", look: "onlyonce cursor show"}
-	return decide(ctx, db, k, by, &retirement{in.Place}, in.Shown)
+	return decide(ctx, db, k, by, &retirement{in.CursorName}, in.Shown)
 }
 
-type retirement struct{ Place }
+type retirement struct{ CursorName }
 
 func (q *retirement) check() error { return q.checkOne() }
 
@@ -55,7 +55,7 @@ func (q *retirement) read(ctx context.Context, tx pgx.Tx) (*Retired, error) {
 		return nil, err
 	}
 	if before.RetiredAt != nil {
-		return nil, failf(ErrNothing, "The cursor (%s) was retired at %s already: nothing was changed.", q.Place, show.Instant(*before.RetiredAt))
+		return nil, failf(ErrNothing, "The cursor (%s) was retired at %s already: nothing was changed.", q.CursorName, show.Instant(*before.RetiredAt))
 	}
 	after, soon := *before, time.Now() // the database's clock writes it
 	after.Epoch, after.RetiredAt = before.Epoch+1, &soon

@@ -16,7 +16,7 @@ func TestRetireCursor(t *testing.T) {
 	pool := pgtest.DB(t)
 	cursors(t, pool, 1)
 	parks(t, pool, 2)
-	in := ops.RetireInput{Place: ops.Place{Scope: "stock", Topic: "orders"}}
+	in := ops.RetireInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders"}}
 	seen, err := ops.RetireCursor(t.Context(), pool, ops.By{DryRun: true}, in)
 	if err != nil || seen.AuditID != 0 || seen.Parked != 2 || seen.Before.RetiredAt != nil || seen.After.RetiredAt == nil {
 		t.Fatalf("%+v, %v", seen, err)
@@ -47,7 +47,7 @@ func TestRetireOfWhatWasShown(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	cursors(t, pool, 1)
-	in := ops.RetireInput{Place: ops.Place{Scope: "stock", Topic: "orders"}}
+	in := ops.RetireInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders"}}
 	seen, err := ops.RetireCursor(t.Context(), pool, ops.By{DryRun: true}, in)
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func TestT12DecisionOnAStaleConnection(t *testing.T) {
 	pool := pgtest.DB(t)
 	cursors(t, pool, 1)
 	stale := pgtest.Stale(t, pool)
-	at := ops.Place{Scope: "stock", Topic: "orders"}
+	at := ops.CursorName{Scope: "stock", Topic: "orders"}
 	var refused *pgconn.PgError
 	if _, err := ops.PauseCursor(t.Context(), stale, ops.By{Reason: "why"}, at); !errors.As(err, &refused) || refused.Code != "25006" {
 		t.Fatalf("on a standby: %v", err)

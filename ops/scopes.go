@@ -13,13 +13,13 @@ import (
 // scopeSQL reads what ids mean in a scope, until when its keys were forgotten and ids are too old,
 // its class of horizon, and the class before if its ring has to be asked too. In: scope. At most
 // one row; by the primary key.
-const scopeSQL = `select topics, copies, home, onlyonce.forgotten(scope) as forgotten, onlyonce.too_old(scope) as too_old, class, onlyonce.class_before(scope) as class_before from onlyonce.scopes where scope = $1`
+const scopeSQL = `select topics, copies, first_topic, onlyonce.forgotten(scope) as forgotten, onlyonce.too_old(scope) as too_old, class, onlyonce.class_before(scope) as class_before from onlyonce.scopes where scope = $1`
 
 // scopeRow is a row of onlyonce.scopes.
 type scopeRow struct {
-	Topics []string
-	Copies *string
-	Home   string
+	Topics     []string
+	Copies     *string
+	FirstTopic string
 	// Forgotten is the time until which keys may have been forgotten; nil: none were.
 	Forgotten *time.Time
 	// TooOld is the time until which an id may be one of those keys; nil: none is.
@@ -41,8 +41,8 @@ func (r *scopeRow) classes() []string {
 	return []string{r.Class}
 }
 
-// within reports whether ids count within their topic. Those of the topic Home have no topic in
-// their keys all the same.
+// within reports whether ids count within their topic. Those of the topic FirstTopic have no topic
+// in their keys all the same.
 func (r *scopeRow) within() bool { return r.Copies != nil && *r.Copies == "within" }
 
 // readScope returns nil if the scope has no row: it claims no ids.
@@ -59,10 +59,10 @@ func (r *scopeRow) text() string {
 	if r.Copies != nil {
 		choice = *r.Copies
 	}
-	if r.Home == "" {
+	if r.FirstTopic == "" {
 		return choice + ", begun with several topics"
 	}
-	return choice + ", begun with " + r.Home
+	return choice + ", begun with " + r.FirstTopic
 }
 
 func (r *scopeRow) classText() string {
@@ -79,7 +79,7 @@ func (r *scopeRow) agrees(ctx context.Context, tx pgx.Tx, scope, from string) er
 	if err != nil || here == nil || r == nil {
 		return err
 	}
-	if here.Home != r.Home || here.Copies != nil && r.Copies != nil && *here.Copies != *r.Copies {
+	if here.FirstTopic != r.FirstTopic || here.Copies != nil && r.Copies != nil && *here.Copies != *r.Copies {
 		return failf(ErrRefused, "ids of the scope do not mean here what they mean in %s (here: %s; there: %s), and nothing was done: keys that came along would not be found. "+
 			"See onlyonce.scopes in both", from, here.text(), r.text())
 	}

@@ -19,7 +19,7 @@ func TestDecisionsPrepare(t *testing.T) {
 		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, sinkRatesSQL, lockRateSQL, setRateSQL,
 		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
 		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
-		eraseRequestSQL, lockOperationsSQL, requestOperationsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, bulkAuditSQL, fenceOffSQL, closeSQL, closeSealSQL, lockHomeSQL, leaveHomeSQL, adoptHomeSQL, leaseRequestsSQL, standardForgottenSQL, fenceOffRecordsSQL} {
+		eraseRequestSQL, lockOperationsSQL, requestOperationsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, bulkAuditSQL, fenceOffSQL, closeSQL, closeSealSQL, lockPlaceSQL, leavePlaceSQL, adoptPlaceSQL, leaseRequestsSQL, standardForgottenSQL, fenceOffRecordsSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

@@ -19,7 +19,7 @@ func TestQuestionsPrepare(t *testing.T) {
 		claimsSQL, copiesSQL, scopeCursorsSQL, lastsSQL, classScopesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, parkedCountsSQL, settledCountSQL, openRequestsSQL,
 		relaysSQL, membersSQL, ownersSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL, ringSQL, sinkNamesSQL, streamsSQL, eventRingSQL,
 		frontiersSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, aheadSQL, heldSQL, changedKeysSQL,
-		windowsSQL, scopeFrontiersSQL, writingSQL, homesSQL, stalledHomesSQL, remainingSQL, unhandledSQL, idleSQL} {
+		windowsSQL, scopeFrontiersSQL, writingSQL, placesSQL, stalledPlacesSQL, remainingSQL, unhandledSQL, idleSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

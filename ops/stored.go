@@ -27,7 +27,7 @@ log as materialized (
   union
   select b.slot, b.sink, b.lane, b.xid, b.id, p.row_id
     from parked p join onlyonce.batches b on b.sink = p.sink and b.lane = p.lane and p.row_id between b.id and b.id + b.n - 1)
-select 'log' as place, c.id, c.key::text as key, c.sink, c.state, c.erased_at, octet_length(r.body)::bigint as bytes
+select 'log' as "table", c.id, c.key::text as key, c.sink, c.state, c.erased_at, octet_length(r.body)::bigint as bytes
   from log g
  cross join lateral (select * from onlyonce.outbox_log r where r.slot = g.slot and r.sink = g.sink and r.lane = g.lane and r.xid = g.xid and r.batch = g.batch and r.id = g.id offset 0) r
  cross join lateral (select * from onlyonce.calls c where c.sink = g.sink and c.lane = g.lane and c.xid = g.xid and c.batch = g.batch and c.id = g.id offset 0) c
@@ -37,7 +37,7 @@ order by 1 desc, 2`
 
 // StoredCall is one place where a call is stored.
 type StoredCall struct {
-	Place    string     `json:"place" doc:"log or parked"`
+	Table    string     `json:"table" doc:"log or parked"`
 	ID       int64      `json:"id" doc:"of the row in that place"`
 	Key      *string    `json:"key" doc:"the call's idempotency key, of a row of the log; else nil"`
 	Sink     string     `json:"sink"`

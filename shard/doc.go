@@ -1,19 +1,19 @@
 // Package shard routes tenants, endpoints and other places to one of several databases, for HTTP
-// requests, webhooks and loops of your own. Each place lives whole in one database, its home: its
+// requests, webhooks and loops of your own. Each place lives whole in one database, its shard: its
 // keys, its records and the effects of its work. So each guarantee for one database holds for each
 // place, and no transaction spans two databases.
 //
-//	shards, err := shard.New(pools, func(place string) string { return homeOf[place] })
+//	shards, err := shard.New(pools, func(place string) string { return shardOf[place] })
 //	layer, err := idempotency.NewSharded(shards, cfg)  // a request's place is its tenant
 //	endpoint, err := webhook.NewSharded(shards, cfg)   // an event's place is its tenant, or the endpoint
-//	home, err := shards.Home(ctx, "acme")              // your own loop: home.Pool, and Enter in each transaction
+//	db, err := shards.Find(ctx, "acme")              // your own loop: db.Pool, and Enter in each transaction
 //
 // # What it defends against
 //
 // A key is searched in one database only. So a place that two processes send to two databases would
 // take effect in both. The function that chooses may differ from one process to another, for
 // example during a deployment, or because of a mistake. So each database records which places live
-// in it (onlyonce.homes), and each transaction checks that its place does (onlyonce.at_home).
+// in it (onlyonce.places), and each transaction checks that its place does (onlyonce.enter_place).
 //
 //   - Two processes meet a new place, and send it to A and to B. Each writes its row before it
 //     looks into the other databases, so at least one of them sees the other's row, and refuses

@@ -52,12 +52,12 @@ func charge(w http.ResponseWriter, r *http.Request) {
 
 // apply is a loop's handling of one message.
 func apply(ctx context.Context, shards *shard.Set, tenant, id string) error {
-	home, err := shards.Home(ctx, tenant)
+	db, err := shards.Find(ctx, tenant)
 	if err != nil {
 		return err
 	}
 	key := dedupe.Key{Tenant: tenant, Scope: "orders", ID: id, Fingerprint: dedupe.NoFingerprint}
-	_, err = dedupe.Do(ctx, home.Pool, key, func(ctx context.Context, tx dedupe.GuardedTx) error {
+	_, err = dedupe.Do(ctx, db.Pool, key, func(ctx context.Context, tx dedupe.GuardedTx) error {
 		if err := shard.Enter(ctx, tx, tenant); err != nil {
 			return err
 		}
@@ -86,12 +86,12 @@ func Example() {
 	}
 	fmt.Println("in a:", apply(ctx, old, "acme", "order-1"))
 
-	by := ops.By{Actor: "ann", Reason: "OPS-40"} // onlyonce home leave, onlyonce home adopt
-	if _, err := ops.LeaveHome(ctx, a, by, ops.LeaveHomeInput{Place: "acme", To: "b"}); err != nil {
+	by := ops.By{Actor: "ann", Reason: "OPS-40"} // onlyonce place leave, onlyonce place adopt
+	if _, err := ops.LeavePlace(ctx, a, by, ops.LeavePlaceInput{Place: "acme", To: "b"}); err != nil {
 		panic(err)
 	}
-	from := &ops.HomeOrigin{DB: a, Name: "a", As: "b", StandardKeys: true}
-	if _, err := ops.AdoptHome(ctx, b, by, ops.AdoptHomeInput{Place: "acme", From: from}); err != nil {
+	from := &ops.PlaceOrigin{DB: a, Name: "a", As: "b", StandardKeys: true}
+	if _, err := ops.AdoptPlace(ctx, b, by, ops.AdoptPlaceInput{Place: "acme", From: from}); err != nil {
 		panic(err)
 	}
 	fmt.Println("refused in a:", errors.Is(apply(ctx, old, "acme", "order-2"), shard.ErrElsewhere))

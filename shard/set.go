@@ -33,7 +33,7 @@ type Set struct {
 	of        func(place string) string
 
 	mu    sync.Mutex
-	known map[string]struct{} // places that have their home where the function says
+	known map[string]struct{} // places that live where the function says
 }
 
 // Database is a database of a Set.
@@ -106,13 +106,13 @@ func (s *Set) Of(place string) (db Database, err error) {
 	return db, nil
 }
 
-// Home returns the database in which a place lives. If no process has met the place before, Home
+// Find returns the database in which a place lives. If no process has met the place before, Find
 // records that it lives in the database that the function chooses; that asks all databases. The
 // error wraps [ErrElsewhere] if the place lives in another database.
 //
-// Home alone is no promise for later, because the place may leave at any time: call [Enter] in each
-// transaction.
-func (s *Set) Home(ctx context.Context, place string) (Database, error) {
+// The answer alone is no promise for later, because the place may leave at any time: call [Enter]
+// in each transaction.
+func (s *Set) Find(ctx context.Context, place string) (Database, error) {
 	db, err := s.Of(place)
 	if err != nil {
 		return Database{}, err
@@ -134,7 +134,7 @@ func (s *Set) Home(ctx context.Context, place string) (Database, error) {
 	return db, nil
 }
 
-// Forget makes the next [Set.Home] of a place ask the databases again. Call it if [Enter] returned
+// Forget makes the next [Set.Find] of a place ask the databases again. Call it if [Enter] returned
 // [ErrUnknown], because an operator may have deleted the record of the place.
 func (s *Set) Forget(place string) {
 	s.mu.Lock()

@@ -68,15 +68,15 @@ func TestFaultsOfASet(t *testing.T) {
 		return place
 	})
 	for _, place := range []string{"panics", "b"} {
-		if _, err := s.Home(t.Context(), place); err == nil {
+		if _, err := s.Find(t.Context(), place); err == nil {
 			t.Errorf("%s: no error", place)
 		}
 	}
 }
 
 // N1: many processes, half of which choose another database, meet new places at once. A place gets
-// one home, or none yet.
-func TestN1NewPlaceGetsOneHome(t *testing.T) {
+// one shard, or none yet.
+func TestN1NewPlaceGetsOneShard(t *testing.T) {
 	t.Parallel()
 	pools := map[string]*pgxpool.Pool{"a": pgtest.DB(t), "b": pgtest.DB(t)}
 	const places, processes = 40, 6
@@ -86,7 +86,7 @@ func TestN1NewPlaceGetsOneHome(t *testing.T) {
 		s := newSet(t, pools, func(string) string { return of })
 		wg.Go(func() {
 			for i := range places {
-				if _, err := s.Home(t.Context(), fmt.Sprint("tenant ", i)); err != nil && !errors.Is(err, shard.ErrElsewhere) {
+				if _, err := s.Find(t.Context(), fmt.Sprint("tenant ", i)); err != nil && !errors.Is(err, shard.ErrElsewhere) {
 					t.Error(err)
 				}
 			}
@@ -95,21 +95,21 @@ func TestN1NewPlaceGetsOneHome(t *testing.T) {
 	wg.Wait()
 	for i := range places {
 		place := fmt.Sprint("tenant ", i)
-		const here = `select count(*) from onlyonce.homes where place = $1 and state = 'here'`
+		const here = `select count(*) from onlyonce.places where place = $1 and state = 'here'`
 		if a, b := count(t, pools["a"], here, place), count(t, pools["b"], here, place); a+b > 1 {
 			t.Errorf("%s lives in both", place)
 		}
 	}
 	// Once they agree, each has one.
 	s := newSet(t, pools, func(string) string { return "a" })
-	if _, err := s.Home(t.Context(), "another"); err != nil {
+	if _, err := s.Find(t.Context(), "another"); err != nil {
 		t.Error(err)
 	}
 	wrong := newSet(t, pools, func(string) string { return "b" })
-	if _, err := wrong.Home(t.Context(), "another"); !errors.Is(err, shard.ErrElsewhere) {
+	if _, err := wrong.Find(t.Context(), "another"); !errors.Is(err, shard.ErrElsewhere) {
 		t.Errorf("a process that chooses another database: %v", err)
 	}
-	if n := count(t, pools["b"], `select count(*) from onlyonce.homes where place = 'another'`); n != 0 {
+	if n := count(t, pools["b"], `select count(*) from onlyonce.places where place = 'another'`); n != 0 {
 		t.Error("the row of a process that was refused stays")
 	}
 }
@@ -124,11 +124,11 @@ func TestN1DatabaseThatIsDown(t *testing.T) {
 	}
 	down.Close()
 	s := newSet(t, map[string]*pgxpool.Pool{"a": a, "b": down}, func(string) string { return "a" })
-	if _, err := s.Home(t.Context(), "acme"); err == nil || errors.Is(err, shard.ErrElsewhere) {
+	if _, err := s.Find(t.Context(), "acme"); err == nil || errors.Is(err, shard.ErrElsewhere) {
 		t.Errorf("%v", err)
 	}
 	s = newSet(t, map[string]*pgxpool.Pool{"a": a, "b": b}, func(string) string { return "a" })
-	if _, err := s.Home(t.Context(), "acme"); err != nil {
+	if _, err := s.Find(t.Context(), "acme"); err != nil {
 		t.Errorf("when it is up again: %v", err)
 	}
 }
@@ -138,7 +138,7 @@ func TestN2LeavingWaits(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	s := newSet(t, map[string]*pgxpool.Pool{"a": pool}, func(string) string { return "a" })
-	if _, err := s.Home(t.Context(), "acme"); err != nil {
+	if _, err := s.Find(t.Context(), "acme"); err != nil {
 		t.Fatal(err)
 	}
 	exec(t, pool, `create table effects (id int)`)
@@ -155,12 +155,12 @@ func TestN2LeavingWaits(t *testing.T) {
 	if err := shard.Enter(t.Context(), inside, "acme"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := old.Exec(t.Context(), `select 1 from onlyonce.homes`); err != nil { // its snapshot is taken
+	if _, err := old.Exec(t.Context(), `select 1 from onlyonce.places`); err != nil { // its snapshot is taken
 		t.Fatal(err)
 	}
 	left := make(chan error, 1)
 	go func() {
-		_, err := pool.Exec(t.Context(), `select onlyonce.leave_home('acme', true, 'b')`)
+		_, err := pool.Exec(t.Context(), `select onlyonce.leave_place('acme', true, 'b')`)
 		left <- err
 	}()
 	pgtest.Until(t, pgtest.Patience(30*time.Second), "leaving waits", func() bool {
@@ -195,7 +195,7 @@ func TestN2LeavingWaits(t *testing.T) {
 			t.Errorf("%s, a place that is not known: %v", level, err)
 		}
 	}
-	if _, err := newSet(t, map[string]*pgxpool.Pool{"a": pool}, func(string) string { return "a" }).Home(t.Context(), "acme"); !errors.Is(err, shard.ErrElsewhere) {
+	if _, err := newSet(t, map[string]*pgxpool.Pool{"a": pool}, func(string) string { return "a" }).Find(t.Context(), "acme"); !errors.Is(err, shard.ErrElsewhere) {
 		t.Errorf("another process: %v", err)
 	}
 }
@@ -206,16 +206,16 @@ func TestForget(t *testing.T) {
 	pool := pgtest.DB(t)
 	s := newSet(t, map[string]*pgxpool.Pool{"a": pool}, func(string) string { return "a" })
 	for range 2 {
-		if _, err := s.Home(t.Context(), "acme"); err != nil {
+		if _, err := s.Find(t.Context(), "acme"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	exec(t, pool, `delete from onlyonce.homes`)
-	if _, err := s.Home(t.Context(), "acme"); err != nil || count(t, pool, `select count(*) from onlyonce.homes`) != 0 {
+	exec(t, pool, `delete from onlyonce.places`)
+	if _, err := s.Find(t.Context(), "acme"); err != nil || count(t, pool, `select count(*) from onlyonce.places`) != 0 {
 		t.Errorf("%v: it was asked for again", err)
 	}
 	s.Forget("acme")
-	if _, err := s.Home(t.Context(), "acme"); err != nil || count(t, pool, `select count(*) from onlyonce.homes`) != 1 {
+	if _, err := s.Find(t.Context(), "acme"); err != nil || count(t, pool, `select count(*) from onlyonce.places`) != 1 {
 		t.Error(err)
 	}
 }

@@ -94,8 +94,8 @@ func (p *partition) Tags() []string {
 }
 
 // place reads a partition from the address or a form.
-func (v *visit) place() ops.Place {
-	at := ops.Place{Scope: v.r.FormValue("scope"), Topic: v.r.FormValue("topic")}
+func (v *visit) place() ops.CursorName {
+	at := ops.CursorName{Scope: v.r.FormValue("scope"), Topic: v.r.FormValue("topic")}
 	if n, err := strconv.ParseInt(v.r.FormValue("partition"), 10, 32); err == nil {
 		at.Partition = int32(n)
 	} else if at.Topic != "" {

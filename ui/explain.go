@@ -122,7 +122,7 @@ func keyTimeline(r *ops.KeyReport) (past, next []moment) {
 		}
 	}
 	for _, s := range r.Call {
-		t.then("as a call it is stored in "+s.Place+" for sink "+s.Sink+": "+s.State, s.State)
+		t.then("as a call it is stored in "+s.Table+" for sink "+s.Sink+": "+s.State, s.State)
 	}
 	for _, c := range r.Copies {
 		if c.Duplicate {

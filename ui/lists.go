@@ -97,19 +97,19 @@ func (v *visit) event() error {
 	return nil
 }
 
-// homes shows the places that the database knows, for example tenants.
-func (v *visit) homes() error {
-	f := ops.HomeFilter{Place: v.Query("place"), State: v.Query("state"), Limit: perPage}
-	var rows []ops.Home
+// places shows the places that the database knows, for example tenants.
+func (v *visit) places() error {
+	f := ops.PlaceFilter{Place: v.Query("place"), State: v.Query("state"), Limit: perPage}
+	var rows []ops.Place
 	var more bool
 	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, more, err = ops.Homes(ctx, db, f)
+		rows, more, err = ops.Places(ctx, db, f)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	v.show(page{File: "homes", Title: "Homes", Section: "/homes", Data: map[string]any{"Rows": rows, "More": more, "Filter": f,
+	v.show(page{File: "places", Title: "Places", Section: "/places", Data: map[string]any{"Rows": rows, "More": more, "Filter": f,
 		"States": []string{"claimed", "here", "leaving", "left"}}})
 	return nil
 }

@@ -27,7 +27,7 @@ func routes() []route {
 		{"GET /events", View, (*visit).events},
 		{"GET /events/at", View, (*visit).event},
 		{"GET /keys", View, (*visit).keys},
-		{"GET /homes", View, (*visit).homes},
+		{"GET /places", View, (*visit).places},
 		{"GET /audit", View, (*visit).audit},
 		{"GET /audit/{id}", View, (*visit).auditRow},
 		{"GET /doctor", View, (*visit).doctor},

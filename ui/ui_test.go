@@ -119,7 +119,7 @@ func pages(t *testing.T, pool *pgxpool.Pool) []string {
 	call := one[string](t, pool, `select key::text from onlyonce.outbox_log order by id limit 1`)
 	return []string{"/", "/consumers", "/consumers?scope=stock", "/consumers/cursor?scope=stock&topic=orders&partition=4", "/parked", "/parked?kind=message&scope=stock&reason=exhausted",
 		"/parked?settled=1", "/parked/1", "/parked/121", "/explain", "/explain?q=order-1", "/explain?q=orders/1/47001", "/explain?q=" + call, "/outbox", "/outbox?sink=payments",
-		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/homes", "/homes?state=left", "/audit", "/audit/1", "/doctor"}
+		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/places", "/places?state=left", "/audit", "/audit/1", "/doctor"}
 }
 
 // The page of a partition says what holds it up, and what resolves that.
@@ -133,14 +133,14 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// The page of homes lists the tenants of this database, by state.
-func TestHomes(t *testing.T) {
+// The page of places lists the tenants of this database, by state.
+func TestPlaces(t *testing.T) {
 	t.Parallel()
 	c := serve(t, filled(t), ui.Config{Authorize: as("ann", ui.View)})
-	c.get("/homes").want(http.StatusOK, "acme", "shard-a", "globex", "initech")
-	c.get("/homes?state=leaving").want(http.StatusOK, "globex", `<span class="tag mild">leaving</span>`).without("initech")
-	c.get("/homes?place=initech").want(http.StatusOK, "initech").without("globex")
-	c.get("/homes?place=nobody").want(http.StatusOK, "No place matches.")
+	c.get("/places").want(http.StatusOK, "acme", "shard-a", "globex", "initech")
+	c.get("/places?state=leaving").want(http.StatusOK, "globex", `<span class="tag mild">leaving</span>`).without("initech")
+	c.get("/places?place=initech").want(http.StatusOK, "initech").without("globex")
+	c.get("/places?place=nobody").want(http.StatusOK, "No place matches.")
 }
 
 func TestU2Pages(t *testing.T) {

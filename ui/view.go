@@ -36,7 +36,7 @@ type page struct {
 // Sections are the links of the navigation.
 func (p *page) Sections() [][2]string {
 	return [][2]string{{"/", "Overview"}, {"/consumers", "Consumers"}, {"/parked", "Parked"}, {"/outbox", "Outbox"}, {"/requests", "Requests"},
-		{"/events", "Events"}, {"/keys", "Keys"}, {"/homes", "Homes"}, {"/audit", "Audit"}, {"/doctor", "Doctor"}}
+		{"/events", "Events"}, {"/keys", "Keys"}, {"/places", "Places"}, {"/audit", "Audit"}, {"/doctor", "Doctor"}}
 }
 
 // parse reads the templates: each page with the layout.

@@ -171,7 +171,7 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 	default:
 		return ep.writeRefusal(w, start, http.StatusServiceUnavailable, ErrBusy)
 	}
-	outcome, err := ep.acceptAtHome(ctx, incoming)
+	outcome, err := ep.acceptInShard(ctx, incoming)
 	switch {
 	case err == nil:
 		return ep.writeAccepted(w, start, e, outcome, "")

@@ -178,7 +178,7 @@ func (r *reconciliation) acceptListed(ctx context.Context, e *Event) (fresh bool
 	}
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Deadline)
 	defer cancel()
-	outcome, err := r.acceptAtHome(bounded, incoming)
+	outcome, err := r.acceptInShard(bounded, incoming)
 	if err != nil {
 		return false, err
 	}

@@ -119,7 +119,7 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 	}
 	if ep.set != nil {
-		if _, err := preflight.Check(startCtx, ep.pool.Raw(), preflight.Homes); err != nil && ctx.Err() == nil {
+		if _, err := preflight.Check(startCtx, ep.pool.Raw(), preflight.Places); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 		}
 	}

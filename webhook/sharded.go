@@ -49,17 +49,17 @@ func (ep *Endpoint) place(i *incomingEvent) string {
 	return ep.cfg.Name
 }
 
-// acceptAtHome accepts an event in the database of its place.
-func (ep *Endpoint) acceptAtHome(ctx context.Context, i *incomingEvent) (Outcome, error) {
+// acceptInShard accepts an event in the database of its place.
+func (ep *Endpoint) acceptInShard(ctx context.Context, i *incomingEvent) (Outcome, error) {
 	if ep.set == nil {
 		return ep.accept(ctx, i)
 	}
-	home, err := ep.set.Home(ctx, ep.place(i))
+	db, err := ep.set.Find(ctx, ep.place(i))
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", ErrStore, err)
 	}
 	if ep.shards != nil {
-		return ep.shards[home.Name].accept(ctx, i)
+		return ep.shards[db.Name].accept(ctx, i)
 	}
 	return ep.accept(ctx, i)
 }

@@ -49,7 +49,7 @@ func TestN2EndpointMoves(t *testing.T) {
 	e := a.serveMux(s, mux, "/hooks")
 	e.send(stripeBody("evt_0", "")).want(t, 200, false)
 	leave := func() string {
-		done, err := ops.LeaveHome(t.Context(), a.pool, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "e", To: "b"})
+		done, err := ops.LeavePlace(t.Context(), a.pool, ops.By{Reason: "OPS-40"}, ops.LeavePlaceInput{Place: "e", To: "b"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,8 +71,8 @@ func TestN2EndpointMoves(t *testing.T) {
 	if got := e.send(stripeBody("evt_1", "")); got.status != http.StatusServiceUnavailable {
 		t.Errorf("before it is adopted: %v", got)
 	}
-	from := &ops.HomeOrigin{DB: a.pool, Name: "a", As: "b", StandardKeys: true}
-	if _, err := ops.AdoptHome(t.Context(), b.pool, ops.By{Reason: "OPS-40"}, ops.AdoptHomeInput{Place: "e", From: from}); err != nil {
+	from := &ops.PlaceOrigin{DB: a.pool, Name: "a", As: "b", StandardKeys: true}
+	if _, err := ops.AdoptPlace(t.Context(), b.pool, ops.By{Reason: "OPS-40"}, ops.AdoptPlaceInput{Place: "e", From: from}); err != nil {
 		t.Fatal(err)
 	}
 	e.send(stripeBody("evt_0", "")).want(t, 200, true)

@@ -131,7 +131,7 @@ func (a *app) adoptTopic(ctx context.Context, address string, ask *adoption) err
 }
 
 func (q *adoption) act(ctx context.Context, db *database, by ops.By, shown *ops.Adopted) (*ops.Adopted, error) {
-	in := ops.AdoptInput{Place: q.place(), Group: given0(q.group), OldGroupStopped: q.stop, At: q.at, Shown: shown}
+	in := ops.AdoptInput{CursorName: q.place(), Group: given0(q.group), OldGroupStopped: q.stop, At: q.at, Shown: shown}
 	if q.origin != nil {
 		in.From = &ops.Origin{DB: q.origin, Name: q.origin.name, StandardKeys: q.standard, Late: q.late}
 	}

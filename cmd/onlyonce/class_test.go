@@ -62,7 +62,7 @@ func TestK10MoveBringsTheClass(t *testing.T) {
 	s.a.until(`select coalesce(bool_and(next_offset = 2), false) from onlyonce.positions where partition = 1`)
 	stop()
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
-	s.b.exec(`insert into onlyonce.scopes (scope, topics, home, class) values ('stock', '{orders}', 'orders', 'short')`)
+	s.b.exec(`insert into onlyonce.scopes (scope, topics, first_topic, class) values ('stock', '{orders}', 'orders', 'short')`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "of class short here and of class long (standard before) in")
 	s.b.exec(`update onlyonce.scopes set class = 'long', class_before = 'short', class_changed_at = clock_timestamp()`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "of class long (short before) here and of class long (standard before) in")
@@ -135,7 +135,7 @@ func TestK10RowThatIsMadeDuringAMove(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := maker.Exec(t.Context(), `insert into onlyonce.scopes (scope, topics, home, class) values ('stock', '{orders}', 'orders', 'long')`); err != nil {
+	if _, err := maker.Exec(t.Context(), `insert into onlyonce.scopes (scope, topics, first_topic, class) values ('stock', '{orders}', 'orders', 'long')`); err != nil {
 		t.Fatal(err)
 	}
 	moved := make(chan result, 1)

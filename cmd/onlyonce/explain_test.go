@@ -48,7 +48,7 @@ func TestExplainKey(t *testing.T) {
 	const closed = `update onlyonce.rings set cur = 1, closed = '{0}' where name = 'consumer_keys';
 		update onlyonce.segments set opened_at = '2026-01-01 00:00Z', closed_at = '2026-01-02 00:00Z', bound = '4611686018427387904' where ring = 'consumer_keys' and slot = 0;
 		update onlyonce.segments set opened_at = '2026-01-02 00:00Z' where ring = 'consumer_keys' and slot = 1;`
-	const within = `insert into onlyonce.scopes (scope, topics, copies, home) values ('stock', '{orders,paid}', 'within', 'orders');`
+	const within = `insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stock', '{orders,paid}', 'within', 'orders');`
 	for name, c := range map[string]struct {
 		setup   string
 		args    []string

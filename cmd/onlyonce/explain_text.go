@@ -54,7 +54,7 @@ func (a *app) writeKey(r *ops.KeyReport) {
 			if s.ErasedAt != nil {
 				erased = show.Instant(*s.ErasedAt)
 			}
-			rows = append(rows, []string{s.Place, number(s.ID), s.Sink, s.State, number(s.Bytes), erased})
+			rows = append(rows, []string{s.Table, number(s.ID), s.Sink, s.State, number(s.Bytes), erased})
 		}
 		a.table([]string{"STORED IN", "ID", "SINK", "STATE", "BYTES", "ERASED AT"}, rows)
 	}

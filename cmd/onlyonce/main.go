@@ -98,7 +98,7 @@ type group struct {
 func groups() []group {
 	return []group{
 		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), listCommand(operate.CursorList, nil), parkedListCommand(),
-			parkedShowCommand(), outboxStatusCommand(), listCommand(operate.CallList, nil), outboxShowCommand(), eventsStatusCommand(), listCommand(operate.EventList, nil), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), listCommand(operate.RequestList, (*app).writeNextRequests), listCommand(operate.OperationList, nil), homeListCommand()}},
+			parkedShowCommand(), outboxStatusCommand(), listCommand(operate.CallList, nil), outboxShowCommand(), eventsStatusCommand(), listCommand(operate.EventList, nil), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), listCommand(operate.RequestList, (*app).writeNextRequests), listCommand(operate.OperationList, nil), placeListCommand()}},
 		{"Decide (these ask first, and write an audit row)", decisionCommands()},
 		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}
@@ -110,7 +110,7 @@ func decisionCommands() []command {
 	for _, d := range operate.All() {
 		all = append(all, decisionCommand(d))
 	}
-	return append(all, homeLeaveCommand(), homeAdoptCommand())
+	return append(all, placeLeaveCommand(), placeAdoptCommand())
 }
 
 func commands() []command {

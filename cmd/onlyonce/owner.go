@@ -9,6 +9,6 @@ func (f *cursorFilter) whole(c *consent, more ...given) error {
 }
 
 // place returns the one cursor that the filter picks.
-func (f *cursorFilter) place() ops.Place {
-	return ops.Place{Scope: *f.scope, Topic: *f.topic, Partition: int32(*f.partition)}
+func (f *cursorFilter) place() ops.CursorName {
+	return ops.CursorName{Scope: *f.scope, Topic: *f.topic, Partition: int32(*f.partition)}
 }

@@ -204,7 +204,7 @@ func TestK7CopyOfWhatWasParkedInAReplay(t *testing.T) {
 func TestK8ExplainAsksForTheTopic(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	s.exec(`insert into onlyonce.scopes (scope, topics, copies, home) values ('stock', '{orders,paid}', 'within', '')`)
+	s.exec(`insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stock', '{orders,paid}', 'within', '')`)
 	s.run("explain", "-scope", "stock", "a-1").want(t, statusEnvironment, "say with -topic which (orders, paid)")
 	s.run("explain", "-topic", "paid", "a-1").want(t, statusEnvironment, "missing: -scope")
 }
@@ -222,12 +222,12 @@ func TestK8AdoptFromBringsWhatIdsMean(t *testing.T) {
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
 	for _, other := range []string{`'{orders}', null, ''`, `'{orders}', 'across', 'orders'`} {
 		s.b.exec(`delete from onlyonce.scopes`)
-		s.b.exec(`insert into onlyonce.scopes (scope, topics, copies, home) values ('stock', ` + other + `)`)
+		s.b.exec(`insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stock', ` + other + `)`)
 		s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "ids of the scope do not mean here what they mean in", "nothing was done")
 	}
 	s.b.exec(`delete from onlyonce.scopes`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood)
-	if n := one[int](s.b, `select count(*) from onlyonce.scopes where copies = 'within' and home = 'orders' and topics = '{orders,paid}'`); n != 1 {
+	if n := one[int](s.b, `select count(*) from onlyonce.scopes where copies = 'within' and first_topic = 'orders' and topics = '{orders,paid}'`); n != 1 {
 		t.Error("b does not know what ids mean")
 	}
 }

@@ -130,14 +130,14 @@ update onlyonce.cursors
 // RetireSQL retires a cursor. In: id. By the primary key, under the lock on its lease.
 const RetireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() where id = $1`
 
-// BringScopeSQL brings the scope of another database. In: scope, topics, choice (null: none), home,
-// until when its keys were forgotten there (null: none were), class of horizon, the class before if
-// its ring has to be asked too (null: it has not), until when ids are too old there (null: none
-// are). By the primary key. The keys that came along
-// from the ring of the class before are in its current segment here, so the change counts from now
-// on, or from when that segment was opened by a clock that has gone back since (see ClassSQL).
+// BringScopeSQL brings the scope of another database. In: scope, topics, choice (null: none), first
+// topic, until when its keys were forgotten there (null: none were), class of horizon, the class
+// before if its ring has to be asked too (null: it has not), until when ids are too old there
+// (null: none are). By the primary key. The keys that came along from the ring of the class before
+// are in its current segment here, so the change counts from now on, or from when that segment was
+// opened by a clock that has gone back since (see ClassSQL).
 const BringScopeSQL = `
-insert into onlyonce.scopes as s (scope, topics, copies, home, forgotten, class, class_before, too_old, class_changed_at)
+insert into onlyonce.scopes as s (scope, topics, copies, first_topic, forgotten, class, class_before, too_old, class_changed_at)
 values ($1, $2::text[], $3, $4, $5, $6, $7::text, $8,
   case when $7::text is not null then greatest(clock_timestamp(), (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring($7::text))) end)
 on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), forgotten = greatest(s.forgotten, excluded.forgotten),

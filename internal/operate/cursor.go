@@ -9,7 +9,7 @@ import (
 )
 
 func pauseCursor() *Decision {
-	return entry[ops.Place, ops.Paused]{
+	return entry[ops.CursorName, ops.Paused]{
 		Decision: Decision{
 			Name:    "cursor pause",
 			Summary: "pause a partition, or a whole scope",
@@ -29,7 +29,7 @@ Example:
 		},
 		needs: "scope", together: "topic partition",
 		do: ops.PauseCursor,
-		would: func(_ *ops.Place, d *ops.Paused) (s Said) {
+		would: func(_ *ops.CursorName, d *ops.Paused) (s Said) {
 			p := ops.Pause{Scope: d.Scope}
 			if d.Topic != nil {
 				p.Topic, p.Partition = *d.Topic, *d.Partition
@@ -40,7 +40,7 @@ Example:
 			}
 			return s
 		},
-		done: func(_ *ops.Place, d *ops.Paused) []string {
+		done: func(_ *ops.CursorName, d *ops.Paused) []string {
 			return done(d.AuditID, "the owner stops within two seconds, behind its current batch.")
 		},
 	}.decision()
@@ -55,7 +55,7 @@ func done(audit int64, then string) []string {
 }
 
 func resumeCursor() *Decision {
-	return entry[ops.Place, ops.Paused]{
+	return entry[ops.CursorName, ops.Paused]{
 		Decision: Decision{
 			Name:    "cursor resume",
 			Summary: "end a pause",
@@ -74,14 +74,14 @@ Example:
 		},
 		needs: "scope", together: "topic partition",
 		do: ops.ResumeCursor,
-		would: func(_ *ops.Place, d *ops.Paused) (s Said) {
+		would: func(_ *ops.CursorName, d *ops.Paused) (s Said) {
 			s.say("Resume %s, paused at %s by %s: %s", d.Was.What(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
 			for _, o := range d.Others {
 				s.say("Still paused: %s, by %s: %s", o.What(), o.Actor, o.Reason)
 			}
 			return s
 		},
-		done: func(_ *ops.Place, d *ops.Paused) []string {
+		done: func(_ *ops.CursorName, d *ops.Paused) []string {
 			return done(d.AuditID, "work continues within two seconds.")
 		},
 	}.decision()

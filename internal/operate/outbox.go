@@ -214,7 +214,7 @@ Example:
 		would: func(_ *ops.EraseCallInput, d *ops.ErasedCall) Said {
 			s := Said{Columns: []string{"STORED IN", "ID", "SINK", "STATE", "BYTES"}}
 			for _, r := range d.Rows {
-				s.Rows = append(s.Rows, []string{r.Place, strconv.FormatInt(r.ID, 10), r.Sink, r.State, strconv.FormatInt(r.Bytes, 10)})
+				s.Rows = append(s.Rows, []string{r.Table, strconv.FormatInt(r.ID, 10), r.Sink, r.State, strconv.FormatInt(r.Bytes, 10)})
 			}
 			s.say("Erase the body, and the remote's answer. It cannot be brought back, and the call cannot be sent again.")
 			return s

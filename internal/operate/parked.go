@@ -220,7 +220,7 @@ Examples:
 		would: func(_ *ops.EraseEventsInput, d *ops.ErasedEvents) (s Said) {
 			s.Columns = []string{"STORED IN", "PARTITION", "OFFSET OR ID", "EVENT", "STATE", "BYTES"}
 			for _, r := range d.Rows[:min(len(d.Rows), shownRows)] {
-				s.Rows = append(s.Rows, []string{r.Place, orDash(r.Partition), strconv.FormatInt(r.ID, 10), show.OrDash(r.Event), r.State, strconv.FormatInt(r.Bytes, 10)})
+				s.Rows = append(s.Rows, []string{r.Table, orDash(r.Partition), strconv.FormatInt(r.ID, 10), show.OrDash(r.Event), r.State, strconv.FormatInt(r.Bytes, 10)})
 			}
 			if n := len(d.Rows) - shownRows; n > 0 {
 				s.say("and %d more", n)

@@ -93,9 +93,9 @@ var (
 		"operations":        {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"operation_signals": {"SELECT", "INSERT", "UPDATE"},
 	})
-	// Homes is for programs whose places live in several databases, besides the others.
-	Homes = newRole("onlyonce_app", map[string][]string{
-		"homes": {"SELECT", "INSERT", "UPDATE", "DELETE"},
+	// Places is for programs whose places live in several databases, besides the others.
+	Places = newRole("onlyonce_app", map[string][]string{
+		"places": {"SELECT", "INSERT", "UPDATE", "DELETE"},
 	})
 	// Events reads streams of the event log: a consumer's source, besides App.
 	Events = newRole("onlyonce_app", map[string][]string{

@@ -159,7 +159,7 @@ create table onlyonce.scopes (
   scope      text        primary key check (scope <> ''),
   topics     text[]      not null,
   copies     text        check (copies in ('within', 'across')),
-  home       text        not null,
+  first_topic text       not null,
   class      text        not null default 'standard' check (class in ('short', 'standard', 'long')),
   class_before     text  check (class_before in ('short', 'standard', 'long') and class_before <> class),
   class_changed_at timestamptz,
@@ -171,7 +171,7 @@ create table onlyonce.scopes (
 comment on table  onlyonce.scopes is 'What ids mean in a scope that reads messages by id: its consumers agree on this row, or halt.';
 comment on column onlyonce.scopes.topics is 'Topics that its consumers have read.';
 comment on column onlyonce.scopes.copies is 'Whether an id counts within its topic or across the topics of the scope. Null: the scope has one topic, and no choice was made.';
-comment on column onlyonce.scopes.home   is 'Topic whose keys never hold a topic: the one that the scope began with. Empty: it began with several.';
+comment on column onlyonce.scopes.first_topic is 'Topic whose keys never hold a topic: the one that the scope began with. Empty: it began with several.';
 comment on column onlyonce.scopes.class  is 'Class of horizon: in which ring its keys are claimed (onlyonce.class_ring).';
 comment on column onlyonce.scopes.class_before is 'Class before the last change. Its ring is asked too, as long as it may remember keys from before: see onlyonce.class_before. Null: never changed.';
 comment on column onlyonce.scopes.class_changed_at is 'When the class was changed: every claim of an earlier owner had ended by then.';

@@ -19,7 +19,7 @@ import (
 
 // allScenes returns the scenes of every file.
 func allScenes() []scene {
-	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), homesScenes(), operatorScenes(), rotationScenes())
+	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), placesScenes(), operatorScenes(), rotationScenes())
 }
 
 // counts are what a run has played and found.

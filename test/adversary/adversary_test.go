@@ -76,10 +76,10 @@ func TestG1CommitIsNotAnswered(t *testing.T) {
 	played(t, "consumer/repeatable-read/positions/shared/after/commit.sync.*", "consumer/read-committed/key/shared/silent/commit.sync.[1-3]")
 }
 
-// N1: whichever message of a process goes wrong while it asks for the home of a tenant, another
+// N1: whichever message of a process goes wrong while it asks for the shard of a tenant, another
 // program that sends the tenant to another database does not make it live in both.
 func TestN1RegistrationIsCutOff(t *testing.T) {
-	played(t, "homes/request/*/update-homes*.sync.[1-3]", "homes/request/late/update-homes*.bind.[1-3]")
+	played(t, "places/request/*/update-places*.sync.[1-3]", "places/request/late/update-places*.bind.[1-3]")
 }
 
 // K4, O8: whichever message of a rotator goes wrong, no key is new twice and no call is lost, and

@@ -19,7 +19,7 @@ const Secret = "card 4242 4242 4242 4242"
 
 // Fill writes the sample. The database must have the schema, and nothing else in it.
 func Fill(ctx context.Context, pool *pgxpool.Pool) error {
-	for _, sql := range []string{cursorsSQL, ownersSQL, parkedSQL, parkedCallsSQL, blockedSQL, pausesSQL, keysSQL, eventsSQL, requestsSQL, operationsSQL, lanesSQL, homesSQL, auditSQL} {
+	for _, sql := range []string{cursorsSQL, ownersSQL, parkedSQL, parkedCallsSQL, blockedSQL, pausesSQL, keysSQL, eventsSQL, requestsSQL, operationsSQL, lanesSQL, placesSQL, auditSQL} {
 		if _, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return fmt.Errorf("%s: %w", sql, err)
 		}
@@ -86,7 +86,7 @@ func FillHostile(ctx context.Context, pool *pgxpool.Pool) error {
 			 insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start, group_id) select id, $1, $1, $2, 0, 'earliest', 0, $1 from l`,
 			`insert into onlyonce.owners (id, scope, host, pid, partitions) values (gen_random_uuid(), $1, $1, $2, jsonb_build_array(jsonb_build_object('topic', $1::text,
 			 'partition', $2::int, 'position', 1, 'high_watermark', 2, 'lag', 1, 'halted', $1::text, 'detail', $1::text, 'resolve', $1::text, 'commands', jsonb_build_array($1::text))))`,
-			`insert into onlyonce.homes (place, state, other) values ($1 || $2::int, $1, $1)`,
+			`insert into onlyonce.places (place, state, other) values ($1 || $2::int, $1, $1)`,
 			`insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason) values ($1 || $2, now(), $1, $1)`,
 		} {
 			if _, err := pool.Exec(ctx, sql, pgx.QueryExecModeExec, text, i); err != nil {
@@ -183,8 +183,8 @@ with l as (insert into onlyonce.leases (name, epoch, nonce, until) select 'relay
   from generate_series(0, 15) n, unnest(array['payments', 'warehouse']) s returning id, name)
 insert into onlyonce.lanes (id, sink, lane) select id, split_part(name, '/', 2), split_part(name, '/', 3)::smallint from l`
 
-const homesSQL = `
-insert into onlyonce.homes (place, state, moves, other, changed_at) values
+const placesSQL = `
+insert into onlyonce.places (place, state, moves, other, changed_at) values
   ('acme', 'here', 1, 'shard-a', clock_timestamp() - interval '9 days'),
   ('globex', 'leaving', 0, 'shard-c', clock_timestamp() - interval '4 minutes'),
   ('initech', 'left', 0, 'shard-c', clock_timestamp() - interval '2 days')`

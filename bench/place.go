@@ -11,25 +11,25 @@ import (
 	"github.com/onlyonce/onlyonce/shard"
 )
 
-// atHome compares a loop of one's own for places that have homes with the same without: a claim and
+// ofPlace compares a loop of one's own for places with the same without: a claim and
 // an effect in a transaction. The places are 100 tenants.
-func atHome(context.Context, *server, options) (wrapped, plain side, err error) {
-	return senderSide(false, loopAtHome), senderSide(false, loopAnywhere), nil
+func ofPlace(context.Context, *server, options) (wrapped, plain side, err error) {
+	return senderSide(false, loopOfPlace), senderSide(false, loopAnywhere), nil
 }
 
-// loopAtHome asks in each transaction whether the place lives here.
-func loopAtHome(_ context.Context, pool *pgxpool.Pool) (sender, func(), error) {
+// loopOfPlace asks in each transaction whether the place lives here.
+func loopOfPlace(_ context.Context, pool *pgxpool.Pool) (sender, func(), error) {
 	shards, err := shard.New(map[string]*pgxpool.Pool{"one": pool}, func(string) string { return "one" })
 	if err != nil {
 		return nil, nil, err
 	}
 	return func(ctx context.Context, key string, body []byte) error {
 		place := fmt.Sprintf("tenant-%d", body[0]%100)
-		home, err := shards.Home(ctx, place)
+		db, err := shards.Find(ctx, place)
 		if err != nil {
 			return err
 		}
-		return pgx.BeginFunc(ctx, home.Pool, func(tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
 			if err := shard.Enter(ctx, tx, place); err != nil {
 				return err
 			}

@@ -14,14 +14,14 @@ import (
 	"github.com/onlyonce/onlyonce/shard"
 )
 
-// homesScenes have tenants that live in one of two databases, near and far. In one of them the
+// placesScenes have tenants that live in one of two databases, near and far. In one of them the
 // process under test serves tenants that no process has met before. In the others it is the command
 // that takes a tenant out of near, or into far.
-func homesScenes() []scene {
+func placesScenes() []scene {
 	return []scene{
-		{name: "homes/request", make: func() stage { return &housed{each: true} }},
-		{name: "homes/leave", command: true, make: func() stage { return &moving{} }},
-		{name: "homes/adopt", command: true, make: func() stage { return &moving{left: true} }},
+		{name: "places/request", make: func() stage { return &housed{each: true} }},
+		{name: "places/leave", command: true, make: func() stage { return &moving{} }},
+		{name: "places/adopt", command: true, make: func() stage { return &moving{left: true} }},
 	}
 }
 
@@ -78,14 +78,14 @@ func (x *housed) take(r *rig, rival *shard.Set, tenant string) {
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, r.bound)
 	defer cancel()
-	_, err := rival.Home(ctx, tenant)
+	_, err := rival.Find(ctx, tenant)
 	r.say("another program: %s lives in far: %v", tenant, err)
 	if err == nil {
 		x.pass(tenant)
 	}
 }
 
-const homesSQL = `select place from onlyonce.homes where state in ('here', 'leaving') order by place`
+const placesSQL = `select place from onlyonce.places where state in ('here', 'leaving') order by place`
 
 // check implements stage.
 func (x *housed) check(r *rig) ([]string, error) {
@@ -95,7 +95,7 @@ func (x *housed) check(r *rig) ([]string, error) {
 	}
 	lives := map[string]int{}
 	for _, pool := range []*pgxpool.Pool{r.db.Pool, x.far.Pool} {
-		places, err := texts(r.ctx, pool, homesSQL)
+		places, err := texts(r.ctx, pool, placesSQL)
 		if err != nil {
 			return nil, err
 		}
@@ -117,12 +117,12 @@ type moving struct {
 }
 
 func (x *moving) leave(ctx context.Context, r *rig, nearURL string) error {
-	_, err := r.command(ctx, nearURL, "home", "leave", "-place", "t", "-to", far, "-reason", "x", "-yes")
+	_, err := r.command(ctx, nearURL, "place", "leave", "-place", "t", "-to", far, "-reason", "x", "-yes")
 	return err
 }
 
 func (x *moving) adopt(ctx context.Context, r *rig, nearURL, farURL string) error {
-	_, err := r.command(ctx, farURL, "home", "adopt", "-place", "t", "-from", nearURL, "-as", far, "-without-keys", "-reason", "x", "-yes")
+	_, err := r.command(ctx, farURL, "place", "adopt", "-place", "t", "-from", nearURL, "-as", far, "-without-keys", "-reason", "x", "-yes")
 	return err
 }
 
@@ -180,6 +180,6 @@ func (x *moving) done(r *rig) (bool, error) {
 		return x.serving.done(r)
 	}
 	var left bool
-	err := r.db.Pool.QueryRow(r.ctx, `select exists (select from onlyonce.homes where place = 't' and state = 'left')`).Scan(&left)
+	err := r.db.Pool.QueryRow(r.ctx, `select exists (select from onlyonce.places where place = 't' and state = 'left')`).Scan(&left)
 	return left, err
 }

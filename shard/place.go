@@ -10,28 +10,28 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// claimHomeSQL records that this process asks whether a place lives here, unless there is a row.
+// claimPlaceSQL records that this process asks whether a place lives here, unless there is a row.
 // In: place, nonce. Out: one row: the state, the nonce, and where the place goes to or came from.
 // By the primary key. Waits for an uncommitted row of another process. The second part does not see
 // what the first one inserted, and returns no row then.
-const claimHomeSQL = `
+const claimPlaceSQL = `
 with mine as (
-  insert into onlyonce.homes (place, state, nonce) values ($1, 'claimed', $2) on conflict (place) do nothing returning state, nonce, other)
+  insert into onlyonce.places (place, state, nonce) values ($1, 'claimed', $2) on conflict (place) do nothing returning state, nonce, other)
 select state, nonce, coalesce(other, '') from mine
-union all select state, nonce, coalesce(other, '') from onlyonce.homes where place = $1`
+union all select state, nonce, coalesce(other, '') from onlyonce.places where place = $1`
 
 // stateSQL reads what a database knows of a place. In: place. Out: at most one row.
-const stateSQL = `select state, coalesce(other, '') from onlyonce.homes where place = $1`
+const stateSQL = `select state, coalesce(other, '') from onlyonce.places where place = $1`
 
-// confirmHomeSQL records that the place lives here. In: place, nonce. It changes no row unless the
-// row is the one that was there when the other databases were asked. releaseHomeSQL deletes that
+// confirmPlaceSQL records that the place lives here. In: place, nonce. It changes no row unless the
+// row is the one that was there when the other databases were asked. releasePlaceSQL deletes that
 // row.
 const (
-	confirmHomeSQL = `update onlyonce.homes set state = 'here', nonce = null, changed_at = clock_timestamp() where place = $1 and nonce = $2 and state = 'claimed'`
-	releaseHomeSQL = `delete from onlyonce.homes where place = $1 and nonce = $2 and state = 'claimed'`
+	confirmPlaceSQL = `update onlyonce.places set state = 'here', nonce = null, changed_at = clock_timestamp() where place = $1 and nonce = $2 and state = 'claimed'`
+	releasePlaceSQL = `delete from onlyonce.places where place = $1 and nonce = $2 and state = 'claimed'`
 )
 
-// States of a row of onlyonce.homes.
+// States of a row of onlyonce.places.
 const (
 	stateClaimed = "claimed"
 	stateHere    = "here"
@@ -55,7 +55,7 @@ func (s *Set) register(ctx context.Context, db Database, place string) error {
 		}
 		if err := s.checkOthers(ctx, db, place); err != nil {
 			if errors.Is(err, ErrElsewhere) {
-				_, _ = db.primary().Exec(ctx, releaseHomeSQL, place, *nonce) // if it stays, the next process finds it and asks too
+				_, _ = db.primary().Exec(ctx, releasePlaceSQL, place, *nonce) // if it stays, the next process finds it and asks too
 			}
 			return err
 		}
@@ -71,14 +71,14 @@ func (s *Set) register(ctx context.Context, db Database, place string) error {
 func (db Database) claim(ctx context.Context, place string) (nonce *uuid.UUID, err error) {
 	var state, other string
 	for range registerLimit {
-		err = db.primary().QueryRow(ctx, claimHomeSQL, place, uuid.New()).Scan(&state, &nonce, &other)
+		err = db.primary().QueryRow(ctx, claimPlaceSQL, place, uuid.New()).Scan(&state, &nonce, &other)
 		if !errors.Is(err, pgx.ErrNoRows) { // else it was inserted or deleted at this moment
 			break
 		}
 	}
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("asking for the home of %q: %w", place, err)
+		return nil, fmt.Errorf("asking for the shard of %q: %w", place, err)
 	case state == stateHere:
 		return nil, nil
 	case state != stateClaimed || nonce == nil:
@@ -90,9 +90,9 @@ func (db Database) claim(ctx context.Context, place string) (nonce *uuid.UUID, e
 // confirm makes the place live here, unless its row is not the one that was there when the other
 // databases were asked.
 func (db Database) confirm(ctx context.Context, place string, nonce uuid.UUID) (bool, error) {
-	tag, err := db.primary().Exec(ctx, confirmHomeSQL, place, nonce)
+	tag, err := db.primary().Exec(ctx, confirmPlaceSQL, place, nonce)
 	if err != nil {
-		return false, fmt.Errorf("recording the home of %q: %w", place, err)
+		return false, fmt.Errorf("recording the shard of %q: %w", place, err)
 	}
 	return tag.RowsAffected() == 1, nil
 }
@@ -108,7 +108,7 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 		case err != nil:
-			return fmt.Errorf("asking database %q for the home of %q: %w", o.Name, place, err)
+			return fmt.Errorf("asking database %q for the shard of %q: %w", o.Name, place, err)
 		case state == stateLeaving || state == stateLeft:
 			return fmt.Errorf("%w: %q is %s in database %q, for %s", ErrElsewhere, place, state, o.Name, other)
 		default:
@@ -119,7 +119,7 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 }
 
 // enterSQL keeps a place in its database until the transaction ends. In: place.
-const enterSQL = `select onlyonce.at_home($1)`
+const enterSQL = `select onlyonce.enter_place($1)`
 
 // Tx is what [Enter] needs of a transaction: pgx.Tx and the transactions of onlyonce have it.
 type Tx interface {
@@ -133,8 +133,8 @@ type Tx interface {
 // The error wraps [ErrElsewhere] if the place lives in another database, or is moving; and
 // [ErrUnknown] too if the database does not know the place. The transaction is then aborted: roll
 // it back. Above READ COMMITTED it may be a serialization failure (40001): run the transaction
-// again. With database/sql execute `select onlyonce.at_home($1)` yourself; the SQLSTATEs are OO012
-// and OO011.
+// again. With database/sql execute `select onlyonce.enter_place($1)` yourself; the SQLSTATEs are
+// OO012 and OO011.
 func Enter(ctx context.Context, tx Tx, place string) error {
 	_, err := tx.Exec(ctx, enterSQL, place)
 	if sentinel := refusal(err); sentinel != nil {
@@ -143,7 +143,7 @@ func Enter(ctx context.Context, tx Tx, place string) error {
 	return err
 }
 
-// ErrUnknown means that the database has no record of the place: call [Set.Forget] and [Set.Home].
+// ErrUnknown means that the database has no record of the place: call [Set.Forget] and [Set.Find].
 // It wraps [ErrElsewhere].
 var ErrUnknown = fmt.Errorf("%w, and the database does not know it", ErrElsewhere)
 

@@ -14,7 +14,7 @@ import (
 // move moves acme, and returns the error of the step that refused.
 func move(t *testing.T, from, to *pgxpool.Pool, name string, standardKeys bool) error {
 	t.Helper()
-	if _, err := ops.LeaveHome(t.Context(), from, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "acme", To: name}); err != nil {
+	if _, err := ops.LeavePlace(t.Context(), from, ops.By{Reason: "OPS-40"}, ops.LeavePlaceInput{Place: "acme", To: name}); err != nil {
 		return err
 	}
 	return adoptFrom(t, from, to, name, standardKeys)
@@ -22,27 +22,27 @@ func move(t *testing.T, from, to *pgxpool.Pool, name string, standardKeys bool) 
 
 func adoptFrom(t *testing.T, from, to *pgxpool.Pool, as string, standardKeys bool) error {
 	t.Helper()
-	in := ops.AdoptHomeInput{Place: "acme", From: &ops.HomeOrigin{DB: from, Name: "the other", As: as, StandardKeys: standardKeys}}
-	seen, err := ops.AdoptHome(t.Context(), to, ops.By{DryRun: true}, in)
+	in := ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{DB: from, Name: "the other", As: as, StandardKeys: standardKeys}}
+	seen, err := ops.AdoptPlace(t.Context(), to, ops.By{DryRun: true}, in)
 	if err != nil {
 		return err
 	}
 	in.Shown = seen
-	_, err = ops.AdoptHome(t.Context(), to, ops.By{Reason: "OPS-40"}, in)
+	_, err = ops.AdoptPlace(t.Context(), to, ops.By{Reason: "OPS-40"}, in)
 	return err
 }
 
-func homeStates(t *testing.T, pools ...*pgxpool.Pool) (states string) {
+func placeStates(t *testing.T, pools ...*pgxpool.Pool) (states string) {
 	t.Helper()
 	for _, pool := range pools {
-		homes, more, err := ops.Homes(t.Context(), pool, ops.HomeFilter{Place: "acme"})
+		places, more, err := ops.Places(t.Context(), pool, ops.PlaceFilter{Place: "acme"})
 		switch {
-		case err != nil || more || len(homes) > 1:
-			t.Fatal(homes, more, err)
-		case len(homes) == 0:
+		case err != nil || more || len(places) > 1:
+			t.Fatal(places, more, err)
+		case len(places) == 0:
 			states += "- "
 		default:
-			states += homes[0].State + " "
+			states += places[0].State + " "
 		}
 	}
 	return states
@@ -56,7 +56,7 @@ func TestN3MovesAreInOrder(t *testing.T) {
 	if err := move(t, a, b, "b", false); !errors.Is(err, ops.ErrNotFound) {
 		t.Errorf("a place that is not known: %v", err)
 	}
-	if _, err := ops.AdoptHome(t.Context(), a, ops.By{Reason: "first"}, ops.AdoptHomeInput{Place: "acme"}); err != nil {
+	if _, err := ops.AdoptPlace(t.Context(), a, ops.By{Reason: "first"}, ops.AdoptPlaceInput{Place: "acme"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := adoptFrom(t, a, b, "b", false); !errors.Is(err, ops.ErrRefused) {
@@ -71,7 +71,7 @@ func TestN3MovesAreInOrder(t *testing.T) {
 	if err := adoptFrom(t, a, b, "b", false); !errors.Is(err, ops.ErrNothing) {
 		t.Errorf("a second time: %v", err)
 	}
-	if _, err := ops.LeaveHome(t.Context(), a, ops.By{Reason: "again"}, ops.LeaveHomeInput{Place: "acme", To: "b"}); !errors.Is(err, ops.ErrNothing) {
+	if _, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "again"}, ops.LeavePlaceInput{Place: "acme", To: "b"}); !errors.Is(err, ops.ErrNothing) {
 		t.Errorf("it has left already: %v", err)
 	}
 	if err := move(t, b, c, "c", false); err != nil {
@@ -80,16 +80,16 @@ func TestN3MovesAreInOrder(t *testing.T) {
 	if err := adoptFrom(t, a, b, "b", false); !errors.Is(err, ops.ErrRefused) { // its state in a is older
 		t.Errorf("the first move again, after the second: %v", err)
 	}
-	if _, err := ops.AdoptHome(t.Context(), b, ops.By{Reason: "by mistake"}, ops.AdoptHomeInput{Place: "acme"}); !errors.Is(err, ops.ErrRefused) {
+	if _, err := ops.AdoptPlace(t.Context(), b, ops.By{Reason: "by mistake"}, ops.AdoptPlaceInput{Place: "acme"}); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("a place that has left, without -from: %v", err)
 	}
-	if got := homeStates(t, a, b, c); got != "left left here " {
+	if got := placeStates(t, a, b, c); got != "left left here " {
 		t.Error(got)
 	}
 	if err := move(t, c, a, "a", false); err != nil {
 		t.Error(err)
 	}
-	if got := homeStates(t, a, b, c); got != "here left left " {
+	if got := placeStates(t, a, b, c); got != "here left left " {
 		t.Error(got)
 	}
 }
@@ -98,39 +98,39 @@ func TestN3MovesAreInOrder(t *testing.T) {
 func TestLeavingWaitsForWhatWasBegun(t *testing.T) {
 	t.Parallel()
 	a := pgtest.DB(t)
-	exec(t, a, `insert into onlyonce.homes (place, state) values ('acme', 'here')`)
+	exec(t, a, `insert into onlyonce.places (place, state) values ('acme', 'here')`)
 	exec(t, a, `insert into onlyonce.streams (topic, partitions) values ('webhook.acme', 1)`)
 	exec(t, a, `select onlyonce.append_events('{webhook.acme}', '{0}', '{""}', '{evt_1}', '{null}', '{0}', '{}', '{}', '{null}')`)
 	exec(t, a, `insert into onlyonce.parked (kind, reason, tenant, scope) values ('event', 'permanent', 'acme', 's')`)
 	exec(t, a, `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep) values (gen_random_uuid(), gen_random_uuid(), 'operations', 'acme', '', 'export', '1 day')`)
-	in := ops.LeaveHomeInput{Place: "acme", To: "b"}
-	done, err := ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-40"}, in)
+	in := ops.LeavePlaceInput{Place: "acme", To: "b"}
+	done, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-40"}, in)
 	if err != nil || done.After != "leaving" || done.Operations != 1 || done.Events != 1 || done.Parked != 1 {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	if err := adoptFrom(t, a, pgtest.DB(t), "b", false); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("adopted while it is leaving: %v", err)
 	}
-	if _, err := ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "acme", To: "c"}); !errors.Is(err, ops.ErrRefused) {
+	if _, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-40"}, ops.LeavePlaceInput{Place: "acme", To: "c"}); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("for another one: %v", err)
 	}
-	if _, err := ops.AdoptHome(t.Context(), a, ops.By{Reason: "not today"}, ops.AdoptHomeInput{Place: "acme"}); err != nil || homeStates(t, a) != "here " {
-		t.Errorf("%v: it stays, %s", err, homeStates(t, a))
+	if _, err := ops.AdoptPlace(t.Context(), a, ops.By{Reason: "not today"}, ops.AdoptPlaceInput{Place: "acme"}); err != nil || placeStates(t, a) != "here " {
+		t.Errorf("%v: it stays, %s", err, placeStates(t, a))
 	}
 	exec(t, a, `update onlyonce.operations set completed_at = now()`)
 	exec(t, a, `update onlyonce.parked set settled_at = now(), state = 'discarded'`)
 	handled := func(at int64) {
 		t.Helper()
-		if _, err := ops.AdoptCursor(t.Context(), a, ops.By{Reason: "handled"}, ops.AdoptInput{Place: ops.Place{Scope: "s", Topic: "webhook.acme"}, At: &at}); err != nil {
+		if _, err := ops.AdoptCursor(t.Context(), a, ops.By{Reason: "handled"}, ops.AdoptInput{CursorName: ops.CursorName{Scope: "s", Topic: "webhook.acme"}, At: &at}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	handled(0)
-	if done, err = ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-41"}, in); err != nil || done.After != "leaving" || done.Events != 1 {
+	if done, err = ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-41"}, in); err != nil || done.After != "leaving" || done.Events != 1 {
 		t.Errorf("its consumer is behind: %+v, %v", done, err)
 	}
 	handled(1)
-	if done, err = ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-41"}, in); err != nil || done.After != "left" {
+	if done, err = ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-41"}, in); err != nil || done.After != "left" {
 		t.Errorf("%+v, %v", done, err)
 	}
 }
@@ -141,7 +141,7 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	a := pgtest.DB(t)
-	exec(t, a, `insert into onlyonce.homes (place, state) values ('acme', 'here')`)
+	exec(t, a, `insert into onlyonce.places (place, state) values ('acme', 'here')`)
 	exec(t, a, `insert into onlyonce.streams (topic, partitions) values ('webhook.acme', 1)`)
 	counting, err := a.Begin(ctx)
 	if err != nil {
@@ -152,12 +152,12 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	type outcome struct {
-		done *ops.LeftHome
+		done *ops.LeftPlace
 		err  error
 	}
 	left := make(chan outcome, 1)
 	go func() {
-		done, err := ops.LeaveHome(ctx, a, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "acme", To: "b"})
+		done, err := ops.LeavePlace(ctx, a, ops.By{Reason: "OPS-40"}, ops.LeavePlaceInput{Place: "acme", To: "b"})
 		left <- outcome{done, err}
 	}()
 	waits := func(what, locktype string) {
@@ -198,18 +198,18 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 func TestKeysMoveWithAPlace(t *testing.T) {
 	t.Parallel()
 	a, b := pgtest.DB(t), pgtest.DB(t)
-	exec(t, a, `insert into onlyonce.homes (place, state) values ('acme', 'here')`)
+	exec(t, a, `insert into onlyonce.places (place, state) values ('acme', 'here')`)
 	exec(t, a, `select onlyonce.claim(array[onlyonce.key('acme', 's', '1')], '{7}')`)
 	exec(t, a, `select onlyonce.newer('s', gen_random_uuid(), 5)`)
-	if _, err := ops.LeaveHome(t.Context(), a, ops.By{Reason: "OPS-40"}, ops.LeaveHomeInput{Place: "acme", To: "b"}); err != nil {
+	if _, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-40"}, ops.LeavePlaceInput{Place: "acme", To: "b"}); err != nil {
 		t.Fatal(err)
 	}
-	exec(t, a, `update onlyonce.homes set changed_at = now() - interval '8 days'`)
+	exec(t, a, `update onlyonce.places set changed_at = now() - interval '8 days'`)
 	if err := adoptFrom(t, a, b, "b", true); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("too late: %v", err)
 	}
-	in := ops.AdoptHomeInput{Place: "acme", From: &ops.HomeOrigin{DB: a, Name: "a", As: "b", StandardKeys: true, Late: true}}
-	done, err := ops.AdoptHome(t.Context(), b, ops.By{Reason: "OPS-40"}, in)
+	in := ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{DB: a, Name: "a", As: "b", StandardKeys: true, Late: true}}
+	done, err := ops.AdoptPlace(t.Context(), b, ops.By{Reason: "OPS-40"}, in)
 	if err != nil || *done.Keys != 1 {
 		t.Fatalf("%+v, %v", done, err)
 	}
@@ -221,16 +221,16 @@ func TestKeysMoveWithAPlace(t *testing.T) {
 	}
 }
 
-func TestInvalidHomes(t *testing.T) {
+func TestInvalidPlaces(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	by := ops.By{Reason: "why"}
 	for name, err := range map[string]error{
-		"no place":     second(ops.LeaveHome(t.Context(), pool, by, ops.LeaveHomeInput{To: "b"})),
-		"no name":      second(ops.LeaveHome(t.Context(), pool, by, ops.LeaveHomeInput{Place: "acme"})),
-		"no place, in": second(ops.AdoptHome(t.Context(), pool, by, ops.AdoptHomeInput{})),
-		"no database":  second(ops.AdoptHome(t.Context(), pool, by, ops.AdoptHomeInput{Place: "acme", From: &ops.HomeOrigin{As: "b"}})),
-		"no own name":  second(ops.AdoptHome(t.Context(), pool, by, ops.AdoptHomeInput{Place: "acme", From: &ops.HomeOrigin{DB: pool, Name: "a"}})),
+		"no place":     second(ops.LeavePlace(t.Context(), pool, by, ops.LeavePlaceInput{To: "b"})),
+		"no name":      second(ops.LeavePlace(t.Context(), pool, by, ops.LeavePlaceInput{Place: "acme"})),
+		"no place, in": second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{})),
+		"no database":  second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{As: "b"}})),
+		"no own name":  second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{DB: pool, Name: "a"}})),
 	} {
 		if !errors.Is(err, ops.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)

@@ -10,14 +10,14 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-func homeListCommand() command {
+func placeListCommand() command {
 	return command{
-		name:    "home list",
+		name:    "place list",
 		args:    "[-postgres URL] [-place P] [-state STATE] [-limit N] [-json]",
 		summary: "list the tenants that live in one of several databases",
 		help: `
 Lists the tenants and other places that this database knows, for programs that have several databases (package shard;
-docs/scaling.md). A place lives in one database, its home. It changes nothing.
+docs/scaling.md). A place lives in one database, its shard. It changes nothing.
 
 States: claimed, while a process asks the other databases whether the place lives there; here; leaving, if nothing new
 begins and what was begun ends; left. OTHER is where the place goes, or came from. MOVES is how often it had moved.
@@ -26,7 +26,7 @@ With -json, one object a line:
   place, state, moves, other, changed_at
 
 Example:
-  onlyonce home list -postgres "$SHARD_A" -state leaving`,
+  onlyonce place list -postgres "$SHARD_A" -state leaving`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			var place, state *string
@@ -35,26 +35,26 @@ Example:
 			textVar(fs, &state, "state", "only those in `STATE`: claimed, here, leaving or left")
 			numberVar(fs, &limit, "limit", fmt.Sprintf("at most `N` places (default %d)", ops.DefaultLimit), 1, ops.MostLimit)
 			return func(ctx context.Context, a *app) error {
-				var homes []ops.Home
+				var places []ops.Place
 				var more bool
-				f := ops.HomeFilter{Place: text(place), State: text(state), Limit: limitOf(limit)}
-				err := a.ask(ctx, *address, "reading homes", func(ctx context.Context, db ops.DB) (err error) {
-					homes, more, err = ops.Homes(ctx, db, f)
+				f := ops.PlaceFilter{Place: text(place), State: text(state), Limit: limitOf(limit)}
+				err := a.ask(ctx, *address, "reading places", func(ctx context.Context, db ops.DB) (err error) {
+					places, more, err = ops.Places(ctx, db, f)
 					return err
 				})
 				if err != nil {
 					return err
 				}
-				return a.writeHomes(homes, more, f.Limit, *asJSON)
+				return a.writePlaces(places, more, f.Limit, *asJSON)
 			}
 		},
 	}
 }
 
-func (a *app) writeHomes(homes []ops.Home, more bool, limit int, asJSON bool) error {
+func (a *app) writePlaces(places []ops.Place, more bool, limit int, asJSON bool) error {
 	var cells [][]string
-	for i := range homes {
-		h := &homes[i]
+	for i := range places {
+		h := &places[i]
 		if asJSON {
 			if err := a.writeJSON(h); err != nil {
 				return err
@@ -65,7 +65,7 @@ func (a *app) writeHomes(homes []ops.Home, more bool, limit int, asJSON bool) er
 	}
 	switch {
 	case asJSON:
-	case len(homes) == 0:
+	case len(places) == 0:
 		_, _ = fmt.Fprintln(a.out, "No places.")
 	default:
 		a.table([]string{"PLACE", "STATE", "OTHER", "MOVES", "SINCE"}, cells)
@@ -76,8 +76,8 @@ func (a *app) writeHomes(homes []ops.Home, more bool, limit int, asJSON bool) er
 	return nil
 }
 
-// homeMove holds the operator's flags.
-type homeMove struct {
+// placeMove holds the operator's flags.
+type placeMove struct {
 	consent
 	place *string
 	to    *string // of leave
@@ -90,9 +90,9 @@ type homeMove struct {
 	origin   *database
 }
 
-func homeLeaveCommand() command {
+func placeLeaveCommand() command {
 	return command{
-		name:    "home leave",
+		name:    "place leave",
 		args:    "[-postgres URL] -place P -to NAME -reason WHY [-yes | -dry-run]",
 		summary: "take a tenant out of a database, to move it",
 		help: `
@@ -103,56 +103,56 @@ If operations of the tenant run, or stored events of it are not handled or are p
 with them. Run the command again until it says "left". Then nothing of the place changes here any more. Requests in lease mode
 are cut off as by a crash, and go on in the other database under their keys.
 
--to names the database that the place goes to; "onlyonce home adopt -as" must give the same name there. It shows what was and
+-to names the database that the place goes to; "onlyonce place adopt -as" must give the same name there. It shows what was and
 what will be, and asks first, unless -yes is given. It waits for the place's open transactions.
 
 Example:
-  onlyonce home leave -postgres "$SHARD_A" -place acme -to b -reason "OPS-40"`,
+  onlyonce place leave -postgres "$SHARD_A" -place acme -to b -reason "OPS-40"`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
-			var ask homeMove
+			var ask placeMove
 			textVar(fs, &ask.place, "place", "the tenant or other place `P`")
 			textVar(fs, &ask.to, "to", "the `NAME` of the database that it goes to")
 			ask.consent.flags(fs)
-			return func(ctx context.Context, a *app) error { return a.leaveHome(ctx, *address, &ask) }
+			return func(ctx context.Context, a *app) error { return a.leavePlace(ctx, *address, &ask) }
 		},
 	}
 }
 
-func (a *app) leaveHome(ctx context.Context, address string, ask *homeMove) error {
+func (a *app) leavePlace(ctx context.Context, address string, ask *placeMove) error {
 	if err := missing(given{"-place", ask.place != nil}, given{"-to", ask.to != nil}, given{"-reason", ask.reason != nil}); err != nil {
 		return err
 	}
-	return decide(ctx, a, address, ask.consent, "waiting for the place's open transactions to end", decision[ops.LeftHome]{
-		act: func(ctx context.Context, db *database, by ops.By, shown *ops.LeftHome) (*ops.LeftHome, error) {
-			return ops.LeaveHome(ctx, db, by, ops.LeaveHomeInput{Place: *ask.place, To: *ask.to, Shown: shown})
+	return decide(ctx, a, address, ask.consent, "waiting for the place's open transactions to end", decision[ops.LeftPlace]{
+		act: func(ctx context.Context, db *database, by ops.By, shown *ops.LeftPlace) (*ops.LeftPlace, error) {
+			return ops.LeavePlace(ctx, db, by, ops.LeavePlaceInput{Place: *ask.place, To: *ask.to, Shown: shown})
 		},
-		write: func(a *app, d *ops.LeftHome) {
+		write: func(a *app, d *ops.LeftPlace) {
 			a.say("%s: %s -> %s, for %s", cell(d.Place), d.Before, d.After, cell(d.To))
 			if d.After == "leaving" {
 				a.say("Not ended yet: %s, %s that are not handled, %s.", show.Count(d.Operations, "operation"), show.Count(d.Events, "event"), show.Count(d.Parked, "parked event"))
 			}
 		},
-		after: func(_ context.Context, _ *database, d *ops.LeftHome) error {
+		after: func(_ context.Context, _ *database, d *ops.LeftPlace) error {
 			if d.After == "leaving" {
 				a.say("Done: nothing new begins for it; audit row %d. Run the command again when what was begun has ended.", d.AuditID)
 			} else {
-				a.say("Done: it has left; audit row %d. Adopt it in %s: onlyonce home adopt -from URL -as %s", d.AuditID, cell(d.To), show.Quote(d.To))
+				a.say("Done: it has left; audit row %d. Adopt it in %s: onlyonce place adopt -from URL -as %s", d.AuditID, cell(d.To), show.Quote(d.To))
 			}
 			return nil
 		},
 	})
 }
 
-func homeAdoptCommand() command {
+func placeAdoptCommand() command {
 	return command{
-		name:    "home adopt",
+		name:    "place adopt",
 		args:    "[-postgres URL] -place P [-from URL -as NAME {-standard-keys [-late] | -without-keys}] -reason WHY [-yes | -dry-run]",
 		summary: "make a tenant live in a database",
 		help: `
 Makes a tenant, or another place, live in this database, in one transaction. With -from it moves here from another one, which it
-has left ("onlyonce home leave"): the tenant's records of HTTP requests, with their steps, and its operations are copied, and
-replace what is here from an earlier time. Your own rows of the tenant must be here before. -as is the name that "home leave -to"
+has left ("onlyonce place leave"): the tenant's records of HTTP requests, with their steps, and its operations are copied, and
+replace what is here from an earlier time. Your own rows of the tenant must be here before. -as is the name that "place leave -to"
 gave to this database.
 
 -standard-keys brings every key of standard_keys too, and what webhooks remember besides. Give it if the place has webhooks or a
@@ -163,23 +163,23 @@ says that no copies can come any more.
 Without -from it keeps here a place that is leaving, or one that no process has met yet.
 
 Example:
-  onlyonce home adopt -postgres "$SHARD_B" -from "$SHARD_A" -as b -place acme -standard-keys -reason "OPS-40"`,
+  onlyonce place adopt -postgres "$SHARD_B" -from "$SHARD_A" -as b -place acme -standard-keys -reason "OPS-40"`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
-			var ask homeMove
+			var ask placeMove
 			textVar(fs, &ask.place, "place", "the tenant or other place `P`")
 			textVar(fs, &ask.from, "from", "the database that it has left, as a `URL`")
-			textVar(fs, &ask.as, "as", "with -from: the `NAME` of this database, as home leave gave it")
+			textVar(fs, &ask.as, "as", "with -from: the `NAME` of this database, as place leave gave it")
 			fs.BoolVar(&ask.standard, "standard-keys", false, "with -from: bring the keys of standard_keys too")
 			fs.BoolVar(&ask.without, "without-keys", false, "with -from: bring no keys")
 			fs.BoolVar(&ask.late, "late", false, "with -standard-keys: although keys may be forgotten there by now")
 			ask.consent.flags(fs)
-			return func(ctx context.Context, a *app) error { return a.adoptHome(ctx, *address, &ask) }
+			return func(ctx context.Context, a *app) error { return a.adoptPlace(ctx, *address, &ask) }
 		},
 	}
 }
 
-func (a *app) adoptHome(ctx context.Context, address string, ask *homeMove) error {
+func (a *app) adoptPlace(ctx context.Context, address string, ask *placeMove) error {
 	if err := missing(given{"-place", ask.place != nil}, given{"-reason", ask.reason != nil}); err != nil {
 		return err
 	}
@@ -187,26 +187,26 @@ func (a *app) adoptHome(ctx context.Context, address string, ask *homeMove) erro
 		if ask.as != nil || ask.standard || ask.without || ask.late {
 			return usagef("-as, -standard-keys, -without-keys and -late: only with -from")
 		}
-		return a.adoptHomeAs(ctx, address, "waiting for the place's open transactions to end", ask)
+		return a.adoptPlaceAs(ctx, address, "waiting for the place's open transactions to end", ask)
 	}
 	switch {
 	case ask.as == nil:
 		return missing(given{"-as", false})
 	case ask.standard == ask.without:
-		return usagef("-from: give one of -standard-keys and -without-keys: see onlyonce help home adopt")
+		return usagef("-from: give one of -standard-keys and -without-keys: see onlyonce help place adopt")
 	case ask.late && !ask.standard:
 		return usagef("-late: only with -standard-keys")
 	}
 	return a.withSchema(ctx, *ask.from, func(db *database) error {
 		ask.origin = db
-		return a.adoptHomeAs(ctx, address, "bringing over what is kept there", ask)
+		return a.adoptPlaceAs(ctx, address, "bringing over what is kept there", ask)
 	})
 }
 
-func (a *app) adoptHomeAs(ctx context.Context, address, waiting string, ask *homeMove) error {
-	return decide(ctx, a, address, ask.consent, waiting, decision[ops.AdoptedHome]{
+func (a *app) adoptPlaceAs(ctx context.Context, address, waiting string, ask *placeMove) error {
+	return decide(ctx, a, address, ask.consent, waiting, decision[ops.AdoptedPlace]{
 		act: ask.adopt,
-		write: func(a *app, d *ops.AdoptedHome) {
+		write: func(a *app, d *ops.AdoptedPlace) {
 			before := d.Before
 			if before == "" {
 				before = "not known here"
@@ -216,7 +216,7 @@ func (a *app) adoptHomeAs(ctx context.Context, address, waiting string, ask *hom
 				a.say("It comes from %s; it is its move %d.", cell(d.From), d.Moves)
 			}
 		},
-		after: func(_ context.Context, _ *database, d *ops.AdoptedHome) error {
+		after: func(_ context.Context, _ *database, d *ops.AdoptedPlace) error {
 			if d.Requests != nil {
 				a.say("%s came along.", show.Count(*d.Requests, "row"))
 			}
@@ -229,11 +229,11 @@ func (a *app) adoptHomeAs(ctx context.Context, address, waiting string, ask *hom
 	})
 }
 
-func (q *homeMove) adopt(ctx context.Context, db *database, by ops.By, shown *ops.AdoptedHome) (*ops.AdoptedHome, error) {
-	in := ops.AdoptHomeInput{Place: *q.place, Shown: shown}
+func (q *placeMove) adopt(ctx context.Context, db *database, by ops.By, shown *ops.AdoptedPlace) (*ops.AdoptedPlace, error) {
+	in := ops.AdoptPlaceInput{Place: *q.place, Shown: shown}
 	if q.origin != nil {
-		in.From = &ops.HomeOrigin{DB: q.origin, Name: q.origin.name, As: *q.as, StandardKeys: q.standard, Late: q.late}
+		in.From = &ops.PlaceOrigin{DB: q.origin, Name: q.origin.name, As: *q.as, StandardKeys: q.standard, Late: q.late}
 	}
-	done, err := ops.AdoptHome(ctx, db, by, in)
+	done, err := ops.AdoptPlace(ctx, db, by, in)
 	return done, q.origin.explainOrigin(err)
 }

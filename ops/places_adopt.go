@@ -8,9 +8,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
-// adoptHomeSQL makes a place live here. In: place, the number of its move, where it came from.
-const adoptHomeSQL = `
-insert into onlyonce.homes as h (place, state, moves, other) values ($1, 'here', $2, nullif($3, ''))
+// adoptPlaceSQL makes a place live here. In: place, the number of its move, where it came from.
+const adoptPlaceSQL = `
+insert into onlyonce.places as h (place, state, moves, other) values ($1, 'here', $2, nullif($3, ''))
 on conflict (place) do update set state = 'here', moves = excluded.moves, other = excluded.other, nonce = null, changed_at = clock_timestamp()`
 
 // forgetRequestsSQL deletes what is here of a tenant's requests and operations, from an earlier
@@ -59,29 +59,30 @@ var memoryTables = []broughtTable{
 // the time. One row.
 const standardForgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'standard_keys'`
 
-// AdoptHomeInput is the input of [AdoptHome].
-type AdoptHomeInput struct {
+// AdoptPlaceInput is the input of [AdoptPlace].
+type AdoptPlaceInput struct {
 	// Place is the tenant, the endpoint or the other place. Required.
 	Place string
 
 	// From is the database that the place has left. Nil keeps here a place that is leaving, or that
 	// no process has met yet. Defaults to nil.
-	From *HomeOrigin
+	From *PlaceOrigin
 
 	// Shown is the result of a dry run that a person agreed to. If the state is another one by now,
 	// the error is of kind ErrChanged.
-	Shown *AdoptedHome
+	Shown *AdoptedPlace
 }
 
-// HomeOrigin is the database that a place comes from.
-type HomeOrigin struct {
+// PlaceOrigin is the database that a place comes from.
+type PlaceOrigin struct {
 	// DB is the database.
 	DB DB
 
-	// Name names it in errors, in onlyonce.homes and in the audit row. It must not hold a password.
+	// Name names it in errors, in onlyonce.places and in the audit row. It must not hold a
+	// password.
 	Name string
 
-	// As is the name that LeaveHome gave to this database, so that a place is not adopted by a
+	// As is the name that LeavePlace gave to this database, so that a place is not adopted by a
 	// database that it did not go to. Required.
 	As string
 
@@ -97,8 +98,8 @@ type HomeOrigin struct {
 	Late bool
 }
 
-// AdoptedHome is the result of [AdoptHome].
-type AdoptedHome struct {
+// AdoptedPlace is the result of [AdoptPlace].
+type AdoptedPlace struct {
 	Audited
 
 	Place  string `json:"place"`
@@ -111,22 +112,22 @@ type AdoptedHome struct {
 	Keys     *int64 `json:"keys,omitempty"`     // that are new here
 }
 
-// AdoptHome makes a place live in a database. With From, in one transaction it brings the tenant's
+// AdoptPlace makes a place live in a database. With From, in one transaction it brings the tenant's
 // records, steps and operations, and with StandardKeys the keys; what the database has of the place
 // from an earlier time is deleted. Processes whose function sends the place here go on at once.
 //
 // Rows of your own tables must be here before. Errors are of kind ErrInvalid, ErrNotFound,
 // ErrNothing if the place lives here, ErrRefused and ErrChanged; those of the other database are an
 // [*OriginError].
-func AdoptHome(ctx context.Context, db DB, by By, in AdoptHomeInput) (*AdoptedHome, error) {
-	k := kind{action: "home adopt", subject: "the place", look: "onlyonce home list"}
+func AdoptPlace(ctx context.Context, db DB, by By, in AdoptPlaceInput) (*AdoptedPlace, error) {
+	k := kind{action: "place adopt", subject: "the place", look: "onlyonce place list"}
 	if in.From != nil {
 		k.within = bringTimeout
 	}
 	return decide(ctx, db, k, by, &homing{in}, in.Shown)
 }
 
-type homing struct{ AdoptHomeInput }
+type homing struct{ AdoptPlaceInput }
 
 func (q *homing) check() error {
 	if err := checkText("the place", q.Place); err != nil {
@@ -142,16 +143,16 @@ func (q *homing) check() error {
 }
 
 func (q *homing) lock(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, lockHomeSQL, q.Place)
+	_, err := tx.Exec(ctx, lockPlaceSQL, q.Place)
 	return err
 }
 
-func (q *homing) read(ctx context.Context, tx pgx.Tx) (*AdoptedHome, error) {
-	here, err := readHome(ctx, tx, q.Place)
+func (q *homing) read(ctx context.Context, tx pgx.Tx) (*AdoptedPlace, error) {
+	here, err := readPlace(ctx, tx, q.Place)
 	if err != nil {
 		return nil, err
 	}
-	d := &AdoptedHome{Place: q.Place}
+	d := &AdoptedPlace{Place: q.Place}
 	if here != nil {
 		d.Before, d.Moves = here.State, here.Moves
 	}
@@ -159,7 +160,7 @@ func (q *homing) read(ctx context.Context, tx pgx.Tx) (*AdoptedHome, error) {
 	case d.Before == "here":
 		return nil, failf(ErrNothing, "%q lives in this database already: nothing was changed.", q.Place)
 	case q.From == nil && d.Before == "left":
-		return nil, failf(ErrRefused, "%q has left this database for %s, and nothing was done: take it out of that one (home leave), and give -from", q.Place, here.Other)
+		return nil, failf(ErrRefused, "%q has left this database for %s, and nothing was done: take it out of that one (place leave), and give -from", q.Place, here.Other)
 	case q.From == nil:
 		return d, nil
 	case d.Before == "leaving":
@@ -171,29 +172,29 @@ func (q *homing) read(ctx context.Context, tx pgx.Tx) (*AdoptedHome, error) {
 
 // readThere refuses a place that has not left the other database for this one, or that was here
 // after it had been there (N3).
-func (q *homing) readThere(ctx context.Context, there pgx.Tx, d *AdoptedHome) error {
-	home, err := readHome(ctx, there, q.Place)
+func (q *homing) readThere(ctx context.Context, there pgx.Tx, d *AdoptedPlace) error {
+	at, err := readPlace(ctx, there, q.Place)
 	switch {
 	case err != nil:
 		return err
-	case home == nil:
+	case at == nil:
 		return failf(ErrNotFound, "-from: %s does not know %q", q.From.Name, q.Place)
-	case home.State != "left":
-		return failf(ErrRefused, "%q has not left %s (%s), and nothing was done: take it out first (home leave), so that it does not live in both", q.Place, q.From.Name, home.State)
-	case home.Other != q.From.As:
-		return failf(ErrRefused, "%q has left %s for %s and not for %s, and nothing was done", q.Place, q.From.Name, home.Other, q.From.As)
-	case home.Moves <= d.Moves:
+	case at.State != "left":
+		return failf(ErrRefused, "%q has not left %s (%s), and nothing was done: take it out first (place leave), so that it does not live in both", q.Place, q.From.Name, at.State)
+	case at.Other != q.From.As:
+		return failf(ErrRefused, "%q has left %s for %s and not for %s, and nothing was done", q.Place, q.From.Name, at.Other, q.From.As)
+	case at.Moves <= d.Moves:
 		return failf(ErrRefused, "%q was in this database after it had left %s, and nothing was done: take it from where it was last", q.Place, q.From.Name)
 	}
 	var forgotten bool
-	if err := there.QueryRow(ctx, standardForgottenSQL, home.ChangedAt).Scan(&forgotten); err != nil {
+	if err := there.QueryRow(ctx, standardForgottenSQL, at.ChangedAt).Scan(&forgotten); err != nil {
 		return err
 	}
 	if forgotten && q.From.StandardKeys && !q.From.Late {
 		return failf(ErrRefused, "%q left %s at %s, longer ago than keys are remembered there, and nothing was done: copies of what took effect there would take effect again. "+
-			"If none can come any more, give -late", q.Place, q.From.Name, show.Instant(home.ChangedAt))
+			"If none can come any more, give -late", q.Place, q.From.Name, show.Instant(at.ChangedAt))
 	}
-	d.Moves = home.Moves
+	d.Moves = at.Moves
 	return nil
 }
 
@@ -204,28 +205,28 @@ func (q *homing) elsewhere(ctx context.Context, f func(there pgx.Tx) error) erro
 	return o.snapshot(ctx, f)
 }
 
-func (q *homing) differs(shown, now *AdoptedHome) bool {
+func (q *homing) differs(shown, now *AdoptedPlace) bool {
 	return shown.Before != now.Before || shown.Moves != now.Moves
 }
 
-func (q *homing) do(ctx context.Context, tx pgx.Tx, _ By, now *AdoptedHome) (*AdoptedHome, error) {
+func (q *homing) do(ctx context.Context, tx pgx.Tx, _ By, now *AdoptedPlace) (*AdoptedPlace, error) {
 	if q.From != nil {
 		if err := q.elsewhere(ctx, func(there pgx.Tx) error { return q.bring(ctx, there, tx, now) }); err != nil {
 			return nil, err
 		}
 	}
-	_, err := tx.Exec(ctx, adoptHomeSQL, q.Place, now.Moves, now.From)
+	_, err := tx.Exec(ctx, adoptPlaceSQL, q.Place, now.Moves, now.From)
 	return now, err
 }
 
 // bring copies what the other database has of the place.
-func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedHome) error {
+func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace) error {
 	if err := bringSlowly(ctx, there, tx); err != nil {
 		return err
 	}
 	moves := now.Moves
 	now.Moves = 0
-	if before, err := readHome(ctx, tx, q.Place); err != nil {
+	if before, err := readPlace(ctx, tx, q.Place); err != nil {
 		return err
 	} else if before != nil {
 		now.Moves = before.Moves
@@ -268,7 +269,7 @@ func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedHome) 
 // the seal.
 const fenceOffRecordsSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
 
-func (q *homing) bringKeys(ctx context.Context, there, tx pgx.Tx, now *AdoptedHome) error {
+func (q *homing) bringKeys(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace) error {
 	b := &Brought{Keys: new(int64), Conflicts: new(int64)}
 	if err := b.claim(ctx, there, tx, standardKeys); err != nil {
 		return err

@@ -8,10 +8,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// homesSQL lists places. In: place (null: any), state (null: any), how many rows. By the primary
+// placesSQL lists places. In: place (null: any), state (null: any), how many rows. By the primary
 // key.
-const homesSQL = `
-select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.homes
+const placesSQL = `
+select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.places
  where ($1::text is null or place = $1) and ($2::text is null or state = $2) order by place limit $3`
 
 // remainingSQL counts what was begun for a place and has not ended, except for events that no
@@ -37,7 +37,7 @@ select s.id as stream, g.partition, b.floor, c.upto, c.events
    select coalesce(max(l."offset") + 1, f.start) as upto, count(*) filter (where l.tenant = $1 or l.tenant = '' and s.topic = 'webhook.' || $1) as events
      from onlyonce.event_log l where l.stream = s.id and l.partition = g.partition and l."offset" >= f.start) c`
 
-// leaveTimeout bounds LeaveHome, which may have a large log to count.
+// leaveTimeout bounds LeavePlace, which may have a large log to count.
 const leaveTimeout = 10 * time.Minute
 
 // unhandled is what was counted in a partition of events.
@@ -55,16 +55,16 @@ func countUnhandled(ctx context.Context, tx pgx.Tx, place string, before []unhan
 	return collect[unhandled](ctx, tx, unhandledSQL, place, streams, partitions, floors, upto)
 }
 
-// lockHomeSQL waits for the transactions that keep a place in this database, and for other
+// lockPlaceSQL waits for the transactions that keep a place in this database, and for other
 // decisions about it. In: place.
-const lockHomeSQL = `select pg_advisory_xact_lock(1869507688, hashtext($1))`
+const lockPlaceSQL = `select pg_advisory_xact_lock(1869507688, hashtext($1))`
 
-// leaveHomeSQL changes a place's state to leaving, or to left. In: place, whether nothing remains,
+// leavePlaceSQL changes a place's state to leaving, or to left. In: place, whether nothing remains,
 // where it goes. One row: the state.
-const leaveHomeSQL = `select onlyonce.leave_home($1, $2, $3)`
+const leavePlaceSQL = `select onlyonce.leave_place($1, $2, $3)`
 
-// Home is what a database knows of a place, for example of a tenant.
-type Home struct {
+// Place is what a database knows of a place, for example of a tenant.
+type Place struct {
 	Place string `json:"place"`
 
 	// State is one of: claimed, while a process asks the other databases whether the place lives
@@ -76,42 +76,42 @@ type Home struct {
 	ChangedAt time.Time `json:"changed_at"`
 }
 
-// HomeFilter picks places. The zero value picks the first DefaultLimit.
-type HomeFilter struct {
+// PlaceFilter picks places. The zero value picks the first DefaultLimit.
+type PlaceFilter struct {
 	Place string // empty: any
 	State string // empty: any
 	Limit int    // how many rows at most, up to MostLimit; 0: DefaultLimit
 }
 
-// Homes returns the places that the filter picks, by their names, and whether there are more.
-func Homes(ctx context.Context, db DB, f HomeFilter) (homes []Home, more bool, err error) {
-	return page[Home](ctx, db, f.Limit, homesSQL, orNull(f.Place), orNull(f.State), limitOf(f.Limit))
+// Places returns the places that the filter picks, by their names, and whether there are more.
+func Places(ctx context.Context, db DB, f PlaceFilter) (places []Place, more bool, err error) {
+	return page[Place](ctx, db, f.Limit, placesSQL, orNull(f.Place), orNull(f.State), limitOf(f.Limit))
 }
 
-// readHome reads one place; nil if the database does not know it.
-func readHome(ctx context.Context, tx pgx.Tx, place string) (*Home, error) {
-	homes, err := collect[Home](ctx, tx, homesSQL, place, nil, 1)
-	if err != nil || len(homes) == 0 {
+// readPlace reads one place; nil if the database does not know it.
+func readPlace(ctx context.Context, tx pgx.Tx, place string) (*Place, error) {
+	places, err := collect[Place](ctx, tx, placesSQL, place, nil, 1)
+	if err != nil || len(places) == 0 {
 		return nil, err
 	}
-	return &homes[0], nil
+	return &places[0], nil
 }
 
-// LeaveHomeInput is the input of [LeaveHome].
-type LeaveHomeInput struct {
+// LeavePlaceInput is the input of [LeavePlace].
+type LeavePlaceInput struct {
 	// Place is the tenant, the endpoint or the other place that moves. Required.
 	Place string
 
-	// To names the database that it goes to. AdoptHome must give the same name. Required.
+	// To names the database that it goes to. AdoptPlace must give the same name. Required.
 	To string
 
 	// Shown is the result of a dry run that a person agreed to. If the state is another one by now,
 	// the error is of kind ErrChanged.
-	Shown *LeftHome
+	Shown *LeftPlace
 }
 
-// LeftHome is the result of [LeaveHome].
-type LeftHome struct {
+// LeftPlace is the result of [LeavePlace].
+type LeftPlace struct {
 	Audited
 
 	Place  string `json:"place"`
@@ -125,22 +125,22 @@ type LeftHome struct {
 	Parked     int64 `json:"parked"` // events that are not settled
 }
 
-// LeaveHome takes a place out of a database, so that another one can adopt it. From then on nothing
-// new begins for the place: requests get 503, and so do the senders of webhooks. If operations, or
-// events that are not handled, remain, the state is leaving, and consumers go on with them: call
-// LeaveHome again. Otherwise the state is left, and nothing of the place changes in this database
-// any more. Requests in lease mode are cut off as by a crash.
+// LeavePlace takes a place out of a database, so that another one can adopt it. From then on
+// nothing new begins for the place: requests get 503, and so do the senders of webhooks. If
+// operations, or events that are not handled, remain, the state is leaving, and consumers go on
+// with them: call LeavePlace again. Otherwise the state is left, and nothing of the place changes
+// in this database any more. Requests in lease mode are cut off as by a crash.
 //
 // It waits for the place's open transactions. Errors are of kind ErrNotFound if the place does not
 // live here, ErrNothing if it has left, ErrRefused if it is leaving for another database, and
 // ErrChanged.
-func LeaveHome(ctx context.Context, db DB, by By, in LeaveHomeInput) (*LeftHome, error) {
-	k := kind{action: "home leave", subject: "the place", look: "onlyonce home list", within: leaveTimeout}
-	return decide(ctx, db, k, by, &leaving{LeaveHomeInput: in}, in.Shown)
+func LeavePlace(ctx context.Context, db DB, by By, in LeavePlaceInput) (*LeftPlace, error) {
+	k := kind{action: "place leave", subject: "the place", look: "onlyonce place list", within: leaveTimeout}
+	return decide(ctx, db, k, by, &leaving{LeavePlaceInput: in}, in.Shown)
 }
 
 type leaving struct {
-	LeaveHomeInput
+	LeavePlaceInput
 
 	before []unhandled // counted ahead of the lock
 }
@@ -157,23 +157,23 @@ func (q *leaving) lock(ctx context.Context, tx pgx.Tx) (err error) {
 	if q.before, err = countUnhandled(ctx, tx, q.Place, nil); err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, lockHomeSQL, q.Place)
+	_, err = tx.Exec(ctx, lockPlaceSQL, q.Place)
 	return err
 }
 
-func (q *leaving) read(ctx context.Context, tx pgx.Tx) (*LeftHome, error) {
-	home, err := readHome(ctx, tx, q.Place)
+func (q *leaving) read(ctx context.Context, tx pgx.Tx) (*LeftPlace, error) {
+	at, err := readPlace(ctx, tx, q.Place)
 	switch {
 	case err != nil:
 		return nil, err
-	case home == nil || home.State == "claimed":
+	case at == nil || at.State == "claimed":
 		return nil, failf(ErrNotFound, "%q does not live in this database", q.Place)
-	case home.State == "left" && home.Other == q.To:
-		return nil, failf(ErrNothing, "%q has left this database for %s already: nothing was changed.", q.Place, home.Other)
-	case home.State != "here" && home.Other != q.To:
-		return nil, failf(ErrRefused, "%q is %s, for %s, and nothing was done", q.Place, home.State, home.Other)
+	case at.State == "left" && at.Other == q.To:
+		return nil, failf(ErrNothing, "%q has left this database for %s already: nothing was changed.", q.Place, at.Other)
+	case at.State != "here" && at.Other != q.To:
+		return nil, failf(ErrRefused, "%q is %s, for %s, and nothing was done", q.Place, at.State, at.Other)
 	}
-	d := &LeftHome{Place: q.Place, To: q.To, Before: home.State, After: "leaving"}
+	d := &LeftPlace{Place: q.Place, To: q.To, Before: at.State, After: "leaving"}
 	if err := tx.QueryRow(ctx, remainingSQL, q.Place).Scan(&d.Operations, &d.Parked); err != nil {
 		return nil, err
 	}
@@ -190,8 +190,8 @@ func (q *leaving) read(ctx context.Context, tx pgx.Tx) (*LeftHome, error) {
 	return d, nil
 }
 
-func (q *leaving) differs(shown, now *LeftHome) bool { return shown.Before != now.Before }
+func (q *leaving) differs(shown, now *LeftPlace) bool { return shown.Before != now.Before }
 
-func (q *leaving) do(ctx context.Context, tx pgx.Tx, _ By, now *LeftHome) (*LeftHome, error) {
-	return now, tx.QueryRow(ctx, leaveHomeSQL, q.Place, now.After == "left", q.To).Scan(&now.After)
+func (q *leaving) do(ctx context.Context, tx pgx.Tx, _ By, now *LeftPlace) (*LeftPlace, error) {
+	return now, tx.QueryRow(ctx, leavePlaceSQL, q.Place, now.After == "left", q.To).Scan(&now.After)
 }
