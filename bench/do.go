@@ -8,6 +8,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // done compares idempotency.Do with the same function without it: in a transaction of its own, or,
@@ -24,7 +25,7 @@ func done(replays bool) func(context.Context, *server, options) (wrapped, plain 
 // doCall calls a function under a key.
 func doCall(_ context.Context, pool *pgxpool.Pool) (sender, func(), error) {
 	layer, err := idempotency.New(pool, idempotency.Config{Scope: idempotency.GlobalScope(),
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1})
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}})
 	if err != nil {
 		return nil, nil, err
 	}

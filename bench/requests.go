@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 const (
@@ -58,7 +59,7 @@ func layeredService(_ context.Context, pool *pgxpool.Pool) (http.Handler, error)
 }
 
 func layered(pool *pgxpool.Pool, cfg idempotency.Config) (http.Handler, error) {
-	cfg.Scope, cfg.FingerprintKeys, cfg.FingerprintKey = idempotency.GlobalScope(), map[uint32]idempotency.FingerprintKey{1: {1}}, 1
+	cfg.Scope, cfg.FingerprintKeys = idempotency.GlobalScope(), seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}
 	layer, err := idempotency.New(pool, cfg)
 	if err != nil {
 		return nil, err

@@ -76,14 +76,14 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 	}
 	for name, do := range around {
 		path := "/" + strings.ReplaceAll(name, " ", "-")
-		for _, route := range []idempotency.Route{{Pattern: path + "/keyed"}, {Pattern: path + "/derived", Key: idempotency.KeyDerived}} {
+		for _, route := range []idempotency.Route{{Pattern: path + "/keyed"}, {Pattern: path + "/optional", KeyOptional: true}} {
 			r.wrapped(route, func(next http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 					do(req)
 					next.ServeHTTP(w, req)
 				})
 			}, charged)
-			key := map[bool]string{true: "k"}[route.Key == idempotency.KeyRequired]
+			key := map[bool]string{true: "k"}[!route.KeyOptional]
 			answers := []got{r.post(route.Pattern, key, "amount=10", form...), r.post(route.Pattern, key, "amount=9999", form...)}
 			if name == "parsed" || name == "read" {
 				answers = append(answers, chunked(route.Pattern, key, "amount=11"), chunked(route.Pattern, key, "amount=12"))
@@ -99,7 +99,7 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 				}
 				continue
 			}
-			second := map[bool]string{true: "mismatch", false: "created"}[key != ""]
+			second := map[bool]string{true: "mismatch", false: "bypassed"}[key != ""]
 			if answers[0].body != "charged 10" || answers[1].mark() != second || key == "" && answers[1].body != "charged 9999" {
 				t.Errorf("%s: %v", route.Pattern, answers)
 			}
@@ -130,7 +130,7 @@ func TestH6BodyOfUnknownLength(t *testing.T) {
 		_, _ = fmt.Fprintf(w, "charged %v", req.Context().Value(amount{}))
 	}
 	r.wrapped(idempotency.Route{Pattern: "/keyed"}, decoding, charged)
-	r.wrapped(idempotency.Route{Pattern: "/derived", Key: idempotency.KeyDerived}, decoding, charged)
+	r.wrapped(idempotency.Route{Pattern: "/optional", KeyOptional: true}, decoding, charged)
 	r.handle(idempotency.Route{Pattern: "/unread"}, effect)
 	h2 := httptest.NewUnstartedServer(r.mux)
 	h2.EnableHTTP2 = true
@@ -142,7 +142,7 @@ func TestH6BodyOfUnknownLength(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Trailer = trailer
-		if path != "/derived" {
+		if path != "/optional" {
 			req.Header.Set("Idempotency-Key", strings.ReplaceAll(key, " ", "-"))
 		}
 		resp, err := srv.Client().Do(req)
@@ -161,7 +161,7 @@ func TestH6BodyOfUnknownLength(t *testing.T) {
 		"a line end is left":     {r.srv, strings.Repeat(" ", 600) + "\r\n", nil},
 		"HTTP/2":                 {h2, "", nil},
 	} {
-		for _, path := range []string{"/keyed", "/derived"} {
+		for _, path := range []string{"/keyed", "/optional"} {
 			for _, body := range []string{`{"amount":10}`, `{"amount":99}`} {
 				if g := post(c.srv, path, name, body+c.end, c.trailer); g.status != http.StatusInternalServerError || g.code() != "body-consumed" || g.mark() != "rejected" {
 					t.Errorf("%s, %s %s: %v", name, path, body, g)
@@ -361,8 +361,8 @@ func TestH9HandlersDoNotSpeakForTheLayer(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	for _, status := range []int{http.StatusCreated, http.StatusBadGateway} {
 		path := fmt.Sprint("/", status)
-		r.handle(idempotency.Route{Pattern: path, Key: idempotency.KeyOptional}, func(w http.ResponseWriter, _ *http.Request) {
-			for _, name := range []string{"Idempotent-Replayed", "Idempotency-Expires", "Idempotency-Key", "Idempotency-Key-Derived", "Idempotency-Status"} {
+		r.handle(idempotency.Route{Pattern: path, KeyOptional: true}, func(w http.ResponseWriter, _ *http.Request) {
+			for _, name := range []string{"Idempotent-Replayed", "Idempotency-Expires", "Idempotency-Key", "Idempotency-Status"} {
 				w.Header().Set(name, "the provider's")
 			}
 			w.WriteHeader(status)
@@ -419,7 +419,7 @@ func TestServeEndAfterPanics(t *testing.T) {
 				t.Error("there is an answer")
 			}
 			s := wait(t, "the hook is called", served)
-			if s.Pattern != path || s.Tenant != "acct" || s.Mark != idempotency.Released || s.Status != 0 || s.Runs != 1 {
+			if s.Pattern != path || s.Tenant != "acct" || s.Outcome != idempotency.Released || s.Status != 0 || s.Runs != 1 {
 				t.Errorf("%+v", s)
 			}
 		}
@@ -434,9 +434,9 @@ func TestH10ConnectionsOfATenant(t *testing.T) {
 	r := newRig(t, cfg)
 	most := int(r.pool.Config().MaxConns) / 2
 	g := newGate(t)
-	r.handle(idempotency.Route{Pattern: "/slow", MaxHandlerTime: time.Hour}, g.before(effect))
+	r.handle(idempotency.Route{Pattern: "/slow", HandlerTimeout: time.Hour}, g.before(effect))
 	r.handle(idempotency.Route{Pattern: "/quick"}, effect)
-	r.handle(idempotency.Route{Pattern: "/unkeyed", Key: idempotency.KeyOptional}, effect)
+	r.handle(idempotency.Route{Pattern: "/unkeyed", KeyOptional: true}, effect)
 	var slow []<-chan got
 	for i := range most {
 		slow = append(slow, r.background("/slow", fmt.Sprint(i), "x", "X-Tenant", "slow"))
@@ -463,7 +463,7 @@ func TestH10ConnectionsOfATenant(t *testing.T) {
 	}
 	// Its connections come back one by one, not only when none of its requests is left.
 	last := newGate(t)
-	r.handle(idempotency.Route{Pattern: "/last", MaxHandlerTime: time.Hour}, last.before(effect))
+	r.handle(idempotency.Route{Pattern: "/last", HandlerTimeout: time.Hour}, last.before(effect))
 	held := r.background("/last", "k", "x", "X-Tenant", "slow")
 	wait(t, "it runs", last.begun)
 	for i := range most + 1 {

@@ -45,16 +45,12 @@ type Config struct {
 	// "body-consumed"), because the layer could not distinguish it from requests with other bodies.
 	Scope func(*http.Request) (Scope, error)
 
-	// FingerprintKeys are the secrets that requests are hashed with, by an id of your choice (H7).
-	// To rotate, add a key in all processes before one makes it current, and keep the old key for
-	// the longest Route.TTL. A secret keeps its id for good: the database knows the secret of each
-	// id by a check value, and a process that has another one refuses every request with a key
-	// (H30). At least one is required.
-	FingerprintKeys map[uint32]FingerprintKey
-
-	// FingerprintKey is the id of the current key, which new records are hashed with. It must be in
-	// FingerprintKeys. Defaults to 0, which is an id like any other.
-	FingerprintKey uint32
+	// FingerprintKeys are the secrets that requests are hashed with, and the current one, which new
+	// records take. To rotate, add a key in all processes before one makes it current, and keep the
+	// old key for the longest Route.TTL. A secret keeps its id for good: the database knows the
+	// secret of each id by a check value, and a process that has another one refuses every request
+	// with a key. At least one is required.
+	FingerprintKeys seal.Keys
 
 	// Sealer encrypts the stored answers, step results and operations (H16). Each sealed value
 	// opens only in the place that it was stored in (H24). Defaults to nil: values are stored as
@@ -82,25 +78,11 @@ type Config struct {
 	// Defaults to 50 ms.
 	CacheTimeout time.Duration
 
-	// Header is the request header that carries the key. Defaults to "Idempotency-Key".
-	Header string
-
-	// Aliases are further headers that may carry the key, for clients with other conventions, for
-	// example "X-Idempotency-Key" or "PayPal-Request-Id". If two headers of a request name
-	// different keys, the layer answers 400. Defaults to none.
-	Aliases []string
-
-	// StatusHeader is the answer header that says what the layer did, see [Mark]. Defaults to
-	// "Idempotency-Status".
-	StatusHeader string
-
-	// ReplayedHeader is the answer header that is "true" if the answer is a stored one. Defaults to
-	// "Idempotent-Replayed".
-	ReplayedHeader string
-
-	// ExpiresHeader is the answer header with the time until which the answer is stored. Defaults
-	// to "Idempotency-Expires".
-	ExpiresHeader string
+	// Headers are the request headers that may carry the key, for example "Idempotency-Key" and
+	// "X-Idempotency-Key" for clients with another convention. Answers repeat the key in the first
+	// one. If two headers of a request name different keys, the layer answers 400. Defaults to
+	// "Idempotency-Key".
+	Headers []string
 
 	// Problem renders the layer's own refusals in the API's envelope. It returns the Content-Type
 	// and the body; status and headers are the layer's. It is called by many goroutines at once.
@@ -139,9 +121,6 @@ type Config struct {
 	// Defaults to 10 s.
 	PurgeInterval time.Duration
 
-	// PurgeBatch is how many records one statement deletes, from 1 to 100,000. Defaults to 1,000.
-	PurgeBatch int
-
 	// Hooks observe requests. Defaults to none.
 	Hooks Hooks
 
@@ -163,13 +142,13 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Scope == nil {
 		l.Add("Scope", "must be set: it returns the owner of a request; use GlobalScope() if all clients share their keys (H2)")
 	}
-	if len(c.FingerprintKeys) == 0 {
+	if len(c.FingerprintKeys.ByID) == 0 {
 		l.Add("FingerprintKeys", "must not be empty: requests are hashed with a secret key")
-	} else if _, ok := c.FingerprintKeys[c.FingerprintKey]; !ok {
-		l.Add("FingerprintKey", "%d must be in FingerprintKeys", c.FingerprintKey)
+	} else if _, ok := c.FingerprintKeys.ByID[c.FingerprintKeys.Current]; !ok {
+		l.Add("FingerprintKeys", "the current key, %d, must be in ByID", c.FingerprintKeys.Current)
 	}
-	for id, k := range c.FingerprintKeys {
-		if k == (FingerprintKey{}) {
+	for id, k := range c.FingerprintKeys.ByID {
+		if k == (seal.Key{}) {
 			l.Add("FingerprintKeys", "key %d is all zeros", id)
 		}
 	}
@@ -184,16 +163,15 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	l.Span("CacheTTL", &c.CacheTTL, 5*time.Minute, time.Second, 24*time.Hour)
 	l.Span("CacheTimeout", &c.CacheTimeout, 50*time.Millisecond, time.Millisecond, 10*time.Second)
-	protocol.CheckRequestHeaderName(&l, "Header", &c.Header, "Idempotency-Key")
-	c.Aliases = slices.Clone(c.Aliases)
-	for i := range c.Aliases {
-		if protocol.CheckRequestHeaderName(&l, fmt.Sprintf("Aliases[%d]", i), &c.Aliases[i], ""); c.Aliases[i] == "" {
-			l.Add(fmt.Sprintf("Aliases[%d]", i), "is empty")
+	c.Headers = slices.Clone(c.Headers)
+	if len(c.Headers) == 0 {
+		c.Headers = []string{"Idempotency-Key"}
+	}
+	for i := range c.Headers {
+		if protocol.CheckRequestHeaderName(&l, fmt.Sprintf("Headers[%d]", i), &c.Headers[i], ""); c.Headers[i] == "" {
+			l.Add(fmt.Sprintf("Headers[%d]", i), "is empty")
 		}
 	}
-	protocol.CheckHeaderName(&l, "StatusHeader", &c.StatusHeader, "Idempotency-Status")
-	protocol.CheckHeaderName(&l, "ReplayedHeader", &c.ReplayedHeader, "Idempotent-Replayed")
-	protocol.CheckHeaderName(&l, "ExpiresHeader", &c.ExpiresHeader, "Idempotency-Expires")
 	l.Number("TenantLimit", &c.TenantLimit, 1000, 1, 1<<20)
 	if c.TenantConns < 0 || c.TenantConns > 1<<20 {
 		l.Add("TenantConns", "%d is not from 0 to %d", c.TenantConns, 1<<20)
@@ -205,7 +183,6 @@ func (c Config) withDefaults() (Config, error) {
 	l.Span("Timeouts.Commit", &c.Timeouts.Commit, 15*time.Second, 100*time.Millisecond, time.Hour)
 	l.Span("LeaseTTL", &c.LeaseTTL, 30*time.Second, time.Second, time.Hour)
 	l.Span("PurgeInterval", &c.PurgeInterval, 10*time.Second, 100*time.Millisecond, 24*time.Hour)
-	l.Number("PurgeBatch", &c.PurgeBatch, 1000, 1, 100_000)
 	c.Logger = fields.Logger(c.Logger)
 	return c, l.Err()
 }

@@ -54,7 +54,7 @@ func TestH10ConnectionsInLeaseMode(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/quick", Mode: idempotency.Leased}, begins(effect))
 	for _, path := range []string{"/slow", "/again"} { // the share is given back
 		g := newGate(t)
-		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased, MaxHandlerTime: time.Hour}, begins(g.before(effect)))
+		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased, HandlerTimeout: time.Hour}, begins(g.before(effect)))
 		var slow []<-chan got
 		for i := range 4 {
 			slow = append(slow, r.background(path, fmt.Sprint(i), "x", "X-Tenant", "slow"))
@@ -83,7 +83,7 @@ func TestH18RenewalsHaveAConnection(t *testing.T) {
 	r, layers := smallRig(t, leasedConfig(), 2)
 	g := newGate(t)
 	lost := make(chan error, 1)
-	r.handle(idempotency.Route{Pattern: "/long", Mode: idempotency.Leased, MaxHandlerTime: time.Hour}, func(w http.ResponseWriter, req *http.Request) {
+	r.handle(idempotency.Route{Pattern: "/long", Mode: idempotency.Leased, HandlerTimeout: time.Hour}, func(w http.ResponseWriter, req *http.Request) {
 		g.begun <- struct{}{}
 		select {
 		case <-g.open:

@@ -85,7 +85,7 @@ func TestStepsOfRequestsWithoutAKeyHaveKeysOfTheirOwn(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	var mu sync.Mutex
 	var keys []string
-	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, Key: idempotency.KeyOptional}, func(w http.ResponseWriter, req *http.Request) {
+	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, KeyOptional: true}, func(w http.ResponseWriter, req *http.Request) {
 		for _, name := range []string{"authorize", "capture"} {
 			if _, err := idempotency.Step(req.Context(), name, func(_ context.Context, key string) ([]byte, error) {
 				mu.Lock()
@@ -106,16 +106,6 @@ func TestStepsOfRequestsWithoutAKeyHaveKeysOfTheirOwn(t *testing.T) {
 	slices.Sort(keys)
 	if len(slices.Compact(keys)) != 4 {
 		t.Errorf("keys %v: want one for each step of each request", keys)
-	}
-}
-
-// A derived key is forgotten long before a provider forgets its step's.
-func TestDerivedKeysHaveNoSteps(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, testConfig())
-	_, err := r.layer.Handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, Key: idempotency.KeyDerived}, http.NotFoundHandler())
-	if !errors.Is(err, idempotency.ErrConfig) {
-		t.Errorf("%v", err)
 	}
 }
 
@@ -207,7 +197,7 @@ func TestHangingHandlerKeepsNothing(t *testing.T) {
 		release := sync.OnceFunc(func() { close(open) })
 		t.Cleanup(release)
 		hung := make(chan struct{}, 1)
-		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode, MaxHandlerTime: 100 * time.Millisecond}, func(w http.ResponseWriter, req *http.Request) {
+		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode, HandlerTimeout: 100 * time.Millisecond}, func(w http.ResponseWriter, req *http.Request) {
 			if r.runs.Load() > 1 {
 				effect(w, req)
 				return
@@ -332,7 +322,7 @@ func TestT6ForkedRequest(t *testing.T) {
 func TestSerializationFailureWithoutAKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	r.handle(idempotency.Route{Pattern: "/charges", Key: idempotency.KeyOptional}, unserializable(r, 2))
+	r.handle(idempotency.Route{Pattern: "/charges", KeyOptional: true}, unserializable(r, 2))
 	if g := r.post("/charges", "", "x"); g.status != http.StatusCreated || r.runs.Load() != 3 || r.effects() != 1 {
 		t.Errorf("%v, %d runs, %d effects", g, r.runs.Load(), r.effects())
 	}
@@ -449,7 +439,7 @@ func TestPanicOverAnUnknownOutcome(t *testing.T) {
 func TestRawBodyAgainstAJSONRecord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	r.handle(idempotency.Route{Pattern: "/charges", Fingerprint: idempotency.FingerprintJSON}, effect)
+	r.handle(idempotency.Route{Pattern: "/charges", FingerprintJSON: true}, effect)
 	other := newRigOn(t, r.pool, r.pool, testConfig())
 	other.handle(idempotency.Route{Pattern: "/charges"}, effect)
 	r.post("/charges", "k", `{"a":1}`)
@@ -509,7 +499,7 @@ func TestWithoutPreparedStatements(t *testing.T) {
 func TestUnknownCommitWithoutAKey(t *testing.T) {
 	t.Parallel()
 	r := wiredRig(t, leasedConfig(), &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut { return pgtest.Unheard }}, nil)
-	r.handle(idempotency.Route{Pattern: "/charges", Key: idempotency.KeyOptional}, effect)
+	r.handle(idempotency.Route{Pattern: "/charges", KeyOptional: true}, effect)
 	g := r.post("/charges", "", "x")
 	if g.code() != "commit-unknown" || !strings.Contains(g.body, `"retryable":false`) || g.header.Get("Retry-After") != "" || r.effects() != 1 {
 		t.Errorf("%v %v", g, g.header)

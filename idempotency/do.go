@@ -32,12 +32,12 @@ import (
 //	anything else                        a *RefusedError, which says whether a retry can help
 //
 // A result is what the codec reads from the stored bytes, the first time too, so that a replay
-// equals it. If ctx or DoerConfig.MaxTime ends before fn has returned, everything is undone. Once
-// COMMIT has been sent, the end of ctx does not cut it short. If fn panics, the writes are undone,
-// and Do panics with the same value.
+// equals it. If ctx or DoerConfig.HandlerTimeout ends before fn has returned, everything is undone.
+// Once COMMIT has been sent, the end of ctx does not cut it short. If fn panics, the writes are
+// undone, and Do panics with the same value.
 //
 // Do holds one connection of the pool while fn runs, and none while it waits.
-func Do[T any](ctx context.Context, d *Doer, key Key, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, Mark, error) {
+func Do[T any](ctx context.Context, d *Doer, key Key, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, Outcome, error) {
 	var result T
 	err := d.check(key)
 	if fn == nil {
@@ -130,7 +130,7 @@ func (d *Doer) check(key Key) error {
 func (d *Doer) newCall(ctx context.Context, key Key, asked []byte) *servedRequest {
 	scope := Scope{Tenant: key.Tenant, Principal: key.Principal}
 	req := &servedRequest{handler: d.handler, layer: d.handler.layer, scope: scope, caller: ctx, work: ctx, ctx: context.WithoutCancel(ctx)}
-	req.key, req.keySent, req.ttl = key.ID, true, d.handler.route.TTL
+	req.key, req.ttl = key.ID, d.handler.route.TTL
 	req.subject = fingerprintSubject{Tenant: scope.Tenant, Scope: withPrincipal("do "+d.handler.route.Pattern, scope), Body: asked}
 	_, _ = rand.Read(req.token[:]) // never fails
 	req.setRecordID("")
@@ -147,7 +147,7 @@ func (req *servedRequest) serve(d *Doer) (rep reply) {
 	rep = reply{mark: Released} // if fn panics or calls runtime.Goexit
 	defer func() {
 		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(req.caller, Served{Pattern: d.handler.route.Pattern, Tenant: req.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
+			hooks.ServeEnd(req.caller, Served{Pattern: d.handler.route.Pattern, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
 				Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()

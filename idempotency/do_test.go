@@ -62,7 +62,7 @@ func (r *doRig) pay(ctx context.Context, tx consumer.Tx) (receipt, error) {
 func key(id string) idempotency.Key { return idempotency.Key{Tenant: "acme", ID: id} }
 
 // wantDo fails unless a call ended with a mark, and with an error that is the wanted one, or nil.
-func wantDo(t *testing.T, what string, mark, wantMark idempotency.Mark, err, want error) {
+func wantDo(t *testing.T, what string, mark, wantMark idempotency.Outcome, err, want error) {
 	t.Helper()
 	if mark != wantMark || !errors.Is(err, want) {
 		t.Errorf("%s: %s, %v; want %s, %v", what, mark, err, wantMark, want)
@@ -104,7 +104,7 @@ func TestH25Errors(t *testing.T) {
 		return got, errors.Join(err, fmt.Errorf("charging: %w", declined))
 	}
 	for effects, doer := range []*idempotency.Doer{r.doer, keeps} {
-		for _, want := range []idempotency.Mark{idempotency.Created, idempotency.Replayed} {
+		for _, want := range []idempotency.Outcome{idempotency.Created, idempotency.Replayed} {
 			_, mark, err := idempotency.Do(t.Context(), doer, key("k"), order{}, decline)
 			var permanent *idempotency.PermanentError
 			if !errors.As(err, &permanent) || *permanent != *declined || mark != want {
@@ -317,10 +317,10 @@ func TestH25CallsOfTheOutbox(t *testing.T) {
 func TestH25Config(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	if _, err := idempotency.NewDoer(nil, idempotency.DoerConfig{Scope: "a b", MaxResult: -1, TTL: time.Hour, MaxTime: -1, Wait: 3 * time.Minute}); !errors.Is(err, idempotency.ErrConfig) {
+	if _, err := idempotency.NewDoer(nil, idempotency.DoerConfig{Scope: "a b", MaxResult: -1, TTL: time.Hour, HandlerTimeout: -1, Wait: 3 * time.Minute}); !errors.Is(err, idempotency.ErrConfig) {
 		t.Error(err)
 	} else {
-		for _, field := range []string{"layer", "DoerConfig.Scope", "DoerConfig.MaxResult", "DoerConfig.TTL", "DoerConfig.MaxTime", "DoerConfig.Wait"} {
+		for _, field := range []string{"layer", "DoerConfig.Scope", "DoerConfig.MaxResult", "DoerConfig.TTL", "DoerConfig.HandlerTimeout", "DoerConfig.Wait"} {
 			if !strings.Contains(err.Error(), field+":") {
 				t.Errorf("no fault of %s in %v", field, err)
 			}

@@ -3,7 +3,7 @@
 // The client's half is package idempotency/client; each half also works with other implementations
 // of its counterpart.
 //
-//	layer, err := idempotency.New(pool, idempotency.Config{Scope: tenantOf, FingerprintKeys: keys, FingerprintKey: 1})
+//	layer, err := idempotency.New(pool, idempotency.Config{Scope: tenantOf, FingerprintKeys: keys})
 //	...
 //	go layer.Run(ctx) // purges expired records
 //	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges"}, http.HandlerFunc(charge)))
@@ -25,7 +25,7 @@
 //
 // Some answers are not stored: their writes are undone, and the next request with the key runs
 // again. These are 5xx, answers that may differ the next time (401, 403, 408, 409, 421, 423, 425,
-// 429), and answers that come after Route.MaxHandlerTime. All other 4xx are final: they are stored,
+// 429), and answers that come after Route.HandlerTimeout. All other 4xx are final: they are stored,
 // and their writes are undone.
 //
 // Each answer has a header that says what the layer did:

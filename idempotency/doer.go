@@ -64,9 +64,9 @@ type DoerConfig struct {
 	// keys, see Route.KeyWindow. Set it to [NoCalls] if it makes none. Defaults to 24 hours.
 	KeyWindow time.Duration
 
-	// MaxTime ends the function's context, from 1 ms to 1 hour. A later result is undone. If the
-	// function has not returned 5 s after that, its connection is cut. Defaults to 30 s.
-	MaxTime time.Duration
+	// HandlerTimeout ends the function's context, from 1 ms to 1 hour. A later result is undone. If
+	// the function has not returned 5 s after that, its connection is cut. Defaults to 30 s.
+	HandlerTimeout time.Duration
 
 	// Wait is how long a call waits for an earlier one with its key, up to 2 minutes, see
 	// Route.Wait. Defaults to 0: it fails at once with [ErrInProgress].
@@ -85,8 +85,8 @@ func NewDoer(layer *Layer, cfg DoerConfig) (*Doer, error) {
 		cfg.Codec = jsonCodec{}
 	}
 	route := Route{Pattern: cfg.Scope, MaxResponse: cfg.MaxResult, KeepWrites: cfg.KeepWrites, Isolation: cfg.Isolation,
-		TTL: cfg.TTL, KeyWindow: cfg.KeyWindow, MaxHandlerTime: cfg.MaxTime, Wait: cfg.Wait}
-	route.checkShared(&l, sharedFields{name: "Scope", maxResponse: "MaxResult", maxTime: "MaxTime"})
+		TTL: cfg.TTL, KeyWindow: cfg.KeyWindow, HandlerTimeout: cfg.HandlerTimeout, Wait: cfg.Wait}
+	route.checkShared(&l, sharedFields{name: "Scope", maxResponse: "MaxResult"})
 	if err := l.Err(); err != nil {
 		return nil, err
 	}
@@ -112,9 +112,15 @@ func (k Key) check() error {
 	return nil
 }
 
+// Permanent returns a [PermanentError]. code is for programs, for example "card-declined"; detail
+// is for people, and may be empty.
+func Permanent(code, detail string) error { return &PermanentError{code, detail} }
+
 // PermanentError is an error that will be the same at each retry, for example a declined card. A
-// function of [Do] returns it, also wrapped. It is stored in place of a result, and each later call
-// with the key gets it without running the function.
+// function of [Do] returns it, also wrapped: it is stored in place of a result, and each later call
+// with the key gets it without running the function. If a [Work] returns it, the operation ends
+// without a result, and clients get the code, of at most 200 bytes, and the detail, of at most
+// 2,000.
 type PermanentError struct {
 	// Code is for programs, for example "card-declined". Detail is for people. Both are stored, and
 	// returned to each caller.

@@ -274,11 +274,12 @@ func TestH19ExpiredIsAbsent(t *testing.T) {
 func TestH20Purge(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
-	cfg.PurgeInterval, cfg.PurgeBatch = 100*time.Millisecond, 7
+	cfg.PurgeInterval = 100 * time.Millisecond
 	var mu sync.Mutex
 	var batches []int
 	cfg.Hooks.Purged = func(n int) { mu.Lock(); defer mu.Unlock(); batches = append(batches, n) }
 	r := newRig(t, cfg)
+	r.layer.SetPurgeBatch(7)
 	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
 	for i := range 40 {
 		r.post("/charges", fmt.Sprint(i%20), "x", "X-Tenant", fmt.Sprint(i/20)) // two tenants with the same keys
@@ -342,7 +343,7 @@ func TestH20Purge(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	for _, n := range batches {
-		if n > cfg.PurgeBatch {
+		if n > 7 {
 			t.Errorf("a batch of %d", n)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -36,12 +37,12 @@ func createCharge(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"id":%d}`, id)
 }
 
-func charges(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret idempotency.FingerprintKey) error {
+func charges(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret seal.Key) error {
 	layer, err := idempotency.New(pool, idempotency.Config{
 		// Whose key it is: a function of yours, which asks your authentication.
 		Scope: customerOf,
 		// Secrets by which requests are hashed, to tell one from another.
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: secret}, FingerprintKey: 1,
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: secret}},
 	})
 	if err != nil {
 		return err
@@ -65,7 +66,7 @@ func TestReadmeRequests(t *testing.T) {
 	mux := http.NewServeMux()
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- charges(ctx, pool, mux, idempotency.FingerprintKey{1}) }()
+	go func() { done <- charges(ctx, pool, mux, seal.Key{1}) }()
 	ask := func(customer, body string) string {
 		req := httptest.NewRequest(http.MethodPost, "/v1/charges", strings.NewReader(body))
 		req.Header.Set("Idempotency-Key", "order-17")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -161,7 +162,7 @@ func ExampleRoute_wait() {
 func exampleConfig() idempotency.Config {
 	return idempotency.Config{
 		Scope:           idempotency.GlobalScope(), // in earnest: the customer, from your authentication
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {31: 1}}, FingerprintKey: 1,
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {31: 1}}},
 	}
 }
 

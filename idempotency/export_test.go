@@ -2,3 +2,6 @@ package idempotency
 
 // PurgeOperationsSQL is for tests.
 const PurgeOperationsSQL = purgeOperationsSQL
+
+// SetPurgeBatch sets how many records one statement deletes.
+func (l *Layer) SetPurgeBatch(n int) { l.purgeBatch = n }

@@ -5,9 +5,7 @@ import (
 	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
@@ -16,51 +14,22 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/onlyonce/onlyonce/seal"
 )
 
-// FingerprintKey is a secret for fingerprints: 32 random bytes. Keep it where you keep other
-// secrets. [ParseFingerprintKey] reads one.
-type FingerprintKey [32]byte
+// fingerprintMode decides when two bodies are the same request.
+type fingerprintMode int
 
-// ParseFingerprintKey reads a key from text, for example from an environment variable: 64 hex
-// digits, as `openssl rand -hex 32` prints them, or 44 characters of base64, as
-// `openssl rand -base64 32` does. White space around it is ignored. The error wraps [ErrConfig] and
-// quotes nothing of the text.
-func ParseFingerprintKey(text string) (key FingerprintKey, err error) {
-	text = strings.TrimSpace(text)
-	raw, err := hex.DecodeString(text)
-	if err != nil {
-		raw, err = base64.StdEncoding.DecodeString(text)
-	}
-	if err != nil || len(raw) != len(key) {
-		return key, fmt.Errorf("%w: a fingerprint key must be 32 bytes, as 64 hex digits or 44 characters of base64", ErrConfig)
-	}
-	copy(key[:], raw)
-	return key, nil
-}
-
-// Fingerprint decides when two bodies are the same request.
-type Fingerprint int
-
-// The kinds of comparison.
 const (
-	// FingerprintRaw compares bodies byte by byte. It suits clients that send the same bytes again.
-	FingerprintRaw Fingerprint = iota
-	// FingerprintJSON compares the content of JSON bodies. The order of members, white space and
-	// the escapes in strings do not count. Numbers count as they are written: 1.0 differs from 1,
-	// because the difference may matter to the handler, and no number type keeps all numbers apart.
-	// It suits clients that build the request anew for each retry.
-	//
-	// A body is refused if it is not JSON, is not UTF-8, is nested deeper than 64, or has a member
-	// twice; names that differ only in case count as the same. An empty body is accepted, and
-	// equals an empty body.
-	FingerprintJSON
+	fingerprintRaw  fingerprintMode = iota // byte by byte
+	fingerprintJSON                        // see Route.FingerprintJSON
 )
 
 // A fingerprint is
 //
 //	1 byte    version of the algorithm, 1
-//	1 byte    mode, a Fingerprint
+//	1 byte    mode, a fingerprintMode
 //	4 bytes   id of the key, big-endian
 //	32 bytes  HMAC-SHA-256
 //
@@ -85,18 +54,18 @@ type fingerprinter struct {
 	macs    map[uint32]*sync.Pool // of HMACs, by the id of the key
 }
 
-func newFingerprinter(current uint32, keys map[uint32]FingerprintKey) (*fingerprinter, error) {
+func newFingerprinter(keys seal.Keys) (*fingerprinter, error) {
 	var faults []error
-	for _, id := range slices.Sorted(maps.Keys(keys)) {
-		if keys[id] == (FingerprintKey{}) {
+	for _, id := range slices.Sorted(maps.Keys(keys.ByID)) {
+		if keys.ByID[id] == (seal.Key{}) {
 			faults = append(faults, fmt.Errorf("key %d is all zeros", id))
 		}
 	}
-	if _, has := keys[current]; !has {
-		faults = append(faults, fmt.Errorf("the current key, %d, is not among the keys", current))
+	if _, has := keys.ByID[keys.Current]; !has {
+		faults = append(faults, fmt.Errorf("the current key, %d, is not among the keys", keys.Current))
 	}
-	f := &fingerprinter{current: current, macs: map[uint32]*sync.Pool{}}
-	for id, key := range keys {
+	f := &fingerprinter{current: keys.Current, macs: map[uint32]*sync.Pool{}}
+	for id, key := range keys.ByID {
 		f.macs[id] = &sync.Pool{New: func() any { return hmac.New(sha256.New, key[:]) }}
 	}
 	return f, errors.Join(faults...)
@@ -114,7 +83,7 @@ type fingerprintSubject struct {
 	Headers            [][2]string
 	Trailers           [][2]string
 	Body               []byte
-	Mode               Fingerprint
+	Mode               fingerprintMode
 }
 
 // sum returns the subject's fingerprint under the current key. Its only error is errJSON.
@@ -132,25 +101,25 @@ func (f *fingerprinter) matches(stored []byte, s *fingerprintSubject, own []byte
 	if bytes.HasPrefix(own, stored[:fingerprintHead]) {
 		return hmac.Equal(own, stored), nil
 	}
-	made, err := f.hashWith(stored[0], Fingerprint(stored[1]), binary.BigEndian.Uint32(stored[2:]), s)
+	made, err := f.hashWith(stored[0], fingerprintMode(stored[1]), binary.BigEndian.Uint32(stored[2:]), s)
 	if err != nil {
 		return false, err
 	}
 	return hmac.Equal(made, stored), nil
 }
 
-func (f *fingerprinter) hashWith(version byte, mode Fingerprint, id uint32, s *fingerprintSubject) ([]byte, error) {
+func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, s *fingerprintSubject) ([]byte, error) {
 	pool, has := f.macs[id]
 	switch {
 	case version != fingerprintVersion:
 		return nil, fmt.Errorf("%w: version %d", errFingerprint, version)
-	case mode != FingerprintRaw && mode != FingerprintJSON:
+	case mode != fingerprintRaw && mode != fingerprintJSON:
 		return nil, fmt.Errorf("%w: mode %d", errFingerprint, mode)
 	case !has:
 		return nil, fmt.Errorf("%w: key %d is not in Config.FingerprintKeys", errFingerprint, id)
 	}
 	body := s.Body
-	if mode == FingerprintJSON && len(body) > 0 {
+	if mode == fingerprintJSON && len(body) > 0 {
 		var err error
 		if body, err = canonicalJSON(body); err != nil {
 			return nil, err

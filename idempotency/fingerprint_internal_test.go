@@ -13,15 +13,17 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 func testPrinter(t testing.TB, current uint32, ids ...byte) *fingerprinter {
 	t.Helper()
-	keys := map[uint32]FingerprintKey{}
+	keys := seal.Keys{Current: current, ByID: map[uint32]seal.Key{}}
 	for _, id := range ids {
-		keys[uint32(id)] = FingerprintKey{id}
+		keys.ByID[uint32(id)] = seal.Key{id}
 	}
-	f, err := newFingerprinter(current, keys)
+	f, err := newFingerprinter(keys)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +90,7 @@ func TestH7EachFieldCounts(t *testing.T) {
 		"body":                     func(s *fingerprintSubject) { s.Body[0] = ' ' },
 		"no body":                  func(s *fingerprintSubject) { s.Body = nil },
 		"white space":              func(s *fingerprintSubject) { s.Body = []byte(`{"amount": 1}`) },
-		"mode":                     func(s *fingerprintSubject) { s.Mode = FingerprintJSON },
+		"mode":                     func(s *fingerprintSubject) { s.Mode = fingerprintJSON },
 		"tenant into scope":        func(s *fingerprintSubject) { s.Tenant, s.Scope = "tenants", "cope" },
 		"path into query":          func(s *fingerprintSubject) { s.Path, s.Query = "/a%2Fbq", "=1&r=2" },
 		"query into path":          func(s *fingerprintSubject) { s.Path, s.Query = "/a%2Fbq=1&r=2", "" },
@@ -133,9 +135,9 @@ func TestH7EachFieldCounts(t *testing.T) {
 // another program, in Python.
 func TestH7KnownFingerprint(t *testing.T) {
 	t.Parallel()
-	for mode, want := range map[Fingerprint]string{
-		FingerprintRaw:  "010000000007f1f9e6e83dba6a59a9a677fdf5fb248cff30412eb8a26ab5fab016a626e95dea",
-		FingerprintJSON: "01010000000789b2967a16978ef85116b74dcac0e8908d9c197cab7e326fc3fc22968df0a2ed",
+	for mode, want := range map[fingerprintMode]string{
+		fingerprintRaw:  "010000000007f1f9e6e83dba6a59a9a677fdf5fb248cff30412eb8a26ab5fab016a626e95dea",
+		fingerprintJSON: "01010000000789b2967a16978ef85116b74dcac0e8908d9c197cab7e326fc3fc22968df0a2ed",
 	} {
 		s := wholeSubject()
 		s.Mode = mode
@@ -181,7 +183,7 @@ func TestH7StoredFingerprints(t *testing.T) {
 		t.Error("two keys make one fingerprint")
 	}
 	s := wholeSubject()
-	s.Mode = FingerprintJSON
+	s.Mode = fingerprintJSON
 	if equal, err := old.matches(made, s, nil); !equal || err != nil {
 		t.Errorf("a raw one, on a route that is JSON now: %v, %v", equal, err)
 	}
@@ -189,7 +191,7 @@ func TestH7StoredFingerprints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Mode, s.Body = FingerprintRaw, []byte(` { "amount" : 1 } `)
+	s.Mode, s.Body = fingerprintRaw, []byte(` { "amount" : 1 } `)
 	if equal, err := old.matches(inJSON, s, nil); !equal || err != nil {
 		t.Errorf("one of JSON, on a route that is raw now: %v, %v", equal, err)
 	}
@@ -221,10 +223,10 @@ func TestH7StoredFingerprints(t *testing.T) {
 
 func TestFingerprintKeysAreChecked(t *testing.T) {
 	t.Parallel()
-	for want, keys := range map[string]map[uint32]FingerprintKey{
+	for want, keys := range map[string]map[uint32]seal.Key{
 		"the current key, 1,": {2: {1}}, "key 1 is all zeros": {1: {}}, "key 3 is all zeros\nkey 4 is all zeros\nthe current key, 1,": {4: {}, 3: {}},
 	} {
-		if _, err := newFingerprinter(1, keys); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, err := newFingerprinter(seal.Keys{Current: 1, ByID: keys}); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
 		}
 	}

@@ -56,10 +56,10 @@ type runKey struct{}
 // panic with it again.
 func (run *handlerRun) runHandler(ctx context.Context, rec *recorder) (panicked any) {
 	run.runs++
-	ctx, cancel := context.WithTimeout(ctx, run.handler.route.MaxHandlerTime)
+	ctx, cancel := context.WithTimeout(ctx, run.handler.route.HandlerTimeout)
 	defer cancel()
 	abandoned := make(chan struct{})
-	abandoning := time.AfterFunc(run.handler.route.MaxHandlerTime+abandonGrace, func() { defer close(abandoned); run.abandon() })
+	abandoning := time.AfterFunc(run.handler.route.HandlerTimeout+abandonGrace, func() { defer close(abandoned); run.abandon() })
 	defer func() {
 		panicked, run.late = recover(), ctx.Err() != nil
 		run.asking.Lock()

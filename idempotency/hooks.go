@@ -38,13 +38,13 @@ type ServeStart struct {
 // Served describes how a request was answered.
 type Served struct {
 	Pattern, Method, Tenant string
-	// Mark is the value of Config.StatusHeader.
-	Mark Mark
+	// Outcome is the value of the answer header Idempotency-Status.
+	Outcome Outcome
 	// Code is the code of the layer's problem, for example "key-reused". It is empty if the handler
 	// answered.
 	Code string
 	// Status is the answer's status. It is 0 if there was no answer, because the handler panicked
-	// or ended its goroutine; Mark is then [Released].
+	// or ended its goroutine; Outcome is then [Released].
 	Status int
 	// Runs is how often the handler ran for this request: 0 for a replay, more than 1 after
 	// serialization failures.
@@ -53,19 +53,19 @@ type Served struct {
 	Took time.Duration
 }
 
-// Mark is the value of Config.StatusHeader (H9). With it, a client can distinguish the layer's 409
-// and 422 from the application's.
-type Mark string
+// Outcome is what the layer did, and the value of the answer header Idempotency-Status. With it, a
+// client can distinguish the layer's 409 and 422 from the application's.
+type Outcome string
 
-// The marks.
+// The outcomes.
 const (
-	Created    Mark = "created"     // the handler ran, and its answer is stored
-	Replayed   Mark = "replayed"    // the answer is the stored one
-	InProgress Mark = "in-progress" // a request with the key is running, or its outcome is not known yet
-	Mismatch   Mark = "mismatch"    // the key was used for another request
-	Bypassed   Mark = "bypassed"    // the handler ran without protection: no key and none required, or another method
-	Rejected   Mark = "rejected"    // refused before the handler ran, or undone by the layer
-	Released   Mark = "released"    // the handler's own answer, not stored: its writes are undone, and the next request runs again
+	Created    Outcome = "created"     // the handler ran, and its answer is stored
+	Replayed   Outcome = "replayed"    // the answer is the stored one
+	InProgress Outcome = "in-progress" // a request with the key is running, or its outcome is not known yet
+	Mismatch   Outcome = "mismatch"    // the key was used for another request
+	Bypassed   Outcome = "bypassed"    // the handler ran without protection: no key and none required, or another method
+	Rejected   Outcome = "rejected"    // refused before the handler ran, or undone by the layer
+	Released   Outcome = "released"    // the handler's own answer, not stored: its writes are undone, and the next request runs again
 )
 
 // JoinHooks returns hooks that call those of a and of b, for example your own and those of package

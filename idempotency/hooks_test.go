@@ -27,7 +27,7 @@ func TestHooksOfRequests(t *testing.T) {
 		},
 		ServeEnd: func(ctx context.Context, s idempotency.Served) {
 			of, _ := ctx.Value(spanKey{}).(string)
-			ended <- string(s.Mark) + " " + of
+			ended <- string(s.Outcome) + " " + of
 		},
 	}
 	cfg.Trace = func(ctx context.Context) string { of, _ := ctx.Value(spanKey{}).(string); return of }

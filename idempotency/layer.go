@@ -22,19 +22,19 @@ import (
 // handlers with [Layer.Handle], and run [Layer.Run] to purge expired records. It is safe for
 // concurrent use.
 type Layer struct {
-	pool          *primary.Pool
-	cfg           Config
-	timeoutArgs   []any  // what bounds a handler's transaction, as the server reads it
-	derivedHeader string // the answer header of a derived key
-	fingerprints  *fingerprinter
-	keysChecked   atomic.Bool    // the database knows the keys of fingerprints (H30)
-	cache         *responseCache // nil if there is no Config.Cache
-	cachePuts     chan struct{}  // a place for each record that is being put into it
-	flights       flights
-	recentKeys    recentKeys
-	leases        leaseKeeper
-	begun         ready.Run
-	watched       *watch.Clock // of Run
+	pool         *primary.Pool
+	cfg          Config
+	timeoutArgs  []any // what bounds a handler's transaction, as the server reads it
+	fingerprints *fingerprinter
+	keysChecked  atomic.Bool    // the database knows the keys of fingerprints (H30)
+	cache        *responseCache // nil if there is no Config.Cache
+	cachePuts    chan struct{}  // a place for each record that is being put into it
+	flights      flights
+	recentKeys   recentKeys
+	leases       leaseKeeper
+	begun        ready.Run
+	watched      *watch.Clock // of Run
+	purgeBatch   int          // how many records one statement deletes
 
 	set    *shard.Set        // nil if there is one database
 	shards map[string]*Layer // of a layer of several databases: one for each; it has no pool itself
@@ -55,9 +55,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	l := &Layer{pool: primary.Of(pool, cfg.Logger), cfg: cfg, derivedHeader: cfg.Header + "-Derived"}
+	l := &Layer{pool: primary.Of(pool, cfg.Logger), cfg: cfg, purgeBatch: 1000}
 	l.timeoutArgs = []any{guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle)}
-	if l.fingerprints, err = newFingerprinter(cfg.FingerprintKey, cfg.FingerprintKeys); err != nil {
+	if l.fingerprints, err = newFingerprinter(cfg.FingerprintKeys); err != nil {
 		return nil, err
 	}
 	if cfg.Cache != nil {
@@ -82,8 +82,7 @@ func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &routeHandler{layer: l, route: r, next: next, keyRule: keyRule{
-		headers: append([]string{l.cfg.Header}, l.cfg.Aliases...), pointer: r.KeyPointer, strict: r.Strict, min: r.MinKey}}, nil
+	return &routeHandler{layer: l, route: r, next: next, keyRule: keyRule{headers: l.cfg.Headers, pointer: r.KeyPointer}}, nil
 }
 
 // MustHandle is Handle for routes that are constant in the program. It panics if the route is

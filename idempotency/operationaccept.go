@@ -35,11 +35,11 @@ select $1, $2, $3, $4, $5, $6, $7
  where $4 = '' or (select count(*) from (select from onlyonce.operations o where o.topic = $3 and o.tenant = $4 and o.state = 'running' limit $8) s) < $8`
 
 // Accept stores an operation in the request's transaction, and answers 202 with the operation's URL
-// and state. A copy of the request gets the operation's present state, see Route.RunningConflict
-// and Route.DoneSeeOther. If OperationsConfig.TenantRunning operations of the tenant have not
-// ended, it answers 429, and the same request may succeed later. If it returns an error, it has not
-// written an answer: the handler must answer, with a status whose answer is not stored, for example
-// 500.
+// and state. A copy of the request gets the operation's present state: 202 with Retry-After while
+// it runs, then 200 with the result. If OperationsConfig.TenantRunning operations of the tenant
+// have not ended, it answers 429, and the same request may succeed later. If it returns an error,
+// it has not written an answer: the handler must answer, with a status whose answer is not stored,
+// for example 500.
 func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	if ok && o.shards[run.layer] != nil {

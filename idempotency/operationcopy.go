@@ -36,26 +36,17 @@ func (req *servedRequest) operationReply(resp *storedResponse, expires *time.Tim
 	case state == nil:
 		return reply{}, false
 	}
-	return o.copyReply(&req.handler.route, state, resp, expires), true
+	return o.copyReply(state, resp, expires), true
 }
 
-// copyReply makes the reply from the operation's state, as the route has chosen.
-func (o *Operations) copyReply(route *Route, state *operationState, resp *storedResponse, expires *time.Time) reply {
+// copyReply makes the reply from the operation's state: 202 while it runs, and 200 after its end.
+func (o *Operations) copyReply(state *operationState, resp *storedResponse, expires *time.Time) reply {
 	rep := reply{mark: Replayed, status: http.StatusAccepted, set: maps.Clone(resp.Header), added: resp.Added, body: state.encode(), expires: expires}
-	running := state.State == operationRunning || state.State == operationSuspended
-	switch {
-	case running && route.RunningConflict:
-		rep = problemReply(codeInProgress, nil)
+	if state.State == operationRunning || state.State == operationSuspended {
 		rep.retryAfter = o.cfg.RetryAfter
-	case running:
-		rep.retryAfter = o.cfg.RetryAfter
-	case route.DoneSeeOther:
-		rep.status, rep.body = http.StatusSeeOther, nil
-		delete(rep.set, "Content-Type")
-		delete(rep.set, "Retry-After")
-	default:
-		rep.status = http.StatusOK
-		delete(rep.set, "Retry-After")
+		return rep
 	}
+	rep.status = http.StatusOK
+	delete(rep.set, "Retry-After")
 	return rep
 }

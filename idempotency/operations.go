@@ -62,19 +62,14 @@ type OperationsConfig struct {
 	// from 1 to 1,000,000. Accept answers 429 to requests for more. Requests accepted at the
 	// same time may exceed it. Operations without a tenant are not counted. Defaults to 100.
 	TenantRunning int
-	// MaxTime bounds one run of a Work, from 1 ms to 24 hours. Its transaction stays open for that
-	// long, which prevents vacuum from removing old row versions in the whole database: split
-	// longer work into operations that follow one another. Defaults to 10 minutes.
-	MaxTime time.Duration
+	// HandlerTimeout bounds one run of a Work, from 1 ms to 24 hours. Its transaction stays open
+	// for that long, which prevents vacuum from removing old row versions in the whole database:
+	// split longer work into operations that follow one another. Defaults to 10 minutes.
+	HandlerTimeout time.Duration
 	// MaxAttempts is how often work is tried, from 1 to 1,000. Defaults to 5.
 	MaxAttempts int
-	// RetryMin is the first wait between two attempts, see consumer.Config.RetryMin. Defaults to
-	// 100 ms.
-	RetryMin time.Duration
-
-	// RetryMax bounds the wait between two attempts, see consumer.Config.RetryMax. Defaults to 10
-	// s.
-	RetryMax time.Duration
+	// Backoff is the wait between two attempts, as in consumer.Config. Defaults to 100 ms and 10 s.
+	Backoff dedupe.Backoff
 	// TTL is how long clients can ask for an operation after its end, from 1 s to 400 days.
 	// Defaults to 7 days.
 	TTL time.Duration
@@ -117,7 +112,7 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	l.Number("Partitions", &cfg.Partitions, 16, 1, 1024)
 	l.Number("TenantPartitions", &cfg.TenantPartitions, max(1, cfg.Partitions/4), 1, max(1, cfg.Partitions))
 	l.Number("TenantRunning", &cfg.TenantRunning, 100, 1, 1_000_000)
-	l.Span("MaxTime", &cfg.MaxTime, 10*time.Minute, time.Millisecond, 24*time.Hour)
+	l.Span("HandlerTimeout", &cfg.HandlerTimeout, 10*time.Minute, time.Millisecond, 24*time.Hour)
 	l.Number("MaxAttempts", &cfg.MaxAttempts, 5, 1, 1000)
 	l.Span("TTL", &cfg.TTL, 7*24*time.Hour, time.Second, 400*24*time.Hour)
 	l.Span("RetryAfter", &cfg.RetryAfter, 2*time.Second, time.Second, time.Hour)
@@ -182,8 +177,8 @@ func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}
 	if o.worker, err = consumer.New(layer.pool.Raw(), o.source, o.applyEvent, consumer.Config{
-		Scope: cfg.Stream, BatchSize: 1, MaxAttempts: cfg.MaxAttempts, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax,
-		MessageTimeout: cfg.MaxTime, BatchTimeout: cfg.MaxTime, Timeouts: dedupe.Timeouts{Statement: cfg.MaxTime, Idle: cfg.MaxTime}, Hooks: cfg.Hooks, Logger: cfg.Logger,
+		Scope: cfg.Stream, BatchSize: 1, MaxAttempts: cfg.MaxAttempts, RetryMin: cfg.Backoff.Min, RetryMax: cfg.Backoff.Max,
+		MessageTimeout: cfg.HandlerTimeout, BatchTimeout: cfg.HandlerTimeout, Timeouts: dedupe.Timeouts{Statement: cfg.HandlerTimeout, Idle: cfg.HandlerTimeout}, Hooks: cfg.Hooks, Logger: cfg.Logger,
 	}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}
@@ -235,7 +230,7 @@ func (o *Operations) purge(ctx context.Context) {
 		case <-tick.C:
 		}
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.layer.cfg.Timeouts.Statement)
-		_, err := o.layer.pool.Exec(bounded, purgeOperationsSQL, o.layer.cfg.PurgeBatch)
+		_, err := o.layer.pool.Exec(bounded, purgeOperationsSQL, o.layer.purgeBatch)
 		cancel()
 		if err != nil && ctx.Err() == nil {
 			o.layer.reportError(fmt.Errorf("idempotency: purging operations: %w", err))

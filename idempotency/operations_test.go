@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -17,8 +18,8 @@ import (
 // operations puts a worker behind the rig's layer, and a route that accepts what its body says.
 func (r *rig) operations(work map[string]idempotency.Work) *idempotency.Operations {
 	r.t.Helper()
-	ops, err := idempotency.NewOperations(r.layer, idempotency.OperationsConfig{PollInterval: 20 * time.Millisecond, RetryMin: time.Millisecond,
-		RetryMax: 10 * time.Millisecond, MaxAttempts: 3, Partitions: 2}, work)
+	ops, err := idempotency.NewOperations(r.layer, idempotency.OperationsConfig{PollInterval: 20 * time.Millisecond,
+		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}, MaxAttempts: 3, Partitions: 2}, work)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -161,7 +162,7 @@ func TestH23OperationsEnd(t *testing.T) {
 		tx.Queue(`insert into effects values ('undone')`)
 		switch op.Scope.Principal {
 		case "refused":
-			return nil, idempotency.Failed("too-large", "more than can be exported")
+			return nil, idempotency.Permanent("too-large", "more than can be exported")
 		case "permanent":
 			return nil, consumer.Permanent(errors.New("private words"))
 		case "fails":
@@ -209,7 +210,7 @@ func TestH19ErasedRequestKeepsNoOperation(t *testing.T) {
 	ops := r.operations(map[string]idempotency.Work{
 		"export": func(ctx context.Context, _ consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
 			if result == "" {
-				return nil, idempotency.Failed("no-account", "Jane Roe has none")
+				return nil, idempotency.Permanent("no-account", "Jane Roe has none")
 			}
 			return json.RawMessage(result), op.Progress(ctx, 50, "half of Jane Roe")
 		}})

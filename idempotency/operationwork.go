@@ -67,21 +67,21 @@ func (o *Operations) runWork(ctx context.Context, tx consumer.Tx, op *Operation,
 			return err
 		}
 		if result, err = checkResult(result, o.cfg.MaxResult); err != nil {
-			return Failed("bad-result", err.Error())
+			return Permanent("bad-result", err.Error())
 		}
 		return nil
 	})
-	var f *operationFailure
+	permanent, isPermanent := asPermanent(err)
 	switch {
 	case err == nil:
 		return o.writeEnd(tx, op, operationSucceeded, result, nil)
 	case errors.Is(context.Cause(watched), ErrCancelled):
 		return o.writeEnd(tx, op, operationCancelled, nil, nil) // if the connection is lost, the next attempt finds it cancelled before it begins
-	case errors.As(err, &f):
-		return o.writeEnd(tx, op, operationFailed, nil, f)
+	case isPermanent:
+		return o.writeEnd(tx, op, operationFailed, nil, permanent)
 	case consumer.IsPermanent(err) || attempt >= o.cfg.MaxAttempts:
 		o.layer.reportError(fmt.Errorf("idempotency: operation %s, %s: %w", op.ID, op.Name, err))
-		return o.writeEnd(tx, op, operationFailed, nil, &operationFailure{code: "failed"})
+		return o.writeEnd(tx, op, operationFailed, nil, &PermanentError{Code: "failed"})
 	}
 	return err
 }
@@ -105,7 +105,7 @@ const (
 	maxFailureText = 2000
 )
 
-func (o *Operations) writeEnd(tx consumer.Tx, op *Operation, state string, result []byte, f *operationFailure) (err error) {
+func (o *Operations) writeEnd(tx consumer.Tx, op *Operation, state string, result []byte, f *PermanentError) (err error) {
 	sealed := false
 	if result != nil {
 		if result, sealed, err = o.layer.seal(sealPlace{op.id, sealedResult, ""}, result); err != nil {
@@ -114,7 +114,7 @@ func (o *Operations) writeEnd(tx consumer.Tx, op *Operation, state string, resul
 	}
 	var code, text *string
 	if f != nil {
-		c, t := codec.TextUpTo(f.code, maxFailureCode), codec.TextUpTo(f.text, maxFailureText)
+		c, t := codec.TextUpTo(f.Code, maxFailureCode), codec.TextUpTo(f.Detail, maxFailureText)
 		code, text = &c, &t
 	}
 	tx.Queue(endOperationSQL, op.id, state, result, sealed, code, text)
@@ -175,9 +175,9 @@ func (op *Operation) Progress(ctx context.Context, percent int, text string) err
 // run more than once, but its effects are applied once. It must follow the rules for a consumer's
 // handler, see package consumer. Its context ends if the client cancels the operation.
 //
-// The result is a JSON value or nil. If the error is from [Failed], the operation ends: the writes
-// are undone, and the client gets code and text. After any other error the work is tried again;
-// when the attempts are used up, the operation fails without a text.
+// The result is a JSON value or nil. If the error is a [PermanentError], the operation ends: the
+// writes are undone, and the client gets code and detail. After any other error the work is tried
+// again; when the attempts are used up, the operation fails without a text.
 type Work func(ctx context.Context, tx consumer.Tx, op *Operation) (result json.RawMessage, err error)
 
 // Operation is an operation that a [Work] is working on.
@@ -196,12 +196,3 @@ type Operation struct {
 // ErrCancelled is the cause of the end of a [Work]'s context if the client has cancelled the
 // operation.
 var ErrCancelled = errors.New("idempotency: the operation was cancelled")
-
-// operationFailure is an error that the client gets.
-type operationFailure struct{ code, text string }
-
-func (f *operationFailure) Error() string { return "operation failed: " + f.code + ": " + f.text }
-
-// Failed returns an error that ends an operation. The client gets both: code, for programs, at most
-// 200 bytes, and text, for people, at most 2,000 bytes. Longer ones are cut.
-func Failed(code, text string) error { return &operationFailure{code, text} }

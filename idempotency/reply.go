@@ -13,9 +13,16 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
+// Headers of the layer's answers.
+const (
+	headerStatus   = "Idempotency-Status"  // what the layer did, a Status
+	headerReplayed = "Idempotent-Replayed" // "true" if the answer is a stored one
+	headerExpires  = "Idempotency-Expires" // until when the answer is stored
+)
+
 // reply is an answer of the layer: a problem, or the handler's answer.
 type reply struct {
-	mark       Mark
+	mark       Outcome
 	code       code        // of a problem; empty for the handler's answer
 	status     int         // of a problem, 0 means its code's
 	set, added http.Header // of the handler's answer: headers that replace those of middleware around the layer, and values appended to them
@@ -27,7 +34,7 @@ type reply struct {
 }
 
 // handlerReply makes the reply for the first client, with all of the handler's headers.
-func handlerReply(m Mark, rec *recorder) reply {
+func handlerReply(m Outcome, rec *recorder) reply {
 	h := rec.headerChanges()
 	return reply{mark: m, status: rec.status(), set: h.set, added: h.added, body: rec.body()}
 }
@@ -65,33 +72,27 @@ func (req *servedRequest) writeReply(rep reply) int {
 	}
 	// A handler that forwards a provider's answer may forward the provider's headers of these names
 	// too. They must describe this layer only.
-	for _, own := range []string{cfg.StatusHeader, cfg.ReplayedHeader, cfg.ExpiresHeader, cfg.Header, req.layer.derivedHeader} {
+	for _, own := range []string{headerStatus, headerReplayed, headerExpires, cfg.Headers[0]} {
 		h.Del(own)
 	}
-	h.Set(cfg.StatusHeader, string(rep.mark))
+	h.Set(headerStatus, string(rep.mark))
 	if rep.mark == Replayed {
-		h.Set(cfg.ReplayedHeader, "true")
+		h.Set(headerReplayed, "true")
 	}
-	if req.keySent {
+	if req.key != "" {
 		if value, err := protocol.FormatString(req.key); err == nil {
-			h.Set(cfg.Header, value)
+			h.Set(cfg.Headers[0], value)
 		}
 	}
-	if req.keyDerived {
-		h.Set(req.layer.derivedHeader, "true")
-	}
 	if rep.expires != nil {
-		h.Set(cfg.ExpiresHeader, rep.expires.UTC().Format(http.TimeFormat))
+		h.Set(headerExpires, rep.expires.UTC().Format(http.TimeFormat))
 	}
 	if rep.retryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int((rep.retryAfter+time.Second-1)/time.Second)))
 	}
 	if rep.code != "" {
 		status := rep.code.status()
-		switch {
-		case rep.code == codeKeyReused:
-			status = req.handler.route.MismatchStatus
-		case rep.status != 0:
+		if rep.status != 0 {
 			status = rep.status
 		}
 		req.layer.writeProblem(req.w, req.http, newProblem(status, rep.code, req.detail, req.problemInstance(), rep.code.retryable() && !rep.final))
@@ -196,7 +197,7 @@ func (req *servedRequest) renderBody(resp *storedResponse) (body []byte, rep rep
 	if render == nil {
 		return nil, problemReply(codeRecordUnreadable, errNoRender), false
 	}
-	ctx, cancel := context.WithTimeout(req.caller, req.handler.route.MaxHandlerTime)
+	ctx, cancel := context.WithTimeout(req.caller, req.handler.route.HandlerTimeout)
 	defer cancel()
 	body, err := render(ctx, req.scope, resp.Reference)
 	switch {

@@ -6,25 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 	"github.com/onlyonce/onlyonce/internal/jsonpointer"
 )
 
-// requestKey is the key of one request.
-type requestKey struct {
-	key        string // "" if the request has none
-	keySent    bool   // the client sent it
-	keyDerived bool   // the layer computed it from the request, see [KeyDerived]
-}
-
 // keyRule describes where a request's key may be (H3) and how it is written (H4).
 type keyRule struct {
 	headers []string // canonical; the first is the primary one
 	pointer string   // a JSON Pointer into the body (RFC 6901); "" if none
-	strict  bool     // headers must hold a String Item and nothing else
-	min     int      // least length of a key in bytes; 0 means 1
 }
 
 // find reads every source of a key, not only the first that has one (H3). A request with one key in
@@ -37,9 +27,6 @@ type keyRule struct {
 func (k keyRule) find(h http.Header, body []byte) (key string, found bool, err error) {
 	var from string // the source that the key is from
 	add := func(source, value string) error {
-		if len(value) < k.min {
-			return fmt.Errorf("%s: the key has %d bytes, must have %d to %d", source, len(value), k.min, protocol.MaxKey)
-		}
 		if found && value != key {
 			return fmt.Errorf("%s and %s name different keys", from, source)
 		}
@@ -85,23 +72,10 @@ func (k keyRule) header(h http.Header, name string) (key string, has bool, err e
 	default:
 		return "", false, fmt.Errorf("header %s occurs %d times, must occur once", name, len(lines))
 	}
-	read := protocol.ParseKey
-	if k.strict {
-		read = readStrictKey
-	}
-	if key, err = read(lines[0]); err != nil {
+	if key, err = protocol.ParseKey(lines[0]); err != nil {
 		return "", false, fmt.Errorf("header %s: the key %w", name, err)
 	}
 	return key, true, nil
-}
-
-// readStrictKey reads the strict form of H4.
-func readStrictKey(value string) (string, error) {
-	key, ok := protocol.StringItem(strings.TrimLeft(value, " "))
-	if !ok {
-		return "", errors.New("must be a String of RFC 9651, in double quotes")
-	}
-	return key, protocol.CheckKey(key)
 }
 
 // keyInBody returns the key in a body: the string that the pointer leads to, decoded. A body that

@@ -92,7 +92,7 @@ func testTier(t testing.TB, cfg Config) (*responseCache, *shelf) {
 	if cfg.Sealer == nil {
 		cfg.Sealer = testSealer(t, 1, 1)
 	}
-	cfg.Scope, cfg.FingerprintKeys, cfg.FingerprintKey = GlobalScope(), map[uint32]FingerprintKey{1: {1}}, 1
+	cfg.Scope, cfg.FingerprintKeys = GlobalScope(), seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package idempotency
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -28,22 +27,6 @@ const (
 	Leased
 )
 
-// KeyPolicy decides how a request without a key is handled (H5).
-type KeyPolicy int
-
-const (
-	// KeyRequired answers 400.
-	KeyRequired KeyPolicy = iota
-
-	// KeyOptional runs the handler each time.
-	KeyOptional
-
-	// KeyDerived uses a hash of the request as its key, for Route.DerivedTTL: two equal requests
-	// within that time are one. It cannot distinguish a retry from a second purchase of the same
-	// thing, so it is not for payments. Calls that the handler enqueues need a Call.ID.
-	KeyDerived
-)
-
 // Route describes one operation of the API. The zero value of a field is the default that its
 // comment names; a value out of range is an error of [Layer.Handle] and never adjusted.
 type Route struct {
@@ -64,28 +47,25 @@ type Route struct {
 	// setting.
 	Isolation pgx.TxIsoLevel
 
-	// Key decides how a request without a key is handled. Defaults to [KeyRequired].
-	Key KeyPolicy
+	// KeyOptional runs requests without a key each time, unprotected. Defaults to false: they get
+	// 400.
+	KeyOptional bool
 
 	// KeyPointer is a JSON Pointer (RFC 6901) to a string in the body that is the key too, for
 	// example "/idempotency_key". If header and body name different keys, the layer answers 400.
 	// Defaults to none.
 	KeyPointer string
 
-	// Strict accepts a key in a header only in the draft's form, in double quotes (H4). Defaults to
-	// false: bare keys are accepted too.
-	Strict bool
-
-	// MinKey is the least length of a key, from 1 to 255 bytes. Defaults to 1.
-	MinKey int
-
-	// DerivedTTL is how long a derived key counts, from 1 s to 1 hour, and up to some 10 s longer:
-	// it ends between two looks of [Layer.Run] at the clock (T11). It must be 0 unless Key is
-	// [KeyDerived]. Defaults to 60 s.
-	DerivedTTL time.Duration
-
-	// Fingerprint decides when two bodies are the same request. Defaults to [FingerprintRaw].
-	Fingerprint Fingerprint
+	// FingerprintJSON compares the content of JSON bodies: the order of members, white space and
+	// the escapes in strings do not count. It suits clients that build the request anew for each
+	// retry. Numbers count as they are written: 1.0 differs from 1, because the difference may
+	// matter to the handler, and no number type keeps all numbers apart. Defaults to false: bodies
+	// are compared byte by byte.
+	//
+	// A body is refused if it is not JSON, is not UTF-8, is nested deeper than 64, or has a member
+	// twice; names that differ only in case count as the same. An empty body is accepted, and
+	// equals an empty body.
+	FingerprintJSON bool
 
 	// FingerprintHeaders are request headers that change what the request does, for example
 	// "Stripe-Account". A copy with another value gets 422. Content-Type, Content-Encoding and
@@ -113,7 +93,7 @@ type Route struct {
 	// Render makes the body of an answer that its handler has stored by [Reference] (H28). It gets
 	// the scope of the request that asks, which is the one of the first request, and the reference.
 	// It is called by many goroutines at once, for each copy of the request, with a context that
-	// ends with the client's, or after MaxHandlerTime.
+	// ends with the client's, or after HandlerTimeout.
 	//
 	// If it returns [ErrReferenceGone], also wrapped, the client gets 410. For any other error it
 	// gets 503 (code "response-not-rendered") with Retry-After. Defaults to nil: Reference is
@@ -128,10 +108,6 @@ type Route struct {
 	// KeepWrites commits what the handler wrote before it answered a final 4xx. Defaults to false:
 	// such writes are undone, and only the answer is stored.
 	KeepWrites bool
-
-	// MismatchStatus is the status for a key that was used for another request: 422, 400 (as
-	// Stripe's v1 API answers) or 409. Defaults to 422.
-	MismatchStatus int
 
 	// TTL is how long an answer is kept from its completion, from 1 s to 400 days (H19). It must be
 	// at least an hour longer than KeyWindow, 25 hours with KeyWindow's default, unless KeyWindow
@@ -162,46 +138,26 @@ type Route struct {
 	// asks again. Defaults to nil: such requests are set aside at once.
 	Reconcile func(ctx context.Context, step, key string) (outcome StepOutcome, result []byte, err error)
 
-	// MaxHandlerTime ends the handler's context, from 1 ms to 1 hour, even if the client is still
+	// HandlerTimeout ends the handler's context, from 1 ms to 1 hour, even if the client is still
 	// connected (H11). A later answer is undone. If the handler has not returned 5 s after that,
 	// the layer gives up its key and cuts its connection. Defaults to 30 s.
-	MaxHandlerTime time.Duration
+	HandlerTimeout time.Duration
 
 	// Wait is how long a copy waits for the first request to end, up to 2 minutes (H10). It holds
 	// no connection of the pool while it waits. The server's WriteTimeout and the clients' timeouts
 	// must be longer. Defaults to 0: copies get 409 at once.
 	Wait time.Duration
-
-	// RunningConflict answers a copy of a request whose [Operations.Accept] has made an operation
-	// with 409 (code "request-in-progress") and Retry-After as long as the operation runs. Defaults
-	// to false: the copy gets 202 with the operation's present state, Location and Retry-After.
-	RunningConflict bool
-
-	// DoneSeeOther answers such a copy with 303 to the operation's URL once the operation has
-	// ended. Defaults to false: the copy gets 200 with the state and the result, as from that URL.
-	DoneSeeOther bool
 }
 
 func (r Route) withDefaults() (Route, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "Route"}
-	r.checkShared(&l, sharedFields{name: "Pattern", maxResponse: "MaxResponse", maxTime: "MaxHandlerTime"})
+	r.checkShared(&l, sharedFields{name: "Pattern", maxResponse: "MaxResponse"})
 	protocol.CheckMethods(&l, &r.Methods)
 	if r.Mode != Transactional && r.Mode != Leased {
 		l.Add("Mode", "%d is neither Transactional nor Leased", int(r.Mode))
 	}
-	if !slices.Contains([]KeyPolicy{KeyRequired, KeyOptional, KeyDerived}, r.Key) {
-		l.Add("Key", "%d is none of KeyRequired, KeyOptional and KeyDerived", int(r.Key))
-	}
 	if r.KeyPointer != "" && !strings.HasPrefix(r.KeyPointer, "/") {
 		l.Add("KeyPointer", "%q must begin with '/' (RFC 6901)", r.KeyPointer)
-	}
-	l.Number("MinKey", &r.MinKey, 1, 1, protocol.MaxKey)
-	if r.DerivedTTL != 0 && r.Key != KeyDerived {
-		l.Add("DerivedTTL", "must be 0 unless Key is KeyDerived")
-	}
-	l.Span("DerivedTTL", &r.DerivedTTL, time.Minute, time.Second, time.Hour)
-	if r.Fingerprint != FingerprintRaw && r.Fingerprint != FingerprintJSON {
-		l.Add("Fingerprint", "%d is neither FingerprintRaw nor FingerprintJSON", int(r.Fingerprint))
 	}
 	r.FingerprintHeaders = slices.Clone(r.FingerprintHeaders)
 	for i := range r.FingerprintHeaders {
@@ -215,14 +171,6 @@ func (r Route) withDefaults() (Route, error) {
 	if err := checkKeepHeaders(r.KeepHeaders); err != nil {
 		l.Add("KeepHeaders", "%v", err)
 	}
-	if r.MismatchStatus == 0 {
-		r.MismatchStatus = http.StatusUnprocessableEntity
-	} else if !slices.Contains([]int{http.StatusUnprocessableEntity, http.StatusBadRequest, http.StatusConflict}, r.MismatchStatus) {
-		l.Add("MismatchStatus", "%d is none of 422, 400 and 409", r.MismatchStatus)
-	}
-	if r.Mode == Leased && r.Key == KeyDerived {
-		l.Add("Key", "must not be KeyDerived in lease mode: a derived key expires long before the provider forgets the keys of its steps, so an equal request after that would be a new one (H18)")
-	}
 	if r.Reconcile != nil && r.Mode != Leased {
 		l.Add("Reconcile", "is for lease mode only: in transactional mode there are no steps")
 	}
@@ -231,7 +179,7 @@ func (r Route) withDefaults() (Route, error) {
 
 // sharedFields are the names that fields of a [Route] have in the struct that the user has set: a
 // Route, or a [DoerConfig].
-type sharedFields struct{ name, maxResponse, maxTime string }
+type sharedFields struct{ name, maxResponse string }
 
 // checkShared checks the fields that a [Doer] has too.
 func (r *Route) checkShared(l *fields.List, names sharedFields) {
@@ -253,7 +201,7 @@ func (r *Route) checkShared(l *fields.List, names sharedFields) {
 			l.Add("TTL", "%v must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If no calls are made, set KeyWindow to NoCalls", r.TTL, r.KeyWindow)
 		}
 	}
-	l.Span(names.maxTime, &r.MaxHandlerTime, 30*time.Second, time.Millisecond, time.Hour)
+	l.Span("HandlerTimeout", &r.HandlerTimeout, 30*time.Second, time.Millisecond, time.Hour)
 	if r.Wait < 0 || r.Wait > maxWait {
 		l.Add("Wait", "%v is not from 0 to %v (H10)", r.Wait, maxWait)
 	}

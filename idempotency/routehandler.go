@@ -31,7 +31,7 @@ func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	req := &servedRequest{handler: e, layer: e.layer, w: w}
 	if !slices.Contains(e.route.Methods, r.Method) { // H1
-		w.Header().Set(e.layer.cfg.StatusHeader, string(Bypassed))
+		w.Header().Set(headerStatus, string(Bypassed))
 		e.next.ServeHTTP(w, r)
 		return
 	}
@@ -42,7 +42,7 @@ func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
 	defer func() {
 		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(r.Context(), Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: req.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
+			hooks.ServeEnd(r.Context(), Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
 				Status: status, Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()
@@ -138,8 +138,12 @@ func (b *lateBody) Read(p []byte) (int, error) {
 
 // fingerprintSubject collects what the fingerprint covers.
 func (e *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []byte) fingerprintSubject {
+	mode := fingerprintRaw
+	if e.route.FingerprintJSON {
+		mode = fingerprintJSON
+	}
 	s := fingerprintSubject{Tenant: scope.Tenant, Scope: e.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
-		Body: body, Mode: e.route.Fingerprint}
+		Body: body, Mode: mode}
 	s.MediaType, s.Coding = r.Header.Get("Content-Type"), strings.Join(r.Header.Values("Content-Encoding"), ",")
 	for _, name := range e.route.FingerprintHeaders {
 		if name == "Host" { // net/http moves it from the header to Request.Host

@@ -95,10 +95,10 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 		return false, fmt.Errorf("idempotency: %w", err)
 	}
 	var purged, deleted, aside, abandoned int
-	if err := l.pool.QueryRow(ctx, purgeSQL, l.cfg.PurgeBatch).Scan(&purged); err != nil {
+	if err := l.pool.QueryRow(ctx, purgeSQL, l.purgeBatch).Scan(&purged); err != nil {
 		return false, fmt.Errorf("idempotency: purging: %w", err)
 	}
-	if err := l.pool.QueryRow(ctx, abandonSQL, l.cfg.PurgeBatch).Scan(&deleted, &aside, &abandoned); err != nil {
+	if err := l.pool.QueryRow(ctx, abandonSQL, l.purgeBatch).Scan(&deleted, &aside, &abandoned); err != nil {
 		return false, fmt.Errorf("idempotency: looking for abandoned requests: %w", err)
 	}
 	if aside > 0 {
@@ -110,5 +110,5 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)
 	}
-	return purged == l.cfg.PurgeBatch, nil
+	return purged == l.purgeBatch, nil
 }

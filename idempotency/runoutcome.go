@@ -106,7 +106,7 @@ func keepPolicy(status int, route *Route, own decision) keptPart {
 }
 
 // errLate is why an answer was not sent.
-var errLate = errors.New("idempotency: the handler answered after Route.MaxHandlerTime")
+var errLate = errors.New("idempotency: the handler answered after Route.HandlerTimeout")
 
 // outcomeOfFailure answers for a transaction that the server refused or lost before COMMIT was
 // sent, so that none of it took effect.

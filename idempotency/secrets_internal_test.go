@@ -69,11 +69,11 @@ func words(name string) []string {
 // bytes.Equal and bytes.Compare are found whatever they compare: nothing else in this package is
 // worth comparing as bytes.
 func unsafeComparisons(files *token.FileSet, file *ast.File) (found []string, safe int) {
-	constant := func(e ast.Expr) bool { // nil, a number, FingerprintJSON
+	constant := func(e ast.Expr) bool { // nil, a number, fingerprintJSON
 		if id, ok := e.(*ast.Ident); ok {
-			return id.Name == "nil" || strings.HasPrefix(id.Name, "Fingerprint")
+			return id.Name == "nil" || id.Name == "fingerprintRaw" || id.Name == "fingerprintJSON"
 		}
-		if composite, ok := e.(*ast.ParenExpr); ok { // (FingerprintKey{}): whether it is all zeros, at construction
+		if composite, ok := e.(*ast.ParenExpr); ok { // (seal.Key{}): whether it is all zeros, at construction
 			_, ok := composite.X.(*ast.CompositeLit)
 			return ok
 		}
@@ -144,7 +144,7 @@ func TestUnsafeComparisonsAreFound(t *testing.T) {
 	for expr, want := range map[string]int{
 		"bytes.Equal(a, b)": 1, "bytes.Compare(a, b) == 0": 1, "fingerprint == other": 1, "string(r.Fingerprint) != string(b)": 1, "a == [32]byte(mac)": 1, "rowFingerprint[0] == b[0]": 1, "mac[:6] == b": 1,
 		"slices.Equal(s.mac, b)": 1, "reflect.DeepEqual(a, storedDigest)": 1, "*row.stored_fingerprint == b": 1, "string(mac.Sum(nil)) == b": 1, "(secret) == b": 1,
-		"hmac.Equal(fingerprint, b)": 0, "fingerprint == nil": 0, "len(fingerprint) == 38": 0, "mode == FingerprintJSON": 0, "slices.Equal(methods, other)": 0, "a == b": 0, "machine == b": 0, "len(mac) != n": 0, "n == fingerprintLen": 0,
+		"hmac.Equal(fingerprint, b)": 0, "fingerprint == nil": 0, "len(fingerprint) == 38": 0, "mode == fingerprintJSON": 0, "slices.Equal(methods, other)": 0, "a == b": 0, "machine == b": 0, "len(mac) != n": 0, "n == fingerprintLen": 0,
 	} {
 		files := token.NewFileSet()
 		file, err := parser.ParseFile(files, "x.go", "package x\nfunc f() { _ = "+expr+" }\n", parser.SkipObjectResolution)

@@ -3,7 +3,6 @@ package idempotency
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"net/http"
 	"sync"
@@ -31,7 +30,7 @@ type servedRequest struct {
 	scope   Scope
 	detail  string // of the problem that answers the request
 
-	requestKey
+	key string // "" if the request has none
 	ownRecord
 	subject fingerprintSubject
 	origin  origin.Origin // from which the keys of the handler's calls are derived
@@ -85,19 +84,12 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 		req.detail = err.Error()
 		return problemReply(codeKeyInvalid, nil)
 	}
-	req.key, req.keySent, req.ttl = key, found, handler.route.TTL
-	if !found && handler.route.Key == KeyRequired {
+	req.key, req.ttl = key, handler.route.TTL
+	if !found && !handler.route.KeyOptional {
+		req.detail = "send a key in the header " + handler.keyRule.headers[0]
 		return problemReply(codeKeyMissing, nil)
 	}
 	req.subject = handler.fingerprintSubject(scope, r, body)
-	if !found && handler.route.Key == KeyDerived {
-		sum, err := handler.layer.fingerprints.sum(&req.subject)
-		if err != nil {
-			req.detail = err.Error()
-			return problemReply(codeBodyInvalid, nil)
-		}
-		req.key, req.keyDerived, req.ttl = "derived:"+hex.EncodeToString(sum), true, handler.route.DerivedTTL
-	}
 	req.work = req.ctx
 	_, _ = rand.Read(req.token[:]) // never fails
 	if req.key == "" {

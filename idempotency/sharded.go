@@ -27,7 +27,7 @@ func NewSharded(set *shard.Set, cfg Config) (*Layer, error) {
 		}
 		one.set = set
 		all.shards[db.Name] = one
-		all.cfg, all.fingerprints, all.derivedHeader = one.cfg, one.fingerprints, one.derivedHeader
+		all.cfg, all.fingerprints = one.cfg, one.fingerprints
 	}
 	return all, nil
 }

@@ -221,7 +221,7 @@ func TestN2NoTakeOverAfterLeaving(t *testing.T) {
 func TestN2WhatElseIsRefused(t *testing.T) {
 	t.Parallel()
 	d := newTwoDatabases(t)
-	d.handle(idempotency.Route{Pattern: "/optional", Key: idempotency.KeyOptional}, effect)
+	d.handle(idempotency.Route{Pattern: "/optional", KeyOptional: true}, effect)
 	doer, err := idempotency.NewDoer(d.layer, idempotency.DoerConfig{Scope: "charge"})
 	if err != nil {
 		t.Fatal(err)

@@ -194,7 +194,6 @@ func TestH18ConfigOfLeases(t *testing.T) {
 		"an hour longer":   {idempotency.Route{TTL: 3 * time.Hour, KeyWindow: 2 * time.Hour}, true},
 		"not as long":      {idempotency.Route{TTL: 3 * time.Hour, KeyWindow: 2*time.Hour + time.Second}, false},
 		"window by itself": {idempotency.Route{KeyWindow: 30 * 24 * time.Hour}, false},
-		"derived key":      {idempotency.Route{Key: idempotency.KeyDerived}, false},
 	} {
 		c.route.Pattern, c.route.Mode = "/x", idempotency.Leased
 		if _, err := r.layer.Handle(c.route, http.NotFoundHandler()); c.fits != (err == nil) {
@@ -213,7 +212,7 @@ func TestH18OneCallAName(t *testing.T) {
 		var calls []string
 		path := "/refunds/" + key
 		var again atomic.Bool
-		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased, Key: idempotency.KeyOptional}, func(w http.ResponseWriter, req *http.Request) {
+		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased, KeyOptional: true}, func(w http.ResponseWriter, req *http.Request) {
 			refund := func(name string) error {
 				_, err := idempotency.Step(req.Context(), name, func(_ context.Context, key string) ([]byte, error) {
 					calls = append(calls, name)

@@ -114,7 +114,7 @@ func (run *handlerRun) openTx(claimed bool) (out runOutcome, ready bool) {
 // derivesCalls reports whether the keys of calls are made from the request's key. They must not be
 // if the record expires long before the remote forgets the call.
 func (req *servedRequest) derivesCalls() bool {
-	return !req.keyDerived && req.handler.route.KeyWindow != NoCalls
+	return req.handler.route.KeyWindow != NoCalls
 }
 
 // tenantConnLimit returns how many connections the handlers of a tenant may hold at once; 0 means

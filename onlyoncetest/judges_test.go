@@ -29,6 +29,7 @@ import (
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/sqltx"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
@@ -116,7 +117,7 @@ func serving(mode idempotency.Mode, handler func(p *onlyoncetest.Process) http.H
 		if err != nil {
 			return nil, nil, err
 		}
-		h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, MaxHandlerTime: 2 * time.Second}, handler(p))
+		h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, HandlerTimeout: 2 * time.Second}, handler(p))
 		return h, layer, err
 	}}
 }
@@ -124,7 +125,7 @@ func serving(mode idempotency.Mode, handler func(p *onlyoncetest.Process) http.H
 func layerConfig() idempotency.Config {
 	return idempotency.Config{
 		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1, LeaseTTL: time.Second,
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}, LeaseTTL: time.Second,
 	}
 }
 

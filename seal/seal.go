@@ -23,9 +23,12 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
+	"encoding/base64"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 const (
@@ -42,8 +45,24 @@ var (
 	ErrValue = errors.New("seal: not a sealed value, or not one of this key")
 )
 
-// Key is an encryption key: 32 random bytes. Keep it where you keep secrets.
+// Key is a secret of 32 random bytes. Keep it where you keep other secrets. [ParseKey] reads one.
 type Key [32]byte
+
+// ParseKey reads a key from text, for example from an environment variable: 64 hex digits, as
+// `openssl rand -hex 32` prints them, or 44 characters of base64, as `openssl rand -base64 32`
+// does. White space around it is ignored. The error quotes nothing of the text.
+func ParseKey(text string) (key Key, err error) {
+	text = strings.TrimSpace(text)
+	raw, err := hex.DecodeString(text)
+	if err != nil {
+		raw, err = base64.StdEncoding.DecodeString(text)
+	}
+	if err != nil || len(raw) != len(key) {
+		return key, errors.New("seal: a key must be 32 bytes, as 64 hex digits or 44 characters of base64")
+	}
+	copy(key[:], raw)
+	return key, nil
+}
 
 // Keys are keys by their ids, and the one that new values take. To rotate, first add the new key in
 // every process, then make it current, and remove the old one when no stored value needs it.

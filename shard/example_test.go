@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/shard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
@@ -149,7 +150,7 @@ func (*stage) Fatal(a ...any)              { panic(fmt.Sprint(a...)) }
 // The functions of the guide make what they say.
 func TestServe(t *testing.T) {
 	t.Parallel()
-	cfg := idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1}
+	cfg := idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}}
 	if _, err := serve(pgtest.DB(t), pgtest.DB(t), cfg, webhook.Config{Name: "stripe", Provider: webhook.Stripe{}, Secrets: []string{"whsec_not_a_secret_of_anybody"}}); err != nil {
 		t.Error(err)
 	}

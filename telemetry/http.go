@@ -49,9 +49,9 @@ func Layer(c *idempotency.Config, t Config) error {
 					requests.Add(ctx, 0, metric.WithAttributes(route, attribute.String("outcome", outcome)))
 				}
 			}
-			requests.Add(ctx, 1, metric.WithAttributes(route, attribute.String("outcome", string(s.Mark))))
+			requests.Add(ctx, 1, metric.WithAttributes(route, attribute.String("outcome", string(s.Outcome))))
 			duration.Record(ctx, s.Took.Seconds(), metric.WithAttributes(route))
-			endRequest(ctx, nil, attribute.String(attrOutcome, string(s.Mark)), attribute.Int(attrStatus, s.Status), attribute.Int(attrRuns, s.Runs))
+			endRequest(ctx, nil, attribute.String(attrOutcome, string(s.Outcome)), attribute.Int(attrStatus, s.Status), attribute.Int(attrRuns, s.Runs))
 		},
 	})
 	if c.Trace == nil {

@@ -154,7 +154,7 @@ func phases(ctx context.Context, pool *pgxpool.Pool, o options) (r result, err e
 	all := make(chan struct{})
 	want := int64(o.records)
 	layerCfg := idempotency.Config{
-		Scope: idempotency.GlobalScope(), FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
+		Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
 		Hooks: idempotency.Hooks{Purged: func(n int) {
 			if now := purged.Add(int64(n)); now >= want && now-int64(n) < want {
 				close(all)

@@ -20,6 +20,7 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // Schema makes the service's tables.
@@ -32,7 +33,7 @@ type Config struct {
 	Accounts map[string]string // API key -> account
 	Sink     string            // name of the payment provider in the outbox
 	Provider string            // its base URL
-	Secret   idempotency.FingerprintKey
+	Secret   seal.Key
 }
 
 // API is the service.
@@ -85,10 +86,10 @@ func New(pool *pgxpool.Pool, cfg Config) (*API, error) {
 			}
 			return idempotency.Scope{Tenant: account}, nil
 		},
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: cfg.Secret}, FingerprintKey: 1,
-		LeaseTTL: 3 * time.Second, // after that, another process continues the payouts of a process that was killed
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: cfg.Secret}},
+		LeaseTTL:        3 * time.Second, // after that, another process continues the payouts of a process that was killed
 		Hooks: idempotency.Hooks{ServeEnd: func(_ context.Context, s idempotency.Served) {
-			if s.Mark == idempotency.Created {
+			if s.Outcome == idempotency.Created {
 				a.relay.Wake() // sends the request's calls now, not at the next poll
 			}
 		}},

@@ -7,8 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // Wherever the service dies, a charge is made once, here and at the provider.
@@ -20,7 +20,7 @@ func TestChargesOnce(t *testing.T) {
 		Migrate: func(ctx context.Context, pool *pgxpool.Pool) error { _, err := pool.Exec(ctx, Schema); return err },
 		Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
 			a, err := New(p.Pool, Config{Accounts: map[string]string{"sk_test_1": "acct_1"}, Sink: "provider",
-				Provider: p.Reach(provider), Secret: idempotency.FingerprintKey{1}})
+				Provider: p.Reach(provider), Secret: seal.Key{1}})
 			if err != nil {
 				return nil, nil, err
 			}

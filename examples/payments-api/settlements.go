@@ -53,7 +53,7 @@ func (a *API) settleWork(ctx context.Context, tx consumer.Tx, op *idempotency.Op
 	out := settlement{ID: "se_" + op.ID, Object: "settlement", Amount: order.Amount, Metadata: map[string]string{"reference": order.Reference}}
 	if _, err := tx.Exec(ctx, insertSettlementSQL, out.ID, op.Scope.Tenant, order.Reference, order.Amount); err != nil {
 		if referenceUsed(err) {
-			return nil, idempotency.Failed("reference-used", "there is a settlement with this reference already")
+			return nil, idempotency.Permanent("reference-used", "there is a settlement with this reference already")
 		}
 		return nil, err
 	}

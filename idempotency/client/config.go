@@ -33,10 +33,10 @@ type Config struct {
 	// of Route.FingerprintHeaders. Defaults to none.
 	RequestIDHeader string
 
-	// Attempts is the most that are made for an operation, the first included, from 1 to 100. With
-	// the other defaults 8 attempts are spread over 35 s, which is longer than a handler of our
-	// server runs (H11: 30 s) whose answer was lost. Defaults to 8.
-	Attempts int
+	// MaxAttempts is the most that are made for an operation, the first included, from 1 to 100.
+	// With the other defaults 8 attempts are spread over 35 s, which is longer than a handler of
+	// our server runs (H11: 30 s) whose answer was lost. Defaults to 8.
+	MaxAttempts int
 
 	// AttemptTimeout is how long an attempt may take until the answer's headers arrive, from 1 ms
 	// to 1 hour. If it is shorter than the server's handlers take, attempts cannot succeed; if it
@@ -97,10 +97,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Form != FormString && c.Form != FormBare {
 		l.Add("Form", "%d is neither FormString nor FormBare", int(c.Form))
 	}
-	if c.Attempts == 0 {
-		c.Attempts = 8
-	} else if c.Attempts < 1 || c.Attempts > 100 {
-		l.Add("Attempts", "%d is not from 1 to 100", c.Attempts)
+	if c.MaxAttempts == 0 {
+		c.MaxAttempts = 8
+	} else if c.MaxAttempts < 1 || c.MaxAttempts > 100 {
+		l.Add("MaxAttempts", "%d is not from 1 to 100", c.MaxAttempts)
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = 1 << 20

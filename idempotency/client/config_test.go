@@ -14,14 +14,14 @@ import (
 func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	_, err := client.NewTransport(client.Config{
-		Methods: []string{"POST", "GET"}, Header: "a b", Form: 9, Attempts: 101, AttemptTimeout: -1, TotalTime: 25 * time.Hour,
+		Methods: []string{"POST", "GET"}, Header: "a b", Form: 9, MaxAttempts: 101, AttemptTimeout: -1, TotalTime: 25 * time.Hour,
 		RetryMin: time.Nanosecond, RetryMax: 2 * time.Hour, RetryAfterMax: time.Millisecond, MaxBody: -1,
 	})
 	if !errors.Is(err, client.ErrConfig) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(err.Error(), "\n")
-	for _, field := range []string{"Methods[1]", "Header", "Form", "Attempts", "AttemptTimeout", "TotalTime", "RetryMin", "RetryMax", "RetryAfterMax", "MaxBody"} {
+	for _, field := range []string{"Methods[1]", "Header", "Form", "MaxAttempts", "AttemptTimeout", "TotalTime", "RetryMin", "RetryMax", "RetryAfterMax", "MaxBody"} {
 		n := 0
 		for _, line := range lines {
 			if strings.HasPrefix(line, "idempotency/client: bad configuration: "+field+": ") {

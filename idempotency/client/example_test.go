@@ -70,7 +70,7 @@ func ExampleTransportError() {
 	server := payments()
 	defer server.Close()
 
-	transport, err := client.NewTransport(client.Config{Attempts: 1})
+	transport, err := client.NewTransport(client.Config{MaxAttempts: 1})
 	if err != nil {
 		fmt.Println(err)
 		return

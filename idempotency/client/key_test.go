@@ -169,7 +169,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 func TestBaseThatReturnsNothing(t *testing.T) {
 	t.Parallel()
 	base := roundTripper(func(*http.Request) (*http.Response, error) { return nil, nil })
-	_, err := transport(t, client.Config{Base: base, Attempts: 2}).RoundTrip(post(t, t.Context(), url, "x"))
+	_, err := transport(t, client.Config{Base: base, MaxAttempts: 2}).RoundTrip(post(t, t.Context(), url, "x"))
 	var failed *client.TransportError
 	if !errors.As(err, &failed) || failed.Attempts != 2 {
 		t.Error(err)

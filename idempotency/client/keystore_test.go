@@ -50,7 +50,7 @@ func TestStoredKeySurvivesTheClient(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		resp, err := transport(t, client.Config{Attempts: 1}).RoundTrip(post(t, client.WithKey(t.Context(), key), url, "x"))
+		resp, err := transport(t, client.Config{MaxAttempts: 1}).RoundTrip(post(t, client.WithKey(t.Context(), key), url, "x"))
 		if err != nil {
 			return err
 		}

@@ -25,7 +25,7 @@ func (o *operation) planRetry(ctx context.Context, n int, a *sentAttempt) (wait 
 		retryAfter, hasRetryAfter = retryafter.Read(a.resp.Header, now)
 		again = outcomeOpen(a.resp.StatusCode, hasRetryAfter, a.resp.Header.Get("Idempotency-Status")) && (a.resp.StatusCode < 500 || !ranUnprotected(a.resp.Header))
 	}
-	if !again || n >= o.cfg.Attempts || retryAfter > o.cfg.RetryAfterMax {
+	if !again || n >= o.cfg.MaxAttempts || retryAfter > o.cfg.RetryAfterMax {
 		return 0, false
 	}
 	wait = o.backoff.NextBackOff()

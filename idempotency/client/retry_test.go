@@ -214,7 +214,7 @@ func TestWaitsDouble(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{plays: []play{{status: 503}}}
-		tr := slow(t, client.Config{Base: s, RetryMin: time.Second, RetryMax: 4 * time.Second, Attempts: 6})
+		tr := slow(t, client.Config{Base: s, RetryMin: time.Second, RetryMax: 4 * time.Second, MaxAttempts: 6})
 		resp, err := tr.RoundTrip(post(t, t.Context(), url, "x"))
 		if err != nil {
 			t.Fatal(err)
@@ -313,7 +313,7 @@ func TestTimeIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		s := &script{plays: []play{{status: 503}}}
-		resp, err := slow(t, client.Config{Base: s, Attempts: 100, TotalTime: 20 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
+		resp, err := slow(t, client.Config{Base: s, MaxAttempts: 100, TotalTime: 20 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -325,7 +325,7 @@ func TestTimeIsBounded(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		s = &script{plays: []play{{status: 503}}}
-		resp, err = slow(t, client.Config{Base: s, Attempts: 100}).RoundTrip(post(t, ctx, url, "x"))
+		resp, err = slow(t, client.Config{Base: s, MaxAttempts: 100}).RoundTrip(post(t, ctx, url, "x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -462,7 +462,7 @@ func TestErrorNamesTheKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{plays: []play{{err: io.EOF}}}
-		caller := &http.Client{Transport: slow(t, client.Config{Base: s, Attempts: 3})}
+		caller := &http.Client{Transport: slow(t, client.Config{Base: s, MaxAttempts: 3})}
 		_, err := caller.Do(post(t, client.WithKey(t.Context(), "order-17"), url, "x"))
 		var failed *client.TransportError
 		if !errors.As(err, &failed) || failed.Key != "order-17" || failed.Attempts != 3 || !errors.Is(err, io.EOF) || len(s.got) != 3 || failed.Timeout() {

@@ -141,7 +141,7 @@ func TestO7TransportSendsNothingByItself(t *testing.T) {
 				t.Errorf("%s, body %q: Go's transport sent %d requests for 2: this test shows nothing", key, body, n)
 			}
 			if n := requests(func(base http.RoundTripper) http.RoundTripper {
-				return transport(t, client.Config{Base: base, Attempts: 1, Header: key})
+				return transport(t, client.Config{Base: base, MaxAttempts: 1, Header: key})
 			}); n != 2 {
 				t.Errorf("%s, body %q: %d requests for 2 attempts", key, body, n)
 			}
@@ -205,7 +205,7 @@ func TestOperationsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := &server{drop: func(n int) bool { return n%3 == 0 }}
 	url := start(t, s)
-	caller := &http.Client{Transport: transport(t, client.Config{Attempts: 100})}
+	caller := &http.Client{Transport: transport(t, client.Config{MaxAttempts: 100})}
 	defer caller.CloseIdleConnections()
 	var wg sync.WaitGroup
 	for i := range 50 {

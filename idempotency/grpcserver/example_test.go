@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/idempotency/grpcserver"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // tenantKey is where your authentication puts the customer.
@@ -20,10 +21,10 @@ type tenantKey struct{}
 // A server whose method Charge takes effect once for each key. The handler writes through Tx, in
 // the transaction that stores its answer.
 func Example() {
-	serve := func(ctx context.Context, pool *pgxpool.Pool, secret idempotency.FingerprintKey) (*grpc.Server, error) {
+	serve := func(ctx context.Context, pool *pgxpool.Pool, secret seal.Key) (*grpc.Server, error) {
 		layer, err := idempotency.New(pool, idempotency.Config{
 			Scope:           idempotency.GlobalScope(), // for requests of HTTP: there are none here
-			FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: secret}, FingerprintKey: 1,
+			FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: secret}},
 		})
 		if err != nil {
 			return nil, err

@@ -41,7 +41,7 @@ import (
 const (
 	// KeyMetadata carries the key.
 	KeyMetadata = "idempotency-key"
-	// StatusMetadata is in the header of each answer: an idempotency.Mark.
+	// StatusMetadata is in the header of each answer: an idempotency.Outcome.
 	StatusMetadata = "idempotency-status"
 )
 
@@ -280,7 +280,7 @@ func problem(c codes.Code, reason, text string, retryAfter time.Duration) error 
 }
 
 // mark says in the answer's header what was done.
-func mark(ctx context.Context, how idempotency.Mark) {
+func mark(ctx context.Context, how idempotency.Outcome) {
 	_ = grpc.SetHeader(ctx, metadata.Pairs(StatusMetadata, string(how))) // fails if the header was sent, by a handler that streams none
 }
 

@@ -22,6 +22,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/idempotency/grpcserver"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -76,7 +77,7 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool) *rig {
 		t.Fatal(err)
 	}
 	r.svc.handle = r.pay
-	layer, err := idempotency.New(layers, idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: map[uint32]idempotency.FingerprintKey{0: {1}}})
+	layer, err := idempotency.New(layers, idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{ByID: map[uint32]seal.Key{0: {1}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/scenario"
 	"github.com/onlyonce/onlyonce/webhook"
 )
@@ -275,7 +276,7 @@ func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level
 	if err != nil {
 		return nil, nil, err
 	}
-	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, Isolation: level, MaxHandlerTime: 2 * r.bound}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, Isolation: level, HandlerTimeout: 2 * r.bound}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		key := req.Header.Get("Idempotency-Key")
 		refuse := func(err error) { http.Error(w, err.Error(), http.StatusBadGateway) }
 		if mode == idempotency.Leased {
@@ -322,8 +323,8 @@ func (x *serving) newLayer(r *rig, pool *pgxpool.Pool) (*idempotency.Layer, erro
 		Scope: func(req *http.Request) (idempotency.Scope, error) {
 			return idempotency.Scope{Tenant: tenant(req.Header.Get("Idempotency-Key"))}, nil
 		},
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
-		AcquireTimeout: b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
+		AcquireTimeout:  b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
 	})
 }
 
@@ -333,7 +334,7 @@ func (x *serving) doer(r *rig, pool *pgxpool.Pool) (http.Handler, func(context.C
 	if err != nil {
 		return nil, nil, err
 	}
-	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", MaxTime: 2 * r.bound})
+	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", HandlerTimeout: 2 * r.bound})
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		key := req.Header.Get("Idempotency-Key")
 		text, _, err := idempotency.Do(req.Context(), doer, idempotency.Key{Tenant: "t", ID: key}, nil, func(ctx context.Context, tx consumer.Tx) (string, error) {

@@ -25,6 +25,7 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/telemetry"
 	"github.com/onlyonce/onlyonce/webhook"
 )
@@ -158,7 +159,7 @@ func (s *System) relay(*http.ServeMux) (func(context.Context) error, error) {
 func (s *System) layer(mux *http.ServeMux) (func(context.Context) error, error) {
 	cfg := idempotency.Config{
 		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "one"}, nil },
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1, Logger: slog.New(slog.DiscardHandler)}
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}, Logger: slog.New(slog.DiscardHandler)}
 	if err := telemetry.Layer(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -36,7 +37,7 @@ func testConfig() idempotency.Config {
 		Scope: func(r *http.Request) (idempotency.Scope, error) {
 			return idempotency.Scope{Tenant: r.Header.Get("X-Tenant"), Principal: r.Header.Get("X-Principal")}, nil
 		},
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
 	}
 }
 

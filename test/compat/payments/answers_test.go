@@ -22,7 +22,7 @@ func TestAnswersThatAHandlerDecidesAbout(t *testing.T) {
 		first = s.ask("POST", "/v1/payouts", "k1", body)
 	}
 	copied := s.ask("POST", "/v1/payouts", "k1", body)
-	if first.Mark != idempotency.Created || copied.Mark != idempotency.Replayed || first.Status != copied.Status || !bytes.Equal(first.Body, copied.Body) {
+	if first.Outcome != idempotency.Created || copied.Outcome != idempotency.Replayed || first.Status != copied.Status || !bytes.Equal(first.Body, copied.Body) {
 		t.Errorf("%d %s, then %d %s", first.Status, first.Body, copied.Status, copied.Body)
 	}
 	if _, err := s.pool.Exec(t.Context(), `delete from onlyonce_payments.payouts`); err != nil {
@@ -36,13 +36,13 @@ func TestAnswersThatAHandlerDecidesAbout(t *testing.T) {
 		away, key := 0, fmt.Sprint("unsteady-", n)
 		got := s.ask("POST", "/v1/charges", key, `{"amount":500,"currency":"eur","source":"tok_issuerUnsteady"}`)
 		for ; got.Status == 402; away++ {
-			if got.Mark != idempotency.Released || got.Header.Get("Retry-After") != "1" {
-				t.Fatalf("%s: %s, Retry-After %q", key, got.Mark, got.Header.Get("Retry-After"))
+			if got.Outcome != idempotency.Released || got.Header.Get("Retry-After") != "1" {
+				t.Fatalf("%s: %s, Retry-After %q", key, got.Outcome, got.Header.Get("Retry-After"))
 			}
 			got = s.ask("POST", "/v1/charges", key, `{"amount":500,"currency":"eur","source":"tok_issuerUnsteady"}`)
 		}
-		if got.Status != 201 || got.Mark != idempotency.Created || s.rows("charges") != n+1 {
-			t.Fatalf("%s: %d %s, %d charges", key, got.Status, got.Mark, s.rows("charges"))
+		if got.Status != 201 || got.Outcome != idempotency.Created || s.rows("charges") != n+1 {
+			t.Fatalf("%s: %d %s, %d charges", key, got.Status, got.Outcome, s.rows("charges"))
 		}
 		if away > 0 {
 			return
@@ -58,12 +58,12 @@ func TestSettlement(t *testing.T) {
 	s := newService(t, nil)
 	const body = `{"amount":900,"metadata":{"reference":"s"}}`
 	first := s.ask("POST", "/v1/settlements", "k1", body)
-	if first.Status != 202 || first.Mark != idempotency.Created {
+	if first.Status != 202 || first.Outcome != idempotency.Created {
 		t.Fatalf("%d %s", first.Status, first.Body)
 	}
 	pgtest.Until(t, pgtest.Patience(10*time.Second), "the result", func() bool {
 		copied := s.ask("POST", "/v1/settlements", "k1", body)
-		if copied.Mark != idempotency.Replayed || copied.Header.Get("Location") != first.Header.Get("Location") {
+		if copied.Outcome != idempotency.Replayed || copied.Header.Get("Location") != first.Header.Get("Location") {
 			t.Fatalf("%d %s", copied.Status, copied.Body)
 		}
 		return copied.Status == 200 && bytes.Contains(copied.Body, []byte(`"state":"succeeded"`))

@@ -20,6 +20,7 @@ import (
 	"github.com/getkin/kin-openapi/routers/legacy"
 
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -59,7 +60,7 @@ func (c *contract) check(s exchange, good bool) {
 	defer c.mu.Unlock()
 	if err != nil {
 		if c.wrong++; c.wrong <= 5 {
-			c.t.Errorf("%s %s answered %d (%s): not as openapi.yaml says: %v\n%s\n%s", s.Request.Method, s.Request.URL, s.Status, s.Mark, err, s.Sent, s.Body)
+			c.t.Errorf("%s %s answered %d (%s): not as openapi.yaml says: %v\n%s\n%s", s.Request.Method, s.Request.URL, s.Status, s.Outcome, err, s.Sent, s.Body)
 		}
 	}
 }
@@ -83,7 +84,7 @@ func (c *contract) compare(s exchange, good bool) error {
 		}
 	}
 	c.mu.Lock()
-	c.answered[fmt.Sprintf("%s %s %d %s", req.Method, route.Path, s.Status, s.Mark)]++
+	c.answered[fmt.Sprintf("%s %s %d %s", req.Method, route.Path, s.Status, s.Outcome)]++
 	c.mu.Unlock()
 	return openapi3filter.ValidateResponse(context.Background(), &openapi3filter.ResponseValidationInput{RequestValidationInput: in, Status: s.Status,
 		Header: s.Header, Body: io.NopCloser(bytes.NewReader(s.Body)), Options: in.Options})
@@ -165,7 +166,7 @@ func TestOpenAPI(t *testing.T) {
 			t.Errorf("%s %s %q %.80s: answered %d, want %d %s\n%s", e.method, e.path, e.key, e.body, got.Status, e.status, e.code, got.Body)
 		}
 	}
-	operators, err := idempotency.New(s.pool, idempotency.Config{FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: secret}, FingerprintKey: 1,
+	operators, err := idempotency.New(s.pool, idempotency.Config{FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: secret}},
 		Scope: func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{}, nil }})
 	if err != nil {
 		t.Fatal(err)
@@ -224,8 +225,8 @@ func TestOpenAPIInProgress(t *testing.T) {
 	})
 	second := s.ask("POST", "/v1/charges", "k1", body)
 	c.check(second, true)
-	if second.Status != http.StatusConflict || second.Mark != idempotency.InProgress {
-		t.Errorf("meanwhile: %d %s %s", second.Status, second.Mark, second.Body)
+	if second.Status != http.StatusConflict || second.Outcome != idempotency.InProgress {
+		t.Errorf("meanwhile: %d %s %s", second.Status, second.Outcome, second.Body)
 	}
 	if err := held.Rollback(t.Context()); err != nil {
 		t.Fatal(err)

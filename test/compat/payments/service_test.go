@@ -14,6 +14,7 @@ import (
 
 	api "github.com/onlyonce/onlyonce/examples/payments-api"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/demo/remote"
 	"github.com/onlyonce/onlyonce/test/demo/servers"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -34,10 +35,10 @@ type exchange struct {
 	Status  int
 	Header  http.Header
 	Body    []byte
-	Mark    idempotency.Mark
+	Outcome idempotency.Outcome
 }
 
-var secret = idempotency.FingerprintKey{1}
+var secret = seal.Key{1}
 
 // newService starts it, with something around its handler where a test wants to cut connections.
 func newService(t *testing.T, around func(http.Handler) http.Handler) *service {
@@ -101,7 +102,7 @@ func (s *service) ask(method, path, key, body string, headers ...string) exchang
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return exchange{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))}
+	return exchange{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Outcome: idempotency.Outcome(resp.Header.Get("Idempotency-Status"))}
 }
 
 // delivered waits until the outbox has made all its calls.

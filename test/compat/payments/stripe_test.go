@@ -164,7 +164,7 @@ func TestStripesLibraryTakesARefusal(t *testing.T) {
 		t.Errorf("%d charges after %d requests", n, c.requests())
 	}
 	other := s.ask("POST", "/v1/charges", "order-17", `amount=1`, "Content-Type", "application/x-www-form-urlencoded")
-	if other.Status != 422 || other.Mark != idempotency.Mismatch || bytes.Contains(other.Body, []byte("declined")) {
-		t.Errorf("%d %s %s", other.Status, other.Mark, other.Body)
+	if other.Status != 422 || other.Outcome != idempotency.Mismatch || bytes.Contains(other.Body, []byte("declined")) {
+		t.Errorf("%d %s %s", other.Status, other.Outcome, other.Body)
 	}
 }
