@@ -115,7 +115,7 @@ func overKafka(producer func(brokers []string, topic string) drain) func(context
 		if _, err := kadm.NewClient(client).CreateTopic(ctx, kafkaPartitions, 1, nil, name); err != nil {
 			return nil, nil, err
 		}
-		sink, err := kafkasink.New(kafkasink.Config{Name: sinkName, Brokers: brokers, Topics: []string{name}})
+		sink, err := kafkasink.New(kafkasink.Config{Name: sinkName, Brokers: brokers, Topics: []string{name}, KeyWindow: outbox.Forever})
 		if err != nil {
 			return nil, nil, err
 		}

@@ -200,7 +200,7 @@ func TestO1KeysOfCallsInABatch(t *testing.T) {
 						return err
 					}
 					// The same call twice is an error at once, also through another For.
-					if err := outbox.Enqueue(ctx, consumer.For(tx, m), call(m)); !errors.Is(err, outbox.ErrTwice) {
+					if err := outbox.Enqueue(ctx, consumer.For(tx, m), call(m)); !errors.Is(err, outbox.ErrCall) {
 						t.Errorf("twice from one message: %v", err)
 					}
 				}

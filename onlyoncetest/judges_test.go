@@ -25,6 +25,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -211,7 +212,7 @@ func sending(sink func(p *onlyoncetest.Process) (outbox.Sink, error)) onlyoncete
 func newRelay(p *onlyoncetest.Process, s outbox.Sink) (*outbox.Relay, error) {
 	return outbox.NewRelay(p.Pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}, PollInterval: 20 * time.Millisecond,
 		LeaseTTL: 4 * time.Second, // also a busy machine renews it in time
-		RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond})
+		Backoff:  dedupe.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}})
 }
 
 // mailSink is a sink of the user's own.
@@ -229,18 +230,18 @@ func (*mailSink) Limits() outbox.Limits {
 
 func (s *mailSink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	if err := d.MayStart(); err != nil {
-		return outbox.RetryLater("not now", err)
+		return outbox.Failure("not now", err)
 	}
 	req, err := http.NewRequestWithContext(ctx, d.Method, s.address, strings.NewReader(string(d.Body)))
 	if err != nil {
-		return outbox.Reject("bad request", err)
+		return outbox.Failure("bad request", outbox.Permanent(err))
 	}
 	if key := s.key(d); key != "" {
 		req.Header.Set("Idempotency-Key", key)
 	}
 	res, err := s.p.HTTP.Do(req)
 	if err != nil {
-		return outbox.RetryLater("no answer", err)
+		return outbox.Failure("no answer", err)
 	}
 	_ = res.Body.Close()
 	return outbox.Result{Outcome: outbox.Delivered}

@@ -125,7 +125,7 @@ func TestO4OrderInBatches(t *testing.T) {
 		mu.Lock()
 		under[d.Order]--
 		if again {
-			return outbox.RetryLater("again", nil)
+			return outbox.Failure("again", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
@@ -165,10 +165,12 @@ func TestBatchEnds(t *testing.T) {
 		reason string // of calls for which the sink reports no result
 		rest   func(calls []*outbox.Delivery, ended func(int, outbox.Result))
 	}{
-		"says nothing":  {"did not say", func([]*outbox.Delivery, func(int, outbox.Result)) {}},
-		"panics":        {"panicked", func([]*outbox.Delivery, func(int, outbox.Result)) { panic("no") }},
-		"ends":          {"ended its goroutine", func([]*outbox.Delivery, func(int, outbox.Result)) { runtime.Goexit() }},
-		"says it twice": {"did not say", func(_ []*outbox.Delivery, ended func(int, outbox.Result)) { ended(0, outbox.Reject("no", nil)) }},
+		"says nothing": {"did not say", func([]*outbox.Delivery, func(int, outbox.Result)) {}},
+		"panics":       {"panicked", func([]*outbox.Delivery, func(int, outbox.Result)) { panic("no") }},
+		"ends":         {"ended its goroutine", func([]*outbox.Delivery, func(int, outbox.Result)) { runtime.Goexit() }},
+		"says it twice": {"did not say", func(_ []*outbox.Delivery, ended func(int, outbox.Result)) {
+			ended(0, outbox.Result{Outcome: outbox.Rejected, Reason: "no"})
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -178,7 +180,7 @@ func TestBatchEnds(t *testing.T) {
 			silent := 0 // how many calls got no result, in however many batches they came
 			sink.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
 				mu.Lock()
-				late = append(late, func() { ended(len(calls)-1, outbox.Reject("too late", nil)) })
+				late = append(late, func() { ended(len(calls)-1, outbox.Result{Outcome: outbox.Rejected, Reason: "too late"}) })
 				silent += len(calls) / 2
 				mu.Unlock()
 				for i, d := range calls {
@@ -208,9 +210,9 @@ func TestBatchEnds(t *testing.T) {
 			again := 0
 			for _, s := range r.told(n + want) {
 				switch {
-				case s.As == outbox.SettledRetry && strings.Contains(s.Reason, c.reason):
+				case s.As == "retry" && strings.Contains(s.Reason, c.reason):
 					again++
-				case s.As != outbox.SettledDelivered:
+				case s.As != "delivered":
 					t.Errorf("%+v", s)
 				}
 			}

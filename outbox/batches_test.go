@@ -166,7 +166,7 @@ func TestCallsOfABatchAreParkedAlone(t *testing.T) {
 	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
 		switch string(d.Body) {
 		case `{"order":"1"}`, `{"order":"3"}`:
-			return outbox.Reject("no", nil)
+			return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})

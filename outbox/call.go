@@ -119,12 +119,13 @@ type Sealer interface {
 	// Open decrypts what Seal returned for the same key. An error that wraps [seal.ErrValue] means
 	// that sealed will never open: the call is parked and waits for an operator. After any other
 	// error, for example if an encryption key is not deployed yet, the relay tries again. It does
-	// so every 10 s, within RelayConfig's RetryMin and RetryMax. Neither counts as an attempt at
+	// so every 10 s, within RelayConfig.Backoff. Neither counts as an attempt at
 	// the call.
 	Open(key [16]byte, sealed []byte) ([]byte, error)
 }
 
-// ErrCall is wrapped by every error about a call that cannot be enqueued as it is.
+// ErrCall is wrapped by every error about a call that cannot be enqueued as it is: a field breaks
+// its rule, or the message asks for a call of that name and Call.ID already.
 var ErrCall error = guard.Misuse("outbox: bad call")
 
 // callRow is a call as it is stored.

@@ -30,6 +30,7 @@ type callAttempt struct {
 	chunk       *chunk    // nil: it was picked
 	state       attemptState
 	reconciling bool      // asks whether the call was applied; no call is made
+	together    int       // calls of its SendBatch; 0: it is sent alone
 	answer      *Response // the remote has accepted the call; only its completion is left
 
 	attemptResult
@@ -52,12 +53,19 @@ type attemptResult struct {
 	mayHaveLeft bool // the call may have left
 	unopened    bool // its body could not be opened: no call was made
 	result      Result
-	decision    Reconciliation
+	decision    decision
 }
 
 // describe describes the attempt to a hook.
-func (a *callAttempt) describe(kind AttemptKind, batch int) Attempt {
-	return Attempt{Kind: kind, Sink: a.Sink, Row: a.ID, Key: a.Key, Name: a.Name, Attempt: a.Attempt, Batch: batch, Trace: a.Trace}
+func (a *callAttempt) describe() Attempt {
+	kind := kindSend
+	switch {
+	case a.completing():
+		kind = kindComplete
+	case a.reconciling:
+		kind = kindReconcile
+	}
+	return Attempt{Kind: kind, Sink: a.Sink, Row: a.ID, Key: a.Key, Name: a.Name, Number: a.Attempt, Batch: a.together, Trace: a.Trace}
 }
 
 // completing reports whether the remote has accepted the call, so that no further call is made.
@@ -86,10 +94,10 @@ func (a *callAttempt) boundBy(window time.Duration) {
 func (a *callAttempt) mayStart() error {
 	now := time.Now()
 	if a.lane.expired(now) {
-		return ErrLease
+		return errLease
 	}
 	if !a.notAfter.IsZero() && !now.Before(a.notAfter) {
-		return ErrWindow
+		return errWindow
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -17,12 +18,12 @@ func TestRetriesAreCaughtUpWithAsSlotsBecomeFree(t *testing.T) {
 	var up atomic.Bool
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		if !up.Load() {
-			return outbox.RetryLater("down", nil)
+			return outbox.Failure("down", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	cfg := testConfig(sink)
-	cfg.Concurrency, cfg.PollInterval, cfg.RetryMin, cfg.RetryMax = 1, time.Second, 2*time.Second, 2*time.Second
+	cfg.Concurrency, cfg.PollInterval, cfg.Backoff = 1, time.Second, dedupe.Backoff{Min: 2 * time.Second, Max: 2 * time.Second}
 	const n = 100
 	var calls []outbox.Call
 	first := charge("first")
@@ -51,14 +52,14 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 		}
 		if order(d) == "first" {
 			if d.Attempt == 1 {
-				return outbox.RetryLater("again", nil)
+				return outbox.Failure("again", nil)
 			}
 			at.Store(n.Load())
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	cfg := testConfig(sink)
-	cfg.Concurrency, cfg.RetryMin, cfg.RetryMax = 1, 300*time.Millisecond, 300*time.Millisecond
+	cfg.Concurrency, cfg.Backoff = 1, dedupe.Backoff{Min: 300 * time.Millisecond, Max: 300 * time.Millisecond}
 	var calls []outbox.Call
 	for i := range 3000 {
 		calls = append(calls, charge(fmt.Sprint(i)))

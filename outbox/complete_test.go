@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -32,16 +33,16 @@ const complete = `insert into completions values ($1, $2)`
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		first func(ctx context.Context, tx outbox.Tx) error
+		first func(ctx context.Context, tx dedupe.GuardedTx) error
 		want  string
 	}{
 		"at once":                 {nil, "delivered"},
-		"after an error":          {func(context.Context, outbox.Tx) error { return errors.New("not yet") }, "delivered"},
-		"after a panic":           {func(context.Context, outbox.Tx) error { panic("x") }, "delivered"},
-		"after SQL failed":        {func(ctx context.Context, tx outbox.Tx) error { _, _ = tx.Exec(ctx, `select 1/0`); return nil }, "delivered"},
-		"after queued SQL failed": {func(ctx context.Context, tx outbox.Tx) error { tx.Queue(`select 1/0`); return nil }, "delivered"},
-		"after its own commit":    {func(ctx context.Context, tx outbox.Tx) error { _, err := tx.Exec(ctx, `rollback`); return err }, "delivered"},
-		"never":                   {func(context.Context, outbox.Tx) error { return outbox.Permanent(errors.New("no such order")) }, "waiting"},
+		"after an error":          {func(context.Context, dedupe.GuardedTx) error { return errors.New("not yet") }, "delivered"},
+		"after a panic":           {func(context.Context, dedupe.GuardedTx) error { panic("x") }, "delivered"},
+		"after SQL failed":        {func(ctx context.Context, tx dedupe.GuardedTx) error { _, _ = tx.Exec(ctx, `select 1/0`); return nil }, "delivered"},
+		"after queued SQL failed": {func(ctx context.Context, tx dedupe.GuardedTx) error { tx.Queue(`select 1/0`); return nil }, "delivered"},
+		"after its own commit":    {func(ctx context.Context, tx dedupe.GuardedTx) error { _, err := tx.Exec(ctx, `rollback`); return err }, "delivered"},
+		"never":                   {func(context.Context, dedupe.GuardedTx) error { return outbox.Permanent(errors.New("no such order")) }, "waiting"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -49,8 +50,8 @@ func TestCompletion(t *testing.T) {
 			sink := answering()
 			cfg := testConfig(sink)
 			var tries atomic.Int64
-			cfg.Complete = func(ctx context.Context, tx outbox.Tx, d *outbox.Completed) error {
-				if d.Response == nil || d.Response.Status != 201 || d.Response.Header.Get("Location") != "/charges/7" || string(d.Response.Body) != "answer to "+d.Key ||
+			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
+				if answer == nil || answer.Status != 201 || answer.Header.Get("Location") != "/charges/7" || string(answer.Body) != "answer to "+d.Key ||
 					d.Name != "charge" || d.Sink != "payments" || d.Scope != "checkout" || d.Target != "/charges" || d.Header.Get("Content-Type") != "application/json" {
 					t.Errorf("completed %+v", d)
 				}
@@ -101,7 +102,7 @@ func TestCompletionOfAZombie(t *testing.T) {
 	g := r.gate()
 	sink := answering()
 	cfg := testConfig(sink)
-	cfg.Complete = func(ctx context.Context, tx outbox.Tx, d *outbox.Completed) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
 		g.pass(nil)
 		_, err := tx.Exec(ctx, complete, d.Key, "zombie")
 		return err
@@ -120,8 +121,8 @@ func TestCompletionOfAZombie(t *testing.T) {
 	}
 	r.giveBack()
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`)
-	cfg.Complete = func(ctx context.Context, tx outbox.Tx, d *outbox.Completed) error {
-		_, err := tx.Exec(ctx, complete, d.Key, string(d.Response.Body))
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
+		_, err := tx.Exec(ctx, complete, d.Key, string(answer.Body))
 		return err
 	}
 	r.start(cfg)
@@ -147,7 +148,7 @@ func TestCompletionWaitsForARelayThatCompletes(t *testing.T) {
 	until(t, "it was tried", func() bool { return one[int](r, `select coalesce(max(attempts), 0) from onlyonce.parked`) > 2 })
 	x.stop()
 	cfg := testConfig(sink)
-	cfg.Complete = func(ctx context.Context, tx outbox.Tx, d *outbox.Completed) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
 		_, err := tx.Exec(ctx, complete, d.Key, "")
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
@@ -39,11 +40,10 @@ type RelayConfig struct {
 	// may take a third of it. Defaults to 30 s.
 	LeaseTTL time.Duration
 
-	// RetryMin and RetryMax bound the wait between two attempts at a call: 1 ms to 24 hours. It
-	// doubles from RetryMin to RetryMax, and each wait varies at random by half of itself either
-	// way. If the remote's Retry-After is longer, the relay waits for that, up to an hour. Defaults
-	// to 1 s and 10 minutes.
-	RetryMin, RetryMax time.Duration
+	// Backoff bounds the wait between two attempts at a call: 1 ms to 24 hours. If the remote's
+	// Retry-After is longer, the relay waits for that, up to an hour. Defaults to 1 s and 10
+	// minutes.
+	Backoff dedupe.Backoff
 
 	// Retention is how long calls are kept in the log after they were written, and settled calls in
 	// onlyonce.parked: at least 1 minute. Operators look at them. If a message is handled again,
@@ -77,22 +77,23 @@ type RelayConfig struct {
 
 	// Reconcile decides about a call whose outcome is unknown because the remote may have forgotten
 	// its key. It asks the remote by the remote's own means, for example for a charge with the
-	// call's reference. [Applied] settles the call. [NotApplied] sends it again under the same key.
-	// After [Unknown] or an error the relay asks again later.
+	// call's reference. If applied is true, the call is settled. If it is false, the relay sends
+	// the call again under the same key: return that only if no call is under way that the remote
+	// could still apply. If it is not known yet, return an error, and the relay asks again later.
 	//
 	// A call with Call.Capture that was applied is settled without Complete, because its answer is
 	// lost. Reconcile must be safe for concurrent use. Its context ends after the sink's timeout.
 	// Defaults to nil: an operator decides.
-	Reconcile func(ctx context.Context, d *Delivery) (Reconciliation, error)
+	Reconcile func(ctx context.Context, d *Delivery) (applied bool, err error)
 
 	// Complete receives the answer to each call with Call.Capture, in a transaction that settles
-	// the call. What it writes commits once for each call. If it returns an error, its writes are
+	// the call. Its writes commit once for each call. If it returns an error, its writes are
 	// undone, and it is called again later without another call to the remote. [Permanent] leaves
 	// the call to an operator.
 	//
 	// It may take a third of LeaseTTL. Later calls of the same ordering key wait for it. Required
 	// if calls capture.
-	Complete func(ctx context.Context, tx Tx, c *Completed) error
+	Complete func(ctx context.Context, tx dedupe.GuardedTx, d *Delivery, answer *Response) error
 
 	// WaitFor names standbys, by their application_name, that must have flushed what was committed
 	// before a call goes out. So a failover to one of them undoes no work whose calls went out.
@@ -135,11 +136,7 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 	l.Number("Concurrency", &c.Concurrency, 8, 1, 1000)
 	l.Span("PollInterval", &c.PollInterval, 500*time.Millisecond, 10*time.Millisecond, time.Minute)
 	l.Span("LeaseTTL", &c.LeaseTTL, 30*time.Second, time.Second, 10*time.Minute)
-	l.Span("RetryMin", &c.RetryMin, time.Second, time.Millisecond, 24*time.Hour)
-	l.Span("RetryMax", &c.RetryMax, 10*time.Minute, time.Millisecond, 24*time.Hour)
-	if c.RetryMax < c.RetryMin {
-		l.Add("RetryMax", "%v is less than RetryMin, %v", c.RetryMax, c.RetryMin)
-	}
+	l.Backoff(&c.Backoff.Min, &c.Backoff.Max, time.Second, 10*time.Minute, 24*time.Hour)
 	l.Span("Retention", &c.Retention, 7*24*time.Hour, time.Minute, 100*365*24*time.Hour)
 	if c.SegmentBytes == 0 {
 		c.SegmentBytes = 256 << 20

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -19,7 +20,7 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 	nameless.name = ""
 	_, err := outbox.NewRelay(nil, outbox.RelayConfig{
 		Sinks: []outbox.Sink{bad, bad, nil, short, nameless}, Concurrency: -1, PollInterval: time.Hour, LeaseTTL: time.Millisecond,
-		RetryMin: time.Hour, RetryMax: time.Minute, Retention: time.Second, DrainTimeout: -1,
+		Backoff: dedupe.Backoff{Min: time.Hour, Max: time.Minute}, Retention: time.Second, DrainTimeout: -1,
 		Rates: []outbox.Rate{{Sink: "payments", PerSecond: 1}, {Sink: "payments", PerSecond: 2}, {Sink: "mail", PerSecond: 1}, {Sink: "short"},
 			{Sink: "short", Tenant: "a", PerSecond: -1}, {Sink: "short", Tenant: "b", InFlight: -1}, {Sink: "short", OrderingKeyPrefix: "account-17", PerSecond: 1},
 			{Sink: "short", OrderingKeyPrefix: "a:", Tenant: "b", PerSecond: 1}},
@@ -27,7 +28,7 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 	if !errors.Is(err, outbox.ErrConfig) {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"pool: must not be nil", "Concurrency: -1", "PollInterval: 1h0m0s", "LeaseTTL: 1ms", "RetryMax: 1m0s is less", "Retention: 1s",
+	for _, want := range []string{"pool: must not be nil", "Concurrency: -1", "PollInterval: 1h0m0s", "LeaseTTL: 1ms", "Backoff.Max: 1m0s is less", "Retention: 1s",
 		"DrainTimeout: -1ns", "Sinks[0]: payments: Limits.Timeout", `Sinks[1]: a second sink named "payments"`, "Sinks[2]: must not be nil",
 		"Sinks[3]: short: Limits.KeyWindow, 1s, leaves no time", "Sinks[4]: its name",
 		`Rates[1]: a second rate of sink "payments"`, `Rates[2]: "mail" is none of Sinks`, "Rates[3]: must have PerSecond, InFlight, or both",
@@ -46,7 +47,7 @@ func TestRetrySchedule(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	cfg := testConfig(newScripted(accept))
-	cfg.RetryMin, cfg.RetryMax = time.Second, 10*time.Minute
+	cfg.Backoff = dedupe.Backoff{Min: time.Second, Max: 10 * time.Minute}
 	relay := r.relay(cfg)
 	for attempt, centre := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 11: 10 * time.Minute, 1 << 30: 10 * time.Minute} {
 		for range 50 {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -76,7 +77,7 @@ func TestUnknownCommitOfACompletion(t *testing.T) {
 	relay := testConfig(newScripted(accept))
 	relay.PollInterval = time.Second // others commit rarely
 	relay.LeaseTTL = 3 * time.Second
-	relay.Complete = func(context.Context, outbox.Tx, *outbox.Completed) error {
+	relay.Complete = func(context.Context, dedupe.GuardedTx, *outbox.Delivery, *outbox.Response) error {
 		completing.Store(!done.Load())
 		return nil
 	}

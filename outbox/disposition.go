@@ -14,7 +14,7 @@ import (
 
 // disposition is what becomes of a call's row after an attempt.
 type disposition struct {
-	settlement    Settlement
+	settlement    string
 	state, reason string
 	lastError     string        // error that the row keeps
 	due           bool          // it becomes due by itself
@@ -51,36 +51,36 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 	r := a.result
 	d := disposition{lastError: storedText(r.Reason)}
 	switch {
-	case a.decision == Applied:
-		return disposition{settlement: SettledDelivered, state: parked.Resolved}
-	case a.decision == NotApplied:
-		return disposition{settlement: SettledRetry, state: parked.Retrying, reason: parked.Failed, due: true, windowAnew: true}
-	case a.decision == Unknown:
-		d.settlement, d.state, d.reason = SettledReconcile, parked.Reconcile, parked.Window
+	case a.decision == wasApplied:
+		return disposition{settlement: settledDelivered, state: parked.Resolved}
+	case a.decision == wasNotApplied:
+		return disposition{settlement: settledRetry, state: parked.Retrying, reason: parked.Failed, due: true, windowAnew: true}
+	case a.decision == notKnown:
+		d.settlement, d.state, d.reason = settledReconcile, parked.Reconcile, parked.Window
 		d.due, d.delay = r.Outcome != Rejected, s.retryWait(a)
 	case r.Outcome == Delivered && a.completing():
-		return disposition{settlement: SettledDelivered, state: parked.Resolved}
+		return disposition{settlement: settledDelivered, state: parked.Resolved}
 	case r.Outcome == Delivered && a.Capture:
 		answer := r.Response
 		if answer == nil {
 			answer = &Response{}
 		}
-		return disposition{settlement: SettledAccepted, state: parked.Retrying, reason: parked.Completion, due: true, answer: answer}
+		return disposition{settlement: settledAccepted, state: parked.Retrying, reason: parked.Completion, due: true, answer: answer}
 	case r.Outcome == Delivered:
-		return disposition{settlement: SettledDelivered, state: parked.Resolved}
+		return disposition{settlement: settledDelivered, state: parked.Resolved}
 	case r.Outcome == Rejected && a.completing():
-		d.settlement, d.state, d.reason = SettledRejected, parked.Waiting, parked.Completion
+		d.settlement, d.state, d.reason = settledRejected, parked.Waiting, parked.Completion
 	case r.Outcome == Rejected && a.unopened:
-		d.settlement, d.state, d.reason = SettledUnopened, parked.Waiting, parked.Unopened
+		d.settlement, d.state, d.reason = settledUnopened, parked.Waiting, parked.Unopened
 	case r.Outcome == Rejected:
-		d.settlement, d.state, d.reason = SettledRejected, parked.Waiting, parked.Rejected
-	case errors.Is(r.Err, ErrWindow) && !a.completing():
-		d.settlement, d.state, d.reason, d.due = SettledReconcile, parked.Reconcile, parked.Window, true
+		d.settlement, d.state, d.reason = settledRejected, parked.Waiting, parked.Rejected
+	case errors.Is(r.Err, errWindow) && !a.completing():
+		d.settlement, d.state, d.reason, d.due = settledReconcile, parked.Reconcile, parked.Window, true
 	default:
 		if r.Outcome != Retry { // the sink set no outcome: never taken for success
 			d.lastError = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
 		}
-		d.settlement, d.state, d.reason, d.due, d.delay = SettledRetry, parked.Retrying, parked.Failed, true, s.retryWait(a)
+		d.settlement, d.state, d.reason, d.due, d.delay = settledRetry, parked.Retrying, parked.Failed, true, s.retryWait(a)
 		d.uncounted = r.Holds != HoldsCall && r.RetryAfter > 0 && !a.completing()
 		if a.completing() {
 			d.reason = parked.Completion
@@ -100,22 +100,23 @@ func (d *disposition) answerColumns() (status *int32, headers *string, body []by
 
 // event returns what hooks receive about an attempt.
 func (d disposition) event(a *callAttempt) Settled {
-	e := Settled{Row: a.ID, Key: a.Key, Name: a.Name, Attempt: a.Attempt, As: d.settlement, Reason: d.lastError, Err: a.result.Err}
+	e := Settled{Attempt: a.describe(), As: d.settlement, Reason: d.lastError, Err: a.result.Err}
+	e.Final = e.As != settledRetry && e.As != settledAccepted
 	e.Age = a.waited + time.Since(a.readAt)
-	if d.settlement == SettledRetry {
+	if d.settlement == settledRetry {
 		e.Wait = d.delay
 	}
 	return e
 }
 
-// openEvery is how often a relay tries to open a body for which it lacks the key, within RetryMin
-// and RetryMax. It does not grow like a backoff, because such a try is not counted as an attempt.
+// openEvery is how often a relay tries to open a body for which it lacks the key, within
+// RelayConfig.Backoff. It does not grow, because such a try is not counted as an attempt.
 const openEvery = 10 * time.Second
 
 // retryWait is how long a call waits before it is tried again.
 func (s *relaySink) retryWait(a *callAttempt) time.Duration {
 	if a.unopened {
-		return max(s.cfg.RetryMin, min(openEvery, s.cfg.RetryMax))
+		return max(s.cfg.Backoff.Min, min(openEvery, s.cfg.Backoff.Max))
 	}
 	return s.retryDelay(a.Attempt, a.result.RetryAfter)
 }
@@ -123,8 +124,8 @@ func (s *relaySink) retryWait(a *callAttempt) time.Duration {
 // retryDelay is how long a call waits after its attempt number n.
 func (s *relaySink) retryDelay(attempt int, after time.Duration) time.Duration {
 	b := backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(s.cfg.RetryMin),
-		backoff.WithMaxInterval(s.cfg.RetryMax),
+		backoff.WithInitialInterval(s.cfg.Backoff.Min),
+		backoff.WithMaxInterval(s.cfg.Backoff.Max),
 		backoff.WithMultiplier(2),
 		backoff.WithMaxElapsedTime(0))
 	d := b.NextBackOff()

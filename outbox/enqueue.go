@@ -15,18 +15,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
-// Errors of [Enqueue] besides [ErrCall]. After each of them, roll the transaction back.
-var (
-	// ErrTwice means that one message asks for two calls of one name to one sink. Set a different
-	// Call.ID for each.
-	ErrTwice error = guard.Misuse("outbox: two calls of one name: set Call.ID to tell them apart")
-	// ErrConflict means that the call was enqueued before with other bytes, which may have been
-	// sent. SQLSTATE OO004. In a consumer's handler it comes from the next statement that waits for
-	// its result, or from the commit.
-	ErrConflict = errors.New("outbox: the call was enqueued before with other bytes")
-	// ErrNoTransaction means that Enqueue was given a connection that is in no transaction.
-	ErrNoTransaction = dedupe.ErrNoTransaction
-)
+// ErrConflict means that the call was enqueued before with other bytes, which may have been sent.
+// SQLSTATE OO004. In a consumer's handler it comes from the next statement that waits for its
+// result, or from the commit.
+var ErrConflict = errors.New("outbox: the call was enqueued before with other bytes")
 
 // SQLSTATEs of onlyonce.enqueue and onlyonce.hold.
 const (
@@ -58,7 +50,8 @@ type handlerTx interface {
 // Call.Scope take its place and are required.
 //
 // A call that was enqueued before is not written again. Enqueue returns nil if its bytes are the
-// same, and [ErrConflict] if they differ.
+// same, and [ErrConflict] if they differ. Its error wraps [ErrCall] if the call cannot be enqueued
+// as it is, and dedupe.ErrNoTransaction if tx is in no transaction. After an error, roll back.
 //
 // In a consumer's handler, the message's own claim excludes a second enqueue. Bytes are compared
 // only if a message is handled again, with the row while it is kept (RelayConfig.Retention).
@@ -91,7 +84,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 		}
 		// Checked here and not by the database, so that the error is returned at the faulty line.
 		if inbound && !handler.FirstUse(r.key) || slices.ContainsFunc(rows, func(v any) bool { return v.(*callRow).key == r.key }) {
-			return fmt.Errorf("%w: %q to sink %q", ErrTwice, r.name, r.sink)
+			return fmt.Errorf("%w: two calls named %q to sink %q: set Call.ID to tell them apart", ErrCall, r.name, r.sink)
 		}
 		rows = append(rows, &r)
 	}

@@ -171,8 +171,8 @@ func TestEnqueueAgain(t *testing.T) {
 	traced.Trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	r.enqueue(traced) // no part of the call's bytes
 	err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return outbox.EnqueueAll(t.Context(), tx, charge("2"), charge("2")) })
-	if !errors.Is(err, outbox.ErrTwice) || !strings.Contains(err.Error(), "Call.ID") {
-		t.Errorf("twice at once: %v, want ErrTwice that names Call.ID", err)
+	if !errors.Is(err, outbox.ErrCall) || !strings.Contains(err.Error(), "Call.ID") {
+		t.Errorf("twice at once: %v, want ErrCall that names Call.ID", err)
 	}
 	if n := one[int](r, `select count(*) from onlyonce.calls`); n != 1 {
 		t.Errorf("%d rows", n)
@@ -254,7 +254,7 @@ func TestEnqueueNeedsATransaction(t *testing.T) {
 	}
 	defer conn.Release()
 	for what, tx := range map[string]dedupe.Tx{"pool": r.pool, "pooled connection": conn, "connection": conn.Conn(), "nil": nil} {
-		if err := outbox.Enqueue(t.Context(), tx, charge("1")); !errors.Is(err, outbox.ErrNoTransaction) {
+		if err := outbox.Enqueue(t.Context(), tx, charge("1")); !errors.Is(err, dedupe.ErrNoTransaction) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -532,7 +532,7 @@ var remoteRows = []relayRow{
 			}
 			return ""
 		})
-		f.relayTo(func(c *outbox.RelayConfig) { c.RetryMax = 100 * time.Millisecond })
+		f.relayTo(func(c *outbox.RelayConfig) { c.Backoff.Max = 100 * time.Millisecond })
 		f.mix()
 		f.want(f.finish(), map[string]int{"delivered": 34, "reconcile": 1, "blocked": 5})
 	}},
@@ -545,7 +545,7 @@ var remoteRows = []relayRow{
 			}
 			return ""
 		})
-		f.relayTo(func(c *outbox.RelayConfig) { c.RetryMax, c.PassOn = 100*time.Millisecond, true })
+		f.relayTo(func(c *outbox.RelayConfig) { c.Backoff.Max, c.PassOn = 100*time.Millisecond, true })
 		f.mix()
 		f.want(f.finish(), map[string]int{"delivered": 39, "reconcile": 1})
 	}},

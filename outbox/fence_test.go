@@ -115,7 +115,7 @@ func TestJournalAfterTakeOverIsFenced(t *testing.T) {
 		t.Run(fmt.Sprintf("parked=%v", parked), func(t *testing.T) {
 			r := newRig(t)
 			if parked {
-				no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
+				no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
 				r.enqueue(charge("1"))
 				x := r.start(testConfig(no))
 				r.states("retrying")
@@ -218,10 +218,10 @@ func TestStopsOnItsOwnClock(t *testing.T) {
 		left := one[float64](clock, `select extract(epoch from l.until - clock_timestamp())::float8
 			from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls c using (lane) where c.id = $1`, d.ID)
 		ended <- time.Duration(left * float64(time.Second))
-		if err := d.MayStart(); !errors.Is(err, outbox.ErrLease) {
+		if err := d.MayStart(); !errors.Is(err, outbox.ErrNotStarted) {
 			t.Errorf("MayStart after the lease: %v", err)
 		}
-		return outbox.RetryLater("cut off", ctx.Err())
+		return outbox.Failure("cut off", ctx.Err())
 	})
 	sink.limits.Timeout = 5 * time.Second
 	cfg := testConfig(sink)
@@ -258,7 +258,7 @@ func TestRenewal(t *testing.T) {
 		case <-time.After(14 * time.Second):
 			return outbox.Result{Outcome: outbox.Delivered}
 		case <-ctx.Done():
-			return outbox.RetryLater("cut off", ctx.Err())
+			return outbox.Failure("cut off", ctx.Err())
 		}
 	}
 	cfg := testConfig(sink)

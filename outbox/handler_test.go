@@ -186,8 +186,8 @@ func TestEnqueueInAHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	copy(body, "two") // the caller may reuse its buffer
-	if err := outbox.Enqueue(t.Context(), tx, call); !errors.Is(err, outbox.ErrTwice) {
-		t.Errorf("the same again: %v, want ErrTwice", err)
+	if err := outbox.Enqueue(t.Context(), tx, call); !errors.Is(err, outbox.ErrCall) {
+		t.Errorf("the same again: %v, want ErrCall", err)
 	}
 	call.ID = "line-2"
 	if err := outbox.Enqueue(t.Context(), tx, call); err != nil {

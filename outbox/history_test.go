@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -69,10 +70,10 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 	g := r.gate()
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		g.pass(d)
-		return outbox.RetryLater("again", nil)
+		return outbox.Failure("again", nil)
 	})
 	cfg := testConfig(sink)
-	cfg.RetryMin, cfg.RetryMax = time.Hour, time.Hour
+	cfg.Backoff = dedupe.Backoff{Min: time.Hour, Max: time.Hour}
 	cfg.LeaseTTL = 10 * time.Minute // it waits for a third of that, and the lease does not end meanwhile
 	r.enqueue(charge("a"))
 	r.start(cfg)
@@ -102,7 +103,7 @@ func TestO6CallsOfACompletionHaveATime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	cfg := testConfig(newScripted(accept))
-	cfg.Complete = func(ctx context.Context, tx outbox.Tx, _ *outbox.Completed) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, _ *outbox.Delivery, answer *outbox.Response) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "receipt", Target: "/receipts"})
 	}
 	c := charge("a")

@@ -33,35 +33,26 @@ type Hooks struct {
 	Paused func(Paused)
 	// Failed is called when a transaction of the relay has failed and will be tried again.
 	Failed func(Failed)
-	// Purged is called after the relay has deleted settled parked calls whose retention has passed.
-	Purged func(Purged)
-	// Rotated is called when this relay has emptied a segment of the log whose retention has
-	// passed.
-	Rotated func(Rotated)
 }
-
-// AttemptKind is what an attempt does.
-type AttemptKind string
 
 // Kinds of attempts.
 const (
-	// AttemptSend: the sink sends the call.
-	AttemptSend AttemptKind = "send"
-	// AttemptComplete: RelayConfig.Complete gets the remote's answer.
-	AttemptComplete AttemptKind = "complete"
-	// AttemptReconcile: RelayConfig.Reconcile asks the remote whether it has applied the call.
-	AttemptReconcile AttemptKind = "reconcile"
+	kindSend      = "send"
+	kindComplete  = "complete"
+	kindReconcile = "reconcile"
 )
 
 // Attempt describes an attempt at a call.
 type Attempt struct {
-	Kind AttemptKind
+	// Kind is "send" if the sink sends the call, "complete" if RelayConfig.Complete gets the
+	// remote's answer, or "reconcile" if RelayConfig.Reconcile asks the remote.
+	Kind string
 	Sink string
 	Row  int64
 	Key  string
 	Name string
-	// Attempt counts from 1: all attempts at the call and at its completion.
-	Attempt int
+	// Number counts from 1: all attempts at the call and at its completion.
+	Number int
 	// Batch is how many calls the SendBatch makes that this attempt is a part of, or 0 if it is not
 	// part of one.
 	Batch int
@@ -69,46 +60,35 @@ type Attempt struct {
 	Trace string
 }
 
-// Rotated says which segment was emptied.
-type Rotated struct{ Slot int }
-
-// Settlement is what became of a call in one attempt.
-type Settlement string
-
-// Settlements.
+// What became of a call in one attempt.
 const (
-	// SettledDelivered: the remote accepted the call.
-	SettledDelivered Settlement = "delivered"
-	// SettledAccepted: the remote accepted the call. Its answer is kept for RelayConfig.Complete.
-	SettledAccepted Settlement = "accepted"
-	// SettledRetry: there was no final answer. The call is due again later.
-	SettledRetry Settlement = "retry"
-	// SettledRejected: the remote rejected the call for good. It is parked and waits for an
-	// operator.
-	SettledRejected Settlement = "rejected"
-	// SettledUnopened: the body will never open ([seal.ErrValue]), so no call was made. It is
-	// parked and waits for an operator.
-	SettledUnopened Settlement = "unopened"
-	// SettledReconcile: there was no final answer while the remote remembered the key, so it is
-	// unknown whether the remote applied the call. It is parked, and no further call is made.
-	SettledReconcile Settlement = "reconcile"
+	settledDelivered = "delivered"
+	settledAccepted  = "accepted"
+	settledRetry     = "retry"
+	settledRejected  = "rejected"
+	settledUnopened  = "unopened"
+	settledReconcile = "reconcile"
 )
-
-// Final reports whether the call is over for the relay: it was delivered, or waits for an operator.
-// After SettledRetry and SettledAccepted further attempts follow.
-func (s Settlement) Final() bool { return s != SettledRetry && s != SettledAccepted }
 
 // Settled says how an attempt ended.
 type Settled struct {
-	Sink    string
-	Row     int64
-	Key     string
-	Name    string
-	Attempt int
-	As      Settlement
+	Attempt
+	// As is what became of the call:
+	//
+	//	delivered  the remote accepted it
+	//	accepted   the remote accepted it; its answer is kept for RelayConfig.Complete
+	//	retry      there was no final answer: it is due again later
+	//	rejected   the remote rejected it for good: an operator decides
+	//	unopened   its body will never open ([seal.ErrValue]), so no call was made: an operator decides
+	//	reconcile  there was no final answer while the remote remembered the key, so it is unknown
+	//	           whether the remote applied it: no further call is made
+	As string
+	// Final is true if the call is over for the relay. After retry and accepted further attempts
+	// follow.
+	Final bool
 	// Age is how long ago the call was enqueued.
 	Age time.Duration
-	// Wait is how long until the next attempt, with SettledRetry.
+	// Wait is how long until the next attempt, if As is retry.
 	Wait time.Duration
 	// Reason is what the row keeps as its last error: empty after a delivery.
 	Reason string
@@ -142,12 +122,6 @@ type Paused struct {
 	Paused bool
 }
 
-// Purged says how many settled rows were deleted.
-type Purged struct {
-	Sink string
-	Rows int64
-}
-
 // emitter calls the hooks and writes the log. Of a call it logs only the row, key, name and stored
 // reason.
 type emitter struct {
@@ -157,26 +131,26 @@ type emitter struct {
 }
 
 // attemptStart calls the hook before an attempt, and returns the attempt's context.
-func (e emitter) attemptStart(ctx context.Context, a *callAttempt, kind AttemptKind, batch int) context.Context {
+func (e emitter) attemptStart(ctx context.Context, a *callAttempt) context.Context {
 	if e.hooks.AttemptStart == nil {
 		return ctx
 	}
-	return e.hooks.AttemptStart(ctx, a.describe(kind, batch))
+	return e.hooks.AttemptStart(ctx, a.describe())
 }
 
 // attemptEnd calls the hook after an attempt.
-func (e emitter) attemptEnd(ctx context.Context, a *callAttempt, kind AttemptKind, batch int) {
+func (e emitter) attemptEnd(ctx context.Context, a *callAttempt) {
 	if e.hooks.AttemptEnd == nil {
 		return
 	}
 	result := a.result
 	switch {
-	case kind == AttemptReconcile && a.decision == Applied:
+	case a.decision == wasApplied:
 		result = Result{Outcome: Delivered}
-	case kind == AttemptReconcile && a.decision == NotApplied:
-		result = RetryLater("not applied", nil)
+	case a.decision == wasNotApplied:
+		result = Failure("not applied", nil)
 	}
-	e.hooks.AttemptEnd(ctx, a.describe(kind, batch), result)
+	e.hooks.AttemptEnd(ctx, a.describe(), result)
 }
 
 func (e emitter) settled(s Settled) {
@@ -185,14 +159,14 @@ func (e emitter) settled(s Settled) {
 		e.hooks.Settled(s)
 	}
 	level := slog.LevelDebug
-	if s.As == SettledRejected || s.As == SettledUnopened || s.As == SettledReconcile {
+	if s.As == settledRejected || s.As == settledUnopened || s.As == settledReconcile {
 		level = slog.LevelWarn // an operator has to look at it
 	}
 	if !e.log.Enabled(context.Background(), level) {
 		return // before a dozen arguments are made for each call
 	}
-	e.log.Log(context.Background(), level, "outbox: call settled", "sink", e.sink, "as", string(s.As), "row", s.Row, "key", s.Key, "name", s.Name,
-		"attempt", s.Attempt, "wait", s.Wait, "reason", s.Reason)
+	e.log.Log(context.Background(), level, "outbox: call settled", "sink", e.sink, "as", s.As, "row", s.Row, "key", s.Key, "name", s.Name,
+		"attempt", s.Number, "wait", s.Wait, "reason", s.Reason)
 }
 
 func (e emitter) lease(c LeaseChange) {
@@ -222,9 +196,6 @@ func (e emitter) failed(err error, wait time.Duration) {
 }
 
 func (e emitter) purged(rows int64) {
-	if e.hooks.Purged != nil {
-		e.hooks.Purged(Purged{Sink: e.sink, Rows: rows})
-	}
 	e.log.Debug("outbox: settled calls deleted after their retention", "sink", e.sink, "rows", rows)
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -42,7 +43,7 @@ func (a *attempts) hooks() outbox.Hooks {
 				a.t.Errorf("the end of %+v, which began as %+v", at, begun)
 			}
 			delete(a.open, n)
-			a.done = append(a.done, fmt.Sprint(at.Kind, " ", at.Attempt, " ", r.Outcome))
+			a.done = append(a.done, fmt.Sprint(at.Kind, " ", at.Number, " ", r.Outcome))
 		},
 	}
 }
@@ -68,7 +69,7 @@ func TestHooksOfAttempts(t *testing.T) {
 		}
 		switch d.Attempt {
 		case 1:
-			return outbox.RetryLater("no answer", nil)
+			return outbox.Failure("no answer", nil)
 		case 2:
 			panic("kaboom")
 		case 3:
@@ -80,7 +81,7 @@ func TestHooksOfAttempts(t *testing.T) {
 	cfg := testConfig(sink)
 	cfg.Hooks = seen.hooks()
 	first := true
-	cfg.Complete = func(ctx context.Context, _ outbox.Tx, _ *outbox.Completed) error {
+	cfg.Complete = func(ctx context.Context, _ dedupe.GuardedTx, _ *outbox.Delivery, _ *outbox.Response) error {
 		if ctx.Value(attemptKey{}) == nil {
 			t.Error("the context of Complete does not derive from AttemptStart's")
 		}
@@ -103,7 +104,7 @@ func TestHooksOfReconciliations(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.enqueue(charge("1"))
-	lost := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no answer", nil) })
+	lost := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no answer", nil) })
 	x := r.start(testConfig(lost))
 	r.states("retrying")
 	x.stop()
@@ -112,15 +113,15 @@ func TestHooksOfReconciliations(t *testing.T) {
 	cfg := testConfig(newScripted(accept))
 	cfg.Hooks = seen.hooks()
 	first := true
-	cfg.Reconcile = func(ctx context.Context, _ *outbox.Delivery) (outbox.Reconciliation, error) {
+	cfg.Reconcile = func(ctx context.Context, _ *outbox.Delivery) (bool, error) {
 		if ctx.Value(attemptKey{}) == nil {
 			t.Error("the context of Reconcile does not derive from AttemptStart's")
 		}
 		if first {
 			first = false
-			return outbox.Unknown, nil
+			return false, errors.New("not known yet")
 		}
-		return outbox.Applied, nil
+		return true, nil
 	}
 	r.start(cfg)
 	r.states("delivered")
@@ -189,33 +190,5 @@ func TestTraceOfTheContext(t *testing.T) {
 				t.Errorf("trace %q, want %q", got, c.want)
 			}
 		})
-	}
-}
-
-// Status says what this relay does, without the database.
-func TestStatus(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	g := r.gate()
-	sink := newScripted(g.accept)
-	relay := r.relay(testConfig(sink))
-	if s := relay.Status(); len(s) != 1 || s[0].Sink != "payments" || s[0].Lanes != 0 || s[0].UnderWay != 0 || s[0].Failing != nil || !s[0].Open {
-		t.Errorf("before Run: %+v", s)
-	}
-	x := r.run(relay)
-	r.holds(16)
-	r.enqueue(charge("1"))
-	g.wait()
-	until(t, "one call is under way, and no lane looks for more", func() bool { return relay.Status()[0].UnderWay == 1 })
-	if s := relay.Status()[0]; s.Lanes != 16 || s.Concurrency != 8 || s.Paused || !s.Open {
-		t.Errorf("with a call under way: %+v", s)
-	}
-	g.release()
-	r.states("delivered")
-	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp()`)
-	until(t, "the pause is seen", func() bool { s := relay.Status()[0]; return s.Paused && !s.Open && s.UnderWay == 0 })
-	x.stop()
-	if s := relay.Status()[0]; s.Lanes != 0 {
-		t.Errorf("after Run: %+v", s)
 	}
 }

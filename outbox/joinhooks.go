@@ -19,8 +19,6 @@ func JoinHooks(a, b Hooks) Hooks {
 		Lease:   hook.JoinEvent(a.Lease, b.Lease),
 		Paused:  hook.JoinEvent(a.Paused, b.Paused),
 		Failed:  hook.JoinEvent(a.Failed, b.Failed),
-		Purged:  hook.JoinEvent(a.Purged, b.Purged),
-		Rotated: hook.JoinEvent(a.Rotated, b.Rotated),
 	}
 }
 
@@ -34,7 +32,5 @@ func (h Hooks) guarded(log *slog.Logger) Hooks {
 		Lease:        hook.Event(g, "Lease", h.Lease),
 		Paused:       hook.Event(g, "Paused", h.Paused),
 		Failed:       hook.Event(g, "Failed", h.Failed),
-		Purged:       hook.Event(g, "Purged", h.Purged),
-		Rotated:      hook.Event(g, "Rotated", h.Rotated),
 	}
 }

@@ -119,7 +119,6 @@ func (s *sender) acquireLane(ctx context.Context, lane int16) error {
 	}
 	o := newLaneOwner(ctx, s.relaySink, l, lane)
 	s.held[lane] = o
-	s.lanesHeld.Store(int32(len(s.held)))
 	s.emit.lease(LeaseChange{Lane: int(lane), Epoch: l.Epoch, Held: true})
 	go func() {
 		defer func() { s.ended <- o }()

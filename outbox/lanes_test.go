@@ -94,7 +94,7 @@ func TestPausedSink(t *testing.T) {
 		case strings.Contains(string(d.Body), "chain0"):
 			g.pass(d)
 		case strings.Contains(string(d.Body), "parked") && down.Load():
-			return outbox.RetryLater("down", nil)
+			return outbox.Failure("down", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -51,7 +52,7 @@ func TestO3AttemptAtACallThatAFailoverLost(t *testing.T) {
 			lost := charge("lost")
 			lost.Capture = c.capture
 			sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
-				again := outbox.RetryLater("again", nil)
+				again := outbox.Failure("again", nil)
 				switch mine := string(d.Body) == string(lost.Body); {
 				case mine && c.capture:
 					return outbox.Result{Outcome: outbox.Delivered}
@@ -65,9 +66,9 @@ func TestO3AttemptAtACallThatAFailoverLost(t *testing.T) {
 				return again
 			})
 			cfg := testConfig(sink)
-			cfg.Complete = func(context.Context, outbox.Tx, *outbox.Completed) error { return nil }
+			cfg.Complete = func(context.Context, dedupe.GuardedTx, *outbox.Delivery, *outbox.Response) error { return nil }
 			cfg.Hooks.AttemptStart = func(ctx context.Context, a outbox.Attempt) context.Context {
-				if a.Kind == outbox.AttemptComplete {
+				if a.Kind == "complete" {
 					g.pass(nil)
 				}
 				return ctx
@@ -94,7 +95,7 @@ func TestO3AttemptAtACallThatAFailoverLost(t *testing.T) {
 			until(t, "the attempt is told", func() bool {
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				return slices.ContainsFunc(r.settled, func(s outbox.Settled) bool { return s.Key == key && s.Attempt == c.attempt })
+				return slices.ContainsFunc(r.settled, func(s outbox.Settled) bool { return s.Key == key && s.Number == c.attempt })
 			})
 			if got := state(); got != want {
 				t.Errorf("the attempt at the call that was lost made the other one %q, want %q", got, want)

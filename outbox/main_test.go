@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -55,7 +56,7 @@ func newRig(t *testing.T) *rig {
 func testConfig(sinks ...outbox.Sink) outbox.RelayConfig {
 	return outbox.RelayConfig{
 		Sinks: sinks, PollInterval: 10 * time.Millisecond, LeaseTTL: 5 * time.Second,
-		RetryMin: time.Millisecond, RetryMax: 20 * time.Millisecond, DrainTimeout: 10 * time.Second,
+		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond}, DrainTimeout: 10 * time.Second,
 	}
 }
 
@@ -228,7 +229,7 @@ func (r *rig) told(n int) []outbox.Settled {
 }
 
 // as returns how attempts were settled, in the order of the reports.
-func (r *rig) as() (all []outbox.Settlement) {
+func (r *rig) as() (all []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range r.settled {

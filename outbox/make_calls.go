@@ -79,7 +79,7 @@ func (c *laneCalls) await() error {
 			defer timer.Stop()
 			grace = timer.C
 		case <-grace:
-			return fmt.Errorf("%w: %d calls %v after their context ended", ErrStuck, c.underWay, c.lane.sink.returnGrace)
+			return fmt.Errorf("outbox: a sink does not return: %d calls %v after their context ended", c.underWay, c.lane.sink.returnGrace)
 		}
 	}
 	return nil
@@ -120,14 +120,14 @@ const goroutineEnded = "the sink ended its goroutine"
 // panicked is the result of a call that panics: a panic must not end all other calls. The row keeps
 // only the type, because the value may be a payload.
 func panicked(v any) Result {
-	return RetryLater(fmt.Sprintf("it panicked (%T)", v), fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
+	return Failure(fmt.Sprintf("it panicked (%T)", v), fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
 }
 
 // makeCall makes one attempt, or completes or reconciles a call. No transaction is open (T10),
 // except a completion's own.
 func (c *laneCalls) makeCall(a *callAttempt) {
 	defer c.returned.add(a) // deferred, because a sink may end its goroutine
-	a.result = RetryLater(goroutineEnded, nil)
+	a.result = Failure(goroutineEnded, nil)
 	defer func() {
 		if v := recover(); v != nil { // a failpoint's, or a Sealer's
 			a.result = panicked(v)
@@ -137,22 +137,22 @@ func (c *laneCalls) makeCall(a *callAttempt) {
 	defer cancel()
 	switch {
 	case a.completing():
-		c.observe(ctx, a, AttemptComplete, c.complete)
+		c.observe(ctx, a, c.complete)
 	case a.reconciling:
-		c.observe(ctx, a, AttemptReconcile, c.reconcile)
+		c.observe(ctx, a, c.reconcile)
 	case c.prepareCall(a):
-		c.observe(ctx, a, AttemptSend, c.send)
+		c.observe(ctx, a, c.send)
 	}
 }
 
 // observe runs an attempt between its hooks, also if it panics or ends its goroutine.
-func (c *laneCalls) observe(ctx context.Context, a *callAttempt, kind AttemptKind, attempt func(context.Context, *callAttempt)) {
-	ctx = c.lane.sink.emit.attemptStart(ctx, a, kind, 0)
+func (c *laneCalls) observe(ctx context.Context, a *callAttempt, attempt func(context.Context, *callAttempt)) {
+	ctx = c.lane.sink.emit.attemptStart(ctx, a)
 	defer func() {
 		if v := recover(); v != nil {
 			a.result = panicked(v)
 		}
-		c.lane.sink.emit.attemptEnd(ctx, a, kind, 0)
+		c.lane.sink.emit.attemptEnd(ctx, a)
 	}()
 	attempt(ctx, a)
 }
@@ -161,7 +161,7 @@ func (c *laneCalls) observe(ctx context.Context, a *callAttempt, kind AttemptKin
 // the reason.
 func (c *laneCalls) prepareCall(a *callAttempt) bool {
 	if err := a.mayStart(); err != nil {
-		a.result = RetryLater(err.Error(), err)
+		a.result = Failure(err.Error(), err)
 		return false
 	}
 	if !c.openBody(a) {
@@ -169,7 +169,7 @@ func (c *laneCalls) prepareCall(a *callAttempt) bool {
 	}
 	a.mayHaveLeft = true
 	if err := fault.Point(fault.RelayCalling); err != nil {
-		a.result = RetryLater(err.Error(), err)
+		a.result = Failure(err.Error(), err)
 		return false
 	}
 	return true
@@ -179,7 +179,7 @@ func (c *laneCalls) prepareCall(a *callAttempt) bool {
 func (a *callAttempt) recordResult(r Result) {
 	a.result = r
 	if err := fault.Point(fault.RelayCalled); err != nil {
-		a.result = RetryLater(err.Error(), err)
+		a.result = Failure(err.Error(), err)
 	}
 	switch r := a.result; {
 	case r.Outcome == Delivered || r.Outcome == Rejected:
@@ -209,12 +209,12 @@ func (c *laneCalls) makeBatch(calls []*callAttempt) {
 		if a != nil {
 			a.recordResult(r)
 			if i < len(contexts) {
-				emit.attemptEnd(contexts[i], a, AttemptSend, len(under))
+				emit.attemptEnd(contexts[i], a)
 			}
 			c.returned.add(a)
 		}
 	}
-	rest := RetryLater(goroutineEnded, nil)
+	rest := Failure(goroutineEnded, nil)
 	defer func() {
 		if v := recover(); v != nil {
 			rest = panicked(v)
@@ -232,19 +232,19 @@ func (c *laneCalls) makeBatch(calls []*callAttempt) {
 	under = slices.DeleteFunc(under, func(a *callAttempt) bool { return a == nil })
 	all := make([]*Delivery, len(under))
 	for i, a := range under {
-		all[i] = &a.Delivery
+		all[i], a.together = &a.Delivery, len(under)
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, c.lane.sink.limits.Timeout)
 	defer cancel()
 	if emit.hooks.AttemptStart != nil || emit.hooks.AttemptEnd != nil {
 		for _, a := range under {
-			contexts = append(contexts, emit.attemptStart(ctx, a, AttemptSend, len(under)))
+			contexts = append(contexts, emit.attemptStart(ctx, a))
 		}
 	}
 	if len(all) > 0 {
 		c.lane.sink.batcher.SendBatch(ctx, all, ended)
 	}
-	rest = RetryLater("the sink did not say how the call ended", nil)
+	rest = Failure("the sink did not say how the call ended", nil)
 }
 
 // openBody decrypts a body that is sealed, under the key that it was sealed under (O13). If it
@@ -265,8 +265,8 @@ func (c *laneCalls) openBody(a *callAttempt) bool {
 	}
 	a.unopened = true
 	reason := "the body cannot be opened: " + err.Error()
-	if a.result = RetryLater(reason, err); errors.Is(err, seal.ErrValue) {
-		a.result = Reject(reason, err)
+	if a.result = Failure(reason, err); errors.Is(err, seal.ErrValue) {
+		a.result = Failure(reason, Permanent(err))
 	}
 	return false
 }

@@ -2,12 +2,14 @@ package outbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -26,11 +28,11 @@ func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		switch {
 		case order(d) == "later":
-			res := outbox.RetryLater("busy", nil)
+			res := outbox.Failure("busy", nil)
 			res.RetryAfter = time.Hour
 			return res
 		case !ok.Load():
-			return outbox.Reject("no", nil)
+			return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
@@ -93,10 +95,10 @@ func TestOperatorDecidesDuringReconcile(t *testing.T) {
 	g := r.gate()
 	sink := newScripted(accept)
 	cfg := testConfig(sink)
-	cfg.RetryMin, cfg.RetryMax = time.Hour, time.Hour
-	cfg.Reconcile = func(ctx context.Context, d *outbox.Delivery) (outbox.Reconciliation, error) {
+	cfg.Backoff = dedupe.Backoff{Min: time.Hour, Max: time.Hour}
+	cfg.Reconcile = func(ctx context.Context, d *outbox.Delivery) (bool, error) {
 		g.pass(d)
-		return outbox.Unknown, nil
+		return false, errors.New("not known yet")
 	}
 	c := charge("a")
 	c.NotBefore = time.Now().Add(time.Hour)
@@ -124,12 +126,12 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 				switch order(d) {
 				case key + "0":
 					if retried && d.Attempt == 1 {
-						return outbox.RetryLater("again", nil)
+						return outbox.Failure("again", nil)
 					}
 					g.pass(d)
 				case behind + "0":
 					if d.Attempt == 1 {
-						return outbox.RetryLater("again", nil)
+						return outbox.Failure("again", nil)
 					}
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
@@ -166,7 +168,7 @@ func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 	r := newRig(t)
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		if order(d) == "k0" {
-			return outbox.Reject("no", nil)
+			return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
@@ -187,7 +189,7 @@ func TestT9CallDueInTheFuture(t *testing.T) {
 	var ok atomic.Bool
 	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
 		if !ok.Load() {
-			res := outbox.RetryLater("busy", nil)
+			res := outbox.Failure("busy", nil)
 			res.RetryAfter = time.Hour
 			return res
 		}

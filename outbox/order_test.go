@@ -81,7 +81,7 @@ func TestO4OrderThroughRetries(t *testing.T) {
 		under[key]--
 		mu.Unlock()
 		if again {
-			return outbox.RetryLater("again", nil)
+			return outbox.Failure("again", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
@@ -117,7 +117,7 @@ func TestO4FailingHeadHoldsUpItsKeyOnly(t *testing.T) {
 			select {
 			case <-healthy:
 			default:
-				return outbox.RetryLater("down", nil)
+				return outbox.Failure("down", nil)
 			}
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
@@ -149,11 +149,11 @@ func TestO4DeadHead(t *testing.T) {
 			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 				switch b := string(d.Body); {
 				case strings.Contains(b, keys[0]+"0"):
-					return outbox.Reject("no", nil)
+					return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 				case strings.Contains(b, keys[0]+"2") && d.Attempt == 1: // rejected when it is tried again
-					return outbox.RetryLater("again", nil)
+					return outbox.Failure("again", nil)
 				case strings.Contains(b, keys[0]+"2"):
-					return outbox.Reject("no", nil)
+					return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
 			})

@@ -30,8 +30,8 @@ import (
 // settled: it may turn out to count for another one by now, and then waits for that.
 //
 // The age of a call that was never called here counts from when it was parked, if the database has
-// lost a history since in which it may have been called (O6). RelayConfig.RetryMax is a day at
-// most. So a due time more than two days ahead was written while the clock was ahead, unless the
+// lost a history since in which it may have been called (O6). RelayConfig.Backoff.Max is a day
+// at most. So a due time more than two days ahead was written while the clock was ahead, unless the
 // program scheduled the call: it counts as past (T9).
 const pickSQL = `
 with t as materialized (

@@ -37,7 +37,7 @@ func TestRelayBehindPgBouncer(t *testing.T) {
 				mu.Unlock()
 				switch {
 				case d.ID%5 == 0 && n == 1:
-					return outbox.RetryLater("not now", nil)
+					return outbox.Failure("not now", nil)
 				case d.ID%7 == 0:
 					return outbox.Result{Outcome: outbox.Rejected, Reason: "never"}
 				}

@@ -14,7 +14,9 @@ import (
 // Nothing else is deleted, although the clock is 5 days ahead.
 func TestT11Retention(t *testing.T) {
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Reject("no", nil) })
+	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
+	})
 	mail := newScripted(no.send)
 	mail.name = "mail"
 	for _, id := range []string{"old", "old in the log", "young", "waiting"} {

@@ -284,7 +284,7 @@ func TestO14RetriesNeedPermits(t *testing.T) {
 				if up.Load() {
 					return outbox.Result{Outcome: outbox.Delivered}
 				}
-				return outbox.RetryLater("down", nil)
+				return outbox.Failure("down", nil)
 			})
 			cfg := testConfig(sink)
 			cfg.Rates = []outbox.Rate{rate}

@@ -15,7 +15,7 @@ import (
 func TestO6RowsOfASinkThatIsHeldAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
+	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
 	for i := range 10 {
 		r.enqueue(charge(fmt.Sprint("parked ", i)))
 	}

@@ -34,13 +34,6 @@ type Relay struct {
 	begun   ready.Run
 }
 
-// ErrRunning is returned by Run if the relay is running already.
-var ErrRunning = errors.New("outbox: this relay is running already")
-
-// ErrStuck is wrapped by the error of a Run that gave up a sink because Send did not return after
-// its context had ended. Send's goroutine is abandoned. Its row is sent again, under the same key.
-var ErrStuck = errors.New("outbox: a sink does not return")
-
 // ErrRebase is wrapped by the error of [Relay.Healthy] while a lane has halted because its cursor,
 // or rows of its log, are of another database cluster. After a restore from a dump, or a move,
 // transaction ids mean nothing, so the lane sends nothing until `onlyonce outbox rebase`. Then it
@@ -91,10 +84,12 @@ func (r *Relay) Wake() {
 //
 // It returns an error at once if the schema does not fit or the database cannot be reached when it
 // starts. Later it returns one only for faults that waiting does not heal, for example missing
-// rights or tables, or a sink that does not return. If the database goes away, Run waits for it.
+// rights or tables, or a Send that does not return after its context has ended: its goroutine is
+// abandoned, and its row is sent again under the same key. If the database goes away, Run waits for
+// it.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
-		return ErrRunning
+		return errors.New("outbox: this relay is running already")
 	}
 	defer r.running.Store(false)
 	asking, asked := context.WithTimeout(ctx, pace.Start)
@@ -198,9 +193,6 @@ func (r *Relay) reportSegment(o ring.StepResult) {
 	switch o.Action {
 	case ring.Truncated:
 		r.cfg.Logger.Info("outbox: a segment whose retention has passed was emptied", "slot", o.Slot)
-		if r.cfg.Hooks.Rotated != nil {
-			r.cfg.Hooks.Rotated(Rotated{Slot: int(o.Slot)})
-		}
 	case ring.Needed, ring.Full:
 		r.cfg.Logger.Warn("outbox: the log grows, because its oldest segment cannot be emptied", "slot", o.Slot, "why", o.Why)
 	}

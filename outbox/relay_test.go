@@ -108,7 +108,7 @@ func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
 			g := r.gate()
 			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 				if d.Attempt < attempt {
-					return outbox.RetryLater("again", nil)
+					return outbox.Failure("again", nil)
 				}
 				g.pass(d)
 				return outbox.Result{Outcome: outbox.Delivered}
@@ -179,7 +179,7 @@ func TestJournalBeforeTheCall(t *testing.T) {
 			fault.Store(fmt.Sprintf("%d transactions are open during a call: %v", open, err))
 		}
 		if d.Attempt < 3 {
-			return outbox.RetryLater("again", nil)
+			return outbox.Failure("again", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	}
@@ -209,7 +209,7 @@ func TestSinksThatMisbehave(t *testing.T) {
 		case 3:
 			return outbox.Result{}
 		case 4:
-			return outbox.RetryLater("bad\x00bytes\xff and\nlines "+strings.Repeat("é", 300), errors.New("x"))
+			return outbox.Failure("bad\x00bytes\xff and\nlines "+strings.Repeat("é", 300), errors.New("x"))
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
@@ -230,7 +231,7 @@ func TestWindowPassesWhileConnecting(t *testing.T) {
 		c.Transport = &http.Transport{DialContext: d.dial, DisableKeepAlives: true}
 	})
 	cfg := testConfig(sink)
-	cfg.RetryMin, cfg.RetryMax = 600*time.Millisecond, 600*time.Millisecond // 300 to 900 ms
+	cfg.Backoff = dedupe.Backoff{Min: 600 * time.Millisecond, Max: 600 * time.Millisecond} // 300 to 900 ms
 	r.start(cfg)
 	r.states("reconcile")
 	m.same(1)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -47,7 +48,7 @@ func TestO13BodyThatNeverOpens(t *testing.T) {
 		if got := one[string](r, sealedRow); got != "waiting unopened 0 unused by hand" {
 			t.Errorf("try %d: %s", i, got)
 		}
-		if all := r.as(); all[i] != outbox.SettledUnopened {
+		if all := r.as(); all[i] != "unopened" {
 			t.Errorf("try %d was told as %s", i, all[i])
 		}
 		if i == 0 {
@@ -74,14 +75,14 @@ func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
 	s := &openWith{}
 	s.fail(seal.ErrKey)
 	cfg := testConfig(sink)
-	cfg.Sealer, cfg.RetryMax = s, time.Hour
+	cfg.Sealer, cfg.Backoff.Max = s, time.Hour
 	c := charge("1")
 	c.Sealer = s
 	r.enqueue(c)
 	r.start(cfg)
 	for i := range 3 {
 		told := r.told(i + 1)[i]
-		if told.As != outbox.SettledRetry || !errors.Is(told.Err, seal.ErrKey) || told.Wait != 10*time.Second {
+		if told.As != "retry" || !errors.Is(told.Err, seal.ErrKey) || told.Wait != 10*time.Second {
 			t.Errorf("try %d: %+v", i, told)
 		}
 		if got := one[string](r, sealedRow); got != "retrying failed 0 unused by itself" {
@@ -108,7 +109,7 @@ func TestO13WindowOfACallThatDoesNotOpenAnyMore(t *testing.T) {
 	sink := newScripted(nil)
 	sink.send = func(_ context.Context, _ *outbox.Delivery) outbox.Result {
 		s.fail(seal.ErrKey)
-		return outbox.RetryLater("no answer", nil)
+		return outbox.Failure("no answer", nil)
 	}
 	cfg := testConfig(sink)
 	cfg.Sealer = s
@@ -141,7 +142,7 @@ func TestO13CompletionThatDoesNotOpen(t *testing.T) {
 	cfg := testConfig(sink)
 	cfg.Sealer = s
 	var completed atomic.Int64
-	cfg.Complete = func(ctx context.Context, tx outbox.Tx, d *outbox.Completed) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
 		completed.Add(1)
 		_, err := tx.Exec(ctx, complete, d.Key, string(d.Body))
 		return err

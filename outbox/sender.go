@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
@@ -24,7 +23,6 @@ type sender struct {
 	link  ready.Link // to the database
 
 	held       map[int16]*laneOwner
-	lanesHeld  atomic.Int32 // len(held), for Status
 	ended      chan *laneOwner
 	membership *lease.Lease // shows other relays that this one lists the sink
 
@@ -132,7 +130,6 @@ func (s *sender) releaseLanes(ctx context.Context) (fault error) {
 // removeLane removes a lane whose owner has ended.
 func (s *sender) removeLane(o *laneOwner) error {
 	delete(s.held, o.lane.number)
-	s.lanesHeld.Store(int32(len(s.held)))
 	return o.err
 }
 

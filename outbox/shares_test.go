@@ -156,7 +156,7 @@ func TestO15CallsThatBeganBefore(t *testing.T) {
 	c, open := newCrowd(t)
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		if d.Attempt == 1 && order(d) == "retried" {
-			return outbox.RetryLater("busy", nil)
+			return outbox.Failure("busy", nil)
 		}
 		return c.send(ctx, d)
 	})
@@ -200,7 +200,7 @@ func TestO15WhatIsCounted(t *testing.T) {
 			if tries[d.Key] == 2 {
 				panic("a sink's")
 			}
-			return outbox.RetryLater("busy", nil)
+			return outbox.Failure("busy", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})

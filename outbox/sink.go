@@ -101,10 +101,10 @@ type Delivery struct {
 	bound interface{ mayStart() error } // nil: no bounds (in a sink's own tests)
 }
 
-// MayStart returns an error if the call must not be started any more: [ErrWindow] or [ErrLease].
+// MayStart returns an error that wraps [ErrNotStarted] if the call must not be started any more.
 // The relay asks before it calls Send. A sink asks again right before the first byte leaves,
 // because connecting may take long and a process may be stopped at any instruction. If the sink
-// gets an error, it returns RetryLater with that error.
+// gets an error, it returns [Failure] with that error.
 func (d *Delivery) MayStart() error {
 	if d.bound == nil {
 		return nil
@@ -112,12 +112,13 @@ func (d *Delivery) MayStart() error {
 	return d.bound.mayStart()
 }
 
-// Errors of [Delivery.MayStart].
+// ErrNotStarted is wrapped by the errors of [Delivery.MayStart]: the remote may have forgotten the
+// key, or another relay may have replaced this one.
+var ErrNotStarted = errors.New("outbox: no call was made")
+
 var (
-	// ErrWindow means that the remote may have forgotten the key.
-	ErrWindow = errors.New("outbox: the remote may have forgotten the key: no call was made")
-	// ErrLease means that another relay may have replaced this one.
-	ErrLease = errors.New("outbox: the relay's lease has ended: no call was made")
+	errWindow = fmt.Errorf("%w: the remote may have forgotten the key", ErrNotStarted)
+	errLease  = fmt.Errorf("%w: the relay's lease has ended", ErrNotStarted)
 )
 
 // Outcome is how an attempt ended.
@@ -186,12 +187,29 @@ const (
 	HoldsAll
 )
 
-// RetryLater is the result of an attempt that was not made, or whose outcome is unknown.
-func RetryLater(reason string, err error) Result {
-	return Result{Outcome: Retry, Reason: reason, Err: err}
+// Failure is the result of an attempt that was not made or failed. The relay tries the call again,
+// unless err is [Permanent]: then the remote has rejected it for good, or it cannot be sent as it
+// is. For reason and err see [Result].
+func Failure(reason string, err error) Result {
+	r := Result{Outcome: Retry, Reason: reason, Err: err}
+	if isPermanent(err) {
+		r.Outcome = Rejected
+	}
+	return r
 }
 
-// Reject is the result of a call that the remote refused for good, or that cannot be sent as it is.
-func Reject(reason string, err error) Result {
-	return Result{Outcome: Rejected, Reason: reason, Err: err}
+type permanentError struct{ error }
+
+func (p permanentError) Unwrap() error { return p.error }
+
+// Permanent marks an error that another try does not heal: of a [Sink], by way of [Failure], or of
+// RelayConfig.Complete, for example because the answer cannot be decoded. The call is parked, and
+// waits for an operator. Permanent(nil) is nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return permanentError{err}
 }
+
+func isPermanent(err error) bool { return errors.As(err, new(permanentError)) }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -207,9 +208,9 @@ func TestOtherSessions(t *testing.T) {
 			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 				switch {
 				case strings.Contains(string(d.Body), "reject"):
-					return outbox.Reject("no", nil)
+					return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 				case d.Attempt < 3:
-					return outbox.RetryLater("again", nil)
+					return outbox.Failure("again", nil)
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
 			})
@@ -247,14 +248,14 @@ func TestLockedRowsAreLeftForLater(t *testing.T) {
 		if again.Load() {
 			return outbox.Result{Outcome: outbox.Delivered}
 		}
-		return outbox.RetryLater("again", nil)
+		return outbox.Failure("again", nil)
 	})
 	locked, free := charge("locked"), charge("free")
 	free.ID = r.sameLane(locked, "free")
 	r.enqueue(locked, free)
 	cfg := testConfig(sink)
 	// No attempt is under way when the row is locked.
-	cfg.RetryMin, cfg.RetryMax = 2*time.Second, 2*time.Second
+	cfg.Backoff = dedupe.Backoff{Min: 2 * time.Second, Max: 2 * time.Second}
 	r.start(cfg)
 	r.states("retrying")
 	tx, err := r.pool.Begin(t.Context())

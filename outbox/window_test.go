@@ -37,7 +37,7 @@ func (r *rig) handled(origin origin.Origin, calls ...outbox.Call) error {
 func TestO6WindowPassed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
+	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
 	r.enqueue(charge("in time"), charge("too late"))
 	x := r.start(testConfig(no))
 	r.states("retrying")
@@ -93,7 +93,7 @@ func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
 func TestO6WindowEndsRetries(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
 	sink.limits = outbox.Limits{KeyWindow: 8 * time.Second, Timeout: 2 * time.Second}
 	r.enqueue(charge("1"))
 	r.start(testConfig(sink))
@@ -111,7 +111,7 @@ func TestO6AgeAfterAPause(t *testing.T) {
 	var n atomic.Int32
 	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
 		if n.Add(1) == 1 {
-			return outbox.RetryLater("not today", nil)
+			return outbox.Failure("not today", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
@@ -133,7 +133,7 @@ func TestO6AgeAfterAPause(t *testing.T) {
 func TestForever(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
+	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
 	r.enqueue(charge("1"))
 	x := r.start(testConfig(no))
 	r.states("retrying")
@@ -203,12 +203,12 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
 		switch {
 		case d.Attempt == 1:
-			return outbox.RetryLater("again", nil)
+			return outbox.Failure("again", nil)
 		case applied.Load():
 			g.pass(d)
 			return outbox.Result{Outcome: outbox.Delivered}
 		}
-		return outbox.Reject("no", nil)
+		return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 	})
 	r.start(testConfig(sink))
 	r.enqueue(charge("1"))
@@ -241,9 +241,8 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 // own.
 func TestReconcile(t *testing.T) {
 	t.Parallel()
-	for _, answer := range []outbox.Reconciliation{outbox.Applied, outbox.NotApplied} {
+	for name, applied := range map[string]bool{"applied": true, "not applied": false} {
 		for _, later := range []bool{false, true} {
-			name := answer.String()
 			if later {
 				name += ", by a later relay"
 			}
@@ -261,17 +260,17 @@ func TestReconcile(t *testing.T) {
 				var asked atomic.Int64
 				var key atomic.Value
 				cfg := testConfig(sink)
-				cfg.Reconcile = func(ctx context.Context, d *outbox.Delivery) (outbox.Reconciliation, error) {
+				cfg.Reconcile = func(ctx context.Context, d *outbox.Delivery) (bool, error) {
 					key.Store(d.Key + string(d.Body))
 					switch asked.Add(1) {
 					case 1:
-						return outbox.Unknown, nil
+						return false, errors.New("not known yet")
 					case 2:
-						return outbox.Applied, errors.New("nobody answers")
+						return true, errors.New("no answer")
 					case 3:
 						panic("x")
 					}
-					return answer, nil
+					return applied, nil
 				}
 				r.start(cfg)
 				r.states("delivered")
@@ -282,10 +281,10 @@ func TestReconcile(t *testing.T) {
 					t.Errorf("asked about %s, want %s", key.Load(), want)
 				}
 				calls := sink.calls()
-				if answer == outbox.Applied && len(calls) != 0 {
+				if applied && len(calls) != 0 {
 					t.Errorf("%d calls of what was applied", len(calls))
 				}
-				if answer == outbox.NotApplied && (len(calls) != 1 || calls[0].Key+string(calls[0].Body) != key.Load()) {
+				if !applied && (len(calls) != 1 || calls[0].Key+string(calls[0].Body) != key.Load()) {
 					t.Errorf("calls %+v", calls)
 				}
 			})
@@ -327,7 +326,7 @@ func TestTrace(t *testing.T) {
 	const ofMessage, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\nvendor=1", "00-11111111111111111111111111111111-2222222222222222-00"
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		if d.Attempt == 1 {
-			return outbox.RetryLater("again", nil)
+			return outbox.Failure("again", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"reflect"
 
-	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/dedupe"
 )
 
 // GORM returns the transaction that a *gorm.DB is in, for [Claim] and [Enqueue]:
@@ -16,16 +16,16 @@ import (
 //		}
 //		...
 //
-// Outside of Transaction and Begin it returns an error that wraps [outbox.ErrNoTransaction]. The
+// Outside of Transaction and Begin it returns an error that wraps [dedupe.ErrNoTransaction]. The
 // parameter has no type of GORM's, so that this module does not require GORM.
 func GORM(g any) (Tx, error) {
 	pool := field(field(reflect.ValueOf(g), "Statement"), "ConnPool")
 	if !pool.IsValid() {
-		return nil, fmt.Errorf("sqltx: GORM: %w: %T is not a *gorm.DB in use", outbox.ErrNoTransaction, g)
+		return nil, fmt.Errorf("sqltx: GORM: %w: %T is not a *gorm.DB in use", dedupe.ErrNoTransaction, g)
 	}
 	tx, ok := pool.Interface().(Tx)
 	if !ok {
-		return nil, fmt.Errorf("sqltx: GORM: %w: call it in db.Transaction, with the *gorm.DB that the function gets", outbox.ErrNoTransaction)
+		return nil, fmt.Errorf("sqltx: GORM: %w: call it in db.Transaction, with the *gorm.DB that the function gets", dedupe.ErrNoTransaction)
 	}
 	return tx, nil
 }

@@ -53,7 +53,7 @@ func EnqueueAll(ctx context.Context, tx Tx, calls ...outbox.Call) error {
 // adapt refuses a value that is not a transaction.
 func adapt(tx Tx) (*txAdapter, error) {
 	if std, ok := tx.(*sql.Tx); tx == nil || ok && std == nil {
-		return nil, fmt.Errorf("sqltx: tx: %w: it is nil", outbox.ErrNoTransaction)
+		return nil, fmt.Errorf("sqltx: tx: %w: it is nil", dedupe.ErrNoTransaction)
 	}
 	return newTxAdapter(tx), nil
 }

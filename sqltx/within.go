@@ -11,7 +11,6 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // Within calls fn with a *sql.Tx over the transaction that a handler got, so that GORM, sqlc, ent
@@ -29,7 +28,7 @@ import (
 //
 // tx is what the handler of a consumer or its batch handler gets, the function of [dedupe.Do], a
 // webhook's or an HTTP endpoint's handler. Anything else is an error that wraps
-// [outbox.ErrNoTransaction]. Both ways into the transaction may be used in turn. Enqueue calls with
+// [dedupe.ErrNoTransaction]. Both ways into the transaction may be used in turn. Enqueue calls with
 // package outbox through tx, also inside of fn: they take their identity from the message. A call
 // that is enqueued with [Enqueue] through the *sql.Tx needs a Scope and an ID of its own, as
 // everywhere else.
@@ -59,7 +58,7 @@ func Within(ctx context.Context, tx dedupe.GuardedTx, fn func(ctx context.Contex
 		handle = of.Guarded()
 	}
 	if handle == nil {
-		return fmt.Errorf("sqltx: Within: tx: %w: %T is not one of a handler's", outbox.ErrNoTransaction, tx)
+		return fmt.Errorf("sqltx: Within: tx: %w: %T is not one of a handler's", dedupe.ErrNoTransaction, tx)
 	}
 	c := &conn{handle: handle, goroutine: guard.GoroutineID()}
 	db := sql.OpenDB(c)

@@ -290,7 +290,7 @@ func TestT6WithinIsOver(t *testing.T) {
 	over(t.Context())
 	// It is for transactions of a handler only.
 	for _, none := range []dedupe.GuardedTx{nil, struct{ dedupe.GuardedTx }{}} {
-		if err := sqltx.Within(t.Context(), none, nil); !errors.Is(err, outbox.ErrNoTransaction) {
+		if err := sqltx.Within(t.Context(), none, nil); !errors.Is(err, dedupe.ErrNoTransaction) {
 			t.Errorf("%T: %v", none, err)
 		}
 	}

@@ -45,7 +45,7 @@ func Relay(c *outbox.RelayConfig, t Config) error {
 		AttemptStart: func(ctx context.Context, a outbox.Attempt) context.Context {
 			options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 				attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingName, a.Sink), attribute.String(messagingOperation, "send"),
-				attribute.String(attrKind, string(a.Kind)), attribute.String(attrName, a.Name), attribute.Int(attrAttempt, a.Attempt))}
+				attribute.String(attrKind, a.Kind), attribute.String(attrName, a.Name), attribute.Int(attrAttempt, a.Number))}
 			if of := spanOf(codec.SplitTrace(a.Trace)); of.IsValid() {
 				options = append(options, trace.WithLinks(trace.Link{SpanContext: of}))
 			}
@@ -57,7 +57,7 @@ func Relay(c *outbox.RelayConfig, t Config) error {
 			if !ok {
 				return
 			}
-			if a.Kind == outbox.AttemptSend { // the metric is the sink's time
+			if a.Kind == "send" { // the metric is the sink's time
 				took := time.Since(of.begun).Seconds()
 				duration.Record(ctx, took, metric.WithAttributes(sinkOf(a.Sink)))
 				attrs := []attribute.KeyValue{attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingOpName, messagingOpSend), attribute.String(messagingName, a.Sink)}
@@ -70,8 +70,8 @@ func Relay(c *outbox.RelayConfig, t Config) error {
 			end(of.span, result.Err, attribute.String(attrOutcome, result.Outcome.String()))
 		},
 		Settled: func(s outbox.Settled) {
-			attempts.Add(context.Background(), 1, metric.WithAttributes(sinkOf(s.Sink), attribute.String("outcome", string(s.As))))
-			if s.As.Final() {
+			attempts.Add(context.Background(), 1, metric.WithAttributes(sinkOf(s.Sink), attribute.String("outcome", s.As)))
+			if s.Final {
 				delay.Record(context.Background(), s.Age.Seconds(), metric.WithAttributes(sinkOf(s.Sink)))
 			}
 		},

@@ -28,7 +28,7 @@ func (s *scriptedSink) Limits() outbox.Limits {
 
 func (s *scriptedSink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
 	if !s.accepts.Load() {
-		return outbox.Reject("refused", nil)
+		return outbox.Result{Outcome: outbox.Rejected, Reason: "refused"}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -41,7 +41,7 @@ func parseRelay(data []byte, env func(string) string) (cfg outbox.RelayConfig, s
 	}
 	cfg.Concurrency = top.number("concurrency")
 	cfg.PollInterval, cfg.LeaseTTL = top.duration("poll_interval", 0), top.duration("lease_ttl", 0)
-	cfg.RetryMin, cfg.RetryMax = top.duration("retry_min", 0), top.duration("retry_max", 0)
+	cfg.Backoff.Min, cfg.Backoff.Max = top.duration("backoff_min", 0), top.duration("backoff_max", 0)
 	cfg.Retention, cfg.DrainTimeout = top.duration("retention", 0), top.duration("drain_timeout", 0)
 	cfg.PassOn, cfg.WaitFor, cfg.Listen = top.flag("pass_on"), top.texts("wait_for"), top.flag("listen")
 	for _, s := range top.objects("rates") {
@@ -124,7 +124,7 @@ func (s *section) sink() closer {
 
 // written are the names in the file of fields of the libraries' configurations that inFile does not
 // find.
-var written = map[string]string{"Transport": "tls_ca", "KeyHeader and QuotedKey": "key_header"}
+var written = map[string]string{"Transport": "tls_ca", "Backoff.Min": "backoff_min", "Backoff.Max": "backoff_max"}
 
 // words begin within a name of Go: at ID and Header in RequestIDHeader.
 var words = regexp.MustCompile(`([a-z])([A-Z])|([A-Z])([A-Z][a-z])`)
@@ -170,7 +170,7 @@ func (s *section) adopt(err error) {
 func (s *section) http() httpsink.Config {
 	cfg := httpsink.Config{
 		Name: s.text("name"), BaseURL: s.text("base_url"), KeyWindow: s.duration("key_window", outbox.Forever),
-		KeyHeader: s.text("key_header"), QuotedKey: s.flag("quoted_key"), RequestIDHeader: s.text("request_id_header"), Timeout: s.duration("timeout", 0),
+		RequestIDHeader: s.text("request_id_header"), Timeout: s.duration("timeout", 0),
 		AllowPrivate: s.flag("allow_private"), AllowHosts: s.texts("allow_hosts"), Profile: s.profile(),
 	}
 	for i, text := range s.texts("allow_networks") {
@@ -221,11 +221,18 @@ func (s *section) http() httpsink.Config {
 // profile returns the profile for the provider's name: how the remote takes keys.
 func (s *section) profile() httpsink.Profile {
 	name := s.text("profile")
-	made, known := map[string]func() httpsink.Profile{"": func() httpsink.Profile { return httpsink.Profile{} }, "stripe": httpsink.Stripe,
+	made, known := map[string]func() httpsink.Profile{"": nil, "stripe": httpsink.Stripe,
 		"paypal": httpsink.PayPal, "square": httpsink.Square, "adyen": httpsink.Adyen, "standard": httpsink.Standard}[name]
 	if !known {
 		s.fault("profile", "%q is none of stripe, paypal, square, adyen, standard", name)
 		return httpsink.Profile{}
+	}
+	own := httpsink.Profile{Header: s.text("key_header"), Quoted: s.flag("quoted_key")}
+	if name == "" {
+		return own
+	}
+	if own != (httpsink.Profile{}) {
+		s.fault("key_header", "and quoted_key must be empty if profile is set, which contains both")
 	}
 	return made()
 }

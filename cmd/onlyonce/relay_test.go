@@ -115,7 +115,7 @@ func TestRelay(t *testing.T) {
 	topic := kafkatest.Topic(t, brokers, 1, nil)
 	file := relayFile(t, fmt.Sprintf(`{"poll_interval": "20ms", "sinks": [
 		{"type": "http", "name": "payments", "base_url": "%s/v1", "key_window": "forever", "allow_private": true, "headers": {"Authorization": {"env": "PAYMENTS_TOKEN", "prefix": "Bearer "}}},
-		{"type": "kafka", "name": "events", "brokers": ["%s"], "topics": ["%s"]}]}`, remote.URL, brokers[0], topic))
+		{"type": "kafka", "name": "events", "brokers": ["%s"], "topics": ["%s"], "key_window": "forever"}]}`, remote.URL, brokers[0], topic))
 	p := startProgram(t, []string{envPostgres + "=" + f.url, "PAYMENTS_TOKEN=s3cret"}, "relay", "-config", file, "-health", "127.0.0.1:0")
 	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 		for _, c := range []outbox.Call{{Sink: "payments", Target: "/charges", Body: []byte("charge")}, {Sink: "events", Target: "/" + topic, Body: []byte("event")}} {
@@ -242,9 +242,9 @@ func TestRelayConfigFaults(t *testing.T) {
 		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["x"], "tls_ca": "/nowhere", "sasl": "plain", "user": {"env": "NOT_SET"}, "password": {"file": "/nowhere"}}, {"type": "smtp"}]}`: {
 			`sinks[0].brokers: "x" is not host:port`, "sinks[0].topics: must not be empty", `sinks[0].tls_ca: needs "tls": true`,
 			"sinks[0].user: the environment variable NOT_SET is not set", "sinks[0].password: open /nowhere", `sinks[1].type: "smtp" is neither`},
-		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "password": {"env": "X", "file": "Y"}, "name": "b"}]}`: {
+		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h", "password": {"env": "X", "file": "Y"}, "name": "b"}]}`: {
 			"sinks[0].name: is there twice", "sinks[0].password: must be {", "sinks[0].sasl: must be"},
-		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"]}, {"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"]}]}`: {
+		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}, {"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}]}`: {
 			`sinks[1]: a second sink named "a"`},
 	} {
 		file := relayFile(t, text)
@@ -256,7 +256,7 @@ func TestRelayConfigFaults(t *testing.T) {
 	}
 	s.run("relay").want(t, statusEnvironment, "-config", "usage:")
 	s.run("relay", "-config", "/nowhere").want(t, statusEnvironment, "-config: open /nowhere")
-	good := relayFile(t, `{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"]}]}`)
+	good := relayFile(t, `{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}]}`)
 	s.run("relay", "-config", good).want(t, statusEnvironment, "cannot reach postgres at 127.0.0.1:1")
 	session{t: t}.run("relay", "-config", good).want(t, statusEnvironment, "-postgres: no database given")
 	session{t: t}.run("relay", "-config", good, "-check").want(t, statusGood, "is good: 1 sinks")

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
@@ -71,7 +72,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*API, error) {
 	}
 	a.relay, err = outbox.NewRelay(pool, outbox.RelayConfig{
 		Sinks: []outbox.Sink{a.sink}, Concurrency: 32, PollInterval: 100 * time.Millisecond, LeaseTTL: 3 * time.Second,
-		RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second, DrainTimeout: 5 * time.Second,
+		Backoff: dedupe.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}, DrainTimeout: 5 * time.Second,
 	})
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/test/demo/quickstart"
@@ -82,7 +83,7 @@ func serve(ctx context.Context, w *quickstart.Worker) error {
 	defer payments.Close()
 	relay, err := outbox.NewRelay(w.RelayPool, outbox.RelayConfig{
 		Sinks: []outbox.Sink{payments}, Concurrency: 64, PollInterval: 100 * time.Millisecond,
-		LeaseTTL: 3 * time.Second, RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second, DrainTimeout: 5 * time.Second,
+		LeaseTTL: 3 * time.Second, Backoff: dedupe.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}, DrainTimeout: 5 * time.Second,
 		Hooks: w.RelayHooks(),
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
@@ -21,7 +22,7 @@ func TestCallsOnce(t *testing.T) {
 				return nil, nil, err
 			}
 			relay, err := outbox.NewRelay(p.Pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, LeaseTTL: 4 * time.Second,
-				PollInterval: 20 * time.Millisecond, RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond})
+				PollInterval: 20 * time.Millisecond, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}})
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if err := enqueue(r.Context(), p.Pool, "test", 2); err != nil {
 					w.WriteHeader(http.StatusInternalServerError)

@@ -77,6 +77,16 @@ func (l *List) Span(field string, d *time.Duration, initial, shortest, longest t
 	}
 }
 
+// Backoff is Span for the waits between attempts, which double from least to most and are at least
+// 1 ms.
+func (l *List) Backoff(least, most *time.Duration, initialLeast, initialMost, longest time.Duration) {
+	l.Span("Backoff.Min", least, initialLeast, time.Millisecond, longest)
+	l.Span("Backoff.Max", most, initialMost, time.Millisecond, longest)
+	if *most < *least {
+		l.Add("Backoff.Max", "%v is less than Backoff.Min, %v", *most, *least)
+	}
+}
+
 // Number sets a number that is zero to its default, and notes one that is out of range.
 func (l *List) Number(field string, n *int, initial, least, most int) {
 	if *n == 0 {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/migrations"
@@ -109,9 +110,9 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var failed []error
-	relay, err := outbox.NewRelay(c.as("rot"), outbox.RelayConfig{Sinks: []outbox.Sink{sink{}}, PollInterval: 10 * time.Millisecond, RetryMin: time.Millisecond, RetryMax: time.Millisecond,
+	relay, err := outbox.NewRelay(c.as("rot"), outbox.RelayConfig{Sinks: []outbox.Sink{sink{}}, PollInterval: 10 * time.Millisecond, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond},
 		Rates:    []outbox.Rate{{Sink: "payments", PerSecond: 100, InFlight: 4}, {Sink: "payments", Tenant: "acme", PerSecond: 2}, {Sink: "payments", OrderingKeyPrefix: "again:", PerSecond: 50}},
-		Complete: func(context.Context, outbox.Tx, *outbox.Completed) error { return nil },
+		Complete: func(context.Context, dedupe.GuardedTx, *outbox.Delivery, *outbox.Response) error { return nil },
 		Hooks: outbox.Hooks{Settled: func(s outbox.Settled) { t.Logf("%s: %s %s", s.Name, s.As, s.Reason) }, Failed: func(f outbox.Failed) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/migrations"
@@ -195,7 +196,7 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	relay, err := outbox.NewRelay(c.as("payments"), outbox.RelayConfig{Sinks: []outbox.Sink{sink{}}, PollInterval: 10 * time.Millisecond, RetryMin: time.Millisecond, RetryMax: time.Millisecond})
+	relay, err := outbox.NewRelay(c.as("payments"), outbox.RelayConfig{Sinks: []outbox.Sink{sink{}}, PollInterval: 10 * time.Millisecond, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,9 +246,9 @@ func (sink) Limits() outbox.Limits {
 func (sink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
 	switch {
 	case d.Name == "never":
-		return outbox.Reject("never", nil)
+		return outbox.Result{Outcome: outbox.Rejected, Reason: "never"}
 	case d.Name == "again" && d.Attempt == 1:
-		return outbox.RetryLater("again", nil)
+		return outbox.Failure("again", nil)
 	}
 	return outbox.Result{Outcome: outbox.Delivered}
 }

@@ -9,26 +9,27 @@ import (
 	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
-// Secret returns a secret when a call is sent: from a mounted file, a vault, or a token source that
-// renews. The sink calls it for each attempt, from several goroutines; it may cache its result. Its
-// context ends with the attempt. If it returns an error, the sink makes no call and the relay tries
-// again later. The error's text is not stored but goes to Hooks.Settled: keep the secret out of it.
-type Secret func(context.Context) (string, error)
-
-// Bearer returns a Config.Authorize that sends a secret as a bearer token (RFC 6750 section 2.1).
-func Bearer(s Secret) func(*http.Request) error { return secretInHeader("Authorization", "Bearer ", s) }
-
-// SecretHeader returns a Config.Authorize that sends a secret as the value of a header.
-func SecretHeader(name string, s Secret) func(*http.Request) error {
-	return secretInHeader(name, "", s)
+// Bearer returns a Config.Authorize that sends a token as a bearer token (RFC 6750 section 2.1).
+// For token see [SecretHeader].
+func Bearer(token func(context.Context) (string, error)) func(*http.Request) error {
+	return secretInHeader("Authorization", "Bearer ", token)
 }
 
-func secretInHeader(name, prefix string, s Secret) func(*http.Request) error {
+// SecretHeader returns a Config.Authorize that sends a secret as the value of a header. The secret
+// comes from a mounted file, a vault, or a token source that renews. The sink calls secret for each
+// attempt, from several goroutines; it may cache its result. Its context ends with the attempt. If
+// it returns an error, the sink makes no call and the relay tries again later. The error's text is
+// not stored but goes to Hooks.Settled: keep the secret out of it.
+func SecretHeader(name string, secret func(context.Context) (string, error)) func(*http.Request) error {
+	return secretInHeader(name, "", secret)
+}
+
+func secretInHeader(name, prefix string, secret func(context.Context) (string, error)) func(*http.Request) error {
 	return func(r *http.Request) error {
-		if s == nil || !frozen.Token(name) {
+		if secret == nil || !frozen.Token(name) {
 			return fmt.Errorf("httpsink: a secret in the header %q: no secret, or not a header's name", name)
 		}
-		v, err := s(r.Context())
+		v, err := secret(r.Context())
 		if err != nil {
 			return err
 		}

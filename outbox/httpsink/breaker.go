@@ -77,7 +77,7 @@ func (s *Sink) noteHealth(health error, r outbox.Result) outbox.Result {
 // whether the request may have left.
 func healthWithoutAnswer(ctx context.Context, err error, sent bool) error {
 	switch {
-	case errors.Is(ctx.Err(), context.Canceled), errors.Is(err, outbox.ErrLease), errors.Is(err, outbox.ErrWindow):
+	case errors.Is(ctx.Err(), context.Canceled), errors.Is(err, outbox.ErrNotStarted):
 		return errHostUnknown
 	case sent || ctx.Err() != nil: // other calls may have taken the time that it had to connect
 		return errHostDown

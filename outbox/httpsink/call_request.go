@@ -48,7 +48,7 @@ func (s *Sink) newRequest(ctx context.Context, d *outbox.Delivery) (*callRequest
 		}
 	}
 	profile := s.cfg.Profile
-	key, err := profile.Form.formatKey(d.Key)
+	key, err := profile.formatKey(d.Key)
 	if err != nil {
 		return nil, err
 	}

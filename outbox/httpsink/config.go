@@ -38,14 +38,6 @@ type Config struct {
 	// has none.
 	KeyWindow time.Duration
 
-	// KeyHeader is the header that carries the key, for a remote without a profile. It must be
-	// empty if Profile is set. Defaults to "Idempotency-Key".
-	KeyHeader string
-
-	// QuotedKey writes the key in double quotes ([FormString]), for a remote without a profile. It
-	// must be false if Profile is set. Defaults to false.
-	QuotedKey bool
-
 	// RequestIDHeader is a header that gets a new random UUID at each attempt, for example
 	// "X-Request-Id", so that logs of the remote, which see one key, distinguish the attempts. A
 	// call that has the header keeps its own value. It must differ from the key's header. Set it
@@ -59,19 +51,10 @@ type Config struct {
 	// 30 s.
 	Timeout time.Duration
 
-	// ConnectTimeout bounds looking up the remote's name and connecting: 1 ms to Timeout. With
-	// TLSTimeout it distinguishes a remote that is down from one that is slow. Defaults to 10 s, or
-	// to Timeout if that is shorter.
+	// ConnectTimeout bounds looking up the remote's name and connecting: 1 ms to Timeout. It
+	// distinguishes a remote that is down from one that is slow. Defaults to 10 s, or to Timeout if
+	// that is shorter.
 	ConnectTimeout time.Duration
-
-	// TLSTimeout bounds the TLS handshake: 1 ms to Timeout. Defaults to the TLSHandshakeTimeout of
-	// Transport, or if that is not set to 10 s or Timeout, whichever is shorter.
-	TLSTimeout time.Duration
-
-	// AnswerTimeout bounds the wait for the answer's headers after the request was written: 1 ms to
-	// Timeout. Defaults to the ResponseHeaderTimeout of Transport, or if that is not set to
-	// Timeout.
-	AnswerTimeout time.Duration
 
 	// AllowPrivate allows connections to loopback, to private networks (10/8, 172.16/12,
 	// 192.168/16, fc00::/7) and to the shared space 100.64/10. Set it for remotes in your own
@@ -117,9 +100,10 @@ type Config struct {
 	// the body the first 64 KiB are kept. Defaults to Content-Type, Location and X-Request-Id.
 	CaptureHeaders []string
 
-	// Transport holds settings for connecting: certificates, a proxy, a dialer of your own. The
-	// sink clones it and uses the clone for HTTP/1.1, with a check before each write. Defaults to a
-	// plain transport without a proxy.
+	// Transport holds settings for connecting: certificates, a proxy, a dialer of your own, the
+	// time for a TLS handshake (10 s if it is not set) and for the wait for an answer's headers.
+	// The sink clones it and uses the clone for HTTP/1.1, with a check before each write. Defaults
+	// to a plain transport without a proxy.
 	//
 	// Set a proxy by its address, with [http.ProxyURL]. http.ProxyFromEnvironment is refused,
 	// because libraries read no environment; clones of http.DefaultTransport have it. If there is a
@@ -151,21 +135,14 @@ func New(cfg Config) (*Sink, error) {
 	for _, err := range wrong {
 		l.Add("Breaker", "%v", err)
 	}
-	cfg.phase(l, "ConnectTimeout", &cfg.ConnectTimeout, 10*time.Second)
-	setTLS := cfg.phase(l, "TLSTimeout", &cfg.TLSTimeout, 10*time.Second)
-	setAnswer := cfg.phase(l, "AnswerTimeout", &cfg.AnswerTimeout, cfg.Timeout)
+	l.Span("ConnectTimeout", &cfg.ConnectTimeout, min(10*time.Second, cfg.Timeout), time.Millisecond, cfg.Timeout)
 	guard := cfg.checkAddresses(l, base)
 
 	transport, err := gatedTransport(cfg.Transport, guard)
 	if err != nil {
 		l.Add("Transport", "%v", err)
-	} else {
-		if setTLS || transport.TLSHandshakeTimeout == 0 {
-			transport.TLSHandshakeTimeout = cfg.TLSTimeout
-		}
-		if setAnswer || transport.ResponseHeaderTimeout == 0 {
-			transport.ResponseHeaderTimeout = cfg.AnswerTimeout
-		}
+	} else if transport.TLSHandshakeTimeout == 0 {
+		transport.TLSHandshakeTimeout = min(10*time.Second, cfg.Timeout)
 	}
 	if err := l.Err(); err != nil {
 		return nil, err
@@ -195,18 +172,9 @@ func (cfg *Config) checkAnswers(l *fields.List) {
 
 // checkKey checks how the remote takes keys, and for how long it remembers them.
 func (cfg *Config) checkKey(l *fields.List) {
-	field := "Profile"
-	if cfg.KeyHeader != "" || cfg.QuotedKey {
-		if cfg.Profile != (Profile{}) {
-			l.Add("KeyHeader and QuotedKey", "must be empty if Profile is set, which contains both")
-		} else if cfg.Profile.Header = cfg.KeyHeader; cfg.QuotedKey {
-			cfg.Profile.Form = FormString
-		}
-		field = "KeyHeader"
-	}
 	profile, wrong := cfg.Profile.withDefaults()
 	for _, err := range wrong {
-		l.Add(field, "%v", err)
+		l.Add("Profile", "%v", err)
 	}
 	cfg.Profile = profile
 	switch name := cfg.RequestIDHeader; {
@@ -217,23 +185,11 @@ func (cfg *Config) checkKey(l *fields.List) {
 		l.Add("RequestIDHeader", "must differ from the key's header: the key is the same at each attempt")
 	}
 	if cfg.KeyWindow == 0 {
-		cfg.KeyWindow = profile.Window
+		cfg.KeyWindow = profile.KeyWindow
 	}
 	if cfg.KeyWindow <= 0 {
 		l.Add("KeyWindow", "must be set: how long the remote remembers a key, or outbox.Forever")
 	}
-}
-
-// phase checks the time for one phase of an attempt, and reports whether the user has set it.
-func (cfg *Config) phase(l *fields.List, field string, d *time.Duration, initial time.Duration) (set bool) {
-	if *d == 0 {
-		*d = min(initial, max(cfg.Timeout, time.Millisecond))
-		return false
-	}
-	if *d < time.Millisecond || *d > cfg.Timeout {
-		l.Add(field, "%v is not from 1ms to Timeout, %v", *d, cfg.Timeout)
-	}
-	return true
 }
 
 // checkAddresses checks which hosts and networks the sink may connect to, and returns the guard

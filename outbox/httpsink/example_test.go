@@ -67,13 +67,12 @@ func ExampleNew() {
 // remembers it.
 func ExampleProfile() {
 	for _, p := range []httpsink.Profile{httpsink.Stripe(), httpsink.PayPal(), httpsink.Square()} {
-		fmt.Printf("header %q, body member %q, at most %d bytes, remembered for %v\n",
-			p.Header, p.BodyMember, p.MaxLength, p.Window)
+		fmt.Printf("header %q, body member %q, remembered for %v\n", p.Header, p.BodyMember, p.KeyWindow)
 	}
 	// Output:
-	// header "", body member "", at most 255 bytes, remembered for 24h0m0s
-	// header "PayPal-Request-Id", body member "", at most 108 bytes, remembered for 6h0m0s
-	// header "", body member "idempotency_key", at most 45 bytes, remembered for 0s
+	// header "", body member "", remembered for 24h0m0s
+	// header "PayPal-Request-Id", body member "", remembered for 6h0m0s
+	// header "", body member "idempotency_key", remembered for 0s
 }
 
 // Each attempt at a call has the same key and an id of its own.

@@ -49,10 +49,10 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	req, err := s.newRequest(ctx, d)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
-		return outbox.Reject(redactQuoted(err), err)
+		return outbox.Failure(redactQuoted(err), outbox.Permanent(err))
 	}
 	if err := s.authorize(req); err != nil {
-		return outbox.RetryLater("authorization failed, no call was made", err)
+		return outbox.Failure("authorization failed, no call was made", err)
 	}
 	g := &gate{mayStart: d.MayStart}
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: g.attach})
@@ -64,10 +64,10 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	}
 	if refused := g.refusal(); refused != nil {
-		return s.noteHealth(healthWithoutAnswer(ctx, refused, g.sent()), outbox.RetryLater(redactQuoted(refused), refused))
+		return s.noteHealth(healthWithoutAnswer(ctx, refused, g.sent()), outbox.Failure(redactQuoted(refused), refused))
 	}
 	if err != nil {
-		return s.noteHealth(healthWithoutAnswer(ctx, err, g.sent()), outbox.RetryLater(s.describeFailure(ctx, err), err))
+		return s.noteHealth(healthWithoutAnswer(ctx, err, g.sent()), outbox.Failure(s.describeFailure(ctx, err), err))
 	}
 	r := s.classify(resp)
 	r = s.noteHealth(healthFromAnswer(resp, r), r)

@@ -72,8 +72,8 @@ func TestRequest(t *testing.T) {
 		key    string
 	}{
 		"bare by default": {nil, "Idempotency-Key", key},
-		"quoted":          {func(c *httpsink.Config) { c.QuotedKey = true }, "Idempotency-Key", `"` + key + `"`},
-		"other header":    {func(c *httpsink.Config) { c.KeyHeader = "paypal-request-id" }, "Paypal-Request-Id", key},
+		"quoted":          {func(c *httpsink.Config) { c.Profile.Quoted = true }, "Idempotency-Key", `"` + key + `"`},
+		"other header":    {func(c *httpsink.Config) { c.Profile.Header = "paypal-request-id" }, "Paypal-Request-Id", key},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var changes []func(*httpsink.Config)
@@ -275,7 +275,7 @@ func withoutQuery(authorize func(*http.Request) error) func(*http.Request) error
 // SQL.
 func TestRowsCannotEscape(t *testing.T) {
 	base, requests := serve(t, func(http.ResponseWriter, *http.Request) {})
-	s := newSink(t, base+"/v1", func(c *httpsink.Config) { c.KeyHeader = "X-Key" })
+	s := newSink(t, base+"/v1", func(c *httpsink.Config) { c.Profile.Header = "X-Key" })
 	for _, target := range []string{"//evil.example/x", "https://evil.example/", "@evil.example/", ":80/x", "x", "/../admin", "/a/../../admin", "/%2e%2e/admin", "/..%2fadmin",
 		`/..\admin`, "/a/./b", "/a b", "/a\r\nHost: evil", "/a#b", "/%zz", "/x/..;/admin", "/x/..;a=b/admin", "/.;/admin", "/%2e%2e%3b/admin", "/%252e%252e/admin", "/%25252e./admin", "/x%252f..%252fadmin", "/a%255c..%255cadmin", "/\x80", "/" + strings.Repeat("a", 3000), "?a=%zz"} {
 		d := delivery()
@@ -347,13 +347,13 @@ func TestAnswers(t *testing.T) {
 
 func TestConfigFaultsAllAtOnce(t *testing.T) {
 	_, err := httpsink.New(httpsink.Config{
-		BaseURL: "ftp://x", Timeout: -1, KeyHeader: "a b", Outcomes: map[int]outbox.Outcome{99: 7},
+		BaseURL: "ftp://x", Timeout: -1, Profile: httpsink.Profile{Header: "a b"}, Outcomes: map[int]outbox.Outcome{99: 7},
 		Transport: &http.Transport{Dial: net.Dial}, //nolint:staticcheck // deprecated, and refused
 	})
 	if !errors.Is(err, httpsink.ErrConfig) {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Name:", "BaseURL: must start with", "Timeout: -1ns", "KeyWindow: must be set", `KeyHeader: "a b"`, "Outcomes: 99", "Outcome(7) is not", "Transport: Dial and"} {
+	for _, want := range []string{"Name:", "BaseURL: must start with", "Timeout: -1ns", "KeyWindow: must be set", `Profile: "a b"`, "Outcomes: 99", "Outcome(7) is not", "Transport: Dial and"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q in:\n%v", want, err)
 		}

@@ -35,8 +35,8 @@ func TestProfiles(t *testing.T) {
 		"Adyen":        {httpsink.Adyen(), 0, "Idempotency-Key", key, 168 * hour},
 		"Standard":     {httpsink.Standard(), hour, "Idempotency-Key", `"` + key + `"`, hour},
 		"Square":       {httpsink.Square(), hour, "", "", hour},
-		"hex":          {httpsink.Profile{Header: "x-key", Form: httpsink.FormHex, MaxLength: 32, Window: hour}, 0, "X-Key", strings.ReplaceAll(key, "-", ""), hour},
-		"base64url":    {httpsink.Profile{Form: httpsink.FormBase64URL, MaxLength: 22}, outbox.Forever, "Idempotency-Key", "UYJWGbSqg0uMlnQ1Ql1aOw", outbox.Forever},
+		"own":          {httpsink.Profile{Header: "x-key", KeyWindow: hour}, 0, "X-Key", key, hour},
+		"own, forever": {httpsink.Profile{Quoted: true}, outbox.Forever, "Idempotency-Key", `"` + key + `"`, outbox.Forever},
 	} {
 		s := newSink(t, base, func(cfg *httpsink.Config) { cfg.Profile, cfg.KeyWindow = c.profile, c.window })
 		if l := s.Limits(); l.KeyWindow != c.limit {
@@ -105,16 +105,13 @@ func TestKeyInTheBody(t *testing.T) {
 
 func TestProfileFaults(t *testing.T) {
 	for want, change := range map[string]func(*httpsink.Config){
-		"KeyWindow: must be set":        func(c *httpsink.Config) { c.Profile, c.KeyWindow = httpsink.Square(), 0 },
-		"KeyHeader and QuotedKey: must": func(c *httpsink.Config) { c.Profile, c.QuotedKey = httpsink.Stripe(), true },
-		"exclude each other":            func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "A", BodyMember: "b"} },
-		"Profile: \"a b\" is not":       func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "a b"} },
-		"must be letters":               func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: `a"b`} },
-		"FormString is for headers":     func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: "a", Form: httpsink.FormString} },
-		"Form(9)":                       func(c *httpsink.Config) { c.Profile = httpsink.Profile{Form: 9} },
-		"longer than MaxLength, 20":     func(c *httpsink.Config) { c.Profile = httpsink.Profile{MaxLength: 20} },
-		"Window -1ns must":              func(c *httpsink.Config) { c.Profile = httpsink.Profile{Window: -1} },
-		"KeyWindow: must be set: how":   func(c *httpsink.Config) { c.KeyWindow = -1 },
+		"KeyWindow: must be set":      func(c *httpsink.Config) { c.Profile, c.KeyWindow = httpsink.Square(), 0 },
+		"exclude each other":          func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "A", BodyMember: "b"} },
+		"Profile: \"a b\" is not":     func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "a b"} },
+		"must be letters":             func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: `a"b`} },
+		"Quoted is for headers":       func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: "a", Quoted: true} },
+		"KeyWindow -1ns must":         func(c *httpsink.Config) { c.Profile = httpsink.Profile{KeyWindow: -1} },
+		"KeyWindow: must be set: how": func(c *httpsink.Config) { c.KeyWindow = -1 },
 	} {
 		cfg := httpsink.Config{Name: "x", BaseURL: "https://a.example", KeyWindow: time.Hour}
 		change(&cfg)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/kafkasink"
 )
@@ -81,13 +82,13 @@ func (s service) runA(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	sink, err := kafkasink.New(kafkasink.Config{Name: "events", Brokers: s.Brokers, Topics: []string{s.Event}, Timeout: 3 * time.Second})
+	sink, err := kafkasink.New(kafkasink.Config{Name: "events", Brokers: s.Brokers, Topics: []string{s.Event}, KeyWindow: outbox.Forever, Timeout: 3 * time.Second})
 	if err != nil {
 		return err
 	}
 	defer sink.Close()
 	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{&forgetful{Sink: sink}}, Concurrency: 16, PollInterval: 20 * time.Millisecond,
-		LeaseTTL: 2 * time.Second, RetryMin: 50 * time.Millisecond, RetryMax: time.Second})
+		LeaseTTL: 2 * time.Second, Backoff: dedupe.Backoff{Min: 50 * time.Millisecond, Max: time.Second}})
 	if err != nil {
 		return err
 	}
@@ -139,7 +140,7 @@ type forgetful struct {
 
 func (f *forgetful) lose(r outbox.Result) outbox.Result {
 	if r.Outcome == outbox.Delivered && f.n.Add(1)%5 == 0 {
-		return outbox.RetryLater("the acknowledgement was lost", nil)
+		return outbox.Failure("the acknowledgement was lost", nil)
 	}
 	return r
 }

@@ -35,23 +35,23 @@ func (s *Sink) classify(ctx context.Context, err error) outbox.Result {
 	case err == nil:
 		return outbox.Result{Outcome: outbox.Delivered}
 	case errors.Is(err, errRefused):
-		return outbox.Reject(err.Error(), err)
-	case errors.Is(err, outbox.ErrWindow), errors.Is(err, outbox.ErrLease):
-		return outbox.RetryLater(err.Error(), err)
+		return outbox.Failure(err.Error(), outbox.Permanent(err))
+	case errors.Is(err, outbox.ErrNotStarted):
+		return outbox.Failure(err.Error(), err)
 	case errors.As(err, &code):
 		reason := fmt.Sprintf("[%d] %s", int(code), code.Title())
 		// InvalidMessage means that a checksum does not match, which a bad line causes too. It
 		// divides a batch and is tried again.
 		if slices.Contains(refusalErrors, code) || isContentError(err) && code != kafka.InvalidMessage {
-			return outbox.Reject(reason, err)
+			return outbox.Failure(reason, outbox.Permanent(err))
 		}
-		return outbox.RetryLater(reason, err)
+		return outbox.Failure(reason, err)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-		return outbox.RetryLater(fmt.Sprintf("no acknowledgement within %v", s.cfg.Timeout), err)
+		return outbox.Failure(fmt.Sprintf("no acknowledgement within %v", s.cfg.Timeout), err)
 	case ctx.Err() != nil:
-		return outbox.RetryLater("cut off: the relay stopped or lost its lease", err)
+		return outbox.Failure("cut off: the relay stopped or lost its lease", err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return outbox.RetryLater("the connection broke off before there was an answer", err)
+		return outbox.Failure("the connection broke off before there was an answer", err)
 	}
-	return outbox.RetryLater(err.Error(), err)
+	return outbox.Failure(err.Error(), err)
 }

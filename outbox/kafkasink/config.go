@@ -41,8 +41,8 @@ type Config struct {
 
 	// KeyWindow is how long every consumer of the topics recognises a message-id. Set it below the
 	// shortest horizon of their inboxes, or to [outbox.Forever] if they never forget one. See
-	// outbox.Limits for the effect of a wrong value. Defaults to 6 days, because an inbox of
-	// onlyonce in a new database forgets after 7.
+	// outbox.Limits for the effect of a wrong value. An inbox of onlyonce in a new database forgets
+	// after 7 days: then 6 days is a good value. Required.
 	KeyWindow time.Duration
 
 	// Timeout bounds one attempt, from connecting to the acknowledgement: 100 ms to 10 minutes. A
@@ -66,9 +66,6 @@ type Config struct {
 
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("kafkasink: bad configuration")
-
-// defaultKeyWindow is a day less than the horizon of a new inbox.
-const defaultKeyWindow = 6 * 24 * time.Hour
 
 // withDefaults fills in the defaults and returns every fault at once.
 func (c Config) withDefaults() (Config, error) {
@@ -106,11 +103,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.IDHeader != strings.ToLower(c.IDHeader) || strings.ContainsFunc(c.IDHeader, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		l.Add("IDHeader", "%q must be visible ASCII in lower case", c.IDHeader)
 	}
-	if c.KeyWindow == 0 {
-		c.KeyWindow = defaultKeyWindow
-	}
-	if c.KeyWindow < 0 {
-		l.Add("KeyWindow", "%v is negative", c.KeyWindow)
+	if c.KeyWindow <= 0 {
+		l.Add("KeyWindow", "must be set: how long every consumer recognises a message-id, or outbox.Forever")
 	}
 	l.Span("Timeout", &c.Timeout, 30*time.Second, 100*time.Millisecond, 10*time.Minute)
 	if c.BatchBytes == 0 {

@@ -3,6 +3,7 @@
 //
 //	events, err := kafkasink.New(kafkasink.Config{
 //		Name: "events", Brokers: []string{"localhost:9092"}, Topics: []string{"orders"},
+//		KeyWindow: 6 * 24 * time.Hour,
 //	})
 //	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{events}})
 //
@@ -40,8 +41,8 @@
 //	consumer.Config{Scope: "stock", Key: consumer.HeaderKey(kafkasink.MessageID)}
 //
 // Inboxes of onlyonce forget ids after their horizon, which is 7 days in a new database. A call
-// that may have been written is not written again after Config.KeyWindow, 6 days by default: set it
-// below the shortest horizon of all consumers of the topics.
+// that may have been written is not written again after Config.KeyWindow: set it below the shortest
+// horizon of all consumers of the topics.
 //
 // # What an answer means
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -24,7 +25,7 @@ func Example() {
 	defer broker.Close()
 
 	events, err := kafkasink.New(kafkasink.Config{
-		Name: "events", Brokers: broker.ListenAddrs(), Topics: []string{"orders"},
+		Name: "events", Brokers: broker.ListenAddrs(), Topics: []string{"orders"}, KeyWindow: 6 * 24 * time.Hour,
 	})
 	if err != nil {
 		fmt.Println(err)

@@ -35,7 +35,7 @@ func onBoth(t *testing.T, f func(t *testing.T, brokers []string)) {
 
 func newSink(t *testing.T, brokers []string, change func(*kafkasink.Config), topics ...string) *kafkasink.Sink {
 	t.Helper()
-	cfg := kafkasink.Config{Name: "events", Brokers: brokers, Topics: topics, Timeout: 20 * time.Second}
+	cfg := kafkasink.Config{Name: "events", Brokers: brokers, Topics: topics, KeyWindow: 6 * 24 * time.Hour, Timeout: 20 * time.Second}
 	if change != nil {
 		change(&cfg)
 	}

@@ -102,7 +102,7 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended fu
 		r, err := s.newRecord(d, &last)
 		if err != nil {
 			// The row cannot be sent as it is, now or later, so no call is made.
-			ended(i, outbox.Reject(err.Error(), err))
+			ended(i, outbox.Failure(err.Error(), outbox.Permanent(err)))
 			continue
 		}
 		c := &queuedCall{callRecord: r, group: g, index: i, mayStart: d.MayStart}

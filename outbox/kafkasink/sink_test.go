@@ -319,7 +319,7 @@ func TestMayStartIsAskedLast(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 	s := newSink(t, c.ListenAddrs(), nil, topic)
-	for name, refused := range map[string][]error{"alone": {outbox.ErrWindow}, "among others": {nil, outbox.ErrWindow, nil, outbox.ErrLease}} {
+	for name, refused := range map[string][]error{"alone": {outbox.ErrNotStarted}, "among others": {nil, outbox.ErrNotStarted, nil, outbox.ErrNotStarted}} {
 		for i, err := range kafkasink.SendBatch(t.Context(), s, topic, refused) {
 			if !errors.Is(err, refused[i]) || (err == nil) != (refused[i] == nil) {
 				t.Errorf("%s: call %d: %v, want %v", name, i, err, refused[i])
@@ -355,7 +355,7 @@ func TestRowsThatCannotBeSent(t *testing.T) {
 
 func TestConfigFaults(t *testing.T) {
 	_, err := kafkasink.New(kafkasink.Config{})
-	for _, want := range []string{"Name", "Brokers", "Topics"} {
+	for _, want := range []string{"Name", "Brokers", "Topics", "KeyWindow"} {
 		if !strings.Contains(err.Error(), "kafkasink: bad configuration: "+want+": ") {
 			t.Errorf("%s is not named: %v", want, err)
 		}

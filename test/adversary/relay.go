@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/test/callcheck"
@@ -75,7 +76,7 @@ func (x *relaying) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		}
 		defer s.Close()
 		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}, PollInterval: 50 * time.Millisecond, LeaseTTL: max(r.bound, time.Second),
-			RetryMin: 10 * time.Millisecond, RetryMax: 50 * time.Millisecond, DrainTimeout: r.bound, Logger: r.logger()})
+			Backoff: dedupe.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond}, DrainTimeout: r.bound, Logger: r.logger()})
 		if err != nil {
 			return err
 		}

@@ -327,20 +327,20 @@ func enqueueErrors(t *testing.T, drivers []Driver) {
 		if err := tx.Commit(); err == nil {
 			t.Error("the failed transaction was committed")
 		}
-		for want, err := range map[error]error{
-			outbox.ErrCall:          InTx(t, db, func(tx *sql.Tx) error { return sqltx.Enqueue(t.Context(), tx, all[2]) }), // has no ID
-			outbox.ErrTwice:         InTx(t, db, func(tx *sql.Tx) error { return sqltx.EnqueueAll(t.Context(), tx, all[1], all[1]) }),
-			outbox.ErrNoTransaction: sqltx.Enqueue(t.Context(), (*sql.Tx)(nil), all[1]),
-			dedupe.ErrKey: InTx(t, db, func(tx *sql.Tx) error {
+		for _, c := range []struct{ got, want error }{
+			{InTx(t, db, func(tx *sql.Tx) error { return sqltx.Enqueue(t.Context(), tx, all[2]) }), outbox.ErrCall}, // has no ID
+			{InTx(t, db, func(tx *sql.Tx) error { return sqltx.EnqueueAll(t.Context(), tx, all[1], all[1]) }), outbox.ErrCall},
+			{sqltx.Enqueue(t.Context(), (*sql.Tx)(nil), all[1]), dedupe.ErrNoTransaction},
+			{InTx(t, db, func(tx *sql.Tx) error {
 				_, err := sqltx.Claim(t.Context(), tx, dedupe.Key{Scope: "s", ID: "i"})
 				return err
-			}),
+			}), dedupe.ErrKey},
 		} {
-			if !errors.Is(err, want) {
-				t.Errorf("%v is not %v", err, want)
+			if !errors.Is(c.got, c.want) {
+				t.Errorf("%v is not %v", c.got, c.want)
 			}
 		}
-		if _, err := sqltx.Claim(t.Context(), nil, Key("a", "1")); !errors.Is(err, outbox.ErrNoTransaction) {
+		if _, err := sqltx.Claim(t.Context(), nil, Key("a", "1")); !errors.Is(err, dedupe.ErrNoTransaction) {
 			t.Errorf("nil: %v", err)
 		}
 		var n int

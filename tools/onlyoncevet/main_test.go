@@ -47,7 +47,7 @@ func TestFindsFaults(t *testing.T) {
 			t.Errorf("%v: status 0", way)
 		}
 		for _, want := range []string{
-			"pool.go:27:", "pgxpool.Pool.Exec commits", "remote.go:", "http.Post reaches a remote", "goroutine.go:", "the transaction reaches another goroutine",
+			"pool.go:26:", "pgxpool.Pool.Exec commits", "remote.go:", "http.Post reaches a remote", "goroutine.go:", "the transaction reaches another goroutine",
 			"value.go:", "outbox.Call.ID comes from uuid.NewString",
 		} {
 			if !strings.Contains(out, want) {

@@ -55,7 +55,7 @@ func TestGORM(t *testing.T) {
 			}
 			g = g.WithContext(t.Context())
 			for _, none := range []any{g, &gorm.DB{}, (*gorm.DB)(nil), db, nil, 1} {
-				if tx, err := sqltx.GORM(none); tx != nil || !errors.Is(err, outbox.ErrNoTransaction) {
+				if tx, err := sqltx.GORM(none); tx != nil || !errors.Is(err, dedupe.ErrNoTransaction) {
 					t.Errorf("%T outside of Transaction: %v, %v", none, tx, err)
 				}
 			}

@@ -101,8 +101,8 @@ func (w *Worker) ConsumerHooks(relay *outbox.Relay) consumer.Hooks {
 func (w *Worker) RelayHooks() outbox.Hooks {
 	return outbox.Hooks{
 		Settled: func(s outbox.Settled) {
-			if s.As == outbox.SettledRejected || s.As == outbox.SettledReconcile {
-				w.child.Tell(fleet.Event{Kind: fleet.Rejected, Text: string(s.As) + ": " + s.Reason})
+			if s.As == "rejected" || s.As == "reconcile" {
+				w.child.Tell(fleet.Event{Kind: fleet.Rejected, Text: s.As + ": " + s.Reason})
 			}
 		},
 		Lease: func(c outbox.LeaseChange) {

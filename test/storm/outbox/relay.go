@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/test/fleet"
@@ -81,7 +82,7 @@ func serve(ctx context.Context, c *fleet.Child, cfg relayConfig) error {
 			sinks = append(sinks, &watched{s, c})
 		}
 		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
-			Sinks: sinks, PollInterval: 50 * time.Millisecond, LeaseTTL: leaseTTL, RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
+			Sinks: sinks, PollInterval: 50 * time.Millisecond, LeaseTTL: leaseTTL, Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},
 			DrainTimeout: 3 * time.Second, PassOn: names[0] != sinkStrict, Hooks: hooks(c),
 		})
 		if err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/sqltx"
 )
 
@@ -108,8 +107,8 @@ func loop(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn, key dedupe.Ke
 	})
 }
 
-var complete = func(pool *pgxpool.Pool) func(context.Context, outbox.Tx) error {
-	return func(ctx context.Context, tx outbox.Tx) error {
+var complete = func(pool *pgxpool.Pool) func(context.Context, dedupe.GuardedTx) error {
+	return func(ctx context.Context, tx dedupe.GuardedTx) error {
 		_, err := pool.Exec(ctx, `insert into answers default values`) // want `pgxpool.Pool.Exec commits`
 		return err
 	}
