@@ -19,7 +19,7 @@ func ofPlace(context.Context, *server, options) (wrapped, plain side, err error)
 
 // loopOfPlace asks in each transaction whether the place lives here.
 func loopOfPlace(_ context.Context, pool *pgxpool.Pool) (sender, func(), error) {
-	shards, err := shard.New(map[string]*pgxpool.Pool{"one": pool}, func(string) string { return "one" })
+	shards, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"one": pool}, OfPlace: func(string) string { return "one" }})
 	if err != nil {
 		return nil, nil, err
 	}

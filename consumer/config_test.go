@@ -19,7 +19,7 @@ import (
 // Every fault of a configuration is named at once, with its field and its rule.
 func TestEveryFaultOfAConfigIsNamed(t *testing.T) {
 	t.Parallel()
-	_, err := consumer.New(nil, nil, nil, consumer.Config{
+	_, err := consumer.New((*pgxpool.Pool)(nil), nil, consumer.Handler(nil), consumer.Config{
 		BatchSize: -1, Linger: -time.Second, RetryMin: time.Minute, RetryMax: time.Second, Timeouts: dedupe.Timeouts{Lock: time.Microsecond},
 	})
 	for _, want := range []string{"pool:", "source:", "handler:", "Config.Scope:", "Config.Key:", "Config.BatchSize:", "Config.Linger:", "Config.RetryMax:", "Config.Timeouts.Lock:"} {

@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/shard"
 )
 
 // Handler applies one message. Its writes go through tx, and commit together with the record that
@@ -42,8 +43,7 @@ type BatchHandler func(ctx context.Context, tx Tx, msgs []*Message) error
 // writes through tx commit with the handler's.
 type Middleware func(ctx context.Context, tx Tx, msgs []*Message, next func(context.Context) error) error
 
-// Consumer applies the messages of a Source, each once. Make one with [New] or [NewBatch], or with
-// [NewSharded] if effects live in several databases. Call Run once.
+// Consumer applies the messages of a Source, each once. Make one with [New], and call Run once.
 type Consumer struct {
 	pool    *primary.Pool // nil if there are shards: each has its own
 	source  Source
@@ -53,38 +53,40 @@ type Consumer struct {
 	events  bool         // the source is one of events (claimed.Source)
 	shares  SharedSource // the source, if a share group delivers its messages; else nil
 
-	shard     string                                     // name of this database, "" if only one
-	shards    []*Consumer                                // by name, nil if there is one database
-	shardFunc func(topic string, partition int32) string // returns a partition's shard by name
-	filters   *inbox.Filters                             // of closed segments in the database's inbox
-	poller    *poller                                    // polls this database for all partitions
+	shard   string         // name of this database, "" if only one
+	shards  []*Consumer    // by name, nil if there is one database
+	set     *shard.Set     // chooses the shard of a partition
+	filters *inbox.Filters // of closed segments in the database's inbox
+	poller  *poller        // polls this database for all partitions
 	*shared
 }
 
-// New makes a Consumer with a handler of single messages. It checks everything it can without a
+// New makes a Consumer. The handler is a function of one message ([Handler]) or of a batch
+// ([BatchHandler]). db is where its effects live: a *pgxpool.Pool, or a *[shard.Set] of several
+// databases, each with the effects of its own partitions. New checks everything it can without a
 // server, and returns all faults at once, each with the name of its field.
 //
 // The pool needs one connection for each partition that this process works on at the same time, one
 // more for each partition whose parked messages are retried meanwhile, and two for background work
 // (rotation and filters of the inbox).
-func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consumer, error) {
-	return newConsumer(&Consumer{source: source, handler: handler, cfg: cfg}, pool, nil, handler == nil)
+func New[D shard.Databases, H AnyHandler](db D, source Source, handler H, cfg Config) (*Consumer, error) {
+	c := &Consumer{source: source, cfg: cfg}
+	c.handler, c.batch = either(handler)
+	pool, _ := any(db).(*pgxpool.Pool)
+	set, sharded := any(db).(*shard.Set)
+	return c.made(pool, set, sharded)
 }
 
-// NewBatch is [New] for a handler of batches.
-func NewBatch(pool *pgxpool.Pool, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
-	return newConsumer(&Consumer{source: source, batch: handler, cfg: cfg}, pool, nil, handler == nil)
-}
-
-func newConsumer(c *Consumer, pool *pgxpool.Pool, shards *Shards, noHandler bool) (*Consumer, error) {
+// made checks and completes a Consumer.
+func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Consumer, error) {
 	source := c.source
 	_, c.events = source.(claimed.Source)
 	c.shares, _ = source.(SharedSource)
-	faults := []error{c.cfg.faults(c.events), c.sharedFaults(shards)}
-	if shards == nil {
-		faults = append(faults, poolcheck.One(ErrConfig, pool))
+	faults := []error{c.cfg.faults(c.events), c.sharedFaults(sharded)}
+	if sharded {
+		faults = append(faults, setFault(set, c.events))
 	} else {
-		faults = append(faults, shards.faults(c.events))
+		faults = append(faults, poolcheck.One(ErrConfig, pool))
 	}
 	faults = append(faults, c.cfg.copiesFault(c.events, sourceTopics(source)))
 	if source == nil {
@@ -92,7 +94,7 @@ func newConsumer(c *Consumer, pool *pgxpool.Pool, shards *Shards, noHandler bool
 	} else if v, ok := source.(interface{ Validate() error }); ok {
 		faults = append(faults, v.Validate())
 	}
-	if noHandler {
+	if c.handler == nil && c.batch == nil {
 		faults = append(faults, fmt.Errorf("%w: handler: must not be nil", ErrConfig))
 	}
 	if err := errors.Join(faults...); err != nil {
@@ -103,10 +105,10 @@ func newConsumer(c *Consumer, pool *pgxpool.Pool, shards *Shards, noHandler bool
 	c.cfg.Hooks = c.cfg.Hooks.guarded(c.cfg.Logger)
 	c.shared = &shared{attempts: newAttemptLock()}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
-	if shards == nil {
-		c.setPool(pool)
+	if sharded {
+		c.makeShards(set)
 	} else {
-		c.makeShards(shards)
+		c.setPool(pool)
 	}
 	return c, nil
 }
@@ -225,9 +227,9 @@ func (c *Consumer) horizonNeeds() []inbox.Need {
 
 // describeDatabase describes the database, without its password.
 func (c *Consumer) describeDatabase() string {
-	cc, shard := c.pool.Raw().Config().ConnConfig, ""
+	cc, name := c.pool.Raw().Config().ConnConfig, ""
 	if c.shard != "" {
-		shard = fmt.Sprintf("shard %q, ", c.shard)
+		name = fmt.Sprintf("shard %q, ", c.shard)
 	}
-	return fmt.Sprintf("%spostgres at %s:%d, database %q", shard, cc.Host, cc.Port, cc.Database)
+	return fmt.Sprintf("%spostgres at %s:%d, database %q", name, cc.Host, cc.Port, cc.Database)
 }

@@ -324,14 +324,12 @@ func TestK8ShardsAgree(t *testing.T) {
 	stop()
 	r.b.exec(`delete from onlyonce.scopes`) // as if it was the first time there
 	paid := consumertest.NewLog("paid", 1)
-	shards := r.by("a", "b")
-	of := shards.Of
-	shards.Of = func(topic string, partition int32) string {
+	shards := r.set(func(topic string, partition int32) string {
 		if topic == "paid" {
 			return "b"
 		}
-		return of(topic, partition)
-	}
+		return []string{"a", "b"}[partition]
+	})
 	r.log.Append(0, "a", id("1"))
 	r.log.Append(1, "b", id("2"))
 	paid.Append(0, "c", id("2"))

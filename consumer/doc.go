@@ -133,8 +133,8 @@
 //
 // # Several databases
 //
-// With [Shards] each partition lives in one of several databases, and all of it is there. A
-// [NewSharded] consumer is otherwise the one described here. The new danger is that two processes
+// With a [shard.Set] each partition lives in one of several databases, and all of it is there. The
+// consumer is otherwise the one described here. The new danger is that two processes
 // disagree about the database of a partition:
 //
 //	process 1 takes partition 3 for A's, process 2 for B's; Kafka has forgotten the offset

@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/shard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -67,7 +68,7 @@ func ExampleBatchHandler() {
 		tx.Queue(`insert into payments select * from unnest($1::text[], $2::int[])`, accounts, amounts)
 		return nil
 	}
-	c, err := consumer.NewBatch(pool, &consumertest.Source{Log: payments, GroupID: "ledger"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &consumertest.Source{Log: payments, GroupID: "ledger"}, handle, consumer.Config{
 		Scope: "ledger",
 		Key:   consumer.HeaderKey("message-id"),
 	})
@@ -229,13 +230,16 @@ func (s *stage) Errorf(f string, a ...any) { s.Fatalf(f, a...) }
 func (s *stage) Fatal(a ...any)            { panic(fmt.Sprint(a...)) }
 
 // Partitions in several databases: each is whole in one.
-func ExampleNewSharded() {
+func ExampleNew_shards() {
 	consume := func(ctx context.Context, poolA, poolB *pgxpool.Pool, source consumer.Source, handle consumer.Handler) error {
-		shards := consumer.Shards{
-			Pools: map[string]*pgxpool.Pool{"a": poolA, "b": poolB},
-			Of:    func(topic string, partition int32) string { return []string{"a", "b"}[partition%2] },
+		shards, err := shard.New(shard.Config{
+			Pools:       map[string]*pgxpool.Pool{"a": poolA, "b": poolB},
+			OfPartition: func(topic string, partition int32) string { return []string{"a", "b"}[partition%2] },
+		})
+		if err != nil {
+			return err
 		}
-		c, err := consumer.NewSharded(shards, source, handle, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
+		c, err := consumer.New(shards, source, handle, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
 		if err != nil {
 			return err
 		}

@@ -32,7 +32,7 @@ const (
 	// HaltOtherShard: the partition's cursor is in another shard, or was retired there and adopted
 	// nowhere.
 	HaltOtherShard HaltReason = "other-shard"
-	// HaltNoShard: Shards.Of returns no database for the partition.
+	// HaltNoShard: shard.Config.OfPartition names no database for the partition.
 	HaltNoShard HaltReason = "no-shard"
 	// HaltCopies: Config.Copies, or the topics without it, differ from what the ids of the scope
 	// mean.
@@ -59,8 +59,9 @@ type HaltError struct {
 	Reason    HaltReason
 	Detail    string
 
-	// In a halt "other-shard", Shard is the database that has the partition by Shards.Of, and Other
-	// is the one that has its cursor. Both are empty if there is one database.
+	// In a halt "other-shard", Shard is the database that has the partition by
+	// shard.Config.OfPartition, and Other is the one that has its cursor. Both are empty if there
+	// is one database.
 	Shard, Other string
 
 	// Redrive are the commands that retry what was parked, in a halt "everything-fails". Run them
@@ -111,18 +112,18 @@ func (e *HaltError) resolve() string {
 	case HaltForeignGroup:
 		resolve = "if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then: " + e.Command()
 	case HaltNoShard:
-		resolve = "correct Shards and deploy"
+		resolve = "correct shard.Config.OfPartition and deploy"
 	case HaltCopies:
 		resolve = "if this is the same consumer set Config.Copies to what the scope has, or choose it where that is not set; if it is another one give it a Scope of its own"
 	case HaltClass:
 		resolve = "if the scope has the right class set Config.Horizon to it; to change the class of the scope: " + e.Command()
 	case HaltRetired:
 		if e.Shard != "" {
-			resolve = "if it was moved to another shard deploy the Shards that say so; to bring it back: " + e.Command()
+			resolve = "if it was moved to another shard deploy the shard.Config.OfPartition that says so; to bring it back: " + e.Command()
 		}
 	case HaltOtherShard:
 		if !e.otherRetired {
-			resolve = "if Shards are wrong correct them and deploy; to move the partition (docs/scaling.md): " + e.Command()
+			resolve = "if shard.Config.OfPartition is wrong correct it and deploy; to move the partition (docs/scaling.md): " + e.Command()
 		}
 		if e.otherAhead {
 			resolve = fmt.Sprintf("it was taken over from the wrong database: %s, and then %s", e.Command(), e.command("adopt", e.Shard, "-from", show.Quote("URL-OF-"+e.Other)))

@@ -142,7 +142,7 @@ func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handle
 func (r *rig) startBatch(h consumer.BatchHandler, cfg consumer.Config) (stop func()) {
 	r.t.Helper()
 	cfg.Hooks = r.hooks(cfg.Hooks)
-	c, err := consumer.NewBatch(r.pool, r.src, h, cfg)
+	c, err := consumer.New(r.pool, r.src, h, cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -3,66 +3,44 @@ package consumer
 import (
 	"context"
 	"fmt"
-	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/fields"
-	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/ready"
+	"github.com/onlyonce/onlyonce/shard"
 )
 
-// Shards decides in which of several databases the effects of each partition live. Each database
-// has the whole schema onlyonce. A partition's cursor, keys, parked messages and calls are in the
-// database of its effects, and commit with them. So each guarantee for one database holds in each
-// of them; no transaction spans two.
-//
-// All copies of a message have to be in partitions of one shard, because a key is searched in one
-// inbox only. If producers choose the partition by a record key, that is so for as long as the
-// topic keeps its number of partitions.
-//
-// To give a partition to another shard, move it: see docs/scaling.md for the procedure. If a
-// process's Shards disagree with the databases, it halts the partition and changes nothing of it.
-type Shards struct {
-	// Pools are the databases, each under a name that you choose and keep, because halts, statuses
-	// and operators use it. For example "eu-1". Each must be another database. Run a relay for each
-	// of them. At least one. Required.
-	Pools map[string]*pgxpool.Pool
-
-	// Of returns the name of a partition's database: one of Pools. It must give the same answer in
-	// each process, and for as long as the process lives. So compute it from the program's
-	// configuration, and make no requests. Required.
-	Of func(topic string, partition int32) string
+// AnyHandler is a [Handler], or a [BatchHandler].
+type AnyHandler interface {
+	~func(context.Context, Tx, *Message) error | ~func(context.Context, Tx, []*Message) error
 }
 
-// NewSharded is [New] for effects that live in several databases.
-func NewSharded(shards Shards, source Source, handler Handler, cfg Config) (*Consumer, error) {
-	return newConsumer(&Consumer{source: source, handler: handler, cfg: cfg}, nil, &shards, handler == nil)
-}
-
-// NewShardedBatch is [NewSharded] for a handler of batches.
-func NewShardedBatch(shards Shards, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
-	return newConsumer(&Consumer{source: source, batch: handler, cfg: cfg}, nil, &shards, handler == nil)
-}
-
-// faults returns all faults at once.
-func (s *Shards) faults(events bool) error {
-	l := fields.List{Sentinel: ErrConfig, Struct: "Shards"}
-	if len(s.Pools) == 0 {
-		l.Add("Pools", "must not be empty: name each database that effects live in")
+// either returns a handler as the one type or as the other, also if it is of a type of the user's
+// own.
+func either[H AnyHandler](handler H) (Handler, BatchHandler) {
+	v := reflect.ValueOf(handler)
+	if single := reflect.TypeFor[Handler](); v.CanConvert(single) {
+		return v.Convert(single).Interface().(Handler), nil
 	}
-	if s.Of == nil {
-		l.Add("Of", "must not be nil: it names the database of a partition")
+	return nil, v.Convert(reflect.TypeFor[BatchHandler]()).Interface().(BatchHandler)
+}
+
+// setFault returns what is wrong with the databases of a consumer.
+func setFault(set *shard.Set, events bool) error {
+	if set == nil {
+		return fmt.Errorf("%w: db: must not be nil", ErrConfig)
+	}
+	if _, partitions := set.Routes(); !partitions {
+		return fmt.Errorf("%w: db: shard.Config.OfPartition: must not be nil: it names the database of a partition", ErrConfig)
 	}
 	if events {
-		l.Add("Pools", "must not be used with a source of events: those lie in one database, and are claimed there")
+		return fmt.Errorf("%w: db: must be one pool with a source of events: those lie in one database, and are claimed there", ErrConfig)
 	}
-	poolcheck.All(&l, "Pools", s.Pools)
-	return l.Err()
+	return nil
 }
 
 // shared is what the shards of a consumer have in common, because they are in one process.
@@ -81,13 +59,13 @@ type shared struct {
 }
 
 // makeShards makes a consumer's shards: each is the consumer with one database.
-func (c *Consumer) makeShards(s *Shards) {
-	c.shardFunc = s.Of
+func (c *Consumer) makeShards(set *shard.Set) {
+	c.set = set
 	c.poller = newPoller(c) // for partitions of no shard: it has nothing to ask, and never runs
-	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
+	for _, db := range set.Databases() {
 		one := *c
-		one.shard = name
-		one.setPool(s.Pools[name])
+		one.shard = db.Name
+		one.setPool(db.Pool)
 		c.shards = append(c.shards, &one)
 	}
 	for _, one := range c.shards {
@@ -103,22 +81,16 @@ func (c *Consumer) databases() []*Consumer {
 	return c.shards
 }
 
-// shardOf returns the shard that has a partition, or an error if Of returns none.
+// shardOf returns the shard that has a partition, or an error if the set names none.
 func (c *Consumer) shardOf(topic string, partition int32) (*Consumer, error) {
 	if c.shards == nil {
 		return c, nil
 	}
-	var name string
-	err := recoverPanic(func() error { name = c.shardFunc(topic, partition); return nil })
+	db, err := c.set.OfPartition(topic, partition)
 	if err != nil {
-		return nil, fmt.Errorf("Shards.Of: %w", err)
+		return nil, err
 	}
-	for _, one := range c.shards {
-		if one.shard == name {
-			return one, nil
-		}
-	}
-	return nil, fmt.Errorf("Shards.Of names %q, which is none of Shards.Pools", name)
+	return c.shards[slices.IndexFunc(c.shards, func(one *Consumer) bool { return one.shard == db.Name })], nil
 }
 
 // otherShardSQL asks a shard what it knows of a partition. In: scope, topic, partition. Out: one
@@ -136,7 +108,7 @@ select greatest(p.next_offset, p.replay_resume), coalesce(p.retired_at is not nu
 //
 // The check runs until the first batch of the cursor's present run commits. Later it is not needed:
 // the first committer has checked, and a process that takes the partition to another shard after
-// that runs the check there and finds this cursor. If two processes with different Shards begin at
+// that runs the check there and finds this cursor. If two processes whose functions differ begin at
 // once, each writes its row before it checks, so at least one of them sees the other's. A shard
 // that does not answer is an error, because it might have the cursor.
 //

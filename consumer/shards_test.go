@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/shard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -30,25 +31,34 @@ func newShardRig(t *testing.T, partitions int) *shardRig {
 	return r
 }
 
-// by makes Shards of the names of the partitions' databases, in order.
-func (r *shardRig) by(names ...string) consumer.Shards {
-	return consumer.Shards{Pools: map[string]*pgxpool.Pool{"a": r.pool, "b": r.b.pool}, Of: func(topic string, partition int32) string {
+// by makes a set of the names of the partitions' databases, in order.
+func (r *shardRig) by(names ...string) *shard.Set {
+	return r.set(func(topic string, partition int32) string {
 		if topic != "orders" {
 			return ""
 		}
 		return names[partition]
-	}}
+	})
 }
 
-// sharded runs a consumer with those Shards, as a member of its own.
-func (r *shardRig) sharded(shards consumer.Shards, cfg consumer.Config) (stop func()) {
+func (r *shardRig) set(of func(topic string, partition int32) string) *shard.Set {
+	r.t.Helper()
+	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": r.pool, "b": r.b.pool}, OfPartition: of})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return set
+}
+
+// sharded runs a consumer with those shards, as a member of its own.
+func (r *shardRig) sharded(shards *shard.Set, cfg consumer.Config) (stop func()) {
 	return r.shardedOn(&consumertest.Source{Log: r.log, GroupID: "stock"}, shards, queued, cfg)
 }
 
-func (r *shardRig) shardedOn(src consumer.Source, shards consumer.Shards, h consumer.Handler, cfg consumer.Config) (stop func()) {
+func (r *shardRig) shardedOn(src consumer.Source, shards *shard.Set, h consumer.Handler, cfg consumer.Config) (stop func()) {
 	r.t.Helper()
 	cfg.Hooks = r.hooks(cfg.Hooks)
-	c, err := consumer.NewSharded(shards, src, h, cfg)
+	c, err := consumer.New(shards, src, h, cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -86,23 +96,34 @@ func TestShardsAreChecked(t *testing.T) {
 	}
 	defer simple.Close()
 	src := &consumertest.Source{Log: consumertest.NewLog("orders", 1), GroupID: "stock"}
-	_, err = consumer.NewSharded(consumer.Shards{Pools: map[string]*pgxpool.Pool{"": pool, "a": pool, "b": nil, "c": simple}}, src, queued, consumer.Config{})
-	for _, want := range []string{"Shards.Of: must not be nil", `Shards.Pools: has a pool under ""`, `Shards.Pools: "" and "a" are one database`,
-		`Shards.Pools["b"]: must not be nil`, `Shards.Pools["c"]: the simple protocol`, "Config.Scope: must not be empty"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("nothing says %q in:\n%v", want, err)
-		}
+	one := func(string, int32) string { return "a" }
+	if _, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"c": simple}, OfPartition: one}); err == nil || !strings.Contains(err.Error(), `Config.Pools["c"]: the simple protocol`) {
+		t.Errorf("simple protocol: %v", err)
 	}
-	_, err = consumer.NewShardedBatch(consumer.Shards{Of: func(string, int32) string { return "" }}, src, nil, testConfig())
-	for _, want := range []string{"Shards.Pools: must not be empty", "handler: must not be nil"} {
-		if !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), want) {
-			t.Errorf("nothing says %q in:\n%v", want, err)
-		}
+	places, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": pool}, OfPlace: func(string) string { return "a" }})
+	if err != nil {
+		t.Fatal(err)
 	}
-	_, err = consumer.NewSharded(consumer.Shards{Pools: map[string]*pgxpool.Pool{"a": pool}, Of: func(string, int32) string { return "a" }},
-		events{src}, queued, consumer.Config{Scope: "stock"})
-	if !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), "must not be used with a source of events") {
-		t.Errorf("events: %v", err)
+	partitions, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": pool}, OfPartition: one})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		set    *shard.Set
+		source consumer.Source
+		h      consumer.BatchHandler
+		want   []string
+	}{
+		"no set":         {nil, src, nil, []string{"db: must not be nil", "handler: must not be nil"}},
+		"for partitions": {places, src, nil, []string{"db: shard.Config.OfPartition: must not be nil"}},
+		"events":         {partitions, events{src}, nil, []string{"db: must be one pool with a source of events"}},
+	} {
+		_, err := consumer.New(c.set, c.source, c.h, consumer.Config{})
+		for _, want := range append(c.want, "Config.Scope: must not be empty") {
+			if !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: nothing says %q in:\n%v", name, want, err)
+			}
+		}
 	}
 }
 
@@ -188,7 +209,7 @@ func TestF12CursorInAnotherShard(t *testing.T) {
 		want    []string
 	}{
 		{"in use there", func(*shardRig) {},
-			[]string{`shard "a" has the cursor, at offset 10`, "if Shards are wrong", "cursor retire -postgres URL-OF-a -scope stock -topic orders -partition 0 -reason WHY"}},
+			[]string{`shard "a" has the cursor, at offset 10`, "if shard.Config.OfPartition is wrong", "cursor retire -postgres URL-OF-a -scope stock -topic orders -partition 0 -reason WHY"}},
 		{"retired there, and nowhere else", func(r *shardRig) { r.retire(0) },
 			[]string{`retired at offset 10, and shard "b" has none`, "cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a -reason WHY"}},
 		{"adopted here behind where it was retired there", func(r *shardRig) { r.retire(0); r.b.adopt(0, 4) },
@@ -235,8 +256,8 @@ func TestF12CursorInAnotherShard(t *testing.T) {
 	}
 }
 
-// F12: two processes with different Shards begin at once, each believed by its group. At most one
-// of them gets anywhere.
+// F12: two processes with different functions begin at once, each believed by its group. At most
+// one of them gets anywhere.
 func TestF12TwoMapsAtOnce(t *testing.T) {
 	t.Parallel()
 	for range 2 {
@@ -248,14 +269,14 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 		both.Add(2)
 		// Both have read and decided what they do before either proves that it is a member.
 		halted := make(chan struct{}, 100)
-		start := func(shards consumer.Shards) func() {
+		start := func(shards *shard.Set) func() {
 			src := &consumertest.Source{Log: r.log, GroupID: "stock", Believes: true}
 			var once sync.Once
 			arrived := func() { once.Do(both.Done) }
 			src.OnCommit = func(int32, int64) error { arrived(); both.Wait(); return nil }
 			mine := cfg
 			mine.Hooks.Halted = func(*consumer.HaltError) { arrived(); halted <- struct{}{} }
-			built, err := consumer.NewSharded(shards, src, queued, mine)
+			built, err := consumer.New(shards, src, queued, mine)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -283,19 +304,17 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 	}
 }
 
-// A partition that Shards give no database halts, and leaves the others alone; so does one for
-// which Of panics.
+// A partition that the set gives no database halts, and leaves the others alone; so does one for
+// which OfPartition panics.
 func TestPartitionOfNoShard(t *testing.T) {
 	t.Parallel()
 	r := newShardRig(t, 3)
-	shards := r.by("a", "c", "b")
-	of := shards.Of
-	shards.Of = func(topic string, partition int32) string {
+	shards := r.set(func(topic string, partition int32) string {
 		if partition == 2 {
 			panic("no such partition")
 		}
-		return of(topic, partition)
-	}
+		return []string{"a", "c"}[partition]
+	})
 	r.numbered(0, 5)
 	stop := r.sharded(shards, testConfig())
 	r.reaches(0, 5)
@@ -303,7 +322,7 @@ func TestPartitionOfNoShard(t *testing.T) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return slices.ContainsFunc(r.halts, func(h *consumer.HaltError) bool {
-			return h.Partition == 1 && strings.Contains(h.Error(), `Shards.Of names "c", which is none of Shards.Pools; correct Shards and deploy`)
+			return h.Partition == 1 && strings.Contains(h.Error(), `Config.OfPartition names "c" for orders/1, which is none of Config.Pools; correct shard.Config.OfPartition and deploy`)
 		}) && slices.ContainsFunc(r.halts, func(h *consumer.HaltError) bool {
 			return h.Partition == 2 && strings.Contains(h.Error(), "no such partition")
 		})

@@ -79,7 +79,7 @@ func (c *Consumer) sharedSlots() int32 {
 }
 
 // sharedFaults returns what a consumer of a share group cannot have.
-func (c *Consumer) sharedFaults(shards *Shards) error {
+func (c *Consumer) sharedFaults(sharded bool) error {
 	if c.shares == nil {
 		return nil
 	}
@@ -92,7 +92,7 @@ func (c *Consumer) sharedFaults(shards *Shards) error {
 	refuse(c.cfg.OnFailure != ParkMessage, "Config.OnFailure", "must be ParkMessage: a share group has no order that a message could hold up")
 	refuse(c.cfg.OrderingKey != nil, "Config.OrderingKey", "must not be set: a share group has no order")
 	refuse(c.cfg.TooOld != 0, "Config.TooOld", "must not be set, nor a TimedKey: a share group has no frontier of times")
-	refuse(shards != nil, "shards", "a share group delivers to one database: use New or NewBatch")
+	refuse(sharded, "db", "must be one pool: a share group delivers to one database")
 	return errors.Join(faults...)
 }
 

@@ -22,7 +22,7 @@ select topic, partition, count(*) filter (where state = 'waiting'), count(*) fil
 type PartitionStatus struct {
 	Topic     string
 	Partition int32
-	Shard     string // by Shards.Of; empty if there is one database
+	Shard     string // by shard.Config.OfPartition; empty if there is one database
 	Epoch     int64  // of this process's ownership; 0 before it has one
 	Position  int64  // next offset to be handled
 
@@ -226,8 +226,8 @@ func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3
 // Status returns the status of each partition that this process owns, ordered by topic and
 // partition, and of each from which a share group has delivered messages to it. It may be called at
 // any time. Only the parked messages are counted in the database, with one query; positions and lag
-// are as of the last batch and the last fetch. With [Shards] it queries each database, and fails if
-// one does not answer.
+// are as of the last batch and the last fetch. With a [shard.Set] it queries each database, and
+// fails if one does not answer.
 func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	counts := map[partitionPlace][3]int{}
 	for _, d := range c.databases() {

@@ -42,12 +42,12 @@ func newTwoDatabases(t *testing.T) *twoDatabases {
 // process is another process: a server with a layer of both databases.
 func (d *twoDatabases) process(t *testing.T) *rig {
 	t.Helper()
-	set, err := shard.New(map[string]*pgxpool.Pool{"a": d.a, "b": d.b}, func(string) string {
+	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": d.a, "b": d.b}, OfPlace: func(string) string {
 		if d.moved.Load() {
 			return "b"
 		}
 		return "a"
-	})
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,7 @@ const group = "onlyoncetest"
 //
 // The test fails if the configuration is wrong, if a partition halts, or if the messages are not
 // settled within 30 seconds, for example because the handler hangs.
-func Apply[H AnyHandler](t testing.TB, pool *pgxpool.Pool, handler H, cfg consumer.Config, msgs ...Message) Result {
+func Apply[H consumer.AnyHandler](t testing.TB, pool *pgxpool.Pool, handler H, cfg consumer.Config, msgs ...Message) Result {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -60,7 +60,7 @@ func Apply[H AnyHandler](t testing.TB, pool *pgxpool.Pool, handler H, cfg consum
 	places := l.add(msgs...)
 	a := &applying{done: map[place]bool{}, parked: map[place]consumer.Parked{}, lines: &lines{}}
 	cfg = a.watch(tuned(cfg))
-	c, err := newConsumer(pool, l.source(group), handler, cfg)
+	c, err := consumer.New(pool, l.source(group), handler, cfg)
 	if err != nil {
 		t.Fatalf("onlyoncetest: %v", err)
 	}

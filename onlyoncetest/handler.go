@@ -2,29 +2,10 @@ package onlyoncetest
 
 import (
 	"cmp"
-	"context"
-	"reflect"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 )
-
-// AnyHandler is a [consumer.Handler] or a [consumer.BatchHandler].
-type AnyHandler interface {
-	~func(context.Context, consumer.Tx, *consumer.Message) error |
-		~func(context.Context, consumer.Tx, []*consumer.Message) error
-}
-
-// newConsumer makes a consumer of either kind.
-func newConsumer[H AnyHandler](pool *pgxpool.Pool, source consumer.Source, handler H, cfg consumer.Config) (*consumer.Consumer, error) {
-	v := reflect.ValueOf(handler)
-	if single := reflect.TypeFor[consumer.Handler](); v.CanConvert(single) { // a type of the user's own too
-		return consumer.New(pool, source, v.Convert(single).Interface().(consumer.Handler), cfg)
-	}
-	return consumer.NewBatch(pool, source, v.Convert(reflect.TypeFor[consumer.BatchHandler]()).Interface().(consumer.BatchHandler), cfg)
-}
 
 // tuned returns the configuration of a consumer in a test. Scope and Key get defaults, and what
 // only costs time is shortened unless it is set. Everything else is the user's.

@@ -85,7 +85,7 @@ func alone(handler consumer.Handler) onlyoncetest.Case {
 // batch is with for a batch handler.
 func batch(handler func(p *onlyoncetest.Process) consumer.BatchHandler) onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
-		return consumer.NewBatch(p.Pool, p.Source(), handler(p), p.Tune(consumer.Config{BatchSize: 3}))
+		return consumer.New(p.Pool, p.Source(), handler(p), p.Tune(consumer.Config{BatchSize: 3}))
 	}}
 }
 

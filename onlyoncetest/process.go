@@ -102,8 +102,8 @@ func (p *Process) Tune(cfg consumer.Config) consumer.Config {
 }
 
 // Consume returns a Start for a handler that needs no pool.
-func Consume[H AnyHandler](handler H, cfg consumer.Config) func(*Process) (Runner, error) {
-	return func(p *Process) (Runner, error) { return newConsumer(p.Pool, p.Source(), handler, p.Tune(cfg)) }
+func Consume[H consumer.AnyHandler](handler H, cfg consumer.Config) func(*Process) (Runner, error) {
+	return func(p *Process) (Runner, error) { return consumer.New(p.Pool, p.Source(), handler, p.Tune(cfg)) }
 }
 
 // errDead is what a process that has died gets.

@@ -20,11 +20,14 @@ import (
 
 // serve routes requests and webhooks to two databases.
 func serve(poolA, poolB *pgxpool.Pool, cfg idempotency.Config, hooks webhook.Config) (http.Handler, error) {
-	shards, err := shard.New(map[string]*pgxpool.Pool{"a": poolA, "b": poolB}, func(place string) string {
-		if place < "m" {
-			return "a"
-		}
-		return "b"
+	shards, err := shard.New(shard.Config{
+		Pools: map[string]*pgxpool.Pool{"a": poolA, "b": poolB},
+		OfPlace: func(place string) string {
+			if place < "m" {
+				return "a"
+			}
+			return "b"
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -81,7 +84,7 @@ func Example() {
 	b, doneB := exampleDatabase(ctx)
 	defer doneB()
 	pools := map[string]*pgxpool.Pool{"a": a, "b": b}
-	old, err := shard.New(pools, func(string) string { return "a" })
+	old, err := shard.New(shard.Config{Pools: pools, OfPlace: func(string) string { return "a" }})
 	if err != nil {
 		panic(err)
 	}
@@ -97,7 +100,7 @@ func Example() {
 	}
 	fmt.Println("refused in a:", errors.Is(apply(ctx, old, "acme", "order-2"), shard.ErrElsewhere))
 
-	moved, err := shard.New(pools, func(string) string { return "b" })
+	moved, err := shard.New(shard.Config{Pools: pools, OfPlace: func(string) string { return "b" }})
 	if err != nil {
 		panic(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -26,14 +27,34 @@ var (
 	ErrElsewhere = errors.New("shard: the place does not live in this database")
 )
 
-// Set is several databases, and the function that chooses one for each place. It is safe for
-// concurrent use.
+// Config says which databases there are, and which of them a place or a partition lives in. Its
+// functions must give the same answer in each process, and for as long as the process lives. So
+// compute it from the program's configuration, and make no requests. To change an answer, move the
+// place or the partition: docs/scaling.md has the procedure.
+type Config struct {
+	// Pools are the databases, each under a name that you choose and keep, because halts, statuses
+	// and operators use it. For example "eu-1". Each must be another database, with the schema
+	// onlyonce. At least one. Required.
+	Pools map[string]*pgxpool.Pool
+
+	// OfPlace returns the name of a place's database: one of Pools. Required for packages
+	// idempotency and webhook, and for [Set.Find].
+	OfPlace func(place string) string
+
+	// OfPartition returns the name of a partition's database: one of Pools. All copies of a message
+	// must be in partitions of one database, because a key is looked up in one only. If producers
+	// choose the partition by a record key, that is so for as long as the topic keeps its number of
+	// partitions. Required for package consumer.
+	OfPartition func(topic string, partition int32) string
+}
+
+// Set is several databases, and the functions that choose one of them. It is safe for concurrent
+// use.
 type Set struct {
-	databases map[string]Database
-	of        func(place string) string
+	cfg Config
 
 	mu    sync.Mutex
-	known map[string]struct{} // places that live where the function says
+	known map[string]struct{} // places that live where OfPlace says
 }
 
 // Database is a database of a Set.
@@ -54,60 +75,67 @@ type Databases interface {
 // maxKnown bounds how many places a Set remembers. Others cost a query each time.
 const maxKnown = 100_000
 
-// New makes a Set. It does not connect. pools are the databases, each under a name that you choose
-// and keep, for example "eu-1": at least one, each another database, each with the schema onlyonce.
-//
-// of returns the name of a place's database. It must give the same answer in each process, and for
-// as long as the process lives. So compute it from the program's configuration, and make no
-// requests. To change the answer for a place, move the place: docs/scaling.md has the procedure.
-//
-// The error lists every fault and wraps [ErrConfig].
-func New(pools map[string]*pgxpool.Pool, of func(place string) string) (*Set, error) {
-	l := fields.List{Sentinel: ErrConfig}
-	if len(pools) == 0 {
-		l.Add("pools", "must not be empty: name each database that places live in")
+// New makes a Set. It does not connect. The error lists every fault and wraps [ErrConfig].
+func New(cfg Config) (*Set, error) {
+	l := fields.List{Sentinel: ErrConfig, Struct: "Config"}
+	if len(cfg.Pools) == 0 {
+		l.Add("Pools", "must not be empty: name each database")
 	}
-	if of == nil {
-		l.Add("of", "must not be nil: it names the database of a place")
+	if cfg.OfPlace == nil && cfg.OfPartition == nil {
+		l.Add("OfPlace", "must not be nil, unless OfPartition is set: it names the database of a place")
 	}
-	poolcheck.All(&l, "pools", pools)
+	poolcheck.All(&l, "Pools", cfg.Pools)
 	if err := l.Err(); err != nil {
 		return nil, err
 	}
-	s := &Set{databases: make(map[string]Database, len(pools)), of: of, known: map[string]struct{}{}}
-	for name, pool := range pools {
-		s.databases[name] = Database{Name: name, Pool: pool}
-	}
-	return s, nil
+	cfg.Pools = maps.Clone(cfg.Pools)
+	return &Set{cfg: cfg, known: map[string]struct{}{}}, nil
 }
 
 // Databases returns the databases in the order of their names.
 func (s *Set) Databases() []Database {
-	all := make([]Database, 0, len(s.databases))
-	for _, name := range slices.Sorted(maps.Keys(s.databases)) {
-		all = append(all, s.databases[name])
+	all := make([]Database, 0, len(s.cfg.Pools))
+	for _, name := range slices.Sorted(maps.Keys(s.cfg.Pools)) {
+		all = append(all, Database{name, s.cfg.Pools[name]})
 	}
 	return all
 }
 
-// Of returns the database that the program's function chooses for a place. It makes no query. The
-// error is for a function that panics, or names no database of the Set.
-func (s *Set) Of(place string) (db Database, err error) {
+// Routes reports which of the functions the Set has: OfPlace and OfPartition.
+func (s *Set) Routes() (places, partitions bool) {
+	return s.cfg.OfPlace != nil, s.cfg.OfPartition != nil
+}
+
+// Of returns the database that Config.OfPlace chooses for a place. It makes no query. The error is
+// for a function that is not set, panics, or names no database of the Set.
+func (s *Set) Of(place string) (Database, error) {
+	return s.choose("OfPlace", strconv.Quote(place), s.cfg.OfPlace != nil, func() string { return s.cfg.OfPlace(place) })
+}
+
+// OfPartition returns the database that Config.OfPartition chooses for a partition. Errors are as
+// of [Set.Of].
+func (s *Set) OfPartition(topic string, partition int32) (Database, error) {
+	return s.choose("OfPartition", fmt.Sprintf("%s/%d", topic, partition), s.cfg.OfPartition != nil, func() string { return s.cfg.OfPartition(topic, partition) })
+}
+
+func (s *Set) choose(field, what string, is bool, name func() string) (db Database, err error) {
+	if !is {
+		return Database{}, fmt.Errorf("%w: Config.%s: must not be nil", ErrConfig, field)
+	}
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("shard: the function that chooses a database panicked for %q: %v", place, p)
+			err = fmt.Errorf("shard: Config.%s panicked for %s: %v", field, what, p)
 		}
 	}()
-	name := s.of(place)
-	db, ok := s.databases[name]
-	if !ok {
-		return Database{}, fmt.Errorf("shard: the function that chooses a database names %q for %q, which is none of the databases", name, place)
+	db.Name = name()
+	if db.Pool = s.cfg.Pools[db.Name]; db.Pool == nil {
+		return Database{}, fmt.Errorf("shard: Config.%s names %q for %s, which is none of Config.Pools", field, db.Name, what)
 	}
 	return db, nil
 }
 
 // Find returns the database in which a place lives. If no process has met the place before, Find
-// records that it lives in the database that the function chooses; that asks all databases. The
+// records that it lives in the database that OfPlace chooses; that asks all databases. The
 // error wraps [ErrElsewhere] if the place lives in another database.
 //
 // The answer alone is no promise for later, because the place may leave at any time: call [Enter]

@@ -15,7 +15,7 @@ func always(name string) func(string) string { return func(string) string { retu
 
 func newSet(t *testing.T, pools map[string]*pgxpool.Pool, of string) *Set {
 	t.Helper()
-	s, err := New(pools, always(of))
+	s, err := New(Config{Pools: pools, OfPlace: always(of)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,32 +29,33 @@ func TestN1RowThatWasWrittenAgain(t *testing.T) {
 	t.Parallel()
 	pools := map[string]*pgxpool.Pool{"a": pgtest.DB(t), "b": pgtest.DB(t)}
 	a, b := newSet(t, pools, "a"), newSet(t, pools, "b")
+	inA, inB := Database{"a", pools["a"]}, Database{"b", pools["b"]}
 	ctx := t.Context()
 
-	slow, err := a.databases["a"].claim(ctx, "acme")
+	slow, err := inA.claim(ctx, "acme")
 	if err != nil || slow == nil {
 		t.Fatal(slow, err)
 	}
-	if err := a.checkOthers(ctx, a.databases["a"], "acme"); err != nil {
+	if err := a.checkOthers(ctx, inA, "acme"); err != nil {
 		t.Fatal(err)
 	}
-	other, err := b.databases["b"].claim(ctx, "acme")
+	other, err := inB.claim(ctx, "acme")
 	if err != nil || other == nil {
 		t.Fatal(other, err)
 	}
-	if err := a.register(ctx, a.databases["a"], "acme"); err == nil { // it sees b's row, and deletes the one here
+	if err := a.register(ctx, inA, "acme"); err == nil { // it sees b's row, and deletes the one here
 		t.Fatal("a third process, of a, does not see b's row")
 	}
-	if err := b.checkOthers(ctx, b.databases["b"], "acme"); err != nil {
+	if err := b.checkOthers(ctx, inB, "acme"); err != nil {
 		t.Fatal(err)
 	}
-	if confirmed, err := b.databases["b"].confirm(ctx, "acme", *other); err != nil || !confirmed {
+	if confirmed, err := inB.confirm(ctx, "acme", *other); err != nil || !confirmed {
 		t.Fatal(confirmed, err)
 	}
-	if again, err := a.databases["a"].claim(ctx, "acme"); err != nil || again == nil {
+	if again, err := inA.claim(ctx, "acme"); err != nil || again == nil {
 		t.Fatal(again, err)
 	}
-	if confirmed, err := a.databases["a"].confirm(ctx, "acme", *slow); err != nil || confirmed {
+	if confirmed, err := inA.confirm(ctx, "acme", *slow); err != nil || confirmed {
 		t.Errorf("confirmed %v, %v: the place lives in both databases", confirmed, err)
 	}
 }

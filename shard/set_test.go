@@ -19,7 +19,7 @@ import (
 
 func newSet(t *testing.T, pools map[string]*pgxpool.Pool, of func(string) string) *shard.Set {
 	t.Helper()
-	s, err := shard.New(pools, of)
+	s, err := shard.New(shard.Config{Pools: pools, OfPlace: of})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,12 +49,12 @@ func TestFaultsOfASet(t *testing.T) {
 		of    func(string) string
 		want  []string
 	}{
-		"nothing":      {nil, nil, []string{"pools: must not be empty", "of: must not be nil"}},
-		"no pool":      {map[string]*pgxpool.Pool{"a": nil}, func(string) string { return "a" }, []string{`pools["a"]: must not be nil`}},
+		"nothing":      {nil, nil, []string{"Config.Pools: must not be empty", "Config.OfPlace: must not be nil"}},
+		"no pool":      {map[string]*pgxpool.Pool{"a": nil}, func(string) string { return "a" }, []string{`Config.Pools["a"]: must not be nil`}},
 		"one twice":    {map[string]*pgxpool.Pool{"a": pool, "b": pool}, func(string) string { return "a" }, []string{`"a" and "b" are one database`}},
 		"without name": {map[string]*pgxpool.Pool{"": pool}, func(string) string { return "" }, []string{"give it a name"}},
 	} {
-		_, err := shard.New(c.pools, c.of)
+		_, err := shard.New(shard.Config{Pools: c.pools, OfPlace: c.of})
 		for _, want := range c.want {
 			if !errors.Is(err, shard.ErrConfig) || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, want %q", name, err, want)
@@ -71,6 +71,9 @@ func TestFaultsOfASet(t *testing.T) {
 		if _, err := s.Find(t.Context(), place); err == nil {
 			t.Errorf("%s: no error", place)
 		}
+	}
+	if _, err := s.OfPartition("orders", 0); !errors.Is(err, shard.ErrConfig) || !strings.Contains(err.Error(), "Config.OfPartition: must not be nil") {
+		t.Errorf("no function for partitions: %v", err)
 	}
 }
 

@@ -25,7 +25,7 @@ func TestN2EndpointMoves(t *testing.T) {
 	t.Parallel()
 	a, b := newRig(t), newRig(t)
 	var moved atomic.Bool
-	set, err := shard.New(map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv}, func(place string) string {
+	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv}, OfPlace: func(place string) string {
 		if place != "e" {
 			t.Errorf("the place is %q", place)
 		}
@@ -33,7 +33,7 @@ func TestN2EndpointMoves(t *testing.T) {
 			return "b"
 		}
 		return "a"
-	})
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestN2EndpointMoves(t *testing.T) {
 func TestShardedEndpointByTenant(t *testing.T) {
 	t.Parallel()
 	a, b := newRig(t), newRig(t)
-	set, err := shard.New(map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv}, func(place string) string { return place })
+	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv}, OfPlace: func(place string) string { return place }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/shard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -45,10 +46,14 @@ func (s *twoShards) start(one string, h consumer.Handler, change func(*consumer.
 	if change != nil {
 		change(&cfg)
 	}
-	c, err := consumer.NewSharded(consumer.Shards{
-		Pools: map[string]*pgxpool.Pool{"a": s.a.pool, "b": s.b.pool},
-		Of:    func(_ string, partition int32) string { return []string{"a", one}[partition] },
-	}, &consumertest.Source{Log: s.log, GroupID: "g1"}, h, cfg)
+	shards, err := shard.New(shard.Config{
+		Pools:       map[string]*pgxpool.Pool{"a": s.a.pool, "b": s.b.pool},
+		OfPartition: func(_ string, partition int32) string { return []string{"a", one}[partition] },
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	c, err := consumer.New(shards, &consumertest.Source{Log: s.log, GroupID: "g1"}, h, cfg)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -60,7 +60,7 @@
 // # What it does not have
 //
 // There is no order, not even of records with the same key. So consumer.Config refuses OrderingKey,
-// ParkOrderingKey and BlockPartition. It refuses TimedKey and NewSharded too. A message that fails
+// ParkOrderingKey and BlockPartition. It refuses TimedKey and a shard.Set too. A message that fails
 // is tried again by the member that has it, until its attempts are used up or the record's lock
 // ends, and is then parked for an operator. Choose package franzsource if messages of one key must
 // stay in order, or if partitions are enough: it reads each record once.

@@ -137,7 +137,7 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		var c *consumer.Consumer
 		var err error
 		if x.handler == "batch" {
-			c, err = consumer.NewBatch(pool, source, each, cfg)
+			c, err = consumer.New(pool, source, each, cfg)
 		} else {
 			handle := x.handle
 			if handle == nil {

@@ -28,7 +28,7 @@ func Consume(t *testing.T, pool *pgxpool.Pool, handle consumer.Handler, values .
 func ConsumeBatch(t *testing.T, pool *pgxpool.Pool, handle consumer.BatchHandler, values ...string) (reasons, errs map[string]string) {
 	t.Helper()
 	return consume(t, pool, values, func(src consumer.Source, cfg consumer.Config) (*consumer.Consumer, error) {
-		return consumer.NewBatch(pool, src, handle, cfg)
+		return consumer.New(pool, src, handle, cfg)
 	})
 }
 
