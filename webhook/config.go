@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 // Mode is what an endpoint does with an event that is new.
@@ -38,7 +39,7 @@ type Config struct {
 	Name string
 
 	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
-	// [Twilio], [Meta], [Graph], [PayPal], [SNS], [HMAC], or one of yours. Required.
+	// [HMAC], one of the packages below this one, for example paypal, or one of yours. Required.
 	Provider Provider
 
 	// Secrets are the secrets that are valid now; see [VerifierConfig]. Required.
@@ -189,20 +190,20 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	if !validEndpoint.MatchString(c.Name) {
 		l.Add("Name", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", c.Name)
 	}
-	scheme := &Scheme{}
+	sender := &scheme.Scheme{}
 	var past, future time.Duration
 	var err error
 	if c.verifier, err = NewVerifier(VerifierConfig{Provider: c.Provider, Secrets: c.Secrets, Tolerance: c.Tolerance, MaxBody: c.MaxBody, KeepHeaders: c.KeepHeaders}); err != nil {
 		l.Join(err)
 	} else {
-		scheme, past, future = c.verifier.scheme, c.verifier.past, c.verifier.future
-		if strings.ContainsAny(scheme.Name, "/\x00") {
-			l.Add("Provider", "its name, %q, must not contain a slash", scheme.Name)
+		sender, past, future = c.verifier.scheme, c.verifier.past, c.verifier.future
+		if strings.ContainsAny(sender.Name, "/\x00") {
+			l.Add("Provider", "its name, %q, must not contain a slash", sender.Name)
 		}
 	}
 	c.checkMode(l)
 	c.boundSizes(l)
-	c.boundTimes(l, scheme, past, future)
+	c.boundTimes(l, sender, past, future)
 	c.Logger = fields.Logger(c.Logger)
 	return c, l.Err()
 }
@@ -264,7 +265,7 @@ func (c *Config) boundSizes(l *fields.List) {
 }
 
 // boundTimes fills in durations. past and future are how far a signature's time may be off.
-func (c *Config) boundTimes(l *fields.List, scheme *Scheme, past, future time.Duration) {
+func (c *Config) boundTimes(l *fields.List, sender *scheme.Scheme, past, future time.Duration) {
 	duration := func(field string, d *time.Duration, def, least, most time.Duration, why string) {
 		if *d == 0 {
 			*d = def
@@ -275,16 +276,16 @@ func (c *Config) boundTimes(l *fields.List, scheme *Scheme, past, future time.Du
 	}
 	const never = 1<<63 - 1
 	// W10: if an id is forgotten while its sender still delivers, the next copy is a new event.
-	least := max(minRetention, 2*past, 2*future, scheme.Redeliveries)
+	least := max(minRetention, 2*past, 2*future, sender.Redeliveries)
 	duration("Retention", &c.Retention, least, least, never, ": a sender may deliver an event again within that")
 	window := time.Hour
-	if scheme.distinct {
+	if sender.Distinct {
 		window = c.Retention // W7: for as long as the id
-	} else if !scheme.IDSigned {
+	} else if !sender.IDSigned {
 		window = max(window, past+future) // for as long as the signature counts
 	}
 	duration("BodyWindow", &c.BodyWindow, window, time.Minute, max(c.Retention, time.Minute), "")
-	answer := scheme.Answer
+	answer := sender.Answer
 	if answer == 0 {
 		answer = defaultAnswer
 	}

@@ -48,9 +48,11 @@
 //	Graph       nothing                  hash of the body          no          none
 //	HMAC        as declared
 //
-// A [Provider] of your own is a [Scheme]: it says which headers hold the signatures, what they
-// sign, and what the event's id and type are. The Verifier does the rest: the comparison, the order
-// of the checks and all bounds.
+// Twilio, Meta, PayPal, SNS and Graph are packages below this one: twilio, meta and so on.
+//
+// A [Provider] of your own gives a scheme.Scheme: it says which headers hold the signatures, what
+// they sign, and what the event's id and type are. The Verifier does the rest: the comparison, the
+// order of the checks and all bounds.
 //
 // # What it defends against
 //
@@ -60,13 +62,12 @@
 // Microsoft Graph writes a shared secret into the body: their bodies are parsed first, in time and
 // memory that their length bounds.
 //
-// Certificates that a request names (PayPal, SNS): see [Fetch] and rule W18.
+// Certificates that a request names (PayPal, SNS): see scheme.Fetch and rule W18.
 //
 // Requests that are sent again later: the signed time is compared with the clock, after the
 // signature. If the sender signs no time (GitHub, Shopify, Twilio, Meta), a recorded request stays
-// valid forever.
-// If it does not sign the id either, the request is valid under any id. [Event].IDSigned is then
-// false, and the dedupe must compare bodies too.
+// valid forever. If it does not sign the id either, the request is valid under any id.
+// [Event].IDSigned is then false, and the dedupe must compare bodies too.
 //
 // One signature for two requests: fields in what is signed are delimited by bytes that they cannot
 // contain. For example, a webhook-id with a dot is refused, because "a.1" at time 2 has the same

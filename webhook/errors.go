@@ -3,6 +3,8 @@ package webhook
 import (
 	"errors"
 	"net/http"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
 
 // The checks of a Verifier. Each [Error] wraps one of them.
@@ -79,14 +81,13 @@ func (e *Error) Status() int {
 	return http.StatusBadRequest
 }
 
-// Malformed returns the error that a [Scheme] returns for an invalid header or member. The reason
-// must be a constant: it must not quote the request.
-func Malformed(field, reason string) error {
-	return &Error{Check: ErrMalformed, Field: field, Reason: reason}
-}
-
 // refusal converts an error of a provider's code to an *Error of this provider.
 func refusal(provider string, err error) error {
+	var r *received.Refusal
+	if errors.As(err, &r) {
+		check := []error{received.IsMalformed: ErrMalformed, received.IsForged: ErrSignature, received.IsUnavailable: ErrUnavailable}[r.Check]
+		return &Error{Provider: provider, Check: check, Field: r.Field, Reason: r.Reason, Cause: r.Cause}
+	}
 	var e *Error
 	if !errors.As(err, &e) {
 		return &Error{Provider: provider, Check: ErrMalformed, Reason: "the provider's code refused it", Cause: err}

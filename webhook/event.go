@@ -2,7 +2,6 @@ package webhook
 
 import (
 	"net/http"
-	"net/url"
 	"time"
 )
 
@@ -51,11 +50,4 @@ type Event struct {
 
 	// signed is a hash of what was signed, if that is neither the whole body nor the id (PayPal).
 	signed []byte
-
-	// repeats says that two events may have the same bytes, so that only the id tells copies apart
-	// (Microsoft Graph).
-	repeats bool
-
-	// subscribeURL is what a subscription's confirmation fetches (SNS).
-	subscribeURL *url.URL
 }

@@ -11,6 +11,11 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/graph"
+	"github.com/onlyonce/onlyonce/webhook/meta"
+	"github.com/onlyonce/onlyonce/webhook/paypal"
+	"github.com/onlyonce/onlyonce/webhook/sns"
+	"github.com/onlyonce/onlyonce/webhook/twilio"
 )
 
 // docs/guide/webhooks.md shows this code; package test/docs compares them.
@@ -19,21 +24,21 @@ import (
 func senders(authToken, appSecret, verifyToken, clientState string) []webhook.VerifierConfig {
 	return []webhook.VerifierConfig{
 		// Twilio signs the public URL, which no request says reliably.
-		{Provider: webhook.Twilio{URL: "https://hooks.example.com/twilio"}, Secrets: []string{authToken}},
+		{Provider: twilio.Provider{URL: "https://hooks.example.com/twilio"}, Secrets: []string{authToken}},
 		// Meta asks by GET whether the endpoint is yours; the endpoint answers.
-		{Provider: webhook.Meta{VerifyToken: verifyToken}, Secrets: []string{appSecret}},
+		{Provider: meta.Provider{VerifyToken: verifyToken}, Secrets: []string{appSecret}},
 		// Microsoft Graph asks by POST, and then sends your clientState with each notification.
-		{Provider: webhook.Graph{}, Secrets: []string{clientState}},
+		{Provider: graph.Provider{}, Secrets: []string{clientState}},
 		// PayPal and SNS sign with a certificate, which is fetched and kept. There is no secret.
-		{Provider: webhook.PayPal{WebhookID: "4JH86294D6297924G"}},
-		{Provider: webhook.SNS{Topics: []string{"arn:aws:sns:eu-west-1:123456789012:orders"}}},
+		{Provider: paypal.Provider{WebhookID: "4JH86294D6297924G"}},
+		{Provider: sns.Provider{Topics: []string{"arn:aws:sns:eu-west-1:123456789012:orders"}}},
 	}
 }
 
-func ExampleTwilio() {
+func Example_twilio() {
 	const token = "2c9f0a7be1d34c5f8a6b7c8d9e0f1a2b"
 	v, err := webhook.NewVerifier(webhook.VerifierConfig{
-		Provider: webhook.Twilio{URL: "https://hooks.example.com/twilio"},
+		Provider: twilio.Provider{URL: "https://hooks.example.com/twilio"},
 		Secrets:  []string{token},
 	})
 	if err != nil {
@@ -61,9 +66,9 @@ func ExampleTwilio() {
 	// webhook: twilio: bad signature
 }
 
-func ExampleMeta() {
+func Example_meta() {
 	v, err := webhook.NewVerifier(webhook.VerifierConfig{
-		Provider: webhook.Meta{VerifyToken: "hQ7tB2nXw9pLr4Zc"},
+		Provider: meta.Provider{VerifyToken: "hQ7tB2nXw9pLr4Zc"},
 		Secrets:  []string{"e0b3d1bb44d6a1d2c9f8"},
 	})
 	if err != nil {
@@ -80,8 +85,8 @@ func ExampleMeta() {
 	//  false webhook: meta: bad signature: hub.verify_token
 }
 
-func ExampleGraph() {
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: webhook.Graph{}, Secrets: []string{"9f2c7a51-clientState"}})
+func Example_graph() {
+	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: graph.Provider{}, Secrets: []string{"9f2c7a51-clientState"}})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -102,9 +107,9 @@ func ExampleGraph() {
 	// webhook: microsoft-graph: bad signature
 }
 
-func ExampleSNS() {
+func Example_sns() {
 	v, err := webhook.NewVerifier(webhook.VerifierConfig{
-		Provider: webhook.SNS{Topics: []string{"arn:aws:sns:eu-west-1:123456789012:orders"}, Version2Only: true},
+		Provider: sns.Provider{Topics: []string{"arn:aws:sns:eu-west-1:123456789012:orders"}, Version2Only: true},
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -119,11 +124,11 @@ func ExampleSNS() {
 		"SigningCertURL": "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-1.pem"}`))
 	fmt.Println(err)
 	// Output:
-	// webhook: sns: bad signature: body's member TopicArn: is none of SNS.Topics
+	// webhook: sns: bad signature: body's member TopicArn: is none of Topics
 }
 
-func ExamplePayPal() {
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: webhook.PayPal{WebhookID: "4JH86294D6297924G"}})
+func Example_paypal() {
+	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: paypal.Provider{WebhookID: "4JH86294D6297924G"}})
 	if err != nil {
 		fmt.Println(err)
 		return

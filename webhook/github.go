@@ -1,6 +1,10 @@
 package webhook
 
-import "time"
+import (
+	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/scheme"
+)
 
 // GitHub is https://docs.github.com/webhooks/using-webhooks/validating-webhook-deliveries:
 // X-Hub-Signature-256, over the body alone. X-Hub-Signature, with SHA-1, does not count. ID is
@@ -10,20 +14,20 @@ import "time"
 type GitHub struct{}
 
 // Scheme implements Provider.
-func (GitHub) Scheme() (*Scheme, error) {
+func (GitHub) Scheme() (*scheme.Scheme, error) {
 	const header = "X-Hub-Signature-256"
-	return &Scheme{
-		Name: "github", distinct: true,
+	return &scheme.Scheme{
+		Name: "github", Distinct: true,
 		Answer: 10 * time.Second, Redeliveries: 3 * 24 * time.Hour, // by hand only
 		SignatureHeaders: []string{header, "X-Hub-Signature"},
 		KeepHeaders: []string{"X-GitHub-Delivery", "X-GitHub-Event", "X-GitHub-Hook-ID",
 			"X-GitHub-Hook-Installation-Target-ID", "X-GitHub-Hook-Installation-Target-Type"},
-		Key: rawKey(HMACSHA256),
-		Read: func(f Fields) (Signed, error) {
-			s, err := f.Signature(header, "sha256=", HMACSHA256, Hex)
-			return Signed{Signatures: []Signature{s}}, err
+		Key: scheme.RawKey(scheme.HMACSHA256),
+		Read: func(f scheme.Fields) (scheme.Signed, error) {
+			s, err := f.Signature(header, "sha256=", scheme.HMACSHA256, scheme.Hex)
+			return scheme.Signed{Signatures: []scheme.Signature{s}}, err
 		},
-		Event: func(f Fields, e *Event) (err error) {
+		Event: func(f scheme.Fields, e *scheme.Event) (err error) {
 			if e.ID, err = f.ID("X-GitHub-Delivery"); err != nil {
 				return err
 			}

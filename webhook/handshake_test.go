@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/graph"
+	"github.com/onlyonce/onlyonce/webhook/meta"
 )
 
 func metaHandshake(token string) url.Values {
@@ -32,7 +34,7 @@ const clientState = "9f2c7a51-clientState"
 // W13: a handshake of Meta's is answered with its challenge if, and only if, it has the token.
 func TestW13MetaHandshake(t *testing.T) {
 	t.Parallel()
-	v := verifier(t, webhook.Meta{VerifyToken: metaToken}, "e0b3d1bb44d6a1d2c9f8")
+	v := verifier(t, meta.Provider{VerifyToken: metaToken}, "e0b3d1bb44d6a1d2c9f8")
 	text, is, err := v.Handshake(http.MethodGet, metaHandshake(metaToken).Encode())
 	if err != nil || !is || text != "1158201444" {
 		t.Errorf("%q %t %v", text, is, err)
@@ -60,7 +62,7 @@ func TestW13MetaHandshake(t *testing.T) {
 			}
 		}
 	}
-	if _, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: webhook.Meta{VerifyToken: "short"}, Secrets: []string{"0123456789abcdef"}}); err == nil || !strings.Contains(err.Error(), "Meta.VerifyToken: must have 16") {
+	if _, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: meta.Provider{VerifyToken: "short"}, Secrets: []string{"0123456789abcdef"}}); err == nil || !strings.Contains(err.Error(), "meta.Provider.VerifyToken: must have 16") {
 		t.Errorf("a short token: %v", err)
 	}
 }
@@ -103,7 +105,7 @@ func TestW13MetaHandshakeAtAnEndpoint(t *testing.T) {
 func TestW13GraphHandshake(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	e := r.serve(sample{provider: webhook.Graph{}, secret: clientState})
+	e := r.serve(sample{provider: graph.Provider{}, secret: clientState})
 	ask := func(query string) answer {
 		req := e.request(nil, "")
 		req.URL.RawQuery = query
@@ -138,7 +140,7 @@ func TestW13GraphHandshake(t *testing.T) {
 func TestW4ClientStates(t *testing.T) {
 	t.Parallel()
 	const other = "0123456789abcdef"
-	v := verifier(t, webhook.Graph{}, clientState, other)
+	v := verifier(t, graph.Provider{}, clientState, other)
 	for _, body := range []string{notification(clientState), notification(other), notification(clientState, other, clientState)} {
 		e, err := v.Verify(nil, []byte(body))
 		if err != nil || !strings.HasPrefix(e.ID, "delivery:") || e.Type != "updated" || e.IDSigned || !e.Time.IsZero() {
@@ -176,7 +178,7 @@ func TestW4ClientStates(t *testing.T) {
 	} {
 		refuses(t, v, nil, body, clientState, want)
 	}
-	if _, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: webhook.Graph{}, Secrets: []string{strings.Repeat("x", 129)}}); err == nil || !strings.Contains(err.Error(), "Secrets[0]: must have 128 characters or less") {
+	if _, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: graph.Provider{}, Secrets: []string{strings.Repeat("x", 129)}}); err == nil || !strings.Contains(err.Error(), "Secrets[0]: must have 128 characters or less") {
 		t.Errorf("a long clientState: %v", err)
 	}
 }
@@ -186,7 +188,7 @@ func TestW4ClientStates(t *testing.T) {
 func TestW7NotificationsOfTheSameBytes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	e := r.serve(sample{provider: webhook.Graph{}, secret: clientState})
+	e := r.serve(sample{provider: graph.Provider{}, secret: clientState})
 	for range 3 {
 		e.do(e.request(nil, notification(clientState))).want(t, 200, false)
 	}
@@ -223,7 +225,7 @@ func TestNoHandshake(t *testing.T) {
 		t.Error(err)
 	}
 	var refused *webhook.Error
-	_, _, err = verifier(t, webhook.Graph{}, clientState).Handshake(http.MethodPost, "validationToken="+strings.Repeat("a", 5000))
+	_, _, err = verifier(t, graph.Provider{}, clientState).Handshake(http.MethodPost, "validationToken="+strings.Repeat("a", 5000))
 	if !errors.As(err, &refused) || refused.Status() != 400 || refused.Provider != "microsoft-graph" {
 		t.Errorf("a long query: %v", err)
 	}

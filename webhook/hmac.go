@@ -6,6 +6,9 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 // HMAC is a sender that signs with an HMAC in its own layout. Only what is declared here is
@@ -21,13 +24,13 @@ type HMAC struct {
 	Name string
 
 	// Algorithm is HMACSHA256 or HMACSHA512. Defaults to HMACSHA256.
-	Algorithm Algorithm
+	Algorithm scheme.Algorithm
 
 	// SignatureHeader is the header that holds the signature. Required.
 	SignatureHeader string
 
 	// Encoding is how the signature is written: Hex or Base64. Defaults to Hex.
-	Encoding Encoding
+	Encoding scheme.Encoding
 
 	// Prefix is the text before the signature in its header, for example "sha256=". Defaults to
 	// none.
@@ -64,16 +67,16 @@ type HMAC struct {
 }
 
 // Scheme implements Provider.
-func (h HMAC) Scheme() (*Scheme, error) {
+func (h HMAC) Scheme() (*scheme.Scheme, error) {
 	l, faults := parseLayout(h.Layout)
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("HMAC."+format, args...)) }
-	if h.Name == "" || !validID(h.Name) {
+	if h.Name == "" || !received.ValidID(h.Name) {
 		fault("Name: must be visible ASCII characters")
 	}
-	if h.Algorithm != HMACSHA256 && h.Algorithm != HMACSHA512 {
+	if h.Algorithm != scheme.HMACSHA256 && h.Algorithm != scheme.HMACSHA512 {
 		fault("Algorithm: must be HMACSHA256 or HMACSHA512")
 	}
-	if h.Encoding != Hex && h.Encoding != Base64 {
+	if h.Encoding != scheme.Hex && h.Encoding != scheme.Base64 {
 		fault("Encoding: must be Hex or Base64")
 	}
 	if !isToken(h.SignatureHeader) {
@@ -87,7 +90,7 @@ func (h HMAC) Scheme() (*Scheme, error) {
 	if h.SignaturePart != "" && h.Prefix != "" {
 		fault("Prefix: must be empty with SignaturePart")
 	}
-	if !isPrintable(h.Prefix) {
+	if !received.Printable(h.Prefix) {
 		fault("Prefix: must be printable ASCII")
 	}
 	if parts := h.SignaturePart + h.TimePart; parts != "" && !isWord(parts) || h.SignaturePart != "" && h.SignaturePart == h.TimePart {
@@ -115,10 +118,10 @@ func (h HMAC) Scheme() (*Scheme, error) {
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
 	}
-	s := &Scheme{
+	s := &scheme.Scheme{
 		Answer: h.Answer, Redeliveries: h.Redeliveries,
-		Name: h.Name, IDSigned: l.id || h.IDMember != "", SignatureHeaders: []string{h.SignatureHeader}, Key: rawKey(h.Algorithm),
-		Read:  func(f Fields) (Signed, error) { return h.read(f, l) },
+		Name: h.Name, IDSigned: l.id || h.IDMember != "", SignatureHeaders: []string{h.SignatureHeader}, Key: scheme.RawKey(h.Algorithm),
+		Read:  func(f scheme.Fields) (scheme.Signed, error) { return h.read(f, l) },
 		Event: h.event,
 	}
 	for _, name := range []string{h.IDHeader, h.TypeHeader} {
@@ -132,14 +135,14 @@ func (h HMAC) Scheme() (*Scheme, error) {
 	return s, nil
 }
 
-func (h HMAC) read(f Fields, l signedLayout) (s Signed, err error) {
+func (h HMAC) read(f scheme.Fields, l signedLayout) (s scheme.Signed, err error) {
 	var id, written string
 	if l.id {
 		if id, err = f.ID(h.IDHeader); err != nil {
-			return Signed{}, err
+			return scheme.Signed{}, err
 		}
 		if strings.ContainsAny(id, l.idDelimiters) {
-			return Signed{}, Malformed(h.IDHeader, "has a character that delimits what is signed")
+			return scheme.Signed{}, scheme.Malformed(h.IDHeader, "has a character that delimits what is signed")
 		}
 	}
 	unit := h.TimeUnit
@@ -149,21 +152,21 @@ func (h HMAC) read(f Fields, l signedLayout) (s Signed, err error) {
 	if h.SignaturePart != "" {
 		list, err := f.One(h.SignatureHeader)
 		if err != nil {
-			return Signed{}, err
+			return scheme.Signed{}, err
 		}
 		if written, s.Time, s.Signatures, err = timedPairs(h.SignatureHeader, list, h.TimePart, h.SignaturePart, h.Algorithm, h.Encoding, unit); err != nil {
-			return Signed{}, err
+			return scheme.Signed{}, err
 		}
 	} else {
 		one, err := f.Signature(h.SignatureHeader, h.Prefix, h.Algorithm, h.Encoding)
 		if err != nil {
-			return Signed{}, err
+			return scheme.Signed{}, err
 		}
-		s.Signatures = []Signature{one}
+		s.Signatures = []scheme.Signature{one}
 	}
 	if h.TimeHeader != "" {
 		if written, s.Time, err = f.Time(h.TimeHeader, unit); err != nil {
-			return Signed{}, err
+			return scheme.Signed{}, err
 		}
 	}
 	fill := func(all []layoutPiece) string {
@@ -184,20 +187,20 @@ func (h HMAC) read(f Fields, l signedLayout) (s Signed, err error) {
 	return s, nil
 }
 
-func (h HMAC) event(f Fields, e *Event) (err error) {
-	found := jsonMembers(e.Body, h.IDMember, h.TypeMember)
+func (h HMAC) event(f scheme.Fields, e *scheme.Event) (err error) {
+	found := received.Members(e.Body, h.IDMember, h.TypeMember)
 	switch {
 	case h.TypeHeader != "":
 		if e.Type, err = f.One(h.TypeHeader); err != nil {
 			return err
 		}
 	case h.TypeMember != "":
-		e.Type = jsonString(found[h.TypeMember])
+		e.Type = received.String(found[h.TypeMember])
 	}
 	if h.IDHeader != "" {
 		e.ID, err = f.ID(h.IDHeader)
 	} else {
-		e.ID, err = idMember(found, h.IDMember)
+		e.ID, err = received.IDMember(found, h.IDMember)
 	}
 	return err
 }

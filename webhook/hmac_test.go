@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 func TestHMACFaults(t *testing.T) {
@@ -25,7 +26,7 @@ func TestHMACFaults(t *testing.T) {
 	}{
 		{func(h *webhook.HMAC) { h.Name = "" }, "HMAC.Name"},
 		{func(h *webhook.HMAC) { h.Name = "a b" }, "HMAC.Name"},
-		{func(h *webhook.HMAC) { h.Algorithm = webhook.Ed25519 }, "HMAC.Algorithm"},
+		{func(h *webhook.HMAC) { h.Algorithm = scheme.Ed25519 }, "HMAC.Algorithm"},
 		{func(h *webhook.HMAC) { h.Algorithm = 9 }, "HMAC.Algorithm"},
 		{func(h *webhook.HMAC) { h.Encoding = 2 }, "HMAC.Encoding"},
 		{func(h *webhook.HMAC) { h.SignatureHeader = "" }, "HMAC.SignatureHeader"},
@@ -77,7 +78,7 @@ func TestHMACDeclaresWhatTheProvidersDo(t *testing.T) {
 	for name, h := range map[string]webhook.HMAC{
 		"Stripe":  {Name: "stripe", SignatureHeader: "Stripe-Signature", SignaturePart: "v1", TimePart: "t", Layout: "{time}.{body}", IDMember: "id", TypeMember: "type"},
 		"GitHub":  {Name: "github", SignatureHeader: "X-Hub-Signature-256", Prefix: "sha256=", IDHeader: "X-GitHub-Delivery", TypeHeader: "X-GitHub-Event"},
-		"Shopify": {Name: "shopify", SignatureHeader: "X-Shopify-Hmac-SHA256", Encoding: webhook.Base64, IDHeader: "X-Shopify-Webhook-Id", TypeHeader: "X-Shopify-Topic"},
+		"Shopify": {Name: "shopify", SignatureHeader: "X-Shopify-Hmac-SHA256", Encoding: scheme.Base64, IDHeader: "X-Shopify-Webhook-Id", TypeHeader: "X-Shopify-Topic"},
 		"Slack":   {Name: "slack", SignatureHeader: "X-Slack-Signature", Prefix: "v0=", TimeHeader: "X-Slack-Request-Timestamp", Layout: "v0:{time}:{body}", IDMember: "event_id"},
 	} {
 		s := all[name]

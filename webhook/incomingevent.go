@@ -47,7 +47,7 @@ func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent,
 	}
 	i.hash = pgtype.UUID{Bytes: dedupe.Key{Tenant: i.tenant, Scope: Scope(ep.cfg.Name), ID: i.messageID}.Hash(), Valid: true}
 	i.fingerprint = dedupe.FingerprintOf(i.Body).Int64()
-	if !i.IDSigned && !i.reconciled && !i.repeats {
+	if !i.IDSigned && !i.reconciled && !ep.cfg.verifier.scheme.Repeats {
 		sum := sha256.Sum256(i.Body)
 		if i.digest = sum[:]; i.signed != nil {
 			i.digest = i.signed

@@ -23,6 +23,9 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/paypal"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
+	"github.com/onlyonce/onlyonce/webhook/sns"
 )
 
 const (
@@ -34,11 +37,11 @@ const (
 )
 
 // payPal is a host of PayPal's with a good certificate, and a Verifier of its transmissions.
-func payPal(t testing.TB, change ...func(*webhook.VerifierConfig, *webhook.PayPal)) (*senderHost, *webhook.Verifier) {
+func payPal(t testing.TB, change ...func(*webhook.VerifierConfig, *paypal.Provider)) (*senderHost, *webhook.Verifier) {
 	t.Helper()
 	h := newSenderHost(t)
 	h.put(payPalFile, pemFile(h.signing(payPalName), h.middle.Raw))
-	p, cfg := webhook.PayPal{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}, webhook.VerifierConfig{}
+	p, cfg := paypal.Provider{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}, webhook.VerifierConfig{}
 	for _, f := range change {
 		f(&cfg, &p)
 	}
@@ -101,7 +104,7 @@ func TestPayPal(t *testing.T) {
 		bad.Add(name, bad.Get(name))
 		refusesNow(t, v, bad, payPalBody, webhook.ErrMalformed)
 	}
-	_, other := payPal(t, func(_ *webhook.VerifierConfig, p *webhook.PayPal) {
+	_, other := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) {
 		p.WebhookID, p.Roots, p.Fetch = "ANOTHER", h.roots, h.fetch()
 	})
 	refusesNow(t, other, good, payPalBody, webhook.ErrSignature) // another application's
@@ -145,12 +148,12 @@ func refusesNow(t testing.TB, v *webhook.Verifier, h http.Header, body string, c
 func TestPayPalFaults(t *testing.T) {
 	t.Parallel()
 	for want, cfg := range map[string]webhook.VerifierConfig{
-		"PayPal.WebhookID":             {Provider: webhook.PayPal{WebhookID: "a|b"}},
-		"Secrets: must be empty":       {Provider: webhook.PayPal{WebhookID: "A"}, Secrets: []string{"0123456789abcdef"}},
-		"PayPal.Fetch.Timeout: 11s":    {Provider: webhook.PayPal{WebhookID: "A", Fetch: webhook.Fetch{Timeout: 11 * time.Second}}},
-		"PayPal.Fetch.Transport: Prox": {Provider: webhook.PayPal{WebhookID: "A", Fetch: webhook.Fetch{Transport: http.DefaultTransport.(*http.Transport)}}},
-		"PayPal.Fetch.Transport: Dial": {Provider: webhook.PayPal{WebhookID: "A", Fetch: webhook.Fetch{Transport: insecure()}}},
-		"PayPal.Fetch.AllowNetworks":   {Provider: webhook.PayPal{WebhookID: "A", Fetch: webhook.Fetch{AllowNetworks: noNetwork}}},
+		"paypal.Provider.WebhookID":             {Provider: paypal.Provider{WebhookID: "a|b"}},
+		"Secrets: must be empty":                {Provider: paypal.Provider{WebhookID: "A"}, Secrets: []string{"0123456789abcdef"}},
+		"paypal.Provider.Fetch.Timeout: 11s":    {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Timeout: 11 * time.Second}}},
+		"paypal.Provider.Fetch.Transport: Prox": {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Transport: http.DefaultTransport.(*http.Transport)}}},
+		"paypal.Provider.Fetch.Transport: Dial": {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Transport: insecure()}}},
+		"paypal.Provider.Fetch.AllowNetworks":   {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{AllowNetworks: noNetwork}}},
 	} {
 		if _, err := webhook.NewVerifier(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q: %v", want, err)
@@ -326,7 +329,7 @@ func TestW18Fetches(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h, v := payPal(t, func(_ *webhook.VerifierConfig, p *webhook.PayPal) { p.Fetch.Timeout = time.Second })
+			h, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) { p.Fetch.Timeout = time.Second })
 			h.handle(payPalFile, serve(h))
 			request := payPalRequest(t, h.key, time.Now(), payPalBody)
 			webhook.HoldCertificates(v, 0)
@@ -354,12 +357,12 @@ func TestW18Fetches(t *testing.T) {
 // W18: fetches reach the public Internet only, and hosts that TLS vouches for.
 func TestW18WhereFetchesLead(t *testing.T) {
 	t.Parallel()
-	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *webhook.PayPal) { p.Fetch.AllowPrivate = false })
+	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) { p.Fetch.AllowPrivate = false })
 	if _, err := v.Verify(payPalRequest(t, h.key, time.Now(), payPalBody), []byte(payPalBody)); !errors.Is(err, httpsink.ErrAddress) {
 		t.Errorf("a private address: %v", err)
 	}
 	other := newSenderHost(t)
-	h2, v := payPal(t, func(_ *webhook.VerifierConfig, p *webhook.PayPal) {
+	h2, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) {
 		p.Fetch.Transport = p.Fetch.Transport.Clone()
 		p.Fetch.Transport.TLSClientConfig.RootCAs = other.roots
 	})
@@ -417,8 +420,8 @@ func stranger(t *testing.T, v *webhook.Verifier, good http.Header, n int) {
 // of a process that has just begun.
 func TestW18StrangersBesideConfiguredCertificates(t *testing.T) {
 	t.Parallel()
-	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *webhook.PayPal) { p.CertURLs = []string{"https://" + payPalFile} })
-	h2, v2 := sns(t, func(p *webhook.SNS) { p.CertURLs = []string{"https://" + snsFile} })
+	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) { p.CertURLs = []string{"https://" + payPalFile} })
+	h2, v2 := overSNS(t, func(p *sns.Provider) { p.CertURLs = []string{"https://" + snsFile} })
 	request, message := payPalRequest(t, h.key, time.Now(), payPalBody), snsMessage(time.Now())
 	event, made := snsBody(t, h2.key, message, snsText(message)), maps.Clone(message)
 	n := 0
@@ -447,7 +450,7 @@ func TestW18StrangersBesideConfiguredCertificates(t *testing.T) {
 		t.Errorf("%d and %d fetches", a, b)
 	}
 	for _, address := range []string{"", "https://evil.example/x", "https://" + snsFile, "https://" + payPalFile + "?"} {
-		if _, err := (webhook.PayPal{WebhookID: "A", CertURLs: []string{address}}).Scheme(); err == nil || !strings.Contains(err.Error(), "PayPal.CertURLs") {
+		if _, err := (paypal.Provider{WebhookID: "A", CertURLs: []string{address}}).Scheme(); err == nil || !strings.Contains(err.Error(), "paypal.Provider.CertURLs") {
 			t.Errorf("%q: %v", address, err)
 		}
 	}
@@ -556,7 +559,7 @@ func TestW18KnownCertificateServesMeanwhile(t *testing.T) {
 // A request that leaves does not take the fetch with it, for which others wait.
 func TestW18FetchOutlivesItsRequest(t *testing.T) {
 	t.Parallel()
-	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *webhook.PayPal) { p.Fetch.Timeout = 10 * time.Second })
+	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) { p.Fetch.Timeout = 10 * time.Second })
 	begun, goOn := make(chan struct{}), make(chan struct{})
 	h.handle(payPalFile, func(w http.ResponseWriter, _ *http.Request) {
 		close(begun)
@@ -582,7 +585,7 @@ func TestW18FetchOutlivesItsRequest(t *testing.T) {
 func TestW5OldTransmissions(t *testing.T) {
 	t.Parallel()
 	for tolerance, limits := range map[time.Duration][2]time.Duration{0: {72*time.Hour + 5*time.Minute, 5 * time.Minute}, time.Minute: {time.Minute, time.Minute}} {
-		h, v := payPal(t, func(cfg *webhook.VerifierConfig, _ *webhook.PayPal) { cfg.Tolerance = tolerance })
+		h, v := payPal(t, func(cfg *webhook.VerifierConfig, _ *paypal.Provider) { cfg.Tolerance = tolerance })
 		at := time.Now().Truncate(time.Second)
 		for off, want := range map[time.Duration]error{
 			-limits[0]: nil, -limits[0] - time.Second: webhook.ErrStale, limits[1]: nil, limits[1] + time.Second: webhook.ErrStale, -1000 * time.Hour: webhook.ErrStale,
@@ -654,7 +657,7 @@ func TestW7OtherBodyOfATransmission(t *testing.T) {
 	h := newSenderHost(t)
 	h.put(payPalFile, pemFile(h.signing(payPalName), h.middle.Raw))
 	e := r.serve(sample{}, func(c *webhook.Config) {
-		c.Provider, c.Secrets = webhook.PayPal{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}, nil
+		c.Provider, c.Secrets = paypal.Provider{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}, nil
 	})
 	recorded := payPalRequest(t, h.key, time.Now(), payPalBody)
 	forged := sameCRC(t, payPalBody, `{"id":"WH-made-up","event_type":"PAYMENT.SALE.COMPLETED","x":"`+strings.Repeat("0", 40)+`"}`)

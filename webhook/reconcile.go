@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
 
 // Reconcile adds events that the provider has but that never reached the endpoint, because the
@@ -160,7 +161,7 @@ func (r *reconciliation) renewLease(ctx context.Context, l *lease.Lease, stop co
 
 // acceptListed claims a listed event in the same way as a delivered one.
 func (r *reconciliation) acceptListed(ctx context.Context, e *Event) (fresh bool, err error) {
-	if e == nil || !validID(e.ID) {
+	if e == nil || !received.ValidID(e.ID) {
 		return false, errors.New("webhook: Reconcile.List: an event's ID must be 1 to 255 visible ASCII characters")
 	}
 	if e.Body == nil || len(e.Body) > r.cfg.verifier.maxBody {

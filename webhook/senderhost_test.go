@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 // senderHost is the host of a sender that signs with certificates: an authority of the test's own,
@@ -116,8 +116,8 @@ func (h *senderHost) times(name string) int {
 	return h.asked[name]
 }
 
-func (h *senderHost) fetch() webhook.Fetch {
-	return webhook.Fetch{AllowPrivate: true, Transport: h.transport}
+func (h *senderHost) fetch() scheme.Fetch {
+	return scheme.Fetch{AllowPrivate: true, Transport: h.transport}
 }
 
 func newECKey(t testing.TB) *ecdsa.PrivateKey {

@@ -1,6 +1,10 @@
 package webhook
 
-import "time"
+import (
+	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/scheme"
+)
 
 // Shopify is https://shopify.dev/docs/apps/build/webhooks: X-Shopify-Hmac-Sha256, over the body
 // alone. The secret is the app's client secret. ID is X-Shopify-Webhook-Id, which Shopify keeps
@@ -14,20 +18,20 @@ type Shopify struct {
 }
 
 // Scheme implements Provider.
-func (s Shopify) Scheme() (*Scheme, error) {
+func (s Shopify) Scheme() (*scheme.Scheme, error) {
 	const header = "X-Shopify-Hmac-Sha256"
-	return &Scheme{
-		Name: "shopify", distinct: true,
+	return &scheme.Scheme{
+		Name: "shopify", Distinct: true,
 		Answer: 5 * time.Second, Redeliveries: 2 * 24 * time.Hour,
 		SignatureHeaders: []string{header},
 		KeepHeaders: []string{"X-Shopify-Topic", "X-Shopify-Shop-Domain", "X-Shopify-API-Version", "X-Shopify-Webhook-Id",
 			"X-Shopify-Event-Id", "X-Shopify-Triggered-At"},
-		Key: rawKey(HMACSHA256),
-		Read: func(f Fields) (Signed, error) {
-			s, err := f.Signature(header, "", HMACSHA256, Base64)
-			return Signed{Signatures: []Signature{s}}, err
+		Key: scheme.RawKey(scheme.HMACSHA256),
+		Read: func(f scheme.Fields) (scheme.Signed, error) {
+			s, err := f.Signature(header, "", scheme.HMACSHA256, scheme.Base64)
+			return scheme.Signed{Signatures: []scheme.Signature{s}}, err
 		},
-		Event: func(f Fields, e *Event) (err error) {
+		Event: func(f scheme.Fields, e *scheme.Event) (err error) {
 			if e.Type, err = f.ID("X-Shopify-Topic"); err != nil {
 				return err
 			}

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/meta"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 func mac(h func() hash.Hash, secret string, parts ...string) []byte {
@@ -158,7 +160,7 @@ func samples(t testing.TB) map[string]sample {
 			raw: func(b []byte) string { return "v0=" + hex.EncodeToString(b) },
 		},
 		"Meta": {
-			provider: webhook.Meta{VerifyToken: metaToken}, secret: "e0b3d1bb44d6a1d2c9f8",
+			provider: meta.Provider{VerifyToken: metaToken}, secret: "e0b3d1bb44d6a1d2c9f8",
 			signed: []string{"X-Hub-Signature-256"}, sigs: "X-Hub-Signature-256", untimed: true,
 			body: `{"object":"page","entry":[{"id":"1","time":1614265330}]}`, id: contentID(`{"object":"page","entry":[{"id":"1","time":1614265330}]}`), kind: "page",
 			sign: func(secret string, _ time.Time, body string) http.Header {
@@ -167,7 +169,7 @@ func samples(t testing.TB) map[string]sample {
 			raw: hex256,
 		},
 		"HMAC": {
-			provider: webhook.HMAC{Name: "acme", Algorithm: webhook.HMACSHA512, SignatureHeader: "x-acme-signature", Encoding: webhook.Base64, Prefix: "sig ",
+			provider: webhook.HMAC{Name: "acme", Algorithm: scheme.HMACSHA512, SignatureHeader: "x-acme-signature", Encoding: scheme.Base64, Prefix: "sig ",
 				TimeHeader: "X-Acme-Time", TimeUnit: time.Millisecond, Layout: "v2:{time}:{body}|{id}", IDHeader: "X-Acme-Id", TypeMember: "kind"},
 			secret: "0123456789abcdef",
 			signed: []string{"X-Acme-Signature", "X-Acme-Time", "X-Acme-Id"}, sigs: "X-Acme-Signature",

@@ -3,18 +3,21 @@ package webhook
 import (
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 // eachPair parses a list of name=value, separated by commas, for example Stripe's. It is bounded,
 // and each member must be a pair.
 func eachPair(field, list string, each func(name, value string) error) error {
-	if strings.Count(list, ",") > maxSignatures { // one more than the signatures: the time
-		return Malformed(field, "has more than 16 signatures")
+	if strings.Count(list, ",") > received.MaxSignatures { // one more than the signatures: the time
+		return scheme.Malformed(field, "has more than 16 signatures")
 	}
 	for member := range strings.SplitSeq(list, ",") {
 		name, value, ok := strings.Cut(member, "=")
 		if !ok || !isWord(name) {
-			return Malformed(field, "is not a list of name=value")
+			return scheme.Malformed(field, "is not a list of name=value")
 		}
 		if err := each(name, value); err != nil {
 			return err
@@ -28,38 +31,38 @@ func eachPair(field, list string, each func(name, value string) error) error {
 // other.
 type signatureList struct {
 	field       string
-	found       []Signature
+	found       []scheme.Signature
 	undecodable bool
 }
 
-func (g *signatureList) add(a Algorithm, e Encoding, text string) {
+func (g *signatureList) add(a scheme.Algorithm, e scheme.Encoding, text string) {
 	value, canonical := e.Decode(text)
-	if !canonical || len(value) != a.size() {
+	if !canonical || len(value) != a.Size() {
 		g.undecodable = true
 		return
 	}
-	g.found = append(g.found, Signature{Algorithm: a, Value: value})
+	g.found = append(g.found, scheme.Signature{Algorithm: a, Value: value})
 }
 
-func (g *signatureList) signatures() ([]Signature, error) {
+func (g *signatureList) signatures() ([]scheme.Signature, error) {
 	if len(g.found) == 0 && g.undecodable {
-		return nil, Malformed(g.field, "has no signature in the canonical encoding")
+		return nil, scheme.Malformed(g.field, "has no signature in the canonical encoding")
 	}
 	return g.found, nil
 }
 
 // timedPairs parses a list of pairs with exactly one time, and signatures. It skips other names
 // (W4). If timeName is empty, there is no time.
-func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc Encoding, unit time.Duration) (written string, at time.Time, found []Signature, err error) {
+func timedPairs(field, list, timeName, signatureName string, a scheme.Algorithm, enc scheme.Encoding, unit time.Duration) (written string, at time.Time, found []scheme.Signature, err error) {
 	g := signatureList{field: field}
 	err = eachPair(field, list, func(name, value string) (err error) {
 		switch name {
 		case timeName:
 			if written != "" {
-				return Malformed(field, "has more than one time")
+				return scheme.Malformed(field, "has more than one time")
 			}
 			written = value
-			at, err = unixTime(field, value, unit)
+			at, err = received.UnixTime(field, value, unit)
 			return err
 		case signatureName:
 			g.add(a, enc, value)
@@ -67,7 +70,7 @@ func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc En
 		return nil
 	})
 	if err == nil && written == "" && timeName != "" {
-		err = Malformed(field, "has no time")
+		err = scheme.Malformed(field, "has no time")
 	}
 	if err == nil {
 		found, err = g.signatures()

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
 
 // signedLayout is a parsed Layout: what surrounds the body.
@@ -35,7 +37,7 @@ func parseLayout(s string) (l signedLayout, faults []error) {
 		p := all[i]
 		switch {
 		case !p.isField():
-			if strings.ContainsAny(string(p), "{}") || !isPrintable(string(p)) {
+			if strings.ContainsAny(string(p), "{}") || !received.Printable(string(p)) {
 				faults = append(faults, errors.New("HMAC.Layout: between fields must be printable ASCII without braces"))
 			}
 			return

@@ -1,6 +1,11 @@
 package webhook
 
-import "time"
+import (
+	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
+)
 
 // Slack is https://docs.slack.dev/authentication/verifying-requests-from-slack, for the Events API:
 // X-Slack-Signature over v0, the time and the body. The time may be 5 minutes off, both ways. ID is
@@ -9,33 +14,33 @@ import "time"
 type Slack struct{}
 
 // Scheme implements Provider.
-func (Slack) Scheme() (*Scheme, error) {
+func (Slack) Scheme() (*scheme.Scheme, error) {
 	const header, timeHeader = "X-Slack-Signature", "X-Slack-Request-Timestamp"
-	return &Scheme{
+	return &scheme.Scheme{
 		Name: "slack", Past: 5 * time.Minute, Future: 5 * time.Minute, IDSigned: true,
 		Answer: 3 * time.Second, Redeliveries: 24 * time.Hour,
 		SignatureHeaders: []string{header},
 		KeepHeaders:      []string{"X-Slack-Retry-Num", "X-Slack-Retry-Reason"},
-		Key:              rawKey(HMACSHA256),
-		Read: func(f Fields) (Signed, error) {
+		Key:              scheme.RawKey(scheme.HMACSHA256),
+		Read: func(f scheme.Fields) (scheme.Signed, error) {
 			written, at, err := f.Time(timeHeader, time.Second)
 			if err != nil {
-				return Signed{}, err
+				return scheme.Signed{}, err
 			}
-			s, err := f.Signature(header, "v0=", HMACSHA256, Hex)
-			return Signed{Before: "v0:" + written + ":", Signatures: []Signature{s}, Time: at}, err
+			s, err := f.Signature(header, "v0=", scheme.HMACSHA256, scheme.Hex)
+			return scheme.Signed{Before: "v0:" + written + ":", Signatures: []scheme.Signature{s}, Time: at}, err
 		},
-		Event: func(_ Fields, e *Event) (err error) {
-			found := jsonMembers(e.Body, "type", "event_id", "event", "challenge")
-			e.Type = jsonString(found["type"])
+		Event: func(_ scheme.Fields, e *scheme.Event) (err error) {
+			found := received.Members(e.Body, "type", "event_id", "event", "challenge")
+			e.Type = received.String(found["type"])
 			if e.Type == "url_verification" {
-				e.Probe, e.Challenge = true, jsonString(found["challenge"])
+				e.Probe, e.Challenge = true, received.String(found["challenge"])
 				return nil
 			}
-			if kind := jsonString(jsonMembers(found["event"], "type")["type"]); kind != "" {
+			if kind := received.String(received.Members(found["event"], "type")["type"]); kind != "" {
 				e.Type = kind
 			}
-			e.ID, err = idMember(found, "event_id")
+			e.ID, err = received.IDMember(found, "event_id")
 			return err
 		},
 	}, nil

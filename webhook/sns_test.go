@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/sns"
 )
 
 const (
@@ -82,13 +83,13 @@ func snsBody(t testing.TB, key *rsa.PrivateKey, m map[string]string, text string
 
 var snsHeaders = headers(snsHeader, "Notification")
 
-func sns(t testing.TB, change ...func(*webhook.SNS)) (*senderHost, *webhook.Verifier) {
+func overSNS(t testing.TB, change ...func(*sns.Provider)) (*senderHost, *webhook.Verifier) {
 	t.Helper()
 	h := newSenderHost(t)
 	const issuer = "crt.r2m01.amazontrust.com/r2m01.cer"
 	h.put(issuer, h.middle.Raw)
 	h.put(snsFile, pemFile(h.signing("sns.amazonaws.com", func(c *x509.Certificate) { c.IssuingCertificateURL = []string{"http://" + issuer} })))
-	p := webhook.SNS{Topics: []string{snsTopic, snsTopic + ".fifo"}, Roots: h.roots, Fetch: h.fetch()}
+	p := sns.Provider{Topics: []string{snsTopic, snsTopic + ".fifo"}, Roots: h.roots, Fetch: h.fetch()}
 	for _, f := range change {
 		f(&p)
 	}
@@ -101,7 +102,7 @@ func sns(t testing.TB, change ...func(*webhook.SNS)) (*senderHost, *webhook.Veri
 
 func TestSNS(t *testing.T) {
 	t.Parallel()
-	h, v := sns(t)
+	h, v := overSNS(t)
 	at := time.Now().Truncate(time.Millisecond)
 	for name, change := range map[string]func(map[string]string){
 		"version 2":          func(map[string]string) {},
@@ -154,7 +155,7 @@ func TestSNS(t *testing.T) {
 	if _, err := v.Verify(nil, []byte(good)); !errors.Is(err, webhook.ErrMalformed) {
 		t.Errorf("without %s: %v", snsHeader, err)
 	}
-	_, strict := sns(t, func(p *webhook.SNS) { p.Version2Only, p.Roots, p.Fetch = true, h.roots, h.fetch() })
+	_, strict := overSNS(t, func(p *sns.Provider) { p.Version2Only, p.Roots, p.Fetch = true, h.roots, h.fetch() })
 	m["SignatureVersion"] = "1"
 	refusesNow(t, strict, snsHeaders, snsBody(t, h.key, m, snsText(m)), webhook.ErrMalformed)
 	m["SignatureVersion"] = "2"
@@ -166,7 +167,7 @@ func TestSNS(t *testing.T) {
 // W4: publishers choose the Message, but not how what is signed is read.
 func TestW4PublishedTextIsNoMember(t *testing.T) {
 	t.Parallel()
-	h, v := sns(t)
+	h, v := overSNS(t)
 	at := time.Now()
 	m := snsMessage(at)
 	m["Message"] = "x\nMessageId\nforged\nSubject\ny"
@@ -193,7 +194,7 @@ func TestW4PublishedTextIsNoMember(t *testing.T) {
 // W5: a message that was recorded more than 65 minutes ago is stale.
 func TestW5OldMessages(t *testing.T) {
 	t.Parallel()
-	h, v := sns(t)
+	h, v := overSNS(t)
 	at := time.Now().Truncate(time.Second)
 	for off, want := range map[time.Duration]error{
 		-65 * time.Minute: nil, -65*time.Minute - time.Second: webhook.ErrStale, 5 * time.Minute: nil, 5*time.Minute + time.Second: webhook.ErrStale,
@@ -210,7 +211,7 @@ func TestW5OldMessages(t *testing.T) {
 // fetched for them.
 func TestW20OtherTopics(t *testing.T) {
 	t.Parallel()
-	h, v := sns(t)
+	h, v := overSNS(t)
 	for _, topic := range []string{
 		"", "arn:aws:sns:eu-west-1:999999999999:MyTopic", "arn:aws:sns:us-east-1:123456789012:MyTopic", snsTopic + "2", strings.ToLower(snsTopic), strings.TrimSuffix(snsTopic, "c"),
 	} {
@@ -226,7 +227,7 @@ func TestW20OtherTopics(t *testing.T) {
 		t.Errorf("%d fetches", n)
 	}
 	for _, topics := range [][]string{nil, {"MyTopic"}, {"arn:aws:sqs:eu-west-1:123456789012:q"}, {snsTopic, "*"}, {"arn:aws:sns:*:*:*"}} {
-		if _, err := (webhook.SNS{Topics: topics}).Scheme(); err == nil || !strings.Contains(err.Error(), "SNS.Topics") {
+		if _, err := (sns.Provider{Topics: topics}).Scheme(); err == nil || !strings.Contains(err.Error(), "sns.Provider.Topics") {
 			t.Errorf("%q: %v", topics, err)
 		}
 	}
@@ -236,7 +237,7 @@ func TestW20OtherTopics(t *testing.T) {
 // Nothing else is.
 func TestW20SubscribeURLs(t *testing.T) {
 	t.Parallel()
-	h, v := sns(t)
+	h, v := overSNS(t)
 	const token = "2336412f37fb687f5d51e6e2425c464de12884"
 	query := "?Action=ConfirmSubscription&TopicArn=" + snsTopic + "&Token=" + token
 	for _, address := range []string{
@@ -262,9 +263,9 @@ func TestW20SubscribeURLs(t *testing.T) {
 func TestW20Confirmation(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	h, _ := sns(t)
+	h, _ := overSNS(t)
 	e := r.serve(sample{}, func(c *webhook.Config) {
-		c.Provider, c.Secrets = webhook.SNS{Topics: []string{snsTopic}, Roots: h.roots, Fetch: h.fetch()}, nil
+		c.Provider, c.Secrets = sns.Provider{Topics: []string{snsTopic}, Roots: h.roots, Fetch: h.fetch()}, nil
 	})
 	const at = "sns.eu-west-1.amazonaws.com/"
 	var asked url.Values
@@ -319,7 +320,7 @@ func TestW18NamesOfRegions(t *testing.T) {
 		"sns.cn-north-1.amazonaws.com.cn": {"sns-cn-north-1.amazonaws.com.cn": true, "sns.amazonaws.com": false, "sns-cn-northwest-1.amazonaws.com.cn": false},
 	} {
 		for name, want := range names {
-			h, v := sns(t)
+			h, v := overSNS(t)
 			file := host + "/SimpleNotificationService-1.pem"
 			h.put(file, pemFile(h.signing(name), h.middle.Raw))
 			m := snsMessage(time.Now())
@@ -335,7 +336,7 @@ func TestW18NamesOfRegions(t *testing.T) {
 // W18: a SigningCertURL is SNS's own, or nothing is asked for.
 func TestW18SigningCertURLs(t *testing.T) {
 	t.Parallel()
-	h, v := sns(t)
+	h, v := overSNS(t)
 	const file = "/SimpleNotificationService-f3ecfb7224c7233fe7bb5f59f96de52f.pem"
 	for _, address := range []string{
 		"", "http://sns.eu-west-1.amazonaws.com" + file, "https://sns.eu-west-1.amazonaws.com.evil.example" + file, "https://sns.amazonaws.com" + file,

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 // Standard is Standard Webhooks 1.0 (https://www.standardwebhooks.com), which Svix and many others
@@ -23,40 +26,40 @@ type Standard struct{}
 const standardID, standardTime, standardSignature = "Id", "Timestamp", "Signature"
 
 // Scheme implements Provider.
-func (Standard) Scheme() (*Scheme, error) {
-	return &Scheme{
+func (Standard) Scheme() (*scheme.Scheme, error) {
+	return &scheme.Scheme{
 		Name: "standard", Past: 5 * time.Minute, Future: 5 * time.Minute, IDSigned: true,
 		Answer: 15 * time.Second, Redeliveries: 75*time.Hour + 35*time.Minute, // the specification's example of a schedule
 		SignatureHeaders: []string{"Webhook-" + standardSignature, "Svix-" + standardSignature},
 		Key:              standardKey,
 		Read:             readStandard,
-		Event: func(f Fields, e *Event) (err error) {
-			e.Type = jsonString(jsonMembers(e.Body, "type")["type"])
+		Event: func(f scheme.Fields, e *scheme.Event) (err error) {
+			e.Type = received.String(received.Members(e.Body, "type")["type"])
 			e.ID, err = f.ID(standardFamily(f) + standardID)
 			return err
 		},
 	}, nil
 }
 
-func standardKey(secret string) (Key, error) {
+func standardKey(secret string) (scheme.Key, error) {
 	if rest, ok := strings.CutPrefix(secret, "whpk_"); ok {
-		public, ok := Base64.Decode(rest)
+		public, ok := scheme.Base64.Decode(rest)
 		if !ok {
-			return Key{}, errors.New(`must be "whpk_" and the base64 of a public key`)
+			return scheme.Key{}, errors.New(`must be "whpk_" and the base64 of a public key`)
 		}
-		return PublicKey(public)
+		return scheme.PublicKey(public)
 	}
 	if strings.HasPrefix(secret, "whsk_") {
-		return Key{}, errors.New(`is the sender's private key: configure the public one, which begins with "whpk_"`)
+		return scheme.Key{}, errors.New(`is the sender's private key: configure the public one, which begins with "whpk_"`)
 	}
-	raw, ok := Base64.Decode(strings.TrimPrefix(secret, "whsec_"))
+	raw, ok := scheme.Base64.Decode(strings.TrimPrefix(secret, "whsec_"))
 	if !ok || len(raw) < 24 || len(raw) > 64 {
-		return Key{}, errors.New(`must be "whsec_" and the base64 of 24 to 64 bytes`)
+		return scheme.Key{}, errors.New(`must be "whsec_" and the base64 of 24 to 64 bytes`)
 	}
-	return MACKey(HMACSHA256, raw)
+	return scheme.MACKey(scheme.HMACSHA256, raw)
 }
 
-func standardFamily(f Fields) string {
+func standardFamily(f scheme.Fields) string {
 	for _, name := range []string{standardID, standardTime, standardSignature} {
 		if f.Has("Svix-" + name) {
 			return "Svix-"
@@ -65,53 +68,53 @@ func standardFamily(f Fields) string {
 	return "Webhook-"
 }
 
-func readStandard(f Fields) (Signed, error) {
+func readStandard(f scheme.Fields) (scheme.Signed, error) {
 	family := standardFamily(f)
 	if family == "Svix-" {
 		// A request with both sets of headers has two of each value, and readers could disagree
 		// about which one counts.
 		for _, name := range []string{standardID, standardTime, standardSignature} {
 			if f.Has("Webhook-" + name) {
-				return Signed{}, Malformed("Webhook-"+name, "must not be sent together with Svix's headers")
+				return scheme.Signed{}, scheme.Malformed("Webhook-"+name, "must not be sent together with Svix's headers")
 			}
 		}
 	}
 	id, err := f.ID(family + standardID)
 	if err != nil {
-		return Signed{}, err
+		return scheme.Signed{}, err
 	}
 	// Otherwise "a.1" at time 2 would have the same signature as "a" at time 1 with a body that
 	// begins with "2.".
 	if strings.Contains(id, ".") {
-		return Signed{}, Malformed(family+standardID, "has a dot, which delimits what is signed")
+		return scheme.Signed{}, scheme.Malformed(family+standardID, "has a dot, which delimits what is signed")
 	}
 	written, at, err := f.Time(family+standardTime, time.Second)
 	if err != nil {
-		return Signed{}, err
+		return scheme.Signed{}, err
 	}
 	list, err := f.One(family + standardSignature)
 	if err != nil {
-		return Signed{}, err
+		return scheme.Signed{}, err
 	}
 	signatures, err := standardSignatures(family+standardSignature, list)
-	return Signed{Before: id + "." + written + ".", Signatures: signatures, Time: at}, err
+	return scheme.Signed{Before: id + "." + written + ".", Signatures: signatures, Time: at}, err
 }
 
 // standardSignatures parses "v1,base64 v1a,base64". It skips unknown versions (W4).
-func standardSignatures(field, list string) ([]Signature, error) {
-	if strings.Count(list, " ")+1 > maxSignatures {
-		return nil, Malformed(field, "has more than 16 signatures")
+func standardSignatures(field, list string) ([]scheme.Signature, error) {
+	if strings.Count(list, " ")+1 > received.MaxSignatures {
+		return nil, scheme.Malformed(field, "has more than 16 signatures")
 	}
 	g := signatureList{field: field}
 	for signature := range strings.SplitSeq(list, " ") {
 		version, value, ok := strings.Cut(signature, ",")
 		switch {
 		case !ok || !isWord(version) || strings.Contains(value, ","):
-			return nil, Malformed(field, "is not a list of version,signature")
+			return nil, scheme.Malformed(field, "is not a list of version,signature")
 		case version == "v1":
-			g.add(HMACSHA256, Base64, value)
+			g.add(scheme.HMACSHA256, scheme.Base64, value)
 		case version == "v1a":
-			g.add(Ed25519, Base64, value)
+			g.add(scheme.Ed25519, scheme.Base64, value)
 		}
 	}
 	return g.signatures()

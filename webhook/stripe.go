@@ -1,6 +1,11 @@
 package webhook
 
-import "time"
+import (
+	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
+)
 
 // Stripe is https://docs.stripe.com/webhooks#verify-manually: Stripe-Signature has a time and
 // signatures of scheme v1. Signatures of scheme v0 are for Stripe's own tests and never count. The
@@ -9,25 +14,25 @@ import "time"
 type Stripe struct{}
 
 // Scheme implements Provider.
-func (Stripe) Scheme() (*Scheme, error) {
+func (Stripe) Scheme() (*scheme.Scheme, error) {
 	const header = "Stripe-Signature"
-	return &Scheme{
+	return &scheme.Scheme{
 		Name: "stripe", Past: 300 * time.Second, IDSigned: true,
 		Answer: 10 * time.Second, Redeliveries: 3 * 24 * time.Hour,
 		SignatureHeaders: []string{header},
-		Key:              rawKey(HMACSHA256),
-		Read: func(f Fields) (Signed, error) {
+		Key:              scheme.RawKey(scheme.HMACSHA256),
+		Read: func(f scheme.Fields) (scheme.Signed, error) {
 			list, err := f.One(header)
 			if err != nil {
-				return Signed{}, err
+				return scheme.Signed{}, err
 			}
-			written, at, found, err := timedPairs(header, list, "t", "v1", HMACSHA256, Hex, time.Second)
-			return Signed{Before: written + ".", Signatures: found, Time: at}, err
+			written, at, found, err := timedPairs(header, list, "t", "v1", scheme.HMACSHA256, scheme.Hex, time.Second)
+			return scheme.Signed{Before: written + ".", Signatures: found, Time: at}, err
 		},
-		Event: func(_ Fields, e *Event) (err error) {
-			found := jsonMembers(e.Body, "id", "type")
-			e.Type = jsonString(found["type"])
-			e.ID, err = idMember(found, "id")
+		Event: func(_ scheme.Fields, e *scheme.Event) (err error) {
+			found := received.Members(e.Body, "id", "type")
+			e.Type = received.String(found["type"])
+			e.ID, err = received.IDMember(found, "id")
 			return err
 		},
 	}, nil

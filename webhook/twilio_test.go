@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/twilio"
 )
 
 const (
@@ -27,9 +28,9 @@ var twilioForm = url.Values{
 	"To": {"+18005551212"}, "CallSid": {"CA1234567890ABCDE"}, "Digits": {"1234"}, "From": {"+14158675309"}, "Caller": {"+14158675309"},
 }
 
-func twilio(t testing.TB, base, token string) *webhook.Verifier {
+func ofTwilio(t testing.TB, base, token string) *webhook.Verifier {
 	t.Helper()
-	v, err := webhook.NewShort(webhook.VerifierConfig{Provider: webhook.Twilio{URL: base}, Secrets: []string{token}})
+	v, err := webhook.NewShort(webhook.VerifierConfig{Provider: twilio.Provider{URL: base}, Secrets: []string{token}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +67,7 @@ func TestTwilioVectors(t *testing.T) {
 		"twilio-python, repeated a value": {"IK+Dwps556ElfBT0I3Rgjkr1wJU=", formType + "; charset=UTF-8", "foo=1&bar=2", repeated.Encode()},
 	} {
 		r := twilioRequest(c.signature, c.kind, c.query, c.body)
-		e, err := twilio(t, twilioURL, twilioToken).VerifyRequest(t.Context(), r)
+		e, err := ofTwilio(t, twilioURL, twilioToken).VerifyRequest(t.Context(), r)
 		if err != nil || !e.IDSigned || !strings.HasPrefix(e.ID, "sha256:") || string(e.Body) != c.body {
 			t.Errorf("%s: %v %+v", name, err, e)
 		}
@@ -76,7 +77,7 @@ func TestTwilioVectors(t *testing.T) {
 // W19: a form that differs in any parameter, its name or its value, or in the URL, was not signed.
 func TestW19EveryParameterCounts(t *testing.T) {
 	t.Parallel()
-	v := twilio(t, twilioURL, twilioToken)
+	v := ofTwilio(t, twilioURL, twilioToken)
 	const query = "foo=1&bar=2"
 	good := signTwilio(twilioToken, twilioURL+"?"+query, twilioForm)
 	try := func(what string, want error, r webhook.Request) {
@@ -115,7 +116,7 @@ func TestW19EveryParameterCounts(t *testing.T) {
 // signature without parameters and without a hash is none for a body.
 func TestW19NoBodyIsUnsigned(t *testing.T) {
 	t.Parallel()
-	v := twilio(t, twilioURL, twilioToken)
+	v := ofTwilio(t, twilioURL, twilioToken)
 	const body = `{"paid":true}`
 	sum := sha256.Sum256([]byte(body))
 	hash := hex.EncodeToString(sum[:])
@@ -168,7 +169,7 @@ func TestW19URLIsConfiguration(t *testing.T) {
 		"http://u:p@a.example":     {"http://u:p@a.example": true, "http://u:p@a.example:80": true, "http://a.example": false},
 		"https://[::1]:8443/a/":    {"https://[::1]:8443/a/": true, "https://[::1]/a/": true, "https://[::1]/a": false},
 	} {
-		v := twilio(t, base, twilioToken)
+		v := ofTwilio(t, base, twilioToken)
 		for address, want := range signed {
 			r := twilioRequest(signTwilio(twilioToken, address, twilioForm), formType, "", twilioForm.Encode())
 			for _, name := range []string{"Host", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Original-Url"} {
@@ -180,7 +181,7 @@ func TestW19URLIsConfiguration(t *testing.T) {
 		}
 	}
 	for _, base := range []string{"", "a.example/t", "/t", "ftp://a.example/t", "https:///t", "https://a.example/t?x=1", "https://a.example/t?", "https://a.example/t#f", "https://a.example/t#", "https://a.example/é"} {
-		if _, err := (webhook.Twilio{URL: base}).Scheme(); err == nil || !strings.Contains(err.Error(), "Twilio.URL: must be") {
+		if _, err := (twilio.Provider{URL: base}).Scheme(); err == nil || !strings.Contains(err.Error(), "twilio.Provider.URL: must be") {
 			t.Errorf("%q: %v", base, err)
 		}
 	}
@@ -193,7 +194,7 @@ func TestW7OtherParametersOfTheSameCharacters(t *testing.T) {
 	t.Parallel()
 	const secret = "0123456789abcdef0123456789abcdef"
 	r := newRig(t)
-	e := r.serve(sample{provider: webhook.Twilio{URL: "https://a.example/t"}, secret: secret})
+	e := r.serve(sample{provider: twilio.Provider{URL: "https://a.example/t"}, secret: secret})
 	form := url.Values{"Body": {"Hello"}, "MessageSid": {"SM1"}}
 	h := headers("X-Twilio-Signature", signTwilio(secret, "https://a.example/t?a=1", form), "Content-Type", formType)
 	send := func(body string) answer {

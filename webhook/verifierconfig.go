@@ -8,19 +8,21 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 // VerifierConfig describes how an endpoint's sender signs. The zero value of a field is the default
 // that its comment names.
 type VerifierConfig struct {
 	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
-	// [Twilio], [Meta], [Graph], [PayPal], [SNS], [HMAC], or one of yours. Required.
+	// [HMAC], one of the packages below this one, for example paypal, or one of yours. Required.
 	Provider Provider
 
 	// Secrets are the secrets that are valid now, in the form in which the provider hands them out:
 	// 1 to 8, each of at least 16 characters. While you replace one, list the old and the new one,
 	// in any order. Required: without a secret, anyone could send. They must be empty for a sender
-	// that signs with a certificate ([PayPal], [SNS]).
+	// that signs with a certificate (PayPal, SNS).
 	Secrets []string
 
 	// Tolerance is how far the signed time may be from this machine's clock, in the directions that
@@ -45,8 +47,6 @@ const (
 	defaultMaxBody = 1 << 20
 	maxMaxBody     = 32 << 20
 	maxSecrets     = 8
-	// minSecret is the shortest secret, in characters: shorter ones can be found by trial.
-	minSecret = 16
 )
 
 // neverKept are headers with which a reader of the stored event could act as another user (W14).
@@ -54,22 +54,22 @@ var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-
 
 // NewVerifier checks the configuration and returns every fault of it at once. No error quotes a
 // secret.
-func NewVerifier(cfg VerifierConfig) (*Verifier, error) { return newVerifier(cfg, minSecret) }
+func NewVerifier(cfg VerifierConfig) (*Verifier, error) { return newVerifier(cfg, received.MinSecret) }
 
 func newVerifier(cfg VerifierConfig, shortest int) (*Verifier, error) {
 	l := &fields.List{Sentinel: ErrConfig}
-	scheme := &Scheme{}
+	sender := &scheme.Scheme{}
 	if cfg.Provider == nil {
 		l.Add("Provider", "must be set: it says how the sender signs")
 	} else if s, err := cfg.Provider.Scheme(); err != nil {
 		l.Add("Provider", "%v", err)
-	} else if s == nil || s.Name == "" || s.Key == nil && s.certificates == nil || s.Read == nil || s.Event == nil {
+	} else if s == nil || s.Name == "" || s.Key == nil && s.Certificates == nil || s.Read == nil || s.Event == nil {
 		l.Add("Provider", "its scheme lacks Name, Key, Read or Event")
 	} else {
 		copied := *s
-		scheme = &copied
+		sender = &copied
 	}
-	v := &Verifier{scheme: scheme, maxBody: cfg.MaxBody, past: scheme.Past, future: scheme.Future}
+	v := &Verifier{scheme: sender, maxBody: cfg.MaxBody, past: sender.Past, future: sender.Future}
 	v.setTolerance(l, cfg.Tolerance)
 	if cfg.MaxBody == 0 {
 		v.maxBody = defaultMaxBody
@@ -105,7 +105,7 @@ func (v *Verifier) setTolerance(l *fields.List, tolerance time.Duration) {
 }
 
 func (v *Verifier) setKeys(l *fields.List, secrets []string, shortest int) {
-	if v.scheme.certificates != nil {
+	if v.scheme.Certificates != nil {
 		if len(secrets) > 0 {
 			l.Add("Secrets", "must be empty: %s signs with a certificate", v.scheme.Name)
 		}
@@ -131,7 +131,7 @@ func (v *Verifier) setKeys(l *fields.List, secrets []string, shortest int) {
 		switch {
 		case err != nil:
 			l.Add(field, "%v", err)
-		case key.mac == nil && key.public == nil:
+		case key.IsZero():
 			l.Add(field, "the provider's Key function returned no key")
 		default:
 			v.keys = append(v.keys, key)

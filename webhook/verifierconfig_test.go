@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 func mac256(secret string, parts ...string) []byte { return mac(sha256.New, secret, parts...) }
 
-type broken struct{ scheme *webhook.Scheme }
+type broken struct{ scheme *scheme.Scheme }
 
-func (b broken) Scheme() (*webhook.Scheme, error) { return b.scheme, nil }
+func (b broken) Scheme() (*scheme.Scheme, error) { return b.scheme, nil }
 
 // Every fault at once, each by its field; no secret is quoted.
 func TestConfigFaults(t *testing.T) {
@@ -39,7 +40,7 @@ func TestConfigFaults(t *testing.T) {
 		{webhook.VerifierConfig{}, []string{"Provider: must be set", "Secrets: must list 1 to 8 secrets, not 0"}},
 		{webhook.VerifierConfig{MaxBody: -1, Tolerance: -1, KeepHeaders: []string{"Cookie"}}, []string{"Provider: ", "Secrets: ", "MaxBody: ", "Tolerance: ", "KeepHeaders[0]: "}},
 		{webhook.VerifierConfig{Provider: broken{}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
-		{webhook.VerifierConfig{Provider: broken{&webhook.Scheme{Name: "x"}}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
+		{webhook.VerifierConfig{Provider: broken{&scheme.Scheme{Name: "x"}}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
 		{stripe(many...), []string{"Secrets: must list 1 to 8 secrets, not 9"}},
 		{stripe(good, good), []string{"Secrets[1]: must not be listed twice"}},
 		{stripe("", good), []string{"Secrets[0]: must have 16"}},
@@ -81,7 +82,7 @@ func TestKeysAreNotPrinted(t *testing.T) {
 	t.Parallel()
 	const secret = "0123456789abcdef"
 	v := verifier(t, webhook.Stripe{}, secret)
-	key, err := webhook.MACKey(webhook.HMACSHA256, []byte(secret))
+	key, err := scheme.MACKey(scheme.HMACSHA256, []byte(secret))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,11 +97,11 @@ func TestKeysAreNotPrinted(t *testing.T) {
 		}
 	}
 	for _, secret := range [][]byte{nil, {}} {
-		if _, err := webhook.MACKey(webhook.HMACSHA256, secret); err == nil {
+		if _, err := scheme.MACKey(scheme.HMACSHA256, secret); err == nil {
 			t.Error("an empty secret is a key")
 		}
 	}
-	if _, err := webhook.MACKey(webhook.Ed25519, []byte(secret)); err == nil {
+	if _, err := scheme.MACKey(scheme.Ed25519, []byte(secret)); err == nil {
 		t.Error("an HMAC's secret is a key for Ed25519")
 	}
 }

@@ -4,18 +4,23 @@ import (
 	"context"
 	"crypto/sha256"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
+
+// maxKeptBytes is the most bytes of a request's kept headers together, including names.
+const maxKeptBytes = 16 << 10
 
 // Verifier verifies the requests of one endpoint. It is immutable and safe for concurrent use.
 type Verifier struct {
-	scheme       *Scheme
-	keys         []Key
+	scheme       *scheme.Scheme
+	keys         []scheme.Key
 	past, future time.Duration
 	maxBody      int
 	keptHeaders  []string
@@ -77,7 +82,7 @@ func (v *Verifier) Handshake(method, query string) (text string, is bool, err er
 	if v.scheme.Handshake == nil {
 		return "", false, nil
 	}
-	values, err := parseQuery(query)
+	values, err := received.ParseQuery(query)
 	if err == nil {
 		text, is, err = v.scheme.Handshake(method, values)
 	}
@@ -87,29 +92,17 @@ func (v *Verifier) Handshake(method, query string) (text string, is bool, err er
 	return text, is, nil
 }
 
-// Confirm does what a verified probe asks for besides an answer: for [SNS] it confirms the
+// Confirm does what a verified probe asks for besides an answer: for Amazon SNS it confirms the
 // subscription. Call it before you answer, and answer with the error's status if there is one. For
 // other events and other providers it does nothing. An [Endpoint] does that by itself.
 func (v *Verifier) Confirm(ctx context.Context, e *Event) error {
-	if v.scheme.confirm == nil || !e.Probe {
+	if v.scheme.Confirm == nil || !e.Probe {
 		return nil
 	}
-	if err := v.scheme.confirm(ctx, e); err != nil {
+	if err := v.scheme.Confirm(ctx, &scheme.Event{Body: e.Body, ID: e.ID, Type: e.Type, Probe: true, Challenge: e.Challenge}); err != nil {
 		return refusal(v.scheme.Name, err)
 	}
 	return nil
-}
-
-// parseQuery parses a query of bounded length.
-func parseQuery(query string) (url.Values, error) {
-	if len(query) > maxFieldBytes {
-		return nil, Malformed("query", "is longer than 4096 bytes")
-	}
-	values, err := url.ParseQuery(query)
-	if err != nil {
-		return nil, Malformed("query", "cannot be parsed")
-	}
-	return values, nil
 }
 
 // checkHeaders makes the checks that need no body: its announced length, and the headers.
@@ -117,9 +110,9 @@ func (v *Verifier) checkHeaders(header http.Header, query string, length int64) 
 	if length > int64(v.maxBody) {
 		return refusal(v.scheme.Name, &Error{Check: ErrTooLarge})
 	}
-	signed, err := v.scheme.Read(Fields{header, query})
-	if err == nil && len(signed.Signatures) > maxSignatures {
-		err = Malformed("", "has more than 16 signatures")
+	signed, err := v.scheme.Read(scheme.Fields{Header: header, RawQuery: query})
+	if err == nil && len(signed.Signatures) > received.MaxSignatures {
+		err = scheme.Malformed("", "has more than 16 signatures")
 	}
 	if err != nil {
 		return refusal(v.scheme.Name, err)
@@ -128,7 +121,7 @@ func (v *Verifier) checkHeaders(header http.Header, query string, length int64) 
 }
 
 func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
-	f, body := Fields{r.Header, r.Query}, r.Body
+	f, body := scheme.Fields{Header: r.Header, RawQuery: r.Query}, r.Body
 	if len(body) > v.maxBody { // W2
 		return nil, &Error{Check: ErrTooLarge}
 	}
@@ -139,12 +132,12 @@ func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(signed.Signatures) > maxSignatures { // W4
-		return nil, Malformed("", "has more than 16 signatures")
+	if len(signed.Signatures) > received.MaxSignatures { // W4
+		return nil, scheme.Malformed("", "has more than 16 signatures")
 	}
 	keys := v.keys
-	if v.scheme.certificates != nil {
-		if keys, err = v.scheme.certificates.keys(ctx, r.Time, signed); err != nil {
+	if v.scheme.Certificates != nil {
+		if keys, err = v.scheme.Certificates.Keys(ctx, r.Time, signed); err != nil {
 			return nil, err
 		}
 	}
@@ -157,15 +150,17 @@ func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
 		return nil, err
 	}
 	e := &Event{Provider: v.scheme.Name, IDSigned: v.scheme.IDSigned, Time: signed.Time, Body: body}
+	read := scheme.Event{Body: body}
 	if signed.Messages != nil && !e.IDSigned {
 		sum := sha256.Sum256(signed.Messages[0])
 		e.signed = sum[:]
 	}
-	if err := v.scheme.Event(f, e); err != nil {
+	if err := v.scheme.Event(f, &read); err != nil {
 		return nil, err
 	}
-	if !validID(e.ID) && !(e.Probe && e.ID == "") {
-		return nil, Malformed("", "has no id of 1 to 255 visible ASCII characters")
+	e.ID, e.Type, e.Probe, e.Challenge = read.ID, read.Type, read.Probe, read.Challenge
+	if !received.ValidID(e.ID) && !(e.Probe && e.ID == "") {
+		return nil, scheme.Malformed("", "has no id of 1 to 255 visible ASCII characters")
 	}
 	if !validType(e.Type) {
 		e.Type = ""
@@ -177,7 +172,7 @@ func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
 // authentic compares each signature with each key of its algorithm: one MAC for each key and
 // message over the raw bytes (W3). It never stops early, so that its duration does not reveal which
 // secret or signature was nearer (W4).
-func authentic(keys []Key, s Signed, body []byte) bool {
+func authentic(keys []scheme.Key, s scheme.Signed, body []byte) bool {
 	messages := [][][]byte{{[]byte(s.Before), body, []byte(s.After)}}
 	if s.Messages != nil {
 		messages = nil
@@ -187,13 +182,13 @@ func authentic(keys []Key, s Signed, body []byte) bool {
 	}
 	right := make([]int, len(s.Signatures))
 	for _, key := range keys {
-		if !slices.ContainsFunc(s.Signatures, func(sig Signature) bool { return sig.Algorithm == key.algorithm }) {
+		if !slices.ContainsFunc(s.Signatures, func(sig scheme.Signature) bool { return sig.Algorithm == key.Algorithm() }) {
 			continue
 		}
 		for _, message := range messages {
-			check := key.checker(message)
+			check := key.Checker(message)
 			for i, sig := range s.Signatures {
-				if sig.Algorithm == key.algorithm {
+				if sig.Algorithm == key.Algorithm() {
 					right[i] |= check(sig.Value)
 				}
 			}
@@ -227,15 +222,15 @@ func (v *Verifier) checkTime(signed, now time.Time) error {
 // headersToKeep returns the headers that are to be kept (W14). A header that Postgres could not
 // store as text, or that would fill the table, refuses the request. If it were left out instead,
 // the loss would be noticed much later.
-func (v *Verifier) headersToKeep(f Fields) (http.Header, error) {
+func (v *Verifier) headersToKeep(f scheme.Fields) (http.Header, error) {
 	kept, size := http.Header{}, 0
 	for _, name := range v.keptHeaders {
-		for _, value := range f.header[name] {
-			if size += len(name) + len(value); len(value) > maxFieldBytes || size > maxKeptBytes {
-				return nil, Malformed(name, "is too long to be kept")
+		for _, value := range f.Header[name] {
+			if size += len(name) + len(value); len(value) > received.MaxField || size > maxKeptBytes {
+				return nil, scheme.Malformed(name, "is too long to be kept")
 			}
-			if !isPrintable(strings.ReplaceAll(value, "\t", " ")) {
-				return nil, Malformed(name, "has bytes that are not printable ASCII")
+			if !received.Printable(strings.ReplaceAll(value, "\t", " ")) {
+				return nil, scheme.Malformed(name, "has bytes that are not printable ASCII")
 			}
 			kept[name] = append(kept[name], value)
 		}

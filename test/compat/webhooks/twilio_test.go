@@ -10,10 +10,11 @@ import (
 	"slices"
 	"testing"
 
-	twilio "github.com/twilio/twilio-go/client"
+	"github.com/twilio/twilio-go/client"
 	"pgregory.net/rapid"
 
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/twilio"
 )
 
 const (
@@ -34,8 +35,8 @@ func signTwilio(pieces ...string) string {
 // Twilio's library and package webhook accept the same forms, and refuse the same.
 func TestTwilioLibraryOnForms(t *testing.T) {
 	t.Parallel()
-	v := verifier(t, webhook.Twilio{URL: twilioURL}, twilioToken)
-	theirs := twilio.NewRequestValidator(twilioToken)
+	v := verifier(t, twilio.Provider{URL: twilioURL}, twilioToken)
+	theirs := client.NewRequestValidator(twilioToken)
 	rapid.Check(t, func(t *rapid.T) {
 		query := rapid.SampledFrom([]string{"", "a=1", "b=%2B&a=x%20y"}).Draw(t, "query")
 		params := rapid.MapOf(rapid.StringMatching(`[A-Za-z][A-Za-z0-9_]{0,20}`), rapid.String()).Draw(t, "params")
@@ -65,8 +66,8 @@ func TestTwilioLibraryOnForms(t *testing.T) {
 // The same for bodies whose hash is in the URL.
 func TestTwilioLibraryOnBodies(t *testing.T) {
 	t.Parallel()
-	v := verifier(t, webhook.Twilio{URL: twilioURL}, twilioToken)
-	theirs := twilio.NewRequestValidator(twilioToken)
+	v := verifier(t, twilio.Provider{URL: twilioURL}, twilioToken)
+	theirs := client.NewRequestValidator(twilioToken)
 	rapid.Check(t, func(t *rapid.T) {
 		body := rapid.SliceOfN(rapid.Byte(), 1, 200).Draw(t, "body")
 		sum := sha256.Sum256(body)
@@ -87,9 +88,9 @@ func TestTwilioLibraryOnBodies(t *testing.T) {
 // Each port that the library tries, package webhook tries too.
 func TestTwilioLibraryOnPorts(t *testing.T) {
 	t.Parallel()
-	theirs := twilio.NewRequestValidator(twilioToken)
+	theirs := client.NewRequestValidator(twilioToken)
 	for _, base := range []string{"https://a.example/t", "https://a.example:8443/t", "http://a.example/t", "http://a.example:8080/t", "https://a.example:443/t"} {
-		v := verifier(t, webhook.Twilio{URL: base}, twilioToken)
+		v := verifier(t, twilio.Provider{URL: base}, twilioToken)
 		for _, signed := range []string{"https://a.example/t", "https://a.example:443/t", "https://a.example:8443/t", "http://a.example/t", "http://a.example:80/t", "http://a.example:8080/t"} {
 			signature := signTwilio(signed, "A", "1")
 			want := theirs.Validate(base, map[string]string{"A": "1"}, signature)
@@ -105,7 +106,7 @@ func TestTwilioLibraryOnPorts(t *testing.T) {
 func TestStricterThanTwilioLibrary(t *testing.T) {
 	t.Parallel()
 	signature := signTwilio(twilioURL)
-	v := verifier(t, webhook.Twilio{URL: twilioURL}, twilioToken)
+	v := verifier(t, twilio.Provider{URL: twilioURL}, twilioToken)
 	for _, kind := range []string{"application/json", ""} {
 		_, err := v.VerifyRequest(t.Context(), webhook.Request{Header: headers("X-Twilio-Signature", signature, "Content-Type", kind), Body: []byte(`{"paid":true}`)})
 		if err == nil {

@@ -1,4 +1,5 @@
-package webhook
+// Package sns verifies webhooks of Amazon SNS.
+package sns
 
 import (
 	"context"
@@ -11,9 +12,13 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/certificates"
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
-// SNS is HTTP subscriptions of Amazon SNS:
+// Provider is HTTP subscriptions of Amazon SNS:
 // https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html. A message is
 // JSON, signed with the key of a certificate whose address it holds: with SHA-1 (SignatureVersion
 // 1, the default of a topic) or SHA-256 (2). There are no secrets. ID is MessageId, Type the member
@@ -28,14 +33,14 @@ import (
 // sends it again. An UnsubscribeConfirmation is an event; its SubscribeURL is not fetched.
 //
 // Certificates and SubscribeURLs are fetched from hosts sns.<region>.amazonaws.com (in China
-// .amazonaws.com.cn) over HTTPS only; see [Fetch] and rule W18. The certificate must be RSA, valid
-// at the time, have the name that SNS uses in that region, and lead to a root: SNS sends it alone,
-// so that its issuer is fetched from Amazon's crt.<name>.amazontrust.com. It is fetched
+// .amazonaws.com.cn) over HTTPS only; see [scheme.Fetch] and rule W18. The certificate must be RSA,
+// valid at the time, have the name that SNS uses in that region, and lead to a root: SNS sends it
+// alone, so that its issuer is fetched from Amazon's crt.<name>.amazontrust.com. It is fetched
 // again every 24 hours.
 //
 // SNS delivers a message for an hour, with the time of its publication, so that a time up to 65
 // minutes ago counts, and 5 minutes ahead.
-type SNS struct {
+type Provider struct {
 	// Topics are the ARNs of the topics whose messages are accepted and whose subscriptions are
 	// confirmed: 1 to 64, for example "arn:aws:sns:eu-west-1:123456789012:orders". Required.
 	Topics []string
@@ -56,89 +61,94 @@ type SNS struct {
 
 	// Fetch says how certificates are fetched and subscriptions confirmed. Defaults to its own
 	// defaults.
-	Fetch Fetch
+	Fetch scheme.Fetch
 }
 
 var (
-	snsTopic   = regexp.MustCompile(`^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}(\.fifo)?$`)
-	snsHost    = regexp.MustCompile(`^sns\.([a-z0-9-]{3,30})\.amazonaws\.com(\.cn)?$`)
-	snsPath    = regexp.MustCompile(`^/SimpleNotificationService-[A-Za-z0-9]{1,64}\.pem$`)
-	snsIssuers = regexp.MustCompile(`^crt\.[a-z0-9]{1,20}\.amazontrust\.com$`)
+	topicARN = regexp.MustCompile(`^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}(\.fifo)?$`)
+	host     = regexp.MustCompile(`^sns\.([a-z0-9-]{3,30})\.amazonaws\.com(\.cn)?$`)
+	certPath = regexp.MustCompile(`^/SimpleNotificationService-[A-Za-z0-9]{1,64}\.pem$`)
+	issuers  = regexp.MustCompile(`^crt\.[a-z0-9]{1,20}\.amazontrust\.com$`)
 )
 
-// snsSigned are the members that are signed, in order. Members of types that lack them are left
+// signedMembers are the members that are signed, in order. Members of types that lack them are left
 // out.
-var snsSigned = map[string][]string{
+var signedMembers = map[string][]string{
 	"Notification":             {"Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type"},
 	"SubscriptionConfirmation": {"Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"},
 	"UnsubscribeConfirmation":  {"Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"},
 }
 
-// Scheme implements Provider.
-func (s SNS) Scheme() (*Scheme, error) {
+// Scheme implements webhook.Provider.
+func (s Provider) Scheme() (*scheme.Scheme, error) {
 	if len(s.Topics) == 0 || len(s.Topics) > 64 {
-		return nil, fmt.Errorf("SNS.Topics: must list 1 to 64 topics, not %d: SNS signs the messages of all topics, also of other accounts", len(s.Topics))
+		return nil, fmt.Errorf("sns.Provider.Topics: must list 1 to 64 topics, not %d: SNS signs the messages of all topics, also of other accounts", len(s.Topics))
 	}
 	for _, topic := range s.Topics {
-		if !snsTopic.MatchString(topic) {
-			return nil, fmt.Errorf("SNS.Topics: %q is not the ARN of a topic", topic)
+		if !topicARN.MatchString(topic) {
+			return nil, fmt.Errorf("sns.Provider.Topics: %q is not the ARN of a topic", topic)
 		}
 	}
-	fetch, err := s.Fetch.fetcher()
+	fetch, err := certificates.NewFetcher(s.Fetch)
 	if err != nil {
-		return nil, fmt.Errorf("SNS.%w", err)
+		return nil, fmt.Errorf("sns.Provider.%w", err)
 	}
 	s.Topics = slices.Clone(s.Topics)
-	c := &certificates{
-		fetch: fetch, roots: s.Roots, issuers: snsIssuers, clock: time.Now, names: snsNames,
-		match: func(u *url.URL) bool { return snsHost.MatchString(u.Host) && snsPath.MatchString(u.Path) },
-	}
-	if err := c.configure(s.CertURLs); err != nil {
-		return nil, fmt.Errorf("SNS.CertURLs: %w", err)
+	c, err := certificates.New(certificates.Config{
+		Fetch: fetch, Roots: s.Roots, Issuers: issuers, Names: certNames,
+		Match: func(u *url.URL) bool { return host.MatchString(u.Host) && certPath.MatchString(u.Path) },
+	}, s.CertURLs)
+	if err != nil {
+		return nil, fmt.Errorf("sns.Provider.CertURLs: %w", err)
 	}
 	confirmations := &budget{}
-	return &Scheme{
+	return &scheme.Scheme{
 		Name: "sns", Past: 65 * time.Minute, Future: 5 * time.Minute, IDSigned: true,
 		Answer: 15 * time.Second, Redeliveries: time.Hour,
-		certificates: c,
-		Read: func(f Fields) (Signed, error) {
+		Certificates: c,
+		Read: func(f scheme.Fields) (scheme.Signed, error) {
 			// The header is not signed. It refuses most requests of others before their bodies are
 			// read.
 			_, err := f.One("X-Amz-Sns-Message-Type")
-			return Signed{}, err
+			return scheme.Signed{}, err
 		},
-		ReadBody: func(_ Fields, body []byte, signed *Signed) error { return s.readBody(body, c, signed) },
-		Event: func(_ Fields, e *Event) error {
-			m, err := readSNS(e.Body)
+		ReadBody: func(_ scheme.Fields, body []byte, signed *scheme.Signed) error { return s.readBody(body, c, signed) },
+		Event: func(_ scheme.Fields, e *scheme.Event) error {
+			m, err := readMessage(e.Body)
 			if err != nil {
 				return err
 			}
 			e.ID, e.Type = m["MessageId"], m["Type"]
 			if e.Type == "SubscriptionConfirmation" {
 				e.Probe = true
-				e.subscribeURL, err = subscribeURL(m)
+				_, err = subscribeURL(m)
 			}
 			return err
 		},
-		confirm: func(ctx context.Context, e *Event) error {
-			if e.subscribeURL == nil {
-				return nil
+		Confirm: func(ctx context.Context, e *scheme.Event) error {
+			m, err := readMessage(e.Body)
+			if err != nil || m["Type"] != "SubscriptionConfirmation" {
+				return err
+			}
+			address, err := subscribeURL(m)
+			if err != nil {
+				return err
 			}
 			if !confirmations.take(time.Now()) {
-				return unavailable("too many subscriptions were confirmed within a minute", nil)
+				return received.Unavailable("too many subscriptions were confirmed within a minute", nil)
 			}
-			if _, _, err := fetch.get(ctx, e.subscribeURL); err != nil {
-				return unavailable("the subscription could not be confirmed", err)
+			if _, _, err := fetch.Get(ctx, address); err != nil {
+				return received.Unavailable("the subscription could not be confirmed", err)
 			}
 			return nil
 		},
 	}, nil
 }
 
-// snsNames returns the names of SNS's certificates that come from a host.
-func snsNames(host string) []string {
+// certNames returns the names of SNS's certificates that come from a host.
+func certNames(from string) []string {
 	names := []string{"sns.amazonaws.com"}
-	found := snsHost.FindStringSubmatch(host)
+	found := host.FindStringSubmatch(from)
 	if found == nil {
 		return names
 	}
@@ -152,12 +162,12 @@ func snsNames(host string) []string {
 	return append(names, "sns-signing."+region+".amazonaws.com")
 }
 
-// readSNS returns the members of a message that count. In what is signed, a line's end delimits the
-// members, and only Message may hold one. So no text that is published can pass for other members:
-// read from its end, what is signed has one meaning.
-func readSNS(body []byte) (map[string]string, error) {
+// readMessage returns the members of a message that count. In what is signed, a line's end delimits
+// the members, and only Message may hold one. So no text that is published can pass for other
+// members: read from its end, what is signed has one meaning.
+func readMessage(body []byte) (map[string]string, error) {
 	const more = "SignatureVersion"
-	raw := jsonMembers(body, "Message", "MessageId", "Subject", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type", "Signature", more, "SigningCertURL")
+	raw := received.Members(body, "Message", "MessageId", "Subject", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type", "Signature", more, "SigningCertURL")
 	m := map[string]string{}
 	for name, value := range raw {
 		var text string
@@ -165,55 +175,55 @@ func readSNS(body []byte) (map[string]string, error) {
 			continue
 		}
 		if len(value) == 0 || value[0] != '"' || json.Unmarshal(value, &text) != nil {
-			return nil, Malformed("body's member "+name, "must occur exactly once, as a string")
+			return nil, scheme.Malformed("body's member "+name, "must occur exactly once, as a string")
 		}
 		if name != "Message" && strings.Contains(text, "\n") {
-			return nil, Malformed("body's member "+name, "has a line's end, which delimits what is signed")
+			return nil, scheme.Malformed("body's member "+name, "has a line's end, which delimits what is signed")
 		}
 		m[name] = text
 	}
-	signed := snsSigned[m["Type"]]
+	signed := signedMembers[m["Type"]]
 	if signed == nil {
-		return nil, Malformed("body's member Type", "is none of SNS's")
+		return nil, scheme.Malformed("body's member Type", "is none of SNS's")
 	}
 	for _, name := range append([]string{"Signature", more, "SigningCertURL"}, signed...) {
 		if _, has := m[name]; !has && name != "Subject" {
-			return nil, Malformed("body's member "+name, "is missing")
+			return nil, scheme.Malformed("body's member "+name, "is missing")
 		}
 	}
-	if !validID(m["MessageId"]) {
-		return nil, Malformed("body's member MessageId", "is not 1 to 255 visible ASCII characters")
+	if !received.ValidID(m["MessageId"]) {
+		return nil, scheme.Malformed("body's member MessageId", "is not 1 to 255 visible ASCII characters")
 	}
 	return m, nil
 }
 
 // readBody finds the signature, what it signs, and where its certificate is. A message of another
 // topic is refused before anything is fetched for it.
-func (s SNS) readBody(body []byte, c *certificates, signed *Signed) error {
-	m, err := readSNS(body)
+func (s Provider) readBody(body []byte, c *certificates.Store, signed *scheme.Signed) error {
+	m, err := readMessage(body)
 	if err != nil {
 		return err
 	}
 	if !slices.Contains(s.Topics, m["TopicArn"]) {
-		return &Error{Check: ErrSignature, Field: "body's member TopicArn", Reason: "is none of SNS.Topics"}
+		return received.Forged("body's member TopicArn", "is none of Topics", nil)
 	}
-	a := RSASHA256
+	a := scheme.RSASHA256
 	switch version := m["SignatureVersion"]; {
 	case version == "1" && !s.Version2Only:
-		a = RSASHA1
+		a = scheme.RSASHA1
 	case version != "2":
-		return Malformed("body's member SignatureVersion", "is not one that the configuration accepts")
+		return scheme.Malformed("body's member SignatureVersion", "is not one that the configuration accepts")
 	}
-	one, err := rsaSignature("body's member Signature", m["Signature"], a)
+	one, err := certificates.Signature("body's member Signature", m["Signature"], a)
 	if err != nil {
 		return err
 	}
-	signed.Signatures = []Signature{one}
-	if signed.certificateURL, err = c.checkURL("body's member SigningCertURL", m["SigningCertURL"]); err != nil {
+	signed.Signatures = []scheme.Signature{one}
+	if signed.Certificate, err = c.CheckURL("body's member SigningCertURL", m["SigningCertURL"]); err != nil {
 		return err
 	}
 	if signed.Time, err = time.Parse(time.RFC3339, m["Timestamp"]); err != nil {
-		return Malformed("body's member Timestamp", "is not a time of RFC 3339")
+		return scheme.Malformed("body's member Timestamp", "is not a time of RFC 3339")
 	}
 	if m["Type"] == "SubscriptionConfirmation" {
 		if _, err := subscribeURL(m); err != nil {
@@ -221,7 +231,7 @@ func (s SNS) readBody(body []byte, c *certificates, signed *Signed) error {
 		}
 	}
 	var text strings.Builder
-	for _, name := range snsSigned[m["Type"]] {
+	for _, name := range signedMembers[m["Type"]] {
 		if value, has := m[name]; has {
 			text.WriteString(name + "\n" + value + "\n")
 		}
@@ -235,14 +245,14 @@ func (s SNS) readBody(body []byte, c *certificates, signed *Signed) error {
 func subscribeURL(m map[string]string) (*url.URL, error) {
 	const field, reason = "body's member SubscribeURL", "is not an address at which SNS confirms this topic's subscription"
 	u, err := url.Parse(m["SubscribeURL"])
-	if err != nil || u.Scheme != "https" || u.User != nil || u.Port() != "" || u.Fragment != "" || u.Opaque != "" || u.Path != "/" && u.Path != "" || !snsHost.MatchString(u.Host) {
-		return nil, Malformed(field, reason)
+	if err != nil || u.Scheme != "https" || u.User != nil || u.Port() != "" || u.Fragment != "" || u.Opaque != "" || u.Path != "/" && u.Path != "" || !host.MatchString(u.Host) {
+		return nil, scheme.Malformed(field, reason)
 	}
 	query, err := url.ParseQuery(u.RawQuery)
 	want := url.Values{"Action": {"ConfirmSubscription"}, "TopicArn": {m["TopicArn"]}, "Token": {m["Token"]}}
 	for name, values := range want {
 		if err != nil || !slices.Equal(query[name], values) {
-			return nil, Malformed(field, reason)
+			return nil, scheme.Malformed(field, reason)
 		}
 	}
 	return u, nil

@@ -1,4 +1,5 @@
-package webhook
+// Package twilio verifies webhooks of Twilio.
+package twilio
 
 import (
 	"bytes"
@@ -10,9 +11,12 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
-// Twilio is https://www.twilio.com/docs/usage/webhooks/webhooks-security: X-Twilio-Signature, an
+// Provider is https://www.twilio.com/docs/usage/webhooks/webhooks-security: X-Twilio-Signature, an
 // HMAC with SHA-1 over the endpoint's public URL and the parameters of the form. The secret is the
 // account's auth token. For another body than a form, for example JSON, Twilio adds its SHA-256 to
 // the URL as the parameter bodySHA256.
@@ -21,12 +25,13 @@ import (
 // the same parameters is a copy. Type is empty. Twilio signs no time: a recorded request stays
 // valid forever. In what is signed nothing delimits names from values, so that an attacker who has
 // recorded a request could send the same characters as other parameters; that is a copy too,
-// because the hash is the same. Once the id is forgotten (Config.Retention) it is a new event.
+// because the hash is the same. Once the id is forgotten (webhook.Config.Retention) it is a new
+// event.
 //
 // A query's parameters arrive in no event: put what the handler needs into the form's, or into the
 // URL's path. An answer's body is empty, so that this is for status callbacks and messages, and not
 // for calls that expect TwiML.
-type Twilio struct {
+type Provider struct {
 	// URL is the public URL that Twilio has for this endpoint, for example
 	// "https://hooks.example.com/twilio": https or http, a host, and a path. It is configuration
 	// because the request itself does not say it: a proxy changes scheme, host and port, and a
@@ -35,35 +40,35 @@ type Twilio struct {
 	URL string
 }
 
-// Scheme implements Provider.
-func (t Twilio) Scheme() (*Scheme, error) {
+// Scheme implements webhook.Provider.
+func (t Provider) Scheme() (*scheme.Scheme, error) {
 	bases, err := t.bases()
 	if err != nil {
 		return nil, err
 	}
 	const header = "X-Twilio-Signature"
-	return &Scheme{
+	return &scheme.Scheme{
 		Name:   "twilio",
 		Answer: 15 * time.Second, IDSigned: true,
 		SignatureHeaders: []string{header},
-		Key:              rawKey(HMACSHA1),
-		Read: func(f Fields) (Signed, error) {
+		Key:              scheme.RawKey(scheme.HMACSHA1),
+		Read: func(f scheme.Fields) (scheme.Signed, error) {
 			if _, err := f.Query(); err != nil {
-				return Signed{}, err
+				return scheme.Signed{}, err
 			}
-			s, err := f.Signature(header, "", HMACSHA1, Base64)
-			return Signed{Signatures: []Signature{s}}, err
+			s, err := f.Signature(header, "", scheme.HMACSHA1, scheme.Base64)
+			return scheme.Signed{Signatures: []scheme.Signature{s}}, err
 		},
-		ReadBody: func(f Fields, body []byte, s *Signed) error {
-			signed, err := twilioSigned(f, body)
+		ReadBody: func(f scheme.Fields, body []byte, s *scheme.Signed) error {
+			signed, err := signedText(f, body)
 			for _, base := range bases {
 				s.Messages = append(s.Messages, slices.Concat([]byte(base), signed))
 			}
 			return err
 		},
-		Event: func(f Fields, e *Event) error {
-			signed, err := twilioSigned(f, e.Body)
-			e.ID = contentID(signed)
+		Event: func(f scheme.Fields, e *scheme.Event) error {
+			signed, err := signedText(f, e.Body)
+			e.ID = received.ContentID(signed)
 			return err
 		},
 	}, nil
@@ -71,11 +76,11 @@ func (t Twilio) Scheme() (*Scheme, error) {
 
 // bases returns the URL with its port and without. Twilio's products differ in which of them they
 // sign.
-func (t Twilio) bases() ([]string, error) {
+func (t Provider) bases() ([]string, error) {
 	u, err := url.Parse(t.URL)
 	ports := map[string]string{"https": "443", "http": "80"}
-	if err != nil || ports[u.Scheme] == "" || u.Hostname() == "" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.HasSuffix(t.URL, "#") || !isPrintable(t.URL) {
-		return nil, errors.New("Twilio.URL: must be the endpoint's public URL, https or http, without a query and a fragment")
+	if err != nil || ports[u.Scheme] == "" || u.Hostname() == "" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.HasSuffix(t.URL, "#") || !received.Printable(t.URL) {
+		return nil, errors.New("twilio.Provider.URL: must be the endpoint's public URL, https or http, without a query and a fragment")
 	}
 	_, rest, _ := strings.Cut(t.URL, "://")
 	authority, path := rest, ""
@@ -90,16 +95,16 @@ func (t Twilio) bases() ([]string, error) {
 	return []string{bare + path, bare + ":" + port + path}, nil
 }
 
-// twilioSigned returns what is signed after the URL's path: the query, and the form's parameters or
+// signedText returns what is signed after the URL's path: the query, and the form's parameters or
 // nothing. Each body is signed in one of two ways: as a form, of which each parameter is signed, or
 // by its hash in the query. There is no third way. Otherwise an attacker could send a body of
 // another type under the signature of an empty request.
-func twilioSigned(f Fields, body []byte) ([]byte, error) {
+func signedText(f scheme.Fields, body []byte) ([]byte, error) {
 	raw, err := f.Query()
 	if err != nil {
 		return nil, err
 	}
-	query, err := parseQuery(raw)
+	query, err := received.ParseQuery(raw)
 	if err != nil {
 		return nil, err
 	}
@@ -109,26 +114,26 @@ func twilioSigned(f Fields, body []byte) ([]byte, error) {
 	const hash = "bodySHA256"
 	switch all := query[hash]; {
 	case len(all) == 1:
-		sum, canonical := Hex.Decode(all[0])
+		sum, canonical := scheme.Hex.Decode(all[0])
 		if !canonical || len(sum) != sha256.Size {
-			return nil, Malformed(hash, "is not a SHA-256 in hexadecimal digits")
+			return nil, scheme.Malformed(hash, "is not a SHA-256 in hexadecimal digits")
 		}
 		if is := sha256.Sum256(body); !bytes.Equal(is[:], sum) {
-			return nil, &Error{Check: ErrSignature, Field: hash}
+			return nil, received.Forged(hash, "", nil)
 		}
 		return []byte(raw), nil
 	case len(all) > 1:
-		return nil, Malformed(hash, "occurs more than once")
+		return nil, scheme.Malformed(hash, "occurs more than once")
 	}
 	if len(body) > 0 {
-		kind, _, err := mime.ParseMediaType(f.header.Get("Content-Type"))
-		if err != nil || kind != "application/x-www-form-urlencoded" || len(f.header["Content-Type"]) > 1 {
-			return nil, Malformed("Content-Type", "must be application/x-www-form-urlencoded, unless the URL has the parameter bodySHA256")
+		kind, _, err := mime.ParseMediaType(f.Header.Get("Content-Type"))
+		if err != nil || kind != "application/x-www-form-urlencoded" || len(f.Header["Content-Type"]) > 1 {
+			return nil, scheme.Malformed("Content-Type", "must be application/x-www-form-urlencoded, unless the URL has the parameter bodySHA256")
 		}
 	}
 	form, err := url.ParseQuery(string(body))
 	if err != nil {
-		return nil, Malformed("body", "is not a form")
+		return nil, scheme.Malformed("body", "is not a form")
 	}
 	signed := bytes.NewBufferString(raw)
 	for _, name := range slices.Sorted(maps.Keys(form)) {

@@ -1,4 +1,4 @@
-package webhook
+package certificates
 
 import (
 	"context"
@@ -7,45 +7,25 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/dialguard"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
-
-// Fetch says how certificates are fetched from a sender's host, and subscriptions confirmed there
-// (W18). Redirects are never followed. The zero value of a field is the default that its comment
-// names.
-type Fetch struct {
-	// Timeout bounds one fetch, from connecting to the last byte: 100 ms to 10 s. A request that
-	// waits for it is answered 503 once its own time is over. Defaults to 3 s.
-	Timeout time.Duration
-
-	// AllowPrivate and AllowNetworks allow addresses outside the public Internet, as the fields of
-	// httpsink.Config do, for example of a proxy. Default to none.
-	AllowPrivate  bool
-	AllowNetworks []netip.Prefix
-
-	// Transport holds settings for connecting: a proxy, certificates, a dialer of your own. It is
-	// cloned. A proxy is set by its address, with [http.ProxyURL]; its address is checked, and it
-	// decides which addresses it reaches. InsecureSkipVerify and DialTLSContext are refused,
-	// because TLS proves whose certificates these are. Defaults to a plain transport without a
-	// proxy.
-	Transport *http.Transport
-}
 
 // maxFetched is the most bytes of an answer.
 const maxFetched = 64 << 10
 
-// fetcher fetches small files over HTTP. It is safe for concurrent use.
-type fetcher struct {
+// Fetcher fetches small files over HTTP. It is safe for concurrent use.
+type Fetcher struct {
 	transport *http.Transport
 	timeout   time.Duration
 }
 
-func (f Fetch) fetcher() (*fetcher, error) {
+// NewFetcher checks the configuration.
+func NewFetcher(f scheme.Fetch) (*Fetcher, error) {
 	if f.Timeout == 0 {
 		f.Timeout = 3 * time.Second
 	}
@@ -69,12 +49,12 @@ func (f Fetch) fetcher() (*fetcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("Fetch.Transport: %w", err)
 	}
-	return &fetcher{transport: guarded, timeout: f.Timeout}, nil
+	return &Fetcher{transport: guarded, timeout: f.Timeout}, nil
 }
 
-// get returns the body of an answer of 200, and the certificates of its server. RoundTrip follows
+// Get returns the body of an answer of 200, and the certificates of its server. RoundTrip follows
 // no redirects and keeps no cookies.
-func (f *fetcher) get(ctx context.Context, address *url.URL) (body []byte, server []*x509.Certificate, err error) {
+func (f *Fetcher) Get(ctx context.Context, address *url.URL) (body []byte, server []*x509.Certificate, err error) {
 	ctx, cancel := context.WithTimeout(ctx, f.timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), nil)
@@ -100,9 +80,4 @@ func (f *fetcher) get(ctx context.Context, address *url.URL) (body []byte, serve
 		server = resp.TLS.PeerCertificates
 	}
 	return body, server, err
-}
-
-// unavailable is a refusal because something could not be fetched.
-func unavailable(reason string, cause error) error {
-	return &Error{Check: ErrUnavailable, Reason: reason, Cause: cause}
 }

@@ -1,59 +1,51 @@
-package webhook
+package scheme
 
 import (
 	"encoding/base64"
 	"encoding/hex"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
-)
 
-const (
-	// maxSignatures is the most signatures of a request, including those of unknown versions.
-	maxSignatures = 16
-	// maxFieldBytes is the most bytes of a header that is read or kept. For example 16 signatures
-	// of Ed25519 take 1,487 bytes.
-	maxFieldBytes = 4 << 10
-	// maxKeptBytes is the most bytes of a request's kept headers together, including names.
-	maxKeptBytes = 16 << 10
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
 
 // Fields is a request's headers and its query, for schemes. Names of headers are matched in the
 // form in which net/http writes them ([http.CanonicalHeaderKey]).
 type Fields struct {
-	header http.Header
-	query  string
+	Header http.Header
+	// RawQuery is the query as it came, without the question mark.
+	RawQuery string
 }
 
 // Query returns the query as it came, without the question mark: at most 4096 printable ASCII
 // characters.
 func (f Fields) Query() (string, error) {
 	switch {
-	case len(f.query) > maxFieldBytes:
+	case len(f.RawQuery) > received.MaxField:
 		return "", Malformed("query", "is longer than 4096 bytes")
-	case !isPrintable(f.query):
+	case !received.Printable(f.RawQuery):
 		return "", Malformed("query", "has bytes that are not printable ASCII")
 	}
-	return f.query, nil
+	return f.RawQuery, nil
 }
 
 // Has reports whether the request has the header, with any value.
-func (f Fields) Has(name string) bool { return len(f.header[http.CanonicalHeaderKey(name)]) > 0 }
+func (f Fields) Has(name string) bool { return len(f.Header[http.CanonicalHeaderKey(name)]) > 0 }
 
 // One returns the value of a header that must occur in the request exactly once: 1 to 4096
 // printable ASCII characters. If there were two lines, readers could disagree about which one
 // counts, for example a proxy and this Verifier.
 func (f Fields) One(name string) (string, error) {
-	lines := f.header[http.CanonicalHeaderKey(name)]
+	lines := f.Header[http.CanonicalHeaderKey(name)]
 	switch {
 	case len(lines) == 0 || lines[0] == "" && len(lines) == 1:
 		return "", Malformed(name, "is missing")
 	case len(lines) > 1:
 		return "", Malformed(name, "occurs more than once")
-	case len(lines[0]) > maxFieldBytes:
+	case len(lines[0]) > received.MaxField:
 		return "", Malformed(name, "is longer than 4096 bytes")
-	case !isPrintable(lines[0]):
+	case !received.Printable(lines[0]):
 		return "", Malformed(name, "has bytes that are not printable ASCII")
 	}
 	return lines[0], nil
@@ -65,7 +57,7 @@ func (f Fields) ID(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !validID(v) {
+	if !received.ValidID(v) {
 		return "", Malformed(name, "is not 1 to 255 visible ASCII characters")
 	}
 	return v, nil
@@ -85,7 +77,7 @@ func (f Fields) Signature(name, tag string, a Algorithm, e Encoding) (Signature,
 		return Signature{}, Malformed(name, "does not begin with the scheme's tag")
 	case !canonical:
 		return Signature{}, Malformed(name, "is not in the canonical encoding")
-	case len(value) != a.size():
+	case len(value) != a.Size():
 		return Signature{}, Malformed(name, "is not as long as a signature")
 	}
 	return Signature{Algorithm: a, Value: value}, nil
@@ -98,41 +90,8 @@ func (f Fields) Time(name string, unit time.Duration) (string, time.Time, error)
 	if err != nil {
 		return "", time.Time{}, err
 	}
-	t, err := unixTime(name, v, unit)
+	t, err := received.UnixTime(name, v, unit)
 	return v, t, err
-}
-
-func isPrintable(s string) bool {
-	for i := range len(s) {
-		if s[i] < ' ' || s[i] > '~' {
-			return false
-		}
-	}
-	return true
-}
-
-func validID(s string) bool {
-	return len(s) >= 1 && len(s) <= 255 && isPrintable(s) && strings.IndexByte(s, ' ') < 0
-}
-
-// unixTime parses a decimal number in its only form: no sign, no leading zero, at most 11 digits of
-// seconds (the year 5138).
-func unixTime(field, s string, unit time.Duration) (time.Time, error) {
-	digits := 11
-	if unit == time.Millisecond {
-		digits = 14
-	}
-	if len(s) == 0 || len(s) > digits || strings.Trim(s, "0123456789") != "" || len(s) > 1 && s[0] == '0' {
-		return time.Time{}, Malformed(field, "is not a time in decimal digits")
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil {
-		return time.Time{}, Malformed(field, "is not a time in decimal digits")
-	}
-	if unit == time.Millisecond {
-		return time.UnixMilli(n), nil
-	}
-	return time.Unix(n, 0), nil
 }
 
 // Encoding is how a signature is written as text.

@@ -1,4 +1,4 @@
-package webhook
+package scheme
 
 import (
 	"bytes"
@@ -30,8 +30,8 @@ const (
 	RSASHA1
 )
 
-// size returns the length of a signature in bytes, or 0 for an unknown algorithm.
-func (a Algorithm) size() int {
+// Size returns the length of a signature in bytes, or 0 for an unknown algorithm.
+func (a Algorithm) Size() int {
 	switch a {
 	case HMACSHA256:
 		return sha256.Size
@@ -84,10 +84,19 @@ func PublicKey(public []byte) (Key, error) {
 	return Key{algorithm: Ed25519, public: func() ed25519.PublicKey { return key }}, nil
 }
 
-// checker returns a function that reports, as 1 or 0, whether a signature is this key's over a
+// RSAKey returns a key for RSASHA256 or RSASHA1, from a certificate's public key.
+func RSAKey(a Algorithm, public *rsa.PublicKey) Key { return Key{algorithm: a, rsa: public} }
+
+// Algorithm is that of the signatures that the key verifies.
+func (k Key) Algorithm() Algorithm { return k.algorithm }
+
+// IsZero reports whether the key verifies nothing.
+func (k Key) IsZero() bool { return k.mac == nil && k.public == nil && k.rsa == nil }
+
+// Checker returns a function that reports, as 1 or 0, whether a signature is this key's over a
 // message, which is given in pieces. A MAC is compared in constant time (W4); a value of another
 // length than a signature's equals none.
-func (k Key) checker(pieces [][]byte) func(signature []byte) int {
+func (k Key) Checker(pieces [][]byte) func(signature []byte) int {
 	if k.algorithm == Ed25519 { // reads the message twice, and needs it in one piece
 		message := bytes.Join(pieces, nil)
 		return func(signature []byte) int { return oneIf(ed25519.Verify(k.public(), message, signature)) }
@@ -119,8 +128,8 @@ func oneIf(yes bool) int {
 	return 0
 }
 
-// rawKey returns a Scheme.Key for providers that use the secret's characters as they are.
-func rawKey(a Algorithm) func(string) (Key, error) {
+// RawKey returns a Scheme.Key for providers that use the secret's characters as they are.
+func RawKey(a Algorithm) func(string) (Key, error) {
 	return func(secret string) (Key, error) {
 		if strings.TrimSpace(secret) != secret {
 			return Key{}, errors.New("begins or ends with white space (a line end?)")

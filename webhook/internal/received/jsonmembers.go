@@ -1,4 +1,4 @@
-package webhook
+package received
 
 import (
 	"bytes"
@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// jsonMembers returns the named members of the JSON object in a verified body, or nil if the body
+// Members returns the named members of the JSON object in a verified body, or nil if the body
 // is no object. Names are compared exactly, and a member that occurs twice has no value.
 // encoding/json itself ignores case and takes the last of several, so that another reader of the
 // same bytes could find another id.
-func jsonMembers(body []byte, names ...string) map[string]json.RawMessage {
+func Members(body []byte, names ...string) map[string]json.RawMessage {
 	if !json.Valid(body) { // it bounds the depth too
 		return nil
 	}
@@ -40,8 +40,8 @@ func jsonMembers(body []byte, names ...string) map[string]json.RawMessage {
 	return found
 }
 
-// jsonString is a member's value if it is a string, otherwise "".
-func jsonString(raw json.RawMessage) string {
+// String is a member's value if it is a string, otherwise "".
+func String(raw json.RawMessage) string {
 	var s string
 	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
 		return ""
@@ -49,10 +49,10 @@ func jsonString(raw json.RawMessage) string {
 	return s
 }
 
-// idMember returns a member whose value is used as Event.ID.
-func idMember(found map[string]json.RawMessage, name string) (string, error) {
-	id := jsonString(found[name])
-	if !validID(id) {
+// IDMember returns a member whose value is used as Event.ID.
+func IDMember(found map[string]json.RawMessage, name string) (string, error) {
+	id := String(found[name])
+	if !ValidID(id) {
 		return "", Malformed("body's member "+name, "must occur exactly once, as a string of 1 to 255 visible ASCII characters")
 	}
 	return id, nil

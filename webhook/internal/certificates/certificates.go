@@ -1,4 +1,6 @@
-package webhook
+// Package certificates fetches, verifies and keeps the certificates with which senders sign
+// webhooks.
+package certificates
 
 import (
 	"context"
@@ -13,6 +15,9 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 const (
@@ -29,25 +34,16 @@ const (
 	maxChain = 8
 )
 
-// certificates fetches, verifies and keeps the certificates with which a sender signs (W18). It is
+// Store fetches, verifies and keeps the certificates with which a sender signs (W18). It is
 // safe for concurrent use.
 //
 // A request names its certificate, and that name is not verified yet. So the name counts only if it
-// is an address of the sender's (match), and one fetch serves all requests that wait for it. The
+// is an address of the sender's (Match), and one fetch serves all requests that wait for it. The
 // addresses of the configuration, and those whose certificate was good once, are fetched whenever
 // that is due. All others together get one fetch at a time, so that strangers who make up addresses
 // cannot have more, and take nothing from the known ones.
-type certificates struct {
-	fetch *fetcher
-	// match reports whether an address is one of the sender's certificates.
-	match func(*url.URL) bool
-	// names returns the names that a certificate from a host may have.
-	names func(host string) []string
-	// roots are what chains must end in; nil: the system's.
-	roots *x509.CertPool
-	// issuers matches the hosts from which a missing issuer is fetched (RFC 5280 section 4.2.2.1).
-	// It may come over plain HTTP, because it counts only if it leads to a root.
-	issuers *regexp.Regexp
+type Store struct {
+	Config
 
 	clock func() time.Time
 
@@ -56,13 +52,27 @@ type certificates struct {
 	other *certificate            // the unknown one that was fetched last, or nil
 }
 
-// certificate is one that is being fetched, or was. certificates.lock guards it.
+// Config describes a sender's certificates.
+type Config struct {
+	Fetch *Fetcher
+	// Match reports whether an address is one of the sender's certificates.
+	Match func(*url.URL) bool
+	// Names returns the names that a certificate from a host may have.
+	Names func(host string) []string
+	// Roots are what chains must end in; nil: the system's.
+	Roots *x509.CertPool
+	// Issuers matches the hosts from which a missing issuer is fetched (RFC 5280 section 4.2.2.1).
+	// It may come over plain HTTP, because it counts only if it leads to a root.
+	Issuers *regexp.Regexp
+}
+
+// certificate is one that is being fetched, or was. Store.lock guards it.
 type certificate struct {
 	validity
 	address    string
 	configured bool
 	fetching   chan struct{} // closed at the end of its fetch; nil if there is none
-	err        error         // an *Error, of the last fetch; nil while an older result serves
+	err        error         // a Refusal, of the last fetch; nil while an older result serves
 	due        time.Time     // of the next fetch
 	lastNamed  time.Time
 }
@@ -74,56 +84,57 @@ type validity struct {
 	begin, end time.Time
 }
 
-// configure makes addresses known before any request names them.
-func (c *certificates) configure(addresses []string) error {
+// New returns a Store to which addresses are known before any request names them.
+func New(cfg Config, addresses []string) (*Store, error) {
+	c := &Store{Config: cfg, clock: time.Now}
 	if len(addresses) > maxConfigured {
-		return fmt.Errorf("must list at most %d addresses, not %d", maxConfigured, len(addresses))
+		return nil, fmt.Errorf("must list at most %d addresses, not %d", maxConfigured, len(addresses))
 	}
 	c.known = map[string]*certificate{}
 	for _, address := range addresses {
-		if _, err := c.checkURL("", address); err != nil {
-			return fmt.Errorf("%q is not an address of the sender's certificates", address)
+		if _, err := c.CheckURL("", address); err != nil {
+			return nil, fmt.Errorf("%q is not an address of the sender's certificates", address)
 		}
 		c.known[address] = &certificate{address: address, configured: true}
 	}
-	return nil
+	return c, nil
 }
 
-// checkURL reports whether a request may name this address for its certificate. Everything of it
+// CheckURL reports whether a request may name this address for its certificate. Everything of it
 // that could lead elsewhere is refused.
-func (c *certificates) checkURL(field, address string) (*url.URL, error) {
+func (c *Store) CheckURL(field, address string) (*url.URL, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "https" || u.User != nil || u.Port() != "" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || u.Opaque != "" || u.RawPath != "" ||
-		u.String() != address || !c.match(u) {
-		return nil, Malformed(field, "is not an address of the sender's certificates")
+		u.String() != address || !c.Match(u) {
+		return nil, received.Malformed(field, "is not an address of the sender's certificates")
 	}
 	return u, nil
 }
 
-// keys returns the keys that may have made the signatures: those of the named certificate, if it is
+// Keys returns the keys that may have made the signatures: those of the named certificate, if it is
 // valid at a time.
-func (c *certificates) keys(ctx context.Context, at time.Time, s Signed) ([]Key, error) {
-	found, err := c.find(ctx, at, s.certificateURL)
+func (c *Store) Keys(ctx context.Context, at time.Time, s scheme.Signed) ([]scheme.Key, error) {
+	found, err := c.find(ctx, at, s.Certificate)
 	if err != nil {
 		return nil, err
 	}
 	if at.Before(found.begin) || at.After(found.end) {
-		return nil, &Error{Check: ErrSignature, Field: "certificate", Reason: "is not valid now"}
+		return nil, received.Forged("certificate", "is not valid now", nil)
 	}
-	return []Key{{algorithm: RSASHA256, rsa: found.key}, {algorithm: RSASHA1, rsa: found.key}}, nil
+	return []scheme.Key{scheme.RSAKey(scheme.RSASHA256, found.key), scheme.RSAKey(scheme.RSASHA1, found.key)}, nil
 }
 
 // find returns a known certificate, or fetches it. While one is fetched again, the old one serves,
 // so that only requests with a new certificate wait. The fetch does not end with the request that
 // began it, because others may wait for it.
-func (c *certificates) find(ctx context.Context, at time.Time, address *url.URL) (validity, error) {
+func (c *Store) find(ctx context.Context, at time.Time, address *url.URL) (validity, error) {
 	c.lock.Lock()
 	now, name := c.clock(), address.String()
 	one := c.known[name]
 	if one == nil {
 		if o := c.other; o != nil && o.address != name && (o.fetching != nil || now.Before(o.due)) {
 			c.lock.Unlock()
-			return validity{}, unavailable("its certificate is not known, and another unknown one was just fetched: CertURLs can name it", nil)
+			return validity{}, received.Unavailable("its certificate is not known, and another unknown one was just fetched: CertURLs can name it", nil)
 		} else if o == nil || o.address != name {
 			c.other = &certificate{address: name}
 		}
@@ -142,7 +153,7 @@ func (c *certificates) find(ctx context.Context, at time.Time, address *url.URL)
 	select {
 	case <-fetching:
 	case <-ctx.Done():
-		return validity{}, unavailable("the certificate did not come in time", ctx.Err())
+		return validity{}, received.Unavailable("the certificate did not come in time", ctx.Err())
 	}
 	c.lock.Lock()
 	defer c.lock.Unlock()
@@ -151,7 +162,7 @@ func (c *certificates) find(ctx context.Context, at time.Time, address *url.URL)
 
 // load fetches and verifies a certificate. If that cannot be done now, the old one, if there is
 // one, is used on: its own end is compared with each request.
-func (c *certificates) load(ctx context.Context, one *certificate, at time.Time, address *url.URL) {
+func (c *Store) load(ctx context.Context, one *certificate, at time.Time, address *url.URL) {
 	found, err := c.fetchValid(ctx, at, address)
 	c.lock.Lock()
 	defer c.lock.Unlock()
@@ -162,14 +173,20 @@ func (c *certificates) load(ctx context.Context, one *certificate, at time.Time,
 	case err == nil:
 		one.validity, one.err, one.due = found, nil, now.Add(certificateFor)
 		c.keep(one)
-	case one.key == nil || !errors.Is(err, ErrUnavailable):
+	case one.key == nil || !unavailable(err):
 		one.validity, one.err = validity{}, err
 	}
 }
 
+// unavailable reports whether a fetch failed, and not its result.
+func unavailable(err error) bool {
+	var r *received.Refusal
+	return errors.As(err, &r) && r.Check == received.IsUnavailable
+}
+
 // keep makes a good certificate a known one. If there are too many, it forgets the one that no
 // request has named for longest.
-func (c *certificates) keep(one *certificate) {
+func (c *Store) keep(one *certificate) {
 	if c.known[one.address] == nil {
 		c.other = nil
 	}
@@ -190,14 +207,14 @@ func (c *certificates) keep(one *certificate) {
 }
 
 // fetchValid fetches a certificate and verifies it.
-func (c *certificates) fetchValid(ctx context.Context, at time.Time, address *url.URL) (v validity, err error) {
-	file, server, err := c.fetch.get(ctx, address)
+func (c *Store) fetchValid(ctx context.Context, at time.Time, address *url.URL) (v validity, err error) {
+	file, server, err := c.Fetch.Get(ctx, address)
 	if err != nil {
-		return v, unavailable("the certificate could not be fetched", err)
+		return v, received.Unavailable("the certificate could not be fetched", err)
 	}
 	leaf, more, err := parseCertificates(file)
 	if err != nil {
-		return v, &Error{Check: ErrSignature, Field: "certificate", Reason: err.Error()}
+		return v, received.Forged("certificate", err.Error(), nil)
 	}
 	if err := c.checkLeaf(leaf, address.Hostname()); err != nil {
 		return v, err
@@ -230,8 +247,8 @@ func parseCertificates(file []byte) (leaf *x509.Certificate, more []*x509.Certif
 }
 
 // checkLeaf checks whose certificate it is, and its key.
-func (c *certificates) checkLeaf(leaf *x509.Certificate, host string) error {
-	bad := func(reason string) error { return &Error{Check: ErrSignature, Field: "certificate", Reason: reason} }
+func (c *Store) checkLeaf(leaf *x509.Certificate, host string) error {
+	bad := func(reason string) error { return received.Forged("certificate", reason, nil) }
 	key, ok := leaf.PublicKey.(*rsa.PublicKey)
 	switch {
 	case !ok || key.N.BitLen() < 2048 || key.N.BitLen() > 8192:
@@ -243,7 +260,7 @@ func (c *certificates) checkLeaf(leaf *x509.Certificate, host string) error {
 	if len(has) == 0 {
 		has = []string{leaf.Subject.CommonName}
 	}
-	if !slices.ContainsFunc(c.names(host), func(name string) bool { return slices.Contains(has, name) }) {
+	if !slices.ContainsFunc(c.Names(host), func(name string) bool { return slices.Contains(has, name) }) {
 		return bad("has another name than the sender's")
 	}
 	return nil
@@ -251,12 +268,12 @@ func (c *certificates) checkLeaf(leaf *x509.Certificate, host string) error {
 
 // chain returns when a chain from the certificate to a root is valid. If an issuer is missing, it
 // is fetched from where the certificate says, once.
-func (c *certificates) chain(ctx context.Context, leaf *x509.Certificate, more []*x509.Certificate, at time.Time) (begin, end time.Time, err error) {
+func (c *Store) chain(ctx context.Context, leaf *x509.Certificate, more []*x509.Certificate, at time.Time) (begin, end time.Time, err error) {
 	between := x509.NewCertPool()
 	for _, one := range more {
 		between.AddCert(one)
 	}
-	options := x509.VerifyOptions{Roots: c.roots, Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
+	options := x509.VerifyOptions{Roots: c.Roots, Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
 	chains, err := leaf.Verify(options)
 	if errors.As(err, &x509.UnknownAuthorityError{}) {
 		issuer, fetchErr := c.issuer(ctx, leaf)
@@ -269,7 +286,7 @@ func (c *certificates) chain(ctx context.Context, leaf *x509.Certificate, more [
 		}
 	}
 	if err != nil {
-		return begin, end, &Error{Check: ErrSignature, Field: "certificate", Reason: "has no chain to a root that is valid now", Cause: err}
+		return begin, end, received.Forged("certificate", "has no chain to a root that is valid now", err)
 	}
 	for i, one := range chains[0] {
 		if i == 0 || one.NotBefore.After(begin) {
@@ -284,15 +301,15 @@ func (c *certificates) chain(ctx context.Context, leaf *x509.Certificate, more [
 
 // issuer fetches the certificate's issuer, or returns nil if the certificate does not say where it
 // is, or names a host that is not one of the sender's authorities.
-func (c *certificates) issuer(ctx context.Context, leaf *x509.Certificate) (*x509.Certificate, error) {
+func (c *Store) issuer(ctx context.Context, leaf *x509.Certificate) (*x509.Certificate, error) {
 	for _, address := range leaf.IssuingCertificateURL {
 		u, err := url.Parse(address)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.Port() != "" || !c.issuers.MatchString(u.Hostname()) {
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.Port() != "" || !c.Issuers.MatchString(u.Hostname()) {
 			continue
 		}
-		file, _, err := c.fetch.get(ctx, u)
+		file, _, err := c.Fetch.Get(ctx, u)
 		if err != nil {
-			return nil, unavailable("the certificate's issuer could not be fetched", err)
+			return nil, received.Unavailable("the certificate's issuer could not be fetched", err)
 		}
 		if one, err := x509.ParseCertificate(file); err == nil {
 			return one, nil
@@ -304,11 +321,25 @@ func (c *certificates) issuer(ctx context.Context, leaf *x509.Certificate) (*x50
 	return nil, nil
 }
 
-// rsaSignature decodes a signature by a certificate's key.
-func rsaSignature(field, text string, a Algorithm) (Signature, error) {
-	value, canonical := Base64.Decode(text)
+// Signature decodes a signature by a certificate's key.
+func Signature(field, text string, a scheme.Algorithm) (scheme.Signature, error) {
+	value, canonical := scheme.Base64.Decode(text)
 	if !canonical || len(text) > base64.StdEncoding.EncodedLen(1024) {
-		return Signature{}, Malformed(field, "is not in the canonical encoding")
+		return scheme.Signature{}, received.Malformed(field, "is not in the canonical encoding")
 	}
-	return Signature{Algorithm: a, Value: value}, nil
+	return scheme.Signature{Algorithm: a, Value: value}, nil
+}
+
+// SetClock sets the clock by which certificates are fetched, for tests.
+func (c *Store) SetClock(clock func() time.Time) {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	c.clock = clock
+}
+
+// Known returns how many certificates are kept, for tests.
+func (c *Store) Known() int {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	return len(c.known)
 }

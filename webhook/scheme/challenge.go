@@ -1,11 +1,10 @@
-package webhook
+package scheme
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
-	"encoding/hex"
 	"net/url"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
 
 // maxChallenge is the longest text, in bytes, that a handshake's answer repeats.
@@ -23,23 +22,13 @@ func Challenge(query url.Values, name string) (string, error) {
 		return "", Malformed(name, "occurs more than once")
 	case len(all[0]) > maxChallenge:
 		return "", Malformed(name, "is longer than 1024 bytes")
-	case !isPrintable(all[0]) || strings.ContainsAny(all[0], `<>&"'`):
+	case !received.Printable(all[0]) || strings.ContainsAny(all[0], `<>&"'`):
 		return "", Malformed(name, "has characters that are not printable ASCII, or that HTML gives a meaning")
 	default:
 		return all[0], nil
 	}
 }
 
-// sameSecret compares a secret with one that was received. The comparison takes constant time, also
-// for values of different lengths.
-func sameSecret(mine, received string) bool {
-	a, b := sha256.Sum256([]byte(mine)), sha256.Sum256([]byte(received))
-	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
-}
-
-// contentID returns an event's id for a sender that gives events none: a hash of what is signed. So
-// each delivery of the same bytes is one event, and the id is as authentic as they are.
-func contentID(signed []byte) string {
-	sum := sha256.Sum256(signed)
-	return "sha256:" + hex.EncodeToString(sum[:])
-}
+// Malformed returns the error that a [Scheme] returns for an invalid header or member. The reason
+// must be a constant: it must not quote the request.
+func Malformed(field, reason string) error { return received.Malformed(field, reason) }

@@ -1,0 +1,70 @@
+// Package meta verifies webhooks of Meta.
+package meta
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
+)
+
+// Provider is https://developers.facebook.com/docs/graph-api/webhooks/getting-started, for
+// Facebook, Instagram and WhatsApp: X-Hub-Signature-256 over the body alone, and a handshake by
+// GET. The secret is the app's secret.
+//
+// Meta gives events no id, so ID is a hash of the body: a delivery that is repeated with the same
+// bytes is a copy. One body holds up to 1,000 changes, and Meta may repeat some of them in another
+// body, which is then another event. So a handler whose effects must not repeat claims each change
+// by its own id (for example WhatsApp's messages[].id) too. Type is the body's member object, for
+// example "page". Meta signs no time: a recorded request stays valid forever.
+type Provider struct {
+	// VerifyToken is the token that you enter next to the endpoint's URL in Meta's dashboard: at
+	// least 16 characters. The handshake (a GET with hub.mode "subscribe") is answered with its
+	// hub.challenge if hub.verify_token is this token, and otherwise with 401. Required.
+	VerifyToken string
+}
+
+// Scheme implements webhook.Provider.
+func (m Provider) Scheme() (*scheme.Scheme, error) {
+	if len(m.VerifyToken) < received.MinSecret {
+		return nil, errors.New("meta.Provider.VerifyToken: must have 16 characters or more")
+	}
+	const header = "X-Hub-Signature-256"
+	return &scheme.Scheme{
+		Name:   "meta",
+		Answer: 5 * time.Second, Redeliveries: 36 * time.Hour, IDSigned: true,
+		SignatureHeaders: []string{header, "X-Hub-Signature"},
+		Key:              scheme.RawKey(scheme.HMACSHA256),
+		Read: func(f scheme.Fields) (scheme.Signed, error) {
+			s, err := f.Signature(header, "sha256=", scheme.HMACSHA256, scheme.Hex)
+			return scheme.Signed{Signatures: []scheme.Signature{s}}, err
+		},
+		Handshake: m.handshake,
+		Event: func(_ scheme.Fields, e *scheme.Event) error {
+			e.ID, e.Type = received.ContentID(e.Body), received.String(received.Members(e.Body, "object")["object"])
+			return nil
+		},
+	}, nil
+}
+
+// handshake answers Meta's GET. The challenge is repeated only to a sender that knows the token.
+func (m Provider) handshake(method string, query url.Values) (text string, is bool, err error) {
+	if method != http.MethodGet {
+		return "", false, nil
+	}
+	text, err = scheme.Challenge(query, "hub.challenge")
+	switch {
+	case len(query["hub.mode"]) != 1 || query.Get("hub.mode") != "subscribe":
+		return "", false, scheme.Malformed("hub.mode", `must be "subscribe", once`)
+	case err != nil:
+		return "", false, err
+	case len(query["hub.verify_token"]) != 1:
+		return "", false, scheme.Malformed("hub.verify_token", "must occur once")
+	case !received.SameSecret(m.VerifyToken, query.Get("hub.verify_token")):
+		return "", false, received.Forged("hub.verify_token", "", nil)
+	}
+	return text, true, nil
+}
