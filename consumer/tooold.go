@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
@@ -38,7 +38,7 @@ type TimeFunc func(m *Message, id string) (time.Time, error)
 // IDTime is the [TimeFunc] of ids that contain their time: UUIDv7 in its canonical form of 36
 // characters, and ULID of 26.
 func IDTime(_ *Message, id string) (time.Time, error) {
-	at, ok := dedupe.IDTime(id)
+	at, ok := codec.IDTime(id)
 	if !ok {
 		return time.Time{}, fmt.Errorf("id %q is neither a UUIDv7 nor a ULID", id)
 	}

@@ -7,9 +7,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // Tx is the part of a transaction that claiming needs: [pgx.Tx] has it, and so has the transaction
@@ -56,33 +56,7 @@ const sqlFresh = 0
 
 // ErrNoTransaction means that a claim, or an enqueued call, got a pool or a connection that is in
 // no transaction.
-var ErrNoTransaction = errors.New("needs the transaction of the effects")
-
-// InTransaction returns [ErrNoTransaction] for a value that has the methods of a transaction but is
-// none, for example a pool. A write through it would commit by itself, even if the effects roll
-// back. Claim and package outbox call it.
-func InTransaction(tx Tx) error {
-	switch c := tx.(type) {
-	case nil:
-		return fmt.Errorf("%w: it is nil", ErrNoTransaction)
-	case interface {
-		Acquire(ctx context.Context) (*pgxpool.Conn, error)
-	}:
-		return fmt.Errorf("%w: a pool is none", ErrNoTransaction)
-	case interface{ Conn() *pgx.Conn }: // an acquired connection; a transaction of pgx has it too
-		return inConnectionTransaction(c.Conn())
-	case *pgx.Conn:
-		return inConnectionTransaction(c)
-	}
-	return nil
-}
-
-func inConnectionTransaction(conn *pgx.Conn) error {
-	if conn != nil && conn.PgConn().TxStatus() == 'I' {
-		return fmt.Errorf("%w: this connection is in none", ErrNoTransaction)
-	}
-	return nil
-}
+var ErrNoTransaction = guard.ErrNoTransaction
 
 // claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the
 // same order. Inserts into segments of the inbox in key order and waits there for uncommitted
@@ -115,7 +89,7 @@ func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
 // calls with overlapping keys wait for each other and do not deadlock. Several calls in one
 // transaction can deadlock (SQLSTATE 40P01: run the transaction again).
 func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
-	if err := InTransaction(tx); err != nil {
+	if err := guard.InTransaction(tx); err != nil {
 		return nil, fmt.Errorf("dedupe: claim: %w", err)
 	}
 	if len(keys) == 0 {

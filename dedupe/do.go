@@ -74,11 +74,11 @@ type Timeouts struct {
 	Commit time.Duration
 }
 
-// DoConfig configures [DoWith]. The zero value of a field is the default that its comment names; a
-// value out of range is an error and never adjusted.
+// DoConfig configures [DoConfig.Do]. The zero value of a field is the default that its comment
+// names; a value out of range is an error and never adjusted.
 type DoConfig struct {
 	// OnConflict handles a message whose key was claimed for another payload, for example by
-	// writing it to a table for an operator. Its writes commit by themselves; DoWith then returns
+	// writing it to a table for an operator. Its writes commit by themselves; Do then returns
 	// Conflict and nil. Nothing remembers that it has run: if the answer to its COMMIT is lost it
 	// runs again, so write with "on conflict do nothing" or the like. Calls that it enqueues need
 	// an ID and a Scope of their own. Defaults to returning [ErrConflict].
@@ -90,16 +90,12 @@ type DoConfig struct {
 	// Timeouts bound the transaction of each attempt.
 	Timeouts Timeouts
 
-	// Attempts is the most runs of the transaction, the first included, from 1 to 100. Defaults to
-	// 5.
-	Attempts int
+	// MaxAttempts is the most runs of the transaction, the first included, from 1 to 100. Defaults
+	// to 5.
+	MaxAttempts int
 
-	// RetryMin is the first wait between two attempts, from 1 ms to 1 hour; waits double up to
-	// RetryMax. Defaults to 20 ms.
-	RetryMin time.Duration
-
-	// RetryMax bounds the wait between two attempts, from 1 ms to 1 hour. Defaults to 2 s.
-	RetryMax time.Duration
+	// Backoff bounds the wait between two attempts, from 1 ms to 1 hour. Defaults to 20 ms and 2 s.
+	Backoff Backoff
 }
 
 // isolationSQL sets a level right after BEGIN. No result, no lock.
@@ -124,7 +120,7 @@ const lockNotAvailable = "55P03"
 
 func (c *DoConfig) fields() rerun.Fields {
 	t := &c.Timeouts
-	return rerun.Fields{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, Attempts: &c.Attempts, RetryMin: &c.RetryMin, RetryMax: &c.RetryMax}
+	return rerun.Fields{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, MaxAttempts: &c.MaxAttempts, BackoffMin: &c.Backoff.Min, BackoffMax: &c.Backoff.Max}
 }
 
 func (c DoConfig) withDefaults() (DoConfig, error) {
@@ -153,7 +149,7 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 //
 // fn may run more than once, in another transaction each time: what it does outside of tx is not
 // undone. An error of fn rolls back and is returned. Do repeats the transaction, at most
-// DoConfig.Attempts times with growing waits, if
+// DoConfig.MaxAttempts times with growing waits, if
 //
 //   - the database asks for it (SQLSTATE 40001 or 40P01), whatever fn made of that error;
 //   - the claim waited for an uncommitted copy for longer than Timeouts.Lock (55P03);
@@ -181,12 +177,12 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 // Do is safe for concurrent use. It is for loops of your own; package consumer does all this and
 // more for Kafka.
 func Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
-	return DoWith(ctx, pool, DoConfig{}, key, fn)
+	return DoConfig{}.Do(ctx, pool, key, fn)
 }
 
-// DoWith is [Do] with a configuration. Every fault of it, and of the key, is returned at once.
-func DoWith(ctx context.Context, pool *pgxpool.Pool, cfg DoConfig, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
-	cfg, err := cfg.withDefaults()
+// Do is [Do] with a configuration. Every fault of it, and of the key, is returned at once.
+func (c DoConfig) Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
+	cfg, err := c.withDefaults()
 	err = errors.Join(err, key.Validate(), poolcheck.One(ErrConfig, pool))
 	if fn == nil {
 		err = errors.Join(err, fmt.Errorf("%w: fn: must not be nil", ErrConfig))
@@ -205,7 +201,7 @@ func DoWith(ctx context.Context, pool *pgxpool.Pool, cfg DoConfig, key Key, fn f
 	return 0, err
 }
 
-// messageRun is one call of DoWith.
+// messageRun is one call of Do.
 type messageRun struct {
 	cfg   DoConfig
 	pool  *primary.Pool

@@ -69,7 +69,7 @@ func TestDoAppliesOnce(t *testing.T) {
 	// With OnConflict, its writes commit, each time.
 	cfg := dedupe.DoConfig{OnConflict: writes("aside", &runs)}
 	for range 2 {
-		if got, err := dedupe.DoWith(t.Context(), pool, cfg, key("a", "2"), writes("a", &runs)); got != dedupe.Conflict || err != nil {
+		if got, err := cfg.Do(t.Context(), pool, key("a", "2"), writes("a", &runs)); got != dedupe.Conflict || err != nil {
 			t.Errorf("%v, %v", got, err)
 		}
 	}
@@ -96,7 +96,7 @@ func TestDoOfCopiesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			got, err := dedupe.DoWith(t.Context(), pool, dedupe.DoConfig{Timeouts: dedupe.Timeouts{Lock: patience}}, key("a", "1"), writes("a", &runs))
+			got, err := (dedupe.DoConfig{Timeouts: dedupe.Timeouts{Lock: patience}}).Do(t.Context(), pool, key("a", "1"), writes("a", &runs))
 			if err != nil {
 				t.Error(err)
 			}
@@ -151,16 +151,16 @@ func TestT4DoWhoseCommitComesLate(t *testing.T) {
 		}}
 		pool := pgtest.Wired(t, base, pgx.QueryExecModeCacheDescribe, w, hold)
 		var runs atomic.Int32
-		short := dedupe.DoConfig{Attempts: 2, Timeouts: dedupe.Timeouts{Commit: time.Second, Lock: 50 * time.Millisecond}}
-		if got, err := dedupe.DoWith(t.Context(), pool, short, key("a", "1"), writes("a", &runs)); got != 0 || !errors.Is(err, dedupe.ErrOutcomeUnknown) {
+		short := dedupe.DoConfig{MaxAttempts: 2, Timeouts: dedupe.Timeouts{Commit: time.Second, Lock: 50 * time.Millisecond}}
+		if got, err := short.Do(t.Context(), pool, key("a", "1"), writes("a", &runs)); got != 0 || !errors.Is(err, dedupe.ErrOutcomeUnknown) {
 			t.Errorf("cut %d: %v, %v", what, got, err)
 		}
 		if n := count(t, base, "effects"); n != 0 || runs.Load() != 1 {
 			t.Errorf("cut %d: %d effects of %d runs", what, n, runs.Load())
 		}
 		close(hold)
-		patient := dedupe.DoConfig{Attempts: 100, Timeouts: dedupe.Timeouts{Lock: patience}}
-		if got, err := dedupe.DoWith(t.Context(), pool, patient, key("a", "1"), writes("a", &runs)); err != nil || got != want || count(t, base, "effects") != 1 {
+		patient := dedupe.DoConfig{MaxAttempts: 100, Timeouts: dedupe.Timeouts{Lock: patience}}
+		if got, err := patient.Do(t.Context(), pool, key("a", "1"), writes("a", &runs)); err != nil || got != want || count(t, base, "effects") != 1 {
 			t.Errorf("cut %d, the next delivery: %v, %v", what, got, err)
 		}
 	}
@@ -171,12 +171,12 @@ func TestT4DoWhoseCommitComesLate(t *testing.T) {
 func TestDoRunsAgain(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)
-	cfg := dedupe.DoConfig{Attempts: 3, RetryMin: time.Millisecond}
+	cfg := dedupe.DoConfig{MaxAttempts: 3, Backoff: dedupe.Backoff{Min: time.Millisecond}}
 	for _, state := range []string{"40001", "40P01"} {
 		for fails, want := range map[int32]dedupe.Outcome{2: dedupe.Fresh, 3: 0} {
 			id := fmt.Sprint(state, fails)
 			var runs atomic.Int32
-			got, err := dedupe.DoWith(t.Context(), pool, cfg, key(id, "1"), func(ctx context.Context, tx dedupe.GuardedTx) error {
+			got, err := cfg.Do(t.Context(), pool, key(id, "1"), func(ctx context.Context, tx dedupe.GuardedTx) error {
 				if err := writes(id, &runs)(ctx, tx); err != nil {
 					return err
 				}
@@ -193,7 +193,7 @@ func TestDoRunsAgain(t *testing.T) {
 	// An error that would be the same the next time is not retried.
 	for name, sql := range map[string]string{"a constraint": `insert into effects values (null)`, "a COMMIT": `commit`} {
 		var runs atomic.Int32
-		got, err := dedupe.DoWith(t.Context(), pool, cfg, key(name, "1"), func(ctx context.Context, tx dedupe.GuardedTx) error {
+		got, err := cfg.Do(t.Context(), pool, key(name, "1"), func(ctx context.Context, tx dedupe.GuardedTx) error {
 			if err := writes(name, &runs)(ctx, tx); err != nil {
 				return err
 			}
@@ -220,7 +220,7 @@ func TestDoBounds(t *testing.T) {
 		return s
 	}
 	before := show(pool)
-	if _, err := dedupe.DoWith(t.Context(), pool, cfg, key("a", "1"), func(_ context.Context, tx dedupe.GuardedTx) error {
+	if _, err := cfg.Do(t.Context(), pool, key("a", "1"), func(_ context.Context, tx dedupe.GuardedTx) error {
 		if got := show(tx); got != "1234ms 5min 6min serializable" {
 			t.Error(got)
 		}
@@ -259,19 +259,19 @@ func TestDoEnqueues(t *testing.T) {
 	if n := count(t, pool, "onlyonce.outbox_log"); n != 1 {
 		t.Errorf("%d calls", n)
 	}
-	if _, err := dedupe.DoWith(t.Context(), pool, dedupe.DoConfig{OnConflict: call}, key("a", "2"), call); !errors.Is(err, outbox.ErrCall) {
+	if _, err := (dedupe.DoConfig{OnConflict: call}).Do(t.Context(), pool, key("a", "2"), call); !errors.Is(err, outbox.ErrCall) {
 		t.Errorf("a call of a conflict: %v", err)
 	}
 }
 
 func TestDoFaults(t *testing.T) {
 	t.Parallel()
-	_, err := dedupe.DoWith(t.Context(), nil, dedupe.DoConfig{Isolation: "chaos", Attempts: 101, RetryMin: time.Minute, RetryMax: time.Second,
-		Timeouts: dedupe.Timeouts{Lock: 1, Statement: 1, Idle: -1, Commit: 2 * time.Hour}}, dedupe.Key{}, nil)
+	_, err := (dedupe.DoConfig{Isolation: "chaos", MaxAttempts: 101, Backoff: dedupe.Backoff{Min: time.Minute, Max: time.Second},
+		Timeouts: dedupe.Timeouts{Lock: 1, Statement: 1, Idle: -1, Commit: 2 * time.Hour}}).Do(t.Context(), nil, dedupe.Key{}, nil)
 	if !errors.Is(err, dedupe.ErrConfig) || !errors.Is(err, dedupe.ErrKey) {
 		t.Fatal(err)
 	}
-	for _, field := range []string{"DoConfig.Isolation", "DoConfig.Attempts", "DoConfig.RetryMin", "DoConfig.Timeouts.Lock", "DoConfig.Timeouts.Statement",
+	for _, field := range []string{"DoConfig.Isolation", "DoConfig.MaxAttempts", "DoConfig.Backoff.Max", "DoConfig.Timeouts.Lock", "DoConfig.Timeouts.Statement",
 		"DoConfig.Timeouts.Idle", "DoConfig.Timeouts.Commit", "pool", "fn", "Scope", "ID", "Fingerprint"} {
 		if !strings.Contains(err.Error(), ": "+field+": ") {
 			t.Errorf("%v does not name %s", err, field)

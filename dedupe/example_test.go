@@ -26,14 +26,3 @@ func ExampleKey_Validate() {
 	// dedupe: bad key: Scope: must not be empty: name the consumer or endpoint that this key counts for
 	// dedupe: bad key: Fingerprint: not set: use FingerprintOf(payload), or NoFingerprint to take any payload for a copy
 }
-
-// When an id was made, if it says so.
-func ExampleIDTime() {
-	made, ok := dedupe.IDTime("0167bf1e-8c00-7000-8000-000000000000")
-	fmt.Println(made, ok)
-	_, ok = dedupe.IDTime("order-17")
-	fmt.Println(ok)
-	// Output:
-	// 2018-12-18 02:21:49.44 +0000 UTC true
-	// false
-}

@@ -37,7 +37,7 @@ func TestHandlerThatHangs(t *testing.T) {
 			return ctx.Err()
 		}
 	}))
-	if v == nil || v.Kind != onlyoncetest.Stuck || !strings.Contains(v.What, "has not returned for messages/0 at 0") {
+	if v == nil || v.Kind != kindStuck || !strings.Contains(v.What, "has not returned for messages/0 at 0") {
 		t.Errorf("%v", v)
 	}
 }
@@ -56,7 +56,7 @@ func TestHandlerThatExits(t *testing.T) {
 		return nil
 	})
 	v, text := verdictOf(t, c)
-	if v == nil || v.Kind != onlyoncetest.Exited || !strings.Contains(v.What, "exit status 3") || !strings.Contains(v.What, "the handler for messages/0 at 1") || v.History != "nothing" {
+	if v == nil || v.Kind != kindExited || !strings.Contains(v.What, "exit status 3") || !strings.Contains(v.What, "the handler for messages/0 at 1") || v.History != "nothing" {
 		t.Errorf("%v", v)
 	}
 	if !strings.Contains(text, "again: go test -run '^TestHandlerThatExits$' -onlyonce.exec -onlyonce.history='nothing'") {
@@ -76,7 +76,7 @@ func TestRunInAChild(t *testing.T) {
 		t.Errorf("%+v", rep)
 	}
 	v, _ := verdictOf(t, after(func(context.Context, consumer.Tx, *consumer.Message) error { panic("a bug") }))
-	if v == nil || v.Kind != onlyoncetest.ParkedWrongly || !strings.Contains(v.What, "a bug") {
+	if v == nil || v.Kind != kindParkedWrongly || !strings.Contains(v.What, "a bug") {
 		t.Errorf("%v", v)
 	}
 	if v, text := verdictOf(t, onlyoncetest.Case{Messages: three()}); v != nil || !strings.Contains(text, "Case.Start: must be set") {
@@ -201,7 +201,7 @@ func TestPoolThatIsNotUsed(t *testing.T) {
 	c := onlyoncetest.Case{Requests: requests(), Serve: func(*onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = other.Exec(r.Context(), insertSQL, "x") }), nil, nil
 	}}
-	if v, _ := verdictOf(t, c); v == nil || v.Kind != onlyoncetest.NotUsed {
+	if v, _ := verdictOf(t, c); v == nil || v.Kind != kindNotUsed {
 		t.Errorf("%v", v)
 	}
 }

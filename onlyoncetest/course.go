@@ -47,7 +47,7 @@ func (x *play) perform() (*state, error) {
 	}
 	if x.c.Check != nil && x.wrong == nil {
 		if err := x.c.Check(ctx, x.db.Pool); err != nil {
-			x.wrong = &Verdict{Kind: CheckFailed, What: err.Error()}
+			x.wrong = &Verdict{Kind: kindCheckFailed, What: err.Error()}
 		}
 	}
 	x.mu.Lock()

@@ -195,7 +195,7 @@ func read(text []byte) (*Report, error) {
 // exited returns the verdict on a child that has ended without a report. Plays run side by side, so
 // several calls may be open: the last one that began is named.
 func exited(text []byte, status string) *Verdict {
-	v := &Verdict{Kind: Exited, What: fmt.Sprintf("the process ended (%s) while no handler ran", status), History: history{}.String()}
+	v := &Verdict{Kind: kindExited, What: fmt.Sprintf("the process ended (%s) while no handler ran", status), History: history{}.String()}
 	plays, open := map[int]string{}, []note{}
 	for _, n := range notes(text) {
 		same := func(o note) bool { return o.Play == n.Play && (o.Name == n.Name || n.What == noteEnds) }

@@ -293,8 +293,8 @@ func ordered() onlyoncetest.Case {
 type judged struct {
 	name string
 	c    onlyoncetest.Case
-	kind onlyoncetest.Kind // empty for a sound one
-	what string            // part of Verdict.What
+	kind string // empty for a sound one
+	what string // part of Verdict.What
 }
 
 func faulty(t *testing.T) []judged {
@@ -311,7 +311,7 @@ func faulty(t *testing.T) []judged {
 				_, err := p.Pool.Exec(ctx, `insert into audit values ($1)`, string(m.Value))
 				return err
 			}
-		}), onlyoncetest.WrittenOutside, "judges_test.go:"},
+		}), kindWrittenOutside, "judges_test.go:"},
 		{"queries past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if err := (queries{p.Pool}).insertInvoice(ctx, m.ID()); err != nil { // the second attempt fails
@@ -319,7 +319,7 @@ func faulty(t *testing.T) []judged {
 				}
 				return outbox.Enqueue(ctx, tx, call(m.Value))
 			}
-		}), onlyoncetest.WrittenOutside, "called at judges_test.go:"},
+		}), kindWrittenOutside, "called at judges_test.go:"},
 		{"order of calls", with(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				names := []string{"hold", "charge"}
@@ -333,14 +333,14 @@ func faulty(t *testing.T) []judged {
 				}
 				return nil
 			}
-		}), onlyoncetest.CallsDiffer, "in another order than in a clean run"},
+		}), kindCallsDiffer, "in another order than in a clean run"},
 		{"state of a session", alone(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_, err := tx.Exec(ctx, `select set_config('app.first', $1, true) where coalesce(current_setting('app.first', true), '') = ''`, string(m.Value))
 			if err == nil {
 				_, err = tx.Exec(ctx, `insert into audit values (current_setting('app.first'))`)
 			}
 			return err
-		}), onlyoncetest.EffectsDiffer, "a batch of its own"},
+		}), kindEffectsDiffer, "a batch of its own"},
 		{"temporary table", alone(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_, err := tx.Exec(ctx, `do $$ begin create temporary table if not exists seen (value text) on commit drop; end $$`)
 			if err == nil {
@@ -350,7 +350,7 @@ func faulty(t *testing.T) []judged {
 				_, err = tx.Exec(ctx, `insert into audit select count(*)::text from seen`)
 			}
 			return err
-		}), onlyoncetest.EffectsDiffer, "a batch of its own"},
+		}), kindEffectsDiffer, "a batch of its own"},
 		{"goroutine", with(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				done := make(chan struct{})
@@ -361,7 +361,7 @@ func faulty(t *testing.T) []judged {
 				<-done
 				return sound(ctx, tx, m)
 			}
-		}), onlyoncetest.WrittenOutside, "totals"},
+		}), kindWrittenOutside, "totals"},
 		{"mail", with(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if err := sound(ctx, tx, m); err != nil {
@@ -369,21 +369,21 @@ func faulty(t *testing.T) []judged {
 				}
 				return post(ctx, p.HTTP, remote+"/send", string(m.Value))
 			}
-		}), onlyoncetest.CalledOutside, "judges_test.go:"},
+		}), kindCalledOutside, "judges_test.go:"},
 		{"default client", after(func(ctx context.Context, _ consumer.Tx, m *consumer.Message) error {
 			return post(ctx, http.DefaultClient, remote+"/send", string(m.Value))
-		}), onlyoncetest.CalledOutside, "POST"},
+		}), kindCalledOutside, "POST"},
 		{"random id", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			c := call(m.Value)
 			c.ID = uuid.NewString()
 			return outbox.Enqueue(ctx, tx, c)
-		}), onlyoncetest.NotDeterministic, "its key differs"},
+		}), kindNotDeterministic, "its key differs"},
 		{"time in a body", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			return outbox.Enqueue(ctx, tx, call(fmt.Appendf(nil, `{"at":%q}`, time.Now().Format(time.RFC3339Nano))))
-		}), onlyoncetest.NotDeterministic, "a time"},
+		}), kindNotDeterministic, "a time"},
 		{"uuid in a body", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			return outbox.Enqueue(ctx, tx, call([]byte(uuid.NewString())))
-		}), onlyoncetest.NotDeterministic, "a uuid"},
+		}), kindNotDeterministic, "a uuid"},
 		{"map order in a body", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			parts := make(map[int]bool) // many: the orders of two clean runs must differ
 			for i := range 100 {
@@ -394,20 +394,20 @@ func faulty(t *testing.T) []judged {
 				fmt.Fprint(&b, k, " ")
 			}
 			return outbox.Enqueue(ctx, tx, call([]byte(b.String())))
-		}), onlyoncetest.NotDeterministic, "the order of its parts"},
+		}), kindNotDeterministic, "the order of its parts"},
 		{"an id at each attempt", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_, err := tx.Exec(ctx, `insert into audit values ($1)`, uuid.NewString())
 			return err
-		}), onlyoncetest.NotDeterministic, "a uuid"},
+		}), kindNotDeterministic, "a uuid"},
 		{"swallowed error", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_, _ = tx.Exec(ctx, `insert into nowhere values (1)`)
 			return nil
-		}), onlyoncetest.ParkedWrongly, "nowhere"},
+		}), kindParkedWrongly, "nowhere"},
 		{"commit", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_, err := tx.Exec(ctx, `commit`)
 			return err
-		}), onlyoncetest.ParkedWrongly, "commit"},
-		{"panic", after(func(context.Context, consumer.Tx, *consumer.Message) error { panic("a bug") }), onlyoncetest.ParkedWrongly, "a bug"},
+		}), kindParkedWrongly, "commit"},
+		{"panic", after(func(context.Context, consumer.Tx, *consumer.Message) error { panic("a bug") }), kindParkedWrongly, "a bug"},
 		{"memory", with(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if _, seen := memory.LoadOrStore(fmt.Sprint(p.Pool.Config().ConnConfig.Database, p.Generation(), m.ID()), true); seen {
@@ -415,17 +415,17 @@ func faulty(t *testing.T) []judged {
 				}
 				return sound(ctx, tx, m)
 			}
-		}), onlyoncetest.EffectsDiffer, "effects"},
+		}), kindEffectsDiffer, "effects"},
 		{"counter", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_, err := tx.Exec(ctx, `insert into audit values ($1)`, fmt.Sprint(counter.Add(1)))
 			return err
-		}), onlyoncetest.NotDeterministic, "audit"},
-		{"memory of commits", remembering(), onlyoncetest.EffectsDiffer, "effects"},
+		}), kindNotDeterministic, "audit"},
+		{"memory of commits", remembering(), kindEffectsDiffer, "effects"},
 		{"key of an offset", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(sound, consumer.Config{
-			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Offset), nil }})}, onlyoncetest.EffectsDiffer, "effects"},
+			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Offset), nil }})}, kindEffectsDiffer, "effects"},
 		{"key of a partition", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(sound, consumer.Config{
-			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Headers), nil }})}, onlyoncetest.EffectsDiffer, "effects"},
-		{"order of all messages", ordered(), onlyoncetest.EffectsDiffer, "messages/0 at 1 was handled before messages/0 at 0"},
+			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Headers), nil }})}, kindEffectsDiffer, "effects"},
+		{"order of all messages", ordered(), kindEffectsDiffer, "messages/0 at 1 was handled before messages/0 at 0"},
 		{"batch past the transaction", batch(func(p *onlyoncetest.Process) consumer.BatchHandler {
 			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				for _, m := range msgs {
@@ -435,22 +435,22 @@ func faulty(t *testing.T) []judged {
 				}
 				return nil
 			}
-		}), onlyoncetest.WrittenOutside, "effects"},
+		}), kindWrittenOutside, "effects"},
 		{"batch as a unit", batch(func(*onlyoncetest.Process) consumer.BatchHandler {
 			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				_, err := tx.Exec(ctx, `insert into audit values ($1)`, fmt.Sprint(len(msgs), " messages"))
 				return err
 			}
-		}), onlyoncetest.EffectsDiffer, "audit"},
+		}), kindEffectsDiffer, "audit"},
 		{"http past the transaction", serving(idempotency.Transactional, func(p *onlyoncetest.Process) http.HandlerFunc {
 			return charge(func(r *http.Request) error {
 				_, err := p.Pool.Exec(r.Context(), `update totals set n = n + 1`)
 				return err
 			})
-		}), onlyoncetest.WrittenOutside, "totals"},
+		}), kindWrittenOutside, "totals"},
 		{"http calls", serving(idempotency.Transactional, func(p *onlyoncetest.Process) http.HandlerFunc {
 			return charge(func(r *http.Request) error { return post(r.Context(), p.HTTP, remote+"/send", "charged") })
-		}), onlyoncetest.CalledOutside, "POST"},
+		}), kindCalledOutside, "POST"},
 		{"http without the layer", onlyoncetest.Case{Migrate: migrate, Requests: requests(), Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				var id int64
@@ -460,24 +460,24 @@ func faulty(t *testing.T) []judged {
 				}
 				_, _ = fmt.Fprint(w, id)
 			}), nil, nil
-		}}, onlyoncetest.AnswersDiffer, "when it comes again"},
+		}}, kindAnswersDiffer, "when it comes again"},
 		{"event past the transaction", events(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				_, err := p.Pool.Exec(ctx, insertSQL, m.ID())
 				return err
 			}
-		}), onlyoncetest.WrittenOutside, "effects"},
+		}), kindWrittenOutside, "effects"},
 		{"event mails", events(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				return post(ctx, p.HTTP, remote+"/send", "an event")
 			}
-		}), onlyoncetest.CalledOutside, "POST"},
+		}), kindCalledOutside, "POST"},
 		{"stored event past the transaction", stored(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				_, err := p.Pool.Exec(ctx, insertSQL, m.ID())
 				return err
 			}
-		}), onlyoncetest.WrittenOutside, "effects"},
+		}), kindWrittenOutside, "effects"},
 		{"sql past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				db := stdlib.OpenDBFromPool(p.Pool)
@@ -485,16 +485,16 @@ func faulty(t *testing.T) []judged {
 				_, err := db.ExecContext(ctx, insertSQL, string(m.Value))
 				return err
 			}
-		}), onlyoncetest.WrittenOutside, "judges_test.go:"},
+		}), kindWrittenOutside, "judges_test.go:"},
 		{"sink without a key", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
 			return &mailSink{p, remote, func(*outbox.Delivery) string { return "" }}, nil
-		}), onlyoncetest.CalledOutside, "POST"},
+		}), kindCalledOutside, "POST"},
 		{"sink for a remote without keys", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
 			return httpsink.New(httpsink.Config{Name: "mail", BaseURL: p.Reach(forgetful), KeyWindow: time.Hour, AllowPrivate: true})
-		}), onlyoncetest.RemotesDiffer, "more than once"},
+		}), kindRemotesDiffer, "more than once"},
 		{"sink with a key for each attempt", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
 			return &mailSink{p, remote, func(d *outbox.Delivery) string { return fmt.Sprint(d.Key, p.Generation()) }}, nil
-		}), onlyoncetest.CalledOutside, "key"},
+		}), kindCalledOutside, "key"},
 	}
 }
 

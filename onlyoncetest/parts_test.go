@@ -54,8 +54,8 @@ func TestLatePartsAreAwaited(t *testing.T) {
 		return onlyoncetest.All(run, late(p, r)), err
 	}
 	for name, c := range map[string]judged{
-		"consumer of events": {c: reader, kind: onlyoncetest.WrittenOutside},
-		"relay":              {c: relay, kind: onlyoncetest.CalledOutside},
+		"consumer of events": {c: reader, kind: kindWrittenOutside},
+		"relay":              {c: relay, kind: kindCalledOutside},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -178,7 +178,7 @@ func (r *runner) play(ctx context.Context, c *Case, h history) (*play, *state, e
 	r.notes.write(note{Play: x.number, What: noteEnds})
 	var machine machineError
 	if err != nil && ctx.Err() == nil && !errors.As(err, &machine) {
-		x.wrong = &Verdict{Kind: Stuck, What: err.Error()}
+		x.wrong = &Verdict{Kind: kindStuck, What: err.Error()}
 		err = nil
 	}
 	return x, s, err
@@ -197,13 +197,13 @@ func (r *runner) clean(ctx context.Context, c *Case, only []int) (s *state, poin
 		switch {
 		case v != nil:
 		case len(x.points) == 0:
-			v = &Verdict{Kind: NotUsed, What: "it has sent nothing through Process.Pool: give it to what Start makes"}
+			v = &Verdict{Kind: kindNotUsed, What: "it has sent nothing through Process.Pool: give it to what Start makes"}
 		case i == 1:
 			if found := compare(s, got); len(found) > 0 {
 				v = notDeterministic(found, s, got)
 			}
 		case len(got.parkedFor) > 0:
-			v = &Verdict{Kind: ParkedWrongly, What: strings.Join(got.parkedFor, "; ")}
+			v = &Verdict{Kind: kindParkedWrongly, What: strings.Join(got.parkedFor, "; ")}
 		}
 		if v = x.headed(v); v != nil {
 			v.History, v.Timeline = history{only: only}.String(), x.lines()
@@ -470,7 +470,7 @@ func (r *runner) shrunk(ctx context.Context, f *failing) *Verdict {
 		return v != nil
 	}
 	ddmin(f.h.events, func(events []event) bool { return smaller(history{events, f.h.only}) })
-	if f.v.Kind == Stuck {
+	if f.v.Kind == kindStuck {
 		return f.v // each step would take as long
 	}
 	only := make([]int, max(len(r.c.Messages), len(r.c.Requests)))

@@ -114,7 +114,7 @@ func (x *play) serveAll(ctx context.Context) {
 				first[i] = got
 				x.answers = append(x.answers, fmt.Sprintf("%s: %d", r, status))
 			} else if got != first[i] && r.Key != "" && x.wrong == nil {
-				x.wrong = &Verdict{Kind: AnswersDiffer, What: fmt.Sprintf("%s is answered %.200q, and when it comes again %.200q", r, first[i], got)}
+				x.wrong = &Verdict{Kind: kindAnswersDiffer, What: fmt.Sprintf("%s is answered %.200q, and when it comes again %.200q", r, first[i], got)}
 			}
 			x.mu.Unlock()
 		}

@@ -10,44 +10,44 @@ import (
 	"github.com/onlyonce/onlyonce/internal/histories"
 )
 
-// Kind is what a verdict is about.
-type Kind string
-
 // Kinds of verdicts.
 const (
-	// EffectsDiffer: the tables after a history are not those after a clean run.
-	EffectsDiffer Kind = "effects differ"
-	// WrittenOutside: the same, and a statement that writes the table went past the engine's
+	// kindEffectsDiffer: the tables after a history are not those after a clean run.
+	kindEffectsDiffer = "effects differ"
+	// kindWrittenOutside: the same, and a statement that writes the table went past the engine's
 	// transaction.
-	WrittenOutside Kind = "written outside of the transaction"
-	// CalledOutside: a request that no relay sends was sent more often than in a clean run.
-	CalledOutside Kind = "called outside of the transaction"
-	// RemotesDiffer: what took effect at a [Remote] is not what it is in a clean run.
-	RemotesDiffer Kind = "effects at a remote differ"
-	// CallsDiffer: the calls that were enqueued are not those of a clean run, or those under one
-	// ordering key came in another order.
-	CallsDiffer Kind = "calls differ"
-	// NotDeterministic: two clean runs differ.
-	NotDeterministic Kind = "not deterministic"
-	// AnswersDiffer: a request got another answer.
-	AnswersDiffer Kind = "answers differ"
-	// ParkedWrongly: messages were parked although nothing was wrong, or others than in a clean
+	kindWrittenOutside = "written outside of the transaction"
+	// kindCalledOutside: a request that no relay sends was sent more often than in a clean run.
+	kindCalledOutside = "called outside of the transaction"
+	// kindRemotesDiffer: what took effect at a [Remote] is not what it is in a clean run.
+	kindRemotesDiffer = "effects at a remote differ"
+	// kindCallsDiffer: the calls that were enqueued are not those of a clean run, or those under
+	// one ordering key came in another order.
+	kindCallsDiffer = "calls differ"
+	// kindNotDeterministic: two clean runs differ.
+	kindNotDeterministic = "not deterministic"
+	// kindAnswersDiffer: a request got another answer.
+	kindAnswersDiffer = "answers differ"
+	// kindParkedWrongly: messages were parked although nothing was wrong, or others than in a clean
 	// run.
-	ParkedWrongly Kind = "parked although nothing was wrong"
-	// Stuck: the work was not done in time, for example because a handler hangs.
-	Stuck Kind = "stuck"
-	// NotUsed: the program has not used the process's pool.
-	NotUsed Kind = "the process's pool was not used"
-	// Exited: the process ended while the handler ran, for example with os.Exit. It needs the flag
-	// -onlyonce.exec.
-	Exited Kind = "exited"
-	// CheckFailed: Case.Check returned an error.
-	CheckFailed Kind = "check failed"
+	kindParkedWrongly = "parked although nothing was wrong"
+	// kindStuck: the work was not done in time, for example because a handler hangs.
+	kindStuck = "stuck"
+	// kindNotUsed: the program has not used the process's pool.
+	kindNotUsed = "the process's pool was not used"
+	// kindExited: the process ended while the handler ran, for example with os.Exit. It needs the
+	// flag -onlyonce.exec.
+	kindExited = "exited"
+	// kindCheckFailed: Case.Check returned an error.
+	kindCheckFailed = "check failed"
 )
 
 // Verdict is a fault that was found.
 type Verdict struct {
-	Kind Kind `json:"kind"`
+	// Kind is what the verdict is about, for example "effects differ" (from those of a clean run),
+	// "written outside of the transaction", "called outside of the transaction", "calls differ" or
+	// "not deterministic".
+	Kind string `json:"kind"`
 	// What says it in a sentence.
 	What string `json:"what"`
 	// Where is the line of the program, as file:line, if it is known.
@@ -90,10 +90,10 @@ func judge(x *play, clean, got *state) *Verdict {
 	if len(found) == 0 {
 		return nil
 	}
-	v := &Verdict{Kind: EffectsDiffer, What: fmt.Sprintf("the state of %s is not that of a clean run", names(found)), Differences: found}
+	v := &Verdict{Kind: kindEffectsDiffer, What: fmt.Sprintf("the state of %s is not that of a clean run", names(found)), Differences: found}
 	for _, d := range found {
 		if w := x.writer(d.What); w != nil {
-			v.Kind, v.Where = WrittenOutside, w.from.where()
+			v.Kind, v.Where = kindWrittenOutside, w.from.where()
 			v.What = fmt.Sprintf("%s is written past the transaction at %s: %.120s", d.What, w.from.at(), w.sql)
 			return v
 		}
@@ -103,24 +103,24 @@ func judge(x *play, clean, got *state) *Verdict {
 		case "requests":
 			if len(d.Extra) > 0 {
 				from := originOfRequest(got.requests, d.Extra[0])
-				v.Kind, v.Where = CalledOutside, from.where()
+				v.Kind, v.Where = kindCalledOutside, from.where()
 				v.What = fmt.Sprintf("a request is sent again at %s: %.120s", from.at(), d.Extra[0])
 				return v
 			}
 		case "calls":
-			v.Kind, v.What = CallsDiffer, callsDiffer(clean.calls, got.calls)
+			v.Kind, v.What = kindCallsDiffer, callsDiffer(clean.calls, got.calls)
 			return v
 		case orderOfCalls:
-			v.Kind, v.What = CallsDiffer, "calls under one OrderingKey are enqueued in another order than in a clean run: "+d.Note
+			v.Kind, v.What = kindCallsDiffer, "calls under one OrderingKey are enqueued in another order than in a clean run: "+d.Note
 		case "remotes":
-			v.Kind, v.What = RemotesDiffer, "a call took effect at a remote more than once, or never"
+			v.Kind, v.What = kindRemotesDiffer, "a call took effect at a remote more than once, or never"
 		case "parked":
-			v.Kind, v.What = ParkedWrongly, "the parked messages are not those of a clean run"
+			v.Kind, v.What = kindParkedWrongly, "the parked messages are not those of a clean run"
 		case "answers":
-			v.Kind, v.What = AnswersDiffer, "a request is answered otherwise than in a clean run"
+			v.Kind, v.What = kindAnswersDiffer, "a request is answered otherwise than in a clean run"
 		}
 	}
-	if a, b, other := reordered(clean.order, got.order); v.Kind == EffectsDiffer && other {
+	if a, b, other := reordered(clean.order, got.order); v.Kind == kindEffectsDiffer && other {
 		v.What += fmt.Sprintf("; %s was handled before %s, and in a clean run after it: is that order kept, or only that of messages with one ordering key?", b, a)
 	}
 	return v
@@ -178,7 +178,7 @@ const singleHint = "; each message was a batch of its own: does the handler leav
 // may be that write although its table is as after a clean run: a second attempt fails if the row
 // is there already, and then it is the calls that differ, or a message is parked.
 func (x *play) headed(v *Verdict) *Verdict {
-	if v == nil || v.Kind == WrittenOutside || v.Kind == NotUsed {
+	if v == nil || v.Kind == kindWrittenOutside || v.Kind == kindNotUsed {
 		return v
 	}
 	x.mu.Lock()
@@ -189,7 +189,7 @@ func (x *play) headed(v *Verdict) *Verdict {
 	}
 	w := x.writes[i]
 	v.What = fmt.Sprintf("a handler writes past its transaction at %s: %.120s; besides, %s: %s", w.from.at(), w.sql, v.Kind, v.What)
-	v.Kind, v.Where = WrittenOutside, w.from.where()
+	v.Kind, v.Where = kindWrittenOutside, w.from.where()
 	return v
 }
 
@@ -277,7 +277,7 @@ func likeness(a, b string) (text, advice string) {
 
 // notDeterministic names what differs between two clean runs.
 func notDeterministic(found []Difference, a, b *state) *Verdict {
-	v := &Verdict{Kind: NotDeterministic, Differences: found}
+	v := &Verdict{Kind: kindNotDeterministic, Differences: found}
 	for _, d := range found {
 		if d.What == "calls" {
 			v.What = callsDiffer(a.calls, b.calls)

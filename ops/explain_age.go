@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // tooOldSQL reads until when ids of a scope are too old. In: scope. At most one row; by the primary
@@ -48,7 +48,7 @@ type IDAge struct {
 
 // readAge reads what the id's time means in its scope.
 func (r *KeyReport) readAge(ctx context.Context, tx pgx.Tx) error {
-	made, ok := dedupe.IDTime(r.Of.ID)
+	made, ok := codec.IDTime(r.Of.ID)
 	if !ok {
 		return nil
 	}

@@ -67,7 +67,7 @@ func Enqueue(ctx context.Context, tx dedupe.Tx, call Call) error { return Enqueu
 // calls with ordering keys one by one can deadlock (SQLSTATE 40P01: run the transaction again).
 // With one EnqueueAll each they do not.
 func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
-	if err := dedupe.InTransaction(tx); err != nil {
+	if err := guard.InTransaction(tx); err != nil {
 		return fmt.Errorf("outbox: enqueue: %w", err)
 	}
 	var origin origin.Origin

@@ -19,11 +19,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/rerun"
 )
 
-// DoConfig configures [DoWith]. The zero value of a field is the default that its comment names; a
-// value out of range is an error and never adjusted.
+// DoConfig configures [DoConfig.Do]. The zero value of a field is the default that its comment
+// names; a value out of range is an error and never adjusted.
 type DoConfig struct {
 	// OnConflict handles a message whose key was claimed for another payload, for example by
-	// writing it to a table for an operator. Its writes commit by themselves; DoWith then returns
+	// writing it to a table for an operator. Its writes commit by themselves; Do then returns
 	// Conflict and nil. Nothing remembers that it has run: if the answer to its COMMIT is lost it
 	// runs again, so write with "on conflict do nothing" or the like. Defaults to returning
 	// [dedupe.ErrConflict].
@@ -36,23 +36,19 @@ type DoConfig struct {
 	// Timeouts bound the transaction of each attempt.
 	Timeouts dedupe.Timeouts
 
-	// Attempts is the most runs of the transaction, the first included, from 1 to 100. Defaults to
-	// 5.
-	Attempts int
+	// MaxAttempts is the most runs of the transaction, the first included, from 1 to 100. Defaults
+	// to 5.
+	MaxAttempts int
 
-	// RetryMin is the first wait between two attempts, from 1 ms to 1 hour; waits double up to
-	// RetryMax. Defaults to 20 ms.
-	RetryMin time.Duration
-
-	// RetryMax bounds the wait between two attempts, from 1 ms to 1 hour. Defaults to 2 s.
-	RetryMax time.Duration
+	// Backoff bounds the wait between two attempts, from 1 ms to 1 hour. Defaults to 20 ms and 2 s.
+	Backoff dedupe.Backoff
 }
 
 var levels = []sql.IsolationLevel{sql.LevelDefault, sql.LevelReadUncommitted, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
 
 func (c *DoConfig) fields() rerun.Fields {
 	t := &c.Timeouts
-	return rerun.Fields{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, Attempts: &c.Attempts, RetryMin: &c.RetryMin, RetryMax: &c.RetryMax}
+	return rerun.Fields{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, MaxAttempts: &c.MaxAttempts, BackoffMin: &c.Backoff.Min, BackoffMax: &c.Backoff.Max}
 }
 
 func (c DoConfig) withDefaults() (DoConfig, error) {
@@ -101,7 +97,7 @@ const errEnded = guard.Misuse("sqltx: the function ended the transaction: Do com
 //
 // fn may run more than once, in another transaction each time: what it does outside of tx is not
 // undone. An error of fn rolls back and is returned. Do repeats the transaction, at most
-// DoConfig.Attempts times with growing waits, if
+// DoConfig.MaxAttempts times with growing waits, if
 //
 //   - the database asks for it (SQLSTATE 40001 or 40P01);
 //   - the claim waited for an uncommitted copy for longer than Timeouts.Lock (55P03);
@@ -124,12 +120,12 @@ const errEnded = guard.Misuse("sqltx: the function ended the transaction: Do com
 // Scope and an ID of its own. Do is safe for concurrent use. With pgx prefer [dedupe.Do] and
 // [Within], which have none of these limits.
 func Do(ctx context.Context, db *sql.DB, key dedupe.Key, fn func(ctx context.Context, tx *sql.Tx) error) (dedupe.Outcome, error) {
-	return DoWith(ctx, db, DoConfig{}, key, fn)
+	return DoConfig{}.Do(ctx, db, key, fn)
 }
 
-// DoWith is [Do] with a configuration. Every fault of it, and of the key, is returned at once.
-func DoWith(ctx context.Context, db *sql.DB, cfg DoConfig, key dedupe.Key, fn func(ctx context.Context, tx *sql.Tx) error) (dedupe.Outcome, error) {
-	cfg, err := cfg.withDefaults()
+// Do is [Do] with a configuration. Every fault of it, and of the key, is returned at once.
+func (c DoConfig) Do(ctx context.Context, db *sql.DB, key dedupe.Key, fn func(ctx context.Context, tx *sql.Tx) error) (dedupe.Outcome, error) {
+	cfg, err := c.withDefaults()
 	err = errors.Join(err, key.Validate())
 	if db == nil {
 		err = errors.Join(err, fmt.Errorf("%w: db: must not be nil", dedupe.ErrConfig))
@@ -151,7 +147,7 @@ func DoWith(ctx context.Context, db *sql.DB, cfg DoConfig, key dedupe.Key, fn fu
 	return 0, err
 }
 
-// doer is one call of DoWith.
+// doer is one call of Do.
 type doer struct {
 	cfg DoConfig
 	db  *sql.DB

@@ -52,11 +52,11 @@ func TestT12SerializableOnAStandby(t *testing.T) {
 	s.End(pool)
 	for name, do := range map[string]func() (dedupe.Outcome, error){
 		"pgx": func() (dedupe.Outcome, error) {
-			return dedupe.DoWith(t.Context(), pool, dedupe.DoConfig{Isolation: pgx.Serializable, Attempts: 2}, sqlsuite.Key("a", "1"),
+			return (dedupe.DoConfig{Isolation: pgx.Serializable, MaxAttempts: 2}).Do(t.Context(), pool, sqlsuite.Key("a", "1"),
 				func(context.Context, dedupe.GuardedTx) error { return nil })
 		},
 		"database/sql": func() (dedupe.Outcome, error) {
-			return sqltx.DoWith(t.Context(), db, sqltx.DoConfig{Isolation: sql.LevelSerializable, Attempts: 2}, sqlsuite.Key("b", "1"),
+			return (sqltx.DoConfig{Isolation: sql.LevelSerializable, MaxAttempts: 2}).Do(t.Context(), db, sqlsuite.Key("b", "1"),
 				func(context.Context, *sql.Tx) error { return nil })
 		},
 	} {

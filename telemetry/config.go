@@ -16,9 +16,13 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/metrics"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/webhook"
 )
 
 // instrumentation is the name of this module's tracer and meter.
@@ -43,11 +47,27 @@ type Config struct {
 	// smaller the handler's work is. Defaults to false: one span for each transaction.
 	Messages bool
 
-	// Interval is how often [Observe] asks the database, at most 15 minutes. Defaults to 10 s. The
-	// other functions ignore it.
+	// Interval is how often [Observe] asks the database, at most 15 minutes. Defaults to 10 s.
+	// [Instrument] ignores it.
 	Interval time.Duration
 	// Logger receives the errors of [Observe]. Defaults to slog.Default.
 	Logger *slog.Logger
+}
+
+// Instrument adds telemetry to the configuration of a consumer (whose Scope must be set), a relay,
+// an HTTP layer or a webhook endpoint: hooks after those that are there, and its Trace if it is not
+// set. Call it before the constructor, once for each configuration. If an endpoint consumes its
+// events, instrument its Consumer too.
+func Instrument[C consumer.Config | outbox.RelayConfig | idempotency.Config | webhook.Config](c *C, t Config) error {
+	switch c := any(c).(type) {
+	case *consumer.Config:
+		return instrumentConsumer(c, t)
+	case *outbox.RelayConfig:
+		return instrumentRelay(c, t)
+	case *idempotency.Config:
+		return instrumentLayer(c, t)
+	}
+	return instrumentEndpoint(any(c).(*webhook.Config), t)
 }
 
 // recorder makes the spans and metrics of one part.

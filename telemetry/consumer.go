@@ -46,10 +46,7 @@ type topicSets struct {
 	span                       []attribute.KeyValue     // of a message's span
 }
 
-// Consumer adds telemetry to a consumer's configuration, whose Scope must be set: hooks after those
-// that are there, and Config.Trace if it is not set. Call it before consumer.New, once for each
-// configuration.
-func Consumer(c *consumer.Config, t Config) error {
+func instrumentConsumer(c *consumer.Config, t Config) error {
 	r := &consumerRecorder{recorder: newRecorder(t), scope: c.Scope, topics: map[string]*topicSets{}, kind: []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}}
 	r.messages, r.retries, r.hung = r.counter(metrics.ConsumerMessages), r.counter(metrics.ConsumerRetries), r.counter(metrics.ConsumerHung)
 	r.delay = r.histogram(metrics.ConsumerDelay)

@@ -2,8 +2,7 @@
 // endpoints with OpenTelemetry. It uses OpenTelemetry's API only; the SDK and the exporter are
 // yours.
 //
-// [Consumer], [Relay], [Layer] and [Endpoint] add hooks to a configuration, after those that are
-// there. Each part records:
+// [Instrument] adds hooks to a configuration, after those that are there. Each part records:
 //
 //   - a consumer: a span for each transaction, with a link to the producer of each of its first 128
 //     messages; with Config.Messages in place of these links a span for each message, in the

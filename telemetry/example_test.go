@@ -19,10 +19,10 @@ import (
 func Example() {
 	work := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")}
 	calls := outbox.RelayConfig{} // with its sinks
-	if err := telemetry.Consumer(&work, telemetry.Config{Messages: true}); err != nil {
+	if err := telemetry.Instrument(&work, telemetry.Config{Messages: true}); err != nil {
 		log.Fatal(err)
 	}
-	if err := telemetry.Relay(&calls, telemetry.Config{}); err != nil {
+	if err := telemetry.Instrument(&calls, telemetry.Config{}); err != nil {
 		log.Fatal(err)
 	}
 	// Then consumer.New(pool, source, handler, work) and outbox.NewRelay(pool, calls).

@@ -29,9 +29,7 @@ func endRequest(ctx context.Context, err error, attrs ...attribute.KeyValue) {
 	}
 }
 
-// Layer adds telemetry to the configuration of an HTTP layer: hooks after those that are there, and
-// Config.Trace if it is not set. Call it before idempotency.New, once for each configuration.
-func Layer(c *idempotency.Config, t Config) error {
+func instrumentLayer(c *idempotency.Config, t Config) error {
 	r := newRecorder(t)
 	requests, duration := r.counter(metrics.HTTPRequests), r.histogram(metrics.HTTPDuration)
 	if r.err != nil {
@@ -60,10 +58,7 @@ func Layer(c *idempotency.Config, t Config) error {
 	return nil
 }
 
-// Endpoint adds telemetry to the configuration of a webhook endpoint: hooks after those that are
-// there, and Config.Trace if it is not set. If the endpoint consumes its events, call [Consumer]
-// for Config.Consumer too. Call it before webhook.New, once for each configuration.
-func Endpoint(c *webhook.Config, t Config) error {
+func instrumentEndpoint(c *webhook.Config, t Config) error {
 	r := newRecorder(t)
 	received, missed := r.counter(metrics.WebhookReceived), r.counter(metrics.WebhookMissed)
 	duration := r.histogram(metrics.WebhookDuration)

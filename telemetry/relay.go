@@ -22,9 +22,7 @@ type attempt struct {
 
 type attemptKey struct{}
 
-// Relay adds telemetry to a relay's configuration: hooks after those that are there, and
-// RelayConfig.Trace if it is not set. Call it before outbox.NewRelay, once for each configuration.
-func Relay(c *outbox.RelayConfig, t Config) error {
+func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 	r := newRecorder(t)
 	attempts, failures := r.counter(metrics.OutboxAttempts), r.counter(metrics.OutboxFailures)
 	duration, delay := r.histogram(metrics.OutboxAttemptDuration), r.histogram(metrics.OutboxDelay)

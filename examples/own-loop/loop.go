@@ -11,8 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// loop is a team's own kafka-go loop. Of onlyonce it calls dedupe.DoWith, in apply, and nothing
-// else.
+// loop is a team's own kafka-go loop. Of onlyonce it calls dedupe's Do, in apply, and nothing else.
 func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader) error {
 	for {
 		m, err := reader.FetchMessage(ctx)
@@ -57,14 +56,14 @@ func apply(ctx context.Context, pool *pgxpool.Pool, m kafka.Message) (dedupe.Out
 		}
 	}
 	cfg := dedupe.DoConfig{
-		Attempts: 20, // if another transaction holds this id, Do waits and asks again, because that one may roll back
+		MaxAttempts: 20, // if another transaction holds this id, Do waits and asks again, because that one may roll back
 		OnConflict: func(ctx context.Context, tx dedupe.GuardedTx) error { // another payload under this id: skipping it would lose it
 			_, err := tx.Exec(ctx, asideSQL, m.Partition, m.Offset, id, m.Value)
 			return err
 		},
 	}
 	key := dedupe.Key{Scope: "own-loop", ID: id, Fingerprint: dedupe.FingerprintOf(m.Value)}
-	return dedupe.DoWith(ctx, pool, cfg, key, func(ctx context.Context, tx dedupe.GuardedTx) error {
+	return cfg.Do(ctx, pool, key, func(ctx context.Context, tx dedupe.GuardedTx) error {
 		_, err := tx.Exec(ctx, effectSQL, id, m.Value)
 		return err
 	})

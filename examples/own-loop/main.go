@@ -1,5 +1,5 @@
 // Own-loop shows how little of onlyonce a team can use. The team keeps its kafka-go loop and adds
-// one call, dedupe.DoWith: see loop.go. It needs $ONLYONCE_POSTGRES_URL and
+// one call, dedupe's Do: see loop.go. It needs $ONLYONCE_POSTGRES_URL and
 // $ONLYONCE_KAFKA_BROKERS.
 package main
 

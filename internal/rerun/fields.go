@@ -9,8 +9,8 @@ import (
 // Fields are the bounds of one transaction and of its attempts, as each DoConfig has them.
 type Fields struct {
 	Lock, Statement, Idle, Commit *time.Duration
-	Attempts                      *int
-	RetryMin, RetryMax            *time.Duration
+	MaxAttempts                   *int
+	BackoffMin, BackoffMax        *time.Duration
 }
 
 // Default fills in defaults and notes what is out of range.
@@ -19,15 +19,11 @@ func (f Fields) Default(l *fields.List) {
 	l.Span("Timeouts.Statement", f.Statement, 30*time.Second, time.Millisecond, time.Hour)
 	l.Span("Timeouts.Idle", f.Idle, 60*time.Second, time.Millisecond, time.Hour)
 	l.Span("Timeouts.Commit", f.Commit, 15*time.Second, time.Millisecond, time.Hour)
-	l.Number("Attempts", f.Attempts, 5, 1, 100)
-	l.Span("RetryMin", f.RetryMin, 20*time.Millisecond, time.Millisecond, time.Hour)
-	l.Span("RetryMax", f.RetryMax, 2*time.Second, time.Millisecond, time.Hour)
-	if *f.RetryMin > *f.RetryMax {
-		l.Add("RetryMin", "%v is longer than RetryMax, %v", *f.RetryMin, *f.RetryMax)
-	}
+	l.Number("MaxAttempts", f.MaxAttempts, 5, 1, 100)
+	l.Backoff(f.BackoffMin, f.BackoffMax, 20*time.Millisecond, 2*time.Second, time.Hour)
 }
 
 // Policy is what the fields say about attempts.
 func (f Fields) Policy() Policy {
-	return Policy{Attempts: *f.Attempts, Min: *f.RetryMin, Max: *f.RetryMax}
+	return Policy{Attempts: *f.MaxAttempts, Min: *f.BackoffMin, Max: *f.BackoffMax}
 }

@@ -24,7 +24,7 @@ func BenchmarkConsumer(b *testing.B) {
 			meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
 			b.Cleanup(func() { _ = spans.Shutdown(context.Background()) })
 			cfg := consumer.Config{Scope: "bench"}
-			if err := telemetry.Consumer(&cfg, telemetry.Config{TracerProvider: spans, MeterProvider: meters, Messages: messages}); err != nil {
+			if err := telemetry.Instrument(&cfg, telemetry.Config{TracerProvider: spans, MeterProvider: meters, Messages: messages}); err != nil {
 				b.Fatal(err)
 			}
 			var batch []*consumer.Message

@@ -68,7 +68,7 @@ func TestTopicsAndPartitionsAreBounded(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
 	var c consumer.Config
 	c.Scope = "stock"
-	if err := telemetry.Consumer(&c, telemetry.Config{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))}); err != nil {
+	if err := telemetry.Instrument(&c, telemetry.Config{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 10_000 {

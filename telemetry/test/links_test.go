@@ -33,7 +33,7 @@ func applied(t *testing.T, with telemetry.Config, sampler trace.Sampler, batch [
 	recorded := tracetest.NewSpanRecorder()
 	with.TracerProvider = trace.NewTracerProvider(trace.WithSpanProcessor(recorded), trace.WithSampler(sampler))
 	c := consumer.Config{Scope: "stock"}
-	if err := telemetry.Consumer(&c, with); err != nil {
+	if err := telemetry.Instrument(&c, with); err != nil {
 		t.Fatal(err)
 	}
 	done := consumer.BatchDone{Topic: "orders", Messages: len(batch)}
@@ -119,7 +119,7 @@ func TestSpansOfMessages(t *testing.T) {
 // A transaction that is not sampled takes no links, and its hooks allocate nothing for a message.
 func TestUnsampledTakesNothing(t *testing.T) {
 	c := consumer.Config{Scope: "stock"}
-	if err := telemetry.Consumer(&c, telemetry.Config{TracerProvider: trace.NewTracerProvider(trace.WithSampler(trace.NeverSample()))}); err != nil {
+	if err := telemetry.Instrument(&c, telemetry.Config{TracerProvider: trace.NewTracerProvider(trace.WithSampler(trace.NeverSample()))}); err != nil {
 		t.Fatal(err)
 	}
 	batch := produced(100, false)

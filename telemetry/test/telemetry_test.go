@@ -52,7 +52,7 @@ func newPipeline(t *testing.T, messages bool) *pipeline {
 	pool := pgtest.DB(t)
 	ofRelay := outbox.RelayConfig{Sinks: []outbox.Sink{sink}, PollInterval: 10 * time.Millisecond}
 	ofConsumer := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")}
-	for _, err := range []error{telemetry.Relay(&ofRelay, with), telemetry.Consumer(&ofConsumer, with)} {
+	for _, err := range []error{telemetry.Instrument(&ofRelay, with), telemetry.Instrument(&ofConsumer, with)} {
 		if err != nil {
 			t.Fatal(err)
 		}

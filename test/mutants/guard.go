@@ -64,7 +64,7 @@ var guardRules = []mutant{
 	{rule: "D3 statement is counted with its neighbours'", in: "internal/guard", decl: "(*Tx).numberInTurn",
 		old: "at - t.turnStarts[i]", new: "at", test: "TestErrorsNameTheStatement"},
 	{rule: "T1 claim outside of a transaction", in: "dedupe", decl: "ClaimAll",
-		old: `if err := InTransaction(tx); err != nil { return nil, fmt.Errorf("dedupe: claim: %w", err) }`, new: "", test: "TestT1ClaimNeedsATransaction"},
+		old: `if err := guard.InTransaction(tx); err != nil { return nil, fmt.Errorf("dedupe: claim: %w", err) }`, new: "", test: "TestT1ClaimNeedsATransaction"},
 	{rule: "T1 error passes for fresh", in: "dedupe", decl: "Fresh",
 		old: "3", new: "0", test: "TestT1ClaimNeedsATransaction"},
 	{rule: "T6 use behind the handler", in: "internal/guard", decl: "(*Tx).TakeBack",

@@ -66,7 +66,7 @@ func doAppliesOnce(t *testing.T, drivers []Driver) {
 		}
 		// With OnConflict, its writes commit.
 		cfg := sqltx.DoConfig{OnConflict: writes("aside", &runs)}
-		if got, err := sqltx.DoWith(t.Context(), db, cfg, Key("a", "2"), writes("a", &runs)); got != dedupe.Conflict || err != nil || count(t, pool, "effects where id = 'aside'") != 1 {
+		if got, err := cfg.Do(t.Context(), db, Key("a", "2"), writes("a", &runs)); got != dedupe.Conflict || err != nil || count(t, pool, "effects where id = 'aside'") != 1 {
 			t.Errorf("%v, %v", got, err)
 		}
 		// An error of the function, or a panic, takes the claim with it.
@@ -161,16 +161,16 @@ func doWhoseCommitComesLate(t *testing.T, drivers []Driver) {
 				hold := make(chan struct{})
 				db := through(t, d, base, first(what), hold)
 				var runs atomic.Int32
-				short := sqltx.DoConfig{Attempts: 2, Timeouts: dedupe.Timeouts{Commit: time.Second, Lock: 50 * time.Millisecond}}
-				if got, err := sqltx.DoWith(t.Context(), db, short, Key("a", "1"), writes("a", &runs)); got != 0 || !errors.Is(err, dedupe.ErrOutcomeUnknown) {
+				short := sqltx.DoConfig{MaxAttempts: 2, Timeouts: dedupe.Timeouts{Commit: time.Second, Lock: 50 * time.Millisecond}}
+				if got, err := short.Do(t.Context(), db, Key("a", "1"), writes("a", &runs)); got != 0 || !errors.Is(err, dedupe.ErrOutcomeUnknown) {
 					t.Errorf("%v, %v", got, err)
 				}
 				if n := count(t, base, "effects"); n != 0 || runs.Load() != 1 {
 					t.Errorf("%d effects of %d runs", n, runs.Load())
 				}
 				close(hold)
-				patient := sqltx.DoConfig{Attempts: 100, Timeouts: dedupe.Timeouts{Lock: patience}}
-				if got, err := sqltx.DoWith(t.Context(), db, patient, Key("a", "1"), writes("a", &runs)); err != nil || got != want || count(t, base, "effects") != 1 {
+				patient := sqltx.DoConfig{MaxAttempts: 100, Timeouts: dedupe.Timeouts{Lock: patience}}
+				if got, err := patient.Do(t.Context(), db, Key("a", "1"), writes("a", &runs)); err != nil || got != want || count(t, base, "effects") != 1 {
 					t.Errorf("the next delivery: %v, %v", got, err)
 				}
 			})
@@ -202,7 +202,7 @@ func doOnAStaleConnection(t *testing.T, drivers []Driver) {
 			}
 		})
 		var runs atomic.Int32
-		if got, err := sqltx.DoWith(t.Context(), db, sqltx.DoConfig{Attempts: 2}, Key("a", "1"), writes("a", &runs)); err != nil || got != dedupe.Fresh {
+		if got, err := (sqltx.DoConfig{MaxAttempts: 2}).Do(t.Context(), db, Key("a", "1"), writes("a", &runs)); err != nil || got != dedupe.Fresh {
 			t.Errorf("%v, %v", got, err)
 		}
 		if n := count(t, pool, "effects"); n != 1 || runs.Load() != 1 || db.Stats().OpenConnections != 1 {
@@ -217,13 +217,13 @@ func doRunsAgain(t *testing.T, drivers []Driver) {
 	t.Parallel()
 	Each(t, drivers, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
 		effects(t, pool)
-		cfg := sqltx.DoConfig{Attempts: 3, RetryMin: time.Millisecond}
+		cfg := sqltx.DoConfig{MaxAttempts: 3, Backoff: dedupe.Backoff{Min: time.Millisecond}}
 		for _, state := range []string{"40001", "40P01"} {
 			for fails, want := range map[int32]dedupe.Outcome{2: dedupe.Fresh, 3: 0} {
 				for _, swallow := range []bool{false, true} {
 					id := fmt.Sprint(state, fails, swallow)
 					var runs atomic.Int32
-					got, err := sqltx.DoWith(t.Context(), db, cfg, Key(id, "1"), func(ctx context.Context, tx *sql.Tx) error {
+					got, err := cfg.Do(t.Context(), db, Key(id, "1"), func(ctx context.Context, tx *sql.Tx) error {
 						if err := writes(id, &runs)(ctx, tx); err != nil || runs.Load() > fails {
 							return err
 						}
@@ -252,7 +252,7 @@ func doRunsAgain(t *testing.T, drivers []Driver) {
 			"its Rollback": func(_ context.Context, tx *sql.Tx) error { return tx.Rollback() },
 		} {
 			var runs atomic.Int32
-			got, err := sqltx.DoWith(t.Context(), db, cfg, Key(name, "1"), func(ctx context.Context, tx *sql.Tx) error {
+			got, err := cfg.Do(t.Context(), db, Key(name, "1"), func(ctx context.Context, tx *sql.Tx) error {
 				err := errors.Join(writes(name, &runs)(ctx, tx), fn(ctx, tx))
 				if name == "a ROLLBACK" {
 					_, err = tx.ExecContext(ctx, `rollback`)
@@ -284,7 +284,7 @@ func doBounds(t *testing.T, drivers []Driver) {
 			return s
 		}
 		before := show(db)
-		if _, err := sqltx.DoWith(t.Context(), db, cfg, Key("a", "1"), func(ctx context.Context, tx *sql.Tx) error {
+		if _, err := cfg.Do(t.Context(), db, Key("a", "1"), func(ctx context.Context, tx *sql.Tx) error {
 			if got := show(tx); got != "1234ms 5min 6min serializable" {
 				t.Error(got)
 			}
@@ -300,12 +300,12 @@ func doBounds(t *testing.T, drivers []Driver) {
 
 func doFaults(t *testing.T, _ []Driver) {
 	t.Parallel()
-	_, err := sqltx.DoWith(t.Context(), nil, sqltx.DoConfig{Isolation: sql.LevelLinearizable, Attempts: 101, RetryMin: time.Minute, RetryMax: time.Second,
-		Timeouts: dedupe.Timeouts{Lock: 1, Statement: 1, Idle: -1, Commit: 2 * time.Hour}}, dedupe.Key{}, nil)
+	_, err := (sqltx.DoConfig{Isolation: sql.LevelLinearizable, MaxAttempts: 101, Backoff: dedupe.Backoff{Min: time.Minute, Max: time.Second},
+		Timeouts: dedupe.Timeouts{Lock: 1, Statement: 1, Idle: -1, Commit: 2 * time.Hour}}).Do(t.Context(), nil, dedupe.Key{}, nil)
 	if !errors.Is(err, dedupe.ErrConfig) || !errors.Is(err, dedupe.ErrKey) {
 		t.Fatal(err)
 	}
-	for _, field := range []string{"DoConfig.Isolation", "DoConfig.Attempts", "DoConfig.RetryMin", "DoConfig.Timeouts.Lock", "DoConfig.Timeouts.Statement",
+	for _, field := range []string{"DoConfig.Isolation", "DoConfig.MaxAttempts", "DoConfig.Backoff.Max", "DoConfig.Timeouts.Lock", "DoConfig.Timeouts.Statement",
 		"DoConfig.Timeouts.Idle", "DoConfig.Timeouts.Commit", "db", "fn", "Scope", "ID", "Fingerprint"} {
 		if !strings.Contains(err.Error(), ": "+field+": ") {
 			t.Errorf("%v does not name %s", err, field)

@@ -91,7 +91,7 @@ var errOnce = errors.New("this handler fails once")
 // stock is the consumer that calls the remote for each order.
 func (s *System) stock(*http.ServeMux) (func(context.Context) error, error) {
 	cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), Logger: slog.New(slog.DiscardHandler)}
-	if err := telemetry.Consumer(&cfg, s.Telemetry); err != nil {
+	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
 	c, err := consumer.New(s.Pool, &consumertest.Source{Log: s.Orders, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -119,7 +119,7 @@ func (s *System) stock(*http.ServeMux) (func(context.Context) error, error) {
 
 func (s *System) audit(*http.ServeMux) (func(context.Context) error, error) {
 	cfg := consumer.Config{Scope: "audit", Key: consumer.HeaderKey("message-id"), Logger: slog.New(slog.DiscardHandler)}
-	if err := telemetry.Consumer(&cfg, s.Telemetry); err != nil {
+	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
 	c, err := consumer.New(s.Pool, &consumertest.Source{Log: s.Audits, GroupID: "audit"}, func(context.Context, consumer.Tx, *consumer.Message) error { return nil }, cfg)
@@ -139,7 +139,7 @@ func (s *System) relay(*http.ServeMux) (func(context.Context) error, error) {
 		}
 		sinks, cfg.Sinks = append(sinks, sink), append(cfg.Sinks, sink)
 	}
-	if err := telemetry.Relay(&cfg, s.Telemetry); err != nil {
+	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
 	relay, err := outbox.NewRelay(s.Pool, cfg)
@@ -160,7 +160,7 @@ func (s *System) layer(mux *http.ServeMux) (func(context.Context) error, error) 
 	cfg := idempotency.Config{
 		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "one"}, nil },
 		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}, Logger: slog.New(slog.DiscardHandler)}
-	if err := telemetry.Layer(&cfg, s.Telemetry); err != nil {
+	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
 	layer, err := idempotency.New(s.Pool, cfg)
@@ -186,7 +186,7 @@ func (s *System) endpoint(mux *http.ServeMux) (func(context.Context) error, erro
 			}
 			return nil
 		}}}
-	if err := errors.Join(telemetry.Endpoint(&cfg, s.Telemetry), telemetry.Consumer(&cfg.Consumer, s.Telemetry)); err != nil {
+	if err := errors.Join(telemetry.Instrument(&cfg, s.Telemetry), telemetry.Instrument(&cfg.Consumer, s.Telemetry)); err != nil {
 		return nil, err
 	}
 	endpoint, err := webhook.New(s.Pool, cfg)

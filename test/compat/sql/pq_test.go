@@ -57,7 +57,7 @@ func TestT12DoOnAStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.End(pool)
-	got, err := sqltx.DoWith(t.Context(), db, sqltx.DoConfig{Attempts: 2}, sqlsuite.Key("a", "1"), func(context.Context, *sql.Tx) error { return nil })
+	got, err := (sqltx.DoConfig{MaxAttempts: 2}).Do(t.Context(), db, sqlsuite.Key("a", "1"), func(context.Context, *sql.Tx) error { return nil })
 	if err != nil || got != dedupe.Fresh {
 		t.Errorf("%v, %v", got, err)
 	}
