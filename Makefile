@@ -15,14 +15,16 @@ MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find 
 FAULTY  := tools/onlyoncevet/rules/testdata
 
 # The laboratory, of which make test runs no tests: what compares with other libraries, or checks the checkers.
-LABORATORY := bench test/adversary test/callcheck test/check test/compat test/matrix test/model test/mutants test/results test/retest test/storm
+LABORATORY := bench test/adversary test/callcheck test/check test/compat test/devenv test/growth test/matrix test/model test/mutants test/results test/retest test/rolling test/storm
+# The tests of make check.
+CHECKS := test/api test/docs test/layout test/words monitoring
 # They have nothing for the race detector to find: they compare with other libraries, or compute on one processor, which takes it minutes.
-UNRACED := bench,test/api,test/compat,tools/onlyoncevet,ui/e2e,test/docs,test/layout,test/model,test/mutants,test/words
+UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map quickstart test test-long rest check lint vet other-go oncevet kit tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help map quickstart test test-long rest check lint vet other-go oncevet kit tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -54,8 +56,8 @@ gotest = $(TEST) $(RACE) -parallel $(AT_ONCE) -timeout 20m $(1) $(2)
 without = $$($(GO) list $(1) | grep -vxF "$$($(GO) list $(2))")
 
 test: ## the tests, without the long ones, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, PKGS=./consumer/...
-	@echo "make test: the tests without the long ones; make test-long runs the laboratory's and the long ones too"
-	@export ONLYONCE_TEST_LONG=$(or $(PART),1/6); $(call joined,$(call gotest,-short,$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT)))))
+	@echo "make test: the tests without the long ones; make test-long runs the laboratory's and the long ones too, make check those of documents"
+	@export ONLYONCE_TEST_LONG=$(or $(PART),1/6); $(call joined,$(call gotest,-short,$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT) $(CHECKS:%=./%)))))
 
 test-long: test rest ## the long tests too; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
 
@@ -64,7 +66,7 @@ rest: ## the tests that make test leaves out
 
 check: ## half a minute, before each commit: format, public surface, words, layout, documentation, links of alerts, anchors of the mutants
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted: $$unformatted"; exit 1; }
-	$(GO) test ./test/api ./test/words ./test/layout ./test/docs ./monitoring
+	$(GO) test $(CHECKS:%=./%)
 	$(GO) test -short ./test/mutants
 
 lint: oncevet ## onlyoncevet and golangci-lint (with go vet), in every module
@@ -131,6 +133,11 @@ kit: ## onlyoncetest against 20 seeds: sound programs are never accused, faulty 
 matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 picks
 	$(GO) run ./test/matrix $(if $(ONLY),-only $(ONLY),)
 
+ROWS ?= 10000000
+
+growth: ## the engines' statements on tables of ROWS rows, each within a second: half an hour and 20 GB; ONLY=calls picks scenes by name
+	$(GO) run ./test/growth -rows $(ROWS) $(if $(ONLY),-only '$(ONLY)',)
+
 # Storms start servers of their own, which they kill: a JVM and PostgreSQL must be on the machine.
 MESSAGES ?= 100000
 KILLS    ?= 100
@@ -183,7 +190,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: test-long mutants adversary model kit schemathesis matrix fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults ## the long checks; record what they print in docs/results/
+nightly: test-long mutants adversary model kit schemathesis matrix growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

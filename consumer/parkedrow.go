@@ -23,12 +23,14 @@ import (
 const takeParkedSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
 due as (
-  select p.id from onlyonce.parked p
-   where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying'
-     and (p.next_attempt_at <= clock_timestamp() or p.next_attempt_at > clock_timestamp() + make_interval(secs => $8))
-     and not exists (select 1 from onlyonce.parked f
-                      where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
-   order by p.next_attempt_at, p."offset" limit 1)
+  select d.id from (values (timestamptz '-infinity', clock_timestamp()), (clock_timestamp() + make_interval(secs => $8), 'infinity')) r (after, until)
+   cross join lateral (
+     select p.id, p.next_attempt_at, p."offset" from onlyonce.parked p
+      where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying' and p.next_attempt_at > r.after and p.next_attempt_at <= r.until
+        and not exists (select 1 from onlyonce.parked f
+                         where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0)
+      order by p.next_attempt_at, p."offset" limit 1) d
+   order by d.next_attempt_at, d."offset" limit 1)
 update onlyonce.parked p set attempts = p.attempts + 1, next_attempt_at = clock_timestamp() + make_interval(secs => $7)
   from due, held where p.id = due.id and p.state = 'retrying'
 returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time, p.record_key, p.header_names, p.header_values,

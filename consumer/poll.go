@@ -63,7 +63,7 @@ select a.n,
        (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
          where p.scope = $1::text and p.topic = a.topic and p.partition = a.partition and p.state = 'retrying'
            and not exists (select 1 from onlyonce.parked f
-                            where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
+                            where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0)
          order by p.next_attempt_at limit 1),
        exists (select 1 from noted n where n.cursor_id = a.cursor_id),
        clock_timestamp()

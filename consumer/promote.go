@@ -14,12 +14,20 @@ import (
 // promoteAllSQL makes the first row of each ordering key due, for the keys of a partition that
 // have blocked rows. It is for a process that died between a commit and the promote that follows
 // it. It handles a number of keys at once, above $4 (null: from the first). Out: one row with how
-// many rows became due, and the last of these keys, null if there are no more.
+// many rows became due, and the last of these keys, null if there are no more. It reads one entry
+// of the index parked_blocked for each key, however many rows wait.
 const promoteAllSQL = `
-select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
-  from (select distinct order_key from onlyonce.parked
-         where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked' and ($4::uuid is null or order_key > $4)
-         order by order_key limit 5000) k`
+with recursive keys (order_key) as (
+  (select p.order_key from onlyonce.parked p
+    where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.kind <> 'call' and p.state = 'blocked'
+      and p.order_key > coalesce($4::uuid, '00000000-0000-0000-0000-000000000000')
+    order by p.order_key limit 1)
+  union all
+  select n.order_key from keys cross join lateral (
+    select p.order_key from onlyonce.parked p
+     where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.kind <> 'call' and p.state = 'blocked' and p.order_key > keys.order_key
+     order by p.order_key limit 1) n)
+select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1] from (select order_key from keys limit 1000) k`
 
 // promoteAllEvery bounds how long a row can stay blocked although nothing blocks it.
 const promoteAllEvery = 5 * time.Minute

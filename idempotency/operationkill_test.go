@@ -26,7 +26,7 @@ func TestOperationsWorker(t *testing.T) {
 	if url == "" {
 		return // only TestH23WorkSurvivesKills starts it
 	}
-	pool := pgtest.Pool(t, url)
+	pool := pgtest.Pool(t, url+"&pool_max_conns=16") // a connection for each operation that runs
 	layer, err := idempotency.New(pool, testConfig())
 	if err != nil {
 		t.Fatal(err)

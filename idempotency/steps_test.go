@@ -399,6 +399,30 @@ func TestH18AbandonedRequests(t *testing.T) {
 	}
 }
 
+// A request that was abandoned, and goes on after all, is seen to again.
+func TestH18StepAfterItWasAbandoned(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	var p provider
+	var again atomic.Bool
+	r.handle(idempotency.Route{Pattern: "/pay", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+		_, _ = idempotency.Step(req.Context(), "charge", p.pay)
+		if again.Load() {
+			_, _ = idempotency.Step(req.Context(), "ship", func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") })
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	})
+	for _, want := range []string{"running t", "reconcile f"} {
+		r.post("/pay", "k", "x")
+		again.Store(true)
+		r.exec(`update onlyonce.leases set until = until - interval '49 hours'`)
+		r.exec(`select onlyonce.http_abandon(100)`)
+		if got := one[string](r, `select concat_ws(' ', state, abandoned_at is not null) from onlyonce.http_records`); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
 // The age of a request that was left counts from its last attempt: a client that has asked all the
 // time is not one that never came back.
 func TestH18AgeCountsFromTheLastAttempt(t *testing.T) {

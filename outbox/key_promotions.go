@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
@@ -12,12 +13,25 @@ import (
 // sweepEvery is how often a lane looks for blocked calls that no unsettled call precedes.
 var sweepEvery = 5 * time.Minute
 
+// promotedAtOnce is how many keys one statement promotes.
+const promotedAtOnce = 1000
+
 // sweepSQL makes the next calls of a lane's ordering keys due, in case a process died after it
-// committed a settlement and before it promoted them. In: sink, lane. One row: how many.
+// committed a settlement and before it promoted them. It handles a number of keys at once, above
+// $3 (null: from the first). In: sink, lane, that key. One row: how many calls became due, and the
+// last of these keys; null if there are no more. It reads one entry of the index
+// parked_calls_blocked for each key, however many calls wait.
 const sweepSQL = `
-select count(onlyonce.promote(k.order_key))
-  from (select distinct order_key from onlyonce.parked
-         where kind = 'call' and sink = $1 and lane = $2 and settled_at is null and state = 'blocked' and order_key is not null) k`
+with recursive keys (order_key) as (
+  (select p.order_key from onlyonce.parked p
+    where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.state = 'blocked' and p.order_key > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
+    order by p.order_key limit 1)
+  union all
+  select n.order_key from keys cross join lateral (
+    select p.order_key from onlyonce.parked p
+     where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.state = 'blocked' and p.order_key > keys.order_key
+     order by p.order_key limit 1) n)
+select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1] from (select order_key from keys limit 1000) k`
 
 // keyPromotions makes parked calls of a lane due that are blocked by a call of their ordering key
 // which is settled by now.
@@ -25,8 +39,9 @@ type keyPromotions struct {
 	lane *heldLane
 	keys []uuid.UUID // of calls that were settled
 	// swept is false if all blocked keys of the lane are to be looked at, because a process may die
-	// after it settled a call and before it promoted.
+	// after it settled a call and before it promoted. Those up to sweptTo were.
 	swept   bool
+	sweptTo pgtype.UUID
 	sweepAt time.Time
 }
 
@@ -35,9 +50,13 @@ func (p *keyPromotions) add(key uuid.UUID) { p.keys = append(p.keys, key) }
 // scheduleSweep has all blocked keys looked at if that is due.
 func (p *keyPromotions) scheduleSweep(now time.Time) {
 	if !now.Before(p.sweepAt) {
-		p.swept, p.sweepAt = false, now.Add(sweepEvery)
+		p.sweep()
+		p.sweepAt = now.Add(sweepEvery)
 	}
 }
+
+// sweep has all blocked keys looked at, from the first.
+func (p *keyPromotions) sweep() { p.swept, p.sweptTo = false, pgtype.UUID{} }
 
 // pending reports whether run has something to do.
 func (p *keyPromotions) pending() bool { return len(p.keys) > 0 || !p.swept }
@@ -47,15 +66,16 @@ func (p *keyPromotions) run() (due int64, err error) {
 	s := p.lane.sink
 	ctx, cancel := s.detached(p.lane.ctx)
 	defer cancel()
-	if p.swept {
-		err = s.pool.QueryRow(ctx, parked.PromoteSQL, pgUUIDs(p.keys)).Scan(&due)
+	now := p.keys[:min(len(p.keys), promotedAtOnce)]
+	if len(now) > 0 {
+		err = s.pool.QueryRow(ctx, parked.PromoteSQL, pgUUIDs(now)).Scan(&due)
 	} else {
-		err = s.pool.QueryRow(ctx, sweepSQL, s.name, p.lane.number).Scan(&due)
+		err = s.pool.QueryRow(ctx, sweepSQL, s.name, p.lane.number, p.sweptTo).Scan(&due, &p.sweptTo)
+		p.swept = err == nil && !p.sweptTo.Valid
 	}
 	if err != nil {
-		p.swept = false
 		return 0, fmt.Errorf("promoting blocked calls: %w", err)
 	}
-	p.keys, p.swept = nil, true
+	p.keys = p.keys[len(now):]
 	return due, nil
 }

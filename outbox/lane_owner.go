@@ -166,7 +166,8 @@ func (o *laneOwner) handleWakeup(w wakeup) {
 		o.parked.dueIn(0) // perhaps by an operator, long before the next one known here
 	}
 	if w.Lost && o.chunk == nil { // otherwise the move of the cursor after the chunk finds out
-		o.reader.cursorKnown, o.promotions.swept = false, false
+		o.reader.cursorKnown = false
+		o.promotions.sweep()
 		o.parked.due, o.parked.dueAt = true, time.Time{}
 	}
 }

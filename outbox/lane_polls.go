@@ -44,15 +44,17 @@ select (select count(*) from onlyonce.leases where starts_with(name, $2) and unt
 // parked calls are due; whether a failover lost commits of the cursor. By the indexes batches_new
 // and parked_calls_due; takes no lock.
 const pollWorkSQL = `
+with t as materialized (select clock_timestamp() as now, clock_timestamp() + interval '2 days' as ahead)
 select * from (
   select a.lane,
          exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev))
                     and r.xid < pg_snapshot_xmax(pg_current_snapshot()))
          or exists (select 1 from pg_snapshot_xip(coalesce(a.target, a.prev)) x cross join lateral (
                       select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
-         exists (select 1 from onlyonce.parked p where p.kind = 'call' and p.sink = a.sink and p.lane = a.lane
-                    and (p.next_attempt_at <= clock_timestamp() or p.next_attempt_at > clock_timestamp() + interval '2 days' and p.reason <> 'scheduled')
-                    and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due,
+         exists (select 1 from (` + dueRanges + `) r cross join lateral (
+                   select 1 from onlyonce.parked p
+                    where p.kind = 'call' and p.sink = $1 and p.lane = a.lane and ` + dueClass + ` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until
+                      and p.state in ('retrying', 'reconcile') order by p.next_attempt_at limit 1) p where r.class < 2 or $3) as due,
          a.version < m.version as lost
     from onlyonce.lanes a join unnest($2::smallint[], $4::bigint[]) as m(lane, version) on m.lane = a.lane where a.sink = $1) s
  where fresh or due or lost`

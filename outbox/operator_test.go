@@ -181,6 +181,31 @@ func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 	r.states("delivered", "discarded")
 }
 
+// T13: however many ordering keys wait, each gets its turn, a number of them in a statement.
+func TestT13KeysArePromotedInPortions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.exec(`insert into onlyonce.parked (kind, state, reason, scope, key, order_key, sink, lane, partition, "offset", row_id, call_name, method, target, body)
+		select 'call', 'blocked', 'behind', '', gen_random_uuid(), gen_random_uuid(), 'payments', 3, 3, n, n, 'charge', 'POST', '/', '{}' from generate_series(1, 2100) n`)
+	r.start(testConfig(newScripted(accept)))
+	until(t, "all are delivered", func() bool { return one[int](r, `select count(*) from onlyonce.parked where settled_at is null`) == 0 })
+}
+
+// T13: thousands of due calls of a tenant that has a rate do not keep others waiting.
+func TestT13CallsBehindThoseOfATenantWithARate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.exec(`insert into onlyonce.parked (kind, state, reason, scope, tenant, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, next_attempt_at)
+		select 'call', 'retrying', 'failed', '', case when n <= 2500 then 'slow' else 'other' end, gen_random_uuid(), 'payments', 3, 3, n, n, 'charge', 'POST', '/', '{}',
+		       clock_timestamp() + (n - 3000) * interval '1 ms' from generate_series(1, 2510) n`)
+	cfg := testConfig(newScripted(accept))
+	cfg.Rates = []outbox.Rate{{Sink: "payments", Tenant: "slow", PerSecond: 0.001}}
+	r.start(cfg)
+	until(t, "those of the other tenant are delivered", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where tenant = 'other' and settled_at is null`) == 0
+	})
+}
+
 // T9: a call whose due time was written while the clock was ahead is due. One that its program has
 // scheduled for then is not.
 func TestT9CallDueInTheFuture(t *testing.T) {

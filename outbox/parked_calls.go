@@ -33,9 +33,12 @@ import (
 // lost a history since in which it may have been called (O6). RelayConfig.Backoff.Max is a day
 // at most. So a due time more than two days ahead was written while the clock was ahead, unless the
 // program scheduled the call: it counts as past (T9).
+//
+// Of a tenant or a prefix with a rate there may be millions of due calls, which setAsideSQL moves a
+// thousand a turn. So if there is a rate, it looks no further than a thousand.
 const pickSQL = `
 with t as materialized (
-  select clock_timestamp() as now, ` + keyNow + ` as late,
+  select clock_timestamp() as now, clock_timestamp() + interval '2 days' as ahead, ` + keyNow + ` as late,
          (select case when a.timeline <> substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) then 'infinity' else a.history_at end
             from onlyonce.lanes a where a.sink = $1 and a.lane = $2) as history)
 update onlyonce.parked o
@@ -48,16 +51,19 @@ update onlyonce.parked o
                                  greatest(clock_timestamp(), (select late from t))) end,
        next_attempt_at = clock_timestamp() + $6::interval
  where o.id = any (array(select c.id from (
-         select d.* from (select p.id, p.next_attempt_at as at from onlyonce.parked p
-          where p.kind = 'call' and p.sink = $1 and p.lane = $2
-            and (p.next_attempt_at <= (select now from t) or p.next_attempt_at > (select now from t) + interval '2 days' and p.reason <> 'scheduled')
-            and (p.state = 'retrying' or $7 and p.state = 'reconcile') and p.id <> all ($3::bigint[])
-            and (p.row_id is null or p.row_id <> all ($8::bigint[])) and (p.order_key is null or p.order_key <> all ($9::uuid[]))
-            and (p.order_key is null or not exists (
-              select 1 from onlyonce.parked f
-               where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
-            and (p.tenant <> all ($12::text[]) and (p.order_prefix is null or p.order_prefix <> all ($13::bigint[])) or p.response_status is not null or p.state = 'reconcile')
-          order by p.next_attempt_at, p.id limit $4 for no key update skip locked) d
+         select d.* from (` + dueRanges + `) r cross join lateral (
+            select case when cardinality($12::text[]) + cardinality($13::bigint[]) = 0 then r.until else
+              coalesce((select p.next_attempt_at from onlyonce.parked p where ` + dueIn + ` order by p.next_attempt_at offset 1000 + $4 limit 1), r.until) end as until) n
+          cross join lateral (
+           select p.id, p.next_attempt_at as at from onlyonce.parked p
+            where ` + dueIn + ` and p.next_attempt_at <= n.until and p.state in ('retrying', 'reconcile') and p.id <> all ($3::bigint[])
+              and (p.row_id is null or p.row_id <> all ($8::bigint[])) and (p.order_key is null or p.order_key <> all ($9::uuid[]))
+              and (p.order_key is null or not exists (
+                select 1 from onlyonce.parked f
+                 where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0))
+              and (p.tenant <> all ($12::text[]) and (p.order_prefix is null or p.order_prefix <> all ($13::bigint[])) or p.response_status is not null or p.state = 'reconcile')
+            order by p.next_attempt_at, p.id limit $4 for no key update skip locked) d
+          where r.class < 2 or $7
          union all
          select w.id, w.waits_since from unnest($10::text[], $11::int[]) as r(calls_of, permits) cross join lateral (
             select p.id, p.waits_since from onlyonce.parked p
@@ -66,10 +72,10 @@ update onlyonce.parked o
                and (p.order_key is null or p.order_key <> all ($9::uuid[]))
                and (p.order_key is null or not exists (
                  select 1 from onlyonce.parked f
-                  where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
+                  where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0))
              order by p.waits_since, p.id limit r.permits for no key update skip locked) w) c
          order by c.at, c.id limit $4))
-   and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select now from t) + interval '2 days' and o.reason <> 'scheduled'
+   and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select ahead from t) and o.reason <> 'scheduled'
         or o.next_attempt_at is null and o.waits_for is not null)
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_prefix, 0), o.tenant, o.scope, o.call_name, o.method, o.target,
           onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.first_key, o.key), o.first_attempt_at > (select late from t) and o.first_attempt_at <= (select late from t) + interval '1 minute',
@@ -91,23 +97,39 @@ update onlyonce.parked o
        waits_since = case when o.reason = 'behind' then o.parked_at else o.next_attempt_at end, next_attempt_at = null
  where o.id = any (array(
          select p.id from onlyonce.parked p join (
-           select d.id from onlyonce.parked d
-            where d.kind = 'call' and d.sink = $1 and d.lane = $2 and d.next_attempt_at <= (select clock_timestamp()) and d.state = 'retrying'
-              and d.response_status is null
+           select d.id from (values (0), (1)) r (class) cross join lateral (
+             select p.id, p.next_attempt_at from onlyonce.parked p
+              where p.kind = 'call' and p.sink = $1 and p.lane = $2 and ` + dueClass + ` = r.class and p.next_attempt_at <= (select clock_timestamp())
+                and p.state = 'retrying' and p.response_status is null
+              order by p.next_attempt_at limit 1000) d
             order by d.next_attempt_at limit 1000) d on d.id = p.id
           where p.state = 'retrying' and (p.tenant = any ($4::text[]) or p.order_prefix = any ($6::bigint[])) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
             and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
           order by p.id for no key update of p skip locked))`
 
+// dueClass is a column of the index parked_calls_due. A range of dueRanges has the rows of a class
+// that are due by now, or that were written while the clock was ahead (T9).
+const (
+	dueClass  = `(case when p.state = 'reconcile' then 2 when p.reason = 'scheduled' then 1 else 0 end)`
+	dueRanges = `select v.class, v.after, v.until from t, lateral (values (0, timestamptz '-infinity', t.now), (1, '-infinity', t.now), (2, '-infinity', t.now),
+              (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) v (class, after, until)`
+	dueIn = `p.kind = 'call' and p.sink = $1 and p.lane = $2 and ` + dueClass + ` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until`
+)
+
 // nextDueSQL reads in how many microseconds the next parked call of a lane is due. In: sink, lane,
 // ids under way, whether calls of unknown outcome are asked about, ids in the log of rows under
 // way; ordering keys of both. One row: null if there is none. By the index parked_calls_due.
 const nextDueSQL = `
-select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() + interval '2 days' and p.reason <> 'scheduled' then clock_timestamp()
-                                    else p.next_attempt_at end) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
- where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at is not null and (p.state = 'retrying' or $4 and p.state = 'reconcile')
-   and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
-   and (p.order_key is null or p.order_key <> all ($6::uuid[]))`
+with t as materialized (select clock_timestamp() as now, clock_timestamp() + interval '2 days' as ahead)
+select (extract(epoch from min(case when r.class <> 1 and r.after > '-infinity' then t.now else d.at end) - clock_timestamp()) * 1000000)::bigint
+  from t cross join lateral (values (0, timestamptz '-infinity', t.ahead), (1, '-infinity', 'infinity'), (2, '-infinity', t.ahead),
+                                    (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) r (class, after, until)
+ cross join lateral (
+   select p.next_attempt_at as at from onlyonce.parked p
+    where ` + dueIn + ` and p.state in ('retrying', 'reconcile') and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
+      and (p.order_key is null or p.order_key <> all ($6::uuid[]))
+    order by p.next_attempt_at limit 1) d
+ where r.class < 2 or $4`
 
 // settleSQL writes how attempts at parked calls ended. In: arrays of one length: ids, 0 for a row
 // that is known by the log's id alone; the log's ids; states, reasons, errors, microseconds until

@@ -638,19 +638,24 @@ create index parked_first_key on onlyonce.parked (first_key) where first_key is 
 create index parked_open on onlyonce.parked (id) where settled_at is null;
 create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;
 -- Finds the rows of one partition that are due.
-create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at) where state = 'retrying';
+create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at, "offset") where state = 'retrying';
+-- Finds the ordering keys of a partition, or of a lane, that have blocked rows.
+create index parked_blocked on onlyonce.parked (scope, topic, partition, order_key) where state = 'blocked' and kind <> 'call';
+create index parked_calls_blocked on onlyonce.parked (sink, lane, order_key) where state = 'blocked' and kind = 'call';
 -- Finds out whether an ordering key is blocked, and which of its rows is first.
 create index parked_order on onlyonce.parked (order_key, partition, "offset") where settled_at is null and order_key is not null;
 -- A row of the outbox's log is parked once.
 create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;
--- Finds the calls of a lane that are due.
-create index parked_calls_due on onlyonce.parked (sink, lane, next_attempt_at) where kind = 'call' and next_attempt_at is not null;
+-- Finds the calls of a lane that are due. Those that are asked about, and those that the program has
+-- scheduled, are apart: a relay may leave the former alone, and the latter alone may be due in years.
+create index parked_calls_due on onlyonce.parked (sink, lane, (case when state = 'reconcile' then 2 when reason = 'scheduled' then 1 else 0 end), next_attempt_at, id)
+  where kind = 'call' and next_attempt_at is not null;
 -- Finds the calls that wait for a rate. They are not in parked_calls_due, so that no relay passes
 -- over them when it looks for what is due.
 create index parked_waits on onlyonce.parked (sink, waits_for, lane, waits_since, id)
   where waits_for is not null and state = 'retrying' and next_attempt_at is null;
--- Finds the settled calls that may be deleted.
-create index parked_settled on onlyonce.parked (sink, settled_at) where kind = 'call' and settled_at is not null;
+-- Finds the settled calls that may be deleted. Those that went out under another key are kept longer.
+create index parked_settled on onlyonce.parked (sink, (first_key is null), settled_at) where kind = 'call' and settled_at is not null;
 
 -- The first statement of a retry settles the row, as the first statement of a batch moves the
 -- cursor: so a COMMIT that the engine did not allow fails here too. Relays settle calls, and their

@@ -37,6 +37,8 @@ comment on column onlyonce.http_records.abandoned_at is 'The time since which op
 -- Finds the records that may be purged, and the requests that are not completed, which are few. (A
 -- partial index of the latter would have its condition compiled by each INSERT.)
 create index http_records_expired on onlyonce.http_records (expires_at);
+-- Finds the requests in lease mode that were not completed.
+create index http_records_open on onlyonce.http_records (created_at) where expires_at is null and state = 'running' and abandoned_at is null;
 
 create table onlyonce.http_steps (
   record_id uuid        not null references onlyonce.http_records (id) on delete cascade,
@@ -195,6 +197,9 @@ begin
   perform onlyonce.hold(http_step.lease, http_step.epoch, http_step.nonce);
   insert into onlyonce.http_steps as s (record_id, name, sealed) values (http_step.record_id, http_step.name, http_step.seals)
     on conflict do nothing;
+  if found then
+    update onlyonce.http_records r set abandoned_at = null where r.id = http_step.record_id and r.abandoned_at is not null;
+  end if;
   return query select s.done_at is not null, s.result, s.sealed, s.done_at is null and (s.first_at + within <= now or s.first_at > now + interval '1 minute')
                  from onlyonce.http_steps s where s.record_id = http_step.record_id and s.name = http_step.name;
 end $$;
@@ -291,7 +296,7 @@ comment on function onlyonce.http_purge(integer) is 'Deletes records of the HTTP
 --   without a step                      deleted: such a request is as good as absent
 --   with a step of unknown outcome      set aside for an operator
 --   with steps whose results are known  marked as abandoned, so that operators see it; the next
---                                       request goes on
+--                                       request goes on, and a step that it begins takes the mark away
 -- A request with a step is never deleted. Its provider may have forgotten the step's key by now, so
 -- a client that still asks would cause the call a second time.
 --
@@ -308,7 +313,7 @@ begin
   for r in
     select h.id, l.id as lease from onlyonce.http_records h join onlyonce.leases l on l.id = h.lease_id
      where h.expires_at is null and h.state = 'running' and l.until + h.keep <= (select least(clock_timestamp(), w.at) from onlyonce.watched w)
-       and (h.abandoned_at is null or exists (select from onlyonce.http_steps s where s.record_id = h.id and s.done_at is null))
+       and h.abandoned_at is null
      order by h.created_at limit most for update of l skip locked
   loop
     if exists (select from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) then

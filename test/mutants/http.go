@@ -339,6 +339,8 @@ var httpRules = []mutant{
 	{rule: "H18 last attempt is kept", in: schema, decl: "function onlyonce.http_release",
 		old: "clock_timestamp()", new: "(select r.created_at from onlyonce.http_records r where r.lease_id = l.id)",
 		pkg: "idempotency", test: "TestH18AgeCountsFromTheLastAttempt"},
+	{rule: "H18 step after it was abandoned", in: schema, decl: "function onlyonce.http_step",
+		old: "set abandoned_at = null", new: "set abandoned_at = abandoned_at", pkg: "idempotency", test: "TestH18StepAfterItWasAbandoned"},
 	{rule: "H18 done steps stay", in: schema, decl: "function onlyonce.http_abandon",
 		old: "exists (select from onlyonce.http_steps s where s.record_id = r.id)", new: "false", pkg: "idempotency", test: "TestH18AbandonedRequests"},
 	{rule: "H18 one call a name", in: "idempotency", decl: "(*handlerRun).takeStepName",

@@ -34,7 +34,7 @@ const startTimeout = 3 * time.Minute
 
 // maxConns is how many connections a pool has unless its address says pool_max_conns. pgxpool takes
 // the number of cores: a test whose transaction blocks an engine would run on some machines only.
-const maxConns = 16
+const maxConns = 6
 
 // closeTimeout bounds how long the end of a test waits for the connections of its pool. A test that
 // fails in the middle of a transaction of its own does not end it.

@@ -1,0 +1,207 @@
+// Growth runs the engines' statements whose work grows with the data on tables of ten million rows:
+// each must end within the bound, or it is repeated for ever and nothing is done.
+//
+//	make growth ROWS=10000000
+//
+// A scene fills a database. Each of its statements, read from the engine's own source, is then run
+// several times, each time in a transaction of its own with the bound as statement_timeout. It
+// passes if it ends within the bound at least once, and, if it is one of many that do some work in
+// portions, if less work is left each time that it ended. The first tries may fail, for example
+// because the pages are not in memory yet.
+//
+// It prints one line a statement. Exit status: 0 all pass; 1 one does not; 2 usage or environment.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/screen"
+)
+
+// tries is how often a statement is run.
+const tries = 8
+
+// rig is one run.
+type rig struct {
+	rows   int
+	bound  time.Duration
+	source *sources
+	conn   *pgx.Conn
+}
+
+func main() {
+	rows := flag.Int("rows", 10_000_000, "rows of each table")
+	bound := flag.Duration("bound", time.Second, "statement_timeout")
+	only := flag.String("only", "", "run the scenes whose names contain this")
+	flag.Parse()
+	failed, err := run(context.Background(), ".", *rows, *bound, *only)
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "growth:", err)
+		os.Exit(2)
+	case failed > 0:
+		fmt.Printf("growth: %d statements make no progress at %s rows within %v\n", failed, screen.Count(int64(*rows)), *bound)
+		os.Exit(1)
+	}
+	fmt.Printf("growth ok rows=%d bound=%v\n", *rows, *bound)
+}
+
+// run plays the scenes whose names contain only, on a server of its own. It returns how many
+// statements do not pass. root is the folder of the module.
+func run(ctx context.Context, root string, rows int, bound time.Duration, only string) (failed int, err error) {
+	server, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: map[string]string{
+		"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_wal_size": "8GB", "wal_level": "minimal", "max_wal_senders": "0",
+		"maintenance_work_mem": "1GB", "autovacuum": "off",
+	}})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, server.Stop()) }()
+	for _, s := range scenes {
+		if !strings.Contains(s.name, only) {
+			continue
+		}
+		faults, err := play(ctx, server.URL, s, &rig{rows: rows, bound: bound, source: newSources(root)})
+		if err != nil {
+			return 0, err
+		}
+		failed += faults
+	}
+	return failed, nil
+}
+
+// play fills the server's database with our schema anew and runs a scene's statements. It returns
+// how many do not pass.
+func play(ctx context.Context, address string, s scene, r *rig) (failed int, err error) {
+	fmt.Printf("%s, %s rows\n", s.name, screen.Count(int64(r.rows)))
+	conn, err := pgx.Connect(ctx, address)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, conn.Close(ctx)) }()
+	if _, err := conn.Exec(ctx, `drop schema if exists onlyonce cascade`); err != nil {
+		return 0, err
+	}
+	if _, err := migrations.Apply(ctx, conn); err != nil {
+		return 0, err
+	}
+	r.conn = conn
+	begun := time.Now()
+	for _, sql := range append([]string{"set session_replication_role = replica"}, s.fill...) {
+		if _, err := conn.Exec(ctx, r.sized(sql), pgx.QueryExecModeSimpleProtocol); err != nil {
+			return 0, fmt.Errorf("filling %s: %w\n%s", s.name, err, sql)
+		}
+	}
+	for _, sql := range []string{"set session_replication_role = origin", "vacuum analyze"} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return 0, err
+		}
+	}
+	fmt.Printf("  filled in %.0f s\n", time.Since(begun).Seconds())
+	for _, p := range s.probes {
+		ok, err := r.probe(ctx, p)
+		if err != nil {
+			return failed, fmt.Errorf("%s, %s: %w", s.name, p.sql, err)
+		}
+		if !ok {
+			failed++
+		}
+	}
+	return failed, nil
+}
+
+// probe runs a statement several times, and prints and returns how it went.
+func (r *rig) probe(ctx context.Context, p probe) (ok bool, err error) {
+	sql, err := r.source.statement(p.sql)
+	if err != nil {
+		return false, err
+	}
+	var times []string
+	ended, progressed := 0, 0
+	left, err := r.left(ctx, p)
+	if err != nil {
+		return false, err
+	}
+	for range tries {
+		begun := time.Now()
+		err := r.bounded(ctx, settings[p.sql[:strings.IndexAny(p.sql+".", ". ")]], sql, p.args)
+		took := time.Since(begun)
+		switch {
+		case guard.SQLState(err) == "57014":
+			times = append(times, "-")
+			continue
+		case err != nil:
+			return false, err
+		}
+		ended++
+		times = append(times, fmt.Sprintf("%.0f", float64(took.Microseconds())/1000))
+		now, err := r.left(ctx, p)
+		if err != nil {
+			return false, err
+		}
+		if now < left || now == 0 {
+			progressed++
+		}
+		left = now
+	}
+	ok = ended > 0 && progressed == ended
+	verdict := "ok"
+	switch {
+	case ended == 0:
+		verdict = "NEVER ENDS WITHIN THE BOUND"
+	case !ok:
+		verdict = "MAKES NO PROGRESS"
+	}
+	name := p.sql
+	if p.name != "" {
+		name = p.name
+	}
+	fmt.Printf("  %-44s %s (ms: %s)\n", name, verdict, strings.Join(times, " "))
+	return ok, nil
+}
+
+// settings are those of an engine's own transactions, by the folder that its constants are in.
+var settings = map[string][]string{
+	"outbox":               {"enable_seqscan = off", "plan_cache_mode = force_generic_plan", "jit = off"},
+	"internal/ring":        {"enable_seqscan = off", "enable_bitmapscan = off", "enable_sort = off", "jit = off"},
+	"internal/eventsource": {"enable_seqscan = off", "enable_sort = off"},
+}
+
+// bounded runs a statement in a transaction of its own, under the bound.
+func (r *rig) bounded(ctx context.Context, settings []string, sql string, args []any) error {
+	return pgx.BeginFunc(ctx, r.conn, func(tx pgx.Tx) error {
+		for _, s := range append([]string{fmt.Sprintf("statement_timeout = %d", r.bound.Milliseconds())}, settings...) {
+			if _, err := tx.Exec(ctx, "set local "+s); err != nil {
+				return err
+			}
+		}
+		rows, err := tx.Query(ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		rows.Close()
+		return rows.Err()
+	})
+}
+
+// sized puts the number of rows into a statement.
+func (r *rig) sized(sql string) string { return strings.ReplaceAll(sql, "ROWS", fmt.Sprint(r.rows)) }
+
+// left is how much work is left; 0 if the statement does none.
+func (r *rig) left(ctx context.Context, p probe) (n int64, err error) {
+	if p.left == "" {
+		return 0, nil
+	}
+	return n, r.conn.QueryRow(ctx, r.sized(p.left)).Scan(&n)
+}
