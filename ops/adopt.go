@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // AdoptInput is the input of [AdoptCursor].
@@ -156,7 +157,7 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *Adopted) (*Adop
 		if err != nil {
 			return nil, err
 		}
-		if came, err = q.origin.bring(ctx, tx, &q.CursorName, made.ID, made.Run, orNull(q.Group)); err != nil {
+		if came, err = q.origin.bring(ctx, tx, &q.CursorName, made.ID, made.Run, reports.OrNull(q.Group)); err != nil {
 			return nil, err
 		}
 	}
@@ -194,7 +195,7 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *Cursor) error 
 		return err
 	}
 	until, topic := before.redo()
-	if _, err := tx.Exec(ctx, cursor.AdoptSQL, before.ID, orNull(q.Group), q.at, until, topic); err != nil || q.at == nil {
+	if _, err := tx.Exec(ctx, cursor.AdoptSQL, before.ID, reports.OrNull(q.Group), q.at, until, topic); err != nil || q.at == nil {
 		return err
 	}
 	keep := before.keepsDoneFrom(*q.at)
@@ -212,7 +213,7 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *Cursor) error 
 // fenced out.
 func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 	var id int64
-	err := tx.QueryRow(ctx, cursor.CreateSQL, q.Scope, q.Topic, q.Partition, orNull(q.Group), nil, nil, q.at, "adopted", nil).Scan(&id)
+	err := tx.QueryRow(ctx, cursor.CreateSQL, q.Scope, q.Topic, q.Partition, reports.OrNull(q.Group), nil, nil, q.at, "adopted", nil).Scan(&id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return failf(ErrChanged, "a consumer made the cursor at this moment, and nothing was done").but("run the command again to see how it stands")
 	}
@@ -229,14 +230,14 @@ func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 // planned returns the future cursor, to show before it is written.
 func (q *adoption) planned(before *Cursor) *Cursor {
 	if before == nil {
-		after := &Cursor{Scope: q.Scope, Topic: q.Topic, Partition: q.Partition, Position: *q.at, Group: orNull(q.Group),
+		after := &Cursor{Scope: q.Scope, Topic: q.Topic, Partition: q.Partition, Position: *q.at, Group: reports.OrNull(q.Group),
 			StartOffset: *q.at, StartPolicy: "adopted", Clean: true}
 		q.stamped(after)
 		return after
 	}
 	after := *before
 	after.Epoch++
-	after.Group = orNull(q.Group)
+	after.Group = reports.OrNull(q.Group)
 	if q.at != nil {
 		after.Position, after.Run = *q.at, before.Run+1
 		after.ClusterID, after.TopicID, after.AnchorOffset, after.LeaderEpoch = nil, nil, nil, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/cursor"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
@@ -171,7 +172,7 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *CursorName) error {
 // snapshot runs f on one snapshot of the other database. If the cursor is retired in it, it has
 // every key that the cursor's owners committed, because the retirement waited for their last batch.
 func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
-	err := snapshot(ctx, o.DB, f)
+	err := reports.Snapshot(ctx, o.DB, f)
 	var known *Error
 	if err == nil || errors.As(err, &known) {
 		return err

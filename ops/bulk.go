@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 const (
-	// MostBulk is how many rows a bulk act changes at most. Their ids are kept in the audit row.
-	MostBulk = 100_000
+	// mostBulk is how many rows a bulk act changes at most. Their ids are kept in the audit row.
+	mostBulk = 100_000
 	// bulkChunk is how many rows of a bulk act are changed in one transaction. Longer ones would
 	// hold up the consumer, whose attempts wait for the rows' locks.
 	bulkChunk = 500
@@ -59,12 +61,12 @@ type Bulk struct {
 	Changed int            `json:"changed" doc:"rows that were changed"`
 	Skipped int            `json:"skipped" doc:"rows that had changed since they were shown"`
 	Stopped bool           `json:"stopped,omitempty" doc:"Progress or an error ended it before all were changed"`
-	More    bool           `json:"-"` // more than MostBulk match
+	More    bool           `json:"-"` // more than 100,000 match
 
 	Examples []ParkedRow `json:"-"` // of a dry run: the first 5
 }
 
-// RedriveAll is [Redrive] for all rows that a filter picks, up to [MostBulk]. It works in
+// RedriveAll is [Redrive] for all rows that a filter picks, up to 100,000. It works in
 // transactions of 500 rows, oldest first. All of them have one audit row, which counts what was
 // committed: it is written in the first transaction and updated in each further one. So an error,
 // or the end of the process, leaves whole transactions, and an audit row that says so.
@@ -125,12 +127,12 @@ func all(ctx context.Context, db DB, k kind, by By, in BulkInput, q selection) (
 func (q *selection) pickAll(ctx context.Context, db DB, b *Bulk) (ids []int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bulkReadTimeout)
 	defer cancel()
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+	err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
 		for !b.More {
 			if n := len(ids); n > 0 {
 				q.from = &ids[n-1]
 			}
-			rows, err := q.pick(ctx, tx, nil, q.states(), MostLimit)
+			rows, err := q.pick(ctx, tx, nil, q.states(), reports.MostLimit)
 			if err != nil {
 				return err
 			}
@@ -140,10 +142,10 @@ func (q *selection) pickAll(ctx context.Context, db DB, b *Bulk) (ids []int64, e
 			if b.Examples == nil {
 				b.Examples = slices.Clone(rows[:min(examples, len(rows))])
 			}
-			if b.More = len(ids) > MostBulk; b.More {
-				ids = ids[:MostBulk]
+			if b.More = len(ids) > mostBulk; b.More {
+				ids = ids[:mostBulk]
 			}
-			if len(rows) < MostLimit {
+			if len(rows) < reports.MostLimit {
 				break
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
@@ -93,7 +94,7 @@ func (q *classing) lock(ctx context.Context, tx pgx.Tx) error {
 			return err
 		}
 	}
-	if q.cursors, err = collect[scopeCursor](ctx, tx, scopeCursorsSQL, q.Scope); err != nil {
+	if q.cursors, err = reports.Collect[scopeCursor](ctx, tx, scopeCursorsSQL, q.Scope); err != nil {
 		return err
 	}
 	if int64(len(q.cursors)) != locked.RowsAffected() {
@@ -110,7 +111,7 @@ func (q *classing) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) {
 	case row == nil:
 		return nil, failf(ErrNotFound, "no consumer of scope %q has claimed an id here: choose the class in its Config.Horizon", q.Scope)
 	}
-	cursors, err := collect[scopeCursor](ctx, tx, scopeCursorsSQL, q.Scope)
+	cursors, err := reports.Collect[scopeCursor](ctx, tx, scopeCursorsSQL, q.Scope)
 	if err != nil {
 		return nil, err
 	}

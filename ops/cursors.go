@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // cursorsSQL reads cursors. In: scope, topic, partition (each may be null: any). By the unique
@@ -104,9 +106,9 @@ type CursorFilter struct {
 // not an error, if there are none. It reads one row of onlyonce.cursors and one of
 // onlyonce.progress for each: a database has as many as its consumers have partitions.
 func Cursors(ctx context.Context, db DB, f CursorFilter) (found []Cursor, err error) {
-	return look(ctx, db, func(tx pgx.Tx) ([]Cursor, error) { return readCursors(ctx, tx, f) })
+	return reports.Look(ctx, db, func(tx pgx.Tx) ([]Cursor, error) { return readCursors(ctx, tx, f) })
 }
 
 func readCursors(ctx context.Context, tx pgx.Tx, f CursorFilter) ([]Cursor, error) {
-	return collect[Cursor](ctx, tx, cursorsSQL, orNull(f.Scope), orNull(f.Topic), f.Partition)
+	return reports.Collect[Cursor](ctx, tx, cursorsSQL, reports.OrNull(f.Scope), reports.OrNull(f.Topic), f.Partition)
 }

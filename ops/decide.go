@@ -9,31 +9,15 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
 const (
-	lockTimeout   = 10 * time.Second // longest wait for a consumer's batch or attempt
 	decideTimeout = 30 * time.Second // the transaction as a whole
 	commitTimeout = 15 * time.Second // detached from any request to end
-
-	// idleTimeout is how long the server keeps the locks of a caller that it hears nothing from.
-	// For example, the network may have cut off an operator's laptop.
-	idleTimeout = 10 * time.Second
 )
-
-// boundsSQL bounds the transaction's waits. In: lock_timeout, idle_in_transaction_session_timeout.
-// Statements are not compiled: they read few rows, and compiling one of the longer ones takes a
-// second, or several if the server is busy. It pins the search_path, see primary.PinSQL.
-const boundsSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('jit', 'off', true), set_config('lock_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $2, true)`
-
-// bound is the first statement of each transaction of this package (T7).
-func bound(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, boundsSQL, guard.Millis(lockTimeout), guard.Millis(idleTimeout))
-	return err
-}
 
 // auditSQL records a decision. In: action, reason, detail, actor (null: the role of the
 // connection). One row: its id.
@@ -84,7 +68,7 @@ func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d dec
 	defer cancel()
 	if by.DryRun {
 		var found *R
-		err := read(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+		err := reports.Read(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 			found, err = d.read(ctx, tx)
 			return err
 		})
@@ -111,7 +95,7 @@ func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d d
 	if err != nil {
 		return nil, err
 	}
-	done, audit, err := carryOut(ctx, unprepared{tx}, k, by, d, shown)
+	done, audit, err := carryOut(ctx, reports.Unprepared{Tx: tx}, k, by, d, shown)
 	// A caller that gives up does not interrupt COMMIT: its outcome would be unknown.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
@@ -136,7 +120,7 @@ func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d d
 }
 
 func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R], shown *R) (done *R, audit int64, err error) {
-	if err := bound(ctx, tx); err != nil {
+	if err := reports.Bound(ctx, tx); err != nil {
 		return nil, 0, err
 	}
 	if err := migrations.Check(ctx, tx); err != nil {

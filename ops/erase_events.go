@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -16,7 +17,7 @@ import (
 // cannot be in: nothing but its offset finds an event by an index.
 const storedEventsSQL = `
 with logged as (
-  select l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, l.body,` + eventState + `
+  select l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, l.body,` + reports.EventState + `
     from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
    where s.topic = $1 and ($2::text is null or l.id = $2)
      and ($3::text is null or l.order_key = convert_to($3, 'UTF8') and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions)))
@@ -109,7 +110,7 @@ type ErasedEvents struct {
 // go on meanwhile.
 func EraseEvents(ctx context.Context, db DB, by By, in EraseEventsInput) (*ErasedEvents, error) {
 	k := kind{action: "events erase", subject: "one of the events", look: "onlyonce events erase"}
-	return decide(ctx, db, k, by, &eventErasure{in, orNull(in.ID), orNull(in.Key)}, in.Shown)
+	return decide(ctx, db, k, by, &eventErasure{in, reports.OrNull(in.ID), reports.OrNull(in.Key)}, in.Shown)
 }
 
 type eventErasure struct {
@@ -128,7 +129,7 @@ func (q *eventErasure) lock(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, error) {
-	rows, err := collect[StoredEvent](ctx, tx, storedEventsSQL, q.Topic, q.id, q.key)
+	rows, err := reports.Collect[StoredEvent](ctx, tx, storedEventsSQL, q.Topic, q.id, q.key)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
@@ -50,7 +51,7 @@ type ExamineQuestion struct {
 	// Defaults to 7 days.
 	WebhookRetention *time.Duration
 
-	// CountLimit is how long pending calls may be counted. Defaults to CountLimit of this package.
+	// CountLimit is how long pending calls may be counted. Defaults to 5 seconds.
 	CountLimit time.Duration
 
 	clock func() time.Time // of this machine; nil: time.Now
@@ -65,13 +66,13 @@ type ExamineQuestion struct {
 // streams without a reader, what keeps consumers from their work now, and what waits for an
 // operator.
 //
-// It reads what [Inbox], [Outbox] and [Events] read, rows of the server's own views, the ids of
-// each endpoint's oldest webhook, at most MostLimit open requests, and onlyonce.leases and
+// It reads rows of segments, lanes, streams and rings, rows of the server's own views, the ids of
+// each endpoint's oldest webhook, at most 10,000 open requests, and onlyonce.leases and
 // onlyonce.parked as a whole, without bodies.
 func Examine(ctx context.Context, db DB, q ExamineQuestion) (*Examination, error) {
 	d := &examiner{ask: &q}
 	r := &Examination{}
-	err := snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+	err := reports.Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
 		r.SchemaVersion, err = d.examine(ctx, tx)
 		return err
 	})
@@ -115,7 +116,7 @@ func (d *examiner) count(level string) (n int) {
 // limit returns how long pending calls may be counted.
 func (d *examiner) limit() time.Duration {
 	if d.ask.CountLimit == 0 {
-		return CountLimit
+		return reports.CountLimit
 	}
 	return d.ask.CountLimit
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
@@ -76,7 +77,7 @@ const classScopesSQL = `select class, string_agg(scope, ', ' order by scope) as 
 // (Config.CopiesWithin).
 func (d *examiner) otherClasses(ctx context.Context, tx pgx.Tx, check string, copies time.Duration, whose string) error {
 	type class struct{ Class, Scopes string }
-	chosen, err := collect[class](ctx, tx, classScopesSQL, ring.Standard)
+	chosen, err := reports.Collect[class](ctx, tx, classScopesSQL, ring.Standard)
 	if err != nil {
 		return err
 	}
@@ -108,7 +109,7 @@ func (d *examiner) relayRetries(ctx context.Context, tx pgx.Tx) error {
 		Sink string
 		Age  float64
 	}
-	calls, err := collect[tried](ctx, tx, triedSQL)
+	calls, err := reports.Collect[tried](ctx, tx, triedSQL)
 	if err != nil {
 		return err
 	}
@@ -135,7 +136,7 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 		Endpoint string
 		Oldest   *float64
 	}
-	endpoints, err := collect[endpoint](ctx, tx, endpointsSQL)
+	endpoints, err := reports.Collect[endpoint](ctx, tx, endpointsSQL)
 	if err != nil {
 		return err
 	}
@@ -168,12 +169,12 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 
 // rings checks that the rings of keys rotate, and can.
 func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
-	rings, err := readKeyRings(ctx, tx)
+	rings, err := reports.KeyRings(ctx, tx)
 	if err != nil {
 		return err
 	}
 	for i, which := range ring.Keys() {
-		if which.Rare && rings[i].unused() {
+		if which.Rare && rings[i].Unused() {
 			continue
 		}
 		var held int
@@ -186,7 +187,7 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 		}
 		d.ring(&rings[i], held > 0, who)
 	}
-	frontiers, err := readFrontiers(ctx, tx)
+	frontiers, err := reports.Frontiers(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -196,9 +197,9 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 
 // ring judges one ring of keys. A ring opens a segment each seventh of its horizon. A segment is
 // kept for the horizon after its closing, so up to 8 are closed and one is current.
-func (d *examiner) ring(k *KeyRing, held bool, who []string) {
+func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 	check := k.Ring
-	var current *KeySegment
+	var current *reports.KeySegment
 	slots, free, draining := 0, 0, false
 	for i := range k.Segments {
 		s := &k.Segments[i]
@@ -220,8 +221,8 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 		return
 	}
 	seventh := show.Seconds(*k.Horizon / 7)
-	if slots < mostClosed+1 {
-		d.add(levelFail, check, "set onlyonce.rings.slots back to what the migration says", "the ring has %d tables, and a horizon takes %d", slots, mostClosed+1)
+	if slots < reports.MostClosed+1 {
+		d.add(levelFail, check, "set onlyonce.rings.slots back to what the migration says", "the ring has %d tables, and a horizon takes %d", slots, reports.MostClosed+1)
 	}
 	if len(who) == 0 {
 		d.add(levelFail, check, "grant onlyonce_rotator to the login of a consumer, relay or webhook receiver, or of a job that runs onlyonce inbox rotate (docs/roles.sql)", "no login has the rights to rotate it: nothing is forgotten, and the tables grow")
@@ -247,12 +248,12 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 // more than a seventh of the horizon in the past, the tables do not suffice, and the current
 // segment grows. A frontier in the future was recorded while the clock was ahead, and no rotator
 // has made it void yet (K6).
-func (d *examiner) frontiers(rings []KeyRing, all []Frontier) {
+func (d *examiner) frontiers(rings []reports.KeyRing, all []reports.Frontier) {
 	const check = "frontiers"
 	forgets := rings[0].Horizon != nil
 	for i := range all {
 		f := &all[i]
-		horizon := rings[slices.IndexFunc(rings, func(k KeyRing) bool { return k.Ring == f.Ring })].Horizon
+		horizon := rings[slices.IndexFunc(rings, func(k reports.KeyRing) bool { return k.Ring == f.Ring })].Horizon
 		forgets = forgets || horizon != nil
 		where := fmt.Sprintf("scope %s, topic %s, partition %d", f.Scope, f.Topic, f.Partition)
 		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(f.Scope), show.Quote(f.Topic), f.Partition)

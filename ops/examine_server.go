@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -76,7 +77,7 @@ func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 		}
 		d.add(level, "server", "", "%s: %s", n.Name, n.Text)
 	}
-	all, err := collect[settings](ctx, tx, settingsSQL)
+	all, err := reports.Collect[settings](ctx, tx, settingsSQL)
 	if err != nil {
 		return err
 	}
@@ -143,7 +144,7 @@ func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	after := d.now()
-	ahead, err := collect[aheadRow](ctx, tx, aheadSQL)
+	ahead, err := reports.Collect[aheadRow](ctx, tx, aheadSQL)
 	if err != nil {
 		return err
 	}
@@ -182,7 +183,7 @@ func (d *examiner) transactions(ctx context.Context, tx pgx.Tx, age time.Duratio
 		Age         float64
 		Writes      bool
 	}
-	old, err := collect[open](ctx, tx, openSQL, age.Seconds())
+	old, err := reports.Collect[open](ctx, tx, openSQL, age.Seconds())
 	if err != nil {
 		return err
 	}
@@ -213,7 +214,7 @@ func (d *examiner) slots(ctx context.Context, tx pgx.Tx) error {
 		Rows       bool
 		Wal        string
 	}
-	slots, err := collect[slot](ctx, tx, slotsSQL)
+	slots, err := reports.Collect[slot](ctx, tx, slotsSQL)
 	if err != nil {
 		return err
 	}
@@ -238,11 +239,11 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 		Standbys    int64
 		Synchronous bool
 	}
-	all, err := collect[server](ctx, tx, standbySQL)
+	all, err := reports.Collect[server](ctx, tx, standbySQL)
 	if err != nil {
 		return err
 	}
-	strange, err := collect[struct{ Sink string }](ctx, tx, strangeLanesSQL)
+	strange, err := reports.Collect[struct{ Sink string }](ctx, tx, strangeLanesSQL)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -28,11 +29,11 @@ func found(t *testing.T, all []Finding, check, level string, texts ...string) {
 func TestExamineRingWithoutRotator(t *testing.T) {
 	t.Parallel()
 	week, opened, name := (7 * 24 * time.Hour).Seconds(), float64(10), ring.ConsumerKeys().Name
-	full := KeyRing{Ring: name, Horizon: &week}
-	for i := range keyTables {
-		s := KeySegment{Table: fmt.Sprint("onlyonce.", name, "_", i), State: "free"}
+	full := reports.KeyRing{Ring: name, Horizon: &week}
+	for i := range reports.MostClosed + 2 {
+		s := reports.KeySegment{Table: fmt.Sprint("onlyonce.", name, "_", i), State: "free"}
 		if i == 0 {
-			s = KeySegment{Table: s.Table, State: "current", Bytes: 1, Keys: 1, Opened: &opened}
+			s = reports.KeySegment{Table: s.Table, State: "current", Bytes: 1, Keys: 1, Opened: &opened}
 		}
 		full.Segments = append(full.Segments, s)
 	}

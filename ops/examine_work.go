@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -26,7 +27,7 @@ type heldRow struct {
 // outbox looks for calls that no relay sends.
 func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 	const check = "outbox"
-	r, err := readOutbox(ctx, tx, OutboxQuestion{CountLimit: d.limit()})
+	r, err := reports.ReadOutbox(ctx, tx, reports.OutboxQuestion{CountLimit: d.limit()})
 	if err != nil {
 		return err
 	}
@@ -53,7 +54,7 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 		for j := range r.Sinks[i].Rates {
 			rate := &r.Sinks[i].Rates[j]
 			if rate.Waiting > 0 || rate.HeldUntil != nil {
-				d.add(levelInfo, check, "onlyonce outbox status -sink "+show.Quote(rate.Sink), "calls of sink %s%s wait for their rate: %s", rate.Sink, rate.of(), show.OneLine(rate.String()))
+				d.add(levelInfo, check, "onlyonce outbox status -sink "+show.Quote(rate.Sink), "calls of sink %s%s wait for their rate: %s", rate.Sink, rate.Of(), show.OneLine(rate.String()))
 			}
 		}
 	}
@@ -67,7 +68,7 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 // events looks for streams that no consumer reads: their segments are kept.
 func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 	const check = "events"
-	streams, err := collect[Stream](ctx, tx, streamsSQL, nil)
+	streams, err := reports.Collect[reports.Stream](ctx, tx, reports.StreamsSQL, nil)
 	if err != nil {
 		return err
 	}
@@ -107,11 +108,11 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if !parked.Counted {
-		d.add(levelWarn, "parked", "onlyonce parked list", "what is parked was not counted: that took over %v", CountLimit)
+		d.add(levelWarn, "parked", "onlyonce parked list", "what is parked was not counted: that took over %v", reports.CountLimit)
 	}
 	d.unless("parked", "nothing that is parked waits for an operator")
 
-	requests, _, err := readRequests(ctx, tx, RequestFilter{Limit: MostLimit})
+	requests, _, err := readRequests(ctx, tx, RequestFilter{Limit: reports.MostLimit})
 	if err != nil {
 		return err
 	}
@@ -136,7 +137,7 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 
-	pauses, err := collect[heldRow](ctx, tx, heldSQL)
+	pauses, err := reports.Collect[heldRow](ctx, tx, heldSQL)
 	if err != nil {
 		return err
 	}
@@ -161,7 +162,7 @@ type changedKey struct {
 // fingerprintKeys looks for processes of the HTTP layer that have another secret than those before.
 func (d *examiner) fingerprintKeys(ctx context.Context, tx pgx.Tx) error {
 	const check = "fingerprint-keys"
-	changed, err := collect[changedKey](ctx, tx, changedKeysSQL)
+	changed, err := reports.Collect[changedKey](ctx, tx, changedKeysSQL)
 	if err != nil {
 		return err
 	}
@@ -182,7 +183,7 @@ select place, state, moves, coalesce(other, '') as other, changed_at from onlyon
 // places looks for tenants whose move was begun and did not end.
 func (d *examiner) places(ctx context.Context, tx pgx.Tx) error {
 	const check = "places"
-	stalled, err := collect[Place](ctx, tx, stalledPlacesSQL)
+	stalled, err := reports.Collect[Place](ctx, tx, stalledPlacesSQL)
 	if err != nil {
 		return err
 	}

@@ -10,12 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
-
-// ExplainLimit is how many calls of a transaction and how many parked rows an explanation shows at
-// most.
-const ExplainLimit = 100
 
 // KeyQuestion names one message, webhook, call or request: by its stored key, or by its id.
 type KeyQuestion struct {
@@ -44,7 +41,7 @@ type KeyQuestion struct {
 	// Replay is the replay in which the key was claimed. 0: none.
 	Replay int32
 
-	// CountLimit is how long webhooks may be searched. Defaults to CountLimit of this package.
+	// CountLimit is how long webhooks may be searched. Defaults to 5 seconds.
 	CountLimit time.Duration
 }
 
@@ -62,10 +59,10 @@ type KeyReport struct {
 	// Age compares the id's own time with what its scope has forgotten. Nil: the id has no time, or
 	// is none of a consumer.
 	Age      *IDAge             `json:"age"`
-	Webhooks []ExplainedWebhook `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
-	Calls    []ExplainedCall    `json:"calls" doc:"calls that the claiming transaction enqueued, at most ExplainLimit"`
+	Webhooks []ExplainedWebhook `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than reports.CountLimit"`
+	Calls    []ExplainedCall    `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
 	Call     []StoredCall       `json:"call" doc:"where the call is stored, if the key is a call's"`
-	Parked   []ParkedItem       `json:"parked" doc:"rows that are parked under the key, newest first, at most ExplainLimit"`
+	Parked   []ParkedItem       `json:"parked" doc:"rows that are parked under the key, newest first, at most 100"`
 	Request  *Request           `json:"request" doc:"the HTTP request, if the key is a request's"`
 	// Memory says how long the rings remember keys.
 	Memory []RingMemory `json:"memory"`
@@ -94,7 +91,7 @@ type RingMemory struct {
 // ExplainKey returns what the database holds of a key, on one snapshot. An id that counts within a
 // topic of which there are several is ErrInvalid unless the question says which.
 //
-// It reads one row of each segment of the rings of keys, at most ExplainLimit calls of each
+// It reads one row of each segment of the rings of keys, at most 100 calls of each
 // claiming transaction, and the rows that are stored under the key by their indexes. It looks for
 // webhooks in the ids of the claim's time, or in all of them if nothing bounds the time, for at
 // most CountLimit.
@@ -106,7 +103,7 @@ func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
 	if key, err := uuid.Parse(q.Key); err == nil {
 		r.Key = key.String()
 	}
-	if err := snapshot(ctx, db, func(tx pgx.Tx) error {
+	if err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
 		if r.Of != nil {
 			if err := r.Of.resolve(ctx, tx, q.Topic); err != nil {
 				return err
@@ -192,7 +189,7 @@ func (o *KeyOf) resolve(ctx context.Context, tx pgx.Tx, topic string) error {
 }
 
 func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
-	claims, err := collect[claimRow](ctx, tx, claimsSQL, r.Key)
+	claims, err := reports.Collect[claimRow](ctx, tx, claimsSQL, r.Key)
 	if err != nil {
 		return err
 	}
@@ -223,13 +220,13 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 	for i := range r.Calls {
 		r.Calls[i].derive(r.Of)
 	}
-	if r.Webhooks, err = collectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, r.Key, after, before); err != nil {
+	if r.Webhooks, err = reports.CollectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, r.Key, after, before); err != nil {
 		return err
 	}
 	if r.Call, err = readStored(ctx, tx, r.Key); err != nil {
 		return err
 	}
-	if r.Parked, _, err = readParked(ctx, tx, ParkedListFilter{Key: r.Key, Limit: ExplainLimit}); err != nil {
+	if r.Parked, _, err = readParked(ctx, tx, ParkedListFilter{Key: r.Key, Limit: reports.ExplainLimit}); err != nil {
 		return err
 	}
 	requests, _, err := readRequests(ctx, tx, RequestFilter{All: true, ID: r.Key, Limit: 1})
@@ -277,7 +274,7 @@ func (r *KeyReport) leaveOpen() {
 // readMemory reads since when the rings hold every key. A segment is emptied whole, so they do
 // since the oldest of those that are asked was opened.
 func readMemory(ctx context.Context, tx pgx.Tx) ([]RingMemory, error) {
-	rings, err := readKeyRings(ctx, tx)
+	rings, err := reports.KeyRings(ctx, tx)
 	if err != nil {
 		return nil, err
 	}

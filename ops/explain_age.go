@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // tooOldSQL reads until when ids of a scope are too old. In: scope. At most one row; by the primary
@@ -53,7 +54,7 @@ func (r *KeyReport) readAge(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	type row struct{ TooOld *time.Time }
-	rows, err := collect[row](ctx, tx, tooOldSQL, r.Of.Scope)
+	rows, err := reports.Collect[row](ctx, tx, tooOldSQL, r.Of.Scope)
 	if err != nil || len(rows) == 0 {
 		return err
 	}

@@ -9,19 +9,12 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	origins "github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
-
-// sinksOfLog finds each sink that has calls in the log; its last row is null. By the index
-// batches_new, one look for each.
-const sinksOfLog = `
-with recursive of_log as (
-  (select r.sink from onlyonce.batches r order by r.sink limit 1)
-  union all
-  select (select r.sink from onlyonce.batches r where r.sink > s.sink order by r.sink limit 1) from of_log s where s.sink is not null)`
 
 // callsOfSQL lists the calls that a transaction wrote. In: its number, how many. By the index
 // batches_new, one look for each lane of each sink.
-const callsOfSQL = sinksOfLog + `
+const callsOfSQL = reports.SinksOfLog + `
 select c.id, c.key::text as key, c.sink, c.name, c.tenant, c.scope, c.state, c.parked_id, c.created_at
   from of_log s cross join generate_series(0, 15) n(lane)
  cross join lateral (select * from onlyonce.calls c where c.sink = s.sink and c.lane = n.lane and c.xid = ($1::bigint)::text::xid8 offset 0) c
@@ -43,7 +36,7 @@ type ExplainedCall struct {
 
 // callsOf lists the calls of a transaction.
 func callsOf(ctx context.Context, tx pgx.Tx, x *Transaction) ([]ExplainedCall, error) {
-	calls, err := collect[ExplainedCall](ctx, tx, callsOfSQL, x.Xid, ExplainLimit)
+	calls, err := reports.Collect[ExplainedCall](ctx, tx, callsOfSQL, x.Xid, reports.ExplainLimit)
 	return calls, err
 }
 

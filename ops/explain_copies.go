@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -56,7 +57,7 @@ func (r *KeyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
 		s := ordinary.key().String()
 		first = &s
 	}
-	rows, err := collect[copyRow](ctx, tx, copiesSQL, r.Key, first)
+	rows, err := reports.Collect[copyRow](ctx, tx, copiesSQL, r.Key, first)
 	if err != nil {
 		return err
 	}

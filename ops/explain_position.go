@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	origins "github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // movedSQL finds the batch that moved a cursor past an offset. In: cursor, run, offset. One row, or
@@ -47,7 +48,7 @@ type PositionReport struct {
 	Partition int32             `json:"partition"`
 	Offset    int64             `json:"offset"`
 	Cursors   []ExplainedCursor `json:"cursors"`
-	Parked    []ParkedItem      `json:"parked" doc:"of that position, newest first, at most ExplainLimit"`
+	Parked    []ParkedItem      `json:"parked" doc:"of that position, newest first, at most 100"`
 	Event     *ExplainedEvent   `json:"event" doc:"if the topic is a stream of the event log"`
 	NotKnown  []string          `json:"not_known" doc:"what the answer leaves open, a sentence each"`
 }
@@ -69,7 +70,7 @@ type ExplainedCursor struct {
 	Offset   string          `json:"offset" doc:"handled, replaying (it is handled once more), ahead, earlier-run (the cursor does not say) or before-start"`
 	Means    string          `json:"means" doc:"the same in a sentence"`
 	Moved    *Moved          `json:"moved" doc:"the batch that moved the position past the offset. It is nil if none has, or if it was pruned"`
-	Calls    []ExplainedCall `json:"calls" doc:"calls of that transaction, at most ExplainLimit"`
+	Calls    []ExplainedCall `json:"calls" doc:"calls of that transaction, at most 100"`
 }
 
 // Moved is a committed batch.
@@ -97,7 +98,7 @@ type ExplainedEvent struct {
 // ExplainPosition returns what the database holds of a position, on one snapshot.
 //
 // It reads one cursor and one row of onlyonce.progress for each scope of the partition, at most
-// ExplainLimit calls of each, the event by its index, and onlyonce.parked as a whole.
+// 100 calls of each, the event by its index, and onlyonce.parked as a whole.
 func ExplainPosition(ctx context.Context, db DB, q PositionQuestion) (*PositionReport, error) {
 	switch {
 	case q.Topic == "":
@@ -108,7 +109,7 @@ func ExplainPosition(ctx context.Context, db DB, q PositionQuestion) (*PositionR
 		return nil, failf(ErrInvalid, "the offset must not be below 0")
 	}
 	r := &PositionReport{Topic: q.Topic, Partition: q.Partition, Offset: q.Offset, Cursors: []ExplainedCursor{}, NotKnown: []string{}}
-	if err := snapshot(ctx, db, func(tx pgx.Tx) error { return r.read(ctx, tx, q.Scope) }); err != nil {
+	if err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error { return r.read(ctx, tx, q.Scope) }); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -126,10 +127,10 @@ func (r *PositionReport) read(ctx context.Context, tx pgx.Tx, scope string) erro
 		}
 		r.Cursors = append(r.Cursors, *e)
 	}
-	if r.Parked, _, err = readParked(ctx, tx, ParkedListFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition, Offset: &r.Offset, Limit: ExplainLimit}); err != nil {
+	if r.Parked, _, err = readParked(ctx, tx, ParkedListFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition, Offset: &r.Offset, Limit: reports.ExplainLimit}); err != nil {
 		return err
 	}
-	events, err := collect[ExplainedEvent](ctx, tx, eventSQL, r.Topic, r.Partition, r.Offset)
+	events, err := reports.Collect[ExplainedEvent](ctx, tx, eventSQL, r.Topic, r.Partition, r.Offset)
 	if err != nil {
 		return err
 	}
@@ -161,7 +162,7 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 		return e, nil
 	}
 	e.Offset, e.Means = judgeOffset(c, offset, runStart)
-	rows, err := collect[movedRow](ctx, tx, movedSQL, c.ID, c.Run, offset)
+	rows, err := reports.Collect[movedRow](ctx, tx, movedSQL, c.ID, c.Run, offset)
 	if err != nil || len(rows) == 0 {
 		return e, err
 	}

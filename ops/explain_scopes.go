@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -26,7 +27,7 @@ order by scope limit $1`
 type IDQuestion struct {
 	ID         string        // required
 	Tenant     string        // of the id; empty: none
-	CountLimit time.Duration // for how long each endpoint's webhooks may be searched; 0: CountLimit of this package
+	CountLimit time.Duration // for how long each endpoint's webhooks may be searched; 0: 5 s
 }
 
 // IDPlaces is the result of [FindID].
@@ -43,9 +44,9 @@ func FindID(ctx context.Context, db DB, q IDQuestion) (*IDPlaces, error) {
 		return nil, failf(ErrInvalid, "the key must not be empty")
 	}
 	p := &IDPlaces{Found: []KeyQuestion{}, Tried: []string{}}
-	err := snapshot(ctx, db, func(tx pgx.Tx) error {
+	err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
 		type one struct{ Scope string }
-		scopes, err := collect[one](ctx, tx, knownScopesSQL, mostScopes)
+		scopes, err := reports.Collect[one](ctx, tx, knownScopesSQL, mostScopes)
 		if err != nil {
 			return err
 		}

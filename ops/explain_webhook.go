@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // idsOfEndpoints finds each endpoint that has ids of webhooks; its last row is null. By the index
@@ -55,7 +57,7 @@ func (r *KeyReport) ofSender(ctx context.Context, tx pgx.Tx, endpoint string, li
 		return nil // it is in that form
 	}
 	type row struct{ Provider string }
-	found, err := collect[row](ctx, tx, providersSQL, endpoint, r.Of.Scope)
+	found, err := reports.Collect[row](ctx, tx, providersSQL, endpoint, r.Of.Scope)
 	if err != nil {
 		return err
 	}
@@ -87,7 +89,7 @@ func (r *KeyReport) ofSender(ctx context.Context, tx pgx.Tx, endpoint string, li
 
 // stored reports whether anything is stored under a webhook's key.
 func (r *KeyReport) stored(ctx context.Context, tx pgx.Tx, key string, limit time.Duration) (bool, error) {
-	claims, err := collect[claimRow](ctx, tx, claimsSQL, key)
+	claims, err := reports.Collect[claimRow](ctx, tx, claimsSQL, key)
 	if err != nil || len(claims) > 0 {
 		return len(claims) > 0, err
 	}
@@ -95,6 +97,6 @@ func (r *KeyReport) stored(ctx context.Context, tx pgx.Tx, key string, limit tim
 	if err != nil || len(parked) > 0 {
 		return len(parked) > 0, err
 	}
-	noted, err := collectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, key, nil, nil)
+	noted, err := reports.CollectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, key, nil, nil)
 	return len(noted) > 0, err
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for
@@ -86,7 +88,7 @@ func (q *horizon) seconds() *float64 {
 }
 
 func (q *horizon) read(ctx context.Context, tx pgx.Tx) (*HorizonChange, error) {
-	rows, err := collect[HorizonChange](ctx, tx, horizonSQL, q.Ring)
+	rows, err := reports.Collect[HorizonChange](ctx, tx, horizonSQL, q.Ring)
 	if err != nil {
 		return nil, err
 	}

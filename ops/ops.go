@@ -4,15 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/onlyonce/onlyonce/migrations"
 )
 
 // DB begins transactions: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn.
@@ -118,80 +113,4 @@ func checkText(name, s string) error {
 		return failf(ErrInvalid, "%s must not hold a zero byte", name)
 	}
 	return nil
-}
-
-// snapshot runs f, which only reads, on one snapshot of the database, so that counts that are shown
-// together are consistent. It works on a standby.
-func snapshot(ctx context.Context, db DB, f func(tx pgx.Tx) error) error {
-	return read(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, f)
-}
-
-func read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, db, options, func(tx pgx.Tx) error {
-		tx = unprepared{tx}
-		if err := bound(ctx, tx); err != nil {
-			return err
-		}
-		if err := migrations.Check(ctx, tx); err != nil {
-			return err
-		}
-		return f(tx)
-	})
-}
-
-// collect reads rows whose columns have the names of T's fields, with times in UTC, as JSON shows
-// them. Without an error, the slice is never nil.
-func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
-	rows, err := tx.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
-	inUTC(reflect.ValueOf(found))
-	return found, err
-}
-
-// inUTC converts the times in a value.
-func inUTC(v reflect.Value) {
-	switch {
-	case v.Type() == reflect.TypeFor[time.Time]():
-		v.Set(reflect.ValueOf(v.Interface().(time.Time).UTC()))
-	case v.Kind() == reflect.Pointer && !v.IsNil():
-		inUTC(v.Elem())
-	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Struct:
-		for i := range v.Len() {
-			inUTC(v.Index(i))
-		}
-	case v.Kind() == reflect.Struct:
-		for i := range v.NumField() {
-			if v.Type().Field(i).IsExported() {
-				inUTC(v.Field(i))
-			}
-		}
-	}
-}
-
-// unprepared sends its statements unprepared, because a pooler between may not support prepared
-// ones. It also never puts values into the SQL, whatever the connection's default is.
-type unprepared struct{ pgx.Tx }
-
-func (u unprepared) Begin(ctx context.Context) (pgx.Tx, error) {
-	tx, err := u.Tx.Begin(ctx)
-	return unprepared{tx}, err
-}
-
-func (u unprepared) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return u.Tx.Exec(ctx, sql, exec(args)...)
-}
-
-func (u unprepared) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return u.Tx.Query(ctx, sql, exec(args)...)
-}
-
-func (u unprepared) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return u.Tx.QueryRow(ctx, sql, exec(args)...)
-}
-
-func exec(args []any) []any {
-	return append([]any{pgx.QueryExecModeExec}, args...)
 }

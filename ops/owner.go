@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // leftSQL counts what is parked and not settled in a partition. In: scope, topic, partition, and
@@ -44,7 +45,7 @@ func (p *CursorName) lockLease(ctx context.Context, tx pgx.Tx) error {
 
 // readOne returns the cursor, nil if there is none.
 func (p *CursorName) readOne(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
-	found, err := collect[Cursor](ctx, tx, cursorsSQL, p.Scope, p.Topic, p.Partition)
+	found, err := reports.Collect[Cursor](ctx, tx, cursorsSQL, p.Scope, p.Topic, p.Partition)
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}

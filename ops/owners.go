@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // ownersSQL lists the consumer processes that have written what they know of their partitions, by
@@ -18,9 +20,9 @@ const ownersSQL = `
 select scope, host, pid, started_at, seen_at, extract(epoch from clock_timestamp() - seen_at)::float8 as seen_age_seconds, partitions, faults
   from onlyonce.owners order by scope, host, pid, started_at`
 
-// SilentAfter is the age after which a process's row no longer describes the present. A process
+// silentAfter is the age after which a process's row no longer describes the present. A process
 // writes one every 10 seconds.
-const SilentAfter = 30 * time.Second
+const silentAfter = 30 * time.Second
 
 // Owner is a consumer process, as it has described itself.
 type Owner struct {
@@ -35,9 +37,9 @@ type Owner struct {
 	Faults     []Fault          `json:"faults" doc:"with their ages at SeenAt"`
 }
 
-// Silent reports whether the process has written nothing for SilentAfter: it was killed, or cannot
+// Silent reports whether the process has written nothing for silentAfter: it was killed, or cannot
 // reach the database. A row from the future is one from before the clock was set back (S3).
-func (o *Owner) Silent() bool { return math.Abs(o.SeenAgeSeconds) > SilentAfter.Seconds() }
+func (o *Owner) Silent() bool { return math.Abs(o.SeenAgeSeconds) > silentAfter.Seconds() }
 
 // OwnedPartition is a partition as its owner sees it. Ages are in seconds at Owner.SeenAt.
 type OwnedPartition struct {
@@ -101,7 +103,7 @@ type ownerRow struct {
 }
 
 func readOwners(ctx context.Context, tx pgx.Tx) ([]Owner, error) {
-	rows, err := collect[ownerRow](ctx, tx, ownersSQL)
+	rows, err := reports.Collect[ownerRow](ctx, tx, ownersSQL)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // ParkedReasons are the reasons that ParkedFilter.Reason may name.
@@ -40,7 +41,7 @@ type ParkedFilter struct {
 	// ErrorPrefix is what the error begins with.
 	ErrorPrefix string `flag:"error" arg:"TEXT" doc:"only rows whose error begins with TEXT"`
 
-	// Limit is how many rows are picked at most, up to MostLimit. Defaults to DefaultLimit.
+	// Limit is how many rows are picked at most, up to 10,000. Defaults to 100.
 	Limit int64 `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N rows, from 1 to 10000 (default 100)"`
 }
 
@@ -227,10 +228,10 @@ func promote(ctx context.Context, db DB, rows []ParkedRow) (promoted int64, err 
 	for key := range keys {
 		var due int64
 		err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			if err := bound(ctx, unprepared{tx}); err != nil {
+			if err := reports.Bound(ctx, reports.Unprepared{Tx: tx}); err != nil {
 				return err
 			}
-			return unprepared{tx}.QueryRow(ctx, parked.PromoteSQL, []string{key}).Scan(&due)
+			return reports.Unprepared{Tx: tx}.QueryRow(ctx, parked.PromoteSQL, []string{key}).Scan(&due)
 		})
 		if err != nil {
 			return promoted, err

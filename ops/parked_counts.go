@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 const (
@@ -63,18 +65,18 @@ type ParkedQuestion struct {
 	// picked without its State.
 	Filter     ParkedListFilter
 	ByError    bool          // group by the first 80 characters of the error too
-	CountLimit time.Duration // for how long each of the two counts may run; 0: CountLimit of this package
+	CountLimit time.Duration // for how long each of the two counts may run; 0: 5 s
 }
 
 // ParkedCounts counts parked rows by kind, scope, sink, reason and state, and the settled ones
 // together. It reads the rows that are not settled, by an index and without bodies, and at most
 // 10,000 settled ones. Each of the two takes at most CountLimit.
 func ParkedCounts(ctx context.Context, db DB, q ParkedQuestion) (t *ParkedTotals, err error) {
-	return look(ctx, db, func(tx pgx.Tx) (*ParkedTotals, error) { return readParkedCounts(ctx, tx, q) })
+	return reports.Look(ctx, db, func(tx pgx.Tx) (*ParkedTotals, error) { return readParkedCounts(ctx, tx, q) })
 }
 
 func readParkedCounts(ctx context.Context, tx pgx.Tx, q ParkedQuestion) (*ParkedTotals, error) {
-	groups, err := collectWithin[ParkedCount](ctx, tx, q.CountLimit, parkedCountsSQL, append(q.Filter.args(mostGroups), q.ByError)...)
+	groups, err := reports.CollectWithin[ParkedCount](ctx, tx, q.CountLimit, parkedCountsSQL, append(q.Filter.args(mostGroups), q.ByError)...)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +86,7 @@ func readParkedCounts(ctx context.Context, tx pgx.Tx, q ParkedQuestion) (*Parked
 	}
 	type counted struct{ Count int64 }
 	q.Filter.State = ""
-	settled, err := collectWithin[counted](ctx, tx, q.CountLimit, settledCountSQL, q.Filter.args(mostSettled+1)...)
+	settled, err := reports.CollectWithin[counted](ctx, tx, q.CountLimit, settledCountSQL, q.Filter.args(mostSettled+1)...)
 	if err != nil || settled == nil {
 		return t, err
 	}

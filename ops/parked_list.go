@@ -6,8 +6,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
+
+// errorShown is how many characters of an error a list returns: it may be a whole stack.
+const errorShown = 1000
 
 // parkedColumns and parkedFilter are what lists of parked rows have in common. In: scope, kind,
 // state (each may be null: any), how many rows, sink, name, key, topic, partition, offset, reason,
@@ -68,7 +72,7 @@ func (r *ParkedItem) Origin() string { return originOf(r.Topic, r.Partition, r.O
 // ErrorLine is the beginning of the error, as a table shows it.
 func (r *ParkedItem) ErrorLine() string { return show.FirstLine(r.Error, 60) }
 
-// ParkedListFilter picks parked rows. The zero value picks the newest DefaultLimit.
+// ParkedListFilter picks parked rows. The zero value picks the newest 100.
 type ParkedListFilter struct {
 	Scope       string // empty: any; this holds for each text below
 	Kind        string
@@ -83,13 +87,13 @@ type ParkedListFilter struct {
 	Unsettled   bool   // only rows that are not settled, oldest first
 	Before      int64  // only rows with a lower id: the next page; 0: from the newest
 	After       int64  // with Unsettled: only rows with a higher id: the next page; 0: from the oldest
-	Limit       int    // how many rows at most, up to MostLimit; 0: DefaultLimit
+	Limit       int    // how many rows at most, up to 10,000; 0: 100
 }
 
 // args are the parameters of parkedFilter.
 func (f *ParkedListFilter) args(limit int) []any {
-	return []any{orNull(f.Scope), orNull(f.Kind), orNull(f.State), limit, orNull(f.Sink), orNull(f.Name),
-		orNull(f.Key), orNull(f.Topic), f.Partition, f.Offset, orNull(f.Reason), orNull(f.ErrorPrefix)}
+	return []any{reports.OrNull(f.Scope), reports.OrNull(f.Kind), reports.OrNull(f.State), limit, reports.OrNull(f.Sink), reports.OrNull(f.Name),
+		reports.OrNull(f.Key), reports.OrNull(f.Topic), f.Partition, f.Offset, reports.OrNull(f.Reason), reports.OrNull(f.ErrorPrefix)}
 }
 
 // Parked returns the parked rows that the filter picks, and whether there are more: newest first,
@@ -97,7 +101,7 @@ func (f *ParkedListFilter) args(limit int) []any {
 // Limit+1, without bodies and headers, and settled ones only without Unsettled: a filter that few
 // rows match reads all of them. By a Key it reads only the rows of that key.
 func Parked(ctx context.Context, db DB, f ParkedListFilter) (rows []ParkedItem, more bool, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+	err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
 		rows, more, err = readParked(ctx, tx, f)
 		return err
 	})
@@ -109,11 +113,11 @@ func readParked(ctx context.Context, tx pgx.Tx, f ParkedListFilter) (rows []Park
 	if f.Unsettled {
 		sql, from = openParkedSQL, f.After
 	}
-	rows, err = collect[ParkedItem](ctx, tx, sql, append(f.args(limitOf(f.Limit)), orNull(from))...)
+	rows, err = reports.Collect[ParkedItem](ctx, tx, sql, append(f.args(reports.LimitOf(f.Limit)), reports.OrNull(from))...)
 	if err != nil {
 		return nil, false, err
 	}
-	rows, more = cut(rows, f.Limit)
+	rows, more = reports.Cut(rows, f.Limit)
 	for i := range rows {
 		r := &rows[i]
 		r.Error = show.FirstLine(r.Error, errorShown)

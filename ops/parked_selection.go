@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic,
@@ -92,8 +93,8 @@ func (q *selection) check() error {
 		return err
 	}
 	switch {
-	case q.ID < 0 || q.Limit < 0 || q.Limit > MostLimit || q.Partition != nil && *q.Partition < 0:
-		return failf(ErrInvalid, "`ID` and `Partition` must not be negative, and `Limit` not be above %d", MostLimit)
+	case q.ID < 0 || q.Limit < 0 || q.Limit > reports.MostLimit || q.Partition != nil && *q.Partition < 0:
+		return failf(ErrInvalid, "`ID` and `Partition` must not be negative, and `Limit` not be above %d", reports.MostLimit)
 	case q.ID != 0 && (q.Scope != "" || filtered):
 		return failf(ErrInvalid, "`ID` picks one row: it goes with none of `Scope`, `Topic`, `Partition`, `Sink`, `Name`, `State`, `Reason`, `ErrorPrefix` and `Limit`")
 	case q.ID == 0 && q.Kind == parked.Call && q.Scope == "" && q.Sink == "":
@@ -159,7 +160,7 @@ func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChan
 	keys := make([]*string, len(now.Rows))
 	if q.newKey {
 		type counted struct{ ID, Redrives int64 }
-		counts, err := collect[counted](ctx, tx, redrivesSQL, now.IDs)
+		counts, err := reports.Collect[counted](ctx, tx, redrivesSQL, now.IDs)
 		if err != nil {
 			return 0, err
 		}
@@ -246,7 +247,7 @@ func (q *selection) do(ctx context.Context, tx pgx.Tx, _ By, now *ParkedChange) 
 }
 
 func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) {
-	limit := int64(DefaultLimit)
+	limit := int64(reports.DefaultLimit)
 	if q.Limit != 0 {
 		limit = q.Limit
 	}
@@ -290,8 +291,8 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 
 // pick reads the rows that are asked for. The ids narrow them down.
 func (q *selection) pick(ctx context.Context, tx pgx.Tx, ids []int64, states []string, limit int64) ([]ParkedRow, error) {
-	return collect[ParkedRow](ctx, tx, pickSQL, ids, orNull(q.Scope), orNull(q.Topic), q.Partition, orNull(q.Reason), states, limit, []string{q.kindOf()}, orNull(q.Sink), orNull(q.Name),
-		q.discard || q.applied, q.newKey && !q.notApplied, orNull(q.ErrorPrefix), q.upTo, q.from)
+	return reports.Collect[ParkedRow](ctx, tx, pickSQL, ids, reports.OrNull(q.Scope), reports.OrNull(q.Topic), q.Partition, reports.OrNull(q.Reason), states, limit, []string{q.kindOf()}, reports.OrNull(q.Sink), reports.OrNull(q.Name),
+		q.discard || q.applied, q.newKey && !q.notApplied, reports.OrNull(q.ErrorPrefix), q.upTo, q.from)
 }
 
 // kindOf returns the kind of the selected rows.
@@ -304,7 +305,7 @@ func (q *selection) kindOf() string {
 
 // learnKind reads the kind of the row that was selected by its id alone.
 func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
-	rows, err := collect[oneRow](ctx, tx, oneSQL, q.ID)
+	rows, err := reports.Collect[oneRow](ctx, tx, oneSQL, q.ID)
 	if err == nil && len(rows) == 1 {
 		q.Kind = rows[0].Kind
 		if rows[0].Kind != parked.Call && q.asserts() {
@@ -343,7 +344,7 @@ func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 	if q.ID == 0 {
 		return failf(ErrRefused, "nothing is parked that this asks for and that could be changed: `onlyonce parked list` shows what there is")
 	}
-	rows, err := collect[oneRow](ctx, tx, oneSQL, q.ID)
+	rows, err := reports.Collect[oneRow](ctx, tx, oneSQL, q.ID)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -73,7 +74,7 @@ func TestRedriveRefuses(t *testing.T) {
 	}{
 		"nothing named":     {ops.RedriveInput{}, ops.ErrInvalid},
 		"a kind unknown":    {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Kind: "letter"}}, ops.ErrInvalid},
-		"more than allowed": {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: ops.MostLimit + 1}}, ops.ErrInvalid},
+		"more than allowed": {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: reports.MostLimit + 1}}, ops.ErrInvalid},
 		"for calls":         {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}, NewKey: true}, ops.ErrInvalid},
 		"not there":         {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{ID: id + 1}}, ops.ErrNotFound},
 		"settled":           {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{ID: id}}, ops.ErrRefused},

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -127,7 +128,7 @@ func (q *pausing) lock(context.Context, pgx.Tx) error { return nil }
 func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	d := &Paused{Scope: q.Scope}
 	d.Topic, d.Partition = q.parts()
-	pauses, err := collect[Pause](ctx, tx, pausesSQL, q.Scope)
+	pauses, err := reports.Collect[Pause](ctx, tx, pausesSQL, q.Scope)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // placesSQL lists places. In: place (null: any), state (null: any), how many rows. By the primary
@@ -52,7 +54,7 @@ func countUnhandled(ctx context.Context, tx pgx.Tx, place string, before []unhan
 	for _, u := range before {
 		streams, partitions, floors, upto = append(streams, u.Stream), append(partitions, u.Partition), append(floors, u.Floor), append(upto, u.Upto)
 	}
-	return collect[unhandled](ctx, tx, unhandledSQL, place, streams, partitions, floors, upto)
+	return reports.Collect[unhandled](ctx, tx, unhandledSQL, place, streams, partitions, floors, upto)
 }
 
 // lockPlaceSQL waits for the transactions that keep a place in this database, and for other
@@ -76,21 +78,21 @@ type Place struct {
 	ChangedAt time.Time `json:"changed_at"`
 }
 
-// PlaceFilter picks places. The zero value picks the first DefaultLimit.
+// PlaceFilter picks places. The zero value picks the first 100.
 type PlaceFilter struct {
 	Place string // empty: any
 	State string // empty: any
-	Limit int    // how many rows at most, up to MostLimit; 0: DefaultLimit
+	Limit int    // how many rows at most, up to 10,000; 0: 100
 }
 
 // Places returns the places that the filter picks, by their names, and whether there are more.
 func Places(ctx context.Context, db DB, f PlaceFilter) (places []Place, more bool, err error) {
-	return page[Place](ctx, db, f.Limit, placesSQL, orNull(f.Place), orNull(f.State), limitOf(f.Limit))
+	return reports.Page[Place](ctx, db, f.Limit, placesSQL, reports.OrNull(f.Place), reports.OrNull(f.State), reports.LimitOf(f.Limit))
 }
 
 // readPlace reads one place; nil if the database does not know it.
 func readPlace(ctx context.Context, tx pgx.Tx, place string) (*Place, error) {
-	places, err := collect[Place](ctx, tx, placesSQL, place, nil, 1)
+	places, err := reports.Collect[Place](ctx, tx, placesSQL, place, nil, 1)
 	if err != nil || len(places) == 0 {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -238,7 +239,7 @@ type RebaseLane struct {
 // at most an hour. Applications may go on enqueueing.
 func Rebase(ctx context.Context, db DB, by By, in RebaseInput) (*Rebased, error) {
 	k := kind{action: "outbox rebase", subject: "the lanes", look: "onlyonce outbox status", within: rebaseTimeout}
-	return decide(ctx, db, k, by, &rebase{sink: orNull(in.Sink), force: in.Force}, in.Shown)
+	return decide(ctx, db, k, by, &rebase{sink: reports.OrNull(in.Sink), force: in.Force}, in.Shown)
 }
 
 type rebase struct {
@@ -275,7 +276,7 @@ func (q *rebase) lock(ctx context.Context, tx pgx.Tx) error {
 func (q *rebase) read(ctx context.Context, tx pgx.Tx) (*Rebased, error) {
 	d := &Rebased{Sink: q.sink, Force: q.force, Snapshot: q.snapshot}
 	var err error
-	if d.Lanes, err = collect[RebaseLane](ctx, tx, rebaseLanesSQL, q.sink); err != nil {
+	if d.Lanes, err = reports.Collect[RebaseLane](ctx, tx, rebaseLanesSQL, q.sink); err != nil {
 		return nil, err
 	}
 	switch {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -255,7 +256,7 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, er
 	}
 	d := &RequestChange{Step: c.step}
 	if c.step == nil && !c.close {
-		if d.Operations, err = collect[RequestOperation](ctx, tx, requestOperationsSQL, id); err != nil {
+		if d.Operations, err = reports.Collect[RequestOperation](ctx, tx, requestOperationsSQL, id); err != nil {
 			return nil, err
 		}
 	}

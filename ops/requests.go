@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope
@@ -42,7 +44,7 @@ type Request struct {
 	UnknownSince *time.Time `json:"unknown_since" doc:"since when the provider may know the first unknown step's key"`
 }
 
-// RequestFilter picks requests. The zero value picks the latest DefaultLimit that are not
+// RequestFilter picks requests. The zero value picks the latest 100 that are not
 // completed.
 type RequestFilter struct {
 	All    bool   `flag:"all" doc:"completed ones too"`
@@ -56,7 +58,7 @@ type RequestFilter struct {
 // whether there are more. It reads the rows of open requests, and with All those of completed ones
 // from the latest on until it has found Limit+1, each with the rows of its steps.
 func Requests(ctx context.Context, db DB, f RequestFilter) (requests []Request, more bool, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+	err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
 		requests, more, err = readRequests(ctx, tx, f)
 		return err
 	})
@@ -64,10 +66,10 @@ func Requests(ctx context.Context, db DB, f RequestFilter) (requests []Request, 
 }
 
 func readRequests(ctx context.Context, tx pgx.Tx, f RequestFilter) (requests []Request, more bool, err error) {
-	requests, err = collect[Request](ctx, tx, requestsSQL, f.All, orNull(f.Tenant), orNull(f.Scope), limitOf(f.Limit), orNull(f.ID))
+	requests, err = reports.Collect[Request](ctx, tx, requestsSQL, f.All, reports.OrNull(f.Tenant), reports.OrNull(f.Scope), reports.LimitOf(f.Limit), reports.OrNull(f.ID))
 	if err != nil {
 		return nil, false, err
 	}
-	requests, more = cut(requests, f.Limit)
+	requests, more = reports.Cut(requests, f.Limit)
 	return requests, more, nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -47,7 +48,7 @@ func (r *scopeRow) within() bool { return r.Copies != nil && *r.Copies == "withi
 
 // readScope returns nil if the scope has no row: it claims no ids.
 func readScope(ctx context.Context, tx pgx.Tx, scope string) (*scopeRow, error) {
-	rows, err := collect[scopeRow](ctx, tx, scopeSQL, scope)
+	rows, err := reports.Collect[scopeRow](ctx, tx, scopeSQL, scope)
 	if err != nil || len(rows) == 0 {
 		return nil, err
 	}

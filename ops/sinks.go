@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -85,7 +86,7 @@ func (q *sinkStop) lock(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*Sink, error) {
-	rows, err := collect[Sink](ctx, tx, sinkSQL, q.sink)
+	rows, err := reports.Collect[Sink](ctx, tx, sinkSQL, q.sink)
 	if err != nil {
 		return nil, err
 	}
@@ -122,4 +123,13 @@ func (q *sinkStop) do(ctx context.Context, tx pgx.Tx, by By, now *Sink) (*Sink, 
 		_, err = tx.Exec(ctx, pauseSinkSQL, q.sink, by.Reason, by.actor())
 	}
 	return now, err
+}
+
+// unknownSink names the sinks there are.
+func unknownSink(ctx context.Context, tx pgx.Tx, name string) error {
+	err := reports.UnknownSink(ctx, tx, name)
+	if r, is := errors.AsType[*reports.Refusal](err); is {
+		return failf(ErrNotFound, "%s", r.Reason)
+	}
+	return err
 }

@@ -14,9 +14,9 @@ func TestDecisionsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{boundsSQL, auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, redrivesSQL, leftSQL, lastReplaySQL, forgottenSQL,
+	for _, sql := range []string{auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, redrivesSQL, leftSQL, lastReplaySQL, forgottenSQL,
 		standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
-		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, sinkRatesSQL, lockRateSQL, setRateSQL,
+		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, lockRateSQL, setRateSQL,
 		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
 		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
 		eraseRequestSQL, lockOperationsSQL, requestOperationsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, bulkAuditSQL, fenceOffSQL, closeSQL, closeSealSQL, lockPlaceSQL, leavePlaceSQL, adoptPlaceSQL, leaseRequestsSQL, standardForgottenSQL, fenceOffRecordsSQL} {

@@ -15,11 +15,11 @@ func TestQuestionsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{limitSQL, cursorsSQL, knownScopesSQL, pendingCallsSQL, oldestCallsSQL, callSQL, eventsSQL, unhandledEventsSQL, oneEventSQL, parkedSQL, openParkedSQL, parkedDetailSQL, requestsSQL, operationsSQL, auditRowsSQL, scopeSQL, storedSQL, keyRingsSQL,
+	for _, sql := range []string{cursorsSQL, knownScopesSQL, parkedSQL, openParkedSQL, requestsSQL, scopeSQL, storedSQL,
 		claimsSQL, copiesSQL, scopeCursorsSQL, lastsSQL, classScopesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, parkedCountsSQL, settledCountSQL, openRequestsSQL,
-		relaysSQL, membersSQL, ownersSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL, ringSQL, sinkNamesSQL, streamsSQL, eventRingSQL,
-		frontiersSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, aheadSQL, heldSQL, changedKeysSQL,
-		windowsSQL, scopeFrontiersSQL, writingSQL, placesSQL, stalledPlacesSQL, remainingSQL, unhandledSQL, idleSQL} {
+		relaysSQL, membersSQL, ownersSQL,
+		endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, aheadSQL, heldSQL, changedKeysSQL,
+		placesSQL, stalledPlacesSQL, remainingSQL, unhandledSQL, idleSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

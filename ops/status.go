@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
@@ -90,7 +91,7 @@ type StatusReport struct {
 
 // StatusQuestion is the input of [Status].
 type StatusQuestion struct {
-	CountLimit time.Duration // for how long each count may take; 0: CountLimit of this package
+	CountLimit time.Duration // for how long each count may take; 0: 5 s
 }
 
 // Status returns where the work is, on one snapshot: positions, parked rows, calls to be sent, and
@@ -100,7 +101,7 @@ type StatusQuestion struct {
 // It reads one row for each cursor, lane, relay, process and open HTTP request; and, for at most
 // CountLimit each, the index entries of calls that are to be sent, and what [ParkedCounts] reads.
 func Status(ctx context.Context, db DB, q StatusQuestion) (r *StatusReport, err error) {
-	return look(ctx, db, func(tx pgx.Tx) (*StatusReport, error) { return readStatus(ctx, tx, q.CountLimit) })
+	return reports.Look(ctx, db, func(tx pgx.Tx) (*StatusReport, error) { return readStatus(ctx, tx, q.CountLimit) })
 }
 
 func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusReport, error) {
@@ -120,13 +121,13 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	if r.Relays, err = readRelays(ctx, tx); err != nil {
 		return nil, err
 	}
-	waiting, err := collectWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, nil)
+	waiting, err := reports.CollectWithin[reports.WaitingCalls](ctx, tx, limit, reports.WaitingCallsSQL, nil)
 	if err != nil {
 		return nil, err
 	}
 	r.OutboxCounted = waiting != nil
 	r.countCalls(waiting)
-	requests, err := collect[OpenRequests](ctx, tx, openRequestsSQL)
+	requests, err := reports.Collect[OpenRequests](ctx, tx, openRequestsSQL)
 	if err != nil {
 		return nil, err
 	}
@@ -152,12 +153,12 @@ func (r *StatusReport) readProcesses(ctx context.Context, tx pgx.Tx) (err error)
 }
 
 func readRelays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
-	relays, err := collect[SinkRelays](ctx, tx, relaysSQL)
+	relays, err := reports.Collect[SinkRelays](ctx, tx, relaysSQL)
 	if err != nil {
 		return nil, err
 	}
 	type member struct{ Name string }
-	members, err := collect[member](ctx, tx, membersSQL)
+	members, err := reports.Collect[member](ctx, tx, membersSQL)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +174,7 @@ func readRelays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 }
 
 // countCalls adds up, for each sink, the calls that wait in its lanes.
-func (r *StatusReport) countCalls(waiting []waitingCalls) {
+func (r *StatusReport) countCalls(waiting []reports.WaitingCalls) {
 	r.Outbox = []PendingCalls{}
 	for _, w := range waiting {
 		i := slices.IndexFunc(r.Outbox, func(o PendingCalls) bool { return o.Sink == w.Sink })

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // storedSQL finds what is stored of a call. In: key. One row for each place: log (id, sink, state
@@ -15,7 +17,7 @@ import (
 // within its sink and lane.
 const storedSQL = `
 with keyed as materialized (
-  select r.slot, r.sink, r.lane, r.xid, r.batch, r.id from ` + batchesOfKey + ` b
+  select r.slot, r.sink, r.lane, r.xid, r.batch, r.id from ` + reports.BatchesOfKey + ` b
    cross join lateral (select * from onlyonce.outbox_log r where r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.batch offset 0) r
    where r.key = $1::uuid),
 parked as materialized (
@@ -47,6 +49,6 @@ type StoredCall struct {
 }
 
 func readStored(ctx context.Context, tx pgx.Tx, key string) ([]StoredCall, error) {
-	rows, err := collect[StoredCall](ctx, tx, storedSQL, key)
+	rows, err := reports.Collect[StoredCall](ctx, tx, storedSQL, key)
 	return rows, err
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -142,13 +143,13 @@ func (v *visit) requests() error {
 	}
 	f.ID = id
 	var rows []ops.Request
-	var operations []ops.Operation
+	var operations []reports.Operation
 	var more, moreOperations bool
 	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
 		if rows, more, err = ops.Requests(ctx, db, f); err != nil || f.Scope != "" {
 			return err
 		}
-		operations, moreOperations, err = ops.OperationList(ctx, db, ops.OperationFilter{All: f.All, Tenant: f.Tenant, ID: id, Limit: perPage})
+		operations, moreOperations, err = reports.OperationList(ctx, db, reports.OperationFilter{All: f.All, Tenant: f.Tenant, ID: id, Limit: perPage})
 		return err
 	})
 	if err != nil {

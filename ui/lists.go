@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"strconv"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -14,9 +16,9 @@ func (v *visit) outbox() error {
 	report, state := v.db.live.outbox.get(v.ctx, v.db)
 	data := map[string]any{"Outbox": report, "Sink": v.Query("sink")}
 	if v.Query("list") != "" || v.Query("sink") != "" {
-		f := ops.CallFilter{Sink: v.Query("sink"), Scope: v.Query("scope"), Name: v.Query("name"), Limit: perPage}
+		f := reports.CallFilter{Sink: v.Query("sink"), Scope: v.Query("scope"), Name: v.Query("name"), Limit: perPage}
 		err := v.ask(func(ctx context.Context, db ops.DB) error {
-			calls, more, err := ops.PendingCallList(ctx, db, f)
+			calls, more, err := reports.PendingCallList(ctx, db, f)
 			data["Calls"], data["More"] = calls, more
 			return err
 		})
@@ -30,11 +32,11 @@ func (v *visit) outbox() error {
 
 // call shows what the log has of one call.
 func (v *visit) call() error {
-	var c *ops.Call
+	var c *reports.Call
 	reveal := v.reveals(Call)
 	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		if c, err = ops.CallByKey(ctx, db, v.r.PathValue("key"), false); err == nil && c != nil && reveal {
-			c, err = ops.CallByKey(ctx, db, v.r.PathValue("key"), true)
+		if c, err = operate.CallByKey(ctx, db, v.r.PathValue("key"), false); err == nil && c != nil && reveal {
+			c, err = operate.CallByKey(ctx, db, v.r.PathValue("key"), true)
 		}
 		return err
 	})
@@ -51,12 +53,12 @@ func (v *visit) call() error {
 
 // events shows streams, segments, and events of the event log.
 func (v *visit) events() error {
-	f := ops.EventFilter{Topic: v.Query("topic"), ID: v.Query("id"), Behind: v.Query("scope"), Limit: perPage, CountLimit: countLimit}
+	f := reports.EventFilter{Topic: v.Query("topic"), ID: v.Query("id"), Behind: v.Query("scope"), Limit: perPage, CountLimit: countLimit}
 	report, state := v.db.live.events.get(v.ctx, v.db)
-	var rows []ops.Event
+	var rows []reports.Event
 	var more bool
 	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, more, err = ops.EventList(ctx, db, f)
+		rows, more, err = operate.Events(ctx, db, f)
 		return err
 	})
 	if err != nil {
@@ -77,11 +79,11 @@ func (v *visit) event() error {
 		return errMissing
 	}
 	reveal := v.reveals(Event)
-	var e *ops.EventDetail
+	var e *reports.EventDetail
 	err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		e, err = ops.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, false)
+		e, err = reports.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, false)
 		if err == nil && e != nil && reveal {
-			e, err = ops.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, true)
+			e, err = reports.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, true)
 		}
 		return err
 	})
@@ -117,11 +119,11 @@ func (v *visit) places() error {
 // audit shows decisions, newest first.
 func (v *visit) audit() error {
 	before, _ := strconv.ParseInt(v.Query("before"), 10, 64)
-	f := ops.AuditFilter{Action: v.Query("action"), Actor: v.Query("actor"), Before: before, Limit: perPage}
-	var rows []ops.AuditRow
+	f := reports.AuditFilter{Action: v.Query("action"), Actor: v.Query("actor"), Before: before, Limit: perPage}
+	var rows []reports.AuditRow
 	var more bool
 	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, more, err = ops.AuditRows(ctx, db, f)
+		rows, more, err = reports.AuditRows(ctx, db, f)
 		return err
 	})
 	if err != nil {
@@ -141,9 +143,9 @@ func (v *visit) auditRow() error {
 	if err != nil || id < 1 {
 		return errMissing
 	}
-	var rows []ops.AuditRow
+	var rows []reports.AuditRow
 	err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, _, err = ops.AuditRows(ctx, db, ops.AuditFilter{Before: id + 1, Limit: 1})
+		rows, _, err = reports.AuditRows(ctx, db, reports.AuditFilter{Before: id + 1, Limit: 1})
 		return err
 	})
 	if err != nil {

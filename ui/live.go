@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -116,8 +118,8 @@ type shared struct {
 	status answer[*status]
 	outbox answer[*outbox]
 	groups answer[*ops.ParkedTotals]
-	inbox  answer[*ops.InboxReport]
-	events answer[*ops.EventsReport]
+	inbox  answer[*reports.InboxReport]
+	events answer[*reports.EventsReport]
 
 	positions samples // of the question status
 	backlogs  samples // of the question outbox
@@ -125,7 +127,7 @@ type shared struct {
 
 // outbox is what Outbox answers, and how fast the calls to send grow, or are worked off.
 type outbox struct {
-	*ops.OutboxReport
+	*reports.OutboxReport
 	Rates map[string]float64 // calls a second, by sink; negative: there are fewer
 }
 
@@ -138,7 +140,7 @@ func (s *shared) begin() {
 		return &status{r, s.positions.forward(time.Now(), r.Cursors)}, nil
 	}
 	s.outbox.ask = func(ctx context.Context, db ops.DB) (*outbox, error) {
-		r, err := ops.Outbox(ctx, db, ops.OutboxQuestion{CountLimit: countLimit})
+		r, err := operate.Outbox(ctx, db, reports.OutboxQuestion{CountLimit: countLimit})
 		if err != nil {
 			return nil, err
 		}
@@ -147,8 +149,10 @@ func (s *shared) begin() {
 	s.groups.ask = func(ctx context.Context, db ops.DB) (*ops.ParkedTotals, error) {
 		return ops.ParkedCounts(ctx, db, ops.ParkedQuestion{ByError: true, CountLimit: countLimit})
 	}
-	s.inbox.ask = func(ctx context.Context, db ops.DB) (*ops.InboxReport, error) { return ops.Inbox(ctx, db) }
-	s.events.ask = func(ctx context.Context, db ops.DB) (*ops.EventsReport, error) { return ops.Events(ctx, db, "") }
+	s.inbox.ask = func(ctx context.Context, db ops.DB) (*reports.InboxReport, error) { return reports.Inbox(ctx, db) }
+	s.events.ask = func(ctx context.Context, db ops.DB) (*reports.EventsReport, error) {
+		return reports.Events(ctx, db, "")
+	}
 }
 
 // Change is how fast the calls to send of a sink have changed. Nil: not known yet.
@@ -201,7 +205,7 @@ func (s *samples) forward(now time.Time, cursors []ops.Cursor) map[[2]string]flo
 }
 
 // change is how fast the calls to send have changed, by sink.
-func (s *samples) change(now time.Time, sinks []ops.OutboxSink) map[string]float64 {
+func (s *samples) change(now time.Time, sinks []reports.OutboxSink) map[string]float64 {
 	sums := map[[2]string]int64{}
 	for i := range sinks {
 		if n := sinks[i].Pending; n != nil {

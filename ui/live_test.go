@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -83,8 +84,8 @@ func TestRates(t *testing.T) {
 	cursors := func(a, b int64) []ops.Cursor {
 		return []ops.Cursor{{Scope: "s", Topic: "t", Position: a}, {Scope: "s", Topic: "t", Position: 100, Partition: 1}, {Scope: "s", Topic: "u", Position: b}}
 	}
-	pending := func(n int64) []ops.OutboxSink {
-		return []ops.OutboxSink{{Sink: "payments", Pending: &n}, {Sink: "uncounted"}}
+	pending := func(n int64) []reports.OutboxSink {
+		return []reports.OutboxSink{{Sink: "payments", Pending: &n}, {Sink: "uncounted"}}
 	}
 	if first := positions.forward(now, cursors(10, 50)); len(first) != 0 {
 		t.Errorf("of one sample: %v", first)

@@ -11,6 +11,9 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -61,7 +64,7 @@ func (v *visit) parked() error {
 		return err
 	}
 	totals, state := v.db.live.groups.get(v.ctx, v.db)
-	data := map[string]any{"Rows": rows, "More": more, "Filter": f, "Totals": totals, "Reasons": ops.ParkedReasons(), "Filtered": filtered(f),
+	data := map[string]any{"Rows": rows, "More": more, "Filter": f, "Totals": totals, "Reasons": parked.Reasons, "Filtered": filtered(f),
 		"Kinds": []string{"message", "call", "event"}, "States": []string{"waiting", "retrying", "blocked", "reconcile"}, "Bulk": bulk(f), "Next": "before"}
 	if f.Unsettled {
 		data["Next"] = "after"
@@ -126,7 +129,7 @@ type header struct {
 	Value payload
 }
 
-func headersOf(all []ops.ParkedHeader, reveal bool) []header {
+func headersOf(all []reports.Header, reveal bool) []header {
 	found := make([]header, len(all))
 	for i, h := range all {
 		found[i] = header{h.Name, payload{Hidden: true, Bytes: int64(len(h.Value))}}
@@ -155,15 +158,15 @@ func (v *visit) parkedRow() error {
 	if err != nil {
 		return errMissing
 	}
-	var d *ops.ParkedDetail
+	var d *operate.ParkedDetail
 	reveal := false
 	err = v.ask(func(ctx context.Context, db ops.DB) error {
-		if d, err = ops.ParkedByID(ctx, db, id, false); err != nil || d == nil {
+		if d, err = operate.ParkedByID(ctx, db, id, false); err != nil || d == nil {
 			return err
 		}
 		reveal = v.reveals(Kind(d.Kind))
 		if d.BodyBytes != nil && reveal {
-			d, err = ops.ParkedByID(ctx, db, id, true)
+			d, err = operate.ParkedByID(ctx, db, id, true)
 		}
 		return err
 	})
@@ -183,7 +186,7 @@ func (v *visit) parkedRow() error {
 }
 
 // timelineOf is what is known of when the row did what.
-func timelineOf(d *ops.ParkedDetail) []moment {
+func timelineOf(d *operate.ParkedDetail) []moment {
 	var all []moment
 	add := func(t *time.Time, text, mark string) {
 		if t != nil {

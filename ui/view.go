@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -172,6 +173,7 @@ var functions = template.FuncMap{
 	"words":  words,
 	"remedy": remedyOf,
 	"now":    func() time.Time { return time.Now() },
+	"next":   operate.Next,
 }
 
 // rate is how many there are a second.

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -16,7 +18,7 @@ func eventsShowCommand() command {
 		name:    "events show",
 		args:    "[-postgres URL] -topic T -partition N -offset O [-body] [-json]",
 		summary: "show one event whole",
-		json:    []reflect.Type{reflect.TypeFor[ops.EventDetail]()},
+		json:    []reflect.Type{reflect.TypeFor[reports.EventDetail]()},
 		help: `
 Shows one event of the event log but its body, which may be private: -body adds that. "onlyonce events list" shows where it is. It changes nothing.
 
@@ -34,9 +36,9 @@ Example:
 				if err := missing(given{"-topic", topic != nil}, given{"-partition", partition != nil}, given{"-offset", offset != nil}); err != nil {
 					return err
 				}
-				var e *ops.EventDetail
+				var e *reports.EventDetail
 				err := a.ask(ctx, *address, "reading an event", func(ctx context.Context, db ops.DB) (err error) {
-					e, err = ops.EventAt(ctx, db, *topic, int32(*partition), *offset, *body)
+					e, err = reports.EventAt(ctx, db, *topic, int32(*partition), *offset, *body)
 					return err
 				})
 				switch {
@@ -48,14 +50,14 @@ Example:
 					return a.writeJSON(e)
 				}
 				a.writeEvent(e, *body)
-				a.writeNext(e.Next())
+				a.writeNext(operate.Next(e))
 				return nil
 			}
 		},
 	}
 }
 
-func (a *app) writeEvent(e *ops.EventDetail, body bool) {
+func (a *app) writeEvent(e *reports.EventDetail, body bool) {
 	a.field("stream", e.Topic)
 	a.field("position", fmt.Sprintf("partition %d, offset %d", e.Partition, e.Offset))
 	a.field("state", e.State)

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -17,7 +18,7 @@ func eventsStatusCommand() command {
 		name:    "events status",
 		args:    "[-postgres URL] [-topic T] [-json]",
 		summary: "show streams of events, and who reads them",
-		json:    []reflect.Type{reflect.TypeFor[ops.EventsReport]()},
+		json:    []reflect.Type{reflect.TypeFor[reports.EventsReport]()},
 		help: `
 Shows the streams of the event log: those of webhook endpoints are named webhook.ENDPOINT. KEPT is how many events the log holds, BEHIND how many of
 them a consumer has not handled, and PARKED how many of its events are set aside and not settled (on a line without a scope: by a receiver).
@@ -27,9 +28,9 @@ Then the segments. One is emptied when its retention has passed and every consum
 			var topic *string
 			textVar(fs, &topic, "topic", "only the stream `T`")
 			return func(ctx context.Context, a *app) error {
-				var r *ops.EventsReport
+				var r *reports.EventsReport
 				err := a.ask(ctx, *address, "reading streams", func(ctx context.Context, db ops.DB) (err error) {
-					r, err = ops.Events(ctx, db, text(topic))
+					r, err = reports.Events(ctx, db, text(topic))
 					return err
 				})
 				switch {
@@ -45,7 +46,7 @@ Then the segments. One is emptied when its retention has passed and every consum
 	}
 }
 
-func (a *app) writeStreams(streams []ops.Stream, segments []ops.EventSegment) {
+func (a *app) writeStreams(streams []reports.Stream, segments []reports.EventSegment) {
 	var rows [][]string
 	for _, s := range streams {
 		rows = append(rows, []string{s.Topic, number(s.Partitions), show.OrDash(s.Scope), show.OrDash(s.Group), number(s.Kept), numberOrDash(s.Behind), number(s.Parked)})

@@ -13,7 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
-	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // eventShop is a consumer of a stream of the event log.
@@ -111,7 +111,7 @@ func TestParkedEvents(t *testing.T) {
 	r := s.run("events", "status").want(t, statusGood, "hooks", "stock", "unread", "0 current")
 	t.Log("\n" + r.out)
 	var all struct {
-		Streams []ops.Stream `json:"streams"`
+		Streams []reports.Stream `json:"streams"`
 	}
 	if err := json.Unmarshal([]byte(s.run("events", "status", "-json").want(t, statusGood).out), &all); err != nil {
 		t.Fatal(err)

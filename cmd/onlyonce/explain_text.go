@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -140,7 +141,7 @@ func (a *app) writeExplainedCalls(calls []ops.ExplainedCall) {
 	if len(calls) == 0 {
 		return
 	}
-	_, _ = fmt.Fprintf(a.out, "\nCalls of that transaction: %d%s\n", len(calls), map[bool]string{true: ", and perhaps more"}[len(calls) == ops.ExplainLimit])
+	_, _ = fmt.Fprintf(a.out, "\nCalls of that transaction: %d%s\n", len(calls), map[bool]string{true: ", and perhaps more"}[len(calls) == reports.ExplainLimit])
 	var rows [][]string
 	for _, c := range calls {
 		derived := "not known"
@@ -156,7 +157,7 @@ func (a *app) writeExplainedParked(parked []ops.ParkedItem) {
 	if len(parked) == 0 {
 		return
 	}
-	_, _ = fmt.Fprintf(a.out, "\nParked: %d%s\n", len(parked), map[bool]string{true: ", and perhaps more"}[len(parked) == ops.ExplainLimit])
+	_, _ = fmt.Fprintf(a.out, "\nParked: %d%s\n", len(parked), map[bool]string{true: ", and perhaps more"}[len(parked) == reports.ExplainLimit])
 	var rows [][]string
 	for i := range parked {
 		p := &parked[i]

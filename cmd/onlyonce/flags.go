@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // textVar declares a flag whose text, if it is given, must not be empty. Nil: not given.
@@ -60,7 +60,7 @@ func text(p *string) string {
 // limitOf returns the value of -limit.
 func limitOf(p *int64) int {
 	if p == nil {
-		return ops.DefaultLimit
+		return reports.DefaultLimit
 	}
 	return int(*p)
 }

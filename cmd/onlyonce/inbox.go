@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
@@ -22,7 +23,7 @@ func inboxStatusCommand() command {
 		name:    "inbox status",
 		args:    "[-postgres URL] [-json]",
 		summary: "show how claimed keys are stored, and for how long",
-		json:    []reflect.Type{reflect.TypeFor[ops.InboxReport]()},
+		json:    []reflect.Type{reflect.TypeFor[reports.InboxReport]()},
 		help: `
 Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that consumers claim, forgotten once every
 position has passed them), consumer_short_keys and consumer_long_keys (the same, of scopes whose class of horizon is short or long), and
@@ -34,9 +35,9 @@ take the cursor out of use with "onlyonce cursor retire". "ahead by" says that t
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			return func(ctx context.Context, a *app) error {
-				var r *ops.InboxReport
+				var r *reports.InboxReport
 				err := a.ask(ctx, *address, "reading the inbox", func(ctx context.Context, db ops.DB) (err error) {
-					r, err = ops.Inbox(ctx, db)
+					r, err = reports.Inbox(ctx, db)
 					return err
 				})
 				if err != nil {
@@ -52,7 +53,7 @@ take the cursor out of use with "onlyonce cursor retire". "ahead by" says that t
 	}
 }
 
-func (a *app) writeInbox(r *ops.InboxReport) {
+func (a *app) writeInbox(r *reports.InboxReport) {
 	for _, k := range r.Rings {
 		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
 		var rows [][]string
@@ -82,18 +83,18 @@ func (a *app) writeInbox(r *ops.InboxReport) {
 }
 
 // writeNextFrontiers writes what to do about the first frontier that needs an operator.
-func (a *app) writeNextFrontiers(frontiers []ops.Frontier) {
+func (a *app) writeNextFrontiers(frontiers []reports.Frontier) {
 	for i := range frontiers {
-		if f := &frontiers[i]; len(f.Next()) > 0 {
+		if f := &frontiers[i]; len(operate.Next(f)) > 0 {
 			a.say("\n%s, partition %d of %s: %s", cell(f.Scope), f.Partition, cell(f.Topic), behindText(f))
-			a.writeSteps(f.Next())
+			a.writeSteps(operate.Next(f))
 			return
 		}
 	}
 }
 
 // behindText describes how old a cursor's frontier is.
-func behindText(f *ops.Frontier) string {
+func behindText(f *reports.Frontier) string {
 	switch {
 	case f.Behind == nil:
 		return "unknown"
@@ -132,7 +133,7 @@ func inboxPlanCommand() command {
 		name:    "inbox plan",
 		args:    "-rate N/s -horizon D [-json]",
 		summary: "work out what space remembering keys takes",
-		json:    []reflect.Type{reflect.TypeFor[ops.KeyPlan]()},
+		json:    []reflect.Type{reflect.TypeFor[reports.KeyPlan]()},
 		help: `
 Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory of each consumer for filters, how often it goes on in
 another segment. It asks no database and changes nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is
@@ -161,7 +162,7 @@ Example:
 				if err := missing(given{"-rate", rate != nil}, given{"-horizon", horizon != nil}); err != nil {
 					return err
 				}
-				p := ops.PlanKeys(*rate, *horizon)
+				p := reports.PlanKeys(*rate, *horizon)
 				if *asJSON {
 					return a.writeJSON(&p)
 				}

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 func TestInboxPlan(t *testing.T) {
@@ -13,8 +13,8 @@ func TestInboxPlan(t *testing.T) {
 	session{t: t}.run("inbox", "plan", "-rate", "100/s", "-horizon", "7d").want(t, statusGood, "rotation   every 1d", "8.64e+06 in a segment", "6.7 GiB at most", "148 MiB of filters").lines(t, 0)
 	session{t: t}.run("inbox", "plan", "-rate", "1000/s", "-horizon", "7d").want(t, statusGood, "8.64e+07 in a segment", "1.4 GiB of filters in each consumer; 320 MiB more", "A shorter horizon takes less").lines(t, 0)
 	out := session{t: t}.run("inbox", "plan", "-rate", "8640000/d", "-horizon", "168h", "-json").want(t, statusGood).lines(t, 0).out
-	var p ops.KeyPlan
-	if err := json.Unmarshal([]byte(out), &p); err != nil || p != ops.PlanKeys(100, 7*24*time.Hour) {
+	var p reports.KeyPlan
+	if err := json.Unmarshal([]byte(out), &p); err != nil || p != reports.PlanKeys(100, 7*24*time.Hour) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -33,7 +33,7 @@ func TestInboxStatusAndHorizon(t *testing.T) {
 	f.run(append(set, "-horizon", "forever", "-horizon", "3d")...).want(t, statusGood, "from then on at least 3d")
 	f.run(append(set, "-horizon", "7d", "-horizon", "forever")...).want(t, statusGood, "from then on for ever")
 	out := f.run("inbox", "status", "-json").want(t, statusGood).lines(t, 0).out
-	var r ops.InboxReport
+	var r reports.InboxReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Rings) != 4 || r.Rings[0].Ring != "consumer_keys" || r.Rings[0].Horizon != nil || *r.Rings[3].Horizon != 7*86400 {
 		t.Errorf("%s, %v", out, err)
 	}
@@ -47,7 +47,7 @@ func TestInboxStatusOfFutureFrontiers(t *testing.T) {
 		insert into onlyonce.frontiers select id, 0, now() + interval '5 seconds' from onlyonce.cursors where partition = 0`)
 	f.run("inbox", "status").want(t, statusGood, "ahead by ", "unknown", "onlyonce doctor").lines(t, 0)
 	out := f.run("inbox", "status", "-json").want(t, statusGood).lines(t, 0).out
-	var r ops.InboxReport
+	var r reports.InboxReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Frontiers) != 10 || r.Frontiers[0].Partition != 11 || r.Frontiers[0].Behind == nil || *r.Frontiers[0].Behind > 0 || r.Frontiers[1].Behind != nil {
 		t.Errorf("%s, %v", out, err)
 	}

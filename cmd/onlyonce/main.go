@@ -29,7 +29,7 @@ import (
 	"github.com/mattn/go-isatty"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
-	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // Exit statuses.
@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 func newApp(stdin io.Reader, stdout, stderr io.Writer, env func(string) string) *app {
 	wrap := &wrapper{w: stdout, width: widthOf(stdout, env)}
 	return &app{stdin: stdin, wrap: wrap, out: bufio.NewWriter(wrap), stderr: stderr, width: widthOf(stderr, env), env: env,
-		isTerminal: isTerminal, connectTimeout: connectTimeout, countLimit: ops.CountLimit}
+		isTerminal: isTerminal, connectTimeout: connectTimeout, countLimit: reports.CountLimit}
 }
 
 // app is what a command works with.
@@ -71,7 +71,7 @@ type app struct {
 	isTerminal func(io.Reader) bool
 
 	connectTimeout time.Duration // see [connectTimeout]
-	countLimit     time.Duration // see [ops.CountLimit]
+	countLimit     time.Duration // see [reports.CountLimit]
 
 	operand *string // of a command that takes one; nil: not given
 }

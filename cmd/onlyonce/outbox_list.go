@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -18,7 +20,7 @@ func outboxShowCommand() command {
 		args:    "[-postgres URL] KEY [-body] [-json]",
 		operand: true,
 		summary: "show one call whole, sent or not",
-		json:    []reflect.Type{reflect.TypeFor[ops.Call]()},
+		json:    []reflect.Type{reflect.TypeFor[reports.Call]()},
 		help: `
 Shows what the log of the outbox has of the call with the idempotency key KEY, but its body, which may be private: -body adds that. A call that was
 sent stays in the log until its segment is emptied. It ends with the commands for this call. It changes nothing.
@@ -32,9 +34,9 @@ Example:
 				if a.operand == nil {
 					return missing(given{"KEY, the idempotency key of a call", false})
 				}
-				var c *ops.Call
+				var c *reports.Call
 				err := a.ask(ctx, *address, "reading a call", func(ctx context.Context, db ops.DB) (err error) {
-					c, err = ops.CallByKey(ctx, db, *a.operand, *body)
+					c, err = operate.CallByKey(ctx, db, *a.operand, *body)
 					return err
 				})
 				switch {
@@ -46,7 +48,7 @@ Example:
 					return a.writeJSON(c)
 				}
 				a.writeCall(c, *body)
-				a.writeNext(c.Next())
+				a.writeNext(operate.Next(c))
 				return nil
 			}
 		},
@@ -67,7 +69,7 @@ func (a *app) moment(name string, t *time.Time) {
 	}
 }
 
-func (a *app) writeCall(c *ops.Call, body bool) {
+func (a *app) writeCall(c *reports.Call, body bool) {
 	a.field("key", c.Key)
 	a.field("state", c.State)
 	a.field("sink", c.Sink)
@@ -104,7 +106,7 @@ func (a *app) writeCall(c *ops.Call, body bool) {
 }
 
 // bodyText shows a body, or why it is not shown.
-func bodyText(b ops.Octets, bytes int64, erased, asked bool) string {
+func bodyText(b reports.Octets, bytes int64, erased, asked bool) string {
 	switch {
 	case erased:
 		return "erased"

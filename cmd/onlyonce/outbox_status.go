@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -18,7 +20,7 @@ func outboxStatusCommand() command {
 		name:    "outbox status",
 		args:    "[-postgres URL] [-sink S] [-json]",
 		summary: "show calls to be sent, by sink, and who sends them",
-		json:    []reflect.Type{reflect.TypeFor[ops.OutboxReport]()},
+		json:    []reflect.Type{reflect.TypeFor[reports.OutboxReport]()},
 		help: `
 Shows, from one snapshot of the database: for each sink how many calls of the log are to be sent, the age of the oldest, what is parked by
 state, whether the sink is paused, and its rates; its lanes, with who holds them; and the segments that the log is made of, with why one cannot
@@ -34,9 +36,9 @@ lists (list it, or discard its calls), cursors that only a relay moves.`,
 			var sink *string
 			textVar(fs, &sink, "sink", "only the sink `S`")
 			return func(ctx context.Context, a *app) error {
-				var report *ops.OutboxReport
+				var report *reports.OutboxReport
 				err := a.ask(ctx, *address, "reading the outbox", func(ctx context.Context, db ops.DB) (err error) {
-					report, err = ops.Outbox(ctx, db, ops.OutboxQuestion{Sink: text(sink), CountLimit: a.countLimit})
+					report, err = operate.Outbox(ctx, db, reports.OutboxQuestion{Sink: text(sink), CountLimit: a.countLimit})
 					return err
 				})
 				if err != nil {
@@ -52,7 +54,7 @@ lists (list it, or discard its calls), cursors that only a relay moves.`,
 	}
 }
 
-func (a *app) writeOutbox(r *ops.OutboxReport, all bool) {
+func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format, args...) }
 	var rows, lanes [][]string
 	for i := range r.Sinks {
@@ -118,7 +120,7 @@ func (a *app) writeOutbox(r *ops.OutboxReport, all bool) {
 		}
 		rows = append(rows, []string{strconv.Itoa(int(g.Slot)), g.State, show.Size(float64(g.Bytes)), ageOf(g.Age), strings.Join(held, "; ")})
 	}
-	free := slices.DeleteFunc(slices.Clone(r.Ring), func(g ops.OutboxSegment) bool { return g.State != "free" })
+	free := slices.DeleteFunc(slices.Clone(r.Ring), func(g reports.OutboxSegment) bool { return g.State != "free" })
 	say("\nSegments: %d, and %d free\n", len(rows), len(free))
 	a.section([]string{"SLOT", "STATE", "SIZE", "AGE", "HELD BY"}, rows)
 }

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
-func (f *fixture) outboxStatus(args ...string) (r ops.OutboxReport) {
+func (f *fixture) outboxStatus(args ...string) (r reports.OutboxReport) {
 	f.t.Helper()
 	out := f.run(append([]string{"outbox", "status", "-json"}, args...)...).want(f.t, statusGood).lines(f.t, 0).out
 	if err := json.Unmarshal([]byte(out), &r); err != nil {

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -52,11 +54,11 @@ func (q *listing) flags(fs *flag.FlagSet) {
 	choiceVar(fs, &q.kind, "kind", "only rows of one `KIND`: message, call or event", "message", "call", "event")
 	choiceVar(fs, &q.state, "state", "only rows in one `STATE`: waiting, retrying, blocked, reconcile, resolved or discarded",
 		"waiting", "retrying", "blocked", "reconcile", "resolved", "discarded")
-	choiceVar(fs, &q.reason, "parked-for", "only rows that were parked for the reason `R`: "+strings.Join(ops.ParkedReasons(), ", "), ops.ParkedReasons()...)
+	choiceVar(fs, &q.reason, "parked-for", "only rows that were parked for the reason `R`: "+strings.Join(parked.Reasons, ", "), parked.Reasons...)
 	textVar(fs, &q.errorPrefix, "error", "only rows whose error begins with `TEXT`")
 	textVar(fs, &q.sink, "sink", "only calls to the sink `S`")
 	textVar(fs, &q.name, "name", "only calls of the name `N`")
-	numberVar(fs, &q.limit, "limit", fmt.Sprintf("at most `N` rows, from 1 to %d (default %d)", ops.MostLimit, ops.DefaultLimit), 1, ops.MostLimit)
+	numberVar(fs, &q.limit, "limit", fmt.Sprintf("at most `N` rows, from 1 to %d (default %d)", reports.MostLimit, reports.DefaultLimit), 1, reports.MostLimit)
 }
 
 func (q *listing) filter() ops.ParkedListFilter {
@@ -140,7 +142,7 @@ func (a *app) writeGroups(groups []ops.ParkedCount) {
 		}
 		a.say("")
 		a.say("%s, %s, %s: %s", show.Count(g.Count, g.Kind), g.State, g.Reason, cell(at))
-		a.writeSteps(g.Next())
+		a.writeSteps(operate.Next(g))
 	}
 	if len(groups) > 0 {
 		a.say("\nOne row whole: onlyonce parked show ID")

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/internal/operate"
 )
 
 func byOrderingKey(c *consumer.Config) { c.OnFailure = consumer.ParkOrderingKey }
@@ -298,7 +298,7 @@ func TestParkedShow(t *testing.T) {
 		"record_time log_append_time record_key headers method target replay replay_resend order_key ahead behind head row_id lane first_attempt_at erased_at capture sealed first_key trace response body_bytes body" {
 		t.Errorf("fields: %s", got)
 	}
-	var d ops.ParkedDetail
+	var d operate.ParkedDetail
 	if err := json.Unmarshal([]byte(whole.out), &d); err != nil {
 		t.Fatal(err)
 	}

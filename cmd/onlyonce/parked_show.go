@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -19,7 +20,7 @@ func parkedShowCommand() command {
 		args:    "[-postgres URL] (N | -id N) [-body] [-json]",
 		operand: true,
 		summary: "show one parked row whole, with its next commands",
-		json:    []reflect.Type{reflect.TypeFor[ops.ParkedDetail]()},
+		json:    []reflect.Type{reflect.TypeFor[operate.ParkedDetail]()},
 		help: `
 Shows everything of the parked row N but its body, which may be private: -body adds that. Values are shown as text if they are
 UTF-8, and else as hexadecimal digits. It ends with the commands for this row; fill in WHY. It changes nothing.
@@ -35,9 +36,9 @@ Example:
 				if err := a.rowID(&id); err != nil {
 					return err
 				}
-				var row *ops.ParkedDetail
+				var row *operate.ParkedDetail
 				err := a.ask(ctx, *address, "reading a parked row", func(ctx context.Context, db ops.DB) (err error) {
-					row, err = ops.ParkedByID(ctx, db, *id, *body)
+					row, err = operate.ParkedByID(ctx, db, *id, *body)
 					return err
 				})
 				switch {
@@ -49,7 +50,7 @@ Example:
 					return a.writeJSON(row)
 				}
 				a.writeParkedRow(row, *body)
-				a.writeNext(row.Next())
+				a.writeNext(operate.Next(row))
 				return nil
 			}
 		},
@@ -73,21 +74,21 @@ func (a *app) rowID(id **int64) error {
 }
 
 // writeNext writes what an operator can do next.
-func (a *app) writeNext(steps []ops.Step) {
+func (a *app) writeNext(steps []operate.Step) {
 	if len(steps) > 0 {
 		a.say("\nNext:")
 	}
 	a.writeSteps(steps)
 }
 
-func (a *app) writeSteps(steps []ops.Step) {
+func (a *app) writeSteps(steps []operate.Step) {
 	for _, s := range steps {
 		a.say("  %s:", s.What)
 		a.paste(cell(s.Command))
 	}
 }
 
-func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
+func (a *app) writeParkedRow(d *operate.ParkedDetail, body bool) {
 	a.field("id", number(d.ID))
 	a.field("kind", d.Kind)
 	a.field("state", d.State)
@@ -125,7 +126,7 @@ func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
 }
 
 // writeParkedOrigin writes whose row it is, and where its message or event came from.
-func (a *app) writeParkedOrigin(d *ops.ParkedDetail) {
+func (a *app) writeParkedOrigin(d *operate.ParkedDetail) {
 	a.field("scope", d.Scope)
 	a.field("tenant", d.Tenant)
 	if d.Topic != nil && d.Partition != nil && d.Offset != nil {
@@ -148,7 +149,7 @@ func (a *app) writeParkedOrigin(d *ops.ParkedDetail) {
 }
 
 // writeParkedCall writes where a call goes, and its place in the log.
-func (a *app) writeParkedCall(d *ops.ParkedDetail) {
+func (a *app) writeParkedCall(d *operate.ParkedDetail) {
 	a.fieldIfSet("sink", d.Sink)
 	a.fieldIfSet("name", d.Name)
 	a.fieldIfSet("method", d.Method)
@@ -163,7 +164,7 @@ func (a *app) writeParkedCall(d *ops.ParkedDetail) {
 	}
 }
 
-func (a *app) writeParkedResponse(r *ops.ParkedResponse) {
+func (a *app) writeParkedResponse(r *operate.ParkedResponse) {
 	if r == nil {
 		return
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 func TestOutboxList(t *testing.T) {
@@ -25,7 +25,7 @@ func TestOutboxList(t *testing.T) {
 	f.run("status").want(t, statusGood, "onlyonce outbox list -sink strange\n")
 	var names []string
 	for line := range strings.Lines(f.run("outbox", "list", "-json").want(t, statusGood).out) {
-		var c ops.PendingCall
+		var c reports.PendingCall
 		if err := json.Unmarshal([]byte(line), &c); err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +47,7 @@ func TestOutboxList(t *testing.T) {
 			t.Errorf("%q: %d rows, want %d; %s", c.args, n, c.rows, r.err)
 		}
 	}
-	oldest, err := ops.OldestCalls(t.Context(), f.pool, "")
+	oldest, err := reports.OldestCalls(t.Context(), f.pool, "")
 	if err != nil || len(oldest) != 2 || oldest[0].Sink != "payments" || oldest[0].AgeSeconds < 1800 || !oldest[0].Listed || oldest[1].Listed {
 		t.Errorf("%+v, %v", oldest, err)
 	}
@@ -92,7 +92,7 @@ func TestEventsListAndShow(t *testing.T) {
 	if strings.Contains(r.out, "secret") || strings.Index(r.out, "evt_2") > strings.Index(r.out, "evt_1") {
 		t.Errorf("a body is shown, or the oldest comes first:\n%s", r.out)
 	}
-	var e ops.Event
+	var e reports.Event
 	if err := json.Unmarshal([]byte(f.run("events", "list", "-id", "evt_1", "-json").want(t, statusGood).out), &e); err != nil || e.ID != "stripe/stripe/evt_1" {
 		t.Fatalf("%+v, %v", e, err)
 	}

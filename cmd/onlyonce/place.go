@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -33,7 +34,7 @@ Example:
 			var limit *int64
 			textVar(fs, &place, "place", "only the place `P`, for example a tenant")
 			textVar(fs, &state, "state", "only those in `STATE`: claimed, here, leaving or left")
-			numberVar(fs, &limit, "limit", fmt.Sprintf("at most `N` places (default %d)", ops.DefaultLimit), 1, ops.MostLimit)
+			numberVar(fs, &limit, "limit", fmt.Sprintf("at most `N` places (default %d)", reports.DefaultLimit), 1, reports.MostLimit)
 			return func(ctx context.Context, a *app) error {
 				var places []ops.Place
 				var more bool

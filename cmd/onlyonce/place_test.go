@@ -1,8 +1,6 @@
 package main
 
-import (
-	"testing"
-)
+import "testing"
 
 // A tenant moves from one database to another by the commands that docs/scaling.md names.
 func TestMoveATenant(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -15,7 +16,7 @@ func (a *app) writeNextRequests(of any) {
 	rows := of.([]ops.Request)
 	said := 0
 	for i := range rows {
-		steps := rows[i].Next()
+		steps := operate.Next(&rows[i])
 		if len(steps) == 0 {
 			continue
 		}

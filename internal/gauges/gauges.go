@@ -1,4 +1,4 @@
-// Package gauges turns what ops.Measure read from a database into values of metrics. onlyonce
+// Package gauges turns what Measure read from a database into values of metrics. onlyonce
 // exporter and telemetry.Observe serve the same values, because both call it.
 package gauges
 
@@ -26,7 +26,7 @@ func (s *samples) add(m *metrics.Metric, value float64, values ...string) {
 
 // Of returns the samples of one database, under a name for it. metrics.DatabaseUp and
 // metrics.ObserveFailed are the caller's: they are about questions that had no answer too.
-func Of(database string, m *ops.Measures) []metrics.Sample {
+func Of(database string, m *Measures) []metrics.Sample {
 	s := &samples{database: database}
 	s.partitions(m.Status)
 	s.lags(m.Status.Owners)
@@ -176,7 +176,7 @@ func blockedFor(o *ops.Owner, p *ops.OwnedPartition) float64 {
 }
 
 // scopes adds what is known of each scope.
-func (s *samples) scopes(m *ops.Measures) {
+func (s *samples) scopes(m *Measures) {
 	alive := map[string]int{}
 	for i := range m.Status.Owners {
 		if o := &m.Status.Owners[i]; !o.Silent() {
@@ -212,7 +212,7 @@ func (s *samples) parked(t *ops.ParkedTotals) {
 
 // outbox adds what is known of each sink. A sink that only has calls and that no relay lists has
 // them too.
-func (s *samples) outbox(m *ops.Measures) {
+func (s *samples) outbox(m *Measures) {
 	oldest, pending := map[string]float64{}, map[string]float64{}
 	var unlisted []string
 	for _, o := range m.Oldest {
@@ -247,7 +247,7 @@ func (s *samples) outbox(m *ops.Measures) {
 	}
 }
 
-func (s *samples) rings(m *ops.Measures) {
+func (s *samples) rings(m *Measures) {
 	for _, r := range m.Rings {
 		s.add(metrics.SegmentsFree, float64(r.Free), r.Ring)
 		s.add(metrics.SegmentsSize, float64(r.Bytes), r.Ring)

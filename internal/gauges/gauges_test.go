@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -30,7 +31,7 @@ func TestPartitionsByState(t *testing.T) {
 	owner := ops.Owner{Scope: "s", Partitions: []ops.OwnedPartition{{Topic: "t", Partition: 0}, {Topic: "t", Partition: 1, Halted: "gap"},
 		{Topic: "t", Partition: 2, WaitingFor: 3}, {Topic: "new", Partition: 0, Halted: "copies"}}}
 	silent := ops.Owner{Scope: "s", SeenAgeSeconds: 31, Partitions: []ops.OwnedPartition{{Topic: "t", Partition: 5, Lag: 7}}}
-	all := Of("shop", &ops.Measures{Status: &ops.StatusReport{Cursors: cursors, Owners: []ops.Owner{owner, silent}}})
+	all := Of("shop", &Measures{Status: &ops.StatusReport{Cursors: cursors, Owners: []ops.Owner{owner, silent}}})
 	for of, want := range map[[2]string]float64{{"working"}: 1, {"halted", "gap"}: 1, {"halted", "copies"}: 1, {"halted", ""}: 0, {"waiting"}: 1, {"paused"}: 1, {"unowned"}: 1} {
 		if got := value(all, metrics.ConsumerPartitions, "s", of[0], of[1]); got != want {
 			t.Errorf("%v: %v partitions, want %v", of, got, want)
@@ -49,7 +50,7 @@ func TestStalled(t *testing.T) {
 	ten, now := 10.0, time.Now()
 	o := ops.Owner{Scope: "s", StartedAt: now.Add(-time.Minute), SeenAt: now, SeenAgeSeconds: 2, Partitions: []ops.OwnedPartition{
 		{Topic: "t", Partition: 0, LastBatchAge: &ten}, {Topic: "t", Partition: 1, Lag: 1, LastBatchAge: &ten, BlockedBy: &ops.Blocker{Offset: 7, For: 5}}, {Topic: "t", Partition: 2, Lag: 1}, {Topic: "t", Partition: 3, Lag: 1, Paused: true}}}
-	all := Of("shop", &ops.Measures{Status: &ops.StatusReport{Owners: []ops.Owner{o}}})
+	all := Of("shop", &Measures{Status: &ops.StatusReport{Owners: []ops.Owner{o}}})
 	for partition, want := range map[string]float64{"0": 0, "1": 12, "2": 62, "3": 0} {
 		if got := value(all, metrics.ConsumerStalled, "s", "t", partition); got != want {
 			t.Errorf("partition %s: %v s, want %v", partition, got, want)
@@ -73,7 +74,7 @@ func TestPartitionsOfALargeTopicAreFolded(t *testing.T) {
 	for i := range MostPartitions {
 		o.Partitions = append(o.Partitions, ops.OwnedPartition{Topic: "small", Partition: int32(i), Lag: 1})
 	}
-	all := Of("shop", &ops.Measures{Status: &ops.StatusReport{Owners: []ops.Owner{o}}})
+	all := Of("shop", &Measures{Status: &ops.StatusReport{Owners: []ops.Owner{o}}})
 	if got := value(all, metrics.ConsumerLag, "s", "large", "all"); got != 20_000 {
 		t.Errorf("the lag is %v, want 20000", got)
 	}
@@ -90,7 +91,7 @@ func TestPartitionsOfALargeTopicAreFolded(t *testing.T) {
 
 func TestUnlistedSinks(t *testing.T) {
 	t.Parallel()
-	all := Of("shop", &ops.Measures{Oldest: []ops.OldestCall{{Sink: "wrong", AgeSeconds: 60}},
+	all := Of("shop", &Measures{Oldest: []reports.OldestCall{{Sink: "wrong", AgeSeconds: 60}},
 		Status: &ops.StatusReport{OutboxCounted: true, Outbox: []ops.PendingCalls{{Sink: "wrong", Count: 3}}}})
 	for m, want := range map[*metrics.Metric]float64{metrics.OutboxOldest: 60, metrics.OutboxPending: 3, metrics.OutboxRelays: 0} {
 		if got := value(all, m, "wrong"); got != want {
@@ -104,9 +105,9 @@ func TestUnlistedSinks(t *testing.T) {
 func TestHorizonLeft(t *testing.T) {
 	t.Parallel()
 	week, hour := 604800.0, 90000.0
-	ring := func(bytes int64) *ops.Measures {
-		return &ops.Measures{Status: &ops.StatusReport{}, Keys: []ops.KeyRing{{Ring: "r", Horizon: &week, Segments: []ops.KeySegment{{State: "current", Bytes: bytes, Opened: &hour}}},
-			{Ring: "forever", Segments: []ops.KeySegment{{State: "current", Bytes: 1, Opened: &hour}}}}}
+	ring := func(bytes int64) *Measures {
+		return &Measures{Status: &ops.StatusReport{}, Keys: []reports.KeyRing{{Ring: "r", Horizon: &week, Segments: []reports.KeySegment{{State: "current", Bytes: bytes, Opened: &hour}}},
+			{Ring: "forever", Segments: []reports.KeySegment{{State: "current", Bytes: 1, Opened: &hour}}}}}
 	}
 	if got := value(Of("shop", ring(1)), metrics.InboxHorizonLeft, "r"); got != -3600 {
 		t.Errorf("%v s are left, want -3600", got)

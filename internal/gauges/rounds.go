@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -26,8 +27,8 @@ type Rounds struct {
 	DB       ops.DB        // whom to ask
 	Interval time.Duration // between rounds; defaults to Interval
 	Timeout  time.Duration // of a round, from the wait for a connection on; defaults to Timeout
-	// CountLimit bounds each count in the database. Defaults to ops.CountLimit, and is at most a
-	// quarter of Timeout.
+	// CountLimit bounds each count in the database. It is at most a quarter of Timeout. Defaults to
+	// reports.CountLimit.
 	CountLimit time.Duration
 
 	asking sync.Mutex // held through a round
@@ -66,7 +67,7 @@ func (r *Rounds) ask(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	began := time.Now()
-	m, err := ops.Measure(bounded, r.DB, ops.StatusQuestion{CountLimit: min(cmp.Or(r.CountLimit, ops.CountLimit), timeout/4)})
+	m, err := Measure(bounded, r.DB, min(cmp.Or(r.CountLimit, reports.CountLimit), timeout/4))
 	if err != nil {
 		r.Fail(began)
 		return err

@@ -11,7 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // Field is a field of a decision's input, or of the filter of a list: a flag of the program, and a
@@ -64,7 +64,7 @@ func fieldsOf(of reflect.Type, index []int) []Field {
 			switch choices := sf.Tag.Get("choices"); choices {
 			case "":
 			case "reasons":
-				f.choices = ops.ParkedReasons()
+				f.choices = parked.Reasons
 				f.Doc += ": " + strings.Join(f.choices, ", ")
 			default:
 				f.choices = strings.Split(choices, ",")

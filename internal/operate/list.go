@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -73,7 +74,7 @@ func (q *Question) Read(ctx context.Context, db ops.DB, count time.Duration) (r 
 	r.All, r.More, err = q.read(ctx, db, q.filter)
 	if f := of.FieldByName("Limit"); f.IsValid() {
 		if r.Limit = int(f.Int()); r.Limit == 0 {
-			r.Limit = ops.DefaultLimit
+			r.Limit = reports.DefaultLimit
 		}
 	}
 	return r, err
@@ -162,7 +163,7 @@ it), paused, and "replay N to OFFSET" (replay number N is under way up to there;
 		},
 	}.list()
 
-	CallList = listing[ops.CallFilter, ops.PendingCall]{
+	CallList = listing[reports.CallFilter, reports.PendingCall]{
 		List: List{
 			Name:    "outbox list",
 			Summary: "list calls that are to be sent, oldest first",
@@ -178,10 +179,10 @@ Example:
 			None:  "No matching calls are to be sent.",
 			After: "One call whole: onlyonce outbox show KEY",
 		},
-		read: ops.PendingCallList,
+		read: asked(reports.PendingCallList),
 	}.list()
 
-	EventList = listing[ops.EventFilter, ops.Event]{
+	EventList = listing[reports.EventFilter, reports.Event]{
 		List: List{
 			Name:    "events list",
 			Summary: "list events, such as webhooks that were received",
@@ -200,7 +201,7 @@ Examples:
 			None:  "No matching events.",
 			After: "One event whole: onlyonce events show -topic T -partition N -offset O",
 		},
-		read: ops.EventList,
+		read: asked(reports.EventList),
 	}.list()
 
 	RequestList = listing[ops.RequestFilter, ops.Request]{
@@ -224,7 +225,7 @@ Example:
 		read: ops.Requests,
 	}.list()
 
-	OperationList = listing[ops.OperationFilter, ops.Operation]{
+	OperationList = listing[reports.OperationFilter, reports.Operation]{
 		List: List{
 			Name:    "operation list",
 			Summary: "list operations that were answered 202 and have not ended",
@@ -239,7 +240,7 @@ Example:
   onlyonce operation list -tenant acct_17`,
 			None: "No operations.",
 		},
-		read: ops.OperationList,
+		read: asked(reports.OperationList),
 	}.list()
 )
 

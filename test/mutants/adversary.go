@@ -7,7 +7,7 @@ var adversaryRules = []mutant{
 		old: "slices.Contains(open, t)", new: "false", pkg: "test/adversary", test: "TestT4LateDelivery"},
 	{rule: "T7 adversary: fence and claim without a bound", in: "consumer", decl: "(*engine).fillTransaction",
 		old: "e.c.bounded(work)", new: "context.WithCancel(work)", pkg: "test/adversary", test: "TestT7SilenceBeforeTheHandler"},
-	{rule: "T7 adversary: an operator's transaction without a bound", in: "ops", decl: "boundsSQL",
+	{rule: "T7 adversary: an operator's transaction without a bound", in: "internal/reports", decl: "BoundsSQL",
 		old: "set_config('idle_in_transaction_session_timeout', $2, true)", new: "$2::text", pkg: "test/adversary", test: "TestT7SilenceDuringADecision"},
 	{rule: "O8 adversary: no wait before close", in: "internal/ring", decl: "(*Rotator).takeStep",
 		old: "if !passed", new: "if false", pkg: "test/adversary", test: "TestO8RotatorThatIsCutOff"},

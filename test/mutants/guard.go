@@ -85,7 +85,7 @@ var guardRules = []mutant{
 		old: "pg_catalog.set_config('search_path', 'pg_catalog', true), ", new: "", pkg: "internal/preflight", test: "TestS2OverloadsOfOthersDoNotRun"},
 	{rule: "S2 search_path of a rotator", in: "internal/ring", decl: "New",
 		old: ".Pinned()", new: "", pkg: "internal/preflight", test: "TestS2OverloadsOfOthersDoNotRun"},
-	{rule: "S2 search_path of operators", in: "ops", decl: "boundsSQL",
+	{rule: "S2 search_path of operators", in: "internal/reports", decl: "BoundsSQL",
 		old: "pg_catalog.set_config('search_path', 'pg_catalog', true), ", new: "", pkg: "internal/preflight", test: "TestS2OverloadsOfOthersDoNotRun"},
 	{rule: "S2 search_path of migrations", in: "migrations", decl: "lockSQL",
 		old: "pg_catalog.set_config('search_path', 'pg_catalog', true), ", new: "", pkg: "internal/preflight", test: "TestS2OverloadsOfOthersDoNotRun"},

@@ -103,7 +103,7 @@ var inboxRules = []mutant{
 		pkg: "cmd/onlyonce", test: "TestExplainCopies"},
 	{rule: "K6 doctor sees frontiers of the future", in: "ops", decl: "(*examiner).frontiers",
 		old: "f.Ahead()", new: "false", pkg: "cmd/onlyonce", test: "TestDoctorFindings"},
-	{rule: "K6 doctor sees them behind many others", in: "ops", decl: "frontiersSQL",
+	{rule: "K6 doctor sees them behind many others", in: "internal/reports", decl: "frontiersSQL",
 		old: "(f.frontier > clock_timestamp() + make_interval(secs => $1)) is true desc", new: "$1::float8",
 		pkg: "cmd/onlyonce", test: "TestDoctorFindings/one_ahead"},
 	{rule: "K6 explain knows what is forgotten", in: "ops", decl: "(*claimRow).claim",

@@ -1,11 +1,13 @@
-package ops
+package operate
 
 import (
 	"fmt"
 	"strconv"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // Step is something that an operator can do next.
@@ -14,9 +16,27 @@ type Step struct {
 	Command string `json:"command" doc:"for a POSIX shell; WHY is to be filled in"`
 }
 
-// Next returns what an operator can do about the rows of the group. It is empty if they go on by
-// themselves.
-func (c *ParkedCount) Next() []Step {
+// Next returns what an operator can do about a row of a report, what is likeliest first. It is
+// empty if the row goes on by itself, or has ended.
+func Next(row any) []Step {
+	switch row := row.(type) {
+	case *ops.ParkedCount:
+		return nextOfGroup(row)
+	case *ParkedDetail:
+		return nextOfParked(row)
+	case *ops.Request:
+		return nextOfRequest(row)
+	case *reports.Frontier:
+		return nextOfFrontier(row)
+	case *reports.Event:
+		return nextOfEvent(row)
+	case *reports.Call:
+		return nextOfCall(row)
+	}
+	return nil
+}
+
+func nextOfGroup(c *ops.ParkedCount) []Step {
 	pick := "-kind " + c.Kind + " -scope " + show.Quote(c.Scope)
 	if c.Sink != nil {
 		pick = "-kind " + c.Kind + " -sink " + show.Quote(*c.Sink)
@@ -34,8 +54,7 @@ func (c *ParkedCount) Next() []Step {
 	return nil
 }
 
-// Next returns what an operator can do about the row, what is likeliest first.
-func (d *ParkedDetail) Next() []Step {
+func nextOfParked(d *ParkedDetail) []Step {
 	var steps []Step
 	add := func(what, verb, more string) {
 		steps = append(steps, Step{what, fmt.Sprintf("onlyonce parked %s -id %d%s -reason WHY", verb, d.ID, more)})
@@ -71,9 +90,7 @@ func (d *ParkedDetail) Next() []Step {
 	return steps
 }
 
-// Next returns what an operator can do about the request. It is empty if the request goes on by
-// itself, or has ended.
-func (r *Request) Next() []Step {
+func nextOfRequest(r *ops.Request) []Step {
 	var steps []Step
 	add := func(what, verb, more string) {
 		steps = append(steps, Step{what, fmt.Sprintf("onlyonce request %s -id %s%s -reason WHY", verb, r.ID, more)})
@@ -91,8 +108,7 @@ func (r *Request) Next() []Step {
 	return steps
 }
 
-// Next returns what an operator can do about a frontier that is not known or lies in the future.
-func (f *Frontier) Next() []Step {
+func nextOfFrontier(f *reports.Frontier) []Step {
 	switch {
 	case f.Behind == nil:
 		return []Step{{"start its consumer, or take the cursor out of use",
@@ -114,4 +130,27 @@ func (d *ParkedDetail) retry() string {
 		return "if it is another message than the first one of its id, apply it"
 	}
 	return "when the cause is repaired, retry it"
+}
+
+func nextOfEvent(e *reports.Event) []Step {
+	topic := show.Quote(e.Topic)
+	steps := []Step{{"what became of it", fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d", topic, e.Partition, e.Offset)}}
+	if e.State != "handled" {
+		steps = append(steps, Step{"who reads the stream", "onlyonce events status -topic " + topic})
+	}
+	return steps
+}
+
+func nextOfCall(c *reports.Call) []Step {
+	var steps []Step
+	sink := show.Quote(c.Sink)
+	switch {
+	case c.ParkedID != nil && c.SettledAt == nil:
+		steps = append(steps, Step{"it is parked: see what can be done", "onlyonce parked show " + strconv.FormatInt(*c.ParkedID, 10)})
+	case c.State == "pending" && c.PausedAt != nil:
+		steps = append(steps, Step{"it waits for the pause of its sink to end", "onlyonce outbox resume -sink " + sink + " -reason WHY"})
+	case c.State == "pending":
+		steps = append(steps, Step{"it is to be sent: see who sends it", "onlyonce outbox status -sink " + sink})
+	}
+	return append(steps, Step{"what is known of its key", "onlyonce explain " + c.Key})
 }

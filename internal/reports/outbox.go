@@ -1,8 +1,9 @@
-package ops
+package reports
 
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -10,7 +11,7 @@ import (
 
 // logSinksSQL lists every known sink: listed by a relay, with calls in the log, or parked. In: sink
 // (null: any). The log's are found by the index batches_new, one look for each sink.
-const logSinksSQL = sinksOfLog + `
+const logSinksSQL = SinksOfLog + `
 select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed, k.paused_at, k.paused_by, k.pause_reason
   from (select sink from of_log where sink is not null
         union select name from onlyonce.sinks
@@ -26,12 +27,12 @@ select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > cloc
   from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
  where $1::text is null or l.sink = $1 order by 1, 2`
 
-// waitingCallsSQL counts the calls of the log that no cursor has passed. In: sink (null: any). One
+// WaitingCallsSQL counts the calls of the log that no cursor has passed. In: sink (null: any). One
 // row for each lane (null: no relay lists the sink) and slot. By batches_new, from the oldest
 // transaction that the lane's cursor has not seen. in_pass: how many of those are in the running
 // pass. Of a batch that the cursor is in, the calls up to last_id are done. A parked call needs no
 // exception: parking it moves the cursor past it.
-const waitingCallsSQL = `
+const WaitingCallsSQL = `
 select l.sink, l.lane, p.slot, p.calls, p.in_pass, extract(epoch from clock_timestamp() - p.oldest)::float8 as age
   from onlyonce.lanes l,
        lateral (select r.slot, sum(r.n - r.done) as calls, coalesce(sum(r.n - r.done) filter (where r.pass), 0) as in_pass, min(r.created_at) as oldest
@@ -56,10 +57,10 @@ select sink, state, count(*) as count, min(parked_at) as oldest
   from onlyonce.parked where kind = 'call' and settled_at is null and sink is not null and ($1::text is null or sink = $1)
  group by 1, 2 order by 1, 2`
 
-// ringSQL reads the log's segments. The sizes include indexes and bodies. behind: sinks, of any
+// RingSQL reads the log's segments. The sizes include indexes and bodies. behind: sinks, of any
 // name, with a lane whose cursor is older than the last transaction that may have written into a
 // closed segment. The counts of calls show whether the cursor has seen all of that segment.
-const ringSQL = `
+const RingSQL = `
 select s.slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
                     when s.slot = any (r.closed) then 'closed' else 'free' end as state,
        s.use_no, s.opened_at, s.closed_at, extract(epoch from clock_timestamp() - s.opened_at)::float8 as age,
@@ -105,8 +106,8 @@ type ParkedCalls struct {
 	Oldest time.Time `json:"oldest"`
 }
 
-// waitingCalls are calls of one lane in one segment that no cursor has passed.
-type waitingCalls struct {
+// WaitingCalls are calls of one lane in one segment that no cursor has passed.
+type WaitingCalls struct {
 	Sink   string
 	Lane   *int16 // nil: no relay lists the sink
 	Slot   int16
@@ -175,34 +176,35 @@ type OutboxQuestion struct {
 // calls that are to be sent, for at most CountLimit; and the rows of onlyonce.parked that are not
 // settled, without bodies.
 func Outbox(ctx context.Context, db DB, q OutboxQuestion) (r *OutboxReport, err error) {
-	return look(ctx, db, func(tx pgx.Tx) (*OutboxReport, error) { return readOutbox(ctx, tx, q) })
+	return Look(ctx, db, func(tx pgx.Tx) (*OutboxReport, error) { return ReadOutbox(ctx, tx, q) })
 }
 
-func readOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport, error) {
-	r, sink := &OutboxReport{}, orNull(q.Sink)
+// ReadOutbox reads the report on a snapshot.
+func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport, error) {
+	r, sink := &OutboxReport{}, OrNull(q.Sink)
 	var err error
-	if r.Sinks, err = collect[OutboxSink](ctx, tx, logSinksSQL, sink); err != nil {
+	if r.Sinks, err = Collect[OutboxSink](ctx, tx, logSinksSQL, sink); err != nil {
 		return nil, err
 	}
 	if len(r.Sinks) == 0 && sink != nil {
-		return nil, unknownSink(ctx, tx, *sink)
+		return nil, UnknownSink(ctx, tx, *sink)
 	}
-	lanes, err := collect[OutboxLane](ctx, tx, lanesSQL, sink)
+	lanes, err := Collect[OutboxLane](ctx, tx, lanesSQL, sink)
 	if err != nil {
 		return nil, err
 	}
-	parked, err := collect[ParkedCalls](ctx, tx, parkedCallsSQL, sink)
+	parked, err := Collect[ParkedCalls](ctx, tx, parkedCallsSQL, sink)
 	if err != nil {
 		return nil, err
 	}
-	rates, err := readRates(ctx, tx, sink, nil)
+	rates, err := Rates(ctx, tx, sink, nil)
 	if err != nil {
 		return nil, err
 	}
-	if r.Ring, err = collect[OutboxSegment](ctx, tx, ringSQL); err != nil {
+	if r.Ring, err = Collect[OutboxSegment](ctx, tx, RingSQL); err != nil {
 		return nil, err
 	}
-	waiting, err := collectWithin[waitingCalls](ctx, tx, q.CountLimit, waitingCallsSQL, sink)
+	waiting, err := CollectWithin[WaitingCalls](ctx, tx, q.CountLimit, WaitingCallsSQL, sink)
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +240,7 @@ func readOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 }
 
 // count adds up what waits of the sink.
-func (s *OutboxSink) count(waiting []waitingCalls) {
+func (s *OutboxSink) count(waiting []WaitingCalls) {
 	older := func(age **float64, than *float64) {
 		if than != nil && (*age == nil || **age < *than) {
 			*age = than
@@ -267,7 +269,7 @@ func (s *OutboxSink) count(waiting []waitingCalls) {
 
 // judge finds what keeps the segment from being emptied. The current one and those that are free
 // wait for nothing.
-func (g *OutboxSegment) judge(waiting []waitingCalls, sink *string) {
+func (g *OutboxSegment) judge(waiting []WaitingCalls, sink *string) {
 	g.HeldBy = []HeldBy{}
 	if g.State == "current" || g.State == "free" {
 		return
@@ -301,22 +303,20 @@ func (g *OutboxSegment) judge(waiting []waitingCalls, sink *string) {
 	}
 }
 
-// unknownSink names the sinks there are.
-func unknownSink(ctx context.Context, tx pgx.Tx, name string) error {
+// UnknownSink is the error for a sink that is not in the database. It names the sinks there are.
+func UnknownSink(ctx context.Context, tx pgx.Tx, name string) error {
 	type one struct{ Name string }
-	known, err := collect[one](ctx, tx, sinkNamesSQL)
+	known, err := Collect[one](ctx, tx, sinkNamesSQL)
 	if err != nil {
 		return err
 	}
-	if len(known) == 0 {
-		return failf(ErrNotFound, "`Sink`: there is no sink %q: no relay has listed one yet", name)
-	}
-	text := ""
-	for i, k := range known {
-		if i > 0 {
-			text += ", "
+	have := "no relay has listed one yet"
+	if len(known) > 0 {
+		var names []string
+		for _, k := range known {
+			names = append(names, k.Name)
 		}
-		text += k.Name
+		have = "relays have listed " + strings.Join(names, ", ")
 	}
-	return failf(ErrNotFound, "`Sink`: there is no sink %q: relays have listed %s", name, text)
+	return &Refusal{Kind: NotFound, Reason: fmt.Sprintf("`Sink`: there is no sink %q: %s", name, have)}
 }

@@ -1,4 +1,4 @@
-package ops
+package reports
 
 import (
 	"context"
@@ -7,10 +7,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// streamsSQL reads the streams of the event log, and who reads them. In: topic (null: any). Out: a
+// StreamsSQL reads the streams of the event log, and who reads them. In: topic (null: any). Out: a
 // row for each stream and scope; scope is null if no consumer has begun to read it. By the unique
 // indexes of the segments; a partition costs a few probes of each.
-const streamsSQL = `
+const StreamsSQL = `
 select s.topic, s.partitions::bigint as partitions, c.scope, c.group_id as "group",
        sum(b.next_offset - b.first_offset)::bigint as kept,
        case when c.scope is not null then sum(b.next_offset - coalesce(p.next_offset, b.first_offset))::bigint end as behind,
@@ -26,8 +26,8 @@ select s.topic, s.partitions::bigint as partitions, c.scope, c.group_id as "grou
  where $1::text is null or s.topic = $1
  group by s.id, s.topic, s.partitions, c.scope, c.group_id order by s.topic, c.scope`
 
-// eventRingSQL reads the log's segments. The sizes hold indexes and bodies.
-const eventRingSQL = `
+// EventRingSQL reads the log's segments. The sizes hold indexes and bodies.
+const EventRingSQL = `
 select s.slot::bigint as slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
                     when s.slot = any (r.closed) then 'closed' else 'free' end as state,
        s.opened_at, s.closed_at, pg_total_relation_size(format('onlyonce.event_log_%s', s.slot)::regclass) as bytes
@@ -65,10 +65,10 @@ type EventsReport struct {
 // if topic is not empty, and the segments. It reads the rows of streams and segments and a few
 // index entries for each partition; and onlyonce.parked by its unsettled rows.
 func Events(ctx context.Context, db DB, topic string) (*EventsReport, error) {
-	return look(ctx, db, func(tx pgx.Tx) (r *EventsReport, err error) {
+	return Look(ctx, db, func(tx pgx.Tx) (r *EventsReport, err error) {
 		r = &EventsReport{}
-		if r.Streams, err = collect[Stream](ctx, tx, streamsSQL, orNull(topic)); err == nil {
-			r.Segments, err = collect[EventSegment](ctx, tx, eventRingSQL)
+		if r.Streams, err = Collect[Stream](ctx, tx, StreamsSQL, OrNull(topic)); err == nil {
+			r.Segments, err = Collect[EventSegment](ctx, tx, EventRingSQL)
 		}
 		return r, err
 	})

@@ -1,4 +1,4 @@
-package ops
+package reports
 
 import (
 	"time"
@@ -16,7 +16,7 @@ const (
 
 const (
 	keyTables  = 10 // of a ring of keys
-	mostClosed = 8  // of those, how many are closed at once, unless a cursor is far back
+	MostClosed = 8  // of those, how many are closed at once, unless a cursor is far back
 )
 
 // KeyPlan is the space that a ring of keys takes.
@@ -38,10 +38,10 @@ type KeyPlan struct {
 // apart. One that was just closed is kept for the horizon, so up to 8 are closed; one is current.
 func PlanKeys(rate float64, horizon time.Duration) KeyPlan {
 	h := horizon.Seconds()
-	p := KeyPlan{Rate: rate, Horizon: h, Tables: keyTables, RotateEvery: h / 7, SegmentKeys: rate * h / 7, MostSegments: mostClosed}
-	p.Keys = p.SegmentKeys * (mostClosed + 1)
+	p := KeyPlan{Rate: rate, Horizon: h, Tables: keyTables, RotateEvery: h / 7, SegmentKeys: rate * h / 7, MostSegments: MostClosed}
+	p.Keys = p.SegmentKeys * (MostClosed + 1)
 	p.DiskBytes = p.Keys * bytesPerKey
-	p.FilterBytes = p.SegmentKeys * mostClosed * bitsPerKey / 8
+	p.FilterBytes = p.SegmentKeys * MostClosed * bitsPerKey / 8
 	p.BuildBytes = min(p.SegmentKeys, inbox.MaxPartKeys) * bytesToBuild
 	return p
 }

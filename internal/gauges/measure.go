@@ -1,4 +1,4 @@
-package ops
+package gauges
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // windowsSQL reads for each sink how long a call is started again under its key, and how much of
@@ -62,28 +64,28 @@ type RingUse struct {
 
 // Measures is the result of [Measure].
 type Measures struct {
-	Database          string          `json:"database" doc:"its name"`
-	Status            *StatusReport   `json:"status"`
-	Oldest            []OldestCall    `json:"oldest_calls" doc:"by sink"`
-	Windows           []KeyWindow     `json:"windows" doc:"by sink; nil: not read within CountLimit"`
-	Keys              []KeyRing       `json:"keys"`
-	Rings             []RingUse       `json:"rings"`
-	Scopes            []ScopeFrontier `json:"frontiers" doc:"by scope"`
-	OldestTransaction *float64        `json:"oldest_transaction_seconds" doc:"the age in seconds of the oldest open transaction of the server that has written. Nil: there is none that the login may see"`
+	Database          string               `json:"database" doc:"its name"`
+	Status            *ops.StatusReport    `json:"status"`
+	Oldest            []reports.OldestCall `json:"oldest_calls" doc:"by sink"`
+	Windows           []KeyWindow          `json:"windows" doc:"by sink; nil: not read within reports.CountLimit"`
+	Keys              []reports.KeyRing    `json:"keys"`
+	Rings             []RingUse            `json:"rings"`
+	Scopes            []ScopeFrontier      `json:"frontiers" doc:"by scope"`
+	OldestTransaction *float64             `json:"oldest_transaction_seconds" doc:"the age in seconds of the oldest open transaction of the server that has written. Nil: there is none that the login may see"`
 }
 
-// Measure returns what a monitor records of a database, on one snapshot: what [Status], [Inbox] and
-// [OldestCalls] return, and how much of its key window the most urgent call of each sink has left.
-// An exporter can call it every few seconds: each count takes at most CountLimit, and if ctx has a
-// deadline, the server ends a statement that is still running then.
-func Measure(ctx context.Context, db DB, q StatusQuestion) (m *Measures, err error) {
-	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+// Measure returns what a monitor records of a database, on one snapshot: [ops.Status],
+// [reports.Inbox] and [reports.OldestCalls], and how much of its key window the most urgent call of
+// each sink has left. An exporter can call it every few seconds: each count takes at most limit,
+// and if ctx has a deadline, the server ends a statement that is still running then.
+func Measure(ctx context.Context, db ops.DB, limit time.Duration) (m *Measures, err error) {
+	err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
 		if deadline, ok := ctx.Deadline(); ok {
-			if _, err := tx.Exec(ctx, limitSQL, guard.Millis(max(time.Until(deadline), time.Millisecond))); err != nil {
+			if _, err := tx.Exec(ctx, reports.LimitSQL, guard.Millis(max(time.Until(deadline), time.Millisecond))); err != nil {
 				return err
 			}
 		}
-		m, err = readMeasures(ctx, tx, q.CountLimit)
+		m, err = readMeasures(ctx, tx, limit)
 		return err
 	})
 	return m, err
@@ -94,24 +96,24 @@ func readMeasures(ctx context.Context, tx pgx.Tx, limit time.Duration) (*Measure
 		Database          string
 		OldestTransaction *float64
 	}
-	servers, err := collect[server](ctx, tx, writingSQL)
+	servers, err := reports.Collect[server](ctx, tx, writingSQL)
 	if err != nil {
 		return nil, err
 	}
 	m := &Measures{Database: servers[0].Database, OldestTransaction: servers[0].OldestTransaction}
-	if m.Status, err = readStatus(ctx, tx, limit); err != nil {
+	if m.Status, err = ops.Status(ctx, reports.Within{Tx: tx}, ops.StatusQuestion{CountLimit: limit}); err != nil {
 		return nil, err
 	}
-	if m.Oldest, err = collect[OldestCall](ctx, tx, oldestCallsSQL, nil, 1); err != nil {
+	if m.Oldest, err = reports.Collect[reports.OldestCall](ctx, tx, reports.OldestCallsSQL, nil, 1); err != nil {
 		return nil, err
 	}
-	if m.Windows, err = collectWithin[KeyWindow](ctx, tx, limit, windowsSQL); err != nil {
+	if m.Windows, err = reports.CollectWithin[KeyWindow](ctx, tx, limit, windowsSQL); err != nil {
 		return nil, err
 	}
-	if m.Keys, err = readKeyRings(ctx, tx); err != nil {
+	if m.Keys, err = reports.KeyRings(ctx, tx); err != nil {
 		return nil, err
 	}
-	if m.Scopes, err = collect[ScopeFrontier](ctx, tx, scopeFrontiersSQL); err != nil {
+	if m.Scopes, err = reports.Collect[ScopeFrontier](ctx, tx, scopeFrontiersSQL); err != nil {
 		return nil, err
 	}
 	return m, m.readRings(ctx, tx)
@@ -119,11 +121,11 @@ func readMeasures(ctx context.Context, tx pgx.Tx, limit time.Duration) (*Measure
 
 // readRings adds up the segments of each ring.
 func (m *Measures) readRings(ctx context.Context, tx pgx.Tx) error {
-	calls, err := collect[OutboxSegment](ctx, tx, ringSQL)
+	calls, err := reports.Collect[reports.OutboxSegment](ctx, tx, reports.RingSQL)
 	if err != nil {
 		return err
 	}
-	events, err := collect[EventSegment](ctx, tx, eventRingSQL)
+	events, err := reports.Collect[reports.EventSegment](ctx, tx, reports.EventRingSQL)
 	if err != nil {
 		return err
 	}

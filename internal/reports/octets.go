@@ -1,4 +1,4 @@
-package ops
+package reports
 
 import (
 	"encoding/hex"
@@ -57,4 +57,10 @@ func (o Octets) String() string {
 		return strconv.Quote(string(o))
 	}
 	return "hex " + hex.EncodeToString(o)
+}
+
+// Header is a header of a message, call or event.
+type Header struct {
+	Name  string `json:"name" doc:"bytes that are not UTF-8 are replaced"`
+	Value Octets `json:"value"`
 }

@@ -1,18 +1,15 @@
-package ops
+package reports
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/internal/show"
 )
 
-// eventState says what became of an event of the log l of the stream s: unread, before SCOPE (the
+// EventState says what became of an event of the log l of the stream s: unread, before SCOPE (the
 // first consumer that has not handled it), or handled.
-const eventState = `
+const EventState = `
        case when not exists (select 1 from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
                               and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')) then 'unread'
             else coalesce((select 'before ' || c.scope from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
@@ -21,7 +18,7 @@ const eventState = `
 
 // eventColumns are what a list of events reads. No bodies.
 const eventColumns = `
-select s.topic, l.partition::integer as partition, l."offset", l.id, l.tenant, l.appended_at, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,` + eventState
+select s.topic, l.partition::integer as partition, l."offset", l.id, l.tenant, l.appended_at, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,` + EventState
 
 // eventsSQL lists events, newest first. In: topic, partition, id as stored or its last part (each
 // may be null: any), how many. By the unique indexes of the segments, that many of each partition;
@@ -89,33 +86,33 @@ type EventFilter struct {
 func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more bool, err error) {
 	switch {
 	case f.Partition != nil && f.Topic == "":
-		return nil, false, failf(ErrInvalid, "`Partition` needs `Topic`")
+		return nil, false, &Refusal{Kind: Invalid, Reason: "`Partition` needs `Topic`"}
 	case f.ID != "" && f.Behind != "":
-		return nil, false, failf(ErrInvalid, "`ID` and `Behind`: give one of the two")
+		return nil, false, &Refusal{Kind: Invalid, Reason: "`ID` and `Behind`: give one of the two"}
 	}
-	sql, third := eventsSQL, orNull(f.ID)
+	sql, third := eventsSQL, OrNull(f.ID)
 	if f.Behind != "" {
 		sql, third = unhandledEventsSQL, &f.Behind
 	}
-	events, err = look(ctx, db, func(tx pgx.Tx) ([]Event, error) {
-		return collectWithin[Event](ctx, tx, f.CountLimit, sql, orNull(f.Topic), f.Partition, third, limitOf(f.Limit))
+	events, err = Look(ctx, db, func(tx pgx.Tx) ([]Event, error) {
+		return CollectWithin[Event](ctx, tx, f.CountLimit, sql, OrNull(f.Topic), f.Partition, third, LimitOf(f.Limit))
 	})
 	switch {
 	case err != nil:
 		return nil, false, err
 	case events == nil:
-		return nil, false, failf(ErrRefused, "the events were not found in time").but("name the topic and the partition; or, for a webhook, `onlyonce explain ID -scope webhook/ENDPOINT`")
+		return nil, false, &Refusal{Kind: Refused, Reason: "the events were not found in time", Remedy: "name the topic and the partition; or, for a webhook, `onlyonce explain ID -scope webhook/ENDPOINT`"}
 	}
-	events, more = cut(events, f.Limit)
+	events, more = Cut(events, f.Limit)
 	return events, more, nil
 }
 
 // EventDetail is everything that the log has of one event.
 type EventDetail struct {
 	Event
-	OrderKey Octets         `json:"order_key" doc:"nil: it has none"`
-	Headers  []ParkedHeader `json:"headers"`
-	Body     Octets         `json:"body,omitzero" doc:"nil unless it was asked for"`
+	OrderKey Octets   `json:"order_key" doc:"nil: it has none"`
+	Headers  []Header `json:"headers"`
+	Body     Octets   `json:"body,omitzero" doc:"nil unless it was asked for"`
 }
 
 // EventAt returns one event, with its body if body is set: bodies may be private. It returns nil if
@@ -129,31 +126,21 @@ func EventAt(ctx context.Context, db DB, topic string, partition int32, offset i
 		Body         []byte
 	}
 	var rows []whole
-	err := snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-		rows, err = collect[whole](ctx, tx, oneEventSQL, topic, partition, offset, body)
+	err := Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+		rows, err = Collect[whole](ctx, tx, oneEventSQL, topic, partition, offset, body)
 		return err
 	})
 	if err != nil || len(rows) == 0 {
 		return nil, err
 	}
 	r := &rows[0]
-	d := &EventDetail{Event: r.Event, OrderKey: r.OrderKey, Headers: []ParkedHeader{}, Body: r.Body}
+	d := &EventDetail{Event: r.Event, OrderKey: r.OrderKey, Headers: []Header{}, Body: r.Body}
 	for i, name := range r.HeaderNames {
-		h := ParkedHeader{Name: name}
+		h := Header{Name: name}
 		if i < len(r.HeaderValues) {
 			h.Value = r.HeaderValues[i]
 		}
 		d.Headers = append(d.Headers, h)
 	}
 	return d, nil
-}
-
-// Next returns what an operator can look at next.
-func (e *Event) Next() []Step {
-	topic := show.Quote(e.Topic)
-	steps := []Step{{"what became of it", fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d", topic, e.Partition, e.Offset)}}
-	if e.State != "handled" {
-		steps = append(steps, Step{"who reads the stream", "onlyonce events status -topic " + topic})
-	}
-	return steps
 }

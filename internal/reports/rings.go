@@ -1,4 +1,4 @@
-package ops
+package reports
 
 import (
 	"context"
@@ -37,13 +37,13 @@ type KeySegment struct {
 	Closed *float64 `json:"closed_seconds" doc:"ago; nil: not since it was last emptied"`
 }
 
-// readKeyRings reads the rings of keys, in the order of [ring.Keys].
-func readKeyRings(ctx context.Context, tx pgx.Tx) ([]KeyRing, error) {
+// KeyRings reads the rings of keys, in the order of [ring.Keys].
+func KeyRings(ctx context.Context, tx pgx.Tx) ([]KeyRing, error) {
 	var names []string
 	for _, which := range ring.Keys() {
 		names = append(names, which.Name)
 	}
-	rings, err := collect[KeyRing](ctx, tx, keyRingsSQL, names)
+	rings, err := Collect[KeyRing](ctx, tx, keyRingsSQL, names)
 	if err != nil {
 		return nil, err
 	}
@@ -60,8 +60,8 @@ func readKeyRings(ctx context.Context, tx pgx.Tx) ([]KeyRing, error) {
 	return rings, nil
 }
 
-// unused reports whether nothing is in the ring.
-func (k *KeyRing) unused() bool {
+// Unused reports whether nothing is in the ring.
+func (k *KeyRing) Unused() bool {
 	return !slices.ContainsFunc(k.Segments, func(s KeySegment) bool { return s.Bytes > 0 || s.State != "current" && s.State != "free" })
 }
 
@@ -75,7 +75,7 @@ func inSeconds(d *time.Duration) *float64 {
 
 // ahead is how far a frontier may be ahead of the database's clock. One that is further ahead was
 // recorded before the clock went back.
-const ahead = time.Minute
+const ClockAhead = time.Minute
 
 // frontiersSQL lists the cursors that hold back the retention of the consumers' rings most. Before
 // them it lists those whose frontier is ahead of the clock, which hold back too little. Out: scope,
@@ -103,10 +103,11 @@ type Frontier struct {
 
 // Ahead reports whether the frontier is in the database's future: it was recorded before the clock
 // went back.
-func (f *Frontier) Ahead() bool { return f.Behind != nil && *f.Behind < -ahead.Seconds() }
+func (f *Frontier) Ahead() bool { return f.Behind != nil && *f.Behind < -ClockAhead.Seconds() }
 
-func readFrontiers(ctx context.Context, tx pgx.Tx) ([]Frontier, error) {
-	return collect[Frontier](ctx, tx, frontiersSQL, ahead.Seconds())
+// Frontiers reads the cursors that hold back retention most.
+func Frontiers(ctx context.Context, tx pgx.Tx) ([]Frontier, error) {
+	return Collect[Frontier](ctx, tx, frontiersSQL, ClockAhead.Seconds())
 }
 
 // InboxReport is the state of the claimed keys.
@@ -119,10 +120,10 @@ type InboxReport struct {
 // hold back what is forgotten. It reads the rows of rings and segments, the sizes of their filters,
 // and one row for each cursor in use. It reads no keys: their number is the server's estimate.
 func Inbox(ctx context.Context, db DB) (*InboxReport, error) {
-	return look(ctx, db, func(tx pgx.Tx) (r *InboxReport, err error) {
+	return Look(ctx, db, func(tx pgx.Tx) (r *InboxReport, err error) {
 		r = &InboxReport{}
-		if r.Rings, err = readKeyRings(ctx, tx); err == nil {
-			r.Frontiers, err = readFrontiers(ctx, tx)
+		if r.Rings, err = KeyRings(ctx, tx); err == nil {
+			r.Frontiers, err = Frontiers(ctx, tx)
 		}
 		return r, err
 	})

@@ -1,4 +1,4 @@
-package ops
+package reports
 
 import (
 	"context"
@@ -53,5 +53,5 @@ type OperationFilter struct {
 // whether there are more. It reads the rows of operations that have not ended, and with All those
 // of ended ones from the latest on until it has found Limit+1.
 func OperationList(ctx context.Context, db DB, f OperationFilter) (operations []Operation, more bool, err error) {
-	return page[Operation](ctx, db, f.Limit, operationsSQL, f.All, orNull(f.Tenant), orNull(f.Name), limitOf(f.Limit), orNull(f.ID))
+	return Page[Operation](ctx, db, f.Limit, operationsSQL, f.All, OrNull(f.Tenant), OrNull(f.Name), LimitOf(f.Limit), OrNull(f.ID))
 }

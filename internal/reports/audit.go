@@ -1,4 +1,4 @@
-package ops
+package reports
 
 import (
 	"context"
@@ -36,5 +36,5 @@ type AuditFilter struct {
 // AuditRows returns the audit rows that the filter picks, newest first, and whether there are more.
 // It reads rows of onlyonce.audit from the newest on until it has found Limit+1.
 func AuditRows(ctx context.Context, db DB, f AuditFilter) (rows []AuditRow, more bool, err error) {
-	return page[AuditRow](ctx, db, f.Limit, auditRowsSQL, orNull(f.Action), orNull(f.Actor), orNull(f.Before), limitOf(f.Limit))
+	return Page[AuditRow](ctx, db, f.Limit, auditRowsSQL, OrNull(f.Action), OrNull(f.Actor), OrNull(f.Before), LimitOf(f.Limit))
 }

@@ -1,8 +1,8 @@
-package ops
+package reports
 
 import (
 	"context"
-	"strconv"
+	"fmt"
 	"strings"
 	"time"
 
@@ -12,13 +12,21 @@ import (
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
+// SinksOfLog finds each sink that has calls in the log; its last row is null. By the index
+// batches_new, one look for each.
+const SinksOfLog = `
+with recursive of_log as (
+  (select r.sink from onlyonce.batches r order by r.sink limit 1)
+  union all
+  select (select r.sink from onlyonce.batches r where r.sink > s.sink order by r.sink limit 1) from of_log s where s.sink is not null)`
+
 // pendingOf finds, for each lane of each sink of the log, the calls that no cursor has passed, the
 // oldest transaction first. In: sink (null: any), how many of each lane; more conditions may follow
 // the first part. By the index batches_new, from the oldest transaction that the lane's cursor has
 // not seen. It reads one batch more than calls are asked for: of the one that the cursor is in,
 // some are done. listed: a relay has listed the sink.
 const (
-	pendingOf = sinksOfLog + `,
+	pendingOf = SinksOfLog + `,
 pending as (
   select r.*, l.id is not null as listed
     from of_log s cross join generate_series(0, 15) n(lane)
@@ -44,15 +52,15 @@ const pendingCallsSQL = pendingOf + `
 select id, key::text as key, sink, lane, name, tenant, scope, method, target, listed, created_at, not_before, octet_length(body)::bigint as bytes
   from pending where ($3::text is null or scope = $3) and ($4::text is null or name = $4) order by created_at, id limit $2`
 
-// oldestCallsSQL finds the oldest call that is to be sent of each sink. In: sink (null: any), 1.
+// OldestCallsSQL finds the oldest call that is to be sent of each sink. In: sink (null: any), 1.
 // Reads one call of each lane.
-const oldestCallsSQL = pendingOf + pendingEnd + `
+const OldestCallsSQL = pendingOf + pendingEnd + `
 select sink, bool_and(listed) as listed, min(created_at) as created_at, extract(epoch from clock_timestamp() - min(created_at))::float8 as age_seconds
   from pending group by sink order by sink`
 
-// batchesOfKey finds the batches that hold a call of a key, $1, as a table expression. It reads the
+// BatchesOfKey finds the batches that hold a call of a key, $1, as a table expression. It reads the
 // log whole, without its bodies.
-const batchesOfKey = `(select b.slot, b.sink, b.lane, b.xid, b.id as batch from onlyonce.batches b where $1::uuid = any (b.keys) offset 0)`
+const BatchesOfKey = `(select b.slot, b.sink, b.lane, b.xid, b.id as batch from onlyonce.batches b where $1::uuid = any (b.keys) offset 0)`
 
 // callSQL reads one call of the log. In: key, whether with its body. One row, or none.
 const callSQL = `
@@ -60,7 +68,7 @@ select r.id, r.key::text as key, r.sink, r.lane, r.name, r.tenant, r.scope, r.me
        r.created_at, r.not_before, r.erased_at, r.capture, r.sealed, octet_length(r.body)::bigint as bytes, case when $2::boolean then r.body end as body,
        c.state, c.parked_id, c.attempts, c.error, c.settled_at, k.paused_at, k.paused_by, k.pause_reason,
        exists (select 1 from onlyonce.lanes l where l.sink = r.sink) as listed
-  from ` + batchesOfKey + ` b
+  from ` + BatchesOfKey + ` b
  cross join lateral (select * from onlyonce.outbox_log r where r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.batch offset 0) r
  cross join lateral (select * from onlyonce.calls c where c.sink = b.sink and c.lane = b.lane and c.xid = b.xid and c.batch = b.batch and c.id = r.id offset 0) c
   left join onlyonce.sinks k on k.name = r.sink
@@ -107,7 +115,7 @@ type CallFilter struct {
 // are more. Bodies and headers are not read. It reads at most Limit+1 calls of each of the 16 lanes
 // of each sink; with Scope or Name, all calls that are to be sent.
 func PendingCallList(ctx context.Context, db DB, f CallFilter) (calls []PendingCall, more bool, err error) {
-	return page[PendingCall](ctx, db, f.Limit, pendingCallsSQL, orNull(f.Sink), limitOf(f.Limit), orNull(f.Scope), orNull(f.Name))
+	return Page[PendingCall](ctx, db, f.Limit, pendingCallsSQL, OrNull(f.Sink), LimitOf(f.Limit), OrNull(f.Scope), OrNull(f.Name))
 }
 
 // OldestCall is the oldest call of a sink that is to be sent.
@@ -122,8 +130,8 @@ type OldestCall struct {
 // sink is not empty. Sinks without such calls are left out. It reads one call of each of the 16
 // lanes of a sink, however many wait: an exporter can call it often.
 func OldestCalls(ctx context.Context, db DB, sink string) (oldest []OldestCall, err error) {
-	return look(ctx, db, func(tx pgx.Tx) ([]OldestCall, error) {
-		return collect[OldestCall](ctx, tx, oldestCallsSQL, orNull(sink), 1)
+	return Look(ctx, db, func(tx pgx.Tx) ([]OldestCall, error) {
+		return Collect[OldestCall](ctx, tx, OldestCallsSQL, OrNull(sink), 1)
 	})
 }
 
@@ -164,15 +172,15 @@ type Call struct {
 
 // CallByKey returns what the log has of the call with an idempotency key, with its body if body is
 // set: bodies may be private. It returns nil if the log has no such call: it was never enqueued, or
-// its segment was emptied after it was settled. Key must be a UUID, or the error is ErrInvalid.
+// its segment was emptied after it was settled. Key must be a UUID, or the error is a [*Refusal].
 func CallByKey(ctx context.Context, db DB, key string, body bool) (*Call, error) {
 	id, err := uuid.Parse(strings.TrimSpace(key))
 	if err != nil {
-		return nil, failf(ErrInvalid, "%q is no UUID, and so no idempotency key of a call", key)
+		return nil, &Refusal{Reason: fmt.Sprintf("%q is no UUID, and so no idempotency key of a call", key), Kind: Invalid}
 	}
 	var rows []Call
-	err = snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-		rows, err = collect[Call](ctx, tx, callSQL, id.String(), body)
+	err = Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+		rows, err = Collect[Call](ctx, tx, callSQL, id.String(), body)
 		return err
 	})
 	if err != nil || len(rows) == 0 {
@@ -180,19 +188,4 @@ func CallByKey(ctx context.Context, db DB, key string, body bool) (*Call, error)
 	}
 	c := &rows[0]
 	return c, nil
-}
-
-// Next returns what an operator can do about the call, or look at.
-func (c *Call) Next() []Step {
-	var steps []Step
-	sink := show.Quote(c.Sink)
-	switch {
-	case c.ParkedID != nil && c.SettledAt == nil:
-		steps = append(steps, Step{"it is parked: see what can be done", "onlyonce parked show " + strconv.FormatInt(*c.ParkedID, 10)})
-	case c.State == "pending" && c.PausedAt != nil:
-		steps = append(steps, Step{"it waits for the pause of its sink to end", "onlyonce outbox resume -sink " + sink + " -reason WHY"})
-	case c.State == "pending":
-		steps = append(steps, Step{"it is to be sent: see who sends it", "onlyonce outbox status -sink " + sink})
-	}
-	return append(steps, Step{"what is known of its key", "onlyonce explain " + c.Key})
 }

@@ -1,4 +1,4 @@
-package ops
+package operate
 
 import (
 	"context"
@@ -6,6 +6,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // parkedDetailSQL reads one row whole. In: id, whether with its body. One row, or none. By the
@@ -41,27 +44,21 @@ type parkedWhole struct {
 	ResponseBody              []byte
 }
 
-// ParkedHeader is a header of a parked message or call.
-type ParkedHeader struct {
-	Name  string `json:"name" doc:"bytes that are not UTF-8 are replaced"`
-	Value Octets `json:"value"`
-}
-
 // ParkedDetail is everything that is known of one parked row. A nil pointer means: not known, or
 // none.
 type ParkedDetail struct {
-	ParkedItem // its Error is whole
+	ops.ParkedItem // its Error is whole
 
 	Key     *string `json:"key" doc:"as stored, a UUID"`
 	EventID *string `json:"event_id" doc:"of an event"`
 
 	// Of a message or event.
-	ClusterID     *string        `json:"cluster_id"`
-	TopicID       *string        `json:"topic_id"`
-	RecordTime    *time.Time     `json:"record_time"`
-	LogAppendTime bool           `json:"log_append_time" doc:"the broker set RecordTime, and not the producer"`
-	RecordKey     Octets         `json:"record_key"`
-	Headers       []ParkedHeader `json:"headers" db:"-"`
+	ClusterID     *string          `json:"cluster_id"`
+	TopicID       *string          `json:"topic_id"`
+	RecordTime    *time.Time       `json:"record_time"`
+	LogAppendTime bool             `json:"log_append_time" doc:"the broker set RecordTime, and not the producer"`
+	RecordKey     reports.Octets   `json:"record_key"`
+	Headers       []reports.Header `json:"headers" db:"-"`
 
 	// Of a call.
 	Method *string `json:"method"`
@@ -88,25 +85,25 @@ type ParkedDetail struct {
 	Trace        *string         `json:"trace"`
 	Response     *ParkedResponse `json:"response" db:"-"`
 
-	BodyBytes *int32 `json:"body_bytes" doc:"size of the body"`
-	Body      Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
+	BodyBytes *int32         `json:"body_bytes" doc:"size of the body"`
+	Body      reports.Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
 }
 
 // ParkedResponse is the answer of a remote that has accepted a call which is still to be completed.
 type ParkedResponse struct {
-	Status  *int32  `json:"status"`
-	Headers *string `json:"headers"`
-	Bytes   *int32  `json:"body_bytes"`
-	Body    Octets  `json:"body,omitzero" doc:"nil unless it was asked for"`
+	Status  *int32         `json:"status"`
+	Headers *string        `json:"headers"`
+	Bytes   *int32         `json:"body_bytes"`
+	Body    reports.Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
 }
 
 // ParkedByID returns one parked row whole, with its body if body is set: bodies may be private. It
 // returns nil if there is no such row. It reads that row, the row that has its body, and the
 // unsettled rows of its ordering key.
-func ParkedByID(ctx context.Context, db DB, id int64, body bool) (*ParkedDetail, error) {
+func ParkedByID(ctx context.Context, db ops.DB, id int64, body bool) (*ParkedDetail, error) {
 	var rows []parkedWhole
-	err := snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-		rows, err = collect[parkedWhole](ctx, tx, parkedDetailSQL, id, body)
+	err := reports.Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+		rows, err = reports.Collect[parkedWhole](ctx, tx, parkedDetailSQL, id, body)
 		return err
 	})
 	if err != nil || len(rows) == 0 {
@@ -117,12 +114,12 @@ func ParkedByID(ctx context.Context, db DB, id int64, body bool) (*ParkedDetail,
 
 func (p *parkedWhole) detail() *ParkedDetail {
 	d := &p.ParkedDetail
-	d.Headers = []ParkedHeader{}
+	d.Headers = []reports.Header{}
 	if p.ResponseStatus != nil {
 		d.Response = &ParkedResponse{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, p.ResponseBody}
 	}
 	for i, n := range p.HeaderNames {
-		h := ParkedHeader{Name: strings.ToValidUTF8(string(n), "\uFFFD")}
+		h := reports.Header{Name: strings.ToValidUTF8(string(n), "\uFFFD")}
 		if i < len(p.HeaderValues) {
 			h.Value = p.HeaderValues[i]
 		}

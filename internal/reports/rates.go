@@ -1,0 +1,129 @@
+package reports
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+)
+
+// sinkRatesSQL lists rates, and for which rates calls wait. In: sink, whose calls (each may be
+// null: any). The calls that wait are counted by the index parked_waits.
+const sinkRatesSQL = `
+select x.sink, case when x.calls_of like 'tenant %' then substr(x.calls_of, 8) else '' end as tenant,
+       case when x.calls_of like 'key %' then substr(x.calls_of, 5) else '' end as ordering_key_prefix,
+       r.configured, r.per_second, r.configured_in_flight, r.in_flight,
+       coalesce((select sum(s.share) from onlyonce.shares s where s.sink = r.sink and s.calls_of = r.calls_of and s.until > clock_timestamp()), 0) as taken,
+       r.set_at, r.set_by, r.reason,
+       case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour' then r.held_until end as held_until,
+       coalesce(w.calls, 0) as waiting
+  from (select * from onlyonce.rates where ($1::text is null or sink = $1) and ($2::text is null or calls_of = $2)) r
+  full join (select p.sink, p.waits_for as calls_of, count(*) as calls from onlyonce.parked p
+              where p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null
+                and ($1::text is null or p.sink = $1) and ($2::text is null or p.waits_for = $2) group by 1, 2) w
+    on w.sink = r.sink and w.calls_of = r.calls_of
+ cross join lateral (select coalesce(r.sink, w.sink) as sink, coalesce(r.calls_of, w.calls_of) as calls_of) x
+ where coalesce(r.configured, r.per_second, r.configured_in_flight, r.in_flight) is not null or r.held_until > clock_timestamp() or w.calls > 0
+ order by x.sink, x.calls_of`
+
+// SinkRate is the rate of a sink, of one of its tenants, or of ordering keys with a prefix.
+type SinkRate struct {
+	Sink              string   `json:"sink"`
+	Tenant            string   `json:"tenant" doc:"empty: any tenant"`
+	OrderingKeyPrefix string   `json:"ordering_key_prefix" doc:"empty: any ordering key, or none"`
+	Configured        *float64 `json:"configured" doc:"calls a second, by RelayConfig.Rates; nil: none"`
+	PerSecond         *float64 `json:"per_second" doc:"set by an operator, counts instead; nil: none"`
+
+	ConfiguredInFlight *int32 `json:"configured_in_flight" doc:"calls under way, by RelayConfig.Rates; nil: none"`
+	InFlight           *int32 `json:"in_flight" doc:"set by an operator, counts instead; nil: none"`
+	Taken              int64  `json:"taken" doc:"how many of them relays have or may have under way"`
+
+	SetAt     *time.Time `json:"set_at" doc:"when an operator last decided; nil: never"`
+	SetBy     *string    `json:"set_by"`
+	Reason    *string    `json:"reason"`
+	HeldUntil *time.Time `json:"held_until" doc:"the remote wants no calls before (Retry-After); nil: it takes them"`
+	Waiting   int64      `json:"waiting" doc:"calls that are set aside until the rate allows them"`
+}
+
+// Now is the rate that counts, in calls a second, or nil if there is none.
+func (r *SinkRate) Now() *float64 {
+	if r.PerSecond != nil {
+		return r.PerSecond
+	}
+	return r.Configured
+}
+
+// NowInFlight is the number of calls under way that counts, or nil if there is none.
+func (r *SinkRate) NowInFlight() *int32 {
+	if r.InFlight != nil {
+		return r.InFlight
+	}
+	return r.ConfiguredInFlight
+}
+
+// String describes the rate and what waits for it.
+func (r *SinkRate) String() string {
+	var limits []string
+	if n := r.Now(); n != nil {
+		limits = append(limits, decimal(*n)+" calls a second"+by(r.PerSecond == nil))
+	}
+	if n := r.NowInFlight(); n != nil {
+		limits = append(limits, fmt.Sprintf("%d under way at once, of which %d are taken%s", *n, r.Taken, by(r.InFlight == nil)))
+	}
+	text := "no rate"
+	if len(limits) > 0 {
+		text = strings.Join(limits, "; ")
+	}
+	if r.PerSecond != nil || r.InFlight != nil {
+		text += fmt.Sprintf(", set by %s at %s: %s", show.OrDash(r.SetBy), show.Instant(*r.SetAt), show.OrDash(r.Reason))
+	}
+	if r.HeldUntil != nil {
+		text += "; the remote wants no calls until " + show.Instant(*r.HeldUntil)
+	}
+	if r.Waiting > 0 {
+		text += fmt.Sprintf("; %d calls wait", r.Waiting)
+	}
+	return text
+}
+
+// Whose names the calls that the rate is for.
+func (r *SinkRate) Whose() string {
+	switch {
+	case r.OrderingKeyPrefix != "":
+		return "sink " + r.Sink + ", ordering keys " + r.OrderingKeyPrefix + "..."
+	case r.Tenant != "":
+		return "sink " + r.Sink + ", tenant " + r.Tenant
+	}
+	return "sink " + r.Sink
+}
+
+// Of says which of the sink's calls the rate is for, if not for all.
+func (r *SinkRate) Of() string {
+	switch {
+	case r.OrderingKeyPrefix != "":
+		return fmt.Sprintf(", ordering keys with the prefix %q", r.OrderingKeyPrefix)
+	case r.Tenant != "":
+		return fmt.Sprintf(", tenant %q", r.Tenant)
+	}
+	return ""
+}
+
+// by says whose a limit is, unless an operator has set it.
+func by(configured bool) string {
+	if configured {
+		return ", by the relays' configuration"
+	}
+	return ""
+}
+
+func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
+
+func Rates(ctx context.Context, tx pgx.Tx, sink, callsOf *string) ([]SinkRate, error) {
+	rates, err := Collect[SinkRate](ctx, tx, sinkRatesSQL, sink, callsOf)
+	return rates, err
+}

@@ -1,0 +1,23 @@
+package reports
+
+import (
+	"testing"
+
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// The server can parse every question.
+func TestQuestionsPrepare(t *testing.T) {
+	t.Parallel()
+	conn, err := pgtest.DB(t).Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, sql := range []string{BoundsSQL, LimitSQL, pendingCallsSQL, OldestCallsSQL, callSQL, eventsSQL, unhandledEventsSQL, oneEventSQL, operationsSQL, auditRowsSQL,
+		keyRingsSQL, logSinksSQL, lanesSQL, WaitingCallsSQL, parkedCallsSQL, RingSQL, sinkNamesSQL, StreamsSQL, EventRingSQL, frontiersSQL, sinkRatesSQL} {
+		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
+			t.Errorf("%s\n%v", sql, err)
+		}
+	}
+}
