@@ -28,8 +28,8 @@ func Next(row any) []Step {
 		return nextOfRequest(row)
 	case *reports.Frontier:
 		return nextOfFrontier(row)
-	case *reports.Event:
-		return nextOfEvent(row)
+	case *reports.EventDetail:
+		return nextOfEvent(&row.Event)
 	case *reports.Call:
 		return nextOfCall(row)
 	}
