@@ -28,6 +28,12 @@
 // its function documents otherwise. If the context ends sooner, the transaction is canceled before
 // COMMIT; COMMIT itself is not interrupted.
 //
+// # Stability
+//
+// The decisions, [Status], [ExplainKey], [ExplainPosition], [Examine], their inputs and their errors
+// stay as they are. The structs of results are experimental: fields may be added, moved and renamed
+// in any version. Their JSON names are those of the program onlyonce, and stay.
+//
 // # Errors
 //
 // An error that a person can act on is an [*Error]: the reason, and the remedy. It names options as

@@ -3,16 +3,12 @@ package ops
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
-
-// ParkedReasons are the reasons that ParkedFilter.Reason may name.
-func ParkedReasons() []string { return slices.Clone(parked.Reasons) }
 
 // ParkedFilter picks parked rows, oldest first. An empty field picks any. ID, Scope or, for calls,
 // Sink is required.
@@ -34,7 +30,7 @@ type ParkedFilter struct {
 	Name  string `flag:"name" arg:"N" doc:"only calls of the name N"`
 	State string `flag:"state" arg:"STATE" choices:"waiting,retrying,blocked,reconcile" doc:"only rows in one STATE: waiting, retrying, blocked or reconcile"`
 
-	// Reason is why the row was parked: one of ParkedReasons. Rows of reason conflict are picked
+	// Reason is why the row was parked: one of those that ParkedItem.Reason has. Rows of reason conflict are picked
 	// only by this field or by ID.
 	Reason string `flag:"parked-for" arg:"R" choices:"reasons" doc:"only rows that were parked for the reason R"`
 
