@@ -30,7 +30,7 @@ type ParkedFilter struct {
 	Name  string `flag:"name" arg:"N" doc:"only calls of the name N"`
 	State string `flag:"state" arg:"STATE" choices:"waiting,retrying,blocked,reconcile" doc:"only rows in one STATE: waiting, retrying, blocked or reconcile"`
 
-	// Reason is why the row was parked: one of those that ParkedItem.Reason has. Rows of reason conflict are picked
+	// Reason is why the row was parked. Rows of reason conflict are picked
 	// only by this field or by ID.
 	Reason string `flag:"parked-for" arg:"R" choices:"reasons" doc:"only rows that were parked for the reason R"`
 

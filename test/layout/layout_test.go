@@ -207,6 +207,7 @@ var rooms = [][]string{
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
 	{"consumer/sharesource"},
+	{"internal/reports"},
 	{"ops"},
 	{"internal/operate"},
 	{"internal/gauges", "ui"},
