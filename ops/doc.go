@@ -30,9 +30,9 @@
 //
 // # Stability
 //
-// The decisions, [Status], [ExplainKey], [ExplainPosition], [Examine], their inputs and their errors
-// stay as they are. The structs of results are experimental: fields may be added, moved and renamed
-// in any version. Their JSON names are those of the program onlyonce, and stay.
+// The decisions, [Status], [ExplainKey], [ExplainPosition], [Examine], their inputs and their
+// errors stay as they are. The structs of results are experimental: a version may add, move and
+// rename fields. Their JSON names are those of the program onlyonce, and stay.
 //
 // # Errors
 //
