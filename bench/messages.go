@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 const (
@@ -80,14 +81,14 @@ func newTape(partitions, perPartition int, id newID) *tape {
 	return t
 }
 
-// source is a consumer.Source that reads the tape.
-type source struct {
+// taped is a consumer.Source that reads the tape.
+type taped struct {
 	*consumertest.Source
 	t *tape
 }
 
-func (s source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
-	return s.Source.Run(ctx, func(ctx context.Context, p consumer.Partition) error {
+func (s taped) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
+	return s.Source.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
 		id, err := p.Identity(ctx)
 		if err != nil {
 			return err
@@ -97,26 +98,26 @@ func (s source) Run(ctx context.Context, own func(context.Context, consumer.Part
 }
 
 type partition struct {
-	consumer.Partition
+	source.Partition[*consumer.Message]
 	t  *tape
 	id int32
 }
 
 // Fetch returns the next messages of the tape, and waits forever at its end.
-func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+func (p partition) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
 	end := int64(len(p.t.ids[p.id]) / idBytes)
 	n := min(fetchLimit, end-from)
 	if p.t.every > 0 && n > 0 {
 		if err := until(ctx, p.t.start.Add(time.Duration(from)*p.t.every)); err != nil {
-			return consumer.Fetched{}, err
+			return source.Fetched[*consumer.Message]{}, err
 		}
 		n = min(n, int64(time.Since(p.t.start)/p.t.every)+1-from)
 	}
 	if n <= 0 {
 		<-ctx.Done()
-		return consumer.Fetched{}, ctx.Err()
+		return source.Fetched[*consumer.Message]{}, ctx.Err()
 	}
-	got := consumer.Fetched{Messages: p.t.messages(p.id, from, n), Next: from + n, LeaderEpoch: -1, HighWatermark: end, LastStable: end}
+	got := source.Fetched[*consumer.Message]{Messages: p.t.messages(p.id, from, n), Next: from + n, LeaderEpoch: -1, HighWatermark: end, LastStable: end}
 	for i, m := range got.Messages {
 		if most -= m.Size(); most < 0 && i > 0 {
 			got.Messages, got.Next = got.Messages[:i], m.Offset

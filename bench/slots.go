@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // sideBySide compares a consumer that runs several transactions of a partition at once with one
@@ -65,24 +66,24 @@ func shared(_ context.Context, _ *server, o options) (wrapped, plain side, err e
 	end := int64(len(t.ids[0])/idBytes - fetchLimit)
 	wrapped = consumerSide(1, end, handlerQueued, cfg, func(context.Context) (consumer.Source, error) {
 		t.log.ClearCommitted(group)
-		return &sharedTape{source: source{&consumertest.Source{Log: t.log, GroupID: group}, t}, begun: make(chan struct{}), open: map[int64]bool{}}, nil
+		return &sharedTape{taped: taped{&consumertest.Source{Log: t.log, GroupID: group}, t}, begun: make(chan struct{}), open: map[int64]bool{}}, nil
 	})
 	return wrapped, wrappedSide(t, handlerQueued, cfg), nil
 }
 
 // sharedTape is a tape of one partition, whose messages a share group delivers to this one member.
 type sharedTape struct {
-	source
+	taped
 	begun chan struct{} // closed once the keeper has the partition
-	of    consumer.Identity
+	of    source.Identity
 
 	mu   sync.Mutex
 	next int64          // the first message that was not delivered
 	open map[int64]bool // first offsets of deliveries that were not answered
 }
 
-func (s *sharedTape) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
-	return s.source.Run(ctx, func(ctx context.Context, p consumer.Partition) (err error) {
+func (s *sharedTape) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
+	return s.taped.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) (err error) {
 		if s.of, err = p.Identity(ctx); err != nil {
 			return err
 		}
@@ -91,7 +92,7 @@ func (s *sharedTape) Run(ctx context.Context, own func(context.Context, consumer
 	})
 }
 
-func (s *sharedTape) Deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d consumer.Delivery) consumer.Applied) error {
+func (s *sharedTape) Deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d source.Delivery[*consumer.Message]) source.Applied) error {
 	select {
 	case <-s.begun:
 	case <-ctx.Done():
@@ -119,12 +120,12 @@ func (s *sharedTape) Deliver(ctx context.Context, atOnce, most int, apply func(c
 	return nil
 }
 
-func (s *sharedTape) take(most int64) consumer.Delivery {
+func (s *sharedTape) take(most int64) source.Delivery[*consumer.Message] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	from := s.next
 	s.next, s.open[from] = from+most, true
-	return consumer.Delivery{
+	return source.Delivery[*consumer.Message]{
 		ClusterID: s.of.ClusterID, Topic: s.of.Topic, TopicID: s.of.TopicID, Partition: s.of.Partition,
 		Messages: s.t.messages(s.of.Partition, from, most), Until: time.Now().Add(time.Minute),
 	}

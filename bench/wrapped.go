@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // fetchLimit is how many messages a fetch returns: what Kafka's fetches of some 100 KB hold.
@@ -33,7 +34,7 @@ func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 	end := int64(len(t.ids[0])/idBytes - fetchLimit) // a last batch that is not full does not count
 	return consumerSide(len(t.ids), end, h, cfg, func(context.Context) (consumer.Source, error) {
 		t.log.ClearCommitted(group)
-		return source{&consumertest.Source{Log: t.log, GroupID: group}, t}, nil
+		return taped{&consumertest.Source{Log: t.log, GroupID: group}, t}, nil
 	})
 }
 
@@ -65,7 +66,7 @@ func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Co
 		}
 		cfg := cfg
 		parks := cfg.OnFailure == consumer.ParkOrderingKey
-		_, isShared := src.(consumer.SharedSource) // its keeper reads what was handled
+		_, isShared := src.(source.Shared[*consumer.Message]) // its keeper reads what was handled
 		cfg.Hooks = consumer.JoinHooks(cfg.Hooks, consumer.Hooks{
 			Batch: func(b consumer.BatchDone) {
 				count.Add(int64(b.Handled))

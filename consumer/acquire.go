@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
@@ -64,7 +65,7 @@ func (w *worker) acquire(ctx context.Context) error {
 			// it since; it was not an operator. A process raises at most once in a generation.
 			// Otherwise two processes that both believe they own the partition would take turns for
 			// ever.
-			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
+			return fmt.Errorf("%w: cursor %d has epoch %d", source.ErrOwnershipLost, cur.id, cur.epoch)
 		}
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
 		if mine && w.slotted != w.needsSlots(cur) {
@@ -103,7 +104,7 @@ func (w *worker) acquire(ctx context.Context) error {
 		}
 		return w.verifyLog(ctx)
 	}
-	return fmt.Errorf("%w: another process keeps raising the epoch of %s/%d", ErrOwnershipLost, id.Topic, id.Partition)
+	return fmt.Errorf("%w: another process keeps raising the epoch of %s/%d", source.ErrOwnershipLost, id.Topic, id.Partition)
 }
 
 // checkCursor refuses a cursor that belongs to another group or cluster, or to another topic of the
@@ -199,7 +200,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 		}
 	}
 	// Last, because fetches that continue from here repeat the check if the leader changes.
-	var cut *OutOfRangeError
+	var cut *source.OutOfRangeError
 	if err := w.p.Verify(ctx, w.pos, w.leaderEpoch); errors.As(err, &cut) {
 		return w.haltError(HaltTruncated, "the log was cut off at offset %d and written anew: leader epoch %d, up to which it was read, ends there", cut.End, w.leaderEpoch)
 	} else if err != nil {
@@ -214,7 +215,7 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 		return err
 	}
 	f, err := w.p.Fetch(ctx, w.anchor.offset, 1)
-	var out *OutOfRangeError
+	var out *source.OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:
 		return nil // deleted by retention since the log's start was read: no sign of another log

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // deleting is a source whose log is cut by retention right before a fetch.
@@ -14,16 +15,18 @@ type deleting struct {
 	before func(from int64)
 }
 
-func (d deleting) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
-	return d.Source.Run(ctx, func(ctx context.Context, p consumer.Partition) error { return own(ctx, deletingPartition{p, d.before}) })
+func (d deleting) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
+	return d.Source.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
+		return own(ctx, deletingPartition{p, d.before})
+	})
 }
 
 type deletingPartition struct {
-	consumer.Partition
+	source.Partition[*consumer.Message]
 	before func(from int64)
 }
 
-func (d deletingPartition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+func (d deletingPartition) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
 	d.before(from)
 	return d.Partition.Fetch(ctx, from, most)
 }

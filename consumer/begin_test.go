@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -185,7 +186,7 @@ func TestD1FailingOnBeginIsNobodysFault(t *testing.T) {
 		"error":            func(context.Context, consumer.Tx) error { return errBoom },
 		"permanent":        func(context.Context, consumer.Tx) error { return consumer.Permanent(errBoom) },
 		"cancelled":        func(context.Context, consumer.Tx) error { return fmt.Errorf("asking: %w", context.Canceled) },
-		"lost":             func(context.Context, consumer.Tx) error { return consumer.ErrOwnershipLost },
+		"lost":             func(context.Context, consumer.Tx) error { return source.ErrOwnershipLost },
 		"panic":            func(context.Context, consumer.Tx) error { panic("kaboom") },
 		"statement":        func(_ context.Context, tx consumer.Tx) error { tx.Queue(`select 1 / 0`); return nil },
 		"swallowed":        func(ctx context.Context, tx consumer.Tx) error { _, _ = tx.Exec(ctx, `selec`); return nil },

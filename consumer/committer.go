@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
@@ -77,7 +78,7 @@ func (c *committer) commitUntilStopped(committed int64) {
 		switch {
 		case err == nil:
 			committed = offset
-		case errors.Is(err, ErrOwnershipLost):
+		case errors.Is(err, source.ErrOwnershipLost):
 			c.lost <- err
 			return
 		case !last:

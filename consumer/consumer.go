@@ -51,7 +51,7 @@ type Consumer struct {
 	batch   BatchHandler
 	cfg     Config
 	events  bool         // the source is one of events (claimed.Source)
-	shares  SharedSource // the source, if a share group delivers its messages; else nil
+	shares  sharedSource // the source, if a share group delivers its messages; else nil
 
 	shard   string         // name of this database, "" if only one
 	shards  []*Consumer    // by name, nil if there is one database
@@ -81,7 +81,7 @@ func New[D shard.Databases, H AnyHandler](db D, source Source, handler H, cfg Co
 func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Consumer, error) {
 	source := c.source
 	_, c.events = source.(claimed.Source)
-	c.shares, _ = source.(SharedSource)
+	c.shares, _ = source.(sharedSource)
 	faults := []error{c.cfg.faults(c.events), c.sharedFaults(sharded)}
 	if sharded {
 		faults = append(faults, setFault(set, c.events))

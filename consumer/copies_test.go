@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -33,7 +34,7 @@ func (s topics) Topics() (names []string) {
 	return names
 }
 
-func (s topics) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+func (s topics) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
 	errs := make([]error, len(s))
 	var all sync.WaitGroup
 	for i, one := range s {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
@@ -75,7 +76,7 @@ func newDeliveries(c *Consumer) *deliveries {
 }
 
 // of returns the partition of a delivery, and the slot that its next transactions lock.
-func (s *deliveries) of(d *Delivery) (p *deliveredPartition, slot int32) {
+func (s *deliveries) of(d *delivery) (p *deliveredPartition, slot int32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name := deliveredName{d.Topic, d.Partition}
@@ -99,20 +100,20 @@ func (s *deliveries) end() {
 
 // apply makes delivered messages take effect, or parks them, and returns which of them are done. It
 // begins no new attempt after d.Until.
-func (s *deliveries) apply(ctx context.Context, d Delivery) Applied {
+func (s *deliveries) apply(ctx context.Context, d delivery) source.Applied {
 	p, slot := s.of(&d)
 	own, paused, err := p.read(ctx, s.c, &d)
 	switch {
 	case err != nil:
 		p.state.setTrouble(&p.state.reachTrouble, err)
 		s.c.cfg.Logger.Warn("onlyonce: delivered messages are given back, and tried again", "scope", s.c.cfg.Scope, "topic", d.Topic, "partition", d.Partition, "error", err)
-		return Applied{Rest: pollEvery}
+		return source.Applied{Rest: pollEvery}
 	case paused || own == nil:
 		p.state.clearTrouble(&p.state.reachTrouble)
-		return Applied{Rest: pollEvery}
+		return source.Applied{Rest: pollEvery}
 	case len(d.Messages) == 0:
 		p.passHalt()
-		return Applied{}
+		return source.Applied{}
 	}
 	one := &delivered{slot: slot, done: map[int64]bool{}}
 	one.applier = applier{engine: engine{ownership: *own}, counting: countInShare, sideBySide: true}
@@ -138,7 +139,7 @@ func (s *deliveries) apply(ctx context.Context, d Delivery) Applied {
 	case !errors.Is(err, errMoved) && ctx.Err() == nil:
 		p.report(s.c, err)
 	}
-	out := Applied{Done: one.offsetsDone()}
+	out := source.Applied{Done: one.offsetsDone()}
 	switch {
 	case len(out.Done) == len(d.Messages) || ctx.Err() != nil:
 	case p.brake.stopped():
@@ -153,7 +154,7 @@ func (s *deliveries) apply(ctx context.Context, d Delivery) Applied {
 // read returns what this process knows of the partition, at most a second old. own is nil if the
 // keeper has not taken the partition over yet, or has to halt because it is not the one that was
 // delivered: the keeper reports that.
-func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *Delivery) (own *ownership, paused bool, err error) {
+func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *delivery) (own *ownership, paused bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.known != nil && p.known.id.TopicID == d.TopicID && time.Since(p.readAt) < pollEvery {
@@ -170,7 +171,7 @@ func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *Delivery)
 		return nil, false, nil
 	}
 	own = &ownership{c: c, cur: cur, state: p.state, brake: p.brake, redoUntil: cur.redoOffset(d.TopicID),
-		id: Identity{ClusterID: d.ClusterID, Topic: d.Topic, TopicID: d.TopicID, Partition: d.Partition}}
+		id: source.Identity{ClusterID: d.ClusterID, Topic: d.Topic, TopicID: d.TopicID, Partition: d.Partition}}
 	if c.cfg.Key != nil {
 		row, err := c.readScope(ctx)
 		if err != nil || row == nil || !slices.Contains(row.topics, d.Topic) {
@@ -282,7 +283,7 @@ func (d *delivered) runShareAttempt(work context.Context, a *attempt) error {
 	case errors.Is(err, errFenced):
 		return d.explainShareFence(work, a, offsets, hashes)
 	case errors.Is(err, errChanged):
-		return fmt.Errorf("%w: a handler has changed the bytes of a delivered message", ErrOwnershipLost)
+		return fmt.Errorf("%w: a handler has changed the bytes of a delivered message", source.ErrOwnershipLost)
 	}
 	if err != nil {
 		return err
@@ -311,7 +312,7 @@ func (d *delivered) explainShareFence(work context.Context, a *attempt, offsets,
 	case err != nil && !errors.Is(err, pgx.ErrNoRows):
 		return fmt.Errorf("reading which delivered messages are done: %w", err)
 	case err != nil || !takes:
-		return fmt.Errorf("%w: cursor %d does not take messages of share groups under %q now", ErrOwnershipLost, d.cur.id, d.c.source.Group())
+		return fmt.Errorf("%w: cursor %d does not take messages of share groups under %q now", source.ErrOwnershipLost, d.cur.id, d.c.source.Group())
 	}
 	found := 0
 	for i, m := range a.msgs {
@@ -330,7 +331,7 @@ func (d *delivered) explainShareFence(work context.Context, a *attempt, offsets,
 		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
 		return nil
 	case 0:
-		return fmt.Errorf("%w: no keeper of a share group owns cursor %d", ErrOwnershipLost, d.cur.id)
+		return fmt.Errorf("%w: no keeper of a share group owns cursor %d", source.ErrOwnershipLost, d.cur.id)
 	}
 	return errMoved
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
@@ -195,7 +196,7 @@ func endsWork(err error) bool {
 		return false // a user's function may return any error, even these
 	}
 	var halt *HaltError
-	return errors.As(err, &halt) || errors.Is(err, ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
+	return errors.As(err, &halt) || errors.Is(err, source.ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
 }
 
 // handlerFailure is the error of an attempt that was rolled back because of the handler or its

@@ -19,6 +19,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -120,16 +121,18 @@ type tailLater struct {
 	tail chan struct{}
 }
 
-func (s tailLater) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
-	return s.Source.Run(ctx, func(ctx context.Context, p consumer.Partition) error { return own(ctx, tailPartition{p, s.tail}) })
+func (s tailLater) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
+	return s.Source.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
+		return own(ctx, tailPartition{p, s.tail})
+	})
 }
 
 type tailPartition struct {
-	consumer.Partition
+	source.Partition[*consumer.Message]
 	tail chan struct{}
 }
 
-func (p tailPartition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+func (p tailPartition) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
 	got, err := p.Partition.Fetch(ctx, from, most)
 	if n := len(got.Messages); n > 0 {
 		got.Next = got.Messages[n-1].Offset + 1
@@ -137,7 +140,7 @@ func (p tailPartition) Fetch(ctx context.Context, from int64, most int) (consume
 		select {
 		case <-p.tail:
 		case <-ctx.Done():
-			return consumer.Fetched{}, ctx.Err()
+			return source.Fetched[*consumer.Message]{}, ctx.Err()
 		}
 	}
 	return got, err

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -216,7 +217,7 @@ var handlerRows = []row{
 	}},
 	{"handler", "error: of another kind than the engine's own", func(f *faults) {
 		f.misbehaves(exhausted, func(context.Context, consumer.Tx, *consumer.Message) error {
-			return errors.Join(consumer.ErrOwnershipLost, context.Canceled, context.DeadlineExceeded)
+			return errors.Join(source.ErrOwnershipLost, context.Canceled, context.DeadlineExceeded)
 		})
 	}},
 	{"handler", "panic", func(f *faults) {

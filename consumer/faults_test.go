@@ -18,6 +18,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/scenario"
@@ -347,7 +348,7 @@ var offsetRows = []row{
 		f.src.OnCommit = func(_ int32, offset int64) error {
 			if n := commits.Add(1); n%3 == 0 && refused.Load() < 6 {
 				refused.Add(1)
-				return fmt.Errorf("%w: error %d", consumer.ErrOwnershipLost, []int{22, 25, 27}[n/3%3])
+				return fmt.Errorf("%w: error %d", source.ErrOwnershipLost, []int{22, 25, 27}[n/3%3])
 			}
 			return nil
 		}

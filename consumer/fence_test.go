@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -102,7 +103,7 @@ func TestF2StaleMemberDoesNotRaise(t *testing.T) {
 		case tried <- struct{}{}:
 		default:
 		}
-		return fmt.Errorf("%w: error 22", consumer.ErrOwnershipLost)
+		return fmt.Errorf("%w: error 22", source.ErrOwnershipLost)
 	}
 	c, err := consumer.New(r.pool, stale, queued, testConfig())
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -50,7 +51,7 @@ func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
 	case cur != nil && (cur.run != e.cur.run || cur.retired):
 		return nil, errMoved
 	}
-	return nil, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, e.cur.id)
+	return nil, fmt.Errorf("%w: cursor %d has another owner", source.ErrOwnershipLost, e.cur.id)
 }
 
 // runLogAttempt runs one transaction of the log. Its fence moves the position to a.next.

@@ -14,7 +14,7 @@ import (
 // above its position, and what the broker will deliver no more. The scheduler gives the slots only
 // messages that the broker has given up (G3).
 type observer struct {
-	source  SharedSource
+	source  sharedSource
 	results chan observation
 	looking bool
 	next    time.Time     // when the next look is due

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
@@ -17,7 +18,7 @@ const haltRecheck = 3 * time.Second
 // goroutines, share it: after the take-over it does not change.
 type ownership struct {
 	c     *Consumer
-	id    Identity
+	id    source.Identity
 	cur   *cursor // what this process owns; nil before the first take-over
 	state *partitionState
 	brake *brake
@@ -30,7 +31,7 @@ type ownership struct {
 }
 
 // ownPartition works on a partition, from the time the source hands it over until it is given up.
-func (c *Consumer) ownPartition(ctx context.Context, p Partition) (err error) {
+func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
 	w := &worker{p: p, applier: applier{counting: countInCursor,
 		engine: engine{ownership: ownership{c: c, state: c.partitions.add(), brake: &brake{cfg: c.cfg.Brake}}}}}
 	w.applier.runLogAttempt = w.runLogAttempt
@@ -70,7 +71,7 @@ func (c *Consumer) ownPartition(ctx context.Context, p Partition) (err error) {
 			}
 			w.brake.release()
 			continue
-		case errors.Is(err, ErrOwnershipLost):
+		case errors.Is(err, source.ErrOwnershipLost):
 			return err
 		case errors.As(err, &halt):
 			w.reportHalt(ctx, halt)

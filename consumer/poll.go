@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
@@ -88,7 +89,7 @@ type pollAnswer struct {
 // polledPartition is a partition that the poller asks about, from when its owner joins until it
 // leaves.
 type polledPartition struct {
-	id      Identity
+	id      source.Identity
 	cur     *cursor
 	state   *partitionState
 	answers chan pollAnswer // the latest answer; capacity 1
@@ -146,7 +147,7 @@ func newPoller(c *Consumer) *poller {
 }
 
 // join adds a partition, and makes the poller ask at once.
-func (p *poller) join(id Identity, cur *cursor, state *partitionState) *polledPartition {
+func (p *poller) join(id source.Identity, cur *cursor, state *partitionState) *polledPartition {
 	m := &polledPartition{id: id, cur: cur, state: state, answers: make(chan pollAnswer, 1)}
 	p.mu.Lock()
 	p.members[m] = struct{}{}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
@@ -17,7 +18,7 @@ type prefetcher struct {
 }
 
 type fetchResult struct {
-	Fetched
+	fetched
 	err error
 }
 
@@ -31,7 +32,7 @@ func startPrefetcher(ctx context.Context, w *worker) *prefetcher {
 	return f
 }
 
-func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id Identity, p Partition, state *partitionState, from int64) {
+func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) {
 	more := false // the log holds more than was fetched
 	for ctx.Err() == nil {
 		room, ok := f.budget.reserve(ctx, f.share, more)
@@ -60,7 +61,7 @@ func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id Identity, p
 	}
 }
 
-func fetchOnce(ctx context.Context, hooks *Hooks, id Identity, p Partition, from int64, most int) (got Fetched, err error) {
+func fetchOnce(ctx context.Context, hooks *Hooks, id source.Identity, p partition, from int64, most int) (got fetched, err error) {
 	start := FetchStart{Topic: id.Topic, Partition: id.Partition, From: from}
 	if hooks.FetchStart != nil {
 		ctx = hooks.FetchStart(ctx, start)

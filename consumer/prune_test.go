@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -18,13 +19,17 @@ type eventLog struct{ consumer.Source }
 
 func (eventLog) Claimed() claimed.Mark { return claimed.Mark{} }
 
-func (s eventLog) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
-	return s.Source.Run(ctx, func(ctx context.Context, p consumer.Partition) error { return own(ctx, eventPartition{p}) })
+func (s eventLog) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
+	return s.Source.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
+		return own(ctx, eventPartition{p})
+	})
 }
 
-type eventPartition struct{ consumer.Partition }
+type eventPartition struct {
+	source.Partition[*consumer.Message]
+}
 
-func (p eventPartition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+func (p eventPartition) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
 	f, err := p.Partition.Fetch(ctx, from, most)
 	for _, m := range f.Messages {
 		claimed.Set(m, "", string(m.Value))

@@ -3,6 +3,8 @@ package consumer
 import (
 	"context"
 	"time"
+
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // flushAfter is how long a position that moved without work (past control, aborted and removed
@@ -14,7 +16,7 @@ const flushAfter = 5 * time.Second
 type reader struct {
 	cfg     *Config
 	mark    func([]*Message) // see worker.markAlone
-	id      Identity
+	id      source.Identity
 	cur     *cursor
 	brake   *brake
 	fetches *prefetcher

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -25,10 +26,10 @@ type sharedSource struct {
 	*consumertest.Source
 	settled atomic.Int64
 	asked   atomic.Int64 // for settled
-	apply   chan func(context.Context, consumer.Delivery) consumer.Applied
+	apply   chan func(context.Context, source.Delivery[*consumer.Message]) source.Applied
 }
 
-func (s *sharedSource) Deliver(ctx context.Context, _, _ int, apply func(context.Context, consumer.Delivery) consumer.Applied) error {
+func (s *sharedSource) Deliver(ctx context.Context, _, _ int, apply func(context.Context, source.Delivery[*consumer.Message]) source.Applied) error {
 	s.apply <- apply
 	<-ctx.Done()
 	return nil
@@ -44,14 +45,14 @@ type shareRig struct {
 	*rig
 	share    *sharedSource
 	messages []*consumer.Message
-	apply    func(context.Context, consumer.Delivery) consumer.Applied
+	apply    func(context.Context, source.Delivery[*consumer.Message]) source.Applied
 }
 
 // newDeliveryRig has n records in its log.
 func newDeliveryRig(t *testing.T, n int) *shareRig {
 	t.Helper()
 	r := &shareRig{rig: newRig(t, 1)}
-	r.share = &sharedSource{Source: r.src, apply: make(chan func(context.Context, consumer.Delivery) consumer.Applied, 1)}
+	r.share = &sharedSource{Source: r.src, apply: make(chan func(context.Context, source.Delivery[*consumer.Message]) source.Applied, 1)}
 	for i := range n {
 		m := &consumer.Message{Value: fmt.Append(nil, i)}
 		r.log.AppendMessage(0, m)
@@ -78,9 +79,9 @@ func (r *shareRig) consume(h consumer.Handler, cfg consumer.Config) (stop func()
 }
 
 // delivery is a delivery of some offsets, as of now.
-func (r *shareRig) delivery(offsets ...int64) consumer.Delivery {
+func (r *shareRig) delivery(offsets ...int64) source.Delivery[*consumer.Message] {
 	id := r.log.Identity()
-	d := consumer.Delivery{ClusterID: id.ClusterID, Topic: id.Topic, TopicID: id.TopicID, Until: time.Now().Add(patience)}
+	d := source.Delivery[*consumer.Message]{ClusterID: id.ClusterID, Topic: id.Topic, TopicID: id.TopicID, Until: time.Now().Add(patience)}
 	for _, o := range offsets {
 		m := *r.messages[o]
 		d.Messages = append(d.Messages, &m)
@@ -91,7 +92,7 @@ func (r *shareRig) delivery(offsets ...int64) consumer.Delivery {
 // deliver delivers offsets, until they are taken, and returns which of them are acknowledged.
 func (r *shareRig) deliver(offsets ...int64) []int64 {
 	r.t.Helper()
-	var out consumer.Applied
+	var out source.Applied
 	until(r.t, "the delivery is taken", func() bool {
 		out = r.apply(r.t.Context(), r.delivery(offsets...))
 		return len(out.Done) > 0

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
@@ -75,7 +76,7 @@ func (one *slot) explainSlotFence(work context.Context, a *attempt, offsets []in
 	case err != nil && !errors.Is(err, pgx.ErrNoRows):
 		return fmt.Errorf("reading which messages are done: %w", err)
 	case err != nil || !mine && sameRun:
-		return fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, one.cur.id)
+		return fmt.Errorf("%w: cursor %d has another owner", source.ErrOwnershipLost, one.cur.id)
 	case mine && done == len(offsets):
 		// What that attempt did cannot be known; it may have parked messages.
 		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0

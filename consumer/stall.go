@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -24,7 +25,7 @@ type stall struct {
 
 // after returns the state after a fetch from an offset, which returned at a time. It is nil if the
 // partition does not wait, or no longer.
-func (w *stall) after(from int64, got Fetched, at time.Time) *stall {
+func (w *stall) after(from int64, got fetched, at time.Time) *stall {
 	switch {
 	case got.Next > from || from != got.LastStable || got.HighWatermark <= from:
 		return nil
@@ -38,7 +39,7 @@ func (w *stall) after(from int64, got Fetched, at time.Time) *stall {
 
 // reportStall records what a fetch says about the last stable offset. If a partition waits for
 // long, it logs that once, and once more when the partition continues.
-func (c *Consumer) reportStall(id Identity, state *partitionState, from int64, got Fetched) {
+func (c *Consumer) reportStall(id source.Identity, state *partitionState, from int64, got fetched) {
 	was := state.stall.Load()
 	is := was.after(from, got, time.Now())
 	if is == was {

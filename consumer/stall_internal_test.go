@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // A partition waits from the first fetch that finds records above the last stable offset and
@@ -17,22 +19,22 @@ func TestWaitingAtTheLastStableOffset(t *testing.T) {
 	for _, c := range []struct {
 		what        string
 		from        int64
-		got         Fetched
+		got         fetched
 		after       time.Duration
 		since       time.Duration // -1: it does not wait
 		told, begun bool
 	}{
-		{"records", 0, Fetched{Next: 5, HighWatermark: 9, LastStable: 5}, 0, -1, false, false},
-		{"nothing stable left", 5, Fetched{Next: 5, HighWatermark: 9, LastStable: 5}, time.Second, time.Second, false, true},
-		{"the same", 5, Fetched{Next: 5, HighWatermark: 10, LastStable: 5}, time.Minute, time.Second, false, false},
-		{"for a minute", 5, Fetched{Next: 5, HighWatermark: 10, LastStable: 5}, time.Minute + time.Second, time.Second, true, false},
-		{"still", 5, Fetched{Next: 5, HighWatermark: 10, LastStable: 5}, time.Hour, time.Second, true, false},
-		{"the next one is open already", 5, Fetched{Next: 7, HighWatermark: 10, LastStable: 7}, time.Hour, -1, false, false},
-		{"and is waited for", 7, Fetched{Next: 7, HighWatermark: 10, LastStable: 7}, 2 * time.Hour, 2 * time.Hour, false, true},
-		{"an empty answer below the last stable offset", 7, Fetched{Next: 7, HighWatermark: 12, LastStable: 9}, 2 * time.Hour, -1, false, false},
-		{"marker and end", 7, Fetched{Next: 12, HighWatermark: 12, LastStable: 12}, 2 * time.Hour, -1, false, false},
-		{"the log's end", 12, Fetched{Next: 12, HighWatermark: 12, LastStable: 12}, 2 * time.Hour, -1, false, false},
-		{"a source that says nothing of transactions", 12, Fetched{Next: 12, HighWatermark: 15}, 2 * time.Hour, -1, false, false},
+		{"records", 0, fetched{Next: 5, HighWatermark: 9, LastStable: 5}, 0, -1, false, false},
+		{"nothing stable left", 5, fetched{Next: 5, HighWatermark: 9, LastStable: 5}, time.Second, time.Second, false, true},
+		{"the same", 5, fetched{Next: 5, HighWatermark: 10, LastStable: 5}, time.Minute, time.Second, false, false},
+		{"for a minute", 5, fetched{Next: 5, HighWatermark: 10, LastStable: 5}, time.Minute + time.Second, time.Second, true, false},
+		{"still", 5, fetched{Next: 5, HighWatermark: 10, LastStable: 5}, time.Hour, time.Second, true, false},
+		{"the next one is open already", 5, fetched{Next: 7, HighWatermark: 10, LastStable: 7}, time.Hour, -1, false, false},
+		{"and is waited for", 7, fetched{Next: 7, HighWatermark: 10, LastStable: 7}, 2 * time.Hour, 2 * time.Hour, false, true},
+		{"an empty answer below the last stable offset", 7, fetched{Next: 7, HighWatermark: 12, LastStable: 9}, 2 * time.Hour, -1, false, false},
+		{"marker and end", 7, fetched{Next: 12, HighWatermark: 12, LastStable: 12}, 2 * time.Hour, -1, false, false},
+		{"the log's end", 12, fetched{Next: 12, HighWatermark: 12, LastStable: 12}, 2 * time.Hour, -1, false, false},
+		{"a source that says nothing of transactions", 12, fetched{Next: 12, HighWatermark: 15}, 2 * time.Hour, -1, false, false},
 	} {
 		was := w
 		w = w.after(c.from, c.got, start.Add(c.after))
@@ -54,8 +56,8 @@ func TestWaitingForATransactionIsLogged(t *testing.T) {
 	var out bytes.Buffer
 	c := &Consumer{cfg: Config{Scope: "stock", Logger: slog.New(slog.NewTextHandler(&out, nil))}}
 	var state partitionState
-	id := Identity{Topic: "orders", Partition: 3}
-	open := Fetched{Next: 5, HighWatermark: 9, LastStable: 5}
+	id := source.Identity{Topic: "orders", Partition: 3}
+	open := fetched{Next: 5, HighWatermark: 9, LastStable: 5}
 	c.reportStall(id, &state, 5, open)
 	if out.Len() > 0 || state.snapshot().WaitingSince.IsZero() {
 		t.Errorf("at first: %s, %+v", &out, state.snapshot())
@@ -71,7 +73,7 @@ func TestWaitingForATransactionIsLogged(t *testing.T) {
 		}
 	}
 	out.Reset()
-	c.reportStall(id, &state, 5, Fetched{Next: 9, HighWatermark: 9, LastStable: 9})
+	c.reportStall(id, &state, 5, fetched{Next: 9, HighWatermark: 9, LastStable: 9})
 	if text := out.String(); strings.Count(text, "goes on") != 1 || !state.snapshot().WaitingSince.IsZero() {
 		t.Errorf("at its end: %s, %+v", text, state.snapshot())
 	}

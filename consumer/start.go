@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	cursors "github.com/onlyonce/onlyonce/internal/cursor"
+
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // firstPartitionsSQL records how many partitions a topic has when a scope reads it for the first
@@ -21,7 +23,7 @@ select partitions from noted union all select partitions from onlyonce.topics wh
 
 // firstPartitions returns how many partitions the topic had when this scope began to read it, or 0
 // if that is not known. Partitions above that number were added later.
-func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, error) {
+func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int32, error) {
 	if id.Partitions <= 0 {
 		return 0, nil
 	}

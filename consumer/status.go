@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // parkedCountSQL counts parked messages that are not settled. In: scope. Out: one row for each
@@ -187,7 +189,7 @@ func (p *ownedPartitions) remove(s *partitionState) {
 }
 
 // setName sets the partition and its shard, once they are known.
-func (p *ownedPartitions) setName(s *partitionState, id Identity, shard string) {
+func (p *ownedPartitions) setName(s *partitionState, id source.Identity, shard string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.topic, s.partition, s.shard = id.Topic, id.Partition, shard

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
@@ -170,7 +171,7 @@ func (s *slots) sweepRest(committer *committer) error {
 			return err
 		}
 	}
-	if next, _ := s.window.frontier(); next <= s.w.pos || errors.Is(s.err, ErrOwnershipLost) {
+	if next, _ := s.window.frontier(); next <= s.w.pos || errors.Is(s.err, source.ErrOwnershipLost) {
 		return nil
 	}
 	ctx, cancel := s.w.c.detached()

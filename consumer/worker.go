@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
@@ -16,7 +17,7 @@ import (
 type worker struct {
 	applier
 	logPosition
-	p Partition
+	p partition
 
 	unclean bool // the previous owner died at work
 	// Messages below aloneUntil are handled alone, and so are the next aloneLeft that are read.
@@ -176,7 +177,7 @@ func (w *worker) handleBatches(ctx, work context.Context, committer *committer) 
 
 // fetchError turns a fetch's error about the log into what it means for the cursor.
 func (w *worker) fetchError(err error) error {
-	var out *OutOfRangeError
+	var out *source.OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:
 		// Offsets that hold nothing to handle are no gap, even if retention deletes them: the
@@ -184,9 +185,9 @@ func (w *worker) fetchError(err error) error {
 		return w.haltGap(out.Start)
 	case errors.As(err, &out):
 		return w.haltError(HaltTruncated, "the log ends at offset %d", out.End)
-	case errors.Is(err, ErrIncarnation):
+	case errors.Is(err, source.ErrIncarnation):
 		return w.haltError(HaltNewTopic, "%v", err)
-	case errors.Is(err, ErrOwnershipLost):
+	case errors.Is(err, source.ErrOwnershipLost):
 		return err
 	}
 	return fmt.Errorf("fetching from %s/%d: %w", w.id.Topic, w.id.Partition, err)

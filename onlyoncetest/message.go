@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 )
 
@@ -138,16 +139,16 @@ func (l *logs) ends() map[place]bool {
 	return ends
 }
 
-// source is a consumer.Source over several topics.
-type source struct {
+// feed is a consumer.Source over several topics.
+type feed struct {
 	group string
 	parts []*consumertest.Source
 }
 
-func (l *logs) source(group string) *source {
+func (l *logs) source(group string) *feed {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := &source{group: group}
+	s := &feed{group: group}
 	for _, topic := range l.order {
 		s.parts = append(s.parts, &consumertest.Source{Log: l.byTo[topic], GroupID: group})
 	}
@@ -155,10 +156,10 @@ func (l *logs) source(group string) *source {
 }
 
 // Group implements consumer.Source.
-func (s *source) Group() string { return s.group }
+func (s *feed) Group() string { return s.group }
 
 // Topics implements consumer.Source.
-func (s *source) Topics() (topics []string) {
+func (s *feed) Topics() (topics []string) {
 	for _, p := range s.parts {
 		topics = append(topics, p.Topics()...)
 	}
@@ -166,7 +167,7 @@ func (s *source) Topics() (topics []string) {
 }
 
 // Run implements consumer.Source.
-func (s *source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+func (s *feed) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup

@@ -52,7 +52,7 @@ type Process struct {
 	left   sync.WaitGroup
 
 	mu      sync.Mutex
-	sources []*source
+	sources []*feed
 	handler http.Handler
 	reached []remoteAddress
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
@@ -116,6 +117,6 @@ func splitFaults(err error) []error {
 }
 
 // Run implements consumer.Source.
-func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+func (s *Source) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
 	return s.Source.Run(ctx, own)
 }

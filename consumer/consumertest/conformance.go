@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // Harness gives Conformance a cluster and the Source under test. Its functions fail the test by
@@ -37,7 +38,7 @@ type Harness struct {
 	Recreate func(t testing.TB, topic string)
 	// Identity returns what the cluster reports about a topic: cluster, id, number of partitions.
 	// Required.
-	Identity func(t testing.TB, topic string) consumer.Identity
+	Identity func(t testing.TB, topic string) source.Identity
 	// Source makes a new source, which is a member of the group while it runs. It must notice other
 	// members within about a second. After the given time it must be replaced if it does not give a
 	// partition up. Required.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // Records are read as they were written, in order, from any offset. For example, nil differs from
@@ -182,9 +183,9 @@ func outOfRange(t *testing.T, h Harness) {
 	x.ReadTo(t, 0, 10)
 	h.DeleteBefore(t, topic, 0, 4)
 	for _, from := range []int64{0, 3, 11, 1000} {
-		want := consumer.OutOfRangeError{Offset: from, Start: 4, End: 10}
+		want := source.OutOfRangeError{Offset: from, Start: 4, End: 10}
 		_, err := x.Fetch(x.Ctx, from, fetchBytes)
-		var out *consumer.OutOfRangeError
+		var out *source.OutOfRangeError
 		if !errors.As(err, &out) || *out != want {
 			t.Errorf("fetch at %d: %v", from, err)
 		}
@@ -203,10 +204,10 @@ func outOfRange(t *testing.T, h Harness) {
 // process that takes over at that position get an error.
 func logCutOff(t *testing.T, h Harness) {
 	topic, x := one(t, h)
-	verify := func(at int64, epoch int32, want *consumer.OutOfRangeError) {
+	verify := func(at int64, epoch int32, want *source.OutOfRangeError) {
 		t.Helper()
 		err := x.Verify(x.Ctx, at, epoch)
-		var out *consumer.OutOfRangeError
+		var out *source.OutOfRangeError
 		if errors.As(err, &out); (err == nil) != (want == nil) || err != nil && (out == nil || *out != *want) {
 			t.Errorf("offset %d, read under epoch %d: %v, want %v", at, epoch, err, want)
 		}
@@ -246,7 +247,7 @@ func logCutOff(t *testing.T, h Harness) {
 	f = x.MustFetch(t, end-3)
 	h.Truncate(t, topic, 0, end-2)
 	h.Produce(t, topic, 0, values("d", 6)...)
-	cut := &consumer.OutOfRangeError{Offset: end, Start: 0, End: end - 2}
+	cut := &source.OutOfRangeError{Offset: end, Start: 0, End: end - 2}
 	if got, err := x.Fetch(x.Ctx, end, 1<<20); err == nil || !strings.Contains(err.Error(), cut.Error()) {
 		t.Errorf("fetched behind what was cut off: %v, %v", valuesOf(got.Messages), err)
 	}
@@ -273,7 +274,7 @@ func incarnation(t *testing.T, h Harness) {
 	h.Recreate(t, topic)
 	h.Produce(t, topic, 0, values("new", 8)...)
 	for range 2 {
-		if f, err := x.Fetch(x.Ctx, 5, fetchBytes); !errors.Is(err, consumer.ErrIncarnation) {
+		if f, err := x.Fetch(x.Ctx, 5, fetchBytes); !errors.Is(err, source.ErrIncarnation) {
 			t.Fatalf("fetch from the new incarnation: %v, %v", valuesOf(f.Messages), err)
 		}
 	}

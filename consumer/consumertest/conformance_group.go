@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // Run returns nil once ctx is done and every own has returned, and leaves nothing running.
@@ -47,7 +48,7 @@ func runReturnsNil(t *testing.T, h Harness) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := h.Source(t, groupOf(topic), rebalance, topic).Run(ctx, func(context.Context, consumer.Partition) error { return nil }); err != nil {
+	if err := h.Source(t, groupOf(topic), rebalance, topic).Run(ctx, func(context.Context, source.Partition[*consumer.Message]) error { return nil }); err != nil {
 		t.Errorf("with a context that is done Run returned %v", err)
 	}
 }
@@ -191,7 +192,7 @@ func commitIsFenced(t *testing.T, h Harness) {
 			t.Errorf("commit of the owner: %v", err)
 		}
 		old := stale[Key(topic, x.ID.Partition)]
-		if err := old.Commit(context.WithoutCancel(old.Ctx), 2, "stale"); !errors.Is(err, consumer.ErrOwnershipLost) {
+		if err := old.Commit(context.WithoutCancel(old.Ctx), 2, "stale"); !errors.Is(err, source.ErrOwnershipLost) {
 			t.Errorf("commit of the one before: %v", err)
 		}
 		if offset, metadata, err := x.Committed(x.Ctx); offset != 7 || metadata != "mine" || err != nil {
@@ -199,7 +200,7 @@ func commitIsFenced(t *testing.T, h Harness) {
 		}
 	}
 	for _, x := range stale {
-		x.GiveUp(consumer.ErrOwnershipLost) // for a source that does not report who was replaced
+		x.GiveUp(source.ErrOwnershipLost) // for a source that does not report who was replaced
 	}
 }
 
@@ -210,12 +211,12 @@ func ownershipLostJoinsAnew(t *testing.T, h Harness) {
 	m := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
 	m.HoldsExactly(2)
 	old := m.Holds(topic, 1)
-	old.GiveUp(fmt.Errorf("fenced: %w", consumer.ErrOwnershipLost))
+	old.GiveUp(fmt.Errorf("fenced: %w", source.ErrOwnershipLost))
 	m.Until("the partition again", func(has map[string]*Held, _ int) bool {
 		x := has[Key(topic, 1)]
 		return x != nil && x != old && len(has) == 2
 	})
-	if err := old.Commit(context.WithoutCancel(old.Ctx), 1, "stale"); !errors.Is(err, consumer.ErrOwnershipLost) {
+	if err := old.Commit(context.WithoutCancel(old.Ctx), 1, "stale"); !errors.Is(err, source.ErrOwnershipLost) {
 		t.Errorf("commit with what was handed over before: %v", err)
 	}
 	for i := range int32(2) {
@@ -264,7 +265,7 @@ func wantFailure(t *testing.T, s consumer.Source, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	err := s.Run(ctx, func(context.Context, consumer.Partition) error {
+	err := s.Run(ctx, func(context.Context, source.Partition[*consumer.Message]) error {
 		t.Error("a partition was handed over")
 		return nil
 	})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // The scripted source keeps the contract of a Source, so that a test that passes with it is
@@ -34,7 +35,7 @@ func TestConformance(t *testing.T) {
 			logs[topic].Truncate(partition, offset)
 		},
 		Recreate: func(_ testing.TB, topic string) { logs[topic].Recreate() },
-		Identity: func(_ testing.TB, topic string) consumer.Identity { return logs[topic].Identity() },
+		Identity: func(_ testing.TB, topic string) source.Identity { return logs[topic].Identity() },
 		Source: func(_ testing.TB, group string, _ time.Duration, topics ...string) consumer.Source {
 			return &consumertest.Source{Log: logs[topics[0]], GroupID: group}
 		},

@@ -6,6 +6,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // A topic in memory and a source that reads it. A test gives the source to consumer.New in place of
@@ -17,8 +18,8 @@ func Example() {
 	log.Append(0, "second")
 
 	ctx, stop := context.WithCancel(context.Background())
-	source := &consumertest.Source{Log: log, GroupID: "stock"}
-	err := source.Run(ctx, func(ctx context.Context, p consumer.Partition) error {
+	orders := &consumertest.Source{Log: log, GroupID: "stock"}
+	err := orders.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
 		defer stop()
 		if _, err := p.Identity(ctx); err != nil { // Fetch reads the topic that Identity named
 			return err
@@ -52,8 +53,8 @@ func ExampleLog_DeleteBefore() {
 	log.DeleteBefore(0, 1)
 
 	ctx, stop := context.WithCancel(context.Background())
-	source := &consumertest.Source{Log: log, GroupID: "stock"}
-	_ = source.Run(ctx, func(ctx context.Context, p consumer.Partition) error {
+	orders := &consumertest.Source{Log: log, GroupID: "stock"}
+	_ = orders.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
 		defer stop()
 		if _, err := p.Identity(ctx); err != nil {
 			return err

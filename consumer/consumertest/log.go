@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // Log is one topic of an imaginary cluster. Its methods are safe for concurrent use.
@@ -91,7 +92,7 @@ func (p *partitionLog) verify(at int64, epoch int32) error {
 	if epoch < 0 || end >= at || p.start >= at {
 		return nil
 	}
-	return &consumer.OutOfRangeError{Offset: at, Start: p.start, End: end}
+	return &source.OutOfRangeError{Offset: at, Start: p.start, End: end}
 }
 
 // stable returns the last stable offset.
@@ -252,10 +253,10 @@ func (l *Log) AddPartitions(n int) {
 }
 
 // Identity returns the topic's identity and number of partitions.
-func (l *Log) Identity() consumer.Identity {
+func (l *Log) Identity() source.Identity {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return consumer.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partitions: int32(len(l.partitions)), Compacted: l.compacted}
+	return source.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partitions: int32(len(l.partitions)), Compacted: l.compacted}
 }
 
 // Committed returns a group's committed offset and its metadata, or -1 if there is none.
@@ -300,7 +301,7 @@ func (l *Log) notify() {
 // fetch returns up to limit records of up to most bytes from an offset. It waits for the first
 // until ctx is done or wait is over. epoch is the epoch of what was read below, or -1 if the fetch
 // does not continue an earlier one.
-func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, epoch int32, limit, most int, wait time.Duration) (consumer.Fetched, error) {
+func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, epoch int32, limit, most int, wait time.Duration) (source.Fetched[*consumer.Message], error) {
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
 	for {
@@ -309,15 +310,15 @@ func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from
 		switch {
 		case topicID != l.topicID:
 			l.mu.Unlock()
-			return consumer.Fetched{}, fmt.Errorf("%w: %s", consumer.ErrIncarnation, l.topic)
+			return source.Fetched[*consumer.Message]{}, fmt.Errorf("%w: %s", source.ErrIncarnation, l.topic)
 		case from < p.start || from > p.end:
-			err := &consumer.OutOfRangeError{Offset: from, Start: p.start, End: p.end}
+			err := &source.OutOfRangeError{Offset: from, Start: p.start, End: p.end}
 			l.mu.Unlock()
-			return consumer.Fetched{}, err
+			return source.Fetched[*consumer.Message]{}, err
 		}
 		if err := p.verify(from, epoch); err != nil {
 			l.mu.Unlock()
-			return consumer.Fetched{}, err
+			return source.Fetched[*consumer.Message]{}, err
 		}
 		got := p.from(from, limit, most)
 		got.LeaderEpoch = l.known(got.LeaderEpoch)
@@ -330,7 +331,7 @@ func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from
 		case <-timeout.C:
 			return got, nil
 		case <-ctx.Done():
-			return consumer.Fetched{}, ctx.Err()
+			return source.Fetched[*consumer.Message]{}, ctx.Err()
 		}
 	}
 }
@@ -341,7 +342,7 @@ func (l *Log) retained(partition int32, offset int64) (time.Time, error) {
 	defer l.mu.Unlock()
 	p := l.partitions[partition]
 	if offset < p.start || offset > p.end {
-		return time.Time{}, &consumer.OutOfRangeError{Offset: offset, Start: p.start, End: p.end}
+		return time.Time{}, &source.OutOfRangeError{Offset: offset, Start: p.start, End: p.end}
 	}
 	found := p.from(offset, 1, 1).Messages
 	if l.Retention == 0 || len(found) == 0 {
@@ -368,7 +369,7 @@ func (l *Log) verify(partition int32, at int64, epoch int32) error {
 // from returns up to limit records of up to most bytes from an offset, as copies, like from a
 // network. It allocates them in one piece and searches for the first, so that a benchmark on a long
 // log measures the consumer and not the log.
-func (p *partitionLog) from(offset int64, limit, most int) consumer.Fetched {
+func (p *partitionLog) from(offset int64, limit, most int) source.Fetched[*consumer.Message] {
 	next := max(p.stable(), offset) // a position after an open transaction is not set back
 	found := p.stableFrom(offset)
 	if limit > 0 && len(found) > limit {
@@ -380,7 +381,7 @@ func (p *partitionLog) from(offset int64, limit, most int) consumer.Fetched {
 			break
 		}
 	}
-	got := consumer.Fetched{Next: next, LeaderEpoch: p.epochOf(next - 1), HighWatermark: p.end, LastStable: p.stable()}
+	got := source.Fetched[*consumer.Message]{Next: next, LeaderEpoch: p.epochOf(next - 1), HighWatermark: p.end, LastStable: p.stable()}
 	if len(found) == 0 {
 		return got
 	}

@@ -10,16 +10,17 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // Held is a partition that a Member holds. It has the partition's methods, and some that fail the
 // test on an error.
 type Held struct {
-	consumer.Partition
+	source.Partition[*consumer.Message]
 	// Ctx is own's context.
 	Ctx context.Context
 	// ID is the partition's identity when it was handed over.
-	ID consumer.Identity
+	ID source.Identity
 
 	ended chan error // what own returns
 }
@@ -86,7 +87,7 @@ func (m *Member) Start(s consumer.Source) {
 }
 
 // own is the function that Run calls.
-func (m *Member) own(ctx context.Context, p consumer.Partition) error {
+func (m *Member) own(ctx context.Context, p source.Partition[*consumer.Message]) error {
 	id, err := p.Identity(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -201,7 +202,7 @@ func (m *Member) Wait() error {
 const fetchBytes = 64 << 20
 
 // MustFetch is Fetch, but fails the test on an error.
-func (x *Held) MustFetch(t testing.TB, from int64) consumer.Fetched {
+func (x *Held) MustFetch(t testing.TB, from int64) source.Fetched[*consumer.Message] {
 	t.Helper()
 	f, err := x.Fetch(x.Ctx, from, fetchBytes)
 	if err != nil {

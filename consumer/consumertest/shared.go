@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // SharedSource reads a Log as a member of a share group (KIP-932), and as its keeper. Sources with
@@ -29,7 +30,7 @@ type SharedSource struct {
 	resting map[int32]time.Time // partitions that take no messages now, and when they are asked again
 }
 
-var _ consumer.SharedSource = (*SharedSource)(nil)
+var _ source.Shared[*consumer.Message] = (*SharedSource)(nil)
 
 // shareName names what a share group knows of a partition. A topic that was created again is new to
 // the group.
@@ -60,7 +61,7 @@ type taken struct {
 }
 
 // Deliver hands over records until ctx is done.
-func (s *SharedSource) Deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d consumer.Delivery) consumer.Applied) error {
+func (s *SharedSource) Deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d source.Delivery[*consumer.Message]) source.Applied) error {
 	var members sync.WaitGroup
 	for range atOnce {
 		members.Go(func() { s.deliver(ctx, most, apply) })
@@ -69,7 +70,7 @@ func (s *SharedSource) Deliver(ctx context.Context, atOnce, most int, apply func
 	return nil
 }
 
-func (s *SharedSource) deliver(ctx context.Context, most int, apply func(ctx context.Context, d consumer.Delivery) consumer.Applied) {
+func (s *SharedSource) deliver(ctx context.Context, most int, apply func(ctx context.Context, d source.Delivery[*consumer.Message]) source.Applied) {
 	for ctx.Err() == nil {
 		d, all, changed := s.next(most)
 		if d == nil {
@@ -89,7 +90,7 @@ func (s *SharedSource) deliver(ctx context.Context, most int, apply func(ctx con
 }
 
 // next returns a delivery, or nil and what is closed at the log's next change.
-func (s *SharedSource) next(most int) (d *consumer.Delivery, all []taken, changed <-chan struct{}) {
+func (s *SharedSource) next(most int) (d *source.Delivery[*consumer.Message], all []taken, changed <-chan struct{}) {
 	l := s.Log
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,7 +100,7 @@ func (s *SharedSource) next(most int) (d *consumer.Delivery, all []taken, change
 		if rests {
 			continue
 		}
-		d = &consumer.Delivery{ClusterID: l.clusterID, Topic: l.topic, TopicID: l.topicID, Partition: p, Until: time.Now().Add(cmp.Or(s.Lock, 30*time.Second))}
+		d = &source.Delivery[*consumer.Message]{ClusterID: l.clusterID, Topic: l.topic, TopicID: l.topicID, Partition: p, Until: time.Now().Add(cmp.Or(s.Lock, 30*time.Second))}
 		if ask {
 			return d, nil, nil
 		}
@@ -166,7 +167,7 @@ func (l *Log) share(group string, partition int32) *share {
 
 // take puts up to most records into a delivery: either records that were delivered before, or
 // others. The caller has the lock.
-func (l *Log) take(group string, d *consumer.Delivery, most, deliveries int) (all []taken) {
+func (l *Log) take(group string, d *source.Delivery[*consumer.Message], most, deliveries int) (all []taken) {
 	s := l.share(group, d.Partition)
 	for _, m := range l.partitions[d.Partition].stableFrom(s.settled) {
 		r := s.records[m.Offset]

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // A share group in memory: a record that a member gives back is delivered again, and then the
@@ -19,18 +20,18 @@ func ExampleSharedSource() {
 	log.Append(0, "welcome")
 
 	ctx, stop := context.WithCancel(context.Background())
-	source := &consumertest.SharedSource{Source: &consumertest.Source{Log: log, GroupID: "mailers"}}
-	err := source.Deliver(ctx, 1, 10, func(_ context.Context, d consumer.Delivery) consumer.Applied {
+	shared := &consumertest.SharedSource{Source: &consumertest.Source{Log: log, GroupID: "mailers"}}
+	err := shared.Deliver(ctx, 1, 10, func(_ context.Context, d source.Delivery[*consumer.Message]) source.Applied {
 		m := d.Messages[0]
 		fmt.Println(m.Offset, string(m.Value), "again:", d.Again)
 		if !d.Again {
-			return consumer.Applied{} // nothing is done
+			return source.Applied{} // nothing is done
 		}
 		stop()
-		return consumer.Applied{Done: []int64{m.Offset}}
+		return source.Applied{Done: []int64{m.Offset}}
 	})
 	fmt.Println(err)
-	settled, _ := source.Settled(context.Background(), "mails", 0)
+	settled, _ := shared.Settled(context.Background(), "mails", 0)
 	fmt.Println("settled below:", settled)
 	// Output:
 	// 0 welcome again: false
@@ -58,7 +59,7 @@ func TestSharedSource(t *testing.T) {
 	for range 2 {
 		s := &consumertest.SharedSource{Source: &consumertest.Source{Log: log, GroupID: "mailers"}, Deliveries: 3, Lock: time.Minute}
 		members.Go(func() {
-			_ = s.Deliver(ctx, 2, 3, func(_ context.Context, d consumer.Delivery) (out consumer.Applied) {
+			_ = s.Deliver(ctx, 2, 3, func(_ context.Context, d source.Delivery[*consumer.Message]) (out source.Applied) {
 				mu.Lock()
 				for _, m := range d.Messages {
 					v := string(m.Value)
@@ -120,10 +121,10 @@ func TestSharedSourceLockEnds(t *testing.T) {
 	second := make(chan struct{})
 	var answers []bool
 	var mu sync.Mutex
-	_ = s.Deliver(ctx, 2, 1, func(_ context.Context, d consumer.Delivery) consumer.Applied {
+	_ = s.Deliver(ctx, 2, 1, func(_ context.Context, d source.Delivery[*consumer.Message]) source.Applied {
 		if !d.Again {
 			<-second
-			return consumer.Applied{Done: []int64{0}} // too late
+			return source.Applied{Done: []int64{0}} // too late
 		}
 		settled, err := s.Settled(ctx, "mails", 0)
 		mu.Lock()
@@ -132,10 +133,10 @@ func TestSharedSourceLockEnds(t *testing.T) {
 		mu.Unlock()
 		if n == 1 {
 			close(second)
-			return consumer.Applied{}
+			return source.Applied{}
 		}
 		stop()
-		return consumer.Applied{Done: []int64{0}}
+		return source.Applied{Done: []int64{0}}
 	})
 	if len(answers) < 2 || slices.Contains(answers, false) {
 		t.Errorf("deliveries after the first: %v, want two at least, each before the record was done", answers)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // Source reads a Log as a member of a group. The member that joined last owns all partitions, in a
@@ -53,7 +54,7 @@ func (s *Source) Rebalance() {
 }
 
 // Run joins the group until ctx is done.
-func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+func (s *Source) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
 	for ctx.Err() == nil {
 		if err := s.runGeneration(ctx, own); err != nil {
 			return err
@@ -62,7 +63,7 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Par
 	return nil
 }
 
-func (s *Source) runGeneration(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+func (s *Source) runGeneration(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	s.Log.mu.Lock()
@@ -87,7 +88,7 @@ func (s *Source) runGeneration(ctx context.Context, own func(context.Context, co
 	}
 	wg.Wait()
 	for _, err := range errs {
-		if err != nil && !errors.Is(err, consumer.ErrOwnershipLost) {
+		if err != nil && !errors.Is(err, source.ErrOwnershipLost) {
 			return err
 		}
 	}
@@ -104,7 +105,7 @@ type partition struct {
 	epoch int32 // its leader epoch; -1 if nothing was read
 }
 
-func (p *partition) Identity(context.Context) (consumer.Identity, error) {
+func (p *partition) Identity(context.Context) (source.Identity, error) {
 	id := p.s.Log.Identity()
 	id.Partition, p.topicID = p.id, id.TopicID
 	return id, nil
@@ -126,18 +127,18 @@ func (p *partition) Commit(_ context.Context, offset int64, metadata string) err
 	defer l.mu.Unlock()
 	g := l.group(p.s.GroupID)
 	if g.generation != p.generation && !p.s.Believes {
-		return fmt.Errorf("%w: generation %d is over, this is %d", consumer.ErrOwnershipLost, p.generation, g.generation)
+		return fmt.Errorf("%w: generation %d is over, this is %d", source.ErrOwnershipLost, p.generation, g.generation)
 	}
 	g.committed[p.id] = committedOffset{offset, metadata}
 	return nil
 }
 
-func (p *partition) Bounds(context.Context) (consumer.Bounds, error) {
+func (p *partition) Bounds(context.Context) (source.Bounds, error) {
 	l := p.s.Log
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	log := l.partitions[p.id]
-	return consumer.Bounds{Start: log.start, End: log.stable(), LeaderEpoch: l.known(log.leader())}, nil
+	return source.Bounds{Start: log.start, End: log.stable(), LeaderEpoch: l.known(log.leader())}, nil
 }
 
 func (p *partition) Verify(ctx context.Context, at int64, epoch int32) error {
@@ -152,10 +153,10 @@ func (p *partition) Verify(ctx context.Context, at int64, epoch int32) error {
 	return p.s.Log.verify(p.id, at, epoch)
 }
 
-func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+func (p *partition) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
 	if p.s.OnFetch != nil {
 		if err := p.s.OnFetch(p.id, from); err != nil {
-			return consumer.Fetched{}, err
+			return source.Fetched[*consumer.Message]{}, err
 		}
 	}
 	epoch := int32(-1)

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
@@ -103,8 +103,8 @@ func (m *membership) ownPartition(h *heldPartition) {
 	ended, lost := h.ctx.Err() != nil, false
 	h.cancel()
 	switch {
-	case ended && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, consumer.ErrOwnershipLost)):
-	case errors.Is(err, consumer.ErrOwnershipLost):
+	case ended && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, source.ErrOwnershipLost)):
+	case errors.Is(err, source.ErrOwnershipLost):
 		lost = true
 	case err == nil:
 		m.stopWith(fmt.Errorf("franzsource: %v: own returned without an error while the partition was to be owned", h.p))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -27,8 +28,8 @@ func TestChurn(t *testing.T) {
 		var mu sync.Mutex
 		holder := map[int32]int{} // 0: none
 		lose := map[int32]bool{}  // whose next commit reports a loss
-		own := func(id int) func(context.Context, consumer.Partition) error {
-			return func(ctx context.Context, p consumer.Partition) error {
+		own := func(id int) func(context.Context, source.Partition[*consumer.Message]) error {
+			return func(ctx context.Context, p source.Partition[*consumer.Message]) error {
 				is, err := p.Identity(ctx)
 				if err != nil {
 					if ctx.Err() != nil {
@@ -61,7 +62,7 @@ func TestChurn(t *testing.T) {
 					delete(lose, is.Partition)
 					mu.Unlock()
 					if lost {
-						return consumer.ErrOwnershipLost
+						return source.ErrOwnershipLost
 					}
 				}
 			}

@@ -84,7 +84,7 @@
 // internal/recordbatch). Fetches use isolation level read committed and leave out aborted
 // transactions like Kafka's own client. The position passes over them, over control records and
 // over holes. Checksums are verified. Topics are fetched by id, and a topic that was deleted and
-// created again is consumer.ErrIncarnation. Brokers before 3.1 fetch by name: see kafkasource for
+// created again is source.ErrIncarnation. Brokers before 3.1 fetch by name: see kafkasource for
 // what is then not noticed. After a change of leader the source asks the new one how far its log
 // goes in the epoch of the last record read (KIP-320). A log that was cut off is an
 // OutOfRangeError, and so is an offset that a leader of the same incarnation confirms not to have.

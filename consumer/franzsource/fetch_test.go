@@ -15,7 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"github.com/twmb/franz-go/pkg/kversion"
 
-	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -181,8 +181,8 @@ func TestLeaderMoves(t *testing.T) {
 		return resp, nil, true
 	})
 	_, err := h.Fetch(h.Ctx, 6, 1<<20)
-	var out *consumer.OutOfRangeError
-	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 6, Start: 0, End: 4}) {
+	var out *source.OutOfRangeError
+	if !errors.As(err, &out) || *out != (source.OutOfRangeError{Offset: 6, Start: 0, End: 4}) {
 		t.Errorf("fetch behind what was cut off: %v", err)
 	}
 }
@@ -305,7 +305,7 @@ func TestTopicRecreatedFetchingByName(t *testing.T) {
 	kafkatest.Recreate(t, kafkatest.Admin(t, brokers), topic)
 	kafkatest.Write(t, kafkatest.Client(t, brokers), topic, "c", "d", "e")
 	eventually(t, "a second to pass", func() bool { return time.Since(read) > 1100*time.Millisecond })
-	if f, err := h.Fetch(h.Ctx, 2, 1<<20); !errors.Is(err, consumer.ErrIncarnation) {
+	if f, err := h.Fetch(h.Ctx, 2, 1<<20); !errors.Is(err, source.ErrIncarnation) {
 		t.Errorf("fetch from the new incarnation: %v, %v", f.Messages, err)
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -99,7 +99,7 @@ func TestOverdueDrain(t *testing.T) {
 		for _, h := range all {
 			err := h.Commit(context.WithoutCancel(h.Ctx), 5, "")
 			switch {
-			case h.ID.Partition == taken && !errors.Is(err, consumer.ErrOwnershipLost):
+			case h.ID.Partition == taken && !errors.Is(err, source.ErrOwnershipLost):
 				t.Errorf("commit of the partition that another has: %v", err)
 			case h.ID.Partition != taken && (err != nil || h.Ctx.Err() != nil):
 				t.Errorf("the partition that stays: %v, %v", err, h.Ctx.Err())
@@ -237,7 +237,7 @@ func TestExpelled(t *testing.T) {
 		kafkatest.Expel(t, brokers, cfg.GroupID, groups[cfg.GroupID].Members[0].MemberID)
 		m.Until("both partitions anew", func(has map[string]*consumertest.Held, seen int) bool { return seen == 4 && len(has) == 2 })
 		for _, h := range old {
-			if err := h.Commit(t.Context(), 1, ""); h.Ctx.Err() == nil || !errors.Is(err, consumer.ErrOwnershipLost) {
+			if err := h.Commit(t.Context(), 1, ""); h.Ctx.Err() == nil || !errors.Is(err, source.ErrOwnershipLost) {
 				t.Errorf("what was held before: %v, %v", h.Ctx.Err(), err)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -44,7 +45,7 @@ func TestCancelLeavesNothing(t *testing.T) {
 			cfg := quick(brokers, topic)
 			// The broker keeps a fetch that has no reader any more.
 			cfg.FetchMaxWait = 20 * time.Second
-			err := franzsource.New(cfg).Run(ctx, func(ctx context.Context, p consumer.Partition) error {
+			err := franzsource.New(cfg).Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
 				for from := int64(0); ctx.Err() == nil; {
 					f, err := p.Fetch(ctx, from, 1<<20)
 					if err == nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
@@ -34,7 +35,7 @@ const (
 // coordinator; each holding has one too.
 type membership struct {
 	net  *network
-	own  func(context.Context, consumer.Partition) error
+	own  func(context.Context, source.Partition[*consumer.Message]) error
 	ctx  context.Context // of Run
 	stop context.CancelFunc
 
@@ -58,7 +59,7 @@ type membership struct {
 	lostAt          time.Time
 }
 
-func newMembership(ctx context.Context, n *network, own func(context.Context, consumer.Partition) error) *membership {
+func newMembership(ctx context.Context, n *network, own func(context.Context, source.Partition[*consumer.Message]) error) *membership {
 	ctx, stop := context.WithCancel(ctx)
 	return &membership{net: n, own: own, ctx: ctx, stop: stop, rejoin: make(chan struct{}, 1),
 		changed: make(chan struct{}), groupMember: groupMember{generation: -1}, held: make(map[partitionKey]*heldPartition),

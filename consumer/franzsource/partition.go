@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 const (
@@ -40,12 +41,12 @@ type groupMember struct {
 	generation int32
 }
 
-var _ consumer.Partition = (*partition)(nil)
+var _ source.Partition[*consumer.Message] = (*partition)(nil)
 
 func (p *partition) String() string { return fmt.Sprintf("%s/%d", p.key.topic, p.key.partition) }
 
 // Identity adds to the log's answer whether the topic is compacted.
-func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
+func (p *partition) Identity(ctx context.Context) (source.Identity, error) {
 	id, err := p.Log.Identity(ctx)
 	if err != nil {
 		return id, err

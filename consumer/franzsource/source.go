@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
@@ -50,7 +51,7 @@ func (s *Source) Ready() error { return s.joined.Err() }
 // refuses this process for good (another protocol, another process with the same InstanceID, no
 // permission), or if own returns one. After ErrOwnershipLost from own it pauses and joins again
 // instead. If a broker fails later, Run waits for it.
-func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consumer.Partition) error) error {
+func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source.Partition[*consumer.Message]) error) error {
 	if s.faults != nil {
 		return s.faults
 	}

@@ -63,7 +63,7 @@
 //	position 5; the topic is deleted, created and gets 8 records; fetch at 5 returns 5, 6, 7
 //
 // So fetches name the topic by its id (Fetch v13, brokers since 3.1), and such a fetch fails with
-// consumer.ErrIncarnation. Brokers since 2.8 have ids but fetch by name. For them the source
+// source.ErrIncarnation. Brokers since 2.8 have ids but fetch by name. For them the source
 // compares the id before the first fetch, after every error, and if more than a second has passed
 // since the partition's last fetch. A topic that is deleted, created and written to beyond the
 // position within that second, between two fetches that both succeed, is not noticed. Older brokers

@@ -13,7 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
@@ -120,8 +120,8 @@ func TestTruncatedLog(t *testing.T) {
 	}
 	asked := script(c, kmsg.OffsetForLeaderEpoch, 1, epochEnds(topic, 7))
 	_, err := h.Fetch(h.Ctx, 10, 1<<20)
-	var out *consumer.OutOfRangeError
-	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 10, Start: 0, End: 7}) {
+	var out *source.OutOfRangeError
+	if !errors.As(err, &out) || *out != (source.OutOfRangeError{Offset: 10, Start: 0, End: 7}) {
 		t.Errorf("fetch behind what was cut off: %v (asked %d times)", err, asked.Load())
 	}
 }
@@ -147,8 +147,8 @@ func TestF5TruncatedBeforeTheTakeOver(t *testing.T) {
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 		kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, numbered("v", 10)...)
 		h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
-		cut := consumer.OutOfRangeError{Offset: 10, Start: 0, End: 7}
-		var out *consumer.OutOfRangeError
+		cut := source.OutOfRangeError{Offset: 10, Start: 0, End: 7}
+		var out *source.OutOfRangeError
 		if epoch >= 0 {
 			script(c, kmsg.OffsetForLeaderEpoch, 1, epochEnds(topic, 7))
 			if err := h.Verify(h.Ctx, 10, epoch); !errors.As(err, &out) || *out != cut {
@@ -220,18 +220,18 @@ func TestCommitErrors(t *testing.T) {
 	for _, code := range []kafka.Error{kafka.IllegalGeneration, kafka.UnknownMemberId, kafka.RebalanceInProgress, kafka.FencedInstanceID} {
 		script(c, kmsg.OffsetCommit, 1, answer(code))
 		err := h.Commit(h.Ctx, 1, "")
-		if !errors.Is(err, consumer.ErrOwnershipLost) || !errors.Is(err, code) {
+		if !errors.Is(err, source.ErrOwnershipLost) || !errors.Is(err, code) {
 			t.Errorf("after %v: %v", code, err)
 		}
 	}
 	script(c, kmsg.OffsetCommit, 1, answer(kafka.OffsetMetadataTooLarge))
-	if err := h.Commit(h.Ctx, 1, ""); !errors.Is(err, kafka.OffsetMetadataTooLarge) || errors.Is(err, consumer.ErrOwnershipLost) {
+	if err := h.Commit(h.Ctx, 1, ""); !errors.Is(err, kafka.OffsetMetadataTooLarge) || errors.Is(err, source.ErrOwnershipLost) {
 		t.Errorf("after metadata that is too large: %v", err)
 	}
 	script(c, kmsg.OffsetCommit, 1<<30, answer(kafka.NotCoordinatorForGroup))
 	ctx, cancel := context.WithTimeout(h.Ctx, 300*time.Millisecond)
 	defer cancel()
-	if err := h.Commit(ctx, 1, ""); err == nil || errors.Is(err, consumer.ErrOwnershipLost) {
+	if err := h.Commit(ctx, 1, ""); err == nil || errors.Is(err, source.ErrOwnershipLost) {
 		t.Errorf("without a coordinator: %v", err)
 	}
 }

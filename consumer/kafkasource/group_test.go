@@ -10,9 +10,9 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
-	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -42,7 +42,7 @@ func TestCommitAfterAnotherJoined(t *testing.T) {
 		}
 		owner := second.Holds(topic, 0) // the coordinator has waited long enough for the first
 		err := h.Commit(ctx, 2, "stale")
-		if !errors.Is(err, consumer.ErrOwnershipLost) {
+		if !errors.Is(err, source.ErrOwnershipLost) {
 			t.Errorf("commit in a generation that is over: %v", err)
 		}
 		var code kafka.Error

@@ -10,8 +10,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kversion"
 
-	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -31,7 +31,7 @@ func TestTopicRecreatedFetchingByName(t *testing.T) {
 	kafkatest.Recreate(t, kafkatest.Admin(t, brokers), topic)
 	kafkatest.Write(t, kafkatest.Client(t, brokers), topic, numbered("new", 8)...)
 	eventually(t, "a second to pass", func() bool { return time.Since(read) > 1100*time.Millisecond })
-	if f, err := h.Fetch(h.Ctx, 5, 1<<20); !errors.Is(err, consumer.ErrIncarnation) {
+	if f, err := h.Fetch(h.Ctx, 5, 1<<20); !errors.Is(err, source.ErrIncarnation) {
 		t.Errorf("fetch from the new incarnation: %v, %v", f.Messages, err)
 	}
 }
@@ -80,7 +80,7 @@ func TestTopicDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := h.Fetch(h.Ctx, 5, 1<<20)
-		if err == nil || errors.Is(err, consumer.ErrIncarnation) || !strings.Contains(err.Error(), topic) {
+		if err == nil || errors.Is(err, source.ErrIncarnation) || !strings.Contains(err.Error(), topic) {
 			t.Errorf("fetch from a deleted topic: %v", err)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -66,7 +67,7 @@ func TestCancelLeavesNothing(t *testing.T) {
 }
 
 // untilCanceled owns a partition: it reads until its context ends.
-func untilCanceled(ctx context.Context, p consumer.Partition) error {
+func untilCanceled(ctx context.Context, p source.Partition[*consumer.Message]) error {
 	for from := int64(0); ctx.Err() == nil; {
 		f, err := p.Fetch(ctx, from, 1<<20)
 		if err == nil {

@@ -8,4 +8,4 @@ import (
 )
 
 // The part of the fault matrix that needs a broker.
-func TestFaults(t *testing.T) { brokerfaults.Test(t, source, pgtest.Sampled) }
+func TestFaults(t *testing.T) { brokerfaults.Test(t, sourceOf, pgtest.Sampled) }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
@@ -31,7 +32,7 @@ const (
 // membership is one process in the group, from joining to leaving.
 type membership struct {
 	net  *network
-	own  func(context.Context, consumer.Partition) error
+	own  func(context.Context, source.Partition[*consumer.Message]) error
 	ctx  context.Context // of Run
 	stop context.CancelFunc
 
@@ -158,8 +159,8 @@ func (m *membership) ownPartition(generation context.Context, p *partition) {
 	p.Close()
 	ended := ctx.Err() != nil
 	switch {
-	case err == nil && ended, ended && errors.Is(err, context.Canceled), ended && errors.Is(err, consumer.ErrOwnershipLost):
-	case errors.Is(err, consumer.ErrOwnershipLost):
+	case err == nil && ended, ended && errors.Is(err, context.Canceled), ended && errors.Is(err, source.ErrOwnershipLost):
+	case errors.Is(err, source.ErrOwnershipLost):
 		// The group or the database has given the partition to another process. Two processes that
 		// both believe in their ownership would fence each other in turns if they joined at once.
 		// Other partitions of this process continue meanwhile.

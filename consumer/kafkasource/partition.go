@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 const (
@@ -30,7 +31,7 @@ type partition struct {
 	member     string
 }
 
-var _ consumer.Partition = (*partition)(nil)
+var _ source.Partition[*consumer.Message] = (*partition)(nil)
 
 func (p *partition) String() string { return fmt.Sprintf("%s/%d", p.topic, p.index) }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
@@ -50,7 +51,7 @@ func (s *Source) Ready() error { return s.joined.Err() }
 // Run returns an error if the first connection fails, if a topic does not exist or is compacted, or
 // if own returns one. After ErrOwnershipLost from own it pauses and joins again instead. If a
 // broker fails later, Run waits for it.
-func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consumer.Partition) error) error {
+func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source.Partition[*consumer.Message]) error) error {
 	if s.faults != nil {
 		return s.faults
 	}

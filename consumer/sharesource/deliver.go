@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
@@ -40,7 +41,7 @@ type member struct {
 	confirmed bool                // they were still the same after a fetch
 	atOnce    int
 	most      int
-	apply     func(context.Context, consumer.Delivery) consumer.Applied
+	apply     func(context.Context, source.Delivery[*consumer.Message]) source.Applied
 
 	resting map[partitionName]restingPartition
 	checked time.Time
@@ -54,19 +55,19 @@ type partitionName struct {
 
 // restingPartition is a partition that is not fetched.
 type restingPartition struct {
-	until   time.Time         // when the consumer is asked again
-	without consumer.Delivery // the question: a delivery without messages
+	until   time.Time                          // when the consumer is asked again
+	without source.Delivery[*consumer.Message] // the question: a delivery without messages
 }
 
 // portion is what one call of apply gets.
 type portion struct {
-	delivery consumer.Delivery
+	delivery source.Delivery[*consumer.Message]
 	records  []*kgo.Record
 }
 
 // Deliver joins the share group and calls apply with what the broker delivers; see
-// [consumer.SharedSource].
-func (s *Source) Deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d consumer.Delivery) consumer.Applied) error {
+// [source.Shared].
+func (s *Source) Deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d source.Delivery[*consumer.Message]) source.Applied) error {
 	if s.faults != nil {
 		return s.faults
 	}
@@ -84,7 +85,7 @@ func (s *Source) Deliver(ctx context.Context, atOnce, most int, apply func(ctx c
 var errNewTopic = errors.New("topic was deleted and created again")
 
 // deliver is Deliver with one client.
-func (s *Source) deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d consumer.Delivery) consumer.Applied) error {
+func (s *Source) deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d source.Delivery[*consumer.Message]) source.Applied) error {
 	m := &member{s: s, atOnce: atOnce, most: most, apply: apply, resting: map[partitionName]restingPartition{}}
 	var err error
 	m.cl, err = s.client(kgo.ShareGroup(s.cfg.GroupID), kgo.ConsumeTopics(s.cfg.Topics...),
@@ -186,7 +187,7 @@ func (m *member) portions(fetches kgo.Fetches) (all []*portion) {
 						again = 1
 					}
 					if open[again] == nil || len(open[again].records) == m.most {
-						open[again] = &portion{delivery: consumer.Delivery{ClusterID: m.clusterID, Topic: t.Topic, TopicID: m.topicIDs[t.Topic],
+						open[again] = &portion{delivery: source.Delivery[*consumer.Message]{ClusterID: m.clusterID, Topic: t.Topic, TopicID: m.topicIDs[t.Topic],
 							Partition: p.Partition, Again: again > 0, Until: r.AcquisitionDeadline()}}
 						all = append(all, open[again])
 					}
@@ -219,7 +220,7 @@ func (m *member) applyAll(ctx context.Context, all []*portion) {
 		places <- struct{}{}
 		running.Go(func() {
 			defer func() { <-places }()
-			var got consumer.Applied
+			var got source.Applied
 			if ctx.Err() == nil {
 				got = m.apply(ctx, one.delivery)
 			}
@@ -246,7 +247,7 @@ func (m *member) acknowledge(one *portion, done []int64) {
 }
 
 // rest keeps a partition from being fetched for some time.
-func (m *member) rest(d consumer.Delivery, wait time.Duration) {
+func (m *member) rest(d source.Delivery[*consumer.Message], wait time.Duration) {
 	d.Messages, d.Again, d.Until = nil, false, time.Time{}
 	m.resting[partitionName{d.Topic, d.Partition}] = restingPartition{time.Now().Add(wait), d}
 	m.cl.PauseFetchPartitions(map[string][]int32{d.Topic: {d.Partition}})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/sharesource"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -106,7 +107,7 @@ func TestG2OnlyWhatIsDoneIsAcknowledged(t *testing.T) {
 		defer stop()
 		var mu sync.Mutex
 		first, again := map[int64]bool{}, map[int64]bool{}
-		err := r.source().Deliver(ctx, 2, 5, func(_ context.Context, d consumer.Delivery) (out consumer.Applied) {
+		err := r.source().Deliver(ctx, 2, 5, func(_ context.Context, d source.Delivery[*consumer.Message]) (out source.Applied) {
 			mu.Lock()
 			defer mu.Unlock()
 			for _, m := range d.Messages {
@@ -287,7 +288,7 @@ func TestG7ReadUncommittedIsRefused(t *testing.T) {
 		configure(t, r.writer, r.group(), map[string]string{"share.isolation.level": "read_uncommitted"})
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		err := r.source().Deliver(ctx, 1, 1, func(context.Context, consumer.Delivery) (none consumer.Applied) { return none })
+		err := r.source().Deliver(ctx, 1, 1, func(context.Context, source.Delivery[*consumer.Message]) (none source.Applied) { return none })
 		if err == nil || ctx.Err() != nil {
 			t.Fatalf("Deliver returned %v", err)
 		}

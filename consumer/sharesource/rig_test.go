@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/sharesource"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -127,8 +128,8 @@ type counted struct {
 	r *rig
 }
 
-func (c counted) Deliver(ctx context.Context, atOnce, most int, apply func(context.Context, consumer.Delivery) consumer.Applied) error {
-	return c.Source.Deliver(ctx, atOnce, most, func(ctx context.Context, d consumer.Delivery) consumer.Applied {
+func (c counted) Deliver(ctx context.Context, atOnce, most int, apply func(context.Context, source.Delivery[*consumer.Message]) source.Applied) error {
+	return c.Source.Deliver(ctx, atOnce, most, func(ctx context.Context, d source.Delivery[*consumer.Message]) source.Applied {
 		if len(d.Messages) > 0 {
 			c.r.calls.Add(1)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 const (
@@ -32,7 +33,7 @@ type Source struct {
 	asking atomic.Pointer[kgo.Client] // of the present Run; nil: none
 }
 
-var _ consumer.SharedSource = (*Source)(nil)
+var _ source.Shared[*consumer.Message] = (*Source)(nil)
 
 // New returns a Source. It does not connect. It returns no error, so that it can be an argument of
 // consumer.New, which calls Validate and reports its faults with all others.
@@ -57,7 +58,7 @@ func (s *Source) Ready() error { return s.keeper.Ready() }
 
 // Run joins the keepers' group and calls own for each partition that this process is to keep. See
 // [franzsource.Source.Run], which it is.
-func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consumer.Partition) error) error {
+func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source.Partition[*consumer.Message]) error) error {
 	if s.faults != nil {
 		return s.faults
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
@@ -70,12 +71,12 @@ func TestConformance(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		Identity: func(t testing.TB, topic string) consumer.Identity {
+		Identity: func(t testing.TB, topic string) source.Identity {
 			var id pgtype.UUID
 			if err := r.pool.QueryRow(t.Context(), `select incarnation from onlyonce.streams where topic = $1`, topic).Scan(&id); err != nil {
 				t.Fatal(err)
 			}
-			return consumer.Identity{ClusterID: eventsource.ClusterID, TopicID: id.Bytes, Compacted: true}
+			return source.Identity{ClusterID: eventsource.ClusterID, TopicID: id.Bytes, Compacted: true}
 		},
 		Source: func(t testing.TB, group string, rebalance time.Duration, topics ...string) consumer.Source {
 			cfg := quick(group, topics...)

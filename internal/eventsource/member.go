@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
@@ -28,7 +29,7 @@ type partitionID struct {
 // looks for events. Each call of own has a goroutine of its own.
 type member struct {
 	*Source
-	own    func(context.Context, consumer.Partition) error
+	own    func(context.Context, source.Partition[*consumer.Message]) error
 	joined map[string]*lease.Lease // by topic: shows other members that this process reads it
 	held   map[partitionID]*partition
 	ended  chan *partition
@@ -171,7 +172,7 @@ func (m *member) renewLeases(ctx context.Context) error {
 		for _, p := range m.held {
 			if p.lease == l {
 				p.released = true
-				p.giveUp(consumer.ErrOwnershipLost)
+				p.giveUp(source.ErrOwnershipLost)
 			}
 		}
 	}
@@ -253,7 +254,7 @@ func (m *member) removePartition(ctx context.Context, p *partition) error {
 		}
 	}
 	switch {
-	case errors.Is(p.err, consumer.ErrOwnershipLost):
+	case errors.Is(p.err, source.ErrOwnershipLost):
 		return nil // it is taken again, under another epoch, at the next look
 	case p.err == nil && p.alive:
 		return fmt.Errorf("eventsource: %s/%d: its own returned although its context had not ended", p.topic, p.nr)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
@@ -107,8 +108,8 @@ func (p *partition) currentStream() streamRef {
 	return p.stream
 }
 
-// Identity implements consumer.Partition.
-func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
+// Identity implements source.Partition.
+func (p *partition) Identity(ctx context.Context) (source.Identity, error) {
 	var s streamRef
 	var incarnation pgtype.UUID
 	ctx, cancel := p.bounded(ctx)
@@ -118,18 +119,18 @@ func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
 		err = fmt.Errorf("%w: %s", ErrNoStream, p.topic)
 	}
 	if err != nil {
-		return consumer.Identity{}, err
+		return source.Identity{}, err
 	}
 	s.incarnation = incarnation.Bytes
 	p.mu.Lock()
 	p.stream = s
 	p.mu.Unlock()
 	p.caughtUpAt.Store(-1)
-	return consumer.Identity{ClusterID: ClusterID, TopicID: s.incarnation, Topic: p.topic, Partition: int32(p.nr), Partitions: int32(s.partitions),
+	return source.Identity{ClusterID: ClusterID, TopicID: s.incarnation, Topic: p.topic, Partition: int32(p.nr), Partitions: int32(s.partitions),
 		Compacted: true}, nil // events may be erased
 }
 
-// Committed implements consumer.Partition.
+// Committed implements source.Partition.
 func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
@@ -140,13 +141,13 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 	return offset, metadata, err
 }
 
-// Commit implements consumer.Partition.
+// Commit implements source.Partition.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
 	_, err := p.s.pool.Exec(ctx, commitSQL, p.acquired.ID, p.acquired.Epoch, p.acquired.Nonce, p.s.cfg.Group, p.currentStream().id, p.nr, offset, metadata)
 	if guard.SQLState(err) == codeFenceLost {
-		return fmt.Errorf("%w: %w", consumer.ErrOwnershipLost, err)
+		return fmt.Errorf("%w: %w", source.ErrOwnershipLost, err)
 	}
 	return err
 }
@@ -182,42 +183,42 @@ func (p *partition) readBounds(ctx context.Context, more func(b *pgx.Batch, s st
 		}
 	})
 	if err == nil && !found {
-		err = fmt.Errorf("%w: stream %s", consumer.ErrIncarnation, p.topic)
+		err = fmt.Errorf("%w: stream %s", source.ErrIncarnation, p.topic)
 	}
 	return start, end, err
 }
 
-// Bounds implements consumer.Partition.
-func (p *partition) Bounds(ctx context.Context) (consumer.Bounds, error) {
+// Bounds implements source.Partition.
+func (p *partition) Bounds(ctx context.Context) (source.Bounds, error) {
 	start, end, err := p.readBounds(ctx, nil)
-	return consumer.Bounds{Start: start, End: end, LeaderEpoch: -1}, err
+	return source.Bounds{Start: start, End: end, LeaderEpoch: -1}, err
 }
 
-// Verify implements consumer.Partition. The log has no leader epochs. If a failover loses events,
+// Verify implements source.Partition. The log has no leader epochs. If a failover loses events,
 // it loses the positions after them too.
 func (p *partition) Verify(context.Context, int64, int32) error { return nil }
 
-// Retained implements consumer.Partition. Events that a cursor has not passed are not deleted by
+// Retained implements source.Partition. Events that a cursor has not passed are not deleted by
 // time.
 func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	start, end, err := p.readBounds(ctx, nil)
 	if err == nil && (offset < start || offset > end) {
-		err = &consumer.OutOfRangeError{Offset: offset, Start: start, End: end}
+		err = &source.OutOfRangeError{Offset: offset, Start: start, End: end}
 	}
 	return time.Time{}, err
 }
 
-// Fetch implements consumer.Partition. At the log's end it does not ask the database: one poll of
+// Fetch implements source.Partition. At the log's end it does not ask the database: one poll of
 // the source looks for all partitions.
-func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+func (p *partition) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
 	if from == p.caughtUpAt.Load() {
 		if unchanged, err := p.waitForEvents(ctx); err != nil {
-			return consumer.Fetched{}, err
+			return source.Fetched[*consumer.Message]{}, err
 		} else if unchanged {
-			return consumer.Fetched{Next: from, LeaderEpoch: -1, HighWatermark: from, LastStable: from}, nil
+			return source.Fetched[*consumer.Message]{Next: from, LeaderEpoch: -1, HighWatermark: from, LastStable: from}, nil
 		}
 	}
-	f := consumer.Fetched{Next: from, LeaderEpoch: -1}
+	f := source.Fetched[*consumer.Message]{Next: from, LeaderEpoch: -1}
 	start, end, err := p.readBounds(ctx, func(b *pgx.Batch, s streamRef) {
 		b.Queue(pageSQL, s.id, p.nr, from, min(p.s.cfg.FetchBytes, most)).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
@@ -238,9 +239,9 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.F
 	})
 	switch {
 	case err != nil:
-		return consumer.Fetched{}, err
+		return source.Fetched[*consumer.Message]{}, err
 	case from < start || from > end:
-		return consumer.Fetched{}, &consumer.OutOfRangeError{Offset: from, Start: start, End: end}
+		return source.Fetched[*consumer.Message]{}, &source.OutOfRangeError{Offset: from, Start: start, End: end}
 	case f.Next == from: // nothing, or offsets that were left out before the end
 		f.Next = end
 	}

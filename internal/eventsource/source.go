@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/lease"
@@ -103,7 +104,7 @@ func (s *Source) Wake() {
 func (s *Source) Ready() error { return s.membership.Err() }
 
 // Run implements consumer.Source.
-func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+func (s *Source) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
 	if !s.running.CompareAndSwap(false, true) {
 		return errors.New("eventsource: this source is running already")
 	}

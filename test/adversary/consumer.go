@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/test/scenario"
@@ -155,9 +156,9 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 // hasty is a share group whose members do not rest for long.
 type hasty struct{ *consumertest.SharedSource }
 
-// Deliver implements consumer.SharedSource.
-func (s hasty) Deliver(ctx context.Context, atOnce, most int, apply func(context.Context, consumer.Delivery) consumer.Applied) error {
-	return s.SharedSource.Deliver(ctx, atOnce, most, func(ctx context.Context, d consumer.Delivery) consumer.Applied {
+// Deliver implements source.Shared.
+func (s hasty) Deliver(ctx context.Context, atOnce, most int, apply func(context.Context, source.Delivery[*consumer.Message]) source.Applied) error {
+	return s.SharedSource.Deliver(ctx, atOnce, most, func(ctx context.Context, d source.Delivery[*consumer.Message]) source.Applied {
 		out := apply(ctx, d)
 		out.Rest = min(out.Rest, 10*time.Millisecond)
 		return out

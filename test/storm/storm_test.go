@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/fleet"
 	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
@@ -263,14 +264,14 @@ func TestFlags(t *testing.T) {
 // askew is a source that commits when it should not.
 type askew struct {
 	consumer.Source
-	consumer.Partition
+	source.Partition[*consumer.Message]
 }
 
-func (a askew) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+func (a askew) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
 	return own(ctx, a)
 }
-func (askew) Identity(context.Context) (consumer.Identity, error) {
-	return consumer.Identity{Topic: "t"}, nil
+func (askew) Identity(context.Context) (source.Identity, error) {
+	return source.Identity{Topic: "t"}, nil
 }
 func (askew) Commit(context.Context, int64, string) error { return nil }
 
@@ -278,14 +279,14 @@ func TestI8CommitOfAPartitionThatWasGivenBack(t *testing.T) {
 	t.Parallel()
 	var seen []string
 	w := watch(askew{}, func(format string, args ...any) { seen = append(seen, fmt.Sprintf(format, args...)) })
-	var kept consumer.Partition
-	err := w.Run(t.Context(), func(ctx context.Context, p consumer.Partition) error {
+	var kept source.Partition[*consumer.Message]
+	err := w.Run(t.Context(), func(ctx context.Context, p source.Partition[*consumer.Message]) error {
 		kept = p
 		if err := p.Commit(ctx, 1, ""); err != nil {
 			return err
 		}
 		// While it is out already.
-		return w.Run(ctx, func(context.Context, consumer.Partition) error { return nil })
+		return w.Run(ctx, func(context.Context, source.Partition[*consumer.Message]) error { return nil })
 	})
 	if err != nil {
 		t.Fatal(err)

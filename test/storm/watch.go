@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // watched checks the offset commits between the consumer and its source, for I8. A commit may name
@@ -36,8 +37,8 @@ func (w *watched) Validate() error {
 }
 
 // Run hands over partitions that watch their commits.
-func (w *watched) Run(ctx context.Context, own func(ctx context.Context, p consumer.Partition) error) error {
-	return w.Source.Run(ctx, func(ctx context.Context, p consumer.Partition) error {
+func (w *watched) Run(ctx context.Context, own func(ctx context.Context, p source.Partition[*consumer.Message]) error) error {
+	return w.Source.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
 		o := &ownedPartition{Partition: p, w: w}
 		if id, err := p.Identity(ctx); err == nil {
 			name := fmt.Sprintf("%s/%d", id.Topic, id.Partition)
@@ -67,7 +68,7 @@ func (w *watched) Run(ctx context.Context, own func(ctx context.Context, p consu
 
 // ownedPartition is one partition, from the time it is handed over until it is given back.
 type ownedPartition struct {
-	consumer.Partition
+	source.Partition[*consumer.Message]
 	w *watched
 
 	mu       sync.Mutex

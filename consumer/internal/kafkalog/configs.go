@@ -11,7 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // Configurations of topics that are asked for.
@@ -108,7 +108,7 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 func (l *Log) checkHeld(ctx context.Context, offset int64) error {
 	b, err := l.Bounds(ctx)
 	if err == nil && (offset < b.Start || offset > b.End) {
-		err = &consumer.OutOfRangeError{Offset: offset, Start: b.Start, End: b.End}
+		err = &source.OutOfRangeError{Offset: offset, Start: b.Start, End: b.End}
 	}
 	return err
 }

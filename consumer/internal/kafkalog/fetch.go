@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/recordbatch"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
@@ -26,12 +27,12 @@ var errEmptyResponse = errors.New("the broker returned nothing")
 // Fetch returns committed records at or above from, of up to most bytes. Where that is less than
 // the broker's response holds, the next Fetch goes on with the rest of it. While a leader moves it
 // asks again, for some seconds, and only then fails.
-func (l *Log) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
-	var got consumer.Fetched
+func (l *Log) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
+	var got source.Fetched[*consumer.Message]
 	if l.unread != nil && l.unread.next == from {
 		got, err := l.nextMessages(from, most)
 		if err != nil {
-			return consumer.Fetched{}, fmt.Errorf("%v: going on from offset %d: %w", l, from, err)
+			return source.Fetched[*consumer.Message]{}, fmt.Errorf("%v: going on from offset %d: %w", l, from, err)
 		}
 		got.Kept = true
 		return got, nil
@@ -55,7 +56,7 @@ func (l *Log) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched
 		return err
 	})
 	if err != nil {
-		return consumer.Fetched{}, fmt.Errorf("%v: fetching from offset %d: %w", l, from, err)
+		return source.Fetched[*consumer.Message]{}, fmt.Errorf("%v: fetching from offset %d: %w", l, from, err)
 	}
 	return got, nil
 }
@@ -75,7 +76,7 @@ func (l *Log) outOfRange(ctx context.Context, from int64) error {
 	case start <= from && from <= end:
 		return fmt.Errorf("a broker takes offset %d for out of range, although the log holds %d to %d: %w", from, start, end, l.cluster.Error(kerr.OffsetNotAvailable.Code))
 	}
-	return &consumer.OutOfRangeError{Offset: from, Start: start, End: end}
+	return &source.OutOfRangeError{Offset: from, Start: start, End: end}
 }
 
 // checkEpoch checks the log after a change of leader: it asks how far the new leader's log goes in
@@ -114,7 +115,7 @@ func (l *Log) checkEpoch(ctx context.Context, from int64) error {
 					// itself will report it.
 					return nil
 				}
-				return &consumer.OutOfRangeError{Offset: from, Start: start, End: e.EndOffset}
+				return &source.OutOfRangeError{Offset: from, Start: start, End: e.EndOffset}
 			}
 			l.lastRead.checkedUnder = l.leader.Epoch
 			return nil
@@ -124,14 +125,14 @@ func (l *Log) checkEpoch(ctx context.Context, from int64) error {
 }
 
 // fetchOnce asks once.
-func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
 	resp, err := ask[*kmsg.FetchResponse](ctx, l.cluster, &l.leader.Leader, l.fetchRequest(from, most))
 	l.lastFetchAt = time.Now()
 	if err != nil {
-		return consumer.Fetched{}, err
+		return source.Fetched[*consumer.Message]{}, err
 	}
 	if resp.ErrorCode != 0 {
-		return consumer.Fetched{}, l.cluster.Error(resp.ErrorCode)
+		return source.Fetched[*consumer.Message]{}, l.cluster.Error(resp.ErrorCode)
 	}
 	l.fetchesByName = resp.Version < FetchByID
 	r := l.partOf(resp)
@@ -144,12 +145,12 @@ func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (consumer.Fet
 			// over (KIP-219).
 			l.opts.Throttled(l.topic, l.index, throttle)
 			pace.Sleep(ctx, throttle)
-			return consumer.Fetched{}, fmt.Errorf("%w: it throttles this client, by %v", errEmptyResponse, throttle)
+			return source.Fetched[*consumer.Message]{}, fmt.Errorf("%w: it throttles this client, by %v", errEmptyResponse, throttle)
 		}
-		return consumer.Fetched{}, errEmptyResponse
+		return source.Fetched[*consumer.Message]{}, errEmptyResponse
 	}
 	if r.ErrorCode != 0 {
-		return consumer.Fetched{}, l.cluster.Error(r.ErrorCode)
+		return source.Fetched[*consumer.Message]{}, l.cluster.Error(r.ErrorCode)
 	}
 	return l.openBatches(r, from, most)
 }
@@ -161,16 +162,16 @@ func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (consumer.Fet
 // removes batches from the middle, and the answer is taken for no answer.
 //
 // No batch says which leader epoch the hole has. It has none above the leader's own.
-func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (consumer.Fetched, error) {
+func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (source.Fetched[*consumer.Message], error) {
 	compacted, err := l.Compacted(ctx)
 	switch {
 	case err != nil:
-		return consumer.Fetched{}, err
+		return source.Fetched[*consumer.Message]{}, err
 	case !compacted:
-		return consumer.Fetched{}, errEmptyResponse
+		return source.Fetched[*consumer.Message]{}, errEmptyResponse
 	}
 	l.lastRead = lastRead{next: r.LastStableOffset, epoch: l.leader.Epoch, checkedUnder: l.leader.Epoch}
-	return consumer.Fetched{Next: r.LastStableOffset, LeaderEpoch: l.leader.Epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
+	return source.Fetched[*consumer.Message]{Next: r.LastStableOffset, LeaderEpoch: l.leader.Epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
 }
 
 // minRequestBytes is how much is asked for however little there is room for: it stays compressed
@@ -209,7 +210,7 @@ func (l *Log) partOf(resp *kmsg.FetchResponse) *kmsg.FetchResponseTopicPartition
 }
 
 // openBatches takes the batches apart and keeps what is committed (F8).
-func (l *Log) openBatches(r *kmsg.FetchResponseTopicPartition, from int64, most int) (consumer.Fetched, error) {
+func (l *Log) openBatches(r *kmsg.FetchResponseTopicPartition, from int64, most int) (source.Fetched[*consumer.Message], error) {
 	section := recordbatch.Section{Topic: l.topic, Partition: l.index, From: from, Stable: r.LastStableOffset}
 	for _, a := range r.AbortedTransactions {
 		section.Aborted = append(section.Aborted, recordbatch.Aborted{Producer: a.ProducerID, First: a.FirstOffset})
@@ -217,21 +218,21 @@ func (l *Log) openBatches(r *kmsg.FetchResponseTopicPartition, from int64, most 
 	c, err := section.Open(r.RecordBatches, l.opts.Codecs, l.opts.MaxRecord)
 	switch {
 	case err != nil:
-		return consumer.Fetched{}, err
+		return source.Fetched[*consumer.Message]{}, err
 	case c.Batches > 0 && c.Last < from:
-		return consumer.Fetched{}, fmt.Errorf("%w at or above offset %d, and %d batches below it", errEmptyResponse, from, c.Batches)
+		return source.Fetched[*consumer.Message]{}, fmt.Errorf("%w at or above offset %d, and %d batches below it", errEmptyResponse, from, c.Batches)
 	}
 	l.unread = &unreadResponse{contents: c, next: from, highWatermark: r.HighWatermark, lastStable: r.LastStableOffset, leaderEpoch: l.leader.Epoch}
 	return l.nextMessages(from, most)
 }
 
 // nextMessages returns what comes next in a response.
-func (l *Log) nextMessages(from int64, most int) (consumer.Fetched, error) {
+func (l *Log) nextMessages(from int64, most int) (source.Fetched[*consumer.Message], error) {
 	r := l.unread
 	p, err := r.contents.Read(most)
 	if err != nil {
 		l.dropUnread()
-		return consumer.Fetched{}, err
+		return source.Fetched[*consumer.Message]{}, err
 	}
 	if p.Next > from {
 		l.lastRead = lastRead{next: p.Next, epoch: p.Epoch, checkedUnder: r.leaderEpoch}
@@ -239,7 +240,7 @@ func (l *Log) nextMessages(from int64, most int) (consumer.Fetched, error) {
 	if r.next = p.Next; !p.More {
 		l.unread = nil
 	}
-	return consumer.Fetched{Messages: p.Messages, Next: p.Next, LeaderEpoch: l.lastRead.epoch, HighWatermark: r.highWatermark, LastStable: r.lastStable}, nil
+	return source.Fetched[*consumer.Message]{Messages: p.Messages, Next: p.Next, LeaderEpoch: l.lastRead.epoch, HighWatermark: r.highWatermark, LastStable: r.lastStable}, nil
 }
 
 // dropUnread gives up what is left of the last response.

@@ -8,8 +8,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/recordbatch"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 const (
@@ -34,7 +34,7 @@ type Options struct {
 	Throttled func(topic string, partition int32, by time.Duration)
 }
 
-// Log is one partition's log. It has the methods of consumer.Partition that are not about the
+// Log is one partition's log. It has the methods of source.Partition that are not about the
 // group. They are called by one goroutine at a time.
 type Log struct {
 	cluster Cluster
@@ -42,9 +42,9 @@ type Log struct {
 	topic   string
 	index   int32
 
-	identified bool              // whether identity is set
-	identity   consumer.Identity // what Identity said last
-	leader     Leadership        // who leads it
+	identified bool            // whether identity is set
+	identity   source.Identity // what Identity said last
+	leader     Leadership      // who leads it
 	// Something went wrong: look again who leads it, and whether it is still the same topic.
 	recheck       bool
 	fetchesByName bool      // the broker's fetches do not name the topic by its id
@@ -84,7 +84,7 @@ func (l *Log) String() string { return fmt.Sprintf("%s/%d", l.topic, l.index) }
 func (l *Log) Close() { l.dropUnread() }
 
 // Identity asks the cluster, and makes the answer what later fetches are compared with.
-func (l *Log) Identity(ctx context.Context) (consumer.Identity, error) {
+func (l *Log) Identity(ctx context.Context) (source.Identity, error) {
 	l.dropUnread() // who asks this begins anew, and compares the log with what it knows
 	err := RetryTransient(ctx, l.cluster, leaderPatience, func() error {
 		id, at, err := l.locate(ctx)
@@ -94,23 +94,23 @@ func (l *Log) Identity(ctx context.Context) (consumer.Identity, error) {
 		return err
 	})
 	if err != nil {
-		return consumer.Identity{}, fmt.Errorf("%v: %w", l, err)
+		return source.Identity{}, fmt.Errorf("%v: %w", l, err)
 	}
 	return l.identity, nil
 }
 
 // locate asks who leads the partition, and of which incarnation of the topic it is.
-func (l *Log) locate(ctx context.Context) (consumer.Identity, Leadership, error) {
+func (l *Log) locate(ctx context.Context) (source.Identity, Leadership, error) {
 	topics, err := Topics(ctx, l.cluster, l.topic)
 	if err != nil {
-		return consumer.Identity{}, Leadership{}, err
+		return source.Identity{}, Leadership{}, err
 	}
 	t := topics[l.topic]
 	at, ok := t.Partitions[l.index]
 	if !ok {
-		return consumer.Identity{}, Leadership{}, &TopicError{Topic: l.topic, Err: l.cluster.Error(kerr.UnknownTopicOrPartition.Code)}
+		return source.Identity{}, Leadership{}, &TopicError{Topic: l.topic, Err: l.cluster.Error(kerr.UnknownTopicOrPartition.Code)}
 	}
-	return consumer.Identity{ClusterID: t.ClusterID, TopicID: t.ID, Topic: l.topic, Partition: l.index,
+	return source.Identity{ClusterID: t.ClusterID, TopicID: t.ID, Topic: l.topic, Partition: l.index,
 		Partitions: int32(len(t.Partitions))}, at, nil
 }
 
@@ -137,13 +137,13 @@ func (l *Log) confirmTopic(ctx context.Context) error {
 }
 
 // sameIncarnation compares what is known on both sides: a broker that is too old tells no topic id.
-func sameIncarnation(was, is consumer.Identity) error {
+func sameIncarnation(was, is source.Identity) error {
 	unknown := [16]byte{}
 	switch {
 	case was.ClusterID != is.ClusterID:
-		return fmt.Errorf("%w: %s/%d was in cluster %q, and the brokers now are cluster %q", consumer.ErrIncarnation, was.Topic, was.Partition, was.ClusterID, is.ClusterID)
+		return fmt.Errorf("%w: %s/%d was in cluster %q, and the brokers now are cluster %q", source.ErrIncarnation, was.Topic, was.Partition, was.ClusterID, is.ClusterID)
 	case was.TopicID != is.TopicID && was.TopicID != unknown && is.TopicID != unknown:
-		return fmt.Errorf("%w: the id of %q was %x and is %x", consumer.ErrIncarnation, was.Topic, was.TopicID, is.TopicID)
+		return fmt.Errorf("%w: the id of %q was %x and is %x", source.ErrIncarnation, was.Topic, was.TopicID, is.TopicID)
 	}
 	return nil
 }
@@ -156,7 +156,7 @@ const (
 
 // Bounds returns the log's start and its last stable offset: below that everything is committed or
 // aborted for good.
-func (l *Log) Bounds(ctx context.Context) (b consumer.Bounds, err error) {
+func (l *Log) Bounds(ctx context.Context) (b source.Bounds, err error) {
 	err = RetryTransient(ctx, l.cluster, leaderPatience, func() (err error) {
 		if err = l.confirmTopic(ctx); err == nil {
 			b.Start, b.End, err = l.askBounds(ctx)
@@ -166,7 +166,7 @@ func (l *Log) Bounds(ctx context.Context) (b consumer.Bounds, err error) {
 		return err
 	})
 	if err != nil {
-		return consumer.Bounds{}, fmt.Errorf("%v: bounds of the log: %w", l, err)
+		return source.Bounds{}, fmt.Errorf("%v: bounds of the log: %w", l, err)
 	}
 	return b, nil
 }

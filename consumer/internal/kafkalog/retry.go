@@ -10,7 +10,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/twmb/franz-go/pkg/kerr"
 
-	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
@@ -64,8 +64,8 @@ func TryBrokers(ctx context.Context, brokers int, f func(context.Context) error)
 // with which brokers say that leaders or coordinators move, or that they have not heard of
 // something yet.
 func isTransient(c Cluster, err error) bool {
-	var outOfRange *consumer.OutOfRangeError
-	if errors.As(err, &outOfRange) || errors.Is(err, consumer.ErrOwnershipLost) || errors.Is(err, consumer.ErrIncarnation) {
+	var outOfRange *source.OutOfRangeError
+	if errors.As(err, &outOfRange) || errors.Is(err, source.ErrOwnershipLost) || errors.Is(err, source.ErrIncarnation) {
 		return false
 	}
 	if _, ok := c.Code(err); !ok {
@@ -89,7 +89,7 @@ func isTransient(c Cluster, err error) bool {
 // what they own, and no proof of anything.
 func AsOwnershipLost(c Cluster, err error) error {
 	if hasCode(c, err, kerr.IllegalGeneration, kerr.UnknownMemberID, kerr.RebalanceInProgress, kerr.FencedInstanceID) {
-		return fmt.Errorf("%w: %w", consumer.ErrOwnershipLost, err)
+		return fmt.Errorf("%w: %w", source.ErrOwnershipLost, err)
 	}
 	return err
 }

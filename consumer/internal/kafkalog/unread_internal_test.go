@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/recordbatch"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // brokers are a cluster of which a test says what it answers: a log of one batch of four records
@@ -136,12 +137,12 @@ func batchOf(base int64, epoch int32) []byte {
 }
 
 // reading is a log of these brokers, and its fetch of one record.
-func reading(t *testing.T, b *brokers) (*Log, func(from int64) consumer.Fetched) {
+func reading(t *testing.T, b *brokers) (*Log, func(from int64) source.Fetched[*consumer.Message]) {
 	l := New(b, Options{MaxBytes: 1 << 20, MaxWait: time.Millisecond, MaxRecord: 1 << 20, Codecs: recordbatch.NewCodecs()}, "t", 0)
 	if _, err := l.Identity(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return l, func(from int64) consumer.Fetched {
+	return l, func(from int64) source.Fetched[*consumer.Message] {
 		t.Helper()
 		f, err := l.Fetch(t.Context(), from, 1)
 		if err != nil {
@@ -188,8 +189,8 @@ func TestF5LeaderChangesWhileAResponseIsReadInParts(t *testing.T) {
 	fetch(3)
 	b.cutOff = 2
 	_, err := l.Fetch(t.Context(), 4, 1)
-	var out *consumer.OutOfRangeError
-	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 4, Start: 0, End: 2}) {
+	var out *source.OutOfRangeError
+	if !errors.As(err, &out) || *out != (source.OutOfRangeError{Offset: 4, Start: 0, End: 2}) {
 		t.Errorf("fetch behind what was cut off: %v", err)
 	}
 	b.cutOff = 0
@@ -213,7 +214,7 @@ func TestF5VerifyGivesUpTheRest(t *testing.T) {
 	b.epochs, b.leader, b.cutOff = []int32{2, 8, 8}, 8, 1
 	l.dropUnread()
 	l.recheck = true
-	var out *consumer.OutOfRangeError
+	var out *source.OutOfRangeError
 	if _, err := l.Fetch(t.Context(), 2, 1); !errors.As(err, &out) {
 		t.Errorf("fetch behind what was cut off: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // NewSource makes the source under test: a member that is noticed to be gone within a second, and
@@ -21,7 +22,7 @@ import (
 type NewSource func(brokers []string, group string, rebalance time.Duration, topics ...string) consumer.Source
 
 // Harness is what the conformance suite needs of a Kafka cluster.
-func Harness(t testing.TB, brokers []string, source NewSource) consumertest.Harness {
+func Harness(t testing.TB, brokers []string, newSource NewSource) consumertest.Harness {
 	t.Helper()
 	adm := Admin(t, brokers)
 	return consumertest.Harness{
@@ -67,7 +68,7 @@ func Harness(t testing.TB, brokers []string, source NewSource) consumertest.Harn
 			}
 		},
 		Recreate: func(t testing.TB, topic string) { t.Helper(); Recreate(t, adm, topic) },
-		Identity: func(t testing.TB, topic string) consumer.Identity {
+		Identity: func(t testing.TB, topic string) source.Identity {
 			t.Helper()
 			topics, err := adm.ListTopics(context.Background(), topic)
 			if err != nil {
@@ -77,15 +78,15 @@ func Harness(t testing.TB, brokers []string, source NewSource) consumertest.Harn
 			if err != nil {
 				t.Fatalf("kafkatest: %v", err)
 			}
-			return consumer.Identity{ClusterID: meta.Cluster, TopicID: topics[topic].ID, Topic: topic, Partitions: int32(len(topics[topic].Partitions))}
+			return source.Identity{ClusterID: meta.Cluster, TopicID: topics[topic].ID, Topic: topic, Partitions: int32(len(topics[topic].Partitions))}
 		},
 		Source: func(_ testing.TB, group string, rebalance time.Duration, topics ...string) consumer.Source {
-			return source(brokers, group, rebalance, topics...)
+			return newSource(brokers, group, rebalance, topics...)
 		},
 		Shares: true,
 		Missing: func(t testing.TB) (consumer.Source, string) {
 			topic := TopicName(t)
-			return source(brokers, "group-"+topic, time.Second, topic), topic
+			return newSource(brokers, "group-"+topic, time.Second, topic), topic
 		},
 		Unreachable: func(t testing.TB) (consumer.Source, string) {
 			t.Helper()
@@ -97,7 +98,7 @@ func Harness(t testing.TB, brokers []string, source NewSource) consumertest.Harn
 			if err := l.Close(); err != nil {
 				t.Fatal(err)
 			}
-			return source([]string{addr}, "group", time.Second, "topic"), addr
+			return newSource([]string{addr}, "group", time.Second, "topic"), addr
 		},
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -31,7 +32,7 @@ func RunFails(t testing.TB, s consumer.Source) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Patience(time.Minute))
 	defer cancel()
-	err := s.Run(ctx, func(context.Context, consumer.Partition) error {
+	err := s.Run(ctx, func(context.Context, source.Partition[*consumer.Message]) error {
 		t.Error("a partition was handed over")
 		return nil
 	})
@@ -83,8 +84,8 @@ func OneSilentBrokerOfFour(t *testing.T, newSource func(brokers []string, topic 
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			var owned atomic.Bool
-			source := newSource(append([]string{SilentBroker(t)}, cluster.ListenAddrs()...), topic)
-			err := source.Run(ctx, func(context.Context, consumer.Partition) error {
+			one := newSource(append([]string{SilentBroker(t)}, cluster.ListenAddrs()...), topic)
+			err := one.Run(ctx, func(context.Context, source.Partition[*consumer.Message]) error {
 				owned.Store(true)
 				cancel()
 				return nil
