@@ -104,6 +104,37 @@ func TestAdoptTopic(t *testing.T) {
 	}
 }
 
+// The partitions that are halted for one reason get a position together.
+func TestAdoptHalted(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	cursors(t, pool, 4)
+	exec(t, pool, `insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions) values
+		(gen_random_uuid(), 'stock', 'new', 1, clock_timestamp(), '[{"topic": "orders", "partition": 0, "epoch": 2, "halted": "new-topic", "high_watermark": 30},
+			{"topic": "orders", "partition": 2, "epoch": 2, "halted": "gap"}, {"topic": "orders", "partition": 3, "epoch": 2, "halted": "new-topic", "high_watermark": 33}]'),
+		(gen_random_uuid(), 'stock', 'late', 2, clock_timestamp(), '[{"topic": "orders", "partition": 1, "epoch": 1, "halted": "new-topic"}]'),
+		(gen_random_uuid(), 'stock', 'next', 3, clock_timestamp(), '[{"topic": "orders", "partition": 1, "epoch": 2}]')`)
+	positions := func() string {
+		return one[string](t, pool, `select string_agg(next_offset || '@' || run, ' ' order by partition) from onlyonce.positions`)
+	}
+	for _, c := range []struct {
+		halted, at, want string
+		err              error
+	}{
+		{"", "0", "5@0 5@0 5@0 5@0", ops.ErrInvalid},
+		{"new-topic", "first", "5@0 5@0 5@0 5@0", ops.ErrInvalid},
+		{"truncated", "0", "5@0 5@0 5@0 5@0", ops.ErrNotFound},
+		{"new-topic", "0", "0@1 5@0 5@0 0@1", nil},
+		{"gap", "position", "0@1 5@0 5@1 0@1", nil},
+		{"new-topic", "last", "30@2 5@0 5@1 33@2", nil},
+	} {
+		_, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "INC-8"}, ops.AdoptTopicInput{Scope: "stock", Topic: "orders", Halted: c.halted, At: c.at})
+		if got := positions(); !errors.Is(err, c.err) || got != c.want {
+			t.Errorf("halted %q at %q: %s, %v", c.halted, c.at, got, err)
+		}
+	}
+}
+
 // idleBounds is a database that records the bound on idle sessions at the end of each transaction.
 type idleBounds struct {
 	ops.DB

@@ -2,7 +2,9 @@ package ops
 
 import (
 	"context"
+	"math"
 	"slices"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -12,9 +14,19 @@ type AdoptTopicInput struct {
 	// Scope and Topic pick the cursors: all partitions that are in use. Both are required.
 	Scope, Topic string
 
-	// Group is the Kafka group that is to own the cursors. Required: the positions stay as they
-	// are, so that this is safe for all partitions at once. AdoptCursor sets a position.
+	// Halted picks only the partitions that living processes report as halted for this reason, for
+	// example new-topic. Defaults to all.
+	Halted string
+
+	// Group is the Kafka group that is to own the cursors. Required, unless At is set. Defaults to
+	// the next group that takes them.
 	Group string
+
+	// At is the offset that is to be handled next in each partition: a number; "position" for each
+	// cursor's own; or "last" for the log's end as the partition's owner has reported it. It needs
+	// Halted. Defaults to no change: the positions stay, with all that proves that the log is the
+	// same.
+	At string
 
 	// OldGroupStopped gives the cursors to Group although the old group has not released them,
 	// because its processes died. Defaults to false.
@@ -34,13 +46,15 @@ type AdoptedTopic struct {
 	Partitions []Adopted `json:"partitions"` // by number
 }
 
-// AdoptTopic hands the cursors of all partitions of a topic to a group, in one transaction: a group
-// was renamed, and each partition is halted for the reason foreign-group. Positions stay as they
-// are. Cursors that are retired, or that have the group already, stay as they are too.
+// AdoptTopic is [AdoptCursor] for partitions of a topic, in one transaction. For example a group
+// was renamed, and each partition is halted for the reason foreign-group; or the topic was made
+// anew, and each is halted for new-topic. Cursors that are retired, or that have the group already, stay
+// as they are.
 //
-// Errors are of kind ErrInvalid, ErrNotFound if the topic has no cursor in use, ErrNothing if all
-// of them have the group, ErrRefused if the old group has not released one of them, unless
-// OldGroupStopped is set, and ErrChanged. It waits for the owners' batches to end.
+// Errors are of kind ErrInvalid, ErrNotFound if the topic has no cursor in use or none is halted
+// for the reason, ErrNothing if all of them have the group, ErrRefused if the old group has not
+// released one of them, unless OldGroupStopped is set, and ErrChanged. It waits for the owners'
+// batches to end.
 func AdoptTopic(ctx context.Context, db DB, by By, in AdoptTopicInput) (*AdoptedTopic, error) {
 	k := kind{action: "cursor adopt", subject: "one of the cursors", look: "onlyonce cursor show"}
 	return decide(ctx, db, k, by, &topicAdoption{AdoptTopicInput: in}, in.Shown)
@@ -57,7 +71,45 @@ func (q *topicAdoption) check() error {
 	if err := p.checkOne(); err != nil {
 		return err
 	}
-	return checkText("the group", q.Group)
+	if _, err := q.at(0, 0); err != nil {
+		return err
+	}
+	switch {
+	case q.At != "" && q.Halted == "":
+		return failf(ErrInvalid, "`At` needs `Halted` or `Partition`: a position is set for partitions that are halted for one reason, or for one")
+	case q.At == "" || q.Group != "":
+		return checkText("the group", q.Group)
+	}
+	return nil
+}
+
+// at is the offset that a partition is set to, nil if its position stays.
+func (q *topicAdoption) at(position, last int64) (*int64, error) {
+	switch q.At {
+	case "":
+		return nil, nil
+	case "position":
+		return &position, nil
+	case "last":
+		return &last, nil
+	}
+	n, err := strconv.ParseInt(q.At, 10, 64)
+	if err != nil || n < 0 || n == math.MaxInt64 {
+		return nil, failf(ErrInvalid, "`At` must be an offset, \"position\" or \"last\"")
+	}
+	return &n, nil
+}
+
+// reported returns the partitions that living processes report as halted for the reason.
+func (q *topicAdoption) reported(ctx context.Context, tx pgx.Tx) (map[int32]*OwnedPartition, error) {
+	owners, err := readOwners(ctx, tx)
+	found := map[int32]*OwnedPartition{}
+	for _, p := range living(owners) {
+		if p.scope == q.Scope && p.Topic == q.Topic && p.Halted == q.Halted {
+			found[p.Partition] = p.OwnedPartition
+		}
+	}
+	return found, err
 }
 
 // lock finds the cursors and locks their leases, in the order of partitions. A consumer locks no
@@ -79,6 +131,10 @@ func (q *topicAdoption) find(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
+	halted, err := q.reported(ctx, tx)
+	if err != nil {
+		return err
+	}
 	q.each = nil
 	inUse := 0
 	for i := range cursors {
@@ -87,12 +143,20 @@ func (q *topicAdoption) find(ctx context.Context, tx pgx.Tx) error {
 			continue
 		}
 		inUse++
-		if c.Group == nil || *c.Group != q.Group {
-			place := CursorName{Scope: q.Scope, Topic: q.Topic, Partition: c.Partition}
-			q.each = append(q.each, &adoption{AdoptInput: AdoptInput{CursorName: place, Group: q.Group, OldGroupStopped: q.OldGroupStopped}})
+		p := halted[c.Partition]
+		if q.Halted == "" {
+			p = &OwnedPartition{}
 		}
+		if p == nil || q.At == "" && c.Group != nil && *c.Group == q.Group {
+			continue
+		}
+		at, _ := q.at(c.Position, p.HighWatermark) // check has seen it
+		place := CursorName{Scope: q.Scope, Topic: q.Topic, Partition: c.Partition}
+		q.each = append(q.each, &adoption{AdoptInput: AdoptInput{CursorName: place, Group: q.Group, OldGroupStopped: q.OldGroupStopped}, at: at})
 	}
 	switch {
+	case q.Halted != "" && len(q.each) == 0 && inUse > 0:
+		return failf(ErrNotFound, "no living process reports a partition as halted for %q (scope %q, topic %q)", q.Halted, q.Scope, q.Topic).but("`onlyonce status` shows what is halted")
 	case inUse == 0:
 		return failf(ErrNotFound, "there is no cursor in use (scope %q, topic %q)", q.Scope, q.Topic).but("correct the flags; `onlyonce cursor show` lists those there are")
 	case len(q.each) == 0:

@@ -40,67 +40,94 @@ func (r *StatusReport) needs() []Need {
 	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.consumers(), r.waiting(), r.unsent(), r.Requests.needs())...)
 }
 
-// halted is a partition that a living process reports as halted.
-type halted struct {
-	scope string
-	OwnedPartition
-	age float64 // for how long
-}
-
 // halts groups the halted partitions of a topic that are halted for one reason.
 func (r *StatusReport) halts() []Need {
-	var groups [][]halted
-	for i := range r.Owners {
-		o := &r.Owners[i]
-		for _, p := range o.Partitions {
-			if p.Halted == "" || o.Silent() {
-				continue
-			}
-			h := halted{o.Scope, p, p.HaltedFor + o.SeenAgeSeconds}
-			at := slices.IndexFunc(groups, func(g []halted) bool {
-				return g[0].scope == h.scope && g[0].Topic == h.Topic && g[0].Halted == h.Halted
-			})
-			if at < 0 {
-				at, groups = len(groups), append(groups, nil)
-			}
-			groups[at] = append(groups[at], h)
+	var groups [][]livingPartition
+	for _, h := range living(r.Owners) {
+		if h.Halted == "" {
+			continue
 		}
+		at := slices.IndexFunc(groups, func(g []livingPartition) bool {
+			return g[0].scope == h.scope && g[0].Topic == h.Topic && g[0].Halted == h.Halted
+		})
+		if at < 0 {
+			at, groups = len(groups), append(groups, nil)
+		}
+		groups[at] = append(groups[at], h)
 	}
 	var all []Need
 	for _, g := range groups {
-		slices.SortFunc(g, func(a, b halted) int { return int(a.Partition) - int(b.Partition) })
+		slices.SortFunc(g, func(a, b livingPartition) int { return int(a.Partition) - int(b.Partition) })
 		all = append(all, needOfHalt(g))
 	}
 	return all
 }
 
 // needOfHalt describes partitions of one topic that are halted for one reason.
-func needOfHalt(g []halted) Need {
+func needOfHalt(g []livingPartition) Need {
 	first := g[0]
 	n := Need{Kind: needHalt, Commands: []string{}, Where: map[string]string{"scope": first.scope, "topic": first.Topic}}
-	age := slices.MaxFunc(g, func(a, b halted) int { return int(a.age - b.age) }).age
-	if len(g) == 1 {
-		n.Where["partition"] = strconv.Itoa(int(first.Partition))
-		n.Text = fmt.Sprintf("halted: scope %s, %s/%d, %s for %s: %s", first.scope, first.Topic, first.Partition, first.Halted, show.Ago(age), show.OneLine(first.Detail))
-	} else {
-		var numbers []string
-		for _, h := range g {
-			numbers = append(numbers, strconv.Itoa(int(h.Partition)))
-		}
-		n.Text = fmt.Sprintf("halted: scope %s, %d partitions of %s (%s), %s for %s; partition %d: %s", first.scope, len(g), first.Topic,
-			strings.Join(numbers, ", "), first.Halted, show.Ago(age), first.Partition, show.OneLine(first.Detail))
+	var age float64
+	var numbers []string
+	for _, h := range g {
+		age = max(age, h.HaltedFor+h.seen)
+		numbers = append(numbers, strconv.Itoa(int(h.Partition)))
 	}
 	n.Remedy = first.Remedy()
-	if topic := strings.Replace(strings.Join(first.Commands, ""), " -partition "+strconv.Itoa(int(first.Partition)), "", 1); first.Halted == "foreign-group" && len(g) > 1 {
-		n.Commands = []string{topic} // one decision for all partitions
+	if len(g) == 1 {
+		n.Where["partition"] = numbers[0]
+		n.Text = fmt.Sprintf("halted: scope %s, %s/%d, %s for %s: %s", first.scope, first.Topic, first.Partition, first.Halted, show.Ago(age), show.OneLine(first.Detail))
+		n.Commands = append(n.Commands, first.Commands...)
 		return n
 	}
-	for i, h := range g {
-		if i < mostCommands {
-			n.Commands = append(n.Commands, h.Commands...)
-		}
+	n.Text = fmt.Sprintf("halted: scope %s, %d partitions of %s (%s), %s for %s; partition %d: %s", first.scope, len(g), first.Topic,
+		strings.Join(numbers, ", "), first.Halted, show.Ago(age), first.Partition, show.OneLine(first.Detail))
+	if n.Commands = commandsForAll(g); n.Commands != nil {
+		return n
+	}
+	for _, h := range g[:min(len(g), mostCommands)] {
+		n.Commands = append(n.Commands, h.Commands...)
+	}
+	if left := len(g) - mostCommands; left > 0 {
+		n.Remedy += fmt.Sprintf("; the same for %s more", show.Count(int64(left), "partition"))
 	}
 	return n
+}
+
+// commandsForAll are the commands that resolve a halt in all partitions of the topic, nil if they
+// take one for each.
+func commandsForAll(g []livingPartition) []string {
+	var all []string
+	for i := range g {
+		var of []string
+		for _, c := range g[i].Commands {
+			whole := g[i].forTopic(c)
+			if whole == "" {
+				return nil
+			}
+			of = append(of, whole)
+		}
+		if i > 0 && !slices.Equal(of, all) {
+			return nil
+		}
+		all = of
+	}
+	return all
+}
+
+// forTopic makes a command for all partitions of the topic that are halted like this one of the
+// command for this one. It is empty if there is none.
+func (p *livingPartition) forTopic(command string) string {
+	whole := strings.Replace(command, " -partition "+strconv.Itoa(int(p.Partition)), "", 1)
+	switch adopts := strings.HasPrefix(command, "onlyonce cursor adopt"); {
+	case whole == command, strings.HasPrefix(command, "onlyonce parked redrive"), adopts && strings.Contains(command, " -group "):
+		return whole
+	case !adopts || !strings.Contains(command, " -at "):
+		return ""
+	case p.Halted == "everything-fails":
+		whole = strings.Replace(whole, " -at "+strconv.FormatInt(p.Position, 10), " -at position", 1)
+	}
+	return strings.Replace(whole, " -at ", " -halted "+p.Halted+" -at ", 1)
 }
 
 // consumers finds scopes with cursors in use and without a living process.

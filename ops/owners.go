@@ -62,6 +62,36 @@ type OwnedPartition struct {
 	BlockedBy *Blocker `json:"blocked_by,omitempty" doc:"the message that holds up the position although later ones are done. Nil: none does"`
 }
 
+// livingPartition is a partition that a living process reports.
+type livingPartition struct {
+	scope string
+	*OwnedPartition
+	seen float64 // how many seconds ago
+}
+
+// living returns the partitions that living processes report, each once: while a partition changes
+// its owner both may list it, and the one with the higher epoch has it.
+func living(owners []Owner) []livingPartition {
+	var all []livingPartition
+	for i := range owners {
+		o := &owners[i]
+		for j := range o.Partitions {
+			p := livingPartition{o.Scope, &o.Partitions[j], o.SeenAgeSeconds}
+			at := slices.IndexFunc(all, func(q livingPartition) bool {
+				return q.scope == p.scope && q.Topic == p.Topic && q.Partition == p.Partition
+			})
+			switch {
+			case o.Silent():
+			case at < 0:
+				all = append(all, p)
+			case all[at].Epoch < p.Epoch:
+				all[at] = p
+			}
+		}
+	}
+	return all
+}
+
 // FaultKinds are the kinds of the process's faults, for example "group, read".
 func (o *Owner) FaultKinds() string {
 	var kinds []string

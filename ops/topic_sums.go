@@ -45,14 +45,8 @@ func (r *StatusReport) Topics() []*TopicSum {
 			s.Replaying++
 		}
 	}
-	for i := range r.Owners {
-		o := &r.Owners[i]
-		if o.Silent() {
-			continue
-		}
-		for j := range o.Partitions {
-			find(o.Scope, o.Partitions[j].Topic).add(&o.Partitions[j], o.SeenAgeSeconds)
-		}
+	for _, p := range living(r.Owners) {
+		find(p.scope, p.Topic).add(p.OwnedPartition, p.seen)
 	}
 	for _, s := range sums {
 		s.Partitions = max(s.Partitions, s.Owned) // a halted partition may have no cursor yet

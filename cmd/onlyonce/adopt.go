@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"strconv"
 
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
@@ -16,7 +17,9 @@ type adoption struct {
 	consent
 	group *string
 	stop  bool // with group: the old group is stopped
-	at    *int64
+	at    *string
+	words bool // at is no number
+	halt  *string
 	from  *string
 	late  bool // with from
 
@@ -28,7 +31,7 @@ type adoption struct {
 func cursorAdoptCommand() command {
 	return command{
 		name:    "cursor adopt",
-		args:    "[-postgres URL] -scope S -topic T [-partition N] [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-standard-keys] [-late]] -reason WHY [-yes | -dry-run]",
+		args:    "[-postgres URL] -scope S -topic T [-partition N | -halted REASON] [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-standard-keys] [-late]] -reason WHY [-yes | -dry-run]",
 		summary: "resolve a halt: set a position, a group, or move it here",
 		help: `
 Resolves a halt, in one transaction: the owner of the cursor is fenced out, the cursor is changed, and an audit row
@@ -41,6 +44,9 @@ old group has not let go is not handed over, unless -old-group-stopped says that
 Without -at only the group changes (halt "foreign-group"): the next owner stamps its own, or the one that -group
 names. The position stays, and so does everything that proves that the log is the same. With -group and without -partition all partitions of the topic that are
 in use are handed over, in one transaction.
+
+With -halted and without -partition all partitions of the topic that are halted for REASON are adopted, in one transaction. There -at
+can also be "position", where each of them is, or "last", the end of its log when its owner last reported it.
 
 With -at the position is set (halts "new-topic", "foreign-cluster", "truncated", "gap", "history-lost"): OFFSET is
 the next that will be handled, in whichever topic of that name the next owner finds, and attempts begin anew. Offsets
@@ -60,6 +66,7 @@ If the last owner's group still runs, it may be the next one to come: stop it fi
 
 Example:
   onlyonce cursor adopt -scope stock -topic orders -partition 0 -at 1200 -reason "retention took 1100 to 1199, INC-7"
+  onlyonce cursor adopt -scope stock -topic orders -halted new-topic -at 0 -reason "topic made anew, INC-8"
   onlyonce cursor adopt -postgres "$SHARD_B" -from "$SHARD_A" -scope stock -topic orders -partition 3 -reason "OPS-40"`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
@@ -67,7 +74,8 @@ Example:
 			ask.cursorFilter.flags(fs)
 			textVar(fs, &ask.group, "group", "the Kafka group `G` that is to own the cursor (default: the next one to come)")
 			fs.BoolVar(&ask.stop, "old-group-stopped", false, "with -group: although the old group has not let the cursor go, because its processes died")
-			numberVar(fs, &ask.at, "at", "the `OFFSET` that is to be handled next (default: the position stays)", 0, math.MaxInt64-1)
+			fs.Func("at", "the `OFFSET` that is to be handled next; with -halted also position or last (default: the position stays)", ask.setAt)
+			textVar(fs, &ask.halt, "halted", "all partitions of the topic that are halted for `REASON`")
 			textVar(fs, &ask.from, "from", "the database that the partition moves here from, as a `URL`; its cursor there is retired")
 			fs.BoolVar(&ask.standard, "standard-keys", false, "with -from: bring the keys of standard_keys too")
 			fs.BoolVar(&ask.late, "late", false, "with -from: although keys of what was handled there may be forgotten by now")
@@ -77,12 +85,29 @@ Example:
 	}
 }
 
+// setAt reads -at.
+func (q *adoption) setAt(text string) error {
+	n, err := strconv.ParseInt(text, 10, 64)
+	q.words = text == "position" || text == "last"
+	if !q.words && (err != nil || n < 0 || n == math.MaxInt64) {
+		return fmt.Errorf("must be a whole number from 0 to %d; with -halted also position or last", int64(math.MaxInt64-1))
+	}
+	q.at = &text
+	return nil
+}
+
 func (a *app) adopt(ctx context.Context, address string, ask *adoption) error {
-	if ask.partition == nil && ask.group != nil {
+	if ask.partition == nil && (ask.group != nil || ask.halt != nil) {
 		return a.adoptTopic(ctx, address, ask)
 	}
 	if err := ask.whole(&ask.consent); err != nil {
 		return err
+	}
+	if ask.halt != nil {
+		return usagef("-halted and -partition: give one of the two")
+	}
+	if ask.words {
+		return usagef("-at %s: only with -halted", *ask.at)
 	}
 	if ask.from != nil {
 		if ask.at != nil {
@@ -107,15 +132,18 @@ func (a *app) adoptAs(ctx context.Context, address, waiting string, ask *adoptio
 	}})
 }
 
-// adoptTopic hands all partitions of a topic to a group.
+// adoptTopic adopts partitions of a topic together.
 func (a *app) adoptTopic(ctx context.Context, address string, ask *adoption) error {
-	if ask.at != nil || ask.from != nil || ask.standard || ask.late {
-		return usagef("missing: -partition: without it only the group changes, of all partitions of the topic")
+	if ask.from != nil || ask.standard || ask.late {
+		return usagef("missing: -partition: one partition at a time moves here from another database")
+	}
+	if ask.at != nil && ask.halt == nil {
+		return usagef("missing: -partition, or -halted: without them only the group changes, of all partitions of the topic")
 	}
 	if err := missing(given{"-scope", ask.scope != nil}, given{"-topic", ask.topic != nil}, given{"-reason", ask.reason != nil}); err != nil {
 		return err
 	}
-	in := ops.AdoptTopicInput{Scope: *ask.scope, Topic: *ask.topic, Group: *ask.group, OldGroupStopped: ask.stop}
+	in := ops.AdoptTopicInput{Scope: *ask.scope, Topic: *ask.topic, Group: given0(ask.group), Halted: given0(ask.halt), At: given0(ask.at), OldGroupStopped: ask.stop}
 	return decide(ctx, a, address, ask.consent, "waiting for the owners' batches to end", decision[ops.AdoptedTopic]{
 		act: func(ctx context.Context, db *database, by ops.By, shown *ops.AdoptedTopic) (*ops.AdoptedTopic, error) {
 			in.Shown = shown
@@ -123,15 +151,18 @@ func (a *app) adoptTopic(ctx context.Context, address string, ask *adoption) err
 		},
 		write: writeAdoptedTopic,
 		after: func(_ context.Context, _ *database, done *ops.AdoptedTopic) error {
-			a.say("Done: %s handed to group %s; audit row %d. Halted consumers look again within seconds.",
-				show.Count(int64(len(done.Partitions)), "partition"), cell(in.Group), done.AuditID)
+			a.say("Done: %s adopted; audit row %d. Halted consumers look again within seconds.", show.Count(int64(len(done.Partitions)), "partition"), done.AuditID)
 			return nil
 		},
 	})
 }
 
 func (q *adoption) act(ctx context.Context, db *database, by ops.By, shown *ops.Adopted) (*ops.Adopted, error) {
-	in := ops.AdoptInput{CursorName: q.place(), Group: given0(q.group), OldGroupStopped: q.stop, At: q.at, Shown: shown}
+	in := ops.AdoptInput{CursorName: q.place(), Group: given0(q.group), OldGroupStopped: q.stop, Shown: shown}
+	if q.at != nil {
+		at, _ := strconv.ParseInt(*q.at, 10, 64) // setAt has seen it
+		in.At = &at
+	}
 	if q.origin != nil {
 		in.From = &ops.Origin{DB: q.origin, Name: q.origin.name, StandardKeys: q.standard, Late: q.late}
 	}

@@ -221,7 +221,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"parked", "show"}, "missing: N, the id of a row"},
 		{[]string{"parked", "show", "12", "-id", "12"}, "give one of the two"},
 		{[]string{"parked", "show", "orders"}, `"orders" is no id of a row`},
-		{[]string{"cursor", "adopt", "-scope", "s", "-topic", "t", "-group", "g", "-at", "0", "-reason", "why"}, "missing: -partition: without it only the group changes"},
+		{[]string{"cursor", "adopt", "-scope", "s", "-topic", "t", "-group", "g", "-at", "0", "-reason", "why"}, "missing: -partition, or -halted: without them only the group changes"},
 		{[]string{"cursor", "adopt", "-group", "g"}, "missing: -scope, -topic, -reason"},
 		{[]string{"parked", "redrive"}, "missing: -id or -scope, -reason"},
 		{[]string{"parked", "discard", "-id", "1"}, "missing: -reason"},
