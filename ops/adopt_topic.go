@@ -48,8 +48,8 @@ type AdoptedTopic struct {
 
 // AdoptTopic is [AdoptCursor] for partitions of a topic, in one transaction. For example a group
 // was renamed, and each partition is halted for the reason foreign-group; or the topic was made
-// anew, and each is halted for new-topic. Cursors that are retired, or that have the group already, stay
-// as they are.
+// anew, and each is halted for new-topic. Cursors that are retired, or that have the group already,
+// stay as they are.
 //
 // Errors are of kind ErrInvalid, ErrNotFound if the topic has no cursor in use or none is halted
 // for the reason, ErrNothing if all of them have the group, ErrRefused if the old group has not
