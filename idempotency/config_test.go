@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onlyonce/onlyonce/idempotency"
 )
 
@@ -22,7 +24,7 @@ func TestConfigOfACache(t *testing.T) {
 		{none, []string{"Config.CacheTTL: must be 0 without a Cache, and so must CacheTimeout"}},
 		{bounds, []string{"Config.Cache: needs a Sealer", "Config.CacheTTL: 1ms is not from 1s to 24h0m0s", "Config.CacheTimeout: 1m0s is not from 1ms to 10s"}},
 	} {
-		_, err := idempotency.New(nil, c.cfg)
+		_, err := idempotency.New[*pgxpool.Pool](nil, c.cfg)
 		if !errors.Is(err, idempotency.ErrConfig) {
 			t.Fatal(err)
 		}

@@ -102,4 +102,7 @@
 //   - It does not make a provider honour keys. A provider that ignores the key of a [Step] may
 //     apply it twice after a crash.
 //   - It does not order requests under different keys.
+//
+// Numbers in brackets, for example (H5), name rules of docs/guarantees.md: what each prevents, and
+// the tests that fail without it.
 package idempotency

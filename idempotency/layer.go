@@ -45,10 +45,26 @@ type Layer struct {
 // New checks the configuration without connecting. If it is wrong, the error lists every fault,
 // each with its field, and wraps [ErrConfig].
 //
-// The pool needs one connection for each handler that runs at the same time in transactional mode,
+// With a [shard.Set] a request is served in the database of its tenant: its record, the handler's
+// writes ([Tx]) and the calls that it enqueues are there, and commit together. The place that the
+// set's function gets is Scope.Tenant. A request of a tenant that is moving, or that the function
+// sends to a database where the tenant does not live, gets 503 and does nothing. The first request
+// of a tenant that no process has met before asks all databases, and gets 503 while one of them is
+// down.
+//
+// Each pool needs one connection for each handler that runs at the same time in transactional mode,
 // and one more, which looks up records. In lease mode the layer renews its leases on one connection
 // beside the pool.
-func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
+func New[D shard.Databases](db D, cfg Config) (*Layer, error) {
+	if set, ok := any(db).(*shard.Set); ok {
+		return newSharded(set, cfg)
+	}
+	pool, _ := any(db).(*pgxpool.Pool)
+	return newLayer(pool, cfg)
+}
+
+// newLayer makes the layer of one database.
+func newLayer(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	cfg.Logger = imagined.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults()
 	if err = errors.Join(err, poolcheck.One(ErrConfig, pool)); err != nil {

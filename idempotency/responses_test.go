@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/seal"
@@ -401,7 +403,7 @@ func TestRequireSealedNeedsASealer(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
 	cfg.RequireSealed = true
-	if _, err := idempotency.New(nil, cfg); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Config.RequireSealed") {
+	if _, err := idempotency.New[*pgxpool.Pool](nil, cfg); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Config.RequireSealed") {
 		t.Errorf("%v", err)
 	}
 }

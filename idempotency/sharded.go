@@ -8,20 +8,14 @@ import (
 	"github.com/onlyonce/onlyonce/shard"
 )
 
-// NewSharded is [New] for tenants that live in several databases. A request is served in the
-// database of its tenant: its record, the handler's writes ([Tx]) and the calls that it enqueues
-// are there, and commit together. The place that the set's function gets is Scope.Tenant.
-//
-// A request of a tenant that is moving, or that the function sends to a database where the tenant
-// does not live, gets 503 and does nothing (N1, N2). The first request of a tenant that no process
-// has met before asks all databases, and gets 503 while one of them is down.
-func NewSharded(set *shard.Set, cfg Config) (*Layer, error) {
+// newSharded makes a layer of several databases.
+func newSharded(set *shard.Set, cfg Config) (*Layer, error) {
 	if set == nil {
-		return nil, fmt.Errorf("%w: set: must not be nil", ErrConfig)
+		return nil, fmt.Errorf("%w: db: must not be nil", ErrConfig)
 	}
 	all := &Layer{set: set, shards: map[string]*Layer{}}
 	for _, db := range set.Databases() {
-		one, err := New(db.Pool, cfg)
+		one, err := newLayer(db.Pool, cfg)
 		if err != nil {
 			return nil, err // the same for each database
 		}

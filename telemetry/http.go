@@ -84,7 +84,7 @@ func instrumentEndpoint(c *webhook.Config, t Config) error {
 			duration.Record(ctx, e.Duration.Seconds(), metric.WithAttributes(endpoint, status))
 			endRequest(ctx, e.Err, attribute.String(attrOutcome, outcome), attribute.Int(attrStatus, e.Status))
 		},
-		Reconciled: func(e webhook.Reconciled) {
+		Backfilled: func(e webhook.Backfilled) {
 			missed.Add(context.Background(), int64(e.Missed), metric.WithAttributes(endpoint))
 		},
 	})

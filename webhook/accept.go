@@ -225,7 +225,7 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 		}
 	}
 	switch a.cfg.Mode {
-	case Inbox:
+	case Stored:
 		err = eventsource.Append(ctx, tx, a.streamEvent(a.incomingEvent))
 	case Inline:
 		if err = a.runHandler(ctx, tx); errors.Is(err, errHandlerHangs) {
@@ -244,7 +244,7 @@ func (a *acceptTx) claimEvent(ctx context.Context, tx *guard.Tx) (found int, err
 	// The server's timeout ends before ctx does, so that a timeout does not cost the connection.
 	bound := a.commitTimeout(ctx) * 7 / 8
 	sql, args := receiveSQL, []any{a.cfg.Name, a.hash, a.fingerprint, a.digest, a.cfg.BodyWindow,
-		guard.Millis(min(a.cfg.DuplicateWait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(a.cfg.Deadline)}
+		guard.Millis(min(a.cfg.DuplicateWait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(a.cfg.deadline)}
 	if a.set != nil {
 		sql, args = receiveAtSQL, append([]any{a.place(a.incomingEvent)}, args...)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-// DuplicateHeader is set, to "true", in the answer to a copy of an event (W9).
-const DuplicateHeader = "Webhook-Duplicate"
+// duplicateHeader is set, to "true", in the answer to a copy of an event (W9).
+const duplicateHeader = "Webhook-Duplicate"
 
 // statusOf returns the status for a verifier's refusal.
 func statusOf(err error) int {
@@ -29,11 +29,11 @@ type answer struct {
 	err     error // the reason of a refusal
 }
 
-// writeAccepted writes a 200, with DuplicateHeader for a copy.
+// writeAccepted writes a 200, with duplicateHeader for a copy.
 func (ep *Endpoint) writeAccepted(w http.ResponseWriter, start time.Time, e *Event, outcome Outcome, body string) answer {
 	switch outcome {
 	case Duplicate, Divergent, SameBody:
-		w.Header().Set(DuplicateHeader, "true")
+		w.Header().Set(duplicateHeader, "true")
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	if body != "" {
@@ -48,7 +48,7 @@ func (ep *Endpoint) writeAccepted(w http.ResponseWriter, start time.Time, e *Eve
 
 func (ep *Endpoint) emitReceived(e *Event, outcome Outcome, reconciled bool, start time.Time) {
 	if ep.cfg.Hooks.Received != nil {
-		ep.cfg.Hooks.Received(Received{Endpoint: ep.cfg.Name, Provider: e.Provider, Type: e.Type, ID: e.ID, Outcome: outcome, Reconciled: reconciled,
+		ep.cfg.Hooks.Received(Received{Endpoint: ep.cfg.Name, Provider: e.Provider, Type: e.Type, ID: e.ID, Outcome: outcome, Backfilled: reconciled,
 			Duration: time.Since(start)})
 	}
 }

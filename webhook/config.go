@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/poolcheck"
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
@@ -21,9 +22,9 @@ type Mode int
 
 // Modes of an endpoint.
 const (
-	// Inbox stores the event as it came, and answers. A consumer handles it: the endpoint's own,
+	// Stored stores the event as it came, and answers. A consumer handles it: the endpoint's own,
 	// see [Endpoint.Run], or one over a [Source].
-	Inbox Mode = iota
+	Stored Mode = iota
 	// Inline runs the handler in the transaction that claims the event, and answers after its
 	// COMMIT.
 	Inline
@@ -57,27 +58,27 @@ type Config struct {
 	// see [VerifierConfig]. Defaults to none.
 	KeepHeaders []string
 
-	// Mode is what the endpoint does with a new event. Defaults to [Inbox].
+	// Mode is what the endpoint does with a new event. Defaults to [Stored].
 	Mode Mode
 
 	// Handler applies an event; [EventOf] returns the event of its message. It has the type of a
 	// consumer's handler, so that one function does for both modes.
 	//
-	// In mode Inbox [Endpoint.Run] consumes the stored events with it. If it is not set, the events
-	// are only stored, for a consumer of your own over a [Source].
+	// In mode Stored [Endpoint.Run] consumes the stored events with it. If it is not set, the
+	// events are only stored, for a consumer of your own over a [Source].
 	//
 	// In mode Inline it runs in the transaction that has claimed the event's id, and is required.
 	// An error rolls back both; the sender gets 500 and sends again. That holds for a permanent
-	// error too: nothing is parked, except what [InOrder] finds stale. Its context ends after three
-	// quarters of Deadline.
+	// error too: nothing is parked, except what [InOrder] finds stale. Its context ends after
+	// HandlerTimeout.
 	Handler consumer.Handler
 
 	// Consumer configures how [Endpoint.Run] consumes stored events, if Handler is set in mode
-	// Inbox: failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its Logger
+	// Stored: failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its Logger
 	// to Logger.
 	Consumer consumer.Config
 
-	// Source configures how [Endpoint.Run] reads stored events, if Handler is set in mode Inbox.
+	// Source configures how [Endpoint.Run] reads stored events, if Handler is set in mode Stored.
 	// Its Endpoints must be empty. Its Group defaults to the consumer's scope, its Partitions to
 	// Partitions, its Logger to Logger.
 	Source SourceConfig
@@ -126,9 +127,10 @@ type Config struct {
 	// Then it gets 503 (W9). Defaults to 2 s.
 	DuplicateWait time.Duration
 
-	// Deadline is how long a request may take, from its first byte to the answer: at least 500 ms,
-	// at most the provider's Scheme.Answer (W12). Defaults to four fifths of that.
-	Deadline time.Duration
+	// HandlerTimeout is how long after a request's first byte the context of an inline handler
+	// ends: 375 ms to three quarters of the provider's Scheme.Answer. In every mode the request is
+	// answered within four thirds of it (W12). Defaults to three fifths of Scheme.Answer.
+	HandlerTimeout time.Duration
 
 	// RetryAfter is the delay that answers of 503 ask for in Retry-After, in whole seconds, at
 	// least 1 s. Defaults to 5 s.
@@ -152,8 +154,8 @@ type Config struct {
 	// plus 64 KiB. Defaults to 256 MiB, or four times MaxBody if that is more.
 	MaxAside int64
 
-	// Reconcile lists events that were missed; [Endpoint.Run] does it. Defaults to none.
-	Reconcile *Reconcile
+	// Backfill lists events that were missed; [Endpoint.Run] does it. Defaults to none.
+	Backfill *Backfill
 
 	// Hooks observe requests. Defaults to none.
 	Hooks Hooks
@@ -172,7 +174,8 @@ type Config struct {
 	// slog.Default(), at WARN and above.
 	Logger *slog.Logger
 
-	verifier *Verifier // of the fields above
+	verifier *Verifier     // of the fields above
+	deadline time.Duration // of a request
 }
 
 const (
@@ -193,7 +196,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	sender := &scheme.Scheme{}
 	var past, future time.Duration
 	var err error
-	if c.verifier, err = NewVerifier(VerifierConfig{Provider: c.Provider, Secrets: c.Secrets, Tolerance: c.Tolerance, MaxBody: c.MaxBody, KeepHeaders: c.KeepHeaders}); err != nil {
+	if c.verifier, err = newVerifier(VerifierConfig{Provider: c.Provider, Secrets: c.Secrets, Tolerance: c.Tolerance, MaxBody: c.MaxBody, KeepHeaders: c.KeepHeaders}, received.MinSecret, "Config"); err != nil {
 		l.Join(err)
 	} else {
 		sender, past, future = c.verifier.scheme, c.verifier.past, c.verifier.future
@@ -210,8 +213,8 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 
 // checkMode checks what goes with the mode.
 func (c *Config) checkMode(l *fields.List) {
-	if !slices.Contains([]Mode{Inbox, Inline, ForwardOnly}, c.Mode) {
-		l.Add("Mode", "%d must be Inbox, Inline or ForwardOnly", c.Mode)
+	if !slices.Contains([]Mode{Stored, Inline, ForwardOnly}, c.Mode) {
+		l.Add("Mode", "%d must be Stored, Inline or ForwardOnly", c.Mode)
 	}
 	switch {
 	case c.Handler == nil && c.Mode == Inline:
@@ -230,8 +233,8 @@ func (c *Config) checkMode(l *fields.List) {
 			l.Add("Forward", "%v", err)
 		}
 	}
-	if len(c.Sources) > 0 && c.Mode != Inbox {
-		l.Add("Sources", "must be empty unless Mode is Inbox: other modes store nothing to read")
+	if len(c.Sources) > 0 && c.Mode != Stored {
+		l.Add("Sources", "must be empty unless Mode is Stored: other modes store nothing to read")
 	}
 	if slices.Contains(c.Sources, nil) {
 		l.Add("Sources", "must not hold nil")
@@ -290,16 +293,17 @@ func (c *Config) boundTimes(l *fields.List, sender *scheme.Scheme, past, future 
 		answer = defaultAnswer
 	}
 	// W12.
-	duration("Deadline", &c.Deadline, answer*4/5, 500*time.Millisecond, answer, ": the sender waits no longer")
+	duration("HandlerTimeout", &c.HandlerTimeout, answer*3/5, 375*time.Millisecond, answer*3/4, ": the sender waits no longer for an answer")
+	c.deadline = c.HandlerTimeout * 4 / 3
 	duration("DuplicateWait", &c.DuplicateWait, maxDuplicateWait, time.Millisecond, maxDuplicateWait, "")
 	duration("RetryAfter", &c.RetryAfter, 5*time.Second, time.Second, never, "")
-	if c.Reconcile != nil {
-		r := *c.Reconcile
-		c.Reconcile = &r
+	if c.Backfill != nil {
+		r := *c.Backfill
+		c.Backfill = &r
 		if r.List == nil {
-			l.Add("Reconcile", "List must be set")
+			l.Add("Backfill", "List must be set")
 		}
-		duration("Reconcile.Every", &c.Reconcile.Every, 15*time.Minute, time.Second, never, "")
-		duration("Reconcile.Overlap", &c.Reconcile.Overlap, time.Hour, 0, never, "")
+		duration("Backfill.Every", &c.Backfill.Every, 15*time.Minute, time.Second, never, "")
+		duration("Backfill.Overlap", &c.Backfill.Overlap, time.Hour, 0, never, "")
 	}
 }

@@ -28,7 +28,7 @@
 //	COMMIT
 //	200
 //
-// In mode Inbox the event is then in the endpoint's stream, byte for byte, and the endpoint's
+// In mode Stored the event is then in the endpoint's stream, byte for byte, and the endpoint's
 // consumer applies it. In mode Inline the handler, which has the same type, has run in this
 // transaction. The transaction is package internal/guard's: a handler cannot commit it, and an
 // error that a handler swallows still rolls it back.
@@ -112,4 +112,7 @@
 // not reorder events that were sent out of order: see [InOrder]. Ids are remembered for the horizon
 // of the inbox's ring standard_keys, which is at least Config.Retention. A copy that arrives later
 // is a new event.
+//
+// Numbers in brackets, for example (W5), name rules of docs/guarantees.md: what each prevents, and
+// the tests that fail without it.
 package webhook

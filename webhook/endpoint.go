@@ -41,7 +41,22 @@ type Endpoint struct {
 }
 
 // New checks the configuration and returns every fault of it at once. It does not connect.
-func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
+//
+// With a [shard.Set] an event is stored and handled in the database of its place: its tenant
+// (Config.Tenant), or the endpoint's name if it has none. An event whose place is moving, or that
+// the set's function sends to a database where the place does not live, is not stored: its sender
+// gets 503 and sends it again. Config.Sources must then be empty. With Config.Backfill each
+// database lists the sender's events, and takes those of its places.
+func New[D shard.Databases](db D, cfg Config) (*Endpoint, error) {
+	if set, ok := any(db).(*shard.Set); ok {
+		return newSharded(set, cfg)
+	}
+	pool, _ := any(db).(*pgxpool.Pool)
+	return newEndpoint(pool, cfg)
+}
+
+// newEndpoint makes the endpoint of one database.
+func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	cfg.Logger = imagined.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
@@ -50,7 +65,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	db := primary.Of(pool, cfg.Logger)
 	e := &Endpoint{pool: db, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight), watched: watch.New(db, watch.Often)}
-	if cfg.Mode != Inbox || cfg.Handler == nil {
+	if cfg.Mode != Stored || cfg.Handler == nil {
 		return e, nil
 	}
 	work, read := cfg.Consumer, cfg.Source
@@ -137,7 +152,7 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 	}
 	// The work is detached from the client: if the client leaves, that must not undo what it may
 	// have been promised. The deadline bounds how long the client waits (W12).
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(req.Context()), start.Add(ep.cfg.Deadline))
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(req.Context()), start.Add(ep.cfg.deadline))
 	defer cancel()
 	// W17: a request that has not been verified yet gets no slot, and its body no more time and
 	// memory than it earns by arriving.
@@ -145,7 +160,7 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 		w.Header().Set("Connection", "close") // the rest of the body is not read
 		return ep.writeRefusal(w, start, statusOf(err), err)
 	}
-	body, held, status, err := ep.readBody(w, req, start.Add(ep.cfg.Deadline))
+	body, held, status, err := ep.readBody(w, req, start.Add(ep.cfg.deadline))
 	defer ep.heldBytes.Add(-held)
 	if err != nil {
 		w.Header().Set("Connection", "close")

@@ -30,7 +30,7 @@ func child(url, mode string) error {
 	if err != nil {
 		return err
 	}
-	cfg := webhook.Config{Name: "e", Provider: webhook.GitHub{}, Secrets: []string{"It's a Secret to Everybody"}, Deadline: 2 * time.Second, Partitions: 4}
+	cfg := webhook.Config{Name: "e", Provider: webhook.GitHub{}, Secrets: []string{"It's a Secret to Everybody"}, HandlerTimeout: 1500 * time.Millisecond, Partitions: 4}
 	if mode == "inline" {
 		inline(effect)(&cfg)
 	}

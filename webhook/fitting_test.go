@@ -81,7 +81,7 @@ func TestW15ForwardFitsWhatItCan(t *testing.T) {
 // W15: an event of which no call can be made is parked whole, and a copy of it is a duplicate.
 func TestW15EventThatCannotBeForwarded(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Inbox, webhook.Inline} {
+	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Stored, webhook.Inline} {
 		r := newRig(t)
 		s := membersSample()
 		e := r.serve(s, func(c *webhook.Config) {
@@ -176,7 +176,7 @@ func TestStaleWithAnotherTx(t *testing.T) {
 	t.Parallel()
 	type foreign struct{ consumer.Tx }
 	r := newRig(t)
-	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, Rule: webhook.DropStale}, effect)
+	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, DropStale: true}, effect)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ const (
 type Received struct {
 	Endpoint, Provider, Type, ID string
 	Outcome                      Outcome
-	Reconciled                   bool
+	Backfilled                   bool
 	Duration                     time.Duration
 }
 
@@ -56,11 +56,8 @@ type ReceiveEnd struct {
 	Duration time.Duration
 }
 
-// Purged says how many ids and bodies were forgotten.
-type Purged struct{ IDs, Bodies int64 }
-
-// Reconciled describes a reconciliation of this process.
-type Reconciled struct {
+// Backfilled describes a reconciliation of this process.
+type Backfilled struct {
 	Listed int // events that the provider listed
 	Missed int // of them, those that were new
 	Err    error
@@ -89,11 +86,11 @@ type Hooks struct {
 	// Refused is called for each request that was answered with anything else.
 	Refused func(Refused)
 
-	// Purged is called after ids or bodies were forgotten.
-	Purged func(Purged)
+	// Purged is called with how many ids and bodies were forgotten.
+	Purged func(records int64)
 
-	// Reconciled is called at the end of each reconciliation of this process.
-	Reconciled func(Reconciled)
+	// Backfilled is called at the end of each reconciliation of this process.
+	Backfilled func(Backfilled)
 }
 
 // JoinHooks returns hooks that call those of a and of b, for example your own and those of package
@@ -108,7 +105,7 @@ func JoinHooks(a, b Hooks) Hooks {
 		Received:   hook.JoinEvent(a.Received, b.Received),
 		Refused:    hook.JoinEvent(a.Refused, b.Refused),
 		Purged:     hook.JoinEvent(a.Purged, b.Purged),
-		Reconciled: hook.JoinEvent(a.Reconciled, b.Reconciled),
+		Backfilled: hook.JoinEvent(a.Backfilled, b.Backfilled),
 	}
 }
 
@@ -121,6 +118,6 @@ func (h Hooks) guarded(log *slog.Logger) Hooks {
 		Received:     hook.Event(g, "Received", h.Received),
 		Refused:      hook.Event(g, "Refused", h.Refused),
 		Purged:       hook.Event(g, "Purged", h.Purged),
-		Reconciled:   hook.Event(g, "Reconciled", h.Reconciled),
+		Backfilled:   hook.Event(g, "Backfilld", h.Backfilled),
 	}
 }

@@ -7,14 +7,12 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // Errors of inline handlers.
 var (
-	// ErrHandlerTimeout: the handler's context ended because three quarters of Config.Deadline had
-	// passed.
-	ErrHandlerTimeout = errors.New("webhook: the handler took too long")
 	// errHandlerHangs: the handler did not return even after its context had ended. Its connection
 	// is cut, so that the server rolls back.
 	errHandlerHangs = errors.New("webhook: the handler did not return after its context had ended")
@@ -26,7 +24,7 @@ var (
 // uses tx.
 func (a *acceptTx) runHandler(ctx context.Context, tx *guard.Tx) error {
 	at, _ := ctx.Deadline()
-	work, cancel := context.WithDeadlineCause(ctx, at.Add(-a.cfg.Deadline/4), ErrHandlerTimeout)
+	work, cancel := context.WithDeadlineCause(ctx, at.Add(-a.cfg.deadline/4), consumer.ErrHandlerTimeout)
 	defer cancel()
 	done, lent := make(chan error, 1), tx.Handle
 	go func() {
@@ -47,7 +45,7 @@ func (a *acceptTx) runHandler(ctx context.Context, tx *guard.Tx) error {
 	select {
 	case err = <-done:
 	case <-work.Done():
-		grace := time.NewTimer(a.cfg.Deadline / 8)
+		grace := time.NewTimer(a.cfg.deadline / 8)
 		defer grace.Stop()
 		select {
 		case err = <-done:

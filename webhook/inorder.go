@@ -16,17 +16,6 @@ import (
 // scope, object, version. One row: false if a greater version is recorded.
 const newerSQL = `select onlyonce.newer($1, $2, $3)`
 
-// StaleRule decides what happens to an event that is older than what was applied to its object.
-type StaleRule int
-
-// Rules. There is no default, because one drops events and the other leaves them to an operator.
-const (
-	// DropStale skips the event: a later one has replaced what it says.
-	DropStale StaleRule = iota + 1
-	// ParkStale parks the event for an operator.
-	ParkStale
-)
-
 // ErrOvertaken means that the event is older than what was applied to its object.
 var ErrOvertaken = errors.New("webhook: the event is older than one that was applied to its object")
 
@@ -43,8 +32,9 @@ type Ordered struct {
 	// events of one version are both applied. If the object is empty, the event is not compared. An
 	// error is permanent: the event is at fault. Required.
 	Version func(*Event) (object string, version int64, err error)
-	// Rule is what happens to a stale event. Required.
-	Rule StaleRule
+	// DropStale skips a stale event, because a later one has replaced what it says. Defaults to
+	// false: the event is parked for an operator.
+	DropStale bool
 	// Stale is called for each stale event before its transaction ends, so it may be called more
 	// than once for one event. Defaults to none.
 	Stale func(m *consumer.Message, object string, version int64)
@@ -62,9 +52,6 @@ func InOrder(cfg Ordered, next consumer.Handler) (consumer.Handler, error) {
 	if cfg.Version == nil {
 		faults = append(faults, fmt.Errorf("%w: Ordered.Version: must be set", ErrConfig))
 	}
-	if cfg.Rule != DropStale && cfg.Rule != ParkStale {
-		faults = append(faults, fmt.Errorf("%w: Ordered.Rule: must be DropStale or ParkStale: there is no default, because DropStale skips events", ErrConfig))
-	}
 	if next == nil {
 		faults = append(faults, fmt.Errorf("%w: handler: must not be nil", ErrConfig))
 	}
@@ -78,7 +65,7 @@ func InOrder(cfg Ordered, next consumer.Handler) (consumer.Handler, error) {
 			return err
 		case newer:
 			return next(ctx, tx, m)
-		case cfg.Rule == DropStale:
+		case cfg.DropStale:
 			return nil
 		}
 		return consumer.Permanent(ErrOvertaken)

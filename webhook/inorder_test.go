@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -36,9 +38,9 @@ func versionOf(e *webhook.Event) (string, int64, error) {
 	return x.O, x.V, nil
 }
 
-func inOrder(t *testing.T, rule webhook.StaleRule, told *sync.Map) consumer.Handler {
+func inOrder(t *testing.T, drop bool, told *sync.Map) consumer.Handler {
 	t.Helper()
-	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, Rule: rule, Stale: func(m *consumer.Message, _ string, _ int64) { told.Store(m.ID(), true) }}, effect)
+	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, DropStale: drop, Stale: func(m *consumer.Message, _ string, _ int64) { told.Store(m.ID(), true) }}, effect)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,12 +57,12 @@ func TestStaleEvents(t *testing.T) {
 	}
 	const want = "evt_a2 evt_a2' evt_a3 evt_b1 evt_b2 evt_none"
 	for _, mode := range []string{"inbox", "inline"} {
-		for name, rule := range map[string]webhook.StaleRule{"drop": webhook.DropStale, "park": webhook.ParkStale} {
+		for name, drop := range map[string]bool{"drop": true, "park": false} {
 			t.Run(mode+" "+name, func(t *testing.T) {
 				t.Parallel()
 				r := newRig(t)
 				var told sync.Map
-				h := inOrder(t, rule, &told)
+				h := inOrder(t, drop, &told)
 				key := func(c *webhook.Config) {
 					c.OrderingKey = func(e *webhook.Event) string { o, _, _ := versionOf(e); return o }
 				}
@@ -75,7 +77,7 @@ func TestStaleEvents(t *testing.T) {
 					e.send(body).want(t, 200, false)
 				}
 				parked := 0
-				if rule == webhook.ParkStale {
+				if !drop {
 					parked = 2
 				}
 				r.until("all are handled", func() bool { return r.count("effects") >= 6 && r.count("onlyonce.parked") >= parked })
@@ -98,7 +100,7 @@ func TestStaleEvents(t *testing.T) {
 		}
 	}
 	_, err := webhook.InOrder(webhook.Ordered{}, nil)
-	for _, field := range []string{"Version", "Rule", "handler"} {
+	for _, field := range []string{"Version", "handler"} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%v does not name %s", err, field)
 		}
@@ -110,7 +112,7 @@ func TestStaleAfterAFailure(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var told sync.Map
-	h := inOrder(t, webhook.DropStale, &told)
+	h := inOrder(t, true, &told)
 	fail := map[string]bool{"evt_a1": true}
 	e := r.serve(samples(t)["Stripe"], inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		err := h(ctx, tx, m)
@@ -137,7 +139,7 @@ func TestForward(t *testing.T) {
 		c.OrderingKey = func(*webhook.Event) string { return "in/1 &" }
 	}
 	var keys []string
-	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Inbox, webhook.Inline} {
+	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Stored, webhook.Inline} {
 		r := newRig(t)
 		e := r.serve(samples(t)["GitHub"], forward, func(c *webhook.Config) {
 			if c.Mode = mode; mode == webhook.Inline {
@@ -152,7 +154,7 @@ func TestForward(t *testing.T) {
 		e.sendAs("d-1", "push").want(t, 200, false)
 		e.sendAs("d-1", "push").want(t, 200, true)
 		e.sendAs("d-2", "other").want(t, 200, false)
-		if n := r.count("onlyonce.event_log"); (n == 2) != (mode == webhook.Inbox) {
+		if n := r.count("onlyonce.event_log"); (n == 2) != (mode == webhook.Stored) {
 			t.Errorf("mode %d: %d events are stored", mode, n)
 		}
 		if n := r.count("effects"); (n == 2) != (mode == webhook.Inline) {
@@ -211,7 +213,7 @@ func TestReconcile(t *testing.T) {
 	var told []string
 	fail := true
 	reconcile := func(c *webhook.Config) {
-		c.Reconcile = &webhook.Reconcile{Every: time.Second, Overlap: time.Minute, List: func(_ context.Context, from time.Time, each func(*webhook.Event) error) error {
+		c.Backfill = &webhook.Backfill{Every: time.Second, Overlap: time.Minute, List: func(_ context.Context, from time.Time, each func(*webhook.Event) error) error {
 			mu.Lock()
 			defer mu.Unlock()
 			since = append(since, from)
@@ -226,7 +228,7 @@ func TestReconcile(t *testing.T) {
 			}
 			return nil
 		}}
-		c.Hooks.Reconciled = func(of webhook.Reconciled) {
+		c.Hooks.Backfilled = func(of webhook.Backfilled) {
 			mu.Lock()
 			defer mu.Unlock()
 			told = append(told, fmt.Sprint(of.Listed, of.Missed, of.Err != nil))
@@ -279,7 +281,7 @@ func TestT11ReconciliationAfterTheClockWasAhead(t *testing.T) {
 	if since.Before(before.Add(-back)) || since.After(after.Add(-back)) {
 		t.Errorf("it lists what came since %v, between %v and %v was wanted", since, before.Add(-back), after.Add(-back))
 	}
-	if !one[bool](r, `select reconciled_at < clock_timestamp() from onlyonce.webhook_endpoints`) {
+	if !one[bool](r, `select backfilled_at < clock_timestamp() from onlyonce.webhook_endpoints`) {
 		t.Error("the next one is due in a week")
 	}
 }
@@ -291,16 +293,16 @@ const retention = 10 * 24 * time.Hour
 // between which times it ran.
 func listedSince(t *testing.T, r *rig, last string) (since, before, after time.Time) {
 	t.Helper()
-	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, reconciled_at) values ('e', clock_timestamp() + $1::text::interval)`, last)
+	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, backfilled_at) values ('e', clock_timestamp() + $1::text::interval)`, last)
 	r.exec(`update onlyonce.rings set horizon = '11 days' where name = 'standard_keys'`)
 	asked, recorded := make(chan time.Time, 1), make(chan struct{})
 	x := r.receiver(samples(t)["Stripe"], func(c *webhook.Config) {
 		c.Retention = retention
-		c.Reconcile = &webhook.Reconcile{List: func(_ context.Context, since time.Time, _ func(*webhook.Event) error) error {
+		c.Backfill = &webhook.Backfill{List: func(_ context.Context, since time.Time, _ func(*webhook.Event) error) error {
 			asked <- since
 			return nil
 		}}
-		c.Hooks.Reconciled = func(webhook.Reconciled) { close(recorded) }
+		c.Hooks.Backfilled = func(webhook.Backfilled) { close(recorded) }
 	})
 	before = one[time.Time](r, `select clock_timestamp()`)
 	ctx, stop := context.WithCancel(t.Context())
@@ -324,24 +326,24 @@ func listedSince(t *testing.T, r *rig, last string) (since, before, after time.T
 
 func TestEndpointFaults(t *testing.T) {
 	t.Parallel()
-	_, err := webhook.New(nil, webhook.Config{Name: "a/b", Mode: 7, Forward: &webhook.Forward{}, Partitions: -1,
-		Retention: 1, BodyWindow: 1, DuplicateWait: time.Hour, Deadline: 1, RetryAfter: 1, MaxInFlight: -1, Reconcile: &webhook.Reconcile{Every: 1}, Sources: []*webhook.Source{nil}})
+	_, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Name: "a/b", Mode: 7, Forward: &webhook.Forward{}, Partitions: -1,
+		Retention: 1, BodyWindow: 1, DuplicateWait: time.Hour, HandlerTimeout: 1, RetryAfter: 1, MaxInFlight: -1, Backfill: &webhook.Backfill{Every: 1}, Sources: []*webhook.Source{nil}})
 	for _, field := range []string{"pool", "Config.Name", "Provider: must be set", "Secrets: ", "Config.Mode", "Forward: Sink", "Forward: Target", "Partitions", "Retention", "BodyWindow", "DuplicateWait",
-		"Deadline", "RetryAfter", "MaxInFlight", "Reconcile: List", "Reconcile.Every", "Sources"} {
+		"HandlerTimeout", "RetryAfter", "MaxInFlight", "Backfill: List", "Backfill.Every", "Sources"} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%v does not name %s", err, field)
 		}
 	}
-	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.Inline}); err == nil || !strings.Contains(err.Error(), "Handler") {
+	if _, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Mode: webhook.Inline}); err == nil || !strings.Contains(err.Error(), "Handler") {
 		t.Errorf("inline without a handler: %v", err)
 	}
-	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly, Handler: effect}); err == nil || !strings.Contains(err.Error(), "Config.Handler") {
+	if _, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Mode: webhook.ForwardOnly, Handler: effect}); err == nil || !strings.Contains(err.Error(), "Config.Handler") {
 		t.Errorf("a handler that nothing calls: %v", err)
 	}
-	if _, err := webhook.New(nil, webhook.Config{Source: webhook.SourceConfig{Endpoints: []string{"x"}}}); err == nil || !strings.Contains(err.Error(), "Config.Source") {
+	if _, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Source: webhook.SourceConfig{Endpoints: []string{"x"}}}); err == nil || !strings.Contains(err.Error(), "Config.Source") {
 		t.Errorf("another endpoint's events: %v", err)
 	}
-	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
+	if _, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
 		t.Errorf("forwarding to nowhere: %v", err)
 	}
 }

@@ -232,8 +232,8 @@ func (e *endpoint) sendAs(id, body string) answer {
 
 func (a answer) want(t testing.TB, status int, duplicate bool) {
 	t.Helper()
-	if a.status != status || (a.header.Get(webhook.DuplicateHeader) == "true") != duplicate {
-		t.Errorf("answer %d %q, duplicate %q; want %d and %t", a.status, a.body, a.header.Get(webhook.DuplicateHeader), status, duplicate)
+	if a.status != status || (a.header.Get("Webhook-Duplicate") == "true") != duplicate {
+		t.Errorf("answer %d %q, duplicate %q; want %d and %t", a.status, a.body, a.header.Get("Webhook-Duplicate"), status, duplicate)
 	}
 	if retry := a.header.Get("Retry-After"); (retry != "") != (status == http.StatusServiceUnavailable) {
 		t.Errorf("status %d has Retry-After %q", a.status, retry)

@@ -39,7 +39,6 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	owner := r.pool
 	r.pool = r.recv
 	var ordered webhook.Ordered
-	ordered.Rule = webhook.ParkStale
 	ordered.Version = func(e *webhook.Event) (string, int64, error) { return "o", int64(len(e.Body)), nil }
 	h, err := webhook.InOrder(ordered, effect)
 	if err != nil {
@@ -66,7 +65,7 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	purged, done := make(chan int64, 1), make(chan error, 1)
-	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Purged = func(p webhook.Purged) { purged <- p.Bodies } })
+	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Purged = func(n int64) { purged <- n } })
 	go func() { done <- x.Run(ctx) }()
 	if n := pgtest.Receive(t, patience, "purged", purged); n != 3 {
 		t.Errorf("%d bodies were forgotten, want 3: that which was set aside too", n)

@@ -39,7 +39,7 @@ const (
 	insufficientPrivilege = "42501"
 )
 
-// Run applies stored events, if the endpoint has a handler in mode Inbox. It also forgets ids and
+// Run applies stored events, if the endpoint has a handler in mode Stored. It also forgets ids and
 // bodies whose retention has passed, rotates the inbox, and reconciles. When ctx ends, it drains
 // and returns nil.
 //
@@ -134,12 +134,12 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 		defer close(rotating)
 		inbox.Rotate(ctx, ep.pool.Raw(), ep.cfg.Logger, remembered)
 	}()
-	ep.purgeAndReconcile(ctx)
+	ep.purgeAndBackfill(ctx)
 	return nil
 }
 
-// purgeAndReconcile does both, each at its time, until ctx ends.
-func (ep *Endpoint) purgeAndReconcile(ctx context.Context) {
+// purgeAndBackfill does both, each at its time, until ctx ends.
+func (ep *Endpoint) purgeAndBackfill(ctx context.Context) {
 	purgeAt, reconcileAt := time.Now(), time.Now()
 	deniedLogged := false
 	timer := time.NewTimer(0)
@@ -155,9 +155,9 @@ func (ep *Endpoint) purgeAndReconcile(ctx context.Context) {
 			}
 		}
 		next := purgeAt
-		if ep.cfg.Reconcile != nil {
+		if ep.cfg.Backfill != nil {
 			if !time.Now().Before(reconcileAt) {
-				wait, err := ep.reconcileIfDue(ctx)
+				wait, err := ep.backfillIfDue(ctx)
 				if err != nil && ctx.Err() == nil {
 					ep.cfg.Logger.Warn("onlyonce: reconciling webhooks failed", "endpoint", ep.cfg.Name, "error", err)
 				}
@@ -178,7 +178,7 @@ func (ep *Endpoint) purgeAndReconcile(ctx context.Context) {
 
 // purgeExpired deletes batch after batch until none is left.
 func (ep *Endpoint) purgeExpired(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, ep.cfg.Deadline)
+	bounded, cancel := context.WithTimeout(ctx, ep.cfg.deadline)
 	err := ep.watched.Look(bounded)
 	cancel()
 	if err != nil {
@@ -186,7 +186,7 @@ func (ep *Endpoint) purgeExpired(ctx context.Context) error {
 	}
 	forget := func(sql string, age time.Duration) (all int64, err error) {
 		for n := int64(purgeBatch); n == purgeBatch && ctx.Err() == nil; all += n {
-			bounded, cancel := context.WithTimeout(ctx, ep.cfg.Deadline)
+			bounded, cancel := context.WithTimeout(ctx, ep.cfg.deadline)
 			err := ep.pool.Pinned().QueryRow(bounded, sql, ep.cfg.Name, age).Scan(&n)
 			cancel()
 			if err != nil {
@@ -198,7 +198,7 @@ func (ep *Endpoint) purgeExpired(ctx context.Context) error {
 	ids, err := forget(purgeIDsSQL, ep.cfg.Retention)
 	bodies, err2 := forget(purgeBodiesSQL, ep.cfg.BodyWindow)
 	if ids+bodies > 0 && ep.cfg.Hooks.Purged != nil {
-		ep.cfg.Hooks.Purged(Purged{IDs: ids, Bodies: bodies})
+		ep.cfg.Hooks.Purged(ids + bodies)
 	}
 	return errors.Join(err, err2)
 }

@@ -8,25 +8,18 @@ import (
 	"github.com/onlyonce/onlyonce/shard"
 )
 
-// NewSharded is [New] for events that live in several databases. The place that the set's function
-// gets is the event's tenant (Config.Tenant), or the endpoint's name if it has none. An event is
-// stored and handled in the database of its place.
-//
-// An event whose place is moving, or that the function sends to a database where the place does not
-// live, is not stored: its sender gets 503 and sends it again (N1, N2). Config.Sources must be
-// empty. With Config.Reconcile each database lists the sender's events, and takes those of its
-// places.
-func NewSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
+// newSharded makes an endpoint of several databases.
+func newSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
 	switch {
 	case set == nil:
-		return nil, fmt.Errorf("%w: set: must not be nil", ErrConfig)
+		return nil, fmt.Errorf("%w: db: must not be nil", ErrConfig)
 	case len(cfg.Sources) > 0:
 		return nil, fmt.Errorf("%w: Config.Sources: must be empty: each database has events of its own", ErrConfig)
 	}
 	var all *Endpoint
 	shards := map[string]*Endpoint{}
 	for _, db := range set.Databases() {
-		one, err := New(db.Pool, cfg)
+		one, err := newEndpoint(db.Pool, cfg)
 		if err != nil {
 			return nil, err // the same for each database
 		}

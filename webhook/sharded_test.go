@@ -40,7 +40,7 @@ func TestN2EndpointMoves(t *testing.T) {
 	s := samples(t)["Stripe"]
 	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: a.hooks(), Handler: effect,
 		Consumer: consumer.Config{Linger: time.Millisecond}, Source: webhook.SourceConfig{PollInterval: 20 * time.Millisecond}}
-	endpoint, err := webhook.NewSharded(set, cfg)
+	endpoint, err := webhook.New(set, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,10 +103,10 @@ func TestShardedEndpointByTenant(t *testing.T) {
 	s := samples(t)["Stripe"]
 	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Mode: webhook.Inline, Handler: effect,
 		Tenant: func(e *webhook.Event) string { return strings.Split(e.ID, "_")[0] },
-		Reconcile: &webhook.Reconcile{List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
+		Backfill: &webhook.Backfill{List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
 			return errors.Join(each(&webhook.Event{ID: "a_0", Body: []byte("{}")}), each(&webhook.Event{ID: "b_2", Body: []byte("{}")}))
 		}}}
-	endpoint, err := webhook.NewSharded(set, cfg)
+	endpoint, err := webhook.New(set, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestShardedEndpointByTenant(t *testing.T) {
 	go func() { done <- endpoint.Run(ctx) }()
 	b.until("the missed event is taken", func() bool { return b.count("effects") == 2 })
 	a.until("both databases have listed", func() bool {
-		return a.count("onlyonce.webhook_endpoints where reconciled_at is not null") == 1 && b.count("onlyonce.webhook_endpoints where reconciled_at is not null") == 1
+		return a.count("onlyonce.webhook_endpoints where backfilled_at is not null") == 1 && b.count("onlyonce.webhook_endpoints where backfilled_at is not null") == 1
 	})
 	if a.count("effects") != 1 || b.count("effects") != 2 {
 		t.Errorf("%d and %d effects", a.count("effects"), b.count("effects"))
@@ -132,11 +132,11 @@ func TestShardedEndpointByTenant(t *testing.T) {
 		t.Error(err)
 	}
 	for _, wrong := range []func() (*webhook.Endpoint, error){
-		func() (*webhook.Endpoint, error) { return webhook.NewSharded(nil, cfg) },
+		func() (*webhook.Endpoint, error) { return webhook.New[*shard.Set](nil, cfg) },
 		func() (*webhook.Endpoint, error) {
 			cfg := cfg
 			cfg.Sources = []*webhook.Source{{}}
-			return webhook.NewSharded(set, cfg)
+			return webhook.New(set, cfg)
 		},
 	} {
 		if _, err := wrong(); !errors.Is(err, webhook.ErrConfig) {

@@ -54,10 +54,13 @@ var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-
 
 // NewVerifier checks the configuration and returns every fault of it at once. No error quotes a
 // secret.
-func NewVerifier(cfg VerifierConfig) (*Verifier, error) { return newVerifier(cfg, received.MinSecret) }
+func NewVerifier(cfg VerifierConfig) (*Verifier, error) {
+	return newVerifier(cfg, received.MinSecret, "VerifierConfig")
+}
 
-func newVerifier(cfg VerifierConfig, shortest int) (*Verifier, error) {
-	l := &fields.List{Sentinel: ErrConfig}
+// newVerifier makes a Verifier. of is the type whose fields a fault names.
+func newVerifier(cfg VerifierConfig, shortest int, of string) (*Verifier, error) {
+	l := &fields.List{Sentinel: ErrConfig, Struct: of}
 	sender := &scheme.Scheme{}
 	if cfg.Provider == nil {
 		l.Add("Provider", "must be set: it says how the sender signs")

@@ -54,19 +54,19 @@ type sender struct {
 }
 
 var senders = []sender{
-	{"standard", webhook.Standard{}, webhook.Inbox, "STANDARD_SECRET"},
-	{"stripe", webhook.Stripe{}, webhook.Inbox, "STRIPE_SECRET"},
-	{"github", webhook.GitHub{}, webhook.Inbox, "GITHUB_SECRET"},
+	{"standard", webhook.Standard{}, webhook.Stored, "STANDARD_SECRET"},
+	{"stripe", webhook.Stripe{}, webhook.Stored, "STRIPE_SECRET"},
+	{"github", webhook.GitHub{}, webhook.Stored, "GITHUB_SECRET"},
 	{"shopify", webhook.Shopify{}, webhook.Inline, "SHOPIFY_SECRET"},
 	{"slack", webhook.Slack{}, webhook.Inline, "SLACK_SECRET"},
 	{"acme", webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", Prefix: "v1=", TimeHeader: "X-Acme-Time",
-		Layout: "{time}.{body}", IDMember: "id"}, webhook.Inbox, "ACME_SECRET"},
+		Layout: "{time}.{body}", IDMember: "id"}, webhook.Stored, "ACME_SECRET"},
 }
 
 // endpoints makes an endpoint for each sender whose secret there is. An event is dropped if a later
 // version of the same object was applied.
 func (in *ingest) endpoints(getenv func(string) string) (map[string]*webhook.Endpoint, error) {
-	handler, err := webhook.InOrder(webhook.Ordered{Version: version, Rule: webhook.DropStale}, in.handle)
+	handler, err := webhook.InOrder(webhook.Ordered{Version: version, DropStale: true}, in.handle)
 	if err != nil {
 		return nil, err
 	}

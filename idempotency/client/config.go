@@ -71,7 +71,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	l := fields.List{Sentinel: ErrConfig}
+	l := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	l.Span("AttemptTimeout", &c.AttemptTimeout, 40*time.Second, time.Millisecond, time.Hour)
 	l.Span("TotalTime", &c.TotalTime, 3*time.Minute, time.Millisecond, 24*time.Hour)
 	l.Span("RetryMin", &c.RetryMin, 500*time.Millisecond, time.Millisecond, time.Hour)

@@ -24,7 +24,7 @@ func TestConfigFaults(t *testing.T) {
 	for _, field := range []string{"Methods[1]", "Header", "Form", "MaxAttempts", "AttemptTimeout", "TotalTime", "RetryMin", "RetryMax", "RetryAfterMax", "MaxBody"} {
 		n := 0
 		for _, line := range lines {
-			if strings.HasPrefix(line, "idempotency/client: bad configuration: "+field+": ") {
+			if strings.HasPrefix(line, "idempotency/client: bad configuration: Config."+field+": ") {
 				n++
 			}
 		}

@@ -60,4 +60,7 @@
 //     ask again under the same key.
 //   - Requests without a body carry the header's name in lower case where they reach Base, so that
 //     Header.Get does not find it there; on the wire it is the same.
+//
+// Numbers in brackets, for example (H6), name rules of docs/guarantees.md: what each prevents, and
+// the tests that fail without it.
 package client

@@ -39,12 +39,12 @@ comment on column onlyonce.webhook_objects.object is 'Hash of (tenant, scope, ob
 
 create table onlyonce.webhook_endpoints (
   endpoint      text        primary key,
-  reconciled_at timestamptz,
+  backfilled_at timestamptz,
   aside_on      date,
   aside         bigint
 );
 comment on table  onlyonce.webhook_endpoints is 'One row for each webhook endpoint: its reconciliations, and the bytes that it has set aside.';
-comment on column onlyonce.webhook_endpoints.reconciled_at is 'When the last complete reconciliation with the provider began.';
+comment on column onlyonce.webhook_endpoints.backfilled_at is 'When the last complete reconciliation with the provider began.';
 
 comment on column onlyonce.webhook_endpoints.aside_on      is 'Day, in UTC, of the last event that was set aside for its id or its body.';
 comment on column onlyonce.webhook_endpoints.aside         is 'Bytes of such events on that day.';

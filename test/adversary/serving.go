@@ -45,7 +45,7 @@ func servingScenes() (scenes []scene) {
 				return x.layer(r, pool, idempotency.Leased, "")
 			})
 		}},
-		scene{name: "receiver/inbox", make: func() stage { return newServing(receiver(webhook.Inbox)) }},
+		scene{name: "receiver/inbox", make: func() stage { return newServing(receiver(webhook.Stored)) }},
 		scene{name: "receiver/inline", make: func() stage { return newServing(receiver(webhook.Inline)) }})
 }
 
@@ -357,7 +357,7 @@ func (x *serving) doer(r *rig, pool *pgxpool.Pool) (http.Handler, func(context.C
 func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
 	return func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
 		x.streams = true
-		cfg := webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Mode: mode, Partitions: 1, DuplicateWait: r.bound / 2, Deadline: max(2*r.bound, 500*time.Millisecond),
+		cfg := webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Mode: mode, Partitions: 1, DuplicateWait: r.bound / 2, HandlerTimeout: max(3*r.bound/2, 375*time.Millisecond),
 			RetryAfter: time.Second, Logger: r.logger()}
 		if mode == webhook.Inline {
 			cfg.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

@@ -34,7 +34,7 @@ var placesRules = []mutant{
 		old: `l."offset" >= f.start`, new: `l."offset" > f.start`, test: "TestLeavingWaitsForWhatWasBegun"},
 	{rule: "N2 webhook", in: "webhook", decl: "(*acceptTx).claimEvent",
 		old: "a.set != nil", new: "false", test: "TestN2EndpointMoves"},
-	{rule: "N2 list of the sender", in: "webhook", decl: "(*reconciliation).acceptListed",
+	{rule: "N2 list of the sender", in: "webhook", decl: "(*backfilling).acceptListed",
 		old: "elsewhere || err != nil", new: "elsewhere && false || err != nil", test: "TestShardedEndpointByTenant"},
 	{rule: "N3 it has not left", in: "ops", decl: "(*homing).readThere",
 		old: `at.State != "left"`, new: "false", test: "TestLeavingWaitsForWhatWasBegun"},

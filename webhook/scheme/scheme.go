@@ -5,6 +5,9 @@
 // A Scheme reads a request and says what in it is a signature, what was signed, and which event it
 // is. The webhook.Verifier does all else: it compares, chooses the secrets, orders the checks and
 // bounds them.
+//
+// Numbers in brackets, for example (W10), name rules of docs/guarantees.md: what each prevents, and
+// the tests that fail without it.
 package scheme
 
 import (

@@ -178,7 +178,7 @@ func (s *System) endpoint(mux *http.ServeMux) (func(context.Context) error, erro
 			return outbox.Enqueue(ctx, tx, outbox.Call{Sink: Sink, Name: "event", Target: "/pay", Body: m.Value})
 		},
 		Consumer: consumer.Config{Scope: webhook.Scope(Endpoint)},
-		Reconcile: &webhook.Reconcile{Every: time.Second, List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
+		Backfill: &webhook.Backfill{Every: time.Second, List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
 			for _, e := range s.Missed {
 				if err := each(e); err != nil {
 					return err

@@ -10,9 +10,9 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
 
-// Reconcile adds events that the provider has but that never reached the endpoint, because the
+// Backfill adds events that the provider has but that never reached the endpoint, because the
 // sender gave up or had disabled the endpoint.
-type Reconcile struct {
+type Backfill struct {
 	// List calls each for every event since a time, for example from a list in the provider's API.
 	// It may list them in any order and list older events too. It must return an error of each.
 	// Required.
@@ -20,62 +20,62 @@ type Reconcile struct {
 	// Of an Event, ID must be the webhook's id and Body what a handler understands; both are
 	// required. Type, Header and Time are taken as they are. Provider is filled in.
 	//
-	// The zero time means that there was no reconciliation before. If the endpoint has received for
+	// The zero time means that there was none before. If the endpoint has received for
 	// longer than ids are remembered, List must then not return older events than that. Otherwise
 	// the time is never longer ago than Config.Retention.
 	List func(ctx context.Context, since time.Time, each func(*Event) error) error
-	// Every is the time from the beginning of one reconciliation to the beginning of the next, in
+	// Every is the time from the beginning of one backfill to the beginning of the next, in
 	// whichever process, at least 1 s. Defaults to 15 min.
 	Every time.Duration
-	// Overlap is how far before the beginning of the last complete reconciliation the next one
+	// Overlap is how far before the beginning of the last complete backfill the next one
 	// looks, for events that a provider lists late. Defaults to 1 hour.
 	Overlap time.Duration
 }
 
-// reconcileDueSQL returns when the next reconciliation is due, and from which time it lists. In:
-// endpoint, every, overlap. One row: seconds; the time, null for none; the time now. reconciledSQL
+// backfillDueSQL returns when the next backfill is due, and from which time it lists. In:
+// endpoint, every, overlap. One row: seconds; the time, null for none; the time now. backfilledSQL
 // records a complete one by the time it began. In: endpoint, time.
 //
 // If the last one is in the future, the clock was ahead when it began. Then the next one is due,
 // and begins one interval earlier, because the last one was not earlier than that (T11).
 const (
-	reconcileDueSQL = `
+	backfillDueSQL = `
 select case when last <= now then extract(epoch from last + $2::interval - now) else 0 end::float8,
        case when last > now then now - $2::interval else last end - $3::interval, now
-  from (select max(reconciled_at) as last, clock_timestamp() as now from onlyonce.webhook_endpoints where endpoint = $1) e`
-	reconciledSQL = `
-insert into onlyonce.webhook_endpoints (endpoint, reconciled_at) values ($1, $2)
-on conflict (endpoint) do update set reconciled_at = case when webhook_endpoints.reconciled_at > clock_timestamp() then excluded.reconciled_at
-                                                          else greatest(webhook_endpoints.reconciled_at, excluded.reconciled_at) end`
+  from (select max(backfilled_at) as last, clock_timestamp() as now from onlyonce.webhook_endpoints where endpoint = $1) e`
+	backfilledSQL = `
+insert into onlyonce.webhook_endpoints (endpoint, backfilled_at) values ($1, $2)
+on conflict (endpoint) do update set backfilled_at = case when webhook_endpoints.backfilled_at > clock_timestamp() then excluded.backfilled_at
+                                                          else greatest(webhook_endpoints.backfilled_at, excluded.backfilled_at) end`
 )
 
-const reconcileLease = time.Minute
+const backfillLease = time.Minute
 
-// reconciliation is one reconciliation of an endpoint.
-type reconciliation struct {
+// backfilling is one backfill of an endpoint.
+type backfilling struct {
 	*Endpoint
 	untilDue float64    // seconds; 0 or less: it is due
 	from     *time.Time // the time from which it lists; nil: there was none before
 	begun    time.Time  // by the database's clock
 }
 
-// reconcileIfDue runs a reconciliation if one is due and no other process runs one. It returns when
+// backfillIfDue runs a backfill if one is due and no other process runs one. It returns when
 // to check again.
-func (ep *Endpoint) reconcileIfDue(ctx context.Context) (wait time.Duration, err error) {
-	r := &reconciliation{Endpoint: ep}
-	wait = min(ep.cfg.Reconcile.Every, reconcileLease)
+func (ep *Endpoint) backfillIfDue(ctx context.Context) (wait time.Duration, err error) {
+	r := &backfilling{Endpoint: ep}
+	wait = min(ep.cfg.Backfill.Every, backfillLease)
 	if err := r.readDue(ctx); err != nil {
 		return wait, err
 	}
 	if r.untilDue > 0 {
 		return min(wait, time.Duration(r.untilDue*float64(time.Second))), nil
 	}
-	l, err := lease.Acquire(ctx, ep.pool, "webhook/"+ep.cfg.Name+"/reconcile", reconcileLease)
+	l, err := lease.Acquire(ctx, ep.pool, "webhook/"+ep.cfg.Name+"/backfill", backfillLease)
 	if l == nil || err != nil {
 		return wait, err
 	}
 	defer func() {
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), ep.cfg.Deadline)
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), ep.cfg.deadline)
 		defer cancel()
 		_ = l.Release(bounded, ep.pool) // if that fails, the lease expires
 	}()
@@ -84,21 +84,21 @@ func (ep *Endpoint) reconcileIfDue(ctx context.Context) (wait time.Duration, err
 	}
 	listed, missed, err := r.listUnderLease(ctx, l)
 	if err == nil {
-		_, err = ep.pool.Exec(context.WithoutCancel(ctx), reconciledSQL, ep.cfg.Name, r.begun)
+		_, err = ep.pool.Exec(context.WithoutCancel(ctx), backfilledSQL, ep.cfg.Name, r.begun)
 	}
-	if ep.cfg.Hooks.Reconciled != nil {
-		ep.cfg.Hooks.Reconciled(Reconciled{Listed: listed, Missed: missed, Err: err})
+	if ep.cfg.Hooks.Backfilled != nil {
+		ep.cfg.Hooks.Backfilled(Backfilled{Listed: listed, Missed: missed, Err: err})
 	}
 	return wait, err
 }
 
-func (r *reconciliation) readDue(ctx context.Context) error {
-	return r.pool.QueryRow(ctx, reconcileDueSQL, r.cfg.Name, r.cfg.Reconcile.Every, r.cfg.Reconcile.Overlap).Scan(&r.untilDue, &r.from, &r.begun)
+func (r *backfilling) readDue(ctx context.Context) error {
+	return r.pool.QueryRow(ctx, backfillDueSQL, r.cfg.Name, r.cfg.Backfill.Every, r.cfg.Backfill.Overlap).Scan(&r.untilDue, &r.from, &r.begun)
 }
 
 // listUnderLease lists events and accepts each, while it renews the lease. missed is how many were
 // new.
-func (r *reconciliation) listUnderLease(ctx context.Context, l *lease.Lease) (listed, missed int, err error) {
+func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) (listed, missed int, err error) {
 	listing, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	renewing := make(chan struct{})
@@ -106,7 +106,7 @@ func (r *reconciliation) listUnderLease(ctx context.Context, l *lease.Lease) (li
 		defer close(renewing)
 		r.renewLease(listing, l, stop)
 	}()
-	err = r.cfg.Reconcile.List(listing, r.since(), func(e *Event) error {
+	err = r.cfg.Backfill.List(listing, r.since(), func(e *Event) error {
 		listed++
 		fresh, err := r.acceptListed(listing, e)
 		if fresh {
@@ -125,13 +125,13 @@ func (r *reconciliation) listUnderLease(ctx context.Context, l *lease.Lease) (li
 // since returns the time from which events are listed, or the zero time if there was no
 // reconciliation before. It is never before the ids that the inbox remembers: older events would be
 // accepted again.
-func (r *reconciliation) since() time.Time {
+func (r *backfilling) since() time.Time {
 	if r.from == nil {
 		return time.Time{}
 	}
 	remembered := r.begun.Add(-r.cfg.Retention)
 	if r.from.Before(remembered) {
-		r.cfg.Logger.Warn("onlyonce: the last reconciliation of webhooks is longer ago than ids are remembered; events in between are not listed",
+		r.cfg.Logger.Warn("onlyonce: the last backfill of webhooks is longer ago than ids are remembered; events in between are not listed",
 			"endpoint", r.cfg.Name, "since", *r.from, "listed_since", remembered)
 		return remembered
 	}
@@ -140,17 +140,17 @@ func (r *reconciliation) since() time.Time {
 
 // renewLease renews the lease until ctx ends. If another process takes the lease, it ends ctx. Two
 // at once would only do unnecessary work.
-func (r *reconciliation) renewLease(ctx context.Context, l *lease.Lease, stop context.CancelCauseFunc) {
-	tick := time.NewTicker(reconcileLease / 3)
+func (r *backfilling) renewLease(ctx context.Context, l *lease.Lease, stop context.CancelCauseFunc) {
+	tick := time.NewTicker(backfillLease / 3)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			bounded, cancel := context.WithTimeout(ctx, r.cfg.Deadline)
-			ours, err := l.Renew(bounded, r.pool, reconcileLease)
+			bounded, cancel := context.WithTimeout(ctx, r.cfg.deadline)
+			ours, err := l.Renew(bounded, r.pool, backfillLease)
 			cancel()
 			if err == nil && !ours {
-				stop(errors.New("webhook: another process has taken the reconciliation over"))
+				stop(errors.New("webhook: another process has taken the backfill over"))
 				return
 			}
 		case <-ctx.Done():
@@ -160,12 +160,12 @@ func (r *reconciliation) renewLease(ctx context.Context, l *lease.Lease, stop co
 }
 
 // acceptListed claims a listed event in the same way as a delivered one.
-func (r *reconciliation) acceptListed(ctx context.Context, e *Event) (fresh bool, err error) {
+func (r *backfilling) acceptListed(ctx context.Context, e *Event) (fresh bool, err error) {
 	if e == nil || !received.ValidID(e.ID) {
-		return false, errors.New("webhook: Reconcile.List: an event's ID must be 1 to 255 visible ASCII characters")
+		return false, errors.New("webhook: Backfill.List: an event's ID must be 1 to 255 visible ASCII characters")
 	}
 	if e.Body == nil || len(e.Body) > r.cfg.verifier.maxBody {
-		return false, fmt.Errorf("webhook: Reconcile.List: an event's Body must be set, and not longer than %d bytes", r.cfg.verifier.maxBody)
+		return false, fmt.Errorf("webhook: Backfill.List: an event's Body must be set, and not longer than %d bytes", r.cfg.verifier.maxBody)
 	}
 	start := time.Now()
 	listed := *e
@@ -177,7 +177,7 @@ func (r *reconciliation) acceptListed(ctx context.Context, e *Event) (fresh bool
 	if elsewhere, err := r.elsewhere(incoming); elsewhere || err != nil {
 		return false, err
 	}
-	bounded, cancel := context.WithTimeout(ctx, r.cfg.Deadline)
+	bounded, cancel := context.WithTimeout(ctx, r.cfg.deadline)
 	defer cancel()
 	outcome, err := r.acceptInShard(bounded, incoming)
 	if err != nil {
