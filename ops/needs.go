@@ -1,7 +1,9 @@
 package ops
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +16,7 @@ import (
 const (
 	needHalt     = "halt"     // a partition is halted
 	needFault    = "fault"    // processes cannot work now (see Fault)
+	needCrash    = "crash"    // processes of a scope end again and again
 	needConsumer = "consumer" // no process works on a scope
 	needParked   = "parked"   // parked rows wait for an operator
 	needRelay    = "relay"    // calls are to be sent, and no relay sends them
@@ -23,7 +26,7 @@ const (
 // Need is something that goes on only when a person does something, or that a person should know
 // now (needFault).
 type Need struct {
-	Kind     string   `json:"kind" doc:"halt, fault, consumer, parked, relay or request"`
+	Kind     string   `json:"kind" doc:"halt, fault, crash, consumer, parked, relay or request"`
 	Text     string   `json:"text" doc:"what is the matter, in one sentence"`
 	Remedy   string   `json:"remedy" doc:"what to do, in words. Empty: the commands say it"`
 	Commands []string `json:"commands" doc:"for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in"`
@@ -37,7 +40,7 @@ const mostCommands = 3
 
 // needs finds what needs a person, halts first.
 func (r *StatusReport) needs() []Need {
-	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.consumers(), r.waiting(), r.unsent(), r.Requests.needs())...)
+	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.crashes(), r.consumers(), r.waiting(), r.unsent(), r.Requests.needs())...)
 }
 
 // halts groups the halted partitions of a topic that are halted for one reason.
@@ -128,6 +131,35 @@ func (p *livingPartition) forTopic(command string) string {
 		whole = strings.Replace(whole, " -at "+strconv.FormatInt(p.Position, 10), " -at position", 1)
 	}
 	return strings.Replace(whole, " -at ", " -halted "+p.Halted+" -at ", 1)
+}
+
+const (
+	crashWithin = 10 * time.Minute // how long ago a process ended at most
+	crashLife   = 2 * time.Minute  // how long it lived at most
+	mostCrashes = 2                // how many may end so
+)
+
+// crashes finds scopes whose processes end soon after their start, without a stop.
+func (r *StatusReport) crashes() []Need {
+	ended := map[string][]*Owner{}
+	for i := range r.Owners {
+		o := &r.Owners[i]
+		if o.Silent() && o.SeenAgeSeconds > 0 && o.SeenAgeSeconds <= crashWithin.Seconds() && o.SeenAt.Sub(o.StartedAt) <= crashLife {
+			ended[o.Scope] = append(ended[o.Scope], o)
+		}
+	}
+	var all []Need
+	for _, scope := range slices.Sorted(maps.Keys(ended)) {
+		if len(ended[scope]) <= mostCrashes {
+			continue
+		}
+		last := slices.MinFunc(ended[scope], func(a, b *Owner) int { return cmp.Compare(a.SeenAgeSeconds, b.SeenAgeSeconds) })
+		all = append(all, Need{Kind: needCrash, Where: map[string]string{"scope": scope}, Commands: []string{},
+			Text: fmt.Sprintf("crashing: scope %s, %d processes ended without a stop within %s of their start; the last one is %s, pid %d, %s ago",
+				scope, len(ended[scope]), show.Span(crashLife), last.Host, last.PID, show.Ago(last.SeenAgeSeconds)),
+			Remedy: "see its log and how its supervisor says that it ended: os.Exit, out of memory, or a kill; a message that ends its process is parked after its attempts"})
+	}
+	return all
 }
 
 // consumers finds scopes with cursors in use and without a living process.

@@ -24,6 +24,9 @@ select scope, host, pid, started_at, seen_at, extract(epoch from clock_timestamp
 // writes one every 10 seconds.
 const silentAfter = 30 * time.Second
 
+// endedAfter is the age after which a process that is silent is only counted.
+const endedAfter = 5 * time.Minute
+
 // Owner is a consumer process, as it has described itself.
 type Owner struct {
 	Scope          string    `json:"scope"`
@@ -40,6 +43,19 @@ type Owner struct {
 // Silent reports whether the process has written nothing for silentAfter: it was killed, or cannot
 // reach the database. A row from the future is one from before the clock was set back (S3).
 func (o *Owner) Silent() bool { return math.Abs(o.SeenAgeSeconds) > silentAfter.Seconds() }
+
+// Processes returns the processes that live, or have been silent for 5 minutes at most.
+func (r *StatusReport) Processes() (recent []*Owner) {
+	for i := range r.Owners {
+		if o := &r.Owners[i]; math.Abs(o.SeenAgeSeconds) <= endedAfter.Seconds() {
+			recent = append(recent, o)
+		}
+	}
+	return recent
+}
+
+// Ended is how many more processes ended without a stop. Their rows stay for a day.
+func (r *StatusReport) Ended() int { return len(r.Owners) - len(r.Processes()) }
 
 // OwnedPartition is a partition as its owner sees it. Ages are in seconds at Owner.SeenAt.
 type OwnedPartition struct {

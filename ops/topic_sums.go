@@ -12,7 +12,8 @@ type TopicSum struct {
 	Topic      string
 	Partitions int      // in use
 	Owned      int      // of those, that a living process owns
-	Lag        int64    // of those, messages between positions and the log's ends
+	Lag        int64    // messages between positions and the log's ends
+	AtLeast    bool     // Lag has partitions without an owner, whose log's end is as it was last reported
 	LastBatch  *float64 // age of the latest batch in seconds; nil: none since the processes own them
 
 	Halted, Waiting, Paused, Replaying, Retired int // partitions
@@ -48,10 +49,34 @@ func (r *StatusReport) Topics() []*TopicSum {
 	for _, p := range living(r.Owners) {
 		find(p.scope, p.Topic).add(p.OwnedPartition, p.seen)
 	}
+	for i := range r.Cursors {
+		c := &r.Cursors[i]
+		if end := r.lastEnd(c); c.RetiredAt == nil && end > c.Position {
+			s := find(c.Scope, c.Topic)
+			s.Lag, s.AtLeast = s.Lag+end-c.Position, true
+		}
+	}
 	for _, s := range sums {
 		s.Partitions = max(s.Partitions, s.Owned) // a halted partition may have no cursor yet
 	}
 	return sums
+}
+
+// lastEnd is the log's end as silent processes have reported it last, 0 if a living one reports the
+// partition or none has.
+func (r *StatusReport) lastEnd(c *Cursor) (end int64) {
+	for i := range r.Owners {
+		o := &r.Owners[i]
+		for j := range o.Partitions {
+			if p := &o.Partitions[j]; o.Scope == c.Scope && p.Topic == c.Topic && p.Partition == c.Partition {
+				if !o.Silent() {
+					return 0
+				}
+				end = max(end, p.HighWatermark)
+			}
+		}
+	}
+	return end
 }
 
 func (s *TopicSum) add(p *OwnedPartition, seen float64) {

@@ -115,7 +115,7 @@ func (v *visit) ask(f func(ctx context.Context, db ops.DB) error) error {
 
 // NeedLink is the address of the page about what needs a person.
 func (v *visit) NeedLink(n ops.Need) string {
-	page := map[string]string{"halt": "/consumers", "fault": "/consumers", "consumer": "/consumers", "parked": "/parked", "relay": "/outbox", "request": "/requests"}[n.Kind]
+	page := map[string]string{"halt": "/consumers", "fault": "/consumers", "crash": "/consumers", "consumer": "/consumers", "parked": "/parked", "relay": "/outbox", "request": "/requests"}[n.Kind]
 	if n.Kind == "halt" && n.Where["partition"] != "" {
 		page = "/consumers/cursor"
 	}

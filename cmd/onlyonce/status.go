@@ -50,7 +50,7 @@ Processes: each consumer process describes itself every 10 s (REPORTED). One tha
 				}
 				a.writeNeeds(report.Needs)
 				a.writeSums(report, *each)
-				a.writeOwners(report.Owners)
+				a.writeOwners(report)
 				a.writeParkedCounts(&report.Parked)
 				a.writeSinks(report)
 				a.say("\nschema version %d", report.SchemaVersion)
@@ -91,7 +91,10 @@ func (a *app) writeSums(r *ops.StatusReport, each bool) {
 	for _, s := range r.Topics() {
 		partitions += s.Partitions
 		lag := number(s.Lag)
-		if s.Owned == 0 {
+		switch {
+		case s.AtLeast:
+			lag += " or more"
+		case s.Owned == 0:
 			lag = ""
 		}
 		rows = append(rows, []string{s.Scope, s.Topic, strconv.Itoa(s.Partitions), fmt.Sprintf("%d of %d", s.Owned, s.Partitions), lag, agoText(s.LastBatch), s.State()})
@@ -112,7 +115,8 @@ func (a *app) writeSums(r *ops.StatusReport, each bool) {
 
 // writeOwners shows a line for each process, and one for each partition that waits for a Kafka
 // transaction or for a single message.
-func (a *app) writeOwners(owners []ops.Owner) {
+func (a *app) writeOwners(r *ops.StatusReport) {
+	owners := r.Processes()
 	var rows [][]string
 	var waits []string
 	for _, o := range owners {
@@ -144,6 +148,9 @@ func (a *app) writeOwners(owners []ops.Owner) {
 	}
 	a.say("\nProcesses: %d", len(owners))
 	a.section([]string{"SCOPE", "HOST", "PID", "REPORTED", "PARTITIONS", "LAG", "LAST BATCH", "HALTED", "FAULTS"}, rows)
+	if ended := r.Ended(); ended > 0 {
+		a.say("%d more ended without a stop, over 5 minutes ago", ended)
+	}
 	for _, w := range waits {
 		a.say("%s", w)
 	}

@@ -184,7 +184,7 @@ func TestDistance(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		want int
-	}{{"", "", 0}, {"", "abc", 3}, {"status", "stats", 1}, {"kitten", "sitting", 3}, {"list", "list", 0}} {
+	}{{"", "", 0}, {"", "abc", 3}, {"status", "stats", 1}, {"stauts", "status", 1}, {"ca", "abc", 3}, {"kitten", "sitting", 3}, {"list", "list", 0}} {
 		if got := distance(c.a, c.b); got != c.want {
 			t.Errorf("%q, %q: %d", c.a, c.b, got)
 		}

@@ -60,18 +60,26 @@ type place struct {
 	partition    int32
 }
 
-// partitions counts the partitions in use by what they do. A process that is silent no longer owns
-// what its row says.
-func (s *samples) partitions(r *ops.StatusReport) {
+// ownedBy returns what living processes own: of two that report a partition while it changes its
+// owner, the one with the higher epoch. A process that is silent no longer owns what its row says.
+func ownedBy(owners []ops.Owner) map[place]*ops.OwnedPartition {
 	owned := map[place]*ops.OwnedPartition{}
-	for i := range r.Owners {
-		o := &r.Owners[i]
+	for i := range owners {
+		o := &owners[i]
 		for j := range o.Partitions {
-			if p := &o.Partitions[j]; !o.Silent() {
-				owned[place{o.Scope, p.Topic, p.Partition}] = p
+			p := &o.Partitions[j]
+			at := place{o.Scope, p.Topic, p.Partition}
+			if was := owned[at]; !o.Silent() && (was == nil || was.Epoch < p.Epoch) {
+				owned[at] = p
 			}
 		}
 	}
+	return owned
+}
+
+// partitions counts the partitions in use by what they do.
+func (s *samples) partitions(r *ops.StatusReport) {
+	owned := ownedBy(r.Owners)
 	type state struct{ scope, state, reason string }
 	counts := map[state]int{}
 	var order []state
@@ -128,14 +136,14 @@ func (s *samples) lags(owners []ops.Owner) {
 		}
 	}
 	type total struct{ lag, stalled, blocked float64 }
-	folded := map[topic]total{}
+	folded, owned := map[topic]total{}, ownedBy(owners)
 	for i := range owners {
 		o := &owners[i]
-		if o.Silent() {
-			continue
-		}
 		for j := range o.Partitions {
 			p := &o.Partitions[j]
+			if owned[place{o.Scope, p.Topic, p.Partition}] != p {
+				continue
+			}
 			at, lag, stalled, blocked := topic{o.Scope, p.Topic}, float64(p.Lag), stalledFor(o, p), blockedFor(o, p)
 			if sizes[at] > MostPartitions {
 				folded[at] = total{folded[at].lag + lag, max(folded[at].stalled, stalled), max(folded[at].blocked, blocked)}

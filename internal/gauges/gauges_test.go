@@ -119,3 +119,23 @@ func TestHorizonLeft(t *testing.T) {
 		t.Errorf("a ring that keeps keys forever has %v s left, want no value", got)
 	}
 }
+
+// Two processes report a partition while it changes its owner: two values would fail the scrape.
+func TestPartitionsOfTwoOwners(t *testing.T) {
+	t.Parallel()
+	owner := func(epoch, lag int64) ops.Owner {
+		return ops.Owner{Scope: "stock", Partitions: []ops.OwnedPartition{{Topic: "orders", Epoch: epoch, Lag: lag}}}
+	}
+	values := 0
+	for _, s := range Of("shop", &Measures{Status: &ops.StatusReport{Owners: []ops.Owner{owner(2, 7), owner(1, 50)}}}) {
+		if s.Metric == metrics.ConsumerLag {
+			values++
+			if s.Value != 7 {
+				t.Errorf("a lag of %v", s.Value)
+			}
+		}
+	}
+	if values != 1 {
+		t.Errorf("%d values", values)
+	}
+}
