@@ -7,17 +7,16 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Call is an outbound call that a transaction has enqueued.
+// Call is an outbound call that a transaction has enqueued: its Sink, Name, Method, Target, Header
+// and Body as they are stored, so the Body of a sealed call is encrypted.
 type Call struct {
-	Sink, Name string
+	outbox.Call
 	// Key is the idempotency key that the remote sees.
-	Key            string
-	Method, Target string
-	Header         http.Header
-	// Body is as it is stored: encrypted if the call has a Sealer.
-	Body   []byte
+	Key    string
 	Sealed bool
 
 	id    int64

@@ -32,7 +32,7 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 		"DrainTimeout: -1ns", "Sinks[0]: payments: Limits.Timeout", `Sinks[1]: a second sink named "payments"`, "Sinks[2]: must not be nil",
 		"Sinks[3]: short: Limits.KeyWindow, 1s, leaves no time", "Sinks[4]: its name",
 		`Rates[1]: a second rate of sink "payments"`, `Rates[2]: "mail" is none of Sinks`, "Rates[3]: must have PerSecond, InFlight, or both",
-		"Rates[4]: PerSecond must be above 0", "Rates[5]: InFlight must be from 1",
+		"Rates[4].PerSecond: must be above 0", "Rates[5].InFlight: must be from 1",
 		`Rates[6].OrderingKeyPrefix: "account-17" must end with its first colon or slash`, "Rates[7]: must not have both"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q in:\n%v", want, err)

@@ -70,9 +70,9 @@ func checkRates(l *fields.List, rates []Rate, sinks []Sink) {
 		case r.PerSecond == 0 && r.InFlight == 0:
 			l.Add(field, "must have PerSecond, InFlight, or both")
 		case !(r.PerSecond >= 0 && r.PerSecond <= maxRate):
-			l.Add(field, "PerSecond must be above 0, and at most %d", int(maxRate))
+			l.Add(field+".PerSecond", "must be above 0, and at most %d", int(maxRate))
 		case r.InFlight < 0 || r.InFlight > maxRate:
-			l.Add(field, "InFlight must be from 1 to %d", int(maxRate))
+			l.Add(field+".InFlight", "must be from 1 to %d", int(maxRate))
 		}
 		id := Rate{Sink: r.Sink, Tenant: r.Tenant, OrderingKeyPrefix: r.OrderingKeyPrefix}
 		if seen[id] {
