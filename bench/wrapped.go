@@ -67,7 +67,7 @@ func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Co
 		cfg := cfg
 		parks := cfg.OnFailure == consumer.ParkOrderingKey
 		_, isShared := src.(source.Shared[*consumer.Message]) // its keeper reads what was handled
-		cfg.Hooks = consumer.JoinHooks(cfg.Hooks, consumer.Hooks{
+		cfg.Hooks = cfg.Hooks.Join(consumer.Hooks{
 			Batch: func(b consumer.BatchDone) {
 				count.Add(int64(b.Handled))
 				began.Do(func() { close(begun) })

@@ -8,7 +8,7 @@ import (
 // Hooks are functions that the consumer calls at events. They run in the goroutines that work on a
 // partition, so a hook that blocks holds up its partition. Hooks of several partitions run at once,
 // and with Config.Concurrency those of one partition: they must be safe for concurrent use. Nil
-// hooks are skipped. [JoinHooks] joins several users of them. Later versions may add fields to the
+// hooks are skipped. [Hooks.Join] joins several users of them. Later versions may add fields to the
 // structs.
 //
 // A pair of Start and End encloses a step, so that it can be timed and traced. The context that

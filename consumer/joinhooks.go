@@ -7,34 +7,34 @@ import (
 	"github.com/onlyonce/onlyonce/internal/hook"
 )
 
-// JoinHooks returns hooks that call those of a and of b, for example your own and those of package
-// telemetry. Of each pair, a's Start and End enclose b's, and each End gets the context that its
-// own Start returned. The other hooks of a are called before b's. If a hook panics, the other one
+// Join returns hooks that call those of h and of b, for example your own and those of package
+// telemetry. Of each pair, h's Start and End enclose b's, and each End gets the context that its
+// own Start returned. The other hooks of h are called before b's. If a hook panics, the other one
 // of that event may not be called.
-func JoinHooks(a, b Hooks) Hooks {
-	fetch := hook.JoinPair(hook.Pair[FetchStart, FetchEnd]{Start: a.FetchStart, End: a.FetchEnd}, hook.Pair[FetchStart, FetchEnd]{Start: b.FetchStart, End: b.FetchEnd})
-	attempt := joinSteps(a.AttemptStart, a.AttemptEnd, b.AttemptStart, b.AttemptEnd)
-	handle := joinSteps(a.HandleStart, a.HandleEnd, b.HandleStart, b.HandleEnd)
-	batch := joinSteps(a.HandleBatchStart, a.HandleBatchEnd, b.HandleBatchStart, b.HandleBatchEnd)
-	offset := joinSteps(a.OffsetStart, a.OffsetEnd, b.OffsetStart, b.OffsetEnd)
+func (h Hooks) Join(b Hooks) Hooks {
+	fetch := hook.JoinPair(hook.Pair[FetchStart, FetchEnd]{Start: h.FetchStart, End: h.FetchEnd}, hook.Pair[FetchStart, FetchEnd]{Start: b.FetchStart, End: b.FetchEnd})
+	attempt := joinSteps(h.AttemptStart, h.AttemptEnd, b.AttemptStart, b.AttemptEnd)
+	handle := joinSteps(h.HandleStart, h.HandleEnd, b.HandleStart, b.HandleEnd)
+	batch := joinSteps(h.HandleBatchStart, h.HandleBatchEnd, b.HandleBatchStart, b.HandleBatchEnd)
+	offset := joinSteps(h.OffsetStart, h.OffsetEnd, b.OffsetStart, b.OffsetEnd)
 	return Hooks{
 		FetchStart: fetch.Start, FetchEnd: fetch.End,
 		AttemptStart: attempt.Start, AttemptEnd: attempt.End,
 		HandleStart: handle.Start, HandleEnd: handle.End,
 		HandleBatchStart: batch.Start, HandleBatchEnd: batch.End,
 		OffsetStart: offset.Start, OffsetEnd: offset.End,
-		Batch:         hook.JoinEvent(a.Batch, b.Batch),
-		Retry:         hook.JoinEvent(a.Retry, b.Retry),
-		Parked:        hook.JoinEvent(a.Parked, b.Parked),
-		Resolved:      hook.JoinEvent(a.Resolved, b.Resolved),
-		Hung:          hook.JoinEvent(a.Hung, b.Hung),
-		Halted:        hook.JoinEvent(a.Halted, b.Halted),
-		Paused:        hook.JoinEvent(a.Paused, b.Paused),
-		WindowFull:    hook.JoinEvent(a.WindowFull, b.WindowFull),
-		Owned:         hook.JoinEvent(a.Owned, b.Owned),
-		Released:      hook.JoinEvent(a.Released, b.Released),
-		OffsetIgnored: hook.JoinEvent(a.OffsetIgnored, b.OffsetIgnored),
-		Repartitioned: hook.JoinEvent(a.Repartitioned, b.Repartitioned),
+		Batch:         hook.JoinEvent(h.Batch, b.Batch),
+		Retry:         hook.JoinEvent(h.Retry, b.Retry),
+		Parked:        hook.JoinEvent(h.Parked, b.Parked),
+		Resolved:      hook.JoinEvent(h.Resolved, b.Resolved),
+		Hung:          hook.JoinEvent(h.Hung, b.Hung),
+		Halted:        hook.JoinEvent(h.Halted, b.Halted),
+		Paused:        hook.JoinEvent(h.Paused, b.Paused),
+		WindowFull:    hook.JoinEvent(h.WindowFull, b.WindowFull),
+		Owned:         hook.JoinEvent(h.Owned, b.Owned),
+		Released:      hook.JoinEvent(h.Released, b.Released),
+		OffsetIgnored: hook.JoinEvent(h.OffsetIgnored, b.OffsetIgnored),
+		Repartitioned: hook.JoinEvent(h.Repartitioned, b.Repartitioned),
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // Hooks observe the layer. A request's hooks are called from the request's goroutine, so they must
-// be short and safe for concurrent use. Nil hooks are skipped. [JoinHooks] joins several users of
+// be short and safe for concurrent use. Nil hooks are skipped. [Hooks.Join] joins several users of
 // them. The structs may get more fields.
 //
 // A hook observes, and cannot change what the layer does. If it panics, that is logged, at most
@@ -68,17 +68,17 @@ const (
 	Released   Outcome = "released"    // the handler's own answer, not stored: its writes are undone, and the next request runs again
 )
 
-// JoinHooks returns hooks that call those of a and of b, for example your own and those of package
-// telemetry. a's ServeStart and ServeEnd enclose b's, and each ServeEnd gets the context that its
-// own ServeStart returned. The other hooks of a are called before b's. If a hook panics, the other
+// Join returns hooks that call those of h and of b, for example your own and those of package
+// telemetry. h's ServeStart and ServeEnd enclose b's, and each ServeEnd gets the context that its
+// own ServeStart returned. The other hooks of h are called before b's. If a hook panics, the other
 // one of that event may not be called.
-func JoinHooks(a, b Hooks) Hooks {
+func (h Hooks) Join(b Hooks) Hooks {
 	type pair = hook.Pair[ServeStart, Served]
-	serve := hook.JoinPair(pair{Start: a.ServeStart, End: a.ServeEnd}, pair{Start: b.ServeStart, End: b.ServeEnd})
+	serve := hook.JoinPair(pair{Start: h.ServeStart, End: h.ServeEnd}, pair{Start: b.ServeStart, End: b.ServeEnd})
 	return Hooks{
 		ServeStart: serve.Start, ServeEnd: serve.End,
-		Purged: hook.JoinEvent(a.Purged, b.Purged),
-		Failed: hook.JoinEvent(a.Failed, b.Failed),
+		Purged: hook.JoinEvent(h.Purged, b.Purged),
+		Failed: hook.JoinEvent(h.Failed, b.Failed),
 	}
 }
 

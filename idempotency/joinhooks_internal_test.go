@@ -9,7 +9,7 @@ import (
 
 func TestJoinHooks(t *testing.T) {
 	t.Parallel()
-	hooktest.Join(t, JoinHooks)
+	hooktest.Join(t, Hooks.Join)
 }
 
 func TestHooksThatPanic(t *testing.T) {

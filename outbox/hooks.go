@@ -8,7 +8,7 @@ import (
 
 // Hooks are called at events, outside any transaction. They run in the goroutines that work for a
 // sink's lanes, so they must be safe for concurrent use. A hook that blocks holds up its lane. Nil
-// hooks are skipped. [JoinHooks] joins several users of them. The structs may get more fields.
+// hooks are skipped. [Hooks.Join] joins several users of them. The structs may get more fields.
 //
 // A hook observes, and cannot change what the relay does. If it panics, that is logged, at most
 // once a minute for each hook, and the work goes on. If it was AttemptStart, or that returned nil,

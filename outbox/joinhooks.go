@@ -6,19 +6,19 @@ import (
 	"github.com/onlyonce/onlyonce/internal/hook"
 )
 
-// JoinHooks returns hooks that call those of a and of b, for example your own and those of package
-// telemetry. a's AttemptStart and AttemptEnd enclose b's, and each AttemptEnd gets the context that
-// its own AttemptStart returned. The other hooks of a are called before b's. If a hook panics, the
+// Join returns hooks that call those of h and of b, for example your own and those of package
+// telemetry. h's AttemptStart and AttemptEnd enclose b's, and each AttemptEnd gets the context that
+// its own AttemptStart returned. The other hooks of h are called before b's. If a hook panics, the
 // other one of that event may not be called.
-func JoinHooks(a, b Hooks) Hooks {
+func (h Hooks) Join(b Hooks) Hooks {
 	type pair = hook.PairWith[Attempt, Attempt, Result]
-	attempt := hook.JoinPairWith(pair{Start: a.AttemptStart, End: a.AttemptEnd}, pair{Start: b.AttemptStart, End: b.AttemptEnd})
+	attempt := hook.JoinPairWith(pair{Start: h.AttemptStart, End: h.AttemptEnd}, pair{Start: b.AttemptStart, End: b.AttemptEnd})
 	return Hooks{
 		AttemptStart: attempt.Start, AttemptEnd: attempt.End,
-		Settled: hook.JoinEvent(a.Settled, b.Settled),
-		Lease:   hook.JoinEvent(a.Lease, b.Lease),
-		Paused:  hook.JoinEvent(a.Paused, b.Paused),
-		Failed:  hook.JoinEvent(a.Failed, b.Failed),
+		Settled: hook.JoinEvent(h.Settled, b.Settled),
+		Lease:   hook.JoinEvent(h.Lease, b.Lease),
+		Paused:  hook.JoinEvent(h.Paused, b.Paused),
+		Failed:  hook.JoinEvent(h.Failed, b.Failed),
 	}
 }
 

@@ -62,7 +62,7 @@ func testConfig(sinks ...outbox.Sink) outbox.RelayConfig {
 
 func (r *rig) relay(cfg outbox.RelayConfig) *outbox.Relay {
 	r.t.Helper()
-	cfg.Hooks = outbox.JoinHooks(cfg.Hooks, outbox.Hooks{
+	cfg.Hooks = cfg.Hooks.Join(outbox.Hooks{
 		Settled: func(s outbox.Settled) { r.mu.Lock(); defer r.mu.Unlock(); r.settled = append(r.settled, s) },
 		Lease:   func(c outbox.LeaseChange) { r.mu.Lock(); defer r.mu.Unlock(); r.leases = append(r.leases, c) },
 		Paused:  func(p outbox.Paused) { r.paused.Store(p.Paused) },

@@ -64,7 +64,7 @@ func instrumentConsumer(c *consumer.Config, t Config) error {
 		hooks.HandleStart = r.handle
 		hooks.HandleEnd = func(ctx context.Context, _ *consumer.Message, err error) { endMessage(ctx, err) }
 	}
-	c.Hooks = consumer.JoinHooks(c.Hooks, hooks)
+	c.Hooks = c.Hooks.Join(hooks)
 	if c.Trace == nil {
 		c.Trace = traceOf
 	}

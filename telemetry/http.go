@@ -36,7 +36,7 @@ func instrumentLayer(c *idempotency.Config, t Config) error {
 		return r.err
 	}
 	var routes sync.Map
-	c.Hooks = idempotency.JoinHooks(c.Hooks, idempotency.Hooks{
+	c.Hooks = c.Hooks.Join(idempotency.Hooks{
 		ServeStart: func(ctx context.Context, s idempotency.ServeStart) context.Context {
 			return r.startRequest(ctx, "serve "+s.Pattern, attribute.String(attrRoute, s.Pattern))
 		},
@@ -70,7 +70,7 @@ func instrumentEndpoint(c *webhook.Config, t Config) error {
 	for outcome, status := range map[string]string{string(webhook.Accepted): "200", "refused": "401"} {
 		received.Add(context.Background(), 0, metric.WithAttributes(endpoint, attribute.String("outcome", outcome), attribute.String("status", status)))
 	}
-	c.Hooks = webhook.JoinHooks(c.Hooks, webhook.Hooks{
+	c.Hooks = c.Hooks.Join(webhook.Hooks{
 		ReceiveStart: func(ctx context.Context, s webhook.ReceiveStart) context.Context {
 			return r.startRequest(ctx, "receive "+s.Endpoint, attribute.String(attrEndpoint, s.Endpoint))
 		},

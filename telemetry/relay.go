@@ -39,7 +39,7 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 			failures.Add(context.Background(), 0, metric.WithAttributes(sinkOf(s.Name())))
 		}
 	}
-	c.Hooks = outbox.JoinHooks(c.Hooks, outbox.Hooks{
+	c.Hooks = c.Hooks.Join(outbox.Hooks{
 		AttemptStart: func(ctx context.Context, a outbox.Attempt) context.Context {
 			options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 				attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingName, a.Sink), attribute.String(messagingOperation, "send"),

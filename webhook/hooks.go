@@ -65,7 +65,7 @@ type Backfilled struct {
 
 // Hooks are functions that observe requests, for example to count them. They are called from the
 // goroutine of the request, outside the transaction, so they must be safe for concurrent use. Nil
-// hooks are skipped. [JoinHooks] joins several users of them. The structs may get more fields.
+// hooks are skipped. [Hooks.Join] joins several users of them. The structs may get more fields.
 //
 // A hook observes, and cannot change what the endpoint does. If it panics, that is logged, at most
 // once a minute for each hook, and the request goes on. If it was ReceiveStart, or that returned
@@ -93,19 +93,19 @@ type Hooks struct {
 	Backfilled func(Backfilled)
 }
 
-// JoinHooks returns hooks that call those of a and of b, for example your own and those of package
-// telemetry. a's ReceiveStart and ReceiveEnd enclose b's, and each ReceiveEnd gets the context that
-// its own ReceiveStart returned. The other hooks of a are called before b's. If a hook panics, the
+// Join returns hooks that call those of h and of b, for example your own and those of package
+// telemetry. h's ReceiveStart and ReceiveEnd enclose b's, and each ReceiveEnd gets the context that
+// its own ReceiveStart returned. The other hooks of h are called before b's. If a hook panics, the
 // other one of that event may not be called.
-func JoinHooks(a, b Hooks) Hooks {
+func (h Hooks) Join(b Hooks) Hooks {
 	type pair = hook.Pair[ReceiveStart, ReceiveEnd]
-	receive := hook.JoinPair(pair{Start: a.ReceiveStart, End: a.ReceiveEnd}, pair{Start: b.ReceiveStart, End: b.ReceiveEnd})
+	receive := hook.JoinPair(pair{Start: h.ReceiveStart, End: h.ReceiveEnd}, pair{Start: b.ReceiveStart, End: b.ReceiveEnd})
 	return Hooks{
 		ReceiveStart: receive.Start, ReceiveEnd: receive.End,
-		Received:   hook.JoinEvent(a.Received, b.Received),
-		Refused:    hook.JoinEvent(a.Refused, b.Refused),
-		Purged:     hook.JoinEvent(a.Purged, b.Purged),
-		Backfilled: hook.JoinEvent(a.Backfilled, b.Backfilled),
+		Received:   hook.JoinEvent(h.Received, b.Received),
+		Refused:    hook.JoinEvent(h.Refused, b.Refused),
+		Purged:     hook.JoinEvent(h.Purged, b.Purged),
+		Backfilled: hook.JoinEvent(h.Backfilled, b.Backfilled),
 	}
 }
 

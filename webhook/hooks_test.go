@@ -22,7 +22,7 @@ func TestHooksOfRequests(t *testing.T) {
 	e := r.serve(samples(t)["Stripe"], inline(func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges"})
 	}), func(c *webhook.Config) {
-		c.Hooks = webhook.JoinHooks(c.Hooks, webhook.Hooks{
+		c.Hooks = c.Hooks.Join(webhook.Hooks{
 			ReceiveStart: func(ctx context.Context, s webhook.ReceiveStart) context.Context {
 				return context.WithValue(ctx, spanKey{}, span)
 			},
