@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,13 +60,16 @@ type KeyReport struct {
 	// Age compares the id's own time with what its scope has forgotten. Nil: the id has no time, or
 	// is none of a consumer.
 	Age      *IDAge             `json:"age"`
-	Webhooks []ExplainedWebhook `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than reports.CountLimit"`
+	Webhooks []ExplainedWebhook `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
 	Calls    []ExplainedCall    `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
 	Call     []StoredCall       `json:"call" doc:"where the call is stored, if the key is a call's"`
 	Parked   []ParkedItem       `json:"parked" doc:"rows that are parked under the key, newest first, at most 100"`
 	Request  *Request           `json:"request" doc:"the HTTP request, if the key is a request's"`
 	// Memory says how long the rings remember keys.
 	Memory []RingMemory `json:"memory"`
+	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is none
+	// of them and nothing is stored: it may be mistyped. Else nil.
+	Scopes []string `json:"scopes"`
 	// NotKnown lists what the answer leaves open, a sentence each.
 	NotKnown []string `json:"not_known"`
 
@@ -91,10 +95,10 @@ type RingMemory struct {
 // ExplainKey returns what the database holds of a key, on one snapshot. An id that counts within a
 // topic of which there are several is ErrInvalid unless the question says which.
 //
-// It reads one row of each segment of the rings of keys, at most 100 calls of each
-// claiming transaction, and the rows that are stored under the key by their indexes. It looks for
-// webhooks in the ids of the claim's time, or in all of them if nothing bounds the time, for at
-// most CountLimit.
+// It reads one row of each segment of the rings of keys, at most 100 calls of each claiming
+// transaction, and the rows that are stored under the key by their indexes. It looks for webhooks
+// in the ids of the claim's time, or in all of them if nothing bounds the time, for at most
+// CountLimit.
 func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
 	if err := q.Check(); err != nil {
 		return nil, err
@@ -220,6 +224,7 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 	for i := range r.Calls {
 		r.Calls[i].derive(r.Of)
 	}
+	derivedFirst(r.Calls)
 	if r.Webhooks, err = reports.CollectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, r.Key, after, before); err != nil {
 		return err
 	}
@@ -240,7 +245,20 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 		return err
 	}
 	r.leaveOpen()
-	return nil
+	return r.readScopes(ctx, tx)
+}
+
+// readScopes reads the scopes there are, unless the question's scope is one of them or something is
+// stored. Any scope may be one of dedupe.Claim, of which no row says that it exists.
+func (r *KeyReport) readScopes(ctx context.Context, tx pgx.Tx) error {
+	if r.Of == nil || strings.HasPrefix(r.Of.Scope, "http ") || len(r.Claims)+len(r.Webhooks)+len(r.Call)+len(r.Parked) > 0 || r.Request != nil {
+		return nil
+	}
+	scopes, err := knownScopes(ctx, tx)
+	if !slices.Contains(scopes, r.Of.Scope) {
+		r.Scopes = scopes
+	}
+	return err
 }
 
 // leaveOpen adds what the answer does not know.

@@ -40,6 +40,18 @@ func callsOf(ctx context.Context, tx pgx.Tx, x *Transaction) ([]ExplainedCall, e
 	return calls, err
 }
 
+// derivedFirst moves the calls whose keys derive from the message to the front.
+func derivedFirst(calls []ExplainedCall) {
+	front := 0
+	for i := range calls {
+		if c := calls[i]; c.Derived != nil {
+			copy(calls[front+1:i+1], calls[front:i])
+			calls[front] = c
+			front++
+		}
+	}
+}
+
 // derive reports whether the call's key is that of the message's call of that name without an id.
 // Calls with an id cannot be recognised.
 func (c *ExplainedCall) derive(of *KeyOf) {

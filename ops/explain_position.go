@@ -188,6 +188,7 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 		call.derived(origins.Origin{Tenant: call.Tenant, Scope: call.Scope, Position: at})
 		e.Calls = append(e.Calls, call)
 	}
+	derivedFirst(e.Calls)
 	return e, nil
 }
 

@@ -45,14 +45,13 @@ func FindID(ctx context.Context, db DB, q IDQuestion) (*IDPlaces, error) {
 	}
 	p := &IDPlaces{Found: []KeyQuestion{}, Tried: []string{}}
 	err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
-		type one struct{ Scope string }
-		scopes, err := reports.Collect[one](ctx, tx, knownScopesSQL, mostScopes)
+		scopes, err := knownScopes(ctx, tx)
 		if err != nil {
 			return err
 		}
+		p.Tried = scopes
 		for _, s := range scopes {
-			p.Tried = append(p.Tried, s.Scope)
-			if err := p.look(ctx, tx, KeyQuestion{ID: q.ID, Scope: s.Scope, Tenant: q.Tenant, CountLimit: q.CountLimit}); err != nil {
+			if err := p.look(ctx, tx, KeyQuestion{ID: q.ID, Scope: s, Tenant: q.Tenant, CountLimit: q.CountLimit}); err != nil {
 				return err
 			}
 		}
@@ -62,6 +61,16 @@ func FindID(ctx context.Context, db DB, q IDQuestion) (*IDPlaces, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+func knownScopes(ctx context.Context, tx pgx.Tx) ([]string, error) {
+	type one struct{ Scope string }
+	rows, err := reports.Collect[one](ctx, tx, knownScopesSQL, mostScopes)
+	scopes := []string{}
+	for _, r := range rows {
+		scopes = append(scopes, r.Scope)
+	}
+	return scopes, err
 }
 
 // look looks for the id in one scope.

@@ -19,12 +19,13 @@ type explaining struct {
 	tenant         *string
 	provider       *string
 	replay, offset *int64
+	all            bool
 }
 
 func explainCommand() command {
 	return command{
 		name:    "explain",
-		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-topic T] [-replay N] [-provider P]] | -topic T -partition N -offset O [-scope S]) [-json]",
+		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-topic T] [-replay N] [-provider P]] | -topic T -partition N -offset O [-scope S]) [-all] [-json]",
 		operand: true,
 		summary: "show what became of a message, webhook, call or request",
 		json:    []reflect.Type{reflect.TypeFor[ops.KeyReport](), reflect.TypeFor[ops.PositionReport]()},
@@ -64,6 +65,7 @@ Examples:
 			textVar(fs, &q.provider, "provider", "of a webhook, the `P` that sent it (default: whichever is known for the endpoint)")
 			numberVar(fs, &q.replay, "replay", "the replay `N` in which the key was claimed (default: none)", 1, math.MaxInt32)
 			numberVar(fs, &q.offset, "offset", "the offset `O`", 0, math.MaxInt64-1)
+			fs.BoolVar(&q.all, "all", false, "all calls of the transaction, where some are known to be of this message")
 			return func(ctx context.Context, a *app) error {
 				if q.partition != nil || q.offset != nil || q.topic != nil && a.operand == nil {
 					return a.explainPosition(ctx, *address, q, *asJSON)
@@ -146,7 +148,7 @@ func (a *app) explainKey(ctx context.Context, address string, q *explaining, asJ
 	case asJSON:
 		return a.writeJSON(r)
 	}
-	a.writeKey(r)
+	a.writeKey(r, q.all)
 	return nil
 }
 
@@ -172,6 +174,6 @@ func (a *app) explainPosition(ctx context.Context, address string, q *explaining
 	case asJSON:
 		return a.writeJSON(r)
 	}
-	a.writePosition(r)
+	a.writePosition(r, q.all)
 	return nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -55,8 +56,10 @@ func TestExplainKey(t *testing.T) {
 		want    []string
 		without string
 	}{
-		"never": {"", nil, []string{"key " + seven, `id "a-1", scope "stock"`, "No segment of the inbox holds it",
+		"never": {"", nil, []string{"key " + seven, `id "a-1", scope "stock"`, "No segment of the inbox holds it", "No consumer and no webhook endpoint has a scope yet",
 			"consumer_keys remembers at least 7d, and holds every key that was claimed in it within the last", "standard_keys remembers at least 7d", "a transaction that has not committed"}, "fingerprint"},
+		"mistyped": {`insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stocks', '{orders}', 'across', 'orders')`, nil,
+			[]string{"No consumer and no webhook endpoint has the scope stock. There are: stocks."}, "scope yet"},
 		"never, and for ever": {`update onlyonce.rings set horizon = null`, nil, []string{"consumer_keys remembers for ever, and holds every key that was claimed in it within the last"}, "at least"},
 		"current": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
 			[]string{"is remembered", "A copy that a consumer reads from Kafka is a duplicate: consumer_keys holds the key", "onlyonce.consumer_keys_0, current in ring consumer_keys", "claimed      since ", "fingerprint  00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
@@ -143,6 +146,12 @@ func TestExplainCalls(t *testing.T) {
 	}
 	s.run("explain", "a", "-scope", "stock").want(t, statusGood, "Calls of that transaction", "charge", "pending", "yes", "not known", "which of the transaction's calls").without(t, "private")
 	s.run("explain", "a", "-scope", "stock").want(t, statusGood).without(t, "savepoint")
+	short := s.run("explain", "a", "-scope", "stock").want(t, statusGood, fmt.Sprintf("\n%d more of the same transaction, which may be of other messages: -all shows them\n", len(r.Calls)-1))
+	whole := s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood)
+	whole.without(t, "-all shows")
+	if few, all := strings.Count(short.out, "  charge  "), strings.Count(whole.out, "  charge  "); few != 1 || all != len(r.Calls) || r.Calls[0].Derived == nil {
+		t.Errorf("%d and %d calls of %d:\n%s\n%s", few, all, len(r.Calls), short.out, whole.out)
+	}
 	if r := explains[ops.KeyReport](s.fixture, storedKey("", "stock", "a")); len(r.Calls) < 2 || r.Calls[0].Derived != nil {
 		t.Errorf("of a stored key nothing is derived: %+v", r.Calls)
 	}

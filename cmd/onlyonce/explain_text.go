@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,9 +11,15 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-func (a *app) writeKey(r *ops.KeyReport) {
+func (a *app) writeKey(r *ops.KeyReport, all bool) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
 	say("key %s%s", r.Key, idText(r.Of))
+	switch {
+	case len(r.Scopes) > 0:
+		say("No consumer and no webhook endpoint has the scope %s. There are: %s.", cell(r.Of.Scope), cell(strings.Join(r.Scopes, ", ")))
+	case r.Scopes != nil:
+		say("No consumer and no webhook endpoint has a scope yet.")
+	}
 	switch {
 	case r.Claimed:
 		say("It was claimed, and is remembered.")
@@ -59,7 +66,7 @@ func (a *app) writeKey(r *ops.KeyReport) {
 		}
 		a.table([]string{"STORED IN", "ID", "SINK", "STATE", "BYTES", "ERASED AT"}, rows)
 	}
-	a.writeExplainedCalls(r.Calls)
+	a.writeExplainedCalls(r.Calls, all)
 	a.writeExplainedParked(r.Parked)
 	if q := r.Request; q != nil {
 		expires := "is not completed"
@@ -137,13 +144,18 @@ func memoryText(m *ops.RingMemory) string {
 	return fmt.Sprintf("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, remembered(m.Horizon), show.Ago(m.CompleteFor))
 }
 
-func (a *app) writeExplainedCalls(calls []ops.ExplainedCall) {
+// writeExplainedCalls shows the calls whose keys derive from the message, or all.
+func (a *app) writeExplainedCalls(calls []ops.ExplainedCall, all bool) {
 	if len(calls) == 0 {
 		return
 	}
 	_, _ = fmt.Fprintf(a.out, "\nCalls of that transaction: %d%s\n", len(calls), map[bool]string{true: ", and perhaps more"}[len(calls) == reports.ExplainLimit])
 	var rows [][]string
-	for _, c := range calls {
+	own := slices.IndexFunc(calls, func(c ops.ExplainedCall) bool { return c.Derived == nil })
+	if all || own < 1 {
+		own = len(calls)
+	}
+	for _, c := range calls[:own] {
 		derived := "not known"
 		if c.Derived != nil {
 			derived = "yes"
@@ -151,6 +163,9 @@ func (a *app) writeExplainedCalls(calls []ops.ExplainedCall) {
 		rows = append(rows, []string{number(c.ID), c.Sink, c.Name, c.Scope, c.State, c.Key, numberOrDash(c.ParkedID), derived})
 	}
 	a.table([]string{"ID", "SINK", "NAME", "SCOPE", "STATE", "KEY", "PARKED", "DERIVED"}, rows)
+	if own < len(calls) {
+		a.say("%d more of the same transaction, which may be of other messages: -all shows them", len(calls)-own)
+	}
 }
 
 func (a *app) writeExplainedParked(parked []ops.ParkedItem) {
@@ -180,7 +195,7 @@ func (a *app) writeNotKnown(open []string) {
 	}
 }
 
-func (a *app) writePosition(r *ops.PositionReport) {
+func (a *app) writePosition(r *ops.PositionReport, all bool) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
 	say("%s, partition %d, offset %d", cell(r.Topic), r.Partition, r.Offset)
 	if len(r.Cursors) == 0 {
@@ -199,7 +214,7 @@ func (a *app) writePosition(r *ops.PositionReport) {
 		} else if c.Offset == "handled" {
 			say("  batch        not on record any more")
 		}
-		a.writeExplainedCalls(c.Calls)
+		a.writeExplainedCalls(c.Calls, all)
 	}
 	a.writeExplainedParked(r.Parked)
 	if e := r.Event; e != nil {
