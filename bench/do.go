@@ -29,7 +29,7 @@ func doCall(_ context.Context, pool *pgxpool.Pool) (sender, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge"})
+	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", KeyWindow: idempotency.NoCalls})
 	if err != nil {
 		return nil, nil, err
 	}

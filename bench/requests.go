@@ -64,7 +64,7 @@ func layered(pool *pgxpool.Pool, cfg idempotency.Config) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return layer.Handle(idempotency.Route{Pattern: "/v1/charges"}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return layer.Handle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			panic(err)

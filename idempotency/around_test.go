@@ -24,7 +24,7 @@ import (
 // wrapped puts a handler behind the layer, and something of the test's around that.
 func (r *rig) wrapped(route idempotency.Route, around func(http.Handler) http.Handler, h http.HandlerFunc) {
 	r.t.Helper()
-	r.mux.Handle(route.Pattern, around(r.layer.MustHandle(route, h)))
+	r.mux.Handle(route.Pattern, around(r.layer.MustHandle(calling(route), h)))
 }
 
 // A form that is parsed around the layer takes the body's bytes with it, and the handler works all

@@ -360,7 +360,7 @@ func TestWaitersAreCappedAcrossProcesses(t *testing.T) {
 		<-open
 		effect(w, req)
 	}
-	route := idempotency.Route{Pattern: "/charges", Wait: 30 * time.Second}
+	route := idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Wait: 30 * time.Second}
 	r.handle(route, slow)
 	other := newRigOn(t, r.pool, r.pool, testConfig())
 	other.handle(route, slow)

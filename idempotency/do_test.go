@@ -45,6 +45,9 @@ func newDoer(t *testing.T, layer *idempotency.Layer, cfg idempotency.DoerConfig)
 	if cfg.Scope == "" {
 		cfg.Scope = "charge"
 	}
+	if cfg.KeyWindow == 0 {
+		cfg.KeyWindow = 24 * time.Hour
+	}
 	doer, err := idempotency.NewDoer(layer, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -317,7 +320,7 @@ func TestH25CallsOfTheOutbox(t *testing.T) {
 func TestH25Config(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	if _, err := idempotency.NewDoer(nil, idempotency.DoerConfig{Scope: "a b", MaxResult: -1, TTL: time.Hour, HandlerTimeout: -1, Wait: 3 * time.Minute}); !errors.Is(err, idempotency.ErrConfig) {
+	if _, err := idempotency.NewDoer(nil, idempotency.DoerConfig{Scope: "a b", KeyWindow: 24 * time.Hour, MaxResult: -1, TTL: time.Hour, HandlerTimeout: -1, Wait: 3 * time.Minute}); !errors.Is(err, idempotency.ErrConfig) {
 		t.Error(err)
 	} else {
 		for _, field := range []string{"layer", "DoerConfig.Scope", "DoerConfig.MaxResult", "DoerConfig.TTL", "DoerConfig.HandlerTimeout", "DoerConfig.Wait"} {

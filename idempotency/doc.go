@@ -6,7 +6,7 @@
 //	layer, err := idempotency.New(pool, idempotency.Config{Scope: tenantOf, FingerprintKeys: keys})
 //	...
 //	go layer.Run(ctx) // purges expired records
-//	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges"}, http.HandlerFunc(charge)))
+//	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour}, http.HandlerFunc(charge)))
 //
 //	func charge(w http.ResponseWriter, r *http.Request) {
 //		tx, err := idempotency.Tx(r) // commits with the record of this request, before a byte of the answer is sent

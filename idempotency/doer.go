@@ -61,7 +61,7 @@ type DoerConfig struct {
 	TTL time.Duration
 
 	// KeyWindow is how long the remotes that the function calls through the outbox remember their
-	// keys, see Route.KeyWindow. Set it to [NoCalls] if it makes none. Defaults to 24 hours.
+	// keys, see Route.KeyWindow. Set it to [NoCalls] if it makes none. Required.
 	KeyWindow time.Duration
 
 	// HandlerTimeout ends the function's context, from 1 ms to 1 hour. A later result is undone. If

@@ -215,7 +215,7 @@ func TestH17IsolationLevels(t *testing.T) {
 				}
 				effect(w, req)
 			}
-			route := idempotency.Route{Pattern: path, Isolation: level, Mode: mode}
+			route := idempotency.Route{Pattern: path, KeyWindow: 24 * time.Hour, Isolation: level, Mode: mode}
 			r.handle(route, transfer)
 			other.handle(route, transfer)
 			const keys, copies = 5, 4

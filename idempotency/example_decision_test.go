@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -39,7 +40,7 @@ func ExampleTransient() {
 		}
 		fmt.Fprint(w, "charged")
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/charges"}, http.HandlerFunc(charge)))
+	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(charge)))
 	defer server.Close()
 
 	show(server.URL, "order-19", "")
@@ -62,7 +63,7 @@ func ExampleFinal() {
 		fmt.Println(err)
 		return
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/payouts"}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/payouts", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		idempotency.Final(r)
 		http.Error(w, "the bank does not exist any more", http.StatusServiceUnavailable)
 	})))
@@ -106,7 +107,7 @@ func ExampleReference() {
 		}
 		_, _ = w.Write(body("card_1", "4242 4242"))
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/cards", Render: render}, http.HandlerFunc(issue)))
+	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/cards", KeyWindow: idempotency.NoCalls, Render: render}, http.HandlerFunc(issue)))
 	defer server.Close()
 
 	show(server.URL, "card-7", "")
@@ -132,7 +133,7 @@ func ExampleRoute_reconcile() {
 		return
 	}
 	transfers := map[string]string{} // at the bank, by reference
-	route := idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased,
+	route := idempotency.Route{Pattern: "/v1/payouts", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased,
 		Reconcile: func(_ context.Context, step, key string) (idempotency.StepOutcome, []byte, error) {
 			id, there := transfers[step+" "+key]
 			if !there {
@@ -183,7 +184,7 @@ func ExampleConfig() {
 		fmt.Println(err)
 		return
 	}
-	charges := layer.MustHandle(idempotency.Route{Pattern: "/v1/charges"}, http.NotFoundHandler())
+	charges := layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: idempotency.NoCalls}, http.NotFoundHandler())
 	w := httptest.NewRecorder()
 	charges.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/charges", nil))
 	fmt.Println(w.Code, w.Header().Get("Content-Type"), w.Body)

@@ -18,7 +18,7 @@ func ExampleDo() {
 	if err != nil {
 		panic(err)
 	}
-	payouts, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "payout"})
+	payouts, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "payout", KeyWindow: idempotency.NoCalls})
 	if err != nil {
 		panic(err)
 	}

@@ -47,7 +47,7 @@ func charges(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret
 	if err != nil {
 		return err
 	}
-	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges"}, http.HandlerFunc(createCharge)))
+	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(createCharge)))
 	return layer.Run(ctx) // purges answers whose time has passed
 }
 

@@ -57,7 +57,7 @@ func ExampleLayer() {
 		fmt.Fprintf(w, "charge %d", id)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges"}, http.HandlerFunc(charge)))
+	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour}, http.HandlerFunc(charge)))
 	server := httptest.NewServer(mux)
 	defer server.Close()
 
@@ -104,7 +104,7 @@ func ExampleStep() {
 		tx.Queue(`insert into payouts values ($1)`, string(reference))
 		fmt.Fprintf(w, "paid out, %s", reference)
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased}, http.HandlerFunc(payout)))
+	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/payouts", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased}, http.HandlerFunc(payout)))
 	defer server.Close()
 
 	show(server.URL+"/v1/payouts", "payout-3", `{"amount":500}`)
@@ -141,7 +141,7 @@ func ExampleRoute_wait() {
 		tx.Queue(`insert into charges values (500)`)
 		fmt.Fprint(w, "charged")
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", Wait: 10 * time.Second}, http.HandlerFunc(charge)))
+	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour, Wait: 10 * time.Second}, http.HandlerFunc(charge)))
 	defer server.Close()
 
 	var all sync.WaitGroup

@@ -46,8 +46,8 @@ func child() error {
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/tx", layer.MustHandle(idempotency.Route{Pattern: "/tx"}, http.HandlerFunc(effect)))
-	mux.Handle("/leased", layer.MustHandle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, charge(payOver(os.Getenv(childProvider)))))
+	mux.Handle("/tx", layer.MustHandle(idempotency.Route{Pattern: "/tx", KeyWindow: 24 * time.Hour}, http.HandlerFunc(effect)))
+	mux.Handle("/leased", layer.MustHandle(idempotency.Route{Pattern: "/leased", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased}, charge(payOver(os.Getenv(childProvider)))))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err

@@ -91,7 +91,7 @@ func TestH18ZombieChangesNothing(t *testing.T) {
 				_, _ = w.Write(result)
 			}
 		}
-		route := idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}
+		route := idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased}
 		r.handle(route, handler(true))
 		other.handle(route, handler(false))
 		first := r.background("/charges", "k", "x")
@@ -125,7 +125,7 @@ func TestH18OneThief(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	other := newRigOn(t, r.pool, r.pool, leasedConfig())
 	var p provider
-	route := idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}
+	route := idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased}
 	var broken atomic.Bool
 	broken.Store(true)
 	handler := func(w http.ResponseWriter, req *http.Request) {
@@ -301,7 +301,7 @@ func TestH18ZombieBesideItsSuccessor(t *testing.T) {
 				_, _ = w.Write(result)
 			}
 		}
-		route := idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}
+		route := idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased}
 		r.handle(route, handler(first, true))
 		other.handle(route, handler(second, false))
 		zombie := r.background("/charges", "k", "x")

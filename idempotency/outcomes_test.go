@@ -200,7 +200,7 @@ func TestH10DuplicatesWait(t *testing.T) {
 		r := newRig(t, testConfig())
 		other := newRigOn(t, r.pool, r.pool, testConfig())
 		g := newGate(t)
-		route := idempotency.Route{Pattern: "/charges", Wait: 30 * time.Second, Mode: mode}
+		route := idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Wait: 30 * time.Second, Mode: mode}
 		r.handle(route, g.before(effect))
 		other.handle(route, effect)
 		first := r.background("/charges", "k", "x")
@@ -365,7 +365,7 @@ func TestH11PanicAndDeadline(t *testing.T) {
 				_, _ = tx.Exec(req.Context(), `insert into effects values ('undone')`)
 			}
 		}
-		wrapped, err := r.layer.Handle(idempotency.Route{Pattern: "/panic", Mode: mode}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		wrapped, err := r.layer.Handle(idempotency.Route{Pattern: "/panic", KeyWindow: 24 * time.Hour, Mode: mode}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			if r.runs.Add(1) == 1 {
 				write(req)
 				panic("raised by the handler")

@@ -402,7 +402,7 @@ func TestH7CodingTrailersAndHost(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"Transfer-Encoding", "trailer"} {
-		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", FingerprintHeaders: []string{name}}, http.NotFoundHandler()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "FingerprintHeaders[0]") {
+		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", KeyWindow: idempotency.NoCalls, FingerprintHeaders: []string{name}}, http.NotFoundHandler()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "FingerprintHeaders[0]") {
 			t.Errorf("%s may be configured: %v", name, err)
 		}
 		cfg := testConfig()

@@ -86,8 +86,8 @@ func TestH13ReplayIsTheSameBytes(t *testing.T) {
 	} {
 		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 			path := fmt.Sprintf("/%s/%d", strings.ReplaceAll(name, " ", "-"), mode)
-			route := idempotency.Route{Pattern: path, Mode: mode}
-			wrapped := r.layer.MustHandle(route, h)
+			route := idempotency.Route{Pattern: path, KeyWindow: idempotency.NoCalls, Mode: mode}
+			wrapped := r.layer.MustHandle(calling(route), h)
 			r.mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) { // what stands around the layer is each answer's own
 				w.Header().Set("Access-Control-Allow-Origin", req.Header.Get("Origin"))
 				w.Header().Set("X-Request-Id", req.Header.Get("X-Request-Id"))
@@ -161,7 +161,7 @@ func TestH14HeadersThatAreKept(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"Set-Cookie", "authorization", "Proxy-Anything", "Access-Control-Allow-Origin", "Date", "Connection"} {
-		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", KeepHeaders: []string{name}}, http.NotFoundHandler()); err == nil || !strings.Contains(err.Error(), "KeepHeaders") {
+		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", KeyWindow: idempotency.NoCalls, KeepHeaders: []string{name}}, http.NotFoundHandler()); err == nil || !strings.Contains(err.Error(), "KeepHeaders") {
 			t.Errorf("%s may be configured: %v", name, err)
 		}
 	}

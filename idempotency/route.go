@@ -110,16 +110,15 @@ type Route struct {
 	KeepWrites bool
 
 	// TTL is how long an answer is kept from its completion, from 1 s to 400 days (H19). It must be
-	// at least an hour longer than KeyWindow, 25 hours with KeyWindow's default, unless KeyWindow
-	// is [NoCalls]. It must also exceed the time for which clients retry. In lease mode, a request
-	// that was never completed is shown to operators for that long after its last attempt. Defaults
-	// to 48 hours.
+	// at least an hour longer than KeyWindow, unless that is [NoCalls]. It must also exceed the
+	// time for which clients retry. In lease mode, a request that was never completed is shown to
+	// operators for that long after its last attempt. Defaults to 48 hours.
 	TTL time.Duration
 
 	// KeyWindow is how long the remotes that this route calls, in a [Step] or through the outbox,
 	// remember their keys: from 1 s to 400 days. A step whose outcome is unknown is not repeated
-	// after that. Set it to [NoCalls] if the route makes no calls: then TTL may be minutes.
-	// Defaults to 24 hours.
+	// after that. Set it to [NoCalls] if the route makes no calls: then TTL may be minutes. The
+	// sinks of the relay have the same value. Required.
 	//
 	// TTL must be an hour longer, because the keys of calls are made from the request's key. If a
 	// client uses a key again after its record has expired here, the remote must have forgotten it
@@ -195,7 +194,11 @@ func (r *Route) checkShared(l *fields.List, names sharedFields) {
 	l.Number(names.maxResponse, &r.MaxResponse, 1<<20, 1, maxStored)
 	day := 24 * time.Hour
 	l.Span("TTL", &r.TTL, 2*day, time.Second, 400*day)
-	if r.KeyWindow != NoCalls {
+	switch r.KeyWindow {
+	case NoCalls:
+	case 0:
+		l.Add("KeyWindow", "must be set: how long the remotes that are called remember their keys, or NoCalls")
+	default:
 		l.Span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
 		if r.TTL < r.KeyWindow+stepMargin {
 			l.Add("TTL", "%v must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If no calls are made, set KeyWindow to NoCalls", r.TTL, r.KeyWindow)

@@ -222,7 +222,7 @@ func TestN2WhatElseIsRefused(t *testing.T) {
 	t.Parallel()
 	d := newTwoDatabases(t)
 	d.handle(idempotency.Route{Pattern: "/optional", KeyOptional: true}, effect)
-	doer, err := idempotency.NewDoer(d.layer, idempotency.DoerConfig{Scope: "charge"})
+	doer, err := idempotency.NewDoer(d.layer, idempotency.DoerConfig{Scope: "charge", KeyWindow: 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -164,7 +164,7 @@ func TestSend(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Transactional, HandlerTimeout: 2 * time.Second}, charge(nil))
+	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: idempotency.Transactional, HandlerTimeout: 2 * time.Second}, charge(nil))
 	if err != nil {
 		t.Fatal(err)
 	}

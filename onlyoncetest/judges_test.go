@@ -118,7 +118,7 @@ func serving(mode idempotency.Mode, handler func(p *onlyoncetest.Process) http.H
 		if err != nil {
 			return nil, nil, err
 		}
-		h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, HandlerTimeout: 2 * time.Second}, handler(p))
+		h, err := layer.Handle(idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: mode, HandlerTimeout: 2 * time.Second}, handler(p))
 		return h, layer, err
 	}}
 }

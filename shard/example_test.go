@@ -41,7 +41,7 @@ func serve(poolA, poolB *pgxpool.Pool, cfg idempotency.Config, hooks webhook.Con
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /charges", layer.MustHandle(idempotency.Route{Pattern: "/charges"}, http.HandlerFunc(charge)))
+	mux.Handle("POST /charges", layer.MustHandle(idempotency.Route{Pattern: "/charges", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(charge)))
 	mux.Handle("POST /hooks/stripe", endpoint)
 	return mux, nil
 }

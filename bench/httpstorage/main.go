@@ -171,8 +171,8 @@ func phases(ctx context.Context, pool *pgxpool.Pool, o options) (r result, err e
 		return r, err
 	}
 	s := &service{body: o.body}
-	soon := layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", TTL: expiresSoon}, s)
-	late := layer.MustHandle(idempotency.Route{Pattern: "/v1/refunds"}, s)
+	soon := layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour, TTL: expiresSoon}, s)
+	late := layer.MustHandle(idempotency.Route{Pattern: "/v1/refunds", KeyWindow: 24 * time.Hour}, s)
 
 	// Written alone.
 	progress("writing %d records", o.records)

@@ -113,9 +113,9 @@ func (a *API) Handler() http.Handler {
 		route idempotency.Route
 		run   operation
 	}{
-		{idempotency.Route{Pattern: "/v1/charges", TTL: keep}, a.charge},
-		{idempotency.Route{Pattern: "/v1/charges/{id}/capture", TTL: keep}, a.capture},
-		{idempotency.Route{Pattern: "/v1/refunds", TTL: keep}, a.refund},
+		{idempotency.Route{Pattern: "/v1/charges", KeyWindow: keyWindow, TTL: keep}, a.charge},
+		{idempotency.Route{Pattern: "/v1/charges/{id}/capture", KeyWindow: keyWindow, TTL: keep}, a.capture},
+		{idempotency.Route{Pattern: "/v1/refunds", KeyWindow: keyWindow, TTL: keep}, a.refund},
 		// A payout's answer contains the provider's, so the provider is called while the request
 		// runs: lease mode. The answer names a bank account, so the record does not contain it:
 		// copies get it made from the row again. If the provider may have forgotten a call's key
@@ -126,7 +126,7 @@ func (a *API) Handler() http.Handler {
 		mux.Handle("POST "+r.route.Pattern, a.layer.MustHandle(r.route, r.run))
 	}
 	// A settlement's work goes on after the answer.
-	mux.Handle("POST /v1/settlements", a.layer.MustHandle(idempotency.Route{Pattern: "/v1/settlements", TTL: keep}, http.HandlerFunc(a.settle)))
+	mux.Handle("POST /v1/settlements", a.layer.MustHandle(idempotency.Route{Pattern: "/v1/settlements", KeyWindow: keyWindow, TTL: keep}, http.HandlerFunc(a.settle)))
 	mux.Handle("GET /v1/settlements/{id}", a.operations)
 	mux.Handle("GET /v1/charges/{id}", operation(a.showCharge))
 	return a.authenticated(mux)

@@ -37,7 +37,7 @@ func Example() {
 				}
 				return idempotency.Scope{Tenant: tenant}, nil
 			},
-			Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {}},
+			Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {Doer: idempotency.DoerConfig{KeyWindow: idempotency.NoCalls}}},
 		})
 		if err != nil {
 			return nil, err

@@ -3,7 +3,7 @@
 //
 //	guard, err := grpcserver.New(layer, grpcserver.Config{
 //		Scope:   customerOf,
-//		Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {}},
+//		Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {Doer: idempotency.DoerConfig{KeyWindow: idempotency.NoCalls}}},
 //	})
 //	...
 //	server := grpc.NewServer(grpc.ChainUnaryInterceptor(authenticate, guard.Unary()))

@@ -88,7 +88,7 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool) *rig {
 			}
 			return idempotency.Scope{}, errors.New("who is it?")
 		},
-		Methods: map[string]grpcserver.Method{charge: {}, preview: {KeyOptional: true}},
+		Methods: map[string]grpcserver.Method{charge: {Doer: idempotency.DoerConfig{KeyWindow: idempotency.NoCalls}}, preview: {KeyOptional: true, Doer: idempotency.DoerConfig{KeyWindow: idempotency.NoCalls}}},
 		Logger:  slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -278,7 +278,7 @@ func TestCallsAtOnceAndLostCommits(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	_, err := grpcserver.New(nil, grpcserver.Config{Methods: map[string]grpcserver.Method{charge: {Doer: idempotency.DoerConfig{Scope: "s", MaxResult: -1}, Final: []codes.Code{codes.OK}}}})
+	_, err := grpcserver.New(nil, grpcserver.Config{Methods: map[string]grpcserver.Method{charge: {Doer: idempotency.DoerConfig{Scope: "s", KeyWindow: idempotency.NoCalls, MaxResult: -1}, Final: []codes.Code{codes.OK}}}})
 	if !errors.Is(err, idempotency.ErrConfig) {
 		t.Fatal(err)
 	}

@@ -276,7 +276,7 @@ func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level
 	if err != nil {
 		return nil, nil, err
 	}
-	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, Isolation: level, HandlerTimeout: 2 * r.bound}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: mode, Isolation: level, HandlerTimeout: 2 * r.bound}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		key := req.Header.Get("Idempotency-Key")
 		refuse := func(err error) { http.Error(w, err.Error(), http.StatusBadGateway) }
 		if mode == idempotency.Leased {
@@ -334,7 +334,7 @@ func (x *serving) doer(r *rig, pool *pgxpool.Pool) (http.Handler, func(context.C
 	if err != nil {
 		return nil, nil, err
 	}
-	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", HandlerTimeout: 2 * r.bound})
+	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", KeyWindow: 24 * time.Hour, HandlerTimeout: 2 * r.bound})
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		key := req.Header.Get("Idempotency-Key")
 		text, _, err := idempotency.Do(req.Context(), doer, idempotency.Key{Tenant: "t", ID: key}, nil, func(ctx context.Context, tx consumer.Tx) (string, error) {

@@ -167,7 +167,7 @@ func (s *System) layer(mux *http.ServeMux) (func(context.Context) error, error) 
 	if err != nil {
 		return nil, err
 	}
-	handler, err := layer.Handle(idempotency.Route{Pattern: Route}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }))
+	handler, err := layer.Handle(idempotency.Route{Pattern: Route, KeyWindow: 24 * time.Hour}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }))
 	mux.Handle("POST "+Route, handler)
 	return layer.Run, err
 }
