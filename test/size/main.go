@@ -40,7 +40,7 @@ func laboratory(dir string) bool {
 func product(dir string) bool { return !laboratory(dir) && !within(dir, "examples", "bench") }
 
 func operators(dir string) bool {
-	return product(dir) && within(dir, "ops", "cmd", "ui", "internal/operate")
+	return product(dir) && within(dir, "ops", "cmd", "ui", "internal/operate", "internal/reports")
 }
 
 // public reports whether a directory's package is part of the library's surface.
