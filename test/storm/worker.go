@@ -132,6 +132,10 @@ func (w *worker) watched(s consumer.Source) consumer.Source { return watch(s, w.
 // other sources has.
 func shareGroup(topic string) string { return topic + "-share" }
 
+// concurrency differs from worker to worker, as it does while a change is rolled out: partitions go
+// from owners with many transactions at once to owners with one, and back.
+func (w *worker) concurrency() int { return max(w.cfg.Concurrency/(1+w.Seat%3*3), 1) }
+
 func (w *worker) run(ctx context.Context) error {
 	pc, err := pgxpool.ParseConfig(w.cfg.Postgres)
 	if err != nil {
@@ -154,7 +158,7 @@ func (w *worker) run(ctx context.Context) error {
 		policy = consumer.ParkOrderingKey
 	}
 	c, err := consumer.New(pool, source, w.handler, consumer.Config{
-		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize, Concurrency: w.cfg.Concurrency,
+		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize, Concurrency: w.concurrency(),
 		RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
 		// This is how long a worker that is suspended in mid-batch keeps its successor waiting.
 		Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 3 * time.Second}, DrainTimeout: 3 * time.Second,
