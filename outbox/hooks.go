@@ -144,10 +144,10 @@ func (e emitter) attemptEnd(ctx context.Context, a *callAttempt) {
 		return
 	}
 	result := a.result
-	switch {
-	case a.decision == wasApplied:
+	switch a.decision {
+	case wasApplied:
 		result = Result{Outcome: Delivered}
-	case a.decision == wasNotApplied:
+	case wasNotApplied:
 		result = Failure("not applied", nil)
 	}
 	e.hooks.AttemptEnd(ctx, a.describe(), result)

@@ -14,10 +14,11 @@ const (
 	bytesToBuild = 42
 )
 
-const (
-	keyTables  = 10 // of a ring of keys
-	MostClosed = 8  // of those, how many are closed at once, unless a cursor is far back
-)
+// keyTables is how many tables a ring of keys has.
+const keyTables = 10
+
+// MostClosed is how many of them are closed at once, unless a cursor is far back.
+const MostClosed = 8
 
 // KeyPlan is the space that a ring of keys takes.
 type KeyPlan struct {

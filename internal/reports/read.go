@@ -141,6 +141,7 @@ func Snapshot(ctx context.Context, db DB, f func(tx pgx.Tx) error) error {
 	return Read(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, f)
 }
 
+// Read runs f in a transaction whose statements are not prepared.
 func Read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, db, options, func(tx pgx.Tx) error {
 		tx = Unprepared{tx}
@@ -186,23 +187,27 @@ func inUTC(v reflect.Value) {
 	}
 }
 
-// Unprepared sends its statements Unprepared, because a pooler between may not support prepared
+// Unprepared sends its statements unprepared, because a pooler between may not support prepared
 // ones. It also never puts values into the SQL, whatever the connection's default is.
 type Unprepared struct{ pgx.Tx }
 
+// Begin begins a savepoint.
 func (u Unprepared) Begin(ctx context.Context) (pgx.Tx, error) {
 	tx, err := u.Tx.Begin(ctx)
 	return Unprepared{tx}, err
 }
 
+// Exec executes a statement.
 func (u Unprepared) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	return u.Tx.Exec(ctx, sql, exec(args)...)
 }
 
+// Query sends a statement that returns rows.
 func (u Unprepared) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	return u.Tx.Query(ctx, sql, exec(args)...)
 }
 
+// QueryRow sends a statement that returns at most one row.
 func (u Unprepared) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return u.Tx.QueryRow(ctx, sql, exec(args)...)
 }

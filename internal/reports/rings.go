@@ -73,8 +73,8 @@ func inSeconds(d *time.Duration) *float64 {
 	return &s
 }
 
-// ahead is how far a frontier may be ahead of the database's clock. One that is further ahead was
-// recorded before the clock went back.
+// ClockAhead is how far a frontier may be ahead of the database's clock. One that is further ahead
+// was recorded before the clock went back.
 const ClockAhead = time.Minute
 
 // frontiersSQL lists the cursors that hold back the retention of the consumers' rings most. Before
