@@ -47,7 +47,7 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 			if of := spanOf(codec.SplitTrace(a.Trace)); of.IsValid() {
 				options = append(options, trace.WithLinks(trace.Link{SpanContext: of}))
 			}
-			ctx, span := r.tracer.Start(ctx, string(a.Kind)+" "+a.Sink, options...)
+			ctx, span := r.tracer.Start(ctx, a.Kind+" "+a.Sink, options...)
 			return context.WithValue(ctx, attemptKey{}, attempt{span, time.Now()})
 		},
 		AttemptEnd: func(ctx context.Context, a outbox.Attempt, result outbox.Result) {
