@@ -71,7 +71,7 @@ var httpRules = []mutant{
 	{rule: "H3 aliases", in: "idempotency", decl: "(*Layer).Handle",
 		old: "headers: l.cfg.Headers", new: "headers: l.cfg.Headers[:1]", test: "TestH3SourcesOfAKey"},
 	{rule: "H5 required", in: "idempotency", decl: "(*servedRequest).serveRequest",
-		old: "!found && !handler.route.KeyOptional", new: "false", test: "TestH5RequestsWithoutAKey"},
+		old: "!found && !handler.route.KeyOptional", new: "!found && false", test: "TestH5RequestsWithoutAKey"},
 	{rule: "H5 steps without a key", in: "idempotency", decl: "(*servedRequest).stepKey",
 		old: `key == ""`, new: "false", test: "TestStepsOfRequestsWithoutAKeyHaveKeysOfTheirOwn"},
 	{rule: "H5 reruns without a key", in: "idempotency", decl: "(*servedRequest).serveUnkeyed",
