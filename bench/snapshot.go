@@ -69,7 +69,7 @@ func pacedSide(length time.Duration, pin bool) side {
 					took = append(took, b.Duration)
 					mu.Unlock()
 				},
-				Retry:  func(r consumer.Retry) { fail(r.Err) },
+				Retry:  func(r consumer.MessageEvent) { fail(r.Err) },
 				Halted: func(h *consumer.HaltError) { fail(h) },
 			}})
 		if err != nil {

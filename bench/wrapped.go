@@ -78,12 +78,12 @@ func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Co
 					drained.Do(func() { close(dry) })
 				}
 			},
-			Retry: func(r consumer.Retry) {
+			Retry: func(r consumer.MessageEvent) {
 				if !parks {
 					fail(r.Err)
 				}
 			},
-			Parked: func(p consumer.Parked) {
+			Parked: func(p consumer.MessageEvent) {
 				if !parks {
 					fail(p.Err)
 				}

@@ -169,7 +169,7 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 		w.aloneLeft = w.c.cfg.BatchSize
 	}
 	if w.c.cfg.Hooks.Owned != nil {
-		w.c.cfg.Hooks.Owned(Owned{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
+		w.c.cfg.Hooks.Owned(PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
 	}
 	return true, nil
 }

@@ -69,7 +69,7 @@ type attempt struct {
 
 	handlerCalled bool // a handler was called
 	done          BatchDone
-	parked        []Parked
+	parked        []MessageEvent
 	blockedKeys   []pgtype.UUID // ordering keys of messages that were parked because an earlier one is
 }
 
@@ -262,7 +262,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 			return h
 		}
 		e.park(tx, m, v)
-		a.parked = append(a.parked, Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err})
+		a.parked = append(a.parked, MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err})
 		if v.reason == parked.Behind {
 			a.blockedKeys = append(a.blockedKeys, v.waitsFor)
 		}

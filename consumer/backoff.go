@@ -9,14 +9,14 @@ import (
 )
 
 // reportLogRetry is reportRetry for failures that keep the partition's log from continuing.
-func (w *applier) reportLogRetry(r Retry, b backoff.BackOff) time.Duration {
+func (w *applier) reportLogRetry(r MessageEvent, b backoff.BackOff) time.Duration {
 	w.state.setTrouble(&w.state.logTrouble, r.Err)
 	w.troubled = true
 	return w.reportRetry(r, b)
 }
 
 // reportRetry reports that something is tried again, and returns the wait before that.
-func (e *engine) reportRetry(r Retry, b backoff.BackOff) time.Duration {
+func (e *engine) reportRetry(r MessageEvent, b backoff.BackOff) time.Duration {
 	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, primary.Wait(r.Err, waitAtLeast(r.Err, b.NextBackOff()))
 	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
 		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
@@ -28,7 +28,7 @@ func (e *engine) reportRetry(r Retry, b backoff.BackOff) time.Duration {
 
 func newBackoff(cfg Config) backoff.BackOff {
 	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(cfg.RetryMin), backoff.WithMaxInterval(cfg.RetryMax),
+		backoff.WithInitialInterval(cfg.Backoff.Min), backoff.WithMaxInterval(cfg.Backoff.Max),
 		backoff.WithMaxElapsedTime(0)) // without end: giving up is decided elsewhere
 }
 

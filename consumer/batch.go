@@ -63,7 +63,7 @@ func (w *applier) handleBatch(ctx, work context.Context, msgs []*Message, next i
 		case h != nil:
 			refused++
 		}
-		if !pace.Sleep(ctx, w.reportLogRetry(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
+		if !pace.Sleep(ctx, w.reportLogRetry(MessageEvent{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
 			return ctx.Err()
 		}
 	}
@@ -114,7 +114,7 @@ func (w *worker) advancePosition(ctx, work context.Context, next int64) error {
 		if err == nil || endsWork(err) {
 			return err
 		}
-		if !pace.Sleep(ctx, w.reportLogRetry(Retry{Offset: w.pos, Err: err}, retry)) {
+		if !pace.Sleep(ctx, w.reportLogRetry(MessageEvent{Offset: w.pos, Err: err}, retry)) {
 			return ctx.Err()
 		}
 	}

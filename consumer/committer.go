@@ -88,7 +88,7 @@ func (c *committer) commitUntilStopped(committed int64) {
 }
 
 func (c *committer) commit(ctx context.Context, offset int64) error {
-	o := OffsetCommit{Topic: c.worker.id.Topic, Partition: c.worker.id.Partition, Offset: offset}
+	o := PartitionEvent{Topic: c.worker.id.Topic, Partition: c.worker.id.Partition, Offset: offset}
 	hooks := &c.worker.c.cfg.Hooks
 	if hooks.OffsetStart != nil {
 		ctx = hooks.OffsetStart(ctx, o)

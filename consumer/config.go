@@ -66,9 +66,11 @@ type Config struct {
 	// themselves: the same id from two customers is then two messages. Defaults to one tenant.
 	Tenant func(*Message) string
 
-	// Start decides where the consumer begins in a partition that has no cursor, if its group has
-	// committed no offset either. Defaults to [StartEarliest].
-	Start Start
+	// StartLatest begins a partition that has no cursor, and whose group has committed no offset
+	// either, at the end of its log: messages that are already in it are not handled. If a topic
+	// gets a new partition later, the consumer reads it from the start of its log all the same,
+	// because its messages came after the decision. Defaults to the start of the log.
+	StartLatest bool
 
 	// OnFailure decides what the consumer does with a message that cannot be applied. Defaults to
 	// [ParkMessage].
@@ -149,15 +151,15 @@ type Config struct {
 	// Defaults to 5.
 	MaxAttempts int
 
-	// RetryMin and RetryMax bound the wait between attempts, which grows exponentially, with
-	// jitter. Default to 100 ms and 10 s.
-	RetryMin, RetryMax time.Duration
+	// Backoff bounds the wait between attempts. Min defaults to 100 ms, Max to 10 s.
+	Backoff dedupe.Backoff
 
-	// MessageTimeout bounds one call of a message handler. BatchTimeout bounds all handlers of one
-	// transaction together, or one call of a batch handler; it must not be below MessageTimeout.
-	// When the time is up, the handler's context ends, which counts as its failure. Default to 30 s
-	// (BatchTimeout if that is shorter) and to 60 s (MessageTimeout if that is longer).
-	MessageTimeout, BatchTimeout time.Duration
+	// HandlerTimeout bounds one call of a handler of one message. BatchTimeout bounds all handlers
+	// of one transaction together, or one call of a batch handler; it must not be below
+	// HandlerTimeout. When the time is up, the handler's context ends, which counts as its failure.
+	// Default to 30 s (BatchTimeout if that is shorter) and to 60 s (HandlerTimeout if that is
+	// longer).
+	HandlerTimeout, BatchTimeout time.Duration
 
 	// HangTimeout is how long a handler may run after its context has ended. Then the consumer cuts
 	// its connection and continues without it: see [ErrHandlerHung]. Defaults to 5 s.
@@ -222,13 +224,13 @@ func (c Config) withDefaults() Config {
 	num(&c.Concurrency, 1)
 	num(&c.Window, 10*c.BatchSize*c.Concurrency)
 	def(&c.Linger, 5*time.Millisecond)
-	def(&c.RetryMin, 100*time.Millisecond)
-	def(&c.RetryMax, 10*time.Second)
-	if c.MessageTimeout == 0 && c.BatchTimeout > 0 {
-		c.MessageTimeout = min(30*time.Second, c.BatchTimeout)
+	def(&c.Backoff.Min, 100*time.Millisecond)
+	def(&c.Backoff.Max, 10*time.Second)
+	if c.HandlerTimeout == 0 && c.BatchTimeout > 0 {
+		c.HandlerTimeout = min(30*time.Second, c.BatchTimeout)
 	}
-	def(&c.MessageTimeout, 30*time.Second)
-	def(&c.BatchTimeout, max(60*time.Second, c.MessageTimeout))
+	def(&c.HandlerTimeout, 30*time.Second)
+	def(&c.BatchTimeout, max(60*time.Second, c.HandlerTimeout))
 	def(&c.HangTimeout, 5*time.Second)
 	def(&c.Timeouts.Lock, 5*time.Second)
 	def(&c.Timeouts.Statement, 30*time.Second)
@@ -244,18 +246,6 @@ func (c Config) withDefaults() Config {
 // maxConcurrency is the most transactions of one partition at once: more than any server has
 // connections to spare for.
 const maxConcurrency = 256
-
-// Start decides where a partition begins that has neither a cursor nor a committed offset.
-type Start int
-
-// Starts. If a topic gets a new partition later, the consumer reads it from the start of its log
-// with either choice, because its messages came after the decision.
-const (
-	// StartEarliest begins at the start of the log.
-	StartEarliest Start = iota
-	// StartLatest begins at the end of the log: messages that are already in it are not handled.
-	StartLatest
-)
 
 // FailurePolicy decides what the consumer does with a message that cannot be applied. That is a
 // message whose handler returns [Permanent] or fails at each of MaxAttempts attempts, whose
@@ -316,9 +306,6 @@ func (c Config) faults(events bool) error {
 	if c.CopiesWithin > 0 && (c.CopiesWithin < time.Second || c.Key == nil) {
 		l.Add("CopiesWithin", "is %v: must be at least a second, or 0 for not declared, and needs Key", c.CopiesWithin)
 	}
-	if c.Start != StartEarliest && c.Start != StartLatest {
-		l.Add("Start", "is %d: must be StartEarliest or StartLatest", c.Start)
-	}
 	for i, m := range c.Middleware {
 		if m == nil {
 			l.Add("Middleware", "has nil at index %d", i)
@@ -335,14 +322,14 @@ func (c Config) faults(events bool) error {
 	if w.Concurrency > maxConcurrency {
 		l.Add("Concurrency", "is %d: must not be above %d", w.Concurrency, maxConcurrency)
 	}
-	if w.Window < w.Concurrency {
+	if w.Window < w.Concurrency && c.BatchSize >= 0 { // else its default is wrong only because of that
 		l.Add("Window", "is %d: must not be below Concurrency, %d", w.Window, w.Concurrency)
 	}
-	if w.RetryMin > w.RetryMax {
-		l.Add("RetryMax", "is %v: must not be below RetryMin, %v", w.RetryMax, w.RetryMin)
+	if w.Backoff.Min > w.Backoff.Max {
+		l.Add("Backoff.Max", "is %v: must not be below Backoff.Min, %v", w.Backoff.Max, w.Backoff.Min)
 	}
-	if w.MessageTimeout > w.BatchTimeout {
-		l.Add("BatchTimeout", "is %v: must not be below MessageTimeout, %v, which it would cut short", w.BatchTimeout, w.MessageTimeout)
+	if w.HandlerTimeout > w.BatchTimeout {
+		l.Add("BatchTimeout", "is %v: must not be below HandlerTimeout, %v, which it would cut short", w.BatchTimeout, w.HandlerTimeout)
 	}
 	return l.Err()
 }

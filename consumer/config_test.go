@@ -20,9 +20,9 @@ import (
 func TestEveryFaultOfAConfigIsNamed(t *testing.T) {
 	t.Parallel()
 	_, err := consumer.New((*pgxpool.Pool)(nil), nil, consumer.Handler(nil), consumer.Config{
-		BatchSize: -1, Linger: -time.Second, RetryMin: time.Minute, RetryMax: time.Second, Timeouts: dedupe.Timeouts{Lock: time.Microsecond},
+		BatchSize: -1, Linger: -time.Second, Backoff: dedupe.Backoff{Min: time.Minute, Max: time.Second}, Timeouts: dedupe.Timeouts{Lock: time.Microsecond},
 	})
-	for _, want := range []string{"pool:", "source:", "handler:", "Config.Scope:", "Config.Key:", "Config.BatchSize:", "Config.Linger:", "Config.RetryMax:", "Config.Timeouts.Lock:"} {
+	for _, want := range []string{"pool:", "source:", "handler:", "Config.Scope:", "Config.Key:", "Config.BatchSize:", "Config.Linger:", "Config.Backoff.Max:", "Config.Timeouts.Lock:"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s in:\n%v", want, err)
 		}

@@ -131,7 +131,7 @@ func (c *Consumer) parkedKind() string {
 // Run consumes until ctx is done. Then it takes no more messages, lets the current batch of each
 // partition finish (its context ends after DrainTimeout), commits offsets, leaves the group and
 // returns nil. By then nothing of it is running. If a handler does not return within HangTimeout
-// after its context has ended, Run abandons it and returns [ErrHandlerStuck].
+// after its context has ended, Run abandons it and returns [ErrHandlerHung].
 //
 // Any other error is one that a restart alone may not repair. For example, the first connection
 // failed, the schema does not fit, or the topic does not exist.

@@ -107,8 +107,7 @@ func ExampleFailurePolicy() {
 		Key:   consumer.HeaderKey("message-id"),
 		// By the record key, unless Config.OrderingKey says otherwise.
 		OnFailure: consumer.ParkOrderingKey,
-		RetryMin:  10 * time.Millisecond,
-		RetryMax:  50 * time.Millisecond,
+		Backoff:   dedupe.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond},
 	})
 	if err != nil {
 		panic(err)

@@ -52,7 +52,7 @@ func ExampleRouter() {
 		SKU string `json:"sku"`
 	}
 	routes := consumer.Router{
-		By: consumer.ByHeader("event-type"),
+		By: consumer.HeaderKey("event-type"),
 		Handlers: map[string]consumer.Handler{
 			"placed": consumer.JSON(func(_ context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
 				tx.Queue(`update stock set held = held + 1 where sku = $1`, o.SKU)

@@ -75,7 +75,7 @@ func (w *applier) handleAlone(ctx, work context.Context, m *Message, next int64)
 			err = w.haltBlocked(m, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
 		}
 		exclusive = exclusive || h != nil && sqlState(h.failed) == codeCrashShutdown
-		if endsWork(err) || ctx.Err() != nil || !pace.Sleep(ctx, w.reportLogRetry(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
+		if endsWork(err) || ctx.Err() != nil || !pace.Sleep(ctx, w.reportLogRetry(MessageEvent{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
 			if owed > 0 {
 				w.takeBackAttempt(m.Offset)
 			}

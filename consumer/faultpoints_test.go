@@ -56,7 +56,7 @@ func playPoints(db string, cfg consumer.Config) error {
 	hole := sync.OnceFunc(func() { close(tail) })
 	var lost, drained atomic.Bool
 	cfg.MaxAttempts, cfg.DrainTimeout = 5, 100*time.Millisecond
-	cfg.Hooks.Released = func(r consumer.Released) {
+	cfg.Hooks.Released = func(r consumer.PartitionEvent) {
 		if r.Err != nil {
 			lost.Store(true)
 			end()

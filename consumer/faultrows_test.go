@@ -246,13 +246,13 @@ var handlerRows = []row{
 		f.misbehaves(exhausted, func(context.Context, consumer.Tx, *consumer.Message) error {
 			<-release
 			return nil
-		}, func(f *faults) { f.cfg.MessageTimeout, f.cfg.HangTimeout = 50*time.Millisecond, 20*time.Millisecond })
+		}, func(f *faults) { f.cfg.HandlerTimeout, f.cfg.HangTimeout = 50*time.Millisecond, 20*time.Millisecond })
 	}},
 	{"handler", "hang: until its context ends", func(f *faults) {
 		f.misbehaves(exhausted, func(ctx context.Context, _ consumer.Tx, _ *consumer.Message) error {
 			<-ctx.Done()
 			return ctx.Err()
-		}, func(f *faults) { f.cfg.MessageTimeout = 30 * time.Millisecond })
+		}, func(f *faults) { f.cfg.HandlerTimeout = 30 * time.Millisecond })
 	}},
 	{"handler", "hang: in a statement", func(f *faults) {
 		f.misbehaves(exhausted, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
@@ -291,7 +291,7 @@ var handlerRows = []row{
 			case err := <-ended: // on a slow machine the time may be over before it begins
 				return err
 			}
-		}, func(f *faults) { f.cfg.MessageTimeout = 50 * time.Millisecond })
+		}, func(f *faults) { f.cfg.HandlerTimeout = 50 * time.Millisecond })
 	}},
 	{"handler", "transaction of an earlier message", func(f *faults) {
 		var kept consumer.Tx
@@ -526,7 +526,7 @@ func (f *faults) switchesOver() {
 	refused := func() bool {
 		f.rig.mu.Lock()
 		defer f.rig.mu.Unlock()
-		return slices.ContainsFunc(f.tries, func(r consumer.Retry) bool { return guard.SQLState(r.Err) == "25006" })
+		return slices.ContainsFunc(f.tries, func(r consumer.MessageEvent) bool { return guard.SQLState(r.Err) == "25006" })
 	}
 	until(f.t, "the standby to refuse a write", refused)
 	s.End(pool)

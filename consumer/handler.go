@@ -19,17 +19,14 @@ import (
 
 // Errors of handlers that do not behave.
 var (
-	// ErrHandlerTimeout is the error of a handler whose context ended because Config.MessageTimeout
+	// ErrHandlerTimeout is the error of a handler whose context ended because Config.HandlerTimeout
 	// or Config.BatchTimeout had passed.
 	ErrHandlerTimeout = errors.New("handler took too long")
 
 	// ErrHandlerHung is the error of a handler that did not return within Config.HangTimeout after
-	// the end of its context.
+	// the end of its context. Run and Live return it too while such a handler is still running.
 	ErrHandlerHung = errors.New("handler does not return although its context has ended")
-
-	// ErrHandlerStuck is what Run and Healthy return while such a handler is still running.
-	ErrHandlerStuck = errors.New("a handler is stuck")
-	errGoexit       = errors.New("handler called runtime.Goexit (testing's FailNow does)")
+	errGoexit      = errors.New("handler called runtime.Goexit (testing's FailNow does)")
 )
 
 // handlerRun is the handlers' part of one transaction. The handlers run in a goroutine of their
@@ -126,7 +123,7 @@ func (e *engine) runHandlers(work context.Context, tx *guard.Tx, msgs []*Message
 		}
 	}()
 
-	bound := time.NewTimer(min(cfg.MessageTimeout, cfg.BatchTimeout))
+	bound := time.NewTimer(min(cfg.HandlerTimeout, cfg.BatchTimeout))
 	defer bound.Stop()
 	for h.timeoutErr == nil && ctx.Err() == nil {
 		select {
@@ -139,10 +136,10 @@ func (e *engine) runHandlers(work context.Context, tx *guard.Tx, msgs []*Message
 			switch {
 			case all >= cfg.BatchTimeout:
 				h.timeoutErr = fmt.Errorf("%w: the transaction's handlers ran for Config.BatchTimeout, %v", ErrHandlerTimeout, cfg.BatchTimeout)
-			case e.c.batch == nil && one >= cfg.MessageTimeout:
-				h.timeoutErr = fmt.Errorf("%w: Config.MessageTimeout is %v", ErrHandlerTimeout, cfg.MessageTimeout)
+			case e.c.batch == nil && one >= cfg.HandlerTimeout:
+				h.timeoutErr = fmt.Errorf("%w: Config.HandlerTimeout is %v", ErrHandlerTimeout, cfg.HandlerTimeout)
 			case e.c.batch == nil:
-				bound.Reset(min(cfg.BatchTimeout-all, cfg.MessageTimeout-one))
+				bound.Reset(min(cfg.BatchTimeout-all, cfg.HandlerTimeout-one))
 			default:
 				bound.Reset(cfg.BatchTimeout - all)
 			}
@@ -338,7 +335,7 @@ func (e *engine) reportHung(work context.Context, h *handlerRun) error {
 		at = int(h.current.Load())
 	}
 	m := h.msgs[at]
-	e.c.countStuck(h, Hung{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Stack: h.stack})
+	e.c.countStuck(h, MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Stack: h.stack})
 	if work.Err() != nil {
 		return context.Cause(work)
 	}
@@ -350,7 +347,7 @@ func (e *engine) reportHung(work context.Context, h *handlerRun) error {
 }
 
 // countStuck counts an abandoned handler for as long as it runs.
-func (c *Consumer) countStuck(h *handlerRun, report Hung) {
+func (c *Consumer) countStuck(h *handlerRun, report MessageEvent) {
 	c.stuck.Add(1)
 	go func() {
 		<-h.done

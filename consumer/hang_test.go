@@ -21,7 +21,7 @@ import (
 // ever, meet the bounds.
 func impatient() consumer.Config {
 	cfg := testConfig()
-	cfg.MessageTimeout, cfg.BatchTimeout, cfg.HangTimeout = 300*time.Millisecond, 20*time.Second, 100*time.Millisecond
+	cfg.HandlerTimeout, cfg.BatchTimeout, cfg.HangTimeout = 300*time.Millisecond, 20*time.Second, 100*time.Millisecond
 	cfg.MaxAttempts = 2
 	return cfg
 }
@@ -67,7 +67,7 @@ func TestD1DeadlineIsHeldAgainstItsMessage(t *testing.T) {
 			if got := fmt.Sprint(r.reasons()); got != "map[7:exhausted]" || alone.Load() != 2 {
 				t.Errorf("parked: %s after %d attempts", got, alone.Load())
 			}
-			if n := r.count(`select count(*) from onlyonce.parked where error like 'handler took too long%MessageTimeout%'`); n != 1 {
+			if n := r.count(`select count(*) from onlyonce.parked where error like 'handler took too long%HandlerTimeout%'`); n != 1 {
 				t.Error("the parked message does not say that its handler took too long")
 			}
 			until(t, "no statement is left running", func() bool {
@@ -88,7 +88,7 @@ func TestD1BatchTimeout(t *testing.T) {
 		values := r.numbered(0, 30)
 		cfg := impatient()
 		// One message has no more time than the batch.
-		cfg.MessageTimeout, cfg.BatchTimeout = 0, 300*time.Millisecond
+		cfg.HandlerTimeout, cfg.BatchTimeout = 0, 300*time.Millisecond
 		stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if m.Offset == 7 {
 				<-ctx.Done()
@@ -249,12 +249,12 @@ func TestStuckHandlerIsTold(t *testing.T) {
 			go func() { ended <- c.Run(ctx) }()
 			// The others wait for sync.Once too, and hang with it, until the first is released.
 			until(t, "a hang", func() bool { return c.Healthy() != nil })
-			if err := c.Healthy(); !errors.Is(err, consumer.ErrHandlerStuck) {
+			if err := c.Healthy(); !errors.Is(err, consumer.ErrHandlerHung) {
 				t.Errorf("healthy: %v", err)
 			}
 			if !released {
 				cancel()
-				if err := <-ended; !errors.Is(err, consumer.ErrHandlerStuck) {
+				if err := <-ended; !errors.Is(err, consumer.ErrHandlerHung) {
 					t.Errorf("Run: %v", err)
 				}
 				close(release)
@@ -299,7 +299,7 @@ func TestDrainLeavesAHungHandler(t *testing.T) {
 	go func() { ended <- c.Run(ctx) }()
 	pgtest.Receive(t, patience, "the handler is entered", entered)
 	cancel()
-	if err := pgtest.Receive(t, patience, "Run ends", ended); !errors.Is(err, consumer.ErrHandlerStuck) {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); !errors.Is(err, consumer.ErrHandlerHung) {
 		t.Errorf("Run: %v", err)
 	}
 	close(release)

@@ -103,11 +103,11 @@ func (c *Consumer) Ready() error {
 	return nil
 }
 
-// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while an abandoned
+// Live is for a liveness probe. It returns an error that wraps [ErrHandlerHung] while an abandoned
 // handler is still running. The handler's goroutine is lost, and only a restart frees it.
 func (c *Consumer) Live() error {
 	if n := c.stuck.Load(); n > 0 {
-		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)
+		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerHung, n, c.cfg.HangTimeout)
 	}
 	return nil
 }

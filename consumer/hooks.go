@@ -21,8 +21,8 @@ import (
 // messages that it gets after it has returned.
 type Hooks struct {
 	// FetchStart and FetchEnd enclose one fetch, which may wait for records.
-	FetchStart func(ctx context.Context, f FetchStart) context.Context
-	FetchEnd   func(ctx context.Context, f FetchEnd)
+	FetchStart func(ctx context.Context, f Fetch) context.Context
+	FetchEnd   func(ctx context.Context, f Fetch)
 	// AttemptStart and AttemptEnd enclose one transaction, including the runs that follow at once
 	// after a serialization failure. The handlers' contexts derive from Start's. In AttemptEnd, err
 	// is nil if the transaction committed.
@@ -43,77 +43,65 @@ type Hooks struct {
 
 	// OffsetStart and OffsetEnd enclose the commit of an offset to Kafka, some time after the
 	// commit in the database.
-	OffsetStart func(ctx context.Context, o OffsetCommit) context.Context
-	OffsetEnd   func(ctx context.Context, o OffsetCommit, err error)
+	OffsetStart func(ctx context.Context, o PartitionEvent) context.Context
+	OffsetEnd   func(ctx context.Context, o PartitionEvent, err error)
 
 	// Batch is called after each committed transaction of messages from the log.
 	Batch func(BatchDone)
 
 	// Retry is called when something has failed and will be tried again.
-	Retry func(Retry)
+	Retry func(MessageEvent)
 
 	// Parked is called for each parked message, after the commit. It is called again if a message
 	// was retried from the database and is then left to an operator.
-	Parked func(Parked)
+	Parked func(MessageEvent)
 
 	// Resolved is called for each parked message that was applied later, after the commit.
-	Resolved func(Resolved)
+	Resolved func(MessageEvent)
 
 	// Hung is called if a handler does not return although its context has ended. Its connection is
 	// cut, and the partition continues without it.
-	Hung func(Hung)
+	Hung func(MessageEvent)
 
 	// Halted is called when a partition halts, and each time it is found still halted.
 	Halted func(*HaltError)
 
 	// Paused is called when a partition stops because an operator paused it.
-	Paused func(Paused)
+	Paused func(PartitionEvent)
 
 	// WindowFull is called when a partition whose transactions run side by side
 	// (Config.Concurrency) waits for one message, because it has read Config.Window messages above
 	// it. It is called once for each such message.
-	WindowFull func(WindowFull)
+	WindowFull func(MessageEvent)
 
 	// Owned is called when this process has taken over a partition, with the position from which it
 	// starts.
-	Owned func(Owned)
+	Owned func(PartitionEvent)
 
 	// Released is called when this process has given up a partition.
-	Released func(Released)
+	Released func(PartitionEvent)
 
 	// OffsetIgnored is called if another program committed the offset in Kafka, for example
 	// kafka-consumer-groups. Such an offset changes nothing.
-	OffsetIgnored func(OffsetIgnored)
+	OffsetIgnored func(PartitionEvent)
 
 	// Repartitioned is called if a topic has more partitions than when this scope began to read it.
 	// Messages with the same ordering key may then be in two partitions: order holds before the
 	// change and after it, but not across it.
-	Repartitioned func(Repartitioned)
+	Repartitioned func(PartitionEvent)
 }
 
-// FetchStart describes a fetch that begins.
-type FetchStart struct {
-	Topic     string
-	Partition int32
-	From      int64
-}
-
-// FetchEnd describes the result of a fetch.
-type FetchEnd struct {
-	FetchStart
+// Fetch describes a fetch. FetchStart gets its first three fields.
+type Fetch struct {
+	Topic         string
+	Partition     int32
+	From          int64
 	Messages      int
 	Bytes         int // what the messages count against Config.PrefetchBytes
 	Next          int64
 	HighWatermark int64
-	LastStable    int64 // last stable offset: see Fetched
+	LastStable    int64 // last stable offset
 	Err           error
-}
-
-// OffsetCommit describes an offset that is committed to Kafka.
-type OffsetCommit struct {
-	Topic     string
-	Partition int32
-	Offset    int64
 }
 
 // BatchDone describes one transaction. If COMMIT's answer was lost and the consumer found out later
@@ -135,91 +123,55 @@ type BatchDone struct {
 	Duration   time.Duration
 }
 
-// Retry describes a failure.
-type Retry struct {
+// MessageEvent describes an event of a message, or of several from Offset on.
+type MessageEvent struct {
 	Topic     string
 	Partition int32
-	Offset    int64 // first offset of what is tried again, -1 if the failure concerns none
-	Messages  int
-	// Attempt counts attempts of a message that is alone. It is 0 in a batch, or if the fault is
-	// not the message's.
+	Offset    int64 // -1 if a Retry concerns no message
+	Err       error // why it is tried again, or was parked
+
+	// Of a Retry: how many messages are tried again, after which wait. Parked means that it is
+	// retried from the database, and only its ordering key waits.
+	Messages int
+	Wait     time.Duration
+	Parked   bool
+
+	// Attempt counts attempts of a message that is alone, for Retry and Resolved. It is 0 in a
+	// batch, or if the fault is not the message's.
 	Attempt int
-	Parked  bool // it is retried from the database, and only its ordering key waits
-	Wait    time.Duration
-	Err     error
+
+	// Of a message that was parked: failed, permanent, exhausted, crashed, behind, conflict, no-key
+	// or too-old; and retrying, blocked or waiting (for an operator).
+	Reason, State string
+
+	// Duplicate means that a resolved message was a copy of an applied one: its handler did not
+	// run.
+	Duplicate bool
+
+	// Stack is that of a hung handler's goroutine, in the format of runtime.Stack.
+	Stack string
+
+	// Blocked is what a full window waits for.
+	Blocked *BlockedBy
 }
 
-// Parked describes a message that was set aside.
-type Parked struct {
-	Topic     string
-	Partition int32
-	Offset    int64
-	Reason    string // failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old
-	State     string // retrying, blocked or waiting (for an operator)
-	Err       error
-}
-
-// Resolved describes a parked message that was applied.
-type Resolved struct {
-	Topic     string
-	Partition int32
-	Offset    int64
-	Attempts  int
-	Duplicate bool // it was a copy of an applied message: its handler did not run
-}
-
-// Hung describes a handler that does not return.
-type Hung struct {
-	Topic     string
-	Partition int32
-	Offset    int64  // of the message, or of the first one in the batch
-	Stack     string // of the handler's goroutine, in the format of runtime.Stack
-}
-
-// Paused describes a partition that an operator paused.
-type Paused struct {
+// PartitionEvent describes an event of a partition.
+type PartitionEvent struct {
 	Topic     string
 	Partition int32
 	Position  int64
-}
+	Err       error // of Released: source.ErrOwnershipLost if it was taken away
 
-// WindowFull describes a message that a partition waits for.
-type WindowFull struct {
-	Topic     string
-	Partition int32
-	BlockedBy // the message
-}
+	// Of Owned: the lease's epoch, and whether the previous owner released the partition cleanly.
+	Epoch int64
+	Clean bool
 
-// Owned describes a partition that this process has taken over.
-type Owned struct {
-	Topic     string
-	Partition int32
-	Position  int64
-	Epoch     int64
-	Clean     bool // the previous owner released it cleanly
-}
+	// Offset is the one in Kafka: that is committed there, or that another program wrote. Metadata
+	// is that program's. To handle messages again use `onlyonce replay`.
+	Offset   int64
+	Metadata string
 
-// Released describes a partition that this process no longer owns.
-type Released struct {
-	Topic     string
-	Partition int32
-	Position  int64
-	Err       error // ErrOwnershipLost if it was taken away
-}
-
-// OffsetIgnored describes an offset that another program wrote to Kafka. To handle messages again
-// use `onlyonce replay`.
-type OffsetIgnored struct {
-	Topic     string
-	Partition int32
-	Offset    int64 // in Kafka
-	Metadata  string
-	Position  int64 // in the database, which counts
-}
-
-// Repartitioned describes a topic whose number of partitions has grown, from Was to Is.
-type Repartitioned struct {
-	Topic   string
+	// Was and Is are the numbers of partitions of a topic that was Repartitioned.
 	Was, Is int32
 }
 
@@ -247,7 +199,7 @@ func (c *Consumer) emitCommitted(a *attempt) {
 	}
 }
 
-func (c *Consumer) emitParked(p Parked) {
+func (c *Consumer) emitParked(p MessageEvent) {
 	c.cfg.Logger.Warn("onlyonce: message parked", "scope", c.cfg.Scope, "topic", p.Topic, "partition", p.Partition,
 		"offset", p.Offset, "reason", p.Reason, "state", p.State, "error", p.Err)
 	if c.cfg.Hooks.Parked != nil {
@@ -261,6 +213,6 @@ func (c *Consumer) emitResolved(a *attempt, row *parkedRow) {
 	c.cfg.Logger.Info("onlyonce: parked message resolved", "scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition,
 		"offset", m.Offset, "attempts", row.attempt)
 	if c.cfg.Hooks.Resolved != nil {
-		c.cfg.Hooks.Resolved(Resolved{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Attempts: row.attempt, Duplicate: a.done.Duplicates > 0})
+		c.cfg.Hooks.Resolved(MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
 	}
 }

@@ -45,8 +45,8 @@ func TestHooksComeInPairs(t *testing.T) {
 	r.cutting()
 	cfg := impatient()
 	cfg.Hooks = consumer.Hooks{
-		FetchStart: func(ctx context.Context, _ consumer.FetchStart) context.Context { return begin(ctx, "fetch") },
-		FetchEnd:   func(ctx context.Context, _ consumer.FetchEnd) { end(ctx, "fetch") },
+		FetchStart: func(ctx context.Context, _ consumer.Fetch) context.Context { return begin(ctx, "fetch") },
+		FetchEnd:   func(ctx context.Context, _ consumer.Fetch) { end(ctx, "fetch") },
 		AttemptStart: func(ctx context.Context, a consumer.BatchDone) context.Context {
 			if a.Handled+a.Duplicates+a.Parked > 0 {
 				t.Errorf("an attempt that begins has done something: %+v", a)
@@ -70,8 +70,8 @@ func TestHooksComeInPairs(t *testing.T) {
 			}
 			end(ctx, "handle")
 		},
-		OffsetStart: func(ctx context.Context, _ consumer.OffsetCommit) context.Context { return begin(ctx, "offset") },
-		OffsetEnd:   func(ctx context.Context, _ consumer.OffsetCommit, _ error) { end(ctx, "offset") },
+		OffsetStart: func(ctx context.Context, _ consumer.PartitionEvent) context.Context { return begin(ctx, "offset") },
+		OffsetEnd:   func(ctx context.Context, _ consumer.PartitionEvent, _ error) { end(ctx, "offset") },
 	}
 	cfg.Middleware = []consumer.Middleware{func(ctx context.Context, _ consumer.Tx, _ []*consumer.Message, next func(context.Context) error) error {
 		for _, outer := range []string{"attempt", "handle"} {

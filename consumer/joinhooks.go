@@ -12,7 +12,7 @@ import (
 // own Start returned. The other hooks of h are called before b's. If a hook panics, the other one
 // of that event may not be called.
 func (h Hooks) Join(b Hooks) Hooks {
-	fetch := hook.JoinPair(hook.Pair[FetchStart, FetchEnd]{Start: h.FetchStart, End: h.FetchEnd}, hook.Pair[FetchStart, FetchEnd]{Start: b.FetchStart, End: b.FetchEnd})
+	fetch := hook.JoinPair(hook.Pair[Fetch, Fetch]{Start: h.FetchStart, End: h.FetchEnd}, hook.Pair[Fetch, Fetch]{Start: b.FetchStart, End: b.FetchEnd})
 	attempt := joinSteps(h.AttemptStart, h.AttemptEnd, b.AttemptStart, b.AttemptEnd)
 	handle := joinSteps(h.HandleStart, h.HandleEnd, b.HandleStart, b.HandleEnd)
 	batch := joinSteps(h.HandleBatchStart, h.HandleBatchEnd, b.HandleBatchStart, b.HandleBatchEnd)

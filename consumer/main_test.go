@@ -66,10 +66,10 @@ type rig struct {
 	mu     sync.Mutex
 	seen   []string // values that the handler was called with
 	events []consumer.BatchDone
-	parked []consumer.Parked
+	parked []consumer.MessageEvent
 	halts  []*consumer.HaltError
-	tries  []consumer.Retry
-	hangs  []consumer.Hung
+	tries  []consumer.MessageEvent
+	hangs  []consumer.MessageEvent
 
 	consumer *consumer.Consumer // the last one that was started
 }
@@ -110,7 +110,7 @@ func queued(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 func testConfig() consumer.Config {
 	return consumer.Config{
 		Scope: "stock", Key: consumer.HeaderKey("message-id"),
-		BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 3, RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond,
+		BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 3, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond},
 		Timeouts: dedupe.Timeouts{Lock: 2 * time.Second}, DrainTimeout: 5 * time.Second,
 	}
 }
@@ -152,10 +152,10 @@ func (r *rig) startBatch(h consumer.BatchHandler, cfg consumer.Config) (stop fun
 // hooks adds to a test's own hooks those that take notes.
 func (r *rig) hooks(h consumer.Hooks) consumer.Hooks {
 	h.Batch = func(e consumer.BatchDone) { r.mu.Lock(); defer r.mu.Unlock(); r.events = append(r.events, e) }
-	h.Parked = func(e consumer.Parked) { r.mu.Lock(); defer r.mu.Unlock(); r.parked = append(r.parked, e) }
+	h.Parked = func(e consumer.MessageEvent) { r.mu.Lock(); defer r.mu.Unlock(); r.parked = append(r.parked, e) }
 	h.Halted = func(e *consumer.HaltError) { r.mu.Lock(); defer r.mu.Unlock(); r.halts = append(r.halts, e) }
-	h.Hung = func(e consumer.Hung) { r.mu.Lock(); defer r.mu.Unlock(); r.hangs = append(r.hangs, e) }
-	h.Retry = func(e consumer.Retry) {
+	h.Hung = func(e consumer.MessageEvent) { r.mu.Lock(); defer r.mu.Unlock(); r.hangs = append(r.hangs, e) }
+	h.Retry = func(e consumer.MessageEvent) {
 		r.t.Logf("retry: offset %d, attempt %d: %.200v", e.Offset, e.Attempt, e.Err)
 		r.mu.Lock()
 		defer r.mu.Unlock()

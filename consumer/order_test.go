@@ -475,7 +475,7 @@ func TestT9DueTimeOfTheFuture(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.OnFailure, cfg.RetryMin, cfg.RetryMax, cfg.MaxAttempts = consumer.ParkOrderingKey, time.Hour, time.Hour, 10
+	cfg.OnFailure, cfg.Backoff.Min, cfg.Backoff.Max, cfg.MaxAttempts = consumer.ParkOrderingKey, time.Hour, time.Hour, 10
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{id("a-1")}})
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-2"), Headers: []consumer.Header{id("a-2")}})
 	var well atomic.Bool

@@ -40,7 +40,7 @@ func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
 		w.releaseCursor()
 		c.partitions.remove(w.state)
 		if c.cfg.Hooks.Released != nil && w.cur != nil {
-			c.cfg.Hooks.Released(Released{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Err: err})
+			c.cfg.Hooks.Released(PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Err: err})
 		}
 	}()
 	retry := newBackoff(c.cfg)
@@ -83,7 +83,7 @@ func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
 			}
 		default:
 			w.state.setTrouble(&w.state.reachTrouble, err)
-			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
+			wait = w.reportRetry(MessageEvent{Offset: w.pos, Err: err}, retry)
 		}
 		if !pace.Sleep(ctx, wait) {
 			return nil

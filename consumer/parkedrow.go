@@ -84,7 +84,7 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	var topicID pgtype.UUID
 	m := row.m
 	err := r.c.pool.QueryRow(ctx, takeParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
-		r.c.cfg.RetryMax.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
+		r.c.cfg.Backoff.Max.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
 		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.eventID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
@@ -191,7 +191,7 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 		if row.reason == parked.Conflict || row.reason == parked.NoKey {
 			reason = row.reason // which the row keeps, too
 		}
-		r.c.emitParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: reason, State: state, Err: v.err})
+		r.c.emitParked(MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: reason, State: state, Err: v.err})
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Iden
 }
 
 func fetchOnce(ctx context.Context, hooks *Hooks, id source.Identity, p partition, from int64, most int) (got fetched, err error) {
-	start := FetchStart{Topic: id.Topic, Partition: id.Partition, From: from}
+	start := Fetch{Topic: id.Topic, Partition: id.Partition, From: from}
 	if hooks.FetchStart != nil {
 		ctx = hooks.FetchStart(ctx, start)
 	}
@@ -73,7 +73,7 @@ func fetchOnce(ctx context.Context, hooks *Hooks, id source.Identity, p partitio
 		err = fault.Point(fault.Fetched)
 	}
 	if hooks.FetchEnd != nil {
-		hooks.FetchEnd(ctx, FetchEnd{FetchStart: start, Messages: len(got.Messages), Bytes: int(bytesOf(got.Messages)), Next: got.Next,
+		hooks.FetchEnd(ctx, Fetch{Topic: start.Topic, Partition: start.Partition, From: from, Messages: len(got.Messages), Bytes: int(bytesOf(got.Messages)), Next: got.Next,
 			HighWatermark: got.HighWatermark, LastStable: got.LastStable, Err: err})
 	}
 	return got, err

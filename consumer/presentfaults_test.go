@@ -34,7 +34,7 @@ func TestS3PresentFaults(t *testing.T) {
 	r.src.OnFetch = func(int32, int64) error { return failing(&away) }
 	src := &joining{Source: r.src}
 	cfg := testConfig()
-	cfg.MaxAttempts, cfg.RetryMax = 1<<30, 100*time.Millisecond
+	cfg.MaxAttempts, cfg.Backoff.Max = 1<<30, 100*time.Millisecond
 	cfg.Timeouts = dedupe.Timeouts{Lock: time.Second, Statement: time.Second}
 	handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if err := failing(&fails); err != nil {

@@ -76,7 +76,7 @@ func (r *retrier) retryUntilDone(ctx, work context.Context) error {
 			return err
 		case err != nil && ctx.Err() == nil:
 			r.state.setTrouble(&r.state.parkedTrouble, err)
-			wait = r.reportRetry(Retry{Offset: -1, Err: err}, retry)
+			wait = r.reportRetry(MessageEvent{Offset: -1, Err: err}, retry)
 		case answered:
 			r.state.clearTrouble(&r.state.parkedTrouble)
 			retry.Reset()
@@ -166,8 +166,8 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 	}
 	defer leave()
 	row, err := r.takeRow(ctx)
-	if row == nil && err == nil && time.Since(r.ownedSince) > r.c.cfg.RetryMax+time.Second {
-		// takeParkedSQL makes a row due after RetryMax: all that were under way have been tried.
+	if row == nil && err == nil && time.Since(r.ownedSince) > r.c.cfg.Backoff.Max+time.Second {
+		// takeParkedSQL makes a row due after Backoff.Max: all that were under way have been tried.
 		r.retryAlone = false
 	}
 	if err != nil || row == nil {
@@ -214,7 +214,7 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 		return true, r.giveUp(row, &disposition{reason: givenUpReason(f), err: f.err})
 	}
 	v := &disposition{reason: parked.Failed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.attempt))}
-	r.reportRetry(Retry{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
+	r.reportRetry(MessageEvent{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
 	return true, r.recordFailure(row, v, 0)
 }
 
@@ -236,8 +236,8 @@ func (r *retrier) giveUp(row *parkedRow, v *disposition) error {
 	return r.recordFailure(row, v, 0)
 }
 
-// longestWait is how far ahead a due time can be: the policy's waits are random around RetryMax,
+// longestWait is how far ahead a due time can be: the policy's waits are random around Backoff.Max,
 // and a handler may ask for maxRetryAfter.
 func (c *Consumer) longestWait() time.Duration {
-	return max(2*c.cfg.RetryMax, maxRetryAfter+time.Minute)
+	return max(2*c.cfg.Backoff.Max, maxRetryAfter+time.Minute)
 }

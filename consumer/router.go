@@ -2,38 +2,14 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
-
-	"github.com/onlyonce/onlyonce/internal/jsonpointer"
 )
-
-// Selector returns the type of a message, for a [Router].
-type Selector func(*Message) (string, error)
-
-// ByTopic is a Selector that returns the message's topic.
-func ByTopic(m *Message) (string, error) { return m.Topic, nil }
-
-// ByHeader returns a Selector that reads the type from the record header with the name, for example
-// "event-type". Two such headers with different values are an error.
-func ByHeader(name string) Selector {
-	return func(m *Message) (string, error) { return headerOnce(m, name) }
-}
-
-// ByJSON returns a Selector that reads the type from a field of a JSON value: a string or an
-// integer. pointer is a JSON Pointer (RFC 6901), for example "/type"; it panics if that is not
-// valid.
-func ByJSON(pointer string) Selector {
-	tokens, err := jsonpointer.Parse(pointer)
-	if err != nil {
-		panic(fmt.Sprintf("consumer: ByJSON: pointer %q %v", pointer, err))
-	}
-	return func(m *Message) (string, error) { return jsonMember(m, pointer, tokens) }
-}
 
 // Router calls a handler for each type of message:
 //
 //	routes := consumer.Router{
-//		By: consumer.ByHeader("event-type"),
+//		By: consumer.HeaderKey("event-type"),
 //		Handlers: map[string]consumer.Handler{
 //			"order.placed":   consumer.JSON(placed),
 //			"order.canceled": consumer.JSON(canceled),
@@ -41,9 +17,10 @@ func ByJSON(pointer string) Selector {
 //	}
 //	c, err := consumer.New(pool, source, routes.Handler(), cfg)
 type Router struct {
-	// By returns the type of a message. If it returns an error, the message counts as one of an
+	// By returns the type of a message: [HeaderKey], [JSONKey], or a function of yours, for example
+	// of the topic. If it returns an error, the message counts as one of an
 	// unknown type. Required.
-	By Selector
+	By KeyFunc
 
 	// Handlers are the handlers by type. At least one is required; none may be nil.
 	Handlers map[string]Handler
@@ -61,6 +38,9 @@ func Skip(context.Context, Tx, *Message) error { return nil }
 func (r Router) Handler() Handler {
 	if r.By == nil {
 		panic("consumer: Router.By: must not be nil")
+	}
+	if err := keyFuncFault(r.By); err != nil {
+		panic(fmt.Sprintf("consumer: Router.By: %v", err))
 	}
 	if len(r.Handlers) == 0 {
 		panic("consumer: Router.Handlers: must not be empty")
@@ -80,6 +60,9 @@ func (r Router) Handler() Handler {
 		case r.Unknown != nil:
 			return r.Unknown(ctx, tx, m)
 		case err != nil:
+			if wrapped, is := err.(interface{ Unwrap() []error }); is && errors.Is(err, ErrNoKey) { //nolint:errorlint // of noKey
+				err = wrapped.Unwrap()[1] // what is missing is no id here
+			}
 			return Permanent(fmt.Errorf("the message's type: %w", err))
 		}
 		return Permanent(fmt.Errorf("the message's type %.100q has no handler in Router.Handlers", name))

@@ -301,7 +301,7 @@ func TestG3AttemptsGoOnAtTheKeeper(t *testing.T) {
 	t.Parallel()
 	r := newDeliveryRig(t, 2)
 	cfg := shareConfig()
-	cfg.MaxAttempts, cfg.RetryMin, cfg.RetryMax = 3, patience, patience // one attempt in each hand
+	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 3, patience, patience // one attempt in each hand
 	var attempts atomic.Int32
 	r.consume(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == 0 {

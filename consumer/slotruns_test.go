@@ -242,7 +242,7 @@ func TestC7AttemptsGoOnWithOne(t *testing.T) {
 		return errBoom
 	}
 	cfg := slotConfig()
-	cfg.MaxAttempts, cfg.RetryMin, cfg.RetryMax = 2, 2*patience, 2*patience
+	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 2, 2*patience, 2*patience
 	stop := r.start(fails, cfg)
 	until(t, "an attempt at the message alone", func() bool {
 		mu.Lock()
@@ -270,8 +270,8 @@ func TestC6WindowFull(t *testing.T) {
 	cfg.BatchSize, cfg.Window = 1, 20
 	r.src.FetchLimit = 5
 	release := make(chan struct{})
-	full := make(chan consumer.WindowFull, 10)
-	cfg.Hooks.WindowFull = func(f consumer.WindowFull) { full <- f }
+	full := make(chan consumer.MessageEvent, 10)
+	cfg.Hooks.WindowFull = func(f consumer.MessageEvent) { full <- f }
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == 7 {
 			select {
@@ -282,13 +282,13 @@ func TestC6WindowFull(t *testing.T) {
 		}
 		return effect(ctx, tx, m)
 	}, cfg)
-	var f consumer.WindowFull
+	var f consumer.MessageEvent
 	select {
 	case f = <-full:
 	case <-time.After(patience):
 		pgtest.GaveUp(t, patience, "the hook")
 	}
-	if f.Offset != 7 || f.Partition != 0 || len(f.Key) != 32 || f.Done == 0 {
+	if f.Offset != 7 || f.Partition != 0 || f.Blocked == nil || len(f.Blocked.Key) != 32 || f.Blocked.Done == 0 {
 		t.Errorf("hook: %+v", f)
 	}
 	status, err := r.consumer.Status(t.Context())

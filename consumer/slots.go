@@ -401,7 +401,7 @@ func (s *slots) reportBlocked() {
 	cfg.Logger.Warn("onlyonce: partition waits for one message: it has read Config.Window messages above it", "scope", cfg.Scope,
 		"topic", id.Topic, "partition", id.Partition, "offset", b.Offset, "ordering_key", b.Key, "since", b.Since, "done", b.Done)
 	if cfg.Hooks.WindowFull != nil {
-		cfg.Hooks.WindowFull(WindowFull{Topic: id.Topic, Partition: id.Partition, BlockedBy: *b})
+		cfg.Hooks.WindowFull(MessageEvent{Topic: id.Topic, Partition: id.Partition, Offset: b.Offset, Blocked: b})
 	}
 }
 

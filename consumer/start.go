@@ -46,7 +46,7 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
 			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
 		if c.cfg.Hooks.Repartitioned != nil {
-			c.cfg.Hooks.Repartitioned(Repartitioned{Topic: id.Topic, Was: was, Is: id.Partitions})
+			c.cfg.Hooks.Repartitioned(PartitionEvent{Topic: id.Topic, Was: was, Is: id.Partitions})
 		}
 	}
 	return was, nil
@@ -77,7 +77,7 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	policy := "committed"
 	if offset < 0 {
 		policy, offset = "earliest", log.Start
-		if c.cfg.Start == StartLatest && id.Partition < first {
+		if c.cfg.StartLatest && id.Partition < first {
 			policy, offset = "latest", log.End
 		}
 	}
@@ -108,7 +108,7 @@ func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	w.c.cfg.Logger.Warn("onlyonce: an offset that another program committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
 		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
 	if w.c.cfg.Hooks.OffsetIgnored != nil {
-		w.c.cfg.Hooks.OffsetIgnored(OffsetIgnored{Topic: w.id.Topic, Partition: w.id.Partition, Offset: offset, Metadata: metadata, Position: w.pos})
+		w.c.cfg.Hooks.OffsetIgnored(PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Offset: offset, Metadata: metadata, Position: w.pos})
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ func TestF3StartLatestIsDecidedOnce(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.Start = consumer.StartLatest
+	cfg.StartLatest = true
 	var tried atomic.Int32
 	// Decided, and then nothing.
 	r.src.OnCommit = func(int32, int64) error { tried.Add(1); return errBoom }
@@ -43,10 +43,10 @@ func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
 	r := newRig(t, 2)
 	r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.Start = consumer.StartLatest
+	cfg.StartLatest = true
 	var mu sync.Mutex
 	var told []string
-	cfg.Hooks.Repartitioned = func(e consumer.Repartitioned) {
+	cfg.Hooks.Repartitioned = func(e consumer.PartitionEvent) {
 		mu.Lock()
 		defer mu.Unlock()
 		told = append(told, fmt.Sprintf("%s %d %d", e.Topic, e.Was, e.Is))
@@ -87,9 +87,9 @@ func TestF10ForeignOffsetIsTold(t *testing.T) {
 	r.reaches(0, 5)
 	stop()
 	r.log.SetCommitted("stock", 0, 2, "by hand")
-	got := make(chan consumer.OffsetIgnored, 10)
+	got := make(chan consumer.PartitionEvent, 10)
 	cfg := testConfig()
-	cfg.Hooks.OffsetIgnored = func(o consumer.OffsetIgnored) { got <- o }
+	cfg.Hooks.OffsetIgnored = func(o consumer.PartitionEvent) { got <- o }
 	stop = r.start(queued, cfg)
 	if o := pgtest.Receive(t, patience, "got", got); o.Offset != 2 || o.Position != 5 || o.Metadata != "by hand" || o.Topic != "orders" {
 		t.Errorf("%+v", o)
@@ -127,7 +127,7 @@ func TestF14PrefetchStaysWithinItsBudget(t *testing.T) {
 		var held, most atomic.Int64
 		cfg := testConfig()
 		cfg.PrefetchBytes, cfg.BatchSize = limit, 7
-		cfg.Hooks.FetchEnd = func(_ context.Context, f consumer.FetchEnd) {
+		cfg.Hooks.FetchEnd = func(_ context.Context, f consumer.Fetch) {
 			n := held.Add(int64(f.Bytes))
 			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 				continue

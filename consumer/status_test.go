@@ -62,7 +62,7 @@ func TestStatusTellsHowPartitionsStand(t *testing.T) {
 	defer free()
 	cfg := testConfig()
 	cfg.BatchSize, cfg.OnFailure = 3, consumer.ParkOrderingKey
-	cfg.MaxAttempts, cfg.RetryMin, cfg.RetryMax = 5, time.Hour, time.Hour
+	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 5, time.Hour, time.Hour
 	c, stop := r.watched(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Partition == 0 && m.Offset == 3 {
 			<-release
@@ -185,10 +185,10 @@ func TestPausedPartitionStandsStill(t *testing.T) {
 			r.numbered(0, 3)
 			entered, release := make(chan struct{}), make(chan struct{})
 			var once sync.Once
-			paused, noticed := make(chan consumer.Paused, 100), make(chan struct{}, 100)
+			paused, noticed := make(chan consumer.PartitionEvent, 100), make(chan struct{}, 100)
 			cfg := testConfig()
-			cfg.Hooks.Paused = func(p consumer.Paused) { paused <- p }
-			cfg.Hooks.FetchEnd = func(_ context.Context, f consumer.FetchEnd) {
+			cfg.Hooks.Paused = func(p consumer.PartitionEvent) { paused <- p }
+			cfg.Hooks.FetchEnd = func(_ context.Context, f consumer.Fetch) {
 				if f.Partition == 0 && f.Err != nil {
 					noticed <- struct{}{} // reading ends when the pause is noticed
 				}

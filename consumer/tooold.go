@@ -31,12 +31,8 @@ const (
 	ApplyTooOld
 )
 
-// TimeFunc returns when the id of a message was made, by its producer's clock. An error means that
-// the id has no time: the message is parked with reason no-key.
-type TimeFunc func(m *Message, id string) (time.Time, error)
-
-// IDTime is the [TimeFunc] of ids that contain their time: UUIDv7 in its canonical form of 36
-// characters, and ULID of 26.
+// IDTime is for [TimedKey]: it returns the time of ids that contain it: UUIDv7 in its canonical
+// form of 36 characters, and ULID of 26.
 func IDTime(_ *Message, id string) (time.Time, error) {
 	at, ok := codec.IDTime(id)
 	if !ok {
@@ -50,11 +46,13 @@ func IDTime(_ *Message, id string) (time.Time, error) {
 //	TimedKey(HeaderKey("message-id"), IDTime)
 //
 // With it the consumer finds messages that are older than what the database remembers;
-// [Config.TooOld] is then required. The time must be the same on each copy of a message. It must
-// therefore not be the record's timestamp if a copy is produced anew.
+// [Config.TooOld] is then required. made returns when the id of a message was made, by its
+// producer's clock. An error means that the id has no time: the message is parked with reason
+// no-key. The time must be the same on each copy of a message. It must therefore not be the
+// record's timestamp if a copy is produced anew.
 //
 // Config.Key has to be the function that TimedKey returns, and no function around it.
-func TimedKey(key KeyFunc, made TimeFunc) KeyFunc {
+func TimedKey(key KeyFunc, made func(m *Message, id string) (time.Time, error)) KeyFunc {
 	return func(m *Message) (string, error) {
 		m.timed = true
 		if key == nil || made == nil {

@@ -104,22 +104,22 @@ func TestRouterUnknownTypes(t *testing.T) {
 	handlers := map[string]consumer.Handler{"placed": as("placed"), "orders": as("orders")}
 	for _, c := range []struct {
 		name    string
-		by      consumer.Selector
+		by      consumer.KeyFunc
 		unknown consumer.Handler
 		m       *consumer.Message
 		want    string
 		err     string
 	}{
-		{"topic", consumer.ByTopic, nil, header(), "orders", ""},
-		{"header", consumer.ByHeader("type"), nil, header("placed"), "placed", ""},
-		{"json", consumer.ByJSON("/meta/type"), nil, header(), "placed", ""},
-		{"unknown", consumer.ByHeader("type"), nil, header("other"), "", `the message's type "other" has no handler`},
-		{"missing", consumer.ByHeader("type"), nil, header(), "", `the message's type: header "type" is missing`},
-		{"two", consumer.ByHeader("type"), nil, header("placed", "orders"), "", "twice"},
-		{"no member", consumer.ByJSON("/type"), nil, header(), "", `no member "type"`},
-		{"skipped", consumer.ByHeader("type"), consumer.Skip, header("other"), "", ""},
-		{"skipped without a type", consumer.ByHeader("type"), consumer.Skip, header(), "", ""},
-		{"others", consumer.ByHeader("type"), as("others"), header("other"), "others", ""},
+		{"topic", byTopic, nil, header(), "orders", ""},
+		{"header", consumer.HeaderKey("type"), nil, header("placed"), "placed", ""},
+		{"json", consumer.JSONKey("/meta/type"), nil, header(), "placed", ""},
+		{"unknown", consumer.HeaderKey("type"), nil, header("other"), "", `the message's type "other" has no handler`},
+		{"missing", consumer.HeaderKey("type"), nil, header(), "", `the message's type: header "type" is missing`},
+		{"two", consumer.HeaderKey("type"), nil, header("placed", "orders"), "", "twice"},
+		{"no member", consumer.JSONKey("/type"), nil, header(), "", `no member "type"`},
+		{"skipped", consumer.HeaderKey("type"), consumer.Skip, header("other"), "", ""},
+		{"skipped without a type", consumer.HeaderKey("type"), consumer.Skip, header(), "", ""},
+		{"others", consumer.HeaderKey("type"), as("others"), header("other"), "others", ""},
 	} {
 		got = ""
 		err := consumer.Router{By: c.by, Handlers: handlers, Unknown: c.unknown}.Handler()(t.Context(), nil, c.m)
@@ -132,16 +132,18 @@ func TestRouterUnknownTypes(t *testing.T) {
 	}
 }
 
+func byTopic(m *consumer.Message) (string, error) { return m.Topic, nil }
+
 // A router that is built wrongly panics with the field's name.
 func TestRouterFaults(t *testing.T) {
 	t.Parallel()
 	for want, build := range map[string]func(){
 		"Router.By: must not be nil":         func() { consumer.Router{}.Handler() },
-		"Router.Handlers: must not be empty": func() { consumer.Router{By: consumer.ByTopic}.Handler() },
+		"Router.Handlers: must not be empty": func() { consumer.Router{By: byTopic}.Handler() },
 		`Router.Handlers["a"]: must not be nil`: func() {
-			consumer.Router{By: consumer.ByTopic, Handlers: map[string]consumer.Handler{"a": nil}}.Handler()
+			consumer.Router{By: byTopic, Handlers: map[string]consumer.Handler{"a": nil}}.Handler()
 		},
-		`ByJSON: pointer "type" must begin with '/'`: func() { consumer.ByJSON("type") },
+		`must begin with '/'`: func() { consumer.Router{By: consumer.JSONKey("type")}.Handler() },
 	} {
 		func() {
 			defer func() {

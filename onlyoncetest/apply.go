@@ -46,7 +46,7 @@ const group = "onlyoncetest"
 // on the same pool appends to the same topic, so a message with an ID that was applied is skipped.
 //
 // The pool is from [Pool]. In cfg, Scope defaults to "test" and Key to the header message-id, which
-// is [Message.ID]; Linger, RetryMin and RetryMax have short defaults. Copies are recognized before
+// is [Message.ID]; Linger and Backoff have short defaults. Copies are recognized before
 // the handler runs (ClaimFirst), so Apply shows what a handler does. Use [Run] to prove that it
 // does it once. Hooks are called; OnBegin, Middleware and FailurePolicy work as in production.
 //
@@ -58,7 +58,7 @@ func Apply[H consumer.AnyHandler](t testing.TB, pool *pgxpool.Pool, handler H, c
 	defer cancel()
 	l := logsFor(pool)
 	places := l.add(msgs...)
-	a := &applying{done: map[place]bool{}, parked: map[place]consumer.Parked{}, lines: &lines{}}
+	a := &applying{done: map[place]bool{}, parked: map[place]consumer.MessageEvent{}, lines: &lines{}}
 	cfg = a.watch(tuned(cfg))
 	c, err := consumer.New(pool, l.source(group), handler, cfg)
 	if err != nil {
@@ -102,7 +102,7 @@ type applying struct {
 
 	mu     sync.Mutex
 	done   map[place]bool // committed
-	parked map[place]consumer.Parked
+	parked map[place]consumer.MessageEvent
 	halted *consumer.HaltError
 }
 
@@ -142,7 +142,7 @@ func (a *applying) watch(cfg consumer.Config) consumer.Config {
 			h.AttemptEnd(ctx, b, err)
 		}
 	}
-	cfg.Hooks.Parked = func(p consumer.Parked) {
+	cfg.Hooks.Parked = func(p consumer.MessageEvent) {
 		a.mu.Lock()
 		a.parked[place{p.Topic, p.Partition, p.Offset}] = p
 		a.mu.Unlock()
@@ -150,7 +150,7 @@ func (a *applying) watch(cfg consumer.Config) consumer.Config {
 			h.Parked(p)
 		}
 	}
-	cfg.Hooks.Resolved = func(r consumer.Resolved) {
+	cfg.Hooks.Resolved = func(r consumer.MessageEvent) {
 		a.mu.Lock()
 		delete(a.parked, place{r.Topic, r.Partition, r.Offset})
 		a.mu.Unlock()

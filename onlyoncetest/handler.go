@@ -15,8 +15,8 @@ func tuned(cfg consumer.Config) consumer.Config {
 		cfg.Key = idOf
 	}
 	cfg.Linger = cmp.Or(cfg.Linger, time.Millisecond)
-	cfg.RetryMin = cmp.Or(cfg.RetryMin, time.Millisecond)
-	cfg.RetryMax = max(cmp.Or(cfg.RetryMax, 10*time.Millisecond), cfg.RetryMin)
+	cfg.Backoff.Min = cmp.Or(cfg.Backoff.Min, time.Millisecond)
+	cfg.Backoff.Max = max(cmp.Or(cfg.Backoff.Max, 10*time.Millisecond), cfg.Backoff.Min)
 	return cfg
 }
 

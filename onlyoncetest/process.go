@@ -77,7 +77,7 @@ func (p *Process) Logger() *slog.Logger {
 }
 
 // Tune returns a configuration with shorter times, so that a history takes milliseconds. It sets
-// Linger, RetryMin, RetryMax and Logger, and raises MaxAttempts to at least 20, because the faults
+// Linger, Backoff and Logger, and raises MaxAttempts to at least 20, because the faults
 // of a history count as attempts. Scope defaults to "test", and Key to the header message-id.
 //
 // It also lets the case repeat calls of the handler as after a serialization failure, and play some

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -71,7 +72,7 @@ func TestCallsOfAHandler(t *testing.T) {
 			return outbox.Enqueue(ctx, tx, call)
 		}
 		return nil
-	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: 2, RetryMin: time.Millisecond, RetryMax: 2 * time.Millisecond, Linger: time.Millisecond})
+	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 2 * time.Millisecond}, Linger: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,9 +56,9 @@ func instrumentConsumer(c *consumer.Config, t Config) error {
 	}
 	hooks := consumer.Hooks{
 		AttemptStart: r.begin, AttemptEnd: r.end, HandleBatchStart: r.handleBatch,
-		Owned: func(o consumer.Owned) { r.of(o.Topic) }, // so that its counters are there, at 0
-		Retry: func(e consumer.Retry) { r.retries.Add(context.Background(), 1, r.of(e.Topic).topic) },
-		Hung:  func(e consumer.Hung) { r.hung.Add(context.Background(), 1, r.of(e.Topic).topic) },
+		Owned: func(o consumer.PartitionEvent) { r.of(o.Topic) }, // so that its counters are there, at 0
+		Retry: func(e consumer.MessageEvent) { r.retries.Add(context.Background(), 1, r.of(e.Topic).topic) },
+		Hung:  func(e consumer.MessageEvent) { r.hung.Add(context.Background(), 1, r.of(e.Topic).topic) },
 	}
 	if r.perMessage {
 		hooks.HandleStart = r.handle

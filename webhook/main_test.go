@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
 )
@@ -267,7 +268,7 @@ func (r *rig) work(h consumer.Handler, more ...func(*consumer.Config)) *webhook.
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	cfg := consumer.Config{Scope: webhook.Scope("e"), RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond, Linger: time.Millisecond}
+	cfg := consumer.Config{Scope: webhook.Scope("e"), Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}, Linger: time.Millisecond}
 	for _, m := range more {
 		m(&cfg)
 	}

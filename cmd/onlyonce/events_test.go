@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
@@ -42,7 +43,7 @@ func newEventShop(t *testing.T, policy consumer.FailurePolicy) *eventShop {
 			return errors.New("not now")
 		}
 		return effect(ctx, tx, m)
-	}, consumer.Config{Scope: "stock", OnFailure: policy, RetryMin: time.Millisecond, RetryMax: time.Millisecond, MaxAttempts: 2})
+	}, consumer.Config{Scope: "stock", OnFailure: policy, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, MaxAttempts: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func (s *twoShards) start(one string, h consumer.Handler, change func(*consumer.
 	s.t.Helper()
 	halted := make(chan *consumer.HaltError, 1000)
 	cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond,
-		RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond, DrainTimeout: 50 * time.Millisecond, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second},
+		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}, DrainTimeout: 50 * time.Millisecond, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second},
 		Hooks: consumer.Hooks{Halted: func(e *consumer.HaltError) { halted <- e }}}
 	if change != nil {
 		change(&cfg)

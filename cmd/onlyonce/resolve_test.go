@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/dedupe"
 )
 
 func asError[T error](err error, target *T) bool { return errors.As(err, target) }
@@ -26,8 +27,8 @@ func (f *fixture) consume(log *consumertest.Log, group string) (halts <-chan *co
 			return err
 		},
 		consumer.Config{Scope: "stock", PositionsOnly: true, BatchSize: 10, Linger: time.Millisecond,
-			RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond,
-			Hooks: consumer.Hooks{Halted: func(e *consumer.HaltError) { halted <- e }}})
+			Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond},
+			Hooks:   consumer.Hooks{Halted: func(e *consumer.HaltError) { halted <- e }}})
 	if err != nil {
 		f.t.Fatal(err)
 	}

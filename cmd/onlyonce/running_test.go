@@ -48,7 +48,7 @@ func effect(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 func (s *shop) start(h consumer.Handler, change func(*consumer.Config)) (stop func()) {
 	s.t.Helper()
 	cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 2,
-		RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond, DrainTimeout: 50 * time.Millisecond, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second}}
+		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}, DrainTimeout: 50 * time.Millisecond, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second}}
 	if change != nil {
 		change(&cfg)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/sharesource"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -154,7 +155,7 @@ type member struct {
 func (r *rig) start(name string, f func(ctx context.Context, m *consumer.Message) error, change ...func(*consumer.Config)) *member {
 	r.t.Helper()
 	logger, text := pgtest.Logged()
-	cfg := consumer.Config{Scope: "share", PositionsOnly: true, Concurrency: 3, BatchSize: 10, RetryMin: 10 * time.Millisecond, RetryMax: 100 * time.Millisecond, Logger: logger, DrainTimeout: time.Second}
+	cfg := consumer.Config{Scope: "share", PositionsOnly: true, Concurrency: 3, BatchSize: 10, Backoff: dedupe.Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond}, Logger: logger, DrainTimeout: time.Second}
 	for _, c := range change {
 		c(&cfg)
 	}

@@ -6,6 +6,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"syscall"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -14,7 +15,7 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	pool, err := pgxpool.New(ctx, os.Getenv("ONLYONCE_POSTGRES_URL"))
 	if err != nil {
@@ -30,7 +31,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := c.Run(ctx); err != nil { // until Ctrl-C; then it finishes its batch and returns nil
+	if err := c.Run(ctx); err != nil { // until Ctrl-C or SIGTERM; then it finishes its batch and returns nil
 		log.Fatal(err)
 	}
 }
@@ -40,8 +41,7 @@ type order struct {
 	Qty int    `json:"qty"`
 }
 
-// hold runs in a transaction. Its writes commit together with the message's id and position. A
-// message that is no order does not get here: it is parked for an operator.
+// hold's writes commit with the message's id and position. A message that is no order is parked.
 func hold(ctx context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
 	_, err := tx.Exec(ctx, `update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)
 	return err

@@ -162,7 +162,7 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 	consume := func() (stop func()) {
 		worker, err := consumer.New(c.as("stock"), &consumertest.Source{Log: log, GroupID: "stock"}, handle, consumer.Config{
 			Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 1, Linger: time.Millisecond,
-			MaxAttempts: 2, RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond})
+			MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}})
 		if err != nil {
 			t.Fatal(err)
 		}

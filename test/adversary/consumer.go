@@ -105,8 +105,8 @@ func (x *consuming) more(*rig) error {
 func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	b := r.bound
 	cfg := consumer.Config{
-		Scope: scope, BatchSize: 2, Linger: time.Millisecond, MaxAttempts: 40, RetryMin: time.Millisecond, RetryMax: 20 * time.Millisecond,
-		MessageTimeout: b, BatchTimeout: b, HangTimeout: b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, DrainTimeout: b,
+		Scope: scope, BatchSize: 2, Linger: time.Millisecond, MaxAttempts: 40, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond},
+		HandlerTimeout: b, BatchTimeout: b, HangTimeout: b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, DrainTimeout: b,
 		OnBegin: x.begin, Logger: r.logger(),
 	}
 	switch x.key {

@@ -159,7 +159,7 @@ func (f *faults) beginWith(brokers []string, topic string, partitions int) {
 func config() consumer.Config {
 	return consumer.Config{
 		Scope: scope, Key: consumer.HeaderKey(scenario.HeaderID), BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 10,
-		RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 2 * time.Second}, DrainTimeout: 2 * time.Second,
+		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 2 * time.Second}, DrainTimeout: 2 * time.Second,
 	}
 }
 
@@ -174,8 +174,8 @@ func (f *faults) start(h consumer.Handler) (stop func()) {
 	cfg := f.cfg
 	cfg.Hooks = consumer.Hooks{
 		Halted: func(e *consumer.HaltError) { f.mu.Lock(); defer f.mu.Unlock(); f.halts = append(f.halts, e) },
-		Retry:  func(e consumer.Retry) { f.mu.Lock(); defer f.mu.Unlock(); f.retries = append(f.retries, e.Err) },
-		Owned:  func(consumer.Owned) { f.mu.Lock(); defer f.mu.Unlock(); f.owned++ },
+		Retry:  func(e consumer.MessageEvent) { f.mu.Lock(); defer f.mu.Unlock(); f.retries = append(f.retries, e.Err) },
+		Owned:  func(consumer.PartitionEvent) { f.mu.Lock(); defer f.mu.Unlock(); f.owned++ },
 	}
 	c, err := consumer.New(f.pool, f.source(f.brokers, f.group, rebalance, f.topic), h, cfg)
 	if err != nil {

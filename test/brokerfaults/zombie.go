@@ -54,7 +54,7 @@ func playZombie(source consumer.Source) error {
 	cfg := config()
 	var awake bool
 	var mu sync.Mutex
-	cfg.Hooks.Released = func(consumer.Released) {
+	cfg.Hooks.Released = func(consumer.PartitionEvent) {
 		mu.Lock()
 		defer mu.Unlock()
 		if awake {

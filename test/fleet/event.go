@@ -92,7 +92,7 @@ func (w *eventWriter) end(e Event) {
 // committed; nil: not called.
 func (c *Child) Hooks(after func(consumer.BatchDone)) consumer.Hooks {
 	return consumer.Hooks{
-		Owned: func(o consumer.Owned) {
+		Owned: func(o consumer.PartitionEvent) {
 			c.events.end(Event{Kind: Owned, Partition: o.Partition, Offset: o.Position})
 		},
 		Batch: func(b consumer.BatchDone) {
@@ -102,7 +102,7 @@ func (c *Child) Hooks(after func(consumer.BatchDone)) consumer.Hooks {
 				after(b)
 			}
 		},
-		Retry: func(r consumer.Retry) {
+		Retry: func(r consumer.MessageEvent) {
 			e := Event{Kind: Undone, Partition: r.Partition, Offset: r.Offset, Retried: r.Parked, Text: r.Err.Error()}
 			if r.Parked {
 				c.events.write(e)
@@ -110,10 +110,10 @@ func (c *Child) Hooks(after func(consumer.BatchDone)) consumer.Hooks {
 			}
 			c.events.end(e)
 		},
-		Resolved: func(r consumer.Resolved) {
+		Resolved: func(r consumer.MessageEvent) {
 			c.events.write(Event{Kind: Resolved, Partition: r.Partition, Offset: r.Offset})
 		},
-		Parked: func(p consumer.Parked) {
+		Parked: func(p consumer.MessageEvent) {
 			c.events.write(Event{Kind: Parked, Partition: p.Partition, Offset: p.Offset, Text: p.Reason + ": " + p.Err.Error()})
 		},
 		Halted: func(h *consumer.HaltError) {

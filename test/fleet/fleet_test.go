@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 func (do *task) run(ctx context.Context, c *fleet.Child) error {
 	hooks := c.Hooks(nil)
-	hooks.Owned(consumer.Owned{Partition: 0, Position: do.Batch})
+	hooks.Owned(consumer.PartitionEvent{Partition: 0, Position: do.Batch})
 	if do.Fail && c.Number == 1 {
 		return errors.New("no server")
 	}

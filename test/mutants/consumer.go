@@ -260,7 +260,7 @@ var consumerRules = []mutant{
 	{rule: "D1 OnBegin ends the partition", in: "consumer", decl: "endsWork",
 		old: "g.Step == stepHook", new: `g.Step == ""`, test: "TestD1FailingOnBeginIsNobodysFault"},
 	{rule: "D1 deadline", in: "consumer", decl: "(*engine).runHandlers",
-		old: "one >= cfg.MessageTimeout", new: "one >= 100*cfg.MessageTimeout", test: "TestD1DeadlineIsHeldAgainstItsMessage"},
+		old: "one >= cfg.HandlerTimeout", new: "one >= 100*cfg.HandlerTimeout", test: "TestD1DeadlineIsHeldAgainstItsMessage"},
 	{rule: "D1 hung connection is kept", in: "consumer", decl: "(*pooledConn).abandon",
 		old: "tx.Abandon()", new: "", test: "TestD1HandlerHangs"},
 	{rule: "D1 place of a hung connection is kept", in: "consumer", decl: "(*engine).transact",

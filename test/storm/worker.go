@@ -159,7 +159,7 @@ func (w *worker) run(ctx context.Context) error {
 	}
 	c, err := consumer.New(pool, source, w.handler, consumer.Config{
 		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize, Concurrency: w.concurrency(),
-		RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
+		Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},
 		// This is how long a worker that is suspended in mid-batch keeps its successor waiting.
 		Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 3 * time.Second}, DrainTimeout: 3 * time.Second,
 		OnFailure: policy, Hooks: w.Hooks(nil),
