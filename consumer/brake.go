@@ -13,30 +13,29 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// Brake stops a partition if nearly all of its messages fail. For example, Config.Key is wrong, a
-// table is missing, or a remote refuses everything. Without the brake, all these messages would be
-// parked as fast as they fail.
+// Brake halts a partition if nearly all of its messages fail, for example because Config.Key is
+// wrong, a table is missing, or a remote refuses every call. Without the brake, all these messages
+// would be parked as fast as they fail.
 //
-// The brake looks at the last Window messages that were applied or given up (as no-key, too-old,
+// The brake considers the last Window messages that were applied or given up (as no-key, too-old,
 // permanent or exhausted). If Percent of them, and at least Least messages, were given up, the
-// partition halts with [HaltEverythingFails]. The message that triggers the halt is not parked. The
-// consumer then tries one message each Every. When one is applied, the partition continues by
-// itself, with an empty window. The window is empty, too, after another process has taken the
-// partition over.
+// partition halts with [HaltEverythingFails]. The triggering message is not parked. The consumer
+// then tries one message each Every. When one is applied, the partition continues by itself, with
+// an empty window. The window is empty, too, after another process has taken the partition over.
 //
 // Copies do not count. Under [ParkOrderingKey] a message counts when its attempts are used up. The
-// brake does nothing under [BlockPartition].
+// brake is off under [BlockPartition].
 type Brake struct {
 	// Off switches the brake off: each message that fails is parked. Defaults to false.
 	Off bool
 
-	// Window is how many messages the brake looks at. Defaults to 50.
+	// Window is the number of latest messages that the brake considers. Defaults to 50.
 	Window int
 
 	// Percent is the share of them that must have been given up, from 1 to 100. Defaults to 90.
 	Percent int
 
-	// Least is the least number of messages on which the brake may decide; it must not be above
+	// Least is the least number of messages that the brake needs to decide; it must not be above
 	// Window. Defaults to 20, or to Window if that is less.
 	Least int
 

@@ -29,12 +29,12 @@ type Config struct {
 	// PositionsOnly and Tenant must not be set.
 	Key KeyFunc
 
-	// PositionsOnly runs the consumer without ids. Redeliveries of a record do nothing, but a copy
-	// that a producer wrote to another offset is handled as another message. Set exactly one of Key
-	// and PositionsOnly. Defaults to false.
+	// PositionsOnly runs the consumer without ids. Redeliveries of a record have no effect, but a
+	// copy that a producer wrote to another offset is handled as another message. Set exactly one
+	// of Key and PositionsOnly. Defaults to false.
 	PositionsOnly bool
 
-	// Copies decides what an id means if the consumer reads several topics: [WithinTopic] or
+	// Copies is the meaning of an id if the consumer reads several topics: [WithinTopic] or
 	// [AcrossTopics]. It must not be set with PositionsOnly or a source of stored events, whose ids
 	// count within their topic. The database keeps the choice for good; a consumer of the scope
 	// with another choice halts.
@@ -45,45 +45,44 @@ type Config struct {
 	Copies Copies
 
 	// CopiesWithin declares for how long after its first copy a message may be written again: by a
-	// producer that retries, a mirror or a relay. If the inbox remembers keys for less than that,
-	// Run refuses to start; see `onlyonce inbox horizon`. If the horizon is shortened while the
+	// retrying producer, a mirror or a relay. If the inbox remembers keys for less time, Run
+	// refuses to start; see `onlyonce inbox horizon`. If the horizon is shortened while the
 	// consumer runs, it logs an error. At least a second, and only with Key. Defaults to 0: not
 	// declared and not checked.
 	CopiesWithin time.Duration
 
-	// Horizon is the class of horizon of the scope's keys, which are remembered in a ring of that
-	// class: [HorizonShort], [HorizonStandard] or [HorizonLong]. It must not be set with
-	// PositionsOnly or a source of stored events. The database keeps the class, and a consumer of
-	// the scope with another one halts; see `onlyonce inbox class`. Defaults to HorizonStandard.
+	// Horizon decides how long the scope's keys are remembered, by the class of their ring:
+	// [HorizonShort], [HorizonStandard] or [HorizonLong]. It must not be set with PositionsOnly or
+	// a source of stored events. The database keeps the class, and a consumer of the scope with
+	// another one halts; see `onlyonce inbox class`. Defaults to HorizonStandard.
 	Horizon Horizon
 
-	// TooOld decides what the consumer does with a message whose id was made so long ago that its
-	// key may be forgotten: [ParkTooOld] or [ApplyTooOld]. It must not be set with another Key than
-	// one of [TimedKey]. Required with one of TimedKey.
+	// TooOld decides about messages so old, by the time of their id, that their key may be
+	// forgotten: [ParkTooOld] or [ApplyTooOld]. Required if Key is one of [TimedKey]; must not be
+	// set otherwise.
 	TooOld TooOld
 
-	// Tenant returns the customer that a message belongs to. Set it if customers choose ids
-	// themselves: the same id from two customers is then two messages. Defaults to one tenant.
+	// Tenant returns a message's customer. Set it if customers choose ids themselves: the same id
+	// from two customers is then two messages. Defaults to one tenant.
 	Tenant func(*Message) string
 
-	// StartLatest begins a partition that has no cursor, and whose group has committed no offset
-	// either, at the end of its log: messages that are already in it are not handled. If a topic
-	// gets a new partition later, the consumer reads it from the start of its log all the same,
-	// because its messages came after the decision. Defaults to the start of the log.
+	// StartLatest starts a partition at the end of its log, so earlier messages are not handled. It
+	// applies if the partition has no cursor and the group has committed no offset. If a topic gets
+	// a new partition later, the consumer still reads that from its start, because its messages
+	// came after the decision. Defaults to the start of the log.
 	StartLatest bool
 
-	// OnFailure decides what the consumer does with a message that cannot be applied. Defaults to
-	// [ParkMessage].
+	// OnFailure decides about messages that cannot be applied. Defaults to [ParkMessage].
 	OnFailure FailurePolicy
 
-	// Brake stops a partition if nearly all of its messages fail, instead of parking them. See
+	// Brake halts a partition if nearly all of its messages fail, instead of parking them. See
 	// [Brake] for its fields. Defaults to on.
 	Brake Brake
 
 	// OrderingKey returns the key by which messages are ordered under [ParkOrderingKey], and under
-	// any policy if Concurrency is above 1, for example an account's number. If it returns nothing
-	// for a message, the message waits for no other, and no other waits for it. If a deployment
-	// changes it, messages that are under way may be handled in another order, once each. It may be
+	// any policy if Concurrency is above 1, for example an account's number. If it returns an empty
+	// key, the message waits for no other, and no other waits for it. If a deployment changes
+	// OrderingKey, messages under way may be handled in another order, still once each. It may be
 	// called for a message before earlier ones are handled. Defaults to the record key.
 	OrderingKey func(*Message) []byte
 
@@ -94,14 +93,14 @@ type Config struct {
 	// their statements: see docs/performance.md. Defaults to 1.
 	//
 	// Each transaction takes a connection of the pool, and the engine needs one or two for itself:
-	// for one partition pool_max_conns must be above Concurrency, else a warning is logged.
+	// for one partition pool_max_conns must be above Concurrency, or the consumer logs a warning.
 	Concurrency int
 
 	// Window is how many messages above the position a partition reads ahead if Concurrency is
-	// above 1. A message that takes long, or is tried again, holds up the position; when the window
-	// is full, the partition waits for it. It may be exceeded by one fetch, and messages that are
-	// not yet handled count against PrefetchBytes. At least Concurrency. Defaults to 10 times
-	// BatchSize times Concurrency.
+	// above 1. A slow or retried message holds up the position; when the window is full, the
+	// partition waits for that message. One fetch may exceed the window, and unhandled messages
+	// count against PrefetchBytes. At least Concurrency. Defaults to 10 times BatchSize times
+	// Concurrency.
 	Window int
 
 	// OnBegin is called at the start of each transaction. The timeouts below are set by then, and
@@ -130,20 +129,19 @@ type Config struct {
 	// Linger is how long a batch that is not full waits for more messages. Defaults to 5 ms.
 	Linger time.Duration
 
-	// ClaimFirst finds out which messages are new before the handler sees any of them. It costs a
-	// round trip for each batch. Without it, the handler may run for a duplicate and is then rolled
-	// back. That is harmless for writes in the transaction, but not for effects outside it, for
-	// example an e-mail. Messages that are alone in their transaction and those of a [BatchHandler]
-	// are always claimed first. Defaults to false.
+	// ClaimFirst claims the messages' keys before the handler runs, so that it sees new messages
+	// only. It costs a round trip for each batch. Without it, the handler may run for a duplicate
+	// and is then rolled back. That is harmless for writes in the transaction, but not for effects
+	// outside it, for example an e-mail. Messages that are alone in their transaction and those of
+	// a [BatchHandler] are always claimed first. Defaults to false.
 	ClaimFirst bool
 
-	// PrefetchBytes is the most memory, in bytes, for messages that are unpacked and not yet
-	// handled, in all partitions of this process together. Messages count by [Message.Size]. Each
-	// partition may exceed it by one message, so that a message larger than the bound still gets
-	// through. Half of it is divided evenly between the partitions; the other half is lent to
-	// partitions that have more to read. If there is no room, what the brokers sent stays
-	// compressed. See docs/operations.md, "Memory", for how large a container has to be. Defaults
-	// to 10 MiB.
+	// PrefetchBytes is the most memory, in bytes, for unpacked messages that wait to be handled, in
+	// all partitions of this process together. Messages count by [Message.Size]. Each partition may
+	// exceed it by one message, so that a message larger than the bound still gets through. Half of
+	// it is divided evenly between the partitions; the other half is lent to partitions that have
+	// more to read. If there is no room, fetched batches stay compressed. See docs/operations.md,
+	// "Memory", for how large a container has to be. Defaults to 10 MiB.
 	PrefetchBytes int
 
 	// MaxAttempts is how often a message that is alone in its transaction is tried before it is
@@ -174,30 +172,29 @@ type Config struct {
 	// (Commit).
 	Timeouts dedupe.Timeouts
 
-	// BlockedAfter is how long a message that is alone may fail for reasons that concern its
-	// transaction and no message: no room (SQLSTATE class 53), serialization failures, deadlocks,
-	// lock timeouts, or sessions that an administrator ends. Then the partition halts as "blocked",
-	// so that an operator notices. The consumer tries the message again every few seconds, and the
-	// partition continues by itself when that succeeds. Defaults to 1 minute.
+	// BlockedAfter is how long a message that is alone may fail for reasons of the server, not of
+	// the message: no room (SQLSTATE class 53), serialization failures, deadlocks, lock timeouts,
+	// or sessions that an administrator ends. Then the partition halts as "blocked", so that an
+	// operator notices. The consumer retries the message every few seconds, and the partition
+	// continues by itself when that succeeds. Defaults to 1 minute.
 	BlockedAfter time.Duration
 
 	// DrainTimeout is how long the current batch may still take when the partition is given up or
-	// Run's context ends. Then the batch's context ends and it rolls back. If its COMMIT was
+	// Run's context ends. After that the batch's context ends and it rolls back. If its COMMIT was
 	// already sent, the consumer waits for the answer, and the commit counts. DrainTimeout also
-	// bounds each commit of an offset to Kafka. It is one part of how long a stop takes: see
-	// docs/operations.md, "How long a stop takes", for the sum, and for the least rebalance timeout
-	// of the group. Defaults to 10 s.
+	// bounds each commit of an offset to Kafka. A whole stop takes longer: see docs/operations.md,
+	// "How long a stop takes", for the sum, and for the least rebalance timeout of the group.
+	// Defaults to 10 s.
 	DrainTimeout time.Duration
 
-	// Hooks are functions to call at events; see [Hooks]. Defaults to none.
+	// Hooks are called at events; see [Hooks]. Defaults to none.
 	Hooks Hooks
 
 	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
-	// line if there is one. A call that a handler enqueues carries what Trace returns for the
-	// context that outbox.Enqueue gets. So the remote's trace continues that of the handler.
-	// Package telemetry sets it. It must be safe for concurrent use. If it panics or returns "" or
-	// anything else, the call carries the message's own trace context. Defaults to the message's
-	// for all calls.
+	// line if there is one. It is called with the context of outbox.Enqueue, and the call carries
+	// the result, so that the remote's trace continues the handler's. Package telemetry sets it. It
+	// must be safe for concurrent use. If it panics, or returns "" or anything but a trace context,
+	// the call carries the message's. Defaults to the message's for all calls.
 	Trace func(ctx context.Context) string
 
 	// Logger receives events that cannot be returned as an error: for example retries, halts and
@@ -247,10 +244,9 @@ func (c Config) withDefaults() Config {
 // connections to spare for.
 const maxConcurrency = 256
 
-// FailurePolicy decides what the consumer does with a message that cannot be applied. That is a
-// message whose handler returns [Permanent] or fails at each of MaxAttempts attempts, whose
-// attempts end without an answer, that has no id, or that has an id which was used for another
-// payload.
+// FailurePolicy decides about messages that cannot be applied: the handler returns [Permanent] or
+// fails at each of MaxAttempts attempts, the attempts end without an answer, or the message has no
+// id or an id that was used for another payload.
 type FailurePolicy int
 
 const (

@@ -25,8 +25,8 @@ import (
 // parked. The context ends if the partition must be given up at once.
 //
 // A handler may run more than once for a message, but only one run's transaction commits. Effects
-// outside tx may therefore happen more than once: for example, enqueue calls through package outbox
-// instead of making them. Changes that a run makes to m are not visible to the next one.
+// outside tx may therefore happen more than once, so enqueue calls through package outbox instead
+// of sending them. Changes that a run makes to m are not visible to the next one.
 type Handler func(ctx context.Context, tx Tx, m *Message) error
 
 // BatchHandler applies a batch of messages in one transaction, for writes of whole sets (unnest,
@@ -64,7 +64,7 @@ type Consumer struct {
 // New makes a Consumer. The handler is a function of one message ([Handler]) or of a batch
 // ([BatchHandler]). db is where its effects live: a *pgxpool.Pool, or a *[shard.Set] of several
 // databases, each with the effects of its own partitions. New checks everything it can without a
-// server, and returns all faults at once, each with the name of its field.
+// server, and returns all faults at once, each naming its field.
 //
 // The pool needs one connection for each partition that this process works on at the same time, one
 // more for each partition whose parked messages are retried meanwhile, and two for background work
@@ -130,11 +130,11 @@ func (c *Consumer) parkedKind() string {
 
 // Run consumes until ctx is done. Then it takes no more messages, lets the current batch of each
 // partition finish (its context ends after DrainTimeout), commits offsets, leaves the group and
-// returns nil. By then nothing of it is running. If a handler does not return within HangTimeout
+// returns nil. By then all its work has ended. If a handler does not return within HangTimeout
 // after its context has ended, Run abandons it and returns [ErrHandlerHung].
 //
-// Any other error is one that a restart alone may not repair. For example, the first connection
-// failed, the schema does not fit, or the topic does not exist.
+// A restart alone may not repair other errors: for example, the first connection failed, the schema
+// does not fit, or the topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.checkDatabases(ctx); err != nil {
 		if ctx.Err() != nil {

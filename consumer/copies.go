@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Copies is what an id means in a consumer that reads several topics.
+// Copies is the meaning of an id in a consumer of several topics.
 type Copies int
 
 const (

@@ -63,8 +63,8 @@ func IsPermanent(err error) bool {
 // two calls with one name.
 func isHopeless(err error) bool { return IsPermanent(err) || guard.IsMisuse(err) }
 
-// RetryAfter marks an error that is not worth another try before d has passed, for example because
-// of a remote's Retry-After header. It counts as an attempt, like any other error. Under
+// RetryAfter marks an error that should not be retried before d has passed, for example because of
+// a remote's Retry-After header. It counts as an attempt, like any other error. Under
 // [ParkOrderingKey] only the message's ordering key waits; otherwise the partition does. If d is 0
 // or negative, the error is returned as it is. A d above 24 hours counts as 24 hours. Nil stays
 // nil.

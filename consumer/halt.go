@@ -20,8 +20,8 @@ const (
 	HaltForeignCluster HaltReason = "foreign-cluster"
 	// HaltNewTopic: the topic was deleted and created again.
 	HaltNewTopic HaltReason = "new-topic"
-	// HaltHistoryLost: by Kafka's offset this consumer has worked here, but the database has no
-	// record of it.
+	// HaltHistoryLost: Kafka's offset shows that this consumer has worked here, but the database
+	// has no record of it.
 	HaltHistoryLost HaltReason = "history-lost"
 	// HaltTruncated: the log ends before the position, or holds another record there.
 	HaltTruncated HaltReason = "truncated"
@@ -34,10 +34,10 @@ const (
 	HaltOtherShard HaltReason = "other-shard"
 	// HaltNoShard: shard.Config.OfPartition names no database for the partition.
 	HaltNoShard HaltReason = "no-shard"
-	// HaltCopies: Config.Copies, or the topics without it, differ from what the ids of the scope
-	// mean.
+	// HaltCopies: Config.Copies, or the topics if it is not set, contradict the meaning of the
+	// scope's ids.
 	HaltCopies HaltReason = "copies"
-	// HaltClass: Config.Horizon is not the class of horizon that the scope has.
+	// HaltClass: Config.Horizon differs from the scope's class of horizon.
 	HaltClass HaltReason = "class"
 	// HaltBlocked: a message cannot be applied and must not be passed over, because of
 	// BlockPartition or because the server refuses its transaction.
@@ -47,9 +47,9 @@ const (
 	HaltEverythingFails HaltReason = "everything-fails"
 )
 
-// HaltError means that a partition cannot continue by itself without the risk of losing or
-// repeating messages. It names the command that resolves the halt. Other partitions continue; the
-// halted one checks again every few seconds.
+// HaltError means that a partition cannot continue without the risk of losing or repeating
+// messages. It names the command that resolves the halt. Other partitions continue; the halted one
+// checks again every few seconds.
 type HaltError struct {
 	Scope     string
 	Group     string // the group that this process is a member of
@@ -64,13 +64,13 @@ type HaltError struct {
 	// is one database.
 	Shard, Other string
 
-	// Redrive are the commands that retry what was parked, in a halt "everything-fails". Run them
-	// when the cause is repaired. There is none for messages that are too old: an operator has to
-	// find out first which of them were applied.
+	// Redrive has the commands that retry the parked messages, in a halt "everything-fails". Run
+	// them once the cause is repaired. Messages that are too old have no command, because an
+	// operator must first find out which of them were applied.
 	Redrive []string
 
 	// RetainedUntil is when retention by time may begin to delete the record at Position. Zero if
-	// it is not known or there is no such time.
+	// unknown or if there is no such time.
 	RetainedUntil time.Time
 
 	blockedAt    int64 // in a halt "blocked": offset of the message
@@ -133,9 +133,9 @@ func (e *HaltError) resolve() string {
 }
 
 // Command returns the command that resolves the halt, for a POSIX shell. If the halt takes two, it
-// returns the first; if none resolves it (no-shard, copies), it returns "". The operator fills in
-// OFFSET, if the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. In a halt
-// "foreign-group" the command is refused until the other group has released the cursor.
+// returns the first; if no command resolves it (no-shard, copies), it returns "". The operator
+// fills in OFFSET, if the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. In
+// a halt "foreign-group" the command is refused until the other group has released the cursor.
 func (e *HaltError) Command() string {
 	switch {
 	case e.Reason == HaltNoShard, e.Reason == HaltCopies:

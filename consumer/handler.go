@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
-// Errors of handlers that do not behave.
+// Errors of handlers that take too long.
 var (
 	// ErrHandlerTimeout is the error of a handler whose context ended because Config.HandlerTimeout
 	// or Config.BatchTimeout had passed.

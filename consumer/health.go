@@ -80,16 +80,15 @@ func (c *Consumer) unhealthy() (faults []error) {
 //   - a process that has not been a member of its group for that long;
 //   - a handler that does not return.
 //
-// Use it for alerts and status pages. Do not use it as a liveness probe: a restart repairs only
-// what [Consumer.Live] returns.
+// Use it for alerts and status pages. Do not use it as a liveness probe: a restart repairs only the
+// fault that [Consumer.Live] returns.
 func (c *Consumer) Healthy() error {
 	return errors.Join(append(c.unhealthy(), c.Live())...)
 }
 
 // Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and
-// the source has joined its group. A partition that is halted does not matter, nor does a process
-// to which the group has assigned no partition. Before that, and from the moment that Run's context
-// ends, it returns an error.
+// the source has joined its group. Halted partitions do not matter, and a process without
+// partitions is ready too. Before that, and once Run's context has ended, it returns an error.
 //
 // A source of your own takes part if it has a method Ready() error; see [Source].
 func (c *Consumer) Ready() error {

@@ -15,9 +15,9 @@ import (
 // Start returns is the step's, and is passed to End; it must derive from the one that Start gets.
 // The other hooks are called once, after the event and outside any transaction.
 //
-// A hook observes, and cannot change what the consumer does. If it panics, that is logged, at most
-// once a minute for each hook, and the work goes on. If it was a Start, or one that returned nil,
-// the step's context is the one that Start got. A hook must not call runtime.Goexit, nor use the
+// A hook observes the consumer and cannot change its work. If a hook panics, the consumer logs
+// that, at most once a minute for each hook, and continues. If a Start panics or returns nil, the
+// step's context is the one that Start got. A hook must not call runtime.Goexit, nor use the
 // messages that it gets after it has returned.
 type Hooks struct {
 	// FetchStart and FetchEnd enclose one fetch, which may wait for records.
@@ -49,7 +49,7 @@ type Hooks struct {
 	// Batch is called after each committed transaction of messages from the log.
 	Batch func(BatchDone)
 
-	// Retry is called when something has failed and will be tried again.
+	// Retry is called after a failure that will be retried.
 	Retry func(MessageEvent)
 
 	// Parked is called for each parked message, after the commit. It is called again if a message
@@ -59,8 +59,8 @@ type Hooks struct {
 	// Resolved is called for each parked message that was applied later, after the commit.
 	Resolved func(MessageEvent)
 
-	// Hung is called if a handler does not return although its context has ended. Its connection is
-	// cut, and the partition continues without it.
+	// Hung is called if a handler does not return although its context has ended. The consumer cuts
+	// its connection, and the partition continues without it.
 	Hung func(MessageEvent)
 
 	// Halted is called when a partition halts, and each time it is found still halted.
@@ -69,9 +69,8 @@ type Hooks struct {
 	// Paused is called when a partition stops because an operator paused it.
 	Paused func(PartitionEvent)
 
-	// WindowFull is called when a partition whose transactions run side by side
-	// (Config.Concurrency) waits for one message, because it has read Config.Window messages above
-	// it. It is called once for each such message.
+	// WindowFull is called when a partition with Config.Concurrency waits for one message because
+	// it has read Config.Window messages above it. It is called once for each such message.
 	WindowFull func(MessageEvent)
 
 	// Owned is called when this process has taken over a partition, with the position from which it
@@ -82,7 +81,7 @@ type Hooks struct {
 	Released func(PartitionEvent)
 
 	// OffsetIgnored is called if another program committed the offset in Kafka, for example
-	// kafka-consumer-groups. Such an offset changes nothing.
+	// kafka-consumer-groups. Such an offset has no effect.
 	OffsetIgnored func(PartitionEvent)
 
 	// Repartitioned is called if a topic has more partitions than when this scope began to read it.
@@ -97,7 +96,7 @@ type Fetch struct {
 	Partition     int32
 	From          int64
 	Messages      int
-	Bytes         int // what the messages count against Config.PrefetchBytes
+	Bytes         int // size of the messages, as counted against Config.PrefetchBytes
 	Next          int64
 	HighWatermark int64
 	LastStable    int64 // last stable offset
@@ -105,8 +104,8 @@ type Fetch struct {
 }
 
 // BatchDone describes one transaction. If COMMIT's answer was lost and the consumer found out later
-// that it had committed, Handled, Duplicates and Parked are 0, and Hooks.Parked is not called: only
-// the database knows what the transaction did.
+// that it had committed, Handled, Duplicates and Parked are 0, and Hooks.Parked is not called,
+// because only the database has the counts.
 type BatchDone struct {
 	Topic     string
 	Partition int32
@@ -130,8 +129,8 @@ type MessageEvent struct {
 	Offset    int64 // -1 if a Retry concerns no message
 	Err       error // why it is tried again, or was parked
 
-	// Of a Retry: how many messages are tried again, after which wait. Parked means that it is
-	// retried from the database, and only its ordering key waits.
+	// Of a Retry: the number of messages that are retried, and the wait before it. Parked means
+	// that the message is retried from the database and only its ordering key waits.
 	Messages int
 	Wait     time.Duration
 	Parked   bool
@@ -148,10 +147,10 @@ type MessageEvent struct {
 	// run.
 	Duplicate bool
 
-	// Stack is that of a hung handler's goroutine, in the format of runtime.Stack.
+	// Stack is the stack of a hung handler's goroutine, in the format of runtime.Stack.
 	Stack string
 
-	// Blocked is what a full window waits for.
+	// Blocked is the message that a full window waits for.
 	Blocked *BlockedBy
 }
 
@@ -166,8 +165,8 @@ type PartitionEvent struct {
 	Epoch int64
 	Clean bool
 
-	// Offset is the one in Kafka: that is committed there, or that another program wrote. Metadata
-	// is that program's. To handle messages again use `onlyonce replay`.
+	// Offset is the offset in Kafka that this consumer commits or another program wrote. Metadata
+	// is the other program's. To handle messages again use `onlyonce replay`.
 	Offset   int64
 	Metadata string
 

@@ -14,8 +14,7 @@ import (
 type Horizon int
 
 const (
-	// HorizonStandard is for scopes that choose nothing. Its ring is consumer_keys, with 7 days in
-	// a new database.
+	// HorizonStandard is the default. Its ring is consumer_keys, with 7 days in a new database.
 	HorizonStandard Horizon = iota
 
 	// HorizonShort is for topics of many messages whose copies come soon or never. Its ring is

@@ -19,7 +19,7 @@ import (
 // different message about the same entity would be taken for a copy of the first and be lost.
 type KeyFunc func(*Message) (string, error)
 
-// ErrNoKey means that a message has no id in the place that its KeyFunc reads.
+// ErrNoKey means that a message has no id where its KeyFunc looks for it.
 var ErrNoKey = errors.New("message has no id")
 
 // HeaderKey returns a KeyFunc that reads the id from the record header with the name, for example
@@ -75,7 +75,7 @@ func JSONKey(pointer string) KeyFunc {
 }
 
 // PayloadKey returns a KeyFunc that uses a hash of the record's key and value as the id, for
-// messages that carry none. The hash is SHA-256, in hex, over "onlyonce/payload/1" and both, each
+// messages that carry no id. The hash is SHA-256, in hex, over "onlyonce/payload/1" and both, each
 // preceded by its length as a big-endian uint32. A record without a value has no id.
 //
 // Use it only if two messages with the same bytes are never both intended. For example, two

@@ -17,8 +17,8 @@ import (
 // Message is one record of the log. Each run of a handler gets its own copy of the struct, so it
 // may assign fields. A handler must not keep the message after it returns.
 //
-// The byte slices belong to the log. If a handler changes them in place, the consumer gives it
-// copies of all of them from then on, which costs memory (D6).
+// The byte slices belong to the log. If a handler changes them in place, the consumer hands out
+// copies from then on, which costs memory (D6).
 type Message struct {
 	Topic     string
 	Partition int32
@@ -94,8 +94,8 @@ func (m *Message) Header(name string) (value []byte, ok bool) {
 // structSizes are the sizes of a Message and of a Header, without the bytes that they refer to.
 var structSizes = struct{ message, header int }{int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()), int(reflect.TypeFor[Header]().Size())}
 
-// Size is how many bytes of memory the message takes: key, value and headers, plus about 400 bytes.
-// It counts that much against [Config.PrefetchBytes].
+// Size is the memory that the message takes, in bytes: key, value and headers, plus about 400. It
+// counts against [Config.PrefetchBytes].
 func (m *Message) Size() int {
 	n := structSizes.message + len(m.Key) + len(m.Value) + len(m.Headers)*structSizes.header
 	for _, h := range m.Headers {

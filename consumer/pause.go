@@ -11,10 +11,10 @@ import (
 // errPaused means that an operator has paused the partition.
 var errPaused = errors.New("paused")
 
-// Pause stops the work on one partition, in whichever process it is, until [Consumer.Resume]. It
-// survives restarts. The owner notices within a second or two, finishes its batch, and keeps the
-// partition. If topic is empty, everything in this consumer's scope pauses, in each of its shards,
-// and partition is ignored. `onlyonce cursor pause` does the same.
+// Pause pauses one partition, in any process that owns it and across restarts, until
+// [Consumer.Resume]. The owner notices within two seconds, finishes its current batch, and keeps
+// the partition. If topic is empty, Pause ignores partition and pauses the whole scope, in each of
+// its shards. `onlyonce cursor pause` does the same.
 func (c *Consumer) Pause(ctx context.Context, topic string, partition int32, reason string) error {
 	if reason == "" {
 		return fmt.Errorf("%w: Pause: reason must not be empty: operators read it", ErrConfig)
@@ -47,8 +47,8 @@ func (c *Consumer) execInShards(ctx context.Context, topic string, partition int
 	return errors.Join(faults...)
 }
 
-// Resume ends a pause with the same topic and partition. A pause of the whole scope holds until it
-// is ended in the same way, with an empty topic.
+// Resume ends a pause with the same topic and partition. A pause of the whole scope ends only with
+// an empty topic.
 func (c *Consumer) Resume(ctx context.Context, topic string, partition int32) error {
 	if err := c.execInShards(ctx, topic, partition, cursors.ResumeSQL); err != nil {
 		return fmt.Errorf("consumer: resuming: %w", err)

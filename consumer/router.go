@@ -22,7 +22,7 @@ type Router struct {
 	// unknown type. Required.
 	By KeyFunc
 
-	// Handlers are the handlers by type. At least one is required; none may be nil.
+	// Handlers are the handlers by type. At least one is required, and each must be non-nil.
 	Handlers map[string]Handler
 
 	// Unknown handles messages of all other types. Use [Skip] to pass over them. Defaults to a
@@ -30,7 +30,7 @@ type Router struct {
 	Unknown Handler
 }
 
-// Skip is a Handler that does nothing: the message counts as applied. See Router.Unknown.
+// Skip is a Handler without effects: the message counts as applied. See Router.Unknown.
 func Skip(context.Context, Tx, *Message) error { return nil }
 
 // Handler returns the router as a handler. It panics if a required field is not set, because that

@@ -7,18 +7,18 @@ import (
 )
 
 // Source is where a consumer's messages come from. Package kafkasource has one for
-// segmentio/kafka-go, package franzsource one for twmb/franz-go. Package source has what one is
-// made of; if you write another, run consumertest.Conformance on it.
+// segmentio/kafka-go, package franzsource one for twmb/franz-go. To write another, use the types of
+// package source and run consumertest.Conformance on it.
 //
-// A Source decides which partitions this process owns. The consumer decides what happens to their
-// messages, and the database decides which process may commit. A Source that is wrong about
-// ownership therefore costs work, but never causes a second effect.
+// A Source decides which partitions this process owns. The consumer handles their messages, and the
+// database decides which process may commit. A Source that is wrong about ownership therefore costs
+// work, but never causes a second effect.
 //
 // A Source may have three more methods. If it has Topics() []string, which returns the topics that
 // it reads, New refuses several topics without a choice of [Config.Copies]. Without that method,
 // several topics are found only when the source hands over partitions of a second one, and these
 // partitions halt. If it has Validate() error, New adds the faults that it returns to its own. If
-// it has Ready() error, which returns nil while it is a member of its group, [Consumer.Ready] asks
+// it has Ready() error, which returns nil while it is a member of its group, [Consumer.Ready] calls
 // it.
 type Source interface {
 	// Group is the name of the consumer group. A cursor belongs to one group; under another group
@@ -28,7 +28,7 @@ type Source interface {
 	// Run joins the group and hands over each partition that this process comes to own, by calling
 	// own in a new goroutine for each. The context of own ends when the partition is to be given
 	// up: after a rebalance, or when ctx is done. Run releases the partition only after own has
-	// returned, or when the group's patience is over. After that, Commit fails.
+	// returned, or when the group waits no longer. After that, Commit fails.
 	//
 	// If own returns [source.ErrOwnershipLost] while its context is alive, Run must prove
 	// membership anew (rejoin) before it hands over that partition again. If own returns any other
@@ -37,8 +37,8 @@ type Source interface {
 	// nil.
 	//
 	// Run returns nil once ctx is done and every own has returned. If brokers cannot be reached, it
-	// retries without end, except for the first connection: that must fail with an error that names
-	// the address. A topic that does not exist is an error too.
+	// retries without end. Only the first connection must fail, with an error that names the
+	// address. A topic that does not exist is an error too.
 	Run(ctx context.Context, own func(ctx context.Context, p source.Partition[*Message]) error) error
 }
 

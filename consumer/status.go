@@ -19,8 +19,8 @@ select topic, partition, count(*) filter (where state = 'waiting'), count(*) fil
        count(*) filter (where state = 'blocked')
   from onlyonce.parked where scope = $1 and settled_at is null and kind <> 'call' group by topic, partition`
 
-// PartitionStatus describes a partition that this process owns, or from which a share group
-// delivers messages to it.
+// PartitionStatus describes a partition that this process owns or, in a share group, gets messages
+// of.
 type PartitionStatus struct {
 	Topic     string
 	Partition int32
@@ -37,13 +37,12 @@ type PartitionStatus struct {
 	LastStable int64
 
 	// WaitingSince is when this process first found that it had read everything below LastStable
-	// while records above it are held back. It waits there until the Kafka transaction ends; see
-	// docs/operations.md, "When a partition waits for a transaction". Zero if it does not wait for
-	// one.
+	// while an open Kafka transaction holds back the records above it; see docs/operations.md,
+	// "When a partition waits for a transaction". Zero if the partition does not wait for one.
 	WaitingSince time.Time
 
-	// BlockedBy is the message that holds up Position although later ones are done. Nil if none
-	// does; always nil if Config.Concurrency is 1.
+	// BlockedBy is the message that holds up Position although later ones are done. Nil if no
+	// message does; always nil if Config.Concurrency is 1.
 	BlockedBy *BlockedBy
 
 	// LastBatch is when this process last committed a transaction of messages from the log. Zero if
@@ -54,22 +53,21 @@ type PartitionStatus struct {
 	Paused      bool
 	Halted      *HaltError // why the partition is halted, nil if it is not
 	HaltedSince time.Time  // when this process first found the halt; zero if Halted is nil
-	// Failing is the error of an attempt or a query that is being retried, and FailingSince is when
-	// that began. Nil if nothing is failing. A parked message that is retried does not count.
+	// Failing is the error of an attempt or a query that is being retried, or nil, and FailingSince
+	// is when that began. A parked message that is retried does not count.
 	Failing      error
 	FailingSince time.Time
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
 
 	// Delivered means that a share group delivers messages of the partition to this process, which
-	// does not own it. The owner's status is another one. Epoch, HighWatermark, Lag, LastStable and
-	// the parked messages are 0 here.
+	// does not own it. The owner has a status of its own. Epoch, HighWatermark, Lag, LastStable and
+	// the counts of parked messages are 0 here.
 	Delivered bool
 }
 
 // BlockedBy is a message that holds up the position of its partition although later messages are
-// done: it takes long, is tried again, or waits for an earlier message of its ordering key that
-// does.
+// done: it is slow, is retried, or waits for such a message of its ordering key.
 type BlockedBy struct {
 	Offset int64
 	Key    string    // hash of its ordering key, in hexadecimal; empty if it has none
@@ -227,9 +225,9 @@ func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3
 
 // Status returns the status of each partition that this process owns, ordered by topic and
 // partition, and of each from which a share group has delivered messages to it. It may be called at
-// any time. Only the parked messages are counted in the database, with one query; positions and lag
-// are as of the last batch and the last fetch. With a [shard.Set] it queries each database, and
-// fails if one does not answer.
+// any time. It counts parked messages with one query; positions and lag are as of the last batch
+// and the last fetch. With a [shard.Set] it queries each database, and fails if one does not
+// answer.
 func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	counts := map[partitionPlace][3]int{}
 	for _, d := range c.databases() {

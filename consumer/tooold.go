@@ -11,13 +11,13 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// TooOld decides what the consumer does with a message whose id says that it was made so long ago
-// that its key may be forgotten. Such a message is either a copy of one that was applied, or was
-// never applied, and the database does not know which.
+// TooOld decides about messages so old, by the time of their id, that their key may be forgotten.
+// Such a message is either a copy of an applied one or was never applied, and the database cannot
+// distinguish the two.
 //
-// The consumer compares the id's time with what its database has forgotten, and not with the clock.
-// So a message that waited in the log while the consumer was down is not too old, because keys are
-// kept for it (K6).
+// The consumer compares the id's time with the keys that its database has forgotten, not with the
+// clock. So a message that waited in the log while the consumer was down is not too old, because
+// keys are kept for it (K6).
 type TooOld int
 
 const (
@@ -45,13 +45,13 @@ func IDTime(_ *Message, id string) (time.Time, error) {
 //
 //	TimedKey(HeaderKey("message-id"), IDTime)
 //
-// With it the consumer finds messages that are older than what the database remembers;
+// With it the consumer detects messages older than the keys that the database remembers;
 // [Config.TooOld] is then required. made returns when the id of a message was made, by its
 // producer's clock. An error means that the id has no time: the message is parked with reason
-// no-key. The time must be the same on each copy of a message. It must therefore not be the
-// record's timestamp if a copy is produced anew.
+// no-key. The time must be the same on each copy of a message, so it must not be the record's
+// timestamp if copies are produced anew.
 //
-// Config.Key has to be the function that TimedKey returns, and no function around it.
+// Config.Key must be the function that TimedKey returns, not a wrapper of it.
 func TimedKey(key KeyFunc, made func(m *Message, id string) (time.Time, error)) KeyFunc {
 	return func(m *Message) (string, error) {
 		m.timed = true

@@ -11,9 +11,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
-// Tx is the transaction that a handler works in. It is a [pgx.Tx] without Commit, Rollback and
-// Conn, because the handler's writes, the claim of its message and the position commit together or
-// not at all. It is valid until the handler returns. It has the methods of sqlc's DBTX.
+// Tx is a handler's transaction. It is a [pgx.Tx] without Commit, Rollback and Conn, because the
+// handler's writes, the claim of its message and the position commit together or not at all. It is
+// valid until the handler returns. It has the methods of sqlc's DBTX.
 //
 // Use it from one goroutine at a time; goroutines may take turns. If two calls overlap, both fail,
 // and so does the attempt. Reading rows and reading the results of a batch are calls too. So are
@@ -90,9 +90,9 @@ func (c *Consumer) logStray(err error) {
 	c.cfg.Logger.Error("onlyonce: a handler queued a statement after it had returned; it was not sent", "scope", c.cfg.Scope, "error", err)
 }
 
-// For returns tx for one message of a batch. Calls that are enqueued through it derive their keys
-// from that message, so the keys are the same however the batch is divided the next time. A
-// [Handler] does not need it.
+// For returns tx for one message of a batch. Calls enqueued through it derive their keys from that
+// message, so the keys are the same however the batch is divided the next time. A [Handler] does
+// not need it.
 func For(tx Tx, m *Message) Tx { return &forMessage{tx, m.origin()} }
 
 // forMessage has the methods that package outbox looks for.

@@ -24,7 +24,7 @@ import (
 // for example, members that T does not have are ignored. Give T a method UnmarshalJSON to be
 // stricter.
 //
-// The error quotes nothing of the value, unless a method UnmarshalJSON does.
+// The error does not quote the value, unless a method UnmarshalJSON does.
 func JSON[T any](handle func(ctx context.Context, tx Tx, m *Message, value T) error) Handler {
 	if handle == nil {
 		return nil
@@ -42,7 +42,7 @@ func JSON[T any](handle func(ctx context.Context, tx Tx, m *Message, value T) er
 type Decoded[T any] struct {
 	// Message is the message, with its Value as it was received.
 	Message *Message
-	// Value is what the message's value was decoded into.
+	// Value is the decoded value.
 	Value T
 }
 

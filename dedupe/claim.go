@@ -14,7 +14,7 @@ import (
 
 // Tx is the part of a transaction that claiming needs: [pgx.Tx] has it, and so has the transaction
 // that a consumer's handler gets. Never pass a pool or a bare connection: a claim outside the
-// transaction of its effects protects nothing.
+// transaction of its effects does not protect them.
 type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -24,7 +24,7 @@ type Tx interface {
 // Outcome is the result of a claim. A duplicate is an outcome and not an error.
 type Outcome int16
 
-// Outcomes. The zero value is none of them, so that a program that ignores an error does not take
+// Outcomes. The zero value is not an outcome, so that a program that ignores an error does not take
 // it for Fresh.
 const (
 	// Fresh: the key was not claimed before. It is claimed now, and stays so if and only if this
@@ -54,8 +54,8 @@ func (o Outcome) String() string {
 // sqlFresh is how onlyonce.claim_standard returns Fresh; the other codes equal their outcomes.
 const sqlFresh = 0
 
-// ErrNoTransaction means that a claim, or an enqueued call, got a pool or a connection that is in
-// no transaction.
+// ErrNoTransaction means that a claim, or an enqueued call, got a pool or a connection without a
+// transaction.
 var ErrNoTransaction = guard.ErrNoTransaction
 
 // claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the
@@ -75,7 +75,7 @@ const claimSQL = `select onlyonce.claim_standard($1, $2)`
 // REPEATABLE READ and SERIALIZABLE the wait ends in SQLSTATE 40001 when the other one commits: run
 // the transaction again (PostgreSQL documentation, chapter "Transaction Isolation").
 //
-// A pool, and a connection that is in no transaction, are refused with [ErrNoTransaction].
+// A pool, and a connection without a transaction, are refused with [ErrNoTransaction].
 func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
 	outcomes, err := ClaimAll(ctx, tx, []Key{key})
 	if err != nil {

@@ -22,14 +22,14 @@ var (
 	// ErrConfig is wrapped by every error about a [DoConfig].
 	ErrConfig = errors.New("dedupe: bad configuration")
 
-	// ErrConflict is what [Do] returns if the key was claimed for another payload and
-	// DoConfig.OnConflict is not set. Nothing was written. One of the two producers is wrong: set
-	// the message aside, and never skip it.
+	// ErrConflict is returned by [Do] if the key was claimed for another payload and
+	// DoConfig.OnConflict is not set. Do wrote no data. One of the two producers is wrong: set the
+	// message aside, and never skip it.
 	ErrConflict = errors.New("dedupe: the key was claimed for another payload")
 
-	// ErrOutcomeUnknown is wrapped by an error of [Do] after which the transaction may have
-	// committed: the answer to COMMIT was lost, and no later attempt found out. Do not acknowledge
-	// the message: its next delivery finds out, because it claims the same key.
+	// ErrOutcomeUnknown is wrapped by an error of [Do] if the transaction may have committed: the
+	// answer to COMMIT was lost, and no later attempt learned the outcome. Do not acknowledge the
+	// message: its next delivery learns the outcome, because it claims the same key.
 	ErrOutcomeUnknown = errors.New("dedupe: it is unknown whether the transaction has committed")
 )
 
@@ -46,12 +46,12 @@ type GuardedTx interface {
 	Queue(sql string, args ...any)
 
 	// Savepoint calls fn, and undoes its writes if it returns an error or one of its statements
-	// fails. That error is returned, and the transaction goes on.
+	// fails. Savepoint then returns that error, and the transaction continues.
 	Savepoint(ctx context.Context, fn func() error) error
 }
 
-// Backoff bounds the pause before another attempt. It doubles from Min up to Max, with jitter. The
-// configuration that has one says what the defaults of Min and Max are.
+// Backoff bounds the pause before another attempt. It doubles from Min up to Max, with jitter. Each
+// configuration that has a Backoff names the defaults of Min and Max.
 type Backoff struct {
 	Min, Max time.Duration
 }
@@ -65,12 +65,12 @@ type Timeouts struct {
 	Lock time.Duration
 	// Statement bounds each statement (statement_timeout). Defaults to 30 s.
 	Statement time.Duration
-	// Idle ends the transaction if its function or handler sends nothing for so long
+	// Idle ends the transaction if its function or handler sends no statement for so long
 	// (idle_in_transaction_session_timeout). It also bounds for how long a process that was
 	// suspended keeps its locks. Defaults to 60 s.
 	Idle time.Duration
 	// Commit bounds COMMIT and ROLLBACK, which the end of the caller's context does not cut short.
-	// After it the outcome is unknown, and the next attempt finds out. Defaults to 15 s.
+	// After it the outcome is unknown until the next attempt learns it. Defaults to 15 s.
 	Commit time.Duration
 }
 
@@ -79,9 +79,9 @@ type Timeouts struct {
 type DoConfig struct {
 	// OnConflict handles a message whose key was claimed for another payload, for example by
 	// writing it to a table for an operator. Its writes commit by themselves; Do then returns
-	// Conflict and nil. Nothing remembers that it has run: if the answer to its COMMIT is lost it
-	// runs again, so write with "on conflict do nothing" or the like. Calls that it enqueues need
-	// an ID and a Scope of their own. Defaults to returning [ErrConflict].
+	// Conflict and nil. If the answer to its COMMIT is lost, it runs again, because its run is not
+	// recorded. So write with "on conflict do nothing" or the like. Calls that it enqueues need an
+	// ID and a Scope of their own. Defaults to returning [ErrConflict].
 	OnConflict func(ctx context.Context, tx GuardedTx) error
 
 	// Isolation is the transaction's level. Defaults to the database's default.
@@ -143,11 +143,10 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 //	}
 //
 // It returns [Fresh] if this call has applied the message, and [Duplicate] if it was applied
-// before; fn did not run to a commit then. Acknowledge the message in both cases. After an error
-// acknowledge nothing. A key that was claimed for another payload is [ErrConflict]; see
-// DoConfig.OnConflict.
+// before; fn did not run to a commit then. Acknowledge the message in both cases, but not after an
+// error. A key that was claimed for another payload is [ErrConflict]; see DoConfig.OnConflict.
 //
-// fn may run more than once, in another transaction each time: what it does outside of tx is not
+// fn may run more than once, in another transaction each time: its effects outside tx are not
 // undone. An error of fn rolls back and is returned. Do repeats the transaction, at most
 // DoConfig.MaxAttempts times with growing waits, if
 //
@@ -161,7 +160,7 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 //
 // # A COMMIT without an answer
 //
-// The next attempt claims the same key on another connection, and so asks for the outcome:
+// The next attempt claims the same key on another connection, and so learns the outcome:
 //
 //	attempt 1                        server                       attempt 2
 //	COMMIT is lost on its way        rolls back                   claim: fresh; fn runs; COMMIT
@@ -171,8 +170,8 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 //	                                 commits                      claim: duplicate
 //	                                 or rolls back                claim: fresh; fn runs; COMMIT
 //
-// A look at a table without the claim would prove nothing in the third case. If the attempts are
-// used up before the outcome is known, Do returns [ErrOutcomeUnknown].
+// In the third case, reading a table without the claim would not show the outcome. If the attempts
+// are used up before the outcome is known, Do returns [ErrOutcomeUnknown].
 //
 // Do is safe for concurrent use. It is for loops of your own; package consumer does all this and
 // more for Kafka.

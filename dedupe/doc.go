@@ -3,7 +3,7 @@
 // A message may be delivered more than once. For example the broker redelivers it after a crash, or
 // a producer that did not get an answer sends it again. [Claim] writes the message's key into the
 // inbox inside the caller's transaction. The key and the effects commit together or not at all. So
-// a later copy finds the key and does nothing. If the transaction rolled back, a copy finds no key
+// a later copy finds the key and is skipped. If the transaction rolled back, a copy finds no key
 // and is applied.
 //
 // [Do] is the whole loop around that: the transaction with its bounds, the claim, your function,
@@ -31,10 +31,10 @@
 // A claims k and writes; B claims k. B must not report a duplicate yet: if A rolls back, the
 // message would never be applied. So B waits at the primary key of the segment until A ends, and is
 // then a duplicate or fresh. B reads A's fingerprint in a later statement than the one that waited,
-// because under READ COMMITTED only that later one sees what A committed. Under REPEATABLE READ and
-// above PostgreSQL ends B with SQLSTATE 40001 instead.
+// because under READ COMMITTED only the later one sees A's writes. Under REPEATABLE READ and above
+// PostgreSQL ends B with SQLSTATE 40001 instead.
 //
-// # What a key is
+// # Keys
 //
 // An id alone is not enough: two tenants may choose the same one, and two consumers each apply a
 // message once. The stored key is a 128-bit hash over tenant, scope and id; [Key.Hash] documents
@@ -50,12 +50,13 @@
 // write to consumer_keys, or to the ring of another class, whose horizon is by the time of their
 // log. A scope belongs to one of the two.
 //
-// A claim has its transaction id before it reads, in a later statement, which segment is current.
+// A claim gets its transaction id first, and reads in a later statement which segment is current.
 // It reads the closed segments. If a segment is draining, the claim inserts into that before it
 // inserts into the current one. A key is fresh only if it is new in all of them. Package
-// internal/ring describes how the ring moves, and docs/guarantees.md (K3 to K6) what would go wrong
-// otherwise. Above READ COMMITTED a claim may find that the ring has moved since the transaction's
-// snapshot: it fails with SQLSTATE 40001, as for an uncommitted copy. Run the transaction again.
+// internal/ring describes how the ring moves, and docs/guarantees.md, rules K3 to K6, the failures
+// that this prevents. Above READ COMMITTED a claim may find that the ring has moved since the
+// transaction's snapshot: it fails with SQLSTATE 40001, as for an uncommitted copy. Run the
+// transaction again.
 //
 // Package consumer does all this and more for Kafka; this package is for loops of your own, and for
 // other stacks.

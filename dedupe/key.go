@@ -10,8 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// Key names one logical message. All copies of the message have the same Key, however often and on
-// whatever way they arrive.
+// Key names one logical message. All copies of the message have the same Key, however often and by
+// whatever route they arrive.
 type Key struct {
 	// Tenant separates customers that choose their message ids themselves. Defaults to one tenant.
 	Tenant string
@@ -33,7 +33,7 @@ type Key struct {
 	Fingerprint Fingerprint
 }
 
-// Fingerprint is a short hash of a payload. The zero value is none: a Key without a choice is
+// Fingerprint is a short hash of a payload. The zero value means not chosen: a Key with it is
 // refused.
 type Fingerprint struct {
 	value int64

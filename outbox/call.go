@@ -36,9 +36,10 @@ type Call struct {
 	// stays pending. Required.
 	Sink string
 
-	// Name says what the call does, for example "charge" or "notify-warehouse". It is part of the
-	// call's identity: two calls of one message must differ in Name or ID. If you rename a call in
-	// your code, a message that is handled again makes another call. Required; at most 100 bytes.
+	// Name is the action that the call asks for, for example "charge" or "notify-warehouse". It is
+	// part of the call's identity: two calls of one message must differ in Name or ID. If you
+	// rename a call in your code, a message that is handled again makes another call. Required; at
+	// most 100 bytes.
 	Name string
 
 	// ID distinguishes calls of one Name that one message asks for, for example by the sku of an
@@ -49,21 +50,21 @@ type Call struct {
 	// required.
 	ID string
 
-	// Scope and Tenant name who asks for the call in a transaction of your own. Scope is the
+	// Scope and Tenant name the origin of the call in a transaction of your own. Scope is the
 	// service or component that enqueues, and is required then. Tenant is the customer, if
 	// customers choose ids themselves. Both are part of the call's identity. In a consumer's
 	// handler both come from the message and must be empty here. At most 255 bytes each.
 	Scope  string
 	Tenant string
 
-	// OrderingKey names what the call is about, for example an account, if calls about one thing
+	// OrderingKey names the subject of the call, for example an account, if calls about one subject
 	// must arrive in order. Calls with the same sink, tenant, scope and ordering key are sent one
 	// after another, in the order in which their transactions committed. If one fails, it is tried
 	// again before the later ones, and only those wait. If one is given up, they wait for an
 	// operator (see RelayConfig.PassOn).
 	//
 	// Enqueue locks the key until the transaction ends, so enqueue late. In a consumer's handler
-	// that is done for you. At most 1,024 bytes. Defaults to empty: the call waits for no other.
+	// the consumer does that. At most 1,024 bytes. Defaults to empty: the call waits for no other.
 	//
 	// Its part up to its first colon or slash is its prefix, which can have a rate (see [Rate]): of
 	// "account-17:card-3" that is "account-17:".
@@ -77,7 +78,7 @@ type Call struct {
 	// Method is POST, PUT, PATCH or DELETE. Defaults to POST.
 	Method string
 
-	// Target is what the call addresses below the sink's base URL: a path and an optional query,
+	// Target is the address of the call below the sink's base URL: a path and an optional query,
 	// percent-encoded, for example "/charges?expand=fees". It cannot leave the base URL: it holds
 	// no host and no dot segments. At most 2 KiB. Defaults to the base URL itself.
 	Target string
@@ -93,9 +94,9 @@ type Call struct {
 	// Trace is the W3C trace context (https://www.w3.org/TR/trace-context/) of the transaction that
 	// asks for the call: a traceparent, and a tracestate in a second line if there is one. The sink
 	// sends it with the call. It is no part of the frozen bytes. At most 1 KiB. In a handler it
-	// defaults to what the Trace function of its configuration returns for the context that Enqueue
-	// gets, or else to the message's own traceparent and tracestate. In a transaction of your own
-	// it defaults to none.
+	// defaults to the result of its configuration's Trace function for Enqueue's context, or else
+	// to the message's own traceparent and tracestate. In a transaction of your own it defaults to
+	// none.
 	Trace string
 
 	// Capture asks for the remote's answer. RelayConfig.Complete receives it before the call counts
@@ -118,14 +119,13 @@ type Sealer interface {
 	Seal(key [16]byte, body []byte) ([]byte, error)
 	// Open decrypts what Seal returned for the same key. An error that wraps [seal.ErrValue] means
 	// that sealed will never open: the call is parked and waits for an operator. After any other
-	// error, for example if an encryption key is not deployed yet, the relay tries again. It does
-	// so every 10 s, within RelayConfig.Backoff. Neither counts as an attempt at
-	// the call.
+	// error, for example if an encryption key is not deployed yet, the relay tries again every 10
+	// s, within RelayConfig.Backoff. Neither counts as an attempt at the call.
 	Open(key [16]byte, sealed []byte) ([]byte, error)
 }
 
 // ErrCall is wrapped by every error about a call that cannot be enqueued as it is: a field breaks
-// its rule, or the message asks for a call of that name and Call.ID already.
+// its rule, or the message has already asked for a call of that name and Call.ID.
 var ErrCall error = guard.Misuse("outbox: bad call")
 
 // callRow is a call as it is stored.

@@ -36,7 +36,7 @@ type RelayConfig struct {
 	// LeaseTTL is how long the lanes of a dead relay wait until another relay takes them over and
 	// sends their rows again: 1 s to 10 minutes. The relay renews its leases after a third of it,
 	// and stops sending nine tenths of it after it sent the last renewal. If it is short, a slow
-	// database loses leases, and calls that were under way are made again. Statements of the relay
+	// database costs leases, and calls that were under way are sent again. Statements of the relay
 	// may take a third of it. Defaults to 30 s.
 	LeaseTTL time.Duration
 
@@ -47,22 +47,22 @@ type RelayConfig struct {
 
 	// Retention is how long calls are kept in the log after they were written, and settled calls in
 	// onlyonce.parked: at least 1 minute. Operators look at them. If a message is handled again,
-	// for example in a replay or after a failover, its call's bytes are compared with what was
-	// written first.
+	// for example in a replay or after a failover, its call's bytes are compared with those written
+	// first.
 	//
 	// The log is dropped by segments, so the oldest calls are kept for up to half as long again. A
-	// segment that holds calls which are not sent yet is kept. All relays of a database should set
-	// the same value. Defaults to 7 days.
+	// segment with unsent calls is kept. All relays of a database should set the same value.
+	// Defaults to 7 days.
 	Retention time.Duration
 
-	// SegmentBytes is the size at which the log goes on in another segment, in bytes: at least 1
+	// SegmentBytes is the size at which the log continues in another segment, in bytes: at least 1
 	// MiB. There are six segments. If four full ones are younger than Retention, the current one
 	// grows. Defaults to 256 MiB.
 	SegmentBytes int64
 
-	// DrainTimeout is how long calls under way may go on after Run's context has ended: 1 ms to 10
-	// minutes. A call that is cut off then is sent again later, under the same key. Defaults to 10
-	// s.
+	// DrainTimeout is how long calls under way may continue after Run's context has ended: 1 ms to
+	// 10 minutes. A call that is cut off then is sent again later, under the same key. Defaults to
+	// 10 s.
 	DrainTimeout time.Duration
 
 	// Rates limit how many calls all relays together start a second, and have under way at once, to
@@ -70,7 +70,7 @@ type RelayConfig struct {
 	// last sets those of its sinks. Defaults to none.
 	Rates []Rate
 
-	// PassOn lets the later calls of an ordering key go on if one is given up: rejected by the
+	// PassOn lets the later calls of an ordering key continue if one is given up: rejected by the
 	// remote, or of unknown outcome. Defaults to false: they wait until an operator has resolved
 	// it.
 	PassOn bool
@@ -79,7 +79,7 @@ type RelayConfig struct {
 	// its key. It asks the remote by the remote's own means, for example for a charge with the
 	// call's reference. If applied is true, the call is settled. If it is false, the relay sends
 	// the call again under the same key: return that only if no call is under way that the remote
-	// could still apply. If it is not known yet, return an error, and the relay asks again later.
+	// could still apply. If that is not known yet, return an error, and the relay asks again later.
 	//
 	// A call with Call.Capture that was applied is settled without Complete, because its answer is
 	// lost. Reconcile must be safe for concurrent use. Its context ends after the sink's timeout.
@@ -95,15 +95,15 @@ type RelayConfig struct {
 	// if calls capture.
 	Complete func(ctx context.Context, tx dedupe.GuardedTx, d *Delivery, answer *Response) error
 
-	// WaitFor names standbys, by their application_name, that must have flushed what was committed
-	// before a call goes out. So a failover to one of them undoes no work whose calls went out.
-	// While one of them is away, nothing is sent. It needs the rights of pg_monitor. Defaults to
-	// none: a failover may leave calls for work that was undone.
+	// WaitFor names standbys, by their application_name. A call goes out only after they have
+	// flushed the commit of its work, so a failover to one of them does not undo that work. While
+	// one of them is away, no calls are sent. It needs the rights of pg_monitor. Defaults to none:
+	// a failover may undo work whose calls went out.
 	WaitFor []string
 
-	// Listen holds one connection that listens for a [Notifier], so that calls that other processes
-	// enqueue go out at once. It does not work through PgBouncer in transaction mode. Defaults to
-	// false: such calls are found at the next poll.
+	// Listen holds one connection that listens for a [Notifier], so that other processes' calls go
+	// out at once. It does not work through PgBouncer in transaction mode. Defaults to false: the
+	// next poll finds such calls.
 	Listen bool
 
 	// Sealer opens the bodies of calls that were sealed. Required if calls are sealed.
@@ -113,10 +113,10 @@ type RelayConfig struct {
 	Hooks Hooks
 
 	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
-	// line if there is one. A call that Complete enqueues carries what Trace returns for the
-	// context that Enqueue gets. Package telemetry sets it. It must be safe for concurrent use. If
-	// it panics or returns "" or anything else, the call carries the trace context of the call that
-	// is completed. Defaults to that for all of them.
+	// line if there is one. It is called with the context of an Enqueue in Complete, and the new
+	// call carries the result. Package telemetry sets it. It must be safe for concurrent use. If it
+	// panics, or returns "" or anything but a trace context, the new call carries that of the
+	// completed call. Defaults to the completed call's for all of them.
 	Trace func(ctx context.Context) string
 
 	// Logger receives events that cannot be returned as an error: parked calls, lost leases, failed

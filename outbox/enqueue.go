@@ -43,7 +43,7 @@ type handlerTx interface {
 
 // Enqueue writes a call in the caller's transaction, together with the effects that ask for it. If
 // the transaction commits, a relay sends the call until the remote has given a final answer, always
-// under the same key and with the same bytes. If it rolls back, nothing is ever sent.
+// under the same key and with the same bytes. If it rolls back, the call is never sent.
 //
 // In a consumer's handler the key derives from the message, so the call is the same each time the
 // message is handled. In a transaction of your own (a [pgx.Tx]) there is no message: Call.ID and

@@ -10,9 +10,9 @@ import (
 // sink's lanes, so they must be safe for concurrent use. A hook that blocks holds up its lane. Nil
 // hooks are skipped. [Hooks.Join] joins several users of them. The structs may get more fields.
 //
-// A hook observes, and cannot change what the relay does. If it panics, that is logged, at most
-// once a minute for each hook, and the work goes on. If it was AttemptStart, or that returned nil,
-// the attempt's context is the one that it got. A hook must not call runtime.Goexit.
+// A hook observes the relay and cannot change its work. If a hook panics, the relay logs that, at
+// most once a minute for each hook, and continues. If AttemptStart panics or returns nil, the
+// attempt's context is the one that it got. A hook must not call runtime.Goexit.
 type Hooks struct {
 	// AttemptStart and AttemptEnd enclose one attempt: a Send, the part of one call in a SendBatch,
 	// or a call of RelayConfig.Complete or RelayConfig.Reconcile. An attempt whose lease or key
@@ -53,8 +53,7 @@ type Attempt struct {
 	Name string
 	// Number counts from 1: all attempts at the call and at its completion.
 	Number int
-	// Batch is how many calls the SendBatch makes that this attempt is a part of, or 0 if it is not
-	// part of one.
+	// Batch is the number of calls in this attempt's SendBatch, or 0 if it is not part of one.
 	Batch int
 	// Trace is the W3C trace context of the transaction that asked for the call: see Call.Trace.
 	Trace string
@@ -70,10 +69,10 @@ const (
 	settledReconcile = "reconcile"
 )
 
-// Settled says how an attempt ended.
+// Settled describes the end of an attempt.
 type Settled struct {
 	Attempt
-	// As is what became of the call:
+	// As is the new state of the call:
 	//
 	//	delivered  the remote accepted it
 	//	accepted   the remote accepted it; its answer is kept for RelayConfig.Complete
@@ -83,21 +82,21 @@ type Settled struct {
 	//	reconcile  there was no final answer while the remote remembered the key, so it is unknown
 	//	           whether the remote applied it: no further call is made
 	As string
-	// Final is true if the call is over for the relay. After retry and accepted further attempts
+	// Final is true if the relay is done with the call. After retry and accepted further attempts
 	// follow.
 	Final bool
 	// Age is how long ago the call was enqueued.
 	Age time.Duration
 	// Wait is how long until the next attempt, if As is retry.
 	Wait time.Duration
-	// Reason is what the row keeps as its last error: empty after a delivery.
+	// Reason is the row's last error: empty after a delivery.
 	Reason string
-	// Err is the whole error, if there was one. It may quote what the remote sent, so keep it out
-	// of places that must hold no payloads, for example a shared log.
+	// Err is the whole error, if there was one. It may quote the remote's answer, so keep it out of
+	// places that must hold no payloads, for example a shared log.
 	Err error
 }
 
-// LeaseChange says that this relay took, lost or released a lane of a sink.
+// LeaseChange reports that this relay took, lost or released a lane of a sink.
 type LeaseChange struct {
 	Sink  string
 	Lane  int
@@ -105,7 +104,7 @@ type LeaseChange struct {
 	// Held is true when this relay has taken the lane, and false when it has lost or released it.
 	Held bool
 	// Err is why the lease was lost, or nil if it was released in order. Calls that were under way
-	// are cut off. The next owner of the lane makes them again, under the same keys.
+	// are cut off. The next owner of the lane sends them again, under the same keys.
 	Err error
 }
 
@@ -116,7 +115,7 @@ type Failed struct {
 	Wait time.Duration
 }
 
-// Paused says that an operator paused or resumed a sink.
+// Paused reports that an operator paused or resumed a sink.
 type Paused struct {
 	Sink   string
 	Paused bool

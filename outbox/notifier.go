@@ -25,7 +25,7 @@ type Notifier struct {
 	pending chan struct{}
 }
 
-// NewNotifier returns a Notifier. It sends nothing until [Notifier.Run] is called.
+// NewNotifier returns a Notifier. It sends no notifications until [Notifier.Run] is called.
 func NewNotifier(pool *pgxpool.Pool) *Notifier {
 	return &Notifier{pool: primary.Of(pool, nil), pending: make(chan struct{}, 1)}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
-// Rate is how many calls relays start a second, and how many they have under way at once, all of
-// them together: to a sink, for one of its tenants, or for ordering keys with a prefix.
+// Rate limits the calls that all relays together start a second and have under way at once: to a
+// sink, for one of its tenants, or for ordering keys with a prefix.
 //
 // A call counts for the rate of its sink, and for one more at most: for that of its ordering key's
 // prefix if there is one, or else for its tenant's.
@@ -28,8 +28,8 @@ type Rate struct {
 	Tenant string
 
 	// OrderingKeyPrefix limits only calls whose Call.OrderingKey begins with it, of any tenant. It
-	// ends with its first colon or slash, because that much of an ordering key is known of a stored
-	// call: for example "account-17:". At most 255 bytes. Tenant must be empty then. Defaults to
+	// ends with its first colon or slash, because a stored call has only that part of its ordering
+	// key: for example "account-17:". At most 255 bytes. Tenant must be empty then. Defaults to
 	// empty: calls with any ordering key, and those without one.
 	OrderingKeyPrefix string
 
@@ -40,8 +40,8 @@ type Rate struct {
 	PerSecond float64
 
 	// InFlight is how many calls are under way at once: from 1 to 1,000,000. For example, 4 for a
-	// remote that takes four connections. Relays share them evenly, and what one does not need goes
-	// to the others. Calls of a relay that died count for 10 s. Defaults to 0: no limit, if
+	// remote that takes four connections. Relays share them evenly, and those that one does not
+	// need go to the others. Calls of a relay that died count for 10 s. Defaults to 0: no limit, if
 	// PerSecond has one.
 	InFlight int
 }

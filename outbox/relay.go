@@ -21,7 +21,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// Relay sends what is in the outbox. Any number of relays may run, in any number of processes.
+// Relay sends the calls of the outbox. Any number of relays may run, in any number of processes.
 // Those that list a sink share its 16 lanes evenly, and each sends the calls of its own lanes. If
 // one stops, the others take its lanes over at once. If one dies, they do so when its leases have
 // run out.
@@ -36,16 +36,16 @@ type Relay struct {
 
 // ErrRebase is wrapped by the error of [Relay.Healthy] while a lane has halted because its cursor,
 // or rows of its log, are of another database cluster. After a restore from a dump, or a move,
-// transaction ids mean nothing, so the lane sends nothing until `onlyonce outbox rebase`. Then it
-// goes on. Other lanes and sinks are not affected. SQLSTATE OO007.
+// transaction ids have no meaning, so the lane sends no calls until `onlyonce outbox rebase`. Then
+// it continues. Other lanes and sinks are not affected. SQLSTATE OO007.
 var ErrRebase = errors.New("outbox: the log is of another database cluster: run `onlyonce outbox rebase`")
 
 // NewRelay checks the configuration and returns every fault of it at once. It does not connect.
 //
 // A relay shares the pool's connections among the lanes of all sinks, for short transactions. It
-// uses none while it makes calls; four are enough. With Listen it holds one more. If other code can
-// exhaust the pool, give the relay a pool of its own, because without a connection it loses its
-// lanes.
+// holds no connection while it sends calls; four are enough. With Listen it holds one more. If
+// other code can exhaust the pool, give the relay a pool of its own, because without a connection
+// it loses its lanes.
 func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	cfg.Logger = imagined.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
@@ -69,7 +69,7 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 }
 
 // Wake makes the relay look for due rows now. Call it after a transaction with calls has committed,
-// in the same process. Without it they are found at the next poll. It never blocks.
+// in the same process. Without it the next poll finds them. It never blocks.
 func (r *Relay) Wake() {
 	for _, w := range r.senders {
 		select {
@@ -83,10 +83,9 @@ func (r *Relay) Wake() {
 // RelayConfig.DrainTimeout to end, settles them and releases its leases.
 //
 // It returns an error at once if the schema does not fit or the database cannot be reached when it
-// starts. Later it returns one only for faults that waiting does not heal, for example missing
-// rights or tables, or a Send that does not return after its context has ended: its goroutine is
-// abandoned, and its row is sent again under the same key. If the database goes away, Run waits for
-// it.
+// starts. Later it returns one only for lasting faults, for example missing rights or tables, or a
+// Send that does not return after its context has ended: its goroutine is abandoned, and its row is
+// sent again under the same key. If the database becomes unreachable, Run waits for it.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("outbox: this relay is running already")
@@ -148,8 +147,8 @@ func (r *Relay) Run(ctx context.Context) error {
 }
 
 // Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and
-// takes part in each sink, with or without lanes. Before that, while the database fails, and from
-// the moment that Run's context ends, it returns an error.
+// takes part in each sink, with or without lanes. Before that, while the database fails, and once
+// Run's context has ended, it returns an error.
 func (r *Relay) Ready() error {
 	err := r.begun.Err()
 	for _, s := range r.senders {
@@ -165,8 +164,8 @@ func (r *Relay) Ready() error {
 
 // Healthy returns an error that names each sink whose transactions have failed for longer than a
 // third of LeaseTTL, for example because the server does not answer, or of which a lane has halted
-// ([ErrRebase]). Use it for alerts and status pages, and not as a liveness probe: a restart repairs
-// none of that. Calls that wait for an operator are in `onlyonce status`.
+// ([ErrRebase]). Use it for alerts and status pages, and not as a liveness probe: a restart does
+// not repair that. Calls that wait for an operator are in `onlyonce status`.
 func (r *Relay) Healthy() error {
 	var faults []error
 	for _, s := range r.senders {

@@ -23,7 +23,7 @@ type Sink interface {
 	// use.
 	//
 	// It must send the key, and the frozen parts of the call as they are. If the remote reads the
-	// key from the body, Send may put it there, always in the same way. It must not try again by
+	// key from the body, Send may put it there, always in the same way. It must not retry by
 	// itself, nor use a client that does, because an attempt must be journaled before it is made.
 	// It should call d.MayStart right before the first byte leaves. It must not keep or change d.
 	//
@@ -44,7 +44,7 @@ type Batcher interface {
 	SendBatch(ctx context.Context, calls []*Delivery, ended func(i int, r Result))
 }
 
-// Limits are what a relay must know about a sink's remote.
+// Limits are the properties of a sink's remote that a relay needs.
 type Limits struct {
 	// KeyWindow is how long the remote recognises a key after it has first seen it, by its
 	// documentation. 24 hours, for example, is common. If the remote may have forgotten a call's
@@ -124,7 +124,7 @@ var (
 // Outcome is how an attempt ended.
 type Outcome int
 
-// Outcomes. The zero value is none of them. It is treated as Retry, never as success.
+// Outcomes. The zero value is not an outcome. It is treated as Retry, never as success.
 const (
 	// Delivered: the remote has accepted the call. Final.
 	Delivered Outcome = iota + 1
@@ -148,7 +148,7 @@ func (o Outcome) String() string {
 	return fmt.Sprintf("Outcome(%d)", int(o))
 }
 
-// Result is what Send returns.
+// Result is the end of an attempt, as Send returns it.
 type Result struct {
 	Outcome Outcome
 	// Reason is kept in the row. It is one short line for operators, without payloads and secrets,
@@ -162,13 +162,13 @@ type Result struct {
 	// RetryAfter is how long the remote asks the relay to wait, or 0 if it does not. The relay
 	// never waits less than its own backoff, nor more than an hour because a remote asks.
 	RetryAfter time.Duration
-	// Holds says which other calls wait for RetryAfter, too, in all relays. Unless it is HoldsCall,
-	// the attempt is not counted. After HoldsSink and HoldsAll the relay makes one call at a time,
-	// until one is delivered or rejected. Defaults to HoldsCall.
+	// Holds selects the other calls that wait for RetryAfter too, in all relays. Unless it is
+	// HoldsCall, the attempt is not counted. After HoldsSink and HoldsAll the relay makes one call
+	// at a time, until one is delivered or rejected. Defaults to HoldsCall.
 	Holds Holds
 }
 
-// Holds says which calls wait because a remote asked for it.
+// Holds selects the calls that wait because a remote asked for it.
 type Holds int
 
 const (
@@ -176,14 +176,13 @@ const (
 	HoldsCall Holds = iota
 	// HoldsTenant holds the calls of the call's tenant, or of the sink if it has none.
 	HoldsTenant
-	// HoldsSink holds the calls of the call's tenant, and all calls of the sink once a call of
-	// another tenant gets the same result before that time is over, without a call that was
-	// delivered or rejected between the two: then until one of the two times is over. So what one
-	// tenant's calls bring about holds up no other tenant's. If the call has no tenant, it holds
-	// the sink.
+	// HoldsSink holds the calls of the call's tenant. It holds all calls of the sink if a call of
+	// another tenant gets the same result before that time is over, and no call was delivered or
+	// rejected between the two: then until one of the two times is over. So one tenant's calls
+	// alone do not hold up another tenant's. If the call has no tenant, it holds the sink.
 	HoldsSink
-	// HoldsAll holds all calls of the sink. It is for what no call can bring about, for example a
-	// remote that cannot be connected to.
+	// HoldsAll holds all calls of the sink. It is for failures that no call can cause, for example
+	// a refused connection.
 	HoldsAll
 )
 
@@ -202,9 +201,9 @@ type permanentError struct{ error }
 
 func (p permanentError) Unwrap() error { return p.error }
 
-// Permanent marks an error that another try does not heal: of a [Sink], by way of [Failure], or of
-// RelayConfig.Complete, for example because the answer cannot be decoded. The call is parked, and
-// waits for an operator. Permanent(nil) is nil.
+// Permanent marks an error that no retry will repair. A [Sink] returns it by way of [Failure];
+// RelayConfig.Complete returns it, for example, if it cannot decode the answer. The call is parked,
+// and waits for an operator. Permanent(nil) is nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil

@@ -38,7 +38,7 @@ const (
 
 // Errors of [Sealer.Open].
 var (
-	// ErrKey means that the value was sealed with an encryption key that this Sealer does not have.
+	// ErrKey means that this Sealer does not have the encryption key of the value.
 	ErrKey = errors.New("seal: unknown encryption key")
 	// ErrValue means that the value was changed, was sealed for another row, or is not a sealed
 	// value.
@@ -50,7 +50,7 @@ type Key [32]byte
 
 // ParseKey reads a key from text, for example from an environment variable: 64 hex digits, as
 // `openssl rand -hex 32` prints them, or 44 characters of base64, as `openssl rand -base64 32`
-// does. White space around it is ignored. The error quotes nothing of the text.
+// does. White space around it is ignored. The error does not quote the text.
 func ParseKey(text string) (key Key, err error) {
 	text = strings.TrimSpace(text)
 	raw, err := hex.DecodeString(text)
@@ -64,8 +64,9 @@ func ParseKey(text string) (key Key, err error) {
 	return key, nil
 }
 
-// Keys are keys by their ids, and the one that new values take. To rotate, first add the new key in
-// every process, then make it current, and remove the old one when no stored value needs it.
+// Keys are the keys by id, and the id of the current one, which seals new values. To rotate, first
+// add the new key in every process, then make it current, and remove the old one when no stored
+// value needs it.
 type Keys struct {
 	Current uint32
 	ByID    map[uint32]Key

@@ -121,14 +121,14 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 // enterSQL keeps a place in its database until the transaction ends. In: place.
 const enterSQL = `select onlyonce.enter_place($1)`
 
-// Tx is what [Enter] needs of a transaction: pgx.Tx and the transactions of onlyonce have it.
+// Tx is the part of a transaction that [Enter] needs. pgx.Tx and onlyonce's transactions have it.
 type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
 // Enter checks, in a transaction, that a place lives in the database, and keeps it there until the
-// transaction ends. Call it in each transaction that does something for the place, before COMMIT.
-// It waits while an operator takes the place out, which waits for open transactions.
+// transaction ends. Call it in each transaction that works for the place, before COMMIT. It waits
+// while an operator takes the place out, which waits for open transactions.
 //
 // The error wraps [ErrElsewhere] if the place lives in another database, or is moving; and
 // [ErrUnknown] too if the database does not know the place. The transaction is then aborted: roll

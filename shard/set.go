@@ -23,14 +23,14 @@ var (
 
 	// ErrElsewhere means that the place does not live in the database that the program's function
 	// chose: it lives in another one, it is moving, or another process is asking for it at the same
-	// time. Nothing was done. Try again, for a place may be between two databases for a while.
+	// time. No work was done. Try again, because a place may be between two databases for a while.
 	ErrElsewhere = errors.New("shard: the place does not live in this database")
 )
 
-// Config says which databases there are, and which of them a place or a partition lives in. Its
-// functions must give the same answer in each process, and for as long as the process lives. So
-// compute it from the program's configuration, and make no requests. To change an answer, move the
-// place or the partition: docs/scaling.md has the procedure.
+// Config has the databases, and the functions that choose one for a place or a partition. The
+// functions must give the same answer in every process, for as long as the process lives. Compute
+// it from the program's configuration, without requests. To change an answer, move the place or the
+// partition: docs/scaling.md has the procedure.
 type Config struct {
 	// Pools are the databases, each under a name that you choose and keep, because halts, statuses
 	// and operators use it. For example "eu-1". Each must be another database, with the schema
@@ -43,7 +43,7 @@ type Config struct {
 
 	// OfPartition returns the name of a partition's database: one of Pools. All copies of a message
 	// must be in partitions of one database, because a key is looked up in one only. If producers
-	// choose the partition by a record key, that is so for as long as the topic keeps its number of
+	// choose the partition by a record key, that holds while the topic keeps its number of
 	// partitions. Required for package consumer.
 	OfPartition func(topic string, partition int32) string
 }
@@ -106,14 +106,14 @@ func (s *Set) Routes() (places, partitions bool) {
 	return s.cfg.OfPlace != nil, s.cfg.OfPartition != nil
 }
 
-// Of returns the database that Config.OfPlace chooses for a place. It makes no query. The error is
-// for a function that is not set, panics, or names no database of the Set.
+// Of returns the database that Config.OfPlace chooses for a place. It makes no query, and returns
+// an error if the function is not set, panics, or names no database of the Set.
 func (s *Set) Of(place string) (Database, error) {
 	return s.choose("OfPlace", strconv.Quote(place), s.cfg.OfPlace != nil, func() string { return s.cfg.OfPlace(place) })
 }
 
-// OfPartition returns the database that Config.OfPartition chooses for a partition. Errors are as
-// of [Set.Of].
+// OfPartition returns the database that Config.OfPartition chooses for a partition. Its errors are
+// those of [Set.Of].
 func (s *Set) OfPartition(topic string, partition int32) (Database, error) {
 	return s.choose("OfPartition", fmt.Sprintf("%s/%d", topic, partition), s.cfg.OfPartition != nil, func() string { return s.cfg.OfPartition(topic, partition) })
 }
@@ -135,11 +135,10 @@ func (s *Set) choose(field, what string, is bool, name func() string) (db Databa
 }
 
 // Find returns the database in which a place lives. If no process has met the place before, Find
-// records that it lives in the database that OfPlace chooses; that asks all databases. The
-// error wraps [ErrElsewhere] if the place lives in another database.
+// asks all databases, and records that it lives in the one that OfPlace chooses. The error wraps
+// [ErrElsewhere] if the place lives in another database.
 //
-// The answer alone is no promise for later, because the place may leave at any time: call [Enter]
-// in each transaction.
+// The place may leave at any time, so call [Enter] in each transaction too.
 func (s *Set) Find(ctx context.Context, place string) (Database, error) {
 	db, err := s.Of(place)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 )
 
 // Harness gives Conformance a cluster and the Source under test. Its functions fail the test by
-// themselves. Topics that it makes must be ready for use when the function returns. A field may be
-// nil only if its comment says so; the cases that need it are then skipped with a message.
+// themselves. Topics must be ready for use when the function returns. A field may be nil only if
+// its comment says so; the cases that need it are then skipped with a message.
 type Harness struct {
 	// Topic makes an empty topic with a new name and returns the name. Retention by time may delete
 	// its records after the given time; 0 means never. Required.
@@ -36,7 +36,7 @@ type Harness struct {
 	Truncate func(t testing.TB, topic string, partition int32, offset int64)
 	// Recreate deletes a topic and makes it again, empty, with one partition. Required.
 	Recreate func(t testing.TB, topic string)
-	// Identity returns what the cluster reports about a topic: cluster, id, number of partitions.
+	// Identity returns a topic's cluster, id and number of partitions, as the cluster reports them.
 	// Required.
 	Identity func(t testing.TB, topic string) source.Identity
 	// Source makes a new source, which is a member of the group while it runs. It must notice other
@@ -60,7 +60,7 @@ type Harness struct {
 const patience = time.Minute
 
 // Conformance checks that a Source keeps the contract of package consumer, sentence by sentence.
-// The author of a source runs it as a test, against every kind of broker that the source is for:
+// Run it as a test of a new source, against every kind of broker that the source supports:
 //
 //	func TestConformance(t *testing.T) {
 //		consumertest.Conformance(t, consumertest.Harness{...})

@@ -24,8 +24,8 @@ import (
 
 // Log is one topic of an imaginary cluster. Its methods are safe for concurrent use.
 type Log struct {
-	// Retention is the topic's retention by time, which Partition.Retained reports. It deletes
-	// nothing: see DeleteBefore. Set it before the log is read. Defaults to 0: no retention.
+	// Retention is the topic's retention by time, which Partition.Retained reports. It does not
+	// delete records: see DeleteBefore. Set it before the log is read. Defaults to 0: no retention.
 	Retention time.Duration
 	// NoEpochs makes a log without leader epochs, like brokers before Kafka 2.1. Set it before
 	// anything is appended. Defaults to false.

@@ -36,10 +36,10 @@ type Member struct {
 	done chan struct{}
 	err  error // of Run, once done is closed
 
-	// Drain is called by own when its context has ended. Set it before Start. Defaults to nothing.
+	// Drain is called by own when its context has ended. Set it before Start. Defaults to no call.
 	Drain func(*Held)
 	// Taken is called when own is called, with the partition's key. Set it before Start. Defaults
-	// to nothing.
+	// to no call.
 	Taken func(key string)
 
 	mu     sync.Mutex

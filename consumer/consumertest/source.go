@@ -25,10 +25,10 @@ type Source struct {
 	// broker has not noticed either. Defaults to false.
 	Believes bool
 	// OnCommit is called before an offset is committed. If it returns an error, Commit returns it.
-	// Tests kill their process here. Defaults to nothing.
+	// Tests kill their process here. Defaults to no call.
 	OnCommit func(partition int32, offset int64) error
-	// OnFetch is called before each fetch. If it returns an error, Fetch returns it. Defaults to
-	// nothing.
+	// OnFetch is called before each fetch. If it returns an error, Fetch returns it. Defaults to no
+	// call.
 	OnFetch func(partition int32, from int64) error
 
 	mu         sync.Mutex

@@ -13,8 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
-// Config says which topics a Source reads, and as which member of which group. The zero value of a
-// field is the default that its comment names. Validate reports every wrong value at once.
+// Config has the topics, the group and the connections of a Source. The zero value of a field is
+// the default that its comment names. Validate reports every wrong value at once.
 type Config struct {
 	// Brokers are the addresses (host:port) at which the source first asks for the cluster, which
 	// names its other brokers. Required.
@@ -45,10 +45,10 @@ type Config struct {
 	// 10 s.
 	SessionTimeout time.Duration
 
-	// RebalanceTimeout is how long this process may take to let a partition go. Partitions that
-	// stay are not affected. Afterwards the partition goes to another member, which handles again
-	// what was not committed by then; effects stay single. Set it above the time that letting go
-	// may take: see docs/operations.md, "How long a stop takes". Defaults to 30 s.
+	// RebalanceTimeout is how long this process may take to release a partition. Partitions that
+	// stay are not affected. After it the partition goes to another member, which handles
+	// uncommitted messages again; each still takes effect once. Set it above the time that a
+	// release may take: see docs/operations.md, "How long a stop takes". Defaults to 30 s.
 	RebalanceTimeout time.Duration
 
 	// HeartbeatInterval is the time between two signs of life, and so how soon this process learns
@@ -67,8 +67,8 @@ type Config struct {
 	// most 50 MiB, or FetchMaxBytes if that is more. Defaults to 1 MiB.
 	FetchMaxBytes int
 
-	// FetchMaxWait is how long a fetch waits at the broker if there is nothing new. It delays no
-	// record; a longer wait means fewer requests for idle partitions. Defaults to 500 ms.
+	// FetchMaxWait is how long a fetch waits at the broker if there are no new records. It delays
+	// no record; a longer wait means fewer requests for idle partitions. Defaults to 500 ms.
 	FetchMaxWait time.Duration
 
 	// MaxRecordBytes is the largest record that is read, in bytes, uncompressed. A larger one is an
@@ -85,9 +85,9 @@ type Config struct {
 	// franz-go. Defaults to no authentication.
 	SASL sasl.Mechanism
 
-	// Logger receives events that cannot be returned as an error: for example a broker's error that
-	// is tried again, a rebalance, or a generation that ended at once. Keys and payloads are never
-	// logged. Defaults to slog.Default(), at WARN and above.
+	// Logger receives events that cannot be returned as an error: for example a retried error of a
+	// broker, a rebalance, or a generation that ended at once. Keys and payloads are never logged.
+	// Defaults to slog.Default(), at WARN and above.
 	Logger *slog.Logger
 }
 

@@ -7,24 +7,24 @@
 //		Scope: "stock", Key: consumer.HeaderKey("message-id"),
 //	})
 //
-// It does what package kafkasource does, and three things more. A rebalance does not interrupt the
+// It has three features that package kafkasource does not have. A rebalance does not interrupt the
 // partitions that stay (cooperative rebalancing, KIP-429). A process can restart without a
 // rebalance (static members, KIP-345). Topics may be compacted. All members of a group must use
 // this package or other cooperative-sticky consumers: it does not join a group with members of
 // kafkasource.
 //
-// A Source decides which partitions this process works on. The database decides what may be done
-// with their messages. If a process wrongly believes that it owns a partition, the database fences
-// it: that costs work, never an effect.
+// A Source decides which partitions this process works on, and the database decides which process
+// may commit. If a process wrongly believes that it owns a partition, the database fences it: that
+// costs work, never an effect.
 //
 // # Membership
 //
 // Each Run is a member of the group. It speaks the group's protocol itself, over a franz-go client
-// that consumes nothing. franz-go's own group consumer does not report in which generation a
+// that does not consume. franz-go's own group consumer does not report in which generation a
 // partition is owned at the moment of a commit, and the consumer needs that as a proof. Only the
 // distribution of partitions is franz-go's (CooperativeStickyBalancer).
 //
-// In each JoinGroup a member claims the partitions that it has not let go of. The leader of the
+// In each JoinGroup a member claims the partitions that it has not released. The leader of the
 // group takes a partition from one member in one generation and gives it to another in the next:
 //
 //	process A                                        process B
@@ -41,28 +41,28 @@
 //	a commit for 1 of generation 8, late: refused
 //	  (22), which is ErrOwnershipLost
 //
-// A partition that stays is owned in each generation that it has come through, and commits in the
-// present one. The package guards against these interleavings:
+// A partition that stays is owned in each generation since, and commits in the present one. The
+// package guards against these interleavings:
 //
 //   - A commit arrives between two generations. The coordinator has ended generation 7, and this
-//     process has not learned yet what it owns in 8: the commit is refused in both. If that counted
-//     as a loss, each rebalance would end the work on partitions that stay. So Commit waits until
-//     the process knows. If the partition is still its own, it repeats the commit in the new
-//     generation; otherwise the partition is lost.
+//     process has not learned yet which partitions it owns in 8: the commit is refused in both. If
+//     that counted as a loss, each rebalance would end the work on partitions that stay. So Commit
+//     waits until the process has learned it. If the partition is still its own, Commit repeats the
+//     commit in the new generation; otherwise the partition is lost.
 //   - A process that the group removed joins again and gets the same partition, which another
 //     member owned meanwhile. So a partition follows its member only while the membership lasts. A
 //     partition handed over before keeps its old generation, and its commits are refused for good.
-//   - own does not let a partition go. The process claims it as long as own works, in rebalances
-//     too, so that no other member gets it, but not longer than Config.RebalanceTimeout. After that
-//     the process does not claim it, and its commits are refused in the next generation. The
-//     process is not handed the partition again before that own has returned. See
-//     docs/operations.md, "How long a stop takes".
+//   - own does not return. The process claims the partition in rebalances while own works, for at
+//     most Config.RebalanceTimeout, so that no other member gets it. After that the process no
+//     longer claims it, and its commits are refused in the next generation. The process does not
+//     get the partition again before that own has returned. See docs/operations.md, "How long a
+//     stop takes".
 //   - Heartbeats stop while a partition drains, and the group removes the member. So heartbeats are
 //     independent of all work and continue until own has returned.
 //   - own returns ErrOwnershipLost, because the database has another owner. The process stops
 //     claiming the partition and joins again after a pause with jitter, which grows with each loss.
-//     The partition may come back only in another generation. If the process joined at once, two
-//     processes that both believe in their ownership would fence each other in turns for ever. Its
+//     The partition may come back only in another generation. If it joined at once, two processes
+//     that both believe that they own the partition would fence each other in turn for ever. Its
 //     other partitions are not affected.
 //   - The coordinator cannot be reached for the session timeout. It will have given the partitions
 //     to others, so their contexts end, and the process joins again when it can.
@@ -75,8 +75,8 @@
 // its partitions at once. A static member does not leave.
 //
 // The leader notices new partitions within Config.PartitionWatchInterval, and they cause a
-// rebalance. Partitions that are added while a static member that leads the group restarts are
-// found by the next rebalance.
+// rebalance. If the leader is a static member, the next rebalance finds partitions that were added
+// while it restarted.
 //
 // # Fetch
 //
@@ -84,32 +84,32 @@
 // internal/recordbatch). Fetches use isolation level read committed and leave out aborted
 // transactions like Kafka's own client. The position passes over them, over control records and
 // over holes. Checksums are verified. Topics are fetched by id, and a topic that was deleted and
-// created again is source.ErrIncarnation. Brokers before 3.1 fetch by name: see kafkasource for
-// what is then not noticed. After a change of leader the source asks the new one how far its log
-// goes in the epoch of the last record read (KIP-320). A log that was cut off is an
-// OutOfRangeError, and so is an offset that a leader of the same incarnation confirms not to have.
+// created again is source.ErrIncarnation. Brokers before 3.1 fetch by name: see kafkasource for the
+// changes that then go unnoticed. After a change of leader the source asks the new one how far its
+// log goes in the epoch of the last record read (KIP-320). The error is an OutOfRangeError if the
+// log was cut off, or if a leader of the same incarnation confirms that it does not have the
+// offset.
 //
 // franz-go has one connection to a broker for fetches, on which the broker answers in order. So the
 // package merges fetches from one broker: one request names all partitions that wait, and ends when
 // one of them has records. A partition whose batch is still being handled is not in the request,
-// and would have to wait for the others' long poll to end. While there is such a partition, the
-// long poll is 20 ms instead of Config.FetchMaxWait. No message waits longer than that for a poll
-// of others.
+// and would have to wait for the others' long poll. While there is such a partition, the long poll
+// is 20 ms instead of Config.FetchMaxWait, so no message waits longer than that for a poll of
+// others.
 //
 // # Compacted topics
 //
-// Of a compacted topic every record that is left is handed over, once and in order. Records that
-// were compacted away before they were read are not, and a reader cannot notice that they existed.
-// If none are left up to the last stable offset, the position passes over all of them. This is
-// right if a message replaces earlier ones with the same key, for example a customer's address. It
-// is wrong if each message is an order of its own: use cleanup.policy=delete then.
-// Identity.Compacted informs the consumer that the record by which it recognises the log may be
-// gone.
+// The source hands over every remaining record of a compacted topic, once and in order. A reader
+// cannot notice records that were compacted away before it read them. If no record is left up to
+// the last stable offset, the position moves there. This is right if a message replaces earlier
+// ones with the same key, for example a customer's address. It is wrong if each message is an order
+// of its own: use cleanup.policy=delete then. Identity.Compacted informs the consumer that the
+// record by which it recognises the log may be gone.
 //
-// # What is refused
+// # Requirements
 //
-// Topics that do not exist when Run begins are refused. Otherwise brokers might create them and
-// choose the number of partitions. Brokers before Kafka 0.11 are refused too. The user needs the
-// permissions Read and Describe on the topics and Read on the group. With DescribeConfigs on the
-// topics, Partition.Retained and Identity.Compacted return more.
+// Topics must exist when Run begins: otherwise brokers might create them and choose the number of
+// partitions. Brokers must have Kafka 0.11 or later. The user needs the permissions Read and
+// Describe on the topics and Read on the group. With DescribeConfigs on the topics,
+// Partition.Retained and Identity.Compacted return more.
 package franzsource

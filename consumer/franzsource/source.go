@@ -34,8 +34,8 @@ func (s *Source) Group() string { return s.cfg.GroupID }
 // Topics returns Config.Topics.
 func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 
-// Ready returns nil while this process is a member of the group, with or without partitions, or why
-// it is not. It is for [consumer.Consumer.Ready].
+// Ready returns nil while this process is a member of the group, with or without partitions, and
+// otherwise an error with the reason. It is for [consumer.Consumer.Ready].
 func (s *Source) Ready() error { return s.joined.Err() }
 
 // Run joins the group and calls own, in a goroutine of its own, for each partition that the group

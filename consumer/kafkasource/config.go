@@ -13,8 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
-// Config says which topics a Source reads, and as which member of which group. The zero value of a
-// field is the default that its comment names. Validate reports every wrong value at once.
+// Config has the topics, the group and the connections of a Source. The zero value of a field is
+// the default that its comment names. Validate reports every wrong value at once.
 type Config struct {
 	// Brokers are the addresses (host:port) at which the source first asks for the cluster, which
 	// names its other brokers. Required.
@@ -24,8 +24,8 @@ type Config struct {
 	// Required.
 	GroupID string
 
-	// Topics are the names of the topics to read. They must exist, and none may
-	// be compacted. Required.
+	// Topics are the names of the topics to read. They must exist and must not be compacted.
+	// Required.
 	Topics []string
 
 	// ClientID names this program in the brokers' logs and quotas. Defaults to "onlyonce".
@@ -38,9 +38,9 @@ type Config struct {
 	// 10 s.
 	SessionTimeout time.Duration
 
-	// RebalanceTimeout is how long a rebalance waits for this process to let its partitions go. A
-	// member that is late loses its partitions, and another member handles again what was not
-	// committed by then; effects stay single. Set it above the time that letting go may take: see
+	// RebalanceTimeout is how long a rebalance waits for this process to release its partitions. A
+	// member that is late loses them, and another member handles uncommitted messages again; each
+	// still takes effect once. Set it above the time that a release may take: see
 	// docs/operations.md, "How long a stop takes". Defaults to 30 s.
 	RebalanceTimeout time.Duration
 
@@ -59,8 +59,8 @@ type Config struct {
 	// room, the source asks for less. Defaults to 1 MiB.
 	FetchMaxBytes int
 
-	// FetchMaxWait is how long a fetch waits at the broker if there is nothing new. It delays no
-	// record; a longer wait means fewer requests for idle partitions. Defaults to 500 ms.
+	// FetchMaxWait is how long a fetch waits at the broker if there are no new records. It delays
+	// no record; a longer wait means fewer requests for idle partitions. Defaults to 500 ms.
 	FetchMaxWait time.Duration
 
 	// MaxRecordBytes is the largest record that is read, in bytes, uncompressed. A larger one is an
@@ -77,9 +77,9 @@ type Config struct {
 	// Defaults to no authentication.
 	SASL sasl.Mechanism
 
-	// Logger receives events that cannot be returned as an error: for example a broker's error that
-	// is tried again, a rebalance, or a generation that ended at once. Keys and payloads are never
-	// logged. Defaults to slog.Default(), at WARN and above.
+	// Logger receives events that cannot be returned as an error: for example a retried error of a
+	// broker, a rebalance, or a generation that ended at once. Keys and payloads are never logged.
+	// Defaults to slog.Default(), at WARN and above.
 	Logger *slog.Logger
 }
 

@@ -7,9 +7,9 @@
 //		Scope: "stock", Key: consumer.HeaderKey("message-id"),
 //	})
 //
-// A Source decides which partitions this process works on. The database decides what may be done
-// with their messages. If a process wrongly believes that it owns a partition, the database fences
-// it: that costs work, never an effect.
+// A Source decides which partitions this process works on, and the database decides which process
+// may commit. If a process wrongly believes that it owns a partition, the database fences it: that
+// costs work, never an effect.
 //
 // # Membership
 //
@@ -42,8 +42,8 @@
 //
 // When own returns ErrOwnershipLost, because the database has another owner, the generation ends.
 // The process joins the group again after a pause with jitter, which grows with each loss. If it
-// joined at once, two processes that both believe in their ownership would fence each other in
-// turns for ever.
+// joined at once, two processes that both believe that they own the partition would fence each
+// other in turn for ever.
 //
 // New partitions are noticed within Config.PartitionWatchInterval and cause a rebalance.
 //
@@ -72,32 +72,31 @@
 //
 // When the leadership of a partition changes, the source asks the new leader how far its log goes
 // in the leader epoch of the last record read (KIP-320). If an unclean election has cut off the log
-// below the position, Fetch returns an OutOfRangeError with the end of what is left, even if other
-// records were written beyond the position since. A process that takes a partition over asks the
-// same with the leader epoch that is stored with the position (Partition.Verify). Out of range is
+// below the position, Fetch returns an OutOfRangeError with the end of the remaining log, even if
+// other records were written beyond the position since. A process that takes a partition over asks
+// the same with the leader epoch stored with the position (Partition.Verify). Out of range is
 // reported only after it was confirmed by a broker that knows itself to be the leader, of the same
 // incarnation.
 //
-// # What is refused
+// # Requirements
 //
-// Topics that do not exist when Run begins are refused. Otherwise brokers might create them and
-// choose the number of partitions.
+// Topics must exist when Run begins: otherwise brokers might create them and choose the number of
+// partitions.
 //
-// Topics with cleanup.policy=compact are refused: compaction deletes records that were not handled
-// yet, and a reader cannot notice it. Package franzsource reads what is left of such a topic. The
+// Topics with cleanup.policy=compact are refused: compaction deletes unhandled records, and a
+// reader cannot notice it. Package franzsource reads the remaining records of such a topic. The
 // check needs the permission DescribeConfigs on the topic, besides Read and Describe. Without it
 // Run fails with an error that says so, because an assumption would silently weaken the guarantee.
-// A policy that changes while Run runs is not noticed; the records that are left are still read
-// correctly.
+// A policy that changes during Run is not noticed; the remaining records are still read correctly.
 //
-// # What is used of kafka-go, and what is not
+// # Use of kafka-go
 //
-// Used are ConsumerGroup and Generation; Transport, with its connections, TLS and SASL, for all
-// other requests; and Client for OffsetCommit and OffsetFetch. Some requests kafka-go does not
-// have, or only in versions that are too old. They are written and read with kmsg, a description of
-// Kafka's protocol without a client, and travel through the same Transport (protocol.RawExchanger).
-// Their answers about a partition's log are read by the code that package franzsource uses too
-// (internal/kafkalog, internal/recordbatch). The rest is not used, because:
+// The package uses ConsumerGroup and Generation; Transport, with its connections, TLS and SASL, for
+// all other requests; and Client for OffsetCommit and OffsetFetch. kafka-go does not have some
+// requests, or only in versions that are too old. The package writes and reads those with kmsg, a
+// description of Kafka's protocol without a client, and sends them through the same Transport
+// (protocol.RawExchanger). It reads answers about a partition's log with the same code as package
+// franzsource (internal/kafkalog, internal/recordbatch). It does not use the rest, because:
 //
 //   - the group Reader commits offsets after a rebalance in the next generation, and loses its
 //     place on errors (issues 1308, 1398), and ReadCommitted does not filter aborted records (issue
@@ -109,8 +108,7 @@
 //     that a batch whose end was removed is returned again and again. They also hide the largest
 //     timestamp, so that a topic with message.timestamp.type=LogAppendTime gets its producers'
 //     times. And decoding stops without an error in the middle of a response;
-//   - WatchPartitionChanges asks for metadata with auto-creation on, and so revives a topic that
-//     was just deleted, on brokers that allow it. If a topic is missing it also ends each
-//     generation as soon as it begins. (The leader of a group still asks that way, once in each
-//     rebalance.)
+//   - WatchPartitionChanges asks for metadata with auto-creation on, and so revives a topic just
+//     deleted, on brokers that allow it. If a topic is missing it also ends each generation as soon
+//     as it begins. (The leader of a group still asks that way, once in each rebalance.)
 package kafkasource

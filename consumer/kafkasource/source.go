@@ -35,8 +35,8 @@ func (s *Source) Group() string { return s.cfg.GroupID }
 // Topics returns Config.Topics.
 func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 
-// Ready returns nil while this process is a member of the group, with or without partitions, or why
-// it is not. It is for [consumer.Consumer.Ready].
+// Ready returns nil while this process is a member of the group, with or without partitions, and
+// otherwise an error with the reason. It is for [consumer.Consumer.Ready].
 func (s *Source) Ready() error { return s.joined.Err() }
 
 // Run joins the group and calls own, in a goroutine of its own, for each partition that the group
@@ -44,9 +44,9 @@ func (s *Source) Ready() error { return s.joined.Err() }
 // nil.
 //
 // The context of own ends when a rebalance takes the partitions back or ctx is done. Until own
-// returns, Run continues to send heartbeats, so that the group accepts what own still commits.
-// After RebalanceTimeout it stops sending them, and others take over. Run itself waits for own
-// however long that takes.
+// returns, Run continues to send heartbeats, so that the group accepts own's commits. After
+// RebalanceTimeout it stops sending them, and others take over. Run itself waits for own however
+// long that takes.
 //
 // Run returns an error if the first connection fails, if a topic does not exist or is compacted, or
 // if own returns one. After ErrOwnershipLost from own it pauses and joins again instead. If a

@@ -16,8 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
-// Config says which topics a Source reads, and as which member of which groups. The zero value of a
-// field is the default that its comment names. Validate reports every wrong value at once.
+// Config has the topics, the groups and the connections of a Source. The zero value of a field is
+// the default that its comment names. Validate reports every wrong value at once.
 type Config struct {
 	// Brokers are the addresses (host:port) at which the source first asks for the cluster, which
 	// names its other brokers. Required.
@@ -37,9 +37,9 @@ type Config struct {
 	// ClientID names this program in the brokers' logs and quotas. Defaults to "onlyonce".
 	ClientID string
 
-	// MaxRecords is the most records that this process has in its hands at a time. It fetches more
-	// when all of them are acknowledged or given back, so with few of them slow messages hold up
-	// fewer others. Defaults to 500.
+	// MaxRecords is the most records that this process holds at a time. It fetches more when all of
+	// them are acknowledged or given back, so with a low value a slow message holds up fewer
+	// others. Defaults to 500.
 	MaxRecords int
 
 	// SessionTimeout and RebalanceTimeout are those of the keepers' group; see

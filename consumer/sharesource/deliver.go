@@ -65,8 +65,7 @@ type portion struct {
 	records  []*kgo.Record
 }
 
-// Deliver joins the share group and calls apply with what the broker delivers; see
-// [source.Shared].
+// Deliver joins the share group and calls apply with delivered messages; see [source.Shared].
 func (s *Source) Deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d source.Delivery[*consumer.Message]) source.Applied) error {
 	if s.faults != nil {
 		return s.faults

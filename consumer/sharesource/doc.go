@@ -8,23 +8,23 @@
 //		Scope: "mail", PositionsOnly: true, Concurrency: 8,
 //	})
 //
-// In a share group no process owns a partition. The broker delivers each record to any member, and
-// more members than partitions have work. Kafka promises at-least-once: a record comes again if the
+// In a share group no process owns a partition. The broker delivers each record to any member, so
+// more members than partitions can work. Kafka promises at-least-once: a record comes again if the
 // member that has it dies, is slow, or gives it back. Here each record takes effect once, because
-// the transaction that applies it records its offset in the same Postgres tables that consumers of
-// package franzsource use. It needs no message ids, and it keeps rows only for the offsets between
-// the position and the newest delivered record.
+// the transaction that applies it records its offset, in the same Postgres tables as consumers of
+// package franzsource. It needs no message ids, and it keeps rows only for the offsets between the
+// position and the newest delivered record.
 //
 // # Two memberships
 //
 // Each Run is a member of two groups:
 //
-//   - The share group, Config.GroupID. What it delivers is applied at once, in up to
+//   - The share group, Config.GroupID. Its deliveries are applied at once, in up to
 //     consumer.Config.Concurrency transactions of this process, and acknowledged after the COMMIT.
 //   - A consumer group, Config.KeeperGroupID. It gives each partition to one process, its keeper.
-//     The keeper reads the same log beside the share group, moves the position over what was done,
-//     and handles, one by one, what the broker has given up: the share group has archived it, or it
-//     was acknowledged and a failover of the database has lost its commit.
+//     The keeper reads the same log beside the share group, moves the position over done records,
+//     and handles one by one the records that the broker has given up: the share group has archived
+//     the record, or it was acknowledged and a failover of the database has lost its commit.
 //
 // So each record is read twice, the second time mostly from the broker's page cache.
 //
@@ -35,7 +35,8 @@
 //	                              BEGIN  fence_slot(8)  handler or parks it  COMMIT
 //	           moves the position to 10
 //
-// The rules, and the interleavings that they defend against, are G1 to G6 in docs/guarantees.md.
+// Rules G1 to G6 of docs/guarantees.md describe this, and the interleavings that they defend
+// against.
 //
 // # Settings of the share group
 //
@@ -47,27 +48,27 @@
 //   - share.auto.offset.reset=earliest, if the topic has records already. With Kafka's default,
 //     latest, the keeper handles those alone, and more slowly.
 //   - share.record.lock.duration.ms (30 s by default) should be longer than a transaction takes.
-//     When it is over, the broker delivers the record to another member too. That costs work, and
-//     no effect.
+//     After it, the broker delivers the record to another member too. That costs work, but never an
+//     effect.
 //
-// Of the brokers' own settings, group.share.delivery.count.limit (5 by default) says after how many
-// deliveries the broker gives a record up. Any value is right: attempts are counted in the
-// database, and the keeper goes on from that count. group.share.partition.max.record.locks (2,000
-// by default) bounds how many rows of onlyonce.done a partition has. The retention of the topic has
-// to outlast the keeper: what retention deletes before the position has passed it halts the
-// partition, as for every consumer.
+// Of the brokers' own settings, group.share.delivery.count.limit (5 by default) is the number of
+// deliveries after which the broker gives a record up. Any value works: the database counts
+// attempts, and the keeper continues from that count. group.share.partition.max.record.locks (2,000
+// by default) bounds how many rows of onlyonce.done a partition has. The topic's retention must be
+// longer than the keeper takes: if retention deletes a record before the position has passed it,
+// the partition halts, as for every consumer.
 //
-// # What it does not have
+// # Limits
 //
 // There is no order, not even of records with the same key. So consumer.Config refuses OrderingKey,
-// ParkOrderingKey and BlockPartition. It refuses TimedKey and a shard.Set too. A message that fails
-// is tried again by the member that has it, until its attempts are used up or the record's lock
-// ends, and is then parked for an operator. Choose package franzsource if messages of one key must
-// stay in order, or if partitions are enough: it reads each record once.
+// ParkOrderingKey and BlockPartition. It refuses TimedKey and a shard.Set too. The member that has
+// a failing message retries it until its attempts are used up or the record's lock ends. It is then
+// parked for an operator. Choose package franzsource if messages of one key must stay in order, or
+// if partitions are enough: it reads each record once.
 //
-// # What is refused
+// # Requirements
 //
-// Topics that do not exist, brokers without share groups, and
-// share.isolation.level=read_uncommitted. The user needs the permissions Read and Describe on the
-// topics and on both groups, and DescribeConfigs on the share group.
+// The topics must exist, the brokers must support share groups, and share.isolation.level must be
+// read_committed. The user needs the permissions Read and Describe on the topics and on both
+// groups, and DescribeConfigs on the share group.
 package sharesource

@@ -52,12 +52,12 @@ func (s *Source) Group() string { return s.cfg.KeeperGroupID }
 // Topics returns Config.Topics.
 func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 
-// Ready returns nil while this process is a member of the keepers' group, or why it is not. It is
-// for [consumer.Consumer.Ready].
+// Ready returns nil while this process is a member of the keepers' group, and otherwise an error
+// with the reason. It is for [consumer.Consumer.Ready].
 func (s *Source) Ready() error { return s.keeper.Ready() }
 
-// Run joins the keepers' group and calls own for each partition that this process is to keep. See
-// [franzsource.Source.Run], which it is.
+// Run joins the keepers' group and calls own for each partition that this process is to keep. It is
+// [franzsource.Source.Run].
 func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source.Partition[*consumer.Message]) error) error {
 	if s.faults != nil {
 		return s.faults

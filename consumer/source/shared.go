@@ -5,23 +5,23 @@ import (
 	"time"
 )
 
-// Shared is what a source has besides, if its topics' messages are also delivered by the broker,
-// one by one, to any member of a share group (KIP-932). No process owns a delivered message;
-// Deliver hands them over wherever they arrive. The partition's owner is its keeper: it reads the
-// same log through consumer.Source, moves the position over what was done, and handles what the
-// broker has given up. Package sharesource has one for twmb/franz-go. See docs/guarantees.md, rules
-// G1 to G7.
+// Shared has the additional methods of a source whose broker delivers messages one by one to any
+// member of a share group (KIP-932). No process owns a delivered message; Deliver hands it over in
+// the process that gets it. The partition's owner is its keeper: it reads the same log through
+// consumer.Source, moves the position over done messages, and handles those that the broker has
+// given up. Package sharesource has one for twmb/franz-go. See docs/guarantees.md, rules G1 to G7.
 //
 // Group is the name of the keepers' consumer group.
 type Shared[M any] interface {
-	// Deliver joins the share group and calls apply with what the broker delivers, from at most
-	// atOnce goroutines, with at most most messages each. It acknowledges the messages that apply
-	// returns as done, and no others: it gives those back to the broker. It never acknowledges a
-	// message because a later one is fetched.
+	// Deliver joins the share group and calls apply with delivered messages, from at most atOnce
+	// goroutines, with at most most messages each. It acknowledges the messages that apply returns
+	// as done, and gives the others back to the broker. It never acknowledges a message because a
+	// later one is fetched.
 	//
 	// When ctx is done, it waits for the calls under way, acknowledges, leaves the group and
-	// returns nil. If brokers cannot be reached, it retries without end. An error is one that a
-	// person has to correct, for example a share group that also delivers aborted records.
+	// returns nil. If brokers cannot be reached, it retries without end. It returns an error only
+	// for a fault that a person has to correct, for example a share group that also delivers
+	// aborted records.
 	Deliver(ctx context.Context, atOnce, most int, apply func(ctx context.Context, d Delivery[M]) Applied) error
 
 	// Settled returns the offset below which the broker will deliver no message of the partition
@@ -30,7 +30,7 @@ type Shared[M any] interface {
 	Settled(ctx context.Context, topic string, partition int32) (int64, error)
 }
 
-// Delivery is what a broker has delivered of one partition.
+// Delivery holds records that a broker has delivered from one partition.
 type Delivery[M any] struct {
 	// ClusterID, Topic, TopicID and Partition are those of [Identity].
 	ClusterID string
@@ -39,7 +39,7 @@ type Delivery[M any] struct {
 	Partition int32
 
 	// Messages are the records, in order of offset, with gaps. No other call has one of them. If
-	// there are none, the source asks whether the partition takes messages now, after a rest.
+	// empty, the source asks, after a rest, whether the partition takes messages again.
 	Messages []M
 
 	// Again means that all of them were delivered before. The process that had them may have died
@@ -50,13 +50,13 @@ type Delivery[M any] struct {
 	Until time.Time
 }
 
-// Applied is what became of a Delivery.
+// Applied is the result of a Delivery.
 type Applied struct {
 	// Done are the offsets whose effects are committed, here or elsewhere, or which are parked.
 	Done []int64
 
-	// Rest is how long the source fetches nothing of the partition, for example because an operator
-	// has paused it. Then it asks with a Delivery without messages, because the broker counts each
-	// delivery. 0: it goes on.
+	// Rest is how long the source must not fetch from the partition, for example because an
+	// operator has paused it. After it the source asks again with a Delivery without messages,
+	// because the broker counts each delivery. If 0, the source continues.
 	Rest time.Duration
 }

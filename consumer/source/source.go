@@ -1,6 +1,6 @@
-// Package source is for those who write a source of messages for package consumer: a
+// Package source has the types for writing a source of messages for package consumer. A
 // consumer.Source hands over each partition that its process comes to own as a [Partition]. M is
-// *consumer.Message. Packages kafkasource, franzsource and sharesource have sources of Kafka.
+// *consumer.Message. Packages kafkasource, franzsource and sharesource read Kafka.
 //
 // A source decides which partitions a process owns, and the database decides which process may
 // commit. A source that is wrong about ownership therefore costs work, but never causes a second
@@ -39,10 +39,10 @@ type Partition[M any] interface {
 	// Bounds returns the first and the last offset of the log.
 	Bounds(ctx context.Context) (Bounds, error)
 
-	// Verify checks that the log still reaches offset at and is the log that was read (F5). No
-	// batch below at had a leader epoch above epoch when it was read: epoch is from
-	// [Fetched.LeaderEpoch] or [Bounds.LeaderEpoch]. If it is -1, it is not known, and there is
-	// nothing to compare.
+	// Verify checks that the log still reaches offset at and is the log that was read. epoch is the
+	// highest leader epoch that a batch below at may have had when it was read, from
+	// [Fetched.LeaderEpoch] or [Bounds.LeaderEpoch]. If epoch is -1, it is unknown, and there is no
+	// epoch to compare.
 	//
 	// If the log was cut off below at since then (an unclean election), Verify returns an
 	// *[OutOfRangeError], even if other records have been written there since. Its Start is the
@@ -51,31 +51,31 @@ type Partition[M any] interface {
 	//
 	// The next Fetch from at, and each later one that continues from the one before, makes the same
 	// check if the leader has changed in between. A source whose log has no leader epochs, because
-	// it loses nothing in an election, returns nil.
+	// it loses no records in an election, returns nil.
 	Verify(ctx context.Context, at int64, epoch int32) error
 
-	// Fetch returns committed records at or above offset from: as many as have a
-	// consumer.Message.Size of
-	// at most most bytes together, and at least one. It takes no more memory than that for records.
-	// What the brokers sent beyond it stays compressed, for the fetches that continue from here.
+	// Fetch returns committed records at or above offset from: at least one, and more while their
+	// consumer.Message.Size is at most most bytes together. It takes no more memory than that for
+	// records. Later records that the brokers sent stay compressed, for the fetches that continue
+	// from here.
 	//
-	// Fetch waits a bounded time for the first record (about half a second), and then returns none
-	// and no error. That means that from is at the last stable offset. If a broker cannot answer,
-	// Fetch returns an error.
+	// Fetch waits a bounded time for the first record (about half a second), and then returns no
+	// records and no error: from is at the last stable offset. If a broker cannot answer, Fetch
+	// returns an error.
 	//
 	// Records of aborted transactions and control records are never returned, but Next passes over
 	// them. If the log does not hold from, Fetch returns an *[OutOfRangeError]. If the topic is not
-	// the one that Identity named, it returns an error that wraps [ErrIncarnation].
+	// Identity's, it returns an error that wraps [ErrIncarnation].
 	Fetch(ctx context.Context, from int64, most int) (Fetched[M], error)
 
 	// Retained returns the earliest time at which retention by time may delete the record at
 	// offset, or, if there is none at that offset, the first record above it. That is its timestamp
-	// plus the topic's retention.ms. It promises nothing: brokers delete whole segments, and later,
+	// plus the topic's retention.ms. It is no promise: brokers delete whole segments, and later,
 	// and retention by size does not depend on time.
 	//
-	// The zero time means that there is no bound by time, that there is no such record yet, or that
-	// the source cannot know. If the log does not hold offset, or no longer, it returns an
-	// *[OutOfRangeError]. It may take as long as a Fetch.
+	// The zero time means no bound by time, no such record yet, or that the source cannot know. If
+	// the log does not hold offset, or no longer, it returns an *[OutOfRangeError]. It may take as
+	// long as a Fetch.
 	Retained(ctx context.Context, offset int64) (until time.Time, err error)
 }
 
@@ -124,13 +124,13 @@ type Fetched[M any] struct {
 	// HighWatermark is the offset after the last replicated record. Lag is measured from it.
 	HighWatermark int64
 
-	// LastStable is the last stable offset. Records between it and HighWatermark belong to a
-	// transaction that is still open, or were written after that one began; they are not returned
-	// before it ends. A source without transactions returns HighWatermark here.
+	// LastStable is the last stable offset. Records between it and HighWatermark belong to an open
+	// transaction, or were written after it began; they are not returned before it ends. A source
+	// without transactions returns HighWatermark here.
 	LastStable int64
 
-	// Kept means that no broker was asked: the messages were left over from the fetch before, and
-	// HighWatermark is from that one.
+	// Kept means that no broker was asked: the messages and HighWatermark are left over from the
+	// previous fetch.
 	Kept bool
 }
 

@@ -11,22 +11,21 @@ import (
 )
 
 // Breaker holds back the calls to a host that is down. After Failures failed attempts in a row, of
-// whichever calls, this failure and each further one asks the relay to hold calls for OpenFor, as
-// the host itself could ask with Retry-After. If there was no connection, it holds all calls of the
-// sink (outbox.HoldsAll). Otherwise the call may be the cause: it holds those of its tenant, and
-// those of the sink once calls of two tenants have failed (outbox.HoldsSink). The relay starts no
-// such calls meanwhile, so that no attempts are counted and no windows begin. Then it makes one
-// call at a time until one is delivered or rejected.
+// any calls, the last failure and each further one asks the relay to hold calls for OpenFor, as the
+// host itself could with Retry-After. If there was no connection, it holds all calls of the sink
+// (outbox.HoldsAll). Otherwise the call may be the cause: it holds those of its tenant, and those
+// of the sink once calls of two tenants have failed (outbox.HoldsSink). The relay starts no such
+// calls meanwhile, so that no attempts are counted and no windows begin. Then it makes one call at
+// a time until one is delivered or rejected.
 //
 // Failures are the answers 502, 503 and 504 if they are to be retried, and missing answers: refused
-// connections, names that do not resolve, addresses that are not allowed, handshakes that fail,
-// timeouts, and answers that break off. A host that answers anything else is up, for example with
-// 500 or 429, and ends the row. Attempts that the relay cancelled or that were not made count as
-// neither.
+// connections, unresolved names, addresses that are not allowed, failed handshakes, timeouts, and
+// broken-off answers. A host that gives any other answer, for example 500 or 429, is up, and ends
+// the series. Cancelled attempts, and those that were not made, do not count.
 type Breaker struct {
-	// Failures is how many failures in a row it takes: 1 to 10,000. A low number holds calls back
-	// for a host that has dropped a few connections; a high number sends more calls to a host that
-	// is down. Defaults to 10.
+	// Failures is the number of failures in a row that opens the breaker: 1 to 10,000. A low number
+	// holds calls back for a host that has dropped a few connections; a high number sends more
+	// calls to a host that is down. Defaults to 10.
 	Failures int
 	// OpenFor is how long calls are held: 1 ms to 1 hour. Calls go out at most this much later than
 	// possible once the host is back. Defaults to 10 s.

@@ -38,11 +38,10 @@ type Config struct {
 	// has none.
 	KeyWindow time.Duration
 
-	// RequestIDHeader is a header that gets a new random UUID at each attempt, for example
-	// "X-Request-Id", so that logs of the remote, which see one key, distinguish the attempts. A
+	// RequestIDHeader is a header with a new random UUID at each attempt, for example
+	// "X-Request-Id", so that the remote's logs, which see one key, distinguish the attempts. A
 	// call that has the header keeps its own value. It must differ from the key's header. Set it
-	// only if the remote does not count the header to the request that it compares under a key.
-	// Defaults to none.
+	// only if the remote does not compare the header under a key. Defaults to none.
 	RequestIDHeader string
 
 	// Timeout bounds one attempt, from connecting to the last byte of the answer: 1 ms to 10
@@ -63,10 +62,10 @@ type Config struct {
 	// of the public Internet only, so that the owner of a name cannot make it call your own hosts.
 	AllowPrivate bool
 
-	// AllowNetworks lists networks that are allowed in addition, of whatever kind. For example the
-	// one network that the remote is in, which is narrower than AllowPrivate, or 64:ff9b::/96 in a
-	// network that reaches IPv4 through NAT64. An IPv6 address that embeds an IPv4 address is
-	// allowed if both are. Defaults to none.
+	// AllowNetworks lists additional networks that are allowed, of any kind: for example the
+	// remote's own network, which is narrower than AllowPrivate, or 64:ff9b::/96 in a network that
+	// reaches IPv4 through NAT64. An IPv6 address that embeds an IPv4 address is allowed if both
+	// are. Defaults to none.
 	AllowNetworks []netip.Prefix
 
 	// AllowHosts lists the hosts that BaseURL may name: "api.example.com", or "*.example.com" for
@@ -90,9 +89,9 @@ type Config struct {
 	// defaults.
 	Breaker Breaker
 
-	// Outcomes overrules what a status from 200 to 599 means. For example {401: outbox.Retry} for
-	// credentials that expire, or {404: outbox.Delivered} for a DELETE that an earlier attempt has
-	// applied. By default 2xx is delivered; 408, 409, 425, 429 and 5xx are retried; all other
+	// Outcomes overrides the meaning of statuses from 200 to 599. For example {401: outbox.Retry}
+	// for credentials that expire, or {404: outbox.Delivered} for a DELETE that an earlier attempt
+	// has applied. By default 2xx is delivered; 408, 409, 425, 429 and 5xx are retried; all other
 	// statuses are rejected.
 	Outcomes map[int]outbox.Outcome
 

@@ -5,7 +5,7 @@
 //		Authorize: httpsink.Bearer(func(context.Context) (string, error) { return readToken() }),
 //	})
 //
-// # What is sent
+// # Requests
 //
 // The sink sends the row's method, headers and body as they were when the call was enqueued. The
 // address is the base URL plus the row's target. The row's key goes where the remote expects it: in
@@ -14,7 +14,7 @@
 //
 // Authentication is added when the call is sent (Config.Authorize, [Bearer], [SecretHeader]). Rows
 // hold no secrets, so a rotated token does not turn a row into another call. Authorize can add to
-// the call but cannot change what was enqueued. If a secret is not available, the sink makes no
+// the call but cannot change the enqueued parts. If a secret is not available, the sink makes no
 // call and the relay tries again later. Neither secrets nor the errors of looking them up are
 // stored.
 //
@@ -22,7 +22,7 @@
 // It is not part of the call's identity: it is not compared when the call is enqueued again. If the
 // row's own headers hold a traceparent, that one is sent instead.
 //
-// # What an answer means
+// # Answers
 //
 //	2xx                              delivered
 //	408 409 425 429 5xx              tried again, after Retry-After (seconds or a date) if present;
@@ -30,7 +30,7 @@
 //	no whole answer within Timeout   tried again: the remote may have applied the call
 //	everything else, 3xx included    rejected: parked for an operator. Redirects are not followed.
 //
-// Config.Outcomes overrules this for a remote that uses a status differently. The sink reads at
+// Config.Outcomes overrides this for a remote that uses a status differently. The sink reads at
 // most 64 KiB of the answer's body, to see whether the answer is whole. It keeps the body only if
 // the call asks for it (Call.Capture), and never logs it. The answer's headers may hold 64 KiB,
 // unless Config.Transport sets another limit.
@@ -42,8 +42,8 @@
 //
 // Requests that the transport repeats by itself. If a kept connection breaks after a request was
 // written, Go's transport sends a POST with an Idempotency-Key again (https://go.dev/issue/19943).
-// That attempt would be in no journal and outside timeouts and windows. The sink's requests cannot
-// be rewound, and a gate in the connection lets each one out once.
+// That attempt would be outside the journal, timeouts and windows. The sink's requests cannot be
+// rewound, and a gate in the connection lets each one out once.
 //
 // Time that passes between a check and the write that it allows. The gate checks the key's age when
 // the first byte is about to leave, which is after connecting and the TLS handshake.
@@ -55,7 +55,7 @@
 // Names that lead into your own network. For example, a customer's webhook may resolve to a
 // database on a private network or to a cloud's metadata service. The sink refuses addresses that
 // are not on the Internet. It checks between socket() and connect(), on the address that connect()
-// gets, so that a second DNS answer cannot differ from the checked one:
+// gets, so a second DNS answer cannot differ from the checked one:
 //
 //	loopback, private, 100.64/10            unless AllowPrivate or AllowNetworks
 //	link-local, multicast, unspecified,     unless AllowNetworks

@@ -14,9 +14,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
-// Profile says how a remote takes idempotency keys. The functions below return what providers
-// document; write your own for other remotes. The zero value sends a bare UUID in Idempotency-Key,
-// with the window in Config.KeyWindow.
+// Profile says how a remote takes idempotency keys. The functions below follow the providers'
+// documentation; write your own for other remotes. The zero value sends a bare UUID in
+// Idempotency-Key, with the window in Config.KeyWindow.
 //
 // If you change Header, BodyMember or Quoted while calls are pending, their next attempts carry a
 // different key and the remote applies them again. Let the outbox run empty first.
@@ -26,9 +26,9 @@ type Profile struct {
 	Header string
 
 	// BodyMember carries the key in the body instead of a header. It names a member that the sink
-	// inserts as the first one into the JSON object that is the call's body; the rest stays byte
-	// for byte. A call is rejected if its body is not a JSON object or already has the member.
-	// Defaults to none.
+	// inserts as the first one into the call's body, a JSON object; the rest stays byte for byte. A
+	// call is rejected if its body is not a JSON object or already has the member. Defaults to
+	// none.
 	BodyMember string
 
 	// Quoted writes the key in double quotes, as a string of RFC 9651. It is for headers. Defaults
@@ -69,8 +69,8 @@ func PayPal() Profile {
 
 // Square is for https://developer.squareup.com/docs/build-basics/common-api-patterns/idempotency:
 // the key is the body's member idempotency_key, at most 45 characters with payments (other APIs
-// take more). Square does not publish how long it remembers keys: set Config.KeyWindow to what you
-// rely on.
+// take more). Square does not publish how long it remembers keys: set Config.KeyWindow to the time
+// that you rely on.
 func Square() Profile { return Profile{BodyMember: "idempotency_key"} }
 
 // Adyen is for https://docs.adyen.com/development-resources/api-idempotency: at most 64 characters,

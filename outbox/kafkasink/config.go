@@ -28,8 +28,8 @@ type Config struct {
 	Brokers []string
 
 	// Topics lists the topics that calls may name. A row cannot make the sink write to another
-	// topic, and the sink asks the brokers for these topics only. They must exist; the sink creates
-	// none. Required.
+	// topic, and the sink asks the brokers for these topics only. They must exist; the sink does
+	// not create them. Required.
 	Topics []string
 
 	// ClientID names this program in the brokers' logs and quotas. Defaults to "onlyonce".

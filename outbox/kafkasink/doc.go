@@ -13,7 +13,7 @@
 //		Sink: "events", Name: "order-placed", Target: "/orders?key=17", Body: event,
 //	})
 //
-// # What a record contains
+// # Records
 //
 // Target is a slash, a topic, and optionally ?key= with the record key, percent-encoded. The key
 // chooses the partition as Java's clients choose it (murmur2), so that other producers of the topic
@@ -28,7 +28,7 @@
 // A call without a record key gets its partition from the derived key. All its attempts then land
 // in one partition, in order, and a consumer never handles two of them at once.
 //
-// # What it promises, and its limits
+// # Guarantees and limits
 //
 // A call is delivered when the brokers have acknowledged it with acks=all. The topic's
 // min.insync.replicas decides how many replicas that means: with 1 and an unclean election, an
@@ -44,7 +44,7 @@
 // that may have been written is not written again after Config.KeyWindow: set it below the shortest
 // horizon of all consumers of the topics.
 //
-// # What an answer means
+// # Answers
 //
 //	acknowledged                                                 delivered
 //	too large, refused by a policy or a validation, no rights    rejected: parked for an operator
@@ -53,21 +53,21 @@
 //	all else: no leader, too few replicas, no connection,
 //	no answer within Timeout, a login that fails                 tried again: it may have been written
 //
-// # How it sends
+// # Sending
 //
 // The sink sends one request at a time for a partition. Calls that arrive meanwhile travel together
 // in the next request. Batches therefore grow with the load, without waiting, and records are not
 // reordered. If the broker refuses a batch for its contents, the sink sends its records one by one,
-// so that no record is parked because of another. The sink asks whether a call may still be made
-// once the connection exists and the request is about to be written.
+// so that no record is parked because of another. The sink checks whether a call may still be sent
+// once the connection exists, right before it writes the request.
 //
 // The relay gives the sink as many calls at once as RelayConfig.Concurrency allows. Its default, 8,
-// is meant for remotes that take calls one by one. For Kafka use hundreds, up to 1,000; otherwise
+// is meant for remotes that take calls one by one. For Kafka use hundreds, up to 1,000: otherwise
 // each request holds only a few records.
 //
-// The sink does not use kafka-go's Writer. By default that asks for no acknowledgement, repeats
-// attempts that the journal does not know, and continues to send after its caller has given up. It
-// would also drop message-id without an error with brokers before 0.11, whose records have no
-// headers; this package refuses such brokers. Nor does it use franz-go's producer, which does not
-// let a caller ask, right before a request is written, whether its calls may still be made.
+// The sink does not use kafka-go's Writer. By default the Writer asks for no acknowledgement,
+// repeats attempts that the journal does not know, and continues to send after its caller has given
+// up. It would also drop message-id without an error with brokers before 0.11, whose records have
+// no headers; this package refuses such brokers. Nor does it use franz-go's producer, which does
+// not let a caller check, right before a request is written, whether its calls may still be sent.
 package kafkasink
