@@ -13,6 +13,9 @@ func newSharded(set *shard.Set, cfg Config) (*Layer, error) {
 	if set == nil {
 		return nil, fmt.Errorf("%w: db: must not be nil", ErrConfig)
 	}
+	if places, _ := set.Routes(); !places {
+		return nil, fmt.Errorf("%w: db: shard.Config.OfPlace: must not be nil: it names the database of a tenant", ErrConfig)
+	}
 	all := &Layer{set: set, shards: map[string]*Layer{}}
 	for _, db := range set.Databases() {
 		one, err := newLayer(db.Pool, cfg)

@@ -312,3 +312,15 @@ func TestShardedLayerRuns(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A set that was made for consumers does not say where a tenant lives.
+func TestSetWithoutPlacesIsRefused(t *testing.T) {
+	t.Parallel()
+	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": pgtest.DB(t)}, OfPartition: func(string, int32) string { return "a" }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := idempotency.New(set, leasedConfig()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "OfPlace: must not be nil") {
+		t.Errorf("%v", err)
+	}
+}

@@ -16,6 +16,9 @@ func newSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
 	case len(cfg.Sources) > 0:
 		return nil, fmt.Errorf("%w: Config.Sources: must be empty: each database has events of its own", ErrConfig)
 	}
+	if places, _ := set.Routes(); !places {
+		return nil, fmt.Errorf("%w: db: shard.Config.OfPlace: must not be nil: it names the database of an event", ErrConfig)
+	}
 	var all *Endpoint
 	shards := map[string]*Endpoint{}
 	for _, db := range set.Databases() {

@@ -144,3 +144,15 @@ func TestShardedEndpointByTenant(t *testing.T) {
 		}
 	}
 }
+
+// A set that was made for consumers does not say where a webhook lives.
+func TestSetWithoutPlacesIsRefused(t *testing.T) {
+	t.Parallel()
+	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": pgtest.DB(t)}, OfPartition: func(string, int32) string { return "a" }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := webhook.New(set, webhook.Config{}); !errors.Is(err, webhook.ErrConfig) || !strings.Contains(err.Error(), "OfPlace: must not be nil") {
+		t.Errorf("%v", err)
+	}
+}
