@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,7 +21,7 @@ import (
 
 // A relay process: it sends until it is interrupted, and then lets the calls under way end.
 func Example() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	pool, err := pgxpool.New(ctx, "postgres://relay@db/shop")
 	if err != nil {
