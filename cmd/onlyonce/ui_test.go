@@ -115,8 +115,8 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 				}
 			}
 			want = slices.DeleteFunc(want, func(row map[string]any) bool {
-				// The page of keys leaves out tables that are empty; the first page counts processes
-				// that ended minutes ago.
+				// The page of keys leaves out tables that are empty; the first page only counts
+				// processes that ended minutes ago.
 				age, _ := row["seen_age_seconds"].(json.Number)
 				seconds, _ := age.Float64()
 				return c.page == "/keys" && row["state"] == "free" || c.table == `id="owners"` && seconds > 300

@@ -77,9 +77,9 @@ var scenes = []scene{
 	}},
 	{"calls that are due", []string{oneSink, parkedCalls + `'retrying', now() - i * interval '1 ms', null, 'a', md5(i::text)::uuid` + from}, []probe{
 		nextDue, pollWork,
+		{sql: "outbox.setAsideSQL", args: []any{"s", 3, none, []string{"a"}, none, none, noText}, left: `select count(*) from onlyonce.parked where lane = 3 and waits_for is null`},
 		{sql: "outbox.pickSQL", args: pick(nil, noText), left: `select count(*) from onlyonce.parked where lane = 3 and next_attempt_at <= now()`},
 		{name: "outbox.pickSQL, the tenant has a rate", sql: "outbox.pickSQL", args: pick([]string{"tenant a"}, []string{"a"})},
-		{sql: "outbox.setAsideSQL", args: []any{"s", 3, none, []string{"a"}, none, none, noText}, left: `select count(*) from onlyonce.parked where lane = 3 and waits_for is null`},
 		{sql: "outbox.waitingSQL", args: []any{"s", "", 0}},
 		{sql: "outbox.sweepSQL", args: []any{"s", 3, nil}},
 	}},
@@ -126,7 +126,7 @@ var scenes = []scene{
 		`insert into onlyonce.done (cursor_id, "offset", hash, run, last) select 1, i, i, 0, false` + from,
 		`insert into onlyonce.attempts (cursor_id, "offset", attempts, answers) select 1, i, 1, 0` + from}, []probe{
 		{sql: "consumer.pruneSQL", args: []any{1, 0, 0, 0, 1 << 40, 4096}},
-		{sql: "consumer.pruneDoneSQL", args: []any{1, 1, nonce, 0, 0, 0, 5000, 4096}, left: `select count(*) from onlyonce.done where "offset" < 5000`},
+		{sql: "consumer.pruneDoneSQL", args: []any{1, 1, nonce, 0, 0, 0, 1000, 100}, left: `select count(*) from onlyonce.done where "offset" < 1000`},
 		{sql: "consumer.readCursorSQL", args: []any{"c", "t", 0}},
 		{sql: "select onlyonce.take_cursor(1, 1, gen_random_uuid(), 'g', 'k', null, 8, 0, '5s')"},
 	}},
