@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Cache keeps copies of completed records in front of the database, so that a frequently repeated
-// request is answered without a query (H21). It never decides whether a request runs. If it loses
-// an entry, fails or is slow, the layer asks the database. Entries are sealed and bound to their
-// record, and the layer checks each one as if an attacker had written it.
+// Cache keeps copies of completed records, so that the layer answers a frequently repeated request
+// without a query (H21). It never decides whether a request runs. If it loses an entry, fails or is
+// slow, the layer queries the database. Entries are sealed and bound to their record, and the layer
+// checks each one as if an attacker had written it.
 //
 // Implementations must be safe for concurrent use. They should return when their context ends; the
 // layer stops waiting for a call that does not. Package rediscache has one for Redis.

@@ -16,8 +16,8 @@ import (
 )
 
 // Scope names the owner of a key. Two requests with the same key are copies of each other only if
-// their scopes are equal, so that no customer ever gets another customer's answer (H2). Take it
-// from authentication, never from what the client says about itself.
+// their scopes are equal, so a customer never gets another customer's answer (H2). Take the scope
+// from authentication, never from the client's own claims.
 type Scope struct {
 	// Tenant is the customer: at most 200 bytes of UTF-8 without NUL.
 	Tenant string
@@ -27,40 +27,40 @@ type Scope struct {
 	Principal string
 }
 
-// GlobalScope puts all requests in one scope, for servers without customers. Everyone who knows a
-// key gets the answer that is stored under it.
+// GlobalScope puts all requests in one scope, for servers without customers. Every client that
+// knows a key gets the answer stored under it.
 func GlobalScope() func(*http.Request) (Scope, error) {
 	return func(*http.Request) (Scope, error) { return Scope{}, nil }
 }
 
-// Config is what the routes of a [Layer] share. The zero value of a field is the default that its
-// comment names; a value out of range is an error of [New] and never adjusted.
+// Config is the configuration that the routes of a [Layer] share. The zero value of a field is the
+// default that its comment names; a value out of range is an error of [New] and never adjusted.
 type Config struct {
 	// Scope returns the owner of a request, after your authentication has run. If it returns an
 	// error, the layer answers 403. Use [GlobalScope] if all clients may see all answers. Required.
 	//
 	// Scope gets a copy of the request, with a body of its own: it may parse the form, and the
 	// handler can parse it again. Middleware around the layer must not read the body without
-	// putting it back, for example with ParseForm. Such a request is answered 500 (code
-	// "body-consumed"), because the layer could not distinguish it from requests with other bodies.
+	// putting it back, for example with ParseForm. The layer answers such a request 500 (code
+	// "body-consumed"), because it could not distinguish it from requests with other bodies.
 	Scope func(*http.Request) (Scope, error)
 
-	// FingerprintKeys are the secrets that requests are hashed with, and the current one, which new
-	// records take. To rotate, add a key in all processes before one makes it current, and keep the
-	// old key for the longest Route.TTL. A secret keeps its id for good: the database knows the
-	// secret of each id by a check value, and a process that has another one refuses every request
-	// with a key. At least one is required.
+	// FingerprintKeys are the secrets for hashing requests, and the id of the current one, for new
+	// records. To rotate, add a key in all processes before one makes it current, and keep the old
+	// key for the longest Route.TTL. A secret keeps its id for good: the database has a check value
+	// of each id's secret, and a process with another secret refuses every request with a key. At
+	// least one is required.
 	FingerprintKeys seal.Keys
 
 	// Sealer encrypts the stored answers, step results and operations (H16). Each sealed value
-	// opens only in the place that it was stored in (H24). Defaults to nil: values are stored as
-	// they are.
+	// opens only in the place where it was stored (H24). Defaults to nil: values are stored as they
+	// are.
 	Sealer *seal.Sealer
 
 	// RequireSealed refuses stored values that are not sealed, as if they could not be opened.
-	// Without it, an attacker who can write to the tables can plant an answer that is not sealed.
-	// Set it when the records from before you had a Sealer have expired. It needs a Sealer.
-	// Defaults to false: values that were stored without a Sealer are read.
+	// Without it, an attacker who can write to the tables can plant an unsealed answer. Set it once
+	// the records from before you had a Sealer have expired. It needs a Sealer. Defaults to false:
+	// the layer reads unsealed values too.
 	RequireSealed bool
 
 	// Cache keeps copies of completed records outside the database, to answer repeated requests
@@ -73,9 +73,9 @@ type Config struct {
 	// minutes: most retries come within seconds.
 	CacheTTL time.Duration
 
-	// CacheTimeout bounds each operation of the cache, from 1 ms to 10 s. If the cache hangs,
-	// repeated requests are delayed by that much until the layer stops asking it for a while.
-	// Defaults to 50 ms.
+	// CacheTimeout bounds each operation of the cache, from 1 ms to 10 s. If the cache hangs, it
+	// delays repeated requests by that much, until the layer bypasses it for a while. Defaults to
+	// 50 ms.
 	CacheTimeout time.Duration
 
 	// Headers are the request headers that may carry the key, for example "Idempotency-Key" and
@@ -91,20 +91,20 @@ type Config struct {
 	// Content-Type is empty, the default is sent. Defaults to application/problem+json.
 	Problem func(r *http.Request, p Problem) (contentType string, body []byte)
 
-	// TenantLimit is how many requests of one tenant this process works on at once, from 1 to
-	// 1,048,576. Requests above it get 429. Defaults to 1,000.
+	// TenantLimit is how many requests of one tenant this process handles at once, from 1 to
+	// 1,048,576. Further ones get 429. Defaults to 1,000.
 	TenantLimit int
 
 	// TenantConns is how many connections of the pool the handlers of one tenant may hold at once,
 	// from 1 to 1,048,576: in lease mode from the first [Tx] on. It leaves connections to other
-	// tenants if one tenant's handlers are slow. A request above it waits for up to AcquireTimeout
+	// tenants if one tenant's handlers are slow. A further request waits for up to AcquireTimeout
 	// and then gets 429; in lease mode Tx returns [ErrBusy]. Defaults to half of the pool's
-	// MaxConns, at least 1. Requests without a tenant, for example with [GlobalScope], are not
-	// bounded by default.
+	// MaxConns, at least 1. For requests without a tenant, for example with [GlobalScope], there is
+	// no bound by default.
 	TenantConns int
 
 	// AcquireTimeout bounds the wait for a connection of the pool, and each single query of the
-	// layer, from 10 ms to 1 minute. If it runs out, the layer answers 503. Defaults to 5 s.
+	// layer, from 10 ms to 1 minute. After that, the layer answers 503. Defaults to 5 s.
 	AcquireTimeout time.Duration
 
 	// Timeouts bound a handler's transaction, each from 1 ms to 1 hour, Commit from 100 ms. If the
@@ -113,7 +113,7 @@ type Config struct {
 	Timeouts dedupe.Timeouts
 
 	// LeaseTTL is how long the requests of a process that died stay locked in lease mode (H18),
-	// from 1 s to 1 hour. Living processes renew their leases after a third of it. Defaults to 30
+	// from 1 s to 1 hour. Running processes renew their leases after a third of it. Defaults to 30
 	// s.
 	LeaseTTL time.Duration
 
@@ -125,10 +125,10 @@ type Config struct {
 	Hooks Hooks
 
 	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
-	// line if there is one. A call that a handler enqueues carries what Trace returns for the
-	// context that outbox.Enqueue gets, and so does an operation that it begins. Package telemetry
-	// sets it. It must be safe for concurrent use. If it panics or returns "" or anything else, the
-	// call carries the request's own trace context. Defaults to the request's for all calls.
+	// line if there is one. A call that a handler enqueues carries the result of Trace for the
+	// context of outbox.Enqueue, and so does an operation that it begins. Package telemetry sets
+	// it. It must be safe for concurrent use. If it panics or returns "" or anything else, the call
+	// carries the request's own trace context. Defaults to the request's for all calls.
 	Trace func(ctx context.Context) string
 
 	// Logger receives events that cannot be returned as an error. Keys and bodies are never logged.

@@ -17,21 +17,21 @@ const (
 	decidedTransient
 )
 
-// Final makes the handler's answer final, whatever its status (H27): it is stored, and each copy of
-// the request gets it. For example a 503 of a provider that will never accept the request. Of an
-// answer of 400 or above the writes are undone, as of any final refusal, unless Route.KeepWrites is
-// set.
+// Final makes the handler's answer final, whatever its status (H27): the layer stores it, and each
+// copy of the request gets it. Use it, for example, for a 503 of a provider that will never accept
+// the request. For an answer of 400 or above the layer undoes the writes, as for any final refusal,
+// unless Route.KeepWrites is set.
 //
-// As long as a [Step] of the request has an unknown outcome, nothing is stored all the same: the
-// next request has to find the outcome out. Of several calls of Final and [Transient] the last one
-// counts. Without a [Layer], and after the handler's return, they have no effect.
+// While a [Step] of the request has an unknown outcome, the layer does not store the answer even
+// so: the next request has to find out the outcome. The last call of Final or [Transient] counts.
+// Without a [Layer], and after the handler's return, they have no effect.
 func Final(r *http.Request) { decide(r, decidedFinal) }
 
-// Transient makes the handler's refusal transient, whatever its status (H27): its writes are
-// undone, nothing is stored, and the next request under the key runs again. For example a 402 that
-// the customer can mend by topping up. Set Retry-After to have clients come back by themselves. An
-// answer below 400 cannot be transient: it is not sent, and the client gets 500 (code
-// "rolled-back").
+// Transient makes the handler's refusal transient, whatever its status (H27): the layer undoes its
+// writes and does not store it, and the next request under the key runs again. Use it, for example,
+// for a 402 that the customer can resolve by topping up. Set Retry-After to make clients retry by
+// themselves. An answer below 400 cannot be transient: the client gets 500 (code "rolled-back")
+// instead.
 func Transient(r *http.Request) { decide(r, decidedTransient) }
 
 func decide(r *http.Request, d decision) {
@@ -58,11 +58,11 @@ var errReference = errors.New("idempotency: the answer cannot be stored by refer
 // Reference stores a reference in place of the answer's body (H28), for example the id of the
 // charge that the handler has made, or the key and the ETag of an object. Status and headers are
 // stored as usual. Route.Render renders the body again for copies of the request. The first client
-// gets the body that the handler writes, which may have up to 32 MiB then.
+// gets the handler's own body, of up to 32 MiB.
 //
-// The reference has 1 to 1,024 bytes. It is sealed as answers are. Reference returns an error
-// outside of a route with Render, and after the handler's return. If the answer is not stored, its
-// reference is not either.
+// The reference has 1 to 1,024 bytes. It is sealed like an answer. Reference returns an error
+// outside of a route with Render, and after the handler's return. If the layer does not store the
+// answer, it does not store the reference.
 func Reference(r *http.Request, reference string) error {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	switch {
@@ -80,6 +80,6 @@ func Reference(r *http.Request, reference string) error {
 	return nil
 }
 
-// ErrReferenceGone is what Route.Render returns, also wrapped, if what the reference names does not
-// exist any more. The client gets 410 (code "response-not-replayable").
+// ErrReferenceGone is for Route.Render to return, also wrapped, if the referenced object no longer
+// exists. The client gets 410 (code "response-not-replayable").
 var ErrReferenceGone = errors.New("idempotency: what the reference names does not exist any more")

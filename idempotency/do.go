@@ -13,16 +13,16 @@ import (
 )
 
 // Do calls fn once for a key, stores its result, and returns the stored result to each later call
-// with the key. It is what a [Layer] does for an HTTP handler, for any function: a method of gRPC,
-// a job, a command. package grpcserver (a module of its own) has an interceptor. Use dedupe.Do if
+// with the key. It does for any function (a gRPC method, a job, a command) what a [Layer] does for
+// an HTTP handler. Package grpcserver (a module of its own) has an interceptor. Use dedupe.Do if
 // there is no result to store.
 //
 // The function's writes through tx, the calls that it enqueues and the record of its result are one
 // transaction, by the rules of transactional mode (H17). fn may run more than once; only one run's
-// transaction commits. request is what the call asks for: a later call with the same key and
-// another request gets [ErrKeyReused].
+// transaction commits. request is the input of the call: a later call with the same key and another
+// request gets [ErrKeyReused].
 //
-// What a call returns:
+// A call returns:
 //
 //	fn returned a result                 the result, Created, nil; later calls: the result, Replayed, nil
 //	fn returned a *PermanentError        an equal one, with Created and later Replayed; its writes are undone
@@ -31,10 +31,10 @@ import (
 //	the key was used for another request ErrKeyReused, Mismatch
 //	anything else                        a *RefusedError, which says whether a retry can help
 //
-// A result is what the codec reads from the stored bytes, the first time too, so that a replay
-// equals it. If ctx or DoerConfig.HandlerTimeout ends before fn has returned, everything is undone.
-// Once COMMIT has been sent, the end of ctx does not cut it short. If fn panics, the writes are
-// undone, and Do panics with the same value.
+// The codec reads each result from the stored bytes, the first time too, so a replay equals the
+// first result. If ctx or DoerConfig.HandlerTimeout ends before fn has returned, Do undoes
+// everything. Once COMMIT has been sent, the end of ctx does not cut it short. If fn panics, Do
+// undoes the writes and panics with the same value.
 //
 // Do holds one connection of the pool while fn runs, and none while it waits.
 func Do[T any](ctx context.Context, d *Doer, key Key, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, Outcome, error) {

@@ -21,8 +21,8 @@ type Doer struct {
 
 // Codec encodes the requests and the results of [Do].
 type Codec interface {
-	// Marshal encodes a request, or a result. Equal requests must have equal bytes, because a retry
-	// is recognized by them.
+	// Marshal encodes a request, or a result. Equal requests must have equal bytes, because the
+	// bytes identify a retry.
 	Marshal(v any) ([]byte, error)
 	// Unmarshal decodes a result into v, a pointer to the result's type.
 	Unmarshal(data []byte, v any) error
@@ -38,8 +38,8 @@ func (jsonCodec) Unmarshal(data []byte, v any) error { return json.Unmarshal(dat
 // a value out of range is an error of [NewDoer] and never adjusted.
 type DoerConfig struct {
 	// Scope names the operation and is part of each record's identity, for example "charge". If you
-	// change it, the keys that were used under the old name run again. At most 200 visible ASCII
-	// characters. Operators find its records under the scope "do " and this name. Required.
+	// change it, keys used under the old name run again. At most 200 visible ASCII characters.
+	// Operators find its records under the scope "do " and this name. Required.
 	Scope string
 
 	// Codec encodes requests and results. Defaults to encoding/json.
@@ -49,8 +49,8 @@ type DoerConfig struct {
 	// longer result are undone. Defaults to 1 MiB.
 	MaxResult int
 
-	// KeepWrites commits what the function wrote before it returned a [PermanentError]. Defaults to
-	// false: such writes are undone, and only the error is stored.
+	// KeepWrites commits the function's writes even if it returns a [PermanentError]. Defaults to
+	// false: the Doer undoes such writes, and stores only the error.
 	KeepWrites bool
 
 	// Isolation is the isolation level of the transaction. After a serialization failure or a
@@ -65,7 +65,7 @@ type DoerConfig struct {
 	KeyWindow time.Duration
 
 	// HandlerTimeout ends the function's context, from 1 ms to 1 hour. A later result is undone. If
-	// the function has not returned 5 s after that, its connection is cut. Defaults to 30 s.
+	// the function has not returned 5 s after that, the Doer cuts its connection. Defaults to 30 s.
 	HandlerTimeout time.Duration
 
 	// Wait is how long a call waits for an earlier one with its key, up to 2 minutes, see
@@ -116,8 +116,8 @@ func (k Key) check() error {
 // is for people, and may be empty.
 func Permanent(code, detail string) error { return &PermanentError{code, detail} }
 
-// PermanentError is an error that will be the same at each retry, for example a declined card. A
-// function of [Do] returns it, also wrapped: it is stored in place of a result, and each later call
+// PermanentError is an error that will be the same at each retry, for example a declined card. If a
+// function of [Do] returns it, also wrapped, Do stores it in place of a result, and each later call
 // with the key gets it without running the function. If a [Work] returns it, the operation ends
 // without a result, and clients get the code, of at most 200 bytes, and the detail, of at most
 // 2,000.
@@ -141,7 +141,7 @@ type RefusedError struct {
 	Code string
 	// Retryable reports whether another call under the same key can end differently.
 	Retryable bool
-	// RetryAfter is how long to wait before that. It is 0 if there is nothing to wait for.
+	// RetryAfter is how long to wait before another call. It is 0 if a wait does not help.
 	RetryAfter time.Duration
 	// Err is the cause. It is nil if the code says all.
 	Err error
@@ -169,15 +169,15 @@ func (e *RefusedError) Is(target error) bool {
 
 // Reasons for which [Do] refuses a call, for errors.Is.
 var (
-	// ErrInProgress: an earlier call with the key is running. Try again later.
+	// ErrInProgress: an earlier call with the key is still running. Try again later.
 	ErrInProgress error = &RefusedError{Code: string(codeInProgress), Retryable: true}
 	// ErrKeyReused: the key was used for another request.
 	ErrKeyReused error = &RefusedError{Code: string(codeKeyReused)}
-	// ErrCommitUnknown: whether the call took effect is not known yet. A retry with the same key
-	// finds out.
+	// ErrCommitUnknown: the call may or may not have taken effect. A retry with the same key finds
+	// out.
 	ErrCommitUnknown error = &RefusedError{Code: string(codeCommitUnknown), Retryable: true}
 	// ErrResultGone: the call took effect, but its result was erased.
 	ErrResultGone error = &RefusedError{Code: string(codeNotReplayable)}
-	// ErrStoreUnavailable: the database could not be reached, and the call took no effect.
+	// ErrStoreUnavailable: the database is unreachable, and the call took no effect.
 	ErrStoreUnavailable error = &RefusedError{Code: string(codeStoreUnavailable), Retryable: true}
 )

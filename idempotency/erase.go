@@ -18,15 +18,15 @@ import (
 const eraseSQL = `select onlyonce.http_erase($1)`
 
 var (
-	// ErrNoRecord is returned by [Erase] if there is no completed record and no operation under the
-	// key, or if they were erased before.
+	// ErrNoRecord is returned by [Erase] if the key has no completed record and no operation, or if
+	// they were erased before.
 	ErrNoRecord = errors.New("idempotency: no completed record under this key")
 	// ErrOperationRuns is returned by [Erase] if the request's operation has not ended: it needs
 	// its input. Nothing was erased.
 	ErrOperationRuns = errors.New("idempotency: the request's operation has not ended")
 )
 
-// DB is what [Erase] runs on: *pgxpool.Pool, *pgx.Conn or pgx.Tx.
+// DB is the database of [Erase]: a *pgxpool.Pool, *pgx.Conn or pgx.Tx.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
@@ -35,10 +35,10 @@ type DB interface {
 const objectInUse = "55006"
 
 // Erase removes the stored answer of a tenant's key, for example for a customer's right to erasure.
-// Later copies of the request get 410 and do not run again. If the request has made an operation,
-// that keeps nothing either: its result and its input are erased, also if the record has expired by
-// then. The input is in the event log, so db needs the rights of onlyonce_operator to erase such a
-// request. While the operation runs, the error is [ErrOperationRuns].
+// Later copies of the request get 410 and do not run again. If the request began an operation,
+// Erase also removes the operation's result and input, even if the record has expired by then. The
+// input is in the event log, so db needs the rights of onlyonce_operator to erase such a request.
+// While the operation runs, the error is [ErrOperationRuns].
 //
 // scope is the record's: method and pattern, for example "http POST /v1/charges". If
 // Scope.Principal is set, it follows after another space, escaped by url.PathEscape. A [Cache] may

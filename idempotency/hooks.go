@@ -12,20 +12,19 @@ import (
 // be short and safe for concurrent use. Nil hooks are skipped. [Hooks.Join] joins several users of
 // them. The structs may get more fields.
 //
-// A hook observes, and cannot change what the layer does. If it panics, that is logged, at most
-// once a minute for each hook, and the request goes on. If it was ServeStart, or that returned nil,
-// the request's context is the one that it got. A hook must not call runtime.Goexit.
+// A hook observes, and cannot change the layer's behavior. If it panics, the layer logs that, at
+// most once a minute for each hook, and continues the request. If ServeStart panics or returns nil,
+// the request keeps its own context. A hook must not call runtime.Goexit.
 type Hooks struct {
 	// ServeStart and ServeEnd enclose one request with a method for which keys count, or one call
-	// of [Do], even if the handler panics. The handler's context has the values of the one that
-	// ServeStart returns, which must derive from the one that it gets. ServeEnd gets it too, after
-	// the answer.
+	// of [Do], even if the handler panics. The handler's context has the values of ServeStart's
+	// result, which must derive from its argument. ServeEnd gets that result too, after the answer.
 	ServeStart func(ctx context.Context, s ServeStart) context.Context
 	ServeEnd   func(ctx context.Context, s Served)
 	// Purged is called by [Layer.Run] when it has deleted records.
 	Purged func(records int)
-	// Failed is called for an error of the store: if a request was answered 5xx because of it, or
-	// if the purge failed.
+	// Failed is called for an error of the store that made the layer answer a request 5xx or made
+	// the purge fail.
 	Failed func(error)
 }
 
@@ -46,15 +45,16 @@ type Served struct {
 	// Status is the answer's status. It is 0 if there was no answer, because the handler panicked
 	// or ended its goroutine; Outcome is then [Released].
 	Status int
-	// Runs is how often the handler ran for this request: 0 for a replay, more than 1 after
+	// Runs counts the runs of the handler for this request: 0 for a replay, more than 1 after
 	// serialization failures.
 	Runs int
 	// Took is the time from the request to the answer.
 	Took time.Duration
 }
 
-// Outcome is what the layer did, and the value of the answer header Idempotency-Status. With it, a
-// client can distinguish the layer's 409 and 422 from the application's.
+// Outcome is the layer's decision about a request, and the value of the answer header
+// Idempotency-Status. With it, a client can distinguish the layer's 409 and 422 from the
+// application's.
 type Outcome string
 
 // The outcomes.
@@ -71,7 +71,7 @@ const (
 // Join returns hooks that call those of h and of b, for example your own and those of package
 // telemetry. h's ServeStart and ServeEnd enclose b's, and each ServeEnd gets the context that its
 // own ServeStart returned. The other hooks of h are called before b's. If a hook panics, the other
-// one of that event may not be called.
+// hook of that event may be skipped.
 func (h Hooks) Join(b Hooks) Hooks {
 	type pair = hook.Pair[ServeStart, Served]
 	serve := hook.JoinPair(pair{Start: h.ServeStart, End: h.ServeEnd}, pair{Start: b.ServeStart, End: b.ServeEnd})

@@ -45,16 +45,14 @@ type Layer struct {
 // New checks the configuration without connecting. If it is wrong, the error lists every fault,
 // each with its field, and wraps [ErrConfig].
 //
-// With a [shard.Set] a request is served in the database of its tenant: its record, the handler's
-// writes ([Tx]) and the calls that it enqueues are there, and commit together. The place that the
-// set's function gets is Scope.Tenant. A request of a tenant that is moving, or that the function
-// sends to a database where the tenant does not live, gets 503 and does nothing. The first request
-// of a tenant that no process has met before asks all databases, and gets 503 while one of them is
-// down.
+// With a [shard.Set] the layer serves a request in the database of its tenant: its record, the
+// handler's writes ([Tx]) and the calls that it enqueues are there, and commit together. The set's
+// function gets Scope.Tenant as the place. A request gets 503 without effect if its tenant is
+// moving, or if the function names a database where the tenant does not live. The first request of
+// a new tenant queries all databases, and gets 503 while one of them is down.
 //
-// Each pool needs one connection for each handler that runs at the same time in transactional mode,
-// and one more, which looks up records. In lease mode the layer renews its leases on one connection
-// beside the pool.
+// Each pool needs one connection for each concurrent handler in transactional mode, and one more to
+// look up records. In lease mode the layer renews its leases on one connection beside the pool.
 func New[D shard.Databases](db D, cfg Config) (*Layer, error) {
 	if set, ok := any(db).(*shard.Set); ok {
 		return newSharded(set, cfg)

@@ -16,13 +16,13 @@ import (
 
 // Request describes an operation to [Operations.Accept].
 type Request struct {
-	// Name is the name of a Work that NewOperations was given. Required.
+	// Name is the name of a Work passed to NewOperations. Required.
 	Name string
 	// Input is the input of the Work, at most OperationsConfig.MaxInput bytes. It is stored, and
 	// sealed if the layer has a Sealer. Defaults to none.
 	Input []byte
-	// OrderingKey orders operations: those of a tenant with the same key run one after another, in
-	// the order of their commits. Defaults to none: the operation waits for no other.
+	// OrderingKey orders operations: a tenant's operations with the same key run one after another,
+	// in the order of their commits. Defaults to none: the operation does not wait for others.
 	OrderingKey string
 }
 
@@ -38,8 +38,8 @@ select $1, $2, $3, $4, $5, $6, $7
 // and state. A copy of the request gets the operation's present state: 202 with Retry-After while
 // it runs, then 200 with the result. If OperationsConfig.TenantRunning operations of the tenant
 // have not ended, it answers 429, and the same request may succeed later. If it returns an error,
-// it has not written an answer: the handler must answer, with a status whose answer is not stored,
-// for example 500.
+// it has not written an answer: the handler must answer with a status that the layer does not
+// store, for example 500.
 func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	if ok && o.shards[run.layer] != nil {

@@ -20,9 +20,9 @@ import (
 )
 
 // Operations answers requests with 202 if their work takes longer than a client waits (H23). The
-// work is committed with the request's record, as an event. A consumer in this process or another
-// one applies it, and clients ask for its state. Make one with [NewOperations], call
-// [Operations.Accept] in handlers, serve it under OperationsConfig.Path, and run [Operations.Run].
+// work commits with the request's record, as an event. A consumer in this process or another one
+// applies it, and clients poll its state. Make one with [NewOperations], call [Operations.Accept]
+// in handlers, serve it under OperationsConfig.Path, and run [Operations.Run].
 //
 // Handlers that call Accept must be behind a [Layer] in transactional mode: a copy of the request
 // then gets the same Location, with the operation's present state. Operations is safe for
@@ -47,26 +47,26 @@ type OperationsConfig struct {
 	// Stream names the stream of work, and the scope of its consumer: at most 200 of A-Z a-z 0-9 .
 	// _ -. Defaults to "operations".
 	Stream string
-	// Partitions is how many operations all processes together work on at once, from 1 to 1,024. It
-	// is fixed when the stream is made. Each holds a connection of the layer's pool for as long as
-	// it runs, and one process may run them all. So the pool must have at least 4 more than that
-	// (pool_max_conns): otherwise operations would keep requests out. Defaults to 16.
+	// Partitions is how many operations all processes together run at once, from 1 to 1,024. It is
+	// fixed when the stream is created. Each running operation holds a connection of the layer's
+	// pool, and one process may run them all. So the pool must have at least 4 connections more
+	// (pool_max_conns), or operations keep requests out. Defaults to 16.
 	Partitions int
-	// TenantPartitions is how many operations of one tenant all processes together work on at once,
-	// from 1 to Partitions. The same tenant's operations always wait for the same partitions, so
-	// that they do not wait in front of all others. It must be the same in all processes: while
-	// they differ, operations of one OrderingKey may run beside each other. Operations without a
-	// tenant use all partitions. Defaults to a quarter of Partitions, at least 1.
+	// TenantPartitions is how many operations of one tenant all processes together run at once,
+	// from 1 to Partitions. A tenant's operations always wait for the same partitions, so they do
+	// not block all others. It must be the same in all processes: while they differ, operations of
+	// one OrderingKey may run concurrently. Operations without a tenant use all partitions.
+	// Defaults to a quarter of Partitions, at least 1.
 	TenantPartitions int
 	// TenantRunning is how many operations of one tenant may run or wait in the stream at once,
 	// from 1 to 1,000,000. Accept answers 429 to requests for more. Requests accepted at the
 	// same time may exceed it. Operations without a tenant are not counted. Defaults to 100.
 	TenantRunning int
 	// HandlerTimeout bounds one run of a Work, from 1 ms to 24 hours. Its transaction stays open
-	// for that long, which prevents vacuum from removing old row versions in the whole database:
-	// split longer work into operations that follow one another. Defaults to 10 minutes.
+	// for that long, which keeps vacuum from removing old row versions in the whole database: split
+	// longer work into successive operations. Defaults to 10 minutes.
 	HandlerTimeout time.Duration
-	// MaxAttempts is how often work is tried, from 1 to 1,000. Defaults to 5.
+	// MaxAttempts is the most attempts at a Work, from 1 to 1,000. Defaults to 5.
 	MaxAttempts int
 	// Backoff is the wait between two attempts, as in consumer.Config. Defaults to 100 ms and 10 s.
 	Backoff dedupe.Backoff
@@ -84,8 +84,8 @@ type OperationsConfig struct {
 	// PollInterval is how often a process looks for work and cancellations from other processes,
 	// from 10 ms to 1 minute. Defaults to 500 ms.
 	PollInterval time.Duration
-	// LeaseTTL is how long the operations of a process that died wait for another one, at least 1
-	// s. Defaults to 15 s.
+	// LeaseTTL is how long the operations of a dead process wait for another one, at least 1 s.
+	// Defaults to 15 s.
 	LeaseTTL time.Duration
 	// Hooks are the consumer's hooks, see consumer.Config.Hooks. Defaults to none.
 	Hooks consumer.Hooks
@@ -95,9 +95,9 @@ type OperationsConfig struct {
 }
 
 // NewOperations checks the configuration without connecting. It uses the layer's pool, scopes and
-// sealer; if the layer has several databases, an operation is in that of its tenant. work maps the
-// names that Accept may get to their functions. If an argument is wrong, the error lists every
-// fault and wraps [ErrConfig].
+// sealer; if the layer has several databases, an operation is in its tenant's. work maps the names
+// for Accept to their functions. If an argument is wrong, the error lists every fault and wraps
+// [ErrConfig].
 func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*Operations, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "OperationsConfig"}
 	if cfg.Path == "" {
@@ -188,8 +188,8 @@ func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	return o, nil
 }
 
-// Run makes the stream if it does not exist, runs operations, and deletes expired ones, until ctx
-// ends. It then lets running operations finish, within the bounds of a consumer, and returns nil.
+// Run creates the stream if necessary, runs operations, and deletes expired ones, until ctx ends.
+// It then lets running operations finish, within the bounds of a consumer, and returns nil.
 func (o *Operations) Run(ctx context.Context) error {
 	if o.shards != nil {
 		return together.Run(ctx, o.layer.shards, func(ctx context.Context, one *Layer) error { return o.shards[one].Run(ctx) })

@@ -62,7 +62,7 @@ insert into onlyonce.operation_signals (id, cancel_at) select o.id, clock_timest
 on conflict (id) do update set cancel_at = coalesce(operation_signals.cancel_at, excluded.cancel_at)`
 
 // ServeHTTP serves GET {Path}{id} and POST {Path}{id}/cancel, which requests a cancellation and
-// does not wait for it. An operation of another scope is answered 404.
+// does not wait for it. For an operation of another scope the answer is 404.
 func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	scope, err := o.layer.cfg.Scope(r)

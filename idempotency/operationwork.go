@@ -157,8 +157,8 @@ insert into onlyonce.operation_signals (id, percent, text, updated_at) values ($
 on conflict (id) do update set percent = excluded.percent, text = excluded.text, updated_at = excluded.updated_at`
 
 // Progress shows clients how far the work has come: percent from 0 to 100, and a text of at most
-// 200 bytes. It is written at once, outside of the work's transaction, so that clients see it
-// before the work commits, even if the work is rolled back later.
+// 200 bytes. Progress commits at once, outside of the work's transaction, so clients see it before
+// the work commits, even if the work is rolled back later.
 func (op *Operation) Progress(ctx context.Context, percent int, text string) error {
 	if percent < 0 || percent > 100 {
 		return fmt.Errorf("%w: Progress: %d is not from 0 to 100", ErrConfig, percent)
@@ -173,11 +173,11 @@ func (op *Operation) Progress(ctx context.Context, percent int, text string) err
 
 // Work does an operation in a transaction that commits together with the operation's end. It may
 // run more than once, but its effects are applied once. It must follow the rules for a consumer's
-// handler, see package consumer. Its context ends if the client cancels the operation.
+// handler, see package consumer. If the client cancels the operation, its context ends.
 //
 // The result is a JSON value or nil. If the error is a [PermanentError], the operation ends: the
-// writes are undone, and the client gets code and detail. After any other error the work is tried
-// again; when the attempts are used up, the operation fails without a text.
+// writes are undone, and the client gets code and detail. After any other error the consumer tries
+// the work again; after MaxAttempts the operation fails without a text.
 type Work func(ctx context.Context, tx consumer.Tx, op *Operation) (result json.RawMessage, err error)
 
 // Operation is an operation that a [Work] is working on.
@@ -193,6 +193,5 @@ type Operation struct {
 	id  uuid.UUID
 }
 
-// ErrCancelled is the cause of the end of a [Work]'s context if the client has cancelled the
-// operation.
+// ErrCancelled is the cause of a [Work]'s context once the client has cancelled the operation.
 var ErrCancelled = errors.New("idempotency: the operation was cancelled")

@@ -14,24 +14,24 @@ type code string
 type Problem struct {
 	// Type identifies the kind of problem, for example "urn:onlyonce:problem:key-reused".
 	Type string `json:"type"`
-	// Title says what is wrong, the same for each problem of a type.
+	// Title describes the problem, in the same words for each problem of a type.
 	Title string `json:"title"`
 	// Status is the answer's.
 	Status int `json:"status"`
 	// Detail says more about this request. It may be empty.
 	Detail string `json:"detail,omitempty"`
-	// Instance identifies the request, and does not give its key away. It may be empty.
+	// Instance identifies the request without revealing its key. It may be empty.
 	Instance string `json:"instance,omitempty"`
 	// Code is the reason, for programs.
 	Code string `json:"code"`
 	// Retryable reports whether the same request under the same key can end differently without a
-	// change by a person.
+	// person's intervention.
 	Retryable bool `json:"retryable"`
 }
 
 // Write answers with the problem as application/problem+json. Handlers may use it for refusals of
-// their own, so that clients find "retryable" in each of them; set Retryable as the layer will
-// treat the answer, see [Final] and [Transient]. If Status is 0, it is 500.
+// their own, so that clients find "retryable" in each; set Retryable as the layer will treat the
+// answer, see [Final] and [Transient]. If Status is 0, it is 500.
 func (p Problem) Write(w http.ResponseWriter) {
 	if p.Status == 0 {
 		p.Status = http.StatusInternalServerError

@@ -13,7 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
-// Mode decides how a request's effects and its record are kept together.
+// Mode decides how a request's effects and its record stay together.
 type Mode int
 
 const (
@@ -22,8 +22,8 @@ const (
 	// crash leaves no trace of the request.
 	Transactional Mode = iota
 
-	// Leased is for handlers that call another service half-way and need its answer to go on (H18),
-	// for example to charge a card. See [Step].
+	// Leased is for handlers that call another service half-way and need its answer to continue
+	// (H18), for example to charge a card. See [Step].
 	Leased
 )
 
@@ -31,15 +31,15 @@ const (
 // comment names; a value out of range is an error of [Layer.Handle] and never adjusted.
 type Route struct {
 	// Pattern names the operation and is part of each record's identity, for example
-	// "/v1/charges/{id}/capture". If you change it, the keys that were used under the old name run
-	// again. At most 200 visible ASCII characters. Required.
+	// "/v1/charges/{id}/capture". If you change it, keys used under the old name run again. At most
+	// 200 visible ASCII characters. Required.
 	Pattern string
 
 	// Methods are the methods for which keys count (H1): any of POST, PATCH, PUT and DELETE.
 	// Requests with other methods run as if there were no layer. Defaults to POST and PATCH.
 	Methods []string
 
-	// Mode decides how effects and record are kept together. Defaults to [Transactional].
+	// Mode decides how effects and record stay together. Defaults to [Transactional].
 	Mode Mode
 
 	// Isolation is the isolation level of the handler's transaction. After a serialization failure
@@ -51,23 +51,23 @@ type Route struct {
 	// 400.
 	KeyOptional bool
 
-	// KeyPointer is a JSON Pointer (RFC 6901) to a string in the body that is the key too, for
-	// example "/idempotency_key". If header and body name different keys, the layer answers 400.
-	// Defaults to none.
+	// KeyPointer is a JSON Pointer (RFC 6901) to a string in the body that also carries the key,
+	// for example "/idempotency_key". If header and body name different keys, the layer answers
+	// 400. Defaults to none.
 	KeyPointer string
 
 	// FingerprintJSON compares the content of JSON bodies: the order of members, white space and
 	// the escapes in strings do not count. It suits clients that build the request anew for each
-	// retry. Numbers count as they are written: 1.0 differs from 1, because the difference may
-	// matter to the handler, and no number type keeps all numbers apart. Defaults to false: bodies
-	// are compared byte by byte.
+	// retry. Numbers are compared as they are written: 1.0 differs from 1, because the difference
+	// may matter to the handler, and no number type distinguishes all numbers. Defaults to false:
+	// bodies are compared byte by byte.
 	//
 	// A body is refused if it is not JSON, is not UTF-8, is nested deeper than 64, or has a member
 	// twice; names that differ only in case count as the same. An empty body is accepted, and
 	// equals an empty body.
 	FingerprintJSON bool
 
-	// FingerprintHeaders are request headers that change what the request does, for example
+	// FingerprintHeaders are request headers that change the request's effect, for example
 	// "Stripe-Account". A copy with another value gets 422. Content-Type, Content-Encoding and
 	// trailers always count; Transfer-Encoding and Trailer are refused. Defaults to none.
 	FingerprintHeaders []string
@@ -81,9 +81,9 @@ type Route struct {
 	// Defaults to 1 MiB.
 	MaxResponse int
 
-	// TombstoneLarge sends an answer above MaxResponse, up to 32 MiB, to the first client. The
-	// record keeps only that there was one: copies of the request get 410. Defaults to false: such
-	// an answer is undone.
+	// TombstoneLarge sends an answer above MaxResponse, up to 32 MiB, to the first client only. The
+	// record is a tombstone: copies of the request get 410. Defaults to false: such an answer is
+	// undone.
 	TombstoneLarge bool
 
 	// NoStoreBody stores no bodies, for secrets that are shown once, for example a new API key.
@@ -91,9 +91,9 @@ type Route struct {
 	NoStoreBody bool
 
 	// Render makes the body of an answer that its handler has stored by [Reference] (H28). It gets
-	// the scope of the request that asks, which is the one of the first request, and the reference.
-	// It is called by many goroutines at once, for each copy of the request, with a context that
-	// ends with the client's, or after HandlerTimeout.
+	// the request's scope, which equals the first request's, and the reference. Many goroutines
+	// call it at once, for each copy of the request, with a context that ends with the client's, or
+	// after HandlerTimeout.
 	//
 	// If it returns [ErrReferenceGone], also wrapped, the client gets 410. For any other error it
 	// gets 503 (code "response-not-rendered") with Retry-After. Defaults to nil: Reference is
@@ -105,36 +105,36 @@ type Route struct {
 	// Set-Cookie. Defaults to none.
 	KeepHeaders []string
 
-	// KeepWrites commits what the handler wrote before it answered a final 4xx. Defaults to false:
-	// such writes are undone, and only the answer is stored.
+	// KeepWrites commits a handler's writes even if it answers a final 4xx. Defaults to false: the
+	// layer undoes such writes, and stores only the answer.
 	KeepWrites bool
 
 	// TTL is how long an answer is kept from its completion, from 1 s to 400 days (H19). It must be
 	// at least an hour longer than KeyWindow, unless that is [NoCalls]. It must also exceed the
-	// time for which clients retry. In lease mode, a request that was never completed is shown to
-	// operators for that long after its last attempt. Defaults to 48 hours.
+	// time for which clients retry. In lease mode, operators see a request that was never completed
+	// for that long after its last attempt. Defaults to 48 hours.
 	TTL time.Duration
 
 	// KeyWindow is how long the remotes that this route calls, in a [Step] or through the outbox,
-	// remember their keys: from 1 s to 400 days. A step whose outcome is unknown is not repeated
-	// after that. Set it to [NoCalls] if the route makes no calls: then TTL may be minutes. The
-	// sinks of the relay have the same value. Required.
+	// remember their keys: from 1 s to 400 days. The layer does not repeat a step of unknown
+	// outcome after that. Set it to [NoCalls] if the route makes no calls: then TTL may be minutes.
+	// Set the relay's sinks to the same value. Required.
 	//
-	// TTL must be an hour longer, because the keys of calls are made from the request's key. If a
+	// TTL must be an hour longer, because the keys of calls derive from the request's key. If a
 	// client uses a key again after its record has expired here, the remote must have forgotten it
-	// too, or it takes the new call for a copy of the old one.
+	// too. Otherwise it takes the new call for a copy of the old one.
 	KeyWindow time.Duration
 
-	// Reconcile asks a provider what became of a [Step] in lease mode whose outcome is unknown, and
-	// whose key the provider may have forgotten (H29). Look for the effect by something that the
-	// provider keeps, for example a reference that the call contained; key is the step's. It is
-	// called before each further attempt at such a step, from many goroutines at once, with the
-	// context of the handler.
+	// Reconcile asks a provider for the outcome of a [Step] in lease mode if the outcome is unknown
+	// and the provider may have forgotten the key (H29). Look for the effect by something that the
+	// provider keeps, for example a reference in the call; key is the step's. The layer calls it
+	// before each further attempt at such a step, from many goroutines at once, with the handler's
+	// context.
 	//
 	// Return StepTookEffect with the result that the step's function would have returned, or
-	// StepNoEffect only if the provider is sure. If it cannot tell, return StepUnknown: the request
-	// is set aside for an operator. An error is none of these: the step fails, and the next request
-	// asks again. Defaults to nil: such requests are set aside at once.
+	// StepNoEffect only if the provider is sure. If it cannot tell, return StepUnknown: the layer
+	// sets the request aside for an operator. If it returns an error, the step fails, and the next
+	// request asks again. Defaults to nil: the layer sets such requests aside at once.
 	Reconcile func(ctx context.Context, step, key string) (outcome StepOutcome, result []byte, err error)
 
 	// HandlerTimeout ends the handler's context, from 1 ms to 1 hour, even if the client is still
@@ -212,7 +212,7 @@ func (r *Route) checkShared(l *fields.List, names sharedFields) {
 
 // NoCalls is the KeyWindow of a route or a [Doer] that makes no calls. Its TTL may be as short as 1
 // s. A [Step] is then refused, and so is a call that the handler enqueues without a Call.ID,
-// because its key would be made from the request's.
+// because its key would derive from the request's.
 const NoCalls time.Duration = -1
 
 // maxWait bounds Route.Wait.

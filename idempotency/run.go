@@ -18,9 +18,9 @@ const (
 )
 
 // Run checks the database and then purges expired records until ctx ends; then it returns nil. Any
-// number of processes may run it, and one must: while none does, no record expires (T11), and a key
-// is never free again. Run returns an error if the schema or the role's rights do not fit, or if
-// processes before this one had another secret under an id of Config.FingerprintKeys (H30).
+// number of processes may run it, and one must: otherwise records do not expire (T11), and a key is
+// never free again. Run returns an error if the schema or the role's rights do not fit, or if
+// earlier processes had another secret under an id of Config.FingerprintKeys (H30).
 //
 // A layer of several databases does this in each. It ends if one of them fails.
 func (l *Layer) Run(ctx context.Context) error {
@@ -71,7 +71,7 @@ func (l *Layer) Run(ctx context.Context) error {
 
 // Ready is for a readiness probe. It returns nil while Run works, because it has checked the schema
 // and the role's rights. Before that, and from the moment that Run's context ends, it returns an
-// error. It makes no query: if the database goes away later, requests are answered 503.
+// error. It makes no query: if the database goes away later, the layer answers requests with 503.
 func (l *Layer) Ready() error {
 	for name, one := range l.shards {
 		if err := one.Ready(); err != nil {

@@ -11,13 +11,13 @@ import (
 )
 
 var (
-	// ErrStep is returned if a [Step] is not possible: outside of lease mode, with an empty or too
-	// long name, with a name that this run of the handler has used already, after [Tx], or after
-	// the handler's return.
+	// ErrStep is returned if the handler cannot run a [Step] here: outside of lease mode, with an
+	// empty or too long name, with a name that this run of the handler has used already, after
+	// [Tx], or after the handler's return.
 	ErrStep = errors.New("idempotency: a step is not possible here")
-	// ErrOutcomeUnknown is returned if an earlier attempt at a step may have had its effect, but so
-	// long ago that the provider may have forgotten the key. Another call could repeat the effect.
-	// The request is set aside for an operator, whatever the handler answers.
+	// ErrOutcomeUnknown is returned if another call of a step could repeat its effect: an earlier
+	// attempt may have had it, but so long ago that the provider may have forgotten the key. The
+	// layer sets the request aside for an operator, whatever the handler answers.
 	ErrOutcomeUnknown = errors.New("idempotency: the step's outcome is unknown, and the provider may have forgotten its key")
 )
 
@@ -29,20 +29,20 @@ const (
 
 // Step makes an external call of a handler in lease mode and remembers its result. If the handler
 // runs again, for example after a crash or a 5xx, Step returns the remembered result without a
-// call. If the outcome of the call is not known, Step repeats it under the same key, so that the
-// effect happens once if the provider honours keys.
+// call. If the outcome of the call is unknown, Step repeats it under the same key; the effect
+// happens once if the provider honours keys.
 //
-// fn gets the provider's idempotency key, a UUID in its canonical form. It is derived from the
-// request's scope and key and the step's name, so that every attempt at this step has the same one,
-// in whichever process. The context is the request's; it ends when the lease is lost. fn returns
-// the result to remember, at most 1 MiB.
+// fn gets the provider's idempotency key, a UUID in its canonical form. It derives from the
+// request's scope and key and the step's name, so every attempt at this step has the same one, in
+// any process. The context is the request's; it ends when the lease is lost. fn returns the result
+// to remember, at most 1 MiB.
 //
 // A refusal that the provider has decided on, for example a declined card, is a result. An error
 // means that the outcome is unknown: the next run of the handler repeats the call under the same
 // key, within Route.KeyWindow. After that, Step asks Route.Reconcile, or returns
 // [ErrOutcomeUnknown]. An answer like "key in use" or "in progress" is an error too, because the
-// earlier attempt may still be running. Until the outcome is known, no answer of the handler is
-// kept: one of 400 or above frees the key, and one below 400 is not sent.
+// earlier attempt may still be running. Until the outcome is known, the layer does not keep the
+// handler's answer: one of 400 or above releases the key, and one below 400 is not sent.
 //
 // Each call of a request needs a name of its own, for example "refund " and the item's id in a loop
 // over items. A second Step with the same name in one run of the handler returns [ErrStep];
@@ -175,17 +175,17 @@ func (run *handlerRun) reconcileStep(ctx context.Context, name, key string, unkn
 	return true, result, stepDone, nil
 }
 
-// StepOutcome is what a provider says about a [Step], see Route.Reconcile.
+// StepOutcome is a provider's answer about a [Step], see Route.Reconcile.
 type StepOutcome int
 
 // The outcomes.
 const (
-	// StepUnknown: the provider cannot tell. The request is set aside for an operator.
+	// StepUnknown: the provider cannot tell. The layer sets the request aside for an operator.
 	StepUnknown StepOutcome = iota
-	// StepTookEffect: the call took effect, or was refused for good. Its result is remembered.
+	// StepTookEffect: the call took effect, or was refused for good. The layer stores its result.
 	StepTookEffect
-	// StepNoEffect: no call of the step took effect, and none that was sent before can any more.
-	// The step's function is called, under the same key.
+	// StepNoEffect: no call of the step took effect, and an earlier call can no longer do so. The
+	// layer calls the step's function, under the same key.
 	StepNoEffect
 )
 

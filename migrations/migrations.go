@@ -1,11 +1,10 @@
 // Package migrations holds the database schema `onlyonce` as plain SQL, and applies it.
 //
 // A directory is a version. Its files are the chapters of that version, one for each part of the
-// schema, in the order of their numbers: 0001/1_ground.sql, 0001/2_inbox.sql and so on. A version
-// is applied in one transaction. The files are plain SQL: psql -1 -v ON_ERROR_STOP=1 with the
-// output of [Print] does the same as [Apply], and a team with its own migration tool can copy it
-// there. The last chapter records the version, so [Version] is right whichever way the version was
-// applied.
+// schema, in the order of their numbers: 0001/1_ground.sql, 0001/2_inbox.sql and so on. Apply runs
+// a version in one transaction. The files are plain SQL: psql -1 -v ON_ERROR_STOP=1 with the output
+// of [Print] does the same as [Apply], and a team with its own migration tool can copy it there.
+// The last chapter records the version, so [Version] is right either way.
 //
 // A version of the code works with its own schema version and with the next one ([Check]), and
 // migrations expand before they contract. So in a rolling deploy, migrate first and replace pods
@@ -31,10 +30,10 @@ import (
 //go:embed [0-9]*/*.sql
 var FS embed.FS
 
-// Latest is the schema version that this version of the code was written for.
+// Latest is the schema version of this version of the code.
 const Latest = 1
 
-// ErrSchema is wrapped by every error of [Check]: the schema and the code do not fit each other.
+// ErrSchema is wrapped by every error of [Check] about a schema that does not fit the code.
 var ErrSchema = errors.New("schema does not fit this version of onlyonce")
 
 // lockSQL serialises Apply across processes: a two-int advisory key ("once", 1) that the
@@ -46,7 +45,7 @@ const lockSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true)
 // schema is missing.
 const versionSQL = `select max(version) from onlyonce.schema_version`
 
-// DB is what Version and Check need of a database: *pgx.Conn, pgx.Tx and *pgxpool.Pool all have it.
+// DB is the database of [Version] and [Check]: a *pgx.Conn, pgx.Tx or *pgxpool.Pool.
 type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
@@ -92,11 +91,11 @@ func loadMigrations() ([]migration, error) {
 }
 
 // Apply brings the schema to [Latest] in one transaction and returns the versions that it applied,
-// or none if there was nothing to do.
+// none if the schema was at Latest.
 //
-// Any number of processes may call it at once: they take turns on an advisory lock that the
-// transaction holds, which works through PgBouncer too. The role needs the right to create schemas.
-// A schema that is newer than this code is left alone and is no error here; see [Check].
+// Any number of processes may call it at once: they take turns on an advisory lock of the
+// transaction, which works through PgBouncer too. The role needs the right to create schemas. Apply
+// leaves a newer schema unchanged and returns no error; see [Check].
 func Apply(ctx context.Context, conn *pgx.Conn) (applied []int, err error) {
 	all, err := loadMigrations()
 	if err != nil {

@@ -17,22 +17,22 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Result is what became of the messages of one [Apply], each list in the order of the messages.
+// Result is the outcome of one [Apply], each list in the order of the messages.
 type Result struct {
 	// Applied are the messages whose handler ran and committed.
 	Applied []Message
-	// Skipped are the messages for which nothing was committed: copies of an applied message.
+	// Skipped are the messages without effects: copies of an applied message.
 	Skipped []Message
 	// Parked are the messages that were set aside.
 	Parked []Parked
-	// Calls are the outbound calls that were enqueued, in that order.
+	// Calls are the enqueued outbound calls, in that order.
 	Calls []Call
 }
 
 // Parked is a message that was set aside.
 type Parked struct {
 	Message Message
-	// Reason is why, for example permanent, exhausted, conflict, no-key or too-old.
+	// Reason is why it was parked, for example permanent, exhausted, conflict, no-key or too-old.
 	Reason string
 	// Err is the handler's last error, or the engine's.
 	Err error
@@ -46,9 +46,9 @@ const group = "onlyoncetest"
 // on the same pool appends to the same topic, so a message with an ID that was applied is skipped.
 //
 // The pool is from [Pool]. In cfg, Scope defaults to "test" and Key to the header message-id, which
-// is [Message.ID]; Linger and Backoff have short defaults. Copies are recognized before
-// the handler runs (ClaimFirst), so Apply shows what a handler does. Use [Run] to prove that it
-// does it once. Hooks are called; OnBegin, Middleware and FailurePolicy work as in production.
+// is [Message.ID]; Linger and Backoff have short defaults. The engine recognizes copies before the
+// handler runs (ClaimFirst), so Apply shows a handler's effects. Use [Run] to prove that they
+// happen once. Hooks are called; OnBegin, Middleware and FailurePolicy work as in production.
 //
 // The test fails if the configuration is wrong, if a partition halts, or if the messages are not
 // settled within 30 seconds, for example because the handler hangs.

@@ -26,8 +26,8 @@ type Call struct {
 const callsSQL = `
 select id, sink, name, key::text, method, target, headers, body, sealed, coalesce(order_key::text, '') from onlyonce.outbox_log where id > $1 order by id`
 
-// Calls returns all calls that were enqueued in the pool's database, in the order in which they
-// were enqueued, whether a relay has sent them or not.
+// Calls returns all calls enqueued in the pool's database, in that order, whether a relay has sent
+// them or not.
 func Calls(ctx context.Context, pool *pgxpool.Pool) ([]Call, error) { return callsAfter(ctx, pool, 0) }
 
 func callsAfter(ctx context.Context, pool *pgxpool.Pool, id int64) ([]Call, error) {

@@ -13,38 +13,38 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Case is what [Run] proves: a program's own wiring, and messages or requests for it.
+// Case is the input of [Run]: a program's own wiring, and messages or requests for it.
 type Case struct {
 	// Migrate makes the program's tables and first rows. It is called once for each database.
 	// Defaults to none.
 	Migrate func(context.Context, *pgxpool.Pool) error
-	// Start makes what a process runs, for example a consumer with [Process.Source] and
+	// Start makes a process's Runner, for example a consumer with [Process.Source] and
 	// [Process.Tune] in place of the Kafka source and the configuration. It is called once for each
 	// process. [Consume] is one for a handler alone, and [All] joins several parts. Required unless
 	// Serve is set.
 	Start func(*Process) (Runner, error)
-	// Serve makes a process's HTTP handler, and what runs beside it, or nil: for example a
+	// Serve makes a process's HTTP handler, and a Runner beside it, or nil: for example a
 	// webhook.Endpoint, or an idempotency.Layer with its routes. Defaults to none.
 	Serve func(*Process) (http.Handler, Runner, error)
-	// Messages are in the topics from the start. Defaults to none.
+	// Messages are the records in the topics at the start. Defaults to none.
 	Messages []Message
-	// Requests are sent one after the other, and those with a Key once more in the end. Required
-	// with Serve.
+	// Requests are sent one after the other, and again in the end if they have a Key. Required with
+	// Serve.
 	Requests []Request
-	// Repeat sends requests without a Key once more, too, for example webhooks. Defaults to false.
+	// Repeat also sends requests without a Key again, for example webhooks. Defaults to false.
 	Repeat bool
-	// Volatile names columns that may differ between runs, as "table.column", or "table.*".
-	// Identity columns and those with a default that draws a number, a time or a random value are
-	// found in the catalog. Defaults to none.
+	// Volatile names columns that may differ between runs, as "table.column", or "table.*". Run
+	// finds identity columns in the catalog, and those whose default is a sequence's number, a time
+	// or a random value. Defaults to none.
 	Volatile []string
-	// Mask is a regular expression, in the form that both Go and PostgreSQL take. What it matches
-	// in rows, calls and requests is not compared, for example random ids that an HTTP handler
-	// gives: "ch_[a-z0-9]{26}". Defaults to none.
+	// Mask is a regular expression, in the common syntax of Go and PostgreSQL. Its matches in rows,
+	// calls and requests are not compared, for example an HTTP handler's random ids:
+	// "ch_[a-z0-9]{26}". Defaults to none.
 	Mask string
-	// Budget is for how long histories are played, if the flag -onlyonce.budget is not set.
-	// Defaults to 10 s, or 3 s with -short.
+	// Budget is how long Run plays histories, unless the flag -onlyonce.budget is set. Defaults to
+	// 10 s, or 3 s with -short.
 	Budget time.Duration
-	// Check checks more after each run, if you like. Defaults to none.
+	// Check adds checks of your own after each run. Defaults to none.
 	Check func(context.Context, *pgxpool.Pool) error
 
 	// If draws is above 0, so many pairs of faults are drawn with the seed, and nothing else is

@@ -20,7 +20,8 @@ import (
 type Message struct {
 	// Topic defaults to "messages".
 	Topic string
-	// Partition is the record's partition. A topic has as many as its messages need. Defaults to 0.
+	// Partition is the record's partition. A topic has as many partitions as its messages need.
+	// Defaults to 0.
 	Partition int32
 	// ID is the value of the header message-id, which is the message's id unless the consumer's
 	// Config has another Key. Defaults to no header.
@@ -36,7 +37,7 @@ type Message struct {
 }
 
 // FromMessage returns a message with the id, topic, partition, key, value and headers of another
-// one, for example of an event that a webhook endpoint has stored: see webhook.Event.Message.
+// one, for example of a webhook endpoint's stored event: see webhook.Event.Message.
 func FromMessage(m *consumer.Message) Message {
 	return Message{Topic: m.Topic, Partition: m.Partition, ID: m.ID(), Key: string(m.Key), Value: string(m.Value), from: m}
 }

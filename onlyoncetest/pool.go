@@ -66,9 +66,9 @@ var idle struct {
 // server at ONLYONCE_POSTGRES_URL. If the variable is not set, Pool starts a server of its own with
 // the newest programs in PATH or /usr/lib/postgresql, and it ends with the test process.
 //
-// Each test that runs at the same time has a database of its own. After the test the pool is
-// closed, and a later test gets the same database, emptied. If there is no server, or if its role
-// may not create databases, the test fails.
+// Concurrent tests have separate databases. After the test Pool closes the pool, and a later test
+// gets the same database, emptied. If there is no server, or if its role may not create databases,
+// the test fails.
 func Pool(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)

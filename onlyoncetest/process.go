@@ -29,13 +29,13 @@ type RunnerFunc func(context.Context) error
 func (f RunnerFunc) Run(ctx context.Context) error { return f(ctx) }
 
 // Process is one imaginary process of a [Case]. When it dies, its connections to Postgres break,
-// its requests get no answer, and its context ends. Its memory is that of the test: what a handler
-// keeps outside of the values that Start makes outlives it.
+// its requests get no answer, and its context ends. Its memory is the test's: a handler's variables
+// outside of the values that Start makes outlive it.
 type Process struct {
-	// Pool is the process's pool. All of its statements are watched.
+	// Pool is the process's pool. Run watches all of its statements.
 	Pool *pgxpool.Pool
-	// HTTP is the process's HTTP client, for remotes that the handler or a sink of your own calls.
-	// package httpsink takes no client: give its BaseURL an address from [Process.Reach].
+	// HTTP is the process's HTTP client, for calls of the handler or of your own sink. Package
+	// httpsink takes no client: set its BaseURL to an address from [Process.Reach].
 	HTTP *http.Client
 
 	run    *play
@@ -61,7 +61,7 @@ type Process struct {
 func (p *Process) Generation() int { return p.number }
 
 // Source returns a source of the case's messages, in place of the one for Kafka. Its group is the
-// same in each process, and the process that has asked last owns all partitions.
+// same in each process, and the process that joined last owns all partitions.
 func (p *Process) Source() consumer.Source {
 	s := p.run.logs.source(group)
 	p.mu.Lock()
@@ -70,18 +70,18 @@ func (p *Process) Source() consumer.Source {
 	return s
 }
 
-// Logger returns a logger that writes errors into the timeline. Parts that are made with Pool and
-// without a Logger have it too: what they warn of is mostly the history's own faults.
+// Logger returns a logger that writes errors into the timeline. Parts made with Pool and without a
+// Logger use it too: most of their warnings are the history's own faults.
 func (p *Process) Logger() *slog.Logger {
 	return p.run.timeline.Logger(p.who()+"logs ", slog.LevelError)
 }
 
-// Tune returns a configuration with shorter times, so that a history takes milliseconds. It sets
-// Linger, Backoff and Logger, and raises MaxAttempts to at least 20, because the faults
-// of a history count as attempts. Scope defaults to "test", and Key to the header message-id.
+// Tune shortens a configuration's times, so a history takes milliseconds. It sets Linger, Backoff
+// and Logger, and raises MaxAttempts to at least 20, because a history's faults count as attempts.
+// Scope defaults to "test", and Key to the header message-id.
 //
-// It also lets the case repeat calls of the handler as after a serialization failure, and play some
-// histories with a BatchSize of 1; and it finds out whether copies of messages can be recognized.
+// It also lets Run repeat calls of the handler as after a serialization failure, play some
+// histories with a BatchSize of 1, and test whether the program can recognize copies of messages.
 // Without Tune these are left out.
 func (p *Process) Tune(cfg consumer.Config) consumer.Config {
 	cfg = tuned(cfg)
@@ -246,7 +246,7 @@ func (p *Process) unlessDead(ctx context.Context, r Runner) error {
 	return <-ended
 }
 
-// All returns a Runner that runs several until its context ends or one of them returns.
+// All returns a Runner that runs several others until its context ends or one of them returns.
 func All(runners ...Runner) Runner { return all(runners) }
 
 type all []Runner

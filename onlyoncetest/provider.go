@@ -13,17 +13,18 @@ import (
 	"github.com/onlyonce/onlyonce/internal/badremote"
 )
 
-// RemoteOptions are how a [Remote] behaves. The zero value is a remote that honours keys for good
-// and answers each request with 200.
+// RemoteOptions configure a [Remote]. The zero value honours keys forever and answers each request
+// with 200.
 type RemoteOptions struct {
 	// IgnoreKeys makes each request take effect, whatever its key. Defaults to false.
 	IgnoreKeys bool
-	// Window is how long the remote remembers a key. Defaults to for good.
+	// Window is how long the remote remembers a key. Defaults to forever.
 	Window time.Duration
 	// Answer decides about the n-th request with a key, from 1: "" accepts it. A status fails it,
 	// for example "503", and so does "timeout", "reset" (the connection breaks) or "truncated"
 	// (half of an answer). With a plus at the end the request takes effect before it fails, for
-	// example "reset+". Called with a lock held. Defaults to accepting each request.
+	// example "reset+". The remote holds a lock during the call. Defaults to accepting each
+	// request.
 	Answer func(key string, n int) string
 }
 
@@ -56,7 +57,7 @@ type Effect struct {
 	Body              []byte
 }
 
-// NewRemote starts a remote on loopback. It ends with the test.
+// NewRemote starts a remote on loopback, which ends with the test.
 func NewRemote(t testing.TB, o RemoteOptions) *Remote {
 	t.Helper()
 	r := &Remote{t: t, o: o, known: map[string]remembered{}, asked: map[string]int{}, callers: map[string]*Process{}, names: map[*Process]string{}}
@@ -66,7 +67,7 @@ func NewRemote(t testing.TB, o RemoteOptions) *Remote {
 	return r
 }
 
-// Effects returns what took effect, in that order. In a Case that is the sum of all histories.
+// Effects returns the effects in their order. In a [Case] they are those of all histories.
 func (m *Remote) Effects() []Effect {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -74,8 +75,8 @@ func (m *Remote) Effects() []Effect {
 }
 
 // Reach returns the address of a remote for this process. Its requests are then points of the
-// history: the process can die before the remote gets one, and before it gets the answer. Each
-// history has its own memory of keys there. What took effect is compared with a clean run.
+// history: the process can die before the remote gets one, and before it gets the answer. There
+// each history has its own memory of keys. Run compares the effects with a clean run.
 func (p *Process) Reach(r *Remote) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,21 +18,21 @@ import (
 	"github.com/onlyonce/onlyonce/internal/workerdb"
 )
 
-// Report is what [Run] has played and found.
+// Report is the result of [Run].
 type Report struct {
-	// Verdict is the fault that was found, or nil.
+	// Verdict is the fault found, or nil.
 	Verdict *Verdict
-	// Points is how many moments of a clean run a fault can strike at.
+	// Points is the number of points of a clean run at which a fault can strike.
 	Points int
-	// Played counts the histories by the kinds of their faults, and Left those that the budget cut
-	// off.
+	// Played counts the histories by the kinds of their faults, and Left those that the budget left
+	// out.
 	Played map[string]int
 	Left   int
-	// Unstruck is how many of them did not come to all of their points.
+	// Unstruck is how many of them did not reach all of their points.
 	Unstruck int
-	// NotCovered are faults that this case has not met, each with the reason.
+	// NotCovered lists the faults that this case does not cover, each with the reason.
 	NotCovered []string
-	// Took is how long all of it took.
+	// Took is the total time.
 	Took time.Duration
 }
 
@@ -63,13 +63,13 @@ func workers() int { return min(max(runtime.GOMAXPROCS(0), 1), 4) }
 // Run plays a case under faults, and fails the test if one of them changes its outcome.
 //
 // First it plays the case twice without a fault. If the two leave different tables or calls, the
-// program is not deterministic, which is the verdict. Then it plays the case once for each fault at
-// each point: see the package's documentation. After each history, the tables, the calls that were
-// enqueued, the parked messages and the requests must be those of the clean run. While the budget
-// lasts, it plays random pairs of faults.
+// verdict is that the program is not deterministic. Then it plays the case once for each fault at
+// each point: see the package's documentation. After each history, the tables, the enqueued calls,
+// the parked messages and the requests must equal those of the clean run. While the budget lasts,
+// it plays random pairs of faults.
 //
 // The verdict names the line, if it can, and the shortest history that shows the fault. The flags
-// -onlyonce.budget, -onlyonce.seed and -onlyonce.history change what is played.
+// -onlyonce.budget, -onlyonce.seed and -onlyonce.history select the histories.
 //
 // The process's clock and memory are real. A handler that ends the process (os.Exit, log.Fatal)
 // ends the test, unless the flag -onlyonce.exec lets Run play in a child process.

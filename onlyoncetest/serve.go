@@ -24,9 +24,9 @@ type Request struct {
 	// Header are further headers. Content-Type defaults to application/json.
 	Header http.Header
 	Body   string
-	// Sign changes each request before it is sent, and is called again when it is sent again. For
-	// example, it signs a webhook with the present time: a signature from the beginning would be
-	// too old after some minutes. Defaults to nothing.
+	// Sign changes each request before each sending. For example, it signs a webhook with the
+	// present time: a signature from the beginning would be too old after some minutes. Defaults to
+	// none.
 	Sign func(*http.Request)
 }
 
@@ -65,9 +65,9 @@ type Answer struct {
 }
 
 // Send sends requests to an HTTP handler, for example an idempotency.Layer with its routes or a
-// webhook.Endpoint, one after the other and each of them once, and returns their answers in the
-// same order. There is no network. [Calls] returns what was enqueued meanwhile. Use [Run] to prove
-// that a request takes effect once.
+// webhook.Endpoint, one after the other and each once, and returns their answers in the same order.
+// There is no network. [Calls] returns the calls enqueued meanwhile. Use [Run] to prove that a
+// request takes effect once.
 //
 // The test fails if the handler panics, or does not answer within 30 seconds.
 func Send(t testing.TB, h http.Handler, requests ...Request) []Answer {

@@ -175,7 +175,7 @@ func (c *Case) masked(s string) string {
 	return regexp.MustCompile(c.Mask).ReplaceAllString(s, "#")
 }
 
-// Difference is what differs between the state after a history and that after a clean run.
+// Difference is a difference between the state after a history and that after a clean run.
 type Difference struct {
 	// What is a table, or "calls", "the order of calls", "requests", "answers", "remotes" or
 	// "parked".

@@ -42,21 +42,21 @@ const (
 	kindCheckFailed = "check failed"
 )
 
-// Verdict is a fault that was found.
+// Verdict is a fault found by [Run].
 type Verdict struct {
-	// Kind is what the verdict is about, for example "effects differ" (from those of a clean run),
-	// "written outside of the transaction", "called outside of the transaction", "calls differ" or
-	// "not deterministic".
+	// Kind is the kind of fault, for example "effects differ" (from those of a clean run), "written
+	// outside of the transaction", "called outside of the transaction", "calls differ" or "not
+	// deterministic".
 	Kind string `json:"kind"`
-	// What says it in a sentence.
+	// What describes the fault in a sentence.
 	What string `json:"what"`
-	// Where is the line of the program, as file:line, if it is known.
+	// Where is the line of the program, as file:line, if known.
 	Where string `json:"where,omitempty"`
-	// History is the shortest history that was found to show it; see the flag -onlyonce.history.
+	// History is the shortest history found that shows it; see the flag -onlyonce.history.
 	History string `json:"history"`
 	// Differences are from a clean run.
 	Differences []Difference `json:"differences,omitempty"`
-	// Timeline is what happened in that history, in at most ten lines.
+	// Timeline lists the events of that history, in at most ten lines.
 	Timeline []string `json:"timeline,omitempty"`
 }
 

@@ -15,23 +15,23 @@ import (
 type AdoptInput struct {
 	CursorName
 
-	// Group is the Kafka group that is to own the cursor. Defaults to the next group that takes it;
-	// with From, to the group of the other database.
+	// Group is the Kafka group to own the cursor. Defaults to the next group that takes it; with
+	// From, to the group of the other database.
 	Group string `flag:"group" arg:"G" doc:"the Kafka group G that is to own the cursor (default: the next one to come)" label:"Group" hint:"The Kafka group that is to own the cursor. Empty: the next group that takes it."`
 
 	// OldGroupStopped gives the cursor to Group although the old group has not released it, because
 	// its processes died. Defaults to false.
 	OldGroupStopped bool `flag:"old-group-stopped" doc:"with -group: although the old group has not released the cursor, because its processes died" label:"The old group's processes have ended, although they did not release the cursor"`
 
-	// At is the offset that is to be handled next. Defaults to the present position.
+	// At is the next offset to handle. Defaults to the present position.
 	At *int64 `flag:"at" arg:"OFFSET" doc:"the OFFSET that is to be handled next (default: the position stays)" label:"Position" hint:"The offset that is to be handled next. Empty: it stays as it is."`
 
-	// From is the database that the partition moves here from. It must be nil if At is set.
+	// From is the database from which the partition moves here. It must be nil if At is set.
 	// Defaults to no move.
 	From *Origin
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor
-	// has another owner or run by now, or with At another position, the error is of kind
+	// has another owner or run by now, or, with At, another position, the error is of kind
 	// ErrChanged.
 	Shown *Adopted
 }
@@ -69,25 +69,25 @@ type Adopted struct {
 	From      *Brought `json:"from,omitempty"`
 }
 
-// AdoptCursor resolves a halt. The owner of the cursor is fenced out. Then the cursor gets another
-// group, or with At another position, or with From the state that it had in another database. A
-// consumer that is halted checks again every few seconds and goes on by itself.
+// AdoptCursor resolves a halt. It fences out the cursor's owner. Then it gives the cursor another
+// group, with At another position, or with From its state from another database. A halted consumer
+// checks again every few seconds and continues by itself.
 //
-// Without At and From the position stays, with all that proves that the log is the same.
+// Without At and From the position stays, with the proofs that the log is the same.
 //
 // With At a new run begins: cluster and topic are the next owner's. Offsets between the old
-// position and a higher one are never handled, and those above a lower one are handled again. What
-// was done above the position, because several transactions ran at once, stays done only if the
-// position is not set back. At
-// makes the cursor if there is none, brings a retired one back, and ends a replay.
+// position and a higher one are never handled, and those above a lower one are handled again. If
+// several transactions ran at once, messages above the position that they have handled stay done,
+// unless the position is set back. At creates a missing cursor, brings a retired one back, and ends
+// a replay.
 //
-// With From, position, group, cluster and topic come from the other database. Each key that is kept
-// there in the ring of the scope's class is claimed here, so that copies of what was handled there
-// are recognized.
+// With From, position, group, cluster and topic come from the other database. AdoptCursor claims
+// here each key that the other database keeps in the ring of the scope's class, so copies of
+// messages handled there are recognized.
 //
-// It waits for the owner's batch to end, and with From for as long as the keys take, at most 4
-// hours. Errors are of kind ErrNotFound if there is no cursor, ErrRefused, ErrChanged, and
-// ErrInvalid; those of the other database are an [*OriginError].
+// It waits for the owner's batch to end, and with From until the keys are copied, at most 4 hours.
+// Errors are of kind ErrNotFound if there is no cursor, ErrRefused, ErrChanged, and ErrInvalid;
+// those of the other database are an [*OriginError].
 func AdoptCursor(ctx context.Context, db DB, by By, in AdoptInput) (*Adopted, error) {
 	q := &adoption{AdoptInput: in, at: in.At}
 	k := kind{action: "cursor adopt", subject: "the cursor", look: "onlyonce cursor show"}

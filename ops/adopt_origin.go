@@ -79,20 +79,20 @@ const forgottenSQL = `
 select coalesce(bool_or($1::timestamptz < clock_timestamp() - r.horizon), false)
   from unnest($2::text[]) c join onlyonce.rings r on r.name = onlyonce.class_ring(c)`
 
-// Origin is the database that a partition moves from. Its cursor there must be retired.
+// Origin is the database from which a partition moves. Its cursor there must be retired.
 type Origin struct {
 	// DB is the database.
 	DB DB
 
-	// Name names the database in errors and in the audit row. It must not hold a password.
+	// Name names the database in errors and in the audit row. It must not contain a password.
 	Name string
 
-	// StandardKeys brings the keys of standard_keys too. Set it only if such ids mean the same in
+	// StandardKeys copies the keys of standard_keys too. Set it only if such ids mean the same in
 	// both databases. Defaults to false.
 	StandardKeys bool
 
-	// Late takes the partition over even if keys of messages that were handled there may be
-	// forgotten. Defaults to false.
+	// Late takes the partition over even if the other database may have forgotten keys of messages
+	// that it handled. Defaults to false.
 	Late bool
 }
 
@@ -109,7 +109,7 @@ func (e *OriginError) Error() string {
 // Unwrap returns the error of the database.
 func (e *OriginError) Unwrap() error { return e.Err }
 
-// Brought is what came with a position from another database.
+// Brought is the state that came with a position from another database.
 type Brought struct {
 	Database  string  `json:"database"`
 	Cursor    *Cursor `json:"cursor"`    // as it is there

@@ -11,21 +11,20 @@ import (
 
 // AdoptTopicInput is the input of [AdoptTopic].
 type AdoptTopicInput struct {
-	// Scope and Topic pick the cursors: all partitions that are in use. Both are required.
+	// Scope and Topic pick the cursors of all partitions in use. Both are required.
 	Scope, Topic string
 
 	// Halted picks only the partitions that living processes report as halted for this reason, for
 	// example new-topic. Defaults to all.
 	Halted string
 
-	// Group is the Kafka group that is to own the cursors. Required, unless At is set. Defaults to
-	// the next group that takes them.
+	// Group is the Kafka group to own the cursors. Required, unless At is set. Defaults to the next
+	// group that takes them.
 	Group string
 
-	// At is the offset that is to be handled next in each partition: a number; "position" for each
-	// cursor's own; or "last" for the log's end as the partition's owner has reported it. It needs
-	// Halted. Defaults to no change: the positions stay, with all that proves that the log is the
-	// same.
+	// At is the next offset to handle in each partition: a number; "position" for each cursor's
+	// own; or "last" for the log's end as the partition's owner has reported it. It needs Halted.
+	// Defaults to no change: the positions stay, with the proofs that the log is the same.
 	At string
 
 	// OldGroupStopped gives the cursors to Group although the old group has not released them,
@@ -46,13 +45,13 @@ type AdoptedTopic struct {
 	Partitions []Adopted `json:"partitions"` // by number
 }
 
-// AdoptTopic is [AdoptCursor] for partitions of a topic, in one transaction. For example a group
-// was renamed, and each partition is halted for the reason foreign-group; or the topic was made
-// anew, and each is halted for new-topic. Cursors that are retired, or that have the group already,
-// stay as they are.
+// AdoptTopic is [AdoptCursor] for partitions of a topic, in one transaction. Use it, for example,
+// if a group was renamed and each partition is halted for the reason foreign-group, or if the topic
+// was created again and each is halted for new-topic. Cursors that are retired, or that have the
+// group already, stay as they are.
 //
-// Errors are of kind ErrInvalid, ErrNotFound if the topic has no cursor in use or none is halted
-// for the reason, ErrNothing if all of them have the group, ErrRefused if the old group has not
+// Errors are of kind ErrInvalid, ErrNotFound if the topic has no cursor in use or no halted one for
+// the reason, ErrNothing if all of them have the group, ErrRefused if the old group has not
 // released one of them, unless OldGroupStopped is set, and ErrChanged. It waits for the owners'
 // batches to end.
 func AdoptTopic(ctx context.Context, db DB, by By, in AdoptTopicInput) (*AdoptedTopic, error) {

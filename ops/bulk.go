@@ -36,17 +36,17 @@ type BulkInput struct {
 	// that Redrive and Discard pick without an ID.
 	ParkedFilter
 
-	// VerifiedApplied and VerifiedNotApplied are those of [RedriveInput]: what a person has
-	// verified about each call that the filter picks. DiscardAll refuses them. Both default to
+	// VerifiedApplied and VerifiedNotApplied are those of [RedriveInput], for every call that the
+	// filter picks: a person must have verified each. DiscardAll refuses them. Both default to
 	// false.
 	VerifiedApplied, VerifiedNotApplied bool
 
-	// Shown is the result of a dry run with the same filter that a person agreed to: rows that were
-	// parked after it are left out, and those that have changed since are skipped and counted.
-	// Required, unless this is a dry run. Only its Count and UpTo are used.
+	// Shown is the result of a dry run with the same filter that a person agreed to. Rows parked
+	// after it are left out, and those that have changed since are skipped and counted. Required,
+	// unless this is a dry run. Only its Count and UpTo are used.
 	Shown *Bulk
 
-	// Progress is called after each transaction with what was done so far. If it returns false, the
+	// Progress is called after each transaction with the result so far. If it returns false, the
 	// act ends there. Defaults to none.
 	Progress func(Bulk) bool
 }
@@ -66,14 +66,14 @@ type Bulk struct {
 	Examples []ParkedRow `json:"-"` // of a dry run: the first 5
 }
 
-// RedriveAll is [Redrive] for all rows that a filter picks, up to 100,000. It works in
-// transactions of 500 rows, oldest first. All of them have one audit row, which counts what was
-// committed: it is written in the first transaction and updated in each further one. So an error,
-// or the end of the process, leaves whole transactions, and an audit row that says so.
+// RedriveAll is [Redrive] for all rows that a filter picks, up to 100,000. It works in transactions
+// of 500 rows, oldest first. One audit row counts the committed rows of all of them: the first
+// transaction writes it, and each further one updates it. So an error, or the end of the process,
+// leaves whole transactions, and an audit row that counts them.
 //
-// A row that is no longer as the filter wants it, for example because another operator has
-// discarded it, is skipped and counted. With an error, the result is what was committed before it,
-// nil if nothing was. Errors are those of Redrive; ErrNothing if every row has changed since.
+// It skips and counts rows that no longer match the filter, for example because another operator
+// has discarded them. With an error, the result has the changes committed before it, nil if there
+// are none. Errors are those of Redrive; ErrNothing if every row has changed since.
 func RedriveAll(ctx context.Context, db DB, by By, in BulkInput) (*Bulk, error) {
 	q := selection{ParkedFilter: in.ParkedFilter, applied: in.VerifiedApplied, notApplied: in.VerifiedNotApplied}
 	return all(ctx, db, redriving, by, in, q)

@@ -26,11 +26,11 @@ type ClassInput struct {
 	// Scope is the scope of a consumer that claims ids. Required.
 	Scope string `flag:"scope" arg:"S" doc:"the scope S"`
 
-	// Class is the class of horizon that the scope's keys get: short, standard or long. Required.
+	// Class is the scope's new class of horizon: short, standard or long. Required.
 	Class string `flag:"class" arg:"CLASS" choices:"short,standard,long" doc:"the CLASS: short, standard or long"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the scope
-	// has another class by now the error is of kind ErrChanged.
+	// has another class by now, the error is of kind ErrChanged.
 	Shown *ClassChange
 }
 
@@ -47,14 +47,13 @@ type ClassChange struct {
 	Cursors int      `json:"cursors" doc:"how many cursors the scope has. Their owners are fenced out, and go on with both rings"`
 }
 
-// ChangeClass changes the class of horizon of a scope, and with it the ring in which its keys are
-// claimed and how long they are remembered.
+// ChangeClass changes a scope's class of horizon, and with it the ring of its keys and how long
+// they are remembered.
 //
-// Keys that were claimed before stay in the ring that they are in, and are found there for as long
-// as it remembers them. Until then the scope's keys are claimed in both rings, and its consumers
-// may have either class as their Config.Horizon. Afterwards they must have the new one, or halt.
-// The class cannot be changed again before that. A key that was claimed before the change is
-// remembered for as long as its ring does: a longer class does not extend that.
+// Earlier keys stay in the old ring, which remembers them for its own horizon: a longer class does
+// not extend that. Until the old ring has forgotten them, consumers claim the scope's keys in both
+// rings, and may have either class as their Config.Horizon. Afterwards they must have the new one,
+// or halt. Only then can the class change again.
 //
 // It waits for the batches of all owners to end, at most 10 s. Errors are of kind ErrInvalid,
 // ErrNotFound if no consumer of the scope has claimed ids, ErrNothing if it has that class already,
@@ -151,7 +150,7 @@ func (q *classing) do(ctx context.Context, tx pgx.Tx, _ By, now *ClassChange) (*
 	return now, err
 }
 
-// Passes describes for how long both rings are asked.
+// Passes describes for how long consumers claim in both rings.
 func (d *ClassChange) Passes() string {
 	if d.Lasts == nil {
 		return "For ever, because that ring forgets nothing"

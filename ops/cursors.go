@@ -42,7 +42,7 @@ type Cursor struct {
 	StartPolicy string `json:"start_policy" doc:"why there: committed, earliest, latest or adopted"`
 
 	// Group, ClusterID and TopicID identify the owner and the log of the cursor. Nil: the next
-	// owner stamps its own.
+	// owner sets its own.
 	Group     *string `json:"group" col:"GROUP"`
 	ClusterID *string `json:"cluster_id" col:"CLUSTER"`
 	TopicID   *string `json:"topic_id" col:"TOPIC ID"`
@@ -68,8 +68,8 @@ type Cursor struct {
 	ReleasedAge *float64 `json:"-"` // seconds since the last owner released it; nil: it has not
 }
 
-// State says what keeps the cursor from going on as usual: empty, or one or more of "retired",
-// "paused" and "replay N to OFFSET", separated by ", ".
+// State names the cursor's unusual states: one or more of "retired", "paused" and "replay N to
+// OFFSET", separated by ", ", or empty.
 func (c *Cursor) State() string {
 	var s []string
 	if c.RetiredAt != nil {
@@ -84,10 +84,10 @@ func (c *Cursor) State() string {
 	return strings.Join(s, ", ")
 }
 
-// Start is where the cursor began, and why there.
+// Start describes the offset at which the cursor began, and the reason.
 func (c *Cursor) Start() string { return fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy) }
 
-// Tried shows the attempts at a message that is handled alone, empty if there are none.
+// Tried describes the attempts at a message that is handled alone, empty if there are none.
 func (c *Cursor) Tried() string {
 	if c.Attempts == 0 || c.AttemptOffset == nil {
 		return ""
@@ -102,8 +102,8 @@ type CursorFilter struct {
 	Partition *int32 `flag:"partition" arg:"N" doc:"the partition N"`
 }
 
-// Cursors returns the cursors that the filter picks, by scope, topic and partition. An empty slice,
-// not an error, if there are none. It reads one row of onlyonce.cursors and one of
+// Cursors returns the cursors that the filter picks, by scope, topic and partition. If there are
+// none, the slice is empty, without an error. It reads one row of onlyonce.cursors and one of
 // onlyonce.progress for each: a database has as many as its consumers have partitions.
 func Cursors(ctx context.Context, db DB, f CursorFilter) (found []Cursor, err error) {
 	return reports.Look(ctx, db, func(tx pgx.Tx) ([]Cursor, error) { return readCursors(ctx, tx, f) })

@@ -1,38 +1,38 @@
-// Package ops is what an operator can look up in a database of onlyonce and decide about it, as Go
-// functions. For example [Status] shows where the work is, [Redrive] tries parked messages again,
-// and [PauseSink] stops calls to a remote that is down. The program onlyonce and the console call
-// these functions, and so can your own tools.
+// Package ops has an operator's queries and decisions about a database of onlyonce, as Go
+// functions. For example, [Status] shows the progress of the work, [Redrive] tries parked messages
+// again, and [PauseSink] stops calls to a remote that is down. The program onlyonce and the console
+// call these functions, and so can your own tools.
 //
 // # Databases
 //
 // Each function takes a [DB]: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. It uses one
 // connection at a time, and first checks that the schema fits this code (see [migrations.Check]).
-// It sends its statements unprepared, so that it works through a pooler in transaction mode.
-// Functions that only read use one snapshot in a read-only transaction, and work on a standby.
+// It sends its statements unprepared, so it works through a pooler in transaction mode. Functions
+// that only read use one snapshot in a read-only transaction, and work on a standby.
 //
 // # Decisions
 //
 // A function that changes something takes a [By]: who decides, and why. In one transaction at READ
-// COMMITTED it takes locks, works out the change, makes it, and writes a row of onlyonce.audit. An
-// error means that nothing was changed, with one exception: [ErrOutcomeUnknown].
+// COMMITTED it takes locks, computes the change, applies it, and writes a row of onlyonce.audit.
+// After an error the database is unchanged, with one exception: [ErrOutcomeUnknown].
 //
-// With By.DryRun it works out the same without locks, in a read-only transaction, and returns it.
-// Your tool shows that to a person. If the input has a field Shown, pass the result there in the
-// second call: that call fails with [ErrChanged] if it would do something else by now.
+// With By.DryRun it computes the same change without locks, in a read-only transaction, and returns
+// it. Your tool shows the change to a person. If the input has a field Shown, pass the result there
+// in the second call: if the change would differ by now, that call fails with [ErrChanged].
 //
 //	seen, err := ops.PauseCursor(ctx, pool, ops.By{DryRun: true}, where)
 //	// show seen, and ask
 //	done, err := ops.PauseCursor(ctx, pool, ops.By{Actor: "ann", Reason: "INC-9"}, where)
 //
 // A transaction waits for a locked row for at most 10 seconds, and ends after 30 seconds, unless
-// its function documents otherwise. If the context ends sooner, the transaction is canceled before
-// COMMIT; COMMIT itself is not interrupted.
+// its function documents otherwise. If the context ends sooner, the function cancels the
+// transaction before COMMIT, but does not interrupt COMMIT itself.
 //
 // # Stability
 //
 // The decisions, [Status], [ExplainKey], [ExplainPosition], [Examine], their inputs and their
-// errors stay as they are. The structs of results are experimental: a version may add, move and
-// rename fields. Their JSON names are those of the program onlyonce, and stay.
+// errors are stable. The structs of results are experimental: a version may add, move and rename
+// fields. Their JSON names are those of the program onlyonce, and stable.
 //
 // # Errors
 //
@@ -40,5 +40,8 @@
 // the program's flags, for example -new-key for the field NewKey. Test its kind with errors.Is.
 // Other errors come from the database or the context.
 //
-// Functions of this package may be called concurrently, from several processes too.
+// Functions of this package are safe for concurrent use, also by several processes.
+//
+// Numbers in brackets, for example (K3), name rules of docs/guarantees.md: what each prevents, and
+// the tests that fail without it.
 package ops

@@ -66,9 +66,9 @@ type ErasedCall struct {
 	Rows []StoredCall `json:"rows" doc:"as they were"`
 }
 
-// EraseCall erases the body of a call that is settled, in the log and in its parked row, and what
-// the remote answered. The row stays, with target and headers, until its segment of the log is
-// emptied, so that the call is recognised when it is enqueued again. It cannot be redriven.
+// EraseCall erases the body of a settled call, in the log and in its parked row, and the remote's
+// answer. The row stays, with target and headers, until its segment of the log is emptied, so the
+// call is recognized if it is enqueued again. It cannot be redriven.
 //
 // Errors are of kind ErrNotFound if no call with that key is stored, ErrRefused if it may still be
 // sent, and ErrNothing if it is erased already. It waits for a relay that is settling calls of the

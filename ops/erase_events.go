@@ -57,13 +57,13 @@ type EraseEventsInput struct {
 	// Topic is the stream. Required.
 	Topic string `flag:"topic" arg:"T" doc:"the stream T"`
 
-	// ID is the id of one event, and Key an ordering key, of which all events are meant. One of the
-	// two must be given.
+	// ID is the id of one event, and Key an ordering key, for all its events. One of the two is
+	// required.
 	ID  string `flag:"id" arg:"EVENT" doc:"the event with the id EVENT"`
 	Key string `flag:"key" arg:"KEY" doc:"all events of the ordering key KEY"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If there are
-	// more or fewer such events by now the error is of kind ErrChanged.
+	// more or fewer such events by now, the error is of kind ErrChanged.
 	Shown *ErasedEvents
 }
 
@@ -100,14 +100,13 @@ type ErasedEvents struct {
 	Rows  []StoredEvent `json:"rows"`
 }
 
-// EraseEvents erases bodies and headers of events that were handled, in the log and in parked rows,
-// also in those that a webhook's receiver has set aside because they have the same body under
-// another id.
-// The rows stay until their segment of the log is emptied; a replay passes over them.
+// EraseEvents erases bodies and headers of handled events, in the log and in parked rows, including
+// those that a webhook's receiver has set aside for the same body under another id. The rows stay
+// until their segment of the log is emptied; a replay passes over them.
 //
-// Errors are of kind ErrNotFound if there is no such event, ErrRefused if a consumer that reads the
-// stream has still to handle one, ErrNothing if all are erased already, and ErrChanged. Consumers
-// go on meanwhile.
+// Errors are of kind ErrNotFound if there is no such event, ErrRefused if a consumer of the stream
+// has not handled one yet, ErrNothing if all are erased already, and ErrChanged. Consumers continue
+// meanwhile.
 func EraseEvents(ctx context.Context, db DB, by By, in EraseEventsInput) (*ErasedEvents, error) {
 	k := kind{action: "events erase", subject: "one of the events", look: "onlyonce events erase"}
 	return decide(ctx, db, k, by, &eventErasure{in, reports.OrNull(in.ID), reports.OrNull(in.Key)}, in.Shown)

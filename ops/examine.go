@@ -36,35 +36,34 @@ type Examination struct {
 	Findings      []Finding `json:"findings"`
 }
 
-// ExamineQuestion is the input of [Examine]. An operator must declare its durations, because no
-// database knows them.
+// ExamineQuestion is the input of [Examine]. An operator must declare its durations, because a
+// database does not contain them.
 type ExamineQuestion struct {
-	// CopiesWithin is how long after the first a copy may be produced. Defaults to not declared,
+	// CopiesWithin is how long after the original a copy may be produced. Defaults to undeclared,
 	// which is a warning.
 	CopiesWithin *time.Duration
 
-	// RelayRetries is how long relays go on with a call, if they produce to topics that are
-	// consumed here. Defaults to not declared.
+	// RelayRetries is how long relays retry a call, if they produce to topics that are consumed
+	// here. Defaults to undeclared.
 	RelayRetries *time.Duration
 
 	// WebhookRetention is how long after an event senders of webhooks may deliver it again.
 	// Defaults to 7 days.
 	WebhookRetention *time.Duration
 
-	// CountLimit is how long pending calls may be counted. Defaults to 5 seconds.
+	// CountLimit bounds the counting of pending calls. Defaults to 5 seconds.
 	CountLimit time.Duration
 
 	clock func() time.Time // of this machine; nil: time.Now
 }
 
-// Examine looks for what is wrong with a database, on one snapshot, and says what to do about it.
-// It changes nothing. On a standby it sees that server's transactions and not the primary's.
+// Examine looks for problems of a database, on one snapshot, and suggests remedies. It only reads.
+// On a standby it sees that server's transactions and not the primary's.
 //
-// It looks at the version of the schema, the server's settings, the rights of roles, the clocks,
-// how long keys are remembered, whether the rings of keys rotate and what holds them up, open
+// It checks the version of the schema, the server's settings, the rights of roles, the clocks, how
+// long keys are remembered, whether the rings of keys rotate and the causes of delays, open
 // transactions, replication slots, lanes of another database cluster, sinks that no relay lists,
-// streams without a reader, what keeps consumers from their work now, and what waits for an
-// operator.
+// streams without a reader, present faults of consumers, and work that waits for an operator.
 //
 // It reads rows of segments, lanes, streams and rings, rows of the server's own views, the ids of
 // each endpoint's oldest webhook, at most 10,000 open requests, and onlyonce.leases and

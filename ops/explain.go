@@ -35,25 +35,25 @@ type KeyQuestion struct {
 	// Defaults to the only topic of the scope.
 	Topic string
 
-	// Provider is the sender of the webhook, if it is a provider of your own of which nothing is
-	// stored yet. Defaults to the one that is known for the endpoint.
+	// Provider is the sender of the webhook, if it is your own provider without stored events.
+	// Defaults to the one known for the endpoint.
 	Provider string
 
 	// Replay is the replay in which the key was claimed. 0: none.
 	Replay int32
 
-	// CountLimit is how long webhooks may be searched. Defaults to 5 seconds.
+	// CountLimit bounds the search of webhooks. Defaults to 5 seconds.
 	CountLimit time.Duration
 }
 
-// KeyReport is what the database holds of one key, and what that means for copies.
+// KeyReport is the database's state of one key, and its consequences for copies.
 type KeyReport struct {
 	Key string `json:"key" doc:"as stored"`
 	Of  *KeyOf `json:"of" doc:"the id that it was made of; nil: only the stored key was given"`
 
 	// Claimed: a ring remembers the key.
 	Claimed bool `json:"claimed"`
-	// Copies says for each ring what a copy would be that arrives now.
+	// Copies has the outcome of a copy that arrives now, for each ring.
 	Copies    []Copy     `json:"copies"`
 	Claims    []Claim    `json:"claims" doc:"the segments that hold the key"`
 	FirstSeen *FirstSeen `json:"first_seen" doc:"when the key was claimed first, as far as the rings remember. Nil: no segment holds it"`
@@ -67,16 +67,16 @@ type KeyReport struct {
 	Request  *Request           `json:"request" doc:"the HTTP request, if the key is a request's"`
 	// Memory says how long the rings remember keys.
 	Memory []RingMemory `json:"memory"`
-	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is none
-	// of them and nothing is stored: it may be mistyped. Else nil.
+	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is not
+	// one of them and has no stored rows: it may be mistyped. Otherwise nil.
 	Scopes []string `json:"scopes"`
-	// NotKnown lists what the answer leaves open, a sentence each.
+	// NotKnown lists the open points of the answer, a sentence each.
 	NotKnown []string `json:"not_known"`
 
 	callless bool // a claim's transaction is known, and no call of it
 }
 
-// KeyOf is what a key was made of.
+// KeyOf is the input of a key's hash.
 type KeyOf struct {
 	Tenant string `json:"tenant"`
 	Scope  string `json:"scope"`
@@ -92,13 +92,12 @@ type RingMemory struct {
 	CompleteFor float64  `json:"complete_for_seconds" doc:"for how long it has held every key"`
 }
 
-// ExplainKey returns what the database holds of a key, on one snapshot. An id that counts within a
-// topic of which there are several is ErrInvalid unless the question says which.
+// ExplainKey returns the database's state of a key, on one snapshot. If ids count within their
+// topic and the scope has several, the error is ErrInvalid unless the question names one.
 //
 // It reads one row of each segment of the rings of keys, at most 100 calls of each claiming
-// transaction, and the rows that are stored under the key by their indexes. It looks for webhooks
-// in the ids of the claim's time, or in all of them if nothing bounds the time, for at most
-// CountLimit.
+// transaction, and the rows stored under the key by their indexes. It searches webhooks among the
+// ids of the claim's time, or among all if that time is unbounded, for at most CountLimit.
 func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
 	if err := q.Check(); err != nil {
 		return nil, err

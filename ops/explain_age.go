@@ -39,7 +39,7 @@ func firstSeen(claims []Claim) *FirstSeen {
 	return first
 }
 
-// IDAge is what an id's own time means to a consumer whose Config.Key is one of TimedKey.
+// IDAge is the meaning of an id's own time for a consumer whose Config.Key is a TimedKey.
 type IDAge struct {
 	MadeAt      time.Time  `json:"made_at" doc:"as the id has it (a UUIDv7 or a ULID)"`
 	TooOldUntil *time.Time `json:"too_old_until" doc:"the time until which ids of the scope may be forgotten. Nil: none are"`

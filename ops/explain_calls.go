@@ -20,7 +20,7 @@ select c.id, c.key::text as key, c.sink, c.name, c.tenant, c.scope, c.state, c.p
  cross join lateral (select * from onlyonce.calls c where c.sink = s.sink and c.lane = n.lane and c.xid = ($1::bigint)::text::xid8 offset 0) c
  order by c.id limit $2`
 
-// ExplainedCall is a call that the transaction of a message enqueued.
+// ExplainedCall is a call that a message's transaction enqueued.
 type ExplainedCall struct {
 	ID        int64     `json:"id"`
 	Key       string    `json:"key" doc:"the idempotency key"`

@@ -45,7 +45,7 @@ select f.ring, f.segment, f.fingerprint, s.opened_at, s.closed_at, s.bound::text
  order by f.ring, s.opened_at`
 }()
 
-// Transaction is the transaction that wrote a row, as far as Postgres knows it.
+// Transaction is the transaction that wrote a row, as far as Postgres still knows it.
 type Transaction struct {
 	Xid         int64      `json:"xid"`
 	Status      *string    `json:"status" doc:"committed, aborted or in progress; nil: Postgres has forgotten"`

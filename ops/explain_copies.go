@@ -37,12 +37,12 @@ const (
 	becauseStored     = "stored"     // the call is stored
 )
 
-// Copy is what a copy would be that arrives now and is claimed in one ring. The rings do not know
-// each other's keys (K3).
+// Copy is the outcome of a copy that arrives now and is claimed in one ring. The rings do not share
+// keys (K3).
 type Copy struct {
-	// Ring is the ring that the claim asks: consumers ask that of their scope's class, and
-	// webhooks, dedupe.Claim and calls that are enqueued outside of consumers ask standard_keys.
-	// While the class changes, a key that the ring of the class before holds is remembered too.
+	// Ring is the ring that the claim uses: consumers use that of their scope's class; webhooks,
+	// dedupe.Claim and calls enqueued outside of consumers use standard_keys. While the class
+	// changes, consumers also remember keys of the former class's ring.
 	Ring      string  `json:"ring"`
 	Duplicate bool    `json:"duplicate"`
 	Because   *string `json:"because" doc:"remembered, parked or stored; nil: it is new"`

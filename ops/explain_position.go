@@ -42,7 +42,7 @@ type PositionQuestion struct {
 	Scope     string // only the cursor and the parked rows of this scope; empty: all
 }
 
-// PositionReport is what the database holds of a position.
+// PositionReport is the database's state of a position.
 type PositionReport struct {
 	Topic     string            `json:"topic"`
 	Partition int32             `json:"partition"`
@@ -62,7 +62,7 @@ const (
 	offsetBeforeStart = "before-start" // below where the cursor began
 )
 
-// ExplainedCursor is what a cursor says of an offset.
+// ExplainedCursor is an offset's state by one cursor.
 type ExplainedCursor struct {
 	Scope    string          `json:"scope"`
 	Position int64           `json:"position"`
@@ -95,7 +95,7 @@ type ExplainedEvent struct {
 	ErasedAt   *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
 }
 
-// ExplainPosition returns what the database holds of a position, on one snapshot.
+// ExplainPosition returns the database's state of a position, on one snapshot.
 //
 // It reads one cursor and one row of onlyonce.progress for each scope of the partition, at most
 // 100 calls of each, the event by its index, and onlyonce.parked as a whole.

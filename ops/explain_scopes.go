@@ -36,9 +36,9 @@ type IDPlaces struct {
 	Tried []string      `json:"tried" doc:"the scopes that were looked into, at most 100"`
 }
 
-// FindID looks for an id in the scopes that exist: those of consumers, and those of webhook
-// endpoints. HTTP requests are not looked for. It reads what [ExplainKey] reads to find a key, for
-// each scope, and for each topic of a scope whose ids count within their topic.
+// FindID looks for an id in all existing scopes of consumers and webhook endpoints, but not among
+// HTTP requests. It reads as much as [ExplainKey] for each scope, and for each topic of a scope
+// whose ids count within their topic.
 func FindID(ctx context.Context, db DB, q IDQuestion) (*IDPlaces, error) {
 	if q.ID == "" {
 		return nil, failf(ErrInvalid, "the key must not be empty")

@@ -18,8 +18,7 @@ const (
 	faultReadOnly = "read-only" // the database takes no writes
 )
 
-// Fault is something that keeps processes from their work now (S3). It ends by itself when its
-// cause does.
+// Fault is a present problem that keeps processes from their work (S3). It ends with its cause.
 type Fault struct {
 	Kind       string  `json:"kind"`
 	Scope      string  `json:"scope" doc:"empty: the whole database"`
@@ -130,7 +129,7 @@ var faultRemedies = map[string]string{
 	faultReadOnly: "nothing is applied, and no process can report: let the database take writes, or connect to the primary",
 }
 
-// String says what is wrong, where, and for how long.
+// String describes the problem, its place and its duration.
 func (f *Fault) String() string {
 	processes := show.Count(int64(f.Processes), "process")
 	if f.Processes != 1 {

@@ -34,11 +34,11 @@ type HorizonInput struct {
 	// segment. At least a minute, unless Forever is set.
 	Horizon time.Duration
 
-	// Forever forgets nothing, and rotates nothing. Horizon must then be 0. Defaults to false.
+	// Forever keeps all keys: the ring never rotates. Horizon must then be 0. Defaults to false.
 	Forever bool
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the ring has
-	// another horizon by now the error is of kind ErrChanged.
+	// another horizon by now, the error is of kind ErrChanged.
 	Shown *HorizonChange
 }
 
@@ -52,7 +52,7 @@ type HorizonChange struct {
 
 // SetHorizon sets how long a ring of claimed keys remembers them at least. A copy that arrives
 // later is a new message, and is applied again. A shorter horizon takes effect when a rotator next
-// checks. What was forgotten then does not come back with a longer one.
+// checks. A longer one does not bring back forgotten keys.
 //
 // Errors are of kind ErrInvalid, ErrNotFound if there is no such ring, ErrNothing if it has that
 // horizon already, and ErrChanged.

@@ -23,7 +23,7 @@ const (
 	needRequest  = "request"  // HTTP requests wait for an operator
 )
 
-// Need is something that goes on only when a person does something, or that a person should know
+// Need is work that continues only after a person's action, or a fault that a person should know
 // now (needFault).
 type Need struct {
 	Kind     string   `json:"kind" doc:"halt, fault, crash, consumer, parked, relay or request"`

@@ -15,15 +15,15 @@ type DB interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// By says who decides something, and why. Both are written to the audit row.
+// By says who decides, and why. Both go into the audit row.
 type By struct {
-	// Actor names the person or the program that decides. Defaults to the role of the connection.
+	// Actor names the deciding person or program. Defaults to the role of the connection.
 	Actor string
 
-	// Reason is why, for example the number of a ticket. Required, unless this is a dry run.
+	// Reason is the reason, for example a ticket's number. Required, unless this is a dry run.
 	Reason string
 
-	// DryRun works out and returns what would be done, and writes nothing. Defaults to false.
+	// DryRun computes and returns the change, and does not write it. Defaults to false.
 	DryRun bool
 }
 
@@ -37,10 +37,10 @@ func (a *Audited) audited(id int64) { a.AuditID = id }
 
 // Kinds of [Error].
 var (
-	// ErrInvalid: the input could not be right for any database.
+	// ErrInvalid: the input is invalid for every database.
 	ErrInvalid = errors.New("invalid input")
 
-	// ErrNotFound: a cursor, row, sink or key is not in the database.
+	// ErrNotFound: the database does not have the cursor, row, sink or key.
 	ErrNotFound = errors.New("not found")
 
 	// ErrRefused: the decision would lose or repeat work, or break a guarantee.
@@ -49,10 +49,10 @@ var (
 	// ErrNothing: the decision is already in force.
 	ErrNothing = errors.New("nothing to do")
 
-	// ErrChanged: what the decision is about has changed after it was shown.
+	// ErrChanged: the subject of the decision has changed since it was shown.
 	ErrChanged = errors.New("changed meanwhile")
 
-	// ErrOutcomeUnknown: COMMIT got no answer, so the decision may be in force or not.
+	// ErrOutcomeUnknown: COMMIT got no answer: the decision may or may not be in force.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 )
 
@@ -65,10 +65,10 @@ type Error struct {
 	// Reason describes the situation.
 	Reason string
 
-	// Remedy is what to do about it. It is empty if there is nothing to do.
+	// Remedy describes the action to take. It may be empty.
 	Remedy string
 
-	// Cause is the error that led to it. Nil if there was none.
+	// Cause is the underlying error, or nil.
 	Cause error
 }
 

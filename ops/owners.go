@@ -27,7 +27,7 @@ const silentAfter = 30 * time.Second
 // endedAfter is the age after which a process that is silent is only counted.
 const endedAfter = 5 * time.Minute
 
-// Owner is a consumer process, as it has described itself.
+// Owner is a consumer process as reported by itself.
 type Owner struct {
 	Scope          string    `json:"scope"`
 	Host           string    `json:"host"`
@@ -40,11 +40,11 @@ type Owner struct {
 	Faults     []Fault          `json:"faults" doc:"with their ages at SeenAt"`
 }
 
-// Silent reports whether the process has written nothing for silentAfter: it was killed, or cannot
-// reach the database. A row from the future is one from before the clock was set back (S3).
+// Silent reports whether the process has not reported for silentAfter: it was killed, or cannot
+// reach the database. A row from the future was written before the clock was set back (S3).
 func (o *Owner) Silent() bool { return math.Abs(o.SeenAgeSeconds) > silentAfter.Seconds() }
 
-// Processes returns the processes that live, or have been silent for 5 minutes at most.
+// Processes returns the living processes, and those silent for at most 5 minutes.
 func (r *StatusReport) Processes() (recent []*Owner) {
 	for i := range r.Owners {
 		if o := &r.Owners[i]; math.Abs(o.SeenAgeSeconds) <= endedAfter.Seconds() {
@@ -54,10 +54,10 @@ func (r *StatusReport) Processes() (recent []*Owner) {
 	return recent
 }
 
-// Ended is how many more processes ended without a stop. Their rows stay for a day.
+// Ended counts the other processes that ended without a stop. Their rows stay for a day.
 func (r *StatusReport) Ended() int { return len(r.Owners) - len(r.Processes()) }
 
-// OwnedPartition is a partition as its owner sees it. Ages are in seconds at Owner.SeenAt.
+// OwnedPartition is a partition as reported by its owner. Ages are in seconds at Owner.SeenAt.
 type OwnedPartition struct {
 	Topic         string   `json:"topic"`
 	Partition     int32    `json:"partition"`
@@ -119,7 +119,7 @@ func (o *Owner) FaultKinds() string {
 	return strings.Join(kinds, ", ")
 }
 
-// Remedy is Resolve without the commands, for a face that shows them apart.
+// Remedy is Resolve without the commands, for a display that shows them separately.
 func (p *OwnedPartition) Remedy() string {
 	text := p.Resolve
 	for _, c := range p.Commands {
@@ -128,8 +128,7 @@ func (p *OwnedPartition) Remedy() string {
 	return strings.TrimPrefix(strings.TrimPrefix(text, "to resolve it"), ", ")
 }
 
-// Blocker is a message that holds up the position of a partition whose transactions run side by
-// side.
+// Blocker is a message that holds up the position of a partition with several transactions at once.
 type Blocker struct {
 	Offset int64   `json:"offset"`
 	Key    string  `json:"key,omitempty" doc:"hash of its ordering key; empty: it has none"`

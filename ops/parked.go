@@ -16,7 +16,8 @@ type ParkedFilter struct {
 	// ID picks one row. Of the other fields only Kind may be set with it.
 	ID int64 `flag:"id" arg:"N" least:"1" doc:"the row's id N, as onlyonce parked list shows it"`
 
-	// Kind is message, call or event. Defaults to message; with an ID, to the kind of that row.
+	// Kind is message, call or event. With an ID it defaults to the kind of that row, otherwise to
+	// message.
 	Kind string `flag:"kind" arg:"KIND" choices:"message,call,event" doc:"rows of one KIND: message, call or event (default: message; with -id whatever it is)"`
 
 	// Scope, Topic and Partition pick messages and events; Scope also picks calls. Partition needs
@@ -34,14 +35,14 @@ type ParkedFilter struct {
 	// only by this field or by ID.
 	Reason string `flag:"parked-for" arg:"R" choices:"reasons" doc:"only rows that were parked for the reason R"`
 
-	// ErrorPrefix is what the error begins with.
+	// ErrorPrefix is the beginning of the error.
 	ErrorPrefix string `flag:"error" arg:"TEXT" doc:"only rows whose error begins with TEXT"`
 
 	// Limit is how many rows are picked at most, up to 10,000. Defaults to 100.
 	Limit int64 `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N rows, from 1 to 10000 (default 100)"`
 }
 
-// ParkedRow is a parked row that a decision is about.
+// ParkedRow is a parked row in a decision.
 type ParkedRow struct {
 	ID        int64   `json:"id"`
 	Kind      string  `json:"kind"`
@@ -59,7 +60,7 @@ type ParkedRow struct {
 	Head      *int64  `json:"-"` // first unsettled row of its ordering key, if that is another one
 }
 
-// Origin is where the row came from: a position in Kafka, or a call.
+// Origin is the row's origin: a position in Kafka, or a call.
 func (r *ParkedRow) Origin() string { return originOf(r.Topic, r.Partition, r.Offset, r.Sink, r.Name) }
 
 func originOf(topic *string, partition *int32, offset *int64, sink, name *string) string {
@@ -72,7 +73,7 @@ func originOf(topic *string, partition *int32, offset *int64, sink, name *string
 	return ""
 }
 
-// ChangedKey is a call that is sent under another key.
+// ChangedKey is a call whose key changes.
 type ChangedKey struct {
 	ID     int64  `json:"id"`
 	OldKey string `json:"old_key"`
@@ -91,12 +92,12 @@ type RedriveInput struct {
 	// remote has not applied them. Defaults to false.
 	VerifiedNotApplied bool `flag:"verified-not-applied" doc:"of calls in state reconcile: you have verified that the remote has not applied them; send them again"`
 
-	// NewKey sends calls that were rejected, or those with VerifiedNotApplied, under new keys. The
-	// remote takes them for other calls. Defaults to false.
+	// NewKey sends rejected calls, or those with VerifiedNotApplied, under new keys. The remote
+	// takes them for other calls. Defaults to false.
 	NewKey bool `flag:"new-key" doc:"send calls under new keys"`
 
-	// Shown is the result of a dry run with the same input that a person agreed to: its rows and no
-	// others are redriven. If one of them has changed since, the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to: Redrive
+	// redrives exactly its rows. If one of them has changed since, the error is of kind ErrChanged.
 	Shown *ParkedChange
 
 	// SkipChanged leaves out rows of Shown that have changed since, and counts them. Defaults to
@@ -116,8 +117,8 @@ func (in *RedriveInput) selection() *selection {
 type DiscardInput struct {
 	ParkedFilter
 
-	// Shown is the result of a dry run with the same input that a person agreed to: its rows and no
-	// others are discarded. If one of them has changed since, the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to: Discard
+	// discards exactly its rows. If one of them has changed since, the error is of kind ErrChanged.
 	Shown *ParkedChange
 
 	// SkipChanged leaves out rows of Shown that have changed since, and counts them. Defaults to
@@ -161,11 +162,11 @@ var (
 )
 
 // Redrive makes parked rows due at once, with as many attempts as a new one has. The consumer of
-// their scope, or the relay of their sink, tries them within a second or two.
+// their scope, or the relay of their sink, tries them within two seconds.
 //
-// A message is applied once at most, at its position and under its id, so calls that it enqueues
-// keep their keys. Order within an ordering key is kept: a row is not tried before the rows ahead
-// of it are settled, and a blocked row cannot be redriven. If a row is being retried already, it
+// A message is applied at most once, at its position and under its id, so calls that it enqueues
+// keep their keys. Order within an ordering key is kept: a row is tried only after the rows ahead
+// of it are settled, and a blocked row cannot be redriven. A row that is already being retried
 // becomes due now if its ID is given. An event that an endpoint has set aside is appended to its
 // stream. A call is sent again under its key; one in state reconcile needs VerifiedApplied or
 // VerifiedNotApplied, because it may have been applied.
@@ -173,18 +174,18 @@ var (
 // Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound if there is no row
 // with the ID, ErrRefused if no row that the filter picks can be redriven, and ErrChanged. It waits
 // for running attempts at these rows, and decides afterwards. If VerifiedApplied settles a row, the
-// next rows of its ordering key go on: after the commit, in transactions of their own.
+// next rows of its ordering key become due after the commit, in transactions of their own.
 func Redrive(ctx context.Context, db DB, by By, in RedriveInput) (*ParkedChange, error) {
 	return settle(ctx, db, redriving, by, in.selection())
 }
 
-// Discard gives parked rows up: messages and events are never applied, and calls are not sent. The
-// rows stay, with their contents. The id of a message stays claimed, so that copies that arrive
-// later are duplicates. The next rows of the same ordering key, which were blocked, become due
-// after the commit, in transactions of their own.
+// Discard gives up parked rows: messages and events are never applied, and calls not sent. The rows
+// stay, with their contents. The id of a message stays claimed, so later copies are duplicates. The
+// next rows of the same ordering key, which were blocked, become due after the commit, in
+// transactions of their own.
 //
-// It waits for a running attempt at one of the rows: what that applies is not discarded. A running
-// call is not stopped, and may still be applied.
+// It waits for a running attempt at one of the rows, and does not discard a row that the attempt
+// applies. It does not stop a running call, which may still be applied.
 //
 // Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound if there is no row
 // with the ID, ErrRefused if no row that the filter picks can be discarded, and ErrChanged.

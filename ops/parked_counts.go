@@ -48,7 +48,7 @@ type ParkedCount struct {
 	OldestAgeSeconds float64   `json:"oldest_age_seconds" doc:"how long ago that was, by the database's clock"`
 }
 
-// NeedsOperator reports whether the rows go on only when an operator decides.
+// NeedsOperator reports whether the rows wait for an operator's decision.
 func (c *ParkedCount) NeedsOperator() bool { return c.State == "waiting" || c.State == "reconcile" }
 
 // ParkedTotals is the result of [ParkedCounts].
@@ -61,8 +61,8 @@ type ParkedTotals struct {
 
 // ParkedQuestion is the input of [ParkedCounts].
 type ParkedQuestion struct {
-	// Filter picks rows; its Unsettled, Before, After and Limit do not count. Settled rows are
-	// picked without its State.
+	// Filter picks rows; ParkedCounts ignores its Unsettled, Before, After and Limit, and for
+	// settled rows its State.
 	Filter     ParkedListFilter
 	ByError    bool          // group by the first 80 characters of the error too
 	CountLimit time.Duration // for how long each of the two counts may run; 0: 5 s
@@ -70,7 +70,7 @@ type ParkedQuestion struct {
 
 // ParkedCounts counts parked rows by kind, scope, sink, reason and state, and the settled ones
 // together. It reads the rows that are not settled, by an index and without bodies, and at most
-// 10,000 settled ones. Each of the two takes at most CountLimit.
+// 10,000 settled ones. Each of the two counts takes at most CountLimit.
 func ParkedCounts(ctx context.Context, db DB, q ParkedQuestion) (t *ParkedTotals, err error) {
 	return reports.Look(ctx, db, func(tx pgx.Tx) (*ParkedTotals, error) { return readParkedCounts(ctx, tx, q) })
 }

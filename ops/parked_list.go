@@ -66,10 +66,10 @@ type ParkedItem struct {
 	NextAttemptAt *time.Time `json:"next_attempt_at" doc:"in state retrying: when it is due; nil: it waits for a rate"`
 }
 
-// Origin is where the row came from: a position in Kafka, or a call.
+// Origin is the row's origin: a position in Kafka, or a call.
 func (r *ParkedItem) Origin() string { return originOf(r.Topic, r.Partition, r.Offset, r.Sink, r.Name) }
 
-// ErrorLine is the beginning of the error, as a table shows it.
+// ErrorLine is the beginning of the error, for a table.
 func (r *ParkedItem) ErrorLine() string { return show.FirstLine(r.Error, 60) }
 
 // ParkedListFilter picks parked rows. The zero value picks the newest 100.
@@ -78,7 +78,7 @@ type ParkedListFilter struct {
 	Kind        string
 	State       string
 	Reason      string
-	ErrorPrefix string // what the error begins with
+	ErrorPrefix string // the beginning of the error
 	Sink, Name  string // of calls
 	Topic       string // of messages and events
 	Partition   *int32 // nil: any
@@ -98,8 +98,8 @@ func (f *ParkedListFilter) args(limit int) []any {
 
 // Parked returns the parked rows that the filter picks, and whether there are more: newest first,
 // or with Unsettled oldest first. It reads rows of onlyonce.parked in that order until it has found
-// Limit+1, without bodies and headers, and settled ones only without Unsettled: a filter that few
-// rows match reads all of them. By a Key it reads only the rows of that key.
+// Limit+1, without bodies and headers, and settled ones only without Unsettled: if few rows match,
+// it reads all of them. By a Key it reads only the rows of that key.
 func Parked(ctx context.Context, db DB, f ParkedListFilter) (rows []ParkedItem, more bool, err error) {
 	err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
 		rows, more, err = readParked(ctx, tx, f)

@@ -34,7 +34,7 @@ type Pause struct {
 	Reason    string    `json:"reason"`
 }
 
-// What names what the pause holds.
+// What names the paused partition or scope.
 func (p *Pause) What() string {
 	if p.Topic == "" {
 		return fmt.Sprintf("scope %s as a whole", p.Scope)
@@ -97,9 +97,9 @@ type Paused struct {
 }
 
 // PauseCursor pauses a partition, or a scope as a whole, until [ResumeCursor]. It outlasts
-// restarts. The owner of a partition notices within a second or two, finishes its batch, and keeps
-// the partition; its parked messages are not tried meanwhile. A partition without a cursor is
-// paused before it begins.
+// restarts. The owner of a partition notices within two seconds: it finishes its current batch,
+// keeps the partition, and does not try its parked messages meanwhile. A partition without a cursor
+// is paused before it begins.
 //
 // The error is of kind ErrNothing if it is paused already.
 func PauseCursor(ctx context.Context, db DB, by By, at CursorName) (*Paused, error) {
@@ -107,11 +107,11 @@ func PauseCursor(ctx context.Context, db DB, by By, at CursorName) (*Paused, err
 	return decide(ctx, db, k, by, &pausing{CursorName: at}, nil)
 }
 
-// ResumeCursor ends the pause of the same place; work goes on within a second or two. A pause of
-// the whole scope holds each partition of it until it is ended itself, and pauses of single
-// partitions outlast it.
+// ResumeCursor ends the pause of a partition or scope; work continues within two seconds. It ends
+// only the pause of exactly that partition or scope: pauses of the whole scope and of its single
+// partitions are independent.
 //
-// The error is of kind ErrNothing if the place is not paused itself.
+// The error is of kind ErrNothing if the partition or scope is not paused itself.
 func ResumeCursor(ctx context.Context, db DB, by By, at CursorName) (*Paused, error) {
 	k := kind{action: "cursor resume", subject: "the pauses", look: "onlyonce cursor show"}
 	return decide(ctx, db, k, by, &pausing{CursorName: at, resume: true}, nil)

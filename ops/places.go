@@ -65,12 +65,12 @@ const lockPlaceSQL = `select pg_advisory_xact_lock(1869507688, hashtext($1))`
 // where it goes. One row: the state.
 const leavePlaceSQL = `select onlyonce.leave_place($1, $2, $3)`
 
-// Place is what a database knows of a place, for example of a tenant.
+// Place is a database's state of a place, for example of a tenant.
 type Place struct {
 	Place string `json:"place"`
 
 	// State is one of: claimed, while a process asks the other databases whether the place lives
-	// there; here; leaving, if nothing new begins and what was begun ends; left.
+	// there; here; leaving, while running work ends and new work is refused; left.
 	State string `json:"state"`
 
 	Moves     int64     `json:"moves"` // how often the place had moved then
@@ -104,11 +104,11 @@ type LeavePlaceInput struct {
 	// Place is the tenant, the endpoint or the other place that moves. Required.
 	Place string
 
-	// To names the database that it goes to. AdoptPlace must give the same name. Required.
+	// To names the destination database. AdoptPlace must use the same name. Required.
 	To string
 
-	// Shown is the result of a dry run that a person agreed to. If the state is another one by now,
-	// the error is of kind ErrChanged.
+	// Shown is the result of a dry run that a person agreed to. If the state has changed since, the
+	// error is of kind ErrChanged.
 	Shown *LeftPlace
 }
 
@@ -121,17 +121,17 @@ type LeftPlace struct {
 	Before string `json:"before"` // the state
 	After  string `json:"after"`  // leaving or left
 
-	// What was begun for the place and has not ended; the place has left if all are 0.
+	// Unfinished work of the place; the place has left if all are 0.
 	Operations int64 `json:"operations"`
 	Events     int64 `json:"events"` // not handled
 	Parked     int64 `json:"parked"` // events that are not settled
 }
 
-// LeavePlace takes a place out of a database, so that another one can adopt it. From then on
-// nothing new begins for the place: requests get 503, and so do the senders of webhooks. If
-// operations, or events that are not handled, remain, the state is leaving, and consumers go on
-// with them: call LeavePlace again. Otherwise the state is left, and nothing of the place changes
-// in this database any more. Requests in lease mode are cut off as by a crash.
+// LeavePlace takes a place out of a database, so that another one can adopt it. From then on the
+// database does not accept new work of the place: requests get 503, and so do the senders of
+// webhooks. If operations or unhandled events remain, the state is leaving, and consumers continue
+// with them: call LeavePlace again. Otherwise the state is left, and the place's rows in this
+// database no longer change. Requests in lease mode are cut off as by a crash.
 //
 // It waits for the place's open transactions. Errors are of kind ErrNotFound if the place does not
 // live here, ErrNothing if it has left, ErrRefused if it is leaving for another database, and

@@ -65,36 +65,36 @@ type AdoptPlaceInput struct {
 	Place string
 
 	// From is the database that the place has left. Nil keeps here a place that is leaving, or that
-	// no process has met yet. Defaults to nil.
+	// is new to every process. Defaults to nil.
 	From *PlaceOrigin
 
-	// Shown is the result of a dry run that a person agreed to. If the state is another one by now,
-	// the error is of kind ErrChanged.
+	// Shown is the result of a dry run that a person agreed to. If the state has changed since, the
+	// error is of kind ErrChanged.
 	Shown *AdoptedPlace
 }
 
-// PlaceOrigin is the database that a place comes from.
+// PlaceOrigin is the database from which a place comes.
 type PlaceOrigin struct {
 	// DB is the database.
 	DB DB
 
-	// Name names it in errors, in onlyonce.places and in the audit row. It must not hold a
+	// Name names it in errors, in onlyonce.places and in the audit row. It must not contain a
 	// password.
 	Name string
 
-	// As is the name that LeavePlace gave to this database, so that a place is not adopted by a
-	// database that it did not go to. Required.
+	// As is this database's name in LeavePlace, so that only the place's destination can adopt it.
+	// Required.
 	As string
 
-	// StandardKeys brings every key of standard_keys, and what webhooks remember besides. It must
-	// be true if the place has webhooks or a loop of its own, or if handlers claim keys or enqueue
+	// StandardKeys copies every key of standard_keys, and the other state of webhooks. It must be
+	// true if the place has webhooks or a loop of its own, or if handlers claim keys or enqueue
 	// calls under ids. Keys are hashes, so those of other places come along: set it only if such
-	// ids mean the same in both databases, for example because they hold the tenant. Defaults to
+	// ids mean the same in both databases, for example because they contain the tenant. Defaults to
 	// false.
 	StandardKeys bool
 
-	// Late takes the place over with StandardKeys even if keys may be forgotten there. Defaults to
-	// false.
+	// Late takes the place over with StandardKeys even if the other database may have forgotten
+	// keys. Defaults to false.
 	Late bool
 }
 
@@ -107,17 +107,18 @@ type AdoptedPlace struct {
 	From   string `json:"from,omitempty"`
 	Moves  int64  `json:"moves"`
 
-	// What came along; nil before it was done.
+	// Rows that came along; nil before the adoption.
 	Requests *int64 `json:"requests,omitempty"` // records, steps and operations
 	Keys     *int64 `json:"keys,omitempty"`     // that are new here
 }
 
-// AdoptPlace makes a place live in a database. With From, in one transaction it brings the tenant's
-// records, steps and operations, and with StandardKeys the keys; what the database has of the place
-// from an earlier time is deleted. Processes whose function sends the place here go on at once.
+// AdoptPlace makes a place live in a database. With From, one transaction copies the tenant's
+// records, steps and operations, and with StandardKeys the keys; it deletes this database's own
+// rows of the place from an earlier time. Processes whose function sends the place here continue at
+// once.
 //
-// Rows of your own tables must be here before. Errors are of kind ErrInvalid, ErrNotFound,
-// ErrNothing if the place lives here, ErrRefused and ErrChanged; those of the other database are an
+// Copy the rows of your own tables first. Errors are of kind ErrInvalid, ErrNotFound, ErrNothing if
+// the place lives here, ErrRefused and ErrChanged; those of the other database are an
 // [*OriginError].
 func AdoptPlace(ctx context.Context, db DB, by By, in AdoptPlaceInput) (*AdoptedPlace, error) {
 	k := kind{action: "place adopt", subject: "the place", look: "onlyonce place list"}

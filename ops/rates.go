@@ -47,32 +47,30 @@ type SetRateInput struct {
 	// to empty: all calls of the sink.
 	OrderingKeyPrefix string `flag:"key-prefix" arg:"P" doc:"only calls whose ordering key begins with P, for example account-17:"`
 
-	// PerSecond is how many calls a second relays start, all of them together: above 0, up to
-	// 1,000,000. It is counted instead of what relays are configured with. Nil leaves what an
-	// operator has set before.
+	// PerSecond is how many calls a second all relays together start: above 0, up to 1,000,000. It
+	// replaces the relays' configured rate. Nil leaves an operator's earlier setting.
 	PerSecond *float64 `flag:"per-second" arg:"N" most:"1000000" doc:"N calls a second"`
 
-	// InFlight is how many calls relays have under way at once, all of them together: 1 to
-	// 1,000,000. It is counted instead of what relays are configured with. Nil leaves what an
-	// operator has set before.
+	// InFlight is how many calls all relays together have under way at once: 1 to 1,000,000. It
+	// replaces the relays' configured number. Nil leaves an operator's earlier setting.
 	InFlight *int32 `flag:"in-flight" arg:"N" least:"1" most:"1000000" doc:"N calls under way at once"`
 
-	// Unset takes back what an operator has set, so that the configuration counts again. PerSecond
+	// Unset removes an operator's settings, so the relays' configuration applies again. PerSecond
 	// and InFlight must be nil then. Defaults to false.
 	Unset bool `flag:"unset" doc:"take back the rate that was set"`
 
-	// Shown is the result of a dry run that a person agreed to. If another rate would be set by
-	// now, the error is of kind ErrChanged.
+	// Shown is the result of a dry run that a person agreed to. If the resulting rate would differ
+	// by now, the error is of kind ErrChanged.
 	Shown *RateSet
 }
 
 // SetRate sets how many calls a second relays start to a sink, for one of its tenants, or for
-// ordering keys with a prefix, and how many they have under way at once. Relays follow within a
-// second or two; calls that are under way go on. Calls that wait already follow, too. What the
-// remote has asked for by Retry-After ends.
+// ordering keys with a prefix, and how many they have under way at once. Relays follow within two
+// seconds, also for calls that already wait; running calls continue. A wait that the remote has
+// asked for by Retry-After ends.
 //
-// It returns what was set, and the rate as it was. Errors are of kind ErrNotFound for a sink that
-// no relay has listed, and ErrNothing if nothing would change.
+// It returns the new rate and the former one. Errors are of kind ErrNotFound for a sink that no
+// relay has listed, and ErrNothing if the rate would not change.
 func SetRate(ctx context.Context, db DB, by By, in SetRateInput) (*RateSet, error) {
 	k := kind{action: "outbox rate", subject: "the rate", look: "onlyonce outbox status"}
 	return decide(ctx, db, k, by, &rating{in}, in.Shown)

@@ -193,12 +193,11 @@ type RebaseInput struct {
 	// Sink is the only sink that is rebased. Defaults to all.
 	Sink string `flag:"sink" arg:"S" doc:"only the sink S"`
 
-	// Force takes lanes over from relays that hold them. Defaults to false.
+	// Force takes over lanes that relays hold. Defaults to false.
 	Force bool `flag:"force" doc:"take lanes over from relays that hold them"`
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If a lane was
-	// moved since, the error is of kind ErrChanged; calls that were enqueued since are to be sent
-	// too.
+	// Shown is the result of a dry run with the same input that a person agreed to. If a lane has
+	// moved since, the error is of kind ErrChanged; calls enqueued since are included.
 	Shown *Rebased
 }
 
@@ -227,16 +226,15 @@ type RebaseLane struct {
 	Version int64      `json:"-"`
 }
 
-// Rebase lets relays find the calls that are to be sent after a restore from a dump, or after a
-// move to another cluster: cursors and calls get this cluster's transaction ids. No call that is to
-// be sent is lost, and order within an ordering key is kept. Each such call may have been made
-// since it was enqueued. So it is sent again under its key, or parked as reconcile if the remote
-// may have forgotten the key.
+// Rebase lets relays find pending calls after a restore from a dump, or after a move to another
+// cluster: it gives cursors and calls this cluster's transaction ids. It keeps every pending call,
+// and the order within an ordering key. Each such call may have been sent since it was enqueued. So
+// it is sent again under its key, or parked as reconcile if the remote may have forgotten the key.
 //
 // Stop the relays first, including those of the old cluster. Errors are of kind ErrRefused while a
 // relay holds a lane, unless Force is set, ErrNotFound for a sink without lanes and calls,
-// ErrNothing if there are none at all, and ErrChanged. It reads the whole log in one transaction of
-// at most an hour. Applications may go on enqueueing.
+// ErrNothing if no sink has any, and ErrChanged. It reads the whole log in one transaction of at
+// most an hour. Applications may continue to enqueue.
 func Rebase(ctx context.Context, db DB, by By, in RebaseInput) (*Rebased, error) {
 	k := kind{action: "outbox rebase", subject: "the lanes", look: "onlyonce outbox status", within: rebaseTimeout}
 	return decide(ctx, db, k, by, &rebase{sink: reports.OrNull(in.Sink), force: in.Force}, in.Shown)

@@ -15,17 +15,17 @@ import (
 type ReplayInput struct {
 	CursorName
 
-	// From is the first offset that is handled again, and To the first that is not. To is at most
-	// the position. Defaults to the position, or with Shown to what was shown.
+	// From is the first offset to handle again, and To the first after the range, at most the
+	// position. To defaults to the position, or with Shown to the shown one.
 	From int64 `flag:"from" arg:"OFFSET" doc:"the first OFFSET that is handled again" label:"From offset" hint:"The first that is handled again."`
 	To   int64 `flag:"to" arg:"OFFSET" least:"1" doc:"the first OFFSET that is not (default: the position, which is the most)" label:"To offset" hint:"The first that is not. Empty: the position."`
 
-	// Resend gives new keys to calls that the replay enqueues, so that remotes apply them again.
-	// Defaults to false.
+	// Resend gives new keys to calls that the replay enqueues: remotes apply them again. Defaults
+	// to false.
 	Resend bool `flag:"resend" doc:"give calls that are enqueued new keys: remotes apply them again" label:"Send the calls of these messages again too, under new keys: remotes apply them again"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor
-	// has another owner or run by now the error is of kind ErrChanged.
+	// has another owner or run by now, the error is of kind ErrChanged.
 	Shown *Replayed
 }
 
@@ -59,17 +59,17 @@ type Replayed struct {
 	After     *Cursor `json:"after"`
 }
 
-// Replay makes a consumer handle a range of offsets again and apply it again, although it is done.
-// For example a handler was wrong, and its effects were undone.
+// Replay makes a consumer handle and apply a range of offsets again although it is done. Use it,
+// for example, if a handler was wrong and its effects were undone.
 //
-// The owner is fenced out, the position is set back, and the replay gets a number. Copies within
-// the range are applied once. If the original of a copy is outside of the range, the copy is
-// applied although the original was not undone. Then the work goes on from where it was
-// interrupted; new messages wait until then.
+// It fences out the owner, sets the position back, and numbers the replay. Copies within the range
+// are applied once. If the original of a copy is outside of the range, the copy is applied although
+// the original was not undone. Then the consumer continues from where it was interrupted; new
+// messages wait until then.
 //
 // It waits for the owner's batch to end. Errors are of kind ErrNotFound if there is no such cursor,
-// ErrRefused if it is retired, if a replay is under way, if the range is not handled yet or if
-// messages of it are parked and not settled, and ErrChanged.
+// ErrRefused if it is retired, if a replay is under way, if the range is not handled yet or has
+// unsettled parked messages, and ErrChanged.
 func Replay(ctx context.Context, db DB, by By, in ReplayInput) (*Replayed, error) {
 	q := &replay{ReplayInput: in}
 	k := kind{action: "replay", subject: "the cursor", look: "onlyonce cursor show"}

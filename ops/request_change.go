@@ -80,18 +80,18 @@ type ResolveRequestInput struct {
 	// ID is the request's id, a UUID, and Step the name of its step.
 	ID, Step string
 
-	// Outcome is what happened to the step, as a person has found out. Required.
+	// Outcome is the step's outcome, as a person has found out. Required.
 	Outcome StepOutcome
 
-	// Result is what the step returns to the handler when the request is sent again. Set it only
-	// with StepApplied.
+	// Result is the step's result for the handler when the request is sent again. Set it only with
+	// StepApplied.
 	Result []byte
 
 	// Sealer encrypts the result. It must be given if the layer that began the step seals results.
 	Sealer *seal.Sealer
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the request
-	// has another state or other open steps by now the error is of kind ErrChanged.
+	// has another state or other open steps by now, the error is of kind ErrChanged.
 	Shown *RequestChange
 }
 
@@ -101,7 +101,7 @@ type CloseRequestInput struct {
 	ID string `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
 
 	// Shown is the result of a dry run that a person agreed to. If the request has another state or
-	// other open steps by now the error is of kind ErrChanged.
+	// other open steps by now, the error is of kind ErrChanged.
 	Shown *RequestChange
 }
 
@@ -110,14 +110,14 @@ type EraseRequestInput struct {
 	// ID is the request's id, a UUID. If it is empty, Tenant, Scope and Key name the request.
 	ID string `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
 
-	// Tenant, Scope and Key are those of the request. For example its scope is "http POST
-	// /v1/charges", and its key the Idempotency-Key. They must be empty if ID is set.
+	// Tenant, Scope and Key are the request's: for example, the scope "http POST /v1/charges" and
+	// the Idempotency-Key. They must be empty if ID is set.
 	Tenant string `flag:"tenant" arg:"T" doc:"the tenant T (default: none)"`
 	Scope  string `flag:"scope" arg:"S" doc:"the scope S"`
 	Key    string `flag:"key" arg:"KEY" doc:"the idempotency key, KEY"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the request
-	// has another state by now the error is of kind ErrChanged.
+	// has another state by now, the error is of kind ErrChanged.
 	Shown *RequestChange
 }
 
@@ -132,7 +132,7 @@ type RequestChange struct {
 	Operations []RequestOperation `json:"operations,omitempty" doc:"those that the request has made, of which an erasure erases the result and the input. They may outlive the request's record: then its State is \"purged\""`
 }
 
-// RequestOperation is an operation that a request has made.
+// RequestOperation is an operation that a request has begun.
 type RequestOperation struct {
 	ID        string    `json:"id" doc:"a UUID, as its client has it"`
 	Topic     string    `json:"topic" doc:"the stream of its event"`
@@ -141,13 +141,13 @@ type RequestOperation struct {
 	CreatedAt time.Time `json:"created_at"`
 }
 
-// ResolveRequest records the outcome of an external call that a request in lease mode has begun, if
-// that outcome is not known. With StepApplied the handler gets Result as the step's result when the
-// request is sent again. With StepNotApplied the call is made again, under its key.
+// ResolveRequest records the unknown outcome of a step of a request in lease mode. When the client
+// sends the request again, the handler gets Result as the step's result with StepApplied; with
+// StepNotApplied it calls the provider again, under the step's key.
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrInvalid if it has no such step or
 // if the result must be sealed, ErrRefused if the request is running or completed, and ErrChanged.
-// It waits for a client's copy of the request that is being handled.
+// It waits for a copy of the request that is being handled.
 func ResolveRequest(ctx context.Context, db DB, by By, in ResolveRequestInput) (*RequestChange, error) {
 	c := &requestChange{id: in.ID, step: &in.Step, applied: in.Outcome == StepApplied, result: in.Result, sealer: in.Sealer}
 	switch {
@@ -163,8 +163,8 @@ func ResolveRequest(ctx context.Context, db DB, by By, in ResolveRequestInput) (
 }
 
 // CloseRequest completes a request in lease mode without an answer: one that is left, abandoned or
-// set aside. What its steps did at the provider stays, and what the handler would have written is
-// never written. Copies of the request get 410 until its record expires.
+// set aside. The effects of its steps at the provider stay, and the handler's own writes never
+// happen. Copies of the request get 410 until its record expires.
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is running or
 // completed, and ErrChanged.
@@ -172,10 +172,9 @@ func CloseRequest(ctx context.Context, db DB, by By, in CloseRequestInput) (*Req
 	return decide(ctx, db, requestKind("request close"), by, &requestChange{id: in.ID, close: true}, in.Shown)
 }
 
-// EraseRequest erases the stored answer to a request that is completed, and what its steps have
-// remembered. The record stays until it expires, so that copies get 410 and do not run again. Of
-// the operations that it has made it erases result, progress and input, the latter in the log and
-// in parked rows.
+// EraseRequest erases the stored answer of a completed request, and the results of its steps. The
+// record stays until it expires, so copies get 410 and do not run again. It also erases result,
+// progress and input of the request's operations, the input in the log and in parked rows.
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is not completed or
 // one of its operations has not ended, ErrNothing if all is erased already, and ErrChanged.

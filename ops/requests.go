@@ -29,8 +29,8 @@ select r.id::text as id, case when r.state = 'running' and coalesce(l.until > cl
 type Request struct {
 	ID string `json:"id" col:"ID" doc:"what the Idempotency-Key is stored as, a UUID"`
 	// State is one of: running; left, if its process died or its handler answered 5xx; abandoned,
-	// if its steps had their effect and no client has come back; reconcile, if a step's outcome is
-	// unknown and too old to ask about; completed.
+	// if its steps had their effect and its client has not retried; reconcile, if a step's outcome
+	// is unknown and too old to ask about; completed.
 	State        string     `json:"state" col:"STATE"`
 	Tenant       string     `json:"tenant" col:"TENANT"`
 	Scope        string     `json:"scope" col:"SCOPE" doc:"for example \"http POST /v1/charges\""`

@@ -27,13 +27,13 @@ type RetireInput struct {
 	CursorName
 
 	// Shown is the result of a dry run that a person agreed to. If the cursor has another owner or
-	// run by now the error is of kind ErrChanged.
+	// run by now, the error is of kind ErrChanged.
 	Shown *Retired
 }
 
-// RetireCursor takes a cursor out of use: its owner is fenced out, and no consumer works on it. If
-// a consumer gets its partition, it halts, and what is parked there is not tried again. The cursor
-// holds back the retention of keys for one horizon more, and then no longer. The row stays;
+// RetireCursor takes a cursor out of use: it fences out the owner, and consumers no longer work on
+// it. If a consumer gets its partition, the partition halts, and its parked messages are not tried
+// again. The cursor holds back the retention of keys for one more horizon. The row stays;
 // [AdoptCursor] with At brings it back.
 //
 // It waits for the owner's batch to end. Errors are of kind ErrNotFound if there is no such cursor,

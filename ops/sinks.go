@@ -48,14 +48,15 @@ type PauseSinkInput struct {
 	// Sink is the name of the sink. It must not be empty.
 	Sink string `flag:"sink" arg:"S" doc:"the sink S"`
 
-	// Unlisted pauses the sink although no relay has listed it yet. Its first relay then starts no
-	// call. Defaults to false.
+	// Unlisted pauses the sink although no relay has listed it yet. Its first relay then does not
+	// start calls. Defaults to false.
 	Unlisted bool `flag:"unlisted" doc:"although no relay has listed the sink yet"`
 }
 
-// PauseSink stops calls to a sink until [ResumeSink]: relays start no more. It outlasts restarts.
-// Running calls end, and applications can still enqueue. Keys age meanwhile: a call that was made
-// before without a final answer goes to state reconcile if the remote may have forgotten its key.
+// PauseSink stops calls to a sink until [ResumeSink]: relays start no more. The pause outlasts
+// restarts. Running calls end, and applications can still enqueue. Keys age meanwhile: if the
+// remote may have forgotten the key of an earlier call without a final answer, the call goes to
+// state reconcile.
 //
 // It returns the sink as it was. Errors are of kind ErrNotFound for a sink that no relay has
 // listed, unless Unlisted is set, and ErrNothing if it is paused already.
@@ -64,7 +65,7 @@ func PauseSink(ctx context.Context, db DB, by By, in PauseSinkInput) (*Sink, err
 	return decide(ctx, db, k, by, &sinkStop{sink: in.Sink, unlisted: in.Unlisted}, nil)
 }
 
-// ResumeSink ends the pause of a sink. Relays go on within a second or two. It returns the sink as
+// ResumeSink ends the pause of a sink. Relays continue within two seconds. It returns the sink as
 // it was. Errors are of kind ErrNotFound for a sink that no relay has listed, and ErrNothing if it
 // is not paused.
 func ResumeSink(ctx context.Context, db DB, by By, sink string) (*Sink, error) {

@@ -43,14 +43,14 @@ type OpenRequests struct {
 	Abandoned int64 `json:"abandoned"`
 }
 
-// PendingCalls counts the calls of a sink that are to be sent.
+// PendingCalls counts a sink's calls that wait to be sent.
 type PendingCalls struct {
 	Sink             string   `json:"sink"`
 	Count            int64    `json:"count"`
 	OldestAgeSeconds *float64 `json:"oldest_age_seconds"`
 }
 
-// SinkRelays is the relays that send the calls of a sink.
+// SinkRelays describes the relays that send a sink's calls.
 type SinkRelays struct {
 	Sink      string     `json:"sink"`
 	Epoch     int64      `json:"epoch" doc:"the highest of its lanes"`
@@ -71,7 +71,7 @@ const recoverySQL = `
 select pg_is_in_recovery(), coalesce((select setting = 'on' and source not in ('user', 'database user', 'client', 'session')
                                         from pg_settings where name = 'default_transaction_read_only'), false)`
 
-// StatusReport is the result of [Status]: what needs a person, and where the work is.
+// StatusReport is the result of [Status]: the needs for a person, and the progress of the work.
 type StatusReport struct {
 	Needs         []Need `json:"needs" doc:"what goes on only when a person does something, halts first"`
 	SchemaVersion int    `json:"schema_version"`
@@ -81,8 +81,8 @@ type StatusReport struct {
 	Cursors []Cursor     `json:"cursors" doc:"by scope, topic and partition"`
 	Owners  []Owner      `json:"owners" doc:"consumer processes, by scope"`
 	Parked  ParkedTotals `json:"parked"`
-	// Outbox counts calls that are to be sent, by sink. It is empty if OutboxCounted is false:
-	// counting took longer than CountLimit.
+	// Outbox counts pending calls by sink. It is empty if OutboxCounted is false: counting took
+	// longer than CountLimit.
 	Outbox        []PendingCalls `json:"outbox"`
 	OutboxCounted bool           `json:"outbox_counted"`
 	Relays        []SinkRelays   `json:"relays" doc:"by sink"`
@@ -94,12 +94,12 @@ type StatusQuestion struct {
 	CountLimit time.Duration // for how long each count may take; 0: 5 s
 }
 
-// Status returns where the work is, on one snapshot: positions, parked rows, calls to be sent, and
-// the processes that work. It does not ask Kafka; the lag is what the owners have written, at most
-// 10 seconds ago.
+// Status returns the progress of the work, on one snapshot: positions, parked rows, pending calls,
+// and running processes. It does not query Kafka; the owners have reported the lag, at most 10
+// seconds ago.
 //
 // It reads one row for each cursor, lane, relay, process and open HTTP request; and, for at most
-// CountLimit each, the index entries of calls that are to be sent, and what [ParkedCounts] reads.
+// CountLimit each, the index entries of pending calls, and the rows that [ParkedCounts] reads.
 func Status(ctx context.Context, db DB, q StatusQuestion) (r *StatusReport, err error) {
 	return reports.Look(ctx, db, func(tx pgx.Tx) (*StatusReport, error) { return readStatus(ctx, tx, q.CountLimit) })
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// TopicSum is the cursors of one scope and topic together, with what living processes report of
+// TopicSum adds up the cursors of one scope and topic, and the reports of living processes about
 // them.
 type TopicSum struct {
 	Scope      string
@@ -19,7 +19,7 @@ type TopicSum struct {
 	Halted, Waiting, Paused, Replaying, Retired int // partitions
 }
 
-// Topics adds up the cursors and what living processes report, by scope and topic.
+// Topics adds up the cursors and the reports of living processes, by scope and topic.
 func (r *StatusReport) Topics() []*TopicSum {
 	var sums []*TopicSum
 	find := func(scope, topic string) *TopicSum {
@@ -95,7 +95,7 @@ func (s *TopicSum) add(p *OwnedPartition, seen float64) {
 	}
 }
 
-// State says how many partitions are not at work as usual, for example "1 halted, 2 paused".
+// State counts the partitions that do not work as usual, for example "1 halted, 2 paused".
 func (s *TopicSum) State() string {
 	var parts []string
 	for _, c := range []struct {

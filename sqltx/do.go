@@ -24,13 +24,13 @@ import (
 type DoConfig struct {
 	// OnConflict handles a message whose key was claimed for another payload, for example by
 	// writing it to a table for an operator. Its writes commit by themselves; Do then returns
-	// Conflict and nil. Nothing remembers that it has run: if the answer to its COMMIT is lost it
-	// runs again, so write with "on conflict do nothing" or the like. Defaults to returning
+	// Conflict and nil. Do keeps no record of its run: if the answer to its COMMIT is lost, it runs
+	// again, so write with "on conflict do nothing" or the like. Defaults to returning
 	// [dedupe.ErrConflict].
 	OnConflict func(ctx context.Context, tx *sql.Tx) error
 
-	// Isolation is the transaction's level, from sql.LevelReadUncommitted to sql.LevelSerializable
-	// without those that PostgreSQL does not have. Defaults to the database's default.
+	// Isolation is the transaction's level: one of PostgreSQL's, from sql.LevelReadUncommitted to
+	// sql.LevelSerializable. Defaults to the database's default.
 	Isolation sql.IsolationLevel
 
 	// Timeouts bound the transaction of each attempt.
@@ -91,12 +91,12 @@ const errEnded = guard.Misuse("sqltx: the function ended the transaction: Do com
 //		return err // nothing is acknowledged; the broker delivers again
 //	}
 //
-// It returns [dedupe.Fresh] if this call has applied the message, and [dedupe.Duplicate] if it was
-// applied before; acknowledge the message in both cases. After an error acknowledge nothing. A key
-// that was claimed for another payload is [dedupe.ErrConflict]; see DoConfig.OnConflict.
+// It returns [dedupe.Fresh] if this call has applied the message, and [dedupe.Duplicate] if an
+// earlier one has; acknowledge the message in both cases. After an error do not acknowledge it. A
+// key that was claimed for another payload is [dedupe.ErrConflict]; see DoConfig.OnConflict.
 //
-// fn may run more than once, in another transaction each time: what it does outside of tx is not
-// undone. An error of fn rolls back and is returned. Do repeats the transaction, at most
+// fn may run more than once, in another transaction each time: effects outside of tx are not
+// undone. If fn returns an error, Do rolls back and returns it. Do repeats the transaction, at most
 // DoConfig.MaxAttempts times with growing waits, if
 //
 //   - the database asks for it (SQLSTATE 40001 or 40P01);
@@ -107,18 +107,18 @@ const errEnded = guard.Misuse("sqltx: the function ended the transaction: Do com
 //   - fn returned nil although a statement had failed: the code of that error, which may be one of
 //     the above, is not known here.
 //
-// An error of COMMIT that says what the server decided is returned, or repeated if it is one of the
-// above. After any other error of COMMIT the outcome is unknown: the next attempt claims the same
-// key on another connection and so finds out. See the table at [dedupe.Do]. If the attempts are
-// used up before, Do returns [dedupe.ErrOutcomeUnknown].
+// If an error of COMMIT gives the server's decision, Do returns it, or repeats the transaction if
+// it is one of the above. After any other error of COMMIT the outcome is unknown: the next attempt
+// claims the same key on another connection and so finds out. See the table at [dedupe.Do]. If that
+// was the last attempt, Do returns [dedupe.ErrOutcomeUnknown].
 //
 // The end of ctx ends the statements that use it, and the claim. It does not cut COMMIT or ROLLBACK
-// short, which Timeouts.Commit bounds. If the server does not answer within that bound, and the
-// driver cannot give up (lib/pq), a goroutine and a connection of db wait on until TCP gives up.
+// short; Timeouts.Commit bounds them. If the server does not answer within that bound, and the
+// driver cannot cancel (lib/pq), a goroutine and a connection of db wait until TCP times out.
 //
-// fn must not end the transaction: see "What it cannot do" above. A call that fn enqueues needs a
+// fn must not end the transaction: see "Limits" above. A call that fn enqueues needs a
 // Scope and an ID of its own. Do is safe for concurrent use. With pgx prefer [dedupe.Do] and
-// [Within], which have none of these limits.
+// [Within], which do not have these limits.
 func Do(ctx context.Context, db *sql.DB, key dedupe.Key, fn func(ctx context.Context, tx *sql.Tx) error) (dedupe.Outcome, error) {
 	return DoConfig{}.Do(ctx, db, key, fn)
 }

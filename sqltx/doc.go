@@ -1,10 +1,10 @@
-// Package sqltx is for programs whose effects go through GORM, sqlx, sqlc, ent, bun or plain
+// Package sqltx is for programs that write through GORM, sqlx, sqlc, ent, bun or plain
 // database/sql. [Within] gives a handler a *sql.Tx over its transaction. [Do] is a loop of your own
 // around one message, and [Claim] and [Enqueue] are for transactions of your own, with pgx's stdlib
 // driver or lib/pq.
 //
 // [Do] is the whole loop of a message: a transaction with its bounds, the claim, your function,
-// COMMIT, and another attempt if the database asks for one or the answer to COMMIT was lost. In a
+// COMMIT, and another attempt if the database requests one or the answer to COMMIT was lost. In a
 // transaction of your own:
 //
 //	err := db.Transaction(func(g *gorm.DB) error {
@@ -29,28 +29,27 @@
 //
 // # Nested transactions
 //
-// GORM and other libraries make a savepoint of a transaction inside a transaction. If a savepoint
-// that was set after the claim is rolled back, that undoes effects and keeps the claim:
+// GORM and other libraries turn a transaction inside a transaction into a savepoint. Rolling back a
+// savepoint that was set after the claim undoes effects and keeps the claim:
 //
 //	BEGIN; claim(k): fresh; SAVEPOINT; effects; ROLLBACK TO SAVEPOINT; COMMIT
 //	the redelivery is a duplicate, and its effects were never written
 //
 // So if a savepoint after the claim was rolled back, roll back the whole transaction and run it
-// again. Never claim a second time in one transaction to find out: the answer is
-// [dedupe.Duplicate], because a transaction sees its own claims, and does not show whether the
-// effects are there.
+// again. Never claim a second time in one transaction to find out: a transaction sees its own
+// claims, so the answer is [dedupe.Duplicate], whether the effects are there or not.
 //
 // # In a handler
 //
 // The *sql.Tx of [Within] is no second transaction: its driver sends each statement through the
-// handler's transaction, which guards it as it guards everything else (T6 in docs/guarantees.md).
+// handler's transaction, which guards it like every other statement (T6).
 //
 //	sqltx.Within(ctx, tx, func(ctx context.Context, sqlTx *sql.Tx) error {
 //		queries.WithTx(sqlTx)                                  // sqlc
 //		gorm.Open(postgres.New(postgres.Config{Conn: sqlTx}))  // GORM, or a session: see below
 //		entsql.Conn{ExecQuerier: sqlTx}                        // ent, in a dialect.Driver
 //
-// A session of a *gorm.DB that a program has already keeps its settings:
+// A session of a program's own *gorm.DB keeps its settings:
 //
 //	g := program.Session(&gorm.Session{NewDB: true, Context: ctx})
 //	g.Statement.ConnPool = sqlTx
@@ -58,8 +57,8 @@
 // # Contexts
 //
 // Database/sql rolls a transaction back by itself if the context of its BeginTx ends: a goroutine
-// of its own calls Rollback at any moment. So Within begins with a context that does not
-// end. What is left of contexts:
+// of its own calls Rollback at any moment. So Within begins with a context that does not end. These
+// effects of contexts remain:
 //
 //	the handler's context ends ...
 //	before a statement is sent      database/sql returns the context's error and does not call the
@@ -71,20 +70,20 @@
 //	                                pgx cuts the connection. If the handler calls its transaction
 //	                                directly at that moment, the two calls overlap: both fail, and
 //	                                the attempt.
-//	after fn has returned           the *sql.Tx is over, and nothing of database/sql is left.
+//	after fn has returned           the *sql.Tx is over, and database/sql holds no more of it.
 //
-// The same holds for a context that fn derives, with one exception: if that one ends before a
-// statement is sent, only the statement's error says so. Do not overlook it.
+// The same holds for a context that fn derives, with one exception: if it ends before a statement
+// is sent, only the statement's error shows that. Do not overlook it.
 //
 // # Why a package of its own
 //
 // The engine's only interface to the database is pgx. A second engine for another interface would
-// be a second place for each rule. So this package does not claim or enqueue anything itself. It
-// gives the transaction the three methods that packages dedupe and outbox need, and those run the
-// same statements with the same hashes, frozen bytes and checks. Only the form of arguments and
-// answers differs: database/sql has no arrays that all drivers agree on, so they go as text in
-// PostgreSQL's own notation, which the server parses by the parameter's type. A program that does
-// not import this package links none of it.
+// be a second place for each rule. So this package does not claim or enqueue by itself. It gives
+// the transaction the three methods that packages dedupe and outbox need, and those run the same
+// statements with the same hashes, frozen bytes and checks. Only the form of arguments and answers
+// differs. Drivers of database/sql do not agree on arrays, so this package sends them as text in
+// PostgreSQL's own notation, which the server parses by the parameter's type. Programs that do not
+// import this package do not link it.
 //
 // # What it defends against
 //
@@ -92,21 +91,25 @@
 //
 //	claim commits; the process is killed; the redelivery is a duplicate, and its effects were never written
 //
-// So [Tx] has Commit and Rollback, which are never called here: *sql.DB and *sql.Conn have neither,
-// and do not compile.
+// So [Tx] has Commit and Rollback, which this package never calls: *sql.DB and *sql.Conn have
+// neither, and do not compile.
 //
-// An error that the caller cannot recognize. lib/pq has its own type of errors. A conflict that the
-// server found would not be [outbox.ErrConflict], and a serialization failure not a
-// *pgconn.PgError. So each error that carries an SQLSTATE is both: the driver's own, and a
-// *pgconn.PgError with that code.
+// An error that the caller cannot recognize. lib/pq has its own type of errors, so a conflict found
+// by the server would not be [outbox.ErrConflict], and a serialization failure not a
+// *pgconn.PgError. So each error with an SQLSTATE is both: the driver's own, and a *pgconn.PgError
+// with that code.
 //
-// # What it cannot do
+// # Limits
 //
 // Outside of [Within] there is no guarded transaction. Your code can end the transaction between
 // the claim and the effects, swallow a failed statement, or ignore an error of Commit. Do notices
-// the first two before its COMMIT. It cannot undo what your code has committed by then. (PostgreSQL
-// answers COMMIT of a failed transaction with ROLLBACK; pgx and lib/pq both return an error then.)
-// There is no origin either: calls need a Scope and an ID, as in any transaction of your own.
+// the first two before its COMMIT. It cannot undo statements that your code has committed by then.
+// (PostgreSQL answers COMMIT of a failed transaction with ROLLBACK; pgx and lib/pq both return an
+// error then.) There is no origin either: calls need a Scope and an ID, as in any transaction of
+// your own.
+//
+// Numbers in brackets, for example (T6), name rules of docs/guarantees.md: what each prevents, and
+// the tests that fail without it.
 //
 // Under REPEATABLE READ and SERIALIZABLE a claim or a call may end in SQLSTATE 40001. Several calls
 // in one transaction may end in 40P01. In both cases run the transaction again from its beginning.

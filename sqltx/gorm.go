@@ -7,7 +7,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// GORM returns the transaction that a *gorm.DB is in, for [Claim] and [Enqueue]:
+// GORM returns the transaction of a *gorm.DB, for [Claim] and [Enqueue]:
 //
 //	err := db.Transaction(func(g *gorm.DB) error {
 //		tx, err := sqltx.GORM(g)
@@ -17,7 +17,7 @@ import (
 //		...
 //
 // Outside of Transaction and Begin it returns an error that wraps [dedupe.ErrNoTransaction]. The
-// parameter has no type of GORM's, so that this module does not require GORM.
+// parameter does not have GORM's type, so this module does not require GORM.
 func GORM(g any) (Tx, error) {
 	pool := field(field(reflect.ValueOf(g), "Statement"), "ConnPool")
 	if !pool.IsValid() {

@@ -10,9 +10,8 @@ import (
 )
 
 // Tx is a transaction of database/sql that its caller has begun and will end: for example *sql.Tx,
-// *sqlx.Tx, bun.Tx, and what GORM has in Statement.ConnPool inside of Transaction. Because of
-// Commit and Rollback the compiler refuses a pool or a bare connection; this package never calls
-// them.
+// *sqlx.Tx, bun.Tx, and GORM's Statement.ConnPool inside of Transaction. Because of Commit and
+// Rollback the compiler refuses a pool or a bare connection; this package never calls them.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)

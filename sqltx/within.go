@@ -13,9 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// Within calls fn with a *sql.Tx over the transaction that a handler got, so that GORM, sqlc, ent
-// and plain database/sql write in it. What fn writes through it commits with the message's id and
-// position, or not at all.
+// Within calls fn with a *sql.Tx over a handler's transaction, for writes by GORM, sqlc, ent and
+// plain database/sql. They commit with the message's id and position, or not at all.
 //
 //	func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 //		if err := sqltx.Within(ctx, tx, func(ctx context.Context, sqlTx *sql.Tx) error {
@@ -26,32 +25,31 @@ import (
 //		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: m.Value})
 //	}
 //
-// tx is what the handler of a consumer or its batch handler gets, the function of [dedupe.Do], a
-// webhook's or an HTTP endpoint's handler. Anything else is an error that wraps
-// [dedupe.ErrNoTransaction]. Both ways into the transaction may be used in turn. Enqueue calls with
-// package outbox through tx, also inside of fn: they take their identity from the message. A call
-// that is enqueued with [Enqueue] through the *sql.Tx needs a Scope and an ID of its own, as
-// everywhere else.
+// tx is the transaction of a consumer's handler or batch handler, of the function of [dedupe.Do],
+// or of a webhook's or an HTTP endpoint's handler. For any other, the error wraps
+// [dedupe.ErrNoTransaction]. You may use tx and the *sql.Tx in turn. Enqueue calls with package
+// outbox through tx, also inside of fn: they take their identity from the message. A call enqueued
+// with [Enqueue] through the *sql.Tx needs a Scope and an ID of its own, as everywhere else.
 //
-// Within returns fn's error, and does not undo what fn has written: return that error from the
-// handler, or call Within in tx.Savepoint. It also returns an error, and fails the attempt, if ctx
-// has ended when fn returns: see "Contexts" in the package's documentation.
+// Within returns fn's error, and does not undo fn's writes: return that error from the handler, or
+// call Within in tx.Savepoint. It also returns an error, and fails the attempt, if ctx has ended
+// when fn returns: see "Contexts" in the package's documentation.
 //
 // The rules of the handler's transaction hold:
 //
 //   - Commit and Rollback fail the message as permanent, and so do BEGIN, COMMIT and their like as
 //     statements. SAVEPOINT, RELEASE and ROLLBACK TO are allowed, as statements of their own: GORM
-//     and other libraries nest transactions by them. A savepoint ends when it is rolled back to.
-//     Together with those of tx.Savepoint there may be 60 in a transaction.
-//   - A statement that fails, fails the attempt, even if fn swallows its error, unless a savepoint
+//     and other libraries use them to nest transactions. A savepoint ends when it is rolled back
+//     to. Together with those of tx.Savepoint there may be 60 in a transaction.
+//   - A failed statement fails the attempt, even if fn swallows its error, unless a savepoint
 //     undoes it.
 //   - Only the goroutine that called Within uses the *sql.Tx. Calls of other goroutines fail, and
-//     the attempt with them, also if they take turns.
+//     the attempt with them, even if they take turns.
 //   - After fn has returned, every use is [sql.ErrTxDone].
 //
 // Values are those of pgx's own driver for database/sql (package stdlib). One text is one
-// statement. A statement that was prepared on a *sql.DB cannot be used in it (sql.Tx.Stmt), because
-// that is a statement of another database for database/sql.
+// statement. A statement prepared on a *sql.DB cannot be used in it (sql.Tx.Stmt), because
+// database/sql takes that for a statement of another database.
 func Within(ctx context.Context, tx dedupe.GuardedTx, fn func(ctx context.Context, sqlTx *sql.Tx) error) (err error) {
 	var handle *guard.Handle
 	if of, ok := tx.(interface{ Guarded() *guard.Handle }); ok {

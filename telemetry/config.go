@@ -37,17 +37,19 @@ const (
 // maxLinks is the most links of a span. It is the SDK's default limit too.
 const maxLinks = 128
 
-// Config says where traces and metrics go. The zero value uses OpenTelemetry's global providers.
+// Config sets the destinations of traces and metrics. The zero value uses OpenTelemetry's global
+// providers.
 type Config struct {
 	// TracerProvider makes spans. Defaults to otel.GetTracerProvider.
 	TracerProvider trace.TracerProvider
 	// MeterProvider makes metrics. Defaults to otel.GetMeterProvider.
 	MeterProvider metric.MeterProvider
-	// Messages makes a span for each message too, in the trace of its producer. It costs more the
-	// smaller the handler's work is. Defaults to false: one span for each transaction.
+	// Messages adds a span for each message, in the trace of its producer. The smaller the
+	// handler's work, the higher its relative cost. Defaults to false: one span for each
+	// transaction.
 	Messages bool
 
-	// Interval is how often [Observe] asks the database, at most 15 minutes. Defaults to 10 s.
+	// Interval is how often [Observe] queries the database, at most 15 minutes. Defaults to 10 s.
 	// [Instrument] ignores it.
 	Interval time.Duration
 	// Logger receives the errors of [Observe]. Defaults to slog.Default.
@@ -55,7 +57,7 @@ type Config struct {
 }
 
 // Instrument adds telemetry to the configuration of a consumer (whose Scope must be set), a relay,
-// an HTTP layer or a webhook endpoint: hooks after those that are there, and its Trace if it is not
+// an HTTP layer or a webhook endpoint: hooks after the existing ones, and its Trace if it is not
 // set. Call it before the constructor, once for each configuration. If an endpoint consumes its
 // events, instrument its Consumer too.
 func Instrument[C consumer.Config | outbox.RelayConfig | idempotency.Config | webhook.Config](c *C, t Config) error {

@@ -7,8 +7,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// LogHandler returns a handler that adds trace_id and span_id to records that are logged in a
-// context with a span, and in a consumer's handler scope, topic and partition too.
+// LogHandler returns a handler that adds trace_id and span_id to records logged in a context with a
+// span. In a consumer's handler it also adds scope, topic and partition.
 func LogHandler(next slog.Handler) slog.Handler { return &logHandler{next} }
 
 type logHandler struct{ slog.Handler }

@@ -22,21 +22,21 @@ const observeLease = "observe"
 // maxInterval is the longest Config.Interval: the lease lasts for four, and at most an hour.
 const maxInterval = lease.Longest / 4
 
-// Observe records what the database knows, for example lag, parked rows and the oldest call, until
-// ctx ends: the metrics of docs/metrics.md that onlyonce exporter serves too. Run it in each of
-// your processes, or in one, instead of the exporter.
+// Observe records the metrics of the database until ctx ends, for example lag, parked rows and the
+// oldest call: those of docs/metrics.md that onlyonce exporter serves too. Run it in each of your
+// processes, or in one, instead of the exporter.
 //
-// One process of all asks, by a lease; the others report none of these metrics, so that no sum
-// counts twice. It asks one round of questions in each Config.Interval, on one connection of the
-// pool and for at most 8 s (or four fifths of the interval, if that is less); then the round ends,
-// and its statement on the server too. Exporting waits for no round. If the database does not
-// answer, each process reports onlyonce.database.up as 0, and after three intervals the other
-// values are left out. If the process that asks is gone, another one takes over within five
-// intervals.
+// One process of all queries the database, by a lease; the others do not report these metrics, so
+// sums do not count them twice. It runs one round of queries in each Config.Interval, on one
+// connection of the pool and for at most 8 s (or four fifths of the interval, if that is less);
+// then it cancels the round, also on the server. Exporting does not wait for a round. If the
+// database does not answer, each process reports onlyonce.database.up as 0, and after three
+// intervals leaves out the other values. If the querying process dies, another one takes over
+// within five intervals.
 //
 // The pool's login must be able to read all of the engine's tables and to take leases, for example
 // as a member of onlyonce_viewer and onlyonce_app (docs/roles.sql). Observe does not work on a
-// standby, where no lease can be taken: run onlyonce exporter there.
+// standby, which cannot write a lease: run onlyonce exporter there.
 //
 // It returns nil when ctx has ended, or an error at once if t or an instrument is not valid.
 func Observe(ctx context.Context, pool *pgxpool.Pool, t Config) error {

@@ -26,7 +26,7 @@ type User struct {
 }
 
 // Basic authorizes by HTTP basic authentication. The keys of users are their names, which become
-// actors. Serve the console over TLS: a browser sends the password with each request.
+// actors. Serve the console over TLS, because a browser sends the password with each request.
 func Basic(users map[string]User) Authorizer {
 	return func(r *http.Request) (Actor, Access, error) {
 		name, password, _ := r.BasicAuth()
@@ -39,9 +39,9 @@ func Basic(users map[string]User) Authorizer {
 }
 
 // ProxyHeader authorizes by a header that your proxy sets once it has signed a person in, for
-// example "X-Forwarded-User". The proxy must remove that header from requests of clients, and its
-// address must be within trusted, for example 10.0.0.5/32: others are refused. access says what the
-// person named may do.
+// example "X-Forwarded-User". The proxy must remove that header from clients' requests, and its
+// address must be within trusted, for example 10.0.0.5/32: other addresses are refused. access
+// returns the named person's rights.
 func ProxyHeader(header string, trusted []netip.Prefix, access func(name string) Access) Authorizer {
 	return func(r *http.Request) (Actor, Access, error) {
 		from, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -63,8 +63,8 @@ const (
 	tokenCookie = "onlyonce_console"
 )
 
-// Token lets in the first browser that opens an address with a token in it, and no other. `onlyonce
-// ui` prints such an address. Use [NewToken].
+// Token lets in only the first browser that opens an address with the token in it. `onlyonce ui`
+// prints such an address. Make one with [NewToken].
 type Token struct {
 	actor   Actor
 	access  Access
@@ -74,19 +74,19 @@ type Token struct {
 	token string // empty once it was used
 }
 
-// NewToken makes a token that can be used once, and what the browser that uses it may do.
+// NewToken makes a token for one use. The browser that uses it gets the access.
 func NewToken(actor Actor, access Access) *Token {
 	return &Token{actor: actor, access: access, token: rand.Text(), session: rand.Text()}
 }
 
-// Path is the path that the browser opens. It is a secret until it was opened.
+// Path is the path for the browser to open. It is a secret until a browser has opened it.
 func (t *Token) Path() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return tokenPath + t.token
 }
 
-// Authorize is an [Authorizer]: it lets in the browser that has opened Path.
+// Authorize is an [Authorizer] that lets in the browser that has opened Path.
 func (t *Token) Authorize(r *http.Request) (Actor, Access, error) {
 	c, err := r.Cookie(tokenCookie)
 	if err != nil || !same(c.Value, t.session) {
@@ -96,9 +96,9 @@ func (t *Token) Authorize(r *http.Request) (Actor, Access, error) {
 }
 
 // Handler answers Path, and passes all other requests to next. The address of next is root, for
-// example "/": below it the browser shows that it has opened Path. It does so at every port of the
-// host, so where others may have servers of their own on it, root needs a random part too, as
-// `onlyonce ui` has it (Config.Prefix).
+// example "/": below it the browser shows by a cookie that it has opened Path. A cookie counts for
+// every port of the host. So if others may run servers on it, root needs a random part too, as in
+// `onlyonce ui` (Config.Prefix).
 func (t *Token) Handler(root string, next http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", next)

@@ -18,16 +18,16 @@ import (
 // Actor is the person who uses the console, as audit rows name them.
 type Actor string
 
-// Access is what a person may do.
+// Access is a person's rights.
 type Access int
 
 // The zero value of Access is no access.
 const (
 	View    Access = iota + 1 // look
-	Operate                   // look, and decide
+	Operate                   // look and decide
 )
 
-// Kind is what a payload belongs to.
+// Kind is the kind of row that a payload belongs to.
 type Kind string
 
 // Kinds of payloads.
@@ -37,13 +37,14 @@ const (
 	Event   Kind = "event"
 )
 
-// Authorizer says who sends a request, and what they may do. An error is answered with 401.
+// Authorizer returns the sender of a request, and their rights. For an error the console answers
+// 401.
 type Authorizer func(*http.Request) (Actor, Access, error)
 
 // Config is the configuration of a console.
 type Config struct {
-	// Authorize says who sends a request, and what they may do. It is called for each request, also
-	// concurrently. Required: for example Basic or ProxyHeader, or a function of yours.
+	// Authorize returns the sender of a request, and their rights. The console calls it for each
+	// request, also concurrently. Use, for example, Basic or ProxyHeader. Required.
 	Authorize Authorizer
 
 	// Prefix is the path under which the console is mounted, as a browser sees it, for example
@@ -51,15 +52,14 @@ type Config struct {
 	Prefix string
 
 	// Bodies reports whether the actor may see payloads: bodies and headers of messages, calls and
-	// events, and what a remote answered. Defaults to never: pages show their sizes.
+	// events, and remotes' answers. Defaults to never: pages show their sizes.
 	Bodies func(Actor, Kind) bool
 
-	// Pools are the databases, by the names that people know them by, for example the shards of a
-	// consumer. A name consists of letters, digits, '-', '_' and '.'. The pool given to New must
-	// then be nil.
+	// Pools are the databases by name, for example the shards of a consumer. A name consists of
+	// letters, digits, '-', '_' and '.'. The pool given to New must then be nil.
 	Pools map[string]*pgxpool.Pool
 
-	// Logger receives errors that pages do not show whole. Defaults to slog.Default() at WARN and
+	// Logger receives errors that pages do not show in full. Defaults to slog.Default() at WARN and
 	// above.
 	Logger *slog.Logger
 }
@@ -70,11 +70,11 @@ var ErrConfig = errors.New("invalid config")
 var databaseName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
 // New returns a handler that serves the console over a database, or over those of c.Pools. It
-// returns all faults of the configuration at once, and asks the database nothing. The handler may
+// returns all faults of the configuration at once, and does not query the database. The handler may
 // be used concurrently.
 //
-// A bulk act runs on when its request has ended, until it is done, a person stops it, or its pool
-// is closed.
+// A bulk act continues after its request has ended, until it is done, a person stops it, or its
+// pool is closed.
 func New(pool *pgxpool.Pool, c Config) (http.Handler, error) {
 	faults := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Authorize == nil {

@@ -37,7 +37,7 @@ func routes() []route {
 
 // Routes returns the patterns of the console's pages and acts, as http.ServeMux has them, for
 // example for the rules of a proxy. Paths are below Config.Prefix and, with Config.Pools, the name
-// of a database. Everything that is not a GET needs [Operate].
+// of a database. Every method other than GET needs [Operate].
 func Routes() []string {
 	var all []string
 	for _, r := range routes() {

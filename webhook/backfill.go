@@ -14,20 +14,20 @@ import (
 // sender gave up or had disabled the endpoint.
 type Backfill struct {
 	// List calls each for every event since a time, for example from a list in the provider's API.
-	// It may list them in any order and list older events too. It must return an error of each.
-	// Required.
+	// It may list them in any order and list older events too. If each returns an error, List must
+	// return it. Required.
 	//
-	// Of an Event, ID must be the webhook's id and Body what a handler understands; both are
-	// required. Type, Header and Time are taken as they are. Provider is filled in.
+	// An Event's ID must be the webhook's id, and its Body one that the handler can parse; both are
+	// required. The endpoint takes Type, Header and Time as they are, and sets Provider.
 	//
-	// The zero time means that there was none before. If the endpoint has received for
-	// longer than ids are remembered, List must then not return older events than that. Otherwise
-	// the time is never longer ago than Config.Retention.
+	// The zero time means that no backfill has run before. If the endpoint has received for longer
+	// than the inbox remembers ids, List must then not return older events than that. Otherwise the
+	// time is never longer ago than Config.Retention.
 	List func(ctx context.Context, since time.Time, each func(*Event) error) error
-	// Every is the time from the beginning of one backfill to the beginning of the next, in
-	// whichever process, at least 1 s. Defaults to 15 min.
+	// Every is the time from the beginning of one backfill to the beginning of the next, in any
+	// process, at least 1 s. Defaults to 15 min.
 	Every time.Duration
-	// Overlap is how far before the beginning of the last complete backfill the next one
+	// Overlap is how far back before the beginning of the last complete backfill the next one
 	// looks, for events that a provider lists late. Defaults to 1 hour.
 	Overlap time.Duration
 }

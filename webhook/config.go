@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
-// Mode is what an endpoint does with an event that is new.
+// Mode decides how an endpoint processes a new event.
 type Mode int
 
 // Modes of an endpoint.
@@ -28,7 +28,7 @@ const (
 	// Inline runs the handler in the transaction that claims the event, and answers after its
 	// COMMIT.
 	Inline
-	// ForwardOnly enqueues the call that Config.Forward describes, and nothing else.
+	// ForwardOnly only enqueues the call that Config.Forward describes.
 	ForwardOnly
 )
 
@@ -39,8 +39,8 @@ type Config struct {
 	// 1 to 100 characters of A-Z a-z 0-9 . _ -. Under another name every event is new. Required.
 	Name string
 
-	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
-	// [HMAC], one of the packages below this one, for example paypal, or one of yours. Required.
+	// Provider is the sender's way of signing: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
+	// [HMAC], one of the packages below this one, for example paypal, or your own. Required.
 	Provider Provider
 
 	// Secrets are the secrets that are valid now; see [VerifierConfig]. Required.
@@ -50,64 +50,64 @@ type Config struct {
 	// Defaults to the provider's.
 	Tolerance time.Duration
 
-	// MaxBody is the longest body, in bytes, up to 32 MiB. A longer one is refused with 413.
-	// Defaults to 1 MiB.
+	// MaxBody is the longest body, in bytes, up to 32 MiB. A longer one gets 413. Defaults to 1
+	// MiB.
 	MaxBody int
 
 	// KeepHeaders are headers that Event.Header has besides Content-Type and those of the provider;
 	// see [VerifierConfig]. Defaults to none.
 	KeepHeaders []string
 
-	// Mode is what the endpoint does with a new event. Defaults to [Stored].
+	// Mode decides how the endpoint processes a new event. Defaults to [Stored].
 	Mode Mode
 
 	// Handler applies an event; [EventOf] returns the event of its message. It has the type of a
-	// consumer's handler, so that one function does for both modes.
+	// consumer's handler, so one function works in both modes.
 	//
 	// In mode Stored [Endpoint.Run] consumes the stored events with it. If it is not set, the
 	// events are only stored, for a consumer of your own over a [Source].
 	//
 	// In mode Inline it runs in the transaction that has claimed the event's id, and is required.
-	// An error rolls back both; the sender gets 500 and sends again. That holds for a permanent
-	// error too: nothing is parked, except what [InOrder] finds stale. Its context ends after
-	// HandlerTimeout.
+	// An error rolls back both; the sender gets 500 and sends again. A permanent error does not
+	// park the event either; only an event that [InOrder] finds stale is parked. Its context ends
+	// after HandlerTimeout.
 	Handler consumer.Handler
 
-	// Consumer configures how [Endpoint.Run] consumes stored events, if Handler is set in mode
-	// Stored: failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its Logger
-	// to Logger.
+	// Consumer configures the consumer of stored events in [Endpoint.Run], if Handler is set in
+	// mode Stored: failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its
+	// Logger to Logger.
 	Consumer consumer.Config
 
-	// Source configures how [Endpoint.Run] reads stored events, if Handler is set in mode Stored.
-	// Its Endpoints must be empty. Its Group defaults to the consumer's scope, its Partitions to
-	// Partitions, its Logger to Logger.
+	// Source configures the source of stored events in [Endpoint.Run], if Handler is set in mode
+	// Stored. Its Endpoints must be empty. Its Group defaults to the consumer's scope, its
+	// Partitions to Partitions, its Logger to Logger.
 	Source SourceConfig
 
-	// Forward has the event sent on through the outbox, in the same transaction. Required in mode
+	// Forward sends the event on through the outbox, in the same transaction. Required in mode
 	// ForwardOnly. Defaults to none.
 	Forward *Forward
 
-	// OrderingKey returns what an event is about: events of one key are handled one after another,
-	// in the order of their arrival. An event for which it returns "" or panics is handled in no
-	// order. Defaults to no order.
+	// OrderingKey returns the key of the event's object: events of one key are handled one after
+	// another, in the order of their arrival. If it returns "" or panics, the event is handled in
+	// no particular order. Defaults to no order.
 	OrderingKey func(*Event) string
 
 	// Tenant returns the customer that an event belongs to, if customers choose ids themselves: at
-	// most 255 bytes of UTF-8 without control characters. If it panics or returns anything else the
-	// request is answered with 500 and nothing is stored ([ErrTenant]), because under a wrong
-	// tenant an event would pass for a copy of another customer's. Event.Header has the kept
-	// headers only. Take the name from the body if you can: most senders do not sign their headers,
-	// for example X-Shopify-Shop-Domain, so that a stranger who has recorded a request can send its
-	// body again for another tenant. Defaults to one tenant.
+	// most 255 bytes of UTF-8 without control characters. If it panics or returns anything else,
+	// the endpoint answers 500 and does not store the event ([ErrTenant]): under a wrong tenant an
+	// event would pass for a copy of another customer's. Event.Header has the kept headers only.
+	// Take the name from the body if you can. Most senders do not sign their headers, for example
+	// X-Shopify-Shop-Domain, so a stranger who has recorded a request can send its body again for
+	// another tenant. Defaults to one tenant.
 	Tenant func(*Event) string
 
-	// Partitions is how many partitions the endpoint's stream gets, up to 1,024: at most as many
-	// events are handled at once, and events of one partition commit one after another. The number
-	// is fixed by the first event. Defaults to 16.
+	// Partitions is the number of partitions of the endpoint's stream, up to 1,024. It bounds the
+	// events that are handled at once: those of one partition commit one after another. The first
+	// event fixes the number. Defaults to 16.
 	Partitions int
 
-	// Sources are further sources of this process that read the endpoint's stream: they are woken
-	// after each commit. The endpoint's own is always woken. Defaults to none.
+	// Sources are further sources of this process that read the endpoint's stream: the endpoint
+	// wakes them after each commit, as it does its own. Defaults to none.
 	Sources []*Source
 
 	// Retention is how long after an event its sender may still deliver it again (W10): at least 7
@@ -116,57 +116,57 @@ type Config struct {
 	// in a new database). Defaults to the longest of these.
 	Retention time.Duration
 
-	// BodyWindow is how long a body is remembered if the sender does not sign the event's id, from
-	// 1 minute to Retention: within it the same body under another id is set aside as a likely
-	// copy, once (W7). Defaults to Retention for GitHub and Shopify, whose bodies say what happened
-	// and when. For other senders, two of whose events may have the same body, it defaults to 1
-	// hour, or to as long as a signed time counts, if the provider signs a time (PayPal).
+	// BodyWindow is how long the endpoint remembers a body if the sender does not sign the event's
+	// id, from 1 minute to Retention: within it, the same body under another id is set aside as a
+	// likely copy, once (W7). Defaults to Retention for GitHub and Shopify, whose bodies contain
+	// the change and its time. For other senders, two of whose events may have the same body, it
+	// defaults to 1 hour; for one that signs a time (PayPal), to as long as that time counts.
 	BodyWindow time.Duration
 
-	// DuplicateWait is how long a copy waits for a first one that has not committed, at most 2 s.
-	// Then it gets 503 (W9). Defaults to 2 s.
+	// DuplicateWait is how long a copy waits for an uncommitted first one, at most 2 s. Then it
+	// gets 503 (W9). Defaults to 2 s.
 	DuplicateWait time.Duration
 
-	// HandlerTimeout is how long after a request's first byte the context of an inline handler
-	// ends: 375 ms to three quarters of the provider's Scheme.Answer. In every mode the request is
-	// answered within four thirds of it (W12). Defaults to three fifths of Scheme.Answer.
+	// HandlerTimeout is the time from a request's first byte to the end of an inline handler's
+	// context: 375 ms to three quarters of the provider's Scheme.Answer. In every mode the endpoint
+	// answers within four thirds of it (W12). Defaults to three fifths of Scheme.Answer.
 	HandlerTimeout time.Duration
 
-	// RetryAfter is the delay that answers of 503 ask for in Retry-After, in whole seconds, at
-	// least 1 s. Defaults to 5 s.
+	// RetryAfter is the delay in the Retry-After of a 503, in whole seconds, at least 1 s. Defaults
+	// to 5 s.
 	RetryAfter time.Duration
 
-	// MaxInFlight is how many verified events are processed at once; further ones get 503. Requests
-	// whose body is still arriving, and unsigned ones, do not count. Defaults to 256.
+	// MaxInFlight is how many verified events the endpoint processes at once; further ones get 503.
+	// Requests whose body is still arriving, and unsigned ones, do not count. Defaults to 256.
 	MaxInFlight int
 
-	// MaxBytes bounds the memory of bodies that are held at once, verified or not, in bytes: a
-	// request that needs more gets 503. A quarter is for bodies below 64 KiB, and half of that for
-	// those below 4 KiB, whatever large ones hold. At least four thirds of MaxBody. A body takes
-	// memory as it arrives, whatever its Content-Length, and must bring 32 KiB a second on average
-	// after the first 5 s, or it gets 408. Defaults to 64 MiB, or four times MaxBody if that is
-	// more.
+	// MaxBytes bounds the memory of bodies held at once, verified or not, in bytes: a request that
+	// needs more gets 503. A quarter is reserved for bodies below 64 KiB, and half of that for
+	// those below 4 KiB. At least four thirds of MaxBody. A body takes memory as it arrives,
+	// whatever its Content-Length. After the first 5 s it must bring 32 KiB a second on average, or
+	// it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
 	MaxBytes int64
 
-	// MaxAside bounds, in bytes a day (UTC), what is set aside if the sender does not sign the
-	// event's id, because the body or the id came before (W7): headers, body, and 500 bytes each.
-	// An event beyond it gets 503 ([ErrAside]); other events are not affected. At least MaxBody
-	// plus 64 KiB. Defaults to 256 MiB, or four times MaxBody if that is more.
+	// MaxAside bounds, in bytes a day (UTC), the events that are set aside if the sender does not
+	// sign the event's id, because their body or id came before (W7). Each counts with its headers,
+	// its body and 500 bytes. A further such event gets 503 ([ErrAside]); other events are not
+	// affected. At least MaxBody plus 64 KiB. Defaults to 256 MiB, or four times MaxBody if that is
+	// more.
 	MaxAside int64
 
-	// Backfill lists events that were missed; [Endpoint.Run] does it. Defaults to none.
+	// Backfill lists missed events; [Endpoint.Run] calls it. Defaults to none.
 	Backfill *Backfill
 
 	// Hooks observe requests. Defaults to none.
 	Hooks Hooks
 
 	// Trace returns the W3C trace context of a context: a traceparent, and a tracestate in a second
-	// line if there is one. A call that an inline handler enqueues carries what Trace returns for
-	// the context that outbox.Enqueue gets, and so does the call of Forward. A stored event carries
-	// what it returns for the request's context, in the headers traceparent and tracestate of its
-	// message; for the calls of its handler see Config.Consumer.Trace. Package telemetry sets it.
-	// It must be safe for concurrent use. If it panics or returns "" or anything else, there is no
-	// trace context. Defaults to none.
+	// line if there is one. A call that an inline handler enqueues carries the result of Trace for
+	// the context of outbox.Enqueue, and so does the call of Forward. A stored event carries its
+	// result for the request's context, in the headers traceparent and tracestate of its message;
+	// for the calls of its handler see Config.Consumer.Trace. Package telemetry sets it. It must be
+	// safe for concurrent use. If it panics or returns "" or anything else, there is no trace
+	// context. Defaults to none.
 	Trace func(ctx context.Context) string
 
 	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.

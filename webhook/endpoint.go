@@ -21,7 +21,7 @@ import (
 )
 
 // Endpoint is one provider's webhooks from the request to the handler: an http.Handler that
-// verifies and stores events, and a [Endpoint.Run] that applies them and forgets old ids. It is
+// verifies and stores events, and an [Endpoint.Run] that applies them and forgets old ids. It is
 // safe for concurrent use.
 type Endpoint struct {
 	pool      *primary.Pool
@@ -42,11 +42,11 @@ type Endpoint struct {
 
 // New checks the configuration and returns every fault of it at once. It does not connect.
 //
-// With a [shard.Set] an event is stored and handled in the database of its place: its tenant
-// (Config.Tenant), or the endpoint's name if it has none. An event whose place is moving, or that
-// the set's function sends to a database where the place does not live, is not stored: its sender
-// gets 503 and sends it again. Config.Sources must then be empty. With Config.Backfill each
-// database lists the sender's events, and takes those of its places.
+// With a [shard.Set] the endpoint stores and handles an event in the database of its place: its
+// tenant (Config.Tenant), or the endpoint's name if it has none. If the place is moving, or if the
+// set's function names a database where the place does not live, the endpoint does not store the
+// event: its sender gets 503 and sends it again. Config.Sources must then be empty. With
+// Config.Backfill each database lists the sender's events, and takes those of its places.
 func New[D shard.Databases](db D, cfg Config) (*Endpoint, error) {
 	if set, ok := any(db).(*shard.Set); ok {
 		return newSharded(set, cfg)
@@ -100,23 +100,24 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 // databases has one in each of [Endpoint.Shards].
 func (ep *Endpoint) Consumer() *consumer.Consumer { return ep.worker }
 
-// Errors of a request that was refused for another reason than by a Verifier's check.
+// Errors of a request that an Endpoint refused for another reason than a Verifier's check.
 var (
 	// ErrPending: an earlier copy of the event was not committed within Config.DuplicateWait. 503
 	// (W9).
 	ErrPending = errors.New("webhook: the first copy of the event is not committed yet")
-	// ErrStore: the database did not take the event, or it is unknown whether it did. 503 (W11).
+	// ErrStore: the event is not known to be stored: the database refused it, or COMMIT got no
+	// answer. 503 (W11).
 	ErrStore = errors.New("webhook: the event is not known to be stored")
-	// ErrHandler: an inline handler failed; nothing of the event was stored. 500 (W8).
+	// ErrHandler: an inline handler failed, and the event was not stored. 500 (W8).
 	ErrHandler = errors.New("webhook: the handler failed")
-	// ErrTenant: Config.Tenant panicked or returned an invalid name; nothing of the event was
-	// stored. 500.
+	// ErrTenant: Config.Tenant panicked or returned an invalid name, and the event was not stored.
+	// 500.
 	ErrTenant = errors.New("webhook: Config.Tenant did not return a valid tenant")
-	// ErrBusy: Config.MaxInFlight events are being processed, or the bodies held at once have
-	// reached Config.MaxBytes. 503.
+	// ErrBusy: the endpoint already processes Config.MaxInFlight events, or holds Config.MaxBytes
+	// of bodies. 503.
 	ErrBusy = errors.New("webhook: too many requests at once (Config.MaxInFlight, Config.MaxBytes)")
 
-	// ErrAside: the events that were set aside today, because their id or body came before, have
+	// ErrAside: today's events that were set aside, because their id or body came before, have
 	// reached Config.MaxAside; this one was not stored. 503.
 	ErrAside = errors.New("webhook: the events that were set aside today have reached Config.MaxAside")
 

@@ -11,15 +11,15 @@ import (
 var (
 	// ErrTooLarge: the body is longer than VerifierConfig.MaxBody. 413.
 	ErrTooLarge = errors.New("too large")
-	// ErrMalformed: the request is not what the provider sends. A header is missing, occurs twice
-	// or cannot be parsed, or the body lacks the id. 400.
+	// ErrMalformed: the request does not have the provider's form: a header is missing, occurs
+	// twice or cannot be parsed, or the body lacks the id. 400.
 	ErrMalformed = errors.New("malformed")
 	// ErrSignature: no signature of the request was made with one of the configured secrets. 401.
 	ErrSignature = errors.New("bad signature")
 	// ErrStale: the signature is right, but the signed time is too far from the clock. 401.
 	ErrStale = errors.New("stale")
-	// ErrUnavailable: what the check needs from the sender's host, for example its certificate,
-	// could not be fetched now. 503.
+	// ErrUnavailable: a document from the sender's host that the check needs, for example its
+	// certificate, could not be fetched now. 503.
 	ErrUnavailable = errors.New("cannot be checked now")
 )
 
@@ -27,19 +27,19 @@ var (
 var ErrConfig = errors.New("webhook: bad configuration")
 
 // Error says which check refused a request. It is for logs and metrics; a sender gets only Status.
-// Its text holds names of headers and of members, and constant words. It quotes nothing that was
-// received, and nothing of a secret.
+// Its text consists of names of headers and members, and constant words. It quotes neither the
+// request nor a secret.
 type Error struct {
 	// Provider is the scheme's name.
 	Provider string
 	// Check is ErrTooLarge, ErrMalformed, ErrSignature, ErrStale or ErrUnavailable.
 	Check error
-	// Field is the header, or the body's member, that the check is about. It is empty if the check
-	// is about the whole request.
+	// Field is the header or the body's member that failed the check. It is empty if the check is
+	// about the whole request.
 	Field string
 	// Reason distinguishes cases of one check.
 	Reason string
-	// Cause is the error of a provider's code, if it returned another type. It is not part of the
+	// Cause is the error of a provider's code if that is of another type. It is not part of the
 	// text.
 	Cause error
 }
@@ -55,7 +55,8 @@ func (e *Error) Error() string {
 	return text
 }
 
-// MarshalText returns the text, so that a log or an answer in JSON holds it in place of the fields.
+// MarshalText returns the text, so a log or an answer in JSON holds the text in place of the
+// fields.
 func (e *Error) MarshalText() ([]byte, error) { return []byte(e.Error()), nil }
 
 // Unwrap returns the check, and the cause if there is one.
@@ -67,7 +68,7 @@ func (e *Error) Unwrap() []error {
 }
 
 // Status is the HTTP status to answer with (W6). A bad signature and a stale one get the same
-// answer, so that a sender cannot learn from it that a recorded request was once valid. It is never
+// answer, so a sender cannot learn from it whether a recorded request was once valid. It is never
 // 410, because senders disable an endpoint that answers 410.
 func (e *Error) Status() int {
 	switch {

@@ -5,30 +5,30 @@ import (
 	"time"
 )
 
-// Event is a request that was verified. Get it from a [Verifier] or from [EventOf]; one that you
-// fill in yourself proves nothing.
+// Event is a verified request. Get it from a [Verifier] or from [EventOf]; one that you fill in
+// yourself is no proof.
 type Event struct {
 	// Provider is the name of the scheme, for example "stripe".
 	Provider string
 
-	// Endpoint is the name of the [Endpoint] that received it, so that one handler can serve
-	// several. It is empty if the event comes from a [Verifier].
+	// Endpoint is the name of the [Endpoint] that received it, for a handler that serves several.
+	// It is empty if the event comes from a [Verifier].
 	Endpoint string
 
-	// ID is the same on each delivery of one event: copies are recognized by it. 1 to 255 visible
-	// ASCII characters. It is empty only if Probe is set.
+	// ID is the same on each delivery of one event: it identifies copies. 1 to 255 visible ASCII
+	// characters. It is empty only if Probe is set.
 	ID string
 
 	// IDSigned says that the signature covers ID. If it is false (GitHub, Shopify), an attacker who
-	// has recorded one request can send it again under another ID, so that comparing IDs does not
-	// find all copies (W7).
+	// has recorded one request can send it again under another ID, so comparing IDs does not find
+	// all copies (W7).
 	IDSigned bool
 
-	// Type is what happened, in the provider's words, for example "invoice.paid", "push" or
-	// "orders/create". It is empty if the provider does not say.
+	// Type is the event's kind, in the provider's words, for example "invoice.paid", "push" or
+	// "orders/create". It is empty if the provider does not give one.
 	Type string
 
-	// Time is when the request was signed: this delivery, not the event. It is zero if the provider
+	// Time is the time of this delivery's signature, not of the event. It is zero if the provider
 	// signs no time.
 	Time time.Time
 
@@ -36,13 +36,13 @@ type Event struct {
 	// or Slack's url_verification. Answer it and do not handle it: it carries no event.
 	Probe bool
 
-	// Challenge is what the answer to a probe must hold. It is empty if the provider asks for
-	// nothing.
+	// Challenge is the text that the answer to a probe must hold. It is empty if the provider asks
+	// for none.
 	Challenge string
 
 	// Header has the headers that are kept (W14): Content-Type, those of the provider, and
 	// VerifierConfig.KeepHeaders. Values are printable ASCII. Signatures and credentials are never
-	// among them, whatever was configured.
+	// among them, whatever the configuration.
 	Header http.Header
 
 	// Body is the bytes that were signed: the slice that was passed to Verify.

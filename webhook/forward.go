@@ -14,13 +14,13 @@ import (
 )
 
 // Forward sends each new event on through the outbox. The call's key derives from the event's id,
-// and is the same however often the sender delivers it here. So a consumer of the topic that uses
-// it as the message's id applies the event once.
+// and is the same at each delivery. So a consumer of the topic that uses the key as the message's
+// id applies the event once.
 //
 // The call's body is the event's bytes. Its headers are the kept ones, and Webhook-Provider,
 // Webhook-Event-Id and Webhook-Event-Type. The last is left out if the type is not valid in a
-// header, for example if it begins with a space. If no call can be made of an event, for example
-// because its headers have more than 16 KiB together, the event is parked whole, with the outcome
+// header, for example if it begins with a space. If an event cannot become a call, for example
+// because its headers have more than 16 KiB together, the endpoint parks it whole, with the outcome
 // [Unforwarded].
 type Forward struct {
 	// Sink is the name of the relay's sink, for example of a kafkasink. Required.
@@ -28,10 +28,10 @@ type Forward struct {
 	// Target is where the call goes, in the sink's form, for example "/payments" or a topic.
 	// Required.
 	Target string
-	// Key appends ?key= and the event's ordering key to the target of a kafkasink, so that events
-	// of one key stay in one partition. The key also becomes the call's ordering key, so that they
-	// are sent one after another. A key that would make the target longer than 2 KiB is replaced
-	// there by "sha256:" and its hash. Defaults to false.
+	// Key appends ?key= and the event's ordering key to the target of a kafkasink, so events of one
+	// key stay in one partition. The key also becomes the call's ordering key, so the relay sends
+	// them one after another. If the key would make the target longer than 2 KiB, the target has
+	// "sha256:" and its hash instead. Defaults to false.
 	Key bool
 }
 

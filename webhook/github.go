@@ -8,9 +8,9 @@ import (
 
 // GitHub is https://docs.github.com/webhooks/using-webhooks/validating-webhook-deliveries:
 // X-Hub-Signature-256, over the body alone. X-Hub-Signature, with SHA-1, does not count. ID is
-// X-GitHub-Delivery, which a redelivery keeps, and Type is X-GitHub-Event. GitHub signs neither of
-// them, and no time. Choose application/json as the webhook's content type, because the body is
-// stored as it arrives.
+// X-GitHub-Delivery, which a redelivery keeps, and Type is X-GitHub-Event. GitHub does not sign
+// either, and no time. Choose application/json as the webhook's content type, because the endpoint
+// stores the body as it arrives.
 type GitHub struct{}
 
 // Scheme implements Provider.

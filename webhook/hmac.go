@@ -11,8 +11,8 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
-// HMAC is a sender that signs with an HMAC in its own layout. Only what is declared here is
-// accepted. For example:
+// HMAC is a sender that signs with an HMAC in its own layout. It accepts only requests of the
+// declared form. For example:
 //
 //	webhook.HMAC{
 //		Name: "acme", SignatureHeader: "X-Acme-Signature", Prefix: "v1=",
@@ -26,7 +26,7 @@ type HMAC struct {
 	// Algorithm is HMACSHA256 or HMACSHA512. Defaults to HMACSHA256.
 	Algorithm scheme.Algorithm
 
-	// SignatureHeader is the header that holds the signature. Required.
+	// SignatureHeader is the header with the signature. Required.
 	SignatureHeader string
 
 	// Encoding is how the signature is written: Hex or Base64. Defaults to Hex.
@@ -41,28 +41,29 @@ type HMAC struct {
 	// Defaults to a header that is one signature.
 	SignaturePart string
 
-	// TimeHeader is the header, or TimePart the part of such a list, that holds the time at which
-	// the request was signed. TimeUnit is its unit: time.Second or time.Millisecond. The time may
-	// be 5 minutes off, both ways, unless VerifierConfig.Tolerance is set. If both are empty, no
-	// time is signed, and a recorded request stays valid forever. TimeUnit defaults to time.Second.
+	// TimeHeader is the header, or TimePart the part of such a list, with the time of the
+	// signature. TimeUnit is its unit: time.Second or time.Millisecond. The time may be 5 minutes
+	// off, both ways, unless VerifierConfig.Tolerance is set. If both are empty, no time is signed,
+	// and a recorded request stays valid forever. TimeUnit defaults to time.Second.
 	TimeHeader, TimePart string
 	TimeUnit             time.Duration
 
-	// Layout is what is signed, for example "v0:{time}:{body}": {body} once, {time} if a time is
-	// signed, {id} if the signature covers IDHeader, and the constant text between them. A
-	// delimiter must separate the fields from each other and from the body. Defaults to "{body}".
+	// Layout is the layout of the signed bytes, for example "v0:{time}:{body}": {body} once, {time}
+	// if a time is signed, {id} if the signature covers IDHeader, and the constant text between
+	// them. A delimiter must separate the fields from each other and from the body. Defaults to
+	// "{body}".
 	Layout string
 
-	// IDHeader is the header, or IDMember the member of the body's JSON object, that holds the
-	// event's id. One of them is required.
+	// IDHeader is the header, or IDMember the member of the body's JSON object, with the event's
+	// id. One of them is required.
 	IDHeader, IDMember string
 
-	// TypeHeader is the header, or TypeMember the member, that holds the event's type. If both are
-	// empty, events have no type.
+	// TypeHeader is the header, or TypeMember the member, with the event's type. If both are empty,
+	// events have no type.
 	TypeHeader, TypeMember string
 
 	// Answer is how long the sender waits for an answer, and Redeliveries how long it may deliver
-	// an event again; see Scheme. 0 means that it is not known.
+	// an event again; see Scheme. 0 means unknown.
 	Answer, Redeliveries time.Duration
 }
 

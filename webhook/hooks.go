@@ -13,7 +13,7 @@ type Outcome string
 
 // Outcomes of a verified event.
 const (
-	Accepted    Outcome = "accepted"    // new, and stored, handled or forwarded
+	Accepted    Outcome = "accepted"    // new; stored, handled or forwarded
 	Duplicate   Outcome = "duplicate"   // accepted before
 	Divergent   Outcome = "divergent"   // this id was accepted before with another body: parked, unless its sender signs ids
 	SameBody    Outcome = "same-body"   // this body was accepted lately under another id: parked
@@ -22,8 +22,7 @@ const (
 	Probed      Outcome = "probed"      // the provider only checks whether the endpoint answers
 )
 
-// Received describes a request that was answered with 200, or an event that a reconciliation
-// listed.
+// Received describes a request that was answered with 200, or an event that a backfill listed.
 type Received struct {
 	Endpoint, Provider, Type, ID string
 	Outcome                      Outcome
@@ -35,7 +34,7 @@ type Received struct {
 type Refused struct {
 	Endpoint string
 	Status   int
-	// Err is the reason. If the request was not verified, it quotes nothing that was received.
+	// Err is the reason. If the request was not verified, it does not quote the request.
 	Err      error
 	Duration time.Duration
 }
@@ -51,12 +50,12 @@ type ReceiveEnd struct {
 	// Outcome is empty unless Status is 200.
 	Outcome Outcome
 	Status  int
-	// Err is the reason of a refusal: see [Refused].
+	// Err is the reason for a refusal: see [Refused].
 	Err      error
 	Duration time.Duration
 }
 
-// Backfilled describes a reconciliation of this process.
+// Backfilled describes a backfill by this process.
 type Backfilled struct {
 	Listed int // events that the provider listed
 	Missed int // of them, those that were new
@@ -67,36 +66,36 @@ type Backfilled struct {
 // goroutine of the request, outside the transaction, so they must be safe for concurrent use. Nil
 // hooks are skipped. [Hooks.Join] joins several users of them. The structs may get more fields.
 //
-// A hook observes, and cannot change what the endpoint does. If it panics, that is logged, at most
-// once a minute for each hook, and the request goes on. If it was ReceiveStart, or that returned
-// nil, the request's context is the one that it got. A hook must not call runtime.Goexit.
+// A hook observes, and cannot change the endpoint's behavior. If it panics, the endpoint logs that,
+// at most once a minute for each hook, and continues the request. If ReceiveStart panics or returns
+// nil, the request keeps its own context. A hook must not call runtime.Goexit.
 //
 // The hooks of the endpoint's consumer, which applies stored events, are in Config.Consumer.
 type Hooks struct {
 	// ReceiveStart and ReceiveEnd enclose one request, from its first byte to the answer. The
-	// context of an inline handler derives from the one that ReceiveStart returns, which must
-	// derive from the one that it gets. ReceiveEnd gets it too.
+	// context of an inline handler derives from ReceiveStart's result, which must derive from its
+	// argument. ReceiveEnd gets that result too.
 	ReceiveStart func(ctx context.Context, r ReceiveStart) context.Context
 	ReceiveEnd   func(ctx context.Context, r ReceiveEnd)
 
 	// Received is called for each request that was answered with 200, and for each event that a
-	// reconciliation has listed.
+	// backfill has listed.
 	Received func(Received)
 
 	// Refused is called for each request that was answered with anything else.
 	Refused func(Refused)
 
-	// Purged is called with how many ids and bodies were forgotten.
+	// Purged is called with the number of ids and bodies that were forgotten.
 	Purged func(records int64)
 
-	// Backfilled is called at the end of each reconciliation of this process.
+	// Backfilled is called at the end of each backfill by this process.
 	Backfilled func(Backfilled)
 }
 
 // Join returns hooks that call those of h and of b, for example your own and those of package
 // telemetry. h's ReceiveStart and ReceiveEnd enclose b's, and each ReceiveEnd gets the context that
 // its own ReceiveStart returned. The other hooks of h are called before b's. If a hook panics, the
-// other one of that event may not be called.
+// other hook of that event may be skipped.
 func (h Hooks) Join(b Hooks) Hooks {
 	type pair = hook.Pair[ReceiveStart, ReceiveEnd]
 	receive := hook.JoinPair(pair{Start: h.ReceiveStart, End: h.ReceiveEnd}, pair{Start: b.ReceiveStart, End: b.ReceiveEnd})

@@ -16,23 +16,23 @@ import (
 // scope, object, version. One row: false if a greater version is recorded.
 const newerSQL = `select onlyonce.newer($1, $2, $3)`
 
-// ErrOvertaken means that the event is older than what was applied to its object.
+// ErrOvertaken means that a newer event has already been applied to the event's object.
 var ErrOvertaken = errors.New("webhook: the event is older than one that was applied to its object")
 
 // errForeignTx: objects are compared within a scope, which only the consumer's or the endpoint's Tx
 // knows. Under another scope, an event of another consumer could overtake this one.
 var errForeignTx = errors.New("webhook: InOrder: tx is not the Tx that the consumer or the endpoint gave to its handler")
 
-// Ordered says which events overtake which. Senders deliver in any order, and an event that failed
-// arrives again later.
+// Ordered configures [InOrder]. Senders deliver in any order, and a failed event arrives again
+// later.
 type Ordered struct {
-	// Version returns the object that the event is about, and a number that is greater for the
-	// later of two events. Use the object's version or its time, for example [time.Time.UnixMicro]
-	// of a time in the body. [Event.Time] does not work, because it is the delivery's time. Two
-	// events of one version are both applied. If the object is empty, the event is not compared. An
-	// error is permanent: the event is at fault. Required.
+	// Version returns the event's object, and a number that is greater for the later of two events.
+	// Use the object's version or its time, for example [time.Time.UnixMicro] of a time in the
+	// body. [Event.Time] does not work, because it is the delivery's time. Two events of one
+	// version are both applied. If the object is empty, the event is not compared. An error is
+	// permanent: the event is at fault. Required.
 	Version func(*Event) (object string, version int64, err error)
-	// DropStale skips a stale event, because a later one has replaced what it says. Defaults to
+	// DropStale skips a stale event, because a later one has replaced its content. Defaults to
 	// false: the event is parked for an operator.
 	DropStale bool
 	// Stale is called for each stale event before its transaction ends, so it may be called more
@@ -40,13 +40,13 @@ type Ordered struct {
 	Stale func(m *consumer.Message, object string, version int64)
 }
 
-// InOrder wraps a handler, so that it does not get events that are older than what was applied to
-// their object. It works in a consumer and inline, and compares within the consumer's scope and
-// tenant.
+// InOrder wraps a handler and keeps stale events from it: those older than an event already applied
+// to the same object. It works in a consumer and inline, and compares within the consumer's scope
+// and tenant.
 //
-// The comparison is part of the handler's transaction and locks the object until its end, so that
-// two events of one object are applied one after the other. It costs a round trip for each event.
-// Each object also takes a row in onlyonce.webhook_objects, which is never deleted.
+// The comparison is part of the handler's transaction and locks the object until its end, so two
+// events of one object are applied one after the other. It costs a round trip for each event. Each
+// object also takes a row in onlyonce.webhook_objects, which is never deleted.
 func InOrder(cfg Ordered, next consumer.Handler) (consumer.Handler, error) {
 	var faults []error
 	if cfg.Version == nil {

@@ -28,15 +28,14 @@ const (
 	headerTracestate  = "tracestate"
 )
 
-// ErrNotEvent means that the message was not stored or delivered by an endpoint.
+// ErrNotEvent means that the message does not come from an endpoint.
 var ErrNotEvent = errors.New("webhook: the message is not an event of an endpoint")
 
 // Topic returns the stream of an endpoint, for example "webhook.stripe".
 func Topic(endpoint string) string { return "webhook." + endpoint }
 
-// Scope returns the scope in which an endpoint's ids are claimed, and to which the calls that an
-// inline handler enqueues belong. A consumer of the endpoint under this scope gives its calls the
-// same keys.
+// Scope returns the scope of an endpoint's claimed ids, and of the calls that an inline handler
+// enqueues. A consumer of the endpoint under this scope gives its calls the same keys.
 func Scope(endpoint string) string { return "webhook/" + endpoint }
 
 // EventOf returns the event of a message. Use it in a consumer's handler or in an inline one.

@@ -40,17 +40,17 @@ const (
 )
 
 // Run applies stored events, if the endpoint has a handler in mode Stored. It also forgets ids and
-// bodies whose retention has passed, rotates the inbox, and reconciles. When ctx ends, it drains
-// and returns nil.
+// bodies whose retention has passed, rotates the inbox, and runs the Backfill. When ctx ends, it
+// drains and returns nil.
 //
-// It may be called once per Endpoint. Any number of processes may run it, and requests are served
-// without it. For example a process that only receives can leave Handler unset, and one that only
-// works needs no mux.
+// Call it at most once per Endpoint. Any number of processes may run it, and an endpoint serves
+// requests without it. For example, a process that only receives can leave Handler unset, and one
+// that only applies events needs no mux.
 //
 // It returns an error if the schema does not fit, if the database cannot be reached at the start,
-// if the inbox remembers ids for less than Config.Retention (W10), and whatever
-// [consumer.Consumer.Run] returns. If the role has no right to delete, that is logged once: another
-// process must forget.
+// if the inbox remembers ids for less than Config.Retention (W10), or if [consumer.Consumer.Run]
+// does. If the role has no right to delete, Run logs that once: another process must delete old
+// ids.
 //
 // An endpoint of several databases does this in each, and ends if one of them fails.
 func (ep *Endpoint) Run(ctx context.Context) error {
@@ -74,8 +74,8 @@ func (ep *Endpoint) Run(ctx context.Context) error {
 
 // Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and,
 // if it applies stored events, has joined their group. Before that, and from the moment that Run's
-// context ends, it returns an error. It makes no query: if the database goes away later, requests
-// are answered 503, and their senders try again.
+// context ends, it returns an error. It makes no query: if the database goes away later, the
+// endpoint answers requests with 503, and their senders try again.
 func (ep *Endpoint) Ready() error {
 	for name, one := range ep.shards {
 		if err := one.Ready(); err != nil {
@@ -94,8 +94,8 @@ func (ep *Endpoint) Ready() error {
 	return nil
 }
 
-// Healthy returns what [consumer.Consumer.Healthy] returns for the endpoint's stored events, or nil
-// if Run does not apply them. Use it for alerts and status pages.
+// Healthy returns the result of [consumer.Consumer.Healthy] for the endpoint's stored events, or
+// nil if Run does not apply them. Use it for alerts and status pages.
 func (ep *Endpoint) Healthy() error {
 	for name, one := range ep.shards {
 		if err := one.Healthy(); err != nil {

@@ -8,12 +8,12 @@ import (
 
 // Shopify is https://shopify.dev/docs/apps/build/webhooks: X-Shopify-Hmac-Sha256, over the body
 // alone. The secret is the app's client secret. ID is X-Shopify-Webhook-Id, which Shopify keeps
-// when it tries again, and Type is X-Shopify-Topic. Shopify signs neither of them, and no time.
+// when it tries again, and Type is X-Shopify-Topic. Shopify does not sign either, and no time.
 type Shopify struct {
 	// ByEvent makes ID the topic, a slash and X-Shopify-Event-Id. Set it if this endpoint has
-	// several subscriptions to one topic, which then count as one. The event's id alone would not
-	// do, because Shopify sends one event under several topics. If you change it, every event is a
-	// new one. Defaults to false.
+	// several subscriptions to one topic, which then count as one. The event's id alone is not
+	// enough, because Shopify sends one event under several topics. If you change it, every event
+	// is a new one. Defaults to false.
 	ByEvent bool
 }
 

@@ -17,40 +17,38 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
-// SourceConfig says what a [Source] reads. The zero value of a field is the default that its
-// comment names; a value out of range is an error of [NewSource].
+// SourceConfig configures a [Source]. The zero value of a field is the default that its comment
+// names; a value out of range is an error of [NewSource].
 type SourceConfig struct {
-	// Group names the consumers that share the work: the partitions are divided among its members.
-	// At most 200 bytes. Required.
+	// Group names the consumers that share the partitions. At most 200 bytes. Required.
 	Group string
-	// Endpoints are the endpoints whose events are read, by their [Config].Name. Required.
+	// Endpoints are the endpoints to read, by their [Config].Name. Required.
 	Endpoints []string
 	// Partitions is the number of partitions if this process is the first to use the stream; see
 	// [Config].Partitions. Defaults to 16.
 	Partitions int
-	// PollInterval is how often the source looks for events for which it was not woken, for example
-	// those of other processes, and for members that joined or left. Defaults to 500 ms.
+	// PollInterval is how often the source polls for events without a wake-up, for example those of
+	// other processes, and for members that joined or left. Defaults to 500 ms.
 	PollInterval time.Duration
-	// LeaseTTL is how long the partitions of a member that died stay without an owner, from 1 s to
-	// 1 hour. Defaults to 15 s.
+	// LeaseTTL is how long the partitions of a dead member stay without an owner, from 1 s to 1
+	// hour. Defaults to 15 s.
 	LeaseTTL time.Duration
-	// HandoverTimeout is how long a member may finish the running work of a partition that another
-	// member is to take over. Defaults to 30 s.
+	// HandoverTimeout is how long a member may finish its running work on a partition before
+	// another member takes over. Defaults to 30 s.
 	HandoverTimeout time.Duration
 	// Retention is how long events are kept after every consumer has passed them, for replays.
 	// Events that a consumer has not passed are kept for longer. Defaults to 7 days.
 	Retention time.Duration
-	// SegmentBytes is the size, in bytes, after which the log starts another segment. There are
-	// six. Defaults to 256 MiB.
+	// SegmentBytes is the size, in bytes, at which the log starts another segment. There are six.
+	// Defaults to 256 MiB.
 	SegmentBytes int64
 	// Logger receives events that cannot be returned as an error. Defaults to slog.Default(), at
 	// WARN and above.
 	Logger *slog.Logger
 }
 
-// Source is the stored events of endpoints as a consumer reads them. An [Endpoint] has one of its
-// own. Make one for a consumer that reads several endpoints, or for a worker process that has no
-// secrets:
+// Source reads the stored events of endpoints for a consumer. An [Endpoint] has its own. Make one
+// for a consumer of several endpoints, or for a worker process without secrets:
 //
 //	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe", "adyen"}})
 //	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: "billing"})

@@ -17,10 +17,10 @@ import (
 // headers are webhook-id, webhook-timestamp and webhook-signature, or Svix's svix-id and so on. The
 // time may be 5 minutes off, both ways. Type is the body's member type, if it has one.
 //
-// An id is 1 to 255 visible ASCII characters without a dot. The dot ends the id in what is signed:
-// if an id could contain one, the bytes of one signature could be read as another id, time and
-// body. The specification's libraries accept such ids, and ids with spaces; here both are
-// malformed.
+// An id is 1 to 255 visible ASCII characters without a dot. The dot ends the id in the signed
+// bytes: if an id could contain one, the bytes of one signature could be read as another id, time
+// and body. The specification's libraries accept such ids, and ids with spaces; this package
+// refuses both as malformed.
 type Standard struct{}
 
 const standardID, standardTime, standardSignature = "Id", "Timestamp", "Signature"

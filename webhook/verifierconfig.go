@@ -15,23 +15,23 @@ import (
 // VerifierConfig describes how an endpoint's sender signs. The zero value of a field is the default
 // that its comment names.
 type VerifierConfig struct {
-	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
-	// [HMAC], one of the packages below this one, for example paypal, or one of yours. Required.
+	// Provider is the sender's way of signing: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
+	// [HMAC], one of the packages below this one, for example paypal, or your own. Required.
 	Provider Provider
 
-	// Secrets are the secrets that are valid now, in the form in which the provider hands them out:
-	// 1 to 8, each of at least 16 characters. While you replace one, list the old and the new one,
-	// in any order. Required: without a secret, anyone could send. They must be empty for a sender
-	// that signs with a certificate (PayPal, SNS).
+	// Secrets are the currently valid secrets, in the provider's own form: 1 to 8, each of at least
+	// 16 characters. While you replace one, list the old and the new one, in any order. Required:
+	// without a secret, anyone could send. They must be empty for a sender that signs with a
+	// certificate (PayPal, SNS).
 	Secrets []string
 
 	// Tolerance is how far the signed time may be from this machine's clock, in the directions that
 	// the provider's scheme checks: 1 s to 24 hours. It must be 0 for a provider that signs no
 	// time, for example GitHub. Defaults to the provider's, for example 5 minutes.
 	//
-	// If it is shorter than a sender's queue delay or a clock's error, valid requests are refused.
-	// If it is longer, a recorded request can be sent again for longer, and the dedupe has to catch
-	// it.
+	// If it is shorter than a sender's queue delay or a clock's error, the Verifier refuses valid
+	// requests. If it is longer, an attacker can send a recorded request for longer, and
+	// deduplication has to catch it.
 	Tolerance time.Duration
 
 	// MaxBody is the longest body, in bytes, up to 32 MiB. Defaults to 1 MiB.

@@ -26,7 +26,7 @@ type Verifier struct {
 	keptHeaders  []string
 }
 
-// Request is what a Verifier reads of an HTTP request.
+// Request is the part of an HTTP request that a Verifier reads.
 type Request struct {
 	// Header is the request's headers.
 	Header http.Header
@@ -35,15 +35,16 @@ type Request struct {
 	// Some senders sign it, for example Twilio. Defaults to none.
 	Query string
 
-	// Body is all bytes as they arrived. If you read it yourself, stop one byte after MaxBody.
+	// Body is all bytes of the body as they arrived. If you read it yourself, stop one byte after
+	// MaxBody.
 	Body []byte
 
-	// Time is the time to compare the signed time with, for example if the request was recorded.
+	// Time is the clock for the check of the signed time, for example if the request was recorded.
 	// Defaults to now.
 	Time time.Time
 }
 
-// Verify is VerifyRequest for a request of which only the headers and the body count.
+// Verify is VerifyRequest with only the headers and the body of a request.
 func (v *Verifier) Verify(header http.Header, body []byte) (*Event, error) {
 	return v.VerifyRequest(context.Background(), Request{Header: header, Body: body})
 }
@@ -57,8 +58,8 @@ func (v *Verifier) VerifyAt(now time.Time, header http.Header, body []byte) (*Ev
 // refused. The checks, in their order:
 //
 //  1. the body's length (ErrTooLarge);
-//  2. the headers that hold the signatures and what they sign (ErrMalformed), without the body;
-//  3. what is signed of the body, if that is not the whole body (ErrMalformed);
+//  2. the headers with the signatures and the signed values (ErrMalformed), without the body;
+//  3. the signed part of the body, if that is not the whole body (ErrMalformed);
 //  4. the signatures over the raw bytes (ErrSignature), after their certificate was fetched if the
 //     sender signs with one (ErrUnavailable);
 //  5. the signed time (ErrStale);
@@ -74,10 +75,10 @@ func (v *Verifier) VerifyRequest(ctx context.Context, r Request) (*Event, error)
 	return e, nil
 }
 
-// Handshake answers a request by which the sender checks, before it sends events, that the endpoint
-// is there and belongs to who has registered it (W13). If is is true, answer the request with 200
-// and the text, as text/plain. If the error is not nil, refuse it. Otherwise it is no handshake. An
-// [Endpoint] does that by itself.
+// Handshake answers a sender's request that checks, before the first event, that the endpoint
+// exists and belongs to the account that registered it (W13). If is is true, answer the request
+// with 200 and the text, as text/plain. If the error is not nil, refuse it. Otherwise the request
+// is no handshake. An [Endpoint] calls it by itself.
 func (v *Verifier) Handshake(method, query string) (text string, is bool, err error) {
 	if v.scheme.Handshake == nil {
 		return "", false, nil
@@ -92,9 +93,9 @@ func (v *Verifier) Handshake(method, query string) (text string, is bool, err er
 	return text, is, nil
 }
 
-// Confirm does what a verified probe asks for besides an answer: for Amazon SNS it confirms the
+// Confirm carries out a verified probe's request besides an answer: for Amazon SNS it confirms the
 // subscription. Call it before you answer, and answer with the error's status if there is one. For
-// other events and other providers it does nothing. An [Endpoint] does that by itself.
+// other events and other providers it has no effect. An [Endpoint] calls it by itself.
 func (v *Verifier) Confirm(ctx context.Context, e *Event) error {
 	if v.scheme.Confirm == nil || !e.Probe {
 		return nil

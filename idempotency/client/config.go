@@ -11,36 +11,37 @@ import (
 // Config configures a [Transport]. The zero value of a field is the default that its comment names;
 // a value out of range is an error of [NewTransport] and never adjusted.
 type Config struct {
-	// Base makes the attempts. A transport that signs requests or adds tokens belongs here, so that
-	// it sees each attempt; it must neither repeat requests nor change what they ask for. Defaults
-	// to http.DefaultTransport.
+	// Base makes the attempts. A transport that signs requests or adds tokens belongs here, where
+	// it sees each attempt; it must neither repeat requests nor change their meaning. Defaults to
+	// http.DefaultTransport.
 	Base http.RoundTripper
 
-	// Methods are those that get a key: any of POST, PATCH, PUT and DELETE. Requests of other
-	// methods go through as they are: without a key, and once. Defaults to POST and PATCH.
+	// Methods are the methods of requests that get a key: any of POST, PATCH, PUT and DELETE.
+	// Requests of other methods pass through unchanged: without a key, and once. Defaults to POST
+	// and PATCH.
 	Methods []string
 
-	// Header is the header's name that carries the key. Defaults to "Idempotency-Key".
+	// Header is the name of the header that carries the key. Defaults to "Idempotency-Key".
 	Header string
 
-	// Form is how the key is written in the header, for example [FormBare] for many providers. A
-	// header that the caller has set stays as it is. Defaults to [FormString], the draft's form.
+	// Form is the key's form in the header, for example [FormBare] for many providers. A header set
+	// by the caller stays as it is. Defaults to [FormString], the draft's form.
 	Form Form
 
-	// RequestIDHeader is a header that gets a new random value at each attempt, for example
-	// "X-Request-Id", so that logs of the server, which see one key, tell the attempts apart. A
-	// header that the caller has set stays as it is. The server must not compare it: leave it out
-	// of Route.FingerprintHeaders. Defaults to none.
+	// RequestIDHeader is a header with a new random value at each attempt, for example
+	// "X-Request-Id". It distinguishes the attempts under one key in the server's logs. A header
+	// set by the caller stays as it is. The server must not compare it: leave it out of
+	// Route.FingerprintHeaders. Defaults to none.
 	RequestIDHeader string
 
-	// MaxAttempts is the most that are made for an operation, the first included, from 1 to 100.
-	// With the other defaults 8 attempts are spread over 35 s, which is longer than a handler of
-	// our server runs (H11: 30 s) whose answer was lost. Defaults to 8.
+	// MaxAttempts is the most attempts for an operation, the first included, from 1 to 100. With
+	// the other defaults, 8 attempts take 35 s, longer than a handler of package idempotency runs
+	// (H11: 30 s) if its answer was lost. Defaults to 8.
 	MaxAttempts int
 
 	// AttemptTimeout is how long an attempt may take until the answer's headers arrive, from 1 ms
-	// to 1 hour. If it is shorter than the server's handlers take, attempts cannot succeed; if it
-	// is longer, recovery from a connection that died silently is delayed. Defaults to 40 s.
+	// to 1 hour. If it is shorter than the server's handlers take, attempts cannot succeed. If it
+	// is longer, recovery from a silently dead connection takes longer. Defaults to 40 s.
 	AttemptTimeout time.Duration
 
 	// TotalTime bounds all attempts and the waits between them, from 1 ms to 24 hours. It must be
@@ -57,13 +58,14 @@ type Config struct {
 	// RetryMax bounds the wait between two attempts, from 1 ms to 1 hour. Defaults to 10 s.
 	RetryMax time.Duration
 
-	// RetryAfterMax is the longest Retry-After that is waited for, from 1 s to 24 hours. An answer
-	// that asks for a longer wait is returned, and the caller decides. Defaults to 1 minute.
+	// RetryAfterMax is the longest Retry-After that the Transport waits for, from 1 s to 24 hours.
+	// If an answer asks for a longer wait, the Transport returns it, and the caller decides.
+	// Defaults to 1 minute.
 	RetryAfterMax time.Duration
 
-	// MaxBody is the most bytes of a body that are held in memory for the attempts, up to 1 GiB. A
-	// longer body needs a Request.GetBody. Defaults to 1 MiB, which is also what our server takes
-	// by default (H6).
+	// MaxBody is the most bytes of a body to hold in memory for the attempts, up to 1 GiB. A longer
+	// body needs a Request.GetBody. Defaults to 1 MiB, which is also the default of Route.MaxBody
+	// (H6).
 	MaxBody int64
 
 	// Hooks observe attempts. Defaults to none.

@@ -8,23 +8,23 @@ import (
 var (
 	// ErrConfig is wrapped by every error of [NewTransport].
 	ErrConfig = errors.New("idempotency/client: bad configuration")
-	// ErrKey is wrapped by every error about a key that cannot be sent, and about an [Intent] from
-	// which no key can be derived. No request was made.
+	// ErrKey is wrapped by every error about a key that cannot be sent, and about an [Intent] that
+	// yields no key. No request was made.
 	ErrKey = errors.New("idempotency/client: bad key")
 	// ErrBody is wrapped by every error about a body that cannot be sent more than once, or whose
-	// length differs from the one that the request announces. No request was made.
+	// length differs from the announced one. No request was made.
 	ErrBody = errors.New("idempotency/client: bad body")
 )
 
-// TransportError is what [Transport] returns when no attempt got an answer. It is then unknown
-// whether the operation was applied: ask again under Key, with the same bytes, for as long as the
-// server remembers keys.
+// TransportError is the error of a [Transport] whose last attempt got no answer. The operation may
+// or may not have been applied: retry under Key, with the same bytes, for as long as the server
+// remembers keys.
 type TransportError struct {
 	// Key is the operation's key, as [WithKey] takes it.
 	Key string
 	// Attempts is how many attempts were made.
 	Attempts int
-	// Err is why the last attempt had no answer, or the context's error.
+	// Err is the error of the last attempt, or the context's.
 	Err error
 }
 

@@ -4,7 +4,7 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
-// Form is how a key is written into its header.
+// Form is the form of a key in its header.
 type Form int
 
 // Forms.
@@ -12,8 +12,8 @@ const (
 	// FormString is a String of RFC 9651, in double quotes, as
 	// draft-ietf-httpapi-idempotency-key-header says.
 	FormString Form = iota
-	// FormBare is the key as it is: what Stripe, Adyen, PayPal and most older servers take. Such a
-	// key is visible ASCII without commas and does not start with a double quote.
+	// FormBare is the key as it is, for Stripe, Adyen, PayPal and most older servers. Such a key is
+	// visible ASCII without commas and does not start with a double quote.
 	FormBare
 )
 

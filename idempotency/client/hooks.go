@@ -9,8 +9,8 @@ import (
 // Hooks observe attempts. They are called in pairs around each attempt, in the goroutine that makes
 // it. Nil hooks are skipped. The structs may get more fields.
 type Hooks struct {
-	// AttemptStart is called before an attempt. The attempt and its AttemptEnd get the context that
-	// it returns, for example one with a span.
+	// AttemptStart is called before an attempt. The attempt and its AttemptEnd get the returned
+	// context, for example one with a span.
 	AttemptStart func(context.Context, AttemptStart) context.Context
 	// AttemptEnd is called when the outcome of the attempt is known, before the wait for the next
 	// one.
@@ -34,7 +34,7 @@ type AttemptEnd struct {
 	Attempt int
 	// Status is the answer's status, 0 if there was no answer.
 	Status int
-	// Err is why there was no answer, or nil.
+	// Err is the reason if there was no answer, or nil.
 	Err error
 	// Again is true if another attempt follows, after Wait.
 	Again bool

@@ -8,28 +8,28 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// Intent describes an operation that a client wants done once. It contains only what does not
-// change if the client tries again after a crash, on another machine, or with another version of
+// Intent describes an operation that a client wants done once. It contains only values that stay
+// the same if the client tries again after a crash, on another machine, or with another version of
 // the program.
 type Intent struct {
 	// Name is the kind of operation, for example "checkout/charge". Use different names for
 	// different purposes. Required.
 	Name string
 
-	// Version counts how often the operation is wanted on purpose, from 1. A final refusal is an
-	// answer like any other (H13): a declined charge is declined again under its key, byte for
-	// byte. To try once more, for example after the customer has topped up the account, use the
-	// next version. Store the version with the thing that the intent is about before you send the
-	// request; a version that is counted while sending differs after a crash. Required.
+	// Version counts deliberate repetitions of the operation, from 1. A final refusal is an answer
+	// like any other (H13): a declined charge is declined again under its key, byte for byte. To
+	// try once more, for example after the customer has topped up the account, use the next
+	// version. Store the version with the intent's object before you send the request: a version
+	// that is counted while sending differs after a crash. Required.
 	Version int
 
 	// Parts identify the operation among those of its name, for example the order's id and the
-	// line. At least one is required, and none may be empty: an empty part is mostly an id that is
-	// not known yet, and all operations without it would be one.
+	// line. At least one is required, and each must be non-empty: an empty part is usually an id
+	// that is not known yet, and all operations without it would be one.
 	//
-	// Leave out what differs when the client tries again: times, counters, random values. Also
-	// leave out what must not differ, for example the amount. It belongs in the body only: if it
-	// differs, the server answers 422 instead of charging twice.
+	// Leave out values that differ when the client tries again: times, counters, random values.
+	// Also leave out values that must not differ, for example the amount. They belong in the body
+	// only: if the amount differs, the server answers 422 instead of charging twice.
 	Parts []string
 }
 
@@ -45,11 +45,11 @@ const kindIntent = "onlyonce/intent/1"
 //	each preceded by its length in bytes as a big-endian uint32
 //
 // The first 128 bits become a UUIDv8 (RFC 9562 section 5.8), like the keys of package outbox. It is
-// not a UUIDv5, because parts often come from outside, and with SHA-1 an attacker can find two
-// intents with one key. testdata/intents.json holds test vectors for other languages.
+// not a UUIDv5, because parts often come from outside: with SHA-1 an attacker can find two intents
+// with one key. testdata/intents.json holds test vectors for other languages.
 //
-// Everyone who knows an intent can compute its key. That gives no access, because a server keeps
-// the keys of different clients apart (H2).
+// Anyone who knows an intent can compute its key. That gives no access, because a server separates
+// the keys of different clients (H2).
 //
 // If the intent is wrong, the error lists every fault and wraps [ErrKey].
 func Derive(intent Intent) (string, error) {

@@ -10,9 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
-// NewV7 returns a new key, a UUIDv7. It starts with the time in milliseconds, so that keys which a
-// server gets one after another are close together in its index. [Transport] uses it for operations
-// without a key.
+// NewV7 returns a new key, a UUIDv7. It starts with the time in milliseconds, so successive keys
+// are close together in a server's index. [Transport] uses it for operations without a key.
 func NewV7() string { return uuid.Must(uuid.NewV7()).String() } // fails only if crypto/rand does, which never happens
 
 // NewV4 returns a new key, a UUIDv4 of 122 random bits. It does not reveal when it was made.
@@ -20,11 +19,11 @@ func NewV4() string { return uuid.Must(uuid.NewRandom()).String() }
 
 type contextKey struct{}
 
-// WithKey sets the key of the operation that requests with this context belong to: 1 to 255 bytes
-// of printable ASCII, without the quotes of its header.
+// WithKey sets the key of the operation for requests with this context: 1 to 255 bytes of printable
+// ASCII, without the quotes of its header.
 //
-// Use one context for one operation. If another request with it goes to the same route, it gets 422
-// if its bytes differ; if they are equal, it counts as a copy, and gets the first one's answer.
+// Use one context for one operation. Another request with it to the same route gets 422 if its
+// bytes differ. If they are equal, it counts as a copy, and gets the first one's answer.
 func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, contextKey{}, key)
 }

@@ -11,9 +11,9 @@ import (
 )
 
 // SQLKeyStore is a [KeyStore] in a table of a database, through database/sql. It works with
-// PostgreSQL, and with others that know "on conflict ... returning" and $1, for example SQLite.
-// Make the table with the statement that [SQLKeyStore.Schema] returns. It is safe for concurrent
-// use, and by several processes.
+// PostgreSQL, and with other databases that support "on conflict ... returning" and $1, for example
+// SQLite. Create the table with the statement of [SQLKeyStore.Schema]. It is safe for concurrent
+// use, also by several processes.
 type SQLKeyStore struct {
 	db                           *sql.DB
 	schema, keep, forget, expire string
@@ -48,8 +48,8 @@ func NewSQLKeyStore(db *sql.DB, table string) (*SQLKeyStore, error) {
 // Schema returns the statement that makes the table.
 func (s *SQLKeyStore) Schema() string { return s.schema }
 
-// Keep stores a key for an intent that has none, and returns the intent's key. It commits before it
-// returns. Two calls at the same time return one key.
+// Keep stores a key for an intent without one, and returns the intent's key. It commits before it
+// returns. Two concurrent calls return the same key.
 func (s *SQLKeyStore) Keep(ctx context.Context, intent, key string) (kept string, err error) {
 	err = s.db.QueryRowContext(ctx, s.keep, intent, key).Scan(&kept)
 	return kept, err
@@ -61,9 +61,9 @@ func (s *SQLKeyStore) Forget(ctx context.Context, intent string) error {
 	return err
 }
 
-// Expire removes keys that were made before a time, and returns how many. The server forgets its
-// side after its TTL; until then a key that is removed too early makes the next attempt a new
-// operation. So choose a time well before that in which no retry can come any more.
+// Expire removes keys that were stored before a time, and returns their number. The server forgets
+// its side after its TTL. If a key is removed before, the next attempt is a new operation, so
+// choose a time so long ago that a retry can no longer come.
 func (s *SQLKeyStore) Expire(ctx context.Context, before time.Time) (int64, error) {
 	result, err := s.db.ExecContext(ctx, s.expire, before.UTC())
 	if err != nil {

@@ -9,8 +9,8 @@
 //	server := grpc.NewServer(grpc.ChainUnaryInterceptor(authenticate, guard.Unary()))
 //
 // The client sends the key in the metadata "idempotency-key", the same at each attempt. A handler
-// writes through [Tx], in the transaction that stores its answer. The answer, or a final error with
-// its details, is given again to each later call with the key.
+// writes through [Tx], in the transaction that stores its answer. Each later call with the key gets
+// the same answer, or the same final error with its details.
 package grpcserver
 
 import (
@@ -51,17 +51,17 @@ const ErrorDomain = "onlyonce"
 
 // Config configures an [Interceptor].
 type Config struct {
-	// Scope returns the owner of a call, from your authentication, which must run before. If it
-	// returns an error, the call fails with codes.PermissionDenied. Required.
+	// Scope returns the owner of a call, after your authentication has run. If it returns an error,
+	// the call fails with codes.PermissionDenied. Required.
 	Scope func(ctx context.Context) (idempotency.Scope, error)
 
 	// Methods are the unary methods for which keys count, by their full name, for example
-	// "/pay.v1.Payments/Charge". All others run as if there were no interceptor. At least one is
+	// "/pay.v1.Payments/Charge". All others run as if without the interceptor. At least one is
 	// required.
 	Methods map[string]Method
 
-	// Logger receives the causes of refused calls, which clients are not given: for example that
-	// the database cannot be reached. Defaults to slog.Default().
+	// Logger receives the causes of refused calls, which clients do not see, for example an
+	// unreachable database. Defaults to slog.Default().
 	Logger *slog.Logger
 }
 
@@ -133,10 +133,10 @@ func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
 
 type txKey struct{}
 
-// Tx returns the transaction for a call's effects, from a context of the handler. It commits
-// together with the stored answer if the handler returns no error, and is rolled back otherwise. It
-// is valid until the handler returns, and for one goroutine at a time. Outside of a protected call
-// the error is idempotency.ErrNoTx.
+// Tx returns the transaction for a call's effects, from a context of the handler. If the handler
+// returns no error, it commits together with the stored answer; otherwise it rolls back. It is
+// valid until the handler returns, and for one goroutine at a time. Outside of a protected call the
+// error is idempotency.ErrNoTx.
 func Tx(ctx context.Context) (consumer.Tx, error) {
 	tx, ok := ctx.Value(txKey{}).(consumer.Tx)
 	if !ok {

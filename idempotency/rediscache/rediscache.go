@@ -5,21 +5,21 @@
 //	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 //	cache, err := rediscache.New(client, "payments-api:")
 //
-// # What it does with Redis
+// # Use of Redis
 //
 // An entry is a string with a time to live, under the prefix and the record's id in hexadecimal.
 // The commands are GETRANGE, SET with PX, and DEL: any version works, with or without a cluster.
 //
-// Nothing depends on Redis for correctness: it holds no lock, no claim and no counter. It may lose
-// all data, be flushed, be restored from an old copy, evict entries (maxmemory-policy allkeys-lru
-// is a good choice), or be written to by others. Package idempotency encrypts and authenticates the
+// Correctness does not depend on Redis: it holds no lock, no claim and no counter. It may lose all
+// data, be flushed, be restored from an old copy, evict entries (maxmemory-policy allkeys-lru is a
+// good choice), or be written to by others. Package idempotency encrypts and authenticates the
 // entries, and bounds their age.
 //
 // # The client's timeouts
 //
 // Set ContextTimeoutEnabled in the client's options. Without it, go-redis ignores the context while
-// it waits for an answer, and waits for ReadTimeout, 3 s by default. The request goes on without
-// the answer, but a connection of the client's pool is occupied for longer than necessary.
+// it waits for an answer, and waits for ReadTimeout, 3 s by default. The request continues without
+// the answer, but a connection of the client's pool stays busy for longer than necessary.
 package rediscache
 
 import (

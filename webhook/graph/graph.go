@@ -19,26 +19,25 @@ import (
 )
 
 // Provider is change notifications of Microsoft Graph:
-// https://learn.microsoft.com/graph/change-notifications-delivery-webhooks. It signs nothing. Each
-// notification of a request holds the clientState that you gave its subscription, and the secrets
-// of the configuration are these: each notification must hold one of them, or the whole request is
-// refused. A clientState is at most 128 characters; choose it at random.
+// https://learn.microsoft.com/graph/change-notifications-delivery-webhooks. Microsoft Graph does
+// not sign them. Each notification of a request holds the clientState of its subscription, and the
+// secrets of the configuration are these: each notification must hold one of them, or the whole
+// request is refused. A clientState is at most 128 characters; choose it at random.
 //
-// So a clientState is a password that travels with each request. A reader of one request can make
-// up others, and webhook.Event.IDSigned is false. It is also part of the body, which an endpoint
-// stores as it came: readers of the event log see it. Use one for this endpoint alone, and read the
+// So a clientState is a password that travels with each request. A reader of one request can forge
+// others, and webhook.Event.IDSigned is false. It is also part of the body, which an endpoint
+// stores unchanged: readers of the event log see it. Use one for this endpoint alone, and read the
 // resource from Microsoft Graph before you act on a notification.
 //
-// ID is a hash of the notifications' ids, if each of them has one. Many have none: a notification
-// of a drive says that something has changed, and the next one has the same bytes. So without ids
-// each delivery is an event of its own, and one that Microsoft Graph repeats is handled twice: a
-// notification that says "look again" does no harm twice, and if it were taken for a copy, the
-// change would be lost. Type is the first notification's
-// changeType, or its lifecycleEvent. The tokens of notifications with resource data
-// are not verified.
+// ID is a hash of the notifications' ids, if each of them has one. Many have none: a drive's
+// notification only says that there is a change, and the next one has the same bytes. So without
+// ids each delivery is an event of its own, and a repeated one is handled twice: a second "look
+// again" does no harm, but if a new notification passed for a copy, its change would be lost. Type
+// is the first notification's changeType, or its lifecycleEvent. The tokens of notifications with
+// resource data are not verified.
 //
-// The handshake, a POST with a validationToken in the query, is answered with the token; see
-// [scheme.Challenge] for which tokens are refused. It is not signed: anyone can have the endpoint
+// The answer to the handshake, a POST with a validationToken in the query, is the token;
+// [scheme.Challenge] lists the refused tokens. It is not signed: anyone can have the endpoint
 // repeat a text, as text/plain.
 type Provider struct{}
 

@@ -15,15 +15,15 @@ import (
 // Facebook, Instagram and WhatsApp: X-Hub-Signature-256 over the body alone, and a handshake by
 // GET. The secret is the app's secret.
 //
-// Meta gives events no id, so ID is a hash of the body: a delivery that is repeated with the same
-// bytes is a copy. One body holds up to 1,000 changes, and Meta may repeat some of them in another
-// body, which is then another event. So a handler whose effects must not repeat claims each change
-// by its own id (for example WhatsApp's messages[].id) too. Type is the body's member object, for
-// example "page". Meta signs no time: a recorded request stays valid forever.
+// Meta gives events no id, so ID is a hash of the body: a repeated delivery with the same bytes is
+// a copy. One body holds up to 1,000 changes, and Meta may repeat some of them in another body,
+// which is then another event. So if a handler's effects must not repeat, it also claims each
+// change by its own id (for example WhatsApp's messages[].id). Type is the body's member object,
+// for example "page". Meta signs no time: a recorded request stays valid forever.
 type Provider struct {
 	// VerifyToken is the token that you enter next to the endpoint's URL in Meta's dashboard: at
-	// least 16 characters. The handshake (a GET with hub.mode "subscribe") is answered with its
-	// hub.challenge if hub.verify_token is this token, and otherwise with 401. Required.
+	// least 16 characters. The answer to the handshake (a GET with hub.mode "subscribe") is its
+	// hub.challenge if hub.verify_token is this token, and otherwise 401. Required.
 	VerifyToken string
 }
 

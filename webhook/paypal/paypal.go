@@ -1,4 +1,7 @@
 // Package paypal verifies webhooks of PayPal.
+//
+// Numbers in brackets, for example (W18), name rules of docs/guarantees.md: what each prevents, and
+// the tests that fail without it.
 package paypal
 
 import (
@@ -15,41 +18,41 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
-// Provider is https://developer.paypal.com/api/rest/webhooks/rest/: a signature with the key of a
-// certificate, whose address is in the request, over the transmission's id and time, the webhook's
-// id and the CRC-32 of the body. There are no secrets. ID and Type are the body's members id and
-// event_type.
+// Provider is https://developer.paypal.com/api/rest/webhooks/rest/: a signature over the
+// transmission's id and time, the webhook's id and the CRC-32 of the body, with the key of a
+// certificate whose address is in the request. There are no secrets. ID and Type are the body's
+// members id and event_type.
 //
-// A CRC-32 is no protection: for a recorded transmission anyone can make another body that has the
-// same one. So webhook.Event.IDSigned is false. An webhook.Endpoint applies one body for each
-// transmission, and sets others aside (W7), for as long as the transmission's time counts. Someone
-// who can hold a transmission back, and send another body first, is not noticed: read the resource
-// from PayPal before you act on an amount.
+// A CRC-32 is no protection: for a recorded transmission anyone can make another body with the same
+// one. So webhook.Event.IDSigned is false. A webhook.Endpoint applies one body for each
+// transmission, and sets others aside (W7), for as long as the transmission's time counts. It
+// cannot notice an attacker who holds a transmission back and sends another body first: read the
+// resource from PayPal before you act on an amount.
 //
 // PayPal delivers for 3 days and does not say whether a repeated delivery has a new time, so a time
 // up to 3 days ago counts. Set webhook.VerifierConfig.Tolerance to less if you know better.
 //
 // The certificate must be RSA, valid at the time, have the name
-// messageverificationcerts.paypal.com, and lead to a root; see [scheme.Fetch] and rule W18 for how
-// it is fetched. It is fetched again every 24 hours.
+// messageverificationcerts.paypal.com, and lead to a root. The Verifier fetches it by
+// [scheme.Fetch] and rule W18, and again every 24 hours.
 type Provider struct {
-	// WebhookID is the webhook's id in PayPal's dashboard: letters and digits, at most 50. It is
-	// what keeps the transmissions of other applications out. Required.
+	// WebhookID is the webhook's id in PayPal's dashboard: letters and digits, at most 50. It keeps
+	// out the transmissions of other applications. Required.
 	WebhookID string
 
 	// Sandbox accepts the sandbox's transmissions in place of the live ones. Defaults to false.
 	Sandbox bool
 
 	// CertURLs are the addresses of the certificates with which PayPal signs now: the header
-	// Paypal-Cert-Url, which each event keeps. A certificate that is not listed is fetched when the
-	// first transmission names it, but then strangers can delay that with addresses that they make
-	// up (W18). At most 64. Defaults to none.
+	// Paypal-Cert-Url, which each event keeps. The Verifier fetches an unlisted certificate when
+	// the first transmission names it, but then strangers can delay that with made-up addresses
+	// (W18). At most 64. Defaults to none.
 	CertURLs []string
 
 	// Roots are the authorities that certificates must lead to. Defaults to the system's.
 	Roots *x509.CertPool
 
-	// Fetch says how certificates are fetched. Defaults to its own defaults.
+	// Fetch configures the fetching of certificates. Defaults to its own defaults.
 	Fetch scheme.Fetch
 }
 

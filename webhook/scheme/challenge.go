@@ -12,7 +12,7 @@ const maxChallenge = 1024
 
 // Challenge returns a parameter of a handshake's query, which the answer repeats. It must occur
 // exactly once: 1 to 1024 printable ASCII characters without < > & " and '. A handshake is not
-// signed, so that anyone can choose this text: it must not become markup or a script under the
+// signed, so anyone can choose this text: it must not become markup or a script under the
 // endpoint's name, even if a proxy changes the answer's content type.
 func Challenge(query url.Values, name string) (string, error) {
 	switch all := query[name]; {
@@ -29,6 +29,6 @@ func Challenge(query url.Values, name string) (string, error) {
 	}
 }
 
-// Malformed returns the error that a [Scheme] returns for an invalid header or member. The reason
+// Malformed makes an error for a [Scheme] to return, for an invalid header or member. The reason
 // must be a constant: it must not quote the request.
 func Malformed(field, reason string) error { return received.Malformed(field, reason) }

@@ -10,8 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
 
-// Fields is a request's headers and its query, for schemes. Names of headers are matched in the
-// form in which net/http writes them ([http.CanonicalHeaderKey]).
+// Fields is a request's headers and its query, for schemes. It matches names of headers in
+// net/http's form ([http.CanonicalHeaderKey]).
 type Fields struct {
 	Header http.Header
 	// RawQuery is the query as it came, without the question mark.
@@ -34,8 +34,8 @@ func (f Fields) Query() (string, error) {
 func (f Fields) Has(name string) bool { return len(f.Header[http.CanonicalHeaderKey(name)]) > 0 }
 
 // One returns the value of a header that must occur in the request exactly once: 1 to 4096
-// printable ASCII characters. If there were two lines, readers could disagree about which one
-// counts, for example a proxy and this Verifier.
+// printable ASCII characters. With two lines, readers could disagree about which one counts, for
+// example a proxy and this Verifier.
 func (f Fields) One(name string) (string, error) {
 	lines := f.Header[http.CanonicalHeaderKey(name)]
 	switch {
@@ -84,7 +84,7 @@ func (f Fields) Signature(name, tag string, a Algorithm, e Encoding) (Signature,
 }
 
 // Time is One for a header that holds a time as a whole number of units (a second, or a
-// millisecond) since 1970. It also returns the characters, because they are what is signed.
+// millisecond) since 1970. It also returns the characters, because the signature covers them.
 func (f Fields) Time(name string, unit time.Duration) (string, time.Time, error) {
 	v, err := f.One(name)
 	if err != nil {
@@ -106,8 +106,8 @@ const (
 )
 
 // Decode accepts the canonical form only: no upper-case digits in Hex, and in Base64 no line ends,
-// no missing padding and no stray bits. So the same bytes cannot be written in two ways, and a copy
-// cannot pass for another request by its headers.
+// no missing padding and no stray bits. So the same bytes have only one spelling, and a copy cannot
+// pass for another request by its headers.
 func (e Encoding) Decode(s string) (value []byte, canonical bool) {
 	var err error
 	switch e {

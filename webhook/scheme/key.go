@@ -23,7 +23,7 @@ const (
 	HMACSHA256 Algorithm = iota
 	HMACSHA512
 	Ed25519
-	// HMACSHA1 is for senders that offer nothing newer, for example Twilio.
+	// HMACSHA1 is for senders without a newer algorithm, for example Twilio.
 	HMACSHA1
 	// RSASHA256 and RSASHA1 are RSA with PKCS #1 v1.5, by the key of a certificate.
 	RSASHA256
@@ -46,7 +46,7 @@ func (a Algorithm) Size() int {
 }
 
 // Key verifies signatures of one algorithm only. So a public key, which is no secret, is never used
-// as the secret of an HMAC. If it is printed, only addresses appear.
+// as the secret of an HMAC. Printing it shows only addresses.
 type Key struct {
 	algorithm Algorithm
 	// Both are functions, so that no verb of package fmt can print the secret in them.
@@ -87,15 +87,15 @@ func PublicKey(public []byte) (Key, error) {
 // RSAKey returns a key for RSASHA256 or RSASHA1, from a certificate's public key.
 func RSAKey(a Algorithm, public *rsa.PublicKey) Key { return Key{algorithm: a, rsa: public} }
 
-// Algorithm is that of the signatures that the key verifies.
+// Algorithm returns the algorithm of the key's signatures.
 func (k Key) Algorithm() Algorithm { return k.algorithm }
 
-// IsZero reports whether the key verifies nothing.
+// IsZero reports whether the key is the zero value, which verifies no signature.
 func (k Key) IsZero() bool { return k.mac == nil && k.public == nil && k.rsa == nil }
 
 // Checker returns a function that reports, as 1 or 0, whether a signature is this key's over a
-// message, which is given in pieces. A MAC is compared in constant time (W4); a value of another
-// length than a signature's equals none.
+// message, which is given in pieces. It compares a MAC in constant time (W4), and returns 0 for a
+// value of the wrong length.
 func (k Key) Checker(pieces [][]byte) func(signature []byte) int {
 	if k.algorithm == Ed25519 { // reads the message twice, and needs it in one piece
 		message := bytes.Join(pieces, nil)
@@ -128,7 +128,7 @@ func oneIf(yes bool) int {
 	return 0
 }
 
-// RawKey returns a Scheme.Key for providers that use the secret's characters as they are.
+// RawKey returns a Scheme.Key for a provider that uses the secret's characters as they are.
 func RawKey(a Algorithm) func(string) (Key, error) {
 	return func(secret string) (Key, error) {
 		if strings.TrimSpace(secret) != secret {

@@ -1,10 +1,10 @@
-// Package scheme has what a sender's way of signing webhooks needs, for a webhook.Provider of your
-// own. Package webhook and the packages below it have those of many senders; webhook.HMAC declares
-// one without code.
+// Package scheme describes how a sender signs webhooks, for a webhook.Provider of your own. Package
+// webhook and the packages below it have the schemes of many senders; webhook.HMAC declares one
+// without code.
 //
-// A Scheme reads a request and says what in it is a signature, what was signed, and which event it
-// is. The webhook.Verifier does all else: it compares, chooses the secrets, orders the checks and
-// bounds them.
+// A Scheme finds a request's signatures, the signed bytes, and the event's id and type. The
+// webhook.Verifier does the rest: it compares, chooses the secrets, orders the checks and bounds
+// them.
 //
 // Numbers in brackets, for example (W10), name rules of docs/guarantees.md: what each prevents, and
 // the tests that fail without it.
@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Scheme is what a webhook.Verifier must know about a sender. Its functions only read a request.
-// They must be safe for concurrent use.
+// Scheme describes a sender for a webhook.Verifier. Its functions only read a request. They must be
+// safe for concurrent use.
 type Scheme struct {
 	// Name is part of the events' dedupe keys: if you change it, every event is a new one.
 	// Required.
@@ -28,84 +28,82 @@ type Scheme struct {
 	Past, Future time.Duration
 
 	// Answer is how long the sender waits for an answer (W12). Defaults to 5 s, for a sender that
-	// does not say.
+	// does not publish it.
 	Answer time.Duration
 
 	// Redeliveries is how long after an event the sender may still deliver it again, after failures
-	// or on request (W10). 0 means that it is not known.
+	// or on request (W10). 0 means unknown.
 	Redeliveries time.Duration
 
 	// IDSigned says that the signature covers the event's id.
 	IDSigned bool
 
-	// SignatureHeaders are the headers that hold signatures. They are never kept: if no time is
+	// SignatureHeaders are the headers with signatures. An endpoint never keeps them: if no time is
 	// signed, they stay valid forever.
 	SignatureHeaders []string
 
 	// KeepHeaders are the headers that webhook.Event.Header has besides Content-Type.
 	KeepHeaders []string
 
-	// Key parses a secret, in the form in which the provider hands it out. Its errors must not
-	// quote it. Required.
+	// Key parses a secret in the provider's own form. Its errors must not quote it. Required.
 	Key func(secret string) (Key, error)
 
-	// Read finds the signatures and what they sign. It is called before anything is verified, and
-	// does not see the body. Required.
+	// Read finds the signatures and the signed values. The Verifier calls it before any check, and
+	// without the body. Required.
 	Read func(Fields) (Signed, error)
 
-	// ReadBody completes what Read has found, for a sender that signs something else of the body
-	// than all of it: it sets Signed.Messages or Signed.Signatures. It is called before anything is
-	// verified, so that what it costs must be bounded by the body's length, and what it reads must
-	// not be trusted. Defaults to none: Before, the whole body and After are signed.
+	// ReadBody completes Read's result for a sender that does not sign the whole body: it sets
+	// Signed.Messages or Signed.Signatures. The Verifier calls it before any check, so its cost
+	// must be bounded by the body's length, and its input must not be trusted. Defaults to none:
+	// Before, the whole body and After are signed.
 	ReadBody func(Fields, []byte, *Signed) error
 
-	// Handshake answers a request by which the sender checks the endpoint before it sends events;
-	// see webhook.Verifier.Handshake. It gets the method and the query, at most 4096 bytes. is is
-	// false for a request that is no handshake, for example an event. If the answer repeats a part
-	// of the query, use [Challenge]. Defaults to none.
+	// Handshake answers a sender's request that checks the endpoint before the first event; see
+	// webhook.Verifier.Handshake. It gets the method and the query, at most 4096 bytes. is is false
+	// for any other request, for example an event. If the answer repeats a part of the query, use
+	// [Challenge]. Defaults to none.
 	Handshake func(method string, query url.Values) (text string, is bool, err error)
 
-	// Distinct says that two events never have the same body, because it says what happened and
-	// when. Repeats says that they may, at any time, so that only the id finds copies. If neither
-	// is set, a body that comes again soon is likely a copy.
+	// Distinct says that two events never have the same body, because a body contains the change
+	// and its time. Repeats says that they may, at any time, so only the id finds copies. If
+	// neither is set, a body that arrives again soon is likely a copy.
 	Distinct, Repeats bool
 
-	// Certificates, if it is not nil, finds the keys of a sender that signs with certificates:
-	// those that may have made the signatures at a time. Then Key is not used, and there are no
-	// secrets.
+	// Certificates finds the keys of a sender that signs with certificates: those that may have
+	// made the signatures at a time. If it is set, Key is not used, and there are no secrets.
+	// Defaults to nil.
 	Certificates interface {
 		Keys(ctx context.Context, at time.Time, s Signed) ([]Key, error)
 	}
 
-	// Confirm does what a probe asks for besides an answer; see webhook.Verifier.Confirm. Defaults
-	// to nothing.
+	// Confirm carries out a probe's request besides an answer; see webhook.Verifier.Confirm.
+	// Defaults to none.
 	Confirm func(context.Context, *Event) error
 
 	// Event sets ID and Type, and for a probe Probe and Challenge, from the headers and Event.Body.
-	// It is called after the request was verified. Do not trust headers that are not signed even
-	// then. Required.
+	// The Verifier calls it after all other checks. Even then, do not trust headers that are not
+	// signed. Required.
 	Event func(Fields, *Event) error
 }
 
-// Signed is what a request claims about its signatures.
+// Signed is a request's own account of its signatures.
 type Signed struct {
-	// Before and After surround the body in the bytes that are signed. The fields in them must be
-	// delimited: if two requests could have the same bytes, a signature of one could be used for
-	// the other.
+	// Before and After surround the body in the signed bytes. The fields in them must be delimited:
+	// if two requests could have the same bytes, a signature of one would be valid for the other.
 	Before, After string
 
-	// Messages, if it is not nil, is what is signed in place of Before, the body and After: at most
-	// 4 messages, of which one suffices. Each must name everything of the body that is used.
+	// Messages, if it is not nil, replaces Before, the body and After: at most 4 messages, and a
+	// signature over one of them suffices. Each must cover every part of the body that is used.
 	Messages [][]byte
 
 	// Certificate is the address of the signatures' certificate, for Scheme.Certificates.
 	Certificate *url.URL
 
-	// Every says that every signature must be right, and not only one.
+	// Every requires every signature to be right, not only one.
 	Every bool
 
-	// Signatures are the signatures of versions that the scheme knows. At most 16 are taken, and
-	// one right signature suffices.
+	// Signatures are the signatures of versions that the scheme knows. The Verifier checks at most
+	// 16, and one right signature suffices.
 	Signatures []Signature
 
 	// Time is the signed time. It is zero if the provider signs none.
@@ -118,7 +116,7 @@ type Signature struct {
 	Value     []byte
 }
 
-// Event is what a scheme reads of a verified request.
+// Event is a scheme's reading of a verified request.
 type Event struct {
 	// Body is all of the request's body.
 	Body []byte
@@ -126,8 +124,8 @@ type Event struct {
 	// ID and Type name the event; see webhook.Event.
 	ID, Type string
 
-	// Probe says that the sender only checks whether the endpoint answers. Challenge is the text
-	// that the answer must hold.
+	// Probe says that the sender only checks whether the endpoint answers. Challenge is the
+	// required text of the answer.
 	Probe     bool
 	Challenge string
 }

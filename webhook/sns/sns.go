@@ -1,4 +1,7 @@
 // Package sns verifies webhooks of Amazon SNS.
+//
+// Numbers in brackets, for example (W18), name rules of docs/guarantees.md: what each prevents, and
+// the tests that fail without it.
 package sns
 
 import (
@@ -25,42 +28,43 @@ import (
 // Type, and the handler finds the published text in the body's member Message. Raw message delivery
 // (RawMessageDelivery) is refused, because its messages are not signed.
 //
-// Anyone with an account at AWS can have a topic of their own send messages that are signed just as
-// well. Topics says which count.
+// Any AWS account can have its own topic send messages that are just as validly signed, so only
+// those of Topics count.
 //
-// A SubscriptionConfirmation for one of Topics is a probe: its SubscribeURL is fetched, which
-// confirms the subscription, before the answer of 200. If that fails, the answer is 503, and SNS
-// sends it again. An UnsubscribeConfirmation is an event; its SubscribeURL is not fetched.
+// A SubscriptionConfirmation for one of Topics is a probe: the endpoint confirms the subscription
+// by fetching its SubscribeURL before it answers 200. If that fails, it answers 503, and SNS sends
+// the probe again. An UnsubscribeConfirmation is an event; the endpoint does not fetch its
+// SubscribeURL.
 //
-// Certificates and SubscribeURLs are fetched from hosts sns.<region>.amazonaws.com (in China
-// .amazonaws.com.cn) over HTTPS only; see [scheme.Fetch] and rule W18. The certificate must be RSA,
-// valid at the time, have the name that SNS uses in that region, and lead to a root: SNS sends it
-// alone, so that its issuer is fetched from Amazon's crt.<name>.amazontrust.com. It is fetched
-// again every 24 hours.
+// The Verifier fetches certificates and SubscribeURLs from hosts sns.<region>.amazonaws.com (in
+// China .amazonaws.com.cn) over HTTPS only; see [scheme.Fetch] and rule W18. The certificate must
+// be RSA, valid at the time, have the name that SNS uses in that region, and lead to a root: SNS
+// sends it alone, so the Verifier fetches its issuer from Amazon's crt.<name>.amazontrust.com. It
+// fetches the certificate again every 24 hours.
 //
-// SNS delivers a message for an hour, with the time of its publication, so that a time up to 65
-// minutes ago counts, and 5 minutes ahead.
+// SNS delivers a message for an hour, with the time of its publication, so a time up to 65 minutes
+// ago counts, and one up to 5 minutes ahead.
 type Provider struct {
 	// Topics are the ARNs of the topics whose messages are accepted and whose subscriptions are
 	// confirmed: 1 to 64, for example "arn:aws:sns:eu-west-1:123456789012:orders". Required.
 	Topics []string
 
-	// Version2Only refuses SignatureVersion 1, whose SHA-1 lets those who may publish to a topic
-	// make two messages with one signature. Set the topic's attribute SignatureVersion to 2 before.
-	// Defaults to false.
+	// Version2Only refuses SignatureVersion 1, whose SHA-1 lets a topic's publishers make two
+	// messages with one signature. First set the topic's attribute SignatureVersion to 2. Defaults
+	// to false.
 	Version2Only bool
 
 	// CertURLs are the addresses of the certificates with which SNS signs now, one for each region
-	// of Topics: the member SigningCertURL of any message. A certificate that is not listed is
-	// fetched when the first message names it, but then strangers who know a topic's ARN can delay
-	// that with addresses that they make up (W18). At most 64. Defaults to none.
+	// of Topics: the member SigningCertURL of any message. The Verifier fetches an unlisted
+	// certificate when the first message names it, but then strangers who know a topic's ARN can
+	// delay that with made-up addresses (W18). At most 64. Defaults to none.
 	CertURLs []string
 
 	// Roots are the authorities that certificates must lead to. Defaults to the system's.
 	Roots *x509.CertPool
 
-	// Fetch says how certificates are fetched and subscriptions confirmed. Defaults to its own
-	// defaults.
+	// Fetch configures the fetching of certificates and the confirming of subscriptions. Defaults
+	// to its own defaults.
 	Fetch scheme.Fetch
 }
 

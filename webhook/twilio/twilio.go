@@ -18,25 +18,24 @@ import (
 
 // Provider is https://www.twilio.com/docs/usage/webhooks/webhooks-security: X-Twilio-Signature, an
 // HMAC with SHA-1 over the endpoint's public URL and the parameters of the form. The secret is the
-// account's auth token. For another body than a form, for example JSON, Twilio adds its SHA-256 to
+// account's auth token. For a body other than a form, for example JSON, Twilio adds its SHA-256 to
 // the URL as the parameter bodySHA256.
 //
-// Twilio gives events no id that it signs, so ID is a hash of what is signed, and each delivery of
-// the same parameters is a copy. Type is empty. Twilio signs no time: a recorded request stays
-// valid forever. In what is signed nothing delimits names from values, so that an attacker who has
-// recorded a request could send the same characters as other parameters; that is a copy too,
-// because the hash is the same. Once the id is forgotten (webhook.Config.Retention) it is a new
-// event.
+// Twilio does not sign an id, so ID is a hash of the signed bytes, and each delivery of the same
+// parameters is a copy. Type is empty. Twilio signs no time: a recorded request stays valid
+// forever. The signed bytes do not delimit names from values, so an attacker who has recorded a
+// request could send the same characters as other parameters. That is a copy too, because the hash
+// is the same; once the id is forgotten (webhook.Config.Retention) it is a new event.
 //
-// A query's parameters arrive in no event: put what the handler needs into the form's, or into the
-// URL's path. An answer's body is empty, so that this is for status callbacks and messages, and not
+// Events do not contain the query's parameters: put those that the handler needs into the form, or
+// into the URL's path. An answer's body is empty, so this is for status callbacks and messages, not
 // for calls that expect TwiML.
 type Provider struct {
 	// URL is the public URL that Twilio has for this endpoint, for example
 	// "https://hooks.example.com/twilio": https or http, a host, and a path. It is configuration
-	// because the request itself does not say it: a proxy changes scheme, host and port, and a
-	// sender could choose them. It must not hold a query, which is taken from each request. As
-	// Twilio's own libraries do, the URL is tried with its port and without. Required.
+	// because the request itself does not contain it: a proxy changes scheme, host and port, and a
+	// sender could choose them. It must not have a query, which comes from each request. Like
+	// Twilio's own libraries, the Verifier tries the URL with its port and without. Required.
 	URL string
 }
 
