@@ -86,7 +86,7 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P19", bar: 0.6, of: rates}}, open: overKafka(writerDrain)},
 		{what: "the same; plain: franz-go's producer with all acknowledgements",
 			metrics: []metric{{name: "P19b", shown: true, of: rates}}, open: overKafka(franzDrain)},
-		{what: "a webhook receiver in mode Inbox, 8 senders; plain: a handler that inserts the body; and the receiver's p99 under that load, in ms",
+		{what: "a webhook receiver in mode Stored, 8 senders; plain: a handler that inserts the body; and the receiver's p99 under that load, in ms",
 			metrics: []metric{{name: "P20a", shown: true, of: rates}, {name: "P20b", shown: true, unit: "ms", of: answerTime}}, open: received},
 		{what: "replays with the Redis tier, 8 at once; plain: without",
 			metrics: []metric{{name: "P21", shown: true, of: rates}}, open: replaysByRedis},

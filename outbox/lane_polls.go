@@ -44,7 +44,7 @@ select (select count(*) from onlyonce.leases where starts_with(name, $2) and unt
 // parked calls are due; whether a failover lost commits of the cursor. By the indexes batches_new
 // and parked_calls_due; takes no lock.
 const pollWorkSQL = `
-with t as materialized (select clock_timestamp() as now, clock_timestamp() + interval '2 days' as ahead)
+with t as materialized (select ` + dueTimes + `)
 select * from (
   select a.lane,
          exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev))

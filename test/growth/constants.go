@@ -65,12 +65,12 @@ func (s *sources) statement(name string) (string, error) {
 	if strings.Contains(name, " ") {
 		return name, nil
 	}
-	i := strings.LastIndex(name, ".")
-	p, err := s.Import(modulePath + name[:i])
+	folder, constantName, _ := strings.Cut(name, ".")
+	p, err := s.Import(modulePath + folder)
 	if err != nil {
 		return "", err
 	}
-	c, ok := p.Scope().Lookup(name[i+1:]).(*types.Const)
+	c, ok := p.Scope().Lookup(constantName).(*types.Const)
 	if !ok || c.Val().Kind() != constant.String {
 		return "", fmt.Errorf("%s is no constant with a text", name)
 	}

@@ -13,6 +13,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -127,6 +128,7 @@ func (r *rig) probe(ctx context.Context, p probe) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	folder, _, _ := strings.Cut(p.sql, ".")
 	var times []string
 	ended, progressed := 0, 0
 	left, err := r.left(ctx, p)
@@ -135,7 +137,7 @@ func (r *rig) probe(ctx context.Context, p probe) (ok bool, err error) {
 	}
 	for range tries {
 		begun := time.Now()
-		err := r.bounded(ctx, settings[p.sql[:strings.IndexAny(p.sql+".", ". ")]], sql, p.args)
+		err := r.bounded(ctx, settings[folder], sql, p.args)
 		took := time.Since(begun)
 		switch {
 		case guard.SQLState(err) == "57014":
@@ -163,11 +165,7 @@ func (r *rig) probe(ctx context.Context, p probe) (ok bool, err error) {
 	case !ok:
 		verdict = "MAKES NO PROGRESS"
 	}
-	name := p.sql
-	if p.name != "" {
-		name = p.name
-	}
-	fmt.Printf("  %-44s %s (ms: %s)\n", name, verdict, strings.Join(times, " "))
+	fmt.Printf("  %-44s %s (ms: %s)\n", cmp.Or(p.name, p.sql), verdict, strings.Join(times, " "))
 	return ok, nil
 }
 
