@@ -89,16 +89,16 @@ type livingPartition struct {
 // its owner both may list it, and the one with the higher epoch has it.
 func living(owners []Owner) []livingPartition {
 	var all []livingPartition
+	seen := map[CursorName]int{} // where in all
 	for i := range owners {
 		o := &owners[i]
 		for j := range o.Partitions {
 			p := livingPartition{o.Scope, &o.Partitions[j], o.SeenAgeSeconds}
-			at := slices.IndexFunc(all, func(q livingPartition) bool {
-				return q.scope == p.scope && q.Topic == p.Topic && q.Partition == p.Partition
-			})
+			at, known := seen[p.name()]
 			switch {
 			case o.Silent():
-			case at < 0:
+			case !known:
+				seen[p.name()] = len(all)
 				all = append(all, p)
 			case all[at].Epoch < p.Epoch:
 				all[at] = p
@@ -106,6 +106,20 @@ func living(owners []Owner) []livingPartition {
 		}
 	}
 	return all
+}
+
+func (p *livingPartition) name() CursorName {
+	return CursorName{Scope: p.scope, Topic: p.Topic, Partition: p.Partition}
+}
+
+// Owned returns the partitions that living processes own. If two of them report a partition while
+// it changes its owner, the one with the higher epoch counts.
+func (r *StatusReport) Owned() map[CursorName]*OwnedPartition {
+	owned := map[CursorName]*OwnedPartition{}
+	for _, p := range living(r.Owners) {
+		owned[p.name()] = p.OwnedPartition
+	}
+	return owned
 }
 
 // FaultKinds are the kinds of the process's faults, for example "group, read".

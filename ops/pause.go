@@ -47,7 +47,7 @@ type CursorName struct {
 	// Scope is the scope of the consumer. Required.
 	Scope string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
 
-	// Topic is the topic of the partition. If it is empty, the place is the whole scope, and
+	// Topic is the topic of the partition. If it is empty, the whole scope is meant, and
 	// Partition is ignored.
 	Topic string `flag:"topic" arg:"T" doc:"the topic T"`
 

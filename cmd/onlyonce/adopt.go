@@ -15,13 +15,13 @@ import (
 type adoption struct {
 	cursorFilter
 	consent
-	group *string
-	stop  bool // with group: the old group is stopped
-	at    *string
-	words bool // at is no number
-	halt  *string
-	from  *string
-	late  bool // with from
+	group  *string
+	stop   bool // with group: the old group is stopped
+	at     *string
+	offset *int64 // that at names; nil: it is a word
+	halt   *string
+	from   *string
+	late   bool // with from
 
 	standard bool // with from: bring the keys of standard_keys too
 
@@ -87,12 +87,15 @@ Example:
 
 // setAt reads -at.
 func (q *adoption) setAt(text string) error {
+	q.at, q.offset = &text, nil
+	if text == "position" || text == "last" {
+		return nil
+	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	q.words = text == "position" || text == "last"
-	if !q.words && (err != nil || n < 0 || n == math.MaxInt64) {
+	if err != nil || n < 0 || n == math.MaxInt64 {
 		return fmt.Errorf("must be a whole number from 0 to %d; with -halted also position or last", int64(math.MaxInt64-1))
 	}
-	q.at = &text
+	q.offset = &n
 	return nil
 }
 
@@ -106,7 +109,7 @@ func (a *app) adopt(ctx context.Context, address string, ask *adoption) error {
 	if ask.halt != nil {
 		return usagef("-halted and -partition: give one of the two")
 	}
-	if ask.words {
+	if ask.at != nil && ask.offset == nil {
 		return usagef("-at %s: only with -halted", *ask.at)
 	}
 	if ask.from != nil {
@@ -158,11 +161,7 @@ func (a *app) adoptTopic(ctx context.Context, address string, ask *adoption) err
 }
 
 func (q *adoption) act(ctx context.Context, db *database, by ops.By, shown *ops.Adopted) (*ops.Adopted, error) {
-	in := ops.AdoptInput{CursorName: q.place(), Group: given0(q.group), OldGroupStopped: q.stop, Shown: shown}
-	if q.at != nil {
-		at, _ := strconv.ParseInt(*q.at, 10, 64) // setAt has seen it
-		in.At = &at
-	}
+	in := ops.AdoptInput{CursorName: q.place(), Group: given0(q.group), OldGroupStopped: q.stop, At: q.offset, Shown: shown}
 	if q.origin != nil {
 		in.From = &ops.Origin{DB: q.origin, Name: q.origin.name, StandardKeys: q.standard, Late: q.late}
 	}

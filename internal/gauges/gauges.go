@@ -29,7 +29,7 @@ func (s *samples) add(m *metrics.Metric, value float64, values ...string) {
 func Of(database string, m *Measures) []metrics.Sample {
 	s := &samples{database: database}
 	s.partitions(m.Status)
-	s.lags(m.Status.Owners)
+	s.lags(m.Status)
 	s.scopes(m)
 	s.faults(m.Status.Faults)
 	s.parked(&m.Status.Parked)
@@ -54,32 +54,9 @@ func (s *samples) faults(all []ops.Fault) {
 	s.add(metrics.Faults, readOnly, "", "", "read-only")
 }
 
-// place names a partition of a consumer.
-type place struct {
-	scope, topic string
-	partition    int32
-}
-
-// ownedBy returns what living processes own: of two that report a partition while it changes its
-// owner, the one with the higher epoch. A process that is silent no longer owns what its row says.
-func ownedBy(owners []ops.Owner) map[place]*ops.OwnedPartition {
-	owned := map[place]*ops.OwnedPartition{}
-	for i := range owners {
-		o := &owners[i]
-		for j := range o.Partitions {
-			p := &o.Partitions[j]
-			at := place{o.Scope, p.Topic, p.Partition}
-			if was := owned[at]; !o.Silent() && (was == nil || was.Epoch < p.Epoch) {
-				owned[at] = p
-			}
-		}
-	}
-	return owned
-}
-
 // partitions counts the partitions in use by what they do.
 func (s *samples) partitions(r *ops.StatusReport) {
-	owned := ownedBy(r.Owners)
+	owned := r.Owned()
 	type state struct{ scope, state, reason string }
 	counts := map[state]int{}
 	var order []state
@@ -94,8 +71,9 @@ func (s *samples) partitions(r *ops.StatusReport) {
 		for _, always := range []string{"working", "halted", "unowned"} {
 			count(state{c.Scope, always, ""}, 0) // so that an alert sees it rise from 0
 		}
-		p := owned[place{c.Scope, c.Topic, c.Partition}]
-		delete(owned, place{c.Scope, c.Topic, c.Partition})
+		at := ops.CursorName{Scope: c.Scope, Topic: c.Topic, Partition: c.Partition}
+		p := owned[at]
+		delete(owned, at)
 		if p == nil && c.RetiredAt != nil {
 			continue
 		}
@@ -104,7 +82,7 @@ func (s *samples) partitions(r *ops.StatusReport) {
 	}
 	for at, p := range owned { // halted before it had a cursor
 		what, reason := stateOf(p, false)
-		count(state{at.scope, what, reason}, 1)
+		count(state{at.Scope, what, reason}, 1)
 	}
 	for _, of := range order {
 		s.add(metrics.ConsumerPartitions, float64(counts[of]), of.scope, of.state, of.reason)
@@ -127,21 +105,21 @@ func stateOf(p *ops.OwnedPartition, paused bool) (state, reason string) {
 }
 
 // lags adds the lag of each partition of processes that are alive.
-func (s *samples) lags(owners []ops.Owner) {
+func (s *samples) lags(r *ops.StatusReport) {
 	type topic struct{ scope, name string }
 	sizes := map[topic]int{}
-	for _, o := range owners {
+	for _, o := range r.Owners {
 		for _, p := range o.Partitions {
 			sizes[topic{o.Scope, p.Topic}]++
 		}
 	}
 	type total struct{ lag, stalled, blocked float64 }
-	folded, owned := map[topic]total{}, ownedBy(owners)
-	for i := range owners {
-		o := &owners[i]
+	folded, owned := map[topic]total{}, r.Owned()
+	for i := range r.Owners {
+		o := &r.Owners[i]
 		for j := range o.Partitions {
 			p := &o.Partitions[j]
-			if owned[place{o.Scope, p.Topic, p.Partition}] != p {
+			if owned[ops.CursorName{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition}] != p {
 				continue
 			}
 			at, lag, stalled, blocked := topic{o.Scope, p.Topic}, float64(p.Lag), stalledFor(o, p), blockedFor(o, p)
