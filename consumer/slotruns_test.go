@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -106,7 +107,7 @@ func TestC7AdoptKeepsWhatIsDone(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			r.halfDone(slotPositions())
-			if _, err := ops.AdoptCursor(t.Context(), r.pool, ops.By{Reason: "test"}, ops.AdoptInput{CursorName: place, At: &at}); err != nil {
+			if _, err := ops.AdoptCursor(t.Context(), r.pool, ops.By{Reason: "test"}, ops.AdoptInput{Scope: place.Scope, Topic: place.Topic, Partition: new(int32), At: strconv.FormatInt(at, 10)}); err != nil {
 				t.Fatal(err)
 			}
 			stop := r.start(effect, slotPositions())

@@ -83,7 +83,7 @@ func leave(t *testing.T, db *pgxpool.Pool, to string) string {
 
 func adopt(t *testing.T, db, from *pgxpool.Pool, as string) *ops.AdoptedPlace {
 	t.Helper()
-	done, err := ops.AdoptPlace(t.Context(), db, ops.By{Reason: "OPS-40"}, ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{DB: from, Name: "the other", As: as}})
+	done, err := ops.AdoptPlace(t.Context(), db, ops.By{Reason: "OPS-40"}, ops.AdoptPlaceInput{Place: "acme", From: &ops.Origin{DB: from, Name: "the other", As: as}})
 	if err != nil {
 		t.Fatal(err)
 	}

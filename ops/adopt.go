@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 
@@ -13,65 +14,116 @@ import (
 
 // AdoptInput is the input of [AdoptCursor].
 type AdoptInput struct {
-	CursorName
+	// Scope and Topic name the cursors. Both are required.
+	Scope string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
+	Topic string `flag:"topic" arg:"T" doc:"the topic T"`
 
-	// Group is the Kafka group to own the cursor. Defaults to the next group that takes it; with
-	// From, to the group of the other database.
+	// Partition is the number of the partition. Nil picks all partitions of the topic that are in
+	// use: those of Halted, or else those that do not have Group yet. Defaults to nil.
+	Partition *int32 `flag:"partition" arg:"N" doc:"the partition N"`
+
+	// Halted picks the partitions that living processes report as halted for this reason, for
+	// example new-topic. Partition must be nil then. Defaults to any.
+	Halted string `flag:"halted" arg:"REASON" doc:"all partitions of the topic that are halted for REASON"`
+
+	// Group is the Kafka group to own the cursor. Required if Partition is nil and At is empty.
+	// Defaults to the next group that takes it; with From, to the group of the other database.
 	Group string `flag:"group" arg:"G" doc:"the Kafka group G that is to own the cursor (default: the next one to come)" label:"Group" hint:"The Kafka group that is to own the cursor. Empty: the next group that takes it."`
 
 	// OldGroupStopped gives the cursor to Group although the old group has not released it, because
 	// its processes died. Defaults to false.
 	OldGroupStopped bool `flag:"old-group-stopped" doc:"with -group: although the old group has not released the cursor, because its processes died" label:"The old group's processes have ended, although they did not release the cursor"`
 
-	// At is the next offset to handle. Defaults to the present position.
-	At *int64 `flag:"at" arg:"OFFSET" doc:"the OFFSET that is to be handled next (default: the position stays)" label:"Position" hint:"The offset that is to be handled next. Empty: it stays as it is."`
+	// At is the next offset to handle. With Halted it may also be "position", for each cursor's
+	// own, or "last", for the log's end as the partition's owner has reported it. Defaults to the
+	// present position, with the proofs that the log is the same.
+	At string `flag:"at" arg:"OFFSET" doc:"the OFFSET that is to be handled next; with -halted also position or last (default: the position stays)" label:"Position" hint:"The offset that is to be handled next. Empty: it stays as it is."`
 
-	// From is the database from which the partition moves here. It must be nil if At is set.
-	// Defaults to no move.
+	// From is the database from which the partition moves here. At must be empty then. Defaults to
+	// no move.
 	From *Origin
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor
-	// has another owner or run by now, or, with At, another position, the error is of kind
-	// ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If a cursor has
+	// another owner or run by now, or, with Partition and At, another position, the error is of
+	// kind ErrChanged.
 	Shown *Adopted
 }
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
 func (in *AdoptInput) Check() error {
-	if err := in.checkOne(); err != nil {
+	one := CursorName{Scope: in.Scope, Topic: in.Topic}
+	if in.Partition != nil {
+		one.Partition = *in.Partition
+	}
+	if err := one.checkOne(); err != nil {
+		return err
+	}
+	if _, err := in.at(0, 0); err != nil {
 		return err
 	}
 	switch {
-	case in.From != nil && in.At != nil:
-		return failf(ErrInvalid, "-from and -at: the position is the other database's: give one of the two")
-	case in.From != nil && (in.From.DB == nil || in.From.Name == ""):
-		return failf(ErrInvalid, "-from: must have a database and a name")
-	case in.At != nil && (*in.At < 0 || *in.At == math.MaxInt64):
-		return failf(ErrInvalid, "-at: must be an offset")
-	}
-	if in.Group != "" {
+	case in.From != nil && in.At != "":
+		return failf(ErrInvalid, "`From` and `At`: the position is the other database's: give one of the two")
+	case in.From != nil && in.Partition == nil:
+		return failf(ErrInvalid, "missing: `Partition`: one partition at a time moves here from another database")
+	case in.Partition != nil && in.Halted != "":
+		return failf(ErrInvalid, "`Halted` and `Partition`: give one of the two")
+	case in.Partition == nil && in.At != "" && in.Halted == "":
+		return failf(ErrInvalid, "missing: `Partition` or `Halted`: a position is set for one partition, or for those that are halted for one reason")
+	case in.Partition == nil && in.At == "" && in.Group == "":
+		return failf(ErrInvalid, "missing: `Partition`, or `Group` for all partitions of the topic")
+	case in.Halted == "" && (in.At == atPosition || in.At == atLast):
+		return failf(ErrInvalid, "`At` %s: only with `Halted`", in.At)
+	case in.Group != "":
 		return checkText("the group", in.Group)
 	}
 	return nil
 }
 
-// Adopted is the result of [AdoptCursor].
+const (
+	atPosition = "position"
+	atLast     = "last"
+)
+
+// at is the offset that a partition is set to, nil if its position stays.
+func (in *AdoptInput) at(position, last int64) (*int64, error) {
+	switch in.At {
+	case "":
+		return nil, nil
+	case atPosition:
+		return &position, nil
+	case atLast:
+		return &last, nil
+	}
+	n, err := strconv.ParseInt(in.At, 10, 64)
+	if err != nil || n < 0 || n == math.MaxInt64 {
+		return nil, failf(ErrInvalid, "`At` must be an offset; with `Halted` also position or last")
+	}
+	return &n, nil
+}
+
+// Adopted is the result of [AdoptCursor]: of one partition, or of each of several.
 type Adopted struct {
 	Audited
 
-	Scope     string   `json:"scope"`
-	Topic     string   `json:"topic"`
-	Partition int32    `json:"partition"`
-	Before    *Cursor  `json:"before"` // nil: there was no cursor
-	After     *Cursor  `json:"after"`
-	Skipped   *int64   `json:"skipped"`  // nil: not known
-	Repeated  *int64   `json:"repeated"` // nil: not known
-	From      *Brought `json:"from,omitempty"`
+	Scope      string    `json:"scope"`
+	Topic      string    `json:"topic"`
+	Partition  *int32    `json:"partition,omitempty"`  // nil: see Partitions
+	Before     *Cursor   `json:"before,omitempty"`     // nil: there was no cursor
+	After      *Cursor   `json:"after,omitempty"`      // nil: see Partitions
+	Skipped    *int64    `json:"skipped,omitempty"`    // nil: not known
+	Repeated   *int64    `json:"repeated,omitempty"`   // nil: not known
+	From       *Brought  `json:"from,omitempty"`       // nil: it did not move here
+	Partitions []Adopted `json:"partitions,omitempty"` // by number; without Scope and Topic of their own
 }
 
 // AdoptCursor resolves a halt. It fences out the cursor's owner. Then it gives the cursor another
 // group, with At another position, or with From its state from another database. A halted consumer
 // checks again every few seconds and continues by itself.
+//
+// Without Partition it adopts partitions of a topic, in one transaction: for example if a group was
+// renamed and each partition is halted for the reason foreign-group, or if the topic was created
+// again and each is halted for new-topic. Cursors that are retired stay as they are.
 //
 // Without At and From the position stays, with the proofs that the log is the same.
 //
@@ -85,12 +137,18 @@ type Adopted struct {
 // here each key that the other database keeps in the ring of the scope's class, so copies of
 // messages handled there are recognized.
 //
-// It waits for the owner's batch to end, and with From until the keys are copied, at most 4 hours.
-// Errors are of kind ErrNotFound if there is no cursor, ErrRefused, ErrChanged, and ErrInvalid;
-// those of the other database are an [*OriginError].
+// It waits for the owners' batches to end, and with From until the keys are copied, at most 4
+// hours. Errors are of kind ErrNotFound if there is no such cursor, ErrNothing if all partitions
+// have the group, ErrRefused, ErrChanged, and ErrInvalid; those of the other database are an
+// [*OriginError].
 func AdoptCursor(ctx context.Context, db DB, by By, in AdoptInput) (*Adopted, error) {
-	q := &adoption{AdoptInput: in, at: in.At}
 	k := kind{action: "cursor adopt", subject: "the cursor", look: "onlyonce cursor show"}
+	if in.Partition == nil {
+		k.subject = "one of the cursors"
+		return decide(ctx, db, k, by, &topicAdoption{AdoptInput: in}, in.Shown)
+	}
+	at, _ := in.at(0, 0) // check reports its error
+	q := &adoption{AdoptInput: in, name: CursorName{Scope: in.Scope, Topic: in.Topic, Partition: *in.Partition}, at: at}
 	if in.From != nil {
 		q.origin = &origin{Origin: in.From}
 		k.within = bringTimeout
@@ -98,19 +156,25 @@ func AdoptCursor(ctx context.Context, db DB, by By, in AdoptInput) (*Adopted, er
 	return decide(ctx, db, k, by, q, in.Shown)
 }
 
-// adoption is what is asked for, and what it becomes.
+// adoption is the adoption of one cursor, and what it becomes.
 type adoption struct {
 	AdoptInput
+	name   CursorName
 	at     *int64
 	origin *origin // with From
 }
 
-func (q *adoption) check() error { return q.Check() }
+func (q *adoption) check() error {
+	if q.From != nil && (q.From.DB == nil || q.From.Name == "") {
+		return failf(ErrInvalid, "`From`: must have a database and a name")
+	}
+	return q.Check()
+}
 
-func (q *adoption) lock(ctx context.Context, tx pgx.Tx) error { return q.lockLease(ctx, tx) }
+func (q *adoption) lock(ctx context.Context, tx pgx.Tx) error { return q.name.lockLease(ctx, tx) }
 
 func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*Adopted, error) {
-	before, err := q.readOne(ctx, tx)
+	before, err := q.name.readOne(ctx, tx)
 	if err == nil && q.origin != nil {
 		if err = q.readOrigin(ctx, before); err == nil {
 			err = q.origin.scope.agrees(ctx, tx, q.Scope, q.origin.Name)
@@ -120,7 +184,7 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*Adopted, error) {
 	case err != nil:
 		return nil, err
 	case before == nil && q.at == nil:
-		return nil, failf(ErrNotFound, "there is no cursor (%s)", q.CursorName).but("correct the flags, or give -at OFFSET to make one")
+		return nil, failf(ErrNotFound, "there is no cursor (%s)", q.name).but("correct the flags, or give -at OFFSET to make one")
 	case before != nil && before.RetiredAt != nil && q.at == nil:
 		return nil, failf(ErrRefused, "the cursor is retired, and nothing was done: -at OFFSET brings it back, from that offset on")
 	case before != nil && before.RetiredAt == nil && q.Group != "" && before.Group != nil && *before.Group != q.Group && !before.Clean && !q.OldGroupStopped:
@@ -153,15 +217,15 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *Adopted) (*Adop
 	}
 	var came *Brought
 	if q.origin != nil {
-		made, err := q.readBack(ctx, tx)
+		made, err := q.name.readBack(ctx, tx)
 		if err != nil {
 			return nil, err
 		}
-		if came, err = q.origin.bring(ctx, tx, &q.CursorName, made.ID, made.Run, reports.OrNull(q.Group)); err != nil {
+		if came, err = q.origin.bring(ctx, tx, &q.name, made.ID, made.Run, reports.OrNull(q.Group)); err != nil {
 			return nil, err
 		}
 	}
-	after, err := q.readBack(ctx, tx)
+	after, err := q.name.readBack(ctx, tx)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +242,7 @@ func (q *adoption) readOrigin(ctx context.Context, here *Cursor) error {
 	if here != nil && here.RetiredAt == nil {
 		return failf(ErrRefused, "the cursor is in use here, at offset %d, and nothing was done: -from takes a partition over where it has no cursor, or a retired one", here.Position)
 	}
-	if err := q.origin.snapshot(ctx, func(tx pgx.Tx) error { return q.origin.read(ctx, tx, &q.CursorName) }); err != nil {
+	if err := q.origin.snapshot(ctx, func(tx pgx.Tx) error { return q.origin.read(ctx, tx, &q.name) }); err != nil {
 		return err
 	}
 	there := q.origin.cursor
@@ -213,14 +277,14 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *Cursor) error 
 // fenced out.
 func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 	var id int64
-	err := tx.QueryRow(ctx, cursor.CreateSQL, q.Scope, q.Topic, q.Partition, reports.OrNull(q.Group), nil, nil, q.at, "adopted", nil).Scan(&id)
+	err := tx.QueryRow(ctx, cursor.CreateSQL, q.Scope, q.Topic, q.name.Partition, reports.OrNull(q.Group), nil, nil, q.at, "adopted", nil).Scan(&id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return failf(ErrChanged, "a consumer made the cursor at this moment, and nothing was done").but("run the command again to see how it stands")
 	}
 	if err != nil {
 		return err
 	}
-	made, err := q.readBack(ctx, tx)
+	made, err := q.name.readBack(ctx, tx)
 	if err != nil || made.Epoch == 0 {
 		return err
 	}
@@ -230,7 +294,7 @@ func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 // planned returns the future cursor, to show before it is written.
 func (q *adoption) planned(before *Cursor) *Cursor {
 	if before == nil {
-		after := &Cursor{Scope: q.Scope, Topic: q.Topic, Partition: q.Partition, Position: *q.at, Group: reports.OrNull(q.Group),
+		after := &Cursor{Scope: q.Scope, Topic: q.Topic, Partition: q.name.Partition, Position: *q.at, Group: reports.OrNull(q.Group),
 			StartOffset: *q.at, StartPolicy: "adopted", Clean: true}
 		q.stamped(after)
 		return after
@@ -264,7 +328,7 @@ func (q *adoption) stamped(after *Cursor) {
 // outcome compares before and after. During a replay, what counts as handled ends at the offset at
 // which the replay interrupted the work.
 func (q *adoption) outcome(before, after *Cursor) *Adopted {
-	d := &Adopted{Scope: q.Scope, Topic: q.Topic, Partition: q.Partition, Before: before, After: after}
+	d := &Adopted{Scope: q.Scope, Topic: q.Topic, Partition: &q.name.Partition, Before: before, After: after}
 	if q.origin != nil {
 		d.From = &Brought{Database: q.origin.Name, Cursor: q.origin.cursor}
 		return d // what is between was handled there

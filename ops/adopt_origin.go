@@ -79,20 +79,29 @@ const forgottenSQL = `
 select coalesce(bool_or($1::timestamptz < clock_timestamp() - r.horizon), false)
   from unnest($2::text[]) c join onlyonce.rings r on r.name = onlyonce.class_ring(c)`
 
-// Origin is the database from which a partition moves. Its cursor there must be retired.
+// Origin is the database from which a partition or a place moves. There the cursor must be retired,
+// or the place must have left.
 type Origin struct {
 	// DB is the database.
 	DB DB
 
-	// Name names the database in errors and in the audit row. It must not contain a password.
+	// Name names the database in errors, in onlyonce.places and in the audit row. It must not
+	// contain a password.
 	Name string
 
-	// StandardKeys copies the keys of standard_keys too. Set it only if such ids mean the same in
-	// both databases. Defaults to false.
+	// As is this database's name in LeavePlace, so that only the place's destination can adopt it.
+	// Required for a place, and not used for a partition.
+	As string
+
+	// StandardKeys copies every key of standard_keys too, and for a place the other state of
+	// webhooks. For a place it must be true if the place has webhooks or a loop of its own, or if
+	// handlers claim keys or enqueue calls under ids. Keys are hashes, so those of others come
+	// along: set it only if such ids mean the same in both databases, for example because they
+	// contain the tenant. Defaults to false.
 	StandardKeys bool
 
-	// Late takes the partition over even if the other database may have forgotten keys of messages
-	// that it handled. Defaults to false.
+	// Late takes the partition, or with StandardKeys the place, over even if the other database may
+	// have forgotten keys of messages that it handled. Defaults to false.
 	Late bool
 }
 
@@ -134,7 +143,7 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *CursorName) error {
 	case err != nil:
 		return err
 	case there == nil:
-		return failf(ErrNotFound, "-from: there is no cursor (%s) in %s", *f, o.Name)
+		return failf(ErrNotFound, "`From`: there is no cursor (%s) in %s", *f, o.Name)
 	case there.RetiredAt == nil:
 		return failf(ErrRefused, "the cursor in %s is in use, at offset %d, and nothing was done: retire it first (onlyonce cursor retire -postgres ...), so that no process works on both",
 			o.Name, there.Position)

@@ -32,8 +32,7 @@ func TestAdoptCursor(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	cursors(t, pool, 1)
-	at := int64(9)
-	in := ops.AdoptInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders"}, At: &at}
+	in := ops.AdoptInput{Scope: "stock", Topic: "orders", Partition: new(int32), At: "9"}
 	seen, err := ops.AdoptCursor(t.Context(), pool, ops.By{DryRun: true}, in)
 	if err != nil || seen.AuditID != 0 || seen.Before.Position != 5 || seen.After.Position != 9 || *seen.Skipped != 4 || *seen.Repeated != 0 {
 		t.Fatalf("%+v, %v", seen, err)
@@ -58,23 +57,23 @@ func TestAdoptTopic(t *testing.T) {
 	cursors(t, pool, 4)
 	exec(t, pool, `update onlyonce.cursors set retired_at = clock_timestamp() where partition = 2`)
 	exec(t, pool, `update onlyonce.cursors set released_at = null where partition = 3`)
-	in := ops.AdoptTopicInput{Scope: "stock", Topic: "orders", Group: "g2"}
+	in := ops.AdoptInput{Scope: "stock", Topic: "orders", Group: "g2"}
 	groups := func() string {
 		return one[string](t, pool, `select string_agg(coalesce(group_id, '-') || '@' || start_offset, ' ' order by partition) from onlyonce.cursors`)
 	}
-	if _, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "renamed"}, in); !errors.Is(err, ops.ErrRefused) {
+	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "renamed"}, in); !errors.Is(err, ops.ErrRefused) {
 		t.Fatalf("one is not released: %v", err)
 	}
 	if got := groups(); got != "g1@5 g1@5 g1@5 g1@5" {
 		t.Errorf("after a refusal: %s", got)
 	}
 	in.OldGroupStopped = true
-	seen, err := ops.AdoptTopic(t.Context(), pool, ops.By{DryRun: true}, in)
+	seen, err := ops.AdoptCursor(t.Context(), pool, ops.By{DryRun: true}, in)
 	if err != nil || len(seen.Partitions) != 3 {
 		t.Fatalf("%+v, %v", seen, err)
 	}
 	in.Shown = seen
-	done, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "renamed"}, in)
+	done, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "renamed"}, in)
 	if err != nil || len(done.Partitions) != 3 || done.AuditID == 0 {
 		t.Fatalf("%+v, %v", done, err)
 	}
@@ -90,16 +89,16 @@ func TestAdoptTopic(t *testing.T) {
 		t.Errorf("%d partitions in the audit row", n)
 	}
 	in.Shown = nil
-	if _, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrNothing) {
+	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrNothing) {
 		t.Errorf("all have the group: %v", err)
 	}
 	in.Topic = "other"
-	if _, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "typo"}, in); !errors.Is(err, ops.ErrNotFound) {
+	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "typo"}, in); !errors.Is(err, ops.ErrNotFound) {
 		t.Errorf("no such topic: %v", err)
 	}
 	in.Topic, in.Shown = "orders", seen
 	in.Group = "g3"
-	if _, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "late"}, in); !errors.Is(err, ops.ErrChanged) {
+	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "late"}, in); !errors.Is(err, ops.ErrChanged) {
 		t.Errorf("the epochs have risen since: %v", err)
 	}
 }
@@ -128,7 +127,7 @@ func TestAdoptHalted(t *testing.T) {
 		{"gap", "position", "0@1 5@0 5@1 0@1", nil},
 		{"new-topic", "last", "30@2 5@0 5@1 33@2", nil},
 	} {
-		_, err := ops.AdoptTopic(t.Context(), pool, ops.By{Reason: "INC-8"}, ops.AdoptTopicInput{Scope: "stock", Topic: "orders", Halted: c.halted, At: c.at})
+		_, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "INC-8"}, ops.AdoptInput{Scope: "stock", Topic: "orders", Halted: c.halted, At: c.at})
 		if got := positions(); !errors.Is(err, c.err) || got != c.want {
 			t.Errorf("halted %q at %q: %s, %v", c.halted, c.at, got, err)
 		}
@@ -169,7 +168,7 @@ func TestF13AdoptionMayTakeLong(t *testing.T) {
 	exec(t, from, `insert into onlyonce.cursors (id, scope, topic, partition, group_id, start_offset, run_start, start_policy, retired_at)
 		select id, 'stock', 'orders', 0, 'g', 0, 100, 'earliest', clock_timestamp() from onlyonce.leases`)
 	var there, here []string
-	_, err := ops.AdoptCursor(t.Context(), idleBounds{to, &here}, ops.By{Reason: "move"}, ops.AdoptInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders"},
+	_, err := ops.AdoptCursor(t.Context(), idleBounds{to, &here}, ops.By{Reason: "move"}, ops.AdoptInput{Scope: "stock", Topic: "orders", Partition: new(int32),
 		From: &ops.Origin{DB: idleBounds{from, &there}, Name: "a"}})
 	if err != nil || there[len(there)-1] != "0" || here[0] != "10min" {
 		t.Errorf("bounds there: %v, here: %v; %v", there, here, err)

@@ -67,22 +67,18 @@ const leavePlaceSQL = `select onlyonce.leave_place($1, $2, $3)`
 
 // Place is a database's state of a place, for example of a tenant.
 type Place struct {
-	Place string `json:"place"`
-
-	// State is one of: claimed, while a process asks the other databases whether the place lives
-	// there; here; leaving, while running work ends and new work is refused; left.
-	State string `json:"state"`
-
-	Moves     int64     `json:"moves"` // how often the place had moved then
-	Other     string    `json:"other"` // where it goes, or came from
-	ChangedAt time.Time `json:"changed_at"`
+	Place     string    `json:"place" col:"PLACE"`
+	State     string    `json:"state" col:"STATE" doc:"claimed, while a process asks the other databases whether the place lives there; here; leaving, while running work ends and new work is refused; or left"`
+	Other     string    `json:"other" col:"OTHER" doc:"where it goes, or came from"`
+	Moves     int64     `json:"moves" col:"MOVES" doc:"how often it had moved then"`
+	ChangedAt time.Time `json:"changed_at" col:"SINCE"`
 }
 
 // PlaceFilter picks places. The zero value picks the first 100.
 type PlaceFilter struct {
-	Place string // empty: any
-	State string // empty: any
-	Limit int    // how many rows at most, up to 10,000; 0: 100
+	Place string `flag:"place" arg:"P" doc:"only the place P, for example a tenant"`
+	State string `flag:"state" arg:"STATE" choices:"claimed,here,leaving,left" doc:"only those in STATE: claimed, here, leaving or left"`
+	Limit int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N places (default 100)"`
 }
 
 // Places returns the places that the filter picks, by their names, and whether there are more.
@@ -102,10 +98,10 @@ func readPlace(ctx context.Context, tx pgx.Tx, place string) (*Place, error) {
 // LeavePlaceInput is the input of [LeavePlace].
 type LeavePlaceInput struct {
 	// Place is the tenant, the endpoint or the other place that moves. Required.
-	Place string
+	Place string `flag:"place" arg:"P" doc:"the tenant or other place P"`
 
 	// To names the destination database. AdoptPlace must use the same name. Required.
-	To string
+	To string `flag:"to" arg:"NAME" doc:"the NAME of the database that it goes to"`
 
 	// Shown is the result of a dry run that a person agreed to. If the state has changed since, the
 	// error is of kind ErrChanged.

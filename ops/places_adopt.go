@@ -62,40 +62,15 @@ const standardForgottenSQL = `select coalesce($1::timestamptz < clock_timestamp(
 // AdoptPlaceInput is the input of [AdoptPlace].
 type AdoptPlaceInput struct {
 	// Place is the tenant, the endpoint or the other place. Required.
-	Place string
+	Place string `flag:"place" arg:"P" doc:"the tenant or other place P"`
 
 	// From is the database that the place has left. Nil keeps here a place that is leaving, or that
 	// is new to every process. Defaults to nil.
-	From *PlaceOrigin
+	From *Origin
 
 	// Shown is the result of a dry run that a person agreed to. If the state has changed since, the
 	// error is of kind ErrChanged.
 	Shown *AdoptedPlace
-}
-
-// PlaceOrigin is the database from which a place comes.
-type PlaceOrigin struct {
-	// DB is the database.
-	DB DB
-
-	// Name names it in errors, in onlyonce.places and in the audit row. It must not contain a
-	// password.
-	Name string
-
-	// As is this database's name in LeavePlace, so that only the place's destination can adopt it.
-	// Required.
-	As string
-
-	// StandardKeys copies every key of standard_keys, and the other state of webhooks. It must be
-	// true if the place has webhooks or a loop of its own, or if handlers claim keys or enqueue
-	// calls under ids. Keys are hashes, so those of other places come along: set it only if such
-	// ids mean the same in both databases, for example because they contain the tenant. Defaults to
-	// false.
-	StandardKeys bool
-
-	// Late takes the place over with StandardKeys even if the other database may have forgotten
-	// keys. Defaults to false.
-	Late bool
 }
 
 // AdoptedPlace is the result of [AdoptPlace].
@@ -138,9 +113,9 @@ func (q *homing) check() error {
 		return nil
 	}
 	if q.From.DB == nil || q.From.Name == "" {
-		return failf(ErrInvalid, "-from: must have a database and a name")
+		return failf(ErrInvalid, "`From`: must have a database and a name")
 	}
-	return checkText("-as, the name of this database,", q.From.As)
+	return checkText("`As`, the name of this database,", q.From.As)
 }
 
 func (q *homing) lock(ctx context.Context, tx pgx.Tx) error {
@@ -179,7 +154,7 @@ func (q *homing) readThere(ctx context.Context, there pgx.Tx, d *AdoptedPlace) e
 	case err != nil:
 		return err
 	case at == nil:
-		return failf(ErrNotFound, "-from: %s does not know %q", q.From.Name, q.Place)
+		return failf(ErrNotFound, "`From`: %s does not know %q", q.From.Name, q.Place)
 	case at.State != "left":
 		return failf(ErrRefused, "%q has not left %s (%s), and nothing was done: take it out first (place leave), so that it does not live in both", q.Place, q.From.Name, at.State)
 	case at.Other != q.From.As:
@@ -202,8 +177,7 @@ func (q *homing) readThere(ctx context.Context, there pgx.Tx, d *AdoptedPlace) e
 // elsewhere runs f on one snapshot of the other database. If the place has left in it, it has all
 // that was committed for the place.
 func (q *homing) elsewhere(ctx context.Context, f func(there pgx.Tx) error) error {
-	o := origin{Origin: &Origin{DB: q.From.DB, Name: q.From.Name}}
-	return o.snapshot(ctx, f)
+	return (&origin{Origin: q.From}).snapshot(ctx, f)
 }
 
 func (q *homing) differs(shown, now *AdoptedPlace) bool {

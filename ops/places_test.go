@@ -2,6 +2,7 @@ package ops_test
 
 import (
 	"errors"
+	"strconv"
 	"testing"
 	"time"
 
@@ -22,7 +23,7 @@ func move(t *testing.T, from, to *pgxpool.Pool, name string, standardKeys bool) 
 
 func adoptFrom(t *testing.T, from, to *pgxpool.Pool, as string, standardKeys bool) error {
 	t.Helper()
-	in := ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{DB: from, Name: "the other", As: as, StandardKeys: standardKeys}}
+	in := ops.AdoptPlaceInput{Place: "acme", From: &ops.Origin{DB: from, Name: "the other", As: as, StandardKeys: standardKeys}}
 	seen, err := ops.AdoptPlace(t.Context(), to, ops.By{DryRun: true}, in)
 	if err != nil {
 		return err
@@ -121,7 +122,7 @@ func TestLeavingWaitsForWhatWasBegun(t *testing.T) {
 	exec(t, a, `update onlyonce.parked set settled_at = now(), state = 'discarded'`)
 	handled := func(at int64) {
 		t.Helper()
-		if _, err := ops.AdoptCursor(t.Context(), a, ops.By{Reason: "handled"}, ops.AdoptInput{CursorName: ops.CursorName{Scope: "s", Topic: "webhook.acme"}, At: &at}); err != nil {
+		if _, err := ops.AdoptCursor(t.Context(), a, ops.By{Reason: "handled"}, ops.AdoptInput{Scope: "s", Topic: "webhook.acme", Partition: new(int32), At: strconv.FormatInt(at, 10)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -208,7 +209,7 @@ func TestKeysMoveWithAPlace(t *testing.T) {
 	if err := adoptFrom(t, a, b, "b", true); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("too late: %v", err)
 	}
-	in := ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{DB: a, Name: "a", As: "b", StandardKeys: true, Late: true}}
+	in := ops.AdoptPlaceInput{Place: "acme", From: &ops.Origin{DB: a, Name: "a", As: "b", StandardKeys: true, Late: true}}
 	done, err := ops.AdoptPlace(t.Context(), b, ops.By{Reason: "OPS-40"}, in)
 	if err != nil || *done.Keys != 1 {
 		t.Fatalf("%+v, %v", done, err)
@@ -229,8 +230,8 @@ func TestInvalidPlaces(t *testing.T) {
 		"no place":     second(ops.LeavePlace(t.Context(), pool, by, ops.LeavePlaceInput{To: "b"})),
 		"no name":      second(ops.LeavePlace(t.Context(), pool, by, ops.LeavePlaceInput{Place: "acme"})),
 		"no place, in": second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{})),
-		"no database":  second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{As: "b"}})),
-		"no own name":  second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{Place: "acme", From: &ops.PlaceOrigin{DB: pool, Name: "a"}})),
+		"no database":  second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{Place: "acme", From: &ops.Origin{As: "b"}})),
+		"no own name":  second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{Place: "acme", From: &ops.Origin{DB: pool, Name: "a"}})),
 	} {
 		if !errors.Is(err, ops.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)

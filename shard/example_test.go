@@ -94,7 +94,7 @@ func Example() {
 	if _, err := ops.LeavePlace(ctx, a, by, ops.LeavePlaceInput{Place: "acme", To: "b"}); err != nil {
 		panic(err)
 	}
-	from := &ops.PlaceOrigin{DB: a, Name: "a", As: "b", StandardKeys: true}
+	from := &ops.Origin{DB: a, Name: "a", As: "b", StandardKeys: true}
 	if _, err := ops.AdoptPlace(ctx, b, by, ops.AdoptPlaceInput{Place: "acme", From: from}); err != nil {
 		panic(err)
 	}

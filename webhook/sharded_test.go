@@ -71,7 +71,7 @@ func TestN2EndpointMoves(t *testing.T) {
 	if got := e.send(stripeBody("evt_1", "")); got.status != http.StatusServiceUnavailable {
 		t.Errorf("before it is adopted: %v", got)
 	}
-	from := &ops.PlaceOrigin{DB: a.pool, Name: "a", As: "b", StandardKeys: true}
+	from := &ops.Origin{DB: a.pool, Name: "a", As: "b", StandardKeys: true}
 	if _, err := ops.AdoptPlace(t.Context(), b.pool, ops.By{Reason: "OPS-40"}, ops.AdoptPlaceInput{Place: "e", From: from}); err != nil {
 		t.Fatal(err)
 	}

@@ -46,14 +46,6 @@ func missing(flags ...given) error {
 	return nil
 }
 
-// given0 returns a flag's value, or the zero value if it is not given.
-func given0[T any](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
-}
-
 // asksFirst is a part of the help of each decision.
 const asksFirst = "It shows what it would do and asks first, unless -yes is given; with -dry-run it only shows. It writes an audit row."
 
@@ -105,17 +97,13 @@ func (a *app) decide(ctx context.Context, address string, say consent, try *oper
 			return err
 		}
 	}
-	return decide(ctx, a, address, say, try.Waits, decision[operate.Result]{
-		act: func(ctx context.Context, db *database, by ops.By, shown *operate.Result) (*operate.Result, error) {
-			return try.Run(ctx, db, by, shown)
-		},
-		write: func(a *app, r *operate.Result) { a.writeSaid(r.Said) },
-		after: func(_ context.Context, _ *database, r *operate.Result) error {
-			for _, line := range r.Done {
-				a.say("%s", oneLine(line))
-			}
-			return nil
-		},
+	from, is := try.Input.(interface{ Elsewhere() *operate.From })
+	if !is || from.Elsewhere().URL == "" {
+		return a.act(ctx, address, say, try, nil)
+	}
+	return a.withSchema(ctx, from.Elsewhere().URL, func(db *database) error {
+		from.Elsewhere().DB, from.Elsewhere().Name = db, db.name
+		return a.act(ctx, address, say, try, db)
 	})
 }
 
@@ -137,30 +125,24 @@ type nothing struct{ text string }
 
 func (e *nothing) Error() string { return e.text }
 
-// decision is a command that changes something by a function of package ops.
-type decision[R any] struct {
-	// act calls the function. shown is what the operator agreed to, nil if nothing was shown.
-	act func(ctx context.Context, db *database, by ops.By, shown *R) (*R, error)
-	// write shows what would be done, or what was done.
-	write func(a *app, r *R)
-	// after runs once the decision is committed.
-	after func(ctx context.Context, db *database, done *R) error
-}
-
-// decide asks, unless -yes is given, and acts. waiting describes what a command that takes long may
-// wait for.
-func decide[R any](ctx context.Context, a *app, address string, say consent, waiting string, d decision[R]) error {
+// act asks, unless -yes is given, and carries the decision out. from is the database that something
+// moves from, if any.
+func (a *app) act(ctx context.Context, address string, say consent, try *operate.Try, from *database) error {
 	if !say.yes && !say.dry && !a.isTerminal(a.stdin) {
 		return usagef("-yes: standard input is no terminal, so there is no answer: add -yes to go ahead without, or -dry-run to see what it would do")
 	}
 	err := a.withDatabase(ctx, address, func(db *database) error {
-		var shown, done *R
+		run := func(by ops.By, shown *operate.Result) (*operate.Result, error) {
+			r, err := try.Run(ctx, db, by, shown)
+			return r, decided(from.explainOrigin(err))
+		}
+		var shown, done *operate.Result
 		var err error
 		if !say.yes || say.dry {
-			if shown, err = d.act(ctx, db, ops.By{DryRun: true}, nil); err != nil {
-				return decided(err)
+			if shown, err = run(ops.By{DryRun: true}, nil); err != nil {
+				return err
 			}
-			d.write(a, shown)
+			a.writeSaid(shown.Said)
 			if say.dry {
 				return nil
 			}
@@ -168,21 +150,24 @@ func decide[R any](ctx context.Context, a *app, address string, say consent, wai
 				return err
 			}
 		}
-		err = a.watch(waiting, func() (err error) {
-			done, err = d.act(ctx, db, ops.By{Reason: given0(say.reason)}, shown)
+		err = a.watch(try.Waits, func() (err error) {
+			done, err = run(ops.By{Reason: text(say.reason)}, shown)
 			return err
 		})
 		if err != nil {
-			return decided(err)
+			return err
 		}
 		if say.yes {
-			d.write(a, done)
+			a.writeSaid(done.Said)
 		}
-		return d.after(ctx, db, done)
+		for _, line := range done.Done {
+			a.say("%s", oneLine(line))
+		}
+		return nil
 	})
 	var already *nothing
 	if errors.As(err, &already) {
-		_, _ = fmt.Fprintln(a.out, oneLine(already.text))
+		a.say("%s", oneLine(already.text))
 		return nil
 	}
 	return err

@@ -15,7 +15,8 @@ import (
 
 // explaining holds the operator's flags.
 type explaining struct {
-	cursorFilter
+	scope, topic   *string
+	partition      *int64
 	tenant         *string
 	provider       *string
 	replay, offset *int64
@@ -60,7 +61,9 @@ Examples:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			q := &explaining{}
-			q.cursorFilter.flags(fs)
+			textVar(fs, &q.scope, "scope", "the scope `S` of the consumer")
+			textVar(fs, &q.topic, "topic", "the topic `T`")
+			numberVar(fs, &q.partition, "partition", "the partition `N`", 0, math.MaxInt32)
 			textVar(fs, &q.tenant, "tenant", "the tenant `T` of the key (default: none)")
 			textVar(fs, &q.provider, "provider", "of a webhook, the `P` that sent it (default: whichever is known for the endpoint)")
 			numberVar(fs, &q.replay, "replay", "the replay `N` in which the key was claimed (default: none)", 1, math.MaxInt32)

@@ -98,19 +98,17 @@ type group struct {
 func groups() []group {
 	return []group{
 		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), listCommand(operate.CursorList, nil), parkedListCommand(),
-			parkedShowCommand(), outboxStatusCommand(), listCommand(operate.CallList, nil), outboxShowCommand(), eventsStatusCommand(), listCommand(operate.EventList, nil), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), listCommand(operate.RequestList, (*app).writeNextRequests), listCommand(operate.OperationList, nil), placeListCommand()}},
+			parkedShowCommand(), outboxStatusCommand(), listCommand(operate.CallList, nil), outboxShowCommand(), eventsStatusCommand(), listCommand(operate.EventList, nil), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), listCommand(operate.RequestList, (*app).writeNextRequests), listCommand(operate.OperationList, nil), listCommand(operate.PlaceList, nil)}},
 		{"Decide (these ask first, and write an audit row)", decisionCommands()},
 		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}
 }
 
-// decisionCommands are those of the decisions, and those about several databases.
-func decisionCommands() []command {
-	all := []command{cursorAdoptCommand()}
+func decisionCommands() (all []command) {
 	for _, d := range operate.All() {
 		all = append(all, decisionCommand(d))
 	}
-	return append(all, placeLeaveCommand(), placeAdoptCommand())
+	return all
 }
 
 func commands() []command {

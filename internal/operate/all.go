@@ -1,12 +1,20 @@
 package operate
 
+import "slices"
+
 // All returns the decisions, in the order in which help lists them.
 func All() []*Decision {
 	return []*Decision{
-		retire(), pauseCursor(), resumeCursor(), replay(),
+		adopt(), retire(), pauseCursor(), resumeCursor(), replay(),
 		Redrive(), Discard(),
 		pauseSink(), resumeSink(), rate(), rebase(), eraseCall(),
 		horizon(), class(), eraseEvents(),
 		resolveRequest(), closeRequest(), eraseRequest(),
+		leavePlace(), adoptPlace(),
 	}
+}
+
+// Pages are the decisions that the console offers.
+func Pages() []*Decision {
+	return slices.DeleteFunc(All(), func(d *Decision) bool { return d.Page == "" })
 }

@@ -1,7 +1,9 @@
 package operate
 
 import (
+	"context"
 	"fmt"
+	"reflect"
 	"strconv"
 
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -109,7 +111,7 @@ Example:
 		needs: "scope topic partition",
 		do:    ops.RetireCursor,
 		would: func(_ *ops.RetireInput, d *ops.Retired) Said {
-			s := CursorChange(d.Before, d.After)
+			s := cursorChange(d.Before, d.After)
 			s.say("It is out of use from then on: nothing at or behind offset %d is handled, until `onlyonce cursor adopt -at OFFSET` brings it back.", d.Before.Position)
 			if d.Parked > 0 {
 				s.say("%d parked messages of it are not settled. None is tried again: discard them, or settle them before you retire it.", d.Parked)
@@ -167,7 +169,7 @@ Example:
 		needs: "scope topic partition from",
 		do:    ops.Replay,
 		would: func(_ *ops.ReplayInput, d *ops.Replayed) Said {
-			s := CursorChange(d.Before, d.After)
+			s := cursorChange(d.Before, d.After)
 			s.say("Applied AGAIN: every message from offset %d to %d that the log still holds, %d offsets. Their ids do not keep them out; copies within the range are applied once; "+
 				"a copy whose original lies outside of the range is applied too, although the original is not undone.",
 				d.From, d.To-1, d.To-d.From)
@@ -189,30 +191,136 @@ Example:
 	}.decision()
 }
 
-// Adopt is the adoption of one cursor. The program's command can do more: it hands over whole
-// topics, and moves partitions between databases.
-func Adopt() *Decision {
-	return entry[ops.AdoptInput, ops.Adopted]{
+// From is another database, from which something moves here.
+type From struct {
+	URL          string `flag:"from" arg:"URL" doc:"the database that it moves here from, as a URL"`
+	StandardKeys bool   `flag:"standard-keys" doc:"with -from: bring the keys of standard_keys too"`
+	Late         bool   `flag:"late" doc:"with -from: although keys may be forgotten there by now"`
+
+	DB   ops.DB // of URL, which the program opens
+	Name string
+}
+
+// Elsewhere is the other database that an input names.
+func (f *From) Elsewhere() *From { return f }
+
+// Check returns an error unless the fields go together.
+func (f *From) check() error {
+	if f.URL == "" && (f.StandardKeys || f.Late) {
+		return &ops.Error{Kind: ops.ErrInvalid, Reason: "`StandardKeys` and `Late`: only with `From`"}
+	}
+	return nil
+}
+
+// origin is nil if nothing moves.
+func (f *From) origin(as string) *ops.Origin {
+	if f.URL == "" {
+		return nil
+	}
+	return &ops.Origin{DB: f.DB, Name: f.Name, As: as, StandardKeys: f.StandardKeys, Late: f.Late}
+}
+
+type adopting struct {
+	ops.AdoptInput
+	From
+}
+
+func (in *adopting) Check() error {
+	ask := in.AdoptInput
+	ask.From = in.origin("")
+	if err := ask.Check(); err != nil {
+		return err
+	}
+	return in.check()
+}
+
+func adopt() *Decision {
+	return entry[adopting, ops.Adopted]{
 		Decision: Decision{
-			Name:   "cursor adopt",
+			Name:    "cursor adopt",
+			Summary: "resolve a halt: set a position, a group, or move it here",
+			Help: `
+Resolves a halt, in one transaction: the owner of the cursor is fenced out, the cursor is changed, and an audit row says who did it
+and why. A consumer that is halted looks again every few seconds and continues by itself.
+
+Two services with one scope are a mistake: change Config.Scope of one of them. If a group was renamed, stop the old one, and then
+give -group; a cursor that the old group has not released is not handed over, unless -old-group-stopped says that its processes died.
+
+Without -at only the group changes (halt "foreign-group"): the next owner stamps its own, or the one that -group names. The position
+stays, and so does everything that proves that the log is the same. With -group and without -partition all partitions of the topic
+that are in use are handed over, in one transaction.
+
+With -halted and without -partition all partitions of the topic that are halted for REASON are adopted, in one transaction. There -at
+can also be "position", where each of them is, or "last", the end of its log when its owner last reported it.
+
+With -at the position is set (halts "new-topic", "foreign-cluster", "truncated", "gap", "history-lost"): OFFSET is the next that will
+be handled, in whichever topic of that name the next owner finds, and attempts begin anew. Offsets between the old position and a
+higher OFFSET are never handled. With a lower one they are handled again: messages with a key that is still kept are found to be
+duplicates, others are applied twice ("onlyonce replay" handles messages again). If there is no cursor -at makes one. It brings a
+retired cursor back, and it ends a replay.
+
+With -from a partition moves here from another database (a shard; docs/scaling.md has the whole procedure). Its cursor there must be
+retired, for less than keys are remembered there (else -late says that no copies can come any more), not paused, and without parked
+messages that are not settled. Position, group, cluster and topic are taken from it, and every key of its scope's ring is claimed
+here too, so that copies of messages that were applied there are found; all in one transaction. It can take as long as the keys need:
+a million in seconds, or in a minute if the server is busy. -standard-keys brings those of standard_keys too, for handlers that claim
+keys themselves (dedupe.Claim): only if such ids mean the same in both databases, because an order 17 of each would be taken for one.
+The login needs the rights of a consumer here besides those of an operator.
+
+If the last owner's group still runs, it may be the next owner: stop it first, or give -group.
+
+Examples:
+  onlyonce cursor adopt -scope stock -topic orders -partition 0 -at 1200 -reason "retention took 1100 to 1199, INC-7"
+  onlyonce cursor adopt -scope stock -topic orders -halted new-topic -at 0 -reason "topic made anew, INC-8"
+  onlyonce cursor adopt -postgres "$SHARD_B" -from "$SHARD_A" -scope stock -topic orders -partition 3 -reason "OPS-40"`,
 			Danger: true,
-			Waits:  "waiting for the owner's batch to end",
+			Waits:  "waiting for the owner's batch to end, or for keys to come over",
 			Page:   "adopt",
 			Title:  "Adopt",
 			Means: "Resolves a halt: the owner is fenced out, and the cursor gets another group or another position. " +
 				"Messages between the old position and a higher one are never handled; those above a lower one are handled again.",
 		},
-		needs: "scope topic partition",
-		do:    ops.AdoptCursor,
-		would: func(_ *ops.AdoptInput, d *ops.Adopted) Said { return Adopted(d) },
-		done: func(_ *ops.AdoptInput, d *ops.Adopted) []string {
+		needs: "scope topic partition|halted|group",
+		do: func(ctx context.Context, db ops.DB, by ops.By, in adopting) (*ops.Adopted, error) {
+			in.AdoptInput.From = in.origin("")
+			return ops.AdoptCursor(ctx, db, by, in.AdoptInput)
+		},
+		would: func(_ *adopting, d *ops.Adopted) Said {
+			if d.Partition == nil {
+				return adoptedTopic(d)
+			}
+			return adopted(d)
+		},
+		done: func(_ *adopting, d *ops.Adopted) []string {
+			if d.Partition == nil {
+				return []string{fmt.Sprintf("Done: %s adopted; audit row %d. Halted consumers look again within seconds.", show.Count(int64(len(d.Partitions)), "partition"), d.AuditID)}
+			}
 			return []string{fmt.Sprintf("Done: the next offset is %d; audit row %d. A halted consumer looks again within seconds.", d.After.Position, d.AuditID)}
 		},
 	}.decision()
 }
 
-// CursorChange shows a cursor before, if there was one, and after.
-func CursorChange(was, is *ops.Cursor) Said {
+// adoptedTopic shows the partitions that are adopted.
+func adoptedTopic(d *ops.Adopted) Said {
+	s := Said{Head: fmt.Sprintf("Cursors of scope %s, topic %s:", d.Scope, d.Topic), Columns: []string{"PARTITION", "POSITION", "THEN", "GROUP NOW", "GROUP THEN", "RELEASED"}}
+	skipped, repeated := int64(0), int64(0)
+	for i := range d.Partitions {
+		p := &d.Partitions[i]
+		s.Rows = append(s.Rows, []string{strconv.Itoa(int(*p.Partition)), strconv.FormatInt(p.Before.Position, 10), strconv.FormatInt(p.After.Position, 10),
+			show.OrDash(p.Before.Group), show.OrDash(p.After.Group), cell(reflect.ValueOf(p.Before.Clean), "")})
+		skipped += *p.Skipped
+		repeated += *p.Repeated
+	}
+	if skipped+repeated == 0 {
+		s.say("The positions stay as they are: nothing is skipped, and nothing is handled again.")
+	} else {
+		s.say("If the topic is still the same, %d offsets are skipped and never handled, and %d are handled again: keys that are still kept make duplicates of them.", skipped, repeated)
+	}
+	return s
+}
+
+// cursorChange shows a cursor before, if there was one, and after.
+func cursorChange(was, is *ops.Cursor) Said {
 	s := Said{Head: fmt.Sprintf("cursor of scope %s, topic %s, partition %d", is.Scope, is.Topic, is.Partition), Columns: []string{"", "BEFORE", "AFTER"}}
 	row := func(what string, show func(*ops.Cursor) string) {
 		before := "none"
@@ -248,10 +356,10 @@ func orDash(n *int64) string {
 	return strconv.FormatInt(*n, 10)
 }
 
-// Adopted shows an adoption: the cursor before and after, and what that means for messages and
+// adopted shows an adoption: the cursor before and after, and what that means for messages and
 // owners.
-func Adopted(d *ops.Adopted) Said {
-	s := CursorChange(d.Before, d.After)
+func adopted(d *ops.Adopted) Said {
+	s := cursorChange(d.Before, d.After)
 	b, c := d.Before, d.After
 	switch {
 	case d.From != nil:

@@ -223,8 +223,3 @@ func Flags(text, before, between string) string {
 		return before + strings.ReplaceAll(flag, "-", between)
 	})
 }
-
-// Pages are the decisions that the console offers.
-func Pages() []*Decision {
-	return slices.DeleteFunc(append(All(), Adopt()), func(d *Decision) bool { return d.Page == "" })
-}
