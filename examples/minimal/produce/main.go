@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log"
 	"os"
 
@@ -15,9 +16,11 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	err = conn.CreateTopics(kafka.TopicConfig{Topic: "orders", NumPartitions: 4, ReplicationFactor: 1})
-	if err != nil {
+	if err := conn.CreateTopics(kafka.TopicConfig{Topic: "orders", NumPartitions: 4, ReplicationFactor: 1}); err != nil {
 		log.Fatal(err)
+	}
+	for _, err = conn.ReadPartitions("orders"); errors.Is(err, kafka.UnknownTopicOrPartition); {
+		_, err = conn.ReadPartitions("orders") // a broker knows a new topic a little later
 	}
 	w := &kafka.Writer{Addr: kafka.TCP(broker), Topic: "orders", RequiredAcks: kafka.RequireAll}
 	order := kafka.Message{
