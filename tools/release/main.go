@@ -7,8 +7,8 @@
 //   - release.patch: the change that the release commit makes. Nested modules require this VERSION
 //     of the root in place of their replace directive, and CHANGELOG.md names it;
 //   - proxy: the published modules as a file proxy (https://go.dev/ref/mod#goproxy-protocol);
-//   - onlyonce_VERSION_OS_ARCH and SHA256SUMS: the program, built from that proxy twice with the
-//     same bytes, and its bill of materials (CycloneDX) beside it;
+//   - a program for each platform, and SHA256SUMS: cmd/onlyonce, built from that proxy twice with
+//     the same bytes, and its bill of materials (CycloneDX) beside it;
 //   - notes.md: the CHANGELOG's section.
 //
 // Then a module outside of this repository requires every published module from the proxy, builds,

@@ -14,8 +14,9 @@ import (
 	"golang.org/x/mod/zip"
 )
 
-// goEnv is the environment of the go command: modules come from the release's proxy first. Each name has a module cache of its own, so that
-// an earlier run's modules of the same version are not taken.
+// goEnv is the environment of the go command: modules come from the release's proxy first. Each
+// name has a module cache of its own, so that an earlier run's modules of the same version are not
+// taken.
 func (r *release) goEnv(name string, more ...string) []string {
 	return append(os.Environ(), append([]string{
 		"GOPROXY=file://" + filepath.Join(r.out, "proxy") + "," + upstream(),
