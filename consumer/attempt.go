@@ -67,6 +67,9 @@ type attempt struct {
 	// skipClaim leaves the claim out, because the fence has made it.
 	skipClaim bool
 
+	endsReplay bool // its position is where the replay interrupted the work
+
+	answerLost    bool // an earlier attempt had committed: see fence.explain
 	handlerCalled bool // a handler was called
 	done          BatchDone
 	parked        []MessageEvent

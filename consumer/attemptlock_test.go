@@ -2,7 +2,6 @@ package consumer_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // neighbours has a message that kills on partition 0, and innocent ones on others.
@@ -70,7 +68,7 @@ func TestF9NeighboursOfAMessageThatKills(t *testing.T) {
 		if !killed(runChild(t, "neighbours", r.pool.Config().ConnString()+separator+"pool_max_conns=10")) {
 			break
 		}
-		r.dump(`select partition, attempt_offset, attempts, answers from onlyonce.cursors order by partition`)
+		r.dump(`select partition, "offset", attempts, answers from onlyonce.cursors join onlyonce.attempts on cursor_id = id order by 1, 2`)
 	}
 	cfg := testConfig()
 	stop := r.start(queued, cfg)
@@ -83,83 +81,5 @@ func TestF9NeighboursOfAMessageThatKills(t *testing.T) {
 	}
 	if n := r.count(`select count(*) from onlyonce.parked where partition = 0 and reason = 'crashed'`); n != 1 {
 		t.Errorf("the message that kills is not parked as crashed after %d deaths", deaths)
-	}
-}
-
-// turning makes a consumer of which only the turns are used.
-func turning(t *testing.T) *consumer.Consumer {
-	t.Helper()
-	c, err := consumer.New(pgtest.DB(t), &consumertest.Source{Log: consumertest.NewLog("orders", 1), GroupID: "stock"}, queued, testConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-// F9: an attempt that is to be alone begins when all others have ended, and none begins before it
-// has ended. Waiting ends with a context or with a bound, and then holds up nothing.
-func TestF9TurnsApart(t *testing.T) {
-	t.Parallel()
-	c := turning(t)
-	ctx := t.Context()
-	enter := func(alone bool) (entered chan func()) {
-		entered = make(chan func(), 1)
-		go func() {
-			leave, err := c.Enter(ctx, alone, time.Hour)
-			if err != nil {
-				t.Error(err)
-				leave = func() {}
-			}
-			entered <- leave
-		}()
-		return entered
-	}
-	first, second := <-enter(false), <-enter(false)
-
-	late, cancel := context.WithCancel(ctx)
-	cancel()
-	if _, err := c.Enter(late, true, time.Hour); !errors.Is(err, context.Canceled) {
-		t.Errorf("with a context that has ended: %v", err)
-	}
-	if _, err := c.Enter(ctx, true, time.Millisecond); err == nil || errors.Is(err, context.Canceled) {
-		t.Errorf("behind its bound: %v", err)
-	}
-	(<-enter(false))() // neither of them holds up others
-
-	alone := enter(true)
-	until(t, "the one that waits to go before others", func() bool {
-		soon, cancel := context.WithTimeout(ctx, time.Millisecond)
-		defer cancel()
-		leave, err := c.Enter(soon, false, time.Hour)
-		if err == nil {
-			leave()
-		}
-		return err != nil
-	})
-	shared := enter(false)
-	first()
-	select {
-	case <-alone:
-		t.Fatal("it is not alone")
-	case <-shared:
-		t.Fatal("it did not wait for the one that is to be alone")
-	default:
-	}
-	second()
-	leave := pgtest.Receive(t, patience, "alone", alone)
-	select {
-	case <-shared:
-		t.Fatal("it began beside one that is alone")
-	default:
-	}
-	leave()
-	(<-shared)()
-}
-
-// F9: the turns are the process's: a process that dies takes all of its consumers with it.
-func TestF9TurnsAreTheProcesss(t *testing.T) {
-	t.Parallel()
-	if one, other := consumer.DefaultTurns(), consumer.DefaultTurns(); one != other {
-		t.Error("two consumers of one process do not know of each other")
 	}
 }

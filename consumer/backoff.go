@@ -9,10 +9,10 @@ import (
 )
 
 // reportLogRetry is reportRetry for failures that keep the partition's log from continuing.
-func (w *applier) reportLogRetry(r MessageEvent, b backoff.BackOff) time.Duration {
-	w.state.setTrouble(&w.state.logTrouble, r.Err)
-	w.troubled = true
-	return w.reportRetry(r, b)
+func (ap *applier) reportLogRetry(r MessageEvent, b backoff.BackOff) time.Duration {
+	ap.state.setTrouble(&ap.state.logTrouble, r.Err)
+	ap.troubled = true
+	return ap.reportRetry(r, b)
 }
 
 // reportRetry reports that something is tried again, and returns the wait before that.

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"context"
 	"errors"
 	"slices"
 
@@ -18,27 +17,27 @@ const refusedLimit = 3
 const lostLimit = 3
 
 // handleBatch moves the position to next, together with the effects of msgs; messages that cannot
-// be applied are parked. It returns when that is done, when ctx ends (the current attempt is then
-// not committed), or with the error that ended the work.
+// be applied are parked. It returns when that is done, when no more is to be taken (the current
+// attempt is then not committed), or with the error that ended the work.
 //
 // If a batch fails because of a handler, it rolls back and is divided. Only a message that is alone
 // is judged. In a batch, a queued statement's error may surface at a neighbour, and a deferred
 // constraint's at the very end.
-func (w *applier) handleBatch(ctx, work context.Context, msgs []*Message, next int64) error {
+func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 	if at := slices.IndexFunc(msgs, func(m *Message) bool { return m.alone }); at >= 0 {
 		n := max(at, 1)
-		if err := w.handlePart(ctx, work, msgs[:n], positionAfter(msgs, n, next)); err != nil || n == len(msgs) {
+		if err := ap.handlePart(until, msgs[:n], positionAfter(msgs, n, next)); err != nil || n == len(msgs) {
 			return err
 		}
-		return w.handlePart(ctx, work, msgs[n:], next)
+		return ap.handlePart(until, msgs[n:], next)
 	}
-	retry := newBackoff(w.c.cfg)
+	retry := newBackoff(ap.c.cfg)
 	for lost, refused := 0, 0; ; {
-		leave, err := w.lockAttempts(ctx, false)
+		leave, err := ap.lockAttempts(until.taking, false)
 		if err != nil {
 			return err
 		}
-		err = w.runLogAttempt(work, &attempt{msgs: msgs, next: next})
+		err = ap.runTransaction(until.working, &attempt{msgs: msgs, next: next})
 		leave()
 		var f *handlerFailure
 		var h *serverRefusal
@@ -48,23 +47,23 @@ func (w *applier) handleBatch(ctx, work context.Context, msgs []*Message, next i
 			return err
 		case errors.As(err, &f) && errors.As(f.err, &stop):
 			if f.index == 0 {
-				return w.haltEverythingFails(w.state.position.Load(), msgs[0].Offset, stop.disposition)
+				return ap.haltEverythingFails(ap.state.position.Load(), msgs[0].Offset, stop.disposition)
 			}
-			if err := w.handlePart(ctx, work, msgs[:f.index], positionAfter(msgs, f.index, next)); err != nil {
+			if err := ap.handlePart(until, msgs[:f.index], positionAfter(msgs, f.index, next)); err != nil {
 				return err
 			}
-			return w.handlePart(ctx, work, msgs[f.index:], next)
+			return ap.handlePart(until, msgs[f.index:], next)
 		case errors.As(err, &f) && f.lost && lost < lostLimit:
 			lost++
 		case errors.As(err, &f):
-			return w.divideBatch(ctx, work, msgs, next, f.index)
+			return ap.divideBatch(until, msgs, next, f.index)
 		case errors.As(err, &h) && refused == refusedLimit:
-			return w.divideBatch(ctx, work, msgs, next, h.index)
+			return ap.divideBatch(until, msgs, next, h.index)
 		case h != nil:
 			refused++
 		}
-		if !pace.Sleep(ctx, w.reportLogRetry(MessageEvent{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
-			return ctx.Err()
+		if !pace.Sleep(until.taking, ap.reportLogRetry(MessageEvent{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
+			return until.taking.Err()
 		}
 	}
 }
@@ -72,14 +71,14 @@ func (w *applier) handleBatch(ctx, work context.Context, msgs []*Message, next i
 // divideBatch handles the messages before the failed one, that one by itself, and those after it.
 // If the failed one is not known, it divides the batch in halves, which takes the fewest runs until
 // the message is alone.
-func (w *applier) divideBatch(ctx, work context.Context, msgs []*Message, next int64, failed int) error {
+func (ap *applier) divideBatch(until stop, msgs []*Message, next int64, failed int) error {
 	cuts := []int{0, len(msgs) / 2, len(msgs)}
 	if failed >= 0 {
 		cuts = []int{0, failed, failed + 1, len(msgs)}
 	}
 	for i, from := range cuts[:len(cuts)-1] {
 		if to := cuts[i+1]; from < to {
-			if err := w.handlePart(ctx, work, msgs[from:to], positionAfter(msgs, to, next)); err != nil {
+			if err := ap.handlePart(until, msgs[from:to], positionAfter(msgs, to, next)); err != nil {
 				return err
 			}
 		}
@@ -88,14 +87,14 @@ func (w *applier) divideBatch(ctx, work context.Context, msgs []*Message, next i
 }
 
 // handlePart handles some messages of a batch. A single one is alone from here on.
-func (w *applier) handlePart(ctx, work context.Context, msgs []*Message, next int64) error {
+func (ap *applier) handlePart(until stop, msgs []*Message, next int64) error {
 	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
+	case until.taking.Err() != nil:
+		return until.taking.Err()
 	case len(msgs) == 1:
-		return w.handleAlone(ctx, work, msgs[0], next)
+		return ap.handleAlone(until, msgs[0], next)
 	}
-	return w.handleBatch(ctx, work, msgs, next)
+	return ap.handleBatch(until, msgs, next)
 }
 
 // positionAfter returns the position after the first n messages of a batch that ends at next.
@@ -107,15 +106,15 @@ func positionAfter(msgs []*Message, n int, next int64) int64 {
 }
 
 // advancePosition moves the position past offsets that hold nothing to handle.
-func (w *worker) advancePosition(ctx, work context.Context, next int64) error {
+func (w *worker) advancePosition(until stop, next int64) error {
 	retry := newBackoff(w.c.cfg)
 	for {
-		err := w.runLogAttempt(work, &attempt{next: next})
+		err := w.runTransaction(until.working, &attempt{next: next})
 		if err == nil || endsWork(err) {
 			return err
 		}
-		if !pace.Sleep(ctx, w.reportLogRetry(MessageEvent{Offset: w.pos, Err: err}, retry)) {
-			return ctx.Err()
+		if !pace.Sleep(until.taking, w.reportLogRetry(MessageEvent{Offset: w.pos, Err: err}, retry)) {
+			return until.taking.Err()
 		}
 	}
 }

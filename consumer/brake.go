@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
+	brakes "github.com/onlyonce/onlyonce/consumer/internal/brake"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
@@ -52,130 +52,23 @@ func (b Brake) withDefaults() Brake {
 	return b
 }
 
-// brake is the window of one partition. The partition's worker and retrier share it.
+// brake is the brake of one partition. The partition's worker and retrier share it.
 type brake struct {
-	cfg Brake
-
-	mu      sync.Mutex
-	last    []string              // how the last messages ended, oldest first: "" if applied, or the reason
-	pending map[*attempt][]string // how transactions under way are about to end messages, as in last
-	probing bool                  // it has halted the partition, and nothing was applied since
-	judged  []string              // the messages because of which it did, as in last
-	halt    *HaltError
+	brakes.Window
+	every time.Duration
+	halt  atomic.Pointer[HaltError]
 }
 
-// countsAsFailed reports whether messages with this reason count against the partition. Conflicts
-// are the producers' fault, and crashes have limits of their own.
-func countsAsFailed(reason string) bool {
-	return reason == parked.NoKey || reason == parked.TooOld || reason == parked.Permanent || reason == parked.Exhausted
-}
-
-// stopsAt reports whether the partition has to halt before an attempt (nil: a retry of parked rows)
-// writes these dispositions, and at which of them. The reason "" means a message that may be
-// applied. What other attempts are about to apply and to set aside counts as if it were committed.
-func (b *brake) stopsAt(a *attempt, reasons ...string) (at int, yes bool) {
-	if b.cfg.Off {
-		return 0, false
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	last := slices.Clone(b.last)
-	for other, outcomes := range b.pending {
-		for _, reason := range outcomes {
-			if other != a {
-				last = b.push(last, reason)
-			}
-		}
-	}
-	var own []string
-	for i, reason := range reasons {
-		if reason != "" && !countsAsFailed(reason) && !(b.probing && reason == parked.Behind) {
-			continue // while the partition is halted, nothing is set aside
-		}
-		last = b.push(last, reason)
-		if reason != "" && (b.probing || b.trips(last)) {
-			if !b.probing {
-				b.judged = last
-			}
-			return i, true
-		}
-		own = b.push(own, reason)
-	}
-	if a != nil && len(own) > 0 {
-		if b.pending == nil {
-			b.pending = map[*attempt][]string{}
-		}
-		b.pending[a] = own
-	}
-	return 0, false
-}
-
-// ended forgets what an attempt was about to do: it has failed, or is recorded.
-func (b *brake) ended(a *attempt) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.pending, a)
-}
-
-func (b *brake) push(last []string, reason string) []string {
-	last = append(last, reason)
-	return last[max(len(last)-b.cfg.Window, 0):]
-}
-
-func (b *brake) trips(last []string) bool {
-	failed := 0
-	for _, reason := range last {
-		if reason != "" {
-			failed++
-		}
-	}
-	return len(last) >= b.cfg.Least && failed*100 >= b.cfg.Percent*len(last)
-}
-
-// record records how messages ended. It reports whether an applied one releases the brake.
-func (b *brake) record(applied int, reasons ...string) (released bool) {
-	if b.cfg.Off {
-		return false
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if applied > 0 && b.probing {
-		b.probing, b.last, released = false, nil, true
-	}
-	for range min(applied, b.cfg.Window) {
-		b.last = b.push(b.last, "")
-	}
-	for _, reason := range reasons {
-		if countsAsFailed(reason) {
-			b.last = b.push(b.last, reason)
-		}
-	}
-	return released
-}
-
-// release empties the window, because an operator asks for it.
-func (b *brake) release() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.probing, b.last = false, nil
-}
-
-// stopped reports whether the partition is halted, except for single messages.
-func (b *brake) stopped() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.probing
+func newBrake(cfg Brake) *brake {
+	return &brake{Window: brakes.Window{Off: cfg.Off, Size: cfg.Window, Percent: cfg.Percent, Least: cfg.Least}, every: cfg.Every}
 }
 
 // haltEverythingFails halts the partition because of a message that failed, like nearly all before
 // it.
 func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltError {
-	b := e.brake
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.probing = true
-	counts := map[string]int{}
-	for _, reason := range b.judged {
+	b, counts := e.brake, map[string]int{}
+	judged := b.Trip()
+	for _, reason := range judged {
 		counts[reason]++
 	}
 	var reasons, failed []string
@@ -185,14 +78,14 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 		}
 	}
 	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; the partition goes on by itself when it is applied",
-		len(b.judged), strings.Join(failed, ", "), offset, v.err, b.cfg.Every)
+		len(judged), strings.Join(failed, ", "), offset, v.err, b.every)
 	for _, reason := range reasons {
 		if reason == parked.TooOld {
 			continue // an operator has to find out first which of them were applied
 		}
 		h.Redrive = append(h.Redrive, h.redrive(e.c.parkedKind(), reason))
 	}
-	b.halt = h
+	b.halt.Store(h)
 	return h
 }
 
@@ -200,9 +93,9 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 // operator has acted. It returns what ended the wait: nil, errMoved, errPaused, or the context's
 // error.
 func (w *worker) waitForProbe(ctx context.Context) error {
-	operators := newRetrier(w)
-	defer operators.leavePoller()
-	due := time.NewTimer(w.brake.cfg.Every)
+	polled := w.c.poller.join(w.id, w.cur, w.state)
+	defer w.c.poller.leave(polled)
+	due := time.NewTimer(w.brake.every)
 	defer due.Stop()
 	for {
 		select {
@@ -210,8 +103,8 @@ func (w *worker) waitForProbe(ctx context.Context) error {
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
-		case a := <-operators.polled.answers:
-			if err := operators.applyPoll(a); errors.Is(err, errMoved) || errors.Is(err, errPaused) {
+		case a := <-polled.answers:
+			if err := a.decision(); errors.Is(err, errMoved) || errors.Is(err, errPaused) {
 				return err
 			}
 		}
@@ -221,30 +114,30 @@ func (w *worker) waitForProbe(ctx context.Context) error {
 // probeOne tries one message while the brake holds the partition. It returns errMoved if that
 // releases the brake. If failed messages are retried from the database and one of them is due,
 // probe tries that one, and messages in the log wait.
-func (w *worker) probeOne(ctx, work context.Context, committer *committer) error {
+func (w *worker) probeOne(until stop, committer *committer) error {
 	if w.c.cfg.OnFailure == ParkOrderingKey {
-		if _, err := w.retrier.retryNext(ctx, work); err != nil {
+		if _, err := w.retrier.retryNext(until); err != nil {
 			return err
 		}
-		if !w.brake.stopped() {
+		if !w.brake.Stopped() {
 			return errMoved
 		}
 	}
-	bounded, cancel := context.WithTimeout(ctx, w.brake.cfg.Every)
+	bounded, cancel := context.WithTimeout(until.taking, w.brake.every)
 	defer cancel()
 	msgs, next, err := w.reader.nextBatch(bounded, w.pos, committer.lost)
 	switch {
 	case err != nil:
 		return w.fetchError(err)
 	case len(msgs) > 0:
-		err = w.handleAlone(ctx, work, msgs[0], next)
+		err = w.handleAlone(until, msgs[0], next)
 		w.reader.release(msgs)
 	case next > w.pos:
-		err = w.advancePosition(ctx, work, next)
-	case ctx.Err() == nil: // the log has no message
-		return w.brake.halt
+		err = w.advancePosition(until, next)
+	case until.taking.Err() == nil: // the log has no message
+		return w.brake.halt.Load()
 	}
-	if err == nil && !w.brake.stopped() {
+	if err == nil && !w.brake.Stopped() {
 		err = errMoved
 	}
 	return err
@@ -258,7 +151,7 @@ func (e *brakeError) Unwrap() error { return e.err }
 
 // recordOutcomes records how the messages of a committed transaction ended.
 func (e *engine) recordOutcomes(applied int, reasons ...string) {
-	if !e.brake.record(applied, reasons...) {
+	if !e.brake.Record(applied, reasons...) {
 		return
 	}
 	if h := e.state.halted.Load(); h != nil && h.Reason == HaltEverythingFails {
@@ -299,7 +192,7 @@ func (e *engine) firstBraked(a *attempt, dispositions []*disposition) (at int, e
 	if !worst {
 		return 0, nil
 	}
-	if at, yes := e.brake.stopsAt(a, reasons...); yes {
+	if at, yes := e.brake.StopsAt(a, reasons...); yes {
 		return at, &brakeError{of(at)}
 	}
 	return 0, nil

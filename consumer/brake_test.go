@@ -237,7 +237,7 @@ func TestD7BadMessagesSideBySide(t *testing.T) {
 func TestD7OperatorReleasesTheBrake(t *testing.T) {
 	for name, act := range map[string]func(r *rig){
 		"adopt": func(r *rig) {
-			r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 19, attempts = 0, attempt_offset = null returning id)
+			r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 19 returning id), a as (delete from onlyonce.attempts)
 				update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
 		},
 		"pause": func(r *rig) {

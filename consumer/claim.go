@@ -109,23 +109,23 @@ func (c *Consumer) identifyMayKill() bool {
 // Attempts are counted before the program's functions are called, as before a handler, and taken
 // back afterwards. If a message has a count, each gets one, and nothing else of the process is
 // under way meanwhile. Otherwise one count is for all, at the first of them.
-func (w *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
-	n, exclusive := len(msgs), slices.ContainsFunc(msgs, w.cur.suspected)
+func (ap *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
+	n, exclusive := len(msgs), slices.ContainsFunc(msgs, ap.cur.suspected)
 	if exclusive {
 		n = 1
 	}
 	for part := range slices.Chunk(msgs, n) {
-		leave, err := w.lockAttempts(ctx, exclusive)
+		leave, err := ap.lockAttempts(ctx, exclusive)
 		if err != nil {
 			return err
 		}
-		counted, unanswered, err := w.countAttempt(ctx, part[0].Offset, 0, 0)
+		counted, unanswered, err := ap.countAttempt(ctx, part[0].Offset, 0, 0)
 		if err == nil {
-			w.giveUpIdentifying(part[0], counted, unanswered)
+			ap.giveUpIdentifying(part[0], counted, unanswered)
 			for _, m := range part {
-				w.c.identifyInOrder(m)
+				ap.c.identifyInOrder(m)
 			}
-			w.takeBackAttempt(part[0].Offset)
+			ap.takeBackAttempt(part[0].Offset)
 		}
 		leave()
 		if err != nil {
@@ -137,8 +137,8 @@ func (w *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
 
 // giveUpIdentifying makes a message one without an id, if also the attempt to park it as crashed
 // has ended the process: that calls no handler, only what finds its id.
-func (w *applier) giveUpIdentifying(m *Message, counted, unanswered int) {
-	if !m.identified && counted > w.c.cfg.MaxAttempts+1 && unanswered > 2 {
+func (ap *applier) giveUpIdentifying(m *Message, counted, unanswered int) {
+	if !m.identified && counted > ap.c.cfg.MaxAttempts+1 && unanswered > 2 {
 		m.identified, m.idErr = true, fmt.Errorf("%w: %d attempts ended without an answer, the last while Config.Key, Config.Tenant or Config.OrderingKey ran", ErrNoKey, unanswered)
 	}
 }

@@ -103,8 +103,8 @@ func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Cons
 	c.cfg.Logger = imagined.Logger(pool, c.cfg.Logger)
 	c.cfg = c.cfg.withDefaults()
 	c.cfg.Hooks = c.cfg.Hooks.guarded(c.cfg.Logger)
-	c.shared = &shared{attempts: newAttemptLock()}
-	c.budget.limit = int64(c.cfg.PrefetchBytes)
+	c.shared = &shared{}
+	c.budget.Limit = int64(c.cfg.PrefetchBytes)
 	if sharded {
 		c.makeShards(set)
 	} else {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // readCursorSQL reads a cursor's position and owner. In: scope, topic, partition. Out: at most one
@@ -24,8 +24,8 @@ import (
 const readCursorSQL = `
 select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
        coalesce(leader_epoch, -1), coalesce(run_epoch, -1), retired_at is not null, replay_no, replay_until, replay_resume, replay_resend,
-       case when attempts > 0 then attempt_offset end, redo_until, redo_topic_id, done_until,
-       array(select a."offset" from onlyonce.attempts a where a.cursor_id = id and a."offset" >= next_offset and a.attempts > 0),
+       redo_until, redo_topic_id, done_until,
+       array(select a."offset" from onlyonce.attempts a where a.cursor_id = id and a."offset" >= next_offset and a.attempts > 0 order by a."offset"),
        coalesce((select s.class from onlyonce.scopes s where s.scope = $1), 'standard'), onlyonce.class_before($1)
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
@@ -39,36 +39,6 @@ const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7, $
 const releaseCursorSQL = `
 update onlyonce.cursors c set released_at = clock_timestamp() from onlyonce.leases l
  where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
-
-// countAttemptSQL counts one attempt at a message that is alone, before it runs. It takes back $5
-// attempts that were counted here and ended without a fault of the message; $6 of the earlier ones
-// have had an answer. Out: one row with the count, and how many before this one have had no answer;
-// or no row if the cursor has another owner. The lock on the lease keeps a suspended process from
-// counting after it was replaced. The first count goes on from that of a slot, if an owner with
-// slots has left one.
-const countAttemptSQL = `
-with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
-slot as (
-  delete from onlyonce.attempts a using held where a.cursor_id = held.id and a."offset" = $4 returning a.attempts, a.answers)
-update onlyonce.cursors c
-   set attempts = case when c.attempt_offset = $4 then greatest(c.attempts - $5, 0) else coalesce(slot.attempts, 0) end + 1,
-       answers = case when c.attempt_offset = $4 then c.answers + $6 else coalesce(slot.answers, 0) end, attempt_offset = $4
-  from held left join slot on true where c.id = held.id
-returning c.attempts, c.attempts - 1 - c.answers`
-
-// takeBackSQL takes back an attempt that this process counted, if the process then had to stop for
-// a reason that is not the message's. It does not compare the owner: a new owner, too, must not
-// take the attempt for one that ended in a crash.
-const takeBackSQL = `
-update onlyonce.cursors set attempts = attempts - 1 where id = $1 and attempt_offset = $2 and attempts > 0`
-
-// forgetAttemptsSQL resets the count of a message's attempts.
-const forgetAttemptsSQL = `
-with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
-update onlyonce.cursors c set attempts = 0, answers = 0 from held where c.id = held.id and c.attempt_offset = $4`
-
-// fenceSQL moves the cursor or raises; see the function's comment in the migration.
-const fenceSQL = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
 
 // anchor is the last record seen below a position. At the next assignment it must still be there.
 type anchor struct {
@@ -97,6 +67,9 @@ func nullable(b []byte) string {
 	}
 	return "v" + string(b)
 }
+
+// storedHash returns the form of a record's hash in onlyonce.done.
+func storedHash(hash []byte) int64 { return int64(binary.BigEndian.Uint64(hash)) } //nolint:gosec // all bits count
 
 func (a *anchor) matches(m *Message) bool {
 	return bytes.Equal(a.hash, anchorOf(m).hash)
@@ -183,7 +156,6 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 		anchorEpoch  *int32
 		anchorHash   []byte
 		resume       *int64
-		suspect      *int64
 		class        string
 		classBefore  *string
 	)
@@ -191,7 +163,7 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	defer cancel()
 	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
 		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.position, &anchorOffset, &anchorEpoch, &anchorHash,
-		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &suspect, &r.redoUntil, &r.redoTopicID, &r.doneUntil, &r.suspects,
+		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.redoUntil, &r.redoTopicID, &r.doneUntil, &r.suspects,
 		&class, &classBefore)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
@@ -206,10 +178,6 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	if resume != nil {
 		r.replayResume = *resume
 	}
-	if suspect != nil {
-		r.suspects = append(r.suspects, *suspect)
-	}
-	slices.Sort(r.suspects)
 	return &r, nil
 }
 
@@ -228,13 +196,9 @@ update onlyonce.done set run = $2 where cursor_id = $1 and run = $2::integer - 1
 // because the messages that were fetched ahead are not the next ones.
 func (w *worker) endReplay(work context.Context) error {
 	w.reader.discard(w.cur.runEpoch) // the epoch that belongs to the interrupted position
-	end := func(tx *guard.Tx) {
-		tx.Engine(stepFence, endReplaySQL, w.cur.id, w.cur.replayNo)
-		tx.Engine(stepFence, resumeDoneSQL, w.cur.id, w.cur.run, w.cur.replayResume)
-	}
 	var err error
 	if w.cur.replayResume > w.pos {
-		err = w.runLogAttempt(work, &attempt{next: w.cur.replayResume, fence: end})
+		err = w.runTransaction(work, &attempt{next: w.cur.replayResume, endsReplay: true})
 	} else {
 		bounded, cancel := w.c.bounded(work)
 		defer cancel()

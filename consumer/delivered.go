@@ -34,17 +34,6 @@ select coalesce(p.group_id = $2 and p.topic_id = $3, false) and p.retired_at is 
 const pausedSQL = `
 select exists (select 1 from onlyonce.pauses p where p.scope = $1 and (p.topic = '' or p.topic = $2 and p.partition = $3))`
 
-// countInShare counts the attempts at delivered messages, by whichever process makes them: no lease
-// is compared. The counts are rows of onlyonce.attempts, as those of slots, so the keeper goes on
-// from them.
-var countInShare = attemptCounting{count: `
-insert into onlyonce.attempts as a (cursor_id, "offset", attempts, answers) values ($1, $2, 1, 0)
-on conflict (cursor_id, "offset") do update set attempts = greatest(a.attempts - $3::integer, 0) + 1, answers = a.answers + $4::integer
-returning attempts, attempts - 1 - answers`,
-	takeBack: takeBackSlotSQL,
-	forget:   `update onlyonce.attempts set attempts = 0, answers = 0 where cursor_id = $1 and "offset" = $2`,
-	unowned:  true}
-
 // deliveries applies what a share group delivers to this process.
 type deliveries struct {
 	c *Consumer
@@ -83,7 +72,7 @@ func (s *deliveries) of(d *delivery) (p *deliveredPartition, slot int32) {
 	if s.partitions[name] == nil {
 		state := s.c.partitions.add()
 		s.c.partitions.setDelivered(state, d.Topic, d.Partition)
-		s.partitions[name] = &deliveredPartition{state: state, brake: &brake{cfg: s.c.cfg.Brake}}
+		s.partitions[name] = &deliveredPartition{state: state, brake: newBrake(s.c.cfg.Brake)}
 	}
 	s.slot = (s.slot + 1) % sharedSlots
 	return s.partitions[name], -1 - s.slot
@@ -116,20 +105,19 @@ func (s *deliveries) apply(ctx context.Context, d delivery) source.Applied {
 		return source.Applied{}
 	}
 	one := &delivered{slot: slot, done: map[int64]bool{}}
-	one.applier = applier{engine: engine{ownership: *own}, counting: countInShare, sideBySide: true}
-	one.runLogAttempt = one.runShareAttempt
-	msgs, probing := d.Messages, p.brake.stopped()
+	one.applier = applier{engine: engine{ownership: *own}, fence: &shareFence{d: one}, unowned: true, sideBySide: true}
+	msgs, probing := d.Messages, p.brake.Stopped()
 	for _, m := range msgs {
 		m.clusterID, m.topicID, m.alone = d.ClusterID, d.TopicID, d.Again || probing
 	}
 	work, cancel := drainContext(ctx, s.c.cfg.DrainTimeout)
 	defer cancel()
-	until, stop := context.WithDeadline(ctx, d.Until)
-	defer stop()
-	if probing {
-		err = one.probe(until, work, msgs)
+	taking, cease := context.WithDeadline(ctx, d.Until)
+	defer cease()
+	if until := (stop{taking, work}); probing {
+		err = one.probe(until, msgs)
 	} else {
-		err = one.applyAll(until, work, msgs)
+		err = one.applyAll(until, msgs)
 	}
 	one.stopHandlers()
 	p.state.clearTrouble(&p.state.logTrouble) // whoever gets the messages next tries them
@@ -142,9 +130,9 @@ func (s *deliveries) apply(ctx context.Context, d delivery) source.Applied {
 	out := source.Applied{Done: one.offsetsDone()}
 	switch {
 	case len(out.Done) == len(d.Messages) || ctx.Err() != nil:
-	case p.brake.stopped():
+	case p.brake.Stopped():
 		out.Rest = s.c.cfg.Brake.Every
-	case err != nil && until.Err() == nil:
+	case err != nil && taking.Err() == nil:
 		p.forget()
 		out.Rest = pollEvery
 	}
@@ -232,25 +220,26 @@ type delivered struct {
 	done map[int64]bool
 }
 
-// applyAll handles messages until all are done, ctx is done, or an error ends the work. It goes on
-// with the others if some were found to be done by another transaction.
-func (d *delivered) applyAll(ctx, work context.Context, msgs []*Message) error {
+// applyAll handles messages until all are done, no more are to be taken, or an error ends the work.
+// It goes on with the others if some were found to be done by another transaction.
+func (d *delivered) applyAll(until stop, msgs []*Message) error {
 	for {
 		left := slices.DeleteFunc(slices.Clone(msgs), func(m *Message) bool { return d.done[m.Offset] })
 		if len(left) == 0 {
 			return nil
 		}
 		before := len(d.done)
-		if err := d.handleBatch(ctx, work, left, left[len(left)-1].Offset+1); !errors.Is(err, errMoved) || len(d.done) == before {
+		err := d.handleBatch(until, left, left[len(left)-1].Offset+1)
+		if !errors.Is(err, errMoved) || errors.Is(err, errChanged) || len(d.done) == before {
 			return err
 		}
 	}
 }
 
 // probe tries one message while the brake holds the partition, after those that were done before.
-func (d *delivered) probe(ctx, work context.Context, msgs []*Message) error {
+func (d *delivered) probe(until stop, msgs []*Message) error {
 	for i := range msgs {
-		if err := d.applyAll(ctx, work, msgs[i:i+1]); err != nil || !d.brake.stopped() {
+		if err := d.applyAll(until, msgs[i:i+1]); err != nil || !d.brake.Stopped() {
 			return err
 		}
 	}
@@ -265,48 +254,46 @@ func (d *delivered) offsetsDone() (offsets []int64) {
 	return offsets
 }
 
-// runShareAttempt runs one transaction of delivered messages. Its fence records them as done (G1).
-func (d *delivered) runShareAttempt(work context.Context, a *attempt) error {
-	cfg, cur := &d.c.cfg, d.cur
-	offsets, hashes := make([]int64, len(a.msgs)), make([]int64, len(a.msgs))
-	for i, m := range a.msgs {
-		offsets[i], hashes[i] = m.Offset, anchorOf(m).recordHash()
-	}
-	a.done.From, a.done.Next = offsets[0], offsets[len(offsets)-1]+1
-	a.fence = func(tx *guard.Tx) {
-		tx.Engine(stepFence, fenceShareSQL, cur.id, d.slot, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(offsets), codec.Bigints(hashes),
-			guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
-	}
-	err := d.runAttempt(work, a)
-	defer d.brake.ended(a)
-	switch {
-	case errors.Is(err, errFenced):
-		return d.explainShareFence(work, a, offsets, hashes)
-	case errors.Is(err, errChanged):
-		return fmt.Errorf("%w: a handler has changed the bytes of a delivered message", source.ErrOwnershipLost)
-	}
-	if err != nil {
-		return err
-	}
-	d.committedBeside(a)
-	for _, o := range offsets {
-		d.done[o] = true
-	}
-	return nil
+// shareFence is the fence of delivered messages (G1). Messages that are done already, by this
+// process or another one, are only acknowledged: if they are the records that were handled (G5).
+type shareFence struct {
+	d               *delivered
+	offsets, hashes []int64 // of the current attempt
 }
 
-// explainShareFence finds out why the fence raised, with a statement of its own. Messages that are
-// done already, by this process or another one, are only acknowledged: if they are the records that
-// were handled (G5). It returns nil if all are done, errMoved if some are, and another error if the
-// messages are to be given back.
-func (d *delivered) explainShareFence(work context.Context, a *attempt, offsets, hashes []int64) error {
+func (f *shareFence) begin(a *attempt) {
+	d, bounds := f.d, &f.d.c.cfg.Timeouts
+	offsets, hashes := make([]int64, len(a.msgs)), make([]int64, len(a.msgs))
+	for i, m := range a.msgs {
+		offsets[i], hashes[i] = m.Offset, storedHash(anchorOf(m).hash)
+	}
+	f.offsets, f.hashes, a.done.From, a.done.Next = offsets, hashes, offsets[0], offsets[len(offsets)-1]+1
+	a.fence = func(tx *guard.Tx) {
+		tx.Engine(stepFence, fenceShareSQL, d.cur.id, d.slot, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(offsets), codec.Bigints(hashes),
+			guard.Millis(bounds.Lock), guard.Millis(bounds.Statement), guard.Millis(bounds.Idle))
+	}
+}
+
+func (f *shareFence) committed(a *attempt) {
+	if a.answerLost {
+		return // by another process, as far as is known
+	}
+	f.d.committedBeside(a)
+	for _, o := range f.offsets {
+		f.d.done[o] = true
+	}
+}
+
+// explain also records which of the messages are done. It returns errMoved if only some are.
+func (f *shareFence) explain(work context.Context, a *attempt) error {
+	d := f.d
 	var takes bool
 	var position int64
 	var epoch int32
 	var doneOffsets, doneHashes []int64
 	ctx, cancel := d.c.bounded(work)
 	defer cancel()
-	err := d.c.pool.QueryRow(ctx, deliveredDoneSQL, d.cur.id, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(offsets)).
+	err := d.c.pool.QueryRow(ctx, deliveredDoneSQL, d.cur.id, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(f.offsets)).
 		Scan(&takes, &position, &epoch, &doneOffsets, &doneHashes)
 	switch {
 	case err != nil && !errors.Is(err, pgx.ErrNoRows):
@@ -318,7 +305,7 @@ func (d *delivered) explainShareFence(work context.Context, a *attempt, offsets,
 	for i, m := range a.msgs {
 		at, inSet := slices.BinarySearch(doneOffsets, m.Offset)
 		switch {
-		case m.Offset < position && (epoch < 0 || m.LeaderEpoch <= epoch), inSet && doneHashes[at] == hashes[i]:
+		case m.Offset < position && (epoch < 0 || m.LeaderEpoch <= epoch), inSet && doneHashes[at] == f.hashes[i]:
 			d.done[m.Offset] = true
 			found++
 		case m.Offset < position, inSet:
@@ -327,8 +314,6 @@ func (d *delivered) explainShareFence(work context.Context, a *attempt, offsets,
 	}
 	switch found {
 	case len(a.msgs):
-		// What that attempt did cannot be known; it may have parked messages.
-		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
 		return nil
 	case 0:
 		return fmt.Errorf("%w: no keeper of a share group owns cursor %d", source.ErrOwnershipLost, d.cur.id)

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
@@ -29,23 +28,23 @@ import (
 // If attempts were already counted at the take-over, the message is tried with nothing else of this
 // process under way. Each further attempt that ends without an answer is then its own (F9). If such
 // an attempt is to be taken back, that happens at once.
-func (w *applier) handleAlone(ctx, work context.Context, m *Message, next int64) error {
-	retry := newBackoff(w.c.cfg)
-	exclusive := w.cur.suspected(m)
+func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
+	retry := newBackoff(ap.c.cfg)
+	exclusive := ap.cur.suspected(m)
 	owed, answers, answered := 0, 0, 0
 	var refusedSince time.Time // since when only the server has refused it
 	for {
-		leave, err := w.lockAttempts(ctx, exclusive)
+		leave, err := ap.lockAttempts(until.taking, exclusive)
 		n, unanswered := 0, 0
 		if err == nil {
-			n, unanswered, err = w.countAttempt(work, m.Offset, owed, answered)
+			n, unanswered, err = ap.countAttempt(until.working, m.Offset, owed, answered)
 			var server *pgconn.PgError
 			if err != nil && !errors.Is(err, errMoved) && !errors.As(err, &server) {
 				owed++ // whether it was counted is unknown, and it was not made
 			}
 			if err == nil {
 				owed, answered = 0, 0
-				if err = w.tryAlone(work, m, next, n, n+answers, unanswered); err == nil {
+				if err = ap.tryAlone(until.working, m, next, n, n+answers, unanswered); err == nil {
 					leave()
 					return nil
 				}
@@ -53,13 +52,13 @@ func (w *applier) handleAlone(ctx, work context.Context, m *Message, next int64)
 				switch {
 				case !errors.As(err, &f):
 					owed = 1
-				case w.c.cfg.OnFailure == BlockPartition:
+				case ap.c.cfg.OnFailure == BlockPartition:
 					owed, answers = 1, answers+1
 				default:
 					answered = 1
 				}
 				if exclusive && owed > 0 {
-					w.takeBackAttempt(m.Offset)
+					ap.takeBackAttempt(m.Offset)
 					owed = 0
 				}
 			}
@@ -71,18 +70,18 @@ func (w *applier) handleAlone(ctx, work context.Context, m *Message, next int64)
 			refusedSince = time.Time{}
 		case refusedSince.IsZero():
 			refusedSince = time.Now()
-		case time.Since(refusedSince) >= w.c.cfg.BlockedAfter:
-			err = w.haltBlocked(m, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
+		case time.Since(refusedSince) >= ap.c.cfg.BlockedAfter:
+			err = ap.haltBlocked(m, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
 		}
 		exclusive = exclusive || h != nil && sqlState(h.failed) == codeCrashShutdown
-		if endsWork(err) || ctx.Err() != nil || !pace.Sleep(ctx, w.reportLogRetry(MessageEvent{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
+		if endsWork(err) || until.taking.Err() != nil || !pace.Sleep(until.taking, ap.reportLogRetry(MessageEvent{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
 			if owed > 0 {
-				w.takeBackAttempt(m.Offset)
+				ap.takeBackAttempt(m.Offset)
 			}
 			if endsWork(err) {
 				return err
 			}
-			return ctx.Err()
+			return until.taking.Err()
 		}
 	}
 }
@@ -91,55 +90,55 @@ func (w *applier) handleAlone(ctx, work context.Context, m *Message, next int64)
 // how many attempts the database has recorded; unanswered is how many of them, without this one,
 // have ended without an answer. If the message must be parked, but is not allowed to be or cannot
 // be, the partition halts.
-func (w *applier) tryAlone(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
-	err := w.applyOrPark(work, m, next, counted, n, unanswered)
+func (ap *applier) tryAlone(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
+	err := ap.applyOrPark(work, m, next, counted, n, unanswered)
 	var f *handlerFailure
 	var b *blockedError
 	var stop *brakeError
 	switch {
 	case errors.As(err, &f) && errors.As(f.err, &stop):
-		w.forgetAttempts(m.Offset)
-		return w.haltEverythingFails(w.state.position.Load(), m.Offset, stop.disposition)
+		ap.forgetAttempts(m.Offset)
+		return ap.haltEverythingFails(ap.state.position.Load(), m.Offset, stop.disposition)
 	case !errors.As(err, &f) || !errors.As(f.err, &b):
 		return err
 	case b.reason == parked.Crashed: // the count is final, whatever version is deployed
-		return w.haltBlocked(m, "%s: %v; adopt at %d to try it again, or at the next offset to give it up", b.reason, b.err, w.haltPosition(m))
+		return ap.haltBlocked(m, "%s: %v; adopt at %d to try it again, or at the next offset to give it up", b.reason, b.err, ap.haltPosition(m))
 	}
-	return w.haltBlocked(m, "%s: %v", b.reason, b.err)
+	return ap.haltBlocked(m, "%s: %v", b.reason, b.err)
 }
 
-func (w *applier) applyOrPark(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
+func (ap *applier) applyOrPark(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
 	park := func(v *disposition) error {
-		return w.runLogAttempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, disposition: v})
+		return ap.runTransaction(work, &attempt{msgs: []*Message{m}, next: next, alone: true, disposition: v})
 	}
-	limit := w.c.cfg.MaxAttempts
+	limit := ap.c.cfg.MaxAttempts
 	if counted > limit && unanswered > 1 {
 		// The attempts before this one were counted but have no result: they killed the process.
 		// The first of them may have been under way when another message did that. The others were
 		// made with nothing else under way.
-		w.giveUpIdentifying(m, counted, unanswered)
+		ap.giveUpIdentifying(m, counted, unanswered)
 		return park(&disposition{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", unanswered), attempts: counted - 1})
 	}
 	one := *m
 	one.Attempt = n
-	err := w.runLogAttempt(work, &attempt{msgs: []*Message{&one}, next: next, alone: true})
+	err := ap.runTransaction(work, &attempt{msgs: []*Message{&one}, next: next, alone: true})
 	var f *handlerFailure
 	var b *blockedError
 	switch {
 	case !errors.As(err, &f) || errors.As(f.err, &b) || errors.As(f.err, new(*brakeError)):
 		return err
-	case w.brake.stopped():
+	case ap.brake.Stopped():
 		return &handlerFailure{err: &brakeError{&disposition{reason: givenUpReason(f), err: f.err}}}
-	case isHopeless(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
+	case isHopeless(f.err) && !f.lost && ap.c.cfg.OnFailure == BlockPartition:
 		return &handlerFailure{err: &blockedError{&disposition{reason: parked.Permanent, err: f.err}}}
-	case w.c.cfg.OnFailure == BlockPartition:
+	case ap.c.cfg.OnFailure == BlockPartition:
 		return err
 	case isHopeless(f.err) && !f.lost:
 		return park(&disposition{reason: parked.Permanent, err: f.err, attempts: n})
 	case n >= limit:
 		return park(&disposition{reason: parked.Exhausted, err: f.err, attempts: n})
-	case w.c.cfg.OnFailure == ParkOrderingKey:
-		return park(&disposition{reason: parked.Failed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(w.c.cfg, n))})
+	case ap.c.cfg.OnFailure == ParkOrderingKey:
+		return park(&disposition{reason: parked.Failed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(ap.c.cfg, n))})
 	}
 	return err
 }
@@ -151,41 +150,6 @@ func givenUpReason(f *handlerFailure) string {
 		return parked.Permanent
 	}
 	return parked.Exhausted
-}
-
-// forgetAttempts resets the count of a message that is not given up although its attempts are used
-// up. It tries once, like takeBackAttempt.
-func (w *applier) forgetAttempts(offset int64) {
-	ctx, cancel := w.c.detached()
-	defer cancel()
-	if _, err := w.c.pool.Exec(ctx, w.counting.forget, w.counting.arguments(w.cur, offset)...); err != nil {
-		w.c.cfg.Logger.Warn("onlyonce: attempts not forgotten", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
-	}
-}
-
-// countAttempt counts an attempt before it is made, minus those that are owed, and records how many
-// earlier ones had an answer that counts.
-func (w *applier) countAttempt(ctx context.Context, offset int64, owed, answered int) (n, unanswered int, err error) {
-	ctx, cancel := w.c.bounded(ctx)
-	defer cancel()
-	err = w.c.pool.QueryRow(ctx, w.counting.count, w.counting.arguments(w.cur, offset, owed, answered)...).Scan(&n, &unanswered)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		// By another owner, or by an operator: the next read of the cursor decides.
-		return 0, 0, errMoved
-	case err != nil:
-		return 0, 0, fmt.Errorf("counting an attempt: %w", err)
-	}
-	return n, unanswered, nil
-}
-
-// takeBackAttempt tries once. If it fails, the attempt stays counted, which is the cautious side.
-func (w *applier) takeBackAttempt(offset int64) {
-	ctx, cancel := w.c.detached()
-	defer cancel()
-	if _, err := w.c.pool.Exec(ctx, w.counting.takeBack, w.cur.id, offset); err != nil {
-		w.c.cfg.Logger.Warn("onlyonce: attempt not taken back", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
-	}
 }
 
 // endsWork reports whether err ends the work on this partition, so that there is no other attempt.

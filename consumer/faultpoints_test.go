@@ -75,7 +75,7 @@ func playPoints(db string, cfg consumer.Config) error {
 		return err
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
+	go func() { ended <- c.Run(apart(ctx)) }()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	last := 4
@@ -251,7 +251,7 @@ var points = slices.Concat(fault.Points, []string{
 })
 
 const (
-	countsAttempt = `(returning c.attempts|insert into onlyonce.attempts)`
+	countsAttempt = `insert into onlyonce.attempts`
 	seesNoWork    = `before onlyonce.fence\([^;]*; select onlyonce.seal`
 )
 

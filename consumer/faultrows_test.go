@@ -483,7 +483,7 @@ var commitRows = slices.Concat(
 				f.t.Fatal(err)
 			}
 			ended := make(chan error, 1)
-			go func() { ended <- c.Run(ctx) }()
+			go func() { ended <- c.Run(apart(ctx)) }()
 			until(f.t, "COMMIT to be on its way", func() bool { return w.Cuts.Load() == 1 })
 			cancel()
 			f.drainPasses()

@@ -110,7 +110,7 @@ func TestF2StaleMemberDoesNotRaise(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
+	go func() { done <- c.Run(apart(ctx)) }()
 	pgtest.Receive(t, patience, "tried", tried)
 	pgtest.Receive(t, patience, "tried", tried)
 	cancel()
@@ -232,7 +232,7 @@ func TestHaltedPartitionLeavesOthersAlone(t *testing.T) {
 	r.numbered(1, 5)
 	r.reaches(1, 5)
 	// What `onlyonce cursor adopt -at 6` does.
-	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 6, attempt_offset = null, attempts = 0 where partition = 0 returning id)
+	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 6 where partition = 0 returning id), a as (delete from onlyonce.attempts)
 		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
 	r.reaches(0, 7)
 	stop()

@@ -261,3 +261,21 @@ func TestTxHasWhatHandlersNeed(t *testing.T) {
 		}
 	}
 }
+
+// F9: the count of a message that the position has passed is deleted when the next one is counted.
+func TestF9CountsBelowThePositionAreDeleted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 12)
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset%3 == 0 {
+			return consumer.Permanent(errBoom)
+		}
+		return queued(ctx, tx, m)
+	}, testConfig())
+	r.reaches(0, 12)
+	stop()
+	if n := r.count(`select count(*) from onlyonce.attempts where "offset" = 9`); n != 1 || r.count(`select count(*) from onlyonce.attempts`) != 1 {
+		t.Errorf("%d counts of the last message that was alone, of %d", n, r.count(`select count(*) from onlyonce.attempts`))
+	}
+}

@@ -246,7 +246,7 @@ func TestStuckHandlerIsTold(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ended := make(chan error, 1)
-			go func() { ended <- c.Run(ctx) }()
+			go func() { ended <- c.Run(apart(ctx)) }()
 			// The others wait for sync.Once too, and hang with it, until the first is released.
 			until(t, "a hang", func() bool { return c.Healthy() != nil })
 			if err := c.Healthy(); !errors.Is(err, consumer.ErrHandlerHung) {
@@ -296,7 +296,7 @@ func TestDrainLeavesAHungHandler(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
+	go func() { ended <- c.Run(apart(ctx)) }()
 	pgtest.Receive(t, patience, "the handler is entered", entered)
 	cancel()
 	if err := pgtest.Receive(t, patience, "Run ends", ended); !errors.Is(err, consumer.ErrHandlerHung) {

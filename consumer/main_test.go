@@ -18,6 +18,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
@@ -164,12 +165,16 @@ func (r *rig) hooks(h consumer.Hooks) consumer.Hooks {
 	return h
 }
 
+// apart makes what runs with ctx a process of its own: handlers of tests that run side by side wait
+// for their test, and one that is to be alone would wait for all of them.
+func apart(ctx context.Context) context.Context { return imagined.With(ctx, &imagined.Process{}) }
+
 // run runs a consumer until stop is called; stop fails the test if Run did not end well.
 func (r *rig) run(c *consumer.Consumer) (stop func()) {
 	r.consumer = c
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
+	go func() { ended <- c.Run(apart(ctx)) }()
 	var once sync.Once
 	stop = func() {
 		once.Do(func() {

@@ -14,6 +14,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
+// orderHash is the stored form of an ordering key; not valid: the message has none.
+type orderHash = pgtype.UUID
+
 // Message is one record of the log. Each run of a handler gets its own copy of the struct, so it
 // may assign fields. A handler must not keep the message after it returns.
 //

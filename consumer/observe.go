@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/pace"
@@ -41,11 +40,8 @@ func newObserver(w *worker) *observer {
 
 // open returns the offset below which messages may be given to slots.
 func (s *slots) open() int64 {
-	below := s.below
 	// A fetch may bring more. The next owner handles as many messages alone (F9).
-	if most := s.w.c.cfg.Window; len(s.window.entries) > most {
-		below = min(below, s.window.entries[most].offset)
-	}
+	below := s.window.LimitTo(s.w.c.cfg.Window, s.below)
 	if s.observer == nil {
 		return below
 	}
@@ -78,7 +74,7 @@ func (s *slots) observeIfDue(ctx context.Context) (<-chan observation, <-chan ti
 		return nil, nil
 	case o.looking:
 		return o.results, nil
-	case len(s.window.waiting) == 0:
+	case s.window.Waiting() == 0:
 		return nil, nil
 	case time.Now().Before(o.next):
 		return nil, time.After(time.Until(o.next))
@@ -102,33 +98,15 @@ func (s *slots) observed(got observation) error {
 		return nil //nolint:nilerr // it asks again
 	}
 	w.state.clearTrouble(&w.state.reachTrouble)
-	before := s.finished
 	fresh := got.settled != o.settled
 	o.settled = got.settled
-	var others *entry
-	s.window.waiting = slices.DeleteFunc(s.window.waiting, func(e *entry) bool {
-		hash, done := got.done[e.offset]
-		if !done {
-			return false
-		}
-		if hash != e.anchor.recordHash() {
-			others = e
-			return false
-		}
-		w.reader.release([]*Message{e.m})
-		e.done, e.m = true, nil
-		s.finished++
-		return true
-	})
-	if others != nil {
-		return w.haltError(HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", others.offset)
+	done, other := s.window.DoneElsewhere(got.done, func(e *entry) int64 { return storedHash(e.Hash) })
+	w.reader.release(done)
+	s.finished += len(done)
+	if other != nil {
+		return w.haltError(HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", other.Offset)
 	}
-	for offset, hash := range got.done {
-		if offset >= s.window.next {
-			s.window.before[offset] = hash
-		}
-	}
-	o.goOn(fresh || s.finished > before)
+	o.goOn(fresh || len(done) > 0)
 	return nil
 }
 

@@ -32,9 +32,8 @@ type ownership struct {
 
 // ownPartition works on a partition, from the time the source hands it over until it is given up.
 func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
-	w := &worker{p: p, applier: applier{counting: countInCursor,
-		engine: engine{ownership: ownership{c: c, state: c.partitions.add(), brake: &brake{cfg: c.cfg.Brake}}}}}
-	w.applier.runLogAttempt = w.runLogAttempt
+	w := &worker{p: p, applier: applier{engine: engine{ownership: ownership{c: c, state: c.partitions.add(), brake: newBrake(c.cfg.Brake)}}}}
+	w.fence = &positionFence{w: w}
 	defer func() {
 		w.stopHandlers()
 		w.releaseCursor()
@@ -69,7 +68,7 @@ func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
 			if !w.waitForResume(ctx) {
 				return nil
 			}
-			w.brake.release()
+			w.brake.Release()
 			continue
 		case errors.Is(err, source.ErrOwnershipLost):
 			return err
@@ -77,7 +76,7 @@ func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
 			w.reportHalt(ctx, halt)
 			if halt.Reason == HaltEverythingFails {
 				if err := w.waitForProbe(ctx); errors.Is(err, errMoved) {
-					w.brake.release() // an operator has set the position
+					w.brake.Release() // an operator has set the position
 				}
 				wait = 0 // the next run finds a pause
 			}

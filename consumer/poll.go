@@ -86,6 +86,21 @@ type pollAnswer struct {
 	err              error
 }
 
+// decision returns what the answer means for the work: errMoved, errPaused, the error of the poll,
+// or nil.
+func (a *pollAnswer) decision() error {
+	switch {
+	case a.err != nil:
+		return a.err
+	// An idle partition has no fence that would raise; the next read of the cursor decides.
+	case !a.owned, a.position < a.knownPosition:
+		return errMoved
+	case a.paused:
+		return errPaused
+	}
+	return nil
+}
+
 // polledPartition is a partition that the poller asks about, from when its owner joins until it
 // leaves.
 type polledPartition struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/internal/budget"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
@@ -13,8 +14,8 @@ type prefetcher struct {
 	results chan fetchResult
 	cancel  context.CancelFunc
 	done    chan struct{}
-	budget  *budget
-	share   *share
+	budget  *budget.Budget
+	share   *budget.Share
 }
 
 type fetchResult struct {
@@ -24,7 +25,7 @@ type fetchResult struct {
 
 func startPrefetcher(ctx context.Context, w *worker) *prefetcher {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &prefetcher{results: make(chan fetchResult, 1), cancel: cancel, done: make(chan struct{}), budget: &w.c.budget, share: w.c.budget.addShare()}
+	f := &prefetcher{results: make(chan fetchResult, 1), cancel: cancel, done: make(chan struct{}), budget: &w.c.budget, share: w.c.budget.AddShare()}
 	go func() {
 		defer close(f.done)
 		f.fetchAhead(ctx, w.c, w.id, w.p, w.state, w.pos)
@@ -35,13 +36,13 @@ func startPrefetcher(ctx context.Context, w *worker) *prefetcher {
 func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) {
 	more := false // the log holds more than was fetched
 	for ctx.Err() == nil {
-		room, ok := f.budget.reserve(ctx, f.share, more)
+		room, ok := f.budget.Reserve(ctx, f.share, more)
 		if !ok {
 			return
 		}
 		began := time.Now()
 		got, err := fetchOnce(ctx, &c.cfg.Hooks, id, p, from, int(room))
-		f.budget.add(f.share, bytesOf(got.Messages)-room)
+		f.budget.Add(f.share, bytesOf(got.Messages)-room)
 		if err == nil && !got.Kept {
 			state.fetchReturned(logEnd{began, got.HighWatermark}, got.LastStable)
 			c.reportStall(id, state, from, got)
@@ -81,14 +82,14 @@ func fetchOnce(ctx context.Context, hooks *Hooks, id source.Identity, p partitio
 
 // release returns to the budget what messages took of it.
 func (f *prefetcher) release(msgs []*Message) {
-	f.budget.add(f.share, -bytesOf(msgs))
+	f.budget.Add(f.share, -bytesOf(msgs))
 }
 
 // stop returns when no fetch of the partition is running.
 func (f *prefetcher) stop() {
 	f.cancel()
 	<-f.done
-	f.budget.removeShare(f.share)
+	f.budget.RemoveShare(f.share)
 }
 
 func bytesOf(msgs []*Message) (n int64) {

@@ -48,7 +48,7 @@ func TestS3PresentFaults(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
+	go func() { ended <- c.Run(apart(ctx)) }()
 	defer func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -124,13 +124,15 @@ func (r *retrier) promoteAll(ctx context.Context) (promoted int64, err error) {
 	}
 }
 
-// noteParked records what a transaction of the worker has parked.
+// noteParked records what a committed transaction of the log has parked.
 func (r *retrier) noteParked(a *attempt) {
-	if len(a.parked) == 0 {
-		return
+	switch {
+	case a.answerLost:
+		r.promoteAllSoon()
+	case len(a.parked) > 0:
+		r.promotions.add(a.blockedKeys...)
+		r.wakeUp()
 	}
-	r.promotions.add(a.blockedKeys...)
-	r.wakeUp()
 }
 
 // promoteAllSoon is for transactions of which it is not known what they parked.

@@ -114,7 +114,7 @@ func (r *reader) stampMessages(msgs []*Message) {
 // batch goes past the end of a replay.
 func (r *reader) batchLength() (n int, full bool) {
 	size, most := 0, r.cfg.BatchSize
-	if r.brake.stopped() {
+	if r.brake.Stopped() {
 		most = 1
 	}
 	for n < len(r.msgs) && n < most {

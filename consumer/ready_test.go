@@ -47,7 +47,7 @@ func TestReady(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
+	go func() { ended <- c.Run(apart(ctx)) }()
 	pgtest.Receive(t, patience, "the handler is entered", entered)
 	if err := c.Ready(); err == nil || !strings.Contains(err.Error(), "no coordinator") {
 		t.Errorf("before the source is a member: %v", err)

@@ -97,7 +97,7 @@ func TestD1RefusedMessageHaltsItsPartition(t *testing.T) {
 				if len(r.reasons()) > 0 {
 					t.Errorf("parked: %v", r.reasons())
 				}
-				if n := r.count(`select max(attempts) from onlyonce.cursors where attempt_offset = 2`); n > 1 {
+				if n := r.count(`select coalesce(max(attempts), 0) from onlyonce.attempts where "offset" = 2`); n > 1 {
 					t.Errorf("%d attempts are held against the message", n)
 				}
 			})

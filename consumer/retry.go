@@ -37,8 +37,6 @@ func newRetrier(w *worker) *retrier {
 		polled: w.c.poller.join(w.id, w.cur, w.state), retryAlone: w.unclean, ownedSince: time.Now()}
 }
 
-func (r *retrier) leavePoller() { r.c.poller.leave(r.polled) }
-
 func (r *retrier) wakeUp() {
 	select {
 	case r.wake <- struct{}{}:
@@ -47,11 +45,11 @@ func (r *retrier) wakeUp() {
 	r.c.poller.pollSoon() // another row may be due next now
 }
 
-// retryUntilDone tries parked messages until ctx is done (nil), or the partition is paused
-// (errPaused) or taken over (errMoved). The current attempt ends with work.
-func (r *retrier) retryUntilDone(ctx, work context.Context) error {
+// retryUntilDone tries parked messages until no more are to be taken (nil), or the partition is
+// paused (errPaused) or taken over (errMoved).
+func (r *retrier) retryUntilDone(until stop) error {
 	defer r.stopHandlers()
-	retry := newBackoff(r.c.cfg)
+	ctx, retry := until.taking, newBackoff(r.c.cfg)
 	var wait time.Duration // after a failure; 0 if there was none
 	for {
 		answered, err := r.waitForWork(ctx, wait)
@@ -66,7 +64,7 @@ func (r *retrier) retryUntilDone(ctx, work context.Context) error {
 				// What is due is taken now; a later due time is recorded once it is known.
 				r.dueAt = time.Time{}
 			}
-			if more, err = r.retryNext(ctx, work); err == nil {
+			if more, err = r.retryNext(until); err == nil {
 				_, err = r.checkPoll() // a pause must not wait for all of a thousand rows
 			}
 		}
@@ -128,14 +126,8 @@ func (r *retrier) checkPoll() (answered bool, err error) {
 
 // applyPoll records what operators and time have changed.
 func (r *retrier) applyPoll(a pollAnswer) error {
-	switch {
-	case a.err != nil:
-		return a.err
-	// An idle partition has no fence that would raise; the next read of the cursor decides.
-	case !a.owned, a.position < a.knownPosition:
-		return errMoved
-	case a.paused:
-		return errPaused
+	if err := a.decision(); err != nil {
+		return err
 	}
 	r.dueAt = time.Time{}
 	if a.due != nil {
@@ -159,7 +151,8 @@ func (r *retrier) setDue(d time.Duration) {
 func (r *retrier) isDue() bool { return !r.dueAt.IsZero() && !time.Now().Before(r.dueAt) }
 
 // retryNext takes the row that is due first, and reports whether there was one.
-func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
+func (r *retrier) retryNext(until stop) (bool, error) {
+	ctx := until.taking
 	leave, err := r.lockAttempts(ctx, r.retryAlone)
 	if err != nil {
 		return false, err
@@ -186,7 +179,7 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 	r.state.inRetry.Store(1)
 	defer r.state.inRetry.Store(0)
 	a := r.attemptOf(row)
-	err = r.runAttempt(work, a)
+	err = r.runAttempt(until.working, a)
 	var f *handlerFailure
 	var b *blockedError
 	switch {
@@ -210,7 +203,7 @@ func (r *retrier) retryNext(ctx, work context.Context) (bool, error) {
 		return false, errors.Join(err, r.recordFailure(row, &disposition{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.attempt)}, 1))
 	case errors.As(f.err, &b):
 		return true, r.recordFailure(row, b.disposition, 0)
-	case isHopeless(f.err) && !f.lost, row.attempt >= limit, r.countsForBrake() && r.brake.stopped():
+	case isHopeless(f.err) && !f.lost, row.attempt >= limit, r.countsForBrake() && r.brake.Stopped():
 		return true, r.giveUp(row, &disposition{reason: givenUpReason(f), err: f.err})
 	}
 	v := &disposition{reason: parked.Failed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.attempt))}
@@ -225,7 +218,7 @@ func (r *retrier) countsForBrake() bool { return r.c.cfg.OnFailure == ParkOrderi
 // giveUp leaves a row to an operator, unless the partition has to halt first.
 func (r *retrier) giveUp(row *parkedRow, v *disposition) error {
 	if r.countsForBrake() {
-		if _, yes := r.brake.stopsAt(nil, v.reason); yes {
+		if _, yes := r.brake.StopsAt(nil, v.reason); yes {
 			if err := r.recordFailure(row, &disposition{reason: parked.Failed, err: v.err, wait: backoffFor(r.c.cfg, row.attempt)}, 1); err != nil {
 				return err
 			}

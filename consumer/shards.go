@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/consumer/internal/budget"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/shard"
 )
@@ -46,10 +47,9 @@ func setFault(set *shard.Set, events bool) error {
 // shared is what the shards of a consumer have in common, because they are in one process.
 type shared struct {
 	partitions         ownedPartitions
-	budget             budget
+	budget             budget.Budget
 	stuck              atomic.Int64 // abandoned handlers that are still running
 	reportedPartitions sync.Map     // topic: the number of partitions last passed to Hooks.Repartitioned
-	attempts           *attemptLock
 	begun              ready.Run
 
 	// copyBytes is true if the handler changes its messages in place. It then gets full copies.

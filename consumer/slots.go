@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/internal/window"
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
@@ -27,7 +28,7 @@ const (
 // wrong. See the rules C1 to C7 in docs/guarantees.md.
 type slots struct {
 	w      *worker
-	window *window
+	window *window.Window[*Message]
 	all    []*slot
 	idle   []*slot
 	limit  int            // slots that may be busy
@@ -60,16 +61,21 @@ type slots struct {
 // slot runs one transaction after another beside the other slots.
 type slot struct {
 	applier
-	nr     int
-	w      *worker
-	tasks  chan *task
-	events chan<- slotEvent
-	gone   sync.WaitGroup // the goroutine
+	nr      int
+	retrier *retrier
+	tasks   chan *task
+	events  chan<- slotEvent
+	gone    sync.WaitGroup // the goroutine
 
 	// The slot's task, nil if it has none: task belongs to the scheduler, work to the slot's
 	// goroutine.
 	task, work *task
 }
+
+type (
+	entry = window.Entry[*Message]
+	task  = window.Task[*Message]
+)
 
 // slotEvent is what a slot reports to the scheduler.
 type slotEvent struct {
@@ -82,24 +88,24 @@ type slotEvent struct {
 
 // handleInSlots reads the log and handles it in slots, until ctx is done (nil) or an error ends the
 // work.
-func (w *worker) handleInSlots(ctx, work context.Context, committer *committer) error {
+func (w *worker) handleInSlots(until stop, committer *committer) error {
 	if w.cur.pastReplay(w.pos) {
-		return w.endReplay(work)
+		return w.endReplay(until.working)
 	}
 	s := w.newSlots()
-	running, stop := context.WithCancel(ctx)
-	defer stop()
+	running, end := context.WithCancel(until.taking)
+	defer end()
 	// If the work ends here, other slots have as long to finish as at a stop.
 	slotWork, cancel := drainContext(running, w.c.cfg.DrainTimeout)
 	defer cancel()
 	var err error
-	if w.brake.stopped() {
-		err = s.probe(running, slotWork)
+	if of := (stop{running, slotWork}); w.brake.Stopped() {
+		err = s.probe(of)
 	} else {
-		s.start(running, slotWork, s.all)
-		err = s.schedule(ctx, committer)
+		s.start(of, s.all)
+		err = s.schedule(until.taking, committer)
 	}
-	stop()
+	end()
 	s.drain()
 	if err == nil {
 		err = s.err
@@ -107,7 +113,7 @@ func (w *worker) handleInSlots(ctx, work context.Context, committer *committer) 
 	if last := s.sweepRest(committer); err == nil {
 		err = last
 	}
-	w.acknowledged = s.window.doneAbove()
+	w.acknowledged = s.window.DoneAbove()
 	w.state.blockedBy.Store(nil)
 	w.state.inFlight.Store(0)
 	var halt *HaltError
@@ -115,8 +121,8 @@ func (w *worker) handleInSlots(ctx, work context.Context, committer *committer) 
 	case errors.As(err, &halt):
 		halt.Position = w.pos
 	case err == nil && w.cur.pastReplay(w.pos):
-		err = w.endReplay(work)
-	case err == nil && ctx.Err() == nil:
+		err = w.endReplay(until.working)
+	case err == nil && until.taking.Err() == nil:
 		err = errMoved
 	}
 	return err
@@ -124,12 +130,11 @@ func (w *worker) handleInSlots(ctx, work context.Context, committer *committer) 
 
 func (w *worker) newSlots() *slots {
 	n := w.c.cfg.Concurrency
-	s := &slots{w: w, window: newWindow(w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, toldOf: -1,
+	s := &slots{w: w, window: window.New[*Message](w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, toldOf: -1,
 		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: pace.PruneIdle}
 	for nr := range n {
-		one := &slot{nr: nr, w: w, tasks: make(chan *task, 1), events: s.events}
-		one.applier = applier{engine: engine{ownership: w.ownership}, counting: countInRows, sideBySide: true}
-		one.runLogAttempt = one.runSlotAttempt
+		one := &slot{nr: nr, retrier: w.retrier, tasks: make(chan *task, 1), events: s.events}
+		one.applier = applier{engine: engine{ownership: w.ownership}, fence: &slotFence{slot: one}, sideBySide: true}
 		one.deadlocked = func() { s.events <- slotEvent{slot: one, deadlocked: true} }
 		s.all, s.idle = append(s.all, one), append(s.idle, one)
 	}
@@ -142,13 +147,13 @@ func (w *worker) newSlots() *slots {
 }
 
 // start starts slots.
-func (s *slots) start(ctx, work context.Context, which []*slot) {
+func (s *slots) start(until stop, which []*slot) {
 	for _, one := range which {
 		one.gone.Go(func() {
 			defer one.stopHandlers()
 			for t := range one.tasks {
 				one.work = t
-				err := one.handleBatch(ctx, work, t.msgs, t.msgs[len(t.msgs)-1].Offset+1)
+				err := one.handleBatch(until, t.Messages, t.Messages[len(t.Messages)-1].Offset+1)
 				one.events <- slotEvent{slot: one, ended: true, err: err}
 			}
 		})
@@ -212,17 +217,17 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 // wantsMore reports whether the window has room for the result of a fetch.
 func (s *slots) wantsMore() bool {
 	w := s.window
-	return s.fetchErr == nil && len(w.entries) < s.w.c.cfg.Window && !s.w.cur.pastReplay(w.next) && w.next < s.below
+	return s.fetchErr == nil && w.Len() < s.w.c.cfg.Window && !s.w.cur.pastReplay(w.Next) && w.Next < s.below
 }
 
 // isOver reports whether nothing is left to do here, and with which error the work then ends. It is
 // over after a halt, if everything below the message that halts is done; at the end of a replay;
 // and after an error of the fetch, as what was fetched is handled first.
 func (s *slots) isOver() (over bool, err error) {
-	if s.busy() > 0 || s.sweeping || s.window.ready(s.open(), 1) > 0 {
+	if s.busy() > 0 || s.sweeping || s.window.Ready(s.open(), 1) > 0 {
 		return false, nil
 	}
-	if next, _ := s.window.frontier(); next > s.w.pos {
+	if next, _ := s.window.Frontier(); next > s.w.pos {
 		return false, nil // it is swept first
 	}
 	switch {
@@ -230,7 +235,7 @@ func (s *slots) isOver() (over bool, err error) {
 		return true, s.halt
 	case s.switching && s.w.pos >= s.below, s.w.cur.pastReplay(s.w.pos):
 		return true, nil
-	case s.fetchErr != nil && (len(s.window.waiting) == 0 || s.observer != nil):
+	case s.fetchErr != nil && (s.window.Waiting() == 0 || s.observer != nil):
 		return true, s.w.fetchError(s.fetchErr)
 	}
 	return false, nil
@@ -248,7 +253,7 @@ func (s *slots) giveOut() (wait time.Duration) {
 		if free <= 0 {
 			return 0
 		}
-		n := s.window.ready(s.open(), cfg.BatchSize*free)
+		n := s.window.Ready(s.open(), cfg.BatchSize*free)
 		if n == 0 {
 			s.readySince = time.Time{}
 			return 0
@@ -260,14 +265,14 @@ func (s *slots) giveOut() (wait time.Duration) {
 			return wait
 		}
 		// Evenly, so that no slot waits while another has a full batch of slow messages.
-		s.give(s.idle[0], s.window.take(s.open(), min((n+free-1)/free, cfg.BatchSize), cfg.BatchBytes))
+		s.give(s.idle[0], s.window.Take(s.open(), min((n+free-1)/free, cfg.BatchSize), cfg.BatchBytes))
 	}
 }
 
 func (s *slots) give(one *slot, t *task) {
 	s.idle = slices.DeleteFunc(s.idle, func(other *slot) bool { return other == one })
 	one.task = t
-	s.w.state.inFlight.Add(int64(len(t.entries)))
+	s.w.state.inFlight.Add(int64(len(t.Entries)))
 	one.tasks <- t
 }
 
@@ -277,14 +282,14 @@ func (s *slots) slotReported(e slotEvent) {
 		s.deadlocked()
 		return
 	}
-	done := s.window.finish(e.slot.task, e.offsets)
+	done := s.window.Finish(e.slot.task, e.offsets)
 	s.w.reader.release(done)
 	s.w.state.inFlight.Add(-int64(len(done)))
 	s.finished += len(done)
 	if !e.ended {
 		return
 	}
-	s.w.state.inFlight.Add(-int64(e.slot.task.left))
+	s.w.state.inFlight.Add(-int64(e.slot.task.Left))
 	e.slot.task = nil
 	s.idle = append(s.idle, e.slot)
 	var halt *HaltError
@@ -334,7 +339,7 @@ func (s *slots) fetched(ctx context.Context, got fetchResult) error {
 		return s.add(got)
 	}
 	s.identifying = true
-	counter := applier{engine: engine{ownership: s.w.ownership}, counting: countInRows}
+	counter := applier{engine: engine{ownership: s.w.ownership}}
 	go func() {
 		got.err = counter.identifyCounted(ctx, got.Messages)
 		s.identified <- got
@@ -359,41 +364,42 @@ func (s *slots) add(got fetchResult) error {
 			break
 		}
 		s.w.c.identifyInOrder(m)
-		hash, before := w.before[m.Offset]
-		if before && hash != anchorOf(m).recordHash() {
+		hash, before := w.Before[m.Offset]
+		read := anchorOf(m)
+		if before && hash != storedHash(read.hash) {
 			return s.w.haltError(HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", m.Offset)
 		}
-		if w.add(m) {
+		if w.Add(&entry{Offset: m.Offset, Message: m, Size: len(m.Value), Epoch: m.LeaderEpoch, Hash: read.hash, Key: m.inOrder}) {
 			s.finished++
 			s.w.reader.release([]*Message{m})
 		}
 	}
-	w.next, w.epoch = s.w.cur.capAtReplayEnd(got.Next), got.LeaderEpoch
-	for offset := range w.before {
-		if offset >= w.next {
+	w.Next, w.Epoch = s.w.cur.capAtReplayEnd(got.Next), got.LeaderEpoch
+	for offset := range w.Before {
+		if offset >= w.Next {
 			continue
 		}
 		if !s.w.id.Compacted {
 			return s.w.haltError(HaltTruncated, "the record at offset %d, which was handled, is not there any more: the log was truncated and written anew", offset)
 		}
-		delete(w.before, offset)
+		delete(w.Before, offset)
 	}
 	return nil
 }
 
 // reportBlocked records which message holds up the position although later ones are done.
 func (s *slots) reportBlocked() {
-	e := s.window.blocker()
+	e := s.window.Blocker()
 	if e == nil {
 		s.w.state.blockedBy.Store(nil)
 		return
 	}
-	b := &BlockedBy{Offset: e.offset, Key: keyHash(e.key), Since: time.Now(), Done: len(s.window.doneAbove())}
+	b := &BlockedBy{Offset: e.Offset, Key: keyHash(e.Key), Since: time.Now(), Done: len(s.window.DoneAbove())}
 	if before := s.w.state.blockedBy.Load(); before != nil && before.Offset == b.Offset {
 		b.Since = before.Since
 	}
 	s.w.state.blockedBy.Store(b)
-	if len(s.window.entries) < s.w.c.cfg.Window || s.toldOf == b.Offset || time.Since(b.Since) < fullAfter {
+	if s.window.Len() < s.w.c.cfg.Window || s.toldOf == b.Offset || time.Since(b.Since) < fullAfter {
 		return
 	}
 	s.toldOf = b.Offset
@@ -427,14 +433,14 @@ func (s *slots) drain() {
 
 // probe tries one message while the brake holds the partition, as (*worker).probeOne does. It tries
 // another one each time, because the oldest may be one that always fails.
-func (s *slots) probe(ctx, work context.Context) error {
-	w := s.w
+func (s *slots) probe(until stop) error {
+	w, ctx := s.w, until.taking
 	if w.c.cfg.OnFailure == ParkOrderingKey {
-		if _, err := w.retrier.retryNext(ctx, work); err != nil || !w.brake.stopped() {
+		if _, err := w.retrier.retryNext(until); err != nil || !w.brake.Stopped() {
 			return err
 		}
 	}
-	bounded, cancel := context.WithTimeout(ctx, w.brake.cfg.Every)
+	bounded, cancel := context.WithTimeout(ctx, w.brake.every)
 	defer cancel()
 	for {
 		if s.observer != nil {
@@ -442,7 +448,7 @@ func (s *slots) probe(ctx, work context.Context) error {
 				return err
 			}
 		}
-		if s.window.ready(s.open(), 1) > 0 {
+		if s.window.Ready(s.open(), 1) > 0 {
 			break
 		}
 		if s.fetchErr != nil {
@@ -459,14 +465,14 @@ func (s *slots) probe(ctx, work context.Context) error {
 			}
 		case <-bounded.Done():
 			if ctx.Err() == nil { // the log has no message
-				return w.brake.halt
+				return w.brake.halt.Load()
 			}
 			return nil
 		}
 	}
-	one, t := s.all[0], s.window.takeHead(s.open(), w.probes)
-	t.msgs[0].alone = true
-	s.start(ctx, work, s.all[:1])
+	one, t := s.all[0], s.window.TakeHead(s.open(), w.probes)
+	t.Messages[0].alone = true
+	s.start(until, s.all[:1])
 	s.give(one, t)
 	w.probes++
 	for s.busy() > 0 {

@@ -22,7 +22,7 @@ func TestStatementsPrepare(t *testing.T) {
 	for _, sql := range []string{readCursorSQL, takeCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
 		fenceSQL, indexCallsSQL, openTransactionsSQL, pruneSQL, claimSQL[ring.Standard], claimSQL[ring.Short], claimSQL[ring.Long], claimFreshSQL[ring.Standard], claimFreshSQL[ring.Short], claimFreshSQL[ring.Long], claimBothSQL, pollSQL, deleteOwnerSQL, takeParkedSQL, settleParkedSQL, failParkedSQL, promoteAllSQL,
 		endReplaySQL, endReplayHeldSQL, resumeDoneSQL, fenceSlotSQL, stillDoneSQL, sweepSQL, pruneDoneSQL, readDoneSQL,
-		countSlotAttemptSQL, takeBackSlotSQL, forgetSlotAttemptsSQL, refuseBlockedSQL, blockedSQL, unsettledSQL, firstPartitionsSQL, parkedCountSQL, otherShardSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
+		refuseBlockedSQL, blockedSQL, unsettledSQL, firstPartitionsSQL, parkedCountSQL, otherShardSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

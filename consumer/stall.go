@@ -25,16 +25,16 @@ type stall struct {
 
 // after returns the state after a fetch from an offset, which returned at a time. It is nil if the
 // partition does not wait, or no longer.
-func (w *stall) after(from int64, got fetched, at time.Time) *stall {
+func (s *stall) after(from int64, got fetched, at time.Time) *stall {
 	switch {
 	case got.Next > from || from != got.LastStable || got.HighWatermark <= from:
 		return nil
-	case w == nil || w.offset != from:
+	case s == nil || s.offset != from:
 		return &stall{offset: from, since: at}
-	case !w.logged && at.Sub(w.since) >= stallAfter:
-		return &stall{w.offset, w.since, true}
+	case !s.logged && at.Sub(s.since) >= stallAfter:
+		return &stall{s.offset, s.since, true}
 	}
-	return w
+	return s
 }
 
 // reportStall records what a fetch says about the last stable offset. If a partition waits for

@@ -19,19 +19,16 @@ import (
 // migration.
 const sweepSQL = `select onlyonce.sweep($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
 
-// pruneDoneSQL deletes rows of onlyonce.done and of onlyonce.attempts. In: cursor, epoch, nonce,
-// run and offset of the lower bound (of done), run and offset of the upper bound, most rows to
-// delete. Out: one row with how many rows of done were deleted, and the run and the offset of the
-// last of them. The lower bound keeps it from walking over entries that are deleted already while
-// an old snapshot prevents vacuum. It deletes nothing that is not below the position: a failover
-// may have set that back since the owner noted the upper bound. By the primary keys.
+// pruneDoneSQL deletes rows of onlyonce.done. In: cursor, epoch, nonce, run and offset of the lower
+// bound, run and offset of the upper bound, most rows to delete. Out: one row with how many were
+// deleted, and the run and the offset of the last of them. The lower bound keeps it from walking
+// over entries that are deleted already while an old snapshot prevents vacuum. It deletes nothing
+// that is not below the position: a failover may have set that back since the owner noted the upper
+// bound. By the primary keys.
 const pruneDoneSQL = `
 with held as (
   select p.id from onlyonce.leases l join onlyonce.positions p on p.id = l.id
    where l.id = $1 and l.epoch = $2 and l.nonce = $3 and p.run = $6 and p.next_offset >= $7),
-counted as (
-  delete from onlyonce.attempts where cursor_id = $1 and "offset" = any (array(
-    select a."offset" from onlyonce.attempts a where a.cursor_id = $1 and a."offset" < $7 and exists (select from held) order by a."offset" limit $8))),
 old as materialized (
   select run, "offset" from onlyonce.done
    where cursor_id = $1 and (run, "offset") >= ($4, $5) and (run, "offset") < ($6, $7) and exists (select from held)
@@ -71,7 +68,7 @@ func newSweeper(w *worker) *sweeper {
 // sweepIfDue begins a sweep if the position can be moved, and enough is done or enough time has
 // passed.
 func (s *slots) sweepIfDue() {
-	next, _ := s.window.frontier()
+	next, _ := s.window.Frontier()
 	if s.sweeping || next <= s.w.pos {
 		return
 	}
@@ -96,11 +93,11 @@ func (s *slots) sweepIfDue() {
 // plan returns how far the position can be moved.
 func (s *slots) plan() sweepPlan {
 	p := sweepPlan{from: s.w.pos, last: s.w.anchor}
-	p.next, p.epoch = s.window.frontier()
-	if last := s.window.anchorBelow(p.next); last != nil {
-		p.last = last
+	p.next, p.epoch = s.window.Frontier()
+	if e := s.window.LastBelow(p.next); e != nil {
+		p.last = &anchor{offset: e.Offset, epoch: e.Epoch, hash: e.Hash}
 	}
-	p.emptyFrom, p.emptyUntil = s.window.empty(p.next)
+	p.emptyFrom, p.emptyUntil = s.window.Empty(p.next)
 	return p
 }
 
@@ -145,7 +142,7 @@ func (s *slots) swept(r sweepResult, committer *committer) error {
 		}
 		// Nobody else moves it. So either an earlier sweep has committed and its answer was lost,
 		// or the database has lost what this process remembers.
-		if next, _ := s.window.frontier(); cur.position <= w.pos || cur.position > next {
+		if next, _ := s.window.Frontier(); cur.position <= w.pos || cur.position > next {
 			return errMoved
 		}
 		pos, last, epoch = cur.position, cur.anchor, cur.leaderEpoch
@@ -158,7 +155,7 @@ func (s *slots) swept(r sweepResult, committer *committer) error {
 	w.state.clearTrouble(&w.state.reachTrouble)
 	w.setPosition(pos, last, epoch)
 	w.state.clearPassedHalt()
-	s.window.sweptTo(pos)
+	s.window.SweptTo(pos)
 	committer.offer(pos)
 	return nil
 }
@@ -171,7 +168,7 @@ func (s *slots) sweepRest(committer *committer) error {
 			return err
 		}
 	}
-	if next, _ := s.window.frontier(); next <= s.w.pos || errors.Is(s.err, source.ErrOwnershipLost) {
+	if next, _ := s.window.Frontier(); next <= s.w.pos || errors.Is(s.err, source.ErrOwnershipLost) {
 		return nil
 	}
 	ctx, cancel := s.w.c.detached()

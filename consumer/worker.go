@@ -25,8 +25,8 @@ type worker struct {
 	aloneLeft  int
 
 	// slotted means that transactions of the partition may run side by side in this epoch of the
-	// lease. Those transactions and the ones of runLogAttempt do not see each other, so a change
-	// takes another epoch.
+	// lease. Those transactions and the ones of a positionFence do not see each other, so a
+	// change takes another epoch.
 	slotted bool
 	// doneBefore is what was done above the position when the cursor was last read: offsets, and
 	// the hashes of their records.
@@ -55,27 +55,36 @@ type logPosition struct {
 	logHeldPos  bool // the log was seen to hold pos
 }
 
+// setPosition records the cursor's position.
+func (w *worker) setPosition(pos int64, last *anchor, epoch int32) {
+	// If last is set, the position was reached by reading, so the log held it.
+	w.logHeldPos = w.logHeldPos && pos == w.pos || last != nil
+	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
+	w.state.position.Store(pos)
+}
+
 // workOnLog works until ctx is done (nil), or until an error ends it: ErrOwnershipLost, *HaltError,
 // errMoved, errPaused, or a fault of a server.
 func (w *worker) workOnLog(ctx context.Context) error {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	work, cancel := drainContext(ctx, w.c.cfg.DrainTimeout)
 	defer cancel()
+	until := stop{ctx, work}
 
 	w.announceReplay()
 	w.state.clearTrouble(&w.state.logTrouble) // its message may not be the next one any more
 	w.retrier = newRetrier(w)
-	defer w.retrier.leavePoller()
+	defer w.c.poller.leave(w.retrier.polled)
 	// Before anything is fetched: the partition may be paused.
 	if err := w.retrier.awaitFirstPoll(ctx); err != nil {
 		return err
 	}
 	var retries sync.WaitGroup
-	if !w.brake.stopped() {
+	if !w.brake.Stopped() {
 		retries.Go(func() {
-			if err := w.retrier.retryUntilDone(ctx, work); err != nil {
-				stop(err)
+			if err := w.retrier.retryUntilDone(until); err != nil {
+				end(err)
 			}
 		})
 	}
@@ -87,16 +96,16 @@ func (w *worker) workOnLog(ctx context.Context) error {
 		retries.Go(func() { w.pruneOldDone(ctx, below) })
 	}
 	if w.slotted {
-		err = w.handleInSlots(ctx, work, committer)
+		err = w.handleInSlots(until, committer)
 	} else {
-		err = w.handleBatches(ctx, work, committer)
+		err = w.handleBatches(until, committer)
 	}
 	committer.offer(w.pos) // it may have ended in the middle of a batch
 	w.reader.stop()
 	if lost := committer.stop(); lost != nil && err == nil {
 		err = lost
 	}
-	stop(nil)
+	end(nil)
 	retries.Wait()
 	w.retrier.stopHandlers()
 	w.stopHandlers()
@@ -121,6 +130,10 @@ func (w *worker) markAlone(msgs []*Message) {
 	}
 }
 
+// stop are the contexts that end the work on a partition. taking ends first: nothing more is begun.
+// working ends when a drain has lasted too long: the transaction under way is given up.
+type stop struct{ taking, working context.Context }
+
 // drainContext returns the context of the current batch. It outlives ctx by at most drain.
 func drainContext(ctx context.Context, drain time.Duration) (context.Context, context.CancelFunc) {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -135,13 +148,14 @@ func drainContext(ctx context.Context, drain time.Duration) (context.Context, co
 }
 
 // handleBatches reads and handles one batch after another.
-func (w *worker) handleBatches(ctx, work context.Context, committer *committer) error {
+func (w *worker) handleBatches(until stop, committer *committer) error {
+	ctx, work := until.taking, until.working
 	for ctx.Err() == nil {
 		if w.cur.pastReplay(w.pos) {
 			return w.endReplay(work)
 		}
-		if w.brake.stopped() {
-			if err := w.probeOne(ctx, work, committer); err != nil {
+		if w.brake.Stopped() {
+			if err := w.probeOne(until, committer); err != nil {
 				return err
 			}
 			committer.offer(w.pos)
@@ -154,11 +168,11 @@ func (w *worker) handleBatches(ctx, work context.Context, committer *committer) 
 		switch {
 		case len(msgs) > 0:
 			w.state.inFlight.Store(int64(len(msgs)))
-			err = w.handleBatch(ctx, work, msgs, next)
+			err = w.handleBatch(until, msgs, next)
 			w.state.inFlight.Store(0)
 			w.reader.release(msgs)
 		case next > w.pos:
-			err = w.advancePosition(ctx, work, next)
+			err = w.advancePosition(until, next)
 		}
 		if err != nil {
 			return err
@@ -170,7 +184,7 @@ func (w *worker) handleBatches(ctx, work context.Context, committer *committer) 
 		w.pruneStep(work)
 	}
 	if len(w.reader.msgs) == 0 && w.reader.next > w.pos {
-		return w.advancePosition(ctx, work, w.cur.capAtReplayEnd(w.reader.next))
+		return w.advancePosition(until, w.cur.capAtReplayEnd(w.reader.next))
 	}
 	return nil
 }

@@ -220,7 +220,7 @@ func TestExplainPosition(t *testing.T) {
 		"nobody":         {"", "5", "", []string{"No cursor of this database is there", "keys are not stored by position"}},
 		"handled":        {batch, "15", "handled", []string{"Scope stock, at 20: handled: it was applied, or was a duplicate, or was parked", "batch        10 to 20", "transaction  ", "committed", "control records"}},
 		"ahead":          {batch, "20", "ahead", []string{"it is still to be handled"}},
-		"tried alone":    {batch + `update onlyonce.cursors set attempt_offset = 20, attempts = 3`, "20", "ahead", []string{"it is tried alone, and was tried 3 times"}},
+		"tried alone":    {batch + `insert into onlyonce.attempts select id, 20, 3, 0 from onlyonce.cursors`, "20", "ahead", []string{"it is tried alone, and was tried 3 times"}},
 		"retired":        {batch + `update onlyonce.cursors set retired_at = now()`, "20", "ahead", []string{"at 20 (retired)", "handles nothing any more"}},
 		"before start":   {batch, "9", "before-start", []string{"began after it, and never handled it"}},
 		"adopted":        {strings.Replace(batch, "'earliest'", "'adopted'", 1), "9", "before-start", []string{"an operator set the cursor's beginning after it", "another database may have handled it before"}},

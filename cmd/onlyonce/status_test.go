@@ -16,11 +16,12 @@ func (f *fixture) populate() {
 	f.exec(`insert into onlyonce.leases (name, epoch, nonce, until) values
 		('cursor/stock/orders/0', 4, gen_random_uuid(), null), ('cursor/stock/orders/1', 0, null, null)`)
 	f.exec(`insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy,
-			released_at, attempt_offset, attempts)
-		select id, 'stock', 'orders', 0, 'g1', 'c1', '00000000-0000-4000-8000-00000000000a'::uuid, 0, 0, 'earliest', null::timestamptz, 17, 2
+			released_at)
+		select id, 'stock', 'orders', 0, 'g1', 'c1', '00000000-0000-4000-8000-00000000000a'::uuid, 0, 0, 'earliest', null::timestamptz
 			from onlyonce.leases where name = 'cursor/stock/orders/0'
-		union all select id, 'stock', 'orders', 1, null, null, null, 5, 5, 'committed', clock_timestamp(), 3, 9
+		union all select id, 'stock', 'orders', 1, null, null, null, 5, 5, 'committed', clock_timestamp()
 			from onlyonce.leases where name = 'cursor/stock/orders/1'`)
+	f.exec(`insert into onlyonce.attempts select id, case partition when 0 then 17 else 3 end, 2, 0 from onlyonce.cursors`)
 	f.progress("cursor/stock/orders/0", 0, 0, 17)
 	f.exec(`insert into onlyonce.parked (kind, state, reason, error, attempts, scope, topic, partition, "offset", sink, call_name, body, settled_at) values
 		('message', 'waiting', 'exhausted', E'first line\nsecond line', 3, 'stock', 'orders', 0, 12, null, null, 'secret body', null),

@@ -61,8 +61,6 @@ update onlyonce.cursors
        run            = case when $3::bigint is null then run else run + 1 end,
        run_start      = coalesce($3::bigint, run_start),
        run_epoch      = case when $3::bigint is null then run_epoch end,
-       attempt_offset = case when $3::bigint is null then attempt_offset end,
-       attempts       = case when $3::bigint is null then attempts else 0 end,
        retired_at     = case when $3::bigint is null then retired_at end,
        replay_until   = case when $3::bigint is null then replay_until end,
        replay_resume  = case when $3::bigint is null then replay_resume end,
@@ -123,8 +121,7 @@ const ReplayNoSQL = `select coalesce(max(replay_no), 0) + 1 from onlyonce.cursor
 // interrupted position, and counts there again when the work goes on.
 const ReplaySQL = `
 update onlyonce.cursors
-   set run = run + 1, run_start = $2, run_epoch = $7, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6,
-       attempt_offset = null, attempts = 0
+   set run = run + 1, run_start = $2, run_epoch = $7, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6
  where id = $1`
 
 // RetireSQL retires a cursor. In: id. By the primary key, under the lock on its lease.

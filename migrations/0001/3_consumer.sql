@@ -17,9 +17,6 @@ create table onlyonce.cursors (
   run_start      bigint  not null,
   run_epoch      integer,
   released_at    timestamptz default clock_timestamp(),
-  attempt_offset bigint,
-  attempts       integer not null default 0,
-  answers        integer not null default 0,
   created_at     timestamptz not null default clock_timestamp(),
   retired_at     timestamptz,
   replay_no      integer not null default 0,
@@ -41,9 +38,6 @@ comment on column onlyonce.cursors.run            is 'Rises when an operator set
 comment on column onlyonce.cursors.run_start      is 'Position at which the run began.';
 comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
 comment on column onlyonce.cursors.released_at    is 'When the last owner released the cursor in order; null from its take-over until then. An owner that finds null handles the next messages one at a time.';
-comment on column onlyonce.cursors.attempt_offset is 'Offset of the message that is handled alone and whose attempts are counted.';
-comment on column onlyonce.cursors.attempts       is 'Attempts at that offset, counted before each one runs, so that a message that kills its process is counted too.';
-comment on column onlyonce.cursors.answers        is 'How many of those attempts are known to have ended with an error of the handler. The others took the process with them, or are under way.';
 comment on column onlyonce.cursors.retired_at     is 'Set by `onlyonce cursor retire`: no process works on this cursor, and it holds back no retention. Null: in use.';
 comment on column onlyonce.cursors.replay_no      is 'Rises with each replay. Below replay_until it is part of each message''s key, so that messages which were handled are handled again.';
 comment on column onlyonce.cursors.replay_until   is 'Where the replay ends. Null: none is under way.';
@@ -91,13 +85,13 @@ create table onlyonce.attempts (
   answers   integer not null,
   primary key (cursor_id, "offset")
 );
-comment on table  onlyonce.attempts is 'Messages that are handled alone, and whose attempts are counted, for consumers with several transactions in a partition. The owner prunes what is below the position.';
-comment on column onlyonce.attempts.attempts is 'As cursors.attempts.';
-comment on column onlyonce.attempts.answers  is 'As cursors.answers.';
+comment on table  onlyonce.attempts is 'Messages that are handled alone, and whose attempts are counted. A row below the position means nothing, and is deleted when the next attempt is counted.';
+comment on column onlyonce.attempts.attempts is 'Attempts at that offset, counted before each one runs, so that a message that kills its process is counted too.';
+comment on column onlyonce.attempts.answers  is 'How many of those attempts are known to have ended with an error of the handler. The others took the process with them, or are under way.';
 
 create view onlyonce.positions as
   select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.released_at, c.released_at is not null as clean,
-         c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
+         c.start_offset, c.start_policy, l.epoch, l.nonce,
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
          case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
@@ -116,8 +110,7 @@ comment on view onlyonce.positions is 'The position of each cursor: everything b
 -- raises it, writes the owner's group and topic, and clears released_at. The owner gets that many
 -- slots at least: numbers 0 to slots - 1. Transactions of a share group get the numbers from -shared to
 -- -1; see onlyonce.fence_share. An owner that is no keeper wants none of those and deletes them:
--- from then on it may work without onlyonce.done, and so no member may. What is below the position
--- in done and attempts is deleted.
+-- from then on it may work without onlyonce.done, and so no member may.
 create function onlyonce.take_cursor(
   cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, slots integer, shared integer, lock_timeout text
 ) returns bigint

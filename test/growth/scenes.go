@@ -127,6 +127,7 @@ var scenes = []scene{
 		`insert into onlyonce.attempts (cursor_id, "offset", attempts, answers) select 1, i, 1, 0` + from}, []probe{
 		{sql: "consumer.pruneSQL", args: []any{1, 0, 0, 0, 1 << 40, 4096}},
 		{sql: "consumer.pruneDoneSQL", args: []any{1, 1, nonce, 0, 0, 0, 1000, 100}, left: `select count(*) from onlyonce.done where "offset" < 1000`},
+		{sql: "consumer.countAttemptSQL", args: []any{1, 1, nonce, 1 << 40, 0, 0}},
 		{sql: "consumer.readCursorSQL", args: []any{"c", "t", 0}},
 		{sql: "select onlyonce.take_cursor(1, 1, gen_random_uuid(), 'g', 'k', null, 8, 0, '5s')"},
 	}},

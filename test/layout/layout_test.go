@@ -202,7 +202,7 @@ var rooms = [][]string{
 	{"internal/frozen", "internal/guard", "internal/histories", "internal/hook", "internal/pgserver", "internal/rerun", "internal/workerdb", "shard"},
 	{"dedupe"},
 	{"internal/cursor", "internal/parked", "internal/preflight", "internal/ring"},
-	{"internal/inbox"},
+	{"consumer/internal/attemptlock", "consumer/internal/brake", "consumer/internal/budget", "consumer/internal/window", "internal/inbox"},
 	{"consumer", "outbox"},
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},

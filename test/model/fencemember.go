@@ -108,7 +108,7 @@ func (g *fenceScope) answer(s fenceState, i int, to emit[fenceState]) {
 	to(u, "member %d: the outcome is UNKNOWN", i, 0)
 }
 
-// explain reads the cursor in a later statement, as (*worker).explainFence does.
+// explain reads the cursor in a later statement, as (*positionFence).explain does.
 func (g *fenceScope) explain(s fenceState, i int, to emit[fenceState]) {
 	m := &s.members[i]
 	t := s

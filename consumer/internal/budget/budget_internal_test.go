@@ -1,4 +1,4 @@
-package consumer
+package budget
 
 import (
 	"context"
@@ -17,24 +17,24 @@ import (
 func TestF14BudgetModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.Int64Range(1, 100_000).Draw(t, "limit")
-		b := &budget{limit: limit}
+		b := &Budget{Limit: limit}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // reserve returns at once
 		type partition struct {
-			s    *share
+			s    *Share
 			over int64 // by how much one message of it may exceed what was reserved
 		}
 		var all []*partition
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			step := rapid.IntRange(0, 9).Draw(t, "step")
 			if len(all) == 0 || step == 0 {
-				all = append(all, &partition{s: b.addShare()})
+				all = append(all, &partition{s: b.AddShare()})
 				continue
 			}
 			p := all[rapid.IntRange(0, len(all)-1).Draw(t, "partition")]
 			switch {
 			case step == 1:
-				b.removeShare(p.s)
+				b.RemoveShare(p.s)
 				all = deleteOne(all, p)
 			case step < 7:
 				before := p.s.held
@@ -47,10 +47,10 @@ func TestF14BudgetModel(t *testing.T) {
 					}
 					continue
 				}
-				if n, ok := b.reserve(ctx, p.s, false); ok {
+				if n, ok := b.Reserve(ctx, p.s, false); ok {
 					room = n
 				} else {
-					b.add(p.s, room) // it was lent
+					b.Add(p.s, room) // it was lent
 				}
 				if before == 0 {
 					p.over = 1 // room for one message, whether or not there is any
@@ -60,9 +60,9 @@ func TestF14BudgetModel(t *testing.T) {
 					got = rapid.Int64Range(1, 50_000).Draw(t, "size")
 				}
 				p.over = max(p.over, got)
-				b.add(p.s, got-room)
+				b.Add(p.s, got-room)
 			default:
-				b.add(p.s, -rapid.Int64Range(0, p.s.held).Draw(t, "handled"))
+				b.Add(p.s, -rapid.Int64Range(0, p.s.held).Draw(t, "handled"))
 			}
 			var used, over, lent int64
 			for _, p := range all {
@@ -88,17 +88,17 @@ func deleteOne[T comparable](all []T, one T) (left []T) {
 // F14: partitions that keep all that they can get leave the others their parts.
 func TestF14StuckPartitionsLeaveTheOthersTheirParts(t *testing.T) {
 	const limit, partitions = 1 << 20, 50
-	b := &budget{limit: limit}
-	var all []*share
+	b := &Budget{Limit: limit}
+	var all []*Share
 	for range partitions {
-		all = append(all, b.addShare())
+		all = append(all, b.AddShare())
 	}
 	for range 100 { // all but the last take what they can
 		for _, s := range all[:partitions-1] {
 			b.mu.Lock()
 			n := b.room(s, true)
 			b.mu.Unlock()
-			b.add(s, n)
+			b.Add(s, n)
 		}
 	}
 	last := all[partitions-1]

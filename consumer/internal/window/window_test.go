@@ -1,10 +1,12 @@
-package consumer
+package window
 
 import (
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // The scheduler's window against a plain model: random fetches with holes, tasks, commits of parts
@@ -15,7 +17,7 @@ func TestC2WindowModel(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(200) {
 		m := &windowModel{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 1)), state: map[int64]string{}, key: map[int64]string{}} //nolint:gosec // reproducible
-		m.window = newWindow(0, -1, map[int64]int64{})
+		m.window = New[*string](0, -1, map[int64]int64{})
 		for range 300 {
 			m.step()
 		}
@@ -26,8 +28,8 @@ type windowModel struct {
 	t      *testing.T
 	seed   uint64
 	random *rand.Rand
-	window *window
-	tasks  []*task
+	window *Window[*string]
+	tasks  []*Task[*string]
 	state  map[int64]string // of each message: waiting, given or done
 	key    map[int64]string // of each message; empty: it has none
 	next   int64            // end of what was fetched
@@ -54,47 +56,47 @@ func (m *windowModel) step() {
 func (m *windowModel) fetch() {
 	for range m.random.IntN(6) {
 		m.next += int64(m.random.IntN(3)) // a hole
-		msg := &Message{Offset: m.next, Value: []byte("v")}
+		msg := &Entry[*string]{Offset: m.next, Message: new(string), Size: 1}
 		if k := m.random.IntN(4); k > 0 {
 			m.key[m.next] = fmt.Sprint(k)
-			msg.inOrder = orderHash{Bytes: [16]byte{byte(k)}, Valid: true}
+			msg.Key = pgtype.UUID{Bytes: [16]byte{byte(k)}, Valid: true}
 		}
 		m.state[m.next] = "waiting"
-		m.window.add(msg)
+		m.window.Add(msg)
 		m.next++
 	}
 	m.next += int64(m.random.IntN(2))
-	m.window.next = m.next
+	m.window.Next = m.next
 }
 
 func (m *windowModel) take() {
 	below := int64(math.MaxInt64)
 	if m.random.IntN(4) == 0 {
-		below = m.window.low + int64(m.random.IntN(10))
+		below = m.window.Low + int64(m.random.IntN(10))
 	}
 	most := 1 + m.random.IntN(4)
-	ready := m.window.ready(below, most)
-	t := m.window.take(below, most, 1<<20)
+	ready := m.window.Ready(below, most)
+	t := m.window.Take(below, most, 1<<20)
 	if (t == nil) != (ready == 0) {
 		m.fail("%d are ready, and what is given is %v", ready, t)
 	}
 	if t == nil && m.random.IntN(5) == 0 {
-		t = m.window.takeHead(math.MaxInt64, m.random.IntN(7))
+		t = m.window.TakeHead(math.MaxInt64, m.random.IntN(7))
 	}
 	if t == nil {
 		return
 	}
 	inside := map[int64]bool{}
-	for _, e := range t.entries {
-		inside[e.offset] = true
+	for _, e := range t.Entries {
+		inside[e.Offset] = true
 	}
-	for _, e := range t.entries {
-		if m.state[e.offset] != "waiting" {
-			m.fail("offset %d is given, and was %s", e.offset, m.state[e.offset])
+	for _, e := range t.Entries {
+		if m.state[e.Offset] != "waiting" {
+			m.fail("offset %d is given, and was %s", e.Offset, m.state[e.Offset])
 		}
 		for earlier, state := range m.state {
-			if k := m.key[e.offset]; k != "" && m.key[earlier] == k && earlier < e.offset && state != "done" && !inside[earlier] {
-				m.fail("offset %d of key %s is given before %d, which is %s", e.offset, k, earlier, state)
+			if k := m.key[e.Offset]; k != "" && m.key[earlier] == k && earlier < e.Offset && state != "done" && !inside[earlier] {
+				m.fail("offset %d of key %s is given before %d, which is %s", e.Offset, k, earlier, state)
 			}
 		}
 	}
@@ -111,23 +113,23 @@ func (m *windowModel) finish() {
 	}
 	i := m.random.IntN(len(m.tasks))
 	t := m.tasks[i]
-	first := len(t.entries) - t.left
+	first := len(t.Entries) - t.Left
 	var offsets []int64
-	for _, e := range t.entries[first : first+1+m.random.IntN(t.left)] {
-		offsets = append(offsets, e.offset)
-		m.state[e.offset] = "done"
+	for _, e := range t.Entries[first : first+1+m.random.IntN(t.Left)] {
+		offsets = append(offsets, e.Offset)
+		m.state[e.Offset] = "done"
 	}
-	if got := m.window.finish(t, offsets); len(got) != len(offsets) {
+	if got := m.window.Finish(t, offsets); len(got) != len(offsets) {
 		m.fail("%d of %d messages were finished", len(got), len(offsets))
 	}
-	if t.left == 0 {
+	if t.Left == 0 {
 		m.tasks = append(m.tasks[:i], m.tasks[i+1:]...)
 	}
 }
 
 func (m *windowModel) sweep() {
-	next, _ := m.window.frontier()
-	for o := m.window.low; o < next; o++ {
+	next, _ := m.window.Frontier()
+	for o := m.window.Low; o < next; o++ {
 		if s, ok := m.state[o]; ok && s != "done" {
 			m.fail("the position would pass offset %d, which is %s", o, s)
 		}
@@ -135,7 +137,7 @@ func (m *windowModel) sweep() {
 	if s, ok := m.state[next]; next < m.next && (!ok || s == "done") {
 		m.fail("the position would stop at %d, which holds it up with nothing", next)
 	}
-	from, until := m.window.empty(next)
+	from, until := m.window.Empty(next)
 	covered := map[int64]bool{}
 	for i := range from {
 		for o := from[i]; o < until[i]; o++ {
@@ -145,12 +147,12 @@ func (m *windowModel) sweep() {
 			covered[o] = true
 		}
 	}
-	for o := m.window.low; o < next; o++ {
+	for o := m.window.Low; o < next; o++ {
 		if _, ok := m.state[o]; !ok && !covered[o] {
 			m.fail("offset %d is empty, and does not count as that", o)
 		}
 	}
-	if next > m.window.low && m.random.IntN(2) == 0 {
-		m.window.sweptTo(next)
+	if next > m.window.Low && m.random.IntN(2) == 0 {
+		m.window.SweptTo(next)
 	}
 }
