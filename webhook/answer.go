@@ -30,7 +30,7 @@ type answer struct {
 }
 
 // writeAccepted writes a 200, with duplicateHeader for a copy.
-func (ep *Endpoint) writeAccepted(w http.ResponseWriter, start time.Time, e *Event, outcome Outcome, body string) answer {
+func (ep *Endpoint) writeAccepted(w http.ResponseWriter, outcome Outcome, body string) answer {
 	switch outcome {
 	case Duplicate, Divergent, SameBody:
 		w.Header().Set(duplicateHeader, "true")
@@ -42,15 +42,7 @@ func (ep *Endpoint) writeAccepted(w http.ResponseWriter, start time.Time, e *Eve
 	}
 	w.WriteHeader(http.StatusOK)
 	_, _ = io.WriteString(w, body) // if this fails, the sender notices
-	ep.emitReceived(e, outcome, false, start)
 	return answer{outcome: outcome, status: http.StatusOK}
-}
-
-func (ep *Endpoint) emitReceived(e *Event, outcome Outcome, reconciled bool, start time.Time) {
-	if ep.cfg.Hooks.Received != nil {
-		ep.cfg.Hooks.Received(Received{Endpoint: ep.cfg.Name, Provider: e.Provider, Type: e.Type, ID: e.ID, Outcome: outcome, Backfilled: reconciled,
-			Duration: time.Since(start)})
-	}
 }
 
 // refusalKinds are the errors whose refusals are logged apart.
@@ -69,7 +61,7 @@ func refusalKind(err error) string {
 
 // writeRefusal writes a status and its name, and no more: the causes that share a status are for
 // the operator's log only (W6).
-func (ep *Endpoint) writeRefusal(w http.ResponseWriter, start time.Time, status int, err error) answer {
+func (ep *Endpoint) writeRefusal(w http.ResponseWriter, status int, err error) answer {
 	w.Header().Set("Cache-Control", "no-store")
 	if status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", strconv.Itoa(int(ep.cfg.RetryAfter/time.Second)))
@@ -77,9 +69,6 @@ func (ep *Endpoint) writeRefusal(w http.ResponseWriter, start time.Time, status 
 	http.Error(w, http.StatusText(status), status)
 	if held, yes := ep.refusals.Let(strconv.Itoa(status)+refusalKind(err), time.Now(), pace.Refusals); yes {
 		ep.cfg.Logger.Warn("onlyonce: webhook refused", "endpoint", ep.cfg.Name, "status", status, "error", err, "not_logged", held)
-	}
-	if ep.cfg.Hooks.Refused != nil {
-		ep.cfg.Hooks.Refused(Refused{Endpoint: ep.cfg.Name, Status: status, Err: err, Duration: time.Since(start)})
 	}
 	return answer{status: status, err: err}
 }

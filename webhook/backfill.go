@@ -167,7 +167,6 @@ func (r *backfilling) acceptListed(ctx context.Context, e *Event) (fresh bool, e
 	if e.Body == nil || len(e.Body) > r.cfg.verifier.maxBody {
 		return false, fmt.Errorf("webhook: Backfill.List: an event's Body must be set, and not longer than %d bytes", r.cfg.verifier.maxBody)
 	}
-	start := time.Now()
 	listed := *e
 	listed.Provider, listed.IDSigned = r.cfg.verifier.scheme.Name, r.cfg.verifier.scheme.IDSigned
 	incoming, err := r.newIncomingEvent(&listed, true)
@@ -183,9 +182,5 @@ func (r *backfilling) acceptListed(ctx context.Context, e *Event) (fresh bool, e
 	if err != nil {
 		return false, err
 	}
-	if outcome == Divergent {
-		outcome = Duplicate // the API renders the body anew; there is no second sender
-	}
-	r.emitReceived(&listed, outcome, true, start)
-	return outcome == Accepted, nil
+	return outcome == Accepted, nil // Divergent is a duplicate: the API renders the body anew
 }

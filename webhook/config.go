@@ -128,8 +128,9 @@ type Config struct {
 	DuplicateWait time.Duration
 
 	// HandlerTimeout is the time from a request's first byte to the end of an inline handler's
-	// context: 375 ms to three quarters of the provider's Scheme.Answer. In every mode the endpoint
-	// answers within four thirds of it (W12). Defaults to three fifths of Scheme.Answer.
+	// context: 375 ms to three quarters of the provider's Scheme.Answer, or to 30 s if that is
+	// unknown, for example of [HMAC]. In every mode the endpoint answers within four thirds of it
+	// (W12). Defaults to three fifths of Scheme.Answer, or to 3 s.
 	HandlerTimeout time.Duration
 
 	// RetryAfter is the delay in the Retry-After of a 503, in whole seconds, at least 1 s. Defaults
@@ -180,7 +181,8 @@ type Config struct {
 
 const (
 	minRetention     = 7 * 24 * time.Hour
-	defaultAnswer    = 5 * time.Second
+	defaultAnswer    = 5 * time.Second  // of a sender that does not publish how long it waits
+	maxUnknown       = 30 * time.Second // of Config.HandlerTimeout for such a sender
 	maxDuplicateWait = 2 * time.Second
 )
 
@@ -288,12 +290,12 @@ func (c *Config) boundTimes(l *fields.List, sender *scheme.Scheme, past, future 
 		window = max(window, past+future) // for as long as the signature counts
 	}
 	duration("BodyWindow", &c.BodyWindow, window, time.Minute, max(c.Retention, time.Minute), "")
-	answer := sender.Answer
+	answer, longest := sender.Answer, sender.Answer*3/4
 	if answer == 0 {
-		answer = defaultAnswer
+		answer, longest = defaultAnswer, maxUnknown
 	}
 	// W12.
-	duration("HandlerTimeout", &c.HandlerTimeout, answer*3/5, 375*time.Millisecond, answer*3/4, ": the sender waits no longer for an answer")
+	duration("HandlerTimeout", &c.HandlerTimeout, answer*3/5, 375*time.Millisecond, longest, ": the sender waits no longer for an answer")
 	c.deadline = c.HandlerTimeout * 4 / 3
 	duration("DuplicateWait", &c.DuplicateWait, maxDuplicateWait, time.Millisecond, maxDuplicateWait, "")
 	duration("RetryAfter", &c.RetryAfter, 5*time.Second, time.Second, never, "")

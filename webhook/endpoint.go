@@ -134,22 +134,23 @@ func (ep *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if hooks.ReceiveStart != nil {
 		req = req.WithContext(hooks.ReceiveStart(req.Context(), begun))
 	}
-	a := ep.serve(w, req, start)
+	e, a := ep.serve(w, req, start)
 	if hooks.ReceiveEnd != nil {
-		hooks.ReceiveEnd(req.Context(), ReceiveEnd{ReceiveStart: begun, Outcome: a.outcome, Status: a.status, Err: a.err, Duration: time.Since(start)})
+		hooks.ReceiveEnd(req.Context(), ReceiveEnd{ReceiveStart: begun, Type: e.Type, ID: e.ID, Outcome: a.outcome, Status: a.status, Err: a.err, Duration: time.Since(start)})
 	}
 }
 
-// serve verifies and accepts the event of a request that began at start, and answers it.
-func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.Time) answer {
+// serve verifies and accepts the event of a request that began at start, and answers it. The event
+// is empty if the request was not verified.
+func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.Time) (Event, answer) {
 	if text, is, err := ep.cfg.verifier.Handshake(req.Method, req.URL.RawQuery); err != nil {
-		return ep.writeRefusal(w, start, statusOf(err), err)
+		return Event{}, ep.writeRefusal(w, statusOf(err), err)
 	} else if is { // W13
-		return ep.writeAccepted(w, start, &Event{Provider: ep.cfg.verifier.scheme.Name, Probe: true}, Probed, text)
+		return Event{}, ep.writeAccepted(w, Probed, text)
 	}
 	if req.Method != http.MethodPost { // W1
 		w.Header().Set("Allow", http.MethodPost)
-		return ep.writeRefusal(w, start, http.StatusMethodNotAllowed, errMethod)
+		return Event{}, ep.writeRefusal(w, http.StatusMethodNotAllowed, errMethod)
 	}
 	// The work is detached from the client: if the client leaves, that must not undo what it may
 	// have been promised. The deadline bounds how long the client waits (W12).
@@ -159,41 +160,41 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 	// memory than it earns by arriving.
 	if err := ep.cfg.verifier.checkHeaders(req.Header, req.URL.RawQuery, req.ContentLength); err != nil {
 		w.Header().Set("Connection", "close") // the rest of the body is not read
-		return ep.writeRefusal(w, start, statusOf(err), err)
+		return Event{}, ep.writeRefusal(w, statusOf(err), err)
 	}
 	body, held, status, err := ep.readBody(w, req, start.Add(ep.cfg.deadline))
 	defer ep.heldBytes.Add(-held)
 	if err != nil {
 		w.Header().Set("Connection", "close")
-		return ep.writeRefusal(w, start, status, err)
+		return Event{}, ep.writeRefusal(w, status, err)
 	}
 	e, err := ep.cfg.verifier.VerifyRequest(ctx, Request{Header: req.Header, Query: req.URL.RawQuery, Body: body})
 	if err != nil {
-		return ep.writeRefusal(w, start, statusOf(err), err)
+		return Event{}, ep.writeRefusal(w, statusOf(err), err)
 	}
 	if e.Probe { // W13
 		if err := ep.cfg.verifier.Confirm(ctx, e); err != nil {
-			return ep.writeRefusal(w, start, statusOf(err), err)
+			return *e, ep.writeRefusal(w, statusOf(err), err)
 		}
-		return ep.writeAccepted(w, start, e, Probed, e.Challenge)
+		return *e, ep.writeAccepted(w, Probed, e.Challenge)
 	}
 	incoming, err := ep.newIncomingEvent(e, false)
 	if err != nil {
-		return ep.writeRefusal(w, start, http.StatusInternalServerError, err)
+		return *e, ep.writeRefusal(w, http.StatusInternalServerError, err)
 	}
 	select {
 	case ep.slots <- struct{}{}:
 		defer func() { <-ep.slots }()
 	default:
-		return ep.writeRefusal(w, start, http.StatusServiceUnavailable, ErrBusy)
+		return *e, ep.writeRefusal(w, http.StatusServiceUnavailable, ErrBusy)
 	}
 	outcome, err := ep.acceptInShard(ctx, incoming)
 	switch {
 	case err == nil:
-		return ep.writeAccepted(w, start, e, outcome, "")
+		return *e, ep.writeAccepted(w, outcome, "")
 	case errors.Is(err, ErrHandler):
-		return ep.writeRefusal(w, start, http.StatusInternalServerError, err)
+		return *e, ep.writeRefusal(w, http.StatusInternalServerError, err)
 	default:
-		return ep.writeRefusal(w, start, http.StatusServiceUnavailable, err)
+		return *e, ep.writeRefusal(w, http.StatusServiceUnavailable, err)
 	}
 }

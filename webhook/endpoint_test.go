@@ -19,6 +19,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
 // W1: a webhook is a POST.
@@ -590,7 +591,7 @@ func TestW9Divergence(t *testing.T) {
 func TestW10Retention(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	long := webhook.HMAC{Name: "acme", SignatureHeader: "X-S", IDHeader: "X-Id", Redeliveries: 30 * 24 * time.Hour}
+	long := altered{webhook.HMAC{Name: "acme", SignatureHeader: "X-S", IDHeader: "X-Id"}, func(s *scheme.Scheme) { s.Redeliveries = 30 * 24 * time.Hour }}
 	for _, c := range []struct {
 		provider  webhook.Provider
 		secret    string

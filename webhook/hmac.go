@@ -16,7 +16,7 @@ import (
 //
 //	webhook.HMAC{
 //		Name: "acme", SignatureHeader: "X-Acme-Signature", Prefix: "v1=",
-//		TimeHeader: "X-Acme-Time", Layout: "{time}.{body}",
+//		Time: "X-Acme-Time", Layout: "{time}.{body}",
 //		IDMember: "event_id", TypeMember: "kind",
 //	}
 type HMAC struct {
@@ -41,12 +41,12 @@ type HMAC struct {
 	// Defaults to a header that is one signature.
 	SignaturePart string
 
-	// TimeHeader is the header, or TimePart the part of such a list, with the time of the
-	// signature. TimeUnit is its unit: time.Second or time.Millisecond. The time may be 5 minutes
-	// off, both ways, unless VerifierConfig.Tolerance is set. If both are empty, no time is signed,
+	// Time is the name of the header with the time of the signature, or with SignaturePart of the
+	// part: "t". TimeUnit is its unit: time.Second or time.Millisecond. The time may be 5 minutes
+	// off, both ways, unless VerifierConfig.Tolerance is set. If Time is empty, no time is signed,
 	// and a recorded request stays valid forever. TimeUnit defaults to time.Second.
-	TimeHeader, TimePart string
-	TimeUnit             time.Duration
+	Time     string
+	TimeUnit time.Duration
 
 	// Layout is the layout of the signed bytes, for example "v0:{time}:{body}": {body} once, {time}
 	// if a time is signed, {id} if the signature covers IDHeader, and the constant text between
@@ -61,10 +61,6 @@ type HMAC struct {
 	// TypeHeader is the header, or TypeMember the member, with the event's type. If both are empty,
 	// events have no type.
 	TypeHeader, TypeMember string
-
-	// Answer is how long the sender waits for an answer, and Redeliveries how long it may deliver
-	// an event again; see Scheme. 0 means unknown.
-	Answer, Redeliveries time.Duration
 }
 
 // Scheme implements Provider.
@@ -83,10 +79,15 @@ func (h HMAC) Scheme() (*scheme.Scheme, error) {
 	if !isToken(h.SignatureHeader) {
 		fault("SignatureHeader: must be a header's name")
 	}
-	for _, name := range []string{h.TimeHeader, h.IDHeader, h.TypeHeader} {
+	header := func(field, name string) {
 		if name != "" && (!isToken(name) || http.CanonicalHeaderKey(name) == http.CanonicalHeaderKey(h.SignatureHeader)) {
-			fault("TimeHeader, IDHeader and TypeHeader: %q must be a header's name, and not the signature's", name)
+			fault("%s: %q must be a header's name, and not the signature's", field, name)
 		}
+	}
+	header("IDHeader", h.IDHeader)
+	header("TypeHeader", h.TypeHeader)
+	if h.SignaturePart == "" {
+		header("Time", h.Time)
 	}
 	if h.SignaturePart != "" && h.Prefix != "" {
 		fault("Prefix: must be empty with SignaturePart")
@@ -94,18 +95,15 @@ func (h HMAC) Scheme() (*scheme.Scheme, error) {
 	if !received.Printable(h.Prefix) {
 		fault("Prefix: must be printable ASCII")
 	}
-	if parts := h.SignaturePart + h.TimePart; parts != "" && !isWord(parts) || h.SignaturePart != "" && h.SignaturePart == h.TimePart {
-		fault("SignaturePart and TimePart: must be two names of letters, digits, _ and -")
-	}
-	if h.TimePart != "" && (h.SignaturePart == "" || h.TimeHeader != "") {
-		fault("TimePart: needs SignaturePart, and excludes TimeHeader")
+	if h.SignaturePart != "" && (!isWord(h.SignaturePart+h.Time) || h.SignaturePart == h.Time) {
+		fault("SignaturePart and Time: must be two names of letters, digits, _ and -")
 	}
 	if h.TimeUnit != 0 && h.TimeUnit != time.Second && h.TimeUnit != time.Millisecond {
 		fault("TimeUnit: must be time.Second or time.Millisecond")
 	}
-	timed := h.TimeHeader != "" || h.TimePart != ""
+	timed := h.Time != ""
 	if timed != l.time {
-		fault("Layout: must have {time} if TimeHeader or TimePart is set, and only then: a time that is not signed proves nothing")
+		fault("Layout: must have {time} if Time is set, and only then: a time that is not signed proves nothing")
 	}
 	if (h.IDHeader == "") == (h.IDMember == "") {
 		fault("IDHeader and IDMember: one must be set")
@@ -120,7 +118,6 @@ func (h HMAC) Scheme() (*scheme.Scheme, error) {
 		return nil, errors.Join(faults...)
 	}
 	s := &scheme.Scheme{
-		Answer: h.Answer, Redeliveries: h.Redeliveries,
 		Name: h.Name, IDSigned: l.id || h.IDMember != "", SignatureHeaders: []string{h.SignatureHeader}, Key: scheme.RawKey(h.Algorithm),
 		Read:  func(f scheme.Fields) (scheme.Signed, error) { return h.read(f, l) },
 		Event: h.event,
@@ -155,7 +152,7 @@ func (h HMAC) read(f scheme.Fields, l signedLayout) (s scheme.Signed, err error)
 		if err != nil {
 			return scheme.Signed{}, err
 		}
-		if written, s.Time, s.Signatures, err = timedPairs(h.SignatureHeader, list, h.TimePart, h.SignaturePart, h.Algorithm, h.Encoding, unit); err != nil {
+		if written, s.Time, s.Signatures, err = timedPairs(h.SignatureHeader, list, h.Time, h.SignaturePart, h.Algorithm, h.Encoding, unit); err != nil {
 			return scheme.Signed{}, err
 		}
 	} else {
@@ -164,10 +161,10 @@ func (h HMAC) read(f scheme.Fields, l signedLayout) (s scheme.Signed, err error)
 			return scheme.Signed{}, err
 		}
 		s.Signatures = []scheme.Signature{one}
-	}
-	if h.TimeHeader != "" {
-		if written, s.Time, err = f.Time(h.TimeHeader, unit); err != nil {
-			return scheme.Signed{}, err
+		if h.Time != "" {
+			if written, s.Time, err = f.Time(h.Time, unit); err != nil {
+				return scheme.Signed{}, err
+			}
 		}
 	}
 	fill := func(all []layoutPiece) string {

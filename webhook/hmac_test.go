@@ -14,12 +14,12 @@ import (
 func TestHMACFaults(t *testing.T) {
 	t.Parallel()
 	good := func() webhook.HMAC {
-		return webhook.HMAC{Name: "acme", SignatureHeader: "X-Sig", TimeHeader: "X-Time", Layout: "{time}.{body}", IDHeader: "X-Id"}
+		return webhook.HMAC{Name: "acme", SignatureHeader: "X-Sig", Time: "X-Time", Layout: "{time}.{body}", IDHeader: "X-Id"}
 	}
 	if _, err := good().Scheme(); err != nil {
 		t.Fatal(err)
 	}
-	const apart, once, timed = "must be set apart", "must have {body} once", "must have {time} if TimeHeader or TimePart is set"
+	const apart, once, timed = "must be set apart", "must have {body} once", "must have {time} if Time is set"
 	for i, c := range []struct {
 		change func(*webhook.HMAC)
 		want   string
@@ -35,12 +35,11 @@ func TestHMACFaults(t *testing.T) {
 		{func(h *webhook.HMAC) { h.TypeHeader = "a b" }, "must be a header's name"},
 		{func(h *webhook.HMAC) { h.Prefix = "v\n" }, "HMAC.Prefix"},
 		{func(h *webhook.HMAC) { h.Prefix, h.SignaturePart = "v1=", "v1" }, "HMAC.Prefix"},
-		{func(h *webhook.HMAC) { h.SignaturePart = "v=1" }, "HMAC.SignaturePart and TimePart"},
-		{func(h *webhook.HMAC) { h.SignaturePart, h.TimePart, h.TimeHeader = "t", "t", "" }, "HMAC.SignaturePart and TimePart"},
-		{func(h *webhook.HMAC) { h.TimePart, h.TimeHeader = "t", "" }, "HMAC.TimePart"},
-		{func(h *webhook.HMAC) { h.SignaturePart, h.TimePart = "v", "t" }, "HMAC.TimePart"},
+		{func(h *webhook.HMAC) { h.SignaturePart = "v=1" }, "HMAC.SignaturePart and Time"},
+		{func(h *webhook.HMAC) { h.SignaturePart, h.Time = "t", "t" }, "HMAC.SignaturePart and Time"},
+		{func(h *webhook.HMAC) { h.Time = "X-Sig" }, "HMAC.Time"},
 		{func(h *webhook.HMAC) { h.TimeUnit = time.Microsecond }, "HMAC.TimeUnit"},
-		{func(h *webhook.HMAC) { h.TimeHeader = "" }, timed},
+		{func(h *webhook.HMAC) { h.Time = "" }, timed},
 		{func(h *webhook.HMAC) { h.Layout = "" }, timed},
 		{func(h *webhook.HMAC) { h.Layout = "{time}." }, once},
 		{func(h *webhook.HMAC) { h.Layout = "{time}.{body}{body}" }, once},
@@ -76,10 +75,10 @@ func TestHMACDeclaresWhatTheProvidersDo(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
 	for name, h := range map[string]webhook.HMAC{
-		"Stripe":  {Name: "stripe", SignatureHeader: "Stripe-Signature", SignaturePart: "v1", TimePart: "t", Layout: "{time}.{body}", IDMember: "id", TypeMember: "type"},
+		"Stripe":  {Name: "stripe", SignatureHeader: "Stripe-Signature", SignaturePart: "v1", Time: "t", Layout: "{time}.{body}", IDMember: "id", TypeMember: "type"},
 		"GitHub":  {Name: "github", SignatureHeader: "X-Hub-Signature-256", Prefix: "sha256=", IDHeader: "X-GitHub-Delivery", TypeHeader: "X-GitHub-Event"},
 		"Shopify": {Name: "shopify", SignatureHeader: "X-Shopify-Hmac-SHA256", Encoding: scheme.Base64, IDHeader: "X-Shopify-Webhook-Id", TypeHeader: "X-Shopify-Topic"},
-		"Slack":   {Name: "slack", SignatureHeader: "X-Slack-Signature", Prefix: "v0=", TimeHeader: "X-Slack-Request-Timestamp", Layout: "v0:{time}:{body}", IDMember: "event_id"},
+		"Slack":   {Name: "slack", SignatureHeader: "X-Slack-Signature", Prefix: "v0=", Time: "X-Slack-Request-Timestamp", Layout: "v0:{time}:{body}", IDMember: "event_id"},
 	} {
 		s := all[name]
 		for _, secret := range []string{s.secret, "another secret, 16"} {
@@ -120,7 +119,7 @@ func TestHMACBorders(t *testing.T) {
 		p := webhook.HMAC{Name: "acme", SignatureHeader: "X-Sig", Layout: layout, IDHeader: "X-Id"}
 		times := []string{""}
 		if strings.Contains(layout, "{time}") {
-			p.TimeHeader, times = "X-Time", []string{"1", "11", "111"}
+			p.Time, times = "X-Time", []string{"1", "11", "111"}
 		}
 		v := verifier(t, p, secret)
 		same := map[string][]request{}

@@ -22,23 +22,6 @@ const (
 	Probed      Outcome = "probed"      // the provider only checks whether the endpoint answers
 )
 
-// Received describes a request that was answered with 200, or an event that a backfill listed.
-type Received struct {
-	Endpoint, Provider, Type, ID string
-	Outcome                      Outcome
-	Backfilled                   bool
-	Duration                     time.Duration
-}
-
-// Refused describes a request that was answered with anything but 200.
-type Refused struct {
-	Endpoint string
-	Status   int
-	// Err is the reason. If the request was not verified, it does not quote the request.
-	Err      error
-	Duration time.Duration
-}
-
 // ReceiveStart describes a request that begins. It is not verified yet.
 type ReceiveStart struct {
 	Endpoint, Provider string
@@ -47,10 +30,14 @@ type ReceiveStart struct {
 // ReceiveEnd describes how a request was answered.
 type ReceiveEnd struct {
 	ReceiveStart
+	// Type and ID are the event's. They are empty if the request was not verified, and ID if it is
+	// a probe.
+	Type, ID string
 	// Outcome is empty unless Status is 200.
 	Outcome Outcome
 	Status  int
-	// Err is the reason for a refusal: see [Refused].
+	// Err is the reason of a status other than 200. If the request was not verified, it does not
+	// quote the request.
 	Err      error
 	Duration time.Duration
 }
@@ -78,13 +65,6 @@ type Hooks struct {
 	ReceiveStart func(ctx context.Context, r ReceiveStart) context.Context
 	ReceiveEnd   func(ctx context.Context, r ReceiveEnd)
 
-	// Received is called for each request that was answered with 200, and for each event that a
-	// backfill has listed.
-	Received func(Received)
-
-	// Refused is called for each request that was answered with anything else.
-	Refused func(Refused)
-
 	// Purged is called with the number of ids and bodies that were forgotten.
 	Purged func(records int64)
 
@@ -101,8 +81,6 @@ func (h Hooks) Join(b Hooks) Hooks {
 	receive := hook.JoinPair(pair{Start: h.ReceiveStart, End: h.ReceiveEnd}, pair{Start: b.ReceiveStart, End: b.ReceiveEnd})
 	return Hooks{
 		ReceiveStart: receive.Start, ReceiveEnd: receive.End,
-		Received:   hook.JoinEvent(h.Received, b.Received),
-		Refused:    hook.JoinEvent(h.Refused, b.Refused),
 		Purged:     hook.JoinEvent(h.Purged, b.Purged),
 		Backfilled: hook.JoinEvent(h.Backfilled, b.Backfilled),
 	}
@@ -114,9 +92,7 @@ func (h Hooks) guarded(log *slog.Logger) Hooks {
 	return Hooks{
 		ReceiveStart: hook.Start(g, "ReceiveStart", h.ReceiveStart),
 		ReceiveEnd:   hook.End(g, "ReceiveEnd", h.ReceiveEnd),
-		Received:     hook.Event(g, "Received", h.Received),
-		Refused:      hook.Event(g, "Refused", h.Refused),
 		Purged:       hook.Event(g, "Purged", h.Purged),
-		Backfilled:   hook.Event(g, "Backfilld", h.Backfilled),
+		Backfilled:   hook.Event(g, "Backfilled", h.Backfilled),
 	}
 }

@@ -30,7 +30,7 @@ func TestRefusedRequestsAreLoggedSeldom(t *testing.T) {
 
 // In JSON, for example of a log, a refusal's reason is its text.
 func TestRefusedAsJSON(t *testing.T) {
-	b, err := json.Marshal(webhook.Refused{Endpoint: "stripe", Status: 401, Err: &webhook.Error{Provider: "stripe", Check: webhook.ErrSignature}})
+	b, err := json.Marshal(webhook.ReceiveEnd{Status: 401, Err: &webhook.Error{Provider: "stripe", Check: webhook.ErrSignature}})
 	if err != nil || !strings.Contains(string(b), `"Err":"webhook: stripe: bad signature"`) {
 		t.Errorf("%s, %v", b, err)
 	}

@@ -64,8 +64,8 @@ type rig struct {
 	counter
 
 	mu       sync.Mutex
-	received []webhook.Received
-	refused  []webhook.Refused
+	received []webhook.ReceiveEnd
+	refused  []webhook.ReceiveEnd
 }
 
 func newRig(t *testing.T) *rig {
@@ -115,8 +115,15 @@ func (r *rig) until(what string, cond func() bool) {
 // hooks records what the endpoint's hooks get.
 func (r *rig) hooks() webhook.Hooks {
 	return webhook.Hooks{
-		Received: func(x webhook.Received) { r.mu.Lock(); defer r.mu.Unlock(); r.received = append(r.received, x) },
-		Refused:  func(x webhook.Refused) { r.mu.Lock(); defer r.mu.Unlock(); r.refused = append(r.refused, x) },
+		ReceiveEnd: func(_ context.Context, x webhook.ReceiveEnd) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if x.Err != nil {
+				r.refused = append(r.refused, x)
+			} else {
+				r.received = append(r.received, x)
+			}
+		},
 	}
 }
 

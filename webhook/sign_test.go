@@ -170,7 +170,7 @@ func samples(t testing.TB) map[string]sample {
 		},
 		"HMAC": {
 			provider: webhook.HMAC{Name: "acme", Algorithm: scheme.HMACSHA512, SignatureHeader: "x-acme-signature", Encoding: scheme.Base64, Prefix: "sig ",
-				TimeHeader: "X-Acme-Time", TimeUnit: time.Millisecond, Layout: "v2:{time}:{body}|{id}", IDHeader: "X-Acme-Id", TypeMember: "kind"},
+				Time: "X-Acme-Time", TimeUnit: time.Millisecond, Layout: "v2:{time}:{body}|{id}", IDHeader: "X-Acme-Id", TypeMember: "kind"},
 			secret: "0123456789abcdef",
 			signed: []string{"X-Acme-Signature", "X-Acme-Time", "X-Acme-Id"}, sigs: "X-Acme-Signature",
 			body: `{"kind":"moved"}`, id: "e/1", kind: "moved",
@@ -181,7 +181,7 @@ func samples(t testing.TB) map[string]sample {
 			raw: func(b []byte) string { return "sig " + b64(b) },
 		},
 		"HMAC with pairs": {
-			provider: webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", SignaturePart: "s", TimePart: "at",
+			provider: webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", SignaturePart: "s", Time: "at",
 				Layout: "{time}.{body}", IDMember: "id", TypeHeader: "X-Acme-Type"},
 			secret: "0123456789abcdef",
 			signed: []string{"X-Acme-Signature"}, sigs: "X-Acme-Signature",

@@ -15,14 +15,27 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/webhook"
+	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
+
+// altered is a sender whose scheme is changed.
+type altered struct {
+	webhook.Provider
+	change func(*scheme.Scheme)
+}
+
+func (p altered) Scheme() (*scheme.Scheme, error) {
+	s, err := p.Provider.Scheme()
+	if err == nil {
+		p.change(s)
+	}
+	return s, err
+}
 
 // patient is a sender that waits for an hour, so that no deadline ends what a test checks.
 func patient() sample {
 	s := membersSample()
-	h := s.provider.(webhook.HMAC)
-	h.Answer = time.Hour
-	s.provider = h
+	s.provider = altered{s.provider, func(s *scheme.Scheme) { s.Answer = time.Hour }}
 	return s
 }
 

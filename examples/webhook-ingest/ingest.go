@@ -59,7 +59,7 @@ var senders = []sender{
 	{"github", webhook.GitHub{}, webhook.Stored, "GITHUB_SECRET"},
 	{"shopify", webhook.Shopify{}, webhook.Inline, "SHOPIFY_SECRET"},
 	{"slack", webhook.Slack{}, webhook.Inline, "SLACK_SECRET"},
-	{"acme", webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", Prefix: "v1=", TimeHeader: "X-Acme-Time",
+	{"acme", webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", Prefix: "v1=", Time: "X-Acme-Time",
 		Layout: "{time}.{body}", IDMember: "id"}, webhook.Stored, "ACME_SECRET"},
 }
 

@@ -27,8 +27,7 @@ type Scheme struct {
 	// the direction is not checked; both are 0 if the provider signs no time.
 	Past, Future time.Duration
 
-	// Answer is how long the sender waits for an answer (W12). Defaults to 5 s, for a sender that
-	// does not publish it.
+	// Answer is how long the sender waits for an answer (W12). 0 means unknown.
 	Answer time.Duration
 
 	// Redeliveries is how long after an event the sender may still deliver it again, after failures
