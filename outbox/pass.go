@@ -48,7 +48,9 @@ func (o *laneOwner) finishChunk() error {
 		return err
 	case !whole || !open:
 		err := o.advance(toPark, cursorMove{last: last})
-		r.interrupt()
+		if err == nil { // or else the chunk's end is written again, and what follows it is still to be known
+			r.interrupt()
+		}
 		return err
 	}
 	return o.advance(toPark, cursorMove{last: last, read: r.nextRead()})

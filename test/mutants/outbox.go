@@ -24,6 +24,8 @@ var outboxRules = []mutant{
 		old: "r.moreRefs = len(batches) > 0", new: "r.moreRefs = false", test: "TestO2LongPasses"},
 	{rule: "O2 pass of a relay that died", in: "outbox", decl: "(*laneOwner).readPass",
 		old: "o.reader.cursor.unread", new: "false", test: "TestO2RelayDiesWithinAPass"},
+	{rule: "O2 rest of a pass after a transaction that failed", in: "outbox", decl: "(*laneOwner).finishChunk",
+		old: "if err == nil {", new: "{", test: "TestO2RestOfAPassAfterAFailedTransaction"},
 	{rule: "O2 missing row", in: "outbox", decl: "(*passReader).received",
 		old: "!read.isComplete()", new: "false", test: "TestO2MissingRowEndsTheRelay"},
 	{rule: "O2 another row in its place", in: "outbox", decl: "(*passRead).isComplete",
