@@ -81,7 +81,7 @@ func TestK10ParkedMessagesClaimInTheirClass(t *testing.T) {
 		r.exec(`delete from onlyonce.inbox`)
 		h.heal()
 		if discard {
-			if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.DiscardInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}}); err != nil {
+			if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}}); err != nil {
 				t.Fatal(err)
 			}
 		} else {

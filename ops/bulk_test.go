@@ -15,29 +15,29 @@ func TestU3BulkEndsInTheMiddle(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	parks(t, pool, 1600)
-	in := ops.BulkInput{ParkedFilter: ops.ParkedFilter{Kind: "message", Scope: "stock"}}
-	shown, err := ops.RedriveAll(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || shown.Count != 1600 || len(shown.Examples) != 5 || shown.AuditID != 0 {
+	in := ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "message", Scope: "stock"}, All: true}
+	shown, err := ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, in)
+	if err != nil || shown.Count != 1600 || len(shown.Rows) != 5 || shown.AuditID != 0 {
 		t.Fatalf("%+v, %v", shown, err)
 	}
 	in.Shown = shown
-	in.Progress = func(ops.Bulk) bool { return false }
-	done, err := ops.RedriveAll(t.Context(), pool, ops.By{Actor: "ann", Reason: "first"}, in)
+	in.Progress = func(ops.ParkedChange) bool { return false }
+	done, err := ops.Redrive(t.Context(), pool, ops.By{Actor: "ann", Reason: "first"}, in)
 	if err != nil || done.Changed != 500 || !done.Stopped {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	in.Progress = func(b ops.Bulk) bool {
+	in.Progress = func(b ops.ParkedChange) bool {
 		if b.Changed == 500 {
 			cancel()
 		}
 		return true
 	}
 	in.Shown = nil
-	if in.Shown, err = ops.RedriveAll(t.Context(), pool, ops.By{DryRun: true}, in); err != nil || in.Shown.Count != 1100 {
+	if in.Shown, err = ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, in); err != nil || in.Shown.Count != 1100 {
 		t.Fatalf("%+v, %v", in.Shown, err)
 	}
-	done, err = ops.RedriveAll(ctx, pool, ops.By{Actor: "ann", Reason: "second"}, in)
+	done, err = ops.Redrive(ctx, pool, ops.By{Actor: "ann", Reason: "second"}, in)
 	if !errors.Is(err, context.Canceled) || done.Changed != 500 || !done.Stopped {
 		t.Fatalf("%+v, %v", done, err)
 	}
@@ -57,22 +57,23 @@ func TestBulkRefuses(t *testing.T) {
 	parks(t, pool, 1)
 	all := ops.ParkedFilter{Kind: "message", Scope: "stock"}
 	for name, c := range map[string]struct {
-		in   ops.BulkInput
+		in   ops.ParkedInput
 		by   ops.By
 		kind error
 	}{
-		"no kind":        {ops.BulkInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}}, ops.By{DryRun: true}, ops.ErrInvalid},
-		"an id":          {ops.BulkInput{ParkedFilter: ops.ParkedFilter{Kind: "message", ID: 1}}, ops.By{DryRun: true}, ops.ErrInvalid},
-		"not shown":      {ops.BulkInput{ParkedFilter: all}, ops.By{Reason: "why"}, ops.ErrInvalid},
-		"no reason":      {ops.BulkInput{ParkedFilter: all, Shown: &ops.Bulk{Count: 1, UpTo: 1}}, ops.By{}, ops.ErrInvalid},
-		"nothing so far": {ops.BulkInput{ParkedFilter: all, Shown: &ops.Bulk{Count: 1}}, ops.By{Reason: "why"}, ops.ErrRefused},
-		"another error":  {ops.BulkInput{ParkedFilter: ops.ParkedFilter{Kind: "message", Scope: "stock", ErrorPrefix: "%"}}, ops.By{DryRun: true}, ops.ErrRefused},
+		"an id":          {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "message", ID: 1}}, ops.By{DryRun: true}, ops.ErrInvalid},
+		"a limit":        {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: 1}}, ops.By{DryRun: true}, ops.ErrInvalid},
+		"new keys":       {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "call", Scope: "stock"}, NewKey: true}, ops.By{DryRun: true}, ops.ErrInvalid},
+		"no reason":      {ops.ParkedInput{ParkedFilter: all, Shown: &ops.ParkedChange{Count: 1, UpTo: 1}}, ops.By{}, ops.ErrInvalid},
+		"nothing so far": {ops.ParkedInput{ParkedFilter: all, Shown: &ops.ParkedChange{Count: 1}}, ops.By{Reason: "why"}, ops.ErrRefused},
+		"another error":  {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "message", Scope: "stock", ErrorPrefix: "%"}}, ops.By{DryRun: true}, ops.ErrRefused},
 	} {
-		if _, err := ops.RedriveAll(t.Context(), pool, c.by, c.in); !errors.Is(err, c.kind) {
+		c.in.All = true
+		if _, err := ops.Redrive(t.Context(), pool, c.by, c.in); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := ops.DiscardAll(t.Context(), pool, ops.By{DryRun: true}, ops.BulkInput{ParkedFilter: all, VerifiedApplied: true}); !errors.Is(err, ops.ErrInvalid) {
+	if _, err := ops.Discard(t.Context(), pool, ops.By{DryRun: true}, ops.ParkedInput{ParkedFilter: all, VerifiedApplied: true}); !errors.Is(err, ops.ErrInvalid) {
 		t.Error(err)
 	}
 	if n := one[int](t, pool, `select (select count(*) from onlyonce.audit) + (select count(*) from onlyonce.parked where state <> 'waiting')`); n != 0 {

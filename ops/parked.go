@@ -80,77 +80,68 @@ type ChangedKey struct {
 	NewKey string `json:"new_key"`
 }
 
-// RedriveInput is the input of [Redrive].
-type RedriveInput struct {
+// ParkedInput is the input of [Redrive] and [Discard].
+type ParkedInput struct {
 	ParkedFilter
 
+	// All picks all rows that match, up to 100,000, and changes them in transactions of 500 rows,
+	// oldest first. Rows that are parked after Shown are left out; rows that have changed since are
+	// skipped and counted. One audit row counts the committed rows: so an error, or the end of the
+	// process, leaves whole transactions and a true count. ID, Limit and NewKey must not be set.
+	// Defaults to false.
+	All bool `flag:"all" doc:"all rows that match, up to 100000, in transactions of 500"`
+
 	// VerifiedApplied resolves calls in state reconcile without sending them: a person has verified
-	// that the remote has applied them. Defaults to false.
+	// that the remote has applied them. Defaults to false, which Discard needs.
 	VerifiedApplied bool `flag:"verified-applied" doc:"of calls in state reconcile: you have verified that the remote has applied them; resolve them"`
 
 	// VerifiedNotApplied sends calls in state reconcile again: a person has verified that the
-	// remote has not applied them. Defaults to false.
+	// remote has not applied them. Defaults to false, which Discard needs.
 	VerifiedNotApplied bool `flag:"verified-not-applied" doc:"of calls in state reconcile: you have verified that the remote has not applied them; send them again"`
 
 	// NewKey sends rejected calls, or those with VerifiedNotApplied, under new keys. The remote
-	// takes them for other calls. Defaults to false.
+	// takes them for other calls. Defaults to false, which Discard needs.
 	NewKey bool `flag:"new-key" doc:"send calls under new keys"`
 
-	// Shown is the result of a dry run with the same input that a person agreed to: Redrive
-	// redrives exactly its rows. If one of them has changed since, the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to: exactly its
+	// rows are changed. If one of them has changed since, the error is of kind ErrChanged, unless
+	// All is set.
 	Shown *ParkedChange
 
-	// SkipChanged leaves out rows of Shown that have changed since, and counts them. Defaults to
-	// false: the error is then of kind ErrChanged.
-	SkipChanged bool
+	// Progress is called with All after each transaction, with the result so far. If it returns
+	// false, the decision ends there. Defaults to none.
+	Progress func(ParkedChange) bool
 }
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
-func (in *RedriveInput) Check() error { return in.selection().check() }
+func (in *ParkedInput) Check() error { return in.selection().check() }
 
-func (in *RedriveInput) selection() *selection {
-	return &selection{ParkedFilter: in.ParkedFilter, applied: in.VerifiedApplied, notApplied: in.VerifiedNotApplied, newKey: in.NewKey,
-		shown: in.Shown, skip: in.SkipChanged, ids: in.Shown.ids()}
-}
-
-// DiscardInput is the input of [Discard].
-type DiscardInput struct {
-	ParkedFilter
-
-	// Shown is the result of a dry run with the same input that a person agreed to: Discard
-	// discards exactly its rows. If one of them has changed since, the error is of kind ErrChanged.
-	Shown *ParkedChange
-
-	// SkipChanged leaves out rows of Shown that have changed since, and counts them. Defaults to
-	// false: the error is then of kind ErrChanged.
-	SkipChanged bool
-}
-
-// Check returns an error of kind ErrInvalid unless the fields go together.
-func (in *DiscardInput) Check() error { return in.selection().check() }
-
-func (in *DiscardInput) selection() *selection {
-	return &selection{ParkedFilter: in.ParkedFilter, discard: true, shown: in.Shown, skip: in.SkipChanged, ids: in.Shown.ids()}
+func (in *ParkedInput) selection() *selection {
+	return &selection{ParkedInput: *in, ids: in.Shown.ids()}
 }
 
 // ParkedChange is the result of [Redrive] or [Discard].
 type ParkedChange struct {
 	Audited
 
-	Filter     map[string]any `json:"filter" doc:"what was asked for"`
-	Count      int            `json:"count" doc:"rows that are changed"`
-	Skipped    int            `json:"skipped,omitempty" doc:"rows that had changed since they were shown"`
-	IDs        []int64        `json:"ids" doc:"of the rows that are changed"`
-	GivenUp    []ParkedRow    `json:"rows,omitempty" doc:"those rows, of Discard"`
-	Keys       []ChangedKey   `json:"keys,omitempty" doc:"with NewKey"`
-	Rows       []ParkedRow    `json:"-"` // as they were before
-	More       bool           `json:"-"` // the limit was reached
-	Promoted   int64          `json:"-"` // rows blocked behind them that are due now
-	Unpromoted error          `json:"-"` // why such rows are tried only after some minutes; nil if they are due now
+	Filter  map[string]any `json:"filter" doc:"what was asked for"`
+	Count   int            `json:"count" doc:"rows that are changed; with All rows that match, or matched when they were shown"`
+	UpTo    int64          `json:"up_to,omitempty" doc:"with All: the greatest id of those"`
+	Changed int            `json:"changed,omitempty" doc:"with All: rows that were changed"`
+	Skipped int            `json:"skipped,omitempty" doc:"rows that had changed since they were shown"`
+	Stopped bool           `json:"stopped,omitempty" doc:"with All: Progress or an error ended it before all were changed"`
+	IDs     []int64        `json:"ids,omitempty" doc:"of the rows that are changed"`
+	GivenUp []ParkedRow    `json:"rows,omitempty" doc:"those rows, of Discard"`
+	Keys    []ChangedKey   `json:"keys,omitempty" doc:"with NewKey"`
+
+	Rows       []ParkedRow `json:"-"` // as they were before; with All the first 5
+	More       bool        `json:"-"` // the limit was reached
+	Promoted   int64       `json:"-"` // rows blocked behind them that are due now
+	Unpromoted error       `json:"-"` // why such rows are tried only after some minutes; nil if they are due now
 }
 
 func (c *ParkedChange) ids() []int64 {
-	if c == nil {
+	if c == nil || len(c.IDs) == 0 { // nothing was shown, or All
 		return nil
 	}
 	return append([]int64{}, c.IDs...)
@@ -175,8 +166,8 @@ var (
 // with the ID, ErrRefused if no row that the filter picks can be redriven, and ErrChanged. It waits
 // for running attempts at these rows, and decides afterwards. If VerifiedApplied settles a row, the
 // next rows of its ordering key become due after the commit, in transactions of their own.
-func Redrive(ctx context.Context, db DB, by By, in RedriveInput) (*ParkedChange, error) {
-	return settle(ctx, db, redriving, by, in.selection())
+func Redrive(ctx context.Context, db DB, by By, in ParkedInput) (*ParkedChange, error) {
+	return in.decide(ctx, db, redriving, by, in.selection())
 }
 
 // Discard gives up parked rows: messages and events are never applied, and calls not sent. The rows
@@ -189,8 +180,20 @@ func Redrive(ctx context.Context, db DB, by By, in RedriveInput) (*ParkedChange,
 //
 // Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound if there is no row
 // with the ID, ErrRefused if no row that the filter picks can be discarded, and ErrChanged.
-func Discard(ctx context.Context, db DB, by By, in DiscardInput) (*ParkedChange, error) {
-	return settle(ctx, db, discarding, by, in.selection())
+func Discard(ctx context.Context, db DB, by By, in ParkedInput) (*ParkedChange, error) {
+	q := in.selection()
+	if q.asserts() {
+		return nil, failf(ErrInvalid, "`VerifiedApplied`, `VerifiedNotApplied` and `NewKey` do not go with a discard")
+	}
+	q.discard = true
+	return in.decide(ctx, db, discarding, by, q)
+}
+
+func (in *ParkedInput) decide(ctx context.Context, db DB, k kind, by By, q *selection) (*ParkedChange, error) {
+	if in.All {
+		return q.all(ctx, db, k, by)
+	}
+	return settle(ctx, db, k, by, q)
 }
 
 // settling is a [selection], or a chunk of one.
@@ -201,8 +204,8 @@ type settling interface {
 
 func settle(ctx context.Context, db DB, k kind, by By, d settling) (*ParkedChange, error) {
 	q := d.chosen()
-	done, err := decide(ctx, db, k, by, d, q.shown)
-	if err == nil && !by.DryRun && (q.discard || q.applied) {
+	done, err := decide(ctx, db, k, by, d, q.Shown)
+	if err == nil && !by.DryRun && (q.discard || q.VerifiedApplied) {
 		// If this fails, nothing is lost: at its start and every few minutes, each consumer looks
 		// for keys that are blocked although no row is ahead of them.
 		done.Promoted, done.Unpromoted = promote(ctx, db, done.Rows)

@@ -52,12 +52,8 @@ type oneRow struct {
 
 // selection is the parked rows that a decision is about, and what is known of them.
 type selection struct {
-	ParkedFilter
-	discard                     bool
-	applied, notApplied, newKey bool // what is known of calls, and what is to be done with them
-
-	shown *ParkedChange
-	skip  bool
+	ParkedInput
+	discard bool
 
 	ids  []int64 // that were picked first, nil before
 	upTo *int64  // the greatest id that may be picked; nil: any
@@ -93,6 +89,8 @@ func (q *selection) check() error {
 		return err
 	}
 	switch {
+	case q.All && (q.ID != 0 || q.Limit != 0 || q.NewKey):
+		return failf(ErrInvalid, "`All` goes with none of `ID`, `Limit` and `NewKey`")
 	case q.ID < 0 || q.Limit < 0 || q.Limit > reports.MostLimit || q.Partition != nil && *q.Partition < 0:
 		return failf(ErrInvalid, "`ID` and `Partition` must not be negative, and `Limit` not be above %d", reports.MostLimit)
 	case q.ID != 0 && (q.Scope != "" || filtered):
@@ -118,14 +116,14 @@ func (q *selection) checkCalls() error {
 		return failf(ErrInvalid, "`VerifiedApplied`, `VerifiedNotApplied` and `NewKey` are for calls: add `Kind` call")
 	case calls && (q.Topic != "" || q.Partition != nil):
 		return failf(ErrInvalid, "`Topic` and `Partition` pick messages and events, and do not go with `Kind` call")
-	case q.applied && (q.notApplied || q.newKey):
+	case q.VerifiedApplied && (q.VerifiedNotApplied || q.NewKey):
 		return failf(ErrInvalid, "`VerifiedApplied` goes with neither `VerifiedNotApplied` nor `NewKey`: what was applied is not sent again")
 	}
 	return nil
 }
 
 // asserts reports whether the operator sets fields that are for calls only.
-func (q *selection) asserts() bool { return q.applied || q.notApplied || q.newKey }
+func (q *selection) asserts() bool { return q.VerifiedApplied || q.VerifiedNotApplied || q.NewKey }
 
 // states are those of the rows that can be picked.
 func (q *selection) states() []string {
@@ -135,9 +133,9 @@ func (q *selection) states() []string {
 		all = []string{parked.Waiting, parked.Blocked, parked.Retrying, parked.Reconcile}
 	case q.discard:
 		all = []string{parked.Waiting, parked.Blocked, parked.Retrying}
-	case calls && (q.applied || q.notApplied):
+	case calls && (q.VerifiedApplied || q.VerifiedNotApplied):
 		all = []string{parked.Reconcile}
-	case calls && !q.newKey, !calls && q.ID != 0: // a message that is being retried becomes due now if its ID is given
+	case calls && !q.NewKey, !calls && q.ID != 0: // a message that is being retried becomes due now if its ID is given
 		all = []string{parked.Waiting, parked.Retrying}
 	}
 	if q.State == "" {
@@ -153,12 +151,12 @@ func (q *selection) states() []string {
 
 // redriveCalls makes calls due again, or resolves them. It returns how many.
 func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChange) (changed int64, err error) {
-	if q.applied {
+	if q.VerifiedApplied {
 		tag, err := tx.Exec(ctx, parked.ResolveCallsSQL, now.IDs)
 		return tag.RowsAffected(), err
 	}
 	keys := make([]*string, len(now.Rows))
-	if q.newKey {
+	if q.NewKey {
 		type counted struct{ ID, Redrives int64 }
 		counts, err := reports.Collect[counted](ctx, tx, redrivesSQL, now.IDs)
 		if err != nil {
@@ -174,7 +172,7 @@ func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChan
 			now.Keys = append(now.Keys, ChangedKey{r.ID, *r.Key, k})
 		}
 	}
-	tag, err := tx.Exec(ctx, parked.RedriveCallsSQL, now.IDs, keys, q.notApplied)
+	tag, err := tx.Exec(ctx, parked.RedriveCallsSQL, now.IDs, keys, q.VerifiedNotApplied)
 	return tag.RowsAffected(), err
 }
 
@@ -191,11 +189,11 @@ func (q *selection) noneOfCalls(r *oneRow) error {
 		return no("was erased, and nothing was done: there is no body to send")
 	case r.State == parked.Reconcile && !q.asserts():
 		return no("may have been applied, and nothing was done: the remote may have forgotten its key. Ask the remote, and say -verified-applied or -verified-not-applied")
-	case r.State == parked.Reconcile && q.newKey:
+	case r.State == parked.Reconcile && q.NewKey:
 		return no("may have been applied, and nothing was done: -new-key needs -verified-not-applied too")
-	case q.newKey && !q.notApplied:
+	case q.NewKey && !q.VerifiedNotApplied:
 		return no("was not rejected (state %s, reason %s), and nothing was done: a new key needs the remote's rejection, or -verified-not-applied in state reconcile", r.State, r.Reason)
-	case (q.applied || q.notApplied) && (r.State == parked.Waiting || r.State == parked.Retrying):
+	case (q.VerifiedApplied || q.VerifiedNotApplied) && (r.State == parked.Waiting || r.State == parked.Retrying):
 		return no("is in state %s, and nothing was done: -verified-applied and -verified-not-applied are for state reconcile", r.State)
 	}
 	return nil
@@ -215,7 +213,7 @@ func (q *selection) lock(ctx context.Context, tx pgx.Tx) error {
 // differs reports whether a row that was shown is no longer there. Rows that were parked meanwhile
 // were not picked and do not count.
 func (q *selection) differs(shown, now *ParkedChange) bool {
-	return !q.skip && !slices.Equal(shown.IDs, now.IDs)
+	return !q.All && !slices.Equal(shown.IDs, now.IDs)
 }
 
 func (q *selection) do(ctx context.Context, tx pgx.Tx, _ By, now *ParkedChange) (*ParkedChange, error) {
@@ -251,6 +249,7 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 	if q.Limit != 0 {
 		limit = q.Limit
 	}
+	limit = max(limit, int64(len(q.ids)))
 	ids := q.ids
 	if ids == nil && q.ID != 0 {
 		ids = []int64{q.ID}
@@ -265,7 +264,7 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 		return nil, err
 	}
 	if len(rows) == 0 {
-		if q.skip && q.shown != nil {
+		if q.All && q.Shown != nil {
 			return nil, failf(ErrNothing, "All %d rows changed since they were shown: nothing was changed.", len(q.ids))
 		}
 		return nil, q.none(ctx, tx)
@@ -280,7 +279,7 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 		q.ids, q.more = d.IDs, len(rows) > int(limit)
 	}
 	d.More = q.more
-	if q.shown != nil {
+	if q.Shown != nil {
 		d.Skipped = len(q.ids) - d.Count
 	}
 	if q.discard {
@@ -292,7 +291,7 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 // pick reads the rows that are asked for. The ids narrow them down.
 func (q *selection) pick(ctx context.Context, tx pgx.Tx, ids []int64, states []string, limit int64) ([]ParkedRow, error) {
 	return reports.Collect[ParkedRow](ctx, tx, pickSQL, ids, reports.OrNull(q.Scope), reports.OrNull(q.Topic), q.Partition, reports.OrNull(q.Reason), states, limit, []string{q.kindOf()}, reports.OrNull(q.Sink), reports.OrNull(q.Name),
-		q.discard || q.applied, q.newKey && !q.notApplied, reports.OrNull(q.ErrorPrefix), q.upTo, q.from)
+		q.discard || q.VerifiedApplied, q.NewKey && !q.VerifiedNotApplied, reports.OrNull(q.ErrorPrefix), q.upTo, q.from)
 }
 
 // kindOf returns the kind of the selected rows.
@@ -331,7 +330,7 @@ func (q *selection) filter() map[string]any {
 	if q.Partition != nil {
 		f["partition"] = *q.Partition
 	}
-	for name, is := range map[string]bool{"verified_applied": q.applied, "verified_not_applied": q.notApplied, "new_key": q.newKey} {
+	for name, is := range map[string]bool{"verified_applied": q.VerifiedApplied, "verified_not_applied": q.VerifiedNotApplied, "new_key": q.NewKey} {
 		if is {
 			f[name] = true
 		}
@@ -374,7 +373,7 @@ func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 
 // head returns the row that blocks the selected one.
 func (q *selection) head(ctx context.Context, tx pgx.Tx) (string, error) {
-	rows, err := (&selection{ParkedFilter: ParkedFilter{Kind: q.Kind}, discard: true}).pick(ctx, tx, []int64{q.ID}, []string{parked.Blocked}, 1)
+	rows, err := (&selection{ParkedInput: ParkedInput{ParkedFilter: ParkedFilter{Kind: q.Kind}}, discard: true}).pick(ctx, tx, []int64{q.ID}, []string{parked.Blocked}, 1)
 	if err != nil || len(rows) == 0 || rows[0].Head == nil {
 		return "", err
 	}

@@ -24,18 +24,17 @@ func parks(t *testing.T, pool *pgxpool.Pool, n int) {
 	}
 }
 
-// A decision does what was shown: no more, and nothing that has changed, unless changed rows may be
-// skipped.
+// A decision does what was shown: no more, and nothing that has changed.
 func TestRedriveOfWhatWasShown(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	parks(t, pool, 5)
-	in := ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: 4}}
+	in := ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: 4}}
 	shown, err := ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, in)
 	if err != nil || shown.Count != 4 || !shown.More || one[int](t, pool, `select count(*) from onlyonce.parked where state <> 'waiting'`) != 0 {
 		t.Fatalf("%+v, %v", shown, err)
 	}
-	gone, err := ops.Discard(t.Context(), pool, ops.By{Reason: "a test order"}, ops.DiscardInput{ParkedFilter: ops.ParkedFilter{ID: shown.IDs[1]}})
+	gone, err := ops.Discard(t.Context(), pool, ops.By{Reason: "a test order"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: shown.IDs[1]}})
 	if err != nil || len(gone.GivenUp) != 1 {
 		t.Fatalf("%+v, %v", gone, err)
 	}
@@ -47,18 +46,21 @@ func TestRedriveOfWhatWasShown(t *testing.T) {
 	if n := one[int](t, pool, `select count(*) from onlyonce.parked where state = 'retrying'`); n != 0 {
 		t.Errorf("%d rows are due after a refusal", n)
 	}
-	in.SkipChanged = true
+	in.Shown = nil
+	if in.Shown, err = ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, in); err != nil {
+		t.Fatal(err)
+	}
 	done, err := ops.Redrive(t.Context(), pool, ops.By{Actor: "ann", Reason: "INC-7"}, in)
-	if err != nil || done.Count != 3 || done.Skipped != 1 || slices.Contains(done.IDs, shown.IDs[1]) {
+	if err != nil || done.Count != 4 || slices.Contains(done.IDs, shown.IDs[1]) {
 		t.Fatalf("%+v, %v", done, err)
 	}
-	if n := one[int](t, pool, `select count(*) from onlyonce.parked where state = 'retrying' and attempts = 0`); n != 3 {
+	if n := one[int](t, pool, `select count(*) from onlyonce.parked where state = 'retrying' and attempts = 0`); n != 4 {
 		t.Errorf("%d rows are due", n)
 	}
-	if got := one[string](t, pool, `select concat_ws(' ', actor, reason, detail->>'count', detail->>'skipped') from onlyonce.audit where id = $1`, done.AuditID); got != "ann INC-7 3 1" {
+	if got := one[string](t, pool, `select concat_ws(' ', actor, reason, detail->>'count') from onlyonce.audit where id = $1`, done.AuditID); got != "ann INC-7 4" {
 		t.Error(got)
 	}
-	if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrNothing) {
+	if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("all of it has changed: %v", err)
 	}
 }
@@ -69,16 +71,16 @@ func TestRedriveRefuses(t *testing.T) {
 	parks(t, pool, 1)
 	id := one[int64](t, pool, `update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() returning id`)
 	for name, c := range map[string]struct {
-		in   ops.RedriveInput
+		in   ops.ParkedInput
 		kind error
 	}{
-		"nothing named":     {ops.RedriveInput{}, ops.ErrInvalid},
-		"a kind unknown":    {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Kind: "letter"}}, ops.ErrInvalid},
-		"more than allowed": {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: reports.MostLimit + 1}}, ops.ErrInvalid},
-		"for calls":         {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}, NewKey: true}, ops.ErrInvalid},
-		"not there":         {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{ID: id + 1}}, ops.ErrNotFound},
-		"settled":           {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{ID: id}}, ops.ErrRefused},
-		"none":              {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}}, ops.ErrRefused},
+		"nothing named":     {ops.ParkedInput{}, ops.ErrInvalid},
+		"a kind unknown":    {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Kind: "letter"}}, ops.ErrInvalid},
+		"more than allowed": {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: reports.MostLimit + 1}}, ops.ErrInvalid},
+		"for calls":         {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}, NewKey: true}, ops.ErrInvalid},
+		"not there":         {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: id + 1}}, ops.ErrNotFound},
+		"settled":           {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: id}}, ops.ErrRefused},
+		"none":              {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}}, ops.ErrRefused},
 	} {
 		if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "why"}, c.in); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
@@ -97,7 +99,7 @@ func TestDiscardAtOnce(t *testing.T) {
 	errs := make(chan error)
 	for range 2 {
 		go func() {
-			_, err := ops.Discard(t.Context(), pool, ops.By{Reason: "why"}, ops.DiscardInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}})
+			_, err := ops.Discard(t.Context(), pool, ops.By{Reason: "why"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}})
 			errs <- err
 		}()
 	}
@@ -120,7 +122,7 @@ func ExampleRedrive() {
 	ctx, pool, end := exampleDatabase()
 	defer end()
 
-	in := ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Topic: "orders", Reason: "exhausted"}}
+	in := ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Topic: "orders", Reason: "exhausted"}, All: true}
 	shown, err := ops.Redrive(ctx, pool, ops.By{DryRun: true}, in)
 	if err != nil {
 		panic(err)
@@ -130,12 +132,12 @@ func ExampleRedrive() {
 		fmt.Println("for example", *row.Topic, *row.Partition, *row.Offset)
 	}
 
-	in.Shown, in.SkipChanged = shown, true
+	in.Shown = shown
 	done, err := ops.Redrive(ctx, pool, ops.By{Actor: "ann", Reason: "the table is repaired, INC-7"}, in)
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println("redriven", done.Count, "skipped", done.Skipped)
+	fmt.Println("redriven", done.Changed, "skipped", done.Skipped)
 	// Output:
 	// would redrive 3
 	// for example orders 0 1

@@ -263,7 +263,7 @@ func TestO1RedrivenUnderANewKey(t *testing.T) {
 			}
 			redrive := func() {
 				t.Helper()
-				if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.RedriveInput{ParkedFilter: ops.ParkedFilter{ID: one[int64](r, `select id from onlyonce.parked`)}, NewKey: true}); err != nil {
+				if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: one[int64](r, `select id from onlyonce.parked`)}, NewKey: true}); err != nil {
 					t.Fatal(err)
 				}
 			}

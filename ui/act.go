@@ -32,6 +32,8 @@ type proposal struct {
 	Values url.Values
 	Would  *operate.Result // nil: fields must be filled in first
 	Shown  string          // the JSON of it
+	Facts  [][2]string     // what an act about all that match is about
+	Ways   [][2]string     // what a person may have verified about all calls that match: a field, and its text
 	Reason string
 	Text   string // why it is not possible, or was not done
 	Remedy string
@@ -76,10 +78,15 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 		}
 	}
 	slices.SortFunc(p.Hidden, func(a, b [2]string) int { return strings.Compare(a[0], b[0]) })
+	if f.Get("all") != "" {
+		p.Facts = filterOf(d, f)
+	}
 	try, err := begin(d, f)
 	switch {
 	case err != nil && len(p.Asks) > 0 && !answered: // the form comes first
 		err = nil
+	case d.Page == "redrive" && f.Get("all") != "" && f.Get("kind") == string(Call) && f.Get("state") == "reconcile" && f.Get("verified-applied")+f.Get("verified-not-applied") == "":
+		p.Ways = [][2]string{{"verified-applied", "I have verified that all were applied: resolve them"}, {"verified-not-applied", "I have verified that none was applied: send them again"}}
 	case err == nil:
 		err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
 			p.Would, err = try.Run(ctx, db, ops.By{DryRun: true}, nil)
@@ -125,7 +132,16 @@ func (v *visit) carryOut(d *operate.Decision) error {
 	by := ops.By{Actor: string(v.actor), Reason: strings.TrimSpace(v.r.PostFormValue("reason"))}
 	try, err := begin(d, v.r.PostForm)
 	var done *operate.Result
-	if err == nil {
+	j := &job{}
+	switch {
+	case err != nil:
+	case try.Each(j.progress) && shown.Bulk() == nil:
+		return errUnseen
+	case shown.Bulk() != nil:
+		if err = v.start(j, try, by, shown); err == nil {
+			return nil
+		}
+	default:
 		err = v.db.ask(ctx, func(ctx context.Context, db ops.DB) (err error) {
 			done, err = try.Run(ctx, db, by, shown)
 			return err

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -40,7 +39,7 @@ type job struct {
 	Began  time.Time
 
 	mu    sync.Mutex
-	done  ops.Bulk
+	done  ops.ParkedChange
 	ended time.Time // zero: it runs
 	err   error
 	stop  bool
@@ -49,7 +48,7 @@ type job struct {
 // jobView is what a page shows of a job.
 type jobView struct {
 	*job
-	Done     ops.Bulk
+	Done     ops.ParkedChange
 	Ended    time.Time
 	Stopping bool
 	Text     string // of an error
@@ -65,18 +64,18 @@ func (j jobView) Percent() int {
 }
 
 // progress notes how far the job is, and reports whether it goes on.
-func (j *job) progress(b ops.Bulk) bool {
+func (j *job) progress(b ops.ParkedChange) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.done = b
 	return !j.stop
 }
 
-func (j *job) end(b *ops.Bulk, err error) {
+func (j *job) end(r *operate.Result, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if b != nil {
-		j.done = *b
+	if r != nil {
+		j.done = *r.Bulk()
 	}
 	j.ended, j.err = time.Now(), err
 }
@@ -119,137 +118,28 @@ func (s *jobs) find(id string) *job {
 	return nil
 }
 
-// bulkAct is a decision about all that a filter matches.
-type bulkAct struct {
-	*operate.Decision
-	title, means string
-	do           func(context.Context, ops.DB, ops.By, ops.BulkInput) (*ops.Bulk, error)
-}
-
-func bulkActs() []bulkAct {
-	return []bulkAct{
-		{operate.Redrive(), "Redrive all of these", "The rows become due at once, with as many attempts as a new one has. Each is applied once at most.", ops.RedriveAll},
-		{operate.Discard(), "Discard all of these", "The rows are given up: they are never applied or sent. They stay stored, and ids of messages stay claimed.", ops.DiscardAll},
-	}
-}
-
-func bulkRoutes() []route {
-	var all []route
-	for _, a := range bulkActs() {
-		all = append(all, route{"GET /bulk/" + a.Page, Operate, func(v *visit) error { return v.proposeBulk(a, http.StatusOK, nil) }},
-			route{"POST /bulk/" + a.Page, Operate, func(v *visit) error { return v.startBulk(a) }})
-	}
-	return append(all, route{"GET /jobs/{id}", View, (*visit).showJob}, route{"POST /jobs/{id}/stop", Operate, (*visit).stopJob})
-}
-
-// filter is the fields of the filter that an address or a form gives, and the same for people.
-func (a *bulkAct) filter(f url.Values) (filter, facts [][2]string) {
-	for _, of := range a.Fields {
-		if text := f.Get(of.Name); text != "" {
-			filter = append(filter, [2]string{of.Name, text})
+// filterOf is what the act is about, for people.
+func filterOf(d *operate.Decision, f url.Values) (facts [][2]string) {
+	for _, of := range d.Fields {
+		if text := f.Get(of.Name); text != "" && of.Name != "all" {
 			facts = append(facts, [2]string{strings.ToUpper(of.Name[:1]) + strings.ReplaceAll(of.Name[1:], "-", " "), text})
 		}
 	}
-	return filter, facts
+	return facts
 }
 
-// input reads the filter.
-func (a *bulkAct) input(f url.Values) (in ops.BulkInput, err error) {
-	try, err := begin(a.Decision, f)
-	if err != nil {
-		return in, err
+// start starts the act that was shown, and goes on to its page.
+func (v *visit) start(j *job, try *operate.Try, by ops.By, shown *operate.Result) error {
+	if by.Reason == "" {
+		return &ops.Error{Kind: ops.ErrInvalid, Reason: "the reason must not be empty"}
 	}
-	switch of := try.Input.(type) {
-	case *ops.RedriveInput:
-		in.ParkedFilter, in.VerifiedApplied, in.VerifiedNotApplied = of.ParkedFilter, of.VerifiedApplied, of.VerifiedNotApplied
-	case *ops.DiscardInput:
-		in.ParkedFilter = of.ParkedFilter
-	}
-	return in, nil
-}
-
-// bulkProposal is the page of a bulk act.
-type bulkProposal struct {
-	Title, Means string
-	Danger       bool
-	Post         string
-	Filter       [][2]string // for the form
-	Facts        [][2]string // the same for people
-	Bulk         *ops.Bulk
-	Ways         [][2]string // what a person may have verified about the calls: a field, and its text
-	Reason       string
-	Text, Remedy string
-}
-
-func (v *visit) proposeBulk(a bulkAct, status int, failed error) error {
-	if err := v.r.ParseForm(); err != nil {
-		return err
-	}
-	if err := v.writable(); err != nil {
-		return err
-	}
-	f := v.r.Form
-	p := &bulkProposal{Title: a.title, Means: a.means, Danger: a.Danger, Post: v.Link("/bulk/" + a.Page)}
-	if v.r.Method == http.MethodPost {
-		p.Reason = f.Get("reason")
-	}
-	p.Filter, p.Facts = a.filter(f)
-	if a.Page == "redrive" && f.Get("kind") == string(Call) && f.Get("state") == "reconcile" && f.Get("verified-applied")+f.Get("verified-not-applied") == "" {
-		p.Ways = [][2]string{{"verified-applied", "I have verified that all were applied: resolve them"}, {"verified-not-applied", "I have verified that none was applied: send them again"}}
-	}
-	in, err := a.input(f)
-	if err == nil {
-		err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
-			p.Bulk, err = a.do(ctx, db, ops.By{DryRun: true}, in)
-			return err
-		})
-	}
-	if failed == nil {
-		failed = err
-	}
-	if failed != nil {
-		var code int
-		code, p.Text, p.Remedy = v.describe(failed)
-		if status == http.StatusOK {
-			status = code
-		}
-	}
-	v.show(page{File: "bulk", Title: a.title, Section: "/parked", Status: status, Data: p})
-	return nil
-}
-
-// startBulk starts the act that was shown, and goes on to its page.
-func (v *visit) startBulk(a bulkAct) error {
-	if err := v.r.ParseForm(); err != nil {
-		return err
-	}
-	f := v.r.PostForm
-	refuse := func(err error) error {
-		status, _, _ := v.describe(err)
-		return v.proposeBulk(a, status, err)
-	}
-	in, err := a.input(f)
-	if err != nil {
-		return refuse(err)
-	}
-	count, err := strconv.Atoi(f.Get("count"))
-	upTo, err2 := strconv.ParseInt(f.Get("up_to"), 10, 64)
-	if err != nil || err2 != nil || count < 1 {
-		return refuse(errUnseen)
-	}
-	in.Shown = &ops.Bulk{Count: count, UpTo: upTo}
-	reason := strings.TrimSpace(f.Get("reason"))
-	if reason == "" {
-		return refuse(&ops.Error{Kind: ops.ErrInvalid, Reason: "the reason must not be empty"})
-	}
-	j := &job{ID: rand.Text(), Title: a.title, Actor: v.actor, Reason: reason, Began: time.Now(), done: ops.Bulk{Count: count}}
-	_, j.Filter = a.filter(f)
+	j.ID, j.Title, j.Actor, j.Reason, j.Began, j.done = rand.Text(), try.Title+" all of these", v.actor, by.Reason, time.Now(), ops.ParkedChange{Count: shown.Bulk().Count}
+	j.Filter = filterOf(try.Decision, v.r.PostForm)
 	if !v.db.jobs.add(j) {
-		return refuse(&ops.Error{Kind: ops.ErrRefused, Reason: "other bulk acts run in this database", Remedy: "wait until one of them has ended"})
+		return &ops.Error{Kind: ops.ErrRefused, Reason: "other bulk acts run in this database", Remedy: "wait until one of them has ended"}
 	}
-	in.Progress = j.progress
-	ctx, pool, by := context.WithoutCancel(v.ctx), v.db.pool, ops.By{Actor: string(v.actor), Reason: reason}
-	go func() { j.end(a.do(ctx, pool, by, in)) }()
+	ctx, pool := context.WithoutCancel(v.ctx), v.db.pool
+	go func() { j.end(try.Run(ctx, pool, by, shown)) }()
 	http.Redirect(v.w, v.r, v.Link("/jobs/"+j.ID), http.StatusSeeOther)
 	return nil
 }

@@ -31,8 +31,10 @@ func routes() []route {
 		{"GET /audit", View, (*visit).audit},
 		{"GET /audit/{id}", View, (*visit).auditRow},
 		{"GET /doctor", View, (*visit).doctor},
+		{"GET /jobs/{id}", View, (*visit).showJob},
+		{"POST /jobs/{id}/stop", Operate, (*visit).stopJob},
 	}
-	return append(append(all, actRoutes()...), bulkRoutes()...)
+	return append(all, actRoutes()...)
 }
 
 // Routes returns the patterns of the console's pages and acts, as http.ServeMux has them, for

@@ -106,8 +106,8 @@ func TestStandby(t *testing.T) {
 		c.post(to, query+"&shown={}&reason=INC-1").want(http.StatusConflict, notice, "Decide on the primary")
 	}
 	const bulk = "kind=message&scope=stock&parked-for=exhausted&state=waiting"
-	c.get("/bulk/redrive?"+bulk).want(http.StatusConflict, notice, "Decide on the primary")
-	started := c.post("/bulk/redrive", over.get("/bulk/redrive?"+bulk).want(http.StatusOK).confirms("INC-2"))
+	c.get("/act/redrive?all=1&"+bulk).want(http.StatusConflict, notice, "Decide on the primary")
+	started := c.post("/act/redrive", over.get("/act/redrive?all=1&"+bulk).want(http.StatusOK).confirms("INC-2"))
 	c.ended(started).want(http.StatusOK, notice, "Decide on the primary")
 
 	tw.hangs(t, c)

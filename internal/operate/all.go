@@ -6,7 +6,7 @@ import "slices"
 func All() []*Decision {
 	return []*Decision{
 		adopt(), retire(), pauseCursor(), resumeCursor(), replay(),
-		Redrive(), Discard(),
+		redrive(), discard(),
 		pauseSink(), resumeSink(), rate(), rebase(), eraseCall(),
 		horizon(), class(), eraseEvents(),
 		resolveRequest(), closeRequest(), eraseRequest(),

@@ -78,6 +78,7 @@ type entry[I, R any] struct {
 	Decision
 	needs    string // of fields, separated by spaces; alternatives by "|"
 	together string
+	without  string // fields of the input that the decision does not have
 	do       func(ctx context.Context, db ops.DB, by ops.By, in I) (*R, error)
 	would    func(in *I, r *R) Said
 	done     func(in *I, r *R) []string
@@ -85,7 +86,8 @@ type entry[I, R any] struct {
 
 func (e entry[I, R]) decision() *Decision {
 	d := e.Decision
-	d.Fields = fieldsOf(reflect.TypeFor[I](), nil)
+	without := strings.Fields(e.without)
+	d.Fields = slices.DeleteFunc(fieldsOf(reflect.TypeFor[I](), nil), func(f Field) bool { return slices.Contains(without, f.Name) })
 	for _, one := range strings.Fields(e.needs) {
 		d.needs = append(d.needs, strings.Split(one, "|"))
 	}
@@ -175,6 +177,24 @@ func (t *Try) Run(ctx context.Context, db ops.DB, by ops.By, shown *Result) (*Re
 		r.Done = t.done(t.Input, value)
 	}
 	return r, nil
+}
+
+// Bulk is the result of a decision about all rows that match; nil if it is another one.
+func (r *Result) Bulk() *ops.ParkedChange {
+	if c, is := r.value.(*ops.ParkedChange); is && c.UpTo > 0 {
+		return c
+	}
+	return nil
+}
+
+// Each has f called with the result so far of a decision about all rows that match, and reports
+// whether this is one. If f returns false, the decision ends there.
+func (t *Try) Each(f func(ops.ParkedChange) bool) bool {
+	in, is := t.Input.(*ops.ParkedInput)
+	if is = is && in.All; is {
+		in.Progress = f
+	}
+	return is
 }
 
 // MarshalJSON returns the result of the function.

@@ -11,9 +11,8 @@ import (
 // shownRows is how many rows the table of a decision shows.
 const shownRows = 20
 
-// Redrive is the redrive of parked rows.
-func Redrive() *Decision {
-	return entry[ops.RedriveInput, ops.ParkedChange]{
+func redrive() *Decision {
+	return entry[ops.ParkedInput, ops.ParkedChange]{
 		Decision: Decision{
 			Name:    "parked redrive",
 			Summary: "retry parked messages, calls and events",
@@ -52,7 +51,7 @@ Examples:
 			Means: "The row becomes due at once, with as many attempts as a new one has. It is applied once at most: a message under its id, a call under its key.",
 		},
 		do: ops.Redrive,
-		would: func(in *ops.RedriveInput, d *ops.ParkedChange) Said {
+		would: func(in *ops.ParkedInput, d *ops.ParkedChange) Said {
 			s, behind := parkedRows(d)
 			switch {
 			case d.Rows[0].Kind != "call":
@@ -71,7 +70,7 @@ Examples:
 			}
 			return s.limited(d)
 		},
-		done: func(in *ops.RedriveInput, d *ops.ParkedChange) []string {
+		done: func(in *ops.ParkedInput, d *ops.ParkedChange) []string {
 			var s Said
 			switch first := &d.Rows[0]; {
 			case first.Kind != "call":
@@ -89,9 +88,8 @@ Examples:
 	}.decision()
 }
 
-// Discard is the end of parked rows.
-func Discard() *Decision {
-	return entry[ops.DiscardInput, ops.ParkedChange]{
+func discard() *Decision {
+	return entry[ops.ParkedInput, ops.ParkedChange]{
 		Decision: Decision{
 			Name:    "parked discard",
 			Summary: "give parked work up: it is never applied or sent",
@@ -118,8 +116,9 @@ Examples:
 			Title:  "Discard",
 			Means:  "The row is given up: it is never applied or sent. It stays stored, and the id of a message stays claimed, so that copies which arrive later are duplicates.",
 		},
-		do: ops.Discard,
-		would: func(_ *ops.DiscardInput, d *ops.ParkedChange) Said {
+		without: "verified-applied verified-not-applied new-key",
+		do:      ops.Discard,
+		would: func(_ *ops.ParkedInput, d *ops.ParkedChange) Said {
 			s, _ := parkedRows(d)
 			if d.Rows[0].Kind != "call" {
 				s.say("Discard %d: they are never applied, and copies of them that come later are not either.", d.Count)
@@ -137,7 +136,7 @@ Examples:
 			}
 			return s.limited(d)
 		},
-		done: func(_ *ops.DiscardInput, d *ops.ParkedChange) []string {
+		done: func(_ *ops.ParkedInput, d *ops.ParkedChange) []string {
 			var s Said
 			s.say("Done: %d discarded; audit row %d.", d.Count, d.AuditID)
 			return s.promoted(d)
@@ -157,7 +156,7 @@ func parkedRows(d *ops.ParkedChange) (s Said, behind int) {
 			s.Rows = append(s.Rows, []string{strconv.FormatInt(r.ID, 10), r.State, r.Reason, r.Scope, r.Origin(), orDash(r.Head)})
 		}
 	}
-	if n := len(d.Rows) - shownRows; n > 0 {
+	if n := d.Count - len(s.Rows); n > 0 {
 		s.say("and %d more", n)
 	}
 	return s, behind
@@ -178,7 +177,10 @@ func (s *Said) redriveMessages(d *ops.ParkedChange) {
 }
 
 func (s Said) limited(d *ops.ParkedChange) Said {
-	if d.More {
+	switch {
+	case d.More && d.UpTo > 0:
+		s.say("There are more: so many are changed at most.")
+	case d.More:
 		s.say("There are more: the limit was reached.")
 	}
 	return s
@@ -186,6 +188,9 @@ func (s Said) limited(d *ops.ParkedChange) Said {
 
 // promoted says what became of the rows that were blocked.
 func (s *Said) promoted(d *ops.ParkedChange) []string {
+	if d.UpTo > 0 {
+		s.say("%d of %d rows were changed, and %d had changed before%s.", d.Changed, d.Count, d.Skipped, map[bool]string{true: "; it was stopped"}[d.Stopped])
+	}
 	switch {
 	case d.Unpromoted != nil:
 		s.say("Messages that they blocked are tried only after some minutes: %v", d.Unpromoted)

@@ -187,7 +187,7 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 		return err
 	}
 	r.check(matching == itoa(rows), "the dry run counts them all (%s)", matching)
-	n, err := eval[int](r, `document.querySelectorAll("#examples tbody tr").length`)
+	n, err := eval[int](r, `document.querySelectorAll("#would-rows tbody tr").length`)
 	if err != nil {
 		return err
 	}

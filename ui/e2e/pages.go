@@ -22,7 +22,7 @@ var shown = [][2]string{
 	{"parked-group", "/parked?kind=message&scope=stock&parked-for=exhausted&state=waiting"}, {"parked-row", "/parked/1"}, {"explain", "/explain?q=order-1"}, {"outbox", "/outbox"},
 	{"calls", "/outbox?sink=payments"}, {"requests", "/requests"}, {"events", "/events"}, {"event", "/events/at?topic=webhook.stripe&partition=0&offset=1"}, {"keys", "/keys"}, {"places", "/places"},
 	{"audit", "/audit"}, {"doctor", "/doctor"}, {"act-adopt", "/act/adopt?scope=stock&topic=orders&partition=4&at=52300"},
-	{"bulk", "/bulk/redrive?kind=message&scope=stock&parked-for=exhausted&state=waiting"}, {"decision", "/audit/1"},
+	{"bulk", "/act/redrive?all=1&kind=message&scope=stock&parked-for=exhausted&state=waiting"}, {"decision", "/audit/1"},
 }
 
 // look is a window and a color scheme.
