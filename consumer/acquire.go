@@ -10,6 +10,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
+// takeCursorSQL raises the epoch and records the new owner of the cursor. Out: one row with the new
+// epoch, or null if another owner was faster. It waits for a batch of the old owner that holds the
+// lease, at most lock_timeout.
+const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+
 // acquire makes this process the owner of the partition's cursor, in the order that the protocol
 // requires: it reads the row, proves membership after that read, and raises the epoch that it read.
 // If a member of an older generation is delayed between proof and raise, its raise fails on the
@@ -68,7 +73,7 @@ func (w *worker) acquire(ctx context.Context) error {
 			return fmt.Errorf("%w: cursor %d has epoch %d", source.ErrOwnershipLost, cur.id, cur.epoch)
 		}
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
-		if mine && w.slotted != w.needsSlots(cur) {
+		if mine && w.slotted != w.c.needsSlots(cur) {
 			w.releaseCursor() // for another epoch: see worker.slotted
 			w.cur = nil
 			continue
@@ -130,7 +135,7 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	if err := fault.Point(fault.CursorRead); err != nil {
 		return false, err
 	}
-	if err := w.p.Commit(ctx, w.pos, w.offsetMetadata(w.pos)); err != nil {
+	if err := w.p.Commit(ctx, w.pos, offsetMetadata(w.c.cfg.Scope, w.pos)); err != nil {
 		return false, fmt.Errorf("proving membership: %w", err)
 	}
 	nonce := newNonce()
@@ -157,7 +162,7 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	w.cur = cur
 	w.setPosition(cur.position, cur.anchor, cur.leaderEpoch)
 	w.state.epoch.Store(*epoch)
-	w.slotted, w.acknowledged = w.needsSlots(cur), nil
+	w.slotted, w.acknowledged = w.c.needsSlots(cur), nil
 	if err := w.readDone(ctx); err != nil {
 		return false, err
 	}
@@ -230,4 +235,26 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 		return w.haltError(HaltTruncated, "the record at offset %d is not the one that was read there: the log was truncated and written anew", w.anchor.offset)
 	}
 	return nil
+}
+
+// readDone reads what is done above the position, if slots work on the partition. It runs after the
+// raise, which has waited for each slot's transaction.
+func (w *worker) readDone(ctx context.Context) error {
+	w.doneBefore = map[int64]int64{}
+	if !w.slotted {
+		return nil
+	}
+	var err error
+	if w.doneBefore, err = w.c.doneAbove(ctx, w.cur, w.pos); err != nil {
+		return fmt.Errorf("reading what is done above the position: %w", err)
+	}
+	// What this process knew to be done, and the database does not have, a failover has lost.
+	redo := w.redoUntil
+	for _, o := range w.acknowledged {
+		if _, done := w.doneBefore[o]; !done && o >= w.pos {
+			redo = max(redo, o+1)
+		}
+	}
+	w.acknowledged = nil
+	return w.recordRedo(ctx, w.cur, redo)
 }

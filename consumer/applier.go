@@ -1,8 +1,12 @@
 package consumer
 
 import (
+	"context"
 	"encoding/hex"
 	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
 )
 
 // applier makes messages of the log take effect, one transaction after another. It repeats and
@@ -52,4 +56,35 @@ func keyHash(key orderHash) string {
 		return ""
 	}
 	return hex.EncodeToString(key.Bytes[:])
+}
+
+// stop are the contexts that end the work on a partition. taking ends first: nothing more is begun.
+// working ends when a drain has lasted too long: the transaction under way is given up.
+type stop struct{ taking, working context.Context }
+
+// drainContext returns the context of the current batch. It outlives ctx by at most drain.
+func drainContext(ctx context.Context, drain time.Duration) (context.Context, context.CancelFunc) {
+	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		t := time.AfterFunc(drain, cancel)
+		context.AfterFunc(work, func() { t.Stop() })
+	})
+	return work, func() {
+		stop()
+		cancel()
+	}
+}
+
+// reportLogRetry is reportRetry for failures that keep the partition's log from continuing.
+func (ap *applier) reportLogRetry(r MessageEvent, b backoff.BackOff) time.Duration {
+	ap.state.setTrouble(&ap.state.logTrouble, r.Err)
+	ap.troubled = true
+	return ap.reportRetry(r, b)
+}
+
+// committedBeside records a transaction that has committed beside others of its partition.
+func (ap *applier) committedBeside(a *attempt) {
+	ap.state.slotCommitted(ap.troubled)
+	ap.troubled = false
+	ap.recordCommitted(a)
 }

@@ -4,12 +4,41 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/onlyonce/onlyonce/consumer/internal/attemptlock"
 )
+
+// identifyCounted is identifyInOrder for messages of which one may have ended a process (F9).
+// Attempts are counted before the program's functions are called, as before a handler, and taken
+// back afterwards. If a message has a count, each gets one, and nothing else of the process is
+// under way meanwhile. Otherwise one count is for all, at the first of them.
+func (ap *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
+	n, exclusive := len(msgs), slices.ContainsFunc(msgs, ap.cur.suspected)
+	if exclusive {
+		n = 1
+	}
+	for part := range slices.Chunk(msgs, n) {
+		leave, err := ap.lockAttempts(ctx, exclusive)
+		if err != nil {
+			return err
+		}
+		counted, unanswered, err := ap.countAttempt(ctx, part[0].Offset, 0, 0)
+		if err == nil {
+			ap.giveUpIdentifying(part[0], counted, unanswered)
+			for _, m := range part {
+				ap.c.identifyInOrder(m)
+			}
+			ap.takeBackAttempt(part[0].Offset)
+		}
+		leave()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // countAttemptSQL counts one attempt at a message that is alone, before it runs. In: cursor, epoch,
 // nonce, offset, how many attempts that were counted here are taken back because they ended without
@@ -45,16 +74,6 @@ const forgetAttemptsSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.attempts set attempts = 0, answers = 0
  where cursor_id = $1 and "offset" = $4 and ($2::bigint is null or exists (select from held))`
-
-// lockAttempts waits for the engine's turn. While an attempt is alone, the engine knows that
-// nothing else of the process is under way.
-func (e *engine) lockAttempts(ctx context.Context, alone bool) (leave func(), err error) {
-	cfg := &e.c.cfg
-	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.Timeouts.Commit + cfg.Timeouts.Lock + cfg.Timeouts.Statement)
-	leave, err = attemptlock.Of(ctx).Acquire(ctx, alone, bound)
-	e.exclusive = alone && err == nil
-	return leave, err
-}
 
 // proof returns epoch and nonce by which attempts are counted.
 func (ap *applier) proof() (epoch pgtype.Int8, nonce pgtype.UUID) {
@@ -98,5 +117,13 @@ func (ap *applier) changeCount(failed, sql string, offset int64, args ...any) {
 	defer cancel()
 	if _, err := ap.c.pool.Exec(ctx, sql, args...); err != nil {
 		ap.c.cfg.Logger.Warn("onlyonce: "+failed, "scope", ap.c.cfg.Scope, "offset", offset, "error", err)
+	}
+}
+
+// giveUpIdentifying makes a message one without an id, if also the attempt to park it as crashed
+// has ended the process: that calls no handler, only what finds its id.
+func (ap *applier) giveUpIdentifying(m *Message, counted, unanswered int) {
+	if !m.identified && counted > ap.c.cfg.MaxAttempts+1 && unanswered > 2 {
+		m.identified, m.idErr = true, fmt.Errorf("%w: %d attempts ended without an answer, the last while Config.Key, Config.Tenant or Config.OrderingKey ran", ErrNoKey, unanswered)
 	}
 }

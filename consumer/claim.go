@@ -12,6 +12,24 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// A scope's keys are claimed in the ring of its class. While the class changes, they are claimed in
+// both rings, in the order of ring.Classes, so that two claims do not deadlock (K10). The
+// statements of each class; see the functions' comments in the migration. In: keys, fingerprints,
+// and the result of inbox.Filters.Ask.
+var (
+	claimSQL = map[string]string{
+		ring.Standard: `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`,
+		ring.Short:    `select onlyonce.claim_consumer_short($1, $2, $3, $4, $5)`,
+		ring.Long:     `select onlyonce.claim_consumer_long($1, $2, $3, $4, $5)`,
+	}
+	claimFreshSQL = map[string]string{
+		ring.Standard: `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`,
+		ring.Short:    `select onlyonce.claim_consumer_short_fresh($1, $2, $3, $4, $5)`,
+		ring.Long:     `select onlyonce.claim_consumer_long_fresh($1, $2, $3, $4, $5)`,
+	}
 )
 
 // unsettledSQL finds which of these keys belong to a parked message that is not settled. In: keys,
@@ -19,148 +37,6 @@ import (
 const unsettledSQL = `
 select coalesce(array_agg(key), '{}') from onlyonce.parked
  where kind = $2 and key = any($1::uuid[]) and settled_at is null and reason <> 'conflict'`
-
-// refuseBlockedSQL raises OO006 if one of these ordering keys is blocked; blockedSQL returns which
-// are, in one row with an array in their order. By the partial index parked_order. A key that is
-// not blocked now stays so until this transaction ends: only the worker's own transactions block
-// keys of a partition, and they run one after another.
-const (
-	refuseBlockedSQL = `select onlyonce.pass($1)`
-	blockedSQL       = `select onlyonce.blocked($1)`
-)
-
-// findIDs finds the messages' ids. It returns a disposition for each message without one, and nil
-// for the others.
-func (e *engine) findIDs(msgs []*Message) []*disposition {
-	dispositions := make([]*disposition, len(msgs))
-	for i, m := range msgs {
-		m.mayRepeat, m.idInTopic = m.Offset < e.redoUntil, e.idInTopic
-		if err := e.c.identify(m); err != nil {
-			dispositions[i] = &disposition{reason: parked.NoKey, err: err}
-		}
-	}
-	return dispositions
-}
-
-// identify finds the tenant and the id of a message. If a user's function panics or ends the
-// process, the message counts as one without an id, because the function would do so again in each
-// process.
-func (c *Consumer) identify(m *Message) (err error) {
-	m.scope, m.traceOf = c.cfg.Scope, c.cfg.Trace
-	if m.identified {
-		return m.idErr
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: Config.Key, Config.Tenant or Config.OrderingKey panicked: %v", ErrNoKey, p)
-		}
-		m.identified, m.idErr = true, err
-	}()
-	if c.events {
-		m.tenant = m.eventTenant
-	} else if c.cfg.Tenant != nil {
-		m.tenant = c.cfg.Tenant(m)
-	}
-	if c.cfg.OnFailure == ParkOrderingKey {
-		m.orderKey = c.orderOf(m)
-	}
-	key := c.cfg.Key
-	if c.events {
-		key = eventKey
-	}
-	if key == nil {
-		return nil
-	}
-	id, err := key(m)
-	switch {
-	case err == nil && id == "":
-		err = ErrNoKey
-	case err == nil && m.timed && c.cfg.TooOld == tooOldUnset:
-		err = fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld", ErrConfig)
-	}
-	if err == nil {
-		m.id = id
-	}
-	return err
-}
-
-// identifyInOrder is identify for a message that is handled beside others: it also finds the
-// ordering key by which it waits for earlier messages, under any policy.
-func (c *Consumer) identifyInOrder(m *Message) {
-	if m.identified || c.shares != nil { // a share group has no order
-		return
-	}
-	_ = c.identify(m) // an error is the message's, and is met again
-	if c.cfg.OnFailure == ParkOrderingKey {
-		m.inOrder = m.orderKey
-		return
-	}
-	if err := recoverPanic(func() error { m.inOrder = c.orderOf(m); return nil }); err != nil {
-		m.idErr = fmt.Errorf("%w: Config.OrderingKey panicked: %w", ErrNoKey, err)
-	}
-}
-
-// identifyMayKill reports whether the program has functions that find ids and ordering keys.
-func (c *Consumer) identifyMayKill() bool {
-	return c.shares == nil && (c.cfg.Key != nil || c.cfg.Tenant != nil || c.cfg.OrderingKey != nil)
-}
-
-// identifyCounted is identifyInOrder for messages of which one may have ended a process (F9).
-// Attempts are counted before the program's functions are called, as before a handler, and taken
-// back afterwards. If a message has a count, each gets one, and nothing else of the process is
-// under way meanwhile. Otherwise one count is for all, at the first of them.
-func (ap *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
-	n, exclusive := len(msgs), slices.ContainsFunc(msgs, ap.cur.suspected)
-	if exclusive {
-		n = 1
-	}
-	for part := range slices.Chunk(msgs, n) {
-		leave, err := ap.lockAttempts(ctx, exclusive)
-		if err != nil {
-			return err
-		}
-		counted, unanswered, err := ap.countAttempt(ctx, part[0].Offset, 0, 0)
-		if err == nil {
-			ap.giveUpIdentifying(part[0], counted, unanswered)
-			for _, m := range part {
-				ap.c.identifyInOrder(m)
-			}
-			ap.takeBackAttempt(part[0].Offset)
-		}
-		leave()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// giveUpIdentifying makes a message one without an id, if also the attempt to park it as crashed
-// has ended the process: that calls no handler, only what finds its id.
-func (ap *applier) giveUpIdentifying(m *Message, counted, unanswered int) {
-	if !m.identified && counted > ap.c.cfg.MaxAttempts+1 && unanswered > 2 {
-		m.identified, m.idErr = true, fmt.Errorf("%w: %d attempts ended without an answer, the last while Config.Key, Config.Tenant or Config.OrderingKey ran", ErrNoKey, unanswered)
-	}
-}
-
-// orderOf returns the stored form of a message's ordering key.
-func (c *Consumer) orderOf(m *Message) orderHash {
-	key := m.Key // the record's
-	if c.cfg.OrderingKey != nil {
-		key = c.cfg.OrderingKey(m)
-	}
-	if len(key) == 0 {
-		return orderHash{}
-	}
-	return orderHash{Bytes: orderingKey(m.tenant, c.cfg.Scope, m.Topic, key), Valid: true}
-}
-
-// orderingKey returns the stored form of an ordering key.
-func orderingKey(tenant, scope, topic string, key []byte) (out [16]byte) {
-	sum := codec.Hash("onlyonce/order/1", tenant, scope, topic, string(key))
-	copy(out[:], sum[:16])
-	return out
-}
 
 // claimKeys claims the keys of all messages that have one, and records a disposition on each that
 // is not fresh. On the optimistic path it only queues the claim, which raises at the server unless
@@ -279,77 +155,9 @@ func (e *engine) skipParked(ctx context.Context, tx *guard.Tx, msgs []*Message, 
 	}
 }
 
-// checkOrder finds which messages must wait because an earlier one of their ordering key is parked,
-// also if this transaction parks it. On the optimistic path the server raises if the database has
-// any. A batch with a key that was blocked when it was last asked is not on that path.
-func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, askFirst bool) {
-	if e.c.cfg.OnFailure != ParkOrderingKey || a.alreadyParked {
-		return
-	}
-	keys, index := make([]pgtype.UUID, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
-	for i, m := range a.msgs {
-		if m.orderKey.Valid && !(dispositions[i] != nil && dispositions[i].reason == reasonDuplicate) {
-			keys, index = append(keys, m.orderKey), append(index, i)
-		}
-	}
-	if len(keys) == 0 {
-		return
-	}
-	sick := map[pgtype.UUID]bool{}
-	if askFirst || e.blocked.any(keys) {
-		var blocked []bool
-		if err := tx.EngineRow(ctx, stepOrder, blockedSQL, keys).Scan(&blocked); err != nil {
-			tx.Fail(stepOrder, err)
-			return
-		}
-		if len(blocked) != len(keys) {
-			tx.Fail(stepOrder, fmt.Errorf("%d answers for %d ordering keys", len(blocked), len(keys)))
-			return
-		}
-		for n, b := range blocked {
-			e.blocked.note(keys[n], b)
-			if b {
-				sick[keys[n]] = true
-			}
-		}
-	} else {
-		tx.Engine(stepOrder, refuseBlockedSQL, keys)
-	}
-	for _, i := range index {
-		m := a.msgs[i]
-		switch {
-		case sick[m.orderKey] && dispositions[i] == nil:
-			dispositions[i] = &disposition{reason: parked.Behind, err: errBehind, waitsFor: m.orderKey}
-		case dispositions[i] != nil:
-			sick[m.orderKey] = true // it will be parked, and later messages of its key wait for it
-		}
-	}
-}
-
-// blockedKeys are ordering keys that were blocked when the database was last asked. It is a guess:
-// the database decides.
-type blockedKeys map[pgtype.UUID]struct{}
-
-const maxBlockedKeys = 1024
-
-// any reports whether one of the keys was blocked, or may have been: there were too many to note.
-func (b blockedKeys) any(keys []pgtype.UUID) bool {
-	if len(b) == 0 || len(b) >= maxBlockedKeys {
-		return len(b) > 0
-	}
-	return slices.ContainsFunc(keys, func(k pgtype.UUID) bool { _, was := b[k]; return was })
-}
-
-func (b *blockedKeys) note(key pgtype.UUID, blocked bool) {
-	switch {
-	case !blocked:
-		delete(*b, key)
-	case *b == nil:
-		*b = blockedKeys{key: {}}
-	case len(*b) < maxBlockedKeys:
-		(*b)[key] = struct{}{}
-	}
-}
+// claimBothSQL claims keys in the rings of two classes. In: the classes, keys, fingerprints. Out:
+// one row, as of claimSQL.
+const claimBothSQL = `select onlyonce.claim_both($1, $2, $3, $4)`
 
 var (
 	errConflict = errors.New("the id was used before for a message with another payload")

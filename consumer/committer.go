@@ -3,12 +3,18 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/url"
 	"sync/atomic"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
+
+// metadataPrefix begins the metadata of every offset that a consumer commits to Kafka, so that a
+// consumer can recognize its own offsets.
+const metadataPrefix = "onlyonce/1 "
 
 // commitEvery is how often offsets are committed to Kafka at most. Kafka's copy of the position is
 // for lag tools and group membership, so it may be late.
@@ -17,8 +23,11 @@ const commitEvery = 100 * time.Millisecond
 // committer writes positions to Kafka after the database, in this generation only. Only the latest
 // one counts.
 type committer struct {
-	worker *worker    // its partition and its hooks, which do not change
-	lost   chan error // receives the error if this process is no longer the owner
+	p     partition
+	id    source.Identity
+	scope string
+	hooks *Hooks
+	lost  chan error // receives the error if this process is no longer the owner
 
 	offset atomic.Int64
 
@@ -28,11 +37,11 @@ type committer struct {
 	timeout time.Duration
 }
 
-func startCommitter(w *worker) *committer {
-	c := &committer{worker: w, lost: make(chan error, 1),
-		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), timeout: w.c.cfg.DrainTimeout}
-	c.offset.Store(w.pos)
-	go c.commitUntilStopped(w.pos)
+func startCommitter(p partition, id source.Identity, cfg *Config, pos int64) *committer {
+	c := &committer{p: p, id: id, scope: cfg.Scope, hooks: &cfg.Hooks, lost: make(chan error, 1),
+		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), timeout: cfg.DrainTimeout}
+	c.offset.Store(pos)
+	go c.commitUntilStopped(pos)
 	return c
 }
 
@@ -88,20 +97,19 @@ func (c *committer) commitUntilStopped(committed int64) {
 }
 
 func (c *committer) commit(ctx context.Context, offset int64) error {
-	o := PartitionEvent{Topic: c.worker.id.Topic, Partition: c.worker.id.Partition, Offset: offset}
-	hooks := &c.worker.c.cfg.Hooks
-	if hooks.OffsetStart != nil {
-		ctx = hooks.OffsetStart(ctx, o)
+	o := PartitionEvent{Topic: c.id.Topic, Partition: c.id.Partition, Offset: offset}
+	if c.hooks.OffsetStart != nil {
+		ctx = c.hooks.OffsetStart(ctx, o)
 	}
 	err := fault.Point(fault.OffsetSending)
 	if err == nil {
-		err = c.worker.p.Commit(ctx, offset, c.worker.offsetMetadata(offset))
+		err = c.p.Commit(ctx, offset, offsetMetadata(c.scope, offset))
 	}
 	if err == nil {
 		err = fault.Point(fault.OffsetSent)
 	}
-	if hooks.OffsetEnd != nil {
-		hooks.OffsetEnd(ctx, o, err)
+	if c.hooks.OffsetEnd != nil {
+		c.hooks.OffsetEnd(ctx, o, err)
 	}
 	return err
 }
@@ -116,4 +124,9 @@ func (c *committer) stop() error {
 	default:
 		return nil
 	}
+}
+
+// offsetMetadata returns the text that goes with an offset committed to Kafka.
+func offsetMetadata(scope string, offset int64) string {
+	return fmt.Sprintf("%s%s %d", metadataPrefix, url.PathEscape(scope), offset)
 }

@@ -2,10 +2,7 @@ package consumer
 
 import (
 	"context"
-	"errors"
 	"log/slog"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/onlyonce/onlyonce/dedupe"
@@ -238,108 +235,4 @@ func (c Config) withDefaults() Config {
 	def(&c.DrainTimeout, 10*time.Second)
 	c.Logger = fields.Logger(c.Logger)
 	return c
-}
-
-// maxConcurrency is the most transactions of one partition at once: more than any server has
-// connections to spare for.
-const maxConcurrency = 256
-
-// FailurePolicy decides about messages that cannot be applied: the handler returns [Permanent] or
-// fails at each of MaxAttempts attempts, the attempts end without an answer, or the message has no
-// id or an id that was used for another payload.
-type FailurePolicy int
-
-const (
-	// ParkMessage sets the message aside for an operator, and continues with the next one. Until
-	// the message's attempts are used up, the partition waits.
-	ParkMessage FailurePolicy = iota
-
-	// ParkOrderingKey sets the message aside at its first failure alone in a transaction, and then
-	// every later message with the same ordering key, in order. The consumer tries them again from
-	// the database while the partition continues. When a message's attempts are used up, or its
-	// handler returns [Permanent], it waits for an operator, and the later ones of its key wait for
-	// it.
-	ParkOrderingKey
-
-	// BlockPartition never passes over a message. The consumer tries it again until it succeeds. If
-	// another attempt cannot help, the partition halts.
-	BlockPartition
-)
-
-// ErrConfig is wrapped by each error that New returns for a wrong argument or field.
-var ErrConfig = errors.New("consumer")
-
-// maxScope is the most bytes of a scope, so that it fits the names and metadata that contain it.
-const maxScope = 200
-
-func (c Config) faults(events bool) error {
-	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
-	if c.Scope == "" {
-		l.Add("Scope", "must not be empty: it names this consumer, and keys and positions are kept under it")
-	}
-	if len(c.Scope) > maxScope {
-		l.Add("Scope", "is %d bytes long: at most %d", len(c.Scope), maxScope)
-	}
-	switch {
-	case events && (c.Key != nil || c.PositionsOnly || c.Tenant != nil):
-		l.Add("Key", "must not be set, nor PositionsOnly and Tenant: the source is one of events, which have their ids and tenants from where they were appended")
-	case events:
-	case c.Key == nil && !c.PositionsOnly:
-		l.Add("Key", "is not set: choose where a message's id is (HeaderKey, CloudEventKey, JSONKey or a function of yours), or set PositionsOnly to run without ids")
-	case c.Key != nil && c.PositionsOnly:
-		l.Add("PositionsOnly", "is set, and Key is too: choose one")
-	case c.Key != nil:
-		l.Join(keyFuncFault(c.Key))
-	}
-	c.checkTooOld(l)
-	c.checkHorizon(l)
-	if strings.ContainsRune(c.Scope, 0) {
-		l.Add("Scope", "must not hold a NUL character: PostgreSQL stores none")
-	}
-	if !slices.Contains([]FailurePolicy{ParkMessage, ParkOrderingKey, BlockPartition}, c.OnFailure) {
-		l.Add("OnFailure", "is %d: must be ParkMessage, ParkOrderingKey or BlockPartition", c.OnFailure)
-	}
-	if c.CopiesWithin > 0 && (c.CopiesWithin < time.Second || c.Key == nil) {
-		l.Add("CopiesWithin", "is %v: must be at least a second, or 0 for not declared, and needs Key", c.CopiesWithin)
-	}
-	for i, m := range c.Middleware {
-		if m == nil {
-			l.Add("Middleware", "has nil at index %d", i)
-		}
-	}
-	l.Signs(c)
-	w := c.withDefaults()
-	if w.Brake.Percent > 100 {
-		l.Add("Brake.Percent", "is %d: must not be above 100; Brake.Off switches the brake off", w.Brake.Percent)
-	}
-	if w.Brake.Least > w.Brake.Window {
-		l.Add("Brake.Least", "is %d: must not be above Brake.Window, %d", w.Brake.Least, w.Brake.Window)
-	}
-	if w.Concurrency > maxConcurrency {
-		l.Add("Concurrency", "is %d: must not be above %d", w.Concurrency, maxConcurrency)
-	}
-	if w.Window < w.Concurrency && c.BatchSize >= 0 { // else its default is wrong only because of that
-		l.Add("Window", "is %d: must not be below Concurrency, %d", w.Window, w.Concurrency)
-	}
-	if w.Backoff.Min > w.Backoff.Max {
-		l.Add("Backoff.Max", "is %v: must not be below Backoff.Min, %v", w.Backoff.Max, w.Backoff.Min)
-	}
-	if w.HandlerTimeout > w.BatchTimeout {
-		l.Add("BatchTimeout", "is %v: must not be below HandlerTimeout, %v, which it would cut short", w.BatchTimeout, w.HandlerTimeout)
-	}
-	return l.Err()
-}
-
-// keyFuncFault returns the error of a KeyFunc of this package that was made with a bad argument.
-// Such a KeyFunc returns that error for every message.
-func keyFuncFault(key KeyFunc) (err error) {
-	defer func() {
-		if recover() != nil {
-			err = nil // a user's function that panics on an empty message
-		}
-	}()
-	if _, err = key(&Message{}); errors.Is(err, ErrConfig) {
-		return err
-	}
-	return nil
 }

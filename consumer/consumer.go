@@ -2,20 +2,19 @@ package consumer
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/cenkalti/backoff/v4"
 
-	"github.com/onlyonce/onlyonce/internal/claimed"
-	"github.com/onlyonce/onlyonce/internal/imagined"
+	"github.com/onlyonce/onlyonce/consumer/internal/budget"
 	"github.com/onlyonce/onlyonce/internal/inbox"
-	"github.com/onlyonce/onlyonce/internal/poolcheck"
-	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
-	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/shard"
 )
 
@@ -61,63 +60,47 @@ type Consumer struct {
 	*shared
 }
 
-// New makes a Consumer. The handler is a function of one message ([Handler]) or of a batch
-// ([BatchHandler]). db is where its effects live: a *pgxpool.Pool, or a *[shard.Set] of several
-// databases, each with the effects of its own partitions. New checks everything it can without a
-// server, and returns all faults at once, each naming its field.
-//
-// The pool needs one connection for each partition that this process works on at the same time, one
-// more for each partition whose parked messages are retried meanwhile, and two for background work
-// (rotation and filters of the inbox).
-func New[D shard.Databases, H AnyHandler](db D, source Source, handler H, cfg Config) (*Consumer, error) {
-	c := &Consumer{source: source, cfg: cfg}
-	c.handler, c.batch = either(handler)
-	pool, _ := any(db).(*pgxpool.Pool)
-	set, sharded := any(db).(*shard.Set)
-	return c.made(pool, set, sharded)
+// shared is what the shards of a consumer have in common, because they are in one process.
+type shared struct {
+	partitions         ownedPartitions
+	budget             budget.Budget
+	stuck              atomic.Int64 // abandoned handlers that are still running
+	reportedPartitions sync.Map     // topic: the number of partitions last passed to Hooks.Repartitioned
+	begun              ready.Run
+
+	// copyBytes is true if the handler changes its messages in place. It then gets full copies.
+	copyBytes atomic.Bool
+	// enqueues is true if a handler has asked for calls.
+	enqueues atomic.Bool
 }
 
-// made checks and completes a Consumer.
-func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Consumer, error) {
-	source := c.source
-	_, c.events = source.(claimed.Source)
-	c.shares, _ = source.(sharedSource)
-	faults := []error{c.cfg.faults(c.events), c.sharedFaults(sharded)}
-	if sharded {
-		faults = append(faults, setFault(set, c.events))
-	} else {
-		faults = append(faults, poolcheck.One(ErrConfig, pool))
+// databases returns the consumer's shards, or the consumer itself if there are none.
+func (c *Consumer) databases() []*Consumer {
+	if c.shards == nil {
+		return []*Consumer{c}
 	}
-	faults = append(faults, c.cfg.copiesFault(c.events, sourceTopics(source)))
-	if source == nil {
-		faults = append(faults, fmt.Errorf("%w: source: must not be nil", ErrConfig))
-	} else if v, ok := source.(interface{ Validate() error }); ok {
-		faults = append(faults, v.Validate())
+	return c.shards
+}
+
+// shardOf returns the shard that has a partition, or an error if the set names none.
+func (c *Consumer) shardOf(topic string, partition int32) (*Consumer, error) {
+	if c.shards == nil {
+		return c, nil
 	}
-	if c.handler == nil && c.batch == nil {
-		faults = append(faults, fmt.Errorf("%w: handler: must not be nil", ErrConfig))
-	}
-	if err := errors.Join(faults...); err != nil {
+	db, err := c.set.OfPartition(topic, partition)
+	if err != nil {
 		return nil, err
 	}
-	c.cfg.Logger = imagined.Logger(pool, c.cfg.Logger)
-	c.cfg = c.cfg.withDefaults()
-	c.cfg.Hooks = c.cfg.Hooks.guarded(c.cfg.Logger)
-	c.shared = &shared{}
-	c.budget.Limit = int64(c.cfg.PrefetchBytes)
-	if sharded {
-		c.makeShards(set)
-	} else {
-		c.setPool(pool)
-	}
-	return c, nil
+	return c.shards[slices.IndexFunc(c.shards, func(one *Consumer) bool { return one.shard == db.Name })], nil
 }
 
-// setPool sets the database, and what is made for it.
-func (c *Consumer) setPool(pool *pgxpool.Pool) {
-	c.pool = primary.Of(pool, c.cfg.Logger)
-	c.filters = c.filtersOf(pool)
-	c.poller = newPoller(c)
+// describeDatabase describes the database, without its password.
+func (c *Consumer) describeDatabase() string {
+	cc, name := c.pool.Raw().Config().ConnConfig, ""
+	if c.shard != "" {
+		name = fmt.Sprintf("shard %q, ", c.shard)
+	}
+	return fmt.Sprintf("%spostgres at %s:%d, database %q", name, cc.Host, cc.Port, cc.Database)
 }
 
 // parkedKind is the kind that this consumer's parked rows have.
@@ -128,108 +111,66 @@ func (c *Consumer) parkedKind() string {
 	return "message"
 }
 
-// Run consumes until ctx is done. Then it takes no more messages, lets the current batch of each
-// partition finish (its context ends after DrainTimeout), commits offsets, leaves the group and
-// returns nil. By then all its work has ended. If a handler does not return within HangTimeout
-// after its context has ended, Run abandons it and returns [ErrHandlerHung].
-//
-// A restart alone may not repair other errors: for example, the first connection failed, the schema
-// does not fit, or the topic does not exist.
-func (c *Consumer) Run(ctx context.Context) error {
-	if err := c.checkDatabases(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // stopped before it began
-		}
-		return err
-	}
-	defer c.begun.Begin(ctx)()
-	side, stop := context.WithCancel(ctx)
-	var rotating sync.WaitGroup
-	for _, d := range c.databases() {
-		rotating.Go(func() { inbox.Rotate(side, d.pool.Raw(), c.cfg.Logger, c.horizonNeeds()...) })
-		rotating.Go(func() { d.poller.pollUntilDone(side) })
-		if c.cfg.Key != nil {
-			rotating.Go(func() { d.filters.Run(side) })
-		}
-	}
-	began := c.announceStop(ctx)
-	err := c.runSource(ctx)
-	stop()
-	rotating.Wait()
-	if at := began(); !at.IsZero() {
-		c.cfg.Logger.Info("onlyonce: consumer stopped", "scope", c.cfg.Scope, "after", time.Since(at).Round(time.Millisecond))
-	}
-	return errors.Join(err, c.Live())
+// queryTimeout bounds queries to other shards and those at the start, so that a server that does
+// not answer is reported, and asked again.
+const queryTimeout = 10 * time.Second
+
+// These are the bounds of all that the consumer asks of a database. A server may be gone without
+// notice: for example, its host has lost power, or a firewall has dropped the connection. TCP finds
+// out after minutes or hours. Without a bound the partition would wait for as long, while
+// heartbeats to Kafka continue, so that no other process takes over. A handler's statements are
+// bounded by the handler's context, see (*engine).run. All bounds follow from Config, so that a
+// test with a silent server takes no longer than it configures.
+
+// bounded is for the engine's own statements: those outside of a transaction, and those in a
+// transaction before the handler. If the server is alive, it ends them earlier, by Timeouts.Lock
+// and Timeouts.Statement.
+func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement)
 }
 
-// announceStop logs that the consumer drains when ctx ends. The function that it returns ends the
-// wait for that, and returns when the stop began, or the zero time if ctx has not ended.
-func (c *Consumer) announceStop(ctx context.Context) (began func() time.Time) {
-	var at time.Time
-	logged := make(chan struct{})
-	quiet := context.AfterFunc(ctx, func() {
-		defer close(logged)
-		at = time.Now()
-		c.cfg.Logger.Info("onlyonce: consumer drains: the batches under way may still end", "scope", c.cfg.Scope, "drain_timeout", c.cfg.DrainTimeout)
-	})
-	return func() time.Time {
-		if !quiet() {
-			<-logged
-		}
-		return at
-	}
+// detached is for writes that are needed although the work has ended.
+func (c *Consumer) detached() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), c.cfg.Timeouts.Lock)
 }
 
-// checkDatabases checks the database before the consumer joins the group, so that a process that
-// cannot work takes no partitions away from those that can. With shards it checks each of them,
-// because it may get a partition of any.
-func (c *Consumer) checkDatabases(ctx context.Context) error {
-	ctx, cancel := c.boundedQuery(ctx)
-	defer cancel()
-	var faults []error
-	for _, d := range c.databases() {
-		warnings, err := preflight.Check(ctx, d.pool.Raw(), preflight.App)
-		for _, w := range warnings {
-			c.cfg.Logger.Warn("onlyonce: "+w, "shard", d.shard)
-		}
-		if most := d.pool.MaxConns(); c.cfg.Concurrency > 1 && most <= c.cfg.Concurrency {
-			c.cfg.Logger.Warn("onlyonce: the transactions of one partition may take every connection of the pool, and the engine's own statements wait: raise pool_max_conns above Config.Concurrency",
-				"shard", d.shard, "pool_max_conns", most, "concurrency", c.cfg.Concurrency)
-		}
-		if err != nil {
-			faults = append(faults, fmt.Errorf("consumer: %s: %w", d.describeDatabase(), err))
-			continue
-		}
-		for _, n := range c.horizonNeeds() {
-			if err := inbox.CheckHorizon(ctx, d.pool.Raw(), n); err != nil {
-				faults = append(faults, fmt.Errorf("consumer: %s: %s: %w", d.describeDatabase(), n.Whose, err))
-			}
-		}
-	}
-	return errors.Join(faults...)
+// boundedQuery is for queries to other shards.
+func (c *Consumer) boundedQuery(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, min(queryTimeout, c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement))
 }
 
-// filtersOf returns the filters of the ring that Config.Horizon names. While the scope's class
-// changes, the other ring is asked by SQL alone.
-func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
-	f := inbox.NewFilters(pool, ring.ConsumerClass(c.cfg.Horizon.class()).Name, c.cfg.Logger)
-	f.Timeout = c.cfg.Timeouts.Lock + c.cfg.Timeouts.Statement
-	return f
+// answerPatience is how long a server may take to answer before that is a fault.
+func (c *Consumer) answerPatience() time.Duration {
+	return c.cfg.Timeouts.Lock + c.cfg.Timeouts.Statement
 }
 
-// horizonNeeds returns how long the inbox must remember keys, by what the user has declared.
-func (c *Consumer) horizonNeeds() []inbox.Need {
-	if c.cfg.CopiesWithin == 0 {
-		return nil
-	}
-	return []inbox.Need{{Ring: ring.ConsumerClass(c.cfg.Horizon.class()).Name, Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
+// longestWait is how far ahead a due time can be: the policy's waits are random around Backoff.Max,
+// and a handler may ask for maxRetryAfter.
+func (c *Consumer) longestWait() time.Duration {
+	return max(2*c.cfg.Backoff.Max, maxRetryAfter+time.Minute)
 }
 
-// describeDatabase describes the database, without its password.
-func (c *Consumer) describeDatabase() string {
-	cc, name := c.pool.Raw().Config().ConnConfig, ""
-	if c.shard != "" {
-		name = fmt.Sprintf("shard %q, ", c.shard)
+// sharedSlots is how many rows of onlyonce.lease_slots the transactions of a share group spread
+// over, in all processes together. Two that share a row need a multixact, so they are some more
+// than there are transactions at once in most deployments.
+const sharedSlots = 32
+
+// sharedSlots returns how many slots the transactions of a share group need in a cursor.
+func (c *Consumer) sharedSlots() int32 {
+	if c.shares == nil {
+		return 0
 	}
-	return fmt.Sprintf("%spostgres at %s:%d, database %q", name, cc.Host, cc.Port, cc.Database)
+	return sharedSlots
+}
+
+// needsSlots reports whether transactions of the partition run side by side under its next owner,
+// or what an owner that let them do so has left open is to be finished.
+func (c *Consumer) needsSlots(cur *cursor) bool {
+	return c.cfg.Concurrency > 1 || cur.doneUntil != nil || c.shares != nil
+}
+
+func newBackoff(cfg Config) backoff.BackOff { return pace.Backoff(cfg.Backoff.Min, cfg.Backoff.Max) }
+
+func backoffFor(cfg Config, n int) time.Duration {
+	return pace.BackoffAfter(cfg.Backoff.Min, cfg.Backoff.Max, n)
 }

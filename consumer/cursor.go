@@ -14,7 +14,12 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/ring"
 )
+
+// readDoneSQL reads what is done above the position. In: cursor, run, position. Out: one row for
+// each message. By the primary key.
+const readDoneSQL = `select "offset", hash from onlyonce.done where cursor_id = $1 and run = $2 and "offset" >= $3`
 
 // readCursorSQL reads a cursor's position and owner. In: scope, topic, partition. Out: at most one
 // row, by the unique (scope, topic, partition). The last two columns are the scope's class of
@@ -29,16 +34,6 @@ select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset
        coalesce((select s.class from onlyonce.scopes s where s.scope = $1), 'standard'), onlyonce.class_before($1)
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
-
-// takeCursorSQL raises the epoch and records the new owner of the cursor. Out: one row with the new
-// epoch, or null if another owner was faster. It waits for a batch of the old owner that holds the
-// lease, at most lock_timeout.
-const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7, $8, $9)`
-
-// releaseCursorSQL marks the cursor as cleanly released, unless it has another owner by now.
-const releaseCursorSQL = `
-update onlyonce.cursors c set released_at = clock_timestamp() from onlyonce.leases l
- where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
 
 // anchor is the last record seen below a position. At the next assignment it must still be there.
 type anchor struct {
@@ -181,55 +176,6 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	return &r, nil
 }
 
-// endReplaySQL ends a replay, in the transaction that moves the position to where the replay
-// interrupted the work.
-const endReplaySQL = `
-update onlyonce.cursors set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
-
-// resumeDoneSQL takes over what was done above the position that a replay has interrupted, in the
-// transaction that ends the replay. In: cursor, its run, the interrupted position. The rows below
-// it are pruned, as those of the replay itself (C5).
-const resumeDoneSQL = `
-update onlyonce.done set run = $2 where cursor_id = $1 and run = $2::integer - 1 and "offset" >= $3`
-
-// endReplay continues where the replay interrupted the work. It returns errMoved when that is done,
-// because the messages that were fetched ahead are not the next ones.
-func (w *worker) endReplay(work context.Context) error {
-	w.reader.discard(w.cur.runEpoch) // the epoch that belongs to the interrupted position
-	var err error
-	if w.cur.replayResume > w.pos {
-		err = w.runTransaction(work, &attempt{next: w.cur.replayResume, endsReplay: true})
-	} else {
-		bounded, cancel := w.c.bounded(work)
-		defer cancel()
-		_, err = w.c.pool.Exec(bounded, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, w.cur.replayResume)
-	}
-	if err == nil {
-		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition goes on from where it was interrupted", "scope", w.c.cfg.Scope,
-			"topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo)
-		err = errMoved
-	}
-	return err
-}
-
-// announceReplay logs, once for each replay, that this process handles its messages.
-func (w *worker) announceReplay() {
-	if w.cur.replayUntil == nil || w.cur.replayNo == w.replay {
-		return
-	}
-	w.replay = w.cur.replayNo
-	w.c.cfg.Logger.Info("onlyonce: replay begins", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition,
-		"replay", w.cur.replayNo, "from", w.pos, "until", *w.cur.replayUntil, "resend", w.cur.replayResend)
-}
-
-// endReplayHeldSQL is endReplaySQL and resumeDoneSQL for a position that stays as it is.
-const endReplayHeldSQL = `
-with held as (select id from onlyonce.leases where id = $1 and epoch = $3 and nonce = $4 for share),
-resumed as (
-  update onlyonce.done d set run = $5 from held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" >= $6)
-update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_resend = false
-  from held where c.id = held.id and c.replay_no = $2`
-
 func newNonce() pgtype.UUID {
 	n := pgtype.UUID{Valid: true}
 	rand.Read(n.Bytes[:]) // never fails (crypto/rand since Go 1.24)
@@ -248,4 +194,28 @@ func epochOrNull(epoch int32) *int32 {
 // server, because through PgBouncer (exec mode) it cannot ask.
 func uuidOrNull(id [16]byte) pgtype.UUID {
 	return pgtype.UUID{Bytes: id, Valid: id != [16]byte{}}
+}
+
+// doneAbove returns the offsets that are done at a position or above it, and the hashes of their
+// records.
+func (c *Consumer) doneAbove(ctx context.Context, cur *cursor, pos int64) (map[int64]int64, error) {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	done := map[int64]int64{}
+	var offset, hash int64
+	rows, _ := c.pool.Query(ctx, readDoneSQL, cur.id, cur.run, pos)
+	_, err := pgx.ForEachRow(rows, []any{&offset, &hash}, func() error {
+		done[offset] = hash
+		return nil
+	})
+	return done, err
+}
+
+// classesOf returns the classes in whose rings a scope claims, in the order of their claims. before
+// is the class that it had before, if the ring of that one has to be asked too.
+func classesOf(class string, before *string) []string {
+	if before == nil {
+		return []string{class}
+	}
+	return slices.DeleteFunc(ring.Classes(), func(c string) bool { return c != class && c != *before })
 }

@@ -1,10 +1,12 @@
 package consumer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -34,6 +36,13 @@ const (
 	classIntegrity         = "23"    // integrity constraint violations
 )
 
+// ErrConfig is wrapped by each error that New returns for a wrong argument or field.
+var ErrConfig = errors.New("consumer")
+
+// errFenced means that the first statement of a transaction raised: its owner was replaced, or its
+// work is already done.
+var errFenced = errors.New("fenced")
+
 // Permanent marks an error that no retry will repair, for example an order with an unknown product.
 // The message is parked and not tried again. Nil stays nil.
 //
@@ -50,6 +59,7 @@ func Permanent(err error) error {
 type permanentError struct{ err error }
 
 func (e *permanentError) Error() string { return e.err.Error() }
+
 func (e *permanentError) Unwrap() error { return e.err }
 
 // IsPermanent reports whether an error was marked by [Permanent].
@@ -116,6 +126,7 @@ type messageError struct {
 func (e *messageError) Error() string {
 	return fmt.Sprintf("message at %s/%d/%d: %v", e.m.Topic, e.m.Partition, e.m.Offset, e.err)
 }
+
 func (e *messageError) Unwrap() error { return e.err }
 
 // firstFailed returns the index of the first message that err marks as failed, or -1 if it marks
@@ -145,16 +156,53 @@ func firstFailed(err error, msgs []*Message) int {
 	return first
 }
 
-// blockedError means that a message would have to be set aside, but Config.OnFailure forbids it.
-type blockedError struct{ *disposition }
-
-func (e *blockedError) Error() string { return fmt.Sprintf("%s: %v", e.reason, e.err) }
-func (e *blockedError) Unwrap() error { return e.err }
-
 // errMoved means that this process still owns the position, but it is not where the process
 // thought. An operator has set it, or an earlier attempt with an unknown outcome has committed.
 // Continue from the database's position.
 var errMoved = errors.New("the position was moved")
+
+// errPaused means that an operator has paused the partition.
+var errPaused = errors.New("paused")
+
+// errChanged means that a handler has changed the bytes of its message in place, so the message
+// must be read again from the log.
+var errChanged = errors.New("the handler has changed its message's bytes in place: the message is read again, and handlers get copies from now on")
+
+// Errors of handlers that take too long.
+var (
+	// ErrHandlerTimeout is the error of a handler whose context ended because Config.HandlerTimeout
+	// or Config.BatchTimeout had passed.
+	ErrHandlerTimeout = errors.New("handler took too long")
+
+	// ErrHandlerHung is the error of a handler that did not return within Config.HangTimeout after
+	// the end of its context. Run and Live return it too while such a handler is still running.
+	ErrHandlerHung = errors.New("handler does not return although its context has ended")
+	errGoexit      = errors.New("handler called runtime.Goexit (testing's FailNow does)")
+)
+
+// handlerFailure is the error of an attempt that was rolled back because of the handler or its
+// statements.
+type handlerFailure struct {
+	index int // message whose handler returned the error, -1 if it is not known
+	err   error
+	lost  bool // the connection was lost meanwhile
+}
+
+func (f *handlerFailure) Error() string { return f.err.Error() }
+
+func (f *handlerFailure) Unwrap() error { return f.err }
+
+// serverRefusal is the error of an attempt that the server refused for a reason that may be no
+// message's fault: no room, other transactions in the way, or an administrator. It counts against
+// no message.
+type serverRefusal struct {
+	failed *guard.Failure
+	index  int // message whose handler met it, -1 if it is not known
+}
+
+func (h *serverRefusal) Error() string { return h.failed.Error() }
+
+func (h *serverRefusal) Unwrap() error { return h.failed }
 
 // sqlState returns the SQLSTATE of a failure, or "" if there is none or the server sent none.
 func sqlState(failed *guard.Failure) string {
@@ -162,4 +210,15 @@ func sqlState(failed *guard.Failure) string {
 		return ""
 	}
 	return guard.SQLState(failed.Err)
+}
+
+// endsWork reports whether err ends the work on this partition, so that there is no other attempt.
+func endsWork(err error) bool {
+	var f *handlerFailure
+	var g *guard.Failure
+	if errors.As(err, &f) || errors.As(err, &g) && g.Step == stepHook {
+		return false // a user's function may return any error, even these
+	}
+	var halt *HaltError
+	return errors.As(err, &halt) || errors.Is(err, source.ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
 }

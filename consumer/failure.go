@@ -4,16 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/onlyonce/onlyonce/consumer/source"
-	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
-	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // handleAlone moves the position past one message, which is applied, found to be a duplicate, or
@@ -141,99 +137,4 @@ func (ap *applier) applyOrPark(work context.Context, m *Message, next int64, cou
 		return park(&disposition{reason: parked.Failed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(ap.c.cfg, n))})
 	}
 	return err
-}
-
-// givenUpReason returns the reason for which a message is given up, from the failure of its last
-// attempt.
-func givenUpReason(f *handlerFailure) string {
-	if isHopeless(f.err) && !f.lost {
-		return parked.Permanent
-	}
-	return parked.Exhausted
-}
-
-// endsWork reports whether err ends the work on this partition, so that there is no other attempt.
-func endsWork(err error) bool {
-	var f *handlerFailure
-	var g *guard.Failure
-	if errors.As(err, &f) || errors.As(err, &g) && g.Step == stepHook {
-		return false // a user's function may return any error, even these
-	}
-	var halt *HaltError
-	return errors.As(err, &halt) || errors.Is(err, source.ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
-}
-
-// handlerFailure is the error of an attempt that was rolled back because of the handler or its
-// statements.
-type handlerFailure struct {
-	index int // message whose handler returned the error, -1 if it is not known
-	err   error
-	lost  bool // the connection was lost meanwhile
-}
-
-func (f *handlerFailure) Error() string { return f.err.Error() }
-
-func (f *handlerFailure) Unwrap() error { return f.err }
-
-// serverRefusal is the error of an attempt that the server refused for a reason that may be no
-// message's fault: no room, other transactions in the way, or an administrator. It counts against
-// no message.
-type serverRefusal struct {
-	failed *guard.Failure
-	index  int // message whose handler met it, -1 if it is not known
-}
-
-func (h *serverRefusal) Error() string { return h.failed.Error() }
-
-func (h *serverRefusal) Unwrap() error { return h.failed }
-
-// isRefusal reports whether a SQLSTATE says nothing about a message, however often it comes.
-func (e *engine) isRefusal(state string, h *handlerRun) bool {
-	switch {
-	case guard.RunAgain(state), state == codeLockTimeout:
-		return true // other transactions are in the way
-	case strings.HasPrefix(state, classResources):
-		return state != codeOwnLimit // the server has no room
-	case state == codeAdminShutdown, state == codeNotNow, state == codeTransactionTimeout:
-		return true // an administrator ends sessions
-	case state == codeIdleTimeout:
-		return h.took < e.c.cfg.Timeouts.Idle // the server's own setting, not Config's
-	case state == codeCrashShutdown:
-		return !e.exclusive // another session has crashed: a neighbour's, unless there was none
-	}
-	return false
-}
-
-// classifyFailure decides whose fault a rolled back attempt is: the handler's (*handlerFailure),
-// the server's, or that of the way to it.
-func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun, failed *guard.Failure, lost bool) error {
-	switch {
-	case work.Err() != nil:
-		return context.Cause(work) // given up while it ran: no fault of the message
-	case h.timeoutErr != nil:
-		return &handlerFailure{index: h.failedIndex, err: h.timeoutErr}
-	case failed == nil:
-		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
-	case failed.Step != "" && primary.Refused(failed):
-		return failed // the way leads to a standby (T12)
-	case failed.Step != stepHook && e.isRefusal(sqlState(failed), h):
-		return &serverRefusal{failed, h.failedIndex}
-	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
-		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
-	case failed.Step == "":
-		// A statement's error counts before the handler's.
-		return &handlerFailure{index: -1, err: failed, lost: lost}
-	case lost && a.handlerCalled:
-		// Perhaps a message kills connections; the count will show it.
-		return &handlerFailure{index: -1, err: failed, lost: true}
-	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
-		// The table refuses the message, and always will.
-		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
-	case failed.Step == stepSeal && sqlState(failed) != "":
-		return &handlerFailure{index: -1, err: failed} // a deferred constraint
-	case failed.Step != stepHook && sqlState(failed) != "":
-		// The engine's statements are the same for every message, but their number is not.
-		return &serverRefusal{failed, -1}
-	}
-	return failed
 }

@@ -111,21 +111,6 @@ func (f *positionFence) committed(a *attempt) {
 	w.retrier.noteParked(a)
 }
 
-// readOwnCursor reads the cursor. It returns errMoved if an operator has taken over the cursor to
-// set its position, and ErrOwnershipLost if it has another owner.
-func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
-	cur, err := e.c.readCursor(ctx, e.id.Topic, e.id.Partition)
-	switch {
-	case err != nil:
-		return nil, err
-	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
-		return cur, nil
-	case cur != nil && (cur.run != e.cur.run || cur.retired):
-		return nil, errMoved
-	}
-	return nil, fmt.Errorf("%w: cursor %d has another owner", source.ErrOwnershipLost, e.cur.id)
-}
-
 // fenceSlotSQL records offsets as done or raises; see the function's comment in the migration.
 const fenceSlotSQL = `select onlyonce.fence_slot($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`
 
@@ -188,11 +173,4 @@ func (f *slotFence) committed(a *attempt) {
 	f.slot.committedBeside(a)
 	f.slot.retrier.noteParked(a)
 	f.slot.events <- slotEvent{slot: f.slot, offsets: f.offsets}
-}
-
-// committedBeside records a transaction that has committed beside others of its partition.
-func (ap *applier) committedBeside(a *attempt) {
-	ap.state.slotCommitted(ap.troubled)
-	ap.troubled = false
-	ap.recordCommitted(a)
 }

@@ -8,25 +8,11 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/internal/primary"
-)
-
-// Errors of handlers that take too long.
-var (
-	// ErrHandlerTimeout is the error of a handler whose context ended because Config.HandlerTimeout
-	// or Config.BatchTimeout had passed.
-	ErrHandlerTimeout = errors.New("handler took too long")
-
-	// ErrHandlerHung is the error of a handler that did not return within Config.HangTimeout after
-	// the end of its context. Run and Live return it too while such a handler is still running.
-	ErrHandlerHung = errors.New("handler does not return although its context has ended")
-	errGoexit      = errors.New("handler called runtime.Goexit (testing's FailNow does)")
 )
 
 // handlerRun is the handlers' part of one transaction. The handlers run in a goroutine of their
@@ -55,29 +41,6 @@ type handlerRun struct {
 	bytesChanged bool  // a handler has changed its messages' bytes
 	hung         bool
 	stack        string
-}
-
-// handlerGoroutine is the goroutine in which a partition's handlers run, one transaction after
-// another.
-type handlerGoroutine struct {
-	work chan func()
-	id   uint64
-	gone chan struct{}
-}
-
-func startHandlerGoroutine() *handlerGoroutine {
-	h := &handlerGoroutine{work: make(chan func()), gone: make(chan struct{})}
-	named := make(chan struct{})
-	go func() {
-		defer close(h.gone)
-		h.id = guard.GoroutineID()
-		close(named)
-		for f := range h.work {
-			f()
-		}
-	}()
-	<-named
-	return h
 }
 
 // stopHandlers ends the goroutine, and returns when it has ended.
@@ -309,23 +272,6 @@ func panicToError(err *error) {
 	if p := recover(); p != nil {
 		*err = fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack())
 	}
-}
-
-// pooledConn is a connection of the pool that may have to be left to a handler that does not
-// return.
-type pooledConn struct {
-	conn *primary.Conn
-	once sync.Once
-}
-
-func (s *pooledConn) release() { s.once.Do(s.conn.Release) }
-
-// abandon takes the connection out of the pool and cuts it.
-func (s *pooledConn) abandon(tx *guard.Tx) {
-	s.once.Do(func() {
-		s.conn.Hijack() // the pool may open another one
-		tx.Abandon()
-	})
 }
 
 // reportHung reports an abandoned handler, and returns the error with which the attempt fails.

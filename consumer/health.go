@@ -1,55 +1,18 @@
 package consumer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
 )
 
-// trouble is the error because of which a goroutine of a partition tries again, and since when.
-type trouble struct {
-	err   error
-	since time.Time
-}
-
-// setTrouble records a failure that keeps the partition from continuing.
-func (s *partitionState) setTrouble(of *trouble, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if of.err == nil {
-		of.since = time.Now()
-	}
-	of.err = err
-}
-
-// clearTrouble clears what setTrouble has recorded.
-func (s *partitionState) clearTrouble(of *trouble) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	*of = trouble{}
-}
-
-// readTroubles returns the trouble of reading, and the older one of applying.
-func (s *partitionState) readTroubles() (read, apply trouble) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.reachTrouble, older(s.logTrouble, s.parkedTrouble)
-}
-
-// oldestTrouble returns the oldest trouble.
-func (s *partitionState) oldestTrouble() trouble { return older(s.readTroubles()) }
-
-func older(a, b trouble) trouble {
-	if a.err == nil || b.err != nil && b.since.Before(a.since) {
-		return b
-	}
-	return a
-}
-
-// answerPatience is how long a server may take to answer before that is a fault.
-func (c *Consumer) answerPatience() time.Duration {
-	return c.cfg.Timeouts.Lock + c.cfg.Timeouts.Statement
-}
+// parkedCountSQL counts parked messages that are not settled. In: scope. Out: one row for each
+// topic and partition, with the number in each state. It uses the partial index parked_position.
+const parkedCountSQL = `
+select topic, partition, count(*) filter (where state = 'waiting'), count(*) filter (where state = 'retrying'),
+       count(*) filter (where state = 'blocked')
+  from onlyonce.parked where scope = $1 and settled_at is null and kind <> 'call' group by topic, partition`
 
 // unhealthy returns the reason for each partition that is halted, for each that has retried the
 // same work for longer than a server needs to answer, and for a group that is not joined.
@@ -109,4 +72,50 @@ func (c *Consumer) Live() error {
 		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerHung, n, c.cfg.HangTimeout)
 	}
 	return nil
+}
+
+// partitionPlace is a partition in a database.
+type partitionPlace struct {
+	shard, topic string
+	partition    int32
+}
+
+// countParked adds the numbers of parked messages in this database to counts, by state.
+func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3]int) error {
+	rows, err := c.pool.Query(ctx, parkedCountSQL, c.cfg.Scope)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		at, n := partitionPlace{shard: c.shard}, [3]int{}
+		if err := rows.Scan(&at.topic, &at.partition, &n[0], &n[1], &n[2]); err != nil {
+			return err
+		}
+		counts[at] = n
+	}
+	return rows.Err()
+}
+
+// Status returns the status of each partition that this process owns, ordered by topic and
+// partition, and of each from which a share group has delivered messages to it. It may be called at
+// any time. It counts parked messages with one query; positions and lag are as of the last batch
+// and the last fetch. With a [shard.Set] it queries each database, and fails if one does not
+// answer.
+func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
+	counts := map[partitionPlace][3]int{}
+	for _, d := range c.databases() {
+		if err := d.countParked(ctx, counts); err != nil {
+			return nil, fmt.Errorf("consumer: %s: counting parked messages: %w", d.describeDatabase(), err)
+		}
+	}
+	all := c.partitions.snapshot()
+	for i := range all {
+		if all[i].Delivered {
+			continue
+		}
+		n := counts[partitionPlace{all[i].Shard, all[i].Topic, all[i].Partition}]
+		all[i].Waiting, all[i].ToRetry, all[i].Blocked = n[0], n[1], n[2]
+	}
+	return all, nil
 }

@@ -7,10 +7,42 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/jsonpointer"
 )
+
+// IDTime is for [TimedKey]: it returns the time of ids that contain it: UUIDv7 in its canonical
+// form of 36 characters, and ULID of 26.
+func IDTime(_ *Message, id string) (time.Time, error) {
+	at, ok := codec.IDTime(id)
+	if !ok {
+		return time.Time{}, fmt.Errorf("id %q is neither a UUIDv7 nor a ULID", id)
+	}
+	return at, nil
+}
+
+// keyFuncFault returns the error of a KeyFunc of this package that was made with a bad argument.
+// Such a KeyFunc returns that error for every message.
+func keyFuncFault(key KeyFunc) (err error) {
+	defer func() {
+		if recover() != nil {
+			err = nil // a user's function that panics on an empty message
+		}
+	}()
+	if _, err = key(&Message{}); errors.Is(err, ErrConfig) {
+		return err
+	}
+	return nil
+}
+
+// orderingKey returns the stored form of an ordering key.
+func orderingKey(tenant, scope, topic string, key []byte) (out [16]byte) {
+	sum := codec.Hash("onlyonce/order/1", tenant, scope, topic, string(key))
+	copy(out[:], sum[:16])
+	return out
+}
 
 // KeyFunc returns the id of a message. If it returns an error or an empty id, the message is parked
 // with reason no-key.
@@ -159,4 +191,43 @@ func jsonScalar(raw json.RawMessage, pointer string) (string, error) {
 		return n.String(), nil
 	}
 	return "", fmt.Errorf("%s is not a string or an integer", pointer)
+}
+
+// TimedKey returns a KeyFunc for ids whose time of making is known, for example
+//
+//	TimedKey(HeaderKey("message-id"), IDTime)
+//
+// With it the consumer detects messages older than the keys that the database remembers;
+// [Config.TooOld] is then required. made returns when the id of a message was made, by its
+// producer's clock. An error means that the id has no time: the message is parked with reason
+// no-key. The time must be the same on each copy of a message, so it must not be the record's
+// timestamp if copies are produced anew.
+//
+// Config.Key must be the function that TimedKey returns, not a wrapper of it.
+func TimedKey(key KeyFunc, made func(m *Message, id string) (time.Time, error)) KeyFunc {
+	return func(m *Message) (string, error) {
+		m.timed = true
+		if key == nil || made == nil {
+			return "", fmt.Errorf("%w: Config.Key: TimedKey: key and made must not be nil", ErrConfig)
+		}
+		id, err := key(m)
+		if err != nil || id == "" {
+			return "", err
+		}
+		m.madeAt, err = made(m, id)
+		if err == nil && m.madeAt.IsZero() {
+			err = fmt.Errorf("id %q: its time must not be zero", id)
+		}
+		return noKey(id, err)
+	}
+}
+
+// isTimed reports whether a KeyFunc is one of TimedKey.
+func isTimed(key KeyFunc) bool {
+	probe := &Message{}
+	func() {
+		defer func() { _ = recover() }() // a user's function that panics on an empty message
+		_, _ = key(probe)
+	}()
+	return probe.timed
 }

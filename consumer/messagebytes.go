@@ -2,14 +2,9 @@ package consumer
 
 import (
 	"bytes"
-	"errors"
 	"hash/maphash"
 	"slices"
 )
-
-// errChanged means that a handler has changed the bytes of its message in place, so the message
-// must be read again from the log.
-var errChanged = errors.New("the handler has changed its message's bytes in place: the message is read again, and handlers get copies from now on")
 
 var contentsSeed = maphash.MakeSeed()
 

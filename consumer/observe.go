@@ -9,43 +9,12 @@ import (
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-// observer finds out, for the keeper of a partition, what the members of the share group have done
-// above its position, and what the broker will deliver no more. The scheduler gives the slots only
-// messages that the broker has given up (G3).
-type observer struct {
-	source  sharedSource
-	results chan observation
-	looking bool
-	next    time.Time     // when the next look is due
-	wait    time.Duration // from a look that found nothing new to the next one
-
-	// settled is the offset below which the broker delivers nothing any more.
-	settled int64
-}
-
-// observation is the result of one look.
-type observation struct {
-	settled int64
-	done    map[int64]int64 // offsets above the position, and the hashes of their records
-	err     error
-}
-
 // newObserver returns nil if no share group delivers messages of the partition.
 func newObserver(w *worker) *observer {
 	if w.c.shares == nil || w.cur.replayUntil != nil {
 		return nil // during a replay no delivered message is applied, and the slots have all of them
 	}
 	return &observer{source: w.c.shares, results: make(chan observation, 1), settled: math.MinInt64, wait: pace.Sweep}
-}
-
-// open returns the offset below which messages may be given to slots.
-func (s *slots) open() int64 {
-	// A fetch may bring more. The next owner handles as many messages alone (F9).
-	below := s.window.LimitTo(s.w.c.cfg.Window, s.below)
-	if s.observer == nil {
-		return below
-	}
-	return min(below, s.observer.settled)
 }
 
 // look asks the broker first, and the database afterwards: what the broker has passed over because

@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
@@ -13,22 +12,6 @@ import (
 
 // haltRecheck is how often a halted partition checks whether an operator has resolved the halt.
 const haltRecheck = 3 * time.Second
-
-// ownership is what this process knows of a partition that it owns. The worker and its retrier, two
-// goroutines, share it: after the take-over it does not change.
-type ownership struct {
-	c     *Consumer
-	id    source.Identity
-	cur   *cursor // what this process owns; nil before the first take-over
-	state *partitionState
-	brake *brake
-
-	idInTopic bool // ids count within the topic (K8)
-
-	// redoUntil is the offset below which messages may have been handled before: in a history that
-	// the database has lost, or before an operator set the position back (O6).
-	redoUntil int64
-}
 
 // ownPartition works on a partition, from the time the source hands it over until it is given up.
 func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
@@ -90,59 +73,47 @@ func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
 	}
 }
 
-// logHaltEvery is how often an unchanged halt is logged. Hooks.Halted is called each time.
-const logHaltEvery = 5 * time.Minute
-
-// haltLog keeps an unchanged halt from being logged again and again.
-type haltLog struct {
-	last loggedHalt
-	at   time.Time
-}
-
-// loggedHalt identifies a halt that was logged.
-type loggedHalt struct {
-	reason   HaltReason
-	detail   string
-	position int64
-}
-
-// due reports whether a halt is to be logged now, and records that it is.
-func (l *haltLog) due(halt *HaltError) bool {
-	now := loggedHalt{halt.Reason, halt.Detail, halt.Position}
-	if now == l.last && time.Since(l.at) < logHaltEvery {
-		return false
-	}
-	l.last, l.at = now, time.Now()
-	return true
-}
-
-// reportHalt logs that a partition is halted, and for how long it can stay so without loss.
-func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
-	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
-		halt.RetainedUntil = until
-	}
-	w.state.setHalted(halt)
-	w.c.poller.pollSoon()
-	cfg := &w.c.cfg
-	if w.halts.due(halt) {
-		cfg.Logger.Error("onlyonce: partition halted", halt.attributes()...)
-	}
-	if cfg.Hooks.Halted != nil {
-		// A copy, because the hook may keep and change it while others read the partition's state.
-		own := *halt
-		cfg.Hooks.Halted(&own)
+// waitForProbe waits, while the brake holds the partition, until it is time to try a message or an
+// operator has acted. It returns what ended the wait: nil, errMoved, errPaused, or the context's
+// error.
+func (w *worker) waitForProbe(ctx context.Context) error {
+	polled := w.c.poller.join(w.id, w.cur, w.state)
+	defer w.c.poller.leave(polled)
+	due := time.NewTimer(w.brake.every)
+	defer due.Stop()
+	for {
+		select {
+		case <-due.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case a := <-polled.answers:
+			if err := a.decision(); errors.Is(err, errMoved) || errors.Is(err, errPaused) {
+				return err
+			}
+		}
 	}
 }
 
-func (w *worker) haltError(reason HaltReason, detail string, args ...any) *HaltError {
-	return w.haltErrorAt(w.pos, reason, detail, args...)
-}
-
-func (e *engine) haltErrorAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
-	if e.cur != nil && e.cur.replayUntil != nil {
-		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
-		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
+// waitForResume waits until the pause ends. It returns false if ctx ends first. If the database
+// does not answer, the partition counts as still paused.
+func (w *worker) waitForResume(ctx context.Context) bool {
+	w.state.paused.Store(true)
+	defer w.state.paused.Store(false)
+	w.c.cfg.Logger.Info("onlyonce: partition paused", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "position", w.pos)
+	if w.c.cfg.Hooks.Paused != nil {
+		w.c.cfg.Hooks.Paused(PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos})
 	}
-	return &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), Topic: e.id.Topic, Partition: e.id.Partition, Position: pos,
-		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
+	asks := w.c.poller.join(w.id, w.cur, w.state)
+	defer w.c.poller.leave(asks)
+	for {
+		select {
+		case a := <-asks.answers:
+			if a.err == nil && !a.paused {
+				return true
+			}
+		case <-ctx.Done():
+			return false
+		}
+	}
 }

@@ -10,31 +10,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// Reasons of a disposition that no row has; the others are in package parked.
-const (
-	reasonDuplicate  = "duplicate"           // the message is skipped, not parked
-	reasonUnparkable = "it cannot be parked" // the partition halts
-)
-
-// disposition is what becomes of a message that is not applied.
-type disposition struct {
-	reason   string
-	err      error
-	attempts int
-	wait     time.Duration // until the next attempt, if the message is retried
-	waitsFor pgtype.UUID   // the ordering key of an earlier parked message that it waits for
-}
-
-func (v *disposition) parkedState() string {
-	switch v.reason {
-	case parked.Failed:
-		return parked.Retrying
-	case parked.Behind:
-		return parked.Blocked
-	}
-	return parked.Waiting
-}
-
 func (e *engine) park(tx *guard.Tx, m *Message, v *disposition) {
 	var key pgtype.UUID
 	if m.id != "" {

@@ -8,9 +8,6 @@ import (
 	cursors "github.com/onlyonce/onlyonce/internal/cursor"
 )
 
-// errPaused means that an operator has paused the partition.
-var errPaused = errors.New("paused")
-
 // Pause pauses one partition, in any process that owns it and across restarts, until
 // [Consumer.Resume]. The owner notices within two seconds, finishes its current batch, and keeps
 // the partition. If topic is empty, Pause ignores partition and pauses the whole scope, in each of
@@ -54,27 +51,4 @@ func (c *Consumer) Resume(ctx context.Context, topic string, partition int32) er
 		return fmt.Errorf("consumer: resuming: %w", err)
 	}
 	return nil
-}
-
-// waitForResume waits until the pause ends. It returns false if ctx ends first. If the database
-// does not answer, the partition counts as still paused.
-func (w *worker) waitForResume(ctx context.Context) bool {
-	w.state.paused.Store(true)
-	defer w.state.paused.Store(false)
-	w.c.cfg.Logger.Info("onlyonce: partition paused", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "position", w.pos)
-	if w.c.cfg.Hooks.Paused != nil {
-		w.c.cfg.Hooks.Paused(PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos})
-	}
-	asks := w.c.poller.join(w.id, w.cur, w.state)
-	defer w.c.poller.leave(asks)
-	for {
-		select {
-		case a := <-asks.answers:
-			if a.err == nil && !a.paused {
-				return true
-			}
-		case <-ctx.Done():
-			return false
-		}
-	}
 }

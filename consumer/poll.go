@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"sync"
@@ -226,9 +225,12 @@ func (p *poller) pollOnce(ctx context.Context) error {
 		members = append(members, m)
 	}
 	p.mu.Unlock()
-	report, err := p.statusReport()
+	report, err := p.c.statusReport(&p.group, &p.handlers)
 	if err != nil {
 		return err
+	}
+	if !p.reportedAt.IsZero() && report.shape == p.reportedShape && time.Since(p.reportedAt) < reportEvery {
+		report = nil // not this time
 	}
 	if len(members) == 0 && report == nil {
 		return nil
@@ -299,85 +301,4 @@ func (p *polledPartition) frontierToRecord() (t pgtype.Timestamptz) {
 		t = pgtype.Timestamptz{Time: *p.frontier, Valid: true}
 	}
 	return t
-}
-
-// reportedPartition is an element of onlyonce.owners.partitions.
-type reportedPartition struct {
-	Topic         string   `json:"topic"`
-	Partition     int32    `json:"partition"`
-	Epoch         int64    `json:"epoch"`
-	Position      int64    `json:"position"`
-	HighWatermark int64    `json:"high_watermark"`
-	Lag           int64    `json:"lag"`
-	LastStable    int64    `json:"last_stable"`
-	WaitingFor    float64  `json:"waiting_for,omitempty"`
-	Paused        bool     `json:"paused,omitempty"`
-	Halted        string   `json:"halted,omitempty"`
-	Detail        string   `json:"detail,omitempty"`
-	HaltedFor     float64  `json:"halted_for,omitempty"`
-	Resolve       string   `json:"resolve,omitempty"`
-	Commands      []string `json:"commands,omitempty"`
-	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none under this owner
-
-	// What holds up the position although later messages are done; nil: nothing does.
-	BlockedBy *reportedBlocker `json:"blocked_by,omitempty"`
-}
-
-// reportedBlocker is BlockedBy in onlyonce.owners.
-type reportedBlocker struct {
-	Offset int64   `json:"offset"`
-	Key    string  `json:"key,omitempty"` // hash of its ordering key
-	For    float64 `json:"for"`
-	Done   int     `json:"done"`
-}
-
-// statusReport is what a process writes of itself, as JSON.
-type statusReport struct {
-	partitions, faults string
-	shape              string // the part that is written at once if it changes
-}
-
-// statusReport returns what this process knows of its partitions in this database, and what keeps
-// it from its work. Nil: it need not be written now.
-func (p *poller) statusReport() (*statusReport, error) {
-	shape := ""
-	owned := []reportedPartition{}
-	for _, s := range p.c.partitions.snapshot() {
-		if s.Shard != p.c.shard || s.Delivered {
-			continue
-		}
-		o := reportedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}
-		if !s.WaitingSince.IsZero() {
-			o.WaitingFor = time.Since(s.WaitingSince).Seconds()
-		}
-		if h := s.Halted; h != nil {
-			o.Halted, o.Detail, o.HaltedFor = string(h.Reason), codec.TextUpTo(h.Detail, 512), time.Since(s.HaltedSince).Seconds()
-			o.Resolve, o.Commands = codec.TextUpTo(h.resolve(), 2048), h.commands()
-		}
-		if !s.LastBatch.IsZero() {
-			age := time.Since(s.LastBatch).Seconds()
-			o.LastBatchAge = &age
-		}
-		if b := s.BlockedBy; b != nil {
-			o.BlockedBy = &reportedBlocker{b.Offset, b.Key, time.Since(b.Since).Seconds(), b.Done}
-		}
-		owned = append(owned, o)
-		shape += fmt.Sprintf("%s/%d %d %v %s %v\n", s.Topic, s.Partition, s.Epoch, s.Paused, o.Halted, s.WaitingSince.IsZero())
-	}
-	present := p.presentFaults()
-	for _, f := range present {
-		shape += fmt.Sprintf("%s %s %d\n", f.Kind, f.Topic, f.Partitions)
-	}
-	if !p.reportedAt.IsZero() && shape == p.reportedShape && time.Since(p.reportedAt) < reportEvery {
-		return nil, nil
-	}
-	partitions, err := json.Marshal(owned)
-	if err != nil {
-		return nil, fmt.Errorf("writing what this process knows of its partitions: %w", err)
-	}
-	faults, err := json.Marshal(present)
-	if err != nil {
-		return nil, fmt.Errorf("writing what keeps this process from its work: %w", err)
-	}
-	return &statusReport{string(partitions), string(faults), shape}, nil
 }

@@ -2,12 +2,34 @@ package consumer
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/budget"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
+
+// reportStall records what a fetch says about the last stable offset. If a partition waits for
+// long, it logs that once, and once more when the partition continues.
+func (c *Consumer) reportStall(id source.Identity, state *partitionState, from int64, got fetched) {
+	was := state.stall.Load()
+	is := was.after(from, got, time.Now())
+	if is == was {
+		return
+	}
+	state.stall.Store(is)
+	switch {
+	case is != nil && is.logged:
+		c.cfg.Logger.Warn("onlyonce: partition waits for an open Kafka transaction: nothing behind the last stable offset can be read before it ends; if it does not end by itself, find its producer",
+			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", is.offset, "high_watermark", got.HighWatermark, "since", is.since,
+			"find", "kafka-transactions.sh --bootstrap-server BROKERS describe-producers --topic "+show.Quote(id.Topic)+" --partition "+strconv.Itoa(int(id.Partition)))
+	case was != nil && was.logged:
+		c.cfg.Logger.Info("onlyonce: partition goes on: the Kafka transaction that it waited for has ended",
+			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", got.LastStable, "since", was.since)
+	}
+}
 
 // prefetcher reads one fetch ahead of the worker, if the process's budget allows it.
 type prefetcher struct {
@@ -23,12 +45,12 @@ type fetchResult struct {
 	err error
 }
 
-func startPrefetcher(ctx context.Context, w *worker) *prefetcher {
+func startPrefetcher(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) *prefetcher {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &prefetcher{results: make(chan fetchResult, 1), cancel: cancel, done: make(chan struct{}), budget: &w.c.budget, share: w.c.budget.AddShare()}
+	f := &prefetcher{results: make(chan fetchResult, 1), cancel: cancel, done: make(chan struct{}), budget: &c.budget, share: c.budget.AddShare()}
 	go func() {
 		defer close(f.done)
-		f.fetchAhead(ctx, w.c, w.id, w.p, w.state, w.pos)
+		f.fetchAhead(ctx, c, id, p, state, from)
 	}()
 	return f
 }

@@ -3,8 +3,6 @@ package consumer
 import (
 	"context"
 	"fmt"
-	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -28,52 +26,6 @@ with recursive keys (order_key) as (
      where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.kind <> 'call' and p.state = 'blocked' and p.order_key > keys.order_key
      order by p.order_key limit 1) n)
 select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1] from (select order_key from keys limit 1000) k`
-
-// promoteAllEvery bounds how long a row can stay blocked although nothing blocks it.
-const promoteAllEvery = 5 * time.Minute
-
-// promotions are the ordering keys of which the first blocked message may be due. The worker and
-// the retrier add keys, and the retrier takes them.
-type promotions struct {
-	mu         sync.Mutex
-	keys       map[pgtype.UUID]struct{}
-	all        bool      // every key of the partition, because some are not known
-	promotedAt time.Time // when all keys were last checked
-}
-
-func (p *promotions) add(keys ...pgtype.UUID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.keys == nil {
-		p.keys = map[pgtype.UUID]struct{}{}
-	}
-	for _, k := range keys {
-		p.keys[k] = struct{}{}
-	}
-}
-
-func (p *promotions) addAll() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.all = true
-}
-
-// take empties the set. If all is true, every key is to be checked, also those that are not in
-// keys.
-func (p *promotions) take() (keys map[pgtype.UUID]struct{}, all bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	keys, all = p.keys, p.all || time.Since(p.promotedAt) > promoteAllEvery
-	p.keys, p.all = nil, false
-	return keys, all
-}
-
-// allPromoted records that all keys were checked.
-func (p *promotions) allPromoted() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.promotedAt = time.Now()
-}
 
 // promoteBlocked makes rows due that waited for a row which is settled by now.
 func (r *retrier) promoteBlocked(ctx context.Context) error {
@@ -122,21 +74,4 @@ func (r *retrier) promoteAll(ctx context.Context) (promoted int64, err error) {
 			return promoted, err
 		}
 	}
-}
-
-// noteParked records what a committed transaction of the log has parked.
-func (r *retrier) noteParked(a *attempt) {
-	switch {
-	case a.answerLost:
-		r.promoteAllSoon()
-	case len(a.parked) > 0:
-		r.promotions.add(a.blockedKeys...)
-		r.wakeUp()
-	}
-}
-
-// promoteAllSoon is for transactions of which it is not known what they parked.
-func (r *retrier) promoteAllSoon() {
-	r.promotions.addAll()
-	r.wakeUp()
 }

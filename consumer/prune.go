@@ -9,6 +9,25 @@ import (
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
+// pruneDone deletes rows of onlyonce.done, in statements that delete a number each, and returns how
+// far it has come.
+func (own *ownership) pruneDone(ctx context.Context, from, below progressRow) (progressRow, error) {
+	for {
+		var n int
+		var last progressRow
+		bounded, cancel := own.c.bounded(ctx)
+		err := own.c.pool.QueryRow(bounded, pruneDoneSQL, own.cur.id, own.cur.epoch, own.cur.nonce, from.run, from.from, below.run, below.from, pruneRows).Scan(&n, &last.run, &last.from)
+		cancel()
+		switch {
+		case err != nil:
+			return from, err
+		case n < pruneRows:
+			return below, nil
+		}
+		from = last
+	}
+}
+
 // pruneRows is the most rows of progress that one statement deletes.
 const pruneRows = 4_096
 
@@ -56,8 +75,9 @@ type progressRow struct {
 // comparison and its insert.) After a commit the owner lists the open transactions. When none of
 // them is left, it deletes the rows below that of the commit.
 type pruning struct {
+	own       *ownership
 	newest    progressRow // of the last batch that this owner has committed
-	committed int         // batches since the last check
+	committed int         // batches since the last check; the first one is after the first batch
 
 	from  progressRow // below it everything is deleted
 	below progressRow // below it is what openAtNote was noted for
@@ -94,11 +114,8 @@ func (o *openAtNote) step(ctx context.Context, c *Consumer, remove func() (all b
 	return nil
 }
 
-// due reports whether it is time for a check. The first one is after the first batch.
-func (p *pruning) due() bool { return p.committed >= pace.Prune }
-
-func startPruning() pruning {
-	return pruning{committed: pace.Prune - 1, from: progressRow{run: 0, from: math.MinInt64}}
+func startPruning(own *ownership) pruning {
+	return pruning{own: own, committed: pace.Prune - 1, from: progressRow{run: 0, from: math.MinInt64}}
 }
 
 // batchCommitted records a batch that has committed.
@@ -107,30 +124,19 @@ func (p *pruning) batchCommitted(run int32, from int64) {
 	p.committed++
 }
 
-// pruneStep takes the next step. What it cannot finish waits for the next call.
-func (w *worker) pruneStep(ctx context.Context) {
-	p := &w.pruning
-	if !p.due() {
+// stepIfDue takes the next step, after a number of batches. What it cannot finish waits for the
+// next call.
+func (p *pruning) stepIfDue(ctx context.Context) {
+	if p.committed < pace.Prune {
 		return
 	}
 	p.committed = 0
-	w.notPruned(ctx, "progress", w.pruneProgress(ctx, p))
-}
-
-// notPruned logs that old rows of a table were not deleted, unless the work has ended.
-func (w *worker) notPruned(ctx context.Context, table string, err error) {
-	if err != nil && ctx.Err() == nil {
-		w.c.cfg.Logger.Warn("onlyonce: old rows of "+table+" were not deleted", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "error", err)
-	}
-}
-
-func (w *worker) pruneProgress(ctx context.Context, p *pruning) error {
-	ctx, cancel := w.c.bounded(ctx)
+	bounded, cancel := p.own.c.bounded(ctx)
 	defer cancel()
-	return p.step(ctx, w.c, func() (all bool, err error) {
+	err := p.step(bounded, p.own.c, func() (all bool, err error) {
 		var n int
 		var last progressRow
-		err = w.c.pool.QueryRow(ctx, pruneSQL, w.cur.id, p.from.run, p.from.from, p.below.run, p.below.from, pruneRows).Scan(&n, &last.run, &last.from)
+		err = p.own.c.pool.QueryRow(bounded, pruneSQL, p.own.cur.id, p.from.run, p.from.from, p.below.run, p.below.from, pruneRows).Scan(&n, &last.run, &last.from)
 		switch {
 		case err != nil:
 			return false, err
@@ -141,4 +147,46 @@ func (w *worker) pruneProgress(ctx context.Context, p *pruning) error {
 		p.from = p.below
 		return true, nil
 	}, func() { p.below = p.newest })
+	p.own.notPruned(ctx, "progress", err)
+}
+
+// notPruned logs that old rows of a table were not deleted, unless the work has ended.
+func (own *ownership) notPruned(ctx context.Context, table string, err error) {
+	if err != nil && ctx.Err() == nil {
+		own.c.cfg.Logger.Warn("onlyonce: old rows of "+table+" were not deleted", "scope", own.c.cfg.Scope, "topic", own.id.Topic, "partition", own.id.Partition, "error", err)
+	}
+}
+
+// pruneOldDone deletes what an owner with slots has left below the position. The raise has ended or
+// fenced out every transaction that could need it.
+func (own *ownership) pruneOldDone(ctx context.Context, below progressRow) {
+	_, err := own.pruneDone(ctx, own.cur.oldestDone(), below)
+	own.notPruned(ctx, "done", err)
+}
+
+// pruneDoneSQL deletes rows of onlyonce.done. In: cursor, epoch, nonce, run and offset of the lower
+// bound, run and offset of the upper bound, most rows to delete. Out: one row with how many were
+// deleted, and the run and the offset of the last of them. The lower bound keeps it from walking
+// over entries that are deleted already while an old snapshot prevents vacuum. It deletes nothing
+// that is not below the position: a failover may have set that back since the owner noted the upper
+// bound. By the primary keys.
+const pruneDoneSQL = `
+with held as (
+  select p.id from onlyonce.leases l join onlyonce.positions p on p.id = l.id
+   where l.id = $1 and l.epoch = $2 and l.nonce = $3 and p.run = $6 and p.next_offset >= $7),
+old as materialized (
+  select run, "offset" from onlyonce.done
+   where cursor_id = $1 and (run, "offset") >= ($4, $5) and (run, "offset") < ($6, $7) and exists (select from held)
+   order by run, "offset" limit $8),
+gone as (
+  delete from onlyonce.done d using old where d.cursor_id = $1 and d.run = old.run and d."offset" = old."offset")
+select count(*), coalesce(max(run), 0), coalesce(max("offset") filter (where run = (select max(run) from old)), 0) from old`
+
+// oldestDone is where the rows of onlyonce.done begin that may be pruned. During a replay those of
+// the run that it interrupts are needed when it ends.
+func (c *cursor) oldestDone() progressRow {
+	if c.replayUntil != nil {
+		return progressRow{c.run, math.MinInt64}
+	}
+	return progressRow{math.MinInt32, math.MinInt64}
 }

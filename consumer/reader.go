@@ -28,11 +28,6 @@ type reader struct {
 	moved time.Time  // when next first moved ahead of the position with nothing to handle
 }
 
-// startReader begins to fetch at the worker's position.
-func startReader(ctx context.Context, w *worker) *reader {
-	return &reader{cfg: &w.c.cfg, mark: w.markAlone, id: w.id, cur: w.cur, brake: w.brake, fetches: startPrefetcher(ctx, w), next: w.pos, epoch: w.leaderEpoch}
-}
-
 // stop returns when no fetch of the partition is running.
 func (r *reader) stop() {
 	r.fetches.stop()

@@ -12,39 +12,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// retrier reads the parked messages of one owned partition, and tries them again through the
-// engine, beside the worker and under the same lease. It never holds up the worker: if a key's
-// messages fail, only messages of that key wait.
-type retrier struct {
-	engine
-	promotions promotions
-	wake       chan struct{}
-
-	owed map[int64]int // by row: attempts that count in the database and are to be taken back
-
-	polled *polledPartition
-	sample frontierSample
-	dueAt  time.Time // when the next row is due; zero: none is known
-
-	// retryAlone makes it run attempts alone: which ones were under way when the previous owner
-	// died is not known.
-	retryAlone bool
-	ownedSince time.Time // when this process took over
-}
-
-func newRetrier(w *worker) *retrier {
-	return &retrier{engine: engine{ownership: w.ownership}, promotions: promotions{all: true}, wake: make(chan struct{}, 1), owed: map[int64]int{},
-		polled: w.c.poller.join(w.id, w.cur, w.state), retryAlone: w.unclean, ownedSince: time.Now()}
-}
-
-func (r *retrier) wakeUp() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-	r.c.poller.pollSoon() // another row may be due next now
-}
-
 // retryUntilDone tries parked messages until no more are to be taken (nil), or the partition is
 // paused (errPaused) or taken over (errMoved).
 func (r *retrier) retryUntilDone(until stop) error {
@@ -141,15 +108,6 @@ func (r *retrier) applyPoll(a pollAnswer) error {
 	return nil
 }
 
-// setDue records that a row is due in a time, unless an earlier one is.
-func (r *retrier) setDue(d time.Duration) {
-	if at := time.Now().Add(d); r.dueAt.IsZero() || at.Before(r.dueAt) {
-		r.dueAt = at
-	}
-}
-
-func (r *retrier) isDue() bool { return !r.dueAt.IsZero() && !time.Now().Before(r.dueAt) }
-
 // retryNext takes the row that is due first, and reports whether there was one.
 func (r *retrier) retryNext(until stop) (bool, error) {
 	ctx := until.taking
@@ -211,10 +169,6 @@ func (r *retrier) retryNext(until stop) (bool, error) {
 	return true, r.recordFailure(row, v, 0)
 }
 
-// countsForBrake reports whether rows count for the brake. They do if failed messages are retried
-// here; otherwise an operator has redriven them.
-func (r *retrier) countsForBrake() bool { return r.c.cfg.OnFailure == ParkOrderingKey }
-
 // giveUp leaves a row to an operator, unless the partition has to halt first.
 func (r *retrier) giveUp(row *parkedRow, v *disposition) error {
 	if r.countsForBrake() {
@@ -227,10 +181,4 @@ func (r *retrier) giveUp(row *parkedRow, v *disposition) error {
 		defer r.recordOutcomes(0, v.reason)
 	}
 	return r.recordFailure(row, v, 0)
-}
-
-// longestWait is how far ahead a due time can be: the policy's waits are random around Backoff.Max,
-// and a handler may ask for maxRetryAfter.
-func (c *Consumer) longestWait() time.Duration {
-	return max(2*c.cfg.Backoff.Max, maxRetryAfter+time.Minute)
 }

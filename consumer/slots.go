@@ -1,23 +1,10 @@
 package consumer
 
 import (
-	"context"
-	"errors"
-	"math"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/window"
-	"github.com/onlyonce/onlyonce/internal/pace"
-)
-
-const (
-	// sweepRows is how many messages are done before a sweep comes earlier than after pace.Sweep.
-	sweepRows = 400
-
-	// fullAfter is how long a message holds up the position before a full window is reported.
-	fullAfter = time.Second
 )
 
 // slots runs several transactions of one partition side by side. It is the scheduler: the worker's
@@ -86,133 +73,76 @@ type slotEvent struct {
 	deadlocked bool    // the server has chosen its transaction to end a deadlock
 }
 
-// handleInSlots reads the log and handles it in slots, until ctx is done (nil) or an error ends the
-// work.
-func (w *worker) handleInSlots(until stop, committer *committer) error {
-	if w.cur.pastReplay(w.pos) {
-		return w.endReplay(until.working)
-	}
-	s := w.newSlots()
-	running, end := context.WithCancel(until.taking)
-	defer end()
-	// If the work ends here, other slots have as long to finish as at a stop.
-	slotWork, cancel := drainContext(running, w.c.cfg.DrainTimeout)
-	defer cancel()
-	var err error
-	if of := (stop{running, slotWork}); w.brake.Stopped() {
-		err = s.probe(of)
-	} else {
-		s.start(of, s.all)
-		err = s.schedule(until.taking, committer)
-	}
-	end()
-	s.drain()
-	if err == nil {
-		err = s.err
-	}
-	if last := s.sweepRest(committer); err == nil {
-		err = last
-	}
-	w.acknowledged = s.window.DoneAbove()
-	w.state.blockedBy.Store(nil)
-	w.state.inFlight.Store(0)
-	var halt *HaltError
-	switch {
-	case errors.As(err, &halt):
-		halt.Position = w.pos
-	case err == nil && w.cur.pastReplay(w.pos):
-		err = w.endReplay(until.working)
-	case err == nil && until.taking.Err() == nil:
-		err = errMoved
-	}
-	return err
+// sweeper moves the position over what is done, and prunes, beside the scheduler: one sweep at a
+// time, and one step of pruning, which may take longer.
+type sweeper struct {
+	w     *worker
+	done  chan sweepResult
+	prune donePruning
+	steps chan struct{} // of pruning, that have ended
 }
 
-func (w *worker) newSlots() *slots {
-	n := w.c.cfg.Concurrency
-	s := &slots{w: w, window: window.New[*Message](w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, toldOf: -1,
-		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: pace.PruneIdle}
-	for nr := range n {
-		one := &slot{nr: nr, retrier: w.retrier, tasks: make(chan *task, 1), events: s.events}
-		one.applier = applier{engine: engine{ownership: w.ownership}, fence: &slotFence{slot: one}, sideBySide: true}
-		one.deadlocked = func() { s.events <- slotEvent{slot: one, deadlocked: true} }
-		s.all, s.idle = append(s.all, one), append(s.idle, one)
-	}
-	if n == 1 && w.cur.doneUntil != nil && w.c.shares == nil {
-		// Another version of the program ran several transactions at once. What it has left open is
-		// finished first.
-		s.below, s.switching = *w.cur.doneUntil, true
-	}
-	return s
+// sweepPlan is where the position is to be moved.
+type sweepPlan struct {
+	from, next int64
+	last       *anchor
+	epoch      int32
+	emptyFrom  []int64
+	emptyUntil []int64
 }
 
-// start starts slots.
-func (s *slots) start(until stop, which []*slot) {
-	for _, one := range which {
-		one.gone.Go(func() {
-			defer one.stopHandlers()
-			for t := range one.tasks {
-				one.work = t
-				err := one.handleBatch(until, t.Messages, t.Messages[len(t.Messages)-1].Offset+1)
-				one.events <- slotEvent{slot: one, ended: true, err: err}
-			}
-		})
-	}
+// sweepResult is how a sweep ended.
+type sweepResult struct {
+	plan sweepPlan
+	err  error
 }
 
-// schedule gives out messages and moves the position. It returns when ctx is done, when something
-// ends the work, or when there is nothing left to do here.
-func (s *slots) schedule(ctx context.Context, committer *committer) error {
-	tick := time.NewTicker(pace.Sweep)
-	defer tick.Stop()
-	for ctx.Err() == nil && s.err == nil {
-		looks, lookDue := s.observeIfDue(ctx)
-		late := s.giveOut()
-		s.sweepIfDue()
-		s.pruneIfDue(ctx)
-		if over, err := s.isOver(); over {
-			return err
-		}
-		var results <-chan fetchResult
-		if s.wantsMore() && !s.identifying {
-			results = s.w.reader.fetches.results
-		}
-		var linger <-chan time.Time
-		if late > 0 {
-			linger = time.After(late)
-		}
-		select {
-		case got := <-results:
-			if err := s.fetched(ctx, got); err != nil {
-				return err
-			}
-		case got := <-s.identified:
-			if err := s.counted(got); err != nil {
-				return err
-			}
-		case e := <-s.events:
-			s.slotReported(e)
-		case r := <-s.sweeper.done:
-			if err := s.swept(r, committer); err != nil {
-				return err
-			}
-		case got := <-looks:
-			if err := s.observed(got); err != nil {
-				return err
-			}
-		case <-lookDue:
-		case <-linger:
-		case <-tick.C:
-			s.reportBlocked()
-		case <-s.sweeper.steps:
-			s.stepPruned()
-		case err := <-committer.lost:
-			return err
-		case <-ctx.Done():
-		}
-	}
-	return nil
+// donePruning deletes rows of onlyonce.done that no transaction can need any more (C5).
+//
+// A transaction that has read an older position than the present one may insert an offset that is
+// below it by now; only the row of that offset stops it. So rows outlive every transaction that was
+// open when the position that passed them had committed; a transaction that begins later sees that
+// position. Transactions count from their begin, also those that have no transaction id yet: above
+// READ COMMITTED they may have a snapshot.
+type donePruning struct {
+	from  progressRow // below it everything is deleted
+	below progressRow // below it is what openAtNote was noted for
+	openAtNote
 }
+
+// observer finds out, for the keeper of a partition, what the members of the share group have done
+// above its position, and what the broker will deliver no more. The scheduler gives the slots only
+// messages that the broker has given up (G3).
+type observer struct {
+	source  sharedSource
+	results chan observation
+	looking bool
+	next    time.Time     // when the next look is due
+	wait    time.Duration // from a look that found nothing new to the next one
+
+	// settled is the offset below which the broker delivers nothing any more.
+	settled int64
+}
+
+// observation is the result of one look.
+type observation struct {
+	settled int64
+	done    map[int64]int64 // offsets above the position, and the hashes of their records
+	err     error
+}
+
+// open returns the offset below which messages may be given to slots.
+func (s *slots) open() int64 {
+	// A fetch may bring more. The next owner handles as many messages alone (F9).
+	below := s.window.LimitTo(s.w.c.cfg.Window, s.below)
+	if s.observer == nil {
+		return below
+	}
+	return min(below, s.observer.settled)
+}
+
+// busy returns how many slots have a task.
+func (s *slots) busy() int { return len(s.all) - len(s.idle) }
 
 // wantsMore reports whether the window has room for the result of a fetch.
 func (s *slots) wantsMore() bool {
@@ -220,263 +150,10 @@ func (s *slots) wantsMore() bool {
 	return s.fetchErr == nil && w.Len() < s.w.c.cfg.Window && !s.w.cur.pastReplay(w.Next) && w.Next < s.below
 }
 
-// isOver reports whether nothing is left to do here, and with which error the work then ends. It is
-// over after a halt, if everything below the message that halts is done; at the end of a replay;
-// and after an error of the fetch, as what was fetched is handled first.
-func (s *slots) isOver() (over bool, err error) {
-	if s.busy() > 0 || s.sweeping || s.window.Ready(s.open(), 1) > 0 {
-		return false, nil
-	}
-	if next, _ := s.window.Frontier(); next > s.w.pos {
-		return false, nil // it is swept first
-	}
-	switch {
-	case s.halt != nil:
-		return true, s.halt
-	case s.switching && s.w.pos >= s.below, s.w.cur.pastReplay(s.w.pos):
-		return true, nil
-	case s.fetchErr != nil && (s.window.Waiting() == 0 || s.observer != nil):
-		return true, s.w.fetchError(s.fetchErr)
-	}
-	return false, nil
-}
-
-// busy returns how many slots have a task.
-func (s *slots) busy() int { return len(s.all) - len(s.idle) }
-
-// giveOut gives the oldest ready messages to idle slots. If there are fewer than a full batch, it
-// waits for more up to Config.Linger, and returns for how long.
-func (s *slots) giveOut() (wait time.Duration) {
-	cfg := &s.w.c.cfg
-	for {
-		free := min(len(s.idle), s.limit-s.busy())
-		if free <= 0 {
-			return 0
-		}
-		n := s.window.Ready(s.open(), cfg.BatchSize*free)
-		if n == 0 {
-			s.readySince = time.Time{}
-			return 0
-		}
-		if s.readySince.IsZero() {
-			s.readySince = time.Now()
-		}
-		if wait := cfg.Linger - time.Since(s.readySince); n < cfg.BatchSize && wait > 0 && s.wantsMore() {
-			return wait
-		}
-		// Evenly, so that no slot waits while another has a full batch of slow messages.
-		s.give(s.idle[0], s.window.Take(s.open(), min((n+free-1)/free, cfg.BatchSize), cfg.BatchBytes))
-	}
-}
-
-func (s *slots) give(one *slot, t *task) {
-	s.idle = slices.DeleteFunc(s.idle, func(other *slot) bool { return other == one })
-	one.task = t
-	s.w.state.inFlight.Add(int64(len(t.Entries)))
-	one.tasks <- t
-}
-
-// slotReported records what a slot has done.
-func (s *slots) slotReported(e slotEvent) {
-	if e.deadlocked {
-		s.deadlocked()
-		return
-	}
-	done := s.window.Finish(e.slot.task, e.offsets)
-	s.w.reader.release(done)
-	s.w.state.inFlight.Add(-int64(len(done)))
-	s.finished += len(done)
-	if !e.ended {
-		return
-	}
-	s.w.state.inFlight.Add(-int64(e.slot.task.Left))
-	e.slot.task = nil
-	s.idle = append(s.idle, e.slot)
-	var halt *HaltError
-	switch {
-	case e.err == nil:
-	case errors.As(e.err, &halt) && halt.Reason == HaltBlocked:
-		// Everything below the message is handled first, so that the position is at it: the
-		// operator who gives it up passes over no other.
-		if s.halt == nil || halt.blockedAt < s.halt.blockedAt {
-			s.halt = halt
-		}
-		s.below = min(s.below, halt.blockedAt)
-	case s.err == nil:
-		s.err = e.err
-	}
-}
-
-// Handlers that lock the same rows in another order end each other's transactions. Fewer at once do
-// that less often.
 const (
-	deadlockLimit  = 5
-	deadlockWindow = time.Minute
+	// sweepRows is how many messages are done before a sweep comes earlier than after pace.Sweep.
+	sweepRows = 400
+
+	// fullAfter is how long a message holds up the position before a full window is reported.
+	fullAfter = time.Second
 )
-
-// deadlocked halves the number of slots after deadlockLimit deadlocks within deadlockWindow. It is
-// restored when the partition is taken over, or its work begins anew.
-func (s *slots) deadlocked() {
-	now := time.Now()
-	s.deadlocks = append(slices.DeleteFunc(s.deadlocks, func(at time.Time) bool { return now.Sub(at) > deadlockWindow }), now)
-	if len(s.deadlocks) < deadlockLimit || s.limit == 1 {
-		return
-	}
-	s.deadlocks, s.limit = nil, s.limit/2
-	s.w.c.cfg.Logger.Warn("onlyonce: handlers of one partition deadlock with each other: fewer run at once; set Config.OrderingKey to what they update, or lower Config.Concurrency",
-		"scope", s.w.c.cfg.Scope, "topic", s.w.id.Topic, "partition", s.w.id.Partition, "at_once", s.limit)
-}
-
-// fetched adds the result of a fetch to the window. If a process may have died of one of its
-// messages, their ids are found first, beside the scheduler, which does not wait for them.
-func (s *slots) fetched(ctx context.Context, got fetchResult) error {
-	if got.err != nil {
-		s.fetchErr = got.err
-		return nil //nolint:nilerr // what was fetched before is handled first: see isOver
-	}
-	s.w.reader.stampMessages(got.Messages)
-	if !s.w.c.identifyMayKill() || !slices.ContainsFunc(got.Messages, func(m *Message) bool { return m.alone }) {
-		return s.add(got)
-	}
-	s.identifying = true
-	counter := applier{engine: engine{ownership: s.w.ownership}}
-	go func() {
-		got.err = counter.identifyCounted(ctx, got.Messages)
-		s.identified <- got
-	}()
-	return nil
-}
-
-// counted adds the result of a fetch to the window after identifyCounted.
-func (s *slots) counted(got fetchResult) error {
-	if s.identifying = false; got.err != nil {
-		return got.err
-	}
-	return s.add(got)
-}
-
-// add adds messages to the window. What is done already must be the same record as when it was done
-// (F5).
-func (s *slots) add(got fetchResult) error {
-	w := s.window
-	for _, m := range got.Messages {
-		if s.w.cur.pastReplay(m.Offset) {
-			break
-		}
-		s.w.c.identifyInOrder(m)
-		hash, before := w.Before[m.Offset]
-		read := anchorOf(m)
-		if before && hash != storedHash(read.hash) {
-			return s.w.haltError(HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", m.Offset)
-		}
-		if w.Add(&entry{Offset: m.Offset, Message: m, Size: len(m.Value), Epoch: m.LeaderEpoch, Hash: read.hash, Key: m.inOrder}) {
-			s.finished++
-			s.w.reader.release([]*Message{m})
-		}
-	}
-	w.Next, w.Epoch = s.w.cur.capAtReplayEnd(got.Next), got.LeaderEpoch
-	for offset := range w.Before {
-		if offset >= w.Next {
-			continue
-		}
-		if !s.w.id.Compacted {
-			return s.w.haltError(HaltTruncated, "the record at offset %d, which was handled, is not there any more: the log was truncated and written anew", offset)
-		}
-		delete(w.Before, offset)
-	}
-	return nil
-}
-
-// reportBlocked records which message holds up the position although later ones are done.
-func (s *slots) reportBlocked() {
-	e := s.window.Blocker()
-	if e == nil {
-		s.w.state.blockedBy.Store(nil)
-		return
-	}
-	b := &BlockedBy{Offset: e.Offset, Key: keyHash(e.Key), Since: time.Now(), Done: len(s.window.DoneAbove())}
-	if before := s.w.state.blockedBy.Load(); before != nil && before.Offset == b.Offset {
-		b.Since = before.Since
-	}
-	s.w.state.blockedBy.Store(b)
-	if s.window.Len() < s.w.c.cfg.Window || s.toldOf == b.Offset || time.Since(b.Since) < fullAfter {
-		return
-	}
-	s.toldOf = b.Offset
-	cfg, id := &s.w.c.cfg, s.w.id
-	cfg.Logger.Warn("onlyonce: partition waits for one message: it has read Config.Window messages above it", "scope", cfg.Scope,
-		"topic", id.Topic, "partition", id.Partition, "offset", b.Offset, "ordering_key", b.Key, "since", b.Since, "done", b.Done)
-	if cfg.Hooks.WindowFull != nil {
-		cfg.Hooks.WindowFull(MessageEvent{Topic: id.Topic, Partition: id.Partition, Offset: b.Offset, Blocked: b})
-	}
-}
-
-// drain waits for the tasks under way, and ends the slots.
-func (s *slots) drain() {
-	if s.observer != nil && s.observer.looking {
-		<-s.observer.results
-	}
-	if s.identifying {
-		<-s.identified
-	}
-	if s.pruning {
-		<-s.sweeper.steps
-	}
-	for s.busy() > 0 {
-		s.slotReported(<-s.events)
-	}
-	for _, one := range s.all {
-		close(one.tasks)
-		one.gone.Wait()
-	}
-}
-
-// probe tries one message while the brake holds the partition, as (*worker).probeOne does. It tries
-// another one each time, because the oldest may be one that always fails.
-func (s *slots) probe(until stop) error {
-	w, ctx := s.w, until.taking
-	if w.c.cfg.OnFailure == ParkOrderingKey {
-		if _, err := w.retrier.retryNext(until); err != nil || !w.brake.Stopped() {
-			return err
-		}
-	}
-	bounded, cancel := context.WithTimeout(ctx, w.brake.every)
-	defer cancel()
-	for {
-		if s.observer != nil {
-			if err := s.observed(s.observer.look(bounded, w, w.pos)); err != nil {
-				return err
-			}
-		}
-		if s.window.Ready(s.open(), 1) > 0 {
-			break
-		}
-		if s.fetchErr != nil {
-			return w.fetchError(s.fetchErr)
-		}
-		select {
-		case got := <-w.reader.fetches.results:
-			err := s.fetched(ctx, got)
-			if s.identifying {
-				err = s.counted(<-s.identified)
-			}
-			if err != nil {
-				return err
-			}
-		case <-bounded.Done():
-			if ctx.Err() == nil { // the log has no message
-				return w.brake.halt.Load()
-			}
-			return nil
-		}
-	}
-	one, t := s.all[0], s.window.TakeHead(s.open(), w.probes)
-	t.Messages[0].alone = true
-	s.start(until, s.all[:1])
-	s.give(one, t)
-	w.probes++
-	for s.busy() > 0 {
-		s.slotReported(<-s.events)
-	}
-	return nil
-}

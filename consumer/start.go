@@ -4,15 +4,79 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-
-	cursors "github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
+	cursors "github.com/onlyonce/onlyonce/internal/cursor"
 )
+
+// otherShardSQL asks a shard what it knows of a partition. In: scope, topic, partition. Out: one
+// row with the cursor's position (null: no cursor), whether the cursor is retired, the id of its
+// topic, and how many partitions the topic had when the scope began to read it here (null: it never
+// did). By the unique (scope, topic, partition) and the primary key of onlyonce.topics.
+const otherShardSQL = `
+select greatest(p.next_offset, p.replay_resume), coalesce(p.retired_at is not null, false), p.topic_id,
+       (select t.partitions from onlyonce.topics t where t.scope = $1 and t.topic = $2)
+  from (values (1)) one left join onlyonce.positions p on p.scope = $1 and p.topic = $2 and p.partition = $3`
+
+// checkOtherShards halts unless this shard is the only one in which the partition has a cursor that
+// counts (F12). It returns how many partitions the topic had when the scope began to read it in any
+// shard (0: not known).
+//
+// The check runs until the first batch of the cursor's present run commits. Later it is not needed:
+// the first committer has checked, and a process that takes the partition to another shard after
+// that runs the check there and finds this cursor. If two processes whose functions differ begin at
+// once, each writes its row before it checks, so at least one of them sees the other's. A shard
+// that does not answer is an error, because it might have the cursor.
+//
+// If there is no cursor here, a retired one elsewhere counts too: the partition was moved, and an
+// operator has to decide where it continues. A cursor that was retired ahead of every position of
+// this one counts as well: the partition was taken from the wrong database.
+func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32, err error) {
+	if w.c.shards == nil || (cur != nil && cur.anchor != nil) {
+		return 0, nil
+	}
+	ctx, cancel := w.c.boundedQuery(ctx)
+	defer cancel()
+	for _, other := range w.c.shards {
+		if other == w.c {
+			continue
+		}
+		var at *int64
+		var retired bool
+		var topic pgtype.UUID
+		var partitions *int32
+		err := other.pool.QueryRow(ctx, otherShardSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&at, &retired, &topic, &partitions)
+		if err != nil {
+			return 0, fmt.Errorf("asking shard %q for a cursor of %s/%d: %w", other.shard, w.id.Topic, w.id.Partition, err)
+		}
+		if partitions != nil && (first == 0 || *partitions < first) {
+			first = *partitions
+		}
+		another := topic.Valid && w.id.TopicID != [16]byte{} && topic.Bytes != w.id.TopicID
+		if at == nil || (retired && cur != nil && (another || *at <= cur.highestPosition(w.id.TopicID))) {
+			continue
+		}
+		if cur == nil {
+			w.pos = *at
+		}
+		halt := w.haltError(HaltOtherShard, "shard %q has the cursor, at offset %d", other.shard, *at)
+		switch {
+		case retired && cur != nil:
+			halt.otherAhead = true
+			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d; in shard %q it stands at %d, which is behind, and would be handled again from there",
+				other.shard, *at, w.c.shard, w.pos)
+		case retired:
+			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d, and shard %q has none", other.shard, *at, w.c.shard)
+		}
+		halt.Other, halt.otherRetired = other.shard, retired
+		return 0, halt
+	}
+	return first, nil
+}
 
 // firstPartitionsSQL records how many partitions a topic has when a scope reads it for the first
 // time. In: scope, topic, partitions. Out: one row with the number that was recorded first.
@@ -132,13 +196,4 @@ func (w *worker) recordRedo(ctx context.Context, cur *cursor, offset int64) erro
 		return fmt.Errorf("noting which messages are handled again: %w", err)
 	}
 	return nil
-}
-
-// metadataPrefix begins the metadata of every offset that a consumer commits to Kafka, so that a
-// consumer can recognize its own offsets.
-const metadataPrefix = "onlyonce/1 "
-
-// offsetMetadata returns the text that goes with an offset committed to Kafka.
-func (w *worker) offsetMetadata(offset int64) string {
-	return fmt.Sprintf("%s%s %d", metadataPrefix, url.PathEscape(w.c.cfg.Scope), offset)
 }

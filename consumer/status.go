@@ -2,8 +2,6 @@ package consumer
 
 import (
 	"cmp"
-	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,13 +9,6 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 )
-
-// parkedCountSQL counts parked messages that are not settled. In: scope. Out: one row for each
-// topic and partition, with the number in each state. It uses the partial index parked_position.
-const parkedCountSQL = `
-select topic, partition, count(*) filter (where state = 'waiting'), count(*) filter (where state = 'retrying'),
-       count(*) filter (where state = 'blocked')
-  from onlyonce.parked where scope = $1 and settled_at is null and kind <> 'call' group by topic, partition`
 
 // PartitionStatus describes a partition that this process owns or, in a share group, gets messages
 // of.
@@ -95,6 +86,81 @@ type partitionState struct {
 	logTrouble    trouble // applying a batch
 	parkedTrouble trouble // of the retrier
 }
+
+// logEnd is what a completed fetch shows of the log's end.
+type logEnd struct {
+	began time.Time // before it was sent
+	end   int64     // high watermark
+}
+
+// trouble is the error because of which a goroutine of a partition tries again, and since when.
+type trouble struct {
+	err   error
+	since time.Time
+}
+
+func older(a, b trouble) trouble {
+	if a.err == nil || b.err != nil && b.since.Before(a.since) {
+		return b
+	}
+	return a
+}
+
+// stall describes a partition whose next offset is the last stable one, while there are records
+// above it. They belong to a transaction that is still open, or were written after it began, and no
+// fetch returns them before it ends. A transaction that no producer and no coordinator knows any
+// more (a hanging one) ends only when an operator aborts it.
+type stall struct {
+	offset int64     // the last stable offset
+	since  time.Time // when this process first found it there
+	logged bool      // it was logged
+}
+
+// stallAfter is how long a partition waits for an open Kafka transaction before that is logged.
+// Producers end theirs within seconds. If a producer has died, brokers end its transaction after
+// its transaction.timeout.ms, a minute by default.
+const stallAfter = time.Minute
+
+// after returns the state after a fetch from an offset, which returned at a time. It is nil if the
+// partition does not wait, or no longer.
+func (s *stall) after(from int64, got fetched, at time.Time) *stall {
+	switch {
+	case got.Next > from || from != got.LastStable || got.HighWatermark <= from:
+		return nil
+	case s == nil || s.offset != from:
+		return &stall{offset: from, since: at}
+	case !s.logged && at.Sub(s.since) >= stallAfter:
+		return &stall{s.offset, s.since, true}
+	}
+	return s
+}
+
+// setTrouble records a failure that keeps the partition from continuing.
+func (s *partitionState) setTrouble(of *trouble, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if of.err == nil {
+		of.since = time.Now()
+	}
+	of.err = err
+}
+
+// clearTrouble clears what setTrouble has recorded.
+func (s *partitionState) clearTrouble(of *trouble) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*of = trouble{}
+}
+
+// readTroubles returns the trouble of reading, and the older one of applying.
+func (s *partitionState) readTroubles() (read, apply trouble) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reachTrouble, older(s.logTrouble, s.parkedTrouble)
+}
+
+// oldestTrouble returns the oldest trouble.
+func (s *partitionState) oldestTrouble() trouble { return older(s.readTroubles()) }
 
 // setHalted records a halt.
 func (s *partitionState) setHalted(h *HaltError) {
@@ -198,52 +264,6 @@ func (p *ownedPartitions) setDelivered(s *partitionState, topic string, partitio
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.topic, s.partition, s.delivered = topic, partition, true
-}
-
-// partitionPlace is a partition in a database.
-type partitionPlace struct {
-	shard, topic string
-	partition    int32
-}
-
-// countParked adds the numbers of parked messages in this database to counts, by state.
-func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3]int) error {
-	rows, err := c.pool.Query(ctx, parkedCountSQL, c.cfg.Scope)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		at, n := partitionPlace{shard: c.shard}, [3]int{}
-		if err := rows.Scan(&at.topic, &at.partition, &n[0], &n[1], &n[2]); err != nil {
-			return err
-		}
-		counts[at] = n
-	}
-	return rows.Err()
-}
-
-// Status returns the status of each partition that this process owns, ordered by topic and
-// partition, and of each from which a share group has delivered messages to it. It may be called at
-// any time. It counts parked messages with one query; positions and lag are as of the last batch
-// and the last fetch. With a [shard.Set] it queries each database, and fails if one does not
-// answer.
-func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
-	counts := map[partitionPlace][3]int{}
-	for _, d := range c.databases() {
-		if err := d.countParked(ctx, counts); err != nil {
-			return nil, fmt.Errorf("consumer: %s: counting parked messages: %w", d.describeDatabase(), err)
-		}
-	}
-	all := c.partitions.snapshot()
-	for i := range all {
-		if all[i].Delivered {
-			continue
-		}
-		n := counts[partitionPlace{all[i].Shard, all[i].Topic, all[i].Partition}]
-		all[i].Waiting, all[i].ToRetry, all[i].Blocked = n[0], n[1], n[2]
-	}
-	return all, nil
 }
 
 // snapshot returns what this process knows without a query.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,48 +17,6 @@ import (
 // sweepSQL moves the position over what is done or raises; see the function's comment in the
 // migration.
 const sweepSQL = `select onlyonce.sweep($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
-
-// pruneDoneSQL deletes rows of onlyonce.done. In: cursor, epoch, nonce, run and offset of the lower
-// bound, run and offset of the upper bound, most rows to delete. Out: one row with how many were
-// deleted, and the run and the offset of the last of them. The lower bound keeps it from walking
-// over entries that are deleted already while an old snapshot prevents vacuum. It deletes nothing
-// that is not below the position: a failover may have set that back since the owner noted the upper
-// bound. By the primary keys.
-const pruneDoneSQL = `
-with held as (
-  select p.id from onlyonce.leases l join onlyonce.positions p on p.id = l.id
-   where l.id = $1 and l.epoch = $2 and l.nonce = $3 and p.run = $6 and p.next_offset >= $7),
-old as materialized (
-  select run, "offset" from onlyonce.done
-   where cursor_id = $1 and (run, "offset") >= ($4, $5) and (run, "offset") < ($6, $7) and exists (select from held)
-   order by run, "offset" limit $8),
-gone as (
-  delete from onlyonce.done d using old where d.cursor_id = $1 and d.run = old.run and d."offset" = old."offset")
-select count(*), coalesce(max(run), 0), coalesce(max("offset") filter (where run = (select max(run) from old)), 0) from old`
-
-// sweeper moves the position over what is done, and prunes, beside the scheduler: one sweep at a
-// time, and one step of pruning, which may take longer.
-type sweeper struct {
-	w     *worker
-	done  chan sweepResult
-	prune donePruning
-	steps chan struct{} // of pruning, that have ended
-}
-
-// sweepPlan is where the position is to be moved.
-type sweepPlan struct {
-	from, next int64
-	last       *anchor
-	epoch      int32
-	emptyFrom  []int64
-	emptyUntil []int64
-}
-
-// sweepResult is how a sweep ended.
-type sweepResult struct {
-	plan sweepPlan
-	err  error
-}
 
 func newSweeper(w *worker) *sweeper {
 	return &sweeper{w: w, done: make(chan sweepResult, 1), steps: make(chan struct{}, 1), prune: donePruning{from: w.cur.oldestDone()}}
@@ -121,7 +78,7 @@ func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 		return fmt.Errorf("moving the position: %w", err) // after COMMIT unknown: the next sweep finds out
 	}
 	w.pruning.batchCommitted(cur.run, p.from)
-	w.pruneStep(ctx)
+	w.pruning.stepIfDue(ctx)
 	return nil
 }
 
@@ -177,19 +134,6 @@ func (s *slots) sweepRest(committer *committer) error {
 	return s.swept(sweepResult{plan: p, err: s.sweeper.sweep(ctx, p)}, committer)
 }
 
-// donePruning deletes rows of onlyonce.done that no transaction can need any more (C5).
-//
-// A transaction that has read an older position than the present one may insert an offset that is
-// below it by now; only the row of that offset stops it. So rows outlive every transaction that was
-// open when the position that passed them had committed; a transaction that begins later sees that
-// position. Transactions count from their begin, also those that have no transaction id yet: above
-// READ COMMITTED they may have a snapshot.
-type donePruning struct {
-	from  progressRow // below it everything is deleted
-	below progressRow // below it is what openAtNote was noted for
-	openAtNote
-}
-
 // Steps of pruning are this far apart: in sweeps, and in time when there are none and
 // pace.PruneIdle has been doubled.
 const (
@@ -230,39 +174,4 @@ func (s *sweeper) pruneStep(ctx context.Context, position progressRow) {
 		return err == nil, err
 	}, func() { p.below = position })
 	s.w.notPruned(ctx, "done", err)
-}
-
-// pruneDone deletes rows of onlyonce.done, in statements that delete a number each, and returns how
-// far it has come.
-func (w *worker) pruneDone(ctx context.Context, from, below progressRow) (progressRow, error) {
-	for {
-		var n int
-		var last progressRow
-		bounded, cancel := w.c.bounded(ctx)
-		err := w.c.pool.QueryRow(bounded, pruneDoneSQL, w.cur.id, w.cur.epoch, w.cur.nonce, from.run, from.from, below.run, below.from, pruneRows).Scan(&n, &last.run, &last.from)
-		cancel()
-		switch {
-		case err != nil:
-			return from, err
-		case n < pruneRows:
-			return below, nil
-		}
-		from = last
-	}
-}
-
-// pruneOldDone deletes what an owner with slots has left below the position. The raise has ended or
-// fenced out every transaction that could need it.
-func (w *worker) pruneOldDone(ctx context.Context, below progressRow) {
-	_, err := w.pruneDone(ctx, w.cur.oldestDone(), below)
-	w.notPruned(ctx, "done", err)
-}
-
-// oldestDone is where the rows of onlyonce.done begin that may be pruned. During a replay those of
-// the run that it interrupts are needed when it ends.
-func (c *cursor) oldestDone() progressRow {
-	if c.replayUntil != nil {
-		return progressRow{c.run, math.MinInt64}
-	}
-	return progressRow{math.MinInt32, math.MinInt64}
 }

@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -65,29 +64,6 @@ type Tx interface {
 	// While fn runs, only its goroutine may use the transaction. Writes of another goroutine would
 	// be undone with fn's, so in that case the attempt fails.
 	Savepoint(ctx context.Context, fn func() error) error
-}
-
-// setTimeouts queues the transaction's timeouts right after BEGIN, so that they hold for OnBegin,
-// and end a session whose client goes silent there (T7). The fence sets them again, in case OnBegin
-// has changed them. It uses SET, which takes no snapshot, so that OnBegin can still choose the
-// isolation level; set_config would take one.
-//
-// Without OnBegin the fence alone sets them. It comes in one pipeline with BEGIN, so the session is
-// never idle in between, and each fence sets them before it waits for a row's lock. The fence
-// itself has no statement_timeout then, and ends by the client's bound.
-func (c *Consumer) setTimeouts(tx *guard.Tx) {
-	for _, t := range []struct {
-		name  string
-		bound time.Duration
-	}{{"lock_timeout", c.cfg.Timeouts.Lock}, {"statement_timeout", c.cfg.Timeouts.Statement}, {"idle_in_transaction_session_timeout", c.cfg.Timeouts.Idle}} {
-		tx.Engine(stepBegin, "set local "+t.name+" = "+guard.Millis(t.bound))
-	}
-}
-
-// logStray logs a write that a handler queued after it had returned (T6). If the transaction has
-// ended, nothing else would report it.
-func (c *Consumer) logStray(err error) {
-	c.cfg.Logger.Error("onlyonce: a handler queued a statement after it had returned; it was not sent", "scope", c.cfg.Scope, "error", err)
 }
 
 // For returns tx for one message of a batch. Calls enqueued through it derive their keys from that

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
-	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // worker handles the log of one owned partition: one transaction at a time, or with
@@ -63,61 +60,6 @@ func (w *worker) setPosition(pos int64, last *anchor, epoch int32) {
 	w.state.position.Store(pos)
 }
 
-// workOnLog works until ctx is done (nil), or until an error ends it: ErrOwnershipLost, *HaltError,
-// errMoved, errPaused, or a fault of a server.
-func (w *worker) workOnLog(ctx context.Context) error {
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	work, cancel := drainContext(ctx, w.c.cfg.DrainTimeout)
-	defer cancel()
-	until := stop{ctx, work}
-
-	w.announceReplay()
-	w.state.clearTrouble(&w.state.logTrouble) // its message may not be the next one any more
-	w.retrier = newRetrier(w)
-	defer w.c.poller.leave(w.retrier.polled)
-	// Before anything is fetched: the partition may be paused.
-	if err := w.retrier.awaitFirstPoll(ctx); err != nil {
-		return err
-	}
-	var retries sync.WaitGroup
-	if !w.brake.Stopped() {
-		retries.Go(func() {
-			if err := w.retrier.retryUntilDone(until); err != nil {
-				end(err)
-			}
-		})
-	}
-	committer := startCommitter(w)
-	w.reader = startReader(ctx, w)
-	w.pruning = startPruning()
-	var err error
-	if below := (progressRow{w.cur.run, w.pos}); !w.slotted {
-		retries.Go(func() { w.pruneOldDone(ctx, below) })
-	}
-	if w.slotted {
-		err = w.handleInSlots(until, committer)
-	} else {
-		err = w.handleBatches(until, committer)
-	}
-	committer.offer(w.pos) // it may have ended in the middle of a batch
-	w.reader.stop()
-	if lost := committer.stop(); lost != nil && err == nil {
-		err = lost
-	}
-	end(nil)
-	retries.Wait()
-	w.retrier.stopHandlers()
-	w.stopHandlers()
-	if errors.Is(err, context.Canceled) {
-		err = nil
-	}
-	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
-		err = cause
-	}
-	return err
-}
-
 // markAlone marks messages that were read and are to be handled alone (F9): as many as the owner
 // that died may have worked on, and those that have a count. They are counted as they are read, and
 // not in offsets, because any number of offsets may hold no message.
@@ -130,63 +72,37 @@ func (w *worker) markAlone(msgs []*Message) {
 	}
 }
 
-// stop are the contexts that end the work on a partition. taking ends first: nothing more is begun.
-// working ends when a drain has lasted too long: the transaction under way is given up.
-type stop struct{ taking, working context.Context }
+func (w *worker) haltError(reason HaltReason, detail string, args ...any) *HaltError {
+	return w.haltErrorAt(w.pos, reason, detail, args...)
+}
 
-// drainContext returns the context of the current batch. It outlives ctx by at most drain.
-func drainContext(ctx context.Context, drain time.Duration) (context.Context, context.CancelFunc) {
-	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() {
-		t := time.AfterFunc(drain, cancel)
-		context.AfterFunc(work, func() { t.Stop() })
-	})
-	return work, func() {
-		stop()
-		cancel()
+// reportHalt logs that a partition is halted, and for how long it can stay so without loss.
+func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
+	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
+		halt.RetainedUntil = until
+	}
+	w.state.setHalted(halt)
+	w.c.poller.pollSoon()
+	cfg := &w.c.cfg
+	if w.halts.due(halt) {
+		cfg.Logger.Error("onlyonce: partition halted", halt.attributes()...)
+	}
+	if cfg.Hooks.Halted != nil {
+		// A copy, because the hook may keep and change it while others read the partition's state.
+		own := *halt
+		cfg.Hooks.Halted(&own)
 	}
 }
 
-// handleBatches reads and handles one batch after another.
-func (w *worker) handleBatches(until stop, committer *committer) error {
-	ctx, work := until.taking, until.working
-	for ctx.Err() == nil {
-		if w.cur.pastReplay(w.pos) {
-			return w.endReplay(work)
-		}
-		if w.brake.Stopped() {
-			if err := w.probeOne(until, committer); err != nil {
-				return err
-			}
-			committer.offer(w.pos)
-			continue
-		}
-		msgs, next, err := w.reader.nextBatch(ctx, w.pos, committer.lost)
-		if err != nil {
-			return w.fetchError(err)
-		}
-		switch {
-		case len(msgs) > 0:
-			w.state.inFlight.Store(int64(len(msgs)))
-			err = w.handleBatch(until, msgs, next)
-			w.state.inFlight.Store(0)
-			w.reader.release(msgs)
-		case next > w.pos:
-			err = w.advancePosition(until, next)
-		}
-		if err != nil {
-			return err
-		}
-		if err := fault.Point(fault.Noted); err != nil {
-			return err
-		}
-		committer.offer(w.pos)
-		w.pruneStep(work)
+// haltGap halts because the log begins above the position. Only if the log once held the position,
+// it is certain that retention has passed it, or that an operator has deleted records. Any other
+// position may have been set to an offset that the log did not reach, for example by the group's
+// committed offset, a replay or cursor adopt.
+func (w *worker) haltGap(start int64) *HaltError {
+	if w.logHeldPos {
+		return w.haltError(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
 	}
-	if len(w.reader.msgs) == 0 && w.reader.next > w.pos {
-		return w.advancePosition(until, w.cur.capAtReplayEnd(w.reader.next))
-	}
-	return nil
+	return w.haltError(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set to where the log did not hold it when it was first looked for", start, start-w.pos)
 }
 
 // fetchError turns a fetch's error about the log into what it means for the cursor.
@@ -207,16 +123,10 @@ func (w *worker) fetchError(err error) error {
 	return fmt.Errorf("fetching from %s/%d: %w", w.id.Topic, w.id.Partition, err)
 }
 
-// haltGap halts because the log begins above the position. Only if the log once held the position,
-// it is certain that retention has passed it, or that an operator has deleted records. Any other
-// position may have been set to an offset that the log did not reach, for example by the group's
-// committed offset, a replay or cursor adopt.
-func (w *worker) haltGap(start int64) *HaltError {
-	if w.logHeldPos {
-		return w.haltError(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
-	}
-	return w.haltError(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set to where the log did not hold it when it was first looked for", start, start-w.pos)
-}
+// releaseCursorSQL marks the cursor as cleanly released, unless it has another owner by now.
+const releaseCursorSQL = `
+update onlyonce.cursors c set released_at = clock_timestamp() from onlyonce.leases l
+ where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
 
 // releaseCursor marks the cursor as cleanly released, if it is still this process's. A failure errs
 // on the side of caution: the next owner then begins with one message at a time.

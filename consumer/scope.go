@@ -10,69 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Copies is the meaning of an id in a consumer of several topics.
-type Copies int
-
-const (
-	copiesUnset Copies = iota
-
-	// WithinTopic means that an id counts within its topic. The same id in another topic is another
-	// message. For example, the id is an order's, and the topics are `created` and `paid`.
-	WithinTopic
-
-	// AcrossTopics means that an id counts across the topics of the scope. The same id in another
-	// topic is a copy. For example, a tool moves messages from one topic to another.
-	AcrossTopics
-)
-
-// databaseWord returns the choice's word in the database.
-func (c Copies) databaseWord() *string {
-	word := map[Copies]string{WithinTopic: "within", AcrossTopics: "across"}[c]
-	if word == "" {
-		return nil
-	}
-	return &word
-}
-
-// copiesName returns the choice's name in a program.
-func copiesName(noted *string) string {
-	switch {
-	case noted == nil:
-		return "not set"
-	case *noted == "within":
-		return "WithinTopic"
-	}
-	return "AcrossTopics"
-}
-
-// copiesFault returns what is wrong with the choice. Events need none, because each topic gives out
-// its own ids.
-func (c Config) copiesFault(events bool, topics []string) error {
-	rule := ""
-	switch {
-	case c.Copies < copiesUnset || c.Copies > AcrossTopics:
-		rule = fmt.Sprintf("is %d: must be WithinTopic or AcrossTopics, or 0 for not set", c.Copies)
-	case c.Copies != copiesUnset && events:
-		rule = "must not be set: the source is one of events, whose ids count within their topic"
-	case c.Copies != copiesUnset && c.PositionsOnly:
-		rule = "is set, and PositionsOnly is too: there are no ids"
-	case c.Copies == copiesUnset && !events && c.Key != nil && len(topics) > 1:
-		rule = fmt.Sprintf("is not set, and the source reads %d topics: choose WithinTopic if the same id in two of them means two messages (an order's id in `created` and in `paid`), "+
-			"AcrossTopics if it means one", len(topics))
-	default:
-		return nil
-	}
-	return fmt.Errorf("%w: Config.Copies: %s", ErrConfig, rule)
-}
-
-// sourceTopics returns the topics that a source reads, nil if it does not name them.
-func sourceTopics(s Source) []string {
-	if t, ok := s.(interface{ Topics() []string }); ok {
-		return slices.Compact(slices.Sorted(slices.Values(t.Topics())))
-	}
-	return nil
-}
-
 // readScopeSQL reads what ids mean in a scope. In: scope. Out: at most one row, by the primary key.
 const readScopeSQL = `select topics, copies, first_topic, class, onlyonce.class_before(scope) from onlyonce.scopes where scope = $1`
 
@@ -191,4 +128,16 @@ func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 		return fmt.Errorf("noting what ids mean in the scope: %w", err)
 	}
 	return nil
+}
+
+// checkClass halts unless the scope has the class of Config.Horizon, or had it before and is still
+// claimed in both rings: then the processes of a service may be deployed one after another.
+func (w *worker) checkClass(row *scopeRow) error {
+	mine := w.c.cfg.Horizon.class()
+	if w.c.cfg.Key == nil || slices.Contains(classesOf(row.class, row.classBefore), mine) {
+		return nil
+	}
+	err := w.haltError(HaltClass, "the scope's keys are of class %s, and this consumer's Config.Horizon is %s", row.class, mine)
+	err.class = mine
+	return err
 }

@@ -2,79 +2,20 @@ package consumer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
-// Steps of the engine's statements.
-const (
-	stepBegin = "begin" // see guard
-	stepFence = "fence"
-	stepClaim = "claim"
-	stepAge   = "age"
-	stepOrder = "order"
-	stepPark  = "park"
-	stepHook  = "hook" // Config.OnBegin, see guard
-	stepSeal  = "seal"
-)
-
 const (
 	claimFirstRuns = 32 // transactions that claim first after a duplicate was found
 	rerunLimit     = 5  // immediate runs after serialization failures and deadlocks
 )
-
-// errFenced means that the first statement of a transaction raised: its owner was replaced, or its
-// work is already done.
-var errFenced = errors.New("fenced")
-
-// engine runs the transactions of one owned partition. Two goroutines have one each: the worker,
-// which reads the log, and the retrier, which reads parked messages. The attempt's fence makes each
-// of their messages take effect once.
-type engine struct {
-	ownership
-
-	goroutine      *handlerGoroutine
-	exclusive      bool   // the current attempt is the only one of this process
-	claimFirstLeft int    // transactions for which the claim goes first, after duplicates were found
-	deadlocked     func() // is called when a transaction was undone to end a deadlock; may be nil
-	blocked        blockedKeys
-}
-
-// caution is what a transaction asks before its handlers run, at the cost of a round trip each. If
-// it does not ask, the server raises unless all keys are fresh, and no ordering key is blocked.
-type caution struct{ claim, order bool }
-
-// attempt is the work of one transaction.
-type attempt struct {
-	msgs        []*Message
-	next        int64 // position after the messages, if they come from the log
-	alone       bool  // one message by itself: only such an attempt counts against a message
-	disposition *disposition
-
-	// fence queues the transaction's first statements, which raise OO001 unless this is the first
-	// and only application.
-	fence func(tx *guard.Tx)
-	// alreadyParked means that the message is parked already, so no disposition parks it again.
-	alreadyParked bool
-	// skipClaim leaves the claim out, because the fence has made it.
-	skipClaim bool
-
-	endsReplay bool // its position is where the replay interrupted the work
-
-	answerLost    bool // an earlier attempt had committed: see fence.explain
-	handlerCalled bool // a handler was called
-	done          BatchDone
-	parked        []MessageEvent
-	blockedKeys   []pgtype.UUID // ordering keys of messages that were parked because an earlier one is
-}
 
 // runAttempt runs the transaction until it has committed or has failed. It returns a
 // *handlerFailure because of the handler, errFenced, or another error because of a fault of the
@@ -282,4 +223,49 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		h.bytesChanged = changed != nil && changed()
 	}
 	return h
+}
+
+// setTimeouts queues the transaction's timeouts right after BEGIN, so that they hold for OnBegin,
+// and end a session whose client goes silent there (T7). The fence sets them again, in case OnBegin
+// has changed them. It uses SET, which takes no snapshot, so that OnBegin can still choose the
+// isolation level; set_config would take one.
+//
+// Without OnBegin the fence alone sets them. It comes in one pipeline with BEGIN, so the session is
+// never idle in between, and each fence sets them before it waits for a row's lock. The fence
+// itself has no statement_timeout then, and ends by the client's bound.
+func (c *Consumer) setTimeouts(tx *guard.Tx) {
+	for _, t := range []struct {
+		name  string
+		bound time.Duration
+	}{{"lock_timeout", c.cfg.Timeouts.Lock}, {"statement_timeout", c.cfg.Timeouts.Statement}, {"idle_in_transaction_session_timeout", c.cfg.Timeouts.Idle}} {
+		tx.Engine(stepBegin, "set local "+t.name+" = "+guard.Millis(t.bound))
+	}
+}
+
+// logStray logs a write that a handler queued after it had returned (T6). If the transaction has
+// ended, nothing else would report it.
+func (c *Consumer) logStray(err error) {
+	c.cfg.Logger.Error("onlyonce: a handler queued a statement after it had returned; it was not sent", "scope", c.cfg.Scope, "error", err)
+}
+
+// commit and rollback end a transaction, detached from any request (T5).
+func (c *Consumer) commit(tx *guard.Tx) error { return tx.Commit(c.cfg.Timeouts.Commit) }
+
+func (c *Consumer) rollback(tx *guard.Tx) { tx.Rollback(c.cfg.Timeouts.Commit) }
+
+// pooledConn is a connection of the pool that may have to be left to a handler that does not
+// return.
+type pooledConn struct {
+	conn *primary.Conn
+	once sync.Once
+}
+
+func (s *pooledConn) release() { s.once.Do(s.conn.Release) }
+
+// abandon takes the connection out of the pool and cuts it.
+func (s *pooledConn) abandon(tx *guard.Tx) {
+	s.once.Do(func() {
+		s.conn.Hijack() // the pool may open another one
+		tx.Abandon()
+	})
 }

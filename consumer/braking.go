@@ -1,0 +1,83 @@
+package consumer
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
+)
+
+// haltEverythingFails halts the partition because of a message that failed, like nearly all before
+// it.
+func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltError {
+	b, counts := e.brake, map[string]int{}
+	judged := b.Trip()
+	for _, reason := range judged {
+		counts[reason]++
+	}
+	var reasons, failed []string
+	for _, reason := range []string{parked.NoKey, parked.TooOld, parked.Permanent, parked.Exhausted} {
+		if counts[reason] > 0 {
+			reasons, failed = append(reasons, reason), append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
+		}
+	}
+	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; the partition goes on by itself when it is applied",
+		len(judged), strings.Join(failed, ", "), offset, v.err, b.every)
+	for _, reason := range reasons {
+		if reason == parked.TooOld {
+			continue // an operator has to find out first which of them were applied
+		}
+		h.Redrive = append(h.Redrive, h.redrive(e.c.parkedKind(), reason))
+	}
+	b.halt.Store(h)
+	return h
+}
+
+// recordOutcomes records how the messages of a committed transaction ended.
+func (e *engine) recordOutcomes(applied int, reasons ...string) {
+	if !e.brake.Record(applied, reasons...) {
+		return
+	}
+	if h := e.state.halted.Load(); h != nil && h.Reason == HaltEverythingFails {
+		e.state.halted.CompareAndSwap(h, nil)
+	}
+	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition goes on", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
+}
+
+// recordCommitted records and reports what a transaction of messages that has committed did.
+func (e *engine) recordCommitted(a *attempt) {
+	reasons := make([]string, len(a.parked))
+	for i, p := range a.parked {
+		reasons[i] = p.Reason
+	}
+	e.recordOutcomes(a.done.Handled, reasons...)
+	e.c.emitCommitted(a)
+}
+
+// firstBraked returns the index of the first message of an attempt at which the partition has to
+// halt, before that message is set aside. err is nil if there is none.
+func (e *engine) firstBraked(a *attempt, dispositions []*disposition) (at int, err error) {
+	if a.alreadyParked || e.c.cfg.OnFailure == BlockPartition {
+		return 0, nil
+	}
+	of := func(i int) *disposition {
+		if dispositions[i] == nil {
+			return a.disposition
+		}
+		return dispositions[i]
+	}
+	reasons := make([]string, len(a.msgs))
+	worst := false
+	for i := range a.msgs {
+		if v := of(i); v != nil {
+			reasons[i], worst = v.reason, true
+		}
+	}
+	if !worst {
+		return 0, nil
+	}
+	if at, yes := e.brake.StopsAt(a, reasons...); yes {
+		return at, &brakeError{of(at)}
+	}
+	return 0, nil
+}

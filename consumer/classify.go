@@ -1,0 +1,61 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/primary"
+)
+
+// isRefusal reports whether a SQLSTATE says nothing about a message, however often it comes.
+func (e *engine) isRefusal(state string, h *handlerRun) bool {
+	switch {
+	case guard.RunAgain(state), state == codeLockTimeout:
+		return true // other transactions are in the way
+	case strings.HasPrefix(state, classResources):
+		return state != codeOwnLimit // the server has no room
+	case state == codeAdminShutdown, state == codeNotNow, state == codeTransactionTimeout:
+		return true // an administrator ends sessions
+	case state == codeIdleTimeout:
+		return h.took < e.c.cfg.Timeouts.Idle // the server's own setting, not Config's
+	case state == codeCrashShutdown:
+		return !e.exclusive // another session has crashed: a neighbour's, unless there was none
+	}
+	return false
+}
+
+// classifyFailure decides whose fault a rolled back attempt is: the handler's (*handlerFailure),
+// the server's, or that of the way to it.
+func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun, failed *guard.Failure, lost bool) error {
+	switch {
+	case work.Err() != nil:
+		return context.Cause(work) // given up while it ran: no fault of the message
+	case h.timeoutErr != nil:
+		return &handlerFailure{index: h.failedIndex, err: h.timeoutErr}
+	case failed == nil:
+		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
+	case failed.Step != "" && primary.Refused(failed):
+		return failed // the way leads to a standby (T12)
+	case failed.Step != stepHook && e.isRefusal(sqlState(failed), h):
+		return &serverRefusal{failed, h.failedIndex}
+	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
+		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
+	case failed.Step == "":
+		// A statement's error counts before the handler's.
+		return &handlerFailure{index: -1, err: failed, lost: lost}
+	case lost && a.handlerCalled:
+		// Perhaps a message kills connections; the count will show it.
+		return &handlerFailure{index: -1, err: failed, lost: true}
+	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
+		// The table refuses the message, and always will.
+		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
+	case failed.Step == stepSeal && sqlState(failed) != "":
+		return &handlerFailure{index: -1, err: failed} // a deferred constraint
+	case failed.Step != stepHook && sqlState(failed) != "":
+		// The engine's statements are the same for every message, but their number is not.
+		return &serverRefusal{failed, -1}
+	}
+	return failed
+}

@@ -1,0 +1,160 @@
+package consumer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/shard"
+)
+
+// maxConcurrency is the most transactions of one partition at once: more than any server has
+// connections to spare for.
+const maxConcurrency = 256
+
+// maxScope is the most bytes of a scope, so that it fits the names and metadata that contain it.
+const maxScope = 200
+
+func (c Config) faults(events bool) error {
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
+	if c.Scope == "" {
+		l.Add("Scope", "must not be empty: it names this consumer, and keys and positions are kept under it")
+	}
+	if len(c.Scope) > maxScope {
+		l.Add("Scope", "is %d bytes long: at most %d", len(c.Scope), maxScope)
+	}
+	switch {
+	case events && (c.Key != nil || c.PositionsOnly || c.Tenant != nil):
+		l.Add("Key", "must not be set, nor PositionsOnly and Tenant: the source is one of events, which have their ids and tenants from where they were appended")
+	case events:
+	case c.Key == nil && !c.PositionsOnly:
+		l.Add("Key", "is not set: choose where a message's id is (HeaderKey, CloudEventKey, JSONKey or a function of yours), or set PositionsOnly to run without ids")
+	case c.Key != nil && c.PositionsOnly:
+		l.Add("PositionsOnly", "is set, and Key is too: choose one")
+	case c.Key != nil:
+		l.Join(keyFuncFault(c.Key))
+	}
+	c.checkTooOld(l)
+	c.checkHorizon(l)
+	if strings.ContainsRune(c.Scope, 0) {
+		l.Add("Scope", "must not hold a NUL character: PostgreSQL stores none")
+	}
+	if !slices.Contains([]FailurePolicy{ParkMessage, ParkOrderingKey, BlockPartition}, c.OnFailure) {
+		l.Add("OnFailure", "is %d: must be ParkMessage, ParkOrderingKey or BlockPartition", c.OnFailure)
+	}
+	if c.CopiesWithin > 0 && (c.CopiesWithin < time.Second || c.Key == nil) {
+		l.Add("CopiesWithin", "is %v: must be at least a second, or 0 for not declared, and needs Key", c.CopiesWithin)
+	}
+	for i, m := range c.Middleware {
+		if m == nil {
+			l.Add("Middleware", "has nil at index %d", i)
+		}
+	}
+	l.Signs(c)
+	w := c.withDefaults()
+	if w.Brake.Percent > 100 {
+		l.Add("Brake.Percent", "is %d: must not be above 100; Brake.Off switches the brake off", w.Brake.Percent)
+	}
+	if w.Brake.Least > w.Brake.Window {
+		l.Add("Brake.Least", "is %d: must not be above Brake.Window, %d", w.Brake.Least, w.Brake.Window)
+	}
+	if w.Concurrency > maxConcurrency {
+		l.Add("Concurrency", "is %d: must not be above %d", w.Concurrency, maxConcurrency)
+	}
+	if w.Window < w.Concurrency && c.BatchSize >= 0 { // else its default is wrong only because of that
+		l.Add("Window", "is %d: must not be below Concurrency, %d", w.Window, w.Concurrency)
+	}
+	if w.Backoff.Min > w.Backoff.Max {
+		l.Add("Backoff.Max", "is %v: must not be below Backoff.Min, %v", w.Backoff.Max, w.Backoff.Min)
+	}
+	if w.HandlerTimeout > w.BatchTimeout {
+		l.Add("BatchTimeout", "is %v: must not be below HandlerTimeout, %v, which it would cut short", w.BatchTimeout, w.HandlerTimeout)
+	}
+	return l.Err()
+}
+
+// checkTooOld checks that TooOld is set if and only if ids have times.
+func (c *Config) checkTooOld(l *fields.List) {
+	timed := c.Key != nil && isTimed(c.Key)
+	switch {
+	case c.TooOld < tooOldUnset || c.TooOld > ApplyTooOld:
+		l.Add("TooOld", "is %d: must be ParkTooOld or ApplyTooOld, or 0 without TimedKey", c.TooOld)
+	case timed && c.TooOld == tooOldUnset:
+		l.Add("TooOld", "is not set, and Key is one of TimedKey: choose ParkTooOld, or ApplyTooOld if a copy that comes past the horizon may take effect again")
+	case !timed && c.TooOld != tooOldUnset:
+		l.Add("TooOld", "is set, and Key is none of TimedKey: no message has a time that could be compared")
+	}
+}
+
+// checkHorizon checks that the class exists, and that there are keys to remember.
+func (c *Config) checkHorizon(l *fields.List) {
+	switch {
+	case c.Horizon < HorizonStandard || c.Horizon > HorizonLong:
+		l.Add("Horizon", "is %d: must be HorizonStandard, HorizonShort or HorizonLong", c.Horizon)
+	case c.Horizon != HorizonStandard && c.Key == nil:
+		l.Add("Horizon", "is set, and Key is not: no keys are claimed in the consumers' rings")
+	}
+}
+
+// copiesFault returns what is wrong with the choice. Events need none, because each topic gives out
+// its own ids.
+func (c Config) copiesFault(events bool, topics []string) error {
+	rule := ""
+	switch {
+	case c.Copies < copiesUnset || c.Copies > AcrossTopics:
+		rule = fmt.Sprintf("is %d: must be WithinTopic or AcrossTopics, or 0 for not set", c.Copies)
+	case c.Copies != copiesUnset && events:
+		rule = "must not be set: the source is one of events, whose ids count within their topic"
+	case c.Copies != copiesUnset && c.PositionsOnly:
+		rule = "is set, and PositionsOnly is too: there are no ids"
+	case c.Copies == copiesUnset && !events && c.Key != nil && len(topics) > 1:
+		rule = fmt.Sprintf("is not set, and the source reads %d topics: choose WithinTopic if the same id in two of them means two messages (an order's id in `created` and in `paid`), "+
+			"AcrossTopics if it means one", len(topics))
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: Config.Copies: %s", ErrConfig, rule)
+}
+
+// sourceTopics returns the topics that a source reads, nil if it does not name them.
+func sourceTopics(s Source) []string {
+	if t, ok := s.(interface{ Topics() []string }); ok {
+		return slices.Compact(slices.Sorted(slices.Values(t.Topics())))
+	}
+	return nil
+}
+
+// setFault returns what is wrong with the databases of a consumer.
+func setFault(set *shard.Set, events bool) error {
+	if set == nil {
+		return fmt.Errorf("%w: db: must not be nil", ErrConfig)
+	}
+	if _, partitions := set.Routes(); !partitions {
+		return fmt.Errorf("%w: db: shard.Config.OfPartition: must not be nil: it names the database of a partition", ErrConfig)
+	}
+	if events {
+		return fmt.Errorf("%w: db: must be one pool with a source of events: those lie in one database, and are claimed there", ErrConfig)
+	}
+	return nil
+}
+
+// sharedFaults returns what a consumer of a share group cannot have.
+func (c *Consumer) sharedFaults(sharded bool) error {
+	if c.shares == nil {
+		return nil
+	}
+	var faults []error
+	refuse := func(wrong bool, field, rule string) {
+		if wrong {
+			faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, rule))
+		}
+	}
+	refuse(c.cfg.OnFailure != ParkMessage, "Config.OnFailure", "must be ParkMessage: a share group has no order that a message could hold up")
+	refuse(c.cfg.OrderingKey != nil, "Config.OrderingKey", "must not be set: a share group has no order")
+	refuse(c.cfg.TooOld != 0, "Config.TooOld", "must not be set, nor a TimedKey: a share group has no frontier of times")
+	refuse(sharded, "db", "must be one pool: a share group delivers to one database")
+	return errors.Join(faults...)
+}

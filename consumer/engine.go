@@ -1,0 +1,191 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/consumer/internal/attemptlock"
+	brakes "github.com/onlyonce/onlyonce/consumer/internal/brake"
+	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/primary"
+)
+
+// Steps of the engine's statements.
+const (
+	stepBegin = "begin" // see guard
+	stepFence = "fence"
+	stepClaim = "claim"
+	stepAge   = "age"
+	stepOrder = "order"
+	stepPark  = "park"
+	stepHook  = "hook" // Config.OnBegin, see guard
+	stepSeal  = "seal"
+)
+
+// ownership is what this process knows of a partition that it owns. The worker and its retrier, two
+// goroutines, share it: after the take-over it does not change.
+type ownership struct {
+	c     *Consumer
+	id    source.Identity
+	cur   *cursor // what this process owns; nil before the first take-over
+	state *partitionState
+	brake *brake
+
+	idInTopic bool // ids count within the topic (K8)
+
+	// redoUntil is the offset below which messages may have been handled before: in a history that
+	// the database has lost, or before an operator set the position back (O6).
+	redoUntil int64
+}
+
+// engine runs the transactions of one owned partition. Two goroutines have one each: the worker,
+// which reads the log, and the retrier, which reads parked messages. The attempt's fence makes each
+// of their messages take effect once.
+type engine struct {
+	ownership
+
+	goroutine      *handlerGoroutine
+	exclusive      bool   // the current attempt is the only one of this process
+	claimFirstLeft int    // transactions for which the claim goes first, after duplicates were found
+	deadlocked     func() // is called when a transaction was undone to end a deadlock; may be nil
+	blocked        blockedKeys
+}
+
+// caution is what a transaction asks before its handlers run, at the cost of a round trip each. If
+// it does not ask, the server raises unless all keys are fresh, and no ordering key is blocked.
+type caution struct{ claim, order bool }
+
+// attempt is the work of one transaction.
+type attempt struct {
+	msgs        []*Message
+	next        int64 // position after the messages, if they come from the log
+	alone       bool  // one message by itself: only such an attempt counts against a message
+	disposition *disposition
+
+	// fence queues the transaction's first statements, which raise OO001 unless this is the first
+	// and only application.
+	fence func(tx *guard.Tx)
+	// alreadyParked means that the message is parked already, so no disposition parks it again.
+	alreadyParked bool
+	// skipClaim leaves the claim out, because the fence has made it.
+	skipClaim bool
+
+	endsReplay bool // its position is where the replay interrupted the work
+
+	answerLost    bool // an earlier attempt had committed: see fence.explain
+	handlerCalled bool // a handler was called
+	done          BatchDone
+	parked        []MessageEvent
+	blockedKeys   []pgtype.UUID // ordering keys of messages that were parked because an earlier one is
+}
+
+// brake is the brake of one partition. The partition's worker and retrier share it.
+type brake struct {
+	brakes.Window
+	every time.Duration
+	halt  atomic.Pointer[HaltError]
+}
+
+func newBrake(cfg Brake) *brake {
+	return &brake{Window: brakes.Window{Off: cfg.Off, Size: cfg.Window, Percent: cfg.Percent, Least: cfg.Least}, every: cfg.Every}
+}
+
+// blockedKeys are ordering keys that were blocked when the database was last asked. It is a guess:
+// the database decides.
+type blockedKeys map[pgtype.UUID]struct{}
+
+const maxBlockedKeys = 1024
+
+// any reports whether one of the keys was blocked, or may have been: there were too many to note.
+func (b blockedKeys) any(keys []pgtype.UUID) bool {
+	if len(b) == 0 || len(b) >= maxBlockedKeys {
+		return len(b) > 0
+	}
+	return slices.ContainsFunc(keys, func(k pgtype.UUID) bool { _, was := b[k]; return was })
+}
+
+func (b *blockedKeys) note(key pgtype.UUID, blocked bool) {
+	switch {
+	case !blocked:
+		delete(*b, key)
+	case *b == nil:
+		*b = blockedKeys{key: {}}
+	case len(*b) < maxBlockedKeys:
+		(*b)[key] = struct{}{}
+	}
+}
+
+// handlerGoroutine is the goroutine in which a partition's handlers run, one transaction after
+// another.
+type handlerGoroutine struct {
+	work chan func()
+	id   uint64
+	gone chan struct{}
+}
+
+func startHandlerGoroutine() *handlerGoroutine {
+	h := &handlerGoroutine{work: make(chan func()), gone: make(chan struct{})}
+	named := make(chan struct{})
+	go func() {
+		defer close(h.gone)
+		h.id = guard.GoroutineID()
+		close(named)
+		for f := range h.work {
+			f()
+		}
+	}()
+	<-named
+	return h
+}
+
+func (e *engine) haltErrorAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
+	if e.cur != nil && e.cur.replayUntil != nil {
+		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
+		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
+	}
+	return &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), Topic: e.id.Topic, Partition: e.id.Partition, Position: pos,
+		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
+}
+
+// reportRetry reports that something is tried again, and returns the wait before that.
+func (e *engine) reportRetry(r MessageEvent, b backoff.BackOff) time.Duration {
+	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, primary.Wait(r.Err, waitAtLeast(r.Err, b.NextBackOff()))
+	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
+		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
+	if e.c.cfg.Hooks.Retry != nil {
+		e.c.cfg.Hooks.Retry(r)
+	}
+	return r.Wait
+}
+
+// readOwnCursor reads the cursor. It returns errMoved if an operator has taken over the cursor to
+// set its position, and ErrOwnershipLost if it has another owner.
+func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
+	cur, err := e.c.readCursor(ctx, e.id.Topic, e.id.Partition)
+	switch {
+	case err != nil:
+		return nil, err
+	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
+		return cur, nil
+	case cur != nil && (cur.run != e.cur.run || cur.retired):
+		return nil, errMoved
+	}
+	return nil, fmt.Errorf("%w: cursor %d has another owner", source.ErrOwnershipLost, e.cur.id)
+}
+
+// lockAttempts waits for the engine's turn. While an attempt is alone, the engine knows that
+// nothing else of the process is under way.
+func (e *engine) lockAttempts(ctx context.Context, alone bool) (leave func(), err error) {
+	cfg := &e.c.cfg
+	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.Timeouts.Commit + cfg.Timeouts.Lock + cfg.Timeouts.Statement)
+	leave, err = attemptlock.Of(ctx).Acquire(ctx, alone, bound)
+	e.exclusive = alone && err == nil
+	return leave, err
+}

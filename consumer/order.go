@@ -1,0 +1,112 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
+)
+
+// refuseBlockedSQL raises OO006 if one of these ordering keys is blocked; blockedSQL returns which
+// are, in one row with an array in their order. By the partial index parked_order. A key that is
+// not blocked now stays so until this transaction ends: only the worker's own transactions block
+// keys of a partition, and they run one after another.
+const (
+	refuseBlockedSQL = `select onlyonce.pass($1)`
+	blockedSQL       = `select onlyonce.blocked($1)`
+)
+
+// checkOrder finds which messages must wait because an earlier one of their ordering key is parked,
+// also if this transaction parks it. On the optimistic path the server raises if the database has
+// any. A batch with a key that was blocked when it was last asked is not on that path.
+func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, askFirst bool) {
+	if e.c.cfg.OnFailure != ParkOrderingKey || a.alreadyParked {
+		return
+	}
+	keys, index := make([]pgtype.UUID, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
+	for i, m := range a.msgs {
+		if m.orderKey.Valid && !(dispositions[i] != nil && dispositions[i].reason == reasonDuplicate) {
+			keys, index = append(keys, m.orderKey), append(index, i)
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	held := map[pgtype.UUID]bool{}
+	if askFirst || e.blocked.any(keys) {
+		var blocked []bool
+		if err := tx.EngineRow(ctx, stepOrder, blockedSQL, keys).Scan(&blocked); err != nil {
+			tx.Fail(stepOrder, err)
+			return
+		}
+		if len(blocked) != len(keys) {
+			tx.Fail(stepOrder, fmt.Errorf("%d answers for %d ordering keys", len(blocked), len(keys)))
+			return
+		}
+		for n, b := range blocked {
+			e.blocked.note(keys[n], b)
+			if b {
+				held[keys[n]] = true
+			}
+		}
+	} else {
+		tx.Engine(stepOrder, refuseBlockedSQL, keys)
+	}
+	for _, i := range index {
+		m := a.msgs[i]
+		switch {
+		case held[m.orderKey] && dispositions[i] == nil:
+			dispositions[i] = &disposition{reason: parked.Behind, err: errBehind, waitsFor: m.orderKey}
+		case dispositions[i] != nil:
+			held[m.orderKey] = true // it will be parked, and later messages of its key wait for it
+		}
+	}
+}
+
+// tooOldSQL reads the time until which ids are too old; see the function's comment in the
+// migration. In: scope. Out: one row, null if nothing is forgotten. refuseTooOldSQL raises OO003
+// if the oldest id of a batch is. In: scope, the time of that id. Two rows by their primary keys.
+const (
+	tooOldSQL       = `select onlyonce.too_old($1)`
+	refuseTooOldSQL = `select onlyonce.refuse_too_old($1, $2)`
+)
+
+// checkAge finds which messages may be copies whose key is forgotten (K9). It runs after the claim:
+// a segment that the claim did not search counts as forgotten by then, whenever it was retired. On
+// the optimistic path the server raises if there is such a message.
+//
+// Messages of a replay are exempt, and so are parked ones: an operator has decided on them.
+func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, claimFirst bool) {
+	if e.c.cfg.TooOld != ParkTooOld || a.alreadyParked || len(a.msgs) == 0 || a.msgs[0].replay > 0 {
+		return
+	}
+	oldest := time.Time{}
+	for i, m := range a.msgs {
+		if dispositions[i] == nil && (oldest.IsZero() || m.madeAt.Before(oldest)) {
+			oldest = m.madeAt
+		}
+	}
+	if oldest.IsZero() {
+		return // duplicates only
+	}
+	if !claimFirst {
+		tx.Engine(stepAge, refuseTooOldSQL, e.c.cfg.Scope, storableTime(oldest))
+		return
+	}
+	var until *time.Time
+	if err := tx.EngineRow(ctx, stepAge, tooOldSQL, e.c.cfg.Scope).Scan(&until); err != nil {
+		tx.Fail(stepAge, err)
+		return
+	}
+	for i, m := range a.msgs {
+		if until != nil && dispositions[i] == nil && !m.madeAt.After(*until) {
+			dispositions[i] = &disposition{reason: parked.TooOld, err: fmt.Errorf(
+				"its id was made at %s, and ids that were made until %s may be forgotten: the database does not know whether it is a copy",
+				m.madeAt.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))}
+		}
+	}
+}

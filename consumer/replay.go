@@ -1,0 +1,54 @@
+package consumer
+
+import (
+	"context"
+)
+
+// endReplaySQL ends a replay, in the transaction that moves the position to where the replay
+// interrupted the work.
+const endReplaySQL = `
+update onlyonce.cursors set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
+
+// resumeDoneSQL takes over what was done above the position that a replay has interrupted, in the
+// transaction that ends the replay. In: cursor, its run, the interrupted position. The rows below
+// it are pruned, as those of the replay itself (C5).
+const resumeDoneSQL = `
+update onlyonce.done set run = $2 where cursor_id = $1 and run = $2::integer - 1 and "offset" >= $3`
+
+// endReplayHeldSQL is endReplaySQL and resumeDoneSQL for a position that stays as it is.
+const endReplayHeldSQL = `
+with held as (select id from onlyonce.leases where id = $1 and epoch = $3 and nonce = $4 for share),
+resumed as (
+  update onlyonce.done d set run = $5 from held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" >= $6)
+update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_resend = false
+  from held where c.id = held.id and c.replay_no = $2`
+
+// endReplay continues where the replay interrupted the work. It returns errMoved when that is done,
+// because the messages that were fetched ahead are not the next ones.
+func (w *worker) endReplay(work context.Context) error {
+	w.reader.discard(w.cur.runEpoch) // the epoch that belongs to the interrupted position
+	var err error
+	if w.cur.replayResume > w.pos {
+		err = w.runTransaction(work, &attempt{next: w.cur.replayResume, endsReplay: true})
+	} else {
+		bounded, cancel := w.c.bounded(work)
+		defer cancel()
+		_, err = w.c.pool.Exec(bounded, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, w.cur.replayResume)
+	}
+	if err == nil {
+		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition goes on from where it was interrupted", "scope", w.c.cfg.Scope,
+			"topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo)
+		err = errMoved
+	}
+	return err
+}
+
+// announceReplay logs, once for each replay, that this process handles its messages.
+func (w *worker) announceReplay() {
+	if w.cur.replayUntil == nil || w.cur.replayNo == w.replay {
+		return
+	}
+	w.replay = w.cur.replayNo
+	w.c.cfg.Logger.Info("onlyonce: replay begins", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition,
+		"replay", w.cur.replayNo, "from", w.pos, "until", *w.cur.replayUntil, "resend", w.cur.replayResend)
+}

@@ -1,0 +1,133 @@
+package consumer
+
+import (
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// retrier reads the parked messages of one owned partition, and tries them again through the
+// engine, beside the worker and under the same lease. It never holds up the worker: if a key's
+// messages fail, only messages of that key wait.
+type retrier struct {
+	engine
+	promotions promotions
+	wake       chan struct{}
+
+	owed map[int64]int // by row: attempts that count in the database and are to be taken back
+
+	polled *polledPartition
+	sample frontierSample
+	dueAt  time.Time // when the next row is due; zero: none is known
+
+	// retryAlone makes it run attempts alone: which ones were under way when the previous owner
+	// died is not known.
+	retryAlone bool
+	ownedSince time.Time // when this process took over
+}
+
+func newRetrier(own ownership, unclean bool) *retrier {
+	return &retrier{engine: engine{ownership: own}, promotions: promotions{all: true}, wake: make(chan struct{}, 1), owed: map[int64]int{},
+		polled: own.c.poller.join(own.id, own.cur, own.state), retryAlone: unclean, ownedSince: time.Now()}
+}
+
+func (r *retrier) wakeUp() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+	r.c.poller.pollSoon() // another row may be due next now
+}
+
+// setDue records that a row is due in a time, unless an earlier one is.
+func (r *retrier) setDue(d time.Duration) {
+	if at := time.Now().Add(d); r.dueAt.IsZero() || at.Before(r.dueAt) {
+		r.dueAt = at
+	}
+}
+
+func (r *retrier) isDue() bool { return !r.dueAt.IsZero() && !time.Now().Before(r.dueAt) }
+
+// countsForBrake reports whether rows count for the brake. They do if failed messages are retried
+// here; otherwise an operator has redriven them.
+func (r *retrier) countsForBrake() bool { return r.c.cfg.OnFailure == ParkOrderingKey }
+
+// promotions are the ordering keys of which the first blocked message may be due. The worker and
+// the retrier add keys, and the retrier takes them.
+type promotions struct {
+	mu         sync.Mutex
+	keys       map[pgtype.UUID]struct{}
+	all        bool      // every key of the partition, because some are not known
+	promotedAt time.Time // when all keys were last checked
+}
+
+func (p *promotions) add(keys ...pgtype.UUID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.keys == nil {
+		p.keys = map[pgtype.UUID]struct{}{}
+	}
+	for _, k := range keys {
+		p.keys[k] = struct{}{}
+	}
+}
+
+func (p *promotions) addAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = true
+}
+
+// take empties the set. If all is true, every key is to be checked, also those that are not in
+// keys.
+func (p *promotions) take() (keys map[pgtype.UUID]struct{}, all bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	keys, all = p.keys, p.all || time.Since(p.promotedAt) > promoteAllEvery
+	p.keys, p.all = nil, false
+	return keys, all
+}
+
+// allPromoted records that all keys were checked.
+func (p *promotions) allPromoted() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.promotedAt = time.Now()
+}
+
+// noteParked records what a committed transaction of the log has parked.
+func (r *retrier) noteParked(a *attempt) {
+	switch {
+	case a.answerLost:
+		r.promoteAllSoon()
+	case len(a.parked) > 0:
+		r.promotions.add(a.blockedKeys...)
+		r.wakeUp()
+	}
+}
+
+// promoteAllSoon is for transactions of which it is not known what they parked.
+func (r *retrier) promoteAllSoon() {
+	r.promotions.addAll()
+	r.wakeUp()
+}
+
+// promoteAllEvery bounds how long a row can stay blocked although nothing blocks it.
+const promoteAllEvery = 5 * time.Minute
+
+// frontierSample is one reading of the database's clock, followed by one of the log's end. In this
+// order, records that were appended before the clock was read are below the end. (Records that were
+// appended but are not replicated yet are above the high watermark. Replication is late by seconds,
+// while the horizon is days.) When the position has passed that end, the frontier is the sample's
+// time (K6).
+type frontierSample struct {
+	at    time.Time // by the database's clock, from a poll's answer
+	asked time.Time // when that answer arrived; zero: there is no sample
+	end   int64     // -1: no fetch that began after asked has returned yet
+	last  time.Time // when the latest frontier was written
+}
+
+// sampleEvery is how often the owner of a partition samples how far it is in the time of its log.
+// Horizons are hours and days.
+const sampleEvery = 30 * time.Second

@@ -1,0 +1,139 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+)
+
+// workOnLog works until ctx is done (nil), or until an error ends it: ErrOwnershipLost, *HaltError,
+// errMoved, errPaused, or a fault of a server.
+func (w *worker) workOnLog(ctx context.Context) error {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	work, cancel := drainContext(ctx, w.c.cfg.DrainTimeout)
+	defer cancel()
+	until := stop{ctx, work}
+
+	w.announceReplay()
+	w.state.clearTrouble(&w.state.logTrouble) // its message may not be the next one any more
+	w.retrier = newRetrier(w.ownership, w.unclean)
+	defer w.c.poller.leave(w.retrier.polled)
+	// Before anything is fetched: the partition may be paused.
+	if err := w.retrier.awaitFirstPoll(ctx); err != nil {
+		return err
+	}
+	var retries sync.WaitGroup
+	if !w.brake.Stopped() {
+		retries.Go(func() {
+			if err := w.retrier.retryUntilDone(until); err != nil {
+				end(err)
+			}
+		})
+	}
+	committer := startCommitter(w.p, w.id, &w.c.cfg, w.pos)
+	w.reader = &reader{cfg: &w.c.cfg, mark: w.markAlone, id: w.id, cur: w.cur, brake: w.brake,
+		fetches: startPrefetcher(ctx, w.c, w.id, w.p, w.state, w.pos), next: w.pos, epoch: w.leaderEpoch}
+	w.pruning = startPruning(&w.ownership)
+	var err error
+	if below := (progressRow{w.cur.run, w.pos}); !w.slotted {
+		retries.Go(func() { w.pruneOldDone(ctx, below) })
+	}
+	if w.slotted {
+		err = w.handleInSlots(until, committer)
+	} else {
+		err = w.handleBatches(until, committer)
+	}
+	committer.offer(w.pos) // it may have ended in the middle of a batch
+	w.reader.stop()
+	if lost := committer.stop(); lost != nil && err == nil {
+		err = lost
+	}
+	end(nil)
+	retries.Wait()
+	w.retrier.stopHandlers()
+	w.stopHandlers()
+	if errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
+	}
+	return err
+}
+
+// handleBatches reads and handles one batch after another.
+func (w *worker) handleBatches(until stop, committer *committer) error {
+	ctx, work := until.taking, until.working
+	for ctx.Err() == nil {
+		if w.cur.pastReplay(w.pos) {
+			return w.endReplay(work)
+		}
+		if w.brake.Stopped() {
+			if err := w.probeOne(until, committer); err != nil {
+				return err
+			}
+			committer.offer(w.pos)
+			continue
+		}
+		msgs, next, err := w.reader.nextBatch(ctx, w.pos, committer.lost)
+		if err != nil {
+			return w.fetchError(err)
+		}
+		switch {
+		case len(msgs) > 0:
+			w.state.inFlight.Store(int64(len(msgs)))
+			err = w.handleBatch(until, msgs, next)
+			w.state.inFlight.Store(0)
+			w.reader.release(msgs)
+		case next > w.pos:
+			err = w.advancePosition(until, next)
+		}
+		if err != nil {
+			return err
+		}
+		if err := fault.Point(fault.Noted); err != nil {
+			return err
+		}
+		committer.offer(w.pos)
+		w.pruning.stepIfDue(work)
+	}
+	if len(w.reader.msgs) == 0 && w.reader.next > w.pos {
+		return w.advancePosition(until, w.cur.capAtReplayEnd(w.reader.next))
+	}
+	return nil
+}
+
+// probeOne tries one message while the brake holds the partition. It returns errMoved if that
+// releases the brake. If failed messages are retried from the database and one of them is due,
+// probe tries that one, and messages in the log wait.
+func (w *worker) probeOne(until stop, committer *committer) error {
+	if w.c.cfg.OnFailure == ParkOrderingKey {
+		if _, err := w.retrier.retryNext(until); err != nil {
+			return err
+		}
+		if !w.brake.Stopped() {
+			return errMoved
+		}
+	}
+	bounded, cancel := context.WithTimeout(until.taking, w.brake.every)
+	defer cancel()
+	msgs, next, err := w.reader.nextBatch(bounded, w.pos, committer.lost)
+	switch {
+	case err != nil:
+		return w.fetchError(err)
+	case len(msgs) > 0:
+		err = w.handleAlone(until, msgs[0], next)
+		w.reader.release(msgs)
+	case next > w.pos:
+		err = w.advancePosition(until, next)
+	case until.taking.Err() == nil: // the log has no message
+		return w.brake.halt.Load()
+	}
+	if err == nil && !w.brake.Stopped() {
+		err = errMoved
+	}
+	return err
+}
