@@ -140,9 +140,7 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	}
 	nonce := newNonce()
 	var epoch *int64
-	bounded, cancel := w.c.bounded(ctx)
-	defer cancel()
-	err := w.c.pool.QueryRow(bounded, takeCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
+	err := w.c.queryRow(ctx, takeCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
 		uuidOrNull(w.id.TopicID), int32(w.c.cfg.Concurrency), w.c.sharedSlots(), guard.Millis(w.c.cfg.Timeouts.Lock)).Scan(&epoch) //nolint:gosec // at most maxConcurrency
 	if err != nil {
 		return false, fmt.Errorf("taking over cursor %d: %w", seen.id, err)
@@ -173,9 +171,7 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	case w.unclean:
 		w.aloneLeft = w.c.cfg.BatchSize
 	}
-	if w.c.cfg.Hooks.Owned != nil {
-		w.c.cfg.Hooks.Owned(PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
-	}
+	emit(w.c.cfg.Hooks.Owned, PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
 	return true, nil
 }
 

@@ -86,10 +86,8 @@ func (ap *applier) proof() (epoch pgtype.Int8, nonce pgtype.UUID) {
 // countAttempt counts an attempt before it is made, minus those that are owed, and records how many
 // earlier ones had an answer that counts.
 func (ap *applier) countAttempt(ctx context.Context, offset int64, owed, answered int) (n, unanswered int, err error) {
-	ctx, cancel := ap.c.bounded(ctx)
-	defer cancel()
 	epoch, nonce := ap.proof()
-	err = ap.c.pool.QueryRow(ctx, countAttemptSQL, ap.cur.id, epoch, nonce, offset, owed, answered).Scan(&n, &unanswered)
+	err = ap.c.queryRow(ctx, countAttemptSQL, ap.cur.id, epoch, nonce, offset, owed, answered).Scan(&n, &unanswered)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		// By another owner, or by an operator: the next read of the cursor decides.

@@ -98,9 +98,7 @@ func (c *committer) commitUntilStopped(committed int64) {
 
 func (c *committer) commit(ctx context.Context, offset int64) error {
 	o := PartitionEvent{Topic: c.id.Topic, Partition: c.id.Partition, Offset: offset}
-	if c.hooks.OffsetStart != nil {
-		ctx = c.hooks.OffsetStart(ctx, o)
-	}
+	ctx = begin(ctx, c.hooks.OffsetStart, o)
 	err := fault.Point(fault.OffsetSending)
 	if err == nil {
 		err = c.p.Commit(ctx, offset, offsetMetadata(c.scope, offset))
@@ -108,9 +106,7 @@ func (c *committer) commit(ctx context.Context, offset int64) error {
 	if err == nil {
 		err = fault.Point(fault.OffsetSent)
 	}
-	if c.hooks.OffsetEnd != nil {
-		c.hooks.OffsetEnd(ctx, o, err)
-	}
+	end(ctx, c.hooks.OffsetEnd, o, err)
 	return err
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/consumer/internal/budget"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/pace"
@@ -127,6 +129,30 @@ const queryTimeout = 10 * time.Second
 // and Timeouts.Statement.
 func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement)
+}
+
+// queryRow runs one statement of the engine within these bounds.
+func (c *Consumer) queryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	ctx, cancel := c.bounded(ctx)
+	return &boundedRow{c.pool.QueryRow(ctx, sql, args...), cancel}
+}
+
+type boundedRow struct {
+	row    pgx.Row
+	cancel context.CancelFunc
+}
+
+func (r *boundedRow) Scan(into ...any) error {
+	defer r.cancel()
+	return r.row.Scan(into...)
+}
+
+// exec is queryRow for a statement without an answer.
+func (c *Consumer) exec(ctx context.Context, sql string, args ...any) error {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	_, err := c.pool.Exec(ctx, sql, args...)
+	return err
 }
 
 // detached is for writes that are needed although the work has ended.

@@ -154,9 +154,7 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 		class        string
 		classBefore  *string
 	)
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
-	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
+	err := c.queryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
 		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.position, &anchorOffset, &anchorEpoch, &anchorHash,
 		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.redoUntil, &r.redoTopicID, &r.doneUntil, &r.suspects,
 		&class, &classBefore)

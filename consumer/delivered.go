@@ -169,9 +169,7 @@ func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *delivery)
 		// The cursor may have been read before the row was made (K10). It does not change then.
 		cur.classes = classesOf(row.class, row.classBefore)
 	}
-	bounded, cancel := c.bounded(ctx)
-	defer cancel()
-	if err := c.pool.QueryRow(bounded, pausedSQL, c.cfg.Scope, d.Topic, d.Partition).Scan(&p.paused); err != nil {
+	if err := c.queryRow(ctx, pausedSQL, c.cfg.Scope, d.Topic, d.Partition).Scan(&p.paused); err != nil {
 		return nil, false, fmt.Errorf("asking whether the partition is paused: %w", err)
 	}
 	p.known, p.readAt = own, time.Now()
@@ -208,9 +206,7 @@ func (p *deliveredPartition) report(c *Consumer, err error) {
 	if due {
 		c.cfg.Logger.Error("onlyonce: delivered messages are given back", halt.attributes()...)
 	}
-	if c.cfg.Hooks.Halted != nil {
-		c.cfg.Hooks.Halted(halt)
-	}
+	emit(c.cfg.Hooks.Halted, halt)
 }
 
 // delivered runs the transactions of one delivery, one after another, beside those of others.
@@ -291,9 +287,7 @@ func (f *shareFence) explain(work context.Context, a *attempt) error {
 	var position int64
 	var epoch int32
 	var doneOffsets, doneHashes []int64
-	ctx, cancel := d.c.bounded(work)
-	defer cancel()
-	err := d.c.pool.QueryRow(ctx, deliveredDoneSQL, d.cur.id, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(f.offsets)).
+	err := d.c.queryRow(work, deliveredDoneSQL, d.cur.id, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(f.offsets)).
 		Scan(&takes, &position, &epoch, &doneOffsets, &doneHashes)
 	switch {
 	case err != nil && !errors.Is(err, pgx.ErrNoRows):

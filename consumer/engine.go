@@ -159,9 +159,7 @@ func (e *engine) reportRetry(r MessageEvent, b backoff.BackOff) time.Duration {
 	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, primary.Wait(r.Err, waitAtLeast(r.Err, b.NextBackOff()))
 	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
 		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
-	if e.c.cfg.Hooks.Retry != nil {
-		e.c.cfg.Hooks.Retry(r)
-	}
+	emit(e.c.cfg.Hooks.Retry, r)
 	return r.Wait
 }
 

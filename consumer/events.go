@@ -5,17 +5,24 @@ import (
 	"time"
 )
 
-// traceAttempt and traceAttemptEnd call the pair of hooks around a transaction.
-func (c *Consumer) traceAttempt(ctx context.Context, d BatchDone) context.Context {
-	if c.cfg.Hooks.AttemptStart == nil {
+// begin calls the first hook of a pair, and returns the context of the step. end calls the second.
+func begin[S any](ctx context.Context, start func(context.Context, S) context.Context, step S) context.Context {
+	if start == nil {
 		return ctx
 	}
-	return c.cfg.Hooks.AttemptStart(ctx, d)
+	return start(ctx, step)
 }
 
-func (c *Consumer) traceAttemptEnd(ctx context.Context, d BatchDone, err error) {
-	if c.cfg.Hooks.AttemptEnd != nil {
-		c.cfg.Hooks.AttemptEnd(ctx, d, err)
+func end[S any](ctx context.Context, end func(context.Context, S, error), step S, err error) {
+	if end != nil {
+		end(ctx, step, err)
+	}
+}
+
+// emit calls a hook, if there is one.
+func emit[E any](hook func(E), event E) {
+	if hook != nil {
+		hook(event)
 	}
 }
 
@@ -32,9 +39,7 @@ func (c *Consumer) emitCommitted(a *attempt) {
 func (c *Consumer) emitParked(p MessageEvent) {
 	c.cfg.Logger.Warn("onlyonce: message parked", "scope", c.cfg.Scope, "topic", p.Topic, "partition", p.Partition,
 		"offset", p.Offset, "reason", p.Reason, "state", p.State, "error", p.Err)
-	if c.cfg.Hooks.Parked != nil {
-		c.cfg.Hooks.Parked(p)
-	}
+	emit(c.cfg.Hooks.Parked, p)
 }
 
 // emitResolved reports a parked message that was applied.
@@ -42,9 +47,7 @@ func (c *Consumer) emitResolved(a *attempt, row *parkedRow) {
 	m := row.m
 	c.cfg.Logger.Info("onlyonce: parked message resolved", "scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition,
 		"offset", m.Offset, "attempts", row.attempt)
-	if c.cfg.Hooks.Resolved != nil {
-		c.cfg.Hooks.Resolved(MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
-	}
+	emit(c.cfg.Hooks.Resolved, MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
 }
 
 // haltLog keeps an unchanged halt from being logged again and again.

@@ -155,9 +155,7 @@ func (f *slotFence) explain(work context.Context, _ *attempt) error {
 	var mine, sameRun bool
 	var done int
 	c, cur := f.slot.c, f.slot.cur
-	ctx, cancel := c.bounded(work)
-	defer cancel()
-	err := c.pool.QueryRow(ctx, stillDoneSQL, cur.id, cur.epoch, cur.nonce, cur.run, codec.Bigints(f.offsets)).Scan(&mine, &sameRun, &done)
+	err := c.queryRow(work, stillDoneSQL, cur.id, cur.epoch, cur.nonce, cur.run, codec.Bigints(f.offsets)).Scan(&mine, &sameRun, &done)
 	switch {
 	case err != nil && !errors.Is(err, pgx.ErrNoRows):
 		return fmt.Errorf("reading which messages are done: %w", err)

@@ -128,9 +128,7 @@ func (e *engine) runHandlers(work context.Context, tx *guard.Tx, msgs []*Message
 // callHandlers runs in the handlers' goroutine.
 func (e *engine) callHandlers(ctx context.Context, tx *guard.Tx, h *handlerRun, start time.Time) (err error) {
 	hooks := &e.c.cfg.Hooks
-	if hooks.HandleBatchStart != nil {
-		ctx = hooks.HandleBatchStart(ctx, h.msgs)
-	}
+	ctx = begin(ctx, hooks.HandleBatchStart, h.msgs)
 	if hooks.HandleBatchEnd != nil {
 		err = errGoexit // unless it returns
 		defer func() { hooks.HandleBatchEnd(ctx, h.msgs, err) }()
@@ -177,9 +175,7 @@ func (e *engine) callMessageHandler(ctx context.Context, tx *guard.Handle, m *Me
 		return err
 	}
 	hooks := &e.c.cfg.Hooks
-	if hooks.HandleStart != nil {
-		ctx = hooks.HandleStart(ctx, m)
-	}
+	ctx = begin(ctx, hooks.HandleStart, m)
 	err := errGoexit // unless it returns
 	if hooks.HandleEnd != nil {
 		defer func() { hooks.HandleEnd(ctx, m, err) }()
@@ -301,9 +297,7 @@ func (c *Consumer) countStuck(h *handlerRun, report MessageEvent) {
 	}()
 	c.cfg.Logger.Error("onlyonce: handler hangs", "scope", c.cfg.Scope, "topic", report.Topic, "partition", report.Partition,
 		"offset", report.Offset, "stack", report.Stack)
-	if c.cfg.Hooks.Hung != nil {
-		c.cfg.Hooks.Hung(report)
-	}
+	emit(c.cfg.Hooks.Hung, report)
 }
 
 // stackOf returns the stack of one goroutine, "" if it cannot be found.

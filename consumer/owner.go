@@ -101,9 +101,7 @@ func (w *worker) waitForResume(ctx context.Context) bool {
 	w.state.paused.Store(true)
 	defer w.state.paused.Store(false)
 	w.c.cfg.Logger.Info("onlyonce: partition paused", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "position", w.pos)
-	if w.c.cfg.Hooks.Paused != nil {
-		w.c.cfg.Hooks.Paused(PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos})
-	}
+	emit(w.c.cfg.Hooks.Paused, PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos})
 	asks := w.c.poller.join(w.id, w.cur, w.state)
 	defer w.c.poller.leave(asks)
 	for {

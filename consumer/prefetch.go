@@ -86,9 +86,7 @@ func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Iden
 
 func fetchOnce(ctx context.Context, hooks *Hooks, id source.Identity, p partition, from int64, most int) (got fetched, err error) {
 	start := Fetch{Topic: id.Topic, Partition: id.Partition, From: from}
-	if hooks.FetchStart != nil {
-		ctx = hooks.FetchStart(ctx, start)
-	}
+	ctx = begin(ctx, hooks.FetchStart, start)
 	if err = fault.Point(fault.Fetching); err == nil {
 		got, err = p.Fetch(ctx, from, most)
 	}

@@ -43,10 +43,7 @@ func (r *retrier) promoteBlocked(ctx context.Context) error {
 	default:
 		for k := range keys {
 			var due int64
-			bounded, cancel := r.c.bounded(ctx)
-			err = r.c.pool.QueryRow(bounded, parked.PromoteSQL, []pgtype.UUID{k}).Scan(&due)
-			cancel()
-			if err != nil {
+			if err = r.c.queryRow(ctx, parked.PromoteSQL, []pgtype.UUID{k}).Scan(&due); err != nil {
 				break
 			}
 			promoted += due
@@ -67,9 +64,7 @@ func (r *retrier) promoteAll(ctx context.Context) (promoted int64, err error) {
 	var last pgtype.UUID
 	for {
 		var n int64
-		bounded, cancel := r.c.bounded(ctx)
-		err := r.c.pool.QueryRow(bounded, promoteAllSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
-		cancel()
+		err := r.c.queryRow(ctx, promoteAllSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
 		if promoted += n; err != nil || !last.Valid {
 			return promoted, err
 		}

@@ -15,9 +15,7 @@ func (own *ownership) pruneDone(ctx context.Context, from, below progressRow) (p
 	for {
 		var n int
 		var last progressRow
-		bounded, cancel := own.c.bounded(ctx)
-		err := own.c.pool.QueryRow(bounded, pruneDoneSQL, own.cur.id, own.cur.epoch, own.cur.nonce, from.run, from.from, below.run, below.from, pruneRows).Scan(&n, &last.run, &last.from)
-		cancel()
+		err := own.c.queryRow(ctx, pruneDoneSQL, own.cur.id, own.cur.epoch, own.cur.nonce, from.run, from.from, below.run, below.from, pruneRows).Scan(&n, &last.run, &last.from)
 		switch {
 		case err != nil:
 			return from, err
@@ -96,9 +94,7 @@ type openAtNote struct {
 // Otherwise the next call goes on.
 func (o *openAtNote) step(ctx context.Context, c *Consumer, remove func() (all bool, err error), note func()) error {
 	var open []string
-	bounded, cancel := c.bounded(ctx)
-	defer cancel()
-	if err := c.pool.QueryRow(bounded, openTransactionsSQL).Scan(&open); err != nil {
+	if err := c.queryRow(ctx, openTransactionsSQL).Scan(&open); err != nil {
 		return fmt.Errorf("listing open transactions: %w", err)
 	}
 	if o.waiting && slices.ContainsFunc(o.waitFor, func(t string) bool { return slices.Contains(open, t) }) {
@@ -131,12 +127,10 @@ func (p *pruning) stepIfDue(ctx context.Context) {
 		return
 	}
 	p.committed = 0
-	bounded, cancel := p.own.c.bounded(ctx)
-	defer cancel()
-	err := p.step(bounded, p.own.c, func() (all bool, err error) {
+	err := p.step(ctx, p.own.c, func() (all bool, err error) {
 		var n int
 		var last progressRow
-		err = p.own.c.pool.QueryRow(bounded, pruneSQL, p.own.cur.id, p.from.run, p.from.from, p.below.run, p.below.from, pruneRows).Scan(&n, &last.run, &last.from)
+		err = p.own.c.queryRow(ctx, pruneSQL, p.own.cur.id, p.from.run, p.from.from, p.below.run, p.below.from, pruneRows).Scan(&n, &last.run, &last.from)
 		switch {
 		case err != nil:
 			return false, err

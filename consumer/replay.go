@@ -31,9 +31,7 @@ func (w *worker) endReplay(work context.Context) error {
 	if w.cur.replayResume > w.pos {
 		err = w.runTransaction(work, &attempt{next: w.cur.replayResume, endsReplay: true})
 	} else {
-		bounded, cancel := w.c.bounded(work)
-		defer cancel()
-		_, err = w.c.pool.Exec(bounded, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, w.cur.replayResume)
+		err = w.c.exec(work, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, w.cur.replayResume)
 	}
 	if err == nil {
 		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition goes on from where it was interrupted", "scope", w.c.cfg.Scope,

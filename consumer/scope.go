@@ -43,10 +43,8 @@ func (r *scopeRow) idInTopic(topic string) bool {
 
 // readScope returns nil if there is no row.
 func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
 	var r scopeRow
-	err := c.pool.QueryRow(ctx, readScopeSQL, c.cfg.Scope).Scan(&r.topics, &r.copies, &r.firstTopic, &r.class, &r.classBefore)
+	err := c.queryRow(ctx, readScopeSQL, c.cfg.Scope).Scan(&r.topics, &r.copies, &r.firstTopic, &r.class, &r.classBefore)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -90,10 +88,7 @@ func (w *worker) joinScope(ctx context.Context) error {
 			w.idInTopic = row.idInTopic(topic)
 			return nil
 		}
-		bounded, cancel := c.bounded(ctx)
-		_, err = c.pool.Exec(bounded, joinScopeSQL, c.cfg.Scope, topic, chosen, row.topics, row.copies)
-		cancel()
-		if err != nil {
+		if err := c.exec(ctx, joinScopeSQL, c.cfg.Scope, topic, chosen, row.topics, row.copies); err != nil {
 			return fmt.Errorf("noting what ids mean in the scope: %w", err)
 		}
 	}
@@ -122,9 +117,7 @@ func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 			break
 		}
 	}
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
-	if _, err := c.pool.Exec(ctx, makeScopeSQL, c.cfg.Scope, row.topics, row.copies, row.firstTopic, row.class); err != nil {
+	if err := c.exec(ctx, makeScopeSQL, c.cfg.Scope, row.topics, row.copies, row.firstTopic, row.class); err != nil {
 		return fmt.Errorf("noting what ids mean in the scope: %w", err)
 	}
 	return nil

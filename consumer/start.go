@@ -91,13 +91,11 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 	if id.Partitions <= 0 {
 		return 0, nil
 	}
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
 	var was int32
-	err := c.pool.QueryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
+	err := c.queryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
 	// Another process has inserted it after this statement's snapshot.
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = c.pool.QueryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
+		err = c.queryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("noting the partitions of %s: %w", id.Topic, err)
@@ -109,9 +107,7 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 	if told, _ := c.reportedPartitions.Swap(id.Topic, id.Partitions); told != id.Partitions {
 		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
 			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
-		if c.cfg.Hooks.Repartitioned != nil {
-			c.cfg.Hooks.Repartitioned(PartitionEvent{Topic: id.Topic, Was: was, Is: id.Partitions})
-		}
+		emit(c.cfg.Hooks.Repartitioned, PartitionEvent{Topic: id.Topic, Was: was, Is: id.Partitions})
 	}
 	return was, nil
 }
@@ -145,9 +141,7 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 			policy, offset = "latest", log.End
 		}
 	}
-	bounded, cancel := c.bounded(ctx)
-	defer cancel()
-	_, err = c.pool.Exec(bounded, cursors.CreateSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
+	err = c.exec(ctx, cursors.CreateSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
 		uuidOrNull(id.TopicID), offset, policy, epochOrNull(log.LeaderEpoch))
 	if err != nil {
 		return fmt.Errorf("deciding the start of %s/%d: %w", id.Topic, id.Partition, err)
@@ -171,9 +165,7 @@ func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	}
 	w.c.cfg.Logger.Warn("onlyonce: an offset that another program committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
 		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
-	if w.c.cfg.Hooks.OffsetIgnored != nil {
-		w.c.cfg.Hooks.OffsetIgnored(PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Offset: offset, Metadata: metadata, Position: w.pos})
-	}
+	emit(w.c.cfg.Hooks.OffsetIgnored, PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Offset: offset, Metadata: metadata, Position: w.pos})
 	return nil
 }
 
@@ -190,9 +182,7 @@ func (w *worker) recordRedo(ctx context.Context, cur *cursor, offset int64) erro
 	if cur.redoOffset(w.id.TopicID) >= offset {
 		return nil
 	}
-	ctx, cancel := w.c.bounded(ctx)
-	defer cancel()
-	if _, err := w.c.pool.Exec(ctx, cursors.RedoSQL, cur.id, offset, uuidOrNull(w.id.TopicID)); err != nil {
+	if err := w.c.exec(ctx, cursors.RedoSQL, cur.id, offset, uuidOrNull(w.id.TopicID)); err != nil {
 		return fmt.Errorf("noting which messages are handled again: %w", err)
 	}
 	return nil

@@ -22,11 +22,11 @@ const (
 // server or of the way to it.
 func (e *engine) runAttempt(work context.Context, a *attempt) error {
 	a.done.Messages, a.done.Alone, a.done.Topic, a.done.Partition = len(a.msgs), a.alone, e.id.Topic, e.id.Partition
-	ctx := e.c.traceAttempt(work, a.done)
+	ctx := begin(work, e.c.cfg.Hooks.AttemptStart, a.done)
 	started := time.Now()
 	err := e.transact(ctx, a)
 	a.done.Duration = time.Since(started)
-	e.c.traceAttemptEnd(ctx, a.done, err)
+	end(ctx, e.c.cfg.Hooks.AttemptEnd, a.done, err)
 	return err
 }
 

@@ -131,23 +131,12 @@ func (m *membership) ownPartition(h *heldPartition) {
 	// The group or the database has given the partition to another process. Two processes that both
 	// believe in their ownership would fence each other in turns if they joined at once. Other
 	// partitions of this process continue meanwhile.
-	wait := m.lostWait()
+	wait := m.losses.Wait()
 	m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", h.p.key.topic, "partition", h.p.key.partition,
 		"generation", as.generation, "wait", wait, "error", err)
 	if pace.Sleep(m.ctx, wait) && m.currentMember() == as {
 		m.requestRejoin()
 	}
-}
-
-// lostWait returns the pause after a loss. It grows with each loss that follows soon after another.
-func (m *membership) lostWait() time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if time.Since(m.lostAt) > lostForget {
-		m.lostBackoff.Reset()
-	}
-	m.lostAt = time.Now()
-	return m.lostBackoff.NextBackOff()
 }
 
 func (m *membership) currentMember() groupMember {

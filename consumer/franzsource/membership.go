@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -18,17 +17,6 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ready"
-)
-
-const (
-	// joinMin and joinMax bound the waits between attempts to join.
-	joinMin, joinMax = 100 * time.Millisecond, 3 * time.Second
-	// lostMin and lostMax bound the pause of a process that was fenced, before it joins again.
-	lostMin, lostMax = 300 * time.Millisecond, 10 * time.Second
-	// lostForget is how long after a loss the next one counts as the first again.
-	lostForget = time.Minute
-	// leaveTimeout bounds leaving the group.
-	leaveTimeout = 3 * time.Second
 )
 
 // membership is one process in the group, from joining to leaving. One goroutine, run, talks to the
@@ -55,15 +43,13 @@ type membership struct {
 	revoked         bool // the group waits for something to be let go in this generation
 	held            map[partitionKey]*heldPartition
 	err             error // why Run ends, unless its caller ended it
-	lostBackoff     *backoff.ExponentialBackOff
-	lostAt          time.Time
+	losses          kafkalog.Losses
 }
 
 func newMembership(ctx context.Context, n *network, own func(context.Context, source.Partition[*consumer.Message]) error) *membership {
 	ctx, stop := context.WithCancel(ctx)
 	return &membership{net: n, own: own, ctx: ctx, stop: stop, rejoin: make(chan struct{}, 1),
-		changed: make(chan struct{}), groupMember: groupMember{generation: -1}, held: make(map[partitionKey]*heldPartition),
-		lostBackoff: kafkalog.Backoff(lostMin, lostMax)}
+		changed: make(chan struct{}), groupMember: groupMember{generation: -1}, held: make(map[partitionKey]*heldPartition)}
 }
 
 // update changes the state and wakes the goroutines that wait for a change.
@@ -108,7 +94,7 @@ func (m *membership) requestRejoin() {
 
 func (m *membership) joinAndServe() error {
 	defer m.stop()
-	retry := kafkalog.Backoff(joinMin, joinMax)
+	retry := kafkalog.Backoff(kafkalog.JoinMin, kafkalog.JoinMax)
 	m.net.log.Info(kafkalog.Joining, "session_timeout", m.net.cfg.SessionTimeout)
 	for m.ctx.Err() == nil {
 		err := m.join()
@@ -275,7 +261,7 @@ func (m *membership) leaveGroup() {
 	if member == "" || m.net.cfg.InstanceID != "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), leaveTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), kafkalog.LeaveTimeout)
 	defer cancel()
 	req := kmsg.NewPtrLeaveGroupRequest()
 	req.Group, req.MemberID = m.net.cfg.GroupID, member

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -12,13 +11,6 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 	"github.com/onlyonce/onlyonce/consumer/source"
-)
-
-const (
-	// coordinatorPatience is how long a question is repeated while the coordinator moves.
-	coordinatorPatience = 5 * time.Second
-	// commitPatience is how long a commit is repeated, in its own generation.
-	commitPatience = 10 * time.Second
 )
 
 // partition is one partition from one hand-over to the end of its own. Commit may run beside the
@@ -57,7 +49,7 @@ func (p *partition) Identity(ctx context.Context) (source.Identity, error) {
 
 // Committed asks the group's coordinator.
 func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
-	err = kafkalog.RetryTransient(ctx, p.m.net, coordinatorPatience, func() error {
+	err = kafkalog.RetryTransient(ctx, p.m.net, kafkalog.CoordinatorPatience, func() error {
 		rt := kmsg.NewOffsetFetchRequestGroupTopic()
 		rt.Topic, rt.Partitions = p.key.topic, []int32{p.key.partition}
 		rg := kmsg.NewOffsetFetchRequestGroup()
@@ -87,16 +79,13 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 				}
 			}
 		}
-		return errUnanswered
+		return kafkalog.ErrUnanswered
 	})
 	if err != nil {
 		return 0, "", fmt.Errorf("%v: committed offset: %w", p, err)
 	}
 	return offset, metadata, nil
 }
-
-// errUnanswered means that a response does not mention the partition.
-var errUnanswered = errors.New("the broker's response does not mention the partition")
 
 // Commit commits as the member of the generation in which the partition is owned only (F7). It
 // repeats the request while the coordinator moves. The commit may therefore be accepted twice, also
@@ -107,7 +96,7 @@ var errUnanswered = errors.New("the broker's response does not mention the parti
 // only when the change is over and the partition is not this member's any more.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
 	var as groupMember
-	err := kafkalog.RetryTransient(ctx, p.m.net, commitPatience, func() error {
+	err := kafkalog.RetryTransient(ctx, p.m.net, kafkalog.CommitPatience, func() error {
 		for {
 			as = p.m.memberOf(p)
 			err := p.commit(ctx, as, offset, metadata)
@@ -145,5 +134,5 @@ func (p *partition) commit(ctx context.Context, as groupMember, offset int64, me
 			}
 		}
 	}
-	return errUnanswered
+	return kafkalog.ErrUnanswered
 }

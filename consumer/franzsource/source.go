@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
@@ -60,7 +61,10 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source
 		return err
 	}
 	defer net.close()
-	if err := preflight(ctx, net); err != nil {
+	if _, err = kafkalog.FindTopics(ctx, net, "franzsource", s.cfg.Brokers, s.cfg.Topics, "Describe and Read"); err == nil {
+		err = net.checkVersions(ctx)
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/segmentio/kafka-go"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -16,17 +15,6 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/ready"
-)
-
-const (
-	// joinMin and joinMax bound the waits between attempts to join.
-	joinMin, joinMax = 100 * time.Millisecond, 3 * time.Second
-	// lostMin and lostMax bound the pause of a process that was fenced, before it joins again.
-	lostMin, lostMax = 300 * time.Millisecond, 10 * time.Second
-	// lostForget is how long after a loss the next one counts as the first again.
-	lostForget = time.Minute
-	// leaveTimeout is how long a process without work waits for kafka-go to leave the group.
-	leaveTimeout = 3 * time.Second
 )
 
 // membership is one process in the group, from joining to leaving.
@@ -44,8 +32,7 @@ type membership struct {
 	err error // why Run ends, unless its caller ended it
 	// Partitions of each topic, counted before the present generation was formed.
 	partitionCounts map[string]int
-	lostBackoff     *backoff.ExponentialBackOff
-	lostAt          time.Time
+	losses          kafkalog.Losses
 }
 
 // stopWith makes Run return err once everything has stopped.
@@ -67,7 +54,7 @@ func (m *membership) joinAndServe() error {
 		// After an error kafka-go tries again by itself after this time, and then keeps the outcome
 		// until Next is called. So the waits between attempts are those between calls of Next,
 		// below.
-		JoinGroupBackoff: joinMin,
+		JoinGroupBackoff: kafkalog.JoinMin,
 		// kafka-go's own watch asks for metadata with auto-creation on, and so revives a topic that
 		// was just deleted. If a topic is missing, it also ends each generation at once. See watch.
 		WatchPartitionChanges: false,
@@ -89,7 +76,7 @@ func (m *membership) debug(format string, args ...any) {
 
 // serveGenerations serves one generation after another until ctx is done.
 func (m *membership) serveGenerations(group *kafka.ConsumerGroup) {
-	retry := kafkalog.Backoff(joinMin, joinMax)
+	retry := kafkalog.Backoff(kafkalog.JoinMin, kafkalog.JoinMax)
 	m.net.log.Info(kafkalog.Joining, "session_timeout", m.net.cfg.SessionTimeout)
 	for m.ctx.Err() == nil {
 		gen, err := group.Next(m.ctx)
@@ -164,7 +151,7 @@ func (m *membership) ownPartition(generation context.Context, p *partition) {
 		// The group or the database has given the partition to another process. Two processes that
 		// both believe in their ownership would fence each other in turns if they joined at once.
 		// Other partitions of this process continue meanwhile.
-		wait := m.lostWait()
+		wait := m.losses.Wait()
 		m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", p.topic, "partition", p.index,
 			"generation", p.generation, "wait", wait, "error", err)
 		pace.Sleep(ctx, wait)
@@ -173,17 +160,6 @@ func (m *membership) ownPartition(generation context.Context, p *partition) {
 	default:
 		m.stopWith(err)
 	}
-}
-
-// lostWait returns the pause after a loss. It grows with each loss that follows soon after another.
-func (m *membership) lostWait() time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if time.Since(m.lostAt) > lostForget {
-		m.lostBackoff.Reset()
-	}
-	m.lostAt = time.Now()
-	return m.lostBackoff.NextBackOff()
 }
 
 // heartbeatWhileDraining sends heartbeats while own still works on partitions that are to be given
@@ -288,7 +264,7 @@ func (m *membership) leaveGroup(group *kafka.ConsumerGroup) {
 		_ = group.Close() // always nil
 	}()
 	m.running.Wait()
-	t := time.NewTimer(leaveTimeout)
+	t := time.NewTimer(kafkalog.LeaveTimeout)
 	defer t.Stop()
 	select {
 	case <-closed:
@@ -297,7 +273,7 @@ func (m *membership) leaveGroup(group *kafka.ConsumerGroup) {
 	}
 	m.net.log.Warn("onlyonce: still joining the group, interrupted")
 	if m.member != "" {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), leaveTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), kafkalog.LeaveTimeout)
 		defer cancel()
 		req := kmsg.NewPtrLeaveGroupRequest()
 		req.Group, req.MemberID = m.net.cfg.GroupID, m.member

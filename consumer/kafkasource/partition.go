@@ -2,22 +2,13 @@ package kafkasource
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
 
 	"github.com/segmentio/kafka-go"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 	"github.com/onlyonce/onlyonce/consumer/source"
-)
-
-const (
-	// coordinatorPatience is how long a question is repeated while the coordinator moves.
-	coordinatorPatience = 5 * time.Second
-	// commitPatience is how long a commit is repeated, in its own generation.
-	commitPatience = 10 * time.Second
 )
 
 // partition is one partition in one generation of the group. Commit may run beside the other
@@ -37,7 +28,7 @@ func (p *partition) String() string { return fmt.Sprintf("%s/%d", p.topic, p.ind
 
 // Committed asks the group's coordinator.
 func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
-	err = kafkalog.RetryTransient(ctx, p.net, coordinatorPatience, func() error {
+	err = kafkalog.RetryTransient(ctx, p.net, kafkalog.CoordinatorPatience, func() error {
 		ctx, cancel := p.net.bounded(ctx)
 		defer cancel()
 		resp, err := p.net.client.OffsetFetch(ctx, &kafka.OffsetFetchRequest{
@@ -54,7 +45,7 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 				return r.Error
 			}
 		}
-		return errUnanswered
+		return kafkalog.ErrUnanswered
 	})
 	if err != nil {
 		return 0, "", fmt.Errorf("%v: committed offset: %w", p, err)
@@ -62,14 +53,11 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 	return offset, metadata, nil
 }
 
-// errUnanswered means that a response does not mention the partition.
-var errUnanswered = errors.New("the broker's response does not mention the partition")
-
 // Commit commits as the member of the partition's generation only (F7). It repeats the request
 // while the coordinator moves. The commit may therefore be accepted twice, also after an answer
 // that was lost, which is harmless: an offset in Kafka is a hint.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
-	err := kafkalog.RetryTransient(ctx, p.net, commitPatience, func() error {
+	err := kafkalog.RetryTransient(ctx, p.net, kafkalog.CommitPatience, func() error {
 		ctx, cancel := p.net.bounded(ctx)
 		defer cancel()
 		resp, err := p.net.client.OffsetCommit(ctx, &kafka.OffsetCommitRequest{
@@ -83,7 +71,7 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 				return kafkalog.AsOwnershipLost(p.net, r.Error)
 			}
 		}
-		return errUnanswered
+		return kafkalog.ErrUnanswered
 	})
 	if err != nil {
 		return fmt.Errorf("%v: committing offset %d in generation %d: %w", p, offset, p.generation, err)

@@ -57,7 +57,10 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source
 	}
 	net := newNetwork(s.cfg)
 	defer net.close()
-	topics, err := preflight(ctx, net)
+	topics, err := kafkalog.FindTopics(ctx, net, "kafkasource", s.cfg.Brokers, s.cfg.Topics, "Describe, Read and DescribeConfigs")
+	if err == nil {
+		err = refuseCompacted(ctx, net)
+	}
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -66,7 +69,7 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	m := &membership{net: net, own: own, joined: &s.joined, ctx: ctx, stop: stop, lostBackoff: kafkalog.Backoff(lostMin, lostMax)}
+	m := &membership{net: net, own: own, joined: &s.joined, ctx: ctx, stop: stop}
 	m.setPartitionCounts(topics)
 	return m.joinAndServe()
 }

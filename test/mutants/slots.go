@@ -34,7 +34,7 @@ var slotRules = []mutant{
 	{rule: "C6 work below a halt is left (L8)", in: "consumer", decl: "(*slots).slotReported",
 		old: "min(s.below, halt.blockedAt)", new: "min(s.below, 0)", test: "TestC6HaltAtAMessage"},
 	{rule: "C6 full window is not told (L8)", in: "consumer", decl: "(*slots).reportBlocked",
-		old: "cfg.Hooks.WindowFull != nil", new: "cfg.Hooks.WindowFull != nil && false", test: "TestC6WindowFull"},
+		old: "emit(cfg.Hooks.WindowFull,", new: "emit[MessageEvent](nil,", test: "TestC6WindowFull"},
 	{rule: "C7 end of a replay forgets what is done (L9)", in: "consumer", decl: "(*positionFence).begin",
 		old: "tx.Engine(stepFence, resumeDoneSQL, w.cur.id, w.cur.run, w.cur.replayResume)", new: "", test: "TestC7ReplayComesBack"},
 	{rule: "C7 adopt forgets what is done (L9)", in: "ops", decl: "(*Cursor).keepsDoneFrom",
