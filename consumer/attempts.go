@@ -20,7 +20,7 @@ func (ap *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
 		n = 1
 	}
 	for part := range slices.Chunk(msgs, n) {
-		leave, err := ap.lockAttempts(ctx, exclusive)
+		release, err := ap.lockAttempts(ctx, exclusive)
 		if err != nil {
 			return err
 		}
@@ -32,7 +32,7 @@ func (ap *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
 			}
 			ap.takeBackAttempt(part[0].Offset)
 		}
-		leave()
+		release()
 		if err != nil {
 			return err
 		}

@@ -33,12 +33,12 @@ func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 	}
 	retry := newBackoff(ap.c.cfg)
 	for lost, refused := 0, 0; ; {
-		leave, err := ap.lockAttempts(until.taking, false)
+		release, err := ap.lockAttempts(until.taking, false)
 		if err != nil {
 			return err
 		}
 		err = ap.runTransaction(until.working, &attempt{msgs: msgs, next: next})
-		leave()
+		release()
 		var f *handlerFailure
 		var h *serverRefusal
 		var stop *brakeError

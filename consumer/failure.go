@@ -30,7 +30,7 @@ func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
 	owed, answers, answered := 0, 0, 0
 	var refusedSince time.Time // since when only the server has refused it
 	for {
-		leave, err := ap.lockAttempts(until.taking, exclusive)
+		release, err := ap.lockAttempts(until.taking, exclusive)
 		n, unanswered := 0, 0
 		if err == nil {
 			n, unanswered, err = ap.countAttempt(until.working, m.Offset, owed, answered)
@@ -41,7 +41,7 @@ func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
 			if err == nil {
 				owed, answered = 0, 0
 				if err = ap.tryAlone(until.working, m, next, n, n+answers, unanswered); err == nil {
-					leave()
+					release()
 					return nil
 				}
 				var f *handlerFailure
@@ -58,7 +58,7 @@ func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
 					owed = 0
 				}
 			}
-			leave()
+			release()
 		}
 		var h *serverRefusal
 		switch {

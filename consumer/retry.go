@@ -111,11 +111,11 @@ func (r *retrier) applyPoll(a pollAnswer) error {
 // retryNext takes the row that is due first, and reports whether there was one.
 func (r *retrier) retryNext(until stop) (bool, error) {
 	ctx := until.taking
-	leave, err := r.lockAttempts(ctx, r.retryAlone)
+	release, err := r.lockAttempts(ctx, r.retryAlone)
 	if err != nil {
 		return false, err
 	}
-	defer leave()
+	defer release()
 	row, err := r.takeRow(ctx)
 	if row == nil && err == nil && time.Since(r.ownedSince) > r.c.cfg.Backoff.Max+time.Second {
 		// takeParkedSQL makes a row due after Backoff.Max: all that were under way have been tried.

@@ -55,7 +55,7 @@ func (w *worker) handleInSlots(until stop, committer *committer) error {
 
 func (w *worker) newSlots() *slots {
 	n := w.c.cfg.Concurrency
-	s := &slots{w: w, window: window.New[*Message](w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, toldOf: -1,
+	s := &slots{w: w, window: window.New[*Message](w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, reportedFor: -1,
 		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: pace.PruneIdle}
 	for nr := range n {
 		sl := &slot{nr: nr, retrier: w.retrier, tasks: make(chan *task, 1), events: s.events}
@@ -315,10 +315,10 @@ func (s *slots) reportBlocked() {
 		b.Since = before.Since
 	}
 	s.w.state.blockedBy.Store(b)
-	if s.window.Len() < s.w.c.cfg.Window || s.toldOf == b.Offset || time.Since(b.Since) < fullAfter {
+	if s.window.Len() < s.w.c.cfg.Window || s.reportedFor == b.Offset || time.Since(b.Since) < fullAfter {
 		return
 	}
-	s.toldOf = b.Offset
+	s.reportedFor = b.Offset
 	cfg, id := &s.w.c.cfg, s.w.id
 	cfg.Logger.Warn("onlyonce: partition waits for one message: it has read Config.Window messages above it", "scope", cfg.Scope,
 		"topic", id.Topic, "partition", id.Partition, "offset", b.Offset, "ordering_key", b.Key, "since", b.Since, "done", b.Done)

@@ -26,17 +26,17 @@ type slots struct {
 	identified  chan fetchResult // what comes out of it
 	readySince  time.Time        // when messages became ready that no slot has; zero: there are none
 
-	observer  *observer // nil: no share group delivers messages
-	sweeper   *sweeper
-	sweeping  bool
-	sweptAt   time.Time
-	pruning   bool
-	prunedAt  time.Time     // or when the last sweep ended
-	pruneWait time.Duration // from then until old rows are looked at although nothing was swept
-	sweeps    int           // since the last step of pruning began
-	toldOf    int64         // offset of the last message that a full window was reported for; -1: none
-	finished  int           // messages that were finished since the last sweep began
-	moved     time.Time     // since when the position could pass offsets that hold no message; zero: it cannot
+	observer    *observer // nil: no share group delivers messages
+	sweeper     *sweeper
+	sweeping    bool
+	sweptAt     time.Time
+	pruning     bool
+	prunedAt    time.Time     // or when the last sweep ended
+	pruneWait   time.Duration // from then until old rows are looked at although nothing was swept
+	sweeps      int           // since the last step of pruning began
+	reportedFor int64         // offset of the last message that a full window was reported for; -1: none
+	finished    int           // messages that were finished since the last sweep began
+	moved       time.Time     // since when the position could pass offsets that hold no message; zero: it cannot
 
 	below     int64 // nothing at or above it is given out
 	switching bool  // when everything below it is done, the partition goes on without slots

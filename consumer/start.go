@@ -104,7 +104,7 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 		return was, nil
 	}
 	// Once for each number.
-	if told, _ := c.reportedPartitions.Swap(id.Topic, id.Partitions); told != id.Partitions {
+	if before, _ := c.reportedPartitions.Swap(id.Topic, id.Partitions); before != id.Partitions {
 		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
 			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
 		emit(c.cfg.Hooks.Repartitioned, PartitionEvent{Topic: id.Topic, Was: was, Is: id.Partitions})
