@@ -34,7 +34,7 @@ func doCall(_ context.Context, pool *pgxpool.Pool) (sender, func(), error) {
 		return nil, nil, err
 	}
 	return func(ctx context.Context, key string, body []byte) error {
-		got, _, err := idempotency.Do(ctx, doer, idempotency.Key{ID: key}, body, func(ctx context.Context, tx consumer.Tx) (string, error) {
+		got, _, err := idempotency.Do(ctx, doer, idempotency.Scope{}, key, body, func(ctx context.Context, tx consumer.Tx) (string, error) {
 			_, err := tx.Exec(ctx, effectSQL, int64(len(body)), body)
 			return string(receipt(1, body)), err
 		})

@@ -10,16 +10,18 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
-// Do calls fn once for a key, stores its result, and returns the stored result to each later call
-// with the key. It does for any function (a gRPC method, a job, a command) what a [Layer] does for
-// an HTTP handler. Package grpcserver (a module of its own) has an interceptor. Use dedupe.Do if
-// there is no result to store.
+// Do calls fn once for a key of a scope, stores its result, and returns the stored result to each
+// later call with the key. It does for any function (a gRPC method, a job, a command) what a
+// [Layer] does for an HTTP handler. Package grpcserver (a module of its own) has an interceptor.
+// Use dedupe.Do if there is no result to store.
 //
 // The function's writes through tx, the calls that it enqueues and the record of its result are one
 // transaction, by the rules of transactional mode (H17). fn may run more than once; only one run's
-// transaction commits. request is the input of the call: a later call with the same key and another
+// transaction commits. The caller chooses key, 1 to 255 printable ASCII characters, and uses the
+// same at each retry. request is the input of the call: a later call with the same key and another
 // request gets [ErrKeyReused].
 //
 // A call returns:
@@ -37,9 +39,9 @@ import (
 // undoes the writes and panics with the same value.
 //
 // Do holds one connection of the pool while fn runs, and none while it waits.
-func Do[T any](ctx context.Context, d *Doer, key Key, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, Outcome, error) {
+func Do[T any](ctx context.Context, d *Doer, scope Scope, key string, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, Outcome, error) {
 	var result T
-	err := d.check(key)
+	err := d.check(scope, key)
 	if fn == nil {
 		err = errors.Join(err, fmt.Errorf("%w: fn: must not be nil", ErrConfig))
 	}
@@ -50,7 +52,7 @@ func Do[T any](ctx context.Context, d *Doer, key Key, request any, fn func(ctx c
 	if err != nil {
 		return result, Rejected, fmt.Errorf("idempotency: Do: encoding the request: %w", err)
 	}
-	req := d.newCall(ctx, key, asked)
+	req := d.newCall(ctx, scope, key, asked)
 	var failed error // of the latest run
 	req.perform = func(run *handlerRun, ctx context.Context, rec *recorder) {
 		var made T
@@ -116,21 +118,23 @@ func writeError(rec *recorder, e *PermanentError) error {
 }
 
 // check reports why a call cannot be made.
-func (d *Doer) check(key Key) error {
+func (d *Doer) check(scope Scope, key string) error {
 	if d == nil {
 		return fmt.Errorf("%w: doer: must not be nil", ErrConfig)
 	}
-	if err := key.check(); err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
+	if err := protocol.CheckKey(key); err != nil {
+		return fmt.Errorf("%w: key %w", ErrConfig, err)
+	}
+	if err := scope.check(); err != nil {
+		return fmt.Errorf("%w: Scope.%w", ErrConfig, err)
 	}
 	return nil
 }
 
 // newCall makes the request that stands for a call.
-func (d *Doer) newCall(ctx context.Context, key Key, asked []byte) *servedRequest {
-	scope := Scope{Tenant: key.Tenant, Principal: key.Principal}
+func (d *Doer) newCall(ctx context.Context, scope Scope, key string, asked []byte) *servedRequest {
 	req := &servedRequest{handler: d.handler, layer: d.handler.layer, scope: scope, caller: ctx, work: ctx, ctx: context.WithoutCancel(ctx)}
-	req.key, req.ttl = key.ID, d.handler.route.TTL
+	req.key, req.ttl = key, d.handler.route.TTL
 	req.subject = fingerprintSubject{Tenant: scope.Tenant, Scope: withPrincipal("do "+d.handler.route.Pattern, scope), Body: asked}
 	_, _ = rand.Read(req.token[:]) // never fails
 	req.setRecordID("")
@@ -140,14 +144,15 @@ func (d *Doer) newCall(ctx context.Context, key Key, asked []byte) *servedReques
 // serve runs the call, or finds the answer of an earlier one.
 func (req *servedRequest) serve(d *Doer) (rep reply) {
 	begun, hooks := time.Now(), &req.layer.cfg.Hooks
+	started := ServeStart{Pattern: d.handler.route.Pattern}
 	if hooks.ServeStart != nil {
-		ctx := hooks.ServeStart(req.caller, ServeStart{Pattern: d.handler.route.Pattern})
+		ctx := hooks.ServeStart(req.caller, started)
 		req.caller, req.work, req.ctx = ctx, ctx, context.WithoutCancel(ctx)
 	}
 	rep = reply{mark: Released} // if fn panics or calls runtime.Goexit
 	defer func() {
 		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(req.caller, Served{Pattern: d.handler.route.Pattern, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
+			hooks.ServeEnd(req.caller, Served{ServeStart: started, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
 				Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()

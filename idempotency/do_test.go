@@ -62,7 +62,7 @@ func (r *doRig) pay(ctx context.Context, tx consumer.Tx) (receipt, error) {
 	return receipt{ID: n, Text: "thanks"}, err
 }
 
-func key(id string) idempotency.Key { return idempotency.Key{Tenant: "acme", ID: id} }
+var acme = idempotency.Scope{Tenant: "acme"}
 
 // wantDo fails unless a call ended with a mark, and with an error that is the wanted one, or nil.
 func wantDo(t *testing.T, what string, mark, wantMark idempotency.Outcome, err, want error) {
@@ -75,23 +75,23 @@ func wantDo(t *testing.T, what string, mark, wantMark idempotency.Outcome, err, 
 func TestH25ResultIsGivenAgain(t *testing.T) {
 	t.Parallel()
 	r := newDoRig(t, idempotency.DoerConfig{})
-	first, mark, err := idempotency.Do(t.Context(), r.doer, key("k"), order{10}, r.pay)
+	first, mark, err := idempotency.Do(t.Context(), r.doer, acme, "k", order{10}, r.pay)
 	wantDo(t, "first", mark, idempotency.Created, err, nil)
-	again, mark, err := idempotency.Do(t.Context(), r.doer, key("k"), order{10}, r.pay)
+	again, mark, err := idempotency.Do(t.Context(), r.doer, acme, "k", order{10}, r.pay)
 	wantDo(t, "again", mark, idempotency.Replayed, err, nil)
 	if want := (receipt{1, "thanks"}); first != want || again != want || r.effects() != 1 {
 		t.Errorf("%v, %v, %d effects", first, again, r.effects())
 	}
-	_, mark, err = idempotency.Do(t.Context(), r.doer, key("k"), order{20}, r.pay)
+	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "k", order{20}, r.pay)
 	wantDo(t, "another request", mark, idempotency.Mismatch, err, idempotency.ErrKeyReused)
-	for name, k := range map[string]idempotency.Key{"tenant": {Tenant: "other", ID: "k"}, "principal": {Tenant: "acme", Principal: "p", ID: "k"}} {
-		_, mark, err = idempotency.Do(t.Context(), r.doer, k, order{10}, r.pay)
+	for name, scope := range map[string]idempotency.Scope{"tenant": {Tenant: "other"}, "principal": {Tenant: "acme", Principal: "p"}} {
+		_, mark, err = idempotency.Do(t.Context(), r.doer, scope, "k", order{10}, r.pay)
 		wantDo(t, "another "+name, mark, idempotency.Created, err, nil)
 	}
-	_, mark, err = idempotency.Do(t.Context(), newDoer(t, r.layer, idempotency.DoerConfig{Scope: "refund"}), key("k"), order{10}, r.pay)
+	_, mark, err = idempotency.Do(t.Context(), newDoer(t, r.layer, idempotency.DoerConfig{Scope: "refund"}), acme, "k", order{10}, r.pay)
 	wantDo(t, "another operation", mark, idempotency.Created, err, nil)
 	r.exec(`update onlyonce.http_records set response = null, erased_at = clock_timestamp() where scope = 'do charge'`)
-	_, mark, err = idempotency.Do(t.Context(), r.doer, key("k"), order{10}, r.pay)
+	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "k", order{10}, r.pay)
 	wantDo(t, "erased", mark, idempotency.Replayed, err, idempotency.ErrResultGone)
 }
 
@@ -108,7 +108,7 @@ func TestH25Errors(t *testing.T) {
 	}
 	for effects, doer := range []*idempotency.Doer{r.doer, keeps} {
 		for _, want := range []idempotency.Outcome{idempotency.Created, idempotency.Replayed} {
-			_, mark, err := idempotency.Do(t.Context(), doer, key("k"), order{}, decline)
+			_, mark, err := idempotency.Do(t.Context(), doer, acme, "k", order{}, decline)
 			var permanent *idempotency.PermanentError
 			if !errors.As(err, &permanent) || *permanent != *declined || mark != want {
 				t.Errorf("%s, %v", mark, err)
@@ -119,7 +119,7 @@ func TestH25Errors(t *testing.T) {
 		}
 	}
 	busy := errors.New("try again")
-	_, mark, err := idempotency.Do(t.Context(), r.doer, key("busy"), order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
+	_, mark, err := idempotency.Do(t.Context(), r.doer, acme, "busy", order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
 		got, _ := r.pay(ctx, tx)
 		return got, busy
 	})
@@ -127,7 +127,7 @@ func TestH25Errors(t *testing.T) {
 	if r.effects() != 1 {
 		t.Errorf("%d effects", r.effects())
 	}
-	_, mark, err = idempotency.Do(t.Context(), r.doer, key("busy"), order{}, r.pay)
+	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "busy", order{}, r.pay)
 	wantDo(t, "the next call", mark, idempotency.Created, err, nil)
 }
 
@@ -142,12 +142,12 @@ func TestH25Undone(t *testing.T) {
 				t.Errorf("panicked with %v", p)
 			}
 		}()
-		_, _, _ = idempotency.Do(t.Context(), r.doer, key("k"), order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
+		_, _, _ = idempotency.Do(t.Context(), r.doer, acme, "k", order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
 			_, _ = r.pay(ctx, tx)
 			panic("boom")
 		})
 	}()
-	_, mark, err := idempotency.Do(t.Context(), r.doer, key("k"), order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
+	_, mark, err := idempotency.Do(t.Context(), r.doer, acme, "k", order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
 		got, _ := r.pay(ctx, tx)
 		_, _ = tx.Exec(ctx, `select 1 / 0`)
 		return got, nil
@@ -156,7 +156,7 @@ func TestH25Undone(t *testing.T) {
 	if !errors.As(err, &refused) || refused.Code != "rolled-back" || !refused.Retryable || mark != idempotency.Rejected {
 		t.Errorf("ignored error: %s, %v", mark, err)
 	}
-	_, mark, err = idempotency.Do(t.Context(), r.doer, key("k"), order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
+	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "k", order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
 		got, err := r.pay(ctx, tx)
 		got.Text = strings.Repeat("x", 100)
 		return got, err
@@ -164,14 +164,14 @@ func TestH25Undone(t *testing.T) {
 	if !errors.As(err, &refused) || refused.Code != "response-too-large" || mark != idempotency.Rejected {
 		t.Errorf("too long: %s, %v", mark, err)
 	}
-	_, mark, err = idempotency.Do(t.Context(), r.doer, key("k"), order{}, func(ctx context.Context, tx consumer.Tx) (chan int, error) {
+	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "k", order{}, func(ctx context.Context, tx consumer.Tx) (chan int, error) {
 		_, err := r.pay(ctx, tx)
 		return make(chan int), err
 	})
 	if mark != idempotency.Released || err == nil {
 		t.Errorf("no JSON: %s, %v", mark, err)
 	}
-	_, mark, err = idempotency.Do(t.Context(), r.doer, key("k"), order{}, func(ctx context.Context, tx consumer.Tx) (oneWay, error) {
+	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "k", order{}, func(ctx context.Context, tx consumer.Tx) (oneWay, error) {
 		_, err := r.pay(ctx, tx)
 		return oneWay{}, err
 	})
@@ -179,7 +179,7 @@ func TestH25Undone(t *testing.T) {
 		t.Errorf("JSON that cannot be read: %s, %v", mark, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	_, mark, err = idempotency.Do(ctx, r.doer, key("k"), order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
+	_, mark, err = idempotency.Do(ctx, r.doer, acme, "k", order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
 		got, err := r.pay(ctx, tx)
 		cancel()
 		return got, err
@@ -188,7 +188,7 @@ func TestH25Undone(t *testing.T) {
 	if r.effects() != 0 {
 		t.Errorf("%d effects", r.effects())
 	}
-	_, mark, err = idempotency.Do(t.Context(), r.doer, key("k"), order{}, r.pay)
+	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "k", order{}, r.pay)
 	wantDo(t, "at last", mark, idempotency.Created, err, nil)
 }
 
@@ -207,7 +207,7 @@ func TestH25CallsAtOnce(t *testing.T) {
 	g := newGate(t)
 	done := make(chan error, 3)
 	go func() {
-		_, _, err := idempotency.Do(t.Context(), r.doer, key("k"), order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
+		_, _, err := idempotency.Do(t.Context(), r.doer, acme, "k", order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {
 			g.begun <- struct{}{}
 			<-g.open
 			return r.pay(ctx, tx)
@@ -215,11 +215,11 @@ func TestH25CallsAtOnce(t *testing.T) {
 		done <- err
 	}()
 	wait(t, "it runs", g.begun)
-	_, mark, err := idempotency.Do(t.Context(), r.doer, key("k"), order{}, r.pay)
+	_, mark, err := idempotency.Do(t.Context(), r.doer, acme, "k", order{}, r.pay)
 	wantDo(t, "at once", mark, idempotency.InProgress, err, idempotency.ErrInProgress)
 	for _, doer := range []*idempotency.Doer{waits, other} {
 		go func() {
-			got, mark, err := idempotency.Do(t.Context(), doer, key("k"), order{}, r.pay)
+			got, mark, err := idempotency.Do(t.Context(), doer, acme, "k", order{}, r.pay)
 			if err == nil && (mark != idempotency.Replayed || got.ID != 1) {
 				err = fmt.Errorf("%s %v", mark, got)
 			}
@@ -265,7 +265,7 @@ func TestH25RetryStorm(t *testing.T) {
 				for i := range keys * callers {
 					wg.Go(func() {
 						until(t, "an answer", func() bool {
-							got, _, err := idempotency.Do(t.Context(), doers[i%2], key(fmt.Sprint(i/callers)), order{i / callers}, r.pay)
+							got, _, err := idempotency.Do(t.Context(), doers[i%2], acme, fmt.Sprint(i/callers), order{i / callers}, r.pay)
 							var refused *idempotency.RefusedError
 							if err != nil && errors.As(err, &refused) && !refused.Retryable {
 								t.Error(err)
@@ -304,7 +304,7 @@ func TestH25CallsOfTheOutbox(t *testing.T) {
 	}
 	keys := func() int { return one[int](r.rig, `select count(distinct key) from onlyonce.calls`) }
 	for range 2 {
-		if _, mark, err := idempotency.Do(t.Context(), r.doer, key("k"), order{}, call); err != nil {
+		if _, mark, err := idempotency.Do(t.Context(), r.doer, acme, "k", order{}, call); err != nil {
 			t.Error(mark, err)
 		}
 		r.exec(`delete from onlyonce.http_records`)
@@ -312,7 +312,7 @@ func TestH25CallsOfTheOutbox(t *testing.T) {
 	if keys() != 1 {
 		t.Errorf("%d keys of one call", keys())
 	}
-	if _, _, err := idempotency.Do(t.Context(), none, key("k"), order{}, call); err == nil || keys() != 1 {
+	if _, _, err := idempotency.Do(t.Context(), none, acme, "k", order{}, call); err == nil || keys() != 1 {
 		t.Errorf("a call's key was made of a key that is forgotten before it: %v, %d keys", err, keys())
 	}
 }
@@ -331,13 +331,15 @@ func TestH25Config(t *testing.T) {
 	}
 	doer := newDoer(t, r.layer, idempotency.DoerConfig{})
 	never := func(context.Context, consumer.Tx) (int, error) { return 0, errors.New("it ran") }
-	for name, k := range map[string]idempotency.Key{"empty": {}, "long": key(strings.Repeat("k", 256)), "line end": key("a\nb"), "tenant": {Tenant: "\x00", ID: "k"}} {
-		_, mark, err := idempotency.Do(t.Context(), doer, k, nil, never)
-		wantDo(t, name, mark, idempotency.Rejected, err, idempotency.ErrConfig)
+	for _, k := range []string{"", strings.Repeat("k", 256), "a\nb"} {
+		_, mark, err := idempotency.Do(t.Context(), doer, acme, k, nil, never)
+		wantDo(t, k, mark, idempotency.Rejected, err, idempotency.ErrConfig)
 	}
-	_, mark, err := idempotency.Do[int](t.Context(), doer, key("k"), nil, nil)
+	_, mark, err := idempotency.Do(t.Context(), doer, idempotency.Scope{Tenant: "\x00"}, "k", nil, never)
+	wantDo(t, "tenant", mark, idempotency.Rejected, err, idempotency.ErrConfig)
+	_, mark, err = idempotency.Do[int](t.Context(), doer, acme, "k", nil, nil)
 	wantDo(t, "no function", mark, idempotency.Rejected, err, idempotency.ErrConfig)
-	_, mark, err = idempotency.Do(t.Context(), nil, key("k"), nil, never)
+	_, mark, err = idempotency.Do(t.Context(), nil, acme, "k", nil, never)
 	wantDo(t, "no doer", mark, idempotency.Rejected, err, idempotency.ErrConfig)
 }
 

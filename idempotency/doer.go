@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
@@ -91,25 +90,6 @@ func NewDoer(layer *Layer, cfg DoerConfig) (*Doer, error) {
 		return nil, err
 	}
 	return &Doer{handler: &routeHandler{layer: layer, route: route}, codec: cfg.Codec}, nil
-}
-
-// Key names one call of an operation.
-type Key struct {
-	// Tenant is the customer, and Principal a user or API key of the customer, see [Scope].
-	Tenant, Principal string
-
-	// ID is chosen by the caller, and the same at each retry: 1 to 255 printable ASCII characters.
-	ID string
-}
-
-func (k Key) check() error {
-	if err := protocol.CheckKey(k.ID); err != nil {
-		return fmt.Errorf("Key.ID %w", err)
-	}
-	if err := (Scope{k.Tenant, k.Principal}).check(); err != nil {
-		return fmt.Errorf("Key.%w", err)
-	}
-	return nil
 }
 
 // Permanent returns a [PermanentError]. code is for programs, for example "card-declined"; detail

@@ -35,7 +35,7 @@ func TestDoer(t *testing.T) {
 	doer := newDoer(t, layer, idempotency.DoerConfig{})
 	for i := range doKeys {
 		until(t, "a result", func() bool {
-			got, _, err := idempotency.Do(t.Context(), doer, key(fmt.Sprint(i)), order{i}, func(ctx context.Context, tx consumer.Tx) (int64, error) {
+			got, _, err := idempotency.Do(t.Context(), doer, acme, fmt.Sprint(i), order{i}, func(ctx context.Context, tx consumer.Tx) (int64, error) {
 				_, err := tx.Exec(ctx, `insert into effects values ($1)`, fmt.Sprint(i))
 				fmt.Println("in", i)
 				return rand.Int64(), err

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -18,36 +15,34 @@ import (
 const eraseSQL = `select onlyonce.http_erase($1)`
 
 var (
-	// ErrNoRecord is returned by [Erase] if the key has no completed record and no operation, or if
-	// they were erased before.
+	// ErrNoRecord is returned by [Layer.Erase] if the key has no completed record and no operation,
+	// or if they were erased before.
 	ErrNoRecord = errors.New("idempotency: no completed record under this key")
-	// ErrOperationRuns is returned by [Erase] if the request's operation has not ended: it needs
-	// its input. Nothing was erased.
+	// ErrOperationRuns is returned by [Layer.Erase] if the request's operation has not ended: it
+	// needs its input. Nothing was erased.
 	ErrOperationRuns = errors.New("idempotency: the request's operation has not ended")
 )
 
-// DB is the database of [Erase]: a *pgxpool.Pool, *pgx.Conn or pgx.Tx.
-type DB interface {
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
 const objectInUse = "55006"
 
-// Erase removes the stored answer of a tenant's key, for example for a customer's right to erasure.
-// Later copies of the request get 410 and do not run again. If the request began an operation,
-// Erase also removes the operation's result and input, even if the record has expired by then. The
-// input is in the event log, so db needs the rights of onlyonce_operator to erase such a request.
-// While the operation runs, the error is [ErrOperationRuns].
+// Erase removes the stored answer of a tenant's key, for example for a customer's right to erasure,
+// from the database and the layer's cache. Later copies of the request get 410 and do not run
+// again. If the request began an operation, Erase also removes the operation's result and input,
+// even if the record has expired by then. The input is in the event log, so the layer's pool needs
+// the rights of onlyonce_operator to erase such a request. While the operation runs, the error is
+// [ErrOperationRuns].
 //
 // scope is the record's: method and pattern, for example "http POST /v1/charges". If
-// Scope.Principal is set, it follows after another space, escaped by url.PathEscape. A [Cache] may
-// serve the answer until Config.CacheTTL has passed; to remove it there too, use [Layer.Erase]. The
-// error is [ErrNoRecord] if there is nothing to erase.
-func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
+// Scope.Principal is set, it follows after another space, escaped by url.PathEscape. The error is
+// [ErrNoRecord] if there is nothing to erase.
+func (l *Layer) Erase(ctx context.Context, tenant, scope, key string) error {
+	l, err := l.ofTenant(ctx, tenant)
+	if err != nil {
+		return err
+	}
 	id := dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()
 	var erased int
-	if err := db.QueryRow(ctx, eraseSQL, codec.UUID(id)).Scan(&erased); err != nil {
+	if err := l.pool.QueryRow(ctx, eraseSQL, codec.UUID(id)).Scan(&erased); err != nil {
 		if guard.SQLState(err) == objectInUse {
 			return fmt.Errorf("%w: %w", ErrOperationRuns, err)
 		}
@@ -56,22 +51,10 @@ func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
 	if erased == 0 {
 		return ErrNoRecord
 	}
-	return nil
-}
-
-// Erase is the function [Erase], and removes the answer from the layer's cache too.
-func (l *Layer) Erase(ctx context.Context, tenant, scope, key string) error {
-	l, err := l.ofTenant(ctx, tenant)
-	if err != nil {
-		return err
-	}
-	if err := Erase(ctx, l.pool, tenant, scope, key); err != nil {
-		return err
-	}
 	if l.cache == nil {
 		return nil
 	}
-	if err := l.cache.remove(ctx, dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()); err != nil {
+	if err := l.cache.remove(ctx, id); err != nil {
 		return fmt.Errorf("idempotency: erased in the database, but the cache may serve the answer until Config.CacheTTL has passed: %w", err)
 	}
 	return nil

@@ -28,7 +28,7 @@ func ExampleDo() {
 		Cents   int64
 	}
 	pay := func(ctx context.Context, id string, p payout) {
-		number, mark, err := idempotency.Do(ctx, payouts, idempotency.Key{ID: id}, p, func(ctx context.Context, tx consumer.Tx) (int64, error) {
+		number, mark, err := idempotency.Do(ctx, payouts, idempotency.Scope{}, id, p, func(ctx context.Context, tx consumer.Tx) (int64, error) {
 			if p.Cents > 100_00 {
 				return 0, idempotency.Permanent("over-limit", "a payout has at most 100 EUR")
 			}

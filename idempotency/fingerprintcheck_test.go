@@ -63,7 +63,7 @@ func TestH30SecretReplacedUnderItsID(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _, err = idempotency.Do(t.Context(), doer, idempotency.Key{ID: "k"}, "x", func(context.Context, consumer.Tx) (int, error) {
+		_, _, err = idempotency.Do(t.Context(), doer, idempotency.Scope{}, "k", "x", func(context.Context, consumer.Tx) (int, error) {
 			t.Error("the function ran")
 			return 0, nil
 		})

@@ -36,7 +36,8 @@ type ServeStart struct {
 
 // Served describes how a request was answered.
 type Served struct {
-	Pattern, Method, Tenant string
+	ServeStart
+	Tenant string
 	// Outcome is the value of the answer header Idempotency-Status.
 	Outcome Outcome
 	// Code is the code of the layer's problem, for example "key-reused". It is empty if the handler

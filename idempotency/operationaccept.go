@@ -18,8 +18,8 @@ import (
 type Request struct {
 	// Name is the name of a Work passed to NewOperations. Required.
 	Name string
-	// Input is the input of the Work, at most OperationsConfig.MaxInput bytes. It is stored, and
-	// sealed if the layer has a Sealer. Defaults to none.
+	// Input is the input of the Work, at most 32 MiB. It is stored, and sealed if the
+	// layer has a Sealer. Defaults to none.
 	Input []byte
 	// OrderingKey orders operations: a tenant's operations with the same key run one after another,
 	// in the order of their commits. Defaults to none: the operation does not wait for others.
@@ -50,8 +50,8 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 		return fmt.Errorf("%w: Accept must be called in a handler behind the same layer, in transactional mode", ErrNoTx)
 	case o.work[req.Name] == nil:
 		return fmt.Errorf("%w: Request.Name: there is no work %q", ErrConfig, req.Name)
-	case len(req.Input) > o.cfg.MaxInput:
-		return fmt.Errorf("%w: Request.Input: has %d bytes, at most %d", ErrConfig, len(req.Input), o.cfg.MaxInput)
+	case len(req.Input) > maxStored:
+		return fmt.Errorf("%w: Request.Input: has %d bytes, at most %d", ErrConfig, len(req.Input), maxStored)
 	}
 	if o.partitions.Load() == 0 {
 		n, err := eventsource.MakeStream(r.Context(), o.layer.pool, o.cfg.Stream, o.cfg.Partitions)

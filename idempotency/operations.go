@@ -76,9 +76,6 @@ type OperationsConfig struct {
 	// RetryAfter is the Retry-After of an operation that is running, from 1 s to 1 hour. Defaults
 	// to 2 s.
 	RetryAfter time.Duration
-	// MaxInput is the most bytes of an input, up to 32 MiB. Defaults to 1 MiB.
-	MaxInput int
-
 	// MaxResult is the most bytes of a result, up to 32 MiB. Defaults to 1 MiB.
 	MaxResult int
 	// PollInterval is how often a process looks for work and cancellations from other processes,
@@ -116,7 +113,6 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	l.Number("MaxAttempts", &cfg.MaxAttempts, 5, 1, 1000)
 	l.Span("TTL", &cfg.TTL, 7*24*time.Hour, time.Second, 400*24*time.Hour)
 	l.Span("RetryAfter", &cfg.RetryAfter, 2*time.Second, time.Second, time.Hour)
-	l.Number("MaxInput", &cfg.MaxInput, 1<<20, 1, maxStored)
 	l.Number("MaxResult", &cfg.MaxResult, 1<<20, 1, maxStored)
 	l.Span("PollInterval", &cfg.PollInterval, 500*time.Millisecond, 10*time.Millisecond, time.Minute)
 	if layer == nil {

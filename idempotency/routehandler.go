@@ -35,14 +35,14 @@ func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.next.ServeHTTP(w, r)
 		return
 	}
-	hooks := &e.layer.cfg.Hooks
+	hooks, started := &e.layer.cfg.Hooks, ServeStart{Pattern: e.route.Pattern, Method: r.Method}
 	if hooks.ServeStart != nil {
-		r = r.WithContext(hooks.ServeStart(r.Context(), ServeStart{Pattern: e.route.Pattern, Method: r.Method}))
+		r = r.WithContext(hooks.ServeStart(r.Context(), started))
 	}
 	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
 	defer func() {
 		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(r.Context(), Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
+			hooks.ServeEnd(r.Context(), Served{ServeStart: started, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
 				Status: status, Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()

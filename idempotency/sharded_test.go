@@ -227,7 +227,7 @@ func TestN2WhatElseIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	do := func() (string, error) {
-		out, _, err := idempotency.Do(t.Context(), doer, idempotency.Key{Tenant: "acme", ID: "k"}, "x", func(ctx context.Context, tx consumer.Tx) (string, error) {
+		out, _, err := idempotency.Do(t.Context(), doer, idempotency.Scope{Tenant: "acme"}, "k", "x", func(ctx context.Context, tx consumer.Tx) (string, error) {
 			_, err := tx.Exec(ctx, `insert into effects values ('done')`)
 			return "result", err
 		})

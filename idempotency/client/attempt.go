@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
@@ -47,7 +48,7 @@ func (o *operation) sendAttempt(ctx context.Context) *sentAttempt {
 	ctx, a.cancel = context.WithCancelCause(ctx)
 	req := o.request.Clone(ctx) // a header map of its own, because a transport may read it after it has returned
 	if name := o.cfg.RequestIDHeader; name != "" && req.Header.Get(name) == "" {
-		req.Header.Set(name, NewV4())
+		req.Header.Set(name, uuid.NewString())
 	}
 	if a.err = o.body.attachTo(req); a.err != nil {
 		a.cancel(a.err)

@@ -47,21 +47,16 @@ type Config struct {
 	// TotalTime bounds all attempts and the waits between them, from 1 ms to 24 hours. It must be
 	// well below the time for which the server remembers keys (H19: 48 hours unless configured),
 	// because a later retry is a new operation there. An earlier deadline of the request's context,
-	// or http.Client.Timeout, wins. Reading the answer's body may take longer. Defaults to 3
-	// minutes.
+	// or http.Client.Timeout, wins. If an answer's Retry-After is longer than the time that is
+	// left, the Transport returns the answer, and the caller decides. Reading the answer's body may
+	// take longer. Defaults to 3 minutes.
 	TotalTime time.Duration
 
-	// RetryMin is the first wait between two attempts, from 1 ms to 1 hour. The wait doubles up to
-	// RetryMax, and each is spread by half of itself either way. Defaults to 500 ms.
-	RetryMin time.Duration
-
-	// RetryMax bounds the wait between two attempts, from 1 ms to 1 hour. Defaults to 10 s.
-	RetryMax time.Duration
-
-	// RetryAfterMax is the longest Retry-After that the Transport waits for, from 1 s to 24 hours.
-	// If an answer asks for a longer wait, the Transport returns it, and the caller decides.
-	// Defaults to 1 minute.
-	RetryAfterMax time.Duration
+	// MaxWait bounds the wait between two attempts, from 1 ms to 1 hour. The first wait is 500 ms,
+	// or MaxWait if that is shorter. It doubles up to MaxWait, and each is spread by half of itself
+	// either way. If an answer's Retry-After is longer, the Transport waits for that. Defaults to
+	// 10 s.
+	MaxWait time.Duration
 
 	// MaxBody is the most bytes of a body to hold in memory for the attempts, up to 1 GiB. A longer
 	// body needs a Request.GetBody. Defaults to 1 MiB, which is also the default of Route.MaxBody
@@ -72,16 +67,14 @@ type Config struct {
 	Hooks Hooks
 }
 
+// firstWait is the mean of the first wait between two attempts.
+func (c *Config) firstWait() time.Duration { return min(500*time.Millisecond, c.MaxWait) }
+
 func (c Config) withDefaults() (Config, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	l.Span("AttemptTimeout", &c.AttemptTimeout, 40*time.Second, time.Millisecond, time.Hour)
 	l.Span("TotalTime", &c.TotalTime, 3*time.Minute, time.Millisecond, 24*time.Hour)
-	l.Span("RetryMin", &c.RetryMin, 500*time.Millisecond, time.Millisecond, time.Hour)
-	l.Span("RetryMax", &c.RetryMax, 10*time.Second, time.Millisecond, time.Hour)
-	l.Span("RetryAfterMax", &c.RetryAfterMax, time.Minute, time.Second, 24*time.Hour)
-	if c.RetryMin > c.RetryMax {
-		l.Add("RetryMin", "%v is longer than RetryMax, %v", c.RetryMin, c.RetryMax)
-	}
+	l.Span("MaxWait", &c.MaxWait, 10*time.Second, time.Millisecond, time.Hour)
 	if c.Base == nil {
 		c.Base = http.DefaultTransport
 	}

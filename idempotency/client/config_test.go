@@ -15,13 +15,13 @@ func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	_, err := client.NewTransport(client.Config{
 		Methods: []string{"POST", "GET"}, Header: "a b", Form: 9, MaxAttempts: 101, AttemptTimeout: -1, TotalTime: 25 * time.Hour,
-		RetryMin: time.Nanosecond, RetryMax: 2 * time.Hour, RetryAfterMax: time.Millisecond, MaxBody: -1,
+		MaxWait: 2 * time.Hour, MaxBody: -1,
 	})
 	if !errors.Is(err, client.ErrConfig) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(err.Error(), "\n")
-	for _, field := range []string{"Methods[1]", "Header", "Form", "MaxAttempts", "AttemptTimeout", "TotalTime", "RetryMin", "RetryMax", "RetryAfterMax", "MaxBody"} {
+	for _, field := range []string{"Methods[1]", "Header", "Form", "MaxAttempts", "AttemptTimeout", "TotalTime", "MaxWait", "MaxBody"} {
 		n := 0
 		for _, line := range lines {
 			if strings.HasPrefix(line, "idempotency/client: bad configuration: Config."+field+": ") {
@@ -32,10 +32,10 @@ func TestConfigFaults(t *testing.T) {
 			t.Errorf("%s: named %d times in\n%v", field, n, err)
 		}
 	}
-	if len(lines) != 10 {
+	if len(lines) != 8 {
 		t.Errorf("%d faults:\n%v", len(lines), err)
 	}
-	for _, c := range []client.Config{{RetryMin: time.Minute}, {RetryMax: time.Millisecond}, {Methods: []string{}}, {Methods: []string{"post"}}} {
+	for _, c := range []client.Config{{MaxWait: time.Nanosecond}, {Methods: []string{}}, {Methods: []string{"post"}}} {
 		if _, err := client.NewTransport(c); !errors.Is(err, client.ErrConfig) {
 			t.Errorf("%+v: %v", c, err)
 		}

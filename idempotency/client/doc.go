@@ -22,7 +22,7 @@
 //	the request's own header    whatever the caller arranges
 //	WithKey with Derive         crashes of the client, restarts, another machine: the key is computed again
 //	WithKey with StoredKey      the same, for keys that cannot be derived: a store remembers them
-//	WithKey with NewV4, NewV7   whatever the caller remembers
+//	WithKey with NewV7          whatever the caller remembers
 //	none of them                this one call of the transport, which makes a UUIDv7
 //
 // # Promises

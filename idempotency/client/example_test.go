@@ -35,7 +35,7 @@ func Example() {
 	server := payments()
 	defer server.Close()
 
-	transport, err := client.NewTransport(client.Config{RetryMin: 10 * time.Millisecond})
+	transport, err := client.NewTransport(client.Config{MaxWait: 10 * time.Millisecond})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -20,8 +20,8 @@ func transport(t testing.TB, cfg client.Config) *client.Transport {
 		t.Cleanup(base.CloseIdleConnections)
 		cfg.Base = base
 	}
-	if cfg.RetryMin == 0 {
-		cfg.RetryMin, cfg.RetryMax = time.Millisecond, 2*time.Millisecond
+	if cfg.MaxWait == 0 {
+		cfg.MaxWait = 2 * time.Millisecond
 	}
 	return slow(t, cfg)
 }

@@ -30,8 +30,7 @@ type AttemptStart struct {
 
 // AttemptEnd describes how an attempt ended.
 type AttemptEnd struct {
-	Key     string
-	Attempt int
+	AttemptStart
 	// Status is the answer's status, 0 if there was no answer.
 	Status int
 	// Err is the reason if there was no answer, or nil.

@@ -14,9 +14,6 @@ import (
 // are close together in a server's index. [Transport] uses it for operations without a key.
 func NewV7() string { return uuid.Must(uuid.NewV7()).String() } // fails only if crypto/rand does, which never happens
 
-// NewV4 returns a new key, a UUIDv4 of 122 random bits. It does not reveal when it was made.
-func NewV4() string { return uuid.Must(uuid.NewRandom()).String() }
-
 type contextKey struct{}
 
 // WithKey sets the key of the operation for requests with this context: 1 to 255 bytes of printable

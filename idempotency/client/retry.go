@@ -25,12 +25,12 @@ func (o *operation) planRetry(ctx context.Context, n int, a *sentAttempt) (wait 
 		retryAfter, hasRetryAfter = retryafter.Read(a.resp.Header, now)
 		again = outcomeOpen(a.resp.StatusCode, hasRetryAfter, a.resp.Header.Get("Idempotency-Status")) && (a.resp.StatusCode < 500 || !ranUnprotected(a.resp.Header))
 	}
-	if !again || n >= o.cfg.MaxAttempts || retryAfter > o.cfg.RetryAfterMax {
+	if !again || n >= o.cfg.MaxAttempts {
 		return 0, false
 	}
 	wait = o.backoff.NextBackOff()
 	if hasRetryAfter { // plus a random time, because other clients got the same Retry-After
-		wait = max(wait, retryAfter+rand.N(o.cfg.RetryMin))
+		wait = max(wait, retryAfter+rand.N(o.cfg.firstWait()))
 	}
 	if deadline, has := ctx.Deadline(); has && !now.Add(wait).Before(deadline) || !now.Add(wait).Before(o.deadline) {
 		return 0, false

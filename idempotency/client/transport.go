@@ -60,8 +60,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	o.request.Header[t.header] = []string{value}
 	o.backoff = backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(t.cfg.RetryMin),
-		backoff.WithMaxInterval(t.cfg.RetryMax),
+		backoff.WithInitialInterval(t.cfg.firstWait()),
+		backoff.WithMaxInterval(t.cfg.MaxWait),
 		backoff.WithMultiplier(2),
 		backoff.WithMaxElapsedTime(0))
 	return o.runAttempts(req.Context())
@@ -87,10 +87,11 @@ type operation struct {
 
 func (o *operation) runAttempts(ctx context.Context) (*http.Response, error) {
 	for n := 1; ; n++ {
-		attemptCtx := o.cfg.Hooks.emitStart(ctx, AttemptStart{Key: o.key, Attempt: n, Request: o.request})
+		started := AttemptStart{Key: o.key, Attempt: n, Request: o.request}
+		attemptCtx := o.cfg.Hooks.emitStart(ctx, started)
 		a := o.sendAttempt(attemptCtx)
 		wait, again := o.planRetry(ctx, n, a)
-		o.cfg.Hooks.emitEnd(attemptCtx, AttemptEnd{Key: o.key, Attempt: n, Status: a.status(), Err: a.err, Again: again, Wait: wait})
+		o.cfg.Hooks.emitEnd(attemptCtx, AttemptEnd{AttemptStart: started, Status: a.status(), Err: a.err, Again: again, Wait: wait})
 		switch {
 		case again:
 		case a.err != nil:

@@ -168,13 +168,13 @@ func (i *Interceptor) Unary() grpc.UnaryServerInterceptor {
 			mark(ctx, idempotency.Rejected)
 			return nil, problem(codes.InvalidArgument, "key-invalid", "metadata "+KeyMetadata+" occurs twice", 0)
 		}
-		return m.call(ctx, idempotency.Key{Tenant: scope.Tenant, Principal: scope.Principal, ID: keys[0]}, req, handler)
+		return m.call(ctx, scope, keys[0], req, handler)
 	}
 }
 
 // call runs the handler, or returns what an earlier call has stored.
-func (m *method) call(ctx context.Context, key idempotency.Key, req any, handler grpc.UnaryHandler) (any, error) {
-	stored, how, err := idempotency.Do(ctx, m.doer, key, req, func(ctx context.Context, tx consumer.Tx) (*anypb.Any, error) {
+func (m *method) call(ctx context.Context, scope idempotency.Scope, key string, req any, handler grpc.UnaryHandler) (any, error) {
+	stored, how, err := idempotency.Do(ctx, m.doer, scope, key, req, func(ctx context.Context, tx consumer.Tx) (*anypb.Any, error) {
 		answer, err := handler(context.WithValue(ctx, txKey{}, tx), req)
 		if err != nil {
 			return nil, m.storable(err)

@@ -11,6 +11,9 @@ import (
 	"time"
 )
 
+// longest is more than any bound, and can be added to any time.
+const longest = math.MaxInt32 * time.Second
+
 // Read reads Retry-After in both forms (RFC 9110 section 10.2.3): seconds, or a date, which is
 // compared with the answer's own Date where it has one, so that clocks need not agree. It is not ok
 // if there is none that can be read.
@@ -18,7 +21,7 @@ func Read(h http.Header, now time.Time) (after time.Duration, ok bool) {
 	v := strings.TrimSpace(h.Get("Retry-After"))
 	seconds, err := strconv.ParseUint(v, 10, 31)
 	if err == nil || errors.Is(err, strconv.ErrRange) { // out of range: more than any bound
-		return time.Duration(min(seconds, math.MaxInt32)) * time.Second, true
+		return min(time.Duration(seconds)*time.Second, longest), true
 	}
 	at, err := http.ParseTime(v)
 	if err != nil {
@@ -27,5 +30,5 @@ func Read(h http.Header, now time.Time) (after time.Duration, ok bool) {
 	if date, err := http.ParseTime(h.Get("Date")); err == nil {
 		now = date
 	}
-	return max(at.Sub(now), 0), true
+	return min(max(at.Sub(now), 0), longest), true
 }

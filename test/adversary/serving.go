@@ -337,7 +337,7 @@ func (x *serving) doer(r *rig, pool *pgxpool.Pool) (http.Handler, func(context.C
 	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", KeyWindow: 24 * time.Hour, HandlerTimeout: 2 * r.bound})
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		key := req.Header.Get("Idempotency-Key")
-		text, _, err := idempotency.Do(req.Context(), doer, idempotency.Key{Tenant: "t", ID: key}, nil, func(ctx context.Context, tx consumer.Tx) (string, error) {
+		text, _, err := idempotency.Do(req.Context(), doer, idempotency.Scope{Tenant: "t"}, key, nil, func(ctx context.Context, tx consumer.Tx) (string, error) {
 			_, err := tx.Exec(ctx, scenario.EffectSQL, key, 0, scenario.Elsewhere)
 			if err == nil && x.failsNow(key) {
 				err = errors.New("asked to fail")

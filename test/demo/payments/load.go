@@ -88,7 +88,7 @@ func (d *demo) Perform(ctx context.Context) (err error) {
 		d.wire.base.CloseIdleConnections()
 		err = errors.Join(err, d.fleet.Stop(stopTimeout), d.provider.Close())
 	}()
-	transport, err := client.NewTransport(client.Config{Base: d.wire, RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
+	transport, err := client.NewTransport(client.Config{Base: d.wire, MaxWait: 200 * time.Millisecond,
 		AttemptTimeout: 10 * time.Second, TotalTime: 30 * time.Second})
 	if err != nil {
 		return err
