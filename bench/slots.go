@@ -126,7 +126,7 @@ func (s *sharedTape) take(most int64) source.Delivery[*consumer.Message] {
 	from := s.next
 	s.next, s.open[from] = from+most, true
 	return source.Delivery[*consumer.Message]{
-		ClusterID: s.of.ClusterID, Topic: s.of.Topic, TopicID: s.of.TopicID, Partition: s.of.Partition,
+		ClusterID: s.of.ClusterID, TopicPartition: source.TopicPartition{Topic: s.of.Topic, Partition: s.of.Partition}, TopicID: s.of.TopicID,
 		Messages: s.t.messages(s.of.Partition, from, most), Until: time.Now().Add(time.Minute),
 	}
 }

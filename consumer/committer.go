@@ -97,7 +97,7 @@ func (c *committer) commitUntilStopped(committed int64) {
 }
 
 func (c *committer) commit(ctx context.Context, offset int64) error {
-	o := PartitionEvent{Topic: c.id.Topic, Partition: c.id.Partition, Offset: offset}
+	o := PartitionEvent{TopicPartition: c.id.TopicPartition, Offset: offset}
 	ctx = begin(ctx, c.hooks.OffsetStart, o)
 	err := fault.Point(fault.OffsetSending)
 	if err == nil {

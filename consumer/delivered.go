@@ -159,7 +159,7 @@ func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *delivery)
 		return nil, false, nil
 	}
 	own = &ownership{c: c, cur: cur, state: p.state, brake: p.brake, redoUntil: cur.redoOffset(d.TopicID),
-		id: source.Identity{ClusterID: d.ClusterID, Topic: d.Topic, TopicID: d.TopicID, Partition: d.Partition}}
+		id: source.Identity{ClusterID: d.ClusterID, TopicPartition: d.TopicPartition, TopicID: d.TopicID}}
 	if c.cfg.Key != nil {
 		row, err := c.readScope(ctx)
 		if err != nil || row == nil || !slices.Contains(row.topics, d.Topic) {

@@ -150,7 +150,7 @@ func (e *engine) haltErrorAt(pos int64, reason HaltReason, detail string, args .
 		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
 		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
 	}
-	return &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), Topic: e.id.Topic, Partition: e.id.Partition, Position: pos,
+	return &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), TopicPartition: e.id.TopicPartition, Position: pos,
 		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
 }
 

@@ -3,6 +3,8 @@ package consumer
 import (
 	"context"
 	"time"
+
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // begin calls the first hook of a pair, and returns the context of the step. end calls the second.
@@ -47,7 +49,7 @@ func (c *Consumer) emitResolved(a *attempt, row *parkedRow) {
 	m := row.m
 	c.cfg.Logger.Info("onlyonce: parked message resolved", "scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition,
 		"offset", m.Offset, "attempts", row.attempt)
-	emit(c.cfg.Hooks.Resolved, MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
+	emit(c.cfg.Hooks.Resolved, MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
 }
 
 // haltLog keeps an unchanged halt from being logged again and again.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -51,13 +52,12 @@ const (
 // messages. It names the command that resolves the halt. Other partitions continue; the halted one
 // checks again every few seconds.
 type HaltError struct {
-	Scope     string
-	Group     string // the group that this process is a member of
-	Topic     string
-	Partition int32
-	Position  int64
-	Reason    HaltReason
-	Detail    string
+	Scope string
+	Group string // the group that this process is a member of
+	source.TopicPartition
+	Position int64
+	Reason   HaltReason
+	Detail   string
 
 	// In a halt "other-shard", Shard is the database that has the partition by
 	// shard.Config.OfPartition, and Other is the one that has its cursor. Both are empty if there

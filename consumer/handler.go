@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
@@ -277,7 +278,7 @@ func (e *engine) reportHung(work context.Context, h *handlerRun) error {
 		at = int(h.current.Load())
 	}
 	m := h.msgs[at]
-	e.c.countStuck(h, MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Stack: h.stack})
+	e.c.countStuck(h, MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Stack: h.stack})
 	if work.Err() != nil {
 		return context.Cause(work)
 	}

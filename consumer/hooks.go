@@ -3,6 +3,8 @@ package consumer
 import (
 	"context"
 	"time"
+
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // Hooks are functions that the consumer calls at events. They run in the goroutines that work on a
@@ -92,8 +94,7 @@ type Hooks struct {
 
 // Fetch describes a fetch. FetchStart gets its first three fields.
 type Fetch struct {
-	Topic         string
-	Partition     int32
+	source.TopicPartition
 	From          int64
 	Messages      int
 	Bytes         int // size of the messages, as counted against Config.PrefetchBytes
@@ -107,8 +108,7 @@ type Fetch struct {
 // that it had committed, Handled, Duplicates and Parked are 0, and Hooks.Parked is not called,
 // because only the database has the counts.
 type BatchDone struct {
-	Topic     string
-	Partition int32
+	source.TopicPartition
 	// From and Next are the position before and after. With Config.Concurrency they are the first
 	// offset of the transaction and the one after its last. Both are 0 for a parked message that is
 	// retried.
@@ -124,10 +124,9 @@ type BatchDone struct {
 
 // MessageEvent describes an event of a message, or of several from Offset on.
 type MessageEvent struct {
-	Topic     string
-	Partition int32
-	Offset    int64 // -1 if a Retry concerns no message
-	Err       error // why it is tried again, or was parked
+	source.TopicPartition
+	Offset int64 // -1 if a Retry concerns no message
+	Err    error // why it is tried again, or was parked
 
 	// Of a Retry: the number of messages that are retried, and the wait before it. Parked means
 	// that the message is retried from the database and only its ordering key waits.
@@ -156,10 +155,9 @@ type MessageEvent struct {
 
 // PartitionEvent describes an event of a partition.
 type PartitionEvent struct {
-	Topic     string
-	Partition int32
-	Position  int64
-	Err       error // of Released: source.ErrOwnershipLost if it was taken away
+	source.TopicPartition
+	Position int64
+	Err      error // of Released: source.ErrOwnershipLost if it was taken away
 
 	// Of Owned: the lease's epoch, and whether the previous owner released the partition cleanly.
 	Epoch int64

@@ -22,7 +22,7 @@ func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
 		w.releaseCursor()
 		c.partitions.remove(w.state)
 		if c.cfg.Hooks.Released != nil && w.cur != nil {
-			c.cfg.Hooks.Released(PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Err: err})
+			c.cfg.Hooks.Released(PartitionEvent{TopicPartition: w.id.TopicPartition, Position: w.pos, Err: err})
 		}
 	}()
 	retry := newBackoff(c.cfg)
@@ -101,7 +101,7 @@ func (w *worker) waitForResume(ctx context.Context) bool {
 	w.state.paused.Store(true)
 	defer w.state.paused.Store(false)
 	w.c.cfg.Logger.Info("onlyonce: partition paused", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "position", w.pos)
-	emit(w.c.cfg.Hooks.Paused, PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos})
+	emit(w.c.cfg.Hooks.Paused, PartitionEvent{TopicPartition: w.id.TopicPartition, Position: w.pos})
 	asks := w.c.poller.join(w.id, w.cur, w.state)
 	defer w.c.poller.leave(asks)
 	for {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/ring"
@@ -191,7 +192,7 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 		if row.reason == parked.Conflict || row.reason == parked.NoKey {
 			reason = row.reason // which the row keeps, too
 		}
-		r.c.emitParked(MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: reason, State: state, Err: v.err})
+		r.c.emitParked(MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: reason, State: state, Err: v.err})
 	}
 	return nil
 }

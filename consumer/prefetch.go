@@ -85,7 +85,7 @@ func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Iden
 }
 
 func fetchOnce(ctx context.Context, hooks *Hooks, id source.Identity, p partition, from int64, most int) (got fetched, err error) {
-	start := Fetch{Topic: id.Topic, Partition: id.Partition, From: from}
+	start := Fetch{TopicPartition: id.TopicPartition, From: from}
 	ctx = begin(ctx, hooks.FetchStart, start)
 	if err = fault.Point(fault.Fetching); err == nil {
 		got, err = p.Fetch(ctx, from, most)
@@ -94,7 +94,7 @@ func fetchOnce(ctx context.Context, hooks *Hooks, id source.Identity, p partitio
 		err = fault.Point(fault.Fetched)
 	}
 	if hooks.FetchEnd != nil {
-		hooks.FetchEnd(ctx, Fetch{Topic: start.Topic, Partition: start.Partition, From: from, Messages: len(got.Messages), Bytes: int(bytesOf(got.Messages)), Next: got.Next,
+		hooks.FetchEnd(ctx, Fetch{TopicPartition: start.TopicPartition, From: from, Messages: len(got.Messages), Bytes: int(bytesOf(got.Messages)), Next: got.Next,
 			HighWatermark: got.HighWatermark, LastStable: got.LastStable, Err: err})
 	}
 	return got, err

@@ -81,7 +81,7 @@ func (r *shareRig) consume(h consumer.Handler, cfg consumer.Config) (stop func()
 // delivery is a delivery of some offsets, as of now.
 func (r *shareRig) delivery(offsets ...int64) source.Delivery[*consumer.Message] {
 	id := r.log.Identity()
-	d := source.Delivery[*consumer.Message]{ClusterID: id.ClusterID, Topic: id.Topic, TopicID: id.TopicID, Until: time.Now().Add(patience)}
+	d := source.Delivery[*consumer.Message]{ClusterID: id.ClusterID, TopicPartition: source.TopicPartition{Topic: id.Topic}, TopicID: id.TopicID, Until: time.Now().Add(patience)}
 	for _, o := range offsets {
 		m := *r.messages[o]
 		d.Messages = append(d.Messages, &m)

@@ -46,7 +46,7 @@ returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	member := &polledPartition{id: source.Identity{Topic: "orders"}, cur: &cursor{id: id, epoch: epoch, nonce: nonce}, state: &partitionState{}}
+	member := &polledPartition{id: source.Identity{TopicPartition: source.TopicPartition{Topic: "orders"}}, cur: &cursor{id: id, epoch: epoch, nonce: nonce}, state: &partitionState{}}
 	for _, frontier := range []struct {
 		ahead time.Duration
 		noted bool

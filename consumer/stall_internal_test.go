@@ -56,7 +56,7 @@ func TestWaitingForATransactionIsLogged(t *testing.T) {
 	var out bytes.Buffer
 	c := &Consumer{cfg: Config{Scope: "stock", Logger: slog.New(slog.NewTextHandler(&out, nil))}}
 	var state partitionState
-	id := source.Identity{Topic: "orders", Partition: 3}
+	id := source.Identity{TopicPartition: source.TopicPartition{Topic: "orders", Partition: 3}}
 	open := fetched{Next: 5, HighWatermark: 9, LastStable: 5}
 	c.reportStall(id, &state, 5, open)
 	if out.Len() > 0 || state.snapshot().WaitingSince.IsZero() {

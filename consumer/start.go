@@ -107,7 +107,7 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 	if before, _ := c.reportedPartitions.Swap(id.Topic, id.Partitions); before != id.Partitions {
 		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
 			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
-		emit(c.cfg.Hooks.Repartitioned, PartitionEvent{Topic: id.Topic, Was: was, Is: id.Partitions})
+		emit(c.cfg.Hooks.Repartitioned, PartitionEvent{TopicPartition: source.TopicPartition{Topic: id.Topic}, Was: was, Is: id.Partitions})
 	}
 	return was, nil
 }
@@ -126,7 +126,7 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 		return fmt.Errorf("committed offset of %s/%d: %w", id.Topic, id.Partition, err)
 	}
 	if strings.HasPrefix(metadata, metadataPrefix) {
-		return &HaltError{Scope: c.cfg.Scope, Group: c.source.Group(), Topic: id.Topic, Partition: id.Partition, Position: offset, Reason: HaltHistoryLost, Shard: c.shard,
+		return &HaltError{Scope: c.cfg.Scope, Group: c.source.Group(), TopicPartition: id.TopicPartition, Position: offset, Reason: HaltHistoryLost, Shard: c.shard,
 			Detail: fmt.Sprintf("group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, an older copy, or was the scope renamed?",
 				c.source.Group(), offset, metadata)}
 	}
@@ -165,7 +165,7 @@ func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	}
 	w.c.cfg.Logger.Warn("onlyonce: an offset that another program committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
 		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
-	emit(w.c.cfg.Hooks.OffsetIgnored, PartitionEvent{Topic: w.id.Topic, Partition: w.id.Partition, Offset: offset, Metadata: metadata, Position: w.pos})
+	emit(w.c.cfg.Hooks.OffsetIgnored, PartitionEvent{TopicPartition: w.id.TopicPartition, Offset: offset, Metadata: metadata, Position: w.pos})
 	return nil
 }
 

@@ -13,11 +13,10 @@ import (
 // PartitionStatus describes a partition that this process owns or, in a share group, gets messages
 // of.
 type PartitionStatus struct {
-	Topic     string
-	Partition int32
-	Shard     string // by shard.Config.OfPartition; empty if there is one database
-	Epoch     int64  // of this process's ownership; 0 before it has one
-	Position  int64  // next offset to be handled
+	source.TopicPartition
+	Shard    string // by shard.Config.OfPartition; empty if there is one database
+	Epoch    int64  // of this process's ownership; 0 before it has one
+	Position int64  // next offset to be handled
 
 	// HighWatermark is the offset after the last record of the log, as of the last fetch. Lag is
 	// how far Position is below it.
@@ -209,7 +208,7 @@ func (s *partitionState) fetchReturned(found logEnd, stable int64) {
 
 // snapshot returns the partition's status, without the counts of parked messages.
 func (s *partitionState) snapshot() PartitionStatus {
-	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
+	p := PartitionStatus{TopicPartition: source.TopicPartition{Topic: s.topic, Partition: s.partition}, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
 		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), Delivered: s.delivered}
 	p.Lag = max(p.HighWatermark-p.Position, 0)

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/primary"
@@ -206,7 +207,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 			return h
 		}
 		e.park(tx, m, v)
-		a.parked = append(a.parked, MessageEvent{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err})
+		a.parked = append(a.parked, MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err})
 		if v.reason == parked.Behind {
 			a.blockedKeys = append(a.blockedKeys, v.waitsFor)
 		}

@@ -256,7 +256,7 @@ func (l *Log) AddPartitions(n int) {
 func (l *Log) Identity() source.Identity {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return source.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partitions: int32(len(l.partitions)), Compacted: l.compacted}
+	return source.Identity{ClusterID: l.clusterID, TopicID: l.topicID, TopicPartition: source.TopicPartition{Topic: l.topic}, Partitions: int32(len(l.partitions)), Compacted: l.compacted}
 }
 
 // Committed returns a group's committed offset and its metadata, or -1 if there is none.

@@ -100,7 +100,7 @@ func (s *SharedSource) next(most int) (d *source.Delivery[*consumer.Message], al
 		if rests {
 			continue
 		}
-		d = &source.Delivery[*consumer.Message]{ClusterID: l.clusterID, Topic: l.topic, TopicID: l.topicID, Partition: p, Until: time.Now().Add(cmp.Or(s.Lock, 30*time.Second))}
+		d = &source.Delivery[*consumer.Message]{ClusterID: l.clusterID, TopicPartition: source.TopicPartition{Topic: l.topic, Partition: p}, TopicID: l.topicID, Until: time.Now().Add(cmp.Or(s.Lock, 30*time.Second))}
 		if ask {
 			return d, nil, nil
 		}

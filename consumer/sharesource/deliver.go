@@ -186,8 +186,8 @@ func (m *member) portions(fetches kgo.Fetches) (all []*portion) {
 						again = 1
 					}
 					if open[again] == nil || len(open[again].records) == m.most {
-						open[again] = &portion{delivery: source.Delivery[*consumer.Message]{ClusterID: m.clusterID, Topic: t.Topic, TopicID: m.topicIDs[t.Topic],
-							Partition: p.Partition, Again: again > 0, Until: r.AcquisitionDeadline()}}
+						open[again] = &portion{delivery: source.Delivery[*consumer.Message]{ClusterID: m.clusterID, TopicPartition: source.TopicPartition{Topic: t.Topic, Partition: p.Partition}, TopicID: m.topicIDs[t.Topic],
+							Again: again > 0, Until: r.AcquisitionDeadline()}}
 						all = append(all, open[again])
 					}
 					one := open[again]

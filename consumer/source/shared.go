@@ -32,11 +32,10 @@ type Shared[M any] interface {
 
 // Delivery holds records that a broker has delivered from one partition.
 type Delivery[M any] struct {
-	// ClusterID, Topic, TopicID and Partition are those of [Identity].
+	// TopicPartition, ClusterID and TopicID are those of [Identity].
+	TopicPartition
 	ClusterID string
-	Topic     string
 	TopicID   [16]byte
-	Partition int32
 
 	// Messages are the records, in order of offset, with gaps. No other call has one of them. If
 	// empty, the source asks, after a rest, whether the partition takes messages again.

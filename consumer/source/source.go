@@ -79,12 +79,17 @@ type Partition[M any] interface {
 	Retained(ctx context.Context, offset int64) (until time.Time, err error)
 }
 
-// Identity names a partition for good. A topic that is deleted and created again has another.
-type Identity struct {
-	ClusterID string
-	TopicID   [16]byte // zero if the source has none
+// TopicPartition names a partition of a topic.
+type TopicPartition struct {
 	Topic     string
 	Partition int32
+}
+
+// Identity names a partition for good. A topic that is deleted and created again has another.
+type Identity struct {
+	TopicPartition
+	ClusterID string
+	TopicID   [16]byte // zero if the source has none
 
 	// Partitions is how many partitions the topic has, 0 if the source does not know. It may grow
 	// while the identity stays the same.

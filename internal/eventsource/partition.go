@@ -126,7 +126,7 @@ func (p *partition) Identity(ctx context.Context) (source.Identity, error) {
 	p.stream = s
 	p.mu.Unlock()
 	p.caughtUpAt.Store(-1)
-	return source.Identity{ClusterID: ClusterID, TopicID: s.incarnation, Topic: p.topic, Partition: int32(p.nr), Partitions: int32(s.partitions),
+	return source.Identity{ClusterID: ClusterID, TopicID: s.incarnation, TopicPartition: source.TopicPartition{Topic: p.topic, Partition: int32(p.nr)}, Partitions: int32(s.partitions),
 		Compacted: true}, nil // events may be erased
 }
 

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/telemetry"
 	"github.com/onlyonce/onlyonce/telemetry/test/system"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -72,7 +73,7 @@ func TestTopicsAndPartitionsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 10_000 {
-		b := consumer.BatchDone{Topic: fmt.Sprintf("tenant-%d", i), Partition: int32(i), Messages: 1, Handled: 1} //nolint:gosec // small
+		b := consumer.BatchDone{TopicPartition: source.TopicPartition{Topic: fmt.Sprintf("tenant-%d", i), Partition: int32(i)}, Messages: 1, Handled: 1} //nolint:gosec // small
 		c.Hooks.AttemptEnd(c.Hooks.AttemptStart(t.Context(), b), b, nil)
 	}
 	var all metricdata.ResourceMetrics

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/telemetry"
 )
 
@@ -36,7 +37,7 @@ func applied(t *testing.T, with telemetry.Config, sampler trace.Sampler, batch [
 	if err := telemetry.Instrument(&c, with); err != nil {
 		t.Fatal(err)
 	}
-	done := consumer.BatchDone{Topic: "orders", Messages: len(batch)}
+	done := consumer.BatchDone{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)}
 	ctx := c.Hooks.AttemptStart(t.Context(), done)
 	ctx = c.Hooks.HandleBatchStart(ctx, batch)
 	if !whole && c.Hooks.HandleStart != nil {
@@ -123,7 +124,7 @@ func TestUnsampledTakesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	batch := produced(100, false)
-	ctx := c.Hooks.AttemptStart(t.Context(), consumer.BatchDone{Topic: "orders", Messages: len(batch)})
+	ctx := c.Hooks.AttemptStart(t.Context(), consumer.BatchDone{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)})
 	if n := testing.AllocsPerRun(10, func() {
 		c.Hooks.HandleBatchStart(ctx, batch)
 	}); n > 0 {

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/fleet"
 )
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 
 func (do *task) run(ctx context.Context, c *fleet.Child) error {
 	hooks := c.Hooks(nil)
-	hooks.Owned(consumer.PartitionEvent{Partition: 0, Position: do.Batch})
+	hooks.Owned(consumer.PartitionEvent{TopicPartition: source.TopicPartition{Partition: 0}, Position: do.Batch})
 	if do.Fail && c.Number == 1 {
 		return errors.New("no server")
 	}
@@ -50,7 +51,7 @@ func (do *task) run(ctx context.Context, c *fleet.Child) error {
 		case <-ctx.Done():
 			return nil
 		}
-		hooks.Batch(consumer.BatchDone{Partition: 0, Next: offset + 1, Handled: 1})
+		hooks.Batch(consumer.BatchDone{TopicPartition: source.TopicPartition{Partition: 0}, Next: offset + 1, Handled: 1})
 	}
 }
 

@@ -271,7 +271,7 @@ func (a askew) Run(ctx context.Context, own func(context.Context, source.Partiti
 	return own(ctx, a)
 }
 func (askew) Identity(context.Context) (source.Identity, error) {
-	return source.Identity{Topic: "t"}, nil
+	return source.Identity{TopicPartition: source.TopicPartition{Topic: "t"}}, nil
 }
 func (askew) Commit(context.Context, int64, string) error { return nil }
 

@@ -110,7 +110,7 @@ func (l *Log) locate(ctx context.Context) (source.Identity, Leadership, error) {
 	if !ok {
 		return source.Identity{}, Leadership{}, &TopicError{Topic: l.topic, Err: l.cluster.Error(kerr.UnknownTopicOrPartition.Code)}
 	}
-	return source.Identity{ClusterID: t.ClusterID, TopicID: t.ID, Topic: l.topic, Partition: l.index,
+	return source.Identity{ClusterID: t.ClusterID, TopicID: t.ID, TopicPartition: source.TopicPartition{Topic: l.topic, Partition: l.index},
 		Partitions: int32(len(t.Partitions))}, at, nil
 }
 
