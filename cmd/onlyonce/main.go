@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/mattn/go-isatty"
+	_ "golang.org/x/crypto/x509roots/fallback" // certificates of authorities, for an image that has none
 
 	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"runtime"
@@ -46,6 +47,9 @@ type build struct {
 	Schema   int    `json:"schema_version"` // that the program was written for
 }
 
+// release is the version that deploy/Dockerfile gives the linker.
+var release string
+
 // develVersion is the version of a program that was built in its repository, without a tag.
 const develVersion = "(devel)"
 
@@ -55,9 +59,7 @@ func buildOf(info *debug.BuildInfo) build {
 	if info == nil {
 		return b
 	}
-	if info.Main.Version != "" {
-		b.Version = info.Main.Version
-	}
+	b.Version = cmp.Or(release, info.Main.Version, b.Version)
 	for _, s := range info.Settings {
 		switch s.Key {
 		case "vcs.revision":

@@ -66,6 +66,11 @@ func serve(ctx context.Context) error {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		if err := orders.Live(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
 	server := &http.Server{Addr: ":8080", Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	return runParts(ctx, server, relay.Run, orders.Run, stripe.Run)
 }
