@@ -37,7 +37,7 @@ func TestAdoptCursor(t *testing.T) {
 	if err != nil || seen.AuditID != 0 || seen.Before.Position != 5 || seen.After.Position != 9 || *seen.Skipped != 4 || *seen.Repeated != 0 {
 		t.Fatalf("%+v, %v", seen, err)
 	}
-	if c, err := ops.Cursors(t.Context(), pool, ops.CursorFilter{}); err != nil || c[0].Position != 5 || c[0].Run != 0 {
+	if c, err := cursorsOf(t, pool); err != nil || c[0].Position != 5 || c[0].Run != 0 {
 		t.Fatalf("a dry run wrote: %+v, %v", c, err)
 	}
 	in.Shown = seen

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // topicAdoption is an adoption of each partition, in one transaction.
@@ -42,7 +44,7 @@ func (q *topicAdoption) lock(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (q *topicAdoption) find(ctx context.Context, tx pgx.Tx) error {
-	cursors, err := readCursors(ctx, tx, CursorFilter{Scope: q.Scope, Topic: q.Topic})
+	cursors, err := readCursors(ctx, tx, reports.CursorFilter{Scope: q.Scope, Topic: q.Topic})
 	if err != nil {
 		return err
 	}

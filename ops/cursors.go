@@ -11,26 +11,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
-// cursorsSQL reads cursors. In: scope, topic, partition (each may be null: any). By the unique
-// index on (scope, topic, partition) as far as its columns are given; the latest row of progress of
-// each by its primary key. Attempts are those at the first message that has some and is not
-// below the position. A pause is found by the primary key of onlyonce.pauses; the pause
-// of the whole scope comes before that of the partition.
-const cursorsSQL = `
-select id, scope, topic, partition, next_offset as position, run, start_offset, start_policy,
-       group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
-       coalesce(a.attempts, 0) as attempts, a."offset" as attempt_offset, anchor_offset, leader_epoch,
-       retired_at, (select reason from onlyonce.pauses u
-                     where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
-                     order by u.topic limit 1) as paused,
-       replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id,
-       done_until, extract(epoch from clock_timestamp() - released_at)::float8 as released_age
-  from onlyonce.positions p
-  left join lateral (select t."offset", t.attempts from onlyonce.attempts t
-                      where t.cursor_id = p.id and t."offset" >= p.next_offset and t.attempts > 0 order by t."offset" limit 1) a on true
- where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
- order by scope, topic, partition`
-
 // Cursor is a consumer's position in one partition. A nil pointer means: not known, or none.
 type Cursor struct {
 	ID          int64  `json:"id"`
@@ -96,20 +76,6 @@ func (c *Cursor) Tried() string {
 	return fmt.Sprintf("%d at %d", c.Attempts, *c.AttemptOffset)
 }
 
-// CursorFilter picks cursors. The zero value picks all.
-type CursorFilter struct {
-	Scope     string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
-	Topic     string `flag:"topic" arg:"T" doc:"the topic T"`
-	Partition *int32 `flag:"partition" arg:"N" doc:"the partition N"`
-}
-
-// Cursors returns the cursors that the filter picks, by scope, topic and partition. If there are
-// none, the slice is empty, without an error. It reads one row of onlyonce.cursors and one of
-// onlyonce.progress for each: a database has as many as its consumers have partitions.
-func Cursors(ctx context.Context, db DB, f CursorFilter) (found []Cursor, err error) {
-	return reports.Look(ctx, db, func(tx pgx.Tx) ([]Cursor, error) { return readCursors(ctx, tx, f) })
-}
-
-func readCursors(ctx context.Context, tx pgx.Tx, f CursorFilter) ([]Cursor, error) {
-	return reports.Collect[Cursor](ctx, tx, cursorsSQL, reports.OrNull(f.Scope), reports.OrNull(f.Topic), f.Partition)
+func readCursors(ctx context.Context, tx pgx.Tx, f reports.CursorFilter) ([]Cursor, error) {
+	return reports.Cursors[Cursor](ctx, tx, f)
 }

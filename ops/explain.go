@@ -59,12 +59,21 @@ type KeyReport struct {
 	FirstSeen *FirstSeen `json:"first_seen" doc:"when the key was claimed first, as far as the rings remember. Nil: no segment holds it"`
 	// Age compares the id's own time with what its scope has forgotten. Nil: the id has no time, or
 	// is none of a consumer.
-	Age      *IDAge             `json:"age"`
-	Webhooks []ExplainedWebhook `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
-	Calls    []ExplainedCall    `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
-	Call     []StoredCall       `json:"call" doc:"where the call is stored, if the key is a call's"`
-	Parked   []ParkedItem       `json:"parked" doc:"rows that are parked under the key, newest first, at most 100"`
-	Request  *Request           `json:"request" doc:"the HTTP request, if the key is a request's"`
+	Age *struct {
+		MadeAt      time.Time  `json:"made_at" doc:"as the id has it (a UUIDv7 or a ULID)"`
+		TooOldUntil *time.Time `json:"too_old_until" doc:"the time until which ids of the scope may be forgotten. Nil: none are"`
+		// TooOld: a message with the id, if it is no duplicate, may be a copy whose key is
+		// forgotten.
+		TooOld bool `json:"too_old"`
+	} `json:"age"`
+	Webhooks []struct {
+		Endpoint  string    `json:"endpoint"`
+		ClaimedAt time.Time `json:"claimed_at"`
+	} `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
+	Calls   []ExplainedCall `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
+	Call    []StoredCall    `json:"call" doc:"where the call is stored, if the key is a call's"`
+	Parked  []ParkedItem    `json:"parked" doc:"rows that are parked under the key, newest first, at most 100"`
+	Request *Request        `json:"request" doc:"the HTTP request, if the key is a request's"`
 	// Memory says how long the rings remember keys.
 	Memory []RingMemory `json:"memory"`
 	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is not
@@ -224,16 +233,16 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 		r.Calls[i].derive(r.Of)
 	}
 	derivedFirst(r.Calls)
-	if r.Webhooks, err = reports.CollectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, r.Key, after, before); err != nil {
+	if err = r.readWebhooks(ctx, tx, limit, r.Key, after, before); err != nil {
 		return err
 	}
 	if r.Call, err = readStored(ctx, tx, r.Key); err != nil {
 		return err
 	}
-	if r.Parked, _, err = readParked(ctx, tx, ParkedListFilter{Key: r.Key, Limit: reports.ExplainLimit}); err != nil {
+	if r.Parked, _, err = readParked(ctx, tx, reports.ParkedFilter{Key: r.Key, Limit: reports.ExplainLimit}); err != nil {
 		return err
 	}
-	requests, _, err := readRequests(ctx, tx, RequestFilter{All: true, ID: r.Key, Limit: 1})
+	requests, _, err := readRequests(ctx, tx, reports.RequestFilter{All: true, ID: r.Key, Limit: 1})
 	if err != nil {
 		return err
 	}

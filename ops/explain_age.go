@@ -39,14 +39,6 @@ func firstSeen(claims []Claim) *FirstSeen {
 	return first
 }
 
-// IDAge is the meaning of an id's own time for a consumer whose Config.Key is a TimedKey.
-type IDAge struct {
-	MadeAt      time.Time  `json:"made_at" doc:"as the id has it (a UUIDv7 or a ULID)"`
-	TooOldUntil *time.Time `json:"too_old_until" doc:"the time until which ids of the scope may be forgotten. Nil: none are"`
-	// TooOld: a message with the id, if it is no duplicate, may be a copy whose key is forgotten.
-	TooOld bool `json:"too_old"`
-}
-
 // readAge reads what the id's time means in its scope.
 func (r *KeyReport) readAge(ctx context.Context, tx pgx.Tx) error {
 	made, ok := codec.IDTime(r.Of.ID)
@@ -58,6 +50,13 @@ func (r *KeyReport) readAge(ctx context.Context, tx pgx.Tx) error {
 	if err != nil || len(rows) == 0 {
 		return err
 	}
-	r.Age = &IDAge{MadeAt: made, TooOldUntil: rows[0].TooOld, TooOld: rows[0].TooOld != nil && !made.After(*rows[0].TooOld)}
+	age := fresh(&r.Age)
+	age.MadeAt, age.TooOldUntil, age.TooOld = made, rows[0].TooOld, rows[0].TooOld != nil && !made.After(*rows[0].TooOld)
 	return nil
+}
+
+// fresh makes a value for a pointer.
+func fresh[T any](p **T) *T {
+	*p = new(T)
+	return *p
 }

@@ -49,8 +49,13 @@ type PositionReport struct {
 	Offset    int64             `json:"offset"`
 	Cursors   []ExplainedCursor `json:"cursors"`
 	Parked    []ParkedItem      `json:"parked" doc:"of that position, newest first, at most 100"`
-	Event     *ExplainedEvent   `json:"event" doc:"if the topic is a stream of the event log"`
-	NotKnown  []string          `json:"not_known" doc:"what the answer leaves open, a sentence each"`
+	Event     *struct {
+		ID         string     `json:"id"`
+		Tenant     string     `json:"tenant"`
+		AppendedAt time.Time  `json:"appended_at"`
+		ErasedAt   *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
+	} `json:"event" doc:"if the topic is a stream of the event log"`
+	NotKnown []string `json:"not_known" doc:"what the answer leaves open, a sentence each"`
 }
 
 // Where an offset is, seen from a cursor.
@@ -64,20 +69,17 @@ const (
 
 // ExplainedCursor is an offset's state by one cursor.
 type ExplainedCursor struct {
-	Scope    string          `json:"scope"`
-	Position int64           `json:"position"`
-	State    string          `json:"state" doc:"see [Cursor.State]"`
-	Offset   string          `json:"offset" doc:"handled, replaying (it is handled once more), ahead, earlier-run (the cursor does not say) or before-start"`
-	Means    string          `json:"means" doc:"the same in a sentence"`
-	Moved    *Moved          `json:"moved" doc:"the batch that moved the position past the offset. It is nil if none has, or if it was pruned"`
-	Calls    []ExplainedCall `json:"calls" doc:"calls of that transaction, at most 100"`
-}
-
-// Moved is a committed batch.
-type Moved struct {
-	From        int64        `json:"from_offset" doc:"its first offset"`
-	Next        int64        `json:"next_offset" doc:"the position after it"`
-	Transaction *Transaction `json:"transaction" doc:"nil: not known any more"`
+	Scope    string `json:"scope"`
+	Position int64  `json:"position"`
+	State    string `json:"state" doc:"see [Cursor.State]"`
+	Offset   string `json:"offset" doc:"handled, replaying (it is handled once more), ahead, earlier-run (the cursor does not say) or before-start"`
+	Means    string `json:"means" doc:"the same in a sentence"`
+	Moved    *struct {
+		From        int64        `json:"from_offset" doc:"its first offset"`
+		Next        int64        `json:"next_offset" doc:"the position after it"`
+		Transaction *Transaction `json:"transaction" doc:"nil: not known any more"`
+	} `json:"moved" doc:"the batch that moved the position past the offset. It is nil if none has, or if it was pruned"`
+	Calls []ExplainedCall `json:"calls" doc:"calls of that transaction, at most 100"`
 }
 
 type movedRow struct {
@@ -85,14 +87,6 @@ type movedRow struct {
 	Xid                    *int64
 	XactStatus             *string
 	CommittedAt            *time.Time
-}
-
-// ExplainedEvent is an event of the event log, without its body.
-type ExplainedEvent struct {
-	ID         string     `json:"id"`
-	Tenant     string     `json:"tenant"`
-	AppendedAt time.Time  `json:"appended_at"`
-	ErasedAt   *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
 }
 
 // ExplainPosition returns the database's state of a position, on one snapshot.
@@ -116,7 +110,7 @@ func ExplainPosition(ctx context.Context, db DB, q PositionQuestion) (*PositionR
 }
 
 func (r *PositionReport) read(ctx context.Context, tx pgx.Tx, scope string) error {
-	cursors, err := readCursors(ctx, tx, CursorFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition})
+	cursors, err := readCursors(ctx, tx, reports.CursorFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition})
 	if err != nil {
 		return err
 	}
@@ -127,15 +121,11 @@ func (r *PositionReport) read(ctx context.Context, tx pgx.Tx, scope string) erro
 		}
 		r.Cursors = append(r.Cursors, *e)
 	}
-	if r.Parked, _, err = readParked(ctx, tx, ParkedListFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition, Offset: &r.Offset, Limit: reports.ExplainLimit}); err != nil {
+	if r.Parked, _, err = readParked(ctx, tx, reports.ParkedFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition, Offset: &r.Offset, Limit: reports.ExplainLimit}); err != nil {
 		return err
 	}
-	events, err := reports.Collect[ExplainedEvent](ctx, tx, eventSQL, r.Topic, r.Partition, r.Offset)
-	if err != nil {
+	if err := reports.First(ctx, tx, &r.Event, eventSQL, r.Topic, r.Partition, r.Offset); err != nil {
 		return err
-	}
-	if len(events) > 0 {
-		r.Event = &events[0]
 	}
 	if r.Event == nil {
 		r.NotKnown = append(r.NotKnown, "which key the message at this position has, and so whether it was applied or was a duplicate: keys are not stored by position. Read its id in the topic, and run onlyonce explain ID -scope SCOPE")
@@ -167,11 +157,12 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 		return e, err
 	}
 	m := rows[0]
-	e.Moved = &Moved{From: m.FromOffset, Next: m.NextOffset, Transaction: transactionFrom(m.Xid, m.XactStatus, m.CommittedAt)}
-	if e.Moved.Transaction == nil {
+	batch := fresh(&e.Moved)
+	batch.From, batch.Next, batch.Transaction = m.FromOffset, m.NextOffset, transactionFrom(m.Xid, m.XactStatus, m.CommittedAt)
+	if batch.Transaction == nil {
 		return e, nil
 	}
-	calls, err := callsOf(ctx, tx, e.Moved.Transaction)
+	calls, err := callsOf(ctx, tx, batch.Transaction)
 	if err != nil {
 		return nil, err
 	}

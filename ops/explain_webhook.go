@@ -29,12 +29,6 @@ select w.endpoint, w.seen_at as claimed_at
  where w.key = $1 and w.seen_at >= coalesce($2::timestamptz, '-infinity') and w.seen_at <= coalesce($3::timestamptz, 'infinity')
  order by w.seen_at`
 
-// ExplainedWebhook is an endpoint that has recorded the key of a webhook.
-type ExplainedWebhook struct {
-	Endpoint  string    `json:"endpoint"`
-	ClaimedAt time.Time `json:"claimed_at"`
-}
-
 // providers are those of package webhook. Others name themselves (webhook.HMAC).
 var providers = []string{"github", "shopify", "slack", "standard", "stripe"}
 
@@ -93,10 +87,16 @@ func (r *KeyReport) stored(ctx context.Context, tx pgx.Tx, key string, limit tim
 	if err != nil || len(claims) > 0 {
 		return len(claims) > 0, err
 	}
-	parked, _, err := readParked(ctx, tx, ParkedListFilter{Key: key, Limit: 1})
+	parked, _, err := readParked(ctx, tx, reports.ParkedFilter{Key: key, Limit: 1})
 	if err != nil || len(parked) > 0 {
 		return len(parked) > 0, err
 	}
-	noted, err := reports.CollectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, key, nil, nil)
-	return len(noted) > 0, err
+	var noted KeyReport
+	err = noted.readWebhooks(ctx, tx, limit, key, nil, nil)
+	return len(noted.Webhooks) > 0, err
+}
+
+// readWebhooks finds the endpoints that have recorded a key. They are nil if that took too long.
+func (r *KeyReport) readWebhooks(ctx context.Context, tx pgx.Tx, limit time.Duration, key string, after, before *time.Time) error {
+	return reports.IntoWithin(ctx, tx, limit, &r.Webhooks, webhookSQL, key, after, before)
 }

@@ -40,7 +40,7 @@ const mostCommands = 3
 
 // needs finds what needs a person, halts first.
 func (r *StatusReport) needs() []Need {
-	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.crashes(), r.consumers(), r.waiting(), r.unsent(), r.Requests.needs())...)
+	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.crashes(), r.consumers(), r.waiting(), r.unsent(), r.requests())...)
 }
 
 // halts groups the halted partitions of a topic that are halted for one reason.
@@ -278,7 +278,9 @@ func (r *StatusReport) unsent() []Need {
 	return all
 }
 
-func (q *OpenRequests) needs() []Need {
+// requests finds HTTP requests that wait for an operator.
+func (r *StatusReport) requests() []Need {
+	q := r.Requests
 	var all []Need
 	if q.Reconcile > 0 {
 		all = append(all, Need{Kind: needRequest, Text: show.Count(q.Reconcile, "HTTP request") + " with a step of unknown outcome",

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -92,7 +94,14 @@ func TestSchemaIsChecked(t *testing.T) {
 	if _, err := ops.PauseCursor(t.Context(), pool, ops.By{DryRun: true}, at); !errors.Is(err, migrations.ErrSchema) {
 		t.Error(err)
 	}
-	if _, err := ops.Cursors(t.Context(), pool, ops.CursorFilter{}); !errors.Is(err, migrations.ErrSchema) {
+	if _, err := cursorsOf(t, pool); !errors.Is(err, migrations.ErrSchema) {
 		t.Error(err)
 	}
+}
+
+func cursorsOf(t *testing.T, pool *pgxpool.Pool) ([]ops.Cursor, error) {
+	t.Helper()
+	return reports.Look(t.Context(), pool, func(tx pgx.Tx) ([]ops.Cursor, error) {
+		return reports.Cursors[ops.Cursor](t.Context(), tx, reports.CursorFilter{})
+	})
 }

@@ -18,7 +18,7 @@ type ParkedFilter struct {
 
 	// Kind is message, call or event. With an ID it defaults to the kind of that row, otherwise to
 	// message.
-	Kind string `flag:"kind" arg:"KIND" choices:"message,call,event" doc:"rows of one KIND: message, call or event (default: message; with -id whatever it is)"`
+	Kind string `flag:"kind" arg:"KIND" choices:"message,call,event" doc:"only rows of one KIND: message, call or event"`
 
 	// Scope, Topic and Partition pick messages and events; Scope also picks calls. Partition needs
 	// Topic.
@@ -29,7 +29,7 @@ type ParkedFilter struct {
 	// Sink and Name pick calls. State is waiting, retrying, blocked or reconcile.
 	Sink  string `flag:"sink" arg:"S" doc:"only calls to the sink S"`
 	Name  string `flag:"name" arg:"N" doc:"only calls of the name N"`
-	State string `flag:"state" arg:"STATE" choices:"waiting,retrying,blocked,reconcile" doc:"only rows in one STATE: waiting, retrying, blocked or reconcile"`
+	State string `flag:"state" arg:"STATE" choices:"waiting,retrying,blocked,reconcile,resolved,discarded" doc:"only rows in one STATE: waiting, retrying, blocked or reconcile; in a list also resolved or discarded"`
 
 	// Reason is why the row was parked. Rows of reason conflict are picked
 	// only by this field or by ID.

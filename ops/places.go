@@ -10,12 +10,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
-// placesSQL lists places. In: place (null: any), state (null: any), how many rows. By the primary
-// key.
-const placesSQL = `
-select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.places
- where ($1::text is null or place = $1) and ($2::text is null or state = $2) order by place limit $3`
-
 // remainingSQL counts what was begun for a place and has not ended, except for events that no
 // consumer has handled. In: place. One row: operations; events that are parked and not settled.
 const remainingSQL = `
@@ -74,21 +68,9 @@ type Place struct {
 	ChangedAt time.Time `json:"changed_at" col:"SINCE"`
 }
 
-// PlaceFilter picks places. The zero value picks the first 100.
-type PlaceFilter struct {
-	Place string `flag:"place" arg:"P" doc:"only the place P, for example a tenant"`
-	State string `flag:"state" arg:"STATE" choices:"claimed,here,leaving,left" doc:"only those in STATE: claimed, here, leaving or left"`
-	Limit int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N places (default 100)"`
-}
-
-// Places returns the places that the filter picks, by their names, and whether there are more.
-func Places(ctx context.Context, db DB, f PlaceFilter) (places []Place, more bool, err error) {
-	return reports.Page[Place](ctx, db, f.Limit, placesSQL, reports.OrNull(f.Place), reports.OrNull(f.State), reports.LimitOf(f.Limit))
-}
-
 // readPlace reads one place; nil if the database does not know it.
 func readPlace(ctx context.Context, tx pgx.Tx, place string) (*Place, error) {
-	places, err := reports.Collect[Place](ctx, tx, placesSQL, place, nil, 1)
+	places, _, err := reports.Places[Place](ctx, tx, reports.PlaceFilter{Place: place, Limit: 1})
 	if err != nil || len(places) == 0 {
 		return nil, err
 	}

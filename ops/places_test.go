@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -36,7 +38,7 @@ func adoptFrom(t *testing.T, from, to *pgxpool.Pool, as string, standardKeys boo
 func placeStates(t *testing.T, pools ...*pgxpool.Pool) (states string) {
 	t.Helper()
 	for _, pool := range pools {
-		places, more, err := ops.Places(t.Context(), pool, ops.PlaceFilter{Place: "acme"})
+		places, more, err := placesOf(t, pool, reports.PlaceFilter{Place: "acme"})
 		switch {
 		case err != nil || more || len(places) > 1:
 			t.Fatal(places, more, err)
@@ -240,3 +242,12 @@ func TestInvalidPlaces(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+func placesOf(t *testing.T, pool *pgxpool.Pool, f reports.PlaceFilter) (found []ops.Place, more bool, err error) {
+	t.Helper()
+	err = reports.Snapshot(t.Context(), pool, func(tx pgx.Tx) (err error) {
+		found, more, err = reports.Places[ops.Place](t.Context(), tx, f)
+		return err
+	})
+	return found, more, err
+}

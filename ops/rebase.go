@@ -205,25 +205,22 @@ type RebaseInput struct {
 type Rebased struct {
 	Audited
 
-	Sink     *string      `json:"sink" doc:"nil: all"`
-	Force    bool         `json:"force"`
-	Snapshot string       `json:"snapshot" doc:"the new cursor of each lane; empty in a dry run"`
-	Pending  int64        `json:"pending" doc:"calls that are to be sent"`
-	Parked   int64        `json:"parked" doc:"parked calls whose keys count from when they were parked"`
-	Lanes    []RebaseLane `json:"lanes" doc:"as they were"`
-}
-
-// RebaseLane is a lane of a sink.
-type RebaseLane struct {
-	Sink    string     `json:"sink"`
-	Lane    int16      `json:"lane"`
-	Listed  bool       `json:"-"` // a relay has listed the sink
-	Pending int64      `json:"pending"`
-	Oldest  *time.Time `json:"oldest"`
-	Held    bool       `json:"-"`
-	Epoch   int64      `json:"epoch"`
-	Until   *time.Time `json:"-"`
-	Version int64      `json:"-"`
+	Sink     *string `json:"sink" doc:"nil: all"`
+	Force    bool    `json:"force"`
+	Snapshot string  `json:"snapshot" doc:"the new cursor of each lane; empty in a dry run"`
+	Pending  int64   `json:"pending" doc:"calls that are to be sent"`
+	Parked   int64   `json:"parked" doc:"parked calls whose keys count from when they were parked"`
+	Lanes    []struct {
+		Sink    string     `json:"sink"`
+		Lane    int16      `json:"lane"`
+		Listed  bool       `json:"-"` // a relay has listed the sink
+		Pending int64      `json:"pending"`
+		Oldest  *time.Time `json:"oldest"`
+		Held    bool       `json:"-"`
+		Epoch   int64      `json:"epoch"`
+		Until   *time.Time `json:"-"`
+		Version int64      `json:"-"`
+	} `json:"lanes" doc:"as they were"`
 }
 
 // Rebase lets relays find pending calls after a restore from a dump, or after a move to another
@@ -273,8 +270,7 @@ func (q *rebase) lock(ctx context.Context, tx pgx.Tx) error {
 
 func (q *rebase) read(ctx context.Context, tx pgx.Tx) (*Rebased, error) {
 	d := &Rebased{Sink: q.sink, Force: q.force, Snapshot: q.snapshot}
-	var err error
-	if d.Lanes, err = reports.Collect[RebaseLane](ctx, tx, rebaseLanesSQL, q.sink); err != nil {
+	if err := reports.Into(ctx, tx, &d.Lanes, rebaseLanesSQL, q.sink); err != nil {
 		return nil, err
 	}
 	switch {

@@ -18,7 +18,7 @@ func TestReplay(t *testing.T) {
 	if err != nil || seen.AuditID != 0 || seen.From != 2 || seen.To != 4 || seen.Resume != 5 {
 		t.Fatalf("%+v, %v", seen, err)
 	}
-	if c, err := ops.Cursors(t.Context(), pool, ops.CursorFilter{}); err != nil || c[0].Position != 5 || c[0].ReplayUntil != nil {
+	if c, err := cursorsOf(t, pool); err != nil || c[0].Position != 5 || c[0].ReplayUntil != nil {
 		t.Fatalf("a dry run wrote: %+v, %v", c, err)
 	}
 	in.Shown = seen

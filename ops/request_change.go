@@ -66,26 +66,20 @@ update onlyonce.http_records set state = 'completed', response = null, completed
 	closeSealSQL = `select onlyonce.seal()`
 )
 
-// StepOutcome says whether a step had its effect.
-type StepOutcome string
-
-// Outcomes of a step.
-const (
-	StepApplied    StepOutcome = "applied"     // it had its effect at the provider
-	StepNotApplied StepOutcome = "not-applied" // it had none
-)
-
 // ResolveRequestInput is the input of [ResolveRequest].
 type ResolveRequestInput struct {
-	// ID is the request's id, a UUID, and Step the name of its step.
-	ID, Step string
+	// ID is the request's id, a UUID, and Step the name of its step. Both are required.
+	ID   string `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
+	Step string `flag:"step" arg:"NAME" doc:"the step's NAME"`
 
-	// Outcome is the step's outcome, as a person has found out. Required.
-	Outcome StepOutcome
+	// Applied or NotApplied is the step's outcome, as a person has found out. One of the two is
+	// required.
+	Applied    bool `flag:"applied" doc:"it had its effect" label:"It had its effect at the provider"`
+	NotApplied bool `flag:"not-applied" doc:"it had no effect" label:"It had none: the call is made again, under its key"`
 
 	// Result is the step's result for the handler when the request is sent again. Set it only with
-	// StepApplied.
-	Result []byte
+	// Applied.
+	Result []byte `flag:"result" arg:"TEXT" empty:"true" doc:"what the step returns, TEXT" label:"Result" hint:"What the step returns to the handler. Only if it had its effect."`
 
 	// Sealer encrypts the result. It must be given if the layer that began the step seals results.
 	Sealer *seal.Sealer
@@ -95,18 +89,23 @@ type ResolveRequestInput struct {
 	Shown *RequestChange
 }
 
-// CloseRequestInput is the input of [CloseRequest].
-type CloseRequestInput struct {
-	// ID is the request's id, a UUID.
-	ID string `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
-
-	// Shown is the result of a dry run that a person agreed to. If the request has another state or
-	// other open steps by now, the error is of kind ErrChanged.
-	Shown *RequestChange
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (in *ResolveRequestInput) Check() error {
+	switch {
+	case in.Applied && in.NotApplied:
+		return failf(ErrInvalid, "`NotApplied`: contradicts `Applied`")
+	case !in.Applied && !in.NotApplied:
+		return failf(ErrInvalid, "missing: `Applied` or `NotApplied`")
+	case in.NotApplied && in.Result != nil:
+		return failf(ErrInvalid, "`Result`: a call without an effect has none")
+	case in.NotApplied && in.Sealer != nil:
+		return failf(ErrInvalid, "`Sealer`: nothing is sealed with `NotApplied`")
+	}
+	return checkText("`Step`", in.Step)
 }
 
-// EraseRequestInput is the input of [EraseRequest].
-type EraseRequestInput struct {
+// RequestInput is the input of [CloseRequest] and [EraseRequest].
+type RequestInput struct {
 	// ID is the request's id, a UUID. If it is empty, Tenant, Scope and Key name the request.
 	ID string `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
 
@@ -117,7 +116,7 @@ type EraseRequestInput struct {
 	Key    string `flag:"key" arg:"KEY" doc:"the idempotency key, KEY"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the request
-	// has another state by now, the error is of kind ErrChanged.
+	// has another state or other open steps by now, the error is of kind ErrChanged.
 	Shown *RequestChange
 }
 
@@ -129,36 +128,27 @@ type RequestChange struct {
 	Step    *string `json:"step,omitempty"`
 	Applied *bool   `json:"applied,omitempty"`
 
-	Operations []RequestOperation `json:"operations,omitempty" doc:"those that the request has made, of which an erasure erases the result and the input. They may outlive the request's record: then its State is \"purged\""`
-}
-
-// RequestOperation is an operation that a request has begun.
-type RequestOperation struct {
-	ID        string    `json:"id" doc:"a UUID, as its client has it"`
-	Topic     string    `json:"topic" doc:"the stream of its event"`
-	State     string    `json:"state"`
-	Tenant    string    `json:"tenant"`
-	CreatedAt time.Time `json:"created_at"`
+	Operations []struct {
+		ID        string    `json:"id" doc:"a UUID, as its client has it"`
+		Topic     string    `json:"topic" doc:"the stream of its event"`
+		State     string    `json:"state"`
+		Tenant    string    `json:"tenant"`
+		CreatedAt time.Time `json:"created_at"`
+	} `json:"operations,omitempty" doc:"those that the request has made, of which an erasure erases the result and the input. They may outlive the request's record: then its State is \"purged\""`
 }
 
 // ResolveRequest records the unknown outcome of a step of a request in lease mode. When the client
-// sends the request again, the handler gets Result as the step's result with StepApplied; with
-// StepNotApplied it calls the provider again, under the step's key.
+// sends the request again, the handler gets Result as the step's result with Applied; with
+// NotApplied it calls the provider again, under the step's key.
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrInvalid if it has no such step or
 // if the result must be sealed, ErrRefused if the request is running or completed, and ErrChanged.
 // It waits for a copy of the request that is being handled.
 func ResolveRequest(ctx context.Context, db DB, by By, in ResolveRequestInput) (*RequestChange, error) {
-	c := &requestChange{id: in.ID, step: &in.Step, applied: in.Outcome == StepApplied, result: in.Result, sealer: in.Sealer}
-	switch {
-	case in.Outcome != StepApplied && in.Outcome != StepNotApplied:
-		return nil, failf(ErrInvalid, "the outcome must be %q or %q", StepApplied, StepNotApplied)
-	case in.Outcome == StepNotApplied && (in.Result != nil || in.Sealer != nil):
-		return nil, failf(ErrInvalid, "`Result`: a call without an effect has none")
-	}
-	if err := checkText("`Step`", in.Step); err != nil {
+	if err := in.Check(); err != nil {
 		return nil, err
 	}
+	c := &requestChange{id: in.ID, step: &in.Step, applied: in.Applied, result: in.Result, sealer: in.Sealer}
 	return decide(ctx, db, requestKind("request resolve"), by, c, in.Shown)
 }
 
@@ -168,8 +158,8 @@ func ResolveRequest(ctx context.Context, db DB, by By, in ResolveRequestInput) (
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is running or
 // completed, and ErrChanged.
-func CloseRequest(ctx context.Context, db DB, by By, in CloseRequestInput) (*RequestChange, error) {
-	return decide(ctx, db, requestKind("request close"), by, &requestChange{id: in.ID, close: true}, in.Shown)
+func CloseRequest(ctx context.Context, db DB, by By, in RequestInput) (*RequestChange, error) {
+	return in.decide(ctx, db, by, "request close", true)
 }
 
 // EraseRequest erases the stored answer of a completed request, and the results of its steps. The
@@ -178,15 +168,19 @@ func CloseRequest(ctx context.Context, db DB, by By, in CloseRequestInput) (*Req
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is not completed or
 // one of its operations has not ended, ErrNothing if all is erased already, and ErrChanged.
-func EraseRequest(ctx context.Context, db DB, by By, in EraseRequestInput) (*RequestChange, error) {
+func EraseRequest(ctx context.Context, db DB, by By, in RequestInput) (*RequestChange, error) {
+	return in.decide(ctx, db, by, "request erase", false)
+}
+
+func (in *RequestInput) decide(ctx context.Context, db DB, by By, action string, closes bool) (*RequestChange, error) {
 	if err := in.Check(); err != nil {
 		return nil, err
 	}
-	return decide(ctx, db, requestKind("request erase"), by, &requestChange{id: in.ID, tenant: in.Tenant, scope: in.Scope, key: in.Key}, in.Shown)
+	return decide(ctx, db, requestKind(action), by, &requestChange{id: in.ID, tenant: in.Tenant, scope: in.Scope, key: in.Key, close: closes}, in.Shown)
 }
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
-func (in *EraseRequestInput) Check() error {
+func (in *RequestInput) Check() error {
 	switch {
 	case in.ID != "" && (in.Tenant != "" || in.Scope != "" || in.Key != ""):
 		return failf(ErrInvalid, "`ID`: names the request by itself")
@@ -249,13 +243,13 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, er
 	if err != nil {
 		return nil, err
 	}
-	rows, _, err := readRequests(ctx, tx, RequestFilter{All: true, ID: id, Limit: 1})
+	rows, _, err := readRequests(ctx, tx, reports.RequestFilter{All: true, ID: id, Limit: 1})
 	if err != nil {
 		return nil, err
 	}
 	d := &RequestChange{Step: c.step}
 	if c.step == nil && !c.close {
-		if d.Operations, err = reports.Collect[RequestOperation](ctx, tx, requestOperationsSQL, id); err != nil {
+		if err = reports.Into(ctx, tx, &d.Operations, requestOperationsSQL, id); err != nil {
 			return nil, err
 		}
 	}

@@ -9,21 +9,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
-// requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope
-// (null: any), how many rows, id (null: any). One by its id; others walk http_records_expired
-// backwards, where the open ones come first.
-const requestsSQL = `
-select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false) then 'running'
-                              when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end else r.state end as state,
-       r.tenant, r.scope, r.created_at, r.completed_at, r.expires_at, r.erased_at, octet_length(r.response)::bigint as bytes,
-       array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null order by s.first_at) as unknown,
-       array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is not null order by s.first_at) as done,
-       (select min(s.first_at) from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) as unknown_since
-  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id
- where ($1 or r.expires_at is null) and ($2::text is null or r.tenant = $2) and ($3::text is null or r.scope = $3)
-   and ($5::uuid is null or r.id = $5)
- order by r.expires_at desc nulls first, r.created_at desc limit $4`
-
 // Request is a request of the HTTP layer, without its key, fingerprint and answer. A nil pointer
 // means: not yet, or none.
 type Request struct {
@@ -44,32 +29,6 @@ type Request struct {
 	UnknownSince *time.Time `json:"unknown_since" doc:"since when the provider may know the first unknown step's key"`
 }
 
-// RequestFilter picks requests. The zero value picks the latest 100 that are not
-// completed.
-type RequestFilter struct {
-	All    bool   `flag:"all" doc:"completed ones too"`
-	Tenant string `flag:"tenant" arg:"T" doc:"only those of the tenant T"`
-	Scope  string `flag:"scope" arg:"S" doc:"only those of the scope S, such as \"http POST /v1/charges\""`
-	ID     string // a UUID; empty: any
-	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N requests (default 100)"`
-}
-
-// Requests returns the requests that the filter picks, those that are not completed first, and
-// whether there are more. It reads the rows of open requests, and with All those of completed ones
-// from the latest on until it has found Limit+1, each with the rows of its steps.
-func Requests(ctx context.Context, db DB, f RequestFilter) (requests []Request, more bool, err error) {
-	err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
-		requests, more, err = readRequests(ctx, tx, f)
-		return err
-	})
-	return requests, more, err
-}
-
-func readRequests(ctx context.Context, tx pgx.Tx, f RequestFilter) (requests []Request, more bool, err error) {
-	requests, err = reports.Collect[Request](ctx, tx, requestsSQL, f.All, reports.OrNull(f.Tenant), reports.OrNull(f.Scope), reports.LimitOf(f.Limit), reports.OrNull(f.ID))
-	if err != nil {
-		return nil, false, err
-	}
-	requests, more = reports.Cut(requests, f.Limit)
-	return requests, more, nil
+func readRequests(ctx context.Context, tx pgx.Tx, f reports.RequestFilter) ([]Request, bool, error) {
+	return reports.Requests[Request](ctx, tx, f)
 }

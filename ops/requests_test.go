@@ -6,8 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -23,9 +25,9 @@ func leaves(t *testing.T, pool *pgxpool.Pool, key, step string) (id string) {
 	return id
 }
 
-func requestStates(t *testing.T, pool *pgxpool.Pool, f ops.RequestFilter) (states []string) {
+func requestStates(t *testing.T, pool *pgxpool.Pool, f reports.RequestFilter) (states []string) {
 	t.Helper()
-	found, _, err := ops.Requests(t.Context(), pool, f)
+	found, _, err := requestsOf(t, pool, f)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,18 +43,18 @@ func TestRequests(t *testing.T) {
 	pool := pgtest.DB(t)
 	one, two := leaves(t, pool, "k1", "charge"), leaves(t, pool, "k2", "charge")
 	exec(t, pool, `update onlyonce.http_records set state = 'reconcile' where id = $1`, two)
-	if got := requestStates(t, pool, ops.RequestFilter{}); !slices.Equal(got, []string{"left", "reconcile"}) {
+	if got := requestStates(t, pool, reports.RequestFilter{}); !slices.Equal(got, []string{"left", "reconcile"}) {
 		t.Error(got)
 	}
-	found, more, err := ops.Requests(t.Context(), pool, ops.RequestFilter{Limit: 1})
+	found, more, err := requestsOf(t, pool, reports.RequestFilter{Limit: 1})
 	if err != nil || len(found) != 1 || !more {
 		t.Errorf("one of two: %+v, %v, %v", found, more, err)
 	}
-	found, more, err = ops.Requests(t.Context(), pool, ops.RequestFilter{ID: one})
+	found, more, err = requestsOf(t, pool, reports.RequestFilter{ID: one})
 	if err != nil || len(found) != 1 || more || found[0].ID != one || !slices.Equal(found[0].Unknown, []string{"charge"}) || found[0].UnknownSince == nil {
 		t.Errorf("by id: %+v, %v, %v", found, more, err)
 	}
-	if got := requestStates(t, pool, ops.RequestFilter{Scope: "http POST /v1/refunds"}); got != nil {
+	if got := requestStates(t, pool, reports.RequestFilter{Scope: "http POST /v1/refunds"}); got != nil {
 		t.Errorf("of another scope: %v", got)
 	}
 }
@@ -63,7 +65,7 @@ func TestResolveRequest(t *testing.T) {
 	pool := pgtest.DB(t)
 	id := leaves(t, pool, "k1", "charge")
 	exec(t, pool, `update onlyonce.http_records set state = 'reconcile'`)
-	in := ops.ResolveRequestInput{ID: id, Step: "charge", Outcome: ops.StepApplied, Result: []byte("ch_1")}
+	in := ops.ResolveRequestInput{ID: id, Step: "charge", Applied: true, Result: []byte("ch_1")}
 	seen, err := ops.ResolveRequest(t.Context(), pool, ops.By{DryRun: true}, in)
 	if err != nil || seen.AuditID != 0 || seen.State != "reconcile" || !*seen.Applied {
 		t.Fatalf("%+v, %v", seen, err)
@@ -76,16 +78,16 @@ func TestResolveRequest(t *testing.T) {
 	if got := one[string](t, pool, `select convert_from(result, 'UTF8') from onlyonce.http_steps where done_at is not null`); got != "ch_1" {
 		t.Errorf("the step's result is %q", got)
 	}
-	if got := requestStates(t, pool, ops.RequestFilter{}); !slices.Equal(got, []string{"left"}) {
+	if got := requestStates(t, pool, reports.RequestFilter{}); !slices.Equal(got, []string{"left"}) {
 		t.Error(got)
 	}
 	in.Shown = nil
 	for name, change := range map[string]func(*ops.ResolveRequestInput){
 		"resolved already":  func(*ops.ResolveRequestInput) {},
 		"no such step":      func(in *ops.ResolveRequestInput) { in.Step = "refund" },
-		"no outcome":        func(in *ops.ResolveRequestInput) { in.Outcome = "" },
+		"no outcome":        func(in *ops.ResolveRequestInput) { in.Applied = false },
 		"no id":             func(in *ops.ResolveRequestInput) { in.ID = "k1" },
-		"result of nothing": func(in *ops.ResolveRequestInput) { in.Outcome = ops.StepNotApplied },
+		"result of nothing": func(in *ops.ResolveRequestInput) { in.Applied, in.NotApplied = false, true },
 	} {
 		in := in
 		change(&in)
@@ -104,22 +106,22 @@ func TestCloseAndEraseRequest(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	id := leaves(t, pool, "k1", "charge")
-	erase := ops.EraseRequestInput{Scope: "http POST /v1/charges", Key: "k1"}
+	erase := ops.RequestInput{Scope: "http POST /v1/charges", Key: "k1"}
 	if _, err := ops.EraseRequest(t.Context(), pool, ops.By{Reason: "GDPR-4"}, erase); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("a request that is open: %v", err)
 	}
-	done, err := ops.CloseRequest(t.Context(), pool, ops.By{Actor: "ann", Reason: "refunded by hand"}, ops.CloseRequestInput{ID: id})
+	done, err := ops.CloseRequest(t.Context(), pool, ops.By{Actor: "ann", Reason: "refunded by hand"}, ops.RequestInput{ID: id})
 	if err != nil || done.State != "left" {
 		t.Fatalf("%+v, %v", done, err)
 	}
-	after, _, err := ops.Requests(t.Context(), pool, ops.RequestFilter{All: true, ID: id})
+	after, _, err := requestsOf(t, pool, reports.RequestFilter{All: true, ID: id})
 	if err != nil || len(after) != 1 || after[0].State != "completed" || after[0].ExpiresAt == nil || after[0].ErasedAt == nil {
 		t.Fatalf("%+v, %v", after, err)
 	}
 	if _, err := ops.EraseRequest(t.Context(), pool, ops.By{Reason: "GDPR-4"}, erase); !errors.Is(err, ops.ErrNothing) {
 		t.Errorf("a request without an answer: %v", err)
 	}
-	if _, err := ops.CloseRequest(t.Context(), pool, ops.By{Reason: "again"}, ops.CloseRequestInput{ID: id}); !errors.Is(err, ops.ErrRefused) {
+	if _, err := ops.CloseRequest(t.Context(), pool, ops.By{Reason: "again"}, ops.RequestInput{ID: id}); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("a request that is closed: %v", err)
 	}
 	erase.Key = "k2"
@@ -135,7 +137,7 @@ func TestEraseRequestAndItsOperation(t *testing.T) {
 	pool := pgtest.DB(t)
 	exec(t, pool, `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, result)
 		values ('0b7e6a52-9c1d-4e6f-8a10-000000000001', onlyonce.key('acme', 'http POST /exports', 'k1'), 'operations', 'acme', 'ann', 'export', '7 days', '"Jane Roe"')`)
-	in, by := ops.EraseRequestInput{Tenant: "acme", Scope: "http POST /exports", Key: "k1"}, ops.By{Reason: "GDPR-4"}
+	in, by := ops.RequestInput{Tenant: "acme", Scope: "http POST /exports", Key: "k1"}, ops.By{Reason: "GDPR-4"}
 	if _, err := ops.EraseRequest(t.Context(), pool, by, in); !errors.Is(err, ops.ErrRefused) || !strings.Contains(err.Error(), "0b7e6a52-9c1d-4e6f-8a10-000000000001") {
 		t.Errorf("while it runs: %v", err)
 	}
@@ -158,4 +160,13 @@ func TestEraseRequestAndItsOperation(t *testing.T) {
 	if _, err := ops.EraseRequest(t.Context(), pool, by, in); !errors.Is(err, ops.ErrNotFound) {
 		t.Errorf("erased already, and purged: %v", err)
 	}
+}
+
+func requestsOf(t *testing.T, pool *pgxpool.Pool, f reports.RequestFilter) (found []ops.Request, more bool, err error) {
+	t.Helper()
+	err = reports.Snapshot(t.Context(), pool, func(tx pgx.Tx) (err error) {
+		found, more, err = reports.Requests[ops.Request](t.Context(), tx, f)
+		return err
+	})
+	return found, more, err
 }

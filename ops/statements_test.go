@@ -15,11 +15,11 @@ func TestQuestionsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{cursorsSQL, knownScopesSQL, parkedSQL, openParkedSQL, requestsSQL, scopeSQL, storedSQL,
-		claimsSQL, copiesSQL, scopeCursorsSQL, lastsSQL, classScopesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, parkedCountsSQL, settledCountSQL, openRequestsSQL,
+	for _, sql := range []string{knownScopesSQL, scopeSQL, storedSQL,
+		claimsSQL, copiesSQL, scopeCursorsSQL, lastsSQL, classScopesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, openRequestsSQL,
 		relaysSQL, membersSQL, ownersSQL,
 		endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, aheadSQL, heldSQL, changedKeysSQL,
-		placesSQL, stalledPlacesSQL, remainingSQL, unhandledSQL, idleSQL} {
+		stalledPlacesSQL, remainingSQL, unhandledSQL, idleSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

@@ -37,12 +37,6 @@ select count(*) filter (where r.state = 'reconcile') as reconcile,
                           and not coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false)) as abandoned
   from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id where r.expires_at is null`
 
-// OpenRequests counts the HTTP requests that wait for an operator, by their state (see [Request]).
-type OpenRequests struct {
-	Reconcile int64 `json:"reconcile"`
-	Abandoned int64 `json:"abandoned"`
-}
-
 // PendingCalls counts a sink's calls that wait to be sent.
 type PendingCalls struct {
 	Sink             string   `json:"sink"`
@@ -86,7 +80,12 @@ type StatusReport struct {
 	Outbox        []PendingCalls `json:"outbox"`
 	OutboxCounted bool           `json:"outbox_counted"`
 	Relays        []SinkRelays   `json:"relays" doc:"by sink"`
-	Requests      OpenRequests   `json:"requests"`
+
+	// Requests counts the HTTP requests that wait for an operator, by their state (see [Request]).
+	Requests struct {
+		Reconcile int64 `json:"reconcile"`
+		Abandoned int64 `json:"abandoned"`
+	} `json:"requests"`
 }
 
 // StatusQuestion is the input of [Status].
@@ -127,11 +126,9 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	}
 	r.OutboxCounted = waiting != nil
 	r.countCalls(waiting)
-	requests, err := reports.Collect[OpenRequests](ctx, tx, openRequestsSQL)
-	if err != nil {
+	if err := tx.QueryRow(ctx, openRequestsSQL).Scan(&r.Requests.Reconcile, &r.Requests.Abandoned); err != nil {
 		return nil, err
 	}
-	r.Requests = requests[0]
 	r.Needs = r.needs()
 	return &r, nil
 }
@@ -142,7 +139,7 @@ func (r *StatusReport) readProcesses(ctx context.Context, tx pgx.Tx) (err error)
 	if err = tx.QueryRow(ctx, recoverySQL).Scan(&r.Standby, &readOnly); err != nil {
 		return err
 	}
-	if r.Cursors, err = readCursors(ctx, tx, CursorFilter{}); err != nil {
+	if r.Cursors, err = readCursors(ctx, tx, reports.CursorFilter{}); err != nil {
 		return err
 	}
 	if r.Owners, err = readOwners(ctx, tx); err != nil {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
@@ -132,7 +133,7 @@ func (v *visit) cursor() error {
 
 // requests shows requests of the HTTP layer, and operations that were answered 202.
 func (v *visit) requests() error {
-	f := ops.RequestFilter{All: v.Query("all") != "", Tenant: v.Query("tenant"), Scope: v.Query("scope"), Limit: perPage}
+	f := reports.RequestFilter{All: v.Query("all") != "", Tenant: v.Query("tenant"), Scope: v.Query("scope"), Limit: perPage}
 	id := strings.TrimSpace(v.Query("id"))
 	if id != "" {
 		parsed, err := uuid.Parse(id)
@@ -146,7 +147,11 @@ func (v *visit) requests() error {
 	var operations []reports.Operation
 	var more, moreOperations bool
 	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		if rows, more, err = ops.Requests(ctx, db, f); err != nil || f.Scope != "" {
+		err = reports.Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+			rows, more, err = reports.Requests[ops.Request](ctx, tx, f)
+			return err
+		})
+		if err != nil || f.Scope != "" {
 			return err
 		}
 		operations, moreOperations, err = reports.OperationList(ctx, db, reports.OperationFilter{All: f.All, Tenant: f.Tenant, ID: id, Limit: perPage})

@@ -53,18 +53,19 @@ func (v *visit) call() error {
 
 // events shows streams, segments, and events of the event log.
 func (v *visit) events() error {
-	f := reports.EventFilter{Topic: v.Query("topic"), ID: v.Query("id"), Behind: v.Query("scope"), Limit: perPage, CountLimit: countLimit}
-	report, state := v.db.live.events.get(v.ctx, v.db)
-	var rows []reports.Event
-	var more bool
-	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, more, err = operate.Events(ctx, db, f)
-		return err
-	})
+	q, err := v.question(operate.EventList, map[string]string{"behind": "scope"})
 	if err != nil {
 		return err
 	}
-	v.show(page{File: "events", Title: "Events", Section: "/events", State: state, Data: map[string]any{"Report": report, "Rows": rows, "More": more, "Filter": f}})
+	report, state := v.db.live.events.get(v.ctx, v.db)
+	var found operate.Rows
+	if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		found, err = q.Read(ctx, db, countLimit)
+		return err
+	}); err != nil {
+		return err
+	}
+	v.show(page{File: "events", Title: "Events", Section: "/events", State: state, Data: map[string]any{"Report": report, "Rows": found.All, "More": found.More, "Filter": q.Filter}})
 	return nil
 }
 
@@ -101,17 +102,18 @@ func (v *visit) event() error {
 
 // places shows the places that the database knows, for example tenants.
 func (v *visit) places() error {
-	f := ops.PlaceFilter{Place: v.Query("place"), State: v.Query("state"), Limit: perPage}
-	var rows []ops.Place
-	var more bool
-	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, more, err = ops.Places(ctx, db, f)
-		return err
-	})
+	q, err := v.question(operate.PlaceList, nil)
 	if err != nil {
 		return err
 	}
-	v.show(page{File: "places", Title: "Places", Section: "/places", Data: map[string]any{"Rows": rows, "More": more, "Filter": f,
+	var found operate.Rows
+	if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		found, err = q.Read(ctx, db, countLimit)
+		return err
+	}); err != nil {
+		return err
+	}
+	v.show(page{File: "places", Title: "Places", Section: "/places", Data: map[string]any{"Rows": found.All, "More": found.More, "Filter": q.Filter,
 		"States": []string{"claimed", "here", "leaving", "left"}}})
 	return nil
 }

@@ -2,12 +2,13 @@ package ui
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
-	"net/url"
 	"sort"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -23,50 +24,42 @@ const (
 	hexShown  = 4 << 10  // bytes of a body that is no text
 )
 
-// parkedFilter reads the filter from an address or a form.
-func parkedFilter(q url.Values) (ops.ParkedListFilter, error) {
-	f := ops.ParkedListFilter{Scope: q.Get("scope"), Kind: q.Get("kind"), State: q.Get("state"), Reason: q.Get("reason"), ErrorPrefix: q.Get("error"),
-		Sink: q.Get("sink"), Name: q.Get("name"), Topic: q.Get("topic"), Unsettled: q.Get("settled") == "", Limit: perPage}
-	for _, n := range []struct {
-		name string
-		set  func(int64)
-		bits int
-	}{
-		{"partition", func(n int64) { p := int32(n); f.Partition = &p }, 32},
-		{"offset", func(n int64) { f.Offset = &n }, 64},
-		{"after", func(n int64) { f.After = n }, 64},
-		{"before", func(n int64) { f.Before = n }, 64},
-	} {
-		if text := q.Get(n.name); text != "" {
-			i, err := strconv.ParseInt(text, 10, n.bits)
-			if err != nil || i < 0 {
-				return f, &ops.Error{Kind: ops.ErrInvalid, Reason: n.name + " must be a whole number"}
+// question reads the filter of a list from the address, but its limit. alias are fields with
+// another name there.
+func (v *visit) question(l *operate.List, alias map[string]string) (*operate.Question, error) {
+	q := l.Begin()
+	for _, f := range l.Fields {
+		name := cmp.Or(alias[f.Name], f.Name)
+		if text := strings.TrimSpace(v.Query(name)); text != "" && f.Name != "limit" {
+			if err := q.Set(f.Name, text); err != nil {
+				return nil, &ops.Error{Kind: ops.ErrInvalid, Reason: name + " " + err.Error()}
 			}
-			n.set(i)
 		}
 	}
-	return f, nil
+	return q, q.Set("limit", strconv.Itoa(perPage))
 }
 
 // parked shows groups of parked rows, and the rows that a filter picks.
 func (v *visit) parked() error {
-	f, err := parkedFilter(v.r.URL.Query())
+	q, err := v.question(operate.ParkedList, map[string]string{"parked-for": "reason", "all": "settled"})
 	if err != nil {
 		return err
 	}
-	var rows []ops.ParkedItem
-	var more bool
-	err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, more, err = ops.Parked(ctx, db, f)
+	f := q.Filter.(*operate.ParkedFilter)
+	f.After, _ = strconv.ParseInt(v.Query("after"), 10, 64)
+	f.Before, _ = strconv.ParseInt(v.Query("before"), 10, 64)
+	var found operate.Rows
+	if err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		found, err = q.Read(ctx, db, countLimit)
 		return err
-	})
-	if err != nil {
+	}); err != nil {
 		return err
 	}
+	rows := found.All.([]ops.ParkedItem)
 	totals, state := v.db.live.groups.get(v.ctx, v.db)
-	data := map[string]any{"Rows": rows, "More": more, "Filter": f, "Totals": totals, "Reasons": parked.Reasons, "Filtered": filtered(f),
+	data := map[string]any{"Rows": rows, "More": found.More, "Filter": f, "Totals": totals, "Reasons": parked.Reasons, "Filtered": f.Filtered(),
 		"Kinds": []string{"message", "call", "event"}, "States": []string{"waiting", "retrying", "blocked", "reconcile"}, "Bulk": bulk(f), "Next": "before"}
-	if f.Unsettled {
+	if f.Unsettled() {
 		data["Next"] = "after"
 	}
 	if len(rows) > 0 {
@@ -76,16 +69,10 @@ func (v *visit) parked() error {
 	return nil
 }
 
-// filtered reports whether the filter picks less than all.
-func filtered(f ops.ParkedListFilter) bool {
-	f.Unsettled, f.Limit, f.After, f.Before = false, 0, 0, 0
-	return f != ops.ParkedListFilter{}
-}
-
 // bulk reports whether an act on all that the filter matches is offered: it must be about one kind,
 // and about a scope or a sink.
-func bulk(f ops.ParkedListFilter) bool {
-	return f.Unsettled && f.Kind != "" && (f.Scope != "" || f.Kind == string(Call) && f.Sink != "") && f.Offset == nil
+func bulk(f *operate.ParkedFilter) bool {
+	return f.Unsettled() && f.Kind != "" && (f.Scope != "" || f.Kind == string(Call) && f.Sink != "") && f.Offset == nil
 }
 
 // moment is a line of a timeline.

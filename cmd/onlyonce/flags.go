@@ -4,12 +4,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // textVar declares a flag whose text, if it is given, must not be empty. Nil: not given.
@@ -20,17 +17,6 @@ func textVar(fs *flag.FlagSet, p **string, name, usage string) {
 			return errors.New("must not be empty")
 		case !utf8.ValidString(s):
 			return errors.New("must be valid UTF-8")
-		}
-		*p = &s
-		return nil
-	})
-}
-
-// choiceVar declares a flag that takes one of a few words. Nil: not given.
-func choiceVar(fs *flag.FlagSet, p **string, name, usage string, choices ...string) {
-	fs.Func(name, usage, func(s string) error {
-		if !slices.Contains(choices, s) {
-			return fmt.Errorf("must be one of %s", strings.Join(choices, ", "))
 		}
 		*p = &s
 		return nil
@@ -55,14 +41,6 @@ func text(p *string) string {
 		return ""
 	}
 	return *p
-}
-
-// limitOf returns the value of -limit.
-func limitOf(p *int64) int {
-	if p == nil {
-		return reports.DefaultLimit
-	}
-	return int(*p)
 }
 
 // jsonVar declares -json.

@@ -9,8 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// listCommand makes the command of a list. after writes what follows its table; nil: nothing.
-func listCommand(l *operate.List, after func(a *app, rows any)) command {
+// listCommand makes the command of a list. after writes the lines behind its table; nil: none.
+func listCommand(l *operate.List, after func(a *app, q *operate.Question, rows, sums any)) command {
 	return command{name: l.Name, args: l.Synopsis(), summary: l.Summary, help: l.Help, lines: true, json: []reflect.Type{l.Row},
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
@@ -20,39 +20,41 @@ func listCommand(l *operate.List, after func(a *app, rows any)) command {
 			}
 			return func(ctx context.Context, a *app) error {
 				var rows operate.Rows
+				var sums any
 				err := a.ask(ctx, *address, "reading the list", func(ctx context.Context, db ops.DB) (err error) {
-					rows, err = q.Read(ctx, db, a.countLimit)
+					if rows, err = q.Read(ctx, db, a.countLimit); err == nil && !*asJSON {
+						sums, err = q.Sums(ctx, db, a.countLimit)
+					}
 					return err
 				})
 				if err != nil {
 					return err
 				}
-				return a.writeRows(l, rows, *asJSON, after)
+				columns, cells := operate.Table(rows.All)
+				switch {
+				case *asJSON:
+					if err := rows.Each(a.writeJSON); err != nil {
+						return err
+					}
+				case len(cells) == 0 && l.None != "":
+					a.say("%s", l.None)
+				default:
+					a.section(columns, cells)
+					if l.After != "" {
+						a.say("%s", l.After)
+					}
+					if after != nil {
+						after(a, q, rows.All, sums)
+					}
+				}
+				if !rows.More {
+					return nil
+				}
+				if err := a.out.Flush(); err != nil {
+					return err
+				}
+				a.complain("there are more: -limit %d was reached", rows.Limit)
+				return nil
 			}
 		}}
-}
-
-// writeRows writes the rows of a list.
-func (a *app) writeRows(l *operate.List, rows operate.Rows, asJSON bool, after func(a *app, rows any)) error {
-	columns, cells := operate.Table(rows.All)
-	switch {
-	case asJSON:
-		if err := rows.Each(a.writeJSON); err != nil {
-			return err
-		}
-	case len(cells) == 0:
-		a.say("%s", l.None)
-	default:
-		a.table(columns, cells)
-		if l.After != "" {
-			a.say("%s", l.After)
-		}
-		if after != nil {
-			after(a, rows.All)
-		}
-	}
-	if rows.More {
-		return a.thereAreMore(rows.Limit)
-	}
-	return nil
 }

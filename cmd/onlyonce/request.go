@@ -12,7 +12,7 @@ import (
 // mostNextRequests is for how many requests a list says what an operator can do.
 const mostNextRequests = 3
 
-func (a *app) writeNextRequests(of any) {
+func (a *app) writeNextRequests(_ *operate.Question, of, _ any) {
 	rows := of.([]ops.Request)
 	said := 0
 	for i := range rows {

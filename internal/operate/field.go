@@ -25,6 +25,7 @@ type Field struct {
 	Needed bool
 
 	choices     []string
+	empty       bool // its text may be empty, which is another value than none
 	least, most int64
 	index       []int
 	field       string // its name in the struct
@@ -48,6 +49,11 @@ func (f *Field) Usage() string {
 // Switch reports whether the field has no value besides being set.
 func (f *Field) Switch() bool { return f.Arg == "" }
 
+// fieldsWithout reads the tags of a struct, but those of some fields, separated by spaces.
+func fieldsWithout(of reflect.Type, without string) []Field {
+	return slices.DeleteFunc(fieldsOf(of, nil), func(f Field) bool { return slices.Contains(strings.Fields(without), f.Name) })
+}
+
 // fieldsOf reads the tags of a struct.
 func fieldsOf(of reflect.Type, index []int) []Field {
 	var all []Field
@@ -60,7 +66,7 @@ func fieldsOf(of reflect.Type, index []int) []Field {
 			all = append(all, fieldsOf(sf.Type, at)...)
 		case tagged:
 			f := Field{Name: name, Arg: sf.Tag.Get("arg"), Doc: sf.Tag.Get("doc"), Label: sf.Tag.Get("label"), Hint: sf.Tag.Get("hint"),
-				least: number(sf.Tag.Get("least"), 0), most: number(sf.Tag.Get("most"), math.MaxInt64-1), index: at, field: sf.Name}
+				least: number(sf.Tag.Get("least"), 0), most: number(sf.Tag.Get("most"), math.MaxInt64-1), index: at, field: sf.Name, empty: sf.Tag.Get("empty") != ""}
 			switch choices := sf.Tag.Get("choices"); choices {
 			case "":
 			case "reasons":
@@ -131,7 +137,7 @@ func (f *Field) set(of reflect.Value, text string) error {
 
 func (f *Field) checkText(text string) error {
 	switch {
-	case strings.TrimSpace(text) == "":
+	case strings.TrimSpace(text) == "" && !f.empty:
 		return errors.New("must not be empty")
 	case !utf8.ValidString(text):
 		return errors.New("must be valid UTF-8")

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
@@ -25,20 +27,33 @@ type List struct {
 
 	filter func() any
 	read   func(ctx context.Context, db ops.DB, filter any) (rows any, more bool, err error)
+	sums   func(ctx context.Context, db ops.DB, filter any, limit time.Duration) (any, error)
 }
 
 // listing is a List with its types: F is the filter, T a row.
 type listing[F, T any] struct {
 	List
-	read func(ctx context.Context, db ops.DB, f F) ([]T, bool, error)
+	without string // fields of the filter that the list does not have
+	read    func(ctx context.Context, tx pgx.Tx, f F) ([]T, bool, error)
+	// sums counts what the filter picks, for at most so long; nil: that is not counted.
+	sums func(ctx context.Context, db ops.DB, f F, limit time.Duration) (any, error)
 }
 
 func (l listing[F, T]) list() *List {
 	of := l.List
-	of.Fields, of.Row = fieldsOf(reflect.TypeFor[F](), nil), reflect.TypeFor[T]()
+	of.Fields, of.Row = fieldsWithout(reflect.TypeFor[F](), l.without), reflect.TypeFor[T]()
 	of.filter = func() any { return new(F) }
-	of.read = func(ctx context.Context, db ops.DB, filter any) (any, bool, error) {
-		return l.read(ctx, db, *filter.(*F))
+	of.read = func(ctx context.Context, db ops.DB, filter any) (all any, more bool, err error) {
+		err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
+			all, more, err = l.read(ctx, tx, *filter.(*F))
+			return err
+		})
+		return all, more, refused(err)
+	}
+	if l.sums != nil {
+		of.sums = func(ctx context.Context, db ops.DB, filter any, limit time.Duration) (any, error) {
+			return l.sums(ctx, db, *filter.(*F), limit)
+		}
 	}
 	return &of
 }
@@ -46,7 +61,7 @@ func (l listing[F, T]) list() *List {
 // Question is one list with its filter.
 type Question struct {
 	*List
-	filter any
+	Filter any // a pointer to it
 }
 
 // Rows are what a list has returned.
@@ -62,22 +77,30 @@ func (l *List) Begin() *Question { return &Question{l, l.filter()} }
 // Set reads the text of a field of the filter.
 func (q *Question) Set(name, text string) error {
 	i := slices.IndexFunc(q.Fields, func(f Field) bool { return f.Name == name })
-	return q.Fields[i].set(reflect.ValueOf(q.filter).Elem(), text)
+	return q.Fields[i].set(reflect.ValueOf(q.Filter).Elem(), text)
 }
 
 // Read reads the rows. count bounds how long it may search, where the filter has such a bound.
 func (q *Question) Read(ctx context.Context, db ops.DB, count time.Duration) (r Rows, err error) {
-	of := reflect.ValueOf(q.filter).Elem()
+	of := reflect.ValueOf(q.Filter).Elem()
 	if f := of.FieldByName("CountLimit"); f.IsValid() {
 		f.SetInt(int64(count))
 	}
-	r.All, r.More, err = q.read(ctx, db, q.filter)
+	r.All, r.More, err = q.read(ctx, db, q.Filter)
 	if f := of.FieldByName("Limit"); f.IsValid() {
 		if r.Limit = int(f.Int()); r.Limit == 0 {
 			r.Limit = reports.DefaultLimit
 		}
 	}
 	return r, err
+}
+
+// Sums counts what the filter picks, for at most so long. It is nil if the list does not count.
+func (q *Question) Sums(ctx context.Context, db ops.DB, limit time.Duration) (any, error) {
+	if q.sums == nil {
+		return nil, nil
+	}
+	return q.sums(ctx, db, q.Filter, limit)
 }
 
 // Each calls f with a pointer to each row.
@@ -142,7 +165,7 @@ func cell(v reflect.Value, how string) string {
 
 // CursorList, CallList, EventList, RequestList and OperationList are the lists.
 var (
-	CursorList = listing[ops.CursorFilter, ops.Cursor]{
+	CursorList = listing[reports.CursorFilter, ops.Cursor]{
 		List: List{
 			Name:    "cursor show",
 			Summary: "show positions and who owns them",
@@ -157,8 +180,8 @@ those at a message that is handled alone, with its offset. STATE is empty as usu
 it), paused, and "replay N to OFFSET" (replay number N is under way up to there; then the work continues where it was interrupted).`,
 			None: "there is no cursor that this asks for",
 		},
-		read: func(ctx context.Context, db ops.DB, f ops.CursorFilter) ([]ops.Cursor, bool, error) {
-			rows, err := ops.Cursors(ctx, db, f)
+		read: func(ctx context.Context, tx pgx.Tx, f reports.CursorFilter) ([]ops.Cursor, bool, error) {
+			rows, err := reports.Cursors[ops.Cursor](ctx, tx, f)
 			return rows, false, err
 		},
 	}.list()
@@ -179,7 +202,7 @@ Example:
 			None:  "No matching calls are to be sent.",
 			After: "One call whole: onlyonce outbox show KEY",
 		},
-		read: asked(reports.PendingCallList),
+		read: within(reports.PendingCallList),
 	}.list()
 
 	EventList = listing[reports.EventFilter, reports.Event]{
@@ -201,10 +224,10 @@ Examples:
 			None:  "No matching events.",
 			After: "One event whole: onlyonce events show -topic T -partition N -offset O",
 		},
-		read: asked(reports.EventList),
+		read: within(reports.EventList),
 	}.list()
 
-	RequestList = listing[ops.RequestFilter, ops.Request]{
+	RequestList = listing[reports.RequestFilter, ops.Request]{
 		List: List{
 			Name:    "request list",
 			Summary: "list HTTP requests that are not completed",
@@ -222,7 +245,7 @@ Example:
   onlyonce request list -tenant acct_17`,
 			None: "No requests.",
 		},
-		read: ops.Requests,
+		read: reports.Requests[ops.Request],
 	}.list()
 
 	OperationList = listing[reports.OperationFilter, reports.Operation]{
@@ -240,7 +263,7 @@ Example:
   onlyonce operation list -tenant acct_17`,
 			None: "No operations.",
 		},
-		read: asked(reports.OperationList),
+		read: within(reports.OperationList),
 	}.list()
 )
 

@@ -86,8 +86,7 @@ type entry[I, R any] struct {
 
 func (e entry[I, R]) decision() *Decision {
 	d := e.Decision
-	without := strings.Fields(e.without)
-	d.Fields = slices.DeleteFunc(fieldsOf(reflect.TypeFor[I](), nil), func(f Field) bool { return slices.Contains(without, f.Name) })
+	d.Fields = fieldsWithout(reflect.TypeFor[I](), e.without)
 	for _, one := range strings.Fields(e.needs) {
 		d.needs = append(d.needs, strings.Split(one, "|"))
 	}

@@ -1,15 +1,65 @@
 package operate
 
 import (
+	"context"
 	"fmt"
 	"strconv"
+	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
 // shownRows is how many rows the table of a decision shows.
 const shownRows = 20
+
+// ParkedFilter is the filter of [ParkedList].
+type ParkedFilter struct {
+	ops.ParkedFilter
+	All           bool   `flag:"all" doc:"settled rows too, newest first"`
+	Offset        *int64 `flag:"offset" arg:"O" doc:"the offset O"`
+	Before, After int64  // see reports.ParkedFilter
+}
+
+// Unsettled reports whether only rows that are not settled are picked.
+func (f *ParkedFilter) Unsettled() bool {
+	return !f.All && f.State != "resolved" && f.State != "discarded"
+}
+
+// Filtered reports whether the filter picks less than all.
+func (f *ParkedFilter) Filtered() bool {
+	of := f.ParkedFilter
+	of.Limit = 0
+	return of != ops.ParkedFilter{} || f.Offset != nil
+}
+
+// ParkedList is the list of parked rows. Its sums are an *ops.ParkedTotals.
+var ParkedList = listing[ParkedFilter, ops.ParkedItem]{
+	List: List{
+		Name:    "parked list",
+		Summary: "list messages, calls and events that were set aside",
+		Help: `
+Lists what was set aside because it could not be applied or sent, and is not settled, oldest first. If there is more than one reason,
+it counts the rows by reason, with the commands for those that wait for an operator. The last line counts all. ORIGIN is
+topic/partition@offset of a message, or sink/name of an outbound call; AGE is since it was parked. Bodies and headers are not shown.
+It changes nothing.
+
+States: waiting (for an operator), retrying, blocked (behind another one of its ordering key), reconcile (a call whose outcome is
+unknown); and of settled rows resolved and discarded. With -all, or with such a -state, settled rows are listed too, and the newest
+come first.`,
+	},
+	without: "id",
+	read: func(ctx context.Context, tx pgx.Tx, f ParkedFilter) ([]ops.ParkedItem, bool, error) {
+		return reports.Parked[ops.ParkedItem](ctx, tx, reports.ParkedFilter{Scope: f.Scope, Kind: f.Kind, State: f.State, Reason: f.Reason, ErrorPrefix: f.ErrorPrefix, Sink: f.Sink, Name: f.Name,
+			Topic: f.Topic, Partition: f.Partition, Offset: f.Offset, Unsettled: f.Unsettled(), Before: f.Before, After: f.After, Limit: int(f.Limit)})
+	},
+	sums: func(ctx context.Context, db ops.DB, f ParkedFilter, limit time.Duration) (any, error) {
+		return ops.ParkedCounts(ctx, db, ops.ParkedQuestion{ParkedFilter: f.ParkedFilter, CountLimit: limit})
+	},
+}.list()
 
 func redrive() *Decision {
 	return entry[ops.ParkedInput, ops.ParkedChange]{

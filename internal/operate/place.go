@@ -3,12 +3,13 @@ package operate
 import (
 	"context"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
 // PlaceList is the list of places.
-var PlaceList = listing[ops.PlaceFilter, ops.Place]{
+var PlaceList = listing[reports.PlaceFilter, ops.Place]{
 	List: List{
 		Name:    "place list",
 		Summary: "list the tenants that live in one of several databases",
@@ -23,7 +24,7 @@ Example:
   onlyonce place list -postgres "$SHARD_A" -state leaving`,
 		None: "No places.",
 	},
-	read: ops.Places,
+	read: reports.Places[ops.Place],
 }.list()
 
 func leavePlace() *Decision {

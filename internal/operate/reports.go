@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -20,16 +22,10 @@ func CallByKey(ctx context.Context, db ops.DB, key string, body bool) (*reports.
 	return c, refused(err)
 }
 
-// Events is [reports.EventList], with errors of package ops.
-func Events(ctx context.Context, db ops.DB, f reports.EventFilter) ([]reports.Event, bool, error) {
-	return asked(reports.EventList)(ctx, db, f)
-}
-
-// asked makes errors of package ops of a list's.
-func asked[F, T any](read func(context.Context, reports.DB, F) ([]T, bool, error)) func(context.Context, ops.DB, F) ([]T, bool, error) {
-	return func(ctx context.Context, db ops.DB, f F) ([]T, bool, error) {
-		rows, more, err := read(ctx, db, f)
-		return rows, more, refused(err)
+// within makes a list's function of one that begins its own transaction.
+func within[F, T any](read func(context.Context, reports.DB, F) ([]T, bool, error)) func(context.Context, pgx.Tx, F) ([]T, bool, error) {
+	return func(ctx context.Context, tx pgx.Tx, f F) ([]T, bool, error) {
+		return read(ctx, reports.Within{Tx: tx}, f)
 	}
 }
 

@@ -4,43 +4,23 @@ import (
 	"context"
 
 	"github.com/onlyonce/onlyonce/ops"
-	"github.com/onlyonce/onlyonce/seal"
 )
 
 // Resolve is the input of "request resolve".
 type Resolve struct {
-	ID         string     `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
-	Step       string     `flag:"step" arg:"NAME" doc:"the step's NAME"`
-	Applied    bool       `flag:"applied" doc:"it had its effect" label:"It had its effect at the provider"`
-	NotApplied bool       `flag:"not-applied" doc:"it had no effect" label:"It had none: the call is made again, under its key"`
-	Result     stepResult `flag:"result" arg:"TEXT" doc:"what the step returns, TEXT" label:"Result" hint:"What the step returns to the handler. Only if it had its effect."`
-	SealKeys   string     `flag:"seal-keys" arg:"FILE" doc:"the layer's sealing keys, in FILE"`
-
-	Sealer *seal.Sealer // the keys of SealKeys, which the program reads
-	Shown  *ops.RequestChange
-}
-
-// stepResult may be empty, which is another result than none.
-type stepResult struct{ text []byte }
-
-// Set takes any text.
-func (r *stepResult) Set(text string) error {
-	r.text = append([]byte{}, text...)
-	return nil
+	ops.ResolveRequestInput
+	SealKeys string `flag:"seal-keys" arg:"FILE" doc:"the layer's sealing keys, in FILE"` // the program reads Sealer of it
 }
 
 // Check returns an error unless the fields go together.
 func (in *Resolve) Check() error {
-	invalid := func(reason string) error { return &ops.Error{Kind: ops.ErrInvalid, Reason: reason} }
-	switch {
-	case in.Applied && in.NotApplied:
-		return invalid("`NotApplied`: contradicts `Applied`")
-	case in.NotApplied && in.Result.text != nil:
-		return invalid("`Result`: a call without an effect has none")
+	switch err := in.ResolveRequestInput.Check(); {
+	case err != nil:
+		return err
 	case in.NotApplied && in.SealKeys != "":
-		return invalid("`SealKeys`: nothing is sealed with `NotApplied`")
-	case in.Applied && in.Result.text == nil:
-		return invalid("missing: `Result`, what the step returns to the handler (an empty text where that is nothing)")
+		return &ops.Error{Kind: ops.ErrInvalid, Reason: "`SealKeys`: nothing is sealed with `NotApplied`"}
+	case in.Applied && in.Result == nil:
+		return &ops.Error{Kind: ops.ErrInvalid, Reason: "missing: `Result`, what the step returns to the handler (an empty text where that is nothing)"}
 	}
 	return nil
 }
@@ -68,11 +48,7 @@ Example:
 		},
 		needs: "id step applied|not-applied",
 		do: func(ctx context.Context, db ops.DB, by ops.By, in Resolve) (*ops.RequestChange, error) {
-			outcome := ops.StepNotApplied
-			if in.Applied {
-				outcome = ops.StepApplied
-			}
-			return ops.ResolveRequest(ctx, db, by, ops.ResolveRequestInput{ID: in.ID, Step: in.Step, Outcome: outcome, Result: in.Result.text, Sealer: in.Sealer, Shown: in.Shown})
+			return ops.ResolveRequest(ctx, db, by, in.ResolveRequestInput)
 		},
 		would: func(in *Resolve, d *ops.RequestChange) Said {
 			s := request(d)
@@ -88,7 +64,7 @@ Example:
 }
 
 func closeRequest() *Decision {
-	return entry[ops.CloseRequestInput, ops.RequestChange]{
+	return entry[ops.RequestInput, ops.RequestChange]{
 		Decision: Decision{
 			Name:    "request close",
 			Summary: "end a request that no client comes back for",
@@ -105,19 +81,18 @@ Example:
 			Title:  "Close the request",
 			Means:  "The request is completed without an answer. What its steps did at the provider stays, and what its handler would have written is never written. Copies of it get 410.",
 		},
-		needs: "id",
-		do:    ops.CloseRequest,
-		would: func(_ *ops.CloseRequestInput, d *ops.RequestChange) Said {
+		do: ops.CloseRequest,
+		would: func(_ *ops.RequestInput, d *ops.RequestChange) Said {
 			s := request(d)
 			s.say("Close the request: copies of it get 410 and do not run. What its steps did at the provider stays, and what the handler would have written is never written.")
 			return s
 		},
-		done: func(_ *ops.CloseRequestInput, d *ops.RequestChange) []string { return done(d.AuditID, "") },
+		done: func(_ *ops.RequestInput, d *ops.RequestChange) []string { return done(d.AuditID, "") },
 	}.decision()
 }
 
 func eraseRequest() *Decision {
-	return entry[ops.EraseRequestInput, ops.RequestChange]{
+	return entry[ops.RequestInput, ops.RequestChange]{
 		Decision: Decision{
 			Name:    "request erase",
 			Summary: "erase the stored answer to a request",
@@ -136,7 +111,7 @@ Example:
 			Waits:  "waiting for the request",
 		},
 		do: ops.EraseRequest,
-		would: func(_ *ops.EraseRequestInput, d *ops.RequestChange) Said {
+		would: func(_ *ops.RequestInput, d *ops.RequestChange) Said {
 			s := request(d)
 			s.say("Erase the answer. It cannot be brought back; copies of the request get 410 and do not run.")
 			for _, o := range d.Operations {
@@ -144,7 +119,7 @@ Example:
 			}
 			return s
 		},
-		done: func(_ *ops.EraseRequestInput, d *ops.RequestChange) []string { return done(d.AuditID, "") },
+		done: func(_ *ops.RequestInput, d *ops.RequestChange) []string { return done(d.AuditID, "") },
 	}.decision()
 }
 

@@ -96,6 +96,12 @@ func CollectWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, s
 	return found, err
 }
 
+// IntoWithin is CollectWithin into a slice.
+func IntoWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, to *[]T, sql string, args ...any) (err error) {
+	*to, err = CollectWithin[T](ctx, tx, limit, sql, args...)
+	return err
+}
+
 // Look runs f as Snapshot does, and returns what it has read.
 func Look[T any](ctx context.Context, db DB, f func(tx pgx.Tx) (T, error)) (found T, err error) {
 	err = Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
@@ -165,6 +171,21 @@ func Collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
 	inUTC(reflect.ValueOf(found))
 	return found, err
+}
+
+// Into is Collect into a slice.
+func Into[T any](ctx context.Context, tx pgx.Tx, to *[]T, sql string, args ...any) (err error) {
+	*to, err = Collect[T](ctx, tx, sql, args...)
+	return err
+}
+
+// First is Collect of the first row, nil if there is none.
+func First[T any](ctx context.Context, tx pgx.Tx, to **T, sql string, args ...any) error {
+	rows, err := Collect[T](ctx, tx, sql, args...)
+	if *to = nil; len(rows) > 0 {
+		*to = &rows[0]
+	}
+	return err
 }
 
 // inUTC converts the times in a value.

@@ -1,0 +1,117 @@
+package reports
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// parkedColumns and parkedFilter are what lists of parked rows have in common. In: scope, kind,
+// state (each may be null: any), how many rows, sink, name, key, topic, partition, offset, reason,
+// what the error begins with (null: any). Bodies and headers are not read; errors are cut, they may
+// be stacks.
+const (
+	parkedColumns = `
+select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink, call_name as name,
+       attempts, case when length(l.line) > 1000 then left(l.line, 999) || '…' else l.line end as error, parked_at, settled_at, next_attempt_at
+  from onlyonce.parked cross join lateral (select btrim(split_part(btrim(left(error, 4000), E' \t\r\n'), E'\n', 1), E' \t\r') as line) l
+ where `
+	parkedFilter = `($1::text is null or scope = $1) and ($2::text is null or kind = $2) and ($3::text is null or state = $3)
+   and ($5::text is null or sink = $5) and ($6::text is null or call_name = $6)
+   and ($7::uuid is null or key = $7 or first_key = $7) and ($8::text is null or topic = $8) and ($9::integer is null or partition = $9) and ($10::bigint is null or "offset" = $10)
+   and ($11::text is null or reason = $11) and ($12::text is null or starts_with(error, $12))`
+)
+
+// parkedSQL lists parked rows, newest first. In: see parkedFilter, and below which id (null: from
+// the newest). Walks the primary key backwards until it has that many; with a key, by the indexes
+// parked_key and parked_first_key.
+const parkedSQL = parkedColumns + parkedFilter + ` and ($13::bigint is null or id < $13)
+ order by id desc limit $4`
+
+// openParkedSQL lists the parked rows that are not settled, oldest first. In: see parkedFilter, and
+// above which id (null: from the oldest). Walks the index parked_open until it has that many.
+const openParkedSQL = parkedColumns + `settled_at is null and ` + parkedFilter + ` and ($13::bigint is null or id > $13)
+ order by id limit $4`
+
+// ParkedFilter picks parked rows. The zero value picks the newest 100.
+type ParkedFilter struct {
+	Scope       string // empty: any; this holds for each text below
+	Kind        string
+	State       string
+	Reason      string
+	ErrorPrefix string // the beginning of the error
+	Sink, Name  string // of calls
+	Topic       string // of messages and events
+	Partition   *int32 // nil: any
+	Offset      *int64 // nil: any
+	Key         string // as stored, a UUID
+	Unsettled   bool   // only rows that are not settled, oldest first
+	Before      int64  // only rows with a lower id: the next page; 0: from the newest
+	After       int64  // with Unsettled: only rows with a higher id: the next page; 0: from the oldest
+	Limit       int    // how many rows at most, up to 10,000; 0: 100
+}
+
+// args are the parameters of parkedFilter.
+func (f *ParkedFilter) args(limit int) []any {
+	return []any{OrNull(f.Scope), OrNull(f.Kind), OrNull(f.State), limit, OrNull(f.Sink), OrNull(f.Name),
+		OrNull(f.Key), OrNull(f.Topic), f.Partition, f.Offset, OrNull(f.Reason), OrNull(f.ErrorPrefix)}
+}
+
+// Parked returns the parked rows that the filter picks, as rows of type T, and whether there are
+// more: newest first, or with Unsettled oldest first. It reads rows of onlyonce.parked in that
+// order until it has found Limit+1, without bodies and headers, and settled ones only without
+// Unsettled: if few rows match, it reads all of them. By a Key it reads only the rows of that key.
+func Parked[T any](ctx context.Context, tx pgx.Tx, f ParkedFilter) (rows []T, more bool, err error) {
+	sql, from := parkedSQL, f.Before
+	if f.Unsettled {
+		sql, from = openParkedSQL, f.After
+	}
+	rows, err = Collect[T](ctx, tx, sql, append(f.args(LimitOf(f.Limit)), OrNull(from))...)
+	rows, more = Cut(rows, f.Limit)
+	return rows, more, err
+}
+
+const (
+	// mostGroups is how many groups of parked rows are returned at most.
+	mostGroups = 1000
+	// mostSettled is up to how many settled rows are counted.
+	mostSettled = 10_000
+)
+
+// parkedCountsSQL counts the parked rows that are not settled. In: see parkedFilter, where the
+// limit is of groups, and whether to group by the first 80 characters of the error too. The largest
+// group comes first. By the index parked_open, or parked_position if a scope is given; without
+// bodies.
+const parkedCountsSQL = `
+select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at) as oldest,
+       extract(epoch from clock_timestamp() - min(parked_at))::float8 as oldest_age_seconds
+  from (select kind, scope, sink, reason, state, parked_at,
+               case when $13::boolean then left(split_part(error, E'\n', 1), 80) else '' end as error
+          from onlyonce.parked where settled_at is null and ` + parkedFilter + `) p
+ group by kind, scope, sink, reason, state, error
+ order by count(*) desc, kind, scope, sink, reason, state, error limit $4`
+
+// settledCountSQL counts settled rows, up to a number. In: see parkedFilter, where the limit is
+// that number. Reads rows without their bodies until it has found so many.
+const settledCountSQL = `
+select count(*) as count from (
+  select from onlyonce.parked where settled_at is not null and ` + parkedFilter + ` limit $4) p`
+
+// CountParked counts the rows that are not settled, in groups of type T, nil if that took longer
+// than limit; and the settled ones, nil if that did. The filter's Unsettled, Before, After and
+// Limit do not count, nor for settled rows its State. Each of the two counts takes at most limit.
+func CountParked[T any](ctx context.Context, tx pgx.Tx, f ParkedFilter, byError bool, limit time.Duration) (groups []T, settled *int64, more bool, err error) {
+	groups, err = CollectWithin[T](ctx, tx, limit, parkedCountsSQL, append(f.args(mostGroups), byError)...)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	type counted struct{ Count int64 }
+	f.State = ""
+	all, err := CollectWithin[counted](ctx, tx, limit, settledCountSQL, f.args(mostSettled+1)...)
+	if err != nil || all == nil {
+		return groups, nil, false, err
+	}
+	n := min(all[0].Count, mostSettled)
+	return groups, &n, all[0].Count > mostSettled, nil
+}
