@@ -13,26 +13,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
-// collect appends rows to what dst points to.
-func collect[T any](dst *[]T, scan pgx.RowToFunc[T]) func(pgx.Rows) error {
-	return func(rows pgx.Rows) error {
-		all, err := pgx.AppendRows(*dst, rows, scan)
-		*dst = all
-		return err
-	}
-}
-
 // batch is a row of onlyonce.batches.
 type batch struct {
 	batchPlace
-	found int // batches of the pass that were found, of which this is one
 	calls []*callAttempt
-}
-
-// batchPlace finds a batch by the index batches_new, within its sink and lane.
-type batchPlace struct {
-	id  int64  // of its first call; the others follow
-	xid string // of the transaction that wrote it
 }
 
 // repeatedText is a text that most batches have in common. It is allocated anew only if it differs
@@ -55,7 +39,7 @@ type textColumn struct {
 
 // batchReader reads rows of batchColumns. It scans each row into the same variables.
 type batchReader struct {
-	id, n, now, age, waited, found                       int64
+	id, n, now, age, waited                              int64
 	xid                                                  string
 	keys, orderKeys, bodies                              []byte
 	order                                                pgtype.UUID
@@ -68,17 +52,17 @@ type batchReader struct {
 	dst []any
 }
 
-// newBatchReader returns a reader of batchColumns, or of those and the number of batches of the
-// pass that were found.
-func newBatchReader(withFound bool) *batchReader {
+// newBatchReader returns a reader of batchColumns, and of the number of batches that were found unless
+// found is nil.
+func newBatchReader(found *int) *batchReader {
 	r := &batchReader{}
 	r.dst = []any{&r.id, &r.n, &r.xid, &r.now, &r.age, &r.waited, &r.keys, &r.order, &r.orderKeys, &r.orderPrefix, &r.orderPrefixes}
 	for _, c := range []*textColumn{&r.tenant, &r.scope, &r.name, &r.method, &r.target, &r.headers, &r.traces} {
 		r.dst = append(r.dst, &c.one, &c.many)
 	}
 	r.dst = append(r.dst, &r.body, &r.bodies, &r.notBefore, &r.capture, &r.sealed, &r.lostAges, &r.blocked)
-	if withFound {
-		r.dst = append(r.dst, &r.found)
+	if found != nil {
+		r.dst = append(r.dst, found)
 	}
 	return r
 }
@@ -90,7 +74,7 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 		return nil, err
 	}
 	attempts := make([]callAttempt, r.n)
-	b := &batch{batchPlace: batchPlace{r.id, r.xid}, found: int(r.found), calls: make([]*callAttempt, r.n)}
+	b := &batch{batchPlace: batchPlace{r.id, r.xid}, calls: make([]*callAttempt, r.n)}
 	// The database's clock may have been set back.
 	age, waited := max(fromMicros(r.age), 0), max(fromMicros(r.waited), 0)
 	for i := range attempts {
@@ -244,13 +228,6 @@ func newRefReader() pgx.RowToFunc[batchRef] {
 		err := row.Scan(dst...)
 		return r, err
 	}
-}
-
-// fromMicros converts microseconds. It returns at most 292 years, so that a time in the year 9999
-// does not overflow into the past.
-func fromMicros(n int64) time.Duration {
-	const most = math.MaxInt64 / int64(time.Microsecond)
-	return time.Duration(min(max(n, -most), most)) * time.Microsecond
 }
 
 // untilMicros is how long it is from now to a time, both in microseconds since 2000. The largest

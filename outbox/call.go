@@ -29,6 +29,10 @@ const (
 	maxText = 255  // bytes of Tenant and Scope
 )
 
+// lanes is how many lanes a sink has. It never changes. onlyonce.lane computes which one a call
+// belongs to.
+const lanes = 16
+
 // Call is one outbound call. [Enqueue] freezes all of it but ID in a row: each attempt sends the
 // same bytes.
 type Call struct {

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,7 +28,6 @@ type callAttempt struct {
 	notAfter    time.Time // when the call may no longer start; zero: no bound
 
 	lane        *heldLane // by whose lease the call is made; nil before it is started
-	chunk       *chunk    // nil: it was picked
 	state       attemptState
 	reconciling bool      // asks whether the call was applied; no call is made
 	together    int       // calls of its SendBatch; 0: it is sent alone
@@ -54,6 +54,33 @@ type attemptResult struct {
 	unopened    bool // its body could not be opened: no call was made
 	result      Result
 	decision    decision
+}
+
+// decision is what RelayConfig.Reconcile has found out about a call.
+type decision int
+
+const (
+	wasApplied decision = iota + 1
+	wasNotApplied
+	notKnown
+)
+
+// batchPlace finds a batch by the index batches_new, within its sink and lane.
+type batchPlace struct {
+	id  int64  // of its first call; the others follow
+	xid string // of the transaction that wrote it
+}
+
+// disposition is what becomes of a call's row after an attempt.
+type disposition struct {
+	settlement    string
+	state, reason string
+	lastError     string        // error that the row keeps
+	due           bool          // it becomes due by itself
+	delay         time.Duration // after that long
+	windowAnew    bool          // no call was applied: the key's window counts anew
+	uncounted     bool          // the attempt is not counted
+	answer        *Response     // kept in the row
 }
 
 // describe describes the attempt to a hook.
@@ -100,4 +127,45 @@ func (a *callAttempt) mayStart() error {
 		return errWindow
 	}
 	return nil
+}
+
+// takePermit takes the call's permit, if it needs one, and reports whether the call may be started.
+// The call notes whose rate it counts for.
+func (a *callAttempt) takePermit(rates *relayRates) bool {
+	if a.Tenant == "" && a.orderPrefix == 0 {
+		return true
+	}
+	a.rated, a.permitted = rates.takeFor(a.Tenant, a.orderPrefix)
+	return a.permitted || a.rated == allCalls
+}
+
+// releasePermit notes that the call is under way no more.
+func (a *callAttempt) releasePermit(rates *relayRates) {
+	if a.permitted {
+		a.permitted = false
+		rates.returned(a.rated, 1)
+	}
+}
+
+// began calls the hook before the attempt, and returns the attempt's context.
+func (a *callAttempt) began(ctx context.Context, hooks *Hooks) context.Context {
+	if hooks.AttemptStart == nil {
+		return ctx
+	}
+	return hooks.AttemptStart(ctx, a.describe())
+}
+
+// ended calls the hook after the attempt.
+func (a *callAttempt) ended(ctx context.Context, hooks *Hooks) {
+	if hooks.AttemptEnd == nil {
+		return
+	}
+	result := a.result
+	switch a.decision {
+	case wasApplied:
+		result = Result{Outcome: Delivered}
+	case wasNotApplied:
+		result = Failure("not applied", nil)
+	}
+	hooks.AttemptEnd(ctx, a.describe(), result)
 }

@@ -38,7 +38,7 @@ func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled
 	window := lane.sink.limits.startWindow()
 	for i, a := range rows {
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
-		a.Sink, a.Attempt, a.chunk, a.readAt = lane.sink.name, 1, c, readAt
+		a.Sink, a.Attempt, a.readAt = lane.sink.name, 1, readAt
 		a.mayBeCalled = a.mayBeCalled || i < mayBeCalled
 		a.opensWindow = !a.mayBeCalled
 		a.boundBy(window)
@@ -62,7 +62,7 @@ func (c *chunk) skipRows() {
 		case a.order != nil && c.keyBusy(*a.order):
 			c.waiting[*a.order] = append(c.waiting[*a.order], a)
 		default:
-			of, must := c.rates.mustWait(a)
+			of, must := c.rates.mustWait(a.Tenant, a.orderPrefix)
 			if !must {
 				return
 			}
@@ -81,19 +81,6 @@ func (c *chunk) setAside(a *callAttempt) {
 	}
 }
 
-// setNextAside sets the next row aside.
-func (c *chunk) setNextAside() {
-	c.setAside(c.rows[c.next])
-	c.next++
-	c.skipRows()
-}
-
-// setFollowerAside sets a call aside whose turn in its ordering key has come, and those after it.
-func (c *chunk) setFollowerAside(a *callAttempt) {
-	a.state = attemptRated
-	c.blockKey(*a.order)
-}
-
 func (c *chunk) keyBusy(key uuid.UUID) bool {
 	_, busy := c.waiting[key]
 	return busy
@@ -104,7 +91,13 @@ func (c *chunk) finished(open bool) bool {
 	return c.underWay == 0 && (c.next == len(c.rows) || !open)
 }
 
-// nextOfKey returns the call that waited for f, which has returned, if it may be made now.
+// begin notes that a call begins.
+func (c *chunk) begin(a *callAttempt) {
+	a.state = attemptUnderWay
+	c.underWay++
+}
+
+// nextOfKey returns the call that waited for a, which has returned, if it may be made now.
 func (c *chunk) nextOfKey(a *callAttempt) *callAttempt {
 	if a.order == nil {
 		return nil
@@ -132,10 +125,11 @@ func (c *chunk) blockKey(key uuid.UUID) {
 	c.skipRows()
 }
 
-// nextRow returns the next row that can be called, of which there is one, and skips those after it
+// nextRow begins the next row that can be called, of which there is one, and skips those after it
 // that cannot.
 func (c *chunk) nextRow() *callAttempt {
 	a := c.rows[c.next]
+	c.begin(a)
 	c.next++
 	if a.order != nil {
 		c.waiting[*a.order] = nil // busy
@@ -146,12 +140,6 @@ func (c *chunk) nextRow() *callAttempt {
 
 // hasNext reports whether rows are left that were not looked at.
 func (c *chunk) hasNext() bool { return c.next < len(c.rows) }
-
-// toBeCommitted reports whether the chunk's end is to be written now: if nothing more happens to
-// it, or if its last calls take longer than chunkPatience. open is whether calls may be begun.
-func (c *chunk) toBeCommitted(now time.Time, open bool) bool {
-	return c.committing || c.finished(open) || c.underWay > 0 && now.Sub(c.lastActivity) >= chunkPatience
-}
 
 // rowsToPark returns the rows that the chunk leaves to the parked table: those that were looked at
 // and not delivered.

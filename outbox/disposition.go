@@ -12,18 +12,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// disposition is what becomes of a call's row after an attempt.
-type disposition struct {
-	settlement    string
-	state, reason string
-	lastError     string        // error that the row keeps
-	due           bool          // it becomes due by itself
-	delay         time.Duration // after that long
-	windowAnew    bool          // no call was applied: the key's window counts anew
-	uncounted     bool          // the attempt is not counted
-	answer        *Response     // kept in the row
-}
-
 // dispositionOf decides what becomes of a call's row. It returns the same each time, except while
 // the call is still under way.
 func (s *relaySink) dispositionOf(a *callAttempt) disposition {
@@ -129,15 +117,11 @@ func (s *relaySink) retryDelay(attempt int, after time.Duration) time.Duration {
 		backoff.WithMultiplier(2),
 		backoff.WithMaxElapsedTime(0))
 	d := b.NextBackOff()
-	for range min(max(attempt, 1), 64) - 1 { // 64 doublings pass any maximum
+	for range min(attempt, 64) - 1 { // 64 doublings pass any maximum
 		d = b.NextBackOff()
 	}
 	return max(d, min(after, maxRetryAfter))
 }
-
-// maxRetryAfter bounds how long a remote may make a call wait. Without it a wrong unit in a header,
-// for example milliseconds, could put a call off for days.
-const maxRetryAfter = time.Hour
 
 // maxReason is the length in bytes of an error that a row keeps.
 const maxReason = 300

@@ -77,82 +77,40 @@
 // The log is dropped by segments (package internal/ring) once their retention has passed and every
 // lane has read past them.
 //
+// # A lane's life
+//
+// One goroutine works on a lane (laneOwner). It runs four clocks, one transaction after the other:
+// the cursor, promotions, parked calls, and the pass. Calls are made beside it. The pass:
+//
+//	        cursor read                  BEGIN hold; advance; COMMIT; read
+//	unknown -----------> over, unread -------------------------------------> chunk
+//	                       ^  ^   |                                          |  ^
+//	  new rows: a poll or  |  |   | no rows       each call has returned, or |  | more rows
+//	  a hint of Enqueue    |  |   v               takes longer than 250 ms   v  |
+//	                     idle |<--+-------------- BEGIN hold; park; advance; COMMIT; read
+//	                          |                                              |
+//	                          +--- cut short by a pause, a rate or a drain --+
+//
+// A parked call:
+//
+//	blocked ---- the call before it is settled: promote ----+
+//	rated ------ a permit ------------------------------+   |
+//	scheduled -- its time ---------------------------+  |   |
+//	                                                 v  v   v
+//	      +------------------> due -- a slot --> BEGIN hold; settle; pick; COMMIT
+//	      |                                                   |
+//	      +--- retry, in the next such transaction <--- a call is made
+//	                                                          |
+//	             settled, by the next such transaction <------+
+//
+// A lane that is given back starts no call, settles those under way, and then releases its lease.
+//
 // # What it defends against
 //
-// Rows that commit late. Ids and times are drawn when a row is written, and become visible when its
-// transaction commits. So a position in ids or times skips the row of a long transaction, and a
-// position below the oldest open transaction does not move while that one is open. A pass reads
-// exactly the transactions that ended between its snapshots: target counts them as committed, and
-// prev counts them as in progress or has not seen them. For example:
-//
-//	P (xid 7) writes row 1 and stays open; Q (xid 8) writes row 2 and commits
-//	pass 1, target 7:9:7: row 2. P commits
-//	pass 2, prev 7:9:7: xid 7 was in progress then and is visible now: row 1
-//
-// A snapshot that is not the cursor's. The relay reads prev from its row in the session that reads
-// the log, and never carries it over. After a promotion, the transaction ids that a relay remembers
-// are used again for other transactions, which would look already seen. The lane halts (SQLSTATE
-// OO007) if its cursor or rows of the log are ahead of the server, or if the system identifier is
-// another one. Then a dump was restored, and its transaction ids have no meaning until `onlyonce
-// outbox rebase`.
-//
-// Ids that are not in the order of commits. A key's lock is taken in a statement before the INSERT
-// that draws the id, and held until the commit. In a consumer's handler the locks for all calls of
-// the batch are taken together, sorted, right before the commit.
-//
-// A relay dies after the remote has accepted the call:
-//
-//	A's cursor has last_id 10; A calls row 11; the remote applies it; A dies
-//	the lease ends; B takes over, reads the pass above 10, and sends row 11 with the same key and
-//	bytes; the remote answers as it did
-//
-// A relay is suspended, and resumes:
-//
-//	A calls, and is suspended; the lease ends; B takes over, sends the row again (same key),
-//	gets "rejected", parks it
-//	A resumes: its call returned 2xx; its transaction raises OO001 at hold; the row stays as B
-//	left it
-//
-// A take-over between two reads:
-//
-//	B reads "the lease has ended"; A's late renewal arrives; B raises the epoch: raise_epoch asks
-//	for the end again
-//	after a failover that lost a take-over, epochs repeat: the nonce differs, and hold compares it
-//	too
-//
-// A COMMIT whose answer is lost. Every change of a cursor compares its version. The relay repeats
-// the turn. If the first one has arrived, the version has moved (OO008), and the relay reads the
-// cursor anew. If prev := target ran twice, it would skip a whole pass.
-//
-// A segment that is emptied while a relay reads it. Batches are read again from where they lie
-// (ctid), so their ids are compared. If one is missing, its place is read once more, because the
-// erasure of a settled call moves its batch. If it is still missing, the relay ends, because other
-// calls may be at its place.
-//
-// A failed call, while later calls of its key arrive. Parking it and moving the cursor are one
-// transaction, and only the lane's owner parks. So a relay that reads the next chunk sees that the
-// key is blocked. A relay may park a call of the key while an operator settles the one before it.
-// The later of the two to commit calls onlyonce.promote, so that no call waits for a settled one.
-//
-// A commit that is not flushed. With synchronous_commit = off a row is visible before it is on
-// disk, and a crash would lose it after its call was sent. The relay's own transaction always waits
-// for its flush, and so for the rows written before it. With a synchronous standby, it waits for
-// the standby too.
-//
-// Time that passes unseen. The age of a key counts from started_at, by the database's clock, and by
-// watched time (package internal/watch) if the clock is back. If started_at is in the future, the
-// clock was ahead: the age is unknown, and the call is not sent. started_at is committed before the
-// first call can have been sent. The relay checks the age before the call, and again at the
-// connection's first write (see package httpsink). The database may have lost a history in which
-// the message was handled: after a replay, a failover or a restore. Then the age counts from the
-// time of the message. If the call was in the log already when that history was lost, it counts
-// from the time of the row.
-//
-// Too many calls at once. A relay needs a permit to start a call. All relays together get as many
-// permits a second as the rates allow: the sink's, and that of the call's tenant or of its ordering
-// key's prefix (RelayConfig.Rates). A call over one of the latter two is copied into
-// onlyonce.parked too, and waits there, without a due time, for a permit. Relays divide the number
-// of calls under way at once among themselves in the database.
+// The rules O1 to O15 of docs/guarantees.md have the interleavings that each part prevents: rows
+// that commit late (O2), a snapshot or a server that is not the cursor's, and a COMMIT whose answer
+// is lost (O3), ids that are not in the order of commits (O4), a relay that is suspended or replaced
+// (O5), time that passes unseen (O6), a segment that is emptied while it is read (O8).
 //
 // # Using it
 //

@@ -6,11 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
@@ -107,12 +103,4 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 		return fmt.Errorf("outbox: enqueue: %w", err)
 	}
 	return nil
-}
-
-func pgUUIDs(keys []uuid.UUID) []pgtype.UUID {
-	all := make([]pgtype.UUID, len(keys))
-	for i, k := range keys {
-		all[i] = codec.UUID(k)
-	}
-	return all
 }

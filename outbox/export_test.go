@@ -9,11 +9,11 @@ import (
 // Statements are all SQL constants of the package by name.
 var Statements = map[string]string{
 	"make lanes": makeLanesSQL, "poll lanes": pollLanesSQL, "poll work": pollWorkSQL,
-	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first batches": firstBatchesSQL, "collect": collectRefsSQL, "fetch": fetchBatchesSQL, "park": parkSQL,
+	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first batches": firstBatchesSQL, "collect": collectRefsSQL, "fetch": fetchBatchesSQL, "park": parkSQL.sql,
 	"wal position": walPositionSQL, "standbys": standbysSQL, "replicas": replicasSQL,
-	"pick": pickSQL, "next": nextDueSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,
-	"purge": purgeSQL, "configure rates": configureRatesSQL, "rates": ratesSQL, "take permits": takePermitsSQL, "hold": holdSQL, "forget rates": forgetRatesSQL,
-	"waiting": waitingSQL, "set aside": setAsideSQL,
+	"pick": pickSQL.sql, "next": nextDueSQL.sql, "settle": settleSQL.sql, "sweep": sweepSQL, "complete": completeSQL.sql,
+	"purge": purgeSQL, "configure rates": configureRatesSQL, "rates": ratesSQL, "take permits": takePermitsSQL.sql, "hold": holdSQL, "forget rates": forgetRatesSQL,
+	"waiting": waitingSQL, "set aside": setAsideSQL.sql,
 }
 
 // SetSweepEvery changes how often lanes look for blocked calls that no unsettled call precedes. It

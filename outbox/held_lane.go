@@ -69,6 +69,9 @@ func (h *heldLane) requestRelease() {
 	}
 }
 
+// mayStartCalls reports whether calls may be started.
+func (h *heldLane) mayStartCalls() bool { return !h.releasing.Load() && h.sink.rates.open() }
+
 // stop ends ctx, and with it every call. It returns why the lease was lost, or nil if it is still
 // held.
 func (h *heldLane) stop() error {
@@ -146,10 +149,6 @@ func (h *heldLane) fenced(write, read func(b *pgx.Batch)) error {
 	}
 	return nil
 }
-
-// ignoreTag is for statements whose number of rows does not matter. An error ends the batch before
-// it is called.
-func ignoreTag(pgconn.CommandTag) error { return nil }
 
 // read runs statements that only read; see [readCommitted].
 func (h *heldLane) read(queue func(b *pgx.Batch)) error {

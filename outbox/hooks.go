@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/hook"
 )
 
 // Hooks are called at events, outside any transaction. They run in the goroutines that work for a
@@ -121,35 +123,41 @@ type Paused struct {
 	Paused bool
 }
 
+// Join returns hooks that call those of h and of b, for example your own and those of package
+// telemetry. h's AttemptStart and AttemptEnd enclose b's, and each AttemptEnd gets the context that
+// its own AttemptStart returned. The other hooks of h are called before b's. If a hook panics, the
+// other one of that event may not be called.
+func (h Hooks) Join(b Hooks) Hooks {
+	type pair = hook.PairWith[Attempt, Attempt, Result]
+	attempt := hook.JoinPairWith(pair{Start: h.AttemptStart, End: h.AttemptEnd}, pair{Start: b.AttemptStart, End: b.AttemptEnd})
+	return Hooks{
+		AttemptStart: attempt.Start, AttemptEnd: attempt.End,
+		Settled: hook.JoinEvent(h.Settled, b.Settled),
+		Lease:   hook.JoinEvent(h.Lease, b.Lease),
+		Paused:  hook.JoinEvent(h.Paused, b.Paused),
+		Failed:  hook.JoinEvent(h.Failed, b.Failed),
+	}
+}
+
+// guarded returns hooks whose panics are logged and end nothing.
+func (h Hooks) guarded(log *slog.Logger) Hooks {
+	g := &hook.Guard{Log: log}
+	return Hooks{
+		AttemptStart: hook.Start(g, "AttemptStart", h.AttemptStart),
+		AttemptEnd:   hook.EndWith(g, "AttemptEnd", h.AttemptEnd),
+		Settled:      hook.Event(g, "Settled", h.Settled),
+		Lease:        hook.Event(g, "Lease", h.Lease),
+		Paused:       hook.Event(g, "Paused", h.Paused),
+		Failed:       hook.Event(g, "Failed", h.Failed),
+	}
+}
+
 // emitter calls the hooks and writes the log. Of a call it logs only the row, key, name and stored
 // reason.
 type emitter struct {
 	hooks Hooks
 	log   *slog.Logger
 	sink  string
-}
-
-// attemptStart calls the hook before an attempt, and returns the attempt's context.
-func (e emitter) attemptStart(ctx context.Context, a *callAttempt) context.Context {
-	if e.hooks.AttemptStart == nil {
-		return ctx
-	}
-	return e.hooks.AttemptStart(ctx, a.describe())
-}
-
-// attemptEnd calls the hook after an attempt.
-func (e emitter) attemptEnd(ctx context.Context, a *callAttempt) {
-	if e.hooks.AttemptEnd == nil {
-		return
-	}
-	result := a.result
-	switch a.decision {
-	case wasApplied:
-		result = Result{Outcome: Delivered}
-	case wasNotApplied:
-		result = Failure("not applied", nil)
-	}
-	e.hooks.AttemptEnd(ctx, a.describe(), result)
 }
 
 func (e emitter) settled(s Settled) {

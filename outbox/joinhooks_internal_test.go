@@ -23,7 +23,7 @@ func TestNoHooksAllocateNothing(t *testing.T) {
 	a := &callAttempt{}
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
-		e.attemptEnd(e.attemptStart(ctx, a), a)
+		a.ended(a.began(ctx, &e.hooks), &e.hooks)
 		e.settled(Settled{})
 	}); n > 0 {
 		t.Errorf("%v allocations, want none", n)

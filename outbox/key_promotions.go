@@ -47,25 +47,27 @@ type keyPromotions struct {
 
 func (p *keyPromotions) add(key uuid.UUID) { p.keys = append(p.keys, key) }
 
-// scheduleSweep has all blocked keys looked at if that is due.
-func (p *keyPromotions) scheduleSweep(now time.Time) {
-	if !now.Before(p.sweepAt) {
-		p.sweep()
-		p.sweepAt = now.Add(sweepEvery)
-	}
-}
-
 // sweep has all blocked keys looked at, from the first.
 func (p *keyPromotions) sweep() { p.swept, p.sweptTo = false, pgtype.UUID{} }
 
-// pending reports whether run has something to do.
-func (p *keyPromotions) pending() bool { return len(p.keys) > 0 || !p.swept }
+// due is at once if a call was settled or keys are left to be looked at, or else at the next sweep.
+func (p *keyPromotions) due(time.Time) time.Time {
+	if len(p.keys) > 0 || !p.swept {
+		return time.Time{}
+	}
+	return p.sweepAt
+}
 
-// run makes calls due whose predecessor is settled by now, and returns how many.
+// run makes calls due whose predecessor is settled by now, and returns how many. Each sweepEvery it
+// has all blocked keys looked at.
 func (p *keyPromotions) run() (due int64, err error) {
 	s := p.lane.sink
 	ctx, cancel := s.detached(p.lane.ctx)
 	defer cancel()
+	if now := time.Now(); !now.Before(p.sweepAt) {
+		p.sweep()
+		p.sweepAt = now.Add(sweepEvery)
+	}
 	now := p.keys[:min(len(p.keys), promotedAtOnce)]
 	if len(now) > 0 {
 		err = s.pool.QueryRow(ctx, parked.PromoteSQL, pgUUIDs(now)).Scan(&due)

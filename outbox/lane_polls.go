@@ -4,16 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
-
-// lanes is how many lanes a sink has. It never changes. onlyonce.lane computes which one a call
-// belongs to.
-const lanes = 16
 
 // makeLanesSQL makes a sink's row, its lanes and their leases. In: sink; for how long its calls are
 // started again (null: for ever), for operators. Idempotent; by the unique names. It locks no row
@@ -59,38 +56,130 @@ select * from (
     from onlyonce.lanes a join unnest($2::smallint[], $4::bigint[]) as m(lane, version) on m.lane = a.lane where a.sink = $1) s
  where fresh or due or lost`
 
+// heldLanes are the lanes that a relay holds of a sink. It is the clock of their leases: it renews
+// them, and the membership by which other relays know that this one lists the sink.
+type heldLanes struct {
+	*relaySink
+	ctx        context.Context
+	owners     map[int16]*laneOwner
+	ended      chan *laneOwner
+	membership *lease.Lease
+	renewAt    time.Time
+}
+
+// renew extends all leases, in one statement. A lane that the relay has lost ends.
+func (l *heldLanes) renew() error {
+	bounded, cancel := l.detached(l.ctx)
+	defer cancel()
+	if l.membership == nil {
+		if _, err := l.pool.Exec(bounded, makeLanesSQL, l.name, windowBound(l.limits.startWindow())); err != nil {
+			return fmt.Errorf("creating the lanes of sink %s: %w", l.name, err)
+		}
+		if err := l.configureRates(bounded); err != nil {
+			return err
+		}
+		var err error
+		if l.membership, err = lease.Join(bounded, l.pool, memberLeasePrefix(l.name), l.cfg.LeaseTTL); err != nil {
+			return err
+		}
+	}
+	held := []*lease.Lease{l.membership}
+	for _, o := range l.owners {
+		held = append(held, o.lane.lease)
+	}
+	sent := time.Now()
+	lost, err := lease.RenewAll(bounded, l.pool, held, l.cfg.LeaseTTL)
+	if err != nil {
+		return fmt.Errorf("renewing the leases of sink %s: %w", l.name, err)
+	}
+	l.renewAt = sent.Add(l.cfg.LeaseTTL / 3)
+	for _, o := range l.owners {
+		if slices.Contains(lost, o.lane.lease) {
+			o.lane.end(errReplaced)
+		} else {
+			o.lane.extend(sent)
+		}
+	}
+	if slices.Contains(lost, l.membership) { // this process was stopped for long
+		l.membership, l.renewAt = nil, time.Time{}
+	}
+	return nil
+}
+
+// acquire takes a lane, unless another relay was first, and starts to work on it.
+func (l *heldLanes) acquire(lane int16) error {
+	bounded, cancel := l.detached(l.ctx)
+	defer cancel()
+	got, err := lease.Acquire(bounded, l.pool, laneLeaseName(l.name, lane), l.cfg.LeaseTTL)
+	if err != nil || got == nil {
+		return err
+	}
+	o := newLaneOwner(l.ctx, l.relaySink, got, lane)
+	l.owners[lane] = o
+	l.emit.lease(LeaseChange{Lane: int(lane), Epoch: got.Epoch, Held: true})
+	go func() {
+		defer func() { l.ended <- o }()
+		o.err = o.run()
+	}()
+	return nil
+}
+
+// leave ends the membership, after every lane has ended.
+func (l *heldLanes) leave() {
+	if l.membership == nil {
+		return
+	}
+	bounded, cancel := l.detached(l.ctx)
+	defer cancel()
+	l.leaveShares(bounded)
+	_ = l.membership.Release(bounded, l.pool) // if that fails it ends by itself
+}
+
+// poll looks for free lanes and for work.
+type poll struct {
+	held       *heldLanes
+	lanes      time.Time        // when it looks for free lanes
+	work       time.Time        // when it looks for work
+	waits      map[callsOf]bool // whose calls wait for a rate, as far as waitingSQL has come
+	waitsAfter waitingCalls     // where it goes on
+}
+
+func newPoll(held *heldLanes) *poll {
+	return &poll{held: held, waits: map[callsOf]bool{}, waitsAfter: noWaiting}
+}
+
 // pollLanes takes free lanes, gives back lanes that are another relay's share, and checks whether
 // the sink is paused.
-func (s *sender) pollLanes(ctx context.Context) error {
-	s.pollLanesAt = time.Now().Add(s.cfg.PollInterval)
-	bounded, cancel := s.detached(ctx)
+func (p *poll) pollLanes() error {
+	l := p.held
+	p.lanes = time.Now().Add(l.cfg.PollInterval)
+	bounded, cancel := l.detached(l.ctx)
 	defer cancel()
 	var members int
 	var paused bool
 	var free []int16
 	var rates []storedRate
 	asked := time.Now()
-	if err := readCommitted(bounded, s.pool, func(b *pgx.Batch) {
-		b.Queue(pollLanesSQL, s.name, memberLeasePrefix(s.name)).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
-		b.Queue(ratesSQL, s.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
+	if err := readCommitted(bounded, l.pool, func(b *pgx.Batch) {
+		b.Queue(pollLanesSQL, l.name, memberLeasePrefix(l.name)).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
+		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {
-		return fmt.Errorf("polling the lanes of sink %s: %w", s.name, err)
+		return fmt.Errorf("polling the lanes of sink %s: %w", l.name, err)
 	}
-	s.rates.read(rates, asked)
-	s.slots.signalFree() // a rate may be gone
-	if s.slots.paused.Swap(paused) != paused {
-		s.emit.paused(paused)
+	l.rates.read(rates, asked)
+	if l.rates.setPaused(paused) {
+		l.emit.paused(paused)
 	}
 	share := lease.Share(lanes, members) // how many lanes this relay should hold
 	surplus := -share
-	for _, o := range s.held {
+	for _, o := range l.owners {
 		if !o.lane.releasing.Load() {
 			surplus++
 		}
 	}
-	before, given := len(s.held), 0
-	defer func() { s.emit.shared(len(s.held)-before, given, len(s.held)-given) }()
-	for _, o := range s.held {
+	before, given := len(l.owners), 0
+	defer func() { l.emit.shared(len(l.owners)-before, given, len(l.owners)-given) }()
+	for _, o := range l.owners {
 		if surplus > 0 && !o.lane.releasing.Load() {
 			o.lane.requestRelease() // its lease is released when its calls have returned
 			surplus--
@@ -98,117 +187,93 @@ func (s *sender) pollLanes(ctx context.Context) error {
 		}
 	}
 	for _, lane := range free {
-		if len(s.held) >= share || ctx.Err() != nil {
+		if len(l.owners) >= share || l.ctx.Err() != nil {
 			break
 		}
-		if s.held[lane] != nil {
+		if l.owners[lane] != nil {
 			continue // released a moment ago
 		}
-		if err := s.acquireLane(ctx, lane); err != nil {
+		if err := l.acquire(lane); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// acquireLane takes a lane, unless another relay was first, and starts to work on it.
-func (s *sender) acquireLane(ctx context.Context, lane int16) error {
-	bounded, cancel := s.detached(ctx)
-	defer cancel()
-	l, err := lease.Acquire(bounded, s.pool, laneLeaseName(s.name, lane), s.cfg.LeaseTTL)
-	if err != nil || l == nil {
-		return err
-	}
-	o := newLaneOwner(ctx, s.relaySink, l, lane)
-	s.held[lane] = o
-	s.emit.lease(LeaseChange{Lane: int(lane), Epoch: l.Epoch, Held: true})
-	go func() {
-		defer func() { s.ended <- o }()
-		o.err = o.run()
-	}()
-	return nil
-}
-
 // pollWork notifies lanes that have something to do.
-func (s *sender) pollWork(ctx context.Context) error {
-	s.pollWorkAt = time.Now().Add(s.cfg.PollInterval)
-	mine := make([]int16, 0, len(s.held))
+func (p *poll) pollWork() error {
+	l := p.held
+	p.work = time.Now().Add(l.cfg.PollInterval)
+	mine := make([]int16, 0, len(l.owners))
 	var versions []int64
 	// This includes lanes that are working: what commits after their last look would wait for the
 	// next poll.
-	for lane, o := range s.held {
+	for lane, o := range l.owners {
 		// The version is read before the database is asked.
-		mine, versions = append(mine, lane), append(versions, o.reader.versionSeen.Load())
+		mine, versions = append(mine, lane), append(versions, o.pass.reader.versionSeen.Load())
 	}
-	if len(mine) == 0 || !s.slots.open() {
+	if len(mine) == 0 || !l.rates.open() {
 		return nil
 	}
-	bounded, cancel := s.detached(ctx)
+	bounded, cancel := l.detached(l.ctx)
 	defer cancel()
 	var found []wakeup
 	var waiting []waitingCalls
 	var rates []storedRate
 	asked := time.Now()
-	if err := readCommitted(bounded, s.pool, func(b *pgx.Batch) {
-		b.Queue(pollWorkSQL, s.name, mine, s.cfg.Reconcile != nil, versions).Query(func(rows pgx.Rows) (err error) {
+	if err := readCommitted(bounded, l.pool, func(b *pgx.Batch) {
+		b.Queue(pollWorkSQL, l.name, mine, l.cfg.Reconcile != nil, versions).Query(func(rows pgx.Rows) (err error) {
 			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wakeup])
 			return err
 		})
-		b.Queue(waitingSQL, s.name, s.waitsAfter.CallsOf, s.waitsAfter.Lane).Query(collect(&waiting, pgx.RowToStructByPos[waitingCalls]))
+		b.Queue(waitingSQL, l.name, p.waitsAfter.CallsOf, p.waitsAfter.Lane).Query(collect(&waiting, pgx.RowToStructByPos[waitingCalls]))
 		// After that, so that the rates of all that wait are known, if they have one.
-		b.Queue(ratesSQL, s.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
+		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {
-		return fmt.Errorf("polling for calls of sink %s: %w", s.name, err)
+		return fmt.Errorf("polling for calls of sink %s: %w", l.name, err)
 	}
-	s.rates.read(rates, asked)
-	byLane := map[int16][]callsOf{}
+	l.rates.read(rates, asked)
 	for _, w := range waiting {
 		of := parseCallsOf(w.CallsOf)
-		s.waits[of] = true
-		s.rates.noteWaiting(of)
-		byLane[w.Lane] = append(byLane[w.Lane], of)
+		p.waits[of] = true
+		l.rates.noteWaiting(of)
+		i := slices.IndexFunc(found, func(f wakeup) bool { return f.Lane == w.Lane })
+		if i < 0 {
+			i, found = len(found), append(found, wakeup{Lane: w.Lane})
+		}
+		found[i].waiting = append(found[i].waiting, of)
 	}
 	if n := len(waiting); n == maxWaiting { // the next poll goes on
-		s.waitsAfter = waiting[n-1]
+		p.waitsAfter = waiting[n-1]
 	} else {
-		s.rates.setWaiting(s.waits)
-		s.waits, s.waitsAfter = map[callsOf]bool{}, noWaiting
-	}
-	for i := range found {
-		found[i].waiting = byLane[found[i].Lane]
-		delete(byLane, found[i].Lane)
-	}
-	for lane, waiting := range byLane {
-		found = append(found, wakeup{Lane: lane, waiting: waiting})
+		l.rates.setWaiting(p.waits)
+		p.waits, p.waitsAfter = map[callsOf]bool{}, noWaiting
 	}
 	for _, w := range found {
-		if o := s.held[w.Lane]; o != nil {
+		if o := l.owners[w.Lane]; o != nil {
 			o.wake(w)
 		}
 	}
 	return nil
 }
 
-// wakeup is a row of pollWorkSQL.
-type wakeup struct {
-	Lane       int16
-	Fresh, Due bool
-	Lost       bool // a failover has lost commits of the cursor, and no new row need follow
+// hintedLead is how long the poll of all lanes waits after hinted lanes were notified, so that it
+// does not delay those.
+const hintedLead = 2 * time.Millisecond
 
-	waiting []callsOf // whose calls wait for a rate in the lane
+// hinted notifies the lanes that this process has written to, and then polls all lanes.
+func (p *poll) hinted(written uint32) {
+	at := time.Time{}
+	for lane, o := range p.held.owners {
+		if written&(1<<lane) != 0 {
+			o.wake(wakeup{Lane: lane, Fresh: true})
+			at = time.Now().Add(hintedLead)
+		}
+	}
+	if at.Before(p.work) {
+		p.work = at
+	}
 }
-
-// waitingCalls is a row of waitingSQL.
-type waitingCalls struct {
-	CallsOf string
-	Lane    int16
-}
-
-// noWaiting is before every row of waitingSQL.
-var noWaiting = waitingCalls{Lane: -1}
-
-// maxWaiting is how many rows waitingSQL returns at most.
-const maxWaiting = 4096
 
 func laneLeaseName(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
 

@@ -9,7 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -37,10 +42,6 @@ func (c *laneCalls) start(calls ...*callAttempt) {
 	var together []*callAttempt
 	for _, a := range calls {
 		a.lane, a.bound = c.lane, a
-		if a.chunk != nil {
-			a.state = attemptUnderWay
-			a.chunk.underWay++
-		}
 		c.underWay++
 		if c.lane.sink.batcher != nil && a.parked == 0 {
 			together = append(together, a)
@@ -72,7 +73,7 @@ func (c *laneCalls) await() error {
 	for c.underWay > 0 {
 		select {
 		case <-c.returned.signal:
-			c.lane.sink.slots.release(len(c.take()))
+			c.lane.sink.rates.returned(allCalls, len(c.take()))
 		case <-releaseRequested:
 			releaseRequested = nil
 			timer := time.NewTimer(c.lane.sink.returnGrace)
@@ -99,10 +100,7 @@ func (r *returnedCalls) add(a *callAttempt) {
 	first := len(r.calls) == 1
 	r.mu.Unlock()
 	if first {
-		select {
-		case r.signal <- struct{}{}:
-		default:
-		}
+		signal(r.signal)
 	}
 }
 
@@ -147,12 +145,13 @@ func (c *laneCalls) makeCall(a *callAttempt) {
 
 // observe runs an attempt between its hooks, also if it panics or ends its goroutine.
 func (c *laneCalls) observe(ctx context.Context, a *callAttempt, attempt func(context.Context, *callAttempt)) {
-	ctx = c.lane.sink.emit.attemptStart(ctx, a)
+	hooks := &c.lane.sink.cfg.Hooks
+	ctx = a.began(ctx, hooks)
 	defer func() {
 		if v := recover(); v != nil {
 			a.result = panicked(v)
 		}
-		c.lane.sink.emit.attemptEnd(ctx, a)
+		a.ended(ctx, hooks)
 	}()
 	attempt(ctx, a)
 }
@@ -176,22 +175,22 @@ func (c *laneCalls) prepareCall(a *callAttempt) bool {
 }
 
 // recordResult records the sink's result of an attempt.
-func (a *callAttempt) recordResult(r Result) {
+func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	a.result = r
 	if err := fault.Point(fault.RelayCalled); err != nil {
 		a.result = Failure(err.Error(), err)
 	}
 	switch r := a.result; {
 	case r.Outcome == Delivered || r.Outcome == Rejected:
-		a.lane.sink.rates.noteAnswered()
+		c.lane.sink.rates.noteAnswered()
 	case r.Outcome == Retry && r.RetryAfter > 0 && r.Holds != HoldsCall:
-		a.lane.sink.rates.hold(callsOf{tenant: a.Tenant}, r.RetryAfter, r.Holds)
+		c.lane.sink.rates.hold(callsOf{tenant: a.Tenant}, r.RetryAfter, r.Holds)
 	}
 }
 
 // send makes one attempt at a call.
 func (c *laneCalls) send(ctx context.Context, a *callAttempt) {
-	a.recordResult(c.lane.sink.sink.Send(ctx, &a.Delivery))
+	c.recordResult(a, c.lane.sink.sink.Send(ctx, &a.Delivery))
 }
 
 // makeBatch makes one attempt at each of several calls, by one SendBatch. Each call returns once:
@@ -200,16 +199,16 @@ func (c *laneCalls) makeBatch(calls []*callAttempt) {
 	var mu sync.Mutex
 	under := slices.Clone(calls)   // nil: returned
 	var contexts []context.Context // of the attempts, once they have begun
-	emit := c.lane.sink.emit
+	hooks := &c.lane.sink.cfg.Hooks
 	ended := func(i int, r Result) {
 		mu.Lock()
 		a := under[i]
 		under[i] = nil
 		mu.Unlock()
 		if a != nil {
-			a.recordResult(r)
+			c.recordResult(a, r)
 			if i < len(contexts) {
-				emit.attemptEnd(contexts[i], a)
+				a.ended(contexts[i], hooks)
 			}
 			c.returned.add(a)
 		}
@@ -236,9 +235,9 @@ func (c *laneCalls) makeBatch(calls []*callAttempt) {
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, c.lane.sink.limits.Timeout)
 	defer cancel()
-	if emit.hooks.AttemptStart != nil || emit.hooks.AttemptEnd != nil {
+	if hooks.AttemptStart != nil || hooks.AttemptEnd != nil {
 		for _, a := range under {
-			contexts = append(contexts, emit.attemptStart(ctx, a))
+			contexts = append(contexts, a.began(ctx, hooks))
 		}
 	}
 	if len(all) > 0 {
@@ -269,4 +268,83 @@ func (c *laneCalls) openBody(a *callAttempt) bool {
 		a.result = Failure(reason, Permanent(err))
 	}
 	return false
+}
+
+// completeSQL is the fence of a completion; see the function's comment in the migration. It settles
+// the call's row, so that the completion's writes commit once, together with that. If another call
+// has the row's id by now (see settleSQL), it asks for row 0, which there is not: OO001.
+var completeSQL = newStatement(`
+select onlyonce.settle(@lease, @epoch, @nonce::uuid, coalesce((select p.id from onlyonce.parked p where p.id = @parked and p.key = @key::uuid), 0), @attempt, null, null,
+                       @timeout, @timeout, @timeout)`)
+
+// complete passes an answer to RelayConfig.Complete, in a transaction that settles the call.
+func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
+	if c.lane.sink.cfg.Complete == nil {
+		a.result = Failure("RelayConfig.Complete is not set, and the call asks for it (Call.Capture)", nil)
+		return
+	}
+	if !c.openBody(a) {
+		return
+	}
+	// The transaction keeps the lease locked, so RelayConfig.Complete must return before the next
+	// renewal.
+	ctx, cancel := context.WithTimeout(ctx, c.lane.sink.dbTimeout)
+	defer cancel()
+	select {
+	case c.lane.sink.completing <- struct{}{}: // leaves some connections to renew leases and to move cursors
+		defer func() { <-c.lane.sink.completing }()
+	case <-ctx.Done():
+		a.result = Failure("RelayConfig.Complete was not called: other completions held the connections that it may use", ctx.Err())
+		return
+	}
+	conn, err := c.lane.sink.pool.Acquire(ctx)
+	if err != nil {
+		a.result = Failure("RelayConfig.Complete was not called: the pool gave no connection", err)
+		return
+	}
+	defer conn.Release()
+	tx := guard.Begin(conn.Conn())
+	defer tx.Rollback(c.lane.sink.dbTimeout)
+	tx.Engine("fence", completeSQL.sql, completeSQL.args(pgx.NamedArgs{
+		"lease": c.lane.lease.ID, "epoch": c.lane.lease.Epoch, "nonce": c.lane.lease.Nonce, "parked": a.parked, "key": codec.UUID(a.key), "attempt": a.Attempt,
+		"timeout": guard.Millis(c.lane.sink.dbTimeout),
+	})...)
+	// If the database loses this transaction, calls that it enqueues may have been made since the
+	// call was first made, and not before (O6).
+	tx.Report = func(err error) {
+		c.lane.sink.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", a.Sink, "error", err)
+	}
+	handle := tx.Lend(&origin.Origin{Tenant: a.Tenant, Scope: a.Scope, ID: "completion of " + a.Key, Time: a.readAt.Add(-a.age),
+		Trace: a.Trace, TraceOf: c.lane.sink.cfg.Trace})
+	err = c.lane.sink.cfg.Complete(ctx, handle, &a.Delivery, a.answer)
+	tx.TakeBack()
+	if failed := tx.Failure(); failed != nil && (err == nil || !errors.Is(err, failed)) {
+		err = errors.Join(failed, err)
+	}
+	if err == nil {
+		err = tx.Commit(c.lane.sink.dbTimeout)
+	}
+	if err == nil {
+		a.result = Result{Outcome: Delivered}
+		return
+	}
+	a.result = Failure("completion: "+err.Error(), fmt.Errorf("outbox: completing call %s: %w", a.Key, err))
+}
+
+// reconcile asks RelayConfig.Reconcile whether a call whose key the remote may have forgotten was
+// applied.
+func (c *laneCalls) reconcile(ctx context.Context, a *callAttempt) {
+	a.decision = notKnown
+	if !c.openBody(a) {
+		return
+	}
+	applied, err := c.lane.sink.cfg.Reconcile(ctx, &a.Delivery)
+	switch {
+	case err != nil:
+		a.result = Failure("RelayConfig.Reconcile: "+err.Error(), err)
+	case applied:
+		a.decision = wasApplied
+	default:
+		a.decision = wasNotApplied
+	}
 }

@@ -2,8 +2,10 @@ package outbox
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/primary"
@@ -32,12 +34,7 @@ func NewNotifier(pool *pgxpool.Pool) *Notifier {
 
 // Notify reports that a transaction with calls has committed. It never blocks. Calls to Notify
 // while a notification is on its way share the next one.
-func (n *Notifier) Notify() {
-	select {
-	case n.pending <- struct{}{}:
-	default:
-	}
-}
+func (n *Notifier) Notify() { signal(n.pending) }
 
 // notifyTimeout bounds one notification.
 const notifyTimeout = 5 * time.Second
@@ -57,16 +54,15 @@ func (n *Notifier) Run(ctx context.Context) error {
 	}
 }
 
-// listenForWakeups wakes the relay at notifications until ctx ends.
-func (r *Relay) listenForWakeups(ctx context.Context) {
-	pause := r.senders[0].newBackoff()
+// listenForWakeups calls wake at notifications until ctx ends.
+func listenForWakeups(ctx context.Context, pool *primary.Pool, pause *backoff.ExponentialBackOff, log *slog.Logger, wake func()) {
 	for ctx.Err() == nil {
-		err := r.waitForNotifications(ctx, pause.Reset)
+		err := waitForNotifications(ctx, pool, pause.Reset, wake)
 		if ctx.Err() != nil {
 			return
 		}
 		d := pause.NextBackOff()
-		r.cfg.Logger.Warn("outbox: not listening for notifications; calls are found by polling", "error", err, "wait", d)
+		log.Warn("outbox: not listening for notifications; calls are found by polling", "error", err, "wait", d)
 		t := time.NewTimer(d)
 		select {
 		case <-t.C:
@@ -77,8 +73,8 @@ func (r *Relay) listenForWakeups(ctx context.Context) {
 }
 
 // waitForNotifications holds a connection of its own for as long as it works.
-func (r *Relay) waitForNotifications(ctx context.Context, ready func()) error {
-	pooled, err := r.pool.Acquire(ctx)
+func waitForNotifications(ctx context.Context, pool *primary.Pool, ready, wake func()) error {
+	pooled, err := pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
@@ -89,11 +85,11 @@ func (r *Relay) waitForNotifications(ctx context.Context, ready func()) error {
 		_ = conn.Close(bounded)
 	}()
 	if _, err := conn.Exec(ctx, listenSQL); err != nil {
-		return r.pool.Watch(err)
+		return pool.Watch(err)
 	}
 	ready()
 	for {
-		r.Wake() // first for what was committed before it listened
+		wake() // first for what was committed before it listened
 		if _, err := conn.WaitForNotification(ctx); err != nil {
 			return err
 		}

@@ -16,13 +16,13 @@ import (
 // pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
 const pickAtOnce = 16
 
-// parkedCalls is what a lane's owner knows of the lane's parked calls: when the next is due, which
-// are under way, and which have returned and are not settled yet.
+// parkedCalls is the clock of a lane's parked calls: when the next is due, which are under way, and
+// which have returned and are not settled yet.
 type parkedCalls struct {
 	lane       *heldLane
 	promotions *keyPromotions
-	due        bool // some are due at dueAt, or may be
-	dueAt      time.Time
+	calls      *laneCalls
+	dueAt      time.Time        // when the next is due, or may be
 	needSlot   bool             // some are due, and there was no slot for them
 	waiting    map[callsOf]bool // whose calls wait for a rate, or may
 	// Calls under way, none of which is picked again: picked ones by the ids of their parked rows,
@@ -32,16 +32,41 @@ type parkedCalls struct {
 	returned []*callAttempt // of both
 }
 
-func newParkedCalls(lane *heldLane, promotions *keyPromotions) *parkedCalls {
-	return &parkedCalls{lane: lane, promotions: promotions, due: true, waiting: map[callsOf]bool{}, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
+func newParkedCalls(lane *heldLane, promotions *keyPromotions, calls *laneCalls) *parkedCalls {
+	return &parkedCalls{lane: lane, promotions: promotions, calls: calls, waiting: map[callsOf]bool{}, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
 }
 
 // dueIn notes that a parked call is due after d.
 func (p *parkedCalls) dueIn(d time.Duration) {
-	at := time.Now().Add(d)
-	if !p.due || at.Before(p.dueAt) {
-		p.due, p.dueAt = true, at
+	if at := time.Now().Add(d); at.Before(p.dueAt) {
+		p.dueAt = at
 	}
+}
+
+// due is at once if calls have returned, or else when calls are to be picked.
+func (p *parkedCalls) due(now time.Time) time.Time {
+	if len(p.returned) > 0 {
+		return time.Time{}
+	}
+	return p.pickAt(now)
+}
+
+// pickAt is when a call is due, or at once if one that waits for a rate may be made now.
+func (p *parkedCalls) pickAt(now time.Time) time.Time {
+	if p.lane.releasing.Load() {
+		return never
+	}
+	at := p.dueAt
+	if !p.needSlot && p.releasable() {
+		at = time.Time{}
+	}
+	return p.lane.sink.whenOpen(now, at)
+}
+
+// run settles what has returned, and picks calls if some are due.
+func (p *parkedCalls) run() error {
+	now := time.Now()
+	return p.turn(!now.Before(p.pickAt(now)), 0)
 }
 
 // keysUnderWay returns the ordering keys of parked calls that are under way. If an operator
@@ -76,21 +101,19 @@ type parkedTurn struct {
 	walPosition string // empty if the relay waits for no standby
 }
 
-// settleAndPick settles the parked calls that have returned, picks due ones for which there is a
-// slot and journals their attempts, in one fenced transaction. It returns those that are to be
-// made, in slots that it has taken. If the transaction fails, or its outcome is unknown, nothing of
-// it counts. Calls that were to be settled are settled by the next one (the statement may run
-// twice), and picked calls become due again by themselves. slots is how many slots the caller has
-// taken for it already.
-func (p *parkedCalls) settleAndPick(pick bool, slots int) (toMake []*callAttempt, err error) {
+// turn settles the parked calls that have returned, picks due ones for which there is a slot,
+// journals their attempts, in one fenced transaction, and begins them. If the transaction fails, or
+// its outcome is unknown, nothing of it counts. Calls that were to be settled are settled by the
+// next one (the statement may run twice), and picked calls become due again by themselves. slots is
+// how many slots the caller has taken for it already.
+func (p *parkedCalls) turn(pick bool, slots int) error {
 	sink := p.lane.sink
 	if pick {
-		slots += sink.slots.acquire(pickAtOnce - slots)
+		slots += sink.rates.acquire(pickAtOnce - slots)
 	}
 	if pick && slots == 0 && len(p.returned) == 0 {
-		p.needSlot = true // until the owner has one
-		p.due, p.dueAt = true, time.Now().Add(sink.cfg.PollInterval)
-		return nil, nil
+		p.needSlot, p.dueAt = true, time.Now().Add(sink.cfg.PollInterval) // until the owner has one
+		return nil
 	}
 	p.needSlot = p.needSlot && slots == 0
 	t := &parkedTurn{
@@ -105,18 +128,19 @@ func (p *parkedCalls) settleAndPick(pick bool, slots int) (toMake []*callAttempt
 		for of, n := range t.permits {
 			sink.rates.returned(of, n)
 		}
-		sink.slots.release(slots)
-		return nil, err
+		sink.rates.returned(allCalls, slots)
+		return err
 	}
 	p.returned = nil
 	for _, a := range t.settle {
 		p.settled(a)
 	}
 	if slots > 0 {
-		toMake = p.takeIn(t)
-		sink.slots.unused(slots - len(toMake))
+		toMake := p.takeIn(t)
+		sink.rates.giveBack(allCalls, slots-len(toMake))
+		p.calls.start(toMake...)
 	}
-	return toMake, nil
+	return nil
 }
 
 // settled emits what became of a call whose settlement is committed, and notes what needs attention
@@ -145,21 +169,29 @@ func (p *parkedCalls) settled(a *callAttempt) {
 
 // commit runs the transaction.
 func (p *parkedCalls) commit(t *parkedTurn) error {
-	sink := p.lane.sink
+	sink, l := p.lane.sink, t.limited
 	reconciles := sink.cfg.Reconcile != nil
 	return p.lane.fenced(func(b *pgx.Batch) {
 		queueSettlements(b, sink, t.settle)
-		if t.slots > 0 {
-			l := t.limited
-			if len(l.tenants)+len(l.prefixes) > 0 {
-				b.Queue(setAsideSQL, sink.name, p.lane.number, t.picked, l.tenants, t.late, l.prefixes, l.ofPrefixes).Exec(ignoreTag)
-			}
-			waiting, permits := columnsOf(t.permits)
-			b.Queue(pickSQL, sink.name, p.lane.number, t.picked, t.slots, windowBound(sink.limits.startWindow()), sink.cfg.LeaseTTL, reconciles, t.late, t.keys, waiting, permits, l.tenants, l.prefixes).Query(collect(&t.found, sink.scanParked))
+		if t.slots == 0 {
+			return
 		}
+		if len(l.tenants)+len(l.prefixes) > 0 {
+			setAsideSQL.queue(b, pgx.NamedArgs{
+				"sink": sink.name, "lane": p.lane.number, "picked": t.picked, "late": t.late, "tenants": l.tenants, "prefixes": l.prefixes, "prefixes_calls_of": l.ofPrefixes,
+			}).Exec(ignoreTag)
+		}
+		waiting, permits := columnsOf(t.permits)
+		pickSQL.queue(b, pgx.NamedArgs{
+			"sink": sink.name, "lane": p.lane.number, "picked": t.picked, "late": t.late, "keys": t.keys, "slots": t.slots, "reconciles": reconciles,
+			"start_window": windowBound(sink.limits.startWindow()), "lease_ttl": sink.cfg.LeaseTTL,
+			"waiting": waiting, "permits": permits, "tenants": l.tenants, "prefixes": l.prefixes,
+		}).Query(collect(&t.found, sink.scanParked))
 	}, func(b *pgx.Batch) {
 		if t.slots > 0 {
-			b.Queue(nextDueSQL, sink.name, p.lane.number, t.picked, reconciles, t.late, t.keys).QueryRow(func(r pgx.Row) error { return r.Scan(&t.nextDue) })
+			nextDueSQL.queue(b, pgx.NamedArgs{
+				"sink": sink.name, "lane": p.lane.number, "picked": t.picked, "late": t.late, "keys": t.keys, "reconciles": reconciles,
+			}).QueryRow(func(r pgx.Row) error { return r.Scan(&t.nextDue) })
 			sink.queueWALPosition(b, &t.walPosition)
 		}
 	})
@@ -167,8 +199,8 @@ func (p *parkedCalls) commit(t *parkedTurn) error {
 
 // takeIn notes what a transaction has picked, and returns the calls that are to be made.
 func (p *parkedCalls) takeIn(t *parkedTurn) (toMake []*callAttempt) {
-	p.due = t.nextDue != nil
-	if p.due {
+	p.dueAt = never
+	if t.nextDue != nil {
 		p.dueAt = t.startedAt.Add(fromMicros(*t.nextDue))
 		if len(t.found) == 0 && !p.dueAt.After(time.Now()) { // another session has locked it
 			p.dueAt = time.Now().Add(p.lane.sink.cfg.PollInterval)
@@ -193,7 +225,7 @@ func (p *parkedCalls) takeIn(t *parkedTurn) (toMake []*callAttempt) {
 		if !a.completing() && !a.reconciling {
 			a.boundBy(window)
 		} else {
-			p.lane.sink.rates.refund()
+			p.lane.sink.rates.refund(allCalls, 1)
 		}
 	}
 	return toMake
@@ -241,7 +273,7 @@ func (p *parkedCalls) usedPermits(t *parkedTurn) {
 		if a.completing() || a.reconciling {
 			continue
 		}
-		of := rates.of(a)
+		of := rates.of(a.Tenant, a.orderPrefix)
 		switch waitedFor := a.rated; {
 		case of != waitedFor && waitedFor != allCalls:
 			if !a.takePermit(rates) {
@@ -289,49 +321,6 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	return a, err
 }
 
-// queueSettlements queues the statement that settles parked calls. A completion that succeeded has
-// settled its own.
-func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
-	var (
-		ids, rows             []int64
-		states, reasons, errs []string
-		delays                []*int64
-		fresh                 []bool
-		statuses              []*int32
-		headers               []*string
-		bodies                [][]byte
-		asked                 []bool
-		picks                 []int32
-		none                  []bool
-		keys                  []uuid.UUID
-		waitsFor              []string
-	)
-	for _, a := range done {
-		d := sink.dispositionOf(a)
-		if a.completing() && d.state == parked.Resolved {
-			continue
-		}
-		asked, picks, keys = append(asked, a.reconciling), append(picks, a.pick), append(keys, a.key)
-		none = append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
-		of := ""
-		if a.state == attemptRated {
-			of = a.rated.stored()
-		}
-		waitsFor = append(waitsFor, of)
-		ids, rows, states, reasons, errs, fresh = append(ids, a.parked), append(rows, a.ID), append(states, d.state), append(reasons, d.reason), append(errs, d.lastError), append(fresh, d.windowAnew || (a.unopened || a.state == attemptRated) && a.opensWindow)
-		var delay *int64
-		if d.due {
-			micros := d.delay.Microseconds()
-			delay = &micros
-		}
-		status, head, body := d.answerColumns()
-		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
-	}
-	if len(ids) > 0 {
-		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, sink.cfg.PassOn, asked, picks, none, pgUUIDs(keys), waitsFor).Exec(ignoreTag)
-	}
-}
-
 // columnsOf returns permits as two arrays. They are never nil, because that would become NULL.
 func columnsOf(permits map[callsOf]int) (of []string, counts []int32) {
 	of, counts = []string{}, []int32{}
@@ -339,14 +328,6 @@ func columnsOf(permits map[callsOf]int) (of []string, counts []int32) {
 		of, counts = append(of, c.stored()), append(counts, int32(n))
 	}
 	return of, counts
-}
-
-// windowBound is null for [Forever].
-func windowBound(window time.Duration) *time.Duration {
-	if window == Forever {
-		return nil
-	}
-	return &window
 }
 
 // callIDs returns the keys of a map. The list is never nil, because it would become NULL, and a

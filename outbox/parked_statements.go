@@ -1,5 +1,14 @@
 package outbox
 
+import (
+	"maps"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
+)
+
 // dueClass is a column of the index parked_calls_due. A range of dueRanges has the rows of a class
 // that are due by now, or that were written while the clock was ahead (T9).
 const (
@@ -7,7 +16,7 @@ const (
 	dueClass  = `(case when p.state = 'reconcile' then 2 when p.reason = 'scheduled' then 1 else 0 end)`
 	dueRanges = `select v.class, v.after, v.until from t, lateral (values (0, timestamptz '-infinity', t.now), (1, '-infinity', t.now), (2, '-infinity', t.now),
               (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) v (class, after, until)`
-	dueIn = `p.kind = 'call' and p.sink = $1 and p.lane = $2 and ` + dueClass + ` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until`
+	dueIn = `p.kind = 'call' and p.sink = @sink and p.lane = @lane and ` + dueClass + ` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until`
 )
 
 // firstOfKey is a condition on a parked call p: no unsettled call of its ordering key precedes it.
@@ -17,14 +26,19 @@ const firstOfKey = `(p.order_key is null or not exists (
                  where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0))`
 
 // pickSQL picks parked calls that are due, and calls that wait for a rate for which there are
-// permits, the longest waiting first, and journals their attempts. In: sink, lane; ids under way;
-// how many; how long after the first attempt another may start (null: for ever); when they are due
-// again if this relay dies; whether calls of unknown outcome are asked about; ids in the log of
-// rows under way; ordering keys of both; whose calls wait for a rate, and how many of each may be
-// made; tenants and prefixes with a rate, none of whose due calls is picked. Out: a row each, in no
-// order. By the indexes parked_calls_due and parked_waits; the clock is read once, in a subselect,
-// because a volatile function is no index condition. It locks the rows, and skips those that
-// another session, for example an operator's, has locked.
+// permits, the longest waiting first, and journals their attempts. Out: a row each, in no order. By
+// the indexes parked_calls_due and parked_waits; the clock is read once, in a subselect, because a
+// volatile function is no index condition. It locks the rows, and skips those that another session,
+// for example an operator's, has locked.
+//
+//	@picked, @late, @keys  calls under way: their rows' ids here, their ids in the log, their
+//	                       ordering keys
+//	@slots                 how many it picks at most
+//	@start_window          how long after the first attempt another may start (null: for ever)
+//	@lease_ttl             after that the calls are due again, if this relay dies
+//	@reconciles            whether calls of unknown outcome are asked about
+//	@waiting, @permits     whose calls wait for a rate, and how many of each may be made
+//	@tenants, @prefixes    that have a rate: none of their due calls is picked
 //
 // If a call's window has passed, it is returned too, without an attempt: its age keeps it from
 // being made, and it is left for reconciliation. A call that has been accepted and waits for its
@@ -39,41 +53,41 @@ const firstOfKey = `(p.order_key is null or not exists (
 //
 // Of a tenant or a prefix with a rate there may be millions of due calls, which setAsideSQL moves a
 // thousand a turn. So if there is a rate, it looks no further than a thousand.
-const pickSQL = `
+var pickSQL = newStatement(`
 with t as materialized (
   select ` + dueTimes + `, ` + keyNow + ` as late,
          (select case when a.timeline <> substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) then 'infinity' else a.history_at end
-            from onlyonce.lanes a where a.sink = $1 and a.lane = $2) as history)
+            from onlyonce.lanes a where a.sink = @sink and a.lane = @lane) as history)
 update onlyonce.parked o
    set picks = o.picks + 1,
-       attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select late from t) - $5::interval then 0 else 1 end,
+       attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select late from t) - @start_window::interval then 0 else 1 end,
        first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
                                else coalesce(o.first_attempt_at,
                                  case when o.reason in ('behind', 'scheduled', 'cut', 'rate') and o.parked_at < (select history from t)
                                       then case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end end,
                                  greatest(clock_timestamp(), (select late from t))) end,
-       next_attempt_at = clock_timestamp() + $6::interval
+       next_attempt_at = clock_timestamp() + @lease_ttl::interval
  where o.id = any (array(select c.id from (
          select d.* from (` + dueRanges + `) r cross join lateral (
-            select case when cardinality($12::text[]) + cardinality($13::bigint[]) = 0 then r.until else
-              coalesce((select p.next_attempt_at from onlyonce.parked p where ` + dueIn + ` order by p.next_attempt_at offset 1000 + $4 limit 1), r.until) end as until) n
+            select case when cardinality(@tenants::text[]) + cardinality(@prefixes::bigint[]) = 0 then r.until else
+              coalesce((select p.next_attempt_at from onlyonce.parked p where ` + dueIn + ` order by p.next_attempt_at offset 1000 + @slots limit 1), r.until) end as until) n
           cross join lateral (
            select p.id, p.next_attempt_at as at from onlyonce.parked p
-            where ` + dueIn + ` and p.next_attempt_at <= n.until and p.state in ('retrying', 'reconcile') and p.id <> all ($3::bigint[])
-              and (p.row_id is null or p.row_id <> all ($8::bigint[])) and (p.order_key is null or p.order_key <> all ($9::uuid[]))
+            where ` + dueIn + ` and p.next_attempt_at <= n.until and p.state in ('retrying', 'reconcile') and p.id <> all (@picked::bigint[])
+              and (p.row_id is null or p.row_id <> all (@late::bigint[])) and (p.order_key is null or p.order_key <> all (@keys::uuid[]))
               and ` + firstOfKey + `
-              and (p.tenant <> all ($12::text[]) and (p.order_prefix is null or p.order_prefix <> all ($13::bigint[])) or p.response_status is not null or p.state = 'reconcile')
-            order by p.next_attempt_at, p.id limit $4 for no key update skip locked) d
-          where r.class < 2 or $7
+              and (p.tenant <> all (@tenants::text[]) and (p.order_prefix is null or p.order_prefix <> all (@prefixes::bigint[])) or p.response_status is not null or p.state = 'reconcile')
+            order by p.next_attempt_at, p.id limit @slots for no key update skip locked) d
+          where r.class < 2 or @reconciles
          union all
-         select w.id, w.waits_since from unnest($10::text[], $11::int[]) as r(calls_of, permits) cross join lateral (
+         select w.id, w.waits_since from unnest(@waiting::text[], @permits::int[]) as r(calls_of, permits) cross join lateral (
             select p.id, p.waits_since from onlyonce.parked p
-             where p.kind = 'call' and p.sink = $1 and p.waits_for = r.calls_of and p.lane = $2 and p.state = 'retrying' and p.next_attempt_at is null
-               and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($8::bigint[]))
-               and (p.order_key is null or p.order_key <> all ($9::uuid[]))
+             where p.kind = 'call' and p.sink = @sink and p.waits_for = r.calls_of and p.lane = @lane and p.state = 'retrying' and p.next_attempt_at is null
+               and p.id <> all (@picked::bigint[]) and (p.row_id is null or p.row_id <> all (@late::bigint[]))
+               and (p.order_key is null or p.order_key <> all (@keys::uuid[]))
                and ` + firstOfKey + `
              order by p.waits_since, p.id limit r.permits for no key update skip locked) w) c
-         order by c.at, c.id limit $4))
+         order by c.at, c.id limit @slots))
    and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select ahead from t) and o.reason <> 'scheduled'
         or o.next_attempt_at is null and o.waits_for is not null)
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_prefix, 0), o.tenant, o.scope, o.call_name, o.method, o.target,
@@ -81,54 +95,102 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_pref
           o.attempts, o.picks, o.state, case when o.first_attempt_at > (select late from t) + interval '1 minute' ` + ageUnknown + `
                else coalesce((extract(epoch from greatest(clock_timestamp(), (select late from t)) - o.first_attempt_at) * 1000000)::bigint, 0) end,
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
-          o.response_status, coalesce(o.response_headers, ''), o.response_body, coalesce(o.waits_for, '')`
+          o.response_status, coalesce(o.response_headers, ''), o.response_body, coalesce(o.waits_for, '')`)
 
 // setAsideSQL makes due calls wait for the rate that they count for, among those that wait already.
-// In: sink, lane; ids under way; tenants with a rate; ids in the log of rows under way; arrays of
-// one length: prefixes with a rate, and how onlyonce.rates calls them. It looks at the first 1,000
+// Its parameters are those of pickSQL, and for each of @prefixes its @prefixes_calls_of, which is
+// onlyonce.rates.calls_of. It looks at the first 1,000
 // due calls of the lane, and the next turn at those after them. A call that waited for another of
 // its ordering key has the place that it came with. No attempt is counted, and no key's window
 // begins. A call that was accepted needs no rate: its completion is no call. By the index
 // parked_calls_due; locks the rows, and skips those that another session has locked.
-const setAsideSQL = `
+var setAsideSQL = newStatement(`
 update onlyonce.parked o
-   set waits_for = coalesce((select r.calls_of from unnest($6::bigint[], $7::text[]) as r(prefix, calls_of) where r.prefix = o.order_prefix), 'tenant ' || o.tenant),
+   set waits_for = coalesce((select r.calls_of from unnest(@prefixes::bigint[], @prefixes_calls_of::text[]) as r(prefix, calls_of) where r.prefix = o.order_prefix), 'tenant ' || o.tenant),
        waits_since = case when o.reason = 'behind' then o.parked_at else o.next_attempt_at end, next_attempt_at = null
  where o.id = any (array(
          select p.id from onlyonce.parked p join (
            select d.id from (values (0), (1)) r (class) cross join lateral (
              select p.id, p.next_attempt_at from onlyonce.parked p
-              where p.kind = 'call' and p.sink = $1 and p.lane = $2 and ` + dueClass + ` = r.class and p.next_attempt_at <= (select clock_timestamp())
+              where p.kind = 'call' and p.sink = @sink and p.lane = @lane and ` + dueClass + ` = r.class and p.next_attempt_at <= (select clock_timestamp())
                 and p.state = 'retrying' and p.response_status is null
               order by p.next_attempt_at limit 1000) d
             order by d.next_attempt_at limit 1000) d on d.id = p.id
-          where p.state = 'retrying' and (p.tenant = any ($4::text[]) or p.order_prefix = any ($6::bigint[])) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
-            and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
-          order by p.id for no key update of p skip locked))`
+          where p.state = 'retrying' and (p.tenant = any (@tenants::text[]) or p.order_prefix = any (@prefixes::bigint[])) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
+            and p.id <> all (@picked::bigint[]) and (p.row_id is null or p.row_id <> all (@late::bigint[]))
+          order by p.id for no key update of p skip locked))`)
 
-// nextDueSQL reads in how many microseconds the next parked call of a lane is due. In: sink, lane,
-// ids under way, whether calls of unknown outcome are asked about, ids in the log of rows under
-// way; ordering keys of both. One row: null if there is none. By the index parked_calls_due.
-const nextDueSQL = `
+// nextDueSQL reads in how many microseconds the next parked call of a lane is due: null if there is
+// none. Its parameters are those of pickSQL. By the index parked_calls_due.
+var nextDueSQL = newStatement(`
 with t as materialized (select ` + dueTimes + `)
 select (extract(epoch from min(case when r.class <> 1 and r.after > '-infinity' then t.now else d.at end) - clock_timestamp()) * 1000000)::bigint
   from t cross join lateral (values (0, timestamptz '-infinity', t.ahead), (1, '-infinity', 'infinity'), (2, '-infinity', t.ahead),
                                     (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) r (class, after, until)
  cross join lateral (
    select p.next_attempt_at as at from onlyonce.parked p
-    where ` + dueIn + ` and p.state in ('retrying', 'reconcile') and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
-      and (p.order_key is null or p.order_key <> all ($6::uuid[]))
+    where ` + dueIn + ` and p.state in ('retrying', 'reconcile') and p.id <> all (@picked::bigint[]) and (p.row_id is null or p.row_id <> all (@late::bigint[]))
+      and (p.order_key is null or p.order_key <> all (@keys::uuid[]))
     order by p.next_attempt_at limit 1) d
- where r.class < 2 or $4`
+ where r.class < 2 or @reconciles`)
 
-// settleSQL writes how attempts at parked calls ended. In: arrays of one length: ids, 0 for a row
-// that is known by the log's id alone; the log's ids; states, reasons, errors, microseconds until
-// they are due (null: never by themselves), whether the key's window counts anew, status, headers
-// and body of an answer; then whether a given-up call releases its ordering key; whether the
-// attempt asked what became of the call; the numbers of the picks, and whether no attempt was made
-// (it is not counted then); the calls' keys; whose rate they wait for (empty: none), in which case
-// no attempt was made either. Rows that an operator has changed meanwhile stay as they are. By the
-// index parked_key; locks the rows.
+// endings are arrays of one length, a value for each attempt: how it ended, as parkSQL and settleSQL
+// write it.
+//
+//	@states, @reasons, @errors     of the call's row
+//	@delays                        microseconds until it is due (null: never by itself)
+//	@statuses, @headers, @bodies   of an answer that was captured (null: there is none)
+//	@waits_for                     whose rate it waits for (empty: none); no attempt was made then
+//	@pass_on                       of all: whether given-up calls release their ordering keys
+type endings struct {
+	states, reasons, errs, waitsFor []string
+	delays                          []*int64
+	statuses                        []*int32
+	headers                         []*string
+	bodies                          [][]byte
+}
+
+const (
+	endingArrays  = `@states::text[], @reasons::text[], @errors::text[], @delays::bigint[], @statuses::int[], @headers::text[], @bodies::bytea[], @waits_for::text[]`
+	endingColumns = `state, reason, error, delay, status, response_headers, response_body, waits_for`
+)
+
+// add adds an attempt.
+func (e *endings) add(a *callAttempt, d disposition) {
+	var delay *int64
+	if d.due {
+		micros := d.delay.Microseconds()
+		delay = &micros
+	}
+	waitsFor := ""
+	if a.state == attemptRated {
+		waitsFor = a.rated.stored()
+	}
+	status, headers, body := d.answerColumns()
+	e.states, e.reasons, e.errs, e.waitsFor = append(e.states, d.state), append(e.reasons, d.reason), append(e.errs, d.lastError), append(e.waitsFor, waitsFor)
+	e.delays, e.statuses, e.headers, e.bodies = append(e.delays, delay), append(e.statuses, status), append(e.headers, headers), append(e.bodies, body)
+}
+
+// queue queues a statement that takes endings and further arguments.
+func (e *endings) queue(b *pgx.Batch, s *statement, passOn bool, args pgx.NamedArgs) {
+	maps.Copy(args, pgx.NamedArgs{
+		"states": e.states, "reasons": e.reasons, "errors": e.errs, "delays": e.delays,
+		"statuses": e.statuses, "headers": e.headers, "bodies": e.bodies, "waits_for": e.waitsFor, "pass_on": passOn,
+	})
+	s.queue(b, args).Exec(ignoreTag)
+}
+
+// settleSQL writes how attempts at parked calls ended. Its parameters are those of endings, and:
+//
+//	@ids, @rows  ids here, 0 for a call that is known by the log's id alone; ids in the log
+//	@keys        the calls' keys
+//	@picks       the numbers of the picks
+//	@asked       whether the attempt asked what became of the call
+//	@fresh       whether the key's window counts anew
+//	@none        whether no attempt was made: it is not counted then
+//
+// Rows that an operator has changed meanwhile stay as they are. By the index parked_key; locks the
+// rows.
 //
 // The pick is compared because a COMMIT without an answer may arrive late, when the call is tried
 // again already. The number of the attempt would not do: a redrive counts attempts anew, and an
@@ -137,7 +199,7 @@ select (extract(epoch from min(case when r.class <> 1 and r.after > '-infinity' 
 // The key is compared because a failover may lose the row while the call is made (O3). The server
 // then gives its ids to another call, which has been attempted as often by now. An operator gives a
 // call another key only when no attempt at it is under way.
-const settleSQL = `
+var settleSQL = newStatement(`
 update onlyonce.parked p
    set state = s.state, reason = case when s.state = 'resolved' or s.waits_for <> '' then p.reason else s.reason end,
        error = case when s.waits_for <> '' then p.error else s.error end,
@@ -146,11 +208,98 @@ update onlyonce.parked p
        next_attempt_at = clock_timestamp() + s.delay * interval '1 microsecond',
        first_attempt_at = case when s.fresh then null else p.first_attempt_at end,
        settled_at = case when s.state = 'resolved' then onlyonce.steady_clock() end,
-       order_key = case when $11 and s.state in ('waiting', 'reconcile') then null else p.order_key end,
+       order_key = case when @pass_on and s.state in ('waiting', 'reconcile') then null else p.order_key end,
        response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
        response_body = coalesce(s.response_body, p.response_body)
-  from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[], $12::boolean[], $13::int[],
-              $14::boolean[], $15::uuid[], $16::text[])
-       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, pick, none, key, waits_for)
+  from unnest(@ids::bigint[], @rows::bigint[], @keys::uuid[], @picks::int[], @asked::boolean[], @fresh::boolean[], @none::boolean[],
+              ` + endingArrays + `)
+       as s(id, row_id, key, pick, asked, fresh, none, ` + endingColumns + `)
  where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.key = s.key
-   and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.picks = s.pick`
+   and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.picks = s.pick`)
+
+// parkSQL copies calls of the log, whole, to onlyonce.parked, from which they are tried again. Its
+// parameters are those of endings, and:
+//
+//	@ids             ids in the log
+//	@xids, @batches  the transactions and ids of their batches
+//	@attempts        how many were made
+//	@called          whether a call can have been made
+//
+// By the index batches_new, each batch once. It copies from the log and not from the relay's
+// memory, where a sealed body is open.
+//
+// A call's first time is what it was at the read, because the lane's version is the same, or
+// onlyonce.advance raises. A call that is parked already stays as it is. So does one whose key is
+// parked under another call, because it is the same one.
+var parkSQL = newStatement(`
+insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant, scope, key, order_key, order_prefix, sink, lane, partition, row_id, "offset", call_name, method,
+                             target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at, record_time,
+                             response_status, response_headers, response_body, waits_for, waits_since)
+with d as materialized (
+  select * from unnest(@ids::bigint[], @xids::text[]::xid8[], @batches::bigint[], @attempts::int[], @called::boolean[],
+                       ` + endingArrays + `)
+    as d(id, xid, batch, attempts, called, ` + endingColumns + `)),
+b as materialized (select distinct xid, batch from d)
+select 'call', d.state, d.reason, d.error, d.attempts, d.attempts, r.tenant, r.scope, r.key,
+       case when @pass_on and d.state in ('waiting', 'reconcile') then null else r.order_key end, r.order_prefix, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
+       array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
+       array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
+       r.body, r.trace, r.capture, r.sealed, clock_timestamp() + d.delay * interval '1 microsecond', case when d.called then ` + firstCallTime + ` end, r.created_at,
+       d.status, d.response_headers, d.response_body, nullif(d.waits_for, ''), case when d.waits_for <> '' then clock_timestamp() end
+  from b cross join lateral (select * from onlyonce.outbox_log r where r.sink = @sink and r.lane = @lane and r.xid = b.xid and r.batch = b.batch offset 0) r
+  join d on d.id = r.id
+  join onlyonce.lanes a on a.sink = @sink and a.lane = @lane
+ order by r.id
+on conflict do nothing`)
+
+// queueSettlements queues the statement that settles parked calls. A completion that succeeded has
+// settled its own.
+func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
+	var (
+		e                  endings
+		ids, rows          []int64
+		keys               []uuid.UUID
+		picks              []int32
+		asked, fresh, none []bool
+	)
+	for _, a := range done {
+		d := sink.dispositionOf(a)
+		if a.completing() && d.state == parked.Resolved {
+			continue
+		}
+		e.add(a, d)
+		ids, rows, keys, picks = append(ids, a.parked), append(rows, a.ID), append(keys, a.key), append(picks, a.pick)
+		asked, none = append(asked, a.reconciling), append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
+		fresh = append(fresh, d.windowAnew || (a.unopened || a.state == attemptRated) && a.opensWindow)
+	}
+	if len(ids) > 0 {
+		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{"ids": ids, "rows": rows, "keys": pgUUIDs(keys), "picks": picks, "asked": asked, "fresh": fresh, "none": none})
+	}
+}
+
+// queueParking queues the statement that parks calls of the log.
+func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
+	var (
+		e            endings
+		ids, batches []int64
+		xids         []string
+		attempts     []int32
+		called       []bool
+	)
+	for _, a := range toPark {
+		d := lane.sink.dispositionOf(a)
+		e.add(a, d)
+		mayHaveLeft := a.state == attemptUnderWay || a.mayHaveLeft // of a call under way that field is its goroutine's
+		made := int32(0)
+		if mayHaveLeft && !d.uncounted {
+			made = 1
+		}
+		ids, xids, batches = append(ids, a.ID), append(xids, a.batch.xid), append(batches, a.batch.id)
+		attempts, called = append(attempts, made), append(called, mayHaveLeft || a.mayBeCalled)
+	}
+	if len(ids) > 0 {
+		e.queue(b, parkSQL, lane.sink.cfg.PassOn, pgx.NamedArgs{
+			"sink": lane.sink.name, "lane": lane.number, "ids": ids, "xids": xids, "batches": batches, "attempts": attempts, "called": called,
+		})
+	}
+}

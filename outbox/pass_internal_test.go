@@ -21,16 +21,18 @@ func TestO2RestOfAPassAfterAFailedTransaction(t *testing.T) {
 	}
 	defer pool.Close()
 	cfg := RelayConfig{Concurrency: 8, PollInterval: time.Second, LeaseTTL: 30 * time.Second, Logger: slog.New(slog.DiscardHandler)}
-	rates := newRelayRates(8, time.Second)
-	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, rates: rates, slots: newCallSlots(8, rates)}
-	o := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0)
-	rates.hold(allCalls, time.Hour, HoldsAll)
-	o.reader.cursorKnown, o.reader.cursor.unread, o.reader.refs = true, true, []batchRef{{id: 2048, calls: 1}}
-	o.chunk = &chunk{rows: []*callAttempt{{state: attemptReturned, attemptResult: attemptResult{result: Result{Outcome: Delivered}}}}, next: 1, rates: rates}
-	if err := o.finishChunk(); err == nil {
+	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, rates: newRelayRates(8, time.Second)}
+	p := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0).pass
+	sink.rates.hold(allCalls, time.Hour, HoldsAll)
+	p.reader.state, p.reader.refs = passListed, []batchRef{{id: 2048, calls: 1}}
+	p.chunk = &chunk{rows: []*callAttempt{{state: attemptReturned, attemptResult: attemptResult{result: Result{Outcome: Delivered}}}}, next: 1, rates: sink.rates}
+	if at := p.due(time.Now()); !at.IsZero() {
+		t.Fatalf("the chunk's end is due at %v", at)
+	}
+	if err := p.run(); err == nil {
 		t.Fatal("a transaction committed at a port that nothing listens to")
 	}
-	if o.reader.passExhausted() {
+	if p.chunk == nil || p.reader.exhausted() {
 		t.Error("the rest of the pass is forgotten: the next transaction begins the next pass")
 	}
 }

@@ -128,22 +128,31 @@ select` + batchColumns + `
 // cursor is what a lane's owner knows of its row in onlyonce.lanes.
 type cursor struct {
 	version, last int64
-	unread        bool // the pass may hold calls above last
 	// How many calls above last a previous owner may have made: their age counts from its journal.
 	mayBeCalled int
 }
 
+// passState is how much of the lane's pass has been read.
+type passState int
+
+const (
+	passUnknown passState = iota // the cursor is read first: what the database has is not known
+	passIdle                     // all of it, and the log has no calls after it
+	passOver                     // all of it, and the log may have calls after it: the next pass begins
+	passUnread                   // it may hold calls above the cursor, and none of their places is known
+	passPartly                   // up to refs, and it may hold more after them
+	passListed                   // up to refs, and it holds none after them
+)
+
 // passReader reads a lane's passes: its cursor, the places of a pass's batches, and the calls of
-// the next chunk.
+// the next chunk. Its clock is the cursor's.
 type passReader struct {
 	lane        *heldLane
+	state       passState
 	cursor      cursor
-	cursorKnown bool         // cursor is what the database has
 	versionSeen atomic.Int64 // cursor.version, for the sender
-	refs        []batchRef   // batches of the pass that are not fetched yet
-	moreRefs    bool         // the pass may hold rows after refs
-	expectMany  bool         // the next pass may hold many batches
-	newRows     bool         // there are calls after the pass, or may be
+	refs        []batchRef   // batches of the pass that are not fetched yet, in the last two states
+	firstRead   readKind     // how the next pass begins: with whole batches, unless the last one had many
 }
 
 // readKind says what is read in one round trip with a move of the cursor.
@@ -163,16 +172,25 @@ type passRead struct {
 	refs        []batchRef // with readRefList
 	fetching    []batchRef // of the pass's places, those whose batches are fetched
 	batches     []*batch
+	found       int    // with readFirstBatches: how many the pass has, up to firstBatches
 	walPosition string // empty if the relay waits for no standby
+}
+
+// due is at once if it is not known what has committed.
+func (r *passReader) due(time.Time) time.Time {
+	if r.state == passUnknown {
+		return time.Time{}
+	}
+	return never
 }
 
 // loadCursor reads the cursor, after a take-over or if it is unknown what has committed.
 func (r *passReader) loadCursor() error {
 	c := cursor{mayBeCalled: maxChunk}
-	var called, foreign bool
+	var unread, called, foreign bool
 	if err := r.lane.read(func(b *pgx.Batch) {
 		b.Queue(loadCursorSQL, r.lane.lease.ID).QueryRow(func(row pgx.Row) error {
-			return row.Scan(&c.version, &c.last, &c.unread, &called, &foreign)
+			return row.Scan(&c.version, &c.last, &unread, &called, &foreign)
 		})
 	}); err != nil {
 		return fmt.Errorf("reading the cursor of lane %d of sink %s: %w", r.lane.number, r.lane.sink.name, err)
@@ -180,12 +198,15 @@ func (r *passReader) loadCursor() error {
 	if foreign {
 		return ErrRebase
 	}
-	if !c.unread || !called {
+	r.state = passOver
+	if unread {
+		r.state = passUnread
+	}
+	if !unread || !called {
 		c.mayBeCalled = 0
 	}
-	r.cursor, r.cursorKnown = c, true
+	r.cursor, r.refs = c, nil
 	r.versionSeen.Store(c.version)
-	r.refs, r.moreRefs, r.newRows = nil, false, true
 	return nil
 }
 
@@ -196,21 +217,22 @@ func (r *passReader) moved(last int64, mayBeCalled int) {
 	r.cursor.last, r.cursor.mayBeCalled = last, mayBeCalled
 }
 
-// interrupt notes that the pass is left before its end, and has to be read anew from the cursor on.
-func (r *passReader) interrupt() {
-	r.cursor.unread, r.newRows, r.refs, r.moreRefs = true, true, nil, false
-}
-
-// passExhausted reports whether no batches follow those that were fetched.
-func (r *passReader) passExhausted() bool { return len(r.refs) == 0 && !r.moreRefs }
-
-// firstRead says how to begin reading the next pass: whole batches, unless there may be many.
-func (r *passReader) firstRead() readKind {
-	if r.expectMany {
-		return readRefList
+// leave notes that the pass is left for now: at its end, or to be read anew from the cursor on.
+func (r *passReader) leave(s passState) {
+	if r.state != passUnknown {
+		r.state, r.refs = s, nil
 	}
-	return readFirstBatches
 }
+
+// noteNewRows notes that the log has calls after the pass.
+func (r *passReader) noteNewRows() {
+	if r.state == passIdle {
+		r.state = passOver
+	}
+}
+
+// exhausted reports whether no batches follow those that were fetched.
+func (r *passReader) exhausted() bool { return r.state == passListed && len(r.refs) == 0 }
 
 // nextRead says how to read the next chunk of a pass that is not exhausted.
 func (r *passReader) nextRead() readKind {
@@ -233,7 +255,7 @@ func (r *passReader) newRead(kind readKind) *passRead {
 func (r *passReader) queueRead(b *pgx.Batch, read *passRead) {
 	switch read.kind {
 	case readFirstBatches:
-		b.Queue(firstBatchesSQL, r.lane.lease.ID, r.cursor.version+1, firstBatches).Query(collect(&read.batches, newBatchReader(true).readRow))
+		b.Queue(firstBatchesSQL, r.lane.lease.ID, r.cursor.version+1, firstBatches).Query(collect(&read.batches, newBatchReader(&read.found).readRow))
 	case readRefList:
 		r.queueRefs(b, read, r.cursor.version+1)
 	case readBatches:
@@ -249,10 +271,11 @@ func (r *passReader) received(read *passRead, newPass bool) ([]*callAttempt, err
 	case readNothing:
 		return nil, nil
 	case readFirstBatches:
-		r.receivedFirst(read.batches)
+		more := len(read.batches) < read.found || read.found == firstBatches
+		r.listed(nil, len(read.batches) == 0, more, newPass)
 		return r.callsAboveLast(read.batches), nil
 	case readRefList:
-		r.receivedRefs(read.refs, newPass)
+		r.listedRefs(read.refs, newPass)
 		if len(read.refs) == 0 {
 			return nil, nil
 		}
@@ -269,6 +292,30 @@ func (r *passReader) received(read *passRead, newPass bool) ([]*callAttempt, err
 	return r.callsAboveLast(read.batches), nil
 }
 
+// listed notes the places of batches that are to be fetched, whether the pass has none at all above
+// the cursor, and whether it may hold more after them. newPass is whether it has just begun.
+func (r *passReader) listed(refs []batchRef, none, more, newPass bool) {
+	r.refs, r.firstRead = refs, readFirstBatches
+	if more || len(refs) > firstBatches {
+		r.firstRead = readRefList
+	}
+	switch {
+	case none && newPass:
+		r.state = passIdle
+	case none:
+		r.state = passOver
+	case more:
+		r.state = passPartly
+	default:
+		r.state = passListed
+	}
+}
+
+// listedRefs is listed, after readRefList.
+func (r *passReader) listedRefs(refs []batchRef, newPass bool) {
+	r.listed(refs, len(refs) == 0, len(refs) == maxRefs, newPass)
+}
+
 // fetchMoved reads the places of the pass's batches once more, and then those of the next chunk.
 // The erasure of a call that is settled moves its batch within the segment. If the batches are not
 // the same ones at their new places, the log has lost some.
@@ -278,7 +325,7 @@ func (r *passReader) fetchMoved(read *passRead) error {
 		return r.failed(err)
 	}
 	if len(read.refs) >= len(known) && slices.EqualFunc(read.refs[:len(known)], known, func(a, b batchRef) bool { return a.id == b.id && a.calls == b.calls }) {
-		r.receivedRefs(read.refs, false)
+		r.listedRefs(read.refs, false)
 		if err := r.fetchNext(read); err != nil {
 			return err
 		}
@@ -298,7 +345,7 @@ func (r *passReader) fetchNext(read *passRead) error {
 // failed notes that the pass has to be read anew if a read has failed.
 func (r *passReader) failed(err error) error {
 	if err != nil {
-		r.interrupt()
+		r.leave(passUnread)
 	}
 	return err
 }
@@ -318,20 +365,6 @@ func (r *passReader) callsAboveLast(batches []*batch) (calls []*callAttempt) {
 		calls = append(calls, b.calls[done:]...)
 	}
 	return calls
-}
-
-// receivedFirst notes what the first batches of a pass say about the rest of it.
-func (r *passReader) receivedFirst(batches []*batch) {
-	r.moreRefs = len(batches) > 0 && (len(batches) < batches[0].found || batches[0].found == firstBatches)
-	r.expectMany = r.moreRefs
-	r.cursor.unread, r.newRows = len(batches) > 0, len(batches) > 0
-}
-
-// receivedRefs notes the places of a pass's batches. newPass is whether the pass has just begun.
-func (r *passReader) receivedRefs(refs []batchRef, newPass bool) {
-	r.refs, r.moreRefs = refs, len(refs) == maxRefs
-	r.expectMany = len(refs) > firstBatches
-	r.cursor.unread, r.newRows = len(refs) > 0, len(refs) > 0 || !newPass
 }
 
 // errRowsGone means that the log has lost a row that was not sent. Only an operator can repair
@@ -364,6 +397,6 @@ func (r *passReader) queueFetch(b *pgx.Batch, read *passRead) {
 		bySlot[ref.slot] = append(bySlot[ref.slot], ref.tid)
 	}
 	for slot, tids := range bySlot {
-		b.Queue(fetchBatchesSQL, r.lane.lease.ID, slot, tids).Query(collect(&read.batches, newBatchReader(false).readRow))
+		b.Queue(fetchBatchesSQL, r.lane.lease.ID, slot, tids).Query(collect(&read.batches, newBatchReader(nil).readRow))
 	}
 }

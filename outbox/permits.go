@@ -13,10 +13,10 @@ import (
 )
 
 // takePermitsSQL takes permits and a share of the calls that may be under way; see the function's
-// comment in the migration. In: sink; relay; number of the question; arrays of one length: whose
-// calls, how many permits, and of calls under way how many it may have until now and how many it
-// wants. Out: whose calls, granted, microseconds until there is another, share.
-const takePermitsSQL = `select calls_of, granted, wait, share from onlyonce.take_permits($1, $2, $3, $4, $5, $6, $7)`
+// comment in the migration. Those after @question are arrays of one length: whose calls, how
+// many permits, and of calls under way how many it may have until now and how many it wants. Out:
+// whose calls, granted, microseconds until there is another, share.
+var takePermitsSQL = newStatement(`select calls_of, granted, wait, share from onlyonce.take_permits(@sink, @relay, @question, @calls_of, @permits, @held, @wants)`)
 
 // leaveSharesSQL gives back what a relay may have under way, but for some calls. In: sink, relay,
 // whose.
@@ -31,6 +31,63 @@ select $1, h.calls_of, h.prefix, clock_timestamp() + h.micros * interval '1 micr
 on conflict (sink, calls_of) do update
   set held_until = case when r.held_until <= clock_timestamp() + interval '1 hour' then greatest(r.held_until, excluded.held_until) else excluded.held_until end`
 
+// configureRatesSQL writes the rates of a sink that a relay is configured with, and forgets those
+// that it is not. In: sink; arrays of one length: whose calls, the stored form of a prefix (0: it
+// is none), rates, calls under way (0: no limit). By the primary key; it locks no row that stays as
+// it is.
+const configureRatesSQL = `
+with c as materialized (select calls_of, nullif(prefix, 0) as prefix, nullif(rate, 0) as rate, nullif(in_flight, 0) as in_flight
+                          from unnest($2::text[], $3::bigint[], $4::float8[], $5::int[]) as c(calls_of, prefix, rate, in_flight)),
+gone as (update onlyonce.rates r set configured = null, configured_in_flight = null
+          where r.sink = $1 and (r.configured is not null or r.configured_in_flight is not null) and r.calls_of not in (select calls_of from c))
+insert into onlyonce.rates as r (sink, calls_of, order_prefix, configured, configured_in_flight) select $1, calls_of, prefix, rate, in_flight from c order by calls_of collate "C"
+on conflict (sink, calls_of) do update set configured = excluded.configured, configured_in_flight = excluded.configured_in_flight
+  where r.configured is distinct from excluded.configured or r.configured_in_flight is distinct from excluded.configured_in_flight`
+
+// ratesSQL reads the rates of a sink. In: sink. Out: whose calls; the stored form of a prefix
+// (null: it is none); whether a rate is set; whether it is set how many calls may be under way; for
+// how many microseconds the remote wants no calls (null: it takes them). A time more than an hour
+// ahead was written while the clock was ahead.
+const ratesSQL = `
+select r.calls_of, r.order_prefix, coalesce(r.per_second, r.configured) is not null, coalesce(r.in_flight, r.configured_in_flight) is not null,
+       case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour'
+            then (extract(epoch from r.held_until - clock_timestamp()) * 1000000)::bigint end
+  from onlyonce.rates r where r.sink = $1`
+
+// forgetRatesSQL deletes rows that limit nothing, an hour after the remote took calls again. Calls
+// that wait say whose rate it is, and are found without the row. In: sink.
+const forgetRatesSQL = `
+delete from onlyonce.rates
+ where sink = $1 and per_second is null and configured is null and in_flight is null and configured_in_flight is null and set_at is null
+   and (held_until < clock_timestamp() - interval '1 hour' or held_until > clock_timestamp() + interval '2 hours')`
+
+// waitingSQL reads for which rates calls of a sink wait, and in which lanes: a row for each pair,
+// at most 4,096. In: sink; the pair that the ones before ended with. It reads one entry of the
+// index parked_waits for each pair, however many calls wait.
+const waitingSQL = `
+with recursive w as (
+  (select p.waits_for, p.lane from onlyonce.parked p
+    where p.sink = $1 and p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null and (p.waits_for, p.lane) > ($2, $3::smallint)
+    order by p.waits_for, p.lane limit 1)
+  union all
+  select n.* from w cross join lateral (
+    select p.waits_for, p.lane from onlyonce.parked p
+     where p.sink = $1 and p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null and (p.waits_for, p.lane) > (w.waits_for, w.lane)
+     order by p.waits_for, p.lane limit 1) n)
+select waits_for, lane from w limit 4096` // maxWaiting
+
+// waitingCalls is a row of waitingSQL.
+type waitingCalls struct {
+	CallsOf string
+	Lane    int16
+}
+
+// noWaiting is before every row of waitingSQL.
+var noWaiting = waitingCalls{Lane: -1}
+
+// maxWaiting is how many rows waitingSQL returns at most.
+const maxWaiting = 4096
+
 // permitLife is how long permits that were taken may be used, by the relay's own clock. Those of a
 // relay that was stopped lapse.
 const permitLife = 500 * time.Millisecond
@@ -41,76 +98,21 @@ const (
 	permitRetryMax = time.Second
 )
 
-// permitted reports whether the next row of the chunk may be called, and takes its permit. Without
-// one it sets the row aside, and those after it that count for the same rate (O14).
-func (o *laneOwner) permitted() bool {
-	c, rates := o.chunk, o.sink.rates
-	a := c.rows[c.next]
-	if a.takePermit(rates) {
-		return true
-	}
-	wanted := map[callsOf]int{}
-	for _, next := range c.rows[c.next:min(c.next+max(2*o.sink.slots.capacity, 64), len(c.rows))] {
-		if of, waits := rates.mustWait(next); of != allCalls && !waits && rates.available(of) == 0 {
-			wanted[of]++
-		}
-	}
-	if len(wanted) > 0 {
-		q := rates.request(wanted)
-		if err := o.sink.takePermits(o.lane.ctx, &q); err != nil {
-			o.sink.emit.failed(err, 0) // it waits, as if there were none
-		}
-	}
-	if a.takePermit(rates) {
-		return true
-	}
-	rates.noteWaiting(a.rated)
-	c.setNextAside()
-	return false
-}
-
-// takePermit takes the call's permit, if it needs one, and reports whether the call may be started.
-func (a *callAttempt) takePermit(rates *relayRates) bool {
-	return a.Tenant == "" && a.orderPrefix == 0 || rates.takeFor(a)
-}
-
-// releasePermit notes that the call is under way no more.
-func (a *callAttempt) releasePermit(rates *relayRates) {
-	if a.permitted {
-		a.permitted = false
-		rates.returned(a.rated, 1)
-	}
-}
-
-// waitsForRate reports whether the sink may start no call now, however many slots are free, and
-// asks for permits.
-func (s *relaySink) waitsForRate() bool {
-	if s.rates.mayStart() {
-		return false
-	}
-	s.rates.want(allCalls)
-	return true
-}
-
-// serveRates writes what remotes have asked for, takes the permits that are wanted, and wakes the
-// lanes if more calls may be started.
-func (s *sender) serveRates(ctx context.Context) error {
+// serveRates writes what remotes have asked for, takes the permits that are wanted, and reports
+// whether more calls may be started.
+func (s *relaySink) serveRates(ctx context.Context) (regained bool, err error) {
 	if err := s.writeHolds(ctx); err != nil {
-		return err
+		return false, err
 	}
-	if q := s.rates.due(time.Now()); len(q.limits) > 0 {
+	if q := s.rates.ask(time.Now()); len(q.limits) > 0 {
 		if err := s.takePermits(ctx, &q); err != nil {
-			return err
+			return false, err
 		}
 	}
-	if !s.rates.takeRegained() {
-		return nil
+	if regained = s.rates.takeRegained(); regained {
+		signal(s.rates.freed)
 	}
-	s.slots.signalFree()
-	for lane, o := range s.held { // in random order
-		o.wake(wakeup{Lane: lane})
-	}
-	return nil
+	return regained, nil
 }
 
 // takePermits asks the database. A transaction that takes only permits does not wait for its flush:
@@ -127,7 +129,9 @@ func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) error {
 	if !q.grows() {
 		b.Queue(`set local synchronous_commit = off`)
 	}
-	b.Queue(takePermitsSQL, s.name, s.rates.relay, q.number, stored(q.limits), q.permits, q.held, q.wants).Query(collect(&grants, pgx.RowToStructByPos[permitGrant]))
+	takePermitsSQL.queue(b, pgx.NamedArgs{
+		"sink": s.name, "relay": s.rates.relay, "question": q.number, "calls_of": stored(q.limits), "permits": q.permits, "held": q.held, "wants": q.wants,
+	}).Query(collect(&grants, pgx.RowToStructByPos[permitGrant]))
 	b.Queue(`commit`)
 	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
 		return fmt.Errorf("taking permits of sink %s: %w", s.name, err)
@@ -193,49 +197,47 @@ func (r *relayRates) request(wanted map[callsOf]int) (q permitRequest) {
 	return q
 }
 
-// askAt returns when to ask for a limit, and for how many permits then; never: not at all.
-func (l *rateLimit) askAt(now time.Time, underWay int) (at time.Time, permits int, never bool) {
-	never = true
+// askAt returns when to ask for a limit, and for how many permits then.
+func (l *rateLimit) askAt(now time.Time, underWay int) (at time.Time, permits int) {
+	at = never
 	if l.limited && l.wanted > 0 {
-		at, permits, never = l.takeAt, l.wanted, false
+		at, permits = l.takeAt, l.wanted
 	}
 	if !l.bounded {
-		return at, permits, never
+		return at, permits
 	}
-	share, asks := l.dueAt(now, underWay)
-	if asks && (never || share.Before(at)) {
+	if share := l.dueAt(now, underWay); share.Before(at) {
 		if now.Before(at) {
 			permits = 0
 		}
 		at = share
 	}
-	return at, permits, never && !asks
+	return at, permits
 }
 
-// next returns when to ask the database; zero: not at all.
-func (r *relayRates) next(now time.Time) (next time.Time) {
+// due returns when to ask the database.
+func (r *relayRates) due(now time.Time) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for t, l := range r.limits {
-		if at, _, never := l.askAt(now, r.underWay[t]); !never && (next.IsZero() || at.Before(next)) {
-			if next = at; at.IsZero() {
-				return now
-			}
-		}
-	}
 	if len(r.holds) > 0 || r.regained {
-		return now
+		return time.Time{}
+	}
+	next := never
+	for of, l := range r.limits {
+		if at, _ := l.askAt(now, r.underWay[of]); at.Before(next) {
+			next = at
+		}
 	}
 	return next
 }
 
-// due returns what to ask for now.
-func (r *relayRates) due(now time.Time) (q permitRequest) {
+// ask returns what to ask for now.
+func (r *relayRates) ask(now time.Time) (q permitRequest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for t, l := range r.limits {
-		if at, permits, never := l.askAt(now, r.underWay[t]); !never && !now.Before(at) {
-			q.add(r, t, permits)
+	for of, l := range r.limits {
+		if at, permits := l.askAt(now, r.underWay[of]); !now.Before(at) {
+			q.add(r, of, permits)
 		}
 	}
 	return q
@@ -292,7 +294,7 @@ func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.
 }
 
 // writeHolds writes what remotes have asked for, so that all relays hold it.
-func (s *sender) writeHolds(ctx context.Context) error {
+func (s *relaySink) writeHolds(ctx context.Context) error {
 	s.rates.mu.Lock()
 	written := map[callsOf]time.Time{}
 	var all []string
@@ -328,8 +330,28 @@ func (s *sender) writeHolds(ctx context.Context) error {
 
 // leaveShares gives back what this relay may have under way, unless calls are: a sink may not have
 // returned them. If that fails, it ends by itself.
-func (s *sender) leaveShares(ctx context.Context) {
+func (s *relaySink) leaveShares(ctx context.Context) {
 	if has, busy := s.rates.shares(); has {
 		_, _ = s.pool.Exec(ctx, leaveSharesSQL, s.name, s.rates.relay, busy)
 	}
+}
+
+// configureRates writes the rates of RelayConfig.
+func (s *relaySink) configureRates(ctx context.Context) error {
+	all, prefixes, rates, inFlight := []string{}, []int64{}, []float64{}, []int32{}
+	for _, r := range s.cfg.Rates {
+		if r.Sink != s.name {
+			continue
+		}
+		var prefix int64
+		if r.OrderingKeyPrefix != "" {
+			prefix = codec.OrderPrefix(s.name, r.OrderingKeyPrefix)
+		}
+		all, prefixes = append(all, callsOf{tenant: r.Tenant, prefix: r.OrderingKeyPrefix}.stored()), append(prefixes, prefix)
+		rates, inFlight = append(rates, r.PerSecond), append(inFlight, int32(r.InFlight))
+	}
+	if _, err := s.pool.Exec(ctx, configureRatesSQL, s.name, all, prefixes, rates, inFlight); err != nil {
+		return fmt.Errorf("setting the rates of sink %s: %w", s.name, err)
+	}
+	return nil
 }

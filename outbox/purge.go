@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/watch"
 )
 
 // purgeSQL deletes settled calls whose retention has passed. In: sink, retention, how many, for how
@@ -31,24 +32,40 @@ delete from onlyonce.parked
           limit $3))
    and settled_at is not null`
 
-// purgeEvery is how often a sender looks for settled calls whose retention has passed.
+// purgeEvery is how often a relay looks for settled calls whose retention has passed.
 const purgeEvery = time.Minute
 
 // purgeLimit is how many rows one transaction deletes.
 const purgeLimit = 1000
 
-// purge deletes a batch of settled calls whose retention has passed.
-func (s *sender) purge(ctx context.Context) error {
+// purger is the clock that deletes a sink's settled calls whose retention has passed.
+type purger struct {
+	sink    *relaySink
+	at      time.Time
+	watched *watch.Clock
+}
+
+// due returns when it runs, if at all.
+func (p *purger) due(runs bool) time.Time {
+	if runs {
+		return p.at
+	}
+	return never
+}
+
+// purge deletes a batch of them.
+func (p *purger) purge(ctx context.Context) error {
+	s := p.sink
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	err := s.watched.Look(bounded)
+	err := p.watched.Look(bounded)
 	var tag pgconn.CommandTag
 	if err == nil {
 		tag, err = s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, purgeLimit, windowBound(s.limits.KeyWindow))
 	}
 	if guard.SQLState(err) == codeDenied {
 		s.cfg.Logger.Warn("outbox: settled calls are not deleted: this relay's role may not; see onlyonce_rotator in docs/roles.sql", "error", err)
-		s.purgeAt = time.Now().Add(24 * time.Hour)
+		p.at = time.Now().Add(24 * time.Hour)
 		return nil
 	}
 	if err != nil {
@@ -59,7 +76,7 @@ func (s *sender) purge(ctx context.Context) error {
 	}
 	deleted := tag.RowsAffected()
 	if deleted < purgeLimit {
-		s.purgeAt = time.Now().Add(purgeEvery)
+		p.at = time.Now().Add(purgeEvery)
 	}
 	if deleted > 0 {
 		s.emit.purged(deleted)

@@ -1,8 +1,8 @@
 package outbox
 
 import (
-	"context"
 	"fmt"
+	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fields"
@@ -85,67 +85,38 @@ func checkRates(l *fields.List, rates []Rate, sinks []Sink) {
 // maxRate is the largest rate, in calls a second, and the largest number of calls under way.
 const maxRate = 1e6
 
-// configureRatesSQL writes the rates of a sink that a relay is configured with, and forgets those
-// that it is not. In: sink; arrays of one length: whose calls, the stored form of a prefix (0: it
-// is none), rates, calls under way (0: no limit). By the primary key; it locks no row that stays as
-// it is.
-const configureRatesSQL = `
-with c as materialized (select calls_of, nullif(prefix, 0) as prefix, nullif(rate, 0) as rate, nullif(in_flight, 0) as in_flight
-                          from unnest($2::text[], $3::bigint[], $4::float8[], $5::int[]) as c(calls_of, prefix, rate, in_flight)),
-gone as (update onlyonce.rates r set configured = null, configured_in_flight = null
-          where r.sink = $1 and (r.configured is not null or r.configured_in_flight is not null) and r.calls_of not in (select calls_of from c))
-insert into onlyonce.rates as r (sink, calls_of, order_prefix, configured, configured_in_flight) select $1, calls_of, prefix, rate, in_flight from c order by calls_of collate "C"
-on conflict (sink, calls_of) do update set configured = excluded.configured, configured_in_flight = excluded.configured_in_flight
-  where r.configured is distinct from excluded.configured or r.configured_in_flight is distinct from excluded.configured_in_flight`
+// callsOf says whose calls a rate is for: of the sink as a whole (the zero value), of a tenant, or
+// of ordering keys with a prefix.
+type callsOf struct{ tenant, prefix string }
 
-// ratesSQL reads the rates of a sink. In: sink. Out: whose calls; the stored form of a prefix
-// (null: it is none); whether a rate is set; whether it is set how many calls may be under way; for
-// how many microseconds the remote wants no calls (null: it takes them). A time more than an hour
-// ahead was written while the clock was ahead.
-const ratesSQL = `
-select r.calls_of, r.order_prefix, coalesce(r.per_second, r.configured) is not null, coalesce(r.in_flight, r.configured_in_flight) is not null,
-       case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour'
-            then (extract(epoch from r.held_until - clock_timestamp()) * 1000000)::bigint end
-  from onlyonce.rates r where r.sink = $1`
+// allCalls are those of the sink as a whole.
+var allCalls callsOf
 
-// forgetRatesSQL deletes rows that limit nothing, an hour after the remote took calls again. Calls
-// that wait say whose rate it is, and are found without the row. In: sink.
-const forgetRatesSQL = `
-delete from onlyonce.rates
- where sink = $1 and per_second is null and configured is null and in_flight is null and configured_in_flight is null and set_at is null
-   and (held_until < clock_timestamp() - interval '1 hour' or held_until > clock_timestamp() + interval '2 hours')`
-
-// waitingSQL reads for which rates calls of a sink wait, and in which lanes: a row for each pair,
-// at most 4,096. In: sink; the pair that the ones before ended with. It reads one entry of the
-// index parked_waits for each pair, however many calls wait.
-const waitingSQL = `
-with recursive w as (
-  (select p.waits_for, p.lane from onlyonce.parked p
-    where p.sink = $1 and p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null and (p.waits_for, p.lane) > ($2, $3::smallint)
-    order by p.waits_for, p.lane limit 1)
-  union all
-  select n.* from w cross join lateral (
-    select p.waits_for, p.lane from onlyonce.parked p
-     where p.sink = $1 and p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null and (p.waits_for, p.lane) > (w.waits_for, w.lane)
-     order by p.waits_for, p.lane limit 1) n)
-select waits_for, lane from w limit 4096` // maxWaiting
-
-// configureRates writes the rates of RelayConfig.
-func (s *sender) configureRates(ctx context.Context) error {
-	all, prefixes, rates, inFlight := []string{}, []int64{}, []float64{}, []int32{}
-	for _, r := range s.cfg.Rates {
-		if r.Sink != s.name {
-			continue
-		}
-		var prefix int64
-		if r.OrderingKeyPrefix != "" {
-			prefix = codec.OrderPrefix(s.name, r.OrderingKeyPrefix)
-		}
-		all, prefixes = append(all, callsOf{tenant: r.Tenant, prefix: r.OrderingKeyPrefix}.stored()), append(prefixes, prefix)
-		rates, inFlight = append(rates, r.PerSecond), append(inFlight, int32(r.InFlight))
+// stored is onlyonce.rates.calls_of.
+func (c callsOf) stored() string {
+	switch {
+	case c.prefix != "":
+		return "key " + c.prefix
+	case c.tenant != "":
+		return "tenant " + c.tenant
 	}
-	if _, err := s.pool.Exec(ctx, configureRatesSQL, s.name, all, prefixes, rates, inFlight); err != nil {
-		return fmt.Errorf("setting the rates of sink %s: %w", s.name, err)
+	return ""
+}
+
+// parseCallsOf parses what stored returns.
+func parseCallsOf(stored string) (c callsOf) {
+	if prefix, is := strings.CutPrefix(stored, "key "); is {
+		c.prefix = prefix
+	} else {
+		c.tenant = strings.TrimPrefix(stored, "tenant ")
 	}
-	return nil
+	return c
+}
+
+// limitedCalls are those that need permits, but for the sink's. None of the arrays is nil, because
+// that would become NULL.
+type limitedCalls struct {
+	tenants    []string
+	prefixes   []int64 // as codec.OrderPrefix has them
+	ofPrefixes []string
 }

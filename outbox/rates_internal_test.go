@@ -5,17 +5,17 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
 var acme = callsOf{tenant: "acme"}
 
-// callOf returns a call of a tenant, or with an ordering key of a prefix.
-func callOf(of callsOf) *callAttempt {
-	a := &callAttempt{}
-	if a.Tenant = of.tenant; of.prefix != "" {
-		a.orderPrefix = codec.OrderPrefix("payments", of.prefix)
+// keysOf are what a call's rate is found by, of a tenant or an ordering key of a prefix.
+func keysOf(of callsOf) (tenant string, prefix int64) {
+	if of.prefix != "" {
+		prefix = codec.OrderPrefix("payments", of.prefix)
 	}
-	return a
+	return of.tenant, prefix
 }
 
 func permitsOf(of callsOf) *permitRequest {
@@ -47,7 +47,7 @@ func TestO14NewCallsDoNotOvertake(t *testing.T) {
 	r.read([]storedRate{{CallsOf: "tenant acme", Limited: true}}, now)
 	r.granted(permitsOf(acme), []permitGrant{{CallsOf: "tenant acme", Granted: 5}}, now.Add(time.Hour))
 	mustWait := func(of callsOf) bool {
-		_, must := r.mustWait(callOf(of))
+		_, must := r.mustWait(keysOf(of))
 		return must
 	}
 	if mustWait(acme) {
@@ -67,18 +67,16 @@ func TestO14WhoseRate(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
 	prefix := codec.OrderPrefix("payments", "a:")
-	a := callOf(callsOf{prefix: "a:"})
-	a.Tenant = "acme"
 	r.read([]storedRate{{CallsOf: "key a:", Prefix: &prefix}, {CallsOf: "tenant acme", Limited: true}}, time.Now())
-	if of := r.of(a); of != acme {
+	if of := r.of("acme", prefix); of != acme {
 		t.Errorf("without a rate of its prefix it counts for %+v", of)
 	}
 	r.read([]storedRate{{CallsOf: "key a:", Prefix: &prefix, Bounded: true}, {CallsOf: "tenant acme", Limited: true}}, time.Now())
-	if of := r.of(a); of != (callsOf{prefix: "a:"}) {
+	if of := r.of("acme", prefix); of != (callsOf{prefix: "a:"}) {
 		t.Errorf("it counts for %+v", of)
 	}
 	r.hold(acme, time.Minute, HoldsTenant)
-	if of := r.of(a); of != acme {
+	if of := r.of("acme", prefix); of != acme {
 		t.Errorf("while the remote wants no calls of its tenant, it counts for %+v", of)
 	}
 	for _, of := range []callsOf{allCalls, acme, {tenant: "key a:"}, {prefix: "tenant :"}} {
@@ -93,13 +91,12 @@ func TestO15CallUnderWayWhenItsPrefixGetsARate(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
 	prefix := codec.OrderPrefix("payments", "a:")
-	a := callOf(callsOf{prefix: "a:"})
-	a.Tenant = "acme"
+	a := &callAttempt{Delivery: Delivery{Tenant: "acme"}, orderPrefix: prefix}
 	if !a.takePermit(r) {
 		t.Fatal("it may not be made")
 	}
 	r.read([]storedRate{{CallsOf: "key a:", Prefix: &prefix, Bounded: true}}, time.Now())
-	if of, must := r.mustWait(a); must || of.prefix != "a:" {
+	if of, must := r.mustWait(a.Tenant, a.orderPrefix); must || of.prefix != "a:" {
 		t.Errorf("a new one waits (%t) for %+v", must, of)
 	}
 	a.releasePermit(r)
@@ -168,17 +165,17 @@ func TestO14SinkIsHeldByTwoTenants(t *testing.T) {
 func TestLaneOfAHeldSinkWithDueCallsIsIdle(t *testing.T) {
 	t.Parallel()
 	rates := newRelayRates(8, time.Hour)
-	sink := &relaySink{cfg: RelayConfig{PollInterval: time.Hour, LeaseTTL: 2 * time.Hour}, rates: rates, slots: newCallSlots(8, rates)}
-	o := &laneOwner{sink: sink, reader: &passReader{newRows: true}, promotions: &keyPromotions{swept: true}}
-	o.parked = newParkedCalls(nil, o.promotions) // some are due
-	if wait := time.Until(o.nextDue()); wait > 0 {
+	sink := &relaySink{cfg: RelayConfig{PollInterval: time.Hour, LeaseTTL: 2 * time.Hour}, rates: rates}
+	o := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0) // some parked calls are due
+	o.pass.reader.state, o.promotions.swept, o.promotions.sweepAt = passOver, true, never
+	if wait := time.Until(o.clocks.next(time.Now())); wait > 0 {
 		t.Errorf("it waits for %v, although the sink takes calls", wait)
 	}
 	rates.hold(allCalls, time.Hour, HoldsSink)
-	if sink.slots.open() {
+	if rates.open() {
 		t.Error("calls may be started")
 	}
-	if wait := time.Until(o.nextDue()); wait < 30*time.Minute {
+	if wait := time.Until(o.clocks.next(time.Now())); wait < 30*time.Minute {
 		t.Errorf("it waits for %v, with an hour between polls", wait)
 	}
 }
@@ -188,7 +185,7 @@ func bounded(n int32) *relayRates {
 	r := newRelayRates(8, time.Second)
 	r.read([]storedRate{{CallsOf: "tenant acme", Bounded: true}}, time.Now())
 	r.want(acme)
-	q := r.due(time.Now())
+	q := r.ask(time.Now())
 	r.granted(&q, []permitGrant{{CallsOf: "tenant acme", Share: &n}}, time.Now())
 	r.takeRegained() // the lanes were woken
 	return r
@@ -225,7 +222,7 @@ func TestO15ShareLapses(t *testing.T) {
 		t.Errorf("%d calls after the share has lapsed", n)
 	}
 	r.limits[acme].asked = time.Now().Add(-time.Hour)
-	if q := r.due(time.Now()); len(q.limits) != 1 || q.held[0] != 1 {
+	if q := r.ask(time.Now()); len(q.limits) != 1 || q.held[0] != 1 {
 		t.Errorf("it claims %+v, and has one under way", q)
 	}
 }
@@ -241,16 +238,16 @@ func TestO15WhatIsAskedFor(t *testing.T) {
 	l := r.limits[acme]
 	none, some := int32(0), int32(2)
 	r.want(acme)
-	q := r.due(now.Add(time.Second))
+	q := r.ask(now.Add(time.Second))
 	if len(q.permits) != 1 || q.permits[0] != 0 || q.wants[0] != 8 {
 		t.Errorf("without a place it asks %+v", q)
 	}
 	r.granted(&q, []permitGrant{{CallsOf: "tenant acme", Share: &none}}, now)
 	l.short = time.Time{}
-	if at, asks := l.dueAt(now, 0); !asks || at.After(now.Add(shareRenew)) {
-		t.Errorf("it wants nothing any more, and says so at %v, %v", at.Sub(now), asks)
+	if at := l.dueAt(now, 0); at.After(now.Add(shareRenew)) {
+		t.Errorf("it wants nothing any more, and says so at %v", at.Sub(now))
 	}
-	q = r.due(now.Add(time.Second))
+	q = r.ask(now.Add(time.Second))
 	if len(q.wants) != 1 || q.wants[0] != 0 || q.held[0] != 0 {
 		t.Errorf("it asks %+v", q)
 	}
@@ -259,7 +256,7 @@ func TestO15WhatIsAskedFor(t *testing.T) {
 	if l.wanted == 0 {
 		t.Error("it has a place, and asks for no permits")
 	}
-	q = r.due(now.Add(time.Second))
+	q = r.ask(now.Add(time.Second))
 	r.granted(&q, []permitGrant{{CallsOf: "tenant acme", Share: &some}}, now)
 	if l.takeAt.Before(now.Add(permitRetryMax)) {
 		t.Errorf("there is no rate any more, and it asks again after %v", l.takeAt.Sub(now))
@@ -272,13 +269,13 @@ func TestO15NumberIsGone(t *testing.T) {
 	r := bounded(1)
 	r.take(acme, 1)
 	r.want(acme)
-	q := r.due(time.Now().Add(shareLife))
+	q := r.ask(time.Now().Add(shareLife))
 	if len(q.limits) != 1 {
 		t.Fatalf("asks %+v", q)
 	}
 	now := time.Now()
 	r.granted(&q, nil, now)
-	if next := r.next(now); !next.After(now) {
+	if next := r.due(now); !next.After(now) {
 		t.Errorf("asks again at %v", next.Sub(now))
 	}
 }
@@ -291,7 +288,7 @@ func TestO15ShareIsGivenUpFirst(t *testing.T) {
 	l := r.limits[acme]
 	r.take(acme, 2)
 	l.short, l.asked = time.Time{}, time.Now().Add(-time.Hour)
-	q := r.due(time.Now())
+	q := r.ask(time.Now())
 	if len(q.limits) != 1 || q.held[0] != 2 || q.wants[0] != 2 || r.take(acme, 9) != 0 {
 		t.Fatalf("it claims %+v, and has two under way", q)
 	}
@@ -304,7 +301,7 @@ func TestO15ShareIsGivenUpFirst(t *testing.T) {
 		t.Errorf("%d more, beside two of a share of one; the answer to an earlier question came later", n)
 	}
 	r.returned(acme, 1)
-	if !l.owes(1) || r.next(time.Now()).After(time.Now().Add(shareSoon)) {
+	if !l.owes(1) || r.due(time.Now()).After(time.Now().Add(shareSoon)) {
 		t.Error("it does not report that a call has returned")
 	}
 }

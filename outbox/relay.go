@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/pace"
@@ -33,12 +31,6 @@ type Relay struct {
 	running atomic.Bool
 	begun   ready.Run
 }
-
-// ErrRebase is wrapped by the error of [Relay.Healthy] while a lane has halted because its cursor,
-// or rows of its log, are of another database cluster. After a restore from a dump, or a move,
-// transaction ids have no meaning, so the lane sends no calls until `onlyonce outbox rebase`. Then
-// it continues. Other lanes and sinks are not affected. SQLSTATE OO007.
-var ErrRebase = errors.New("outbox: the log is of another database cluster: run `onlyonce outbox rebase`")
 
 // NewRelay checks the configuration and returns every fault of it at once. It does not connect.
 //
@@ -71,11 +63,8 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 // Wake makes the relay look for due rows now. Call it after a transaction with calls has committed,
 // in the same process. Without it the next poll finds them. It never blocks.
 func (r *Relay) Wake() {
-	for _, w := range r.senders {
-		select {
-		case w.wake <- struct{}{}:
-		default: // a wake-up is waiting already
-		}
+	for _, s := range r.senders {
+		signal(s.wake)
 	}
 }
 
@@ -97,16 +86,13 @@ func (r *Relay) Run(ctx context.Context) error {
 	for _, w := range warnings {
 		r.cfg.Logger.Warn("onlyonce: " + w)
 	}
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
-		return fmt.Errorf("outbox: %w", err)
+	if err == nil {
+		err = checkStandbys(asking, r.pool, &r.cfg)
 	}
-	if err := r.checkStandbys(asking); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("outbox: %w", err)
 	}
 	run, stop := context.WithCancel(ctx)
@@ -118,10 +104,10 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	errs := make([]error, len(r.senders))
 	var wg sync.WaitGroup
-	for i, w := range r.senders {
+	for i, s := range r.senders {
 		wg.Go(func() {
-			if errs[i] = w.run(run); errs[i] != nil {
-				errs[i] = fmt.Errorf("outbox: sink %s: %w", w.name, errs[i])
+			if errs[i] = s.run(run); errs[i] != nil {
+				errs[i] = fmt.Errorf("outbox: sink %s: %w", s.name, errs[i])
 				stop() // the other sinks stop in order, so that the fault is seen
 			}
 		})
@@ -131,7 +117,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	side.Go(func() { r.rotateSegments(run) })
 	side.Go(func() { inbox.Rotate(run, r.pool.Raw(), r.cfg.Logger) })
 	if r.cfg.Listen {
-		side.Go(func() { r.listenForWakeups(run) })
+		side.Go(func() { listenForWakeups(run, r.pool, r.senders[0].newBackoff(), r.cfg.Logger, r.Wake) })
 	}
 	var began time.Time
 	side.Go(func() {
@@ -195,12 +181,4 @@ func (r *Relay) reportSegment(o ring.StepResult) {
 	case ring.Needed, ring.Full:
 		r.cfg.Logger.Warn("outbox: the log grows, because its oldest segment cannot be emptied", "slot", o.Slot, "why", o.Why)
 	}
-}
-
-// needsOperator reports whether err means that our statements do not fit the schema or our rights
-// (SQLSTATE class 42, and 3F for a missing schema). All other errors may pass, for example if the
-// server restarts, fails over, is out of memory or cannot be reached.
-func needsOperator(err error) bool {
-	code := guard.SQLState(err)
-	return strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3F")
 }

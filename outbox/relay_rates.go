@@ -8,6 +8,10 @@ import (
 	"github.com/google/uuid"
 )
 
+// maxRetryAfter bounds how long a remote may make a call wait. Without it a wrong unit in a header,
+// for example milliseconds, could put a call off for days.
+const maxRetryAfter = time.Hour
+
 // rateLimit is what a relay knows of the rate of a sink, of a tenant of it, or of a prefix.
 type rateLimit struct {
 	limited   bool  // a rate is set
@@ -46,13 +50,16 @@ func (l *rateLimit) available(now time.Time, underWay int) int {
 	return n
 }
 
-// relayRates is what a relay knows of the rates of a sink. Its permits are of the buckets in the
-// database, which all relays share (O14). It is safe for concurrent use.
+// relayRates decides when a relay may start calls of a sink, in all of its lanes. It bounds how many
+// are under way at once: to RelayConfig.Concurrency, to one while the remote may be down, and to no
+// new ones while an operator has paused the sink. Its permits are of the buckets in the database,
+// which all relays share (O14). It is safe for concurrent use.
 type relayRates struct {
-	capacity int           // RelayConfig.Concurrency
+	capacity int           // RelayConfig.Concurrency: how many slots there are
 	shortFor time.Duration // for how long more is wanted than there is, once it was
 	relay    uuid.UUID     // names this relay among those that share what may be under way
 	mu       sync.Mutex
+	paused   bool // by an operator
 	// underWay counts the calls of tenants and limited prefixes that were permitted and have not
 	// returned, and of allCalls the slots that are taken.
 	underWay  map[callsOf]int
@@ -63,29 +70,103 @@ type relayRates struct {
 	waiting   map[callsOf]bool      // whose calls wait, in any lane of the sink
 	holds     map[callsOf]time.Time // that are not written yet
 	firstHold tenantHold            // the longest by HoldsSink since it answered for good; a second tenant's holds the sink
-	probes    bool                  // see probing
-	needed    chan struct{}         // holds a token when the sender has something to do
+	// probes means that one call at a time finds out whether the remote takes calls: since it wanted
+	// none, and until it has answered one for good.
+	probes bool
+	needed chan struct{} // holds a token when the sender has something to do
+	// freed holds a token while a slot may be free. A goroutine that wants a slot waits for the
+	// token, and takes what is free. While fewer than capacity are taken, there is a token, or a
+	// goroutine that has received it is about to take.
+	freed chan struct{}
 }
 
 func newRelayRates(capacity int, poll time.Duration) *relayRates {
-	return &relayRates{
+	r := &relayRates{
 		capacity: capacity, shortFor: 3 * max(time.Second, poll), relay: uuid.New(),
 		underWay: map[callsOf]int{}, limits: map[callsOf]*rateLimit{}, waiting: map[callsOf]bool{}, holds: map[callsOf]time.Time{},
-		needed: make(chan struct{}, 1),
+		needed: make(chan struct{}, 1), freed: make(chan struct{}, 1),
+	}
+	signal(r.freed)
+	return r
+}
+
+// signal puts a token into a channel that holds one.
+func signal(token chan struct{}) {
+	select {
+	case token <- struct{}{}:
+	default:
 	}
 }
 
-func (r *relayRates) signal() {
-	select {
-	case r.needed <- struct{}{}:
-	default:
+// setPaused notes whether an operator has paused the sink, and reports whether that is new.
+func (r *relayRates) setPaused(paused bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was := r.paused
+	r.paused = paused
+	return was != paused
+}
+
+// open reports whether calls may be started now: neither an operator nor the remote holds them, and
+// none is under way that finds out whether the remote is back. It does not say whether there is a
+// free slot.
+func (r *relayRates) open() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.paused && !r.lockedHeld(allCalls) && (!r.probes || r.underWay[allCalls] == 0)
+}
+
+// slots is how many calls may be under way now. The caller has the lock.
+func (r *relayRates) slots() int {
+	if r.probes {
+		return 1
 	}
+	return r.capacity
+}
+
+// acquire takes up to n slots for calls that are about to begin, with their permits, and returns how
+// many it has got. Those that begin no call go to giveBack, the others to returned.
+func (r *relayRates) acquire(n int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.paused {
+		return 0
+	}
+	wanted := max(min(n, r.slots()-r.underWay[allCalls]), 0)
+	n = r.lockedTake(allCalls, wanted)
+	if n < wanted {
+		r.lockedWant(allCalls)
+	}
+	if r.capacity > r.underWay[allCalls] && r.lockedAvailable(allCalls) > 0 {
+		signal(r.freed)
+	}
+	return n
+}
+
+// keep reports whether a call may follow another one in its slot, while free other slots are about
+// to be released, and takes its permit.
+func (r *relayRates) keep(free int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	taken := r.underWay[allCalls] - free
+	l := r.limits[allCalls]
+	switch {
+	case r.paused || taken > r.slots():
+		return false
+	case l == nil:
+		return true
+	case l.available(time.Now(), taken-1) == 0:
+		return false
+	case l.limited:
+		l.permits--
+	}
+	return true
 }
 
 // regain notes that more calls may be started. The caller has the lock.
 func (r *relayRates) regain() {
 	r.regained = true
-	r.signal()
+	signal(r.needed)
 }
 
 // takeRegained reports whether more calls may be started since it was asked last.
@@ -97,23 +178,23 @@ func (r *relayRates) takeRegained() bool {
 	return regained
 }
 
-// of returns whose rate a call counts for, besides its sink's: its ordering key's prefix if that
-// has a rate, or else its tenant; its tenant in any case while the remote wants no calls of it. It
-// is allCalls if the call counts for no other.
-func (r *relayRates) of(a *callAttempt) callsOf {
+// of returns whose rate a call of a tenant and an ordering key's prefix (0: none) counts for, besides
+// its sink's: the prefix's if that has a rate, or else the tenant's; the tenant's in any case while
+// the remote wants no calls of it. It is allCalls if the call counts for no other.
+func (r *relayRates) of(tenant string, prefix int64) callsOf {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.lockedOf(a)
+	return r.lockedOf(tenant, prefix)
 }
 
 // lockedOf is of under the lock.
-func (r *relayRates) lockedOf(a *callAttempt) callsOf {
-	tenant := callsOf{tenant: a.Tenant}
-	if a.orderPrefix == 0 {
+func (r *relayRates) lockedOf(name string, prefix int64) callsOf {
+	tenant := callsOf{tenant: name}
+	if prefix == 0 {
 		return tenant
 	}
-	of, is := r.prefixes[a.orderPrefix]
-	if l := r.limits[tenant]; !is || tenant != allCalls && l != nil && time.Now().Before(l.heldUntil) {
+	of, is := r.prefixes[prefix]
+	if !is || tenant != allCalls && r.lockedHeld(tenant) {
 		return tenant
 	}
 	return of
@@ -123,18 +204,27 @@ func (r *relayRates) lockedOf(a *callAttempt) callsOf {
 func (r *relayRates) available(of callsOf) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.lockedAvailable(of)
+}
+
+// lockedAvailable is available under the lock.
+func (r *relayRates) lockedAvailable(of callsOf) int {
 	if l := r.limits[of]; l != nil {
 		return l.available(time.Now(), r.underWay[of])
 	}
 	return math.MaxInt
 }
 
-// mayStart reports whether the sink may start calls once one of those that are under way returns.
-func (r *relayRates) mayStart() bool {
+// waitsForRate reports whether the sink may start no call now, however many slots are free, and asks
+// for permits then.
+func (r *relayRates) waitsForRate() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.limits[allCalls]
-	return l == nil || l.available(time.Now(), 0) > 0
+	if l := r.limits[allCalls]; l == nil || l.available(time.Now(), 0) > 0 {
+		return false
+	}
+	r.lockedWant(allCalls)
+	return true
 }
 
 // take takes up to n permits, and returns how many calls may be started: n if there is no rate.
@@ -158,61 +248,34 @@ func (r *relayRates) lockedTake(of callsOf, n int) int {
 	return n
 }
 
-// takeFor takes a permit for a call, if it needs one, and reports whether it may be started. The
-// call notes whose rate it counts for.
-func (r *relayRates) takeFor(a *callAttempt) bool {
+// takeFor takes a permit for a call, and returns whose it is (allCalls: it needs none) and whether
+// there was one.
+func (r *relayRates) takeFor(tenant string, prefix int64) (of callsOf, permitted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if a.rated = r.lockedOf(a); a.rated == allCalls {
-		return true
+	if of = r.lockedOf(tenant, prefix); of == allCalls {
+		return of, false
 	}
-	a.permitted = r.lockedTake(a.rated, 1) == 1
-	return a.permitted
+	return of, r.lockedTake(of, 1) == 1
 }
 
-// follow takes a permit of the sink for a call that takes the place of one that has returned, while
-// free other places are about to be given up.
-func (r *relayRates) follow(free int) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	l := r.limits[allCalls]
-	if l == nil {
-		return true
-	}
-	if l.available(time.Now(), r.underWay[allCalls]-free-1) == 0 {
-		return false
-	}
-	if l.limited {
-		l.permits--
-	}
-	return true
-}
-
-// refund returns the permit of a call of the sink whose place stays taken.
-func (r *relayRates) refund() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if l := r.limits[allCalls]; l != nil && l.limited {
-		l.permits++
-	}
-}
-
-// giveBack returns permits that were not used.
-func (r *relayRates) giveBack(of callsOf, n int) {
+// refund returns permits of calls whose place stays taken.
+func (r *relayRates) refund(of callsOf, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if l := r.limits[of]; l != nil && l.limited {
 		l.permits += n
 	}
-	r.count(of, -n)
+}
+
+// giveBack returns permits that were not used.
+func (r *relayRates) giveBack(of callsOf, n int) {
+	r.refund(of, n)
+	r.returned(of, n)
 }
 
 // started notes that a call is under way that needed no permit.
-func (r *relayRates) started(of callsOf) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.count(of, 1)
-}
+func (r *relayRates) started(of callsOf) { r.returned(of, -1) }
 
 // returned notes that calls that were permitted are under way no more.
 func (r *relayRates) returned(of callsOf, n int) {
@@ -232,6 +295,9 @@ func (r *relayRates) count(of callsOf, n int) {
 	} else {
 		r.underWay[of] = now
 	}
+	if of == allCalls && n < 0 {
+		signal(r.freed)
+	}
 	l := r.limits[of]
 	if l == nil || !l.bounded {
 		return
@@ -240,7 +306,7 @@ func (r *relayRates) count(of callsOf, n int) {
 		return
 	}
 	if l.owes(now) {
-		r.signal() // others wait for what is given up
+		signal(r.needed) // others wait for what is given up
 	}
 	if r.waiting[of] && l.may(time.Now()) > now {
 		r.regain()
@@ -252,16 +318,21 @@ func (r *relayRates) count(of callsOf, n int) {
 func (r *relayRates) want(of callsOf) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.lockedWant(of)
+}
+
+// lockedWant is want under the lock.
+func (r *relayRates) lockedWant(of callsOf) {
 	l, now := r.limits[of], time.Now()
 	if l == nil || now.Before(l.heldUntil) {
 		return
 	}
 	if l.limited && l.permitted(now) == 0 && r.hasPlace(of, l, now) {
 		l.wanted = 4 * r.capacity
-		r.signal()
+		signal(r.needed)
 	}
 	if l.bounded && l.may(now) <= r.underWay[of] && l.wantMore(now, r.shortFor) {
-		r.signal()
+		signal(r.needed)
 	}
 }
 
@@ -280,18 +351,23 @@ func (r *relayRates) hasPlace(of callsOf, l *rateLimit, now time.Time) bool {
 func (r *relayRates) held(of callsOf) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.lockedHeld(of)
+}
+
+// lockedHeld is held under the lock.
+func (r *relayRates) lockedHeld(of callsOf) bool {
 	l := r.limits[of]
 	return l != nil && time.Now().Before(l.heldUntil)
 }
 
 // mustWait reports whether a new call is set aside at once, and whose rate it waits for then: if
 // others that count for that wait already, or if the remote wants none.
-func (r *relayRates) mustWait(a *callAttempt) (of callsOf, must bool) {
+func (r *relayRates) mustWait(tenant string, prefix int64) (of callsOf, must bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	of = r.lockedOf(a)
+	of = r.lockedOf(tenant, prefix)
 	l := r.limits[of]
-	return of, of != allCalls && l != nil && (time.Now().Before(l.heldUntil) || l.needed() && r.waiting[of])
+	return of, of != allCalls && l != nil && (r.lockedHeld(of) || l.needed() && r.waiting[of])
 }
 
 // noteWaiting notes that new calls are to wait.
@@ -349,14 +425,10 @@ func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds) {
 
 // lockedHold is hold of one kind of calls, under the lock.
 func (r *relayRates) lockedHold(of callsOf, until time.Time) {
-	l := r.limits[of]
-	if l == nil {
-		l = &rateLimit{}
-		r.limits[of] = l
-	}
+	l := limitOf(r.limits, of)
 	if until.After(l.heldUntil) {
 		l.heldUntil, r.holds[of] = until, until
-		r.signal()
+		signal(r.needed)
 	}
 }
 
@@ -368,14 +440,6 @@ func (r *relayRates) noteAnswered() {
 		r.firstHold, r.probes = tenantHold{}, false
 		r.regain()
 	}
-}
-
-// probing reports whether one call at a time finds out whether the remote takes calls: since it
-// wanted none, and until it has answered one for good.
-func (r *relayRates) probing() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.probes
 }
 
 // tenantHold is for how long HoldsSink holds a tenant.
@@ -393,28 +457,24 @@ type storedRate struct {
 	Held    *int64
 }
 
-// prefixesOf returns the prefixes whose calls need permits.
-func prefixesOf(stored []storedRate) map[int64]callsOf {
-	prefixes := map[int64]callsOf{}
-	for _, s := range stored {
-		if s.Prefix != nil && (s.Limited || s.Bounded) {
-			prefixes[*s.Prefix] = parseCallsOf(s.CallsOf)
-		}
+// limitOf returns one of limits, which it makes if there is none.
+func limitOf(limits map[callsOf]*rateLimit, of callsOf) *rateLimit {
+	l := limits[of]
+	if l == nil {
+		l = &rateLimit{}
+		limits[of] = l
 	}
-	return prefixes
+	return l
 }
 
 // read takes in the rates that the database has. asked is when it was asked.
 func (r *relayRates) read(stored []storedRate, asked time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	limits := map[callsOf]*rateLimit{}
+	limits, prefixes := map[callsOf]*rateLimit{}, map[int64]callsOf{}
 	for _, s := range stored {
 		of := parseCallsOf(s.CallsOf)
-		l := r.limits[of]
-		if l == nil {
-			l = &rateLimit{}
-		}
+		l := limitOf(r.limits, of)
 		if !s.Bounded {
 			l.share = share{}
 		}
@@ -425,17 +485,16 @@ func (r *relayRates) read(stored []storedRate, asked time.Time) {
 		limits[of] = l
 		if s.Prefix != nil {
 			l.prefix = *s.Prefix
+			if l.needed() {
+				prefixes[l.prefix] = of
+			}
 		}
 	}
 	for of, until := range r.holds { // not written yet
-		l := limits[of]
-		if l == nil {
-			l = &rateLimit{}
-			limits[of] = l
-		}
-		l.heldUntil = until
+		limitOf(limits, of).heldUntil = until
 	}
-	r.limits, r.prefixes = limits, prefixesOf(stored)
+	r.limits, r.prefixes = limits, prefixes
+	signal(r.freed) // a rate may be gone
 }
 
 // shares reports whether the relay has asked for shares, and returns whose calls are under way, as

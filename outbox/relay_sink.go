@@ -2,19 +2,22 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // relaySink is what the sender of a sink shares with the sink's lanes. It does not change while the
-// relay runs, but for what is in slots and rates.
+// relay runs, but for rates and halts.
 type relaySink struct {
 	cfg         RelayConfig
 	pool        *primary.Pool
@@ -25,11 +28,16 @@ type relaySink struct {
 	dbTimeout   time.Duration // bounds each statement and each COMMIT
 	returnGrace time.Duration
 	emit        emitter
-	slots       *callSlots
 	rates       *relayRates
 	completing  chan struct{} // completions under way, of all sinks
 	halts       halts
 }
+
+// ErrRebase is wrapped by the error of [Relay.Healthy] while a lane has halted because its cursor,
+// or rows of its log, are of another database cluster. After a restore from a dump, or a move,
+// transaction ids have no meaning, so the lane sends no calls until `onlyonce outbox rebase`. Then
+// it continues. Other lanes and sinks are not affected. SQLSTATE OO007.
+var ErrRebase = errors.New("outbox: the log is of another database cluster: run `onlyonce outbox rebase`")
 
 // halts holds why lanes that this relay holds stand still until an operator has decided.
 type halts struct {
@@ -78,14 +86,12 @@ const sinkReturnGrace = 5 * time.Second
 
 func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
 	b, _ := s.(Batcher)
-	rates := newRelayRates(cfg.Concurrency, cfg.PollInterval)
 	return &relaySink{
 		cfg: cfg, pool: pool, sink: s, batcher: b, name: s.Name(), limits: s.Limits(),
 		dbTimeout:   cfg.LeaseTTL / 3,
 		returnGrace: sinkReturnGrace,
 		emit:        emitter{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
-		slots:       newCallSlots(cfg.Concurrency, rates),
-		rates:       rates,
+		rates:       newRelayRates(cfg.Concurrency, cfg.PollInterval),
 	}
 }
 
@@ -101,4 +107,24 @@ func (s *relaySink) newBackoff() *backoff.ExponentialBackOff {
 		backoff.WithInitialInterval(s.cfg.LeaseTTL/100),
 		backoff.WithMaxInterval(s.cfg.LeaseTTL/10),
 		backoff.WithMaxElapsedTime(0))
+}
+
+// takesCalls reports whether calls may be started, in a free slot.
+func (s *relaySink) takesCalls() bool { return s.rates.open() && !s.rates.waitsForRate() }
+
+// whenOpen returns when work that is due at a time may begin: not before the next poll if it is due
+// and the sink takes no calls. If it takes calls before, the sender wakes the lanes.
+func (s *relaySink) whenOpen(now, at time.Time) time.Time {
+	if now.Before(at) || s.takesCalls() {
+		return at
+	}
+	return now.Add(s.cfg.PollInterval)
+}
+
+// needsOperator reports whether err means that our statements do not fit the schema or our rights
+// (SQLSTATE class 42, and 3F for a missing schema). All other errors may pass, for example if the
+// server restarts, fails over, is out of memory or cannot be reached.
+func needsOperator(err error) bool {
+	code := guard.SQLState(err)
+	return strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3F")
 }

@@ -44,20 +44,22 @@ func (s *share) wantMore(now time.Time, shortFor time.Duration) (fresh bool) {
 	return fresh
 }
 
-// dueAt returns when to ask the database, if at all.
-func (s *share) dueAt(now time.Time, underWay int) (at time.Time, asks bool) {
+// dueAt returns when to ask the database.
+func (s *share) dueAt(now time.Time, underWay int) time.Time {
 	short := now.Before(s.short)
 	switch {
+	case s.asked.IsZero() && (short || underWay > 0):
+		return time.Time{}
 	case s.asked.IsZero():
-		return time.Time{}, short || underWay > 0
+		return never
 	case s.soon, s.owes(underWay):
-		return s.asked.Add(shareSoon), true
-	case short && s.n == 0, s.n > 0 && underWay == 0:
-		return s.asked.Add(shareRetry), true
-	case !short && s.n == 0 && underWay == 0:
-		return s.asked.Add(shareRetry), s.wanted > 0 // the database keeps a place for it
+		return s.asked.Add(shareSoon)
+	case !short && s.n == 0 && underWay == 0 && s.wanted == 0: // else the database keeps a place for it
+		return never
+	case underWay == 0, short && s.n == 0:
+		return s.asked.Add(shareRetry)
 	}
-	return s.asked.Add(shareRenew), true
+	return s.asked.Add(shareRenew)
 }
 
 // owes reports whether the database counts calls that have returned, and others wait for them.

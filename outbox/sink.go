@@ -7,6 +7,8 @@ import (
 	"math"
 	"net/http"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
 // Sink sends calls to one remote. Packages httpsink and kafkasink have one each. A sink makes
@@ -70,6 +72,14 @@ func (l Limits) startWindow() time.Duration {
 		return Forever
 	}
 	return l.KeyWindow - min(l.KeyWindow/100, time.Minute) - l.Timeout
+}
+
+// windowBound is null for [Forever].
+func windowBound(window time.Duration) *time.Duration {
+	if window == Forever {
+		return nil
+	}
+	return &window
 }
 
 // Delivery is one attempt at one call, as the relay gives it to a sink. All but Attempt is the same
@@ -166,6 +176,21 @@ type Result struct {
 	// HoldsCall, the attempt is not counted. After HoldsSink and HoldsAll the relay makes one call
 	// at a time, until one is delivered or rejected. Defaults to HoldsCall.
 	Holds Holds
+}
+
+// Response is a remote's answer to a call that asked for it (Call.Capture).
+type Response struct {
+	Status int
+	// Header holds those headers of the answer that the sink keeps.
+	Header http.Header
+	// Body is at most 64 KiB.
+	Body []byte
+}
+
+// headerLines returns the header as a row keeps it.
+func (r *Response) headerLines() string {
+	names, values, _ := frozen.Headers(r.Header)
+	return frozen.Lines(names, values)
 }
 
 // Holds selects the calls that wait because a remote asked for it.

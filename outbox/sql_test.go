@@ -42,13 +42,13 @@ var hot = map[string]struct {
 	"first batches": {`%lane, 0, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"collect":       {`%lane, 0, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"fetch":         {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
-	"park": {`'payments', 0, '{1}', '{700}', '{1}', '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{t}', '{null}', '{null}', '{null}', false, '{f}'`,
+	"park": {`'{1}', '{700}', '{1}', '{1}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', false, 'payments', 0`,
 		[]string{"batches_%d_sink_lane_xid_id_idx"}},
-	"pick":      {`'payments', 0, '{}', 8, '23 hours', '30 seconds', true, '{}', '{}', '{tenant acme,key a:}', '{2,1}', '{acme}', '{17}'`, []string{"parked_calls_due", "parked_pkey", "parked_waits"}},
-	"set aside": {`'payments', 0, '{}', '{acme}', '{}', '{17}', '{key a:}'`, []string{"parked_calls_due", "parked_pkey"}},
+	"pick":      {`'payments', 0, '23 hours', '30 seconds', '{acme}', '{17}', 8, '{}', '{}', '{}', true, '{tenant acme,key a:}', '{2,1}'`, []string{"parked_calls_due", "parked_pkey", "parked_waits"}},
+	"set aside": {`'{17}', '{key a:}', 'payments', 0, '{acme}', '{}', '{}'`, []string{"parked_calls_due", "parked_pkey"}},
 	"waiting":   {`'payments', '', -1`, []string{"parked_waits"}},
-	"next":      {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},
-	"settle":    {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false, '{false,true}', '{1,1}', '{false,false}', array[gen_random_uuid(), gen_random_uuid()], '{"",key a:}'`, []string{"parked_key"}},
+	"next":      {`'payments', 0, '{}', '{}', '{}', true`, []string{"parked_calls_due"}},
+	"settle":    {`false, '{1,3}', '{1,2}', array[gen_random_uuid(), gen_random_uuid()], '{1,1}', '{false,true}', '{false,false}', '{false,false}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{null,null}', '{null,null}', '{null,null}', '{"",key a:}'`, []string{"parked_key"}},
 	"purge":     {`'payments', '7 days', 1000, '1 day'`, []string{"parked_settled", "parked_pkey"}},
 }
 

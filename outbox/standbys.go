@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // replicasSQL reads which standbys stream from this server, and whether this role may see how far
@@ -26,22 +28,22 @@ select count(distinct application_name), substr(pg_walfile_name(pg_current_wal_i
 
 // checkStandbys returns an error if the relay would wait for ever, and warns of standbys that it
 // does not wait for (O9).
-func (r *Relay) checkStandbys(ctx context.Context) error {
+func checkStandbys(ctx context.Context, pool *primary.Pool, cfg *RelayConfig) error {
 	var names []string
 	var sees bool
-	if err := r.pool.QueryRow(ctx, replicasSQL).Scan(&names, &sees); err != nil {
+	if err := pool.QueryRow(ctx, replicasSQL).Scan(&names, &sees); err != nil {
 		return fmt.Errorf("reading which standbys stream: %w", err)
 	}
 	switch {
-	case len(r.cfg.WaitFor) == 0 && len(names) > 0:
-		r.cfg.Logger.Warn("outbox: the server has standbys, and calls go out without waiting for them: a failover may leave calls for work that was undone; see RelayConfig.WaitFor",
+	case len(cfg.WaitFor) == 0 && len(names) > 0:
+		cfg.Logger.Warn("outbox: the server has standbys, and calls go out without waiting for them: a failover may leave calls for work that was undone; see RelayConfig.WaitFor",
 			"standbys", len(names))
-	case len(r.cfg.WaitFor) > 0 && !sees:
+	case len(cfg.WaitFor) > 0 && !sees:
 		return fmt.Errorf("RelayConfig.WaitFor: the relay's role may not see how far standbys have flushed: grant it pg_monitor")
 	}
-	for _, want := range r.cfg.WaitFor {
+	for _, want := range cfg.WaitFor {
 		if !slices.Contains(names, want) {
-			r.cfg.Logger.Warn("outbox: a standby of RelayConfig.WaitFor does not stream: no call is sent until it does", "application_name", want)
+			cfg.Logger.Warn("outbox: a standby of RelayConfig.WaitFor does not stream: no call is sent until it does", "application_name", want)
 		}
 	}
 	return nil

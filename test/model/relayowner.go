@@ -165,7 +165,7 @@ func (s *relayState) parkAll(g *relayScope, m *relayMove) {
 	}
 }
 
-// chunkEnds is (*laneOwner).chunkCommitted: calls that are under way are settled in their parked
+// chunkEnds is (*lanePass).chunkCommitted: calls that are under way are settled in their parked
 // rows, and keys with a call that was parked behind another are looked at again.
 func (s *relayState) chunkEnds(g *relayScope, i int) {
 	o := &s.owners[i]
