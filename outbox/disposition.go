@@ -3,11 +3,10 @@ package outbox
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"time"
 	"unicode/utf8"
-
-	"github.com/cenkalti/backoff/v4"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
@@ -109,18 +108,14 @@ func (s *relaySink) retryWait(a *callAttempt) time.Duration {
 	return s.retryDelay(a.Attempt, a.result.RetryAfter)
 }
 
-// retryDelay is how long a call waits after its attempt number n.
+// retryDelay is how long a call waits after its attempt number n: about RelayConfig.Backoff.Min,
+// doubled each time up to Max, or what the remote asks for if that is more.
 func (s *relaySink) retryDelay(attempt int, after time.Duration) time.Duration {
-	b := backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(s.cfg.Backoff.Min),
-		backoff.WithMaxInterval(s.cfg.Backoff.Max),
-		backoff.WithMultiplier(2),
-		backoff.WithMaxElapsedTime(0))
-	d := b.NextBackOff()
+	d := s.cfg.Backoff.Min
 	for range min(attempt, 64) - 1 { // 64 doublings pass any maximum
-		d = b.NextBackOff()
+		d = min(2*d, s.cfg.Backoff.Max)
 	}
-	return max(d, min(after, maxRetryAfter))
+	return max(d/2+rand.N(d), min(after, maxRetryAfter))
 }
 
 // maxReason is the length in bytes of an error that a row keeps.

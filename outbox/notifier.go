@@ -8,6 +8,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
@@ -63,12 +64,7 @@ func listenForWakeups(ctx context.Context, pool *primary.Pool, pause *backoff.Ex
 		}
 		d := pause.NextBackOff()
 		log.Warn("outbox: not listening for notifications; calls are found by polling", "error", err, "wait", d)
-		t := time.NewTimer(d)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-		}
+		pace.Sleep(ctx, d)
 	}
 }
 

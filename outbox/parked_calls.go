@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/internal/parked"
@@ -57,7 +56,7 @@ func (p *parkedCalls) pickAt(now time.Time) time.Time {
 		return never
 	}
 	at := p.dueAt
-	if !p.needSlot && p.releasable() {
+	if !p.needSlot && p.lane.mayStartCalls() && p.releasable() {
 		at = time.Time{}
 	}
 	return p.lane.sink.whenOpen(now, at)
@@ -86,14 +85,10 @@ func (p *parkedCalls) keysUnderWay() []uuid.UUID {
 
 // parkedTurn is one transaction that settles and picks parked calls, and what it has read.
 type parkedTurn struct {
-	settle []*callAttempt
-	slots  int // how many calls it may pick
-	// Calls that are not to be picked, because they are under way: ids of parked rows and of rows
-	// in the log, and ordering keys of both.
-	picked, late []int64
-	keys         []pgtype.UUID
-	limited      limitedCalls    // that have a rate now
-	permits      map[callsOf]int // of calls that wait
+	settle  []*callAttempt
+	slots   int             // how many calls it may pick
+	limited limitedCalls    // that have a rate now
+	permits map[callsOf]int // of calls that wait
 
 	startedAt   time.Time // the database measures ages after this moment
 	found       []*callAttempt
@@ -116,11 +111,7 @@ func (p *parkedCalls) turn(pick bool, slots int) error {
 		return nil
 	}
 	p.needSlot = p.needSlot && slots == 0
-	t := &parkedTurn{
-		settle: p.returned, slots: slots,
-		picked: callIDs(p.picked), late: callIDs(p.late), keys: pgUUIDs(p.keysUnderWay()),
-		startedAt: time.Now(),
-	}
+	t := &parkedTurn{settle: p.returned, slots: slots, startedAt: time.Now()}
 	if slots > 0 {
 		t.limited, t.permits = sink.rates.limited(), p.takePermits(slots)
 	}
@@ -170,28 +161,24 @@ func (p *parkedCalls) settled(a *callAttempt) {
 // commit runs the transaction.
 func (p *parkedCalls) commit(t *parkedTurn) error {
 	sink, l := p.lane.sink, t.limited
-	reconciles := sink.cfg.Reconcile != nil
+	waiting, permits := columnsOf(t.permits)
+	args := pgx.NamedArgs{
+		"sink": sink.name, "lane": p.lane.number, "slots": t.slots, "reconciles": sink.cfg.Reconcile != nil,
+		"picked": callIDs(p.picked), "late": callIDs(p.late), "keys": pgUUIDs(p.keysUnderWay()),
+		"start_window": windowBound(sink.limits.startWindow()), "lease_ttl": sink.cfg.LeaseTTL,
+		"waiting": waiting, "permits": permits, "tenants": l.tenants, "prefixes": l.prefixes, "prefixes_calls_of": l.ofPrefixes,
+	}
 	return p.lane.fenced(func(b *pgx.Batch) {
 		queueSettlements(b, sink, t.settle)
-		if t.slots == 0 {
-			return
+		if t.slots > 0 && len(l.tenants)+len(l.prefixes) > 0 {
+			setAsideSQL.queue(b, args).Exec(ignoreTag)
 		}
-		if len(l.tenants)+len(l.prefixes) > 0 {
-			setAsideSQL.queue(b, pgx.NamedArgs{
-				"sink": sink.name, "lane": p.lane.number, "picked": t.picked, "late": t.late, "tenants": l.tenants, "prefixes": l.prefixes, "prefixes_calls_of": l.ofPrefixes,
-			}).Exec(ignoreTag)
+		if t.slots > 0 {
+			pickSQL.queue(b, args).Query(collect(&t.found, sink.scanParked))
 		}
-		waiting, permits := columnsOf(t.permits)
-		pickSQL.queue(b, pgx.NamedArgs{
-			"sink": sink.name, "lane": p.lane.number, "picked": t.picked, "late": t.late, "keys": t.keys, "slots": t.slots, "reconciles": reconciles,
-			"start_window": windowBound(sink.limits.startWindow()), "lease_ttl": sink.cfg.LeaseTTL,
-			"waiting": waiting, "permits": permits, "tenants": l.tenants, "prefixes": l.prefixes,
-		}).Query(collect(&t.found, sink.scanParked))
 	}, func(b *pgx.Batch) {
 		if t.slots > 0 {
-			nextDueSQL.queue(b, pgx.NamedArgs{
-				"sink": sink.name, "lane": p.lane.number, "picked": t.picked, "late": t.late, "keys": t.keys, "reconciles": reconciles,
-			}).QueryRow(func(r pgx.Row) error { return r.Scan(&t.nextDue) })
+			nextDueSQL.queue(b, args).QueryRow(func(r pgx.Row) error { return r.Scan(&t.nextDue) })
 			sink.queueWALPosition(b, &t.walPosition)
 		}
 	})

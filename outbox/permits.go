@@ -22,11 +22,11 @@ var takePermitsSQL = newStatement(`select calls_of, granted, wait, share from on
 // whose.
 const leaveSharesSQL = `delete from onlyonce.shares where sink = $1 and relay = $2 and calls_of <> all ($3)`
 
-// holdSQL notes that a remote wants no calls. In: sink; arrays of one length: whose, the
-// stored form of a prefix (null: it is none), for how many microseconds. By the primary key.
+// holdSQL notes that a remote wants no calls of a tenant or of the sink. In: sink; arrays of one
+// length: whose, for how many microseconds. By the primary key.
 const holdSQL = `
-insert into onlyonce.rates as r (sink, calls_of, order_prefix, held_until)
-select $1, h.calls_of, h.prefix, clock_timestamp() + h.micros * interval '1 microsecond' from unnest($2::text[], $3::bigint[], $4::bigint[]) as h(calls_of, prefix, micros)
+insert into onlyonce.rates as r (sink, calls_of, held_until)
+select $1, h.calls_of, clock_timestamp() + h.micros * interval '1 microsecond' from unnest($2::text[], $3::bigint[]) as h(calls_of, micros)
  order by h.calls_of collate "C"
 on conflict (sink, calls_of) do update
   set held_until = case when r.held_until <= clock_timestamp() + interval '1 hour' then greatest(r.held_until, excluded.held_until) else excluded.held_until end`
@@ -97,23 +97,6 @@ const (
 	permitRetryMin = 10 * time.Millisecond
 	permitRetryMax = time.Second
 )
-
-// serveRates writes what remotes have asked for, takes the permits that are wanted, and reports
-// whether more calls may be started.
-func (s *relaySink) serveRates(ctx context.Context) (regained bool, err error) {
-	if err := s.writeHolds(ctx); err != nil {
-		return false, err
-	}
-	if q := s.rates.ask(time.Now()); len(q.limits) > 0 {
-		if err := s.takePermits(ctx, &q); err != nil {
-			return false, err
-		}
-	}
-	if regained = s.rates.takeRegained(); regained {
-		signal(s.rates.freed)
-	}
-	return regained, nil
-}
 
 // takePermits asks the database. A transaction that takes only permits does not wait for its flush:
 // a crash gives back what was taken in the last moment. A share that grows has to be flushed,
@@ -298,16 +281,10 @@ func (s *relaySink) writeHolds(ctx context.Context) error {
 	s.rates.mu.Lock()
 	written := map[callsOf]time.Time{}
 	var all []string
-	var prefixes []*int64
 	var micros []int64
-	for t, until := range s.rates.holds {
-		written[t] = until
-		var prefix *int64
-		if t.prefix != "" {
-			hash := codec.OrderPrefix(s.name, t.prefix)
-			prefix = &hash
-		}
-		all, prefixes, micros = append(all, t.stored()), append(prefixes, prefix), append(micros, max(time.Until(until), 0).Microseconds())
+	for of, until := range s.rates.holds {
+		written[of] = until
+		all, micros = append(all, of.stored()), append(micros, max(time.Until(until), 0).Microseconds())
 	}
 	s.rates.mu.Unlock()
 	if len(all) == 0 {
@@ -315,7 +292,7 @@ func (s *relaySink) writeHolds(ctx context.Context) error {
 	}
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	if _, err := s.pool.Exec(bounded, holdSQL, s.name, all, prefixes, micros); err != nil {
+	if _, err := s.pool.Exec(bounded, holdSQL, s.name, all, micros); err != nil {
 		return fmt.Errorf("noting Retry-After of sink %s: %w", s.name, err)
 	}
 	s.rates.mu.Lock()

@@ -111,16 +111,16 @@ func TestO14HoldBeforeItIsWritten(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
 	r.hold(allCalls, 24*time.Hour, HoldsTenant)
-	if !r.held(allCalls) || time.Until(r.limits[allCalls].heldUntil) > maxRetryAfter {
+	if !r.lockedHeld(allCalls) || time.Until(r.limits[allCalls].heldUntil) > maxRetryAfter {
 		t.Error("it does not hold, or for too long")
 	}
 	r.read(nil, time.Now())
-	if !r.held(allCalls) {
+	if !r.lockedHeld(allCalls) {
 		t.Error("a poll ended it")
 	}
 	clear(r.holds) // written
 	r.read(nil, time.Now())
-	if r.held(allCalls) {
+	if r.lockedHeld(allCalls) {
 		t.Error("it holds, although the database knows of none")
 	}
 }
@@ -131,7 +131,7 @@ func TestO14SinkIsHeldByTwoTenants(t *testing.T) {
 	t.Parallel()
 	a, b := callsOf{tenant: "a"}, callsOf{tenant: "b"}
 	until := func(r *relayRates, of callsOf) time.Duration {
-		if !r.held(of) {
+		if !r.lockedHeld(of) {
 			return 0
 		}
 		return time.Until(r.limits[of].heldUntil).Round(time.Minute)

@@ -347,14 +347,8 @@ func (r *relayRates) hasPlace(of callsOf, l *rateLimit, now time.Time) bool {
 	return !l.bounded || l.may(now) > used
 }
 
-// held reports whether the remote wants no calls of a tenant or a prefix, or of the sink.
-func (r *relayRates) held(of callsOf) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.lockedHeld(of)
-}
-
-// lockedHeld is held under the lock.
+// lockedHeld reports whether the remote wants no calls of a tenant or a prefix, or of the sink. The
+// caller has the lock.
 func (r *relayRates) lockedHeld(of callsOf) bool {
 	l := r.limits[of]
 	return l != nil && time.Now().Before(l.heldUntil)

@@ -80,13 +80,22 @@ func (s *sender) run(ctx context.Context) (fault error) {
 	return fault
 }
 
-// serveRates asks the database about rates, and wakes the lanes if more calls may be started.
+// serveRates writes what remotes have asked for, takes the permits that are wanted, and wakes the
+// lanes if more calls may be started.
 func (s *sender) serveRates(ctx context.Context, held *heldLanes) error {
-	regained, err := s.relaySink.serveRates(ctx)
-	if regained {
+	if err := s.writeHolds(ctx); err != nil {
+		return err
+	}
+	if q := s.rates.ask(time.Now()); len(q.limits) > 0 {
+		if err := s.takePermits(ctx, &q); err != nil {
+			return err
+		}
+	}
+	if s.rates.takeRegained() {
+		signal(s.rates.freed)
 		for lane, o := range held.owners { // in random order
 			o.wake(wakeup{Lane: lane})
 		}
 	}
-	return err
+	return nil
 }

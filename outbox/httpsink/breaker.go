@@ -3,10 +3,10 @@ package httpsink
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -41,22 +41,10 @@ var (
 	errHostUnknown = errors.New("nothing was learned about the host")
 )
 
-// withDefaults fills in the defaults and returns every fault.
-func (b Breaker) withDefaults() (Breaker, []error) {
-	var faults []error
-	if b.Failures == 0 {
-		b.Failures = 10
-	}
-	if b.Failures < 1 || b.Failures > 10_000 {
-		faults = append(faults, fmt.Errorf("Failures: %d is not from 1 to 10000", b.Failures))
-	}
-	if b.OpenFor == 0 {
-		b.OpenFor = 10 * time.Second
-	}
-	if b.OpenFor < time.Millisecond || b.OpenFor > time.Hour {
-		faults = append(faults, fmt.Errorf("OpenFor: %v is not from 1ms to 1h", b.OpenFor))
-	}
-	return b, faults
+// withDefaults fills in the defaults, and notes every fault.
+func (b *Breaker) withDefaults(l *fields.List) {
+	l.Number("Breaker.Failures", &b.Failures, 10, 1, 10_000)
+	l.Span("Breaker.OpenFor", &b.OpenFor, 10*time.Second, time.Millisecond, time.Hour)
 }
 
 // noteHealth counts an attempt for the breaker, and lets its result hold calls if the host is down.

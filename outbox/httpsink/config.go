@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/dialguard"
@@ -115,6 +116,14 @@ type Config struct {
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("httpsink: bad configuration")
 
+// Sink sends calls over HTTP. Make one with [New]. It is safe for concurrent use.
+type Sink struct {
+	cfg       Config
+	base      *url.URL
+	transport *http.Transport
+	failures  atomic.Int64 // in a row, see Breaker
+}
+
 // New returns a sink for one remote. It does not connect. If the configuration is wrong, the error
 // lists every fault, each with its field, and wraps [ErrConfig].
 func New(cfg Config) (*Sink, error) {
@@ -129,11 +138,7 @@ func New(cfg Config) (*Sink, error) {
 	cfg.checkAnswers(l)
 	l.Span("Timeout", &cfg.Timeout, 30*time.Second, time.Millisecond, 10*time.Minute)
 	cfg.checkKey(l)
-	var wrong []error
-	cfg.Breaker, wrong = cfg.Breaker.withDefaults()
-	for _, err := range wrong {
-		l.Add("Breaker", "%v", err)
-	}
+	cfg.Breaker.withDefaults(l)
 	l.Span("ConnectTimeout", &cfg.ConnectTimeout, min(10*time.Second, cfg.Timeout), time.Millisecond, cfg.Timeout)
 	guard := cfg.checkAddresses(l, base)
 
@@ -171,20 +176,16 @@ func (cfg *Config) checkAnswers(l *fields.List) {
 
 // checkKey checks how the remote takes keys, and for how long it remembers them.
 func (cfg *Config) checkKey(l *fields.List) {
-	profile, wrong := cfg.Profile.withDefaults()
-	for _, err := range wrong {
-		l.Add("Profile", "%v", err)
-	}
-	cfg.Profile = profile
+	cfg.Profile.withDefaults(l)
 	switch name := cfg.RequestIDHeader; {
 	case name == "":
 	case !frozen.Token(name) || frozen.Framing(http.CanonicalHeaderKey(name)):
 		l.Add("RequestIDHeader", "%q is not the name of a header that a call may have", name)
-	case http.CanonicalHeaderKey(name) == http.CanonicalHeaderKey(profile.Header):
+	case http.CanonicalHeaderKey(name) == cfg.Profile.Header:
 		l.Add("RequestIDHeader", "must differ from the key's header: the key is the same at each attempt")
 	}
 	if cfg.KeyWindow == 0 {
-		cfg.KeyWindow = profile.KeyWindow
+		cfg.KeyWindow = cfg.Profile.KeyWindow
 	}
 	if cfg.KeyWindow <= 0 {
 		l.Add("KeyWindow", "must be set: how long the remote remembers a key, or outbox.Forever")

@@ -110,6 +110,10 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
+// maxAnswer is how many bytes of an answer are read. If a shorter answer breaks off, it counts as
+// no answer. A longer one is cut off and classified by its status.
+const maxAnswer = 64 << 10
+
 // gatedTransport clones a transport and puts guard and gate into its connections. It uses HTTP/1.1
 // only: a connection then carries one request at a time, so that each write belongs to one request.
 // HTTP/2 also has its own rules for sending a request again.

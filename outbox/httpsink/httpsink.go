@@ -5,8 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptrace"
-	"net/url"
-	"sync/atomic"
 
 	"github.com/onlyonce/onlyonce/internal/dialguard"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -15,18 +13,6 @@ import (
 // ErrAddress is wrapped by the error of a connection that was refused for its address; see
 // Config.AllowPrivate. No byte was sent.
 var ErrAddress = dialguard.ErrAddress
-
-// maxAnswer is how many bytes of an answer are read. If a shorter answer breaks off, it counts as
-// no answer. A longer one is cut off and classified by its status.
-const maxAnswer = 64 << 10
-
-// Sink sends calls over HTTP. Make one with [New]. It is safe for concurrent use.
-type Sink struct {
-	cfg       Config
-	base      *url.URL
-	transport *http.Transport
-	failures  atomic.Int64 // in a row, see Breaker
-}
 
 var _ outbox.Sink = (*Sink)(nil)
 

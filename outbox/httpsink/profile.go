@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
@@ -78,28 +79,25 @@ func Square() Profile { return Profile{BodyMember: "idempotency_key"} }
 // endpoints do not share keys.
 func Adyen() Profile { return Profile{KeyWindow: 7 * 24 * time.Hour} }
 
-// withDefaults fills in the header and returns every fault.
-func (p Profile) withDefaults() (Profile, []error) {
-	var faults []error
+// withDefaults fills in the header, and notes every fault.
+func (p *Profile) withDefaults(l *fields.List) {
 	if p.Header == "" && p.BodyMember == "" {
 		p.Header = "Idempotency-Key"
 	}
 	switch {
 	case p.Header != "" && p.BodyMember != "":
-		faults = append(faults, errors.New("Header and BodyMember exclude each other"))
+		l.Add("Profile", "Header and BodyMember exclude each other")
 	case p.Header != "" && !frozen.Token(p.Header):
-		faults = append(faults, fmt.Errorf("%q is not a header name", p.Header))
+		l.Add("Profile", "%q is not a header name", p.Header)
 	case strings.Trim(p.BodyMember, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") != "":
-		faults = append(faults, fmt.Errorf("BodyMember %q must be letters, digits, _ and -", p.BodyMember))
+		l.Add("Profile", "BodyMember %q must be letters, digits, _ and -", p.BodyMember)
 	}
-	p.Header = http.CanonicalHeaderKey(p.Header)
 	if p.Quoted && p.BodyMember != "" {
-		faults = append(faults, errors.New("Quoted is for headers"))
+		l.Add("Profile", "Quoted is for headers")
 	}
-	if p.KeyWindow < 0 {
-		faults = append(faults, fmt.Errorf("KeyWindow %v must not be negative", p.KeyWindow))
+	if p.Header = http.CanonicalHeaderKey(p.Header); p.KeyWindow < 0 {
+		l.Add("Profile", "KeyWindow %v must not be negative", p.KeyWindow)
 	}
-	return p, faults
 }
 
 // insertKey inserts the key into a body that carries it. The result for a row is the same in each

@@ -12,6 +12,12 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
+// errRefused marks errors that no further attempt corrects.
+var errRefused = errors.New("kafka refused it")
+
+// errOldBroker is a broker whose records have no headers.
+var errOldBroker = errors.New("the broker is older than 0.11: its records carry no message-id")
+
 // contentErrors are the codes with which a broker refuses a batch because of what it contains.
 // Nothing of the batch is written then.
 var contentErrors = []kafka.Error{kafka.InvalidMessage, kafka.MessageSizeTooLarge, kafka.RecordListTooLarge, kafka.InvalidTimestamp, kafka.PolicyViolation,

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/sasl"
 
 	"github.com/onlyonce/onlyonce/internal/fields"
@@ -114,6 +116,61 @@ func (c Config) withDefaults() (Config, error) {
 		l.Add("BatchBytes", "%d is not from 1 KiB to 64 MiB", c.BatchBytes)
 	}
 	return c, l.Err()
+}
+
+const (
+	// dialTimeout bounds making a connection, including the TLS handshake and authentication.
+	dialTimeout = 5 * time.Second
+	// metadataAge bounds the age of kafka-go's view of the cluster.
+	metadataAge = 2 * time.Second
+)
+
+// Sink writes calls to Kafka. Make one with [New]. It is safe for concurrent use.
+type Sink struct {
+	cfg       Config
+	addr      net.Addr
+	transport *kafka.Transport
+
+	mu      sync.Mutex
+	queues  map[topicPartition]*partitionQueue
+	layouts map[string]topicLayout // topics, at most metadataAge old
+}
+
+// topicLayout is what the sink knows of a topic.
+type topicLayout struct {
+	partitions []int
+	at         time.Time
+}
+
+// partitionQueue holds the calls that wait for one partition. It sends one request at a time: of
+// two concurrent ones, the later could be written first.
+type partitionQueue struct {
+	waiting []*queuedCall
+	sending bool // a goroutine sends
+}
+
+// topicPartition is a partition of a topic.
+type topicPartition struct {
+	topic     string
+	partition int
+}
+
+// New returns a sink for one cluster. It does not connect. If the configuration is wrong, the error
+// lists every fault, each with its field, and wraps [ErrConfig].
+func New(cfg Config) (*Sink, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Sink{
+		cfg: cfg, addr: kafka.TCP(cfg.Brokers...), queues: map[topicPartition]*partitionQueue{}, layouts: map[string]topicLayout{},
+		transport: &kafka.Transport{
+			DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
+			Dial: (&net.Dialer{Timeout: dialTimeout}).DialContext,
+			// Without names the Transport would ask for all topics of the cluster, repeatedly.
+			MetadataTTL: metadataAge, MetadataTopics: cfg.Topics,
+		},
+	}, nil
 }
 
 // validTopic reports whether brokers accept the name of a topic.

@@ -1,56 +1,5 @@
 package kafkasink
 
-import (
-	"context"
-	"sync/atomic"
-)
-
-// partitionQueue holds the calls that wait for one partition. It sends one request at a time: of
-// two concurrent ones, the later could be written first.
-type partitionQueue struct {
-	waiting []*queuedCall
-	sending bool // a goroutine sends
-}
-
-// queuedCall is a call that waits in a partition's queue.
-type queuedCall struct {
-	*callRecord
-	group    *sendGroup
-	index    int // in the group
-	mayStart func() error
-	// skip is the reason why the last request left the call out. It is written before that request
-	// and read after its answer.
-	skip     error
-	reported atomic.Bool // its end was reported
-}
-
-// reportEnd reports how the last request ended, for a call that was part of it.
-func (c *queuedCall) reportEnd(err error) {
-	if err == nil && c.skip != nil {
-		err = c.skip
-	}
-	c.group.reportEnd(c, err)
-}
-
-// sendGroup is the calls of one Send or SendBatch. They share a context.
-type sendGroup struct {
-	ctx        context.Context
-	report     func(index int, err error)
-	unreported atomic.Int64
-	done       chan struct{} // closed once the end of each call was reported
-}
-
-// reportEnd reports how a call ended, unless that was reported before.
-func (g *sendGroup) reportEnd(c *queuedCall, err error) {
-	if c.reported.Swap(true) {
-		return
-	}
-	g.report(c.index, err)
-	if g.unreported.Add(-1) == 0 {
-		close(g.done)
-	}
-}
-
 // enqueue adds calls to the queues of their partitions, and starts a goroutine that sends for each
 // queue that has none.
 func (s *Sink) enqueue(topic string, partitions []int, calls []*queuedCall) {

@@ -13,12 +13,6 @@ import (
 	"github.com/segmentio/kafka-go/protocol/produce"
 )
 
-// errRefused marks errors that no further attempt corrects.
-var errRefused = errors.New("kafka refused it")
-
-// errOldBroker is a broker whose records have no headers.
-var errOldBroker = errors.New("the broker is older than 0.11: its records carry no message-id")
-
 // produce makes one request. It ends early when the contexts of all calls in the batch have ended.
 func (s *Sink) produce(p topicPartition, batch []*queuedCall) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)

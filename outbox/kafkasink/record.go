@@ -1,12 +1,14 @@
 package kafkasink
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -137,4 +139,43 @@ func (r *callRecord) protocolRecord(now time.Time) protocol.Record {
 		out.Key = protocol.NewBytes(r.key)
 	}
 	return out
+}
+
+// queuedCall is a call that waits in a partition's queue.
+type queuedCall struct {
+	*callRecord
+	group    *sendGroup
+	index    int // in the group
+	mayStart func() error
+	// skip is the reason why the last request left the call out. It is written before that request
+	// and read after its answer.
+	skip     error
+	reported atomic.Bool // its end was reported
+}
+
+// reportEnd reports how the last request ended, for a call that was part of it.
+func (c *queuedCall) reportEnd(err error) {
+	if err == nil && c.skip != nil {
+		err = c.skip
+	}
+	c.group.reportEnd(c, err)
+}
+
+// sendGroup is the calls of one Send or SendBatch. They share a context.
+type sendGroup struct {
+	ctx        context.Context
+	report     func(index int, err error)
+	unreported atomic.Int64
+	done       chan struct{} // closed once the end of each call was reported
+}
+
+// reportEnd reports how a call ended, unless that was reported before.
+func (g *sendGroup) reportEnd(c *queuedCall, err error) {
+	if c.reported.Swap(true) {
+		return
+	}
+	g.report(c.index, err)
+	if g.unreported.Add(-1) == 0 {
+		close(g.done)
+	}
 }

@@ -4,21 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
 const (
-	// dialTimeout bounds making a connection, including the TLS handshake and authentication.
-	dialTimeout = 5 * time.Second
-	// metadataAge bounds the age of kafka-go's view of the cluster.
-	metadataAge = 2 * time.Second
 	// unknownTopicPatience is how long a topic may be unknown before a call to it is rejected. A
 	// topic just created is not known to all brokers at once, and the Transport may ask for it only
 	// after metadataAge. The call is not sent meanwhile.
@@ -27,48 +23,7 @@ const (
 	unknownTopicRetry = 100 * time.Millisecond
 )
 
-// Sink writes calls to Kafka. Make one with [New]. It is safe for concurrent use.
-type Sink struct {
-	cfg       Config
-	addr      net.Addr
-	transport *kafka.Transport
-
-	mu      sync.Mutex
-	queues  map[topicPartition]*partitionQueue
-	layouts map[string]topicLayout // topics, at most metadataAge old
-}
-
-// topicLayout is what the sink knows of a topic.
-type topicLayout struct {
-	partitions []int
-	at         time.Time
-}
-
 var _ outbox.Batcher = (*Sink)(nil)
-
-// topicPartition is a partition of a topic.
-type topicPartition struct {
-	topic     string
-	partition int
-}
-
-// New returns a sink for one cluster. It does not connect. If the configuration is wrong, the error
-// lists every fault, each with its field, and wraps [ErrConfig].
-func New(cfg Config) (*Sink, error) {
-	cfg, err := cfg.withDefaults()
-	if err != nil {
-		return nil, err
-	}
-	return &Sink{
-		cfg: cfg, addr: kafka.TCP(cfg.Brokers...), queues: map[topicPartition]*partitionQueue{}, layouts: map[string]topicLayout{},
-		transport: &kafka.Transport{
-			DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
-			Dial: (&net.Dialer{Timeout: dialTimeout}).DialContext,
-			// Without names the Transport would ask for all topics of the cluster, repeatedly.
-			MetadataTTL: metadataAge, MetadataTopics: cfg.Topics,
-		},
-	}, nil
-}
 
 // Name returns Config.Name.
 func (s *Sink) Name() string { return s.cfg.Name }
@@ -167,9 +122,7 @@ func (s *Sink) partitions(ctx context.Context, topic string) ([]int, error) {
 
 // askPartitions returns a topic's partitions from the Transport's view of the cluster.
 func (s *Sink) askPartitions(ctx context.Context, topic string) ([]int, error) {
-	patience := time.NewTimer(unknownTopicPatience)
-	defer patience.Stop()
-	for patient := true; ; {
+	for patience := time.Now().Add(unknownTopicPatience); ; {
 		resp, err := s.transport.RoundTrip(ctx, s.addr, &metadata.Request{TopicNames: []string{topic}})
 		if err != nil {
 			return nil, fmt.Errorf("asking for the topic's partitions: %w", err)
@@ -184,7 +137,7 @@ func (s *Sink) askPartitions(ctx context.Context, topic string) ([]int, error) {
 			return all, nil
 		}
 		switch {
-		case code == kafka.UnknownTopicOrPartition && !patient:
+		case code == kafka.UnknownTopicOrPartition && time.Now().After(patience):
 			return nil, fmt.Errorf("%w: topic %s does not exist: create it", errRefused, topic)
 		case code == kafka.TopicAuthorizationFailed:
 			return nil, fmt.Errorf("%w: %w", errRefused, code)
@@ -193,14 +146,8 @@ func (s *Sink) askPartitions(ctx context.Context, topic string) ([]int, error) {
 		case code != kafka.UnknownTopicOrPartition:
 			return nil, code
 		}
-		again := time.NewTimer(unknownTopicRetry)
-		select {
-		case <-again.C:
-		case <-patience.C:
-			patient = false
-		case <-ctx.Done():
+		if !pace.Sleep(ctx, unknownTopicRetry) {
 			return nil, ctx.Err()
 		}
-		again.Stop()
 	}
 }
