@@ -19,6 +19,12 @@ const (
 	dueIn = `p.kind = 'call' and p.sink = @sink and p.lane = @lane and ` + dueClass + ` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until`
 )
 
+// Conditions on a parked call p: it is not under way, and no call of its ordering key is.
+const (
+	notUnderWay    = `p.id <> all (@picked::bigint[]) and (p.row_id is null or p.row_id <> all (@late::bigint[]))`
+	keyNotUnderWay = `(p.order_key is null or p.order_key <> all (@keys::uuid[]))`
+)
+
 // firstOfKey is a condition on a parked call p: no unsettled call of its ordering key precedes it.
 // By the index parked_order; the OFFSET keeps the planner from making it a join over all rows.
 const firstOfKey = `(p.order_key is null or not exists (
@@ -73,8 +79,7 @@ update onlyonce.parked o
               coalesce((select p.next_attempt_at from onlyonce.parked p where ` + dueIn + ` order by p.next_attempt_at offset 1000 + @slots limit 1), r.until) end as until) n
           cross join lateral (
            select p.id, p.next_attempt_at as at from onlyonce.parked p
-            where ` + dueIn + ` and p.next_attempt_at <= n.until and p.state in ('retrying', 'reconcile') and p.id <> all (@picked::bigint[])
-              and (p.row_id is null or p.row_id <> all (@late::bigint[])) and (p.order_key is null or p.order_key <> all (@keys::uuid[]))
+            where ` + dueIn + ` and p.next_attempt_at <= n.until and p.state in ('retrying', 'reconcile') and ` + notUnderWay + ` and ` + keyNotUnderWay + `
               and ` + firstOfKey + `
               and (p.tenant <> all (@tenants::text[]) and (p.order_prefix is null or p.order_prefix <> all (@prefixes::bigint[])) or p.response_status is not null or p.state = 'reconcile')
             order by p.next_attempt_at, p.id limit @slots for no key update skip locked) d
@@ -83,9 +88,7 @@ update onlyonce.parked o
          select w.id, w.waits_since from unnest(@waiting::text[], @permits::int[]) as r(calls_of, permits) cross join lateral (
             select p.id, p.waits_since from onlyonce.parked p
              where p.kind = 'call' and p.sink = @sink and p.waits_for = r.calls_of and p.lane = @lane and p.state = 'retrying' and p.next_attempt_at is null
-               and p.id <> all (@picked::bigint[]) and (p.row_id is null or p.row_id <> all (@late::bigint[]))
-               and (p.order_key is null or p.order_key <> all (@keys::uuid[]))
-               and ` + firstOfKey + `
+               and ` + notUnderWay + ` and ` + keyNotUnderWay + ` and ` + firstOfKey + `
              order by p.waits_since, p.id limit r.permits for no key update skip locked) w) c
          order by c.at, c.id limit @slots))
    and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select ahead from t) and o.reason <> 'scheduled'
@@ -117,7 +120,7 @@ update onlyonce.parked o
               order by p.next_attempt_at limit 1000) d
             order by d.next_attempt_at limit 1000) d on d.id = p.id
           where p.state = 'retrying' and (p.tenant = any (@tenants::text[]) or p.order_prefix = any (@prefixes::bigint[])) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
-            and p.id <> all (@picked::bigint[]) and (p.row_id is null or p.row_id <> all (@late::bigint[]))
+            and ` + notUnderWay + `
           order by p.id for no key update of p skip locked))`)
 
 // nextDueSQL reads in how many microseconds the next parked call of a lane is due: null if there is
@@ -129,8 +132,7 @@ select (extract(epoch from min(case when r.class <> 1 and r.after > '-infinity' 
                                     (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) r (class, after, until)
  cross join lateral (
    select p.next_attempt_at as at from onlyonce.parked p
-    where ` + dueIn + ` and p.state in ('retrying', 'reconcile') and p.id <> all (@picked::bigint[]) and (p.row_id is null or p.row_id <> all (@late::bigint[]))
-      and (p.order_key is null or p.order_key <> all (@keys::uuid[]))
+    where ` + dueIn + ` and p.state in ('retrying', 'reconcile') and ` + notUnderWay + ` and ` + keyNotUnderWay + `
     order by p.next_attempt_at limit 1) d
  where r.class < 2 or @reconciles`)
 
