@@ -52,8 +52,8 @@ type batchReader struct {
 	dst []any
 }
 
-// newBatchReader returns a reader of batchColumns, and of the number of batches that were found unless
-// found is nil.
+// newBatchReader returns a reader of batchColumns, and of the number of batches that were found
+// unless found is nil.
 func newBatchReader(found *int) *batchReader {
 	r := &batchReader{}
 	r.dst = []any{&r.id, &r.n, &r.xid, &r.now, &r.age, &r.waited, &r.keys, &r.order, &r.orderKeys, &r.orderPrefix, &r.orderPrefixes}

@@ -11,8 +11,8 @@ import (
 )
 
 // laneOwner works on a lane for as long as this relay holds it. Its goroutine runs four clocks, one
-// transaction after the other: the cursor, promotions, parked calls, and the pass. Calls are made in
-// goroutines of their own, which change nothing but their callAttempt.
+// transaction after the other: the cursor, promotions, parked calls, and the pass. Calls are made
+// in goroutines of their own, which change nothing but their callAttempt.
 type laneOwner struct {
 	sink       *relaySink
 	lane       *heldLane

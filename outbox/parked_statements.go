@@ -136,8 +136,8 @@ select (extract(epoch from min(case when r.class <> 1 and r.after > '-infinity' 
     order by p.next_attempt_at limit 1) d
  where r.class < 2 or @reconciles`)
 
-// endings are arrays of one length, a value for each attempt: how it ended, as parkSQL and settleSQL
-// write it.
+// endings are arrays of one length, a value for each attempt: how it ended, as parkSQL and
+// settleSQL write it.
 //
 //	@states, @reasons, @errors     of the call's row
 //	@delays                        microseconds until it is due (null: never by itself)

@@ -23,8 +23,8 @@ type lanePass struct {
 	chunk  *chunk // of the pass, whose calls are being made; nil: none
 }
 
-// due is when the chunk's end is to be written, or at once if there is no chunk and the log may hold
-// calls to read.
+// due is when the chunk's end is to be written, or at once if there is no chunk and the log may
+// hold calls to read.
 func (p *lanePass) due(now time.Time) time.Time {
 	switch {
 	case p.chunk != nil:
@@ -40,9 +40,9 @@ func (p *lanePass) due(now time.Time) time.Time {
 const chunkLife = 10 * time.Second
 
 // chunkDue is when the chunk's end is to be written: if nothing more happens to it; if its last
-// calls take longer than chunkPatience; or if its whole rest waits for the sink's rate for too long.
-// Then it is read anew: the windows of its keys count from when it was read, and none of the calls
-// that wait was made (O14).
+// calls take longer than chunkPatience; or if its whole rest waits for the sink's rate for too
+// long. Then it is read anew: the windows of its keys count from when it was read, and none of the
+// calls that wait was made (O14).
 func (p *lanePass) chunkDue() time.Time {
 	c := p.chunk
 	switch {

@@ -50,10 +50,10 @@ func (l *rateLimit) available(now time.Time, underWay int) int {
 	return n
 }
 
-// relayRates decides when a relay may start calls of a sink, in all of its lanes. It bounds how many
-// are under way at once: to RelayConfig.Concurrency, to one while the remote may be down, and to no
-// new ones while an operator has paused the sink. Its permits are of the buckets in the database,
-// which all relays share (O14). It is safe for concurrent use.
+// relayRates decides when a relay may start calls of a sink, in all of its lanes. It bounds how
+// many are under way at once: to RelayConfig.Concurrency, to one while the remote may be down, and
+// to no new ones while an operator has paused the sink. Its permits are of the buckets in the
+// database, which all relays share (O14). It is safe for concurrent use.
 type relayRates struct {
 	capacity int           // RelayConfig.Concurrency: how many slots there are
 	shortFor time.Duration // for how long more is wanted than there is, once it was
@@ -70,8 +70,8 @@ type relayRates struct {
 	waiting   map[callsOf]bool      // whose calls wait, in any lane of the sink
 	holds     map[callsOf]time.Time // that are not written yet
 	firstHold tenantHold            // the longest by HoldsSink since it answered for good; a second tenant's holds the sink
-	// probes means that one call at a time finds out whether the remote takes calls: since it wanted
-	// none, and until it has answered one for good.
+	// probes means that one call at a time finds out whether the remote takes calls: since it
+	// wanted none, and until it has answered one for good.
 	probes bool
 	needed chan struct{} // holds a token when the sender has something to do
 	// freed holds a token while a slot may be free. A goroutine that wants a slot waits for the
@@ -124,8 +124,8 @@ func (r *relayRates) slots() int {
 	return r.capacity
 }
 
-// acquire takes up to n slots for calls that are about to begin, with their permits, and returns how
-// many it has got. Those that begin no call go to giveBack, the others to returned.
+// acquire takes up to n slots for calls that are about to begin, with their permits, and returns
+// how many it has got. Those that begin no call go to giveBack, the others to returned.
 func (r *relayRates) acquire(n int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,9 +178,9 @@ func (r *relayRates) takeRegained() bool {
 	return regained
 }
 
-// of returns whose rate a call of a tenant and an ordering key's prefix (0: none) counts for, besides
-// its sink's: the prefix's if that has a rate, or else the tenant's; the tenant's in any case while
-// the remote wants no calls of it. It is allCalls if the call counts for no other.
+// of returns whose rate a call of a tenant and an ordering key's prefix (0: none) counts for,
+// besides its sink's: the prefix's if that has a rate, or else the tenant's; the tenant's in any
+// case while the remote wants no calls of it. It is allCalls if the call counts for no other.
 func (r *relayRates) of(tenant string, prefix int64) callsOf {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -215,8 +215,8 @@ func (r *relayRates) lockedAvailable(of callsOf) int {
 	return math.MaxInt
 }
 
-// waitsForRate reports whether the sink may start no call now, however many slots are free, and asks
-// for permits then.
+// waitsForRate reports whether the sink may start no call now, however many slots are free, and
+// asks for permits then.
 func (r *relayRates) waitsForRate() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
