@@ -104,7 +104,7 @@ func (f *positionFence) explain(work context.Context, a *attempt) error {
 
 func (f *positionFence) committed(a *attempt) {
 	w := f.w
-	w.pruning.batchCommitted(w.cur.run, w.pos)
+	w.batchCommitted(w.pos)
 	w.setPosition(a.next, f.last, f.epoch)
 	w.state.batchCommitted()
 	w.recordCommitted(a)

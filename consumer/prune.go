@@ -5,26 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
-
-	"github.com/onlyonce/onlyonce/internal/pace"
 )
-
-// pruneDone deletes rows of onlyonce.done, in statements that delete a number each, and returns how
-// far it has come.
-func (own *ownership) pruneDone(ctx context.Context, from, below progressRow) (progressRow, error) {
-	for {
-		var n int
-		var last progressRow
-		err := own.c.queryRow(ctx, pruneDoneSQL, own.cur.id, own.cur.epoch, own.cur.nonce, from.run, from.from, below.run, below.from, pruneRows).Scan(&n, &last.run, &last.from)
-		switch {
-		case err != nil:
-			return from, err
-		case n < pruneRows:
-			return below, nil
-		}
-		from = last
-	}
-}
 
 // pruneRows is the most rows of progress that one statement deletes.
 const pruneRows = 4_096
@@ -64,84 +45,53 @@ type progressRow struct {
 	from int64
 }
 
-// pruning deletes rows of progress that no transaction can need any more (T4).
+// pruning deletes rows of one of the two tables that no transaction can need any more: of progress
+// (T4) or of done (C5).
 //
 // Above READ COMMITTED the fence compares the position as of its snapshot. If an attempt's snapshot
-// is old, only the primary key stops it: the row of the batch that has committed meanwhile. So that
-// row must outlive every transaction that was open when it committed; a transaction that begins
-// later sees the position. (At READ COMMITTED the same holds for the moment between the fence's
-// comparison and its insert.) After a commit the owner lists the open transactions. When none of
-// them is left, it deletes the rows below that of the commit.
+// is old, only the primary key stops it: the row of the batch that has committed meanwhile, or of
+// the offset that is below the position by now. So that row must outlive every transaction that was
+// open when it committed; a transaction that begins later sees the position. Transactions count
+// from their begin, also those that have no transaction id yet. (At READ COMMITTED the same holds
+// for the moment between the fence's comparison and its insert.) After a commit the owner lists the
+// open transactions. When none of them is left, it deletes the rows below that of the commit.
 type pruning struct {
-	own       *ownership
-	newest    progressRow // of the last batch that this owner has committed
-	committed int         // batches since the last check; the first one is after the first batch
+	own    *ownership
+	table  string
+	remove func(ctx context.Context, from, below progressRow) (reached progressRow, err error)
 
-	from  progressRow // below it everything is deleted
-	below progressRow // below it is what openAtNote was noted for
-	openAtNote
+	from    progressRow // below it everything is deleted
+	below   progressRow // below it the rows are noted as old; zero: none are
+	waitFor []string    // transactions that were open then: the rows may be deleted when all have ended
+	waiting bool        // rows are noted
 }
 
-// openAtNote are the transactions that were open when rows were noted as old. The rows may be
-// deleted when all of these have ended.
-type openAtNote struct {
-	waitFor []string
-	waiting bool // rows are noted
+func (own *ownership) progressPruning() pruning {
+	return pruning{own: own, table: "progress", remove: own.pruneProgress, from: progressRow{run: 0, from: math.MinInt64}}
 }
 
-// step lists the open transactions. If none of those of the note is left, it has the noted rows
-// removed, which reports whether that was all. Then it has the rows noted that are old by now.
-// Otherwise the next call goes on.
-func (o *openAtNote) step(ctx context.Context, c *Consumer, remove func() (all bool, err error), note func()) error {
+func (own *ownership) donePruning() pruning {
+	return pruning{own: own, table: "done", remove: own.pruneDone, from: own.cur.oldestDone()}
+}
+
+// step deletes the rows that were noted, if none of the transactions is left that were open then,
+// and notes those that are old by now: below a position that was reached. What it cannot finish
+// waits for the next call.
+func (p *pruning) step(ctx context.Context, position progressRow) {
 	var open []string
-	if err := c.queryRow(ctx, openTransactionsSQL).Scan(&open); err != nil {
-		return fmt.Errorf("listing open transactions: %w", err)
-	}
-	if o.waiting && slices.ContainsFunc(o.waitFor, func(t string) bool { return slices.Contains(open, t) }) {
-		return nil
-	}
-	if o.waiting {
-		if all, err := remove(); err != nil || !all {
-			return err
-		}
-	}
-	note()
-	o.waitFor, o.waiting = open, true
-	return nil
-}
-
-func startPruning(own *ownership) pruning {
-	return pruning{own: own, committed: pace.Prune - 1, from: progressRow{run: 0, from: math.MinInt64}}
-}
-
-// batchCommitted records a batch that has committed.
-func (p *pruning) batchCommitted(run int32, from int64) {
-	p.newest = progressRow{run, from}
-	p.committed++
-}
-
-// stepIfDue takes the next step, after a number of batches. What it cannot finish waits for the
-// next call.
-func (p *pruning) stepIfDue(ctx context.Context) {
-	if p.committed < pace.Prune {
+	err := p.own.c.queryRow(ctx, openTransactionsSQL).Scan(&open)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("listing open transactions: %w", err)
+	case p.waiting && slices.ContainsFunc(p.waitFor, func(t string) bool { return slices.Contains(open, t) }):
 		return
+	case p.waiting:
+		p.from, err = p.remove(ctx, p.from, p.below)
 	}
-	p.committed = 0
-	err := p.step(ctx, p.own.c, func() (all bool, err error) {
-		var n int
-		var last progressRow
-		err = p.own.c.queryRow(ctx, pruneSQL, p.own.cur.id, p.from.run, p.from.from, p.below.run, p.below.from, pruneRows).Scan(&n, &last.run, &last.from)
-		switch {
-		case err != nil:
-			return false, err
-		case n >= pruneRows: // more rows to delete
-			p.from = last
-			return false, nil
-		}
-		p.from = p.below
-		return true, nil
-	}, func() { p.below = p.newest })
-	p.own.notPruned(ctx, "progress", err)
+	if err == nil && (!p.waiting || p.from == p.below) {
+		p.below, p.waitFor, p.waiting = position, open, true
+	}
+	p.own.notPruned(ctx, p.table, err)
 }
 
 // notPruned logs that old rows of a table were not deleted, unless the work has ended.
@@ -149,6 +99,34 @@ func (own *ownership) notPruned(ctx context.Context, table string, err error) {
 	if err != nil && ctx.Err() == nil {
 		own.c.cfg.Logger.Warn("onlyonce: old rows of "+table+" were not deleted", "scope", own.c.cfg.Scope, "topic", own.id.Topic, "partition", own.id.Partition, "error", err)
 	}
+}
+
+// deleteOld deletes a number of rows, and returns how far it has come.
+func (own *ownership) deleteOld(ctx context.Context, sql string, from, below progressRow, args ...any) (progressRow, error) {
+	var n int
+	var last progressRow
+	err := own.c.queryRow(ctx, sql, append(args, from.run, from.from, below.run, below.from, pruneRows)...).Scan(&n, &last.run, &last.from)
+	switch {
+	case err != nil:
+		return from, err
+	case n < pruneRows:
+		return below, nil
+	}
+	return last, nil
+}
+
+// pruneProgress deletes rows of progress, in one statement.
+func (own *ownership) pruneProgress(ctx context.Context, from, below progressRow) (progressRow, error) {
+	return own.deleteOld(ctx, pruneSQL, from, below, own.cur.id)
+}
+
+// pruneDone deletes rows of done, in as many statements as that takes.
+func (own *ownership) pruneDone(ctx context.Context, from, below progressRow) (progressRow, error) {
+	var err error
+	for from != below && err == nil {
+		from, err = own.deleteOld(ctx, pruneDoneSQL, from, below, own.cur.id, own.cur.epoch, own.cur.nonce)
+	}
+	return from, err
 }
 
 // pruneOldDone deletes what an owner with slots has left below the position. The raise has ended or

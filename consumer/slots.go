@@ -78,7 +78,7 @@ type slotEvent struct {
 type sweeper struct {
 	w     *worker
 	done  chan sweepResult
-	prune donePruning
+	prune pruning
 	steps chan struct{} // of pruning, that have ended
 }
 
@@ -95,19 +95,6 @@ type sweepPlan struct {
 type sweepResult struct {
 	plan sweepPlan
 	err  error
-}
-
-// donePruning deletes rows of onlyonce.done that no transaction can need any more (C5).
-//
-// A transaction that has read an older position than the present one may insert an offset that is
-// below it by now; only the row of that offset stops it. So rows outlive every transaction that was
-// open when the position that passed them had committed; a transaction that begins later sees that
-// position. Transactions count from their begin, also those that have no transaction id yet: above
-// READ COMMITTED they may have a snapshot.
-type donePruning struct {
-	from  progressRow // below it everything is deleted
-	below progressRow // below it is what openAtNote was noted for
-	openAtNote
 }
 
 // observer finds out, for the keeper of a partition, what the members of the share group have done

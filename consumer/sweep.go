@@ -19,7 +19,7 @@ import (
 const sweepSQL = `select onlyonce.sweep($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
 
 func newSweeper(w *worker) *sweeper {
-	return &sweeper{w: w, done: make(chan sweepResult, 1), steps: make(chan struct{}, 1), prune: donePruning{from: w.cur.oldestDone()}}
+	return &sweeper{w: w, done: make(chan sweepResult, 1), steps: make(chan struct{}, 1), prune: w.donePruning()}
 }
 
 // sweepIfDue begins a sweep if the position can be moved, and enough is done or enough time has
@@ -77,8 +77,8 @@ func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 	case err != nil:
 		return fmt.Errorf("moving the position: %w", err) // after COMMIT unknown: the next sweep finds out
 	}
-	w.pruning.batchCommitted(cur.run, p.from)
-	w.pruning.stepIfDue(ctx)
+	w.batchCommitted(p.from)
+	w.pruneIfDue(ctx)
 	return nil
 }
 
@@ -154,7 +154,7 @@ func (s *slots) pruneIfDue(ctx context.Context) {
 	}
 	s.pruning, s.sweeps = true, 0
 	go func() {
-		s.sweeper.pruneStep(ctx, at)
+		s.sweeper.prune.step(ctx, at)
 		s.sweeper.steps <- struct{}{}
 	}()
 }
@@ -163,15 +163,4 @@ func (s *slots) pruneIfDue(ctx context.Context) {
 // for long.
 func (s *slots) stepPruned() {
 	s.pruning, s.prunedAt, s.pruneWait = false, time.Now(), min(2*s.pruneWait, longestPruneWait)
-}
-
-// pruneStep takes the next step, after the position was moved. What it cannot finish waits for the
-// next call.
-func (s *sweeper) pruneStep(ctx context.Context, position progressRow) {
-	p := &s.prune
-	err := p.step(ctx, s.w.c, func() (all bool, err error) {
-		p.from, err = s.w.pruneDone(ctx, p.from, p.below)
-		return err == nil, err
-	}, func() { p.below = position })
-	s.w.notPruned(ctx, "done", err)
 }

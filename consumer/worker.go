@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // worker handles the log of one owned partition: one transaction at a time, or with
@@ -33,9 +34,11 @@ type worker struct {
 	acknowledged []int64
 
 	// These begin anew with each run.
-	reader  *reader
-	retrier *retrier
-	pruning pruning
+	reader   *reader
+	retrier  *retrier
+	pruning  pruning     // of progress
+	newest   progressRow // of the last batch that this owner has committed
+	unpruned int         // batches that have committed since the last step of pruning
 
 	halts  haltLog
 	probes int   // messages that were tried while the brake held the partition
@@ -58,6 +61,20 @@ func (w *worker) setPosition(pos int64, last *anchor, epoch int32) {
 	w.logHeldPos = w.logHeldPos && pos == w.pos || last != nil
 	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
 	w.state.position.Store(pos)
+}
+
+// batchCommitted records a batch from a position that has committed.
+func (w *worker) batchCommitted(from int64) {
+	w.newest = progressRow{w.cur.run, from}
+	w.unpruned++
+}
+
+// pruneIfDue takes the next step of pruning, after a number of batches.
+func (w *worker) pruneIfDue(ctx context.Context) {
+	if w.unpruned >= pace.Prune {
+		w.unpruned = 0
+		w.pruning.step(ctx, w.newest)
+	}
 }
 
 // markAlone marks messages that were read and are to be handled alone (F9): as many as the owner

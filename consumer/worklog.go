@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // workOnLog works until ctx is done (nil), or until an error ends it: ErrOwnershipLost, *HaltError,
@@ -36,7 +37,7 @@ func (w *worker) workOnLog(ctx context.Context) error {
 	committer := startCommitter(w.p, w.id, &w.c.cfg, w.pos)
 	w.reader = &reader{cfg: &w.c.cfg, mark: w.markAlone, id: w.id, cur: w.cur, brake: w.brake,
 		fetches: startPrefetcher(ctx, w.c, w.id, w.p, w.state, w.pos), next: w.pos, epoch: w.leaderEpoch}
-	w.pruning = startPruning(&w.ownership)
+	w.pruning, w.unpruned = w.progressPruning(), pace.Prune-1 // the first step is after the first batch
 	var err error
 	if below := (progressRow{w.cur.run, w.pos}); !w.slotted {
 		retries.Go(func() { w.pruneOldDone(ctx, below) })
@@ -98,7 +99,7 @@ func (w *worker) handleBatches(until stop, committer *committer) error {
 			return err
 		}
 		committer.offer(w.pos)
-		w.pruning.stepIfDue(work)
+		w.pruneIfDue(work)
 	}
 	if len(w.reader.msgs) == 0 && w.reader.next > w.pos {
 		return w.advancePosition(until, w.cur.capAtReplayEnd(w.reader.next))

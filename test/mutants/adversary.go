@@ -3,7 +3,7 @@ package main
 // adversaryRules are repairs that the adversary must miss if they are taken out: its relevant
 // histories must end in a breach.
 var adversaryRules = []mutant{
-	{rule: "T4 adversary: pruning does not wait", in: "consumer", decl: "(*openAtNote).step",
+	{rule: "T4 adversary: pruning does not wait", in: "consumer", decl: "(*pruning).step",
 		old: "slices.Contains(open, t)", new: "false", pkg: "test/adversary", test: "TestT4LateDelivery"},
 	{rule: "T7 adversary: fence and claim without a bound", in: "consumer", decl: "(*engine).fillTransaction",
 		old: "e.c.bounded(work)", new: "context.WithCancel(work)", pkg: "test/adversary", test: "TestT7SilenceBeforeTheHandler"},
