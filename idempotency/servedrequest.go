@@ -126,32 +126,53 @@ func (req *servedRequest) serveKeyed() reply {
 	}
 }
 
-// tryOnce looks at the key once, and runs the handler if the key is free. If another request of
-// this process has the key, ahead is closed when that one ends. Stored answers are read without
-// taking the key, so that copies that arrive together do not wait for each other.
+// tryOnce asks up to three questions, of which the first to know decides: whether another request
+// of this process has the key, whether the store has a record under it, and whether this request can
+// take it. Stored answers are read without taking the key, so that copies that arrive together do
+// not wait for each other. If another request of this process has the key, ahead is closed when
+// that one ends.
 func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
-	flights, route := &req.layer.flights, &req.handler.route
+	rep, decided := req.refuseChangedKey()
 	var expired *storedRecord
-	rep, answered := req.refuseChangedKey()
-	if !answered && (route.Mode == Leased || req.layer.cache != nil || req.layer.recentKeys.has(req.id)) {
-		if ahead := flights.running(req.id); ahead != nil {
-			return inProgressReply(time.Second), ahead
+	if !decided && req.expectsRecord() {
+		if rep, ahead, decided = req.replyFromFlight(); !decided {
+			expired, rep, decided = req.replyFromStore()
 		}
-		expired, rep, answered = req.replyFromStore()
 	}
-	if answered {
-		return rep, nil
+	if decided {
+		return rep, ahead
 	}
+	return req.claimAndRun(expired)
+}
+
+// expectsRecord reports whether there may be a record under the key that is worth a query before
+// the key is claimed. In transactional mode the claim looks for one too.
+func (req *servedRequest) expectsRecord() bool {
+	return req.handler.route.Mode == Leased || req.layer.cache != nil || req.layer.recentKeys.has(req.id)
+}
+
+// replyFromFlight answers if another request of this process has the key.
+func (req *servedRequest) replyFromFlight() (rep reply, ahead <-chan struct{}, decided bool) {
+	if ahead = req.layer.flights.running(req.id); ahead == nil {
+		return reply{}, nil, false
+	}
+	return inProgressReply(time.Second), ahead, true
+}
+
+// claimAndRun takes the key and runs the handler. In lease mode it takes over an expired record. If
+// another request of this process is faster, it answers from that one's record, if there is one.
+func (req *servedRequest) claimAndRun(expired *storedRecord) (rep reply, ahead <-chan struct{}) {
+	flights := &req.layer.flights
 	if req.flight, ahead = flights.start(req.id); req.flight == nil {
 		if !req.layer.recentKeys.has(req.id) {
-			if _, rep, answered := req.replyFromStore(); answered && rep.mark == Replayed {
+			if _, rep, decided := req.replyFromStore(); decided && rep.mark == Replayed {
 				return rep, nil
 			}
 		}
 		return inProgressReply(time.Second), ahead
 	}
 	defer flights.end(req.flight)
-	if route.Mode == Leased {
+	if req.handler.route.Mode == Leased {
 		return req.serveLeased(expired), nil
 	}
 	return req.serveTransactional(), nil
