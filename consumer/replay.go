@@ -1,8 +1,6 @@
 package consumer
 
-import (
-	"context"
-)
+import "context"
 
 // endReplaySQL ends a replay, in the transaction that moves the position to where the replay
 // interrupted the work.

@@ -7,6 +7,13 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
+// databaseHistory identifies a history of a database. What was committed in it is there, unless a
+// failover has lost it; the failover begins another history.
+type databaseHistory struct {
+	System   int64  // pg_control_system
+	Timeline uint32 // the first eight digits of pg_walfile_name(pg_current_wal_insert_lsn()), in hexadecimal
+}
+
 // cacheEntry is a completed record as the cache holds it.
 type cacheEntry struct {
 	Origin      databaseHistory // of the connection on which it was committed or read

@@ -8,15 +8,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// decision is what a handler has decided about its answer. Without one, the status decides.
-type decision int
-
-const (
-	byStatus decision = iota
-	decidedFinal
-	decidedTransient
-)
-
 // Final makes the handler's answer final, whatever its status (H27): the layer stores it, and each
 // copy of the request gets it. Use it, for example, for a 503 of a provider that will never accept
 // the request. For an answer of 400 or above the layer undoes the writes, as for any final refusal,

@@ -102,11 +102,6 @@ func writeResult[T any](codec Codec, rec *recorder, result T) error {
 	return nil
 }
 
-func asPermanent(err error) (*PermanentError, bool) {
-	var permanent *PermanentError
-	return permanent, errors.As(err, &permanent) && permanent != nil
-}
-
 func writeError(rec *recorder, e *PermanentError) error {
 	encoded, err := json.Marshal(e)
 	if err != nil {

@@ -11,6 +11,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
+func asPermanent(err error) (*PermanentError, bool) {
+	var permanent *PermanentError
+	return permanent, errors.As(err, &permanent) && permanent != nil
+}
+
 // Doer makes calls of one operation take effect once, see [Do]. Make one with [NewDoer], once for
 // each operation. It is safe for concurrent use.
 type Doer struct {
@@ -30,7 +35,8 @@ type Codec interface {
 // jsonCodec is the default. It sorts the members of maps.
 type jsonCodec struct{}
 
-func (jsonCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
+func (jsonCodec) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
+
 func (jsonCodec) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
 
 // DoerConfig configures a [Doer]. The zero value of a field is the default that its comment names;

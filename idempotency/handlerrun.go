@@ -52,6 +52,15 @@ func (req *servedRequest) newRun() *handlerRun {
 // that goroutines which an earlier run has left cannot get the transaction of a later run.
 type runKey struct{}
 
+// decision is what a handler has decided about its answer. Without one, the status decides.
+type decision int
+
+const (
+	byStatus decision = iota
+	decidedFinal
+	decidedTransient
+)
+
 // runHandler runs the handler. If it panics, runHandler returns the value, and the caller must
 // panic with it again.
 func (run *handlerRun) runHandler(ctx context.Context, rec *recorder) (panicked any) {
@@ -118,3 +127,13 @@ func (run *handlerRun) handlerRequest(ctx context.Context) *http.Request {
 	}
 	return r
 }
+
+// stepState is how far a step of a run is. The greater of two states decides about the request.
+type stepState int
+
+const (
+	stepDone    stepState = iota // its outcome is known
+	stepRunning                  // its name is taken
+	stepFailed                   // its outcome is unknown, and it may be tried again
+	stepAside                    // its outcome is unknown, and an operator has to decide
+)

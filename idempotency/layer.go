@@ -1,22 +1,20 @@
 package idempotency
 
 import (
-	"errors"
+	"context"
 	"fmt"
-	"net/http"
 	"sync"
 	"sync/atomic"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/internal/imagined"
-	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/watch"
 	"github.com/onlyonce/onlyonce/shard"
 )
+
+// maxCachePuts bounds how many records are being put into the cache at once. Further ones are not
+// put; a later copy of the request tries again.
+const maxCachePuts = 64
 
 // Layer answers a copy of a request with the first request's answer. Make one with [New], wrap
 // handlers with [Layer.Handle], and run [Layer.Run] to purge expired records. It is safe for
@@ -42,71 +40,18 @@ type Layer struct {
 	operations sync.Map // *Operations by their stream: to answer copies of requests that made an operation
 }
 
-// New checks the configuration without connecting. If it is wrong, the error lists every fault,
-// each with its field, and wraps [ErrConfig].
-//
-// With a [shard.Set] the layer serves a request in the database of its tenant: its record, the
-// handler's writes ([Tx]) and the calls that it enqueues are there, and commit together. The set's
-// function gets Scope.Tenant as the place. A request gets 503 without effect if its tenant is
-// moving, or if the function names a database where the tenant does not live. The first request of
-// a new tenant queries all databases, and gets 503 while one of them is down.
-//
-// Each pool needs one connection for each concurrent handler in transactional mode, and one more to
-// look up records. In lease mode the layer renews its leases on one connection beside the pool.
-func New[D shard.Databases](db D, cfg Config) (*Layer, error) {
-	if set, ok := any(db).(*shard.Set); ok {
-		return newSharded(set, cfg)
+// ofTenant returns the layer of the database that a tenant lives in.
+func (l *Layer) ofTenant(ctx context.Context, tenant string) (*Layer, error) {
+	if l.shards == nil {
+		return l, nil
 	}
-	pool, _ := any(db).(*pgxpool.Pool)
-	return newLayer(pool, cfg)
-}
-
-// newLayer makes the layer of one database.
-func newLayer(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
-	cfg.Logger = imagined.Logger(pool, cfg.Logger)
-	cfg, err := cfg.withDefaults()
-	if err = errors.Join(err, poolcheck.One(ErrConfig, pool)); err != nil {
-		return nil, err
-	}
-	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	l := &Layer{pool: primary.Of(pool, cfg.Logger), cfg: cfg, purgeBatch: 1000}
-	l.timeoutArgs = []any{guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle)}
-	if l.fingerprints, err = newFingerprinter(cfg.FingerprintKeys); err != nil {
-		return nil, err
-	}
-	if cfg.Cache != nil {
-		l.cache = newResponseCache(&cfg)
-		l.cachePuts = make(chan struct{}, maxCachePuts)
-	}
-	l.watched = watch.New(l.pool, min(cfg.PurgeInterval, watch.Often))
-	l.flights.byKey = make(map[[16]byte]*flight)
-	l.flights.waiting = make(map[[16]byte]int)
-	l.flights.tenants = make(map[string]*tenantLoad)
-	l.leases.layer = l
-	return l, nil
-}
-
-// Handle wraps a handler. If the route is wrong, the error lists every fault, each with its field,
-// and wraps [ErrConfig].
-func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
-	r, err := r.withDefaults()
-	if next == nil {
-		err = errors.Join(err, fmt.Errorf("%w: Handle: the handler must not be nil", ErrConfig))
-	}
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
+	defer cancel()
+	db, err := l.set.Find(ctx, tenant)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("idempotency: %w", err)
 	}
-	return &routeHandler{layer: l, route: r, next: next, keyRule: keyRule{headers: l.cfg.Headers, pointer: r.KeyPointer}}, nil
-}
-
-// MustHandle is Handle for routes that are constant in the program. It panics if the route is
-// wrong.
-func (l *Layer) MustHandle(r Route, next http.Handler) http.Handler {
-	h, err := l.Handle(r, next)
-	if err != nil {
-		panic(err)
-	}
-	return h
+	return l.shards[db.Name], nil
 }
 
 // reportError reports an error that cannot be returned to a caller.
@@ -114,5 +59,13 @@ func (l *Layer) reportError(err error) {
 	l.cfg.Logger.Error("onlyonce: idempotency", "error", err)
 	if l.cfg.Hooks.Failed != nil {
 		l.cfg.Hooks.Failed(err)
+	}
+}
+
+// forgetPlace makes the next request of a tenant ask for its shard again, if an error says that the
+// database does not know the tenant.
+func (l *Layer) forgetPlace(tenant string, err error) {
+	if _, unknown := shard.Refused(err); unknown {
+		l.set.Forget(tenant)
 	}
 }

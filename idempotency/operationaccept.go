@@ -128,8 +128,3 @@ func hashed(text string, n int) int {
 
 // operationName is how a stored answer names its operation.
 func operationName(stream string, id uuid.UUID) string { return stream + "/" + id.String() }
-
-// headerSealed is an event's header that says whether its body is sealed.
-const headerSealed = "onlyonce-sealed"
-
-var sealedMark = map[bool]string{false: "0", true: "1"}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -18,25 +17,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/together"
 )
-
-// Operations answers requests with 202 if their work takes longer than a client waits (H23). The
-// work commits with the request's record, as an event. A consumer in this process or another one
-// applies it, and clients poll its state. Make one with [NewOperations], call [Operations.Accept]
-// in handlers, serve it under OperationsConfig.Path, and run [Operations.Run].
-//
-// Handlers that call Accept must be behind a [Layer] in transactional mode: a copy of the request
-// then gets the same Location, with the operation's present state. Operations is safe for
-// concurrent use.
-type Operations struct {
-	layer      *Layer
-	cfg        OperationsConfig
-	work       map[string]Work
-	source     *eventsource.Source
-	worker     *consumer.Consumer
-	partitions atomic.Int32 // that the stream has; 0: not known yet
-
-	shards map[*Layer]*Operations // of a layer of several databases: one for each; it has no worker itself
-}
 
 // OperationsConfig configures [Operations]. The zero value of a field is the default that its
 // comment names; a value out of range is an error of [NewOperations] and never adjusted.

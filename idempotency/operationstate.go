@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,39 +12,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 )
-
-// States of an operation. It is suspended if its worker has parked it.
-const (
-	operationRunning   = "running"
-	operationSucceeded = "succeeded"
-	operationFailed    = "failed"
-	operationCancelled = "cancelled"
-	operationSuspended = "suspended"
-)
-
-// operationState is the JSON that clients get.
-type operationState struct {
-	ID          string             `json:"id"`
-	Name        string             `json:"name"`
-	State       string             `json:"state"`
-	Progress    *operationProgress `json:"progress,omitempty"`
-	Cancelling  bool               `json:"cancelling,omitempty"`
-	CreatedAt   *time.Time         `json:"created_at,omitempty"`
-	CompletedAt *time.Time         `json:"completed_at,omitempty"`
-	Result      json.RawMessage    `json:"result,omitempty"`
-	Error       *operationError    `json:"error,omitempty"`
-}
-
-type operationProgress struct {
-	Percent   int       `json:"percent"`
-	Text      string    `json:"text,omitempty"`
-	UpdatedAt time.Time `json:"updated_at"`
-}
-
-type operationError struct {
-	Code string `json:"code"`
-	Text string `json:"text,omitempty"`
-}
 
 // findOperationSQL finds an operation within a scope. In: id, tenant, principal, its key among
 // parked rows. Out: at most one row. Expired operations count as absent.
@@ -123,11 +89,6 @@ func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-var (
-	errUnreadable = errors.New("idempotency: the stored result cannot be read")
-	errErased     = errors.New("idempotency: the operation was erased")
-)
-
 func (o *Operations) findState(ctx context.Context, id uuid.UUID, scope Scope) (*operationState, error) {
 	s := operationState{ID: id.String()}
 	var result []byte
@@ -170,14 +131,6 @@ func (o *Operations) writeState(w http.ResponseWriter, status int, s *operationS
 	}
 	w.WriteHeader(status)
 	_, _ = w.Write(s.encode()) // if the client has disconnected, it asks again
-}
-
-func (s *operationState) encode() []byte {
-	body, err := json.Marshal(s)
-	if err != nil {
-		panic(err) // cannot fail: the result was checked when it was stored
-	}
-	return body
 }
 
 // retryAfter is OperationsConfig.RetryAfter as a header has it.

@@ -170,28 +170,3 @@ func (op *Operation) Progress(ctx context.Context, percent int, text string) err
 	}
 	return nil
 }
-
-// Work does an operation in a transaction that commits together with the operation's end. It may
-// run more than once, but its effects are applied once. It must follow the rules for a consumer's
-// handler, see package consumer. If the client cancels the operation, its context ends.
-//
-// The result is a JSON value or nil. If the error is a [PermanentError], the operation ends: the
-// writes are undone, and the client gets code and detail. After any other error the consumer tries
-// the work again; after MaxAttempts the operation fails without a text.
-type Work func(ctx context.Context, tx consumer.Tx, op *Operation) (result json.RawMessage, err error)
-
-// Operation is an operation that a [Work] is working on.
-type Operation struct {
-	// ID is the last part of the operation's URL.
-	ID    string
-	Name  string
-	Input []byte
-	// Scope is the scope of the request.
-	Scope Scope
-
-	ops *Operations
-	id  uuid.UUID
-}
-
-// ErrCancelled is the cause of a [Work]'s context once the client has cancelled the operation.
-var ErrCancelled = errors.New("idempotency: the operation was cancelled")

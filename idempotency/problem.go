@@ -96,7 +96,8 @@ var problems = map[code]struct {
 	codeKeyChanged:       {http.StatusServiceUnavailable, "The request cannot be compared with earlier ones now", true},
 }
 
-func (c code) status() int     { return problems[c].status }
+func (c code) status() int { return problems[c].status }
+
 func (c code) retryable() bool { return problems[c].retryable }
 
 const (

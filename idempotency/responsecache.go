@@ -69,13 +69,6 @@ type responseCache struct {
 	latest  atomic.Pointer[sighting]
 }
 
-// databaseHistory identifies a history of a database. What was committed in it is there, unless a
-// failover has lost it; the failover begins another history.
-type databaseHistory struct {
-	System   int64  // pg_control_system
-	Timeline uint32 // the first eight digits of pg_walfile_name(pg_current_wal_insert_lsn()), in hexadecimal
-}
-
 // sighting is what one answer of the database says about its history and clock.
 type sighting struct {
 	databaseHistory
@@ -119,17 +112,17 @@ func newResponseCache(cfg *Config) *responseCache {
 // observe records an answer of the database: its history and clock, and time.Now() from just before
 // the query. Answers may arrive in any order. A lower timeline of the same system is ignored: it
 // comes from an old primary that has not noticed its replacement yet.
-func (t *responseCache) observe(o databaseHistory, clock, asked time.Time) {
+func (rc *responseCache) observe(o databaseHistory, clock, asked time.Time) {
 	next := &sighting{o, clock, asked}
 	for {
-		last := t.latest.Load()
+		last := rc.latest.Load()
 		if last != nil && last.System == o.System && (o.Timeline < last.Timeline || o.Timeline == last.Timeline && !asked.After(last.asked)) {
 			return
 		}
 		if last != nil && last.System != o.System && !asked.After(last.asked) {
 			return
 		}
-		if t.latest.CompareAndSwap(last, next) {
+		if rc.latest.CompareAndSwap(last, next) {
 			return
 		}
 	}
@@ -137,8 +130,8 @@ func (t *responseCache) observe(o databaseHistory, clock, asked time.Time) {
 
 // currentHistory returns the database's history, and a time that is not before the database's
 // clock. ok is false if they are not known.
-func (t *responseCache) currentHistory() (o databaseHistory, clock time.Time, ok bool) {
-	s := t.latest.Load()
+func (rc *responseCache) currentHistory() (o databaseHistory, clock time.Time, ok bool) {
+	s := rc.latest.Load()
 	if s == nil {
 		return databaseHistory{}, time.Time{}, false
 	}
@@ -147,20 +140,20 @@ func (t *responseCache) currentHistory() (o databaseHistory, clock time.Time, ok
 }
 
 // get returns a record from the cache. If it returns false, the caller must ask the database.
-func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool) {
-	if _, _, ok := t.currentHistory(); !ok {
+func (rc *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool) {
+	if _, _, ok := rc.currentHistory(); !ok {
 		return nil, false
 	}
 	var sealed []byte
-	err := t.withBreaker(ctx, func(ctx context.Context) (err error) {
-		got, err := t.cache.Get(ctx, id)
+	err := rc.withBreaker(ctx, func(ctx context.Context) (err error) {
+		got, err := rc.cache.Get(ctx, id)
 		sealed = got
 		return err
 	})
 	if err != nil || sealed == nil {
 		return nil, false
 	}
-	entry, err := t.sealer.Open(entryName(id), sealed)
+	entry, err := rc.sealer.Open(entryName(id), sealed)
 	if err != nil {
 		return nil, false // garbage, or sealed with a key that is gone
 	}
@@ -170,7 +163,7 @@ func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool
 	}
 	// Read the clock after the cache has answered: it may have been slow, and a failover seen
 	// meanwhile.
-	o, clock, ok := t.currentHistory()
+	o, clock, ok := rc.currentHistory()
 	if !ok || c.Origin != o || !clock.Before(until) || !clock.Before(c.Expires) {
 		return nil, false
 	}
@@ -181,42 +174,42 @@ func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool
 // the same attempt is there. If it is not, or if the check fails, put removes the entry again. It
 // may run after the request was answered; its errors are dropped, because a missing entry costs
 // only a query.
-func (t *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, isStillThere func(context.Context) (bool, error)) {
-	o, clock, ok := t.currentHistory()
+func (rc *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, isStillThere func(context.Context) (bool, error)) {
+	o, clock, ok := rc.currentHistory()
 	if !ok || c.Origin != o {
 		return // get would refuse it
 	}
-	ttl := min(t.ttl, c.Expires.Sub(clock))
+	ttl := min(rc.ttl, c.Expires.Sub(clock))
 	if ttl < time.Millisecond {
 		return
 	}
-	sealed, err := t.sealer.Seal(entryName(id), c.encode(clock.Add(ttl)))
+	sealed, err := rc.sealer.Seal(entryName(id), c.encode(clock.Add(ttl)))
 	if err != nil || len(sealed) > maxEntry {
 		return
 	}
-	err = t.withBreaker(ctx, func(ctx context.Context) error { return t.cache.Put(ctx, id, sealed, ttl) })
+	err = rc.withBreaker(ctx, func(ctx context.Context) error { return rc.cache.Put(ctx, id, sealed, ttl) })
 	if errors.Is(err, gobreaker.ErrOpenState) || errors.Is(err, gobreaker.ErrTooManyRequests) {
 		return // nothing was put
 	}
 	// Check even after an error: a put that timed out here may have been executed there.
 	if there, err := isStillThere(ctx); err != nil || !there {
-		_ = t.remove(context.WithoutCancel(ctx), id)
+		_ = rc.remove(context.WithoutCancel(ctx), id)
 	}
 }
 
 // remove removes a record's entry, after the COMMIT that deleted its row. It is tried even if the
 // breaker is open. If it returns an error, the cache may serve the answer for the rest of the TTL.
-func (t *responseCache) remove(ctx context.Context, id [16]byte) error {
-	return callWithin(ctx, removeTimeout, func(ctx context.Context) error { return t.cache.Delete(ctx, id) })
+func (rc *responseCache) remove(ctx context.Context, id [16]byte) error {
+	return callWithin(ctx, removeTimeout, func(ctx context.Context) error { return rc.cache.Delete(ctx, id) })
 }
 
 // withBreaker runs one operation, unless the cache has failed so often that the breaker is open.
-func (t *responseCache) withBreaker(ctx context.Context, op func(context.Context) error) error {
-	done, err := t.breaker.Allow()
+func (rc *responseCache) withBreaker(ctx context.Context, op func(context.Context) error) error {
+	done, err := rc.breaker.Allow()
 	if err != nil {
 		return err
 	}
-	err = callWithin(ctx, t.timeout, op)
+	err = callWithin(ctx, rc.timeout, op)
 	if err != nil && ctx.Err() != nil {
 		done(errCacheCallerGone)
 	} else {

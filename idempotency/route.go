@@ -13,6 +13,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
+// StepOutcome is a provider's answer about a [Step], see Route.Reconcile.
+type StepOutcome int
+
 // Mode decides how a request's effects and its record stay together.
 type Mode int
 
@@ -223,3 +226,14 @@ const maxStored = 32 << 20
 // stepMargin is how much longer a record is kept than the provider's memory lasts. It is also how
 // long before the end of that memory a step is no longer repeated.
 const stepMargin = time.Hour
+
+// The outcomes.
+const (
+	// StepUnknown: the provider cannot tell. The layer sets the request aside for an operator.
+	StepUnknown StepOutcome = iota
+	// StepTookEffect: the call took effect, or was refused for good. The layer stores its result.
+	StepTookEffect
+	// StepNoEffect: no call of the step took effect, and an earlier call can no longer do so. The
+	// layer calls the step's function, under the same key.
+	StepNoEffect
+)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -25,43 +24,10 @@ type routeHandler struct {
 	refusals pace.Seldom // log lines of refused requests
 }
 
-// ServeHTTP reads and checks the whole request before it looks for the key in the store: the body,
-// its bounds, and the one key that it names.
-func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	begun := time.Now()
-	req := &servedRequest{handler: e, layer: e.layer, w: w}
-	if !slices.Contains(e.route.Methods, r.Method) { // H1
-		w.Header().Set(headerStatus, string(Bypassed))
-		e.next.ServeHTTP(w, r)
-		return
-	}
-	hooks, started := &e.layer.cfg.Hooks, ServeStart{Pattern: e.route.Pattern, Method: r.Method}
-	if hooks.ServeStart != nil {
-		r = r.WithContext(hooks.ServeStart(r.Context(), started))
-	}
-	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
-	defer func() {
-		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(r.Context(), Served{ServeStart: started, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
-				Status: status, Runs: req.runs, Took: time.Since(begun)})
-		}
-	}()
-	rep = req.serveRequest(r)
-	status = req.writeReply(rep)
-	switch {
-	case rep.code == codeScopeMissing: // anyone can send such requests
-		e.logRefusal(r.Method, status, rep.code, rep.logged.Error())
-	case rep.logged != nil:
-		e.layer.reportError(rep.logged)
-	case rep.mark == Rejected || rep.mark == Mismatch:
-		e.logRefusal(r.Method, status, rep.code, req.detail)
-	}
-}
-
 // logRefusal logs a refused request, for each route and code at most once in pace.Refusals. A
 // request whose key is in progress is not refused: its client waits and asks again.
-func (e *routeHandler) logRefusal(method string, status int, c code, detail string) {
-	held, yes := e.refusals.Let(string(c), time.Now(), pace.Refusals)
+func (rh *routeHandler) logRefusal(method string, status int, c code, detail string) {
+	held, yes := rh.refusals.Let(string(c), time.Now(), pace.Refusals)
 	if !yes {
 		return
 	}
@@ -69,7 +35,7 @@ func (e *routeHandler) logRefusal(method string, status int, c code, detail stri
 	if detail != "" {
 		text += ": " + detail
 	}
-	e.layer.cfg.Logger.Warn("onlyonce: request refused", "route", e.route.Pattern, "method", method, "status", status, "code", string(c),
+	rh.layer.cfg.Logger.Warn("onlyonce: request refused", "route", rh.route.Pattern, "method", method, "status", status, "code", string(c),
 		"error", text, "not_logged", held)
 }
 
@@ -81,9 +47,9 @@ func (e *routeHandler) logRefusal(method string, status int, c code, detail stri
 // Content-Length), an empty body that was sent looks the same and is refused too. White space
 // counts as nothing, because a decoder stops before the line end that follows the value. If the
 // length is unknown and only a part was read, the layer cannot see that.
-func (e *routeHandler) readBody(w http.ResponseWriter, r *http.Request) (body []byte, c code, err error) {
+func (rh *routeHandler) readBody(w http.ResponseWriter, r *http.Request) (body []byte, c code, err error) {
 	if r.Body != nil && r.Body != http.NoBody {
-		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.route.MaxBody)))
+		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, int64(rh.route.MaxBody)))
 	}
 	var tooLarge *http.MaxBytesError
 	switch {
@@ -103,7 +69,7 @@ var errConsumed = errors.New("idempotency: the request's body was read before th
 
 // scopeOf returns the request's owner. Config.Scope gets a copy of the request with a body of its
 // own, which is read when Scope reads it.
-func (e *routeHandler) scopeOf(r *http.Request, read func() ([]byte, code)) (Scope, error) {
+func (rh *routeHandler) scopeOf(r *http.Request, read func() ([]byte, code)) (Scope, error) {
 	own := r.WithContext(r.Context())
 	own.Body = io.NopCloser(&lateBody{read: read})
 	defer func() {
@@ -111,7 +77,7 @@ func (e *routeHandler) scopeOf(r *http.Request, read func() ([]byte, code)) (Sco
 			_ = own.MultipartForm.RemoveAll()
 		}
 	}()
-	scope, err := e.layer.cfg.Scope(own)
+	scope, err := rh.layer.cfg.Scope(own)
 	if err == nil {
 		err = scope.check()
 	}
@@ -137,15 +103,15 @@ func (b *lateBody) Read(p []byte) (int, error) {
 }
 
 // fingerprintSubject collects what the fingerprint covers.
-func (e *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []byte) fingerprintSubject {
+func (rh *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []byte) fingerprintSubject {
 	mode := fingerprintRaw
-	if e.route.FingerprintJSON {
+	if rh.route.FingerprintJSON {
 		mode = fingerprintJSON
 	}
-	s := fingerprintSubject{Tenant: scope.Tenant, Scope: e.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
+	s := fingerprintSubject{Tenant: scope.Tenant, Scope: rh.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
 		Body: body, Mode: mode}
 	s.MediaType, s.Coding = r.Header.Get("Content-Type"), strings.Join(r.Header.Values("Content-Encoding"), ",")
-	for _, name := range e.route.FingerprintHeaders {
+	for _, name := range rh.route.FingerprintHeaders {
 		if name == "Host" { // net/http moves it from the header to Request.Host
 			s.Headers = append(s.Headers, [2]string{name, strings.ToLower(r.Host)})
 			continue
@@ -164,8 +130,8 @@ func (e *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []b
 
 // scopeName returns the scope of a request's key in the database (H8). The principal is escaped, so
 // that it cannot be mistaken for another part of the name.
-func (e *routeHandler) scopeName(method string, s Scope) string {
-	name := "http " + method + " " + e.route.Pattern
+func (rh *routeHandler) scopeName(method string, s Scope) string {
+	name := "http " + method + " " + rh.route.Pattern
 	return withPrincipal(name, s)
 }
 

@@ -2,16 +2,12 @@ package idempotency
 
 import (
 	"context"
-	"crypto/rand"
-	"fmt"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
@@ -49,153 +45,11 @@ type ownRecord struct {
 	expires     time.Time // set by the statement that completes the record
 }
 
-// serveRequest finds the request's scope and key, and runs it.
-func (req *servedRequest) serveRequest(r *http.Request) reply {
-	handler := req.handler
-	var body []byte
-	var refused code
-	var bodyErr error
-	// Before Config.Scope and Config.TenantLimit have let the request in, its body is read only if
-	// Scope reads it: otherwise anyone could have this process hold bodies.
-	readBody := sync.OnceFunc(func() { body, refused, bodyErr = handler.readBody(req.w, r) })
-	scope, err := handler.scopeOf(r, func() ([]byte, code) { readBody(); return body, refused })
-	if refused != "" {
-		return problemReply(refused, bodyErr)
-	}
-	if err != nil {
-		return problemReply(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
-	}
-	req.scope = scope
-	req.ctx = context.WithoutCancel(r.Context()) // H11: the request goes on if the client disconnects
-	if req.layer, err = handler.layer.ofTenant(req.ctx, scope.Tenant); err != nil {
-		req.layer = handler.layer
-		return problemReply(codeStoreUnavailable, err)
-	}
-	if !req.layer.flights.admit(scope.Tenant, req.layer.cfg.TenantLimit) {
-		return problemReply(codeOverCapacity, nil)
-	}
-	defer req.layer.flights.leave(scope.Tenant)
-	if readBody(); refused != "" {
-		return problemReply(refused, bodyErr)
-	}
-	req.http, req.body, req.caller, req.perform = r, body, r.Context(), (*handlerRun).serveHandler
-	key, found, err := handler.keyRule.find(r.Header, body)
-	if err != nil {
-		req.detail = err.Error()
-		return problemReply(codeKeyInvalid, nil)
-	}
-	req.key, req.ttl = key, handler.route.TTL
-	if !found && !handler.route.KeyOptional {
-		req.detail = "send a key in the header " + handler.keyRule.headers[0]
-		return problemReply(codeKeyMissing, nil)
-	}
-	req.subject = handler.fingerprintSubject(scope, r, body)
-	req.work = req.ctx
-	_, _ = rand.Read(req.token[:]) // never fails
-	if req.key == "" {
-		return req.serveUnkeyed()
-	}
-	req.setRecordID(codec.JoinTrace(r.Header.Get("Traceparent"), r.Header.Get("Tracestate")))
-	if req.fingerprint, err = handler.layer.fingerprints.sum(&req.subject); err != nil {
-		req.detail = err.Error()
-		return problemReply(codeBodyInvalid, nil)
-	}
-	return req.serveKeyed()
-}
-
 // setRecordID computes the record's id, and the origin from which the keys of calls are derived.
 func (req *servedRequest) setRecordID(trace string) {
 	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: trace, TraceOf: req.layer.cfg.Trace}
 	req.id = dedupe.Key{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key}.Hash()
 	req.subject.Record, req.subject.Key = req.id, req.key
-}
-
-// serveKeyed runs the request, which was admitted, or answers from the record of the first one.
-func (req *servedRequest) serveKeyed() reply {
-	flights := &req.layer.flights
-	route := &req.handler.route
-	deadline := time.Now().Add(route.Wait)
-	for n := 0; ; n++ {
-		rep, ahead := req.tryOnce()
-		if rep.code != codeInProgress || route.Wait == 0 || time.Until(deadline) <= 0 {
-			return rep
-		}
-		if !flights.wait(req.caller, req.id, req.scope.Tenant, ahead, n, deadline) {
-			return rep
-		}
-	}
-}
-
-// tryOnce asks up to three questions, of which the first to know decides: whether another request
-// of this process has the key, whether the store has a record under it, and whether this request can
-// take it. Stored answers are read without taking the key, so that copies that arrive together do
-// not wait for each other. If another request of this process has the key, ahead is closed when
-// that one ends.
-func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
-	rep, decided := req.refuseChangedKey()
-	var expired *storedRecord
-	if !decided && req.expectsRecord() {
-		if rep, ahead, decided = req.replyFromFlight(); !decided {
-			expired, rep, decided = req.replyFromStore()
-		}
-	}
-	if decided {
-		return rep, ahead
-	}
-	return req.claimAndRun(expired)
-}
-
-// expectsRecord reports whether there may be a record under the key that is worth a query before
-// the key is claimed. In transactional mode the claim looks for one too.
-func (req *servedRequest) expectsRecord() bool {
-	return req.handler.route.Mode == Leased || req.layer.cache != nil || req.layer.recentKeys.has(req.id)
-}
-
-// replyFromFlight answers if another request of this process has the key.
-func (req *servedRequest) replyFromFlight() (rep reply, ahead <-chan struct{}, decided bool) {
-	if ahead = req.layer.flights.running(req.id); ahead == nil {
-		return reply{}, nil, false
-	}
-	return inProgressReply(time.Second), ahead, true
-}
-
-// claimAndRun takes the key and runs the handler. In lease mode it takes over an expired record. If
-// another request of this process is faster, it answers from that one's record, if there is one.
-func (req *servedRequest) claimAndRun(expired *storedRecord) (rep reply, ahead <-chan struct{}) {
-	flights := &req.layer.flights
-	if req.flight, ahead = flights.start(req.id); req.flight == nil {
-		if !req.layer.recentKeys.has(req.id) {
-			if _, rep, decided := req.replyFromStore(); decided && rep.mark == Replayed {
-				return rep, nil
-			}
-		}
-		return inProgressReply(time.Second), ahead
-	}
-	defer flights.end(req.flight)
-	if req.handler.route.Mode == Leased {
-		return req.serveLeased(expired), nil
-	}
-	return req.serveTransactional(), nil
-}
-
-// replyFromStore answers from the record, if there is one. In lease mode, a record whose owner's
-// lease has ended is returned as expired, to be taken over.
-func (req *servedRequest) replyFromStore() (expired *storedRecord, rep reply, answered bool) {
-	if rep, answered := req.replyFromCache(); answered {
-		return nil, rep, true
-	}
-	rec, err := req.layer.findRecord(req.ctx, req.id)
-	if err != nil {
-		return nil, problemReply(codeStoreUnavailable, err), true
-	}
-	if rec == nil {
-		return nil, reply{}, false
-	}
-	rep = req.replyFromRecord(rec) // a different request under such a key gets 422 as usual
-	if req.handler.route.Mode == Leased && rec.leaseEnded && rep.code == codeInProgress {
-		return rec, reply{}, false
-	}
-	return nil, rep, true
 }
 
 // newRecorder makes the ResponseWriter for one run of the handler.
@@ -206,27 +60,21 @@ func (req *servedRequest) newRecorder(limit int) *recorder {
 	return newRecorderOver(limit, req.w.Header())
 }
 
-// serveUnkeyed runs a request that has no key and needs none.
-func (req *servedRequest) serveUnkeyed() reply {
-	if req.handler.route.Mode == Leased {
-		return req.runUnprotected(req.newRecorder(maxStored))
+// bodyLimit returns how long an answer may be while its handler runs. Whether one that is longer
+// than Route.MaxResponse is sent is decided afterwards.
+func (req *servedRequest) bodyLimit() int {
+	route := &req.handler.route
+	if route.NoStoreBody || route.TombstoneLarge || route.Render != nil {
+		return maxStored
 	}
-	for reruns := 0; ; reruns++ {
-		if out := req.newRun().runTransactional(req.newRecorder(maxStored), false); !out.rerun || reruns == rerunLimit {
-			return out.reply
-		}
-	}
+	return route.MaxResponse
 }
 
-// runUnprotected runs the handler without the store (H5).
-func (req *servedRequest) runUnprotected(rec *recorder) reply {
-	run := req.newRun()
-	run.unprotected = true
-	if p := run.runHandler(req.work, rec); p != nil {
-		panic(p)
-	}
-	if rec.exceeded() {
-		return problemReply(codeResponseTooLarge, nil)
-	}
-	return handlerReply(Bypassed, rec)
+// derivesCalls reports whether the keys of calls are made from the request's key. They must not be
+// if the record expires long before the remote forgets the call.
+func (req *servedRequest) derivesCalls() bool {
+	return req.handler.route.KeyWindow != NoCalls
 }
+
+// timeoutArgs returns the arguments of http_begin and http_open that bound the transaction.
+func (req *servedRequest) timeoutArgs() []any { return req.layer.timeoutArgs }

@@ -71,16 +71,6 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 	return result, err
 }
 
-// stepState is how far a step of a run is. The greater of two states decides about the request.
-type stepState int
-
-const (
-	stepDone    stepState = iota // its outcome is known
-	stepRunning                  // its name is taken
-	stepFailed                   // its outcome is unknown, and it may be tried again
-	stepAside                    // its outcome is unknown, and an operator has to decide
-)
-
 // takeStepName takes a name for a step of the run.
 func (run *handlerRun) takeStepName(name string) error {
 	run.asking.Lock()
@@ -174,20 +164,6 @@ func (run *handlerRun) reconcileStep(ctx context.Context, name, key string, unkn
 	}
 	return true, result, stepDone, nil
 }
-
-// StepOutcome is a provider's answer about a [Step], see Route.Reconcile.
-type StepOutcome int
-
-// The outcomes.
-const (
-	// StepUnknown: the provider cannot tell. The layer sets the request aside for an operator.
-	StepUnknown StepOutcome = iota
-	// StepTookEffect: the call took effect, or was refused for good. The layer stores its result.
-	StepTookEffect
-	// StepNoEffect: no call of the step took effect, and an earlier call can no longer do so. The
-	// layer calls the step's function, under the same key.
-	StepNoEffect
-)
 
 // stepKey returns the key for the provider. It does not depend on which process works on the
 // request.

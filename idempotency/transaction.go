@@ -12,6 +12,15 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
+// tenantConnLimit returns how many connections the handlers of a tenant may hold at once; 0 means
+// any number.
+func (l *Layer) tenantConnLimit(tenant string) int {
+	if l.cfg.TenantConns > 0 || tenant == "" {
+		return l.cfg.TenantConns
+	}
+	return max(1, l.pool.MaxConns()/2)
+}
+
 // ErrNoTx is returned if a request has no transaction: it did not come through a [Layer], or the
 // layer let it pass without protection, for example because of its method.
 var ErrNoTx = errors.New("idempotency: the request has no transaction: it did not come through a Layer, or passed it without protection")
@@ -102,9 +111,6 @@ func (run *handlerRun) reportLateStatement(err error) {
 	run.layer.cfg.Logger.Error("onlyonce: a request's handler queued a statement after it had returned; the statement was not sent", "route", run.handler.route.Pattern, "error", err)
 }
 
-// timeoutArgs returns the arguments of http_begin and http_open that bound the transaction.
-func (req *servedRequest) timeoutArgs() []any { return req.layer.timeoutArgs }
-
 // endTx rolls back the transaction, if it is still open, and gives the connection back, with its
 // place in the tenant's share.
 func (run *handlerRun) endTx() {
@@ -119,4 +125,12 @@ func (run *handlerRun) endTx() {
 		run.tx, run.conn = nil, nil
 		run.mu.Unlock()
 	}
+}
+
+// reserveConn waits until the handler may hold a connection of its tenant's share, which endTx
+// gives back. It returns false if ctx ends first.
+func (run *handlerRun) reserveConn(ctx context.Context) bool {
+	limit := run.layer.tenantConnLimit(run.scope.Tenant)
+	run.connReserved = limit > 0 && run.layer.flights.reserveConn(ctx, run.scope.Tenant, limit)
+	return limit == 0 || run.connReserved
 }

@@ -35,16 +35,6 @@ func (req *servedRequest) serveTransactional() reply {
 	return inProgressReply(time.Second)
 }
 
-// bodyLimit returns how long an answer may be while its handler runs. Whether one that is longer
-// than Route.MaxResponse is sent is decided afterwards.
-func (req *servedRequest) bodyLimit() int {
-	route := &req.handler.route
-	if route.NoStoreBody || route.TombstoneLarge || route.Render != nil {
-		return maxStored
-	}
-	return route.MaxResponse
-}
-
 // runTransactional runs the handler once, in a transaction of its own. claimed is false if the
 // request has no key.
 func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome {
@@ -109,29 +99,6 @@ func (run *handlerRun) openTx(claimed bool) (out runOutcome, ready bool) {
 		return finalOutcome(problemReply(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err))), false
 	}
 	return runOutcome{reply: inProgressReply(time.Second), recorded: n == claimRecorded}, n == claimMine
-}
-
-// derivesCalls reports whether the keys of calls are made from the request's key. They must not be
-// if the record expires long before the remote forgets the call.
-func (req *servedRequest) derivesCalls() bool {
-	return req.handler.route.KeyWindow != NoCalls
-}
-
-// tenantConnLimit returns how many connections the handlers of a tenant may hold at once; 0 means
-// any number.
-func (l *Layer) tenantConnLimit(tenant string) int {
-	if l.cfg.TenantConns > 0 || tenant == "" {
-		return l.cfg.TenantConns
-	}
-	return max(1, l.pool.MaxConns()/2)
-}
-
-// reserveConn waits until the handler may hold a connection of its tenant's share, which endTx
-// gives back. It returns false if ctx ends first.
-func (run *handlerRun) reserveConn(ctx context.Context) bool {
-	limit := run.layer.tenantConnLimit(run.scope.Tenant)
-	run.connReserved = limit > 0 && run.layer.flights.reserveConn(ctx, run.scope.Tenant, limit)
-	return limit == 0 || run.connReserved
 }
 
 // The results of onlyonce.http_begin.

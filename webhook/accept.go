@@ -17,6 +17,17 @@ import (
 	"github.com/onlyonce/onlyonce/shard"
 )
 
+// acceptTx is one transaction that accepts an event.
+type acceptTx struct {
+	*Endpoint
+	*incomingEvent
+	stale error // why the handler, in an earlier transaction, found the event stale; nil: it did not
+
+	commitUnknown bool // COMMIT was sent, and its answer never arrived
+	connLost      bool // the connection was lost before that: nothing is committed
+	handlerFailed bool // the error is the handler's
+}
+
 // receiveSQL claims the event, and is the transaction's fence; see the function's comment in the
 // migration. One row: what it found.
 const receiveSQL = `select onlyonce.receive_webhook($1, $2, $3, $4, $5, $6, $7, $8, $9)`
@@ -120,17 +131,6 @@ func (ep *Endpoint) wakeSources() {
 	for _, s := range ep.cfg.Sources {
 		s.Wake()
 	}
-}
-
-// acceptTx is one transaction that accepts an event.
-type acceptTx struct {
-	*Endpoint
-	*incomingEvent
-	stale error // why the handler, in an earlier transaction, found the event stale; nil: it did not
-
-	commitUnknown bool // COMMIT was sent, and its answer never arrived
-	connLost      bool // the connection was lost before that: nothing is committed
-	handlerFailed bool // the error is the handler's
 }
 
 // classifyError classifies an error: the handler's, the database's, or a wait for another copy.
@@ -301,3 +301,18 @@ func (a *acceptTx) logAside(reason string, why error) {
 }
 
 var _ consumer.Tx = (*guard.Tx)(nil)
+
+// acceptInShard accepts an event in the database of its place.
+func (ep *Endpoint) acceptInShard(ctx context.Context, i *incomingEvent) (Outcome, error) {
+	if ep.set == nil {
+		return ep.accept(ctx, i)
+	}
+	db, err := ep.set.Find(ctx, ep.place(i))
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrStore, err)
+	}
+	if ep.shards != nil {
+		return ep.shards[db.Name].accept(ctx, i)
+	}
+	return ep.accept(ctx, i)
+}

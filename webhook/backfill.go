@@ -10,26 +10,13 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
 
-// Backfill adds events that the provider has but that never reached the endpoint, because the
-// sender gave up or had disabled the endpoint.
-type Backfill struct {
-	// List calls each for every event since a time, for example from a list in the provider's API.
-	// It may list them in any order and list older events too. If each returns an error, List must
-	// return it. Required.
-	//
-	// An Event's ID must be the webhook's id, and its Body one that the handler can parse; both are
-	// required. The endpoint takes Type, Header and Time as they are, and sets Provider.
-	//
-	// The zero time means that no backfill has run before. If the endpoint has received for longer
-	// than the inbox remembers ids, List must then not return older events than that. Otherwise the
-	// time is never longer ago than Config.Retention.
-	List func(ctx context.Context, since time.Time, each func(*Event) error) error
-	// Every is the time from the beginning of one backfill to the beginning of the next, in any
-	// process, at least 1 s. Defaults to 15 min.
-	Every time.Duration
-	// Overlap is how far back before the beginning of the last complete backfill the next one
-	// looks, for events that a provider lists late. Defaults to 1 hour.
-	Overlap time.Duration
+// elsewhere reports whether the place of a listed event is in another database, which lists it too.
+func (ep *Endpoint) elsewhere(i *incomingEvent) (bool, error) {
+	if ep.set == nil {
+		return false, nil
+	}
+	db, err := ep.set.Of(ep.place(i))
+	return db.Name != ep.name, err
 }
 
 // backfillDueSQL returns when the next backfill is due, and from which time it lists. In:

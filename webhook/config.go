@@ -3,7 +3,6 @@ package webhook
 import (
 	"context"
 	"log/slog"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +15,28 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
+
+// Backfill adds events that the provider has but that never reached the endpoint, because the
+// sender gave up or had disabled the endpoint.
+type Backfill struct {
+	// List calls each for every event since a time, for example from a list in the provider's API.
+	// It may list them in any order and list older events too. If each returns an error, List must
+	// return it. Required.
+	//
+	// An Event's ID must be the webhook's id, and its Body one that the handler can parse; both are
+	// required. The endpoint takes Type, Header and Time as they are, and sets Provider.
+	//
+	// The zero time means that no backfill has run before. If the endpoint has received for longer
+	// than the inbox remembers ids, List must then not return older events than that. Otherwise the
+	// time is never longer ago than Config.Retention.
+	List func(ctx context.Context, since time.Time, each func(*Event) error) error
+	// Every is the time from the beginning of one backfill to the beginning of the next, in any
+	// process, at least 1 s. Defaults to 15 min.
+	Every time.Duration
+	// Overlap is how far back before the beginning of the last complete backfill the next one
+	// looks, for events that a provider lists late. Defaults to 1 hour.
+	Overlap time.Duration
+}
 
 // Mode decides how an endpoint processes a new event.
 type Mode int
@@ -185,8 +206,6 @@ const (
 	maxUnknown       = 30 * time.Second // of Config.HandlerTimeout for such a sender
 	maxDuplicateWait = 2 * time.Second
 )
-
-var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
 
 // withDefaults fills in the zero values and returns every fault at once.
 func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {

@@ -23,6 +23,32 @@ var (
 	ErrUnavailable = errors.New("cannot be checked now")
 )
 
+// Errors of a request that an Endpoint refused for another reason than a Verifier's check.
+var (
+	// ErrPending: an earlier copy of the event was not committed within Config.DuplicateWait. 503
+	// (W9).
+	ErrPending = errors.New("webhook: the first copy of the event is not committed yet")
+	// ErrStore: the event is not known to be stored: the database refused it, or COMMIT got no
+	// answer. 503 (W11).
+	ErrStore = errors.New("webhook: the event is not known to be stored")
+	// ErrHandler: an inline handler failed, and the event was not stored. 500 (W8).
+	ErrHandler = errors.New("webhook: the handler failed")
+	// ErrTenant: Config.Tenant panicked or returned an invalid name, and the event was not stored.
+	// 500.
+	ErrTenant = errors.New("webhook: Config.Tenant did not return a valid tenant")
+	// ErrBusy: the endpoint already processes Config.MaxInFlight events, or holds Config.MaxBytes
+	// of bodies. 503.
+	ErrBusy = errors.New("webhook: too many requests at once (Config.MaxInFlight, Config.MaxBytes)")
+
+	// ErrAside: today's events that were set aside, because their id or body came before, have
+	// reached Config.MaxAside; this one was not stored. 503.
+	ErrAside = errors.New("webhook: the events that were set aside today have reached Config.MaxAside")
+
+	errMethod         = errors.New("webhook: the method is not POST")
+	errBodyUnreadable = errors.New("webhook: the body could not be read")
+	errBodySlow       = errors.New("webhook: the body arrived too slowly")
+)
+
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("webhook: bad configuration")
 

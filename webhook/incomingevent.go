@@ -19,6 +19,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
+// messageID is the id under which an event is claimed. The name of the endpoint has no slash, and
+// neither has the provider's.
+func messageID(endpoint string, e *Event) string { return endpoint + "/" + e.Provider + "/" + e.ID }
+
 // incomingEvent is an event on its way into the database.
 type incomingEvent struct {
 	*Event
@@ -111,10 +115,6 @@ func callOrEmpty(f func(*Event) string, e *Event) (s string) {
 	}()
 	return f(e)
 }
-
-// messageID is the id under which an event is claimed. The name of the endpoint has no slash, and
-// neither has the provider's.
-func messageID(endpoint string, e *Event) string { return endpoint + "/" + e.Provider + "/" + e.ID }
 
 // streamEvent returns the event as the log stores it.
 func (ep *Endpoint) streamEvent(i *incomingEvent) eventsource.Event {

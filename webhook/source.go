@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
+
+var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
 
 // SourceConfig configures a [Source]. The zero value of a field is the default that its comment
 // names; a value out of range is an error of [NewSource].

@@ -1,0 +1,114 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"time"
+)
+
+// replyFromStore answers from the record, if there is one. In lease mode, a record whose owner's
+// lease has ended is returned as expired, to be taken over.
+func (req *servedRequest) replyFromStore() (expired *storedRecord, rep reply, answered bool) {
+	if rep, answered := req.replyFromCache(); answered {
+		return nil, rep, true
+	}
+	rec, err := req.layer.findRecord(req.ctx, req.id)
+	if err != nil {
+		return nil, problemReply(codeStoreUnavailable, err), true
+	}
+	if rec == nil {
+		return nil, reply{}, false
+	}
+	rep = req.replyFromRecord(rec) // a different request under such a key gets 422 as usual
+	if req.handler.route.Mode == Leased && rec.leaseEnded && rep.code == codeInProgress {
+		return rec, reply{}, false
+	}
+	return nil, rep, true
+}
+
+// replyFromRecord answers a request from the record under its key.
+func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
+	same, err := req.layer.fingerprints.matches(r.fingerprint, &req.subject, req.fingerprint)
+	if errors.Is(err, errJSON) { // the record was made when the route compared bodies as JSON, and this body is not JSON
+		same, err = false, nil
+	}
+	if err != nil {
+		return problemReply(codeRecordUnreadable, err)
+	}
+	if !same {
+		return problemReply(codeKeyReused, nil)
+	}
+	switch r.state {
+	case stateRunning:
+		return inProgressReply(r.leaseLeft)
+	case stateReconcile:
+		return problemReply(codeCommitUnknown, nil)
+	}
+	req.layer.recentKeys.add(req.id)
+	if r.erased {
+		return notReplayableReply(nil)
+	}
+	stored, err := req.layer.unseal(sealPlace{req.id, sealedAnswer, ""}, r.response, r.sealed)
+	if err != nil {
+		return problemReply(codeRecordUnreadable, err)
+	}
+	resp, err := decodeResponse(stored)
+	if err != nil {
+		return problemReply(codeRecordUnreadable, err)
+	}
+	req.cacheRecord(r, resp)
+	return req.replayReply(resp, r.expires)
+}
+
+// replayReply repeats the first answer. A body that was stored by reference is rendered again
+// (H28).
+func (req *servedRequest) replayReply(resp *storedResponse, expires *time.Time) reply {
+	if resp.Tombstone {
+		return notReplayableReply(resp.Header)
+	}
+	if resp.Operation != "" {
+		if rep, ok := req.operationReply(resp, expires); ok {
+			return rep
+		}
+	}
+	body := resp.Body
+	if resp.Reference != "" {
+		rendered, refusal, ok := req.renderBody(resp)
+		if !ok {
+			return refusal
+		}
+		body = rendered
+	}
+	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, expires: expires}
+}
+
+// renderBody calls Route.Render. If it fails, ok is false.
+func (req *servedRequest) renderBody(resp *storedResponse) (body []byte, rep reply, ok bool) {
+	render := req.handler.route.Render
+	if render == nil {
+		return nil, problemReply(codeRecordUnreadable, errNoRender), false
+	}
+	ctx, cancel := context.WithTimeout(req.caller, req.handler.route.HandlerTimeout)
+	defer cancel()
+	body, err := render(ctx, req.scope, resp.Reference)
+	switch {
+	case errors.Is(err, ErrReferenceGone):
+		return nil, notReplayableReply(resp.Header), false
+	case err != nil:
+		return nil, problemReply(codeNotRendered, fmt.Errorf("idempotency: Route.Render: %w", err)), false
+	}
+	return body, reply{}, true
+}
+
+// errNoRender is returned for a stored reference if the route has no Render any more.
+var errNoRender = errors.New("idempotency: the answer was stored by reference, and Route.Render is not set")
+
+// notReplayableReply is the reply if the first answer was not stored, or was erased.
+func notReplayableReply(h http.Header) reply {
+	rep := reply{mark: Replayed, code: codeNotReplayable, set: http.Header{}}
+	maps.Copy(rep.set, h)
+	return rep
+}

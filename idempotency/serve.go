@@ -1,0 +1,193 @@
+package idempotency
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+)
+
+// ServeHTTP reads and checks the whole request before it looks for the key in the store: the body,
+// its bounds, and the one key that it names.
+func (rh *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	begun := time.Now()
+	req := &servedRequest{handler: rh, layer: rh.layer, w: w}
+	if !slices.Contains(rh.route.Methods, r.Method) { // H1
+		w.Header().Set(headerStatus, string(Bypassed))
+		rh.next.ServeHTTP(w, r)
+		return
+	}
+	hooks, started := &rh.layer.cfg.Hooks, ServeStart{Pattern: rh.route.Pattern, Method: r.Method}
+	if hooks.ServeStart != nil {
+		r = r.WithContext(hooks.ServeStart(r.Context(), started))
+	}
+	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
+	defer func() {
+		if hooks.ServeEnd != nil {
+			hooks.ServeEnd(r.Context(), Served{ServeStart: started, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
+				Status: status, Runs: req.runs, Took: time.Since(begun)})
+		}
+	}()
+	rep = req.serveRequest(r)
+	status = req.writeReply(rep)
+	switch {
+	case rep.code == codeScopeMissing: // anyone can send such requests
+		rh.logRefusal(r.Method, status, rep.code, rep.logged.Error())
+	case rep.logged != nil:
+		rh.layer.reportError(rep.logged)
+	case rep.mark == Rejected || rep.mark == Mismatch:
+		rh.logRefusal(r.Method, status, rep.code, req.detail)
+	}
+}
+
+// serveRequest finds the request's scope and key, and runs it.
+func (req *servedRequest) serveRequest(r *http.Request) reply {
+	handler := req.handler
+	var body []byte
+	var refused code
+	var bodyErr error
+	// Before Config.Scope and Config.TenantLimit have let the request in, its body is read only if
+	// Scope reads it: otherwise anyone could have this process hold bodies.
+	readBody := sync.OnceFunc(func() { body, refused, bodyErr = handler.readBody(req.w, r) })
+	scope, err := handler.scopeOf(r, func() ([]byte, code) { readBody(); return body, refused })
+	if refused != "" {
+		return problemReply(refused, bodyErr)
+	}
+	if err != nil {
+		return problemReply(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
+	}
+	req.scope = scope
+	req.ctx = context.WithoutCancel(r.Context()) // H11: the request goes on if the client disconnects
+	if req.layer, err = handler.layer.ofTenant(req.ctx, scope.Tenant); err != nil {
+		req.layer = handler.layer
+		return problemReply(codeStoreUnavailable, err)
+	}
+	if !req.layer.flights.admit(scope.Tenant, req.layer.cfg.TenantLimit) {
+		return problemReply(codeOverCapacity, nil)
+	}
+	defer req.layer.flights.leave(scope.Tenant)
+	if readBody(); refused != "" {
+		return problemReply(refused, bodyErr)
+	}
+	req.http, req.body, req.caller, req.perform = r, body, r.Context(), (*handlerRun).serveHandler
+	key, found, err := handler.keyRule.find(r.Header, body)
+	if err != nil {
+		req.detail = err.Error()
+		return problemReply(codeKeyInvalid, nil)
+	}
+	req.key, req.ttl = key, handler.route.TTL
+	if !found && !handler.route.KeyOptional {
+		req.detail = "send a key in the header " + handler.keyRule.headers[0]
+		return problemReply(codeKeyMissing, nil)
+	}
+	req.subject = handler.fingerprintSubject(scope, r, body)
+	req.work = req.ctx
+	_, _ = rand.Read(req.token[:]) // never fails
+	if req.key == "" {
+		return req.serveUnkeyed()
+	}
+	req.setRecordID(codec.JoinTrace(r.Header.Get("Traceparent"), r.Header.Get("Tracestate")))
+	if req.fingerprint, err = handler.layer.fingerprints.sum(&req.subject); err != nil {
+		req.detail = err.Error()
+		return problemReply(codeBodyInvalid, nil)
+	}
+	return req.serveKeyed()
+}
+
+// serveKeyed runs the request, which was admitted, or answers from the record of the first one.
+func (req *servedRequest) serveKeyed() reply {
+	flights := &req.layer.flights
+	route := &req.handler.route
+	deadline := time.Now().Add(route.Wait)
+	for n := 0; ; n++ {
+		rep, ahead := req.tryOnce()
+		if rep.code != codeInProgress || route.Wait == 0 || time.Until(deadline) <= 0 {
+			return rep
+		}
+		if !flights.wait(req.caller, req.id, req.scope.Tenant, ahead, n, deadline) {
+			return rep
+		}
+	}
+}
+
+// tryOnce asks up to three questions, of which the first to know decides: whether another request
+// of this process has the key, whether the store has a record under it, and whether this request can
+// take it. Stored answers are read without taking the key, so that copies that arrive together do
+// not wait for each other. If another request of this process has the key, ahead is closed when
+// that one ends.
+func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
+	rep, decided := req.refuseChangedKey()
+	var expired *storedRecord
+	if !decided && req.expectsRecord() {
+		if rep, ahead, decided = req.replyFromFlight(); !decided {
+			expired, rep, decided = req.replyFromStore()
+		}
+	}
+	if decided {
+		return rep, ahead
+	}
+	return req.claimAndRun(expired)
+}
+
+// expectsRecord reports whether there may be a record under the key that is worth a query before
+// the key is claimed. In transactional mode the claim looks for one too.
+func (req *servedRequest) expectsRecord() bool {
+	return req.handler.route.Mode == Leased || req.layer.cache != nil || req.layer.recentKeys.has(req.id)
+}
+
+// replyFromFlight answers if another request of this process has the key.
+func (req *servedRequest) replyFromFlight() (rep reply, ahead <-chan struct{}, decided bool) {
+	if ahead = req.layer.flights.running(req.id); ahead == nil {
+		return reply{}, nil, false
+	}
+	return inProgressReply(time.Second), ahead, true
+}
+
+// claimAndRun takes the key and runs the handler. In lease mode it takes over an expired record. If
+// another request of this process is faster, it answers from that one's record, if there is one.
+func (req *servedRequest) claimAndRun(expired *storedRecord) (rep reply, ahead <-chan struct{}) {
+	flights := &req.layer.flights
+	if req.flight, ahead = flights.start(req.id); req.flight == nil {
+		if !req.layer.recentKeys.has(req.id) {
+			if _, rep, decided := req.replyFromStore(); decided && rep.mark == Replayed {
+				return rep, nil
+			}
+		}
+		return inProgressReply(time.Second), ahead
+	}
+	defer flights.end(req.flight)
+	if req.handler.route.Mode == Leased {
+		return req.serveLeased(expired), nil
+	}
+	return req.serveTransactional(), nil
+}
+
+// serveUnkeyed runs a request that has no key and needs none.
+func (req *servedRequest) serveUnkeyed() reply {
+	if req.handler.route.Mode == Leased {
+		return req.runUnprotected(req.newRecorder(maxStored))
+	}
+	for reruns := 0; ; reruns++ {
+		if out := req.newRun().runTransactional(req.newRecorder(maxStored), false); !out.rerun || reruns == rerunLimit {
+			return out.reply
+		}
+	}
+}
+
+// runUnprotected runs the handler without the store (H5).
+func (req *servedRequest) runUnprotected(rec *recorder) reply {
+	run := req.newRun()
+	run.unprotected = true
+	if p := run.runHandler(req.work, rec); p != nil {
+		panic(p)
+	}
+	if rec.exceeded() {
+		return problemReply(codeResponseTooLarge, nil)
+	}
+	return handlerReply(Bypassed, rec)
+}
