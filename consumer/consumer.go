@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/budget"

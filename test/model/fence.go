@@ -1,7 +1,7 @@
 package main
 
 // The fence of a consumer with one transaction at a time: rules F1, F2, T2 and T4 as
-// onlyonce.fence, onlyonce.raise_epoch and (*worker).pruneStep have them.
+// onlyonce.fence, onlyonce.raise_epoch and (*pruning).step have them.
 //
 // Two members of a group; the broker moves the partition between them. A member of an older
 // generation knows nothing of it and goes on. Each attempt of a batch is a transaction of its

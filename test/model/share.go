@@ -4,7 +4,7 @@ package main
 // a partition; the broker delivers, redelivers when a record's lock ends, and archives at the
 // limit. The model has what the code has: onlyonce.fence_share and onlyonce.fence_slot over the
 // rows of onlyonce.done, the keeper's look at what the broker has settled and at the set,
-// onlyonce.sweep, (*sweeper).pruneStep, and take-over by onlyonce.take_cursor.
+// onlyonce.sweep, (*pruning).step, and take-over by onlyonce.take_cursor.
 //
 // A consumer that reads through no share group may take over too (a plain owner). If nothing is
 // done above the position then, its transactions begin with onlyonce.fence, one at a time.
