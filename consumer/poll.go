@@ -225,12 +225,13 @@ func (p *poller) pollOnce(ctx context.Context) error {
 		members = append(members, m)
 	}
 	p.mu.Unlock()
-	report, err := p.c.statusReport(&p.group, &p.handlers)
+	var known *string // no report of this shape is due
+	if !p.reportedAt.IsZero() && time.Since(p.reportedAt) < reportEvery {
+		known = &p.reportedShape
+	}
+	report, err := p.c.statusReport(&p.group, &p.handlers, known)
 	if err != nil {
 		return err
-	}
-	if !p.reportedAt.IsZero() && report.shape == p.reportedShape && time.Since(p.reportedAt) < reportEvery {
-		report = nil // not this time
 	}
 	if len(members) == 0 && report == nil {
 		return nil

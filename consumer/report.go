@@ -50,8 +50,9 @@ type statusReport struct {
 }
 
 // statusReport returns what this process knows of its partitions in this database, and what keeps
-// it from its work. The links know since when there are faults of the process.
-func (c *Consumer) statusReport(group, handlers *ready.Link) (*statusReport, error) {
+// it from its work; nil if that has the known shape. The links know since when there are faults of
+// the process.
+func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*statusReport, error) {
 	shape := ""
 	owned := []reportedPartition{}
 	for _, s := range c.partitions.snapshot() {
@@ -79,6 +80,9 @@ func (c *Consumer) statusReport(group, handlers *ready.Link) (*statusReport, err
 	present := c.presentFaults(group, handlers)
 	for _, f := range present {
 		shape += fmt.Sprintf("%s %s %d\n", f.Kind, f.Topic, f.Partitions)
+	}
+	if known != nil && shape == *known {
+		return nil, nil
 	}
 	partitions, err := json.Marshal(owned)
 	if err != nil {
