@@ -22,7 +22,8 @@ type KeyQuestion struct {
 	Key string
 
 	// Scope is the consumer's scope, "webhook/ENDPOINT" for a webhook, or "http METHOD PATTERN" for
-	// a request, for example "http POST /v1/charges". It is required with ID.
+	// a request, for example "http POST /v1/charges". If it is empty, the ID is looked for in the
+	// scopes of all consumers and webhook endpoints, at most 100.
 	Scope string
 
 	// ID is the id of the message or webhook, or the Idempotency-Key of the request.
@@ -77,8 +78,11 @@ type KeyReport struct {
 	// Memory says how long the rings remember keys.
 	Memory []RingMemory `json:"memory"`
 	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is not
-	// one of them and has no stored rows: it may be mistyped. Otherwise nil.
+	// one of them and has no stored rows: it may be mistyped. Also if no Scope was given, and rows
+	// of the ID are stored in none or in several of them: Key is then empty. Otherwise nil.
 	Scopes []string `json:"scopes"`
+	// Found are questions about the scopes in which something is stored of an ID without a Scope.
+	Found []KeyQuestion `json:"-"`
 	// NotKnown lists the open points of the answer, a sentence each.
 	NotKnown []string `json:"not_known"`
 
@@ -116,6 +120,14 @@ func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
 		r.Key = key.String()
 	}
 	if err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
+		if r.Of != nil && q.Scope == "" {
+			only, err := r.find(ctx, tx, q)
+			if only == nil {
+				return err
+			}
+			q = *only
+			r.Of = q.of()
+		}
 		if r.Of != nil {
 			if err := r.Of.resolve(ctx, tx, q.Topic); err != nil {
 				return err
@@ -144,8 +156,8 @@ func (q *KeyQuestion) Check() error {
 		return failf(ErrInvalid, "the key must not be empty")
 	case q.Key != "" && q.ID != "":
 		return failf(ErrInvalid, "a stored key and an id: ask for one of the two")
-	case q.ID != "" && q.Scope == "":
-		return failf(ErrInvalid, "the scope must not be empty: it says whose id it is")
+	case q.Scope == "" && (q.Topic != "" || q.Replay != 0):
+		return failf(ErrInvalid, "missing: `Scope`: it goes with `Topic` and `Replay`")
 	case q.Provider != "" && q.endpoint() == "":
 		return failf(ErrInvalid, "`Provider` goes with `Scope` webhook/ENDPOINT")
 	}

@@ -3,7 +3,6 @@ package ops
 import (
 	"context"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -23,44 +22,25 @@ union select 'webhook/' || endpoint from onlyonce.webhook_endpoints
 union select 'webhook/' || substr(topic, 9) from onlyonce.streams where starts_with(topic, 'webhook.')
 order by scope limit $1`
 
-// IDQuestion is the input of [FindID].
-type IDQuestion struct {
-	ID         string        // required
-	Tenant     string        // of the id; empty: none
-	CountLimit time.Duration // for how long each endpoint's webhooks may be searched; 0: 5 s
-}
-
-// IDPlaces is the result of [FindID].
-type IDPlaces struct {
-	Found []KeyQuestion `json:"found" doc:"questions for ExplainKey about which something is stored"`
-	Tried []string      `json:"tried" doc:"the scopes that were looked into, at most 100"`
-}
-
-// FindID looks for an id in all existing scopes of consumers and webhook endpoints, but not among
-// HTTP requests. It reads as much as [ExplainKey] for each scope, and for each topic of a scope
-// whose ids count within their topic.
-func FindID(ctx context.Context, db DB, q IDQuestion) (*IDPlaces, error) {
-	if q.ID == "" {
-		return nil, failf(ErrInvalid, "the key must not be empty")
-	}
-	p := &IDPlaces{Found: []KeyQuestion{}, Tried: []string{}}
-	err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
-		scopes, err := knownScopes(ctx, tx)
-		if err != nil {
-			return err
-		}
-		p.Tried = scopes
-		for _, s := range scopes {
-			if err := p.look(ctx, tx, KeyQuestion{ID: q.ID, Scope: s, Tenant: q.Tenant, CountLimit: q.CountLimit}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
+// find looks for an id in all scopes of consumers and webhook endpoints, and in each topic of a
+// scope whose ids count within their topic. It returns the only question about which something is
+// stored; nil if there is none, or several.
+func (r *KeyReport) find(ctx context.Context, tx pgx.Tx, q KeyQuestion) (*KeyQuestion, error) {
+	var err error
+	if r.Scopes, err = knownScopes(ctx, tx); err != nil {
 		return nil, err
 	}
-	return p, nil
+	for _, s := range r.Scopes {
+		q.Scope = s
+		if err := r.look(ctx, tx, q); err != nil {
+			return nil, err
+		}
+	}
+	if len(r.Found) != 1 {
+		return nil, nil
+	}
+	r.Scopes = nil
+	return &r.Found[0], nil
 }
 
 func knownScopes(ctx context.Context, tx pgx.Tx) ([]string, error) {
@@ -74,7 +54,7 @@ func knownScopes(ctx context.Context, tx pgx.Tx) ([]string, error) {
 }
 
 // look looks for the id in one scope.
-func (p *IDPlaces) look(ctx context.Context, tx pgx.Tx, q KeyQuestion) error {
+func (r *KeyReport) look(ctx context.Context, tx pgx.Tx, q KeyQuestion) error {
 	row, err := readScope(ctx, tx, q.Scope)
 	if err != nil {
 		return err
@@ -85,22 +65,22 @@ func (p *IDPlaces) look(ctx context.Context, tx pgx.Tx, q KeyQuestion) error {
 	}
 	for _, topic := range topics {
 		q.Topic = topic
-		r := &KeyReport{Of: q.of()}
-		if err := r.Of.resolve(ctx, tx, topic); err != nil {
+		at := &KeyReport{Of: q.of()}
+		if err := at.Of.resolve(ctx, tx, topic); err != nil {
 			return err
 		}
-		r.Key = r.Of.key().String()
+		at.Key = at.Of.key().String()
 		if endpoint := q.endpoint(); endpoint != "" {
-			if err := r.ofSender(ctx, tx, endpoint, q.CountLimit); err != nil {
+			if err := at.ofSender(ctx, tx, endpoint, q.CountLimit); err != nil {
 				return err
 			}
 		}
-		is, err := r.stored(ctx, tx, r.Key, q.CountLimit)
+		is, err := at.stored(ctx, tx, at.Key, q.CountLimit)
 		if err != nil {
 			return err
 		}
 		if is {
-			p.Found = append(p.Found, q)
+			r.Found = append(r.Found, q)
 		}
 	}
 	return nil

@@ -15,8 +15,8 @@ import (
 
 // explanation is the page about a key or a position.
 type explanation struct {
-	Asked    string // what was asked for
-	Places   *ops.IDPlaces
+	Asked    string         // what was asked for
+	Places   *ops.KeyReport // of an id that no scope has, or several
 	Key      *ops.KeyReport
 	Position *ops.PositionReport
 	Timeline []moment
@@ -58,14 +58,11 @@ func (e *explanation) find(ctx context.Context, db ops.DB, query func(string) st
 	case notKey == nil:
 		q.Key = e.Asked
 	default:
-		e.Places, err = ops.FindID(ctx, db, ops.IDQuestion{ID: e.Asked, Tenant: q.Tenant, CountLimit: countLimit})
-		if err != nil || len(e.Places.Found) != 1 {
-			return err
-		}
-		q = e.Places.Found[0]
-		q.CountLimit = countLimit
+		q.ID = e.Asked
 	}
-	e.Key, err = ops.ExplainKey(ctx, db, q)
+	if e.Key, err = ops.ExplainKey(ctx, db, q); err == nil && e.Key.Key == "" {
+		e.Key, e.Places = nil, e.Key
+	}
 	return err
 }
 

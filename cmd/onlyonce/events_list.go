@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"reflect"
 	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
@@ -14,47 +13,39 @@ import (
 )
 
 func eventsShowCommand() command {
-	return command{
+	return report(command{
 		name:    "events show",
 		args:    "[-postgres URL] -topic T -partition N -offset O [-body] [-json]",
 		summary: "show one event whole",
-		json:    []reflect.Type{reflect.TypeFor[reports.EventDetail]()},
 		help: `
 Shows one event of the event log but its body, which may be private: -body adds that. "onlyonce events list" shows where it is. It changes nothing.
 
 Example:
   onlyonce events show -topic webhook.stripe -partition 0 -offset 17`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
-			var topic *string
-			var partition, offset *int64
-			textVar(fs, &topic, "topic", "the stream `T`")
-			numberVar(fs, &partition, "partition", "the partition `N`", 0, math.MaxInt16)
-			numberVar(fs, &offset, "offset", "the offset `O`", 0, math.MaxInt64-1)
-			body := fs.Bool("body", false, "show the body too")
-			return func(ctx context.Context, a *app) error {
-				if err := missing(given{"-topic", topic != nil}, given{"-partition", partition != nil}, given{"-offset", offset != nil}); err != nil {
-					return err
+	}, "reading an event", func(fs *flag.FlagSet) reading[reports.EventDetail] {
+		var topic *string
+		var partition, offset *int64
+		textVar(fs, &topic, "topic", "the stream `T`")
+		numberVar(fs, &partition, "partition", "the partition `N`", 0, math.MaxInt16)
+		numberVar(fs, &offset, "offset", "the offset `O`", 0, math.MaxInt64-1)
+		body := fs.Bool("body", false, "show the body too")
+		return reading[reports.EventDetail]{
+			check: func(*app) error {
+				return missing(given{"-topic", topic != nil}, given{"-partition", partition != nil}, given{"-offset", offset != nil})
+			},
+			read: func(ctx context.Context, _ *app, db ops.DB) (*reports.EventDetail, error) {
+				e, err := reports.EventAt(ctx, db, *topic, int32(*partition), *offset, *body)
+				if err == nil && e == nil {
+					err = usagef("the event log has no event at %s/%d@%d: it was never appended, or its segment was emptied", *topic, *partition, *offset)
 				}
-				var e *reports.EventDetail
-				err := a.ask(ctx, *address, "reading an event", func(ctx context.Context, db ops.DB) (err error) {
-					e, err = reports.EventAt(ctx, db, *topic, int32(*partition), *offset, *body)
-					return err
-				})
-				switch {
-				case err != nil:
-					return err
-				case e == nil:
-					return usagef("the event log has no event at %s/%d@%d: it was never appended, or its segment was emptied", *topic, *partition, *offset)
-				case *asJSON:
-					return a.writeJSON(e)
-				}
+				return e, err
+			},
+			write: func(a *app, e *reports.EventDetail) {
 				a.writeEvent(e, *body)
 				a.writeNext(operate.Next(e))
-				return nil
-			}
-		},
-	}
+			},
+		}
+	})
 }
 
 func (a *app) writeEvent(e *reports.EventDetail, body bool) {

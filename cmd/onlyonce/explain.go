@@ -88,51 +88,35 @@ func (q *explaining) question(operand *string) (k ops.KeyQuestion, err error) {
 		return k, usagef("KEY must not be empty")
 	case q.scope == nil && (q.tenant != nil || q.replay != nil || q.topic != nil || q.provider != nil):
 		return k, usagef("missing: -scope: it goes with -tenant, -topic, -replay and -provider")
-	case q.scope == nil:
+	case q.scope == nil && uuid.Validate(*operand) == nil:
 		k.Key = *operand
 		return k, nil
 	}
-	k = ops.KeyQuestion{ID: *operand, Scope: *q.scope, Tenant: text(q.tenant), Topic: text(q.topic), Provider: text(q.provider)}
+	k = ops.KeyQuestion{ID: *operand, Scope: text(q.scope), Tenant: text(q.tenant), Topic: text(q.topic), Provider: text(q.provider)}
 	if q.replay != nil {
 		k.Replay = int32(*q.replay)
 	}
 	return k, nil
 }
 
-// find makes the question about an id without a scope: it looks for the id in all scopes.
-func (a *app) find(ctx context.Context, address, id string) (k ops.KeyQuestion, err error) {
-	var places *ops.IDPlaces
-	err = a.ask(ctx, address, "looking for the id in all scopes", func(ctx context.Context, db ops.DB) (err error) {
-		places, err = ops.FindID(ctx, db, ops.IDQuestion{ID: id, CountLimit: a.countLimit})
-		return err
-	})
-	if err != nil {
-		return k, err
-	}
-	switch len(places.Found) {
-	case 1:
-		return places.Found[0], nil
-	case 0:
+// elsewhere says where an id is that was looked for in all scopes.
+func (a *app) elsewhere(r *ops.KeyReport, id string) error {
+	if len(r.Found) == 0 {
 		tried := "there is no scope yet"
-		if len(places.Tried) > 0 {
-			tried = "these were tried: " + strings.Join(places.Tried, ", ")
+		if len(r.Scopes) > 0 {
+			tried = "these were tried: " + strings.Join(r.Scopes, ", ")
 		}
-		return k, &refusal{fmt.Sprintf("nothing is stored of the id %q in any scope (%s). Say -scope to see since when that is known, or with a tenant -tenant too", id, tried)}
+		return &refusal{fmt.Sprintf("nothing is stored of the id %q in any scope (%s). Say -scope to see since when that is known, or with a tenant -tenant too", id, tried)}
 	}
 	a.say("Several scopes have the id:")
-	for i := range places.Found {
-		a.paste(cell(places.Found[i].Command()))
+	for i := range r.Found {
+		a.paste(cell(r.Found[i].Command()))
 	}
-	return k, &refusal{"say with -scope which is meant"}
+	return &refusal{"say with -scope which is meant"}
 }
 
 func (a *app) explainKey(ctx context.Context, address string, q *explaining, asJSON bool) error {
 	k, err := q.question(a.operand)
-	if err == nil && k.Key != "" {
-		if _, is := uuid.Parse(k.Key); is != nil {
-			k, err = a.find(ctx, address, k.Key)
-		}
-	}
 	if err != nil {
 		return err
 	}
@@ -148,6 +132,8 @@ func (a *app) explainKey(ctx context.Context, address string, q *explaining, asJ
 	switch {
 	case err != nil:
 		return err
+	case r.Key == "":
+		return a.elsewhere(r, k.ID)
 	case asJSON:
 		return a.writeJSON(r)
 	}

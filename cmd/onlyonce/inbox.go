@@ -19,11 +19,10 @@ import (
 )
 
 func inboxStatusCommand() command {
-	return command{
+	return report(command{
 		name:    "inbox status",
 		args:    "[-postgres URL] [-json]",
 		summary: "show how claimed keys are stored, and for how long",
-		json:    []reflect.Type{reflect.TypeFor[reports.InboxReport]()},
 		help: `
 Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that consumers claim, forgotten once every
 position has passed them), consumer_short_keys and consumer_long_keys (the same, of scopes whose class of horizon is short or long), and
@@ -32,25 +31,14 @@ cursors that hold back the retention of the first three most. It changes nothing
 
 BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has said how far it is: start its consumer, or
 take the cursor out of use with "onlyonce cursor retire". "ahead by" says that the database's clock went back: see "onlyonce doctor".`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
-			return func(ctx context.Context, a *app) error {
-				var r *reports.InboxReport
-				err := a.ask(ctx, *address, "reading the inbox", func(ctx context.Context, db ops.DB) (err error) {
-					r, err = reports.Inbox(ctx, db)
-					return err
-				})
-				if err != nil {
-					return err
-				}
-				if *asJSON {
-					return a.writeJSON(r)
-				}
-				a.writeInbox(r)
-				return nil
-			}
-		},
-	}
+	}, "reading the inbox", func(*flag.FlagSet) reading[reports.InboxReport] {
+		return reading[reports.InboxReport]{
+			read: func(ctx context.Context, _ *app, db ops.DB) (*reports.InboxReport, error) {
+				return reports.Inbox(ctx, db)
+			},
+			write: (*app).writeInbox,
+		}
+	})
 }
 
 func (a *app) writeInbox(r *reports.InboxReport) {

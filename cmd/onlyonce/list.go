@@ -58,3 +58,40 @@ func listCommand(l *operate.List, after func(a *app, q *operate.Question, rows, 
 			}
 		}}
 }
+
+// reading is how a command reads a report, after check, and shows it without -json.
+type reading[R any] struct {
+	check func(a *app) error // nil: of nothing
+	read  func(ctx context.Context, a *app, db ops.DB) (*R, error)
+	write func(a *app, r *R)
+}
+
+// report completes the command of a report. what says what it does while it takes long.
+func report[R any](c command, what string, setup func(fs *flag.FlagSet) reading[R]) command {
+	c.json = []reflect.Type{reflect.TypeFor[R]()}
+	c.setup = func(fs *flag.FlagSet) func(context.Context, *app) error {
+		address, asJSON := postgresVar(fs), jsonVar(fs)
+		of := setup(fs)
+		return func(ctx context.Context, a *app) error {
+			if of.check != nil {
+				if err := of.check(a); err != nil {
+					return err
+				}
+			}
+			var r *R
+			err := a.ask(ctx, *address, what, func(ctx context.Context, db ops.DB) (err error) {
+				r, err = of.read(ctx, a, db)
+				return err
+			})
+			switch {
+			case err != nil:
+				return err
+			case *asJSON:
+				return a.writeJSON(r)
+			}
+			of.write(a, r)
+			return nil
+		}
+	}
+	return c
+}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"flag"
-	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -15,44 +14,34 @@ import (
 )
 
 func outboxShowCommand() command {
-	return command{
+	return report(command{
 		name:    "outbox show",
 		args:    "[-postgres URL] KEY [-body] [-json]",
 		operand: true,
 		summary: "show one call whole, sent or not",
-		json:    []reflect.Type{reflect.TypeFor[reports.Call]()},
 		help: `
 Shows what the log of the outbox has of the call with the idempotency key KEY, but its body, which may be private: -body adds that. A call that was
 sent stays in the log until its segment is emptied. It ends with the commands for this call. It changes nothing.
 
 Example:
   onlyonce outbox show 6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
-			body := fs.Bool("body", false, "show the body too")
-			return func(ctx context.Context, a *app) error {
-				if a.operand == nil {
-					return missing(given{"KEY, the idempotency key of a call", false})
+	}, "reading a call", func(fs *flag.FlagSet) reading[reports.Call] {
+		body := fs.Bool("body", false, "show the body too")
+		return reading[reports.Call]{
+			check: func(a *app) error { return missing(given{"KEY, the idempotency key of a call", a.operand != nil}) },
+			read: func(ctx context.Context, a *app, db ops.DB) (*reports.Call, error) {
+				c, err := operate.CallByKey(ctx, db, *a.operand, *body)
+				if err == nil && c == nil {
+					err = usagef("the log has no call with the key %s: `onlyonce explain %s` says what else is known of it", *a.operand, show.Quote(*a.operand))
 				}
-				var c *reports.Call
-				err := a.ask(ctx, *address, "reading a call", func(ctx context.Context, db ops.DB) (err error) {
-					c, err = operate.CallByKey(ctx, db, *a.operand, *body)
-					return err
-				})
-				switch {
-				case err != nil:
-					return err
-				case c == nil:
-					return usagef("the log has no call with the key %s: `onlyonce explain %s` says what else is known of it", *a.operand, show.Quote(*a.operand))
-				case *asJSON:
-					return a.writeJSON(c)
-				}
+				return c, err
+			},
+			write: func(a *app, c *reports.Call) {
 				a.writeCall(c, *body)
 				a.writeNext(operate.Next(c))
-				return nil
-			}
-		},
-	}
+			},
+		}
+	})
 }
 
 // field writes a line of what is shown whole, unless it has no value.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,11 +15,10 @@ import (
 )
 
 func outboxStatusCommand() command {
-	return command{
+	return report(command{
 		name:    "outbox status",
 		args:    "[-postgres URL] [-sink S] [-json]",
 		summary: "show calls to be sent, by sink, and who sends them",
-		json:    []reflect.Type{reflect.TypeFor[reports.OutboxReport]()},
 		help: `
 Shows, from one snapshot of the database: for each sink how many calls of the log are to be sent, the age of the oldest, what is parked by
 state, whether the sink is paused, and its rates; its lanes, with who holds them; and the segments that the log is made of, with why one cannot
@@ -31,27 +29,16 @@ of PENDING that a relay is at. Lanes are listed if there is something to say: wi
 to the current one; one is draining until transactions that may still write into it have ended; closed ones are emptied once all in
 them is sent and retention has passed. HELD BY says what a segment waits for, retention apart: lanes that are behind, a sink that no relay
 lists (list it, or discard its calls), cursors that only a relay moves.`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
-			var sink *string
-			textVar(fs, &sink, "sink", "only the sink `S`")
-			return func(ctx context.Context, a *app) error {
-				var report *reports.OutboxReport
-				err := a.ask(ctx, *address, "reading the outbox", func(ctx context.Context, db ops.DB) (err error) {
-					report, err = operate.Outbox(ctx, db, reports.OutboxQuestion{Sink: text(sink), CountLimit: a.countLimit})
-					return err
-				})
-				if err != nil {
-					return err
-				}
-				if *asJSON {
-					return a.writeJSON(report)
-				}
-				a.writeOutbox(report, sink != nil)
-				return nil
-			}
-		},
-	}
+	}, "reading the outbox", func(fs *flag.FlagSet) reading[reports.OutboxReport] {
+		var sink *string
+		textVar(fs, &sink, "sink", "only the sink `S`")
+		return reading[reports.OutboxReport]{
+			read: func(ctx context.Context, a *app, db ops.DB) (*reports.OutboxReport, error) {
+				return operate.Outbox(ctx, db, reports.OutboxQuestion{Sink: text(sink), CountLimit: a.countLimit})
+			},
+			write: func(a *app, r *reports.OutboxReport) { a.writeOutbox(r, sink != nil) },
+		}
+	})
 }
 
 func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {

@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"reflect"
 	"strconv"
 	"strings"
 
@@ -15,46 +14,36 @@ import (
 )
 
 func parkedShowCommand() command {
-	return command{
+	return report(command{
 		name:    "parked show",
 		args:    "[-postgres URL] (N | -id N) [-body] [-json]",
 		operand: true,
 		summary: "show one parked row whole, with its next commands",
-		json:    []reflect.Type{reflect.TypeFor[operate.ParkedDetail]()},
 		help: `
 Shows everything of the parked row N but its body, which may be private: -body adds that. Values are shown as text if they are
 UTF-8, and else as hexadecimal digits. It ends with the commands for this row; fill in WHY. It changes nothing.
 
 Example:
   onlyonce parked show 4711 -body`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
-			var id *int64
-			numberVar(fs, &id, "id", "the row's id `N`, as `onlyonce parked list` shows it", 1, math.MaxInt64)
-			body := fs.Bool("body", false, "show the body too")
-			return func(ctx context.Context, a *app) error {
-				if err := a.rowID(&id); err != nil {
-					return err
+	}, "reading a parked row", func(fs *flag.FlagSet) reading[operate.ParkedDetail] {
+		var id *int64
+		numberVar(fs, &id, "id", "the row's id `N`, as `onlyonce parked list` shows it", 1, math.MaxInt64)
+		body := fs.Bool("body", false, "show the body too")
+		return reading[operate.ParkedDetail]{
+			check: func(a *app) error { return a.rowID(&id) },
+			read: func(ctx context.Context, _ *app, db ops.DB) (*operate.ParkedDetail, error) {
+				row, err := operate.ParkedByID(ctx, db, *id, *body)
+				if err == nil && row == nil {
+					err = usagef("there is no parked row %d: `onlyonce parked list -all` lists them", *id)
 				}
-				var row *operate.ParkedDetail
-				err := a.ask(ctx, *address, "reading a parked row", func(ctx context.Context, db ops.DB) (err error) {
-					row, err = operate.ParkedByID(ctx, db, *id, *body)
-					return err
-				})
-				switch {
-				case err != nil:
-					return err
-				case row == nil:
-					return usagef("there is no parked row %d: `onlyonce parked list -all` lists them", *id)
-				case *asJSON:
-					return a.writeJSON(row)
-				}
+				return row, err
+			},
+			write: func(a *app, row *operate.ParkedDetail) {
 				a.writeParkedRow(row, *body)
 				a.writeNext(operate.Next(row))
-				return nil
-			}
-		},
-	}
+			},
+		}
+	})
 }
 
 // rowID is the id of a row, which is given as a word or with -id.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,11 +14,10 @@ import (
 )
 
 func statusCommand() command {
-	return command{
+	return report(command{
 		name:    "status",
 		args:    "[-postgres URL] [-v] [-json]",
 		summary: "show what needs you, and where the work is",
-		json:    []reflect.Type{reflect.TypeFor[ops.StatusReport]()},
 		help: `
 Begins with what needs a person, halts first, each with the next commands; or with "Nothing needs you". Then it shows, from the same snapshot of the database:
 positions, by scope and topic; the consumer processes; what is parked and not settled; and the calls that are to be sent. It changes nothing, and works on a standby too.
@@ -33,33 +31,26 @@ partitions that are halted, paused, replaying, waiting for an open Kafka transac
 Processes: each consumer process describes itself every 10 s (REPORTED). One that has not for 30 s is silent: it was killed, or cannot reach this database. Kafka is not asked.
 
 -v lists each partition too. In a command that is shown, fill in WHY, OFFSET and ID.`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
-			each := fs.Bool("v", false, "list each partition too")
-			return func(ctx context.Context, a *app) error {
-				var report *ops.StatusReport
-				err := a.ask(ctx, *address, "reading the status", func(ctx context.Context, db ops.DB) (err error) {
-					report, err = ops.Status(ctx, db, ops.StatusQuestion{CountLimit: a.countLimit})
-					return err
-				})
-				if err != nil {
-					return err
-				}
-				if *asJSON {
-					return a.writeJSON(report)
-				}
-				a.writeNeeds(report.Needs)
-				a.writeSums(report, *each)
-				a.writeOwners(report)
-				a.writeParkedCounts(&report.Parked)
-				a.writeSinks(report)
-				a.say("\nschema version %d", report.SchemaVersion)
-				if report.Standby {
-					a.say("This server is a standby: what it shows may be late, and nothing can be decided here.")
-				}
-				return nil
-			}
-		},
+	}, "reading the status", func(fs *flag.FlagSet) reading[ops.StatusReport] {
+		each := fs.Bool("v", false, "list each partition too")
+		return reading[ops.StatusReport]{
+			read: func(ctx context.Context, a *app, db ops.DB) (*ops.StatusReport, error) {
+				return ops.Status(ctx, db, ops.StatusQuestion{CountLimit: a.countLimit})
+			},
+			write: func(a *app, r *ops.StatusReport) { a.writeStatus(r, *each) },
+		}
+	})
+}
+
+func (a *app) writeStatus(r *ops.StatusReport, each bool) {
+	a.writeNeeds(r.Needs)
+	a.writeSums(r, each)
+	a.writeOwners(r)
+	a.writeParkedCounts(&r.Parked)
+	a.writeSinks(r)
+	a.say("\nschema version %d", r.SchemaVersion)
+	if r.Standby {
+		a.say("This server is a standby: what it shows may be late, and nothing can be decided here.")
 	}
 }
 
