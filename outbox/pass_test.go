@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -410,4 +411,28 @@ func TestO3PassIsFlushed(t *testing.T) {
 		}
 		r.states("delivered")
 	}
+}
+
+// O2: the remote asks for a pause with the last call of a chunk. What the pass holds after the
+// chunk is read when the pause is over.
+func TestO2ChunkThatEndsWhileItsSinkIsHeld(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	first := charge("0")
+	for i := range 12 { // of 1 MiB, of which a chunk has four
+		c := charge("0")
+		c.ID, c.Body = r.sameLane(first, fmt.Sprint(i)), make([]byte, outbox.MaxBody)
+		r.enqueue(c)
+	}
+	var made atomic.Int32
+	cfg := testConfig(newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		if made.Add(1) == 4 {
+			return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: 300 * time.Millisecond, Holds: outbox.HoldsAll}
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	}))
+	cfg.Concurrency = 1
+	r.start(cfg)
+	until(t, "each call is made", func() bool { return made.Load() == 13 })
+	r.states("delivered")
 }
