@@ -435,6 +435,9 @@ func TestC7BackToOne(t *testing.T) {
 	values = append(values, r.moreRounds(5, 50, 20)...)
 	r.reaches(0, 70)
 	until(t, "no rows of onlyonce.done: they are deleted, and no slots make new ones", func() bool { return r.count(`select count(*) from onlyonce.done`) == 0 })
+	if n := r.count(`select epoch from onlyonce.leases`); n != 3 {
+		t.Errorf("epoch %d: want 3, those of the two starts and that of one transaction at a time", n)
+	}
 	stop()
 	r.once(values...)
 	r.inOrder()

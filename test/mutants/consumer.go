@@ -187,7 +187,7 @@ var consumerRules = []mutant{
 		old: "delete from onlyonce.attempts a using passed where a.cursor_id = $1", new: "delete from onlyonce.attempts a using passed where a.cursor_id = -$1",
 		test: "TestF9CountsBelowThePositionAreDeleted"},
 	{rule: "D2 own reasons held against the message", in: "consumer", decl: "(*applier).handleAlone",
-		old: "owed = 1", new: "owed = 0", test: "TestF2TwoOwnersOfOnePartition"},
+		old: "owed = 1", new: "owed = 0", test: "TestD2SessionsEndedByAnAdministrator"},
 	{rule: "D3 not parked", in: "consumer", decl: "(*engine).fillTransaction",
 		old: "e.park(tx, m, v)", new: "", test: "TestPermanentIsParkedAtOnce"},
 	{rule: "D3 a message of an odd time is dropped", in: "consumer", decl: "(*engine).fillTransaction",
