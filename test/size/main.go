@@ -32,8 +32,9 @@ func within(dir string, roots ...string) bool {
 	return slices.ContainsFunc(roots, func(root string) bool { return dir == root || strings.HasPrefix(dir, root+"/") })
 }
 
+// laboratory is what only this repository runs.
 func laboratory(dir string) bool {
-	return within(dir, "test", "telemetry/test", "ui/e2e", "idempotency/compat")
+	return within(dir, "test", "telemetry/test", "ui/e2e", "idempotency/compat", "deploy/check", "tools/release")
 }
 
 // product is what users link or run.
