@@ -31,6 +31,7 @@ type orders struct {
 	Number   int
 	Seat     int
 	Journal  string
+	Traps    Traps
 	Template json.RawMessage
 }
 
@@ -39,6 +40,7 @@ type Child struct {
 	Number  int
 	Seat    int // the lowest that was free: a replacement gets the seat of the worker that it replaces
 	journal *os.File
+	traps   Traps
 	events  *eventWriter
 }
 
@@ -86,7 +88,7 @@ func enlist(lines *bufio.Reader, stdout io.Writer, cfg any) (*Child, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Child{Number: o.Number, Seat: o.Seat, journal: journal,
+	return &Child{Number: o.Number, Seat: o.Seat, journal: journal, traps: o.Traps,
 		events: &eventWriter{out: stdout, open: map[int32]bool{}, position: map[int32]int64{}}}, nil
 }
 

@@ -28,6 +28,8 @@ type Config struct {
 	// Resilient restarts a worker that has ended with an error, as an orchestrator would, because
 	// the servers are killed as well. Otherwise such an end is a failure.
 	Resilient bool
+	// Traps are in the workers' functions; zero: none.
+	Traps Traps
 }
 
 // Fleet is the worker processes, from their parent's side.
@@ -85,7 +87,7 @@ type owning struct {
 	serial int
 }
 
-// New makes a fleet without workers, and their journal.
+// New makes a fleet without workers, and the files that they share.
 func New(cfg Config) (*Fleet, error) {
 	journal, err := os.CreateTemp("", "onlyonce-"+cfg.Name+"-*.journal")
 	if err != nil {
@@ -94,12 +96,17 @@ func New(cfg Config) (*Fleet, error) {
 	if cfg.Verbose == nil {
 		cfg.Verbose = func(string, ...any) {}
 	}
+	if err := os.Mkdir(trapDir(journal.Name()), 0o700); err != nil {
+		return nil, err
+	}
 	return &Fleet{cfg: cfg, journal: journal.Name(), live: map[int]*Process{}, owned: map[int32]owning{}, reached: map[int32]int64{},
 		troubles: map[string]int{}, endings: map[string]int{}}, journal.Close()
 }
 
-// Close removes the journal. Stop comes first.
-func (f *Fleet) Close() error { return os.Remove(f.journal) }
+// Close removes the workers' files. Stop comes first.
+func (f *Fleet) Close() error {
+	return errors.Join(os.Remove(f.journal), os.RemoveAll(trapDir(f.journal)))
+}
 
 // Newest returns the worker that was started last, of those that live; nil if none does.
 func (f *Fleet) Newest() *Process {

@@ -51,6 +51,7 @@ func (do *task) run(ctx context.Context, c *fleet.Child) error {
 		case <-ctx.Done():
 			return nil
 		}
+		c.Trap("batch", strconv.FormatInt(offset, 10))
 		hooks.Batch(consumer.BatchDone{TopicPartition: source.TopicPartition{Partition: 0}, Next: offset + 1, Handled: 1})
 	}
 }
@@ -120,6 +121,16 @@ func TestFrozenWorkerStandsStill(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "it goes on", func() bool { return f.Reached() > reached+3 })
+}
+
+// Traps end a worker or let it hang; a worker that comes later passes those that have worked.
+func TestTraps(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, fleet.Config{Traps: fleet.Traps{Seed: 1, Every: 8, Hang: time.Millisecond}})
+	eventually(t, "some end a worker, and others let one hang", func() bool { return f.StrayKills() >= 3 && f.Trapped() >= f.StrayKills()+3 })
+	if f.Failure() != nil {
+		t.Error(f.Failure())
+	}
 }
 
 func TestWorkerThatGivesUp(t *testing.T) {

@@ -60,7 +60,7 @@ func (f *Fleet) Start() (*Process, error) {
 	p.cmd.Args = []string{fmt.Sprintf("%s-worker-%d", f.cfg.Name, p.Number)}
 	p.cmd.Env = append(os.Environ(), envWorker+"=1")
 	p.cmd.Stderr = &p.stderr
-	line, err := json.Marshal(orders{Number: p.Number, Seat: p.seat, Journal: f.journal, Template: template})
+	line, err := json.Marshal(orders{Number: p.Number, Seat: p.seat, Journal: f.journal, Traps: f.cfg.Traps, Template: template})
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,8 @@
 // that are aborted. Worker processes apply them to Postgres. Meanwhile events drawn from a seed hit
 // them: SIGKILL to a worker in mid-batch, SIGSTOP for longer than its session and then SIGCONT,
 // workers that join and leave, SIGKILL to Postgres, SIGKILL to a broker, a switchover whose sockets
-// stay open, a clock of Postgres that is a week ahead. With -failover a standby that lacks the last
+// stay open, a clock of Postgres that is a week ahead. Functions that a program gives to the
+// consumer end a worker or hang, each for a few messages that the seed chooses. With -failover a standby that lacks the last
 // commits is promoted instead of Postgres being restarted. After all messages are settled, the
 // program reads the log from its beginning and the database, and package test/check checks the
 // invariants of docs/guarantees.md.

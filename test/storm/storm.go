@@ -118,7 +118,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	s.Fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{
+	s.Fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.Screen.Verbose, Traps: s.Traps(s.opts.messages, session), Template: workerConfig{
 		Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
 		Pool: s.poolSize(), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce,
 	}})

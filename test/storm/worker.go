@@ -136,6 +136,27 @@ func shareGroup(topic string) string { return topic + "-share" }
 // from owners with many transactions at once to owners with one, and back.
 func (w *worker) concurrency() int { return max(w.cfg.Concurrency/(1+w.Seat%3*3), 1) }
 
+// afterBatch is a hook outside of transactions.
+func (w *worker) afterBatch(b consumer.BatchDone) {
+	for offset := b.From; offset < b.Next; offset++ {
+		w.Trap("batch", fmt.Sprintf("%d-%d", b.Partition, offset))
+	}
+}
+
+// layTraps sets the functions that the consumer calls for each message, beside the handler. Each
+// may end the process, or hang.
+func (w *worker) layTraps(cfg *consumer.Config) {
+	id := func(m *consumer.Message) string { id, _ := consumer.HeaderKey(idHeader)(m); return id }
+	if !w.cfg.Positions {
+		cfg.Key = func(m *consumer.Message) (string, error) { w.Trap("key", id(m)); return id(m), nil }
+	}
+	cfg.Tenant = func(m *consumer.Message) string { w.Trap("tenant", id(m)); return "" }
+	if w.cfg.Source != sourceShare {
+		cfg.OrderingKey = func(m *consumer.Message) []byte { w.Trap("ordering-key", id(m)); return m.Key }
+	}
+	cfg.Hooks.HandleEnd = func(_ context.Context, m *consumer.Message, _ error) { w.Trap("handle-end", id(m)) }
+}
+
 func (w *worker) run(ctx context.Context) error {
 	pc, err := pgxpool.ParseConfig(w.cfg.Postgres)
 	if err != nil {
@@ -149,21 +170,18 @@ func (w *worker) run(ctx context.Context) error {
 	}
 	defer pool.Close()
 	source := w.source()
-	key := consumer.HeaderKey(idHeader)
-	if w.cfg.Positions {
-		key = nil
-	}
-	policy := consumer.ParkMessage
-	if w.cfg.Policy == policyKey {
-		policy = consumer.ParkOrderingKey
-	}
-	c, err := consumer.New(pool, source, w.handler, consumer.Config{
-		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize, Concurrency: w.concurrency(),
+	cfg := consumer.Config{
+		Scope: w.cfg.Scope, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize, Concurrency: w.concurrency(),
 		Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},
 		// This is how long a worker that is suspended in mid-batch keeps its successor waiting.
 		Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 3 * time.Second}, DrainTimeout: 3 * time.Second,
-		OnFailure: policy, Hooks: w.Hooks(nil),
-	})
+		Hooks: w.Hooks(w.afterBatch),
+	}
+	if w.cfg.Policy == policyKey {
+		cfg.OnFailure = consumer.ParkOrderingKey
+	}
+	w.layTraps(&cfg)
+	c, err := consumer.New(pool, source, w.handler, cfg)
 	if err != nil {
 		return err
 	}

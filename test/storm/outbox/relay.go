@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -119,6 +120,11 @@ func sink(name, address string) (*httpsink.Sink, error) {
 
 func hooks(c *fleet.Child) outbox.Hooks {
 	return outbox.Hooks{
+		AttemptStart: func(ctx context.Context, a outbox.Attempt) context.Context {
+			c.Trap("attempt-start", strconv.FormatInt(a.Row, 10))
+			return ctx
+		},
+		Settled: func(s outbox.Settled) { c.Trap("settled", strconv.FormatInt(s.Row, 10)) },
 		Lease: func(l outbox.LeaseChange) {
 			if l.Err != nil {
 				c.Tell(fleet.Event{Kind: fleet.Lease, Text: fmt.Sprintf("lane %d of %s: %v", l.Lane, l.Sink, l.Err)})
@@ -137,6 +143,7 @@ type watched struct {
 
 // Send makes the call.
 func (w *watched) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	w.c.Trap("send", strconv.FormatInt(d.ID, 10))
 	begun := time.Now()
 	w.c.Tell(fleet.Event{Kind: fleet.Begin, Partition: int32(d.ID), Offset: d.ID})
 	r := w.Sink.Send(ctx, d)

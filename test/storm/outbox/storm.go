@@ -99,7 +99,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if s.remote, err = callcheck.NewRemote(callcheck.Faulty(s.Seed, s.opts.failures)); err != nil {
 		return err
 	}
-	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-outbox", Resilient: true, Verbose: s.Screen.Verbose,
+	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-outbox", Resilient: true, Verbose: s.Screen.Verbose, Traps: s.Traps(s.opts.calls, leaseTTL),
 		Template: relayConfig{Postgres: address, Remote: s.remote.Address}})
 	if err != nil {
 		return err

@@ -7,6 +7,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"time"
+
+	"github.com/onlyonce/onlyonce/test/fleet"
 )
 
 // Options are the flags of every storm.
@@ -61,6 +63,12 @@ func (f *Flags) ParseFor(args []string, o *Options, worker, size string, items *
 		f.Fault("-patience: %v is less than 10s, which a restart of a server may take", o.Patience)
 	}
 	return nil
+}
+
+// Traps are in a few functions for each of so many items. They hang for longer than what keeps
+// others away from a worker's work, its session or lease.
+func (o *Options) Traps(items int, hold time.Duration) fleet.Traps {
+	return fleet.Traps{Seed: o.Seed, Every: uint32(max(items/2, 1)), Hang: hold + hold/4} //nolint:gosec // at most 5,000,000
 }
 
 // Fault notes what is wrong.

@@ -68,8 +68,8 @@ func (s *Summary) gaps(r *Rig) {
 	}
 }
 
-// gapLine is the part of the summary line about outages. It names what the machine has no means
-// for.
+// gapLine is the part of the summary line about traps and outages. It names what the machine has
+// no means for.
 func (s *Summary) gapLine() string {
 	without := func(what string, n int, missing string) string {
 		if missing != "" {
@@ -77,7 +77,7 @@ func (s *Summary) gapLine() string {
 		}
 		return fmt.Sprintf("%s=%d", what, n)
 	}
-	return fmt.Sprintf("%s %s gap=%.1f gap_switchover=%.1f resumed=%.1f", without("switchovers", s.Switchovers, s.NoStandby),
+	return fmt.Sprintf("traps=%d %s %s gap=%.1f gap_switchover=%.1f resumed=%.1f", s.Traps, without("switchovers", s.Switchovers, s.NoStandby),
 		without("clock_steps", s.ClockSteps, s.NoClock), s.Gap, s.GapSwitchover, s.Resumed)
 }
 

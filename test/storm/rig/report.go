@@ -33,6 +33,8 @@ type Summary struct {
 	Resumed       float64 `json:"resumed"`
 
 	PostgresKills int `json:"postgres_kills"` // SIGKILLs to Postgres, those of failovers included
+	// Traps that have ended a worker, or let it hang, in a function other than the handler.
+	Traps int `json:"traps"`
 	// Workers that gave up without a server, and were started again.
 	Restarts int `json:"restarts"`
 	// From the beginning of the stream until all was settled.
@@ -50,7 +52,7 @@ func (s *Summary) Shared() *Summary { return s }
 // Count copies what the run has counted.
 func (s *Summary) Count(r *Rig) {
 	s.Kills, s.Freezes, s.PostgresKills = r.Struck[KindKill]+r.Fleet.StrayKills(), r.Struck[KindFreeze], r.Struck[KindPostgres]
-	s.Restarts, s.Endings = r.Fleet.Restarts(), r.Fleet.Endings()
+	s.Traps, s.Restarts, s.Endings = r.Fleet.Trapped(), r.Fleet.Restarts(), r.Fleet.Endings()
 	s.Switchovers, s.ClockSteps = r.Struck[KindSwitchover], r.Struck[KindClock]
 	if r.Clock == nil {
 		s.NoClock = "no-libfaketime"
