@@ -348,3 +348,18 @@ func TestK8ShardsAgree(t *testing.T) {
 	r.noEffects("a")
 	r.b.noEffects("b", "c")
 }
+
+// K8: two shards that begin at once agree, because both write the row of the first shard first.
+func TestK8FirstShardDecides(t *testing.T) {
+	t.Parallel()
+	r := newShardRig(t, 1)
+	r.log.Append(0, "a", id("1"))
+	stop := r.sharded(r.by("b"), testConfig())
+	until(t, "the position", func() bool { return r.b.position(0) == 1 })
+	stop()
+	for name, one := range map[string]*rig{"a": r.rig, "b": r.b} {
+		if n := one.count(`select count(*) from onlyonce.scopes where scope = 'stock' and first_topic = 'orders'`); n != 1 {
+			t.Errorf("shard %s has not the scope's row", name)
+		}
+	}
+}

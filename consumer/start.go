@@ -100,17 +100,20 @@ func (w *worker) joinScope(ctx context.Context) error {
 }
 
 // makeScope writes the scope's row for the first time. If another shard has one, it copies that
-// row, because a partition that moves takes its keys along. No key of the scope is here, so the
-// ring of the class before is not asked here.
+// row, because a partition that moves takes its keys along. If none has one, the first shard gets
+// it first, so that two shards that begin at once agree. No key of the scope is here, so the ring
+// of the class before is not asked here.
 func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 	c := w.c
 	row := scopeRow{topics: []string{w.id.Topic}, copies: chosen, class: c.cfg.Horizon.class()}
 	if topics := sourceTopics(c.source); len(topics) == 1 || topics == nil && chosen == nil {
 		row.firstTopic = w.id.Topic
 	}
-	for _, other := range c.shards {
-		if other == c {
-			continue
+	for i, other := range slices.Concat(c.shards, c.shards[:min(len(c.shards), 1)]) {
+		if i == len(c.shards) {
+			if err := other.insertScope(ctx, row); err != nil {
+				return err
+			}
 		}
 		there, err := other.readScope(ctx)
 		if err != nil {
@@ -121,6 +124,11 @@ func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 			break
 		}
 	}
+	return c.insertScope(ctx, row)
+}
+
+// insertScope writes the scope's row, unless there is one.
+func (c *Consumer) insertScope(ctx context.Context, row scopeRow) error {
 	if err := c.exec(ctx, makeScopeSQL, c.cfg.Scope, row.topics, row.copies, row.firstTopic, row.class); err != nil {
 		return fmt.Errorf("noting what ids mean in the scope: %w", err)
 	}
