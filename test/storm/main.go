@@ -7,10 +7,10 @@
 // them: SIGKILL to a worker in mid-batch, SIGSTOP for longer than its session and then SIGCONT,
 // workers that join and leave, SIGKILL to Postgres, SIGKILL to a broker, a switchover whose sockets
 // stay open, a clock of Postgres that is a week ahead. Functions that a program gives to the
-// consumer end a worker or hang, each for a few messages that the seed chooses. With -failover a standby that lacks the last
-// commits is promoted instead of Postgres being restarted. After all messages are settled, the
-// program reads the log from its beginning and the database, and package test/check checks the
-// invariants of docs/guarantees.md.
+// consumer end a worker or hang, each for a few messages that the seed chooses. With -failover a
+// standby that lacks the last commits is promoted instead of Postgres being restarted. After all
+// messages are settled, the program reads the log from its beginning and the database, and package
+// test/check checks the invariants of docs/guarantees.md.
 //
 // It starts servers of its own, whatever the environment names, because it kills them. Exit status:
 // 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.
