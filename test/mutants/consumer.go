@@ -213,7 +213,7 @@ var consumerRules = []mutant{
 	{rule: "K8 another topic without a choice", in: "consumer", decl: "(*worker).joinScope",
 		old: "chosen == nil && !slices.Contains(row.topics, topic)", new: "false", test: "TestK8TwoConsumersOfAScope"},
 	{rule: "K8 shards that begin at once", in: "consumer", decl: "(*worker).makeScope",
-		old: "i == len(c.shards)", new: "false", test: "TestK8FirstShardDecides"},
+		old: "i == len(c.shards)", new: "i < 0", test: "TestK8FirstShardDecides"},
 	{rule: "K8 shards do not agree", in: "consumer", decl: "(*worker).makeScope",
 		old: "row = *there", new: "_ = there", test: "TestK8ShardsAgree"},
 	{rule: "K8 keys come to where they are not found", in: "ops", decl: "(*scopeRow).agrees",
