@@ -21,7 +21,7 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 			reasons, failed = append(reasons, reason), append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
 		}
 	}
-	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; the partition goes on by itself when it is applied",
+	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; when it is applied, the partition continues by itself",
 		len(judged), strings.Join(failed, ", "), offset, v.err, b.every)
 	for _, reason := range reasons {
 		if reason == parked.TooOld {
@@ -41,7 +41,7 @@ func (e *engine) recordOutcomes(applied int, reasons ...string) {
 	if h := e.state.halted.Load(); h != nil && h.Reason == HaltEverythingFails {
 		e.state.halted.CompareAndSwap(h, nil)
 	}
-	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition goes on", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
+	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition continues", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 }
 
 // recordCommitted records and reports what a transaction of messages that has committed did.

@@ -24,7 +24,7 @@ func (c Config) faults(events bool) error {
 		l.Add("Scope", "must not be empty: it names this consumer, and keys and positions are kept under it")
 	}
 	if len(c.Scope) > maxScope {
-		l.Add("Scope", "is %d bytes long: at most %d", len(c.Scope), maxScope)
+		l.Add("Scope", "has %d bytes: must have at most %d", len(c.Scope), maxScope)
 	}
 	switch {
 	case events && (c.Key != nil || c.PositionsOnly || c.Tenant != nil):
@@ -56,22 +56,22 @@ func (c Config) faults(events bool) error {
 	l.Signs(c)
 	w := c.withDefaults()
 	if w.Brake.Percent > 100 {
-		l.Add("Brake.Percent", "is %d: must not be above 100; Brake.Off switches the brake off", w.Brake.Percent)
+		l.Add("Brake.Percent", "is %d: must be at most 100; Brake.Off switches the brake off", w.Brake.Percent)
 	}
 	if w.Brake.Least > w.Brake.Window {
-		l.Add("Brake.Least", "is %d: must not be above Brake.Window, %d", w.Brake.Least, w.Brake.Window)
+		l.Add("Brake.Least", "is %d: must be at most Brake.Window, %d", w.Brake.Least, w.Brake.Window)
 	}
 	if w.Concurrency > maxConcurrency {
-		l.Add("Concurrency", "is %d: must not be above %d", w.Concurrency, maxConcurrency)
+		l.Add("Concurrency", "is %d: must be at most %d", w.Concurrency, maxConcurrency)
 	}
 	if w.Window < w.Concurrency && c.BatchSize >= 0 { // else its default is wrong only because of that
-		l.Add("Window", "is %d: must not be below Concurrency, %d", w.Window, w.Concurrency)
+		l.Add("Window", "is %d: must be at least Concurrency, %d", w.Window, w.Concurrency)
 	}
 	if w.Backoff.Min > w.Backoff.Max {
-		l.Add("Backoff.Max", "is %v: must not be below Backoff.Min, %v", w.Backoff.Max, w.Backoff.Min)
+		l.Add("Backoff.Max", "is %v: must be at least Backoff.Min, %v", w.Backoff.Max, w.Backoff.Min)
 	}
 	if w.HandlerTimeout > w.BatchTimeout {
-		l.Add("BatchTimeout", "is %v: must not be below HandlerTimeout, %v, which it would cut short", w.BatchTimeout, w.HandlerTimeout)
+		l.Add("BatchTimeout", "is %v: must be at least HandlerTimeout, %v, which it would cut short", w.BatchTimeout, w.HandlerTimeout)
 	}
 	return l.Err()
 }

@@ -105,9 +105,9 @@ func (e *HaltError) resolve() string {
 	resolve := "to resolve it: " + e.Command()
 	switch e.Reason {
 	case HaltEverythingFails:
-		resolve = "to go on at once: " + e.Command()
+		resolve = "to continue at once: " + e.Command()
 		if len(e.Redrive) > 0 {
-			resolve += "; when the cause is mended, to have what was parked tried again: " + strings.Join(e.Redrive, "; ")
+			resolve += "; once the cause is repaired, to retry the parked messages: " + strings.Join(e.Redrive, "; ")
 		}
 	case HaltForeignGroup:
 		resolve = "if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then: " + e.Command()

@@ -62,7 +62,7 @@ func (s *slots) observed(got observation) error {
 	if got.err != nil {
 		o.next = time.Now().Add(pollEvery)
 		w.state.setTrouble(&w.state.reachTrouble, got.err)
-		w.c.cfg.Logger.Warn("onlyonce: the keeper does not know what the share group has done; it asks again", "scope", w.c.cfg.Scope,
+		w.c.cfg.Logger.Warn("onlyonce: the keeper could not read the share group's progress; it tries again", "scope", w.c.cfg.Scope,
 			"topic", w.id.Topic, "partition", w.id.Partition, "error", got.err)
 		return nil //nolint:nilerr // it asks again
 	}

@@ -22,11 +22,11 @@ func (c *Consumer) reportStall(id source.Identity, state *partitionState, from i
 	state.stall.Store(is)
 	switch {
 	case is != nil && is.logged:
-		c.cfg.Logger.Warn("onlyonce: partition waits for an open Kafka transaction: nothing behind the last stable offset can be read before it ends; if it does not end by itself, find its producer",
+		c.cfg.Logger.Warn("onlyonce: partition waits for an open Kafka transaction: no record above the last stable offset can be read before it ends; if it does not end by itself, find its producer",
 			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", is.offset, "high_watermark", got.HighWatermark, "since", is.since,
 			"find", "kafka-transactions.sh --bootstrap-server BROKERS describe-producers --topic "+show.Quote(id.Topic)+" --partition "+strconv.Itoa(int(id.Partition)))
 	case was != nil && was.logged:
-		c.cfg.Logger.Info("onlyonce: partition goes on: the Kafka transaction that it waited for has ended",
+		c.cfg.Logger.Info("onlyonce: partition continues: the Kafka transaction that it waited for has ended",
 			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", got.LastStable, "since", was.since)
 	}
 }

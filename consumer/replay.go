@@ -32,7 +32,7 @@ func (w *worker) endReplay(work context.Context) error {
 		err = w.c.exec(work, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, w.cur.replayResume)
 	}
 	if err == nil {
-		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition goes on from where it was interrupted", "scope", w.c.cfg.Scope,
+		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition continues from where it was interrupted", "scope", w.c.cfg.Scope,
 			"topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo)
 		err = errMoved
 	}

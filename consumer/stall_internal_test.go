@@ -74,7 +74,7 @@ func TestWaitingForATransactionIsLogged(t *testing.T) {
 	}
 	out.Reset()
 	c.reportStall(id, &state, 5, fetched{Next: 9, HighWatermark: 9, LastStable: 9})
-	if text := out.String(); strings.Count(text, "goes on") != 1 || !state.snapshot().WaitingSince.IsZero() {
+	if text := out.String(); strings.Count(text, "partition continues") != 1 || !state.snapshot().WaitingSince.IsZero() {
 		t.Errorf("at its end: %s, %+v", text, state.snapshot())
 	}
 }

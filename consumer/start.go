@@ -201,7 +201,7 @@ func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32
 		switch {
 		case retired && cur != nil:
 			halt.otherAhead = true
-			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d; in shard %q it stands at %d, which is behind, and would be handled again from there",
+			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d; in shard %q it is at %d, and messages from there on would be handled again",
 				other.shard, *at, w.c.shard, w.pos)
 		case retired:
 			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d, and shard %q has none", other.shard, *at, w.c.shard)

@@ -174,7 +174,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	l.Number("TenantLimit", &c.TenantLimit, 1000, 1, 1<<20)
 	if c.TenantConns < 0 || c.TenantConns > 1<<20 {
-		l.Add("TenantConns", "%d is not from 0 to %d", c.TenantConns, 1<<20)
+		l.Add("TenantConns", "is %d: must be from 0 to %d", c.TenantConns, 1<<20)
 	}
 	l.Span("AcquireTimeout", &c.AcquireTimeout, 5*time.Second, 10*time.Millisecond, time.Minute)
 	l.Span("Timeouts.Lock", &c.Timeouts.Lock, 5*time.Second, time.Millisecond, time.Hour)

@@ -44,7 +44,7 @@ func checkKeepHeaders(names []string) error {
 	var faults []error
 	for _, name := range names {
 		if !protocol.ValidName(name) {
-			faults = append(faults, fmt.Errorf("%q is not a header name", name))
+			faults = append(faults, fmt.Errorf("is %q: must be the name of a header", name))
 		} else if why := neverStoredReason(http.CanonicalHeaderKey(name)); why != "" {
 			faults = append(faults, fmt.Errorf("%q is never stored: it %s", name, why))
 		}

@@ -51,7 +51,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	case o.work[req.Name] == nil:
 		return fmt.Errorf("%w: Request.Name: there is no work %q", ErrConfig, req.Name)
 	case len(req.Input) > maxStored:
-		return fmt.Errorf("%w: Request.Input: has %d bytes, at most %d", ErrConfig, len(req.Input), maxStored)
+		return fmt.Errorf("%w: Request.Input: has %d bytes: must have at most %d", ErrConfig, len(req.Input), maxStored)
 	}
 	if o.partitions.Load() == 0 {
 		n, err := eventsource.MakeStream(r.Context(), o.layer.pool, o.cfg.Stream, o.cfg.Partitions)

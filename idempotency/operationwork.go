@@ -161,7 +161,7 @@ on conflict (id) do update set percent = excluded.percent, text = excluded.text,
 // the work commits, even if the work is rolled back later.
 func (op *Operation) Progress(ctx context.Context, percent int, text string) error {
 	if percent < 0 || percent > 100 {
-		return fmt.Errorf("%w: Progress: %d is not from 0 to 100", ErrConfig, percent)
+		return fmt.Errorf("%w: Progress: is %d: must be from 0 to 100", ErrConfig, percent)
 	}
 	ctx, cancel := context.WithTimeout(ctx, op.ops.layer.cfg.AcquireTimeout)
 	defer cancel()

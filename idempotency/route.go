@@ -204,12 +204,12 @@ func (r *Route) checkShared(l *fields.List, names sharedFields) {
 	default:
 		l.Span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
 		if r.TTL < r.KeyWindow+stepMargin {
-			l.Add("TTL", "%v must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If no calls are made, set KeyWindow to NoCalls", r.TTL, r.KeyWindow)
+			l.Add("TTL", "is %v: must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If no calls are made, set KeyWindow to NoCalls", r.TTL, r.KeyWindow)
 		}
 	}
 	l.Span("HandlerTimeout", &r.HandlerTimeout, 30*time.Second, time.Millisecond, time.Hour)
 	if r.Wait < 0 || r.Wait > maxWait {
-		l.Add("Wait", "%v is not from 0 to %v (H10)", r.Wait, maxWait)
+		l.Add("Wait", "is %v: must be from 0 to %v (H10)", r.Wait, maxWait)
 	}
 }
 

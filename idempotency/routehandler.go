@@ -149,7 +149,7 @@ func (s Scope) check() error {
 	for _, f := range [][2]string{{"Tenant", s.Tenant}, {"Principal", s.Principal}} {
 		switch {
 		case len(f[1]) > maxScopePart:
-			return fmt.Errorf("%s has %d bytes, at most %d", f[0], len(f[1]), maxScopePart)
+			return fmt.Errorf("%s: has %d bytes: must have at most %d", f[0], len(f[1]), maxScopePart)
 		case strings.ContainsRune(f[1], 0) || !utf8.ValidString(f[1]):
 			return fmt.Errorf("%s must be UTF-8 without NUL", f[0])
 		}

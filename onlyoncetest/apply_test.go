@@ -170,7 +170,7 @@ func TestSend(t *testing.T) {
 	}
 	one := onlyoncetest.Request{Path: "/charges", Key: "k-1", Body: "1"}
 	got := onlyoncetest.Send(t, h, one, one, onlyoncetest.Request{Path: "/charges", Key: "k-1", Body: "2"}, onlyoncetest.Request{Path: "/charges", Body: "3"})
-	if got[0].Status != http.StatusCreated || got[0].Body != "charged 1" || got[1].Body != got[0].Body || got[2].Status != http.StatusUnprocessableEntity || got[3].Status != http.StatusBadRequest {
+	if got[0].Code != http.StatusCreated || got[0].Body.String() != "charged 1" || got[1].Body.String() != "charged 1" || got[2].Code != http.StatusUnprocessableEntity || got[3].Code != http.StatusBadRequest {
 		t.Errorf("%+v", got)
 	}
 	if text := failing(t, func(t testing.TB) {

@@ -66,7 +66,7 @@ func (c *Case) check() error {
 		faults = append(faults, errors.New("Case.Start: must be set, or Case.Serve"))
 	}
 	if c.Budget < 0 {
-		faults = append(faults, fmt.Errorf("Case.Budget: must not be negative, is %v", c.Budget))
+		faults = append(faults, fmt.Errorf("Case.Budget: is %v: must not be negative", c.Budget))
 	}
 	if c.Serve != nil && len(c.Requests) == 0 {
 		faults = append(faults, errors.New("Case.Requests: must not be empty with Serve"))

@@ -57,22 +57,15 @@ func (r Request) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Method, r.Path, r.Key))
 }
 
-// Answer is the answer to a [Request].
-type Answer struct {
-	Status int
-	Header http.Header
-	Body   string
-}
-
 // Send sends requests to an HTTP handler, for example an idempotency.Layer with its routes or a
 // webhook.Endpoint, one after the other and each once, and returns their answers in the same order.
 // There is no network. [Calls] returns the calls enqueued meanwhile. Use [Run] to prove that a
 // request takes effect once.
 //
 // The test fails if the handler panics, or does not answer within 30 seconds.
-func Send(t testing.TB, h http.Handler, requests ...Request) []Answer {
+func Send(t testing.TB, h http.Handler, requests ...Request) []*httptest.ResponseRecorder {
 	t.Helper()
-	var all []Answer
+	var all []*httptest.ResponseRecorder
 	for _, r := range requests {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		rec := httptest.NewRecorder()
@@ -89,7 +82,7 @@ func Send(t testing.TB, h http.Handler, requests ...Request) []Answer {
 			t.Fatalf("onlyoncetest: %s is not answered after %v", r, patience)
 		}
 		cancel()
-		all = append(all, Answer{rec.Code, rec.Result().Header, rec.Body.String()}) //nolint:bodyclose // a recorder's
+		all = append(all, rec)
 	}
 	return all
 }

@@ -233,7 +233,7 @@ func (call *Call) checkIdentity(l *fields.List, inbound bool) {
 			l.Add("ID", "must not be empty: without an inbound message it alone says which call this is when it is enqueued again")
 		}
 		if call.Scope == "" {
-			l.Add("Scope", "must not be empty: without an inbound message it says which service or component asks, so that two of them may use one ID")
+			l.Add("Scope", "must not be empty: without an inbound message it names the service or component that enqueues, so that two of them may use one ID")
 		}
 	}
 	if len(call.ID) > maxID {

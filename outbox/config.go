@@ -142,7 +142,7 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 		c.SegmentBytes = 256 << 20
 	}
 	if c.SegmentBytes < 1<<20 {
-		l.Add("SegmentBytes", "%d is less than 1 MiB", c.SegmentBytes)
+		l.Add("SegmentBytes", "is %d: must be at least 1 MiB", c.SegmentBytes)
 	}
 	l.Span("DrainTimeout", &c.DrainTimeout, 10*time.Second, time.Millisecond, 10*time.Minute)
 	c.Logger = fields.Logger(c.Logger)

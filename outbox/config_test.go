@@ -28,8 +28,8 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 	if !errors.Is(err, outbox.ErrConfig) {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"pool: must not be nil", "Concurrency: -1", "PollInterval: 1h0m0s", "LeaseTTL: 1ms", "Backoff.Max: 1m0s is less", "Retention: 1s",
-		"DrainTimeout: -1ns", "Sinks[0]: payments: Limits.Timeout", `Sinks[1]: a second sink named "payments"`, "Sinks[2]: must not be nil",
+	for _, want := range []string{"pool: must not be nil", "Concurrency: is -1", "PollInterval: is 1h0m0s", "LeaseTTL: is 1ms", "Backoff.Max: is 1m0s", "Retention: is 1s",
+		"DrainTimeout: is -1ns", "Sinks[0]: payments: Limits.Timeout", `Sinks[1]: a second sink named "payments"`, "Sinks[2]: must not be nil",
 		"Sinks[3]: short: Limits.KeyWindow, 1s, leaves no time", "Sinks[4]: its name",
 		`Rates[1]: a second rate of sink "payments"`, `Rates[2]: "mail" is none of Sinks`, "Rates[3]: must have PerSecond, InFlight, or both",
 		"Rates[4].PerSecond: must be above 0", "Rates[5].InFlight: must be from 1",

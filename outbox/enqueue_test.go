@@ -108,7 +108,7 @@ func TestEnqueueNamesEveryFault(t *testing.T) {
 	}
 	for _, want := range []string{"Sink: must not be empty", "Name: must be UTF-8", "ID: must not be empty", "Scope: must not be empty", "Tenant: 256 bytes",
 		`Method: "GET"`, "Target: ", "must not start with //", "Header: Authorization must not be frozen", "Idempotency-Key must not be frozen: the relay sets the key",
-		"Header: Connection must not be frozen", "X-Split holds a byte 0x0d", `"X y" is not a header name`, `"Content-Type" and "content-type" are one header`, "Body: 1048577 bytes"} {
+		"Header: Connection must not be frozen", "X-Split holds a byte 0x0d", `is "X y": must be the name of a header`, `"Content-Type" and "content-type" are one header`, "Body: 1048577 bytes"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q in:\n%v", want, err)
 		}

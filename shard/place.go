@@ -63,7 +63,7 @@ func (s *Set) register(ctx context.Context, db Database, place string) error {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: %q: several processes ask for it at the same time", ErrElsewhere, place)
+	return fmt.Errorf("%w: %q: several processes record it at the same time", ErrElsewhere, place)
 }
 
 // claim writes the row of a place that is new here. It returns the row's nonce, or nil if the place
@@ -78,7 +78,7 @@ func (db Database) claim(ctx context.Context, place string) (nonce *uuid.UUID, e
 	}
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("asking for the shard of %q: %w", place, err)
+		return nil, fmt.Errorf("querying the shard of %q: %w", place, err)
 	case state == stateHere:
 		return nil, nil
 	case state != stateClaimed || nonce == nil:
@@ -108,7 +108,7 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 		case err != nil:
-			return fmt.Errorf("asking database %q for the shard of %q: %w", o.Name, place, err)
+			return fmt.Errorf("querying database %q for the shard of %q: %w", o.Name, place, err)
 		case state == stateLeaving || state == stateLeft:
 			return fmt.Errorf("%w: %q is %s in database %q, for %s", ErrElsewhere, place, state, o.Name, other)
 		default:

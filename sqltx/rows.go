@@ -119,11 +119,11 @@ func (d *textDestination) Scan(src any) error {
 	case []byte:
 		text = v
 	default:
-		return fmt.Errorf("sqltx: the driver has made a %T of what goes into %T, in place of text", src, d.dest)
+		return fmt.Errorf("sqltx: the driver passed a %T for a %T, in place of text", src, d.dest)
 	}
 	typ, ok := d.types.TypeForValue(d.dest)
 	if !ok {
-		return fmt.Errorf("sqltx: %T is no type that PostgreSQL's text is known for", d.dest)
+		return fmt.Errorf("sqltx: %T has no known PostgreSQL text format", d.dest)
 	}
 	return d.types.Scan(typ.OID, pgtype.TextFormatCode, text, d.dest)
 }

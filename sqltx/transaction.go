@@ -74,7 +74,7 @@ func (t *txAdapter) encodeArgs(args []any) ([]any, error) {
 		}
 		typ, ok := t.types.TypeForValue(a)
 		if !ok {
-			return nil, fmt.Errorf("sqltx: argument %d: %T is no type that PostgreSQL's text is known for", i+1, a)
+			return nil, fmt.Errorf("sqltx: argument %d: %T has no known PostgreSQL text format", i+1, a)
 		}
 		text, err := t.types.Encode(typ.OID, pgtype.TextFormatCode, a, []byte{}) // to which an empty text adds nothing
 		if err != nil {

@@ -41,7 +41,7 @@ const maxInterval = lease.Longest / 4
 // It returns nil when ctx has ended, or an error at once if t or an instrument is not valid.
 func Observe(ctx context.Context, pool *pgxpool.Pool, t Config) error {
 	if t.Interval < 0 || t.Interval > maxInterval {
-		return fmt.Errorf("telemetry: Config.Interval is %s: it must be positive, and at most %s", t.Interval, maxInterval)
+		return fmt.Errorf("telemetry: Config.Interval: is %v: must be positive, and at most %v", t.Interval, maxInterval)
 	}
 	if t.Interval == 0 {
 		t.Interval = gauges.Interval
@@ -128,7 +128,7 @@ func (o *observer) release(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.rounds.Timeout)
 	defer cancel()
 	if err := o.lease.Release(bounded, o.pool); err != nil {
-		o.log.Warn("onlyonce: telemetry.Observe: another process asks only when the lease has run out", "error", err)
+		o.log.Warn("onlyonce: telemetry.Observe: another process queries only when the lease has run out", "error", err)
 	}
 }
 

@@ -269,7 +269,7 @@ func (c *Config) boundSizes(l *fields.List) {
 		c.MaxInFlight = 256
 	}
 	if c.MaxInFlight < 0 {
-		l.Add("MaxInFlight", "%d must not be negative", c.MaxInFlight)
+		l.Add("MaxInFlight", "is %d: must not be negative", c.MaxInFlight)
 	}
 	if c.verifier == nil {
 		return
@@ -278,13 +278,13 @@ func (c *Config) boundSizes(l *fields.List) {
 		c.MaxBytes = max(64<<20, 4*int64(c.verifier.maxBody))
 	}
 	if least := (int64(c.verifier.maxBody) + 3) / 3 * 4; c.MaxBytes < least {
-		l.Add("MaxBytes", "%d must be at least %d: one body of MaxBody, and a quarter for small ones", c.MaxBytes, least)
+		l.Add("MaxBytes", "is %d: must be at least %d: one body of MaxBody, and a quarter for small ones", c.MaxBytes, least)
 	}
 	if c.MaxAside == 0 {
 		c.MaxAside = max(256<<20, 4*int64(c.verifier.maxBody))
 	}
 	if least := int64(c.verifier.maxBody) + 64<<10; c.MaxAside < least {
-		l.Add("MaxAside", "%d must be at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
+		l.Add("MaxAside", "is %d: must be at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
 	}
 }
 
@@ -295,7 +295,7 @@ func (c *Config) boundTimes(l *fields.List, sender *scheme.Scheme, past, future 
 			*d = def
 		}
 		if *d < least || *d > most {
-			l.Add(field, "%v is not from %v to %v%s", *d, least, most, why)
+			l.Add(field, "is %v: must be from %v to %v%s", *d, least, most, why)
 		}
 	}
 	const never = 1<<63 - 1

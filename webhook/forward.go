@@ -38,14 +38,14 @@ type Forward struct {
 // faults returns the faults that the outbox would find in the call of every event.
 func (f *Forward) faults(v *Verifier) (faults []error) {
 	if f.Sink == "" {
-		faults = append(faults, errors.New("Sink must not be empty"))
+		faults = append(faults, errors.New("Sink: must not be empty"))
 	}
 	longest := f.Target
 	if f.Key {
 		longest += keyParam + strings.Repeat("x", len(percentEncode(hashedKey(nil))))
 	}
 	if f.Target == "" {
-		faults = append(faults, errors.New("Target must not be empty"))
+		faults = append(faults, errors.New("Target: must not be empty"))
 	} else if err := frozen.Target(longest); err != nil {
 		faults = append(faults, fmt.Errorf("Target: %w", err))
 	}

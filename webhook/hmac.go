@@ -140,7 +140,7 @@ func (h HMAC) read(f scheme.Fields, l signedLayout) (s scheme.Signed, err error)
 			return scheme.Signed{}, err
 		}
 		if strings.ContainsAny(id, l.idDelimiters) {
-			return scheme.Signed{}, scheme.Malformed(h.IDHeader, "has a character that delimits what is signed")
+			return scheme.Signed{}, scheme.Malformed(h.IDHeader, "has a character that delimits the signed text")
 		}
 	}
 	unit := h.TimeUnit

@@ -150,7 +150,7 @@ func TestPayPalFaults(t *testing.T) {
 	for want, cfg := range map[string]webhook.VerifierConfig{
 		"paypal.Provider.WebhookID":             {Provider: paypal.Provider{WebhookID: "a|b"}},
 		"Secrets: must be empty":                {Provider: paypal.Provider{WebhookID: "A"}, Secrets: []string{"0123456789abcdef"}},
-		"paypal.Provider.Fetch.Timeout: 11s":    {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Timeout: 11 * time.Second}}},
+		"paypal.Provider.Fetch.Timeout: is 11s": {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Timeout: 11 * time.Second}}},
 		"paypal.Provider.Fetch.Transport: Prox": {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Transport: http.DefaultTransport.(*http.Transport)}}},
 		"paypal.Provider.Fetch.Transport: Dial": {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Transport: insecure()}}},
 		"paypal.Provider.Fetch.AllowNetworks":   {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{AllowNetworks: noNetwork}}},

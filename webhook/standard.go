@@ -86,7 +86,7 @@ func readStandard(f scheme.Fields) (scheme.Signed, error) {
 	// Otherwise "a.1" at time 2 would have the same signature as "a" at time 1 with a body that
 	// begins with "2.".
 	if strings.Contains(id, ".") {
-		return scheme.Signed{}, scheme.Malformed(family+standardID, "has a dot, which delimits what is signed")
+		return scheme.Signed{}, scheme.Malformed(family+standardID, "has a dot, which delimits the signed text")
 	}
 	written, at, err := f.Time(family+standardTime, time.Second)
 	if err != nil {

@@ -77,7 +77,7 @@ func newVerifier(cfg VerifierConfig, shortest int, of string) (*Verifier, error)
 	if cfg.MaxBody == 0 {
 		v.maxBody = defaultMaxBody
 	} else if cfg.MaxBody < 0 || cfg.MaxBody > maxMaxBody {
-		l.Add("MaxBody", "%d is not from 1 to %d", cfg.MaxBody, maxMaxBody)
+		l.Add("MaxBody", "is %d: must be from 1 to %d", cfg.MaxBody, maxMaxBody)
 	}
 	v.setKeys(l, cfg.Secrets, shortest)
 	v.setKeptHeaders(l, cfg.KeepHeaders)
@@ -94,7 +94,7 @@ func (v *Verifier) setTolerance(l *fields.List, tolerance time.Duration) {
 		l.Add("Provider", "its scheme has a negative Past or Future")
 	case tolerance == 0:
 	case tolerance < time.Second || tolerance > 24*time.Hour:
-		l.Add("Tolerance", "%v is not from 1s to 24h", tolerance)
+		l.Add("Tolerance", "is %v: must be from 1s to 24h", tolerance)
 	case v.scheme.Name != "" && !timed:
 		l.Add("Tolerance", "must be 0: %s signs no time", v.scheme.Name)
 	default:
@@ -152,7 +152,7 @@ func (v *Verifier) setKeptHeaders(l *fields.List, more []string) {
 		canonical := http.CanonicalHeaderKey(name)
 		switch {
 		case !isToken(name):
-			l.Add(field, "%q is not a header name", name)
+			l.Add(field, "is %q: must be the name of a header", name)
 		case holdsSecret(canonical, v.scheme.SignatureHeaders):
 			l.Add(field, "%s must not be kept: it holds a signature or a credential", canonical)
 		case !slices.Contains(v.keptHeaders, canonical):

@@ -55,8 +55,8 @@ func TestConfigFaults(t *testing.T) {
 		{standard("whpk_" + privateKey), []string{"Secrets[0]: is not an Ed25519 public key"}},
 		{standard("whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4"), []string{"Secrets[0]: must be \"whpk_\""}},
 		{webhook.VerifierConfig{Provider: webhook.GitHub{}, Secrets: []string{good}, Tolerance: time.Minute}, []string{"Tolerance: must be 0: github signs no time"}},
-		{webhook.VerifierConfig{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: 25 * time.Hour}, []string{"Tolerance: 25h0m0s is not"}},
-		{webhook.VerifierConfig{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: time.Millisecond}, []string{"Tolerance: 1ms is not"}},
+		{webhook.VerifierConfig{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: 25 * time.Hour}, []string{"Tolerance: is 25h0m0s"}},
+		{webhook.VerifierConfig{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: time.Millisecond}, []string{"Tolerance: is 1ms"}},
 		{webhook.VerifierConfig{Provider: webhook.Slack{}, Secrets: []string{good}, MaxBody: 32<<20 + 1}, []string{"MaxBody: "}},
 	} {
 		v, err := webhook.NewVerifier(c.cfg)

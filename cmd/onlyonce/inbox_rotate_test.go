@@ -14,7 +14,7 @@ func TestInboxRotate(t *testing.T) {
 	f.exec(`update onlyonce.segments set opened_at = opened_at - interval '2 days' where ring = 'standard_keys' and slot = 0`)
 	p := startProgram(t, []string{envPostgres + "=" + f.url}, "inbox", "rotate")
 	eventually(t, "the ring goes on in another segment", func() bool { return one[int](f, `select cur from onlyonce.rings where name = 'standard_keys'`) == 1 })
-	if status := p.stop(syscall.SIGTERM); status != statusGood || !strings.Contains(p.stderr(), "goes on in another segment") {
+	if status := p.stop(syscall.SIGTERM); status != statusGood || !strings.Contains(p.stderr(), "continues in another segment") {
 		t.Errorf("status %d: %s", status, p.stderr())
 	}
 }

@@ -152,7 +152,7 @@ func (s *section) adopt(err error) {
 	known := slices.Clone(*s.faults)
 	for _, e := range all {
 		_, text, found := strings.Cut(e.Error(), "bad configuration: ")
-		name, rule, ok := strings.Cut(strings.TrimPrefix(text, "RelayConfig."), ": ")
+		name, rule, ok := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(text, "Relay"), "Config."), ": ")
 		if !found || !ok {
 			s.whole("%v", e)
 			continue

@@ -237,7 +237,7 @@ func TestRelayConfigFaults(t *testing.T) {
 		`{"sinks": [{"type": "http", "name": "a", "base_url": "ftp://x", "key_windw": "1h", "timeout": 3, "headers": {"A": "Bearer secret"}}],
 		  "lease_ttl": "1ms", "retrys": 1, "poll_interval": "-1s", "concurrency": 1.5}`: {
 			"sinks[0].base_url: must start with https", "sinks[0].key_window: must be set", "sinks[0].key_windw: is no field",
-			"sinks[0].timeout: must be a string", "sinks[0].headers.A: must be {", "lease_ttl: 1ms is not from", "retrys: is no field",
+			"sinks[0].timeout: must be a string", "sinks[0].headers.A: must be {", "lease_ttl: is 1ms: must be from", "retrys: is no field",
 			"poll_interval: -1s must be positive", "concurrency: must be a whole number"},
 		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["x"], "tls_ca": "/nowhere", "sasl": "plain", "user": {"env": "NOT_SET"}, "password": {"file": "/nowhere"}}, {"type": "smtp"}]}`: {
 			`sinks[0].brokers: "x" is not host:port`, "sinks[0].topics: must not be empty", `sinks[0].tls_ca: needs "tls": true`,

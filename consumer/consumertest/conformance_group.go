@@ -114,7 +114,7 @@ func membersShare(t *testing.T, h Harness) {
 	second.HoldsExactly(2)
 	first.HoldsExactly(2)
 	all := slices.Sorted(slices.Values(slices.Concat(first.Keys(), second.Keys())))
-	if want := []string{Key(topic, 0), Key(topic, 1), Key(topic, 2), Key(topic, 3)}; !slices.Equal(all, want) {
+	if want := []string{keyOf(topic, 0), keyOf(topic, 1), keyOf(topic, 2), keyOf(topic, 3)}; !slices.Equal(all, want) {
 		t.Errorf("together they hold %v", all)
 	}
 	for _, m := range []*Member{first, second} {
@@ -183,7 +183,7 @@ func commitIsFenced(t *testing.T, h Harness) {
 	first.HoldsExactly(2)
 	stale := map[string]*Held{}
 	for _, x := range first.All() {
-		stale[Key(topic, x.ID.Partition)] = x
+		stale[keyOf(topic, x.ID.Partition)] = x
 	}
 	second := Join(t, h.Source(t, groupOf(topic), 2*time.Second, topic))
 	second.Until("a partition", func(has map[string]*Held, _ int) bool { return len(has) > 0 })
@@ -191,7 +191,7 @@ func commitIsFenced(t *testing.T, h Harness) {
 		if err := x.Commit(x.Ctx, 7, "mine"); err != nil {
 			t.Errorf("commit of the owner: %v", err)
 		}
-		old := stale[Key(topic, x.ID.Partition)]
+		old := stale[keyOf(topic, x.ID.Partition)]
 		if err := old.Commit(context.WithoutCancel(old.Ctx), 2, "stale"); !errors.Is(err, source.ErrOwnershipLost) {
 			t.Errorf("commit of the one before: %v", err)
 		}
@@ -213,7 +213,7 @@ func ownershipLostJoinsAnew(t *testing.T, h Harness) {
 	old := m.Holds(topic, 1)
 	old.GiveUp(fmt.Errorf("fenced: %w", source.ErrOwnershipLost))
 	m.Until("the partition again", func(has map[string]*Held, _ int) bool {
-		x := has[Key(topic, 1)]
+		x := has[keyOf(topic, 1)]
 		return x != nil && x != old && len(has) == 2
 	})
 	if err := old.Commit(context.WithoutCancel(old.Ctx), 1, "stale"); !errors.Is(err, source.ErrOwnershipLost) {

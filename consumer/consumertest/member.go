@@ -38,8 +38,8 @@ type Member struct {
 
 	// Drain is called by own when its context has ended. Set it before Start. Defaults to no call.
 	Drain func(*Held)
-	// Taken is called when own is called, with the partition's key. Set it before Start. Defaults
-	// to no call.
+	// Taken is called when own is called, with the partition's name, for example "orders/3".
+	// Set it before Start. Defaults to no call.
 	Taken func(key string)
 
 	mu     sync.Mutex
@@ -48,8 +48,8 @@ type Member struct {
 	wakeup chan struct{}
 }
 
-// Key returns the name of a partition in a Member.
-func Key(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
+// keyOf returns the name of a partition in a Member.
+func keyOf(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
 
 // NewMember returns a member that does not run yet.
 func NewMember(t testing.TB) *Member {
@@ -95,7 +95,7 @@ func (m *Member) own(ctx context.Context, p source.Partition[*consumer.Message])
 		}
 		return err
 	}
-	k := Key(id.Topic, id.Partition)
+	k := keyOf(id.Topic, id.Partition)
 	if m.Taken != nil {
 		m.Taken(k)
 	}
@@ -150,8 +150,8 @@ func (m *Member) Until(what string, cond func(has map[string]*Held, seen int) bo
 func (m *Member) Holds(topic string, partition int32) *Held {
 	m.t.Helper()
 	var x *Held
-	m.Until("partition "+Key(topic, partition), func(has map[string]*Held, _ int) bool {
-		x = has[Key(topic, partition)]
+	m.Until("partition "+keyOf(topic, partition), func(has map[string]*Held, _ int) bool {
+		x = has[keyOf(topic, partition)]
 		return x != nil
 	})
 	return x

@@ -82,10 +82,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Header == "" {
 		c.Header = "Idempotency-Key"
 	} else if !protocol.ValidName(c.Header) {
-		l.Add("Header", "%q is not a header name", c.Header)
+		l.Add("Header", "is %q: must be the name of a header", c.Header)
 	}
 	if c.RequestIDHeader != "" && !protocol.ValidName(c.RequestIDHeader) {
-		l.Add("RequestIDHeader", "%q is not a header name", c.RequestIDHeader)
+		l.Add("RequestIDHeader", "is %q: must be the name of a header", c.RequestIDHeader)
 	} else if c.RequestIDHeader != "" && http.CanonicalHeaderKey(c.RequestIDHeader) == http.CanonicalHeaderKey(c.Header) {
 		l.Add("RequestIDHeader", "must differ from Header: the key is the same at each attempt")
 	}
@@ -95,12 +95,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = 8
 	} else if c.MaxAttempts < 1 || c.MaxAttempts > 100 {
-		l.Add("MaxAttempts", "%d is not from 1 to 100", c.MaxAttempts)
+		l.Add("MaxAttempts", "is %d: must be from 1 to 100", c.MaxAttempts)
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = 1 << 20
 	} else if c.MaxBody < 1 || c.MaxBody > 1<<30 {
-		l.Add("MaxBody", "%d is not from 1 to %d", c.MaxBody, 1<<30)
+		l.Add("MaxBody", "is %d: must be from 1 to %d", c.MaxBody, 1<<30)
 	}
 	return c, l.Err()
 }

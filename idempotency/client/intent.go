@@ -61,7 +61,7 @@ func Derive(intent Intent) (string, error) {
 		fault("Name", "must not be empty: it names the kind of operation")
 	}
 	if intent.Version < 1 {
-		fault("Version", "%d must be at least 1", intent.Version)
+		fault("Version", "is %d: must be at least 1", intent.Version)
 	}
 	if len(intent.Parts) == 0 {
 		fault("Parts", "must not be empty: without one, all operations of this name are one")

@@ -58,7 +58,7 @@ func New(client redis.UniversalClient, prefix string) (*Cache, error) {
 		faults = append(faults, fmt.Errorf("%w: client: must not be nil", ErrConfig))
 	}
 	if prefix == "" || len(prefix) > 255 {
-		faults = append(faults, fmt.Errorf("%w: prefix: has %d bytes, must have 1 to 255", ErrConfig, len(prefix)))
+		faults = append(faults, fmt.Errorf("%w: prefix: has %d bytes: must have 1 to 255", ErrConfig, len(prefix)))
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)

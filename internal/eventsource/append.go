@@ -72,7 +72,7 @@ func MakeStream(ctx context.Context, db DB, topic string, partitions int) (has i
 	case !validTopic.MatchString(topic):
 		return 0, fmt.Errorf("%w: topic %q: must be 1 to 249 of A-Z a-z 0-9 . _ -", ErrConfig, topic)
 	case partitions < 1 || partitions > maxPartitions:
-		return 0, fmt.Errorf("%w: partitions: %d is not from 1 to %d", ErrConfig, partitions, maxPartitions)
+		return 0, fmt.Errorf("%w: partitions: is %d: must be from 1 to %d", ErrConfig, partitions, maxPartitions)
 	}
 	for range 2 {
 		if err = db.QueryRow(ctx, makeStreamSQL, topic, partitions).Scan(&has); !errors.Is(err, pgx.ErrNoRows) {

@@ -85,7 +85,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 			*d = def
 		}
 		if *d < least {
-			fault("Config."+field, "%v is not at least %v", *d, least)
+			fault("Config."+field, "is %v: must be at least %v", *d, least)
 		}
 	}
 	if pool == nil {
@@ -106,7 +106,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		}
 	}
 	if c.Partitions < 0 || c.Partitions > maxPartitions {
-		fault("Config.Partitions", "%d is not from 0 to %d", c.Partitions, maxPartitions)
+		fault("Config.Partitions", "is %d: must be from 0 to %d", c.Partitions, maxPartitions)
 	}
 	duration("PollInterval", &c.PollInterval, 500*time.Millisecond, 10*time.Millisecond)
 	duration("LeaseTTL", &c.LeaseTTL, 15*time.Second, time.Second)

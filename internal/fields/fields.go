@@ -73,7 +73,7 @@ func (l *List) Span(field string, d *time.Duration, initial, shortest, longest t
 	if *d == 0 {
 		*d = initial
 	} else if *d < shortest || *d > longest {
-		l.Add(field, "%v is not from %v to %v", *d, shortest, longest)
+		l.Add(field, "is %v: must be from %v to %v", *d, shortest, longest)
 	}
 }
 
@@ -83,7 +83,7 @@ func (l *List) Backoff(least, most *time.Duration, initialLeast, initialMost, lo
 	l.Span("Backoff.Min", least, initialLeast, time.Millisecond, longest)
 	l.Span("Backoff.Max", most, initialMost, time.Millisecond, longest)
 	if *most < *least {
-		l.Add("Backoff.Max", "%v is less than Backoff.Min, %v", *most, *least)
+		l.Add("Backoff.Max", "is %v: must be at least Backoff.Min, %v", *most, *least)
 	}
 }
 
@@ -92,6 +92,6 @@ func (l *List) Number(field string, n *int, initial, least, most int) {
 	if *n == 0 {
 		*n = initial
 	} else if *n < least || *n > most {
-		l.Add(field, "%d is not from %d to %d", *n, least, most)
+		l.Add(field, "is %d: must be from %d to %d", *n, least, most)
 	}
 }

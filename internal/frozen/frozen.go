@@ -199,7 +199,7 @@ func sortedNames(h http.Header) []string {
 // not hold.
 func Name(name string) error {
 	if !Token(name) {
-		return fmt.Errorf("%q is not a header name", clip(name))
+		return fmt.Errorf("is %q: must be the name of a header", clip(name))
 	}
 	if why, no := refused[http.CanonicalHeaderKey(name)]; no {
 		return fmt.Errorf("%s must not be frozen: %s", http.CanonicalHeaderKey(name), why)

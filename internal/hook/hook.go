@@ -35,7 +35,7 @@ func (g *Guard) recoverHook(name string) {
 		text = err.Error()
 	}
 	if held, yes := g.seldom.Let(name, time.Now(), pace.Refusals); yes {
-		g.Log.Error("onlyonce: a hook panicked; the work goes on without it", "hook", name, "panic", text, "stack", string(debug.Stack()), "not_logged", held)
+		g.Log.Error("onlyonce: a hook panicked; the work continues without it", "hook", name, "panic", text, "stack", string(debug.Stack()), "not_logged", held)
 	}
 }
 

@@ -193,7 +193,7 @@ func (b *Builder) ready(ctx context.Context, s *missingFilters) (bool, error) {
 	}
 	if b.reportedUse != s.Use {
 		b.reportedUse = s.Use
-		b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is asked by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
+		b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is queried by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
 	}
 	return false, nil
 }

@@ -84,7 +84,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 func logStep(log *slog.Logger, name string, o ring.StepResult) {
 	switch o.Action {
 	case ring.Announced:
-		log.Info("onlyonce: the inbox goes on in another segment", "ring", name, "slot", o.Slot)
+		log.Info("onlyonce: the inbox continues in another segment", "ring", name, "slot", o.Slot)
 	case ring.Truncated:
 		log.Info("onlyonce: a segment of the inbox whose horizon has passed was emptied", "ring", name, "slot", o.Slot)
 	case ring.Needed:

@@ -15,7 +15,7 @@ func Parse(pointer string) ([]string, error) {
 	tokens := strings.Split(pointer[1:], "/")
 	for i, t := range tokens {
 		if rest := strings.NewReplacer("~0", "", "~1", "").Replace(t); strings.Contains(rest, "~") {
-			return nil, errors.New("must have 0 or 1 behind each '~' (RFC 6901)")
+			return nil, errors.New("must have 0 or 1 after each '~' (RFC 6901)")
 		}
 		// In this order: ~01 is ~1 and not a slash (section 4).
 		tokens[i] = strings.ReplaceAll(strings.ReplaceAll(t, "~1", "/"), "~0", "~")

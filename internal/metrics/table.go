@@ -130,7 +130,7 @@ var (
 	ConsumerPartitions = add(Metric{
 		Name: "onlyonce.consumer.partitions", Unit: "{partition}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "scope", "state", "reason"},
 		Help: "Partitions in use, by state: working, waiting (for an open transaction in Kafka), paused, halted or unowned; the reason is that of a halt.",
-		Bad:  "`halted`: the partition goes on only when an operator decides. `unowned`: no process works on it.",
+		Bad:  "`halted`: the partition continues only when an operator decides. `unowned`: no process works on it.",
 		Do:   "See [When a partition halts](operations.md#when-a-partition-halts).",
 	})
 	ConsumerProcesses = add(Metric{
@@ -154,7 +154,7 @@ var (
 	Parked = add(Metric{
 		Name: "onlyonce.parked", Unit: "{row}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "kind", "scope", "sink", "state", "reason"},
 		Help: "Parked messages, calls and events that are not settled.",
-		Bad:  "State `waiting` or `reconcile`: they go on only when an operator decides.",
+		Bad:  "State `waiting` or `reconcile`: they continue only when an operator decides.",
 		Do:   "See [What is parked, and why](operations.md#what-is-parked-and-why).",
 	})
 	ParkedAge = add(Metric{

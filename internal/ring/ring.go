@@ -203,7 +203,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
 			*d = def
 		}
 		if *d < least {
-			fault("Config."+field, "%v is not at least %v", *d, least)
+			fault("Config."+field, "is %v: must be at least %v", *d, least)
 		}
 	}
 	if pool == nil {

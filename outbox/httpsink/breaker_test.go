@@ -94,7 +94,7 @@ func TestBreakerCountsInARow(t *testing.T) {
 
 func TestBreakerFaults(t *testing.T) {
 	_, err := httpsink.New(httpsink.Config{Name: "x", BaseURL: "https://a.example", KeyWindow: time.Hour, Breaker: httpsink.Breaker{Failures: -1, OpenFor: 2 * time.Hour}})
-	for _, want := range []string{"Breaker.Failures: -1", "Breaker.OpenFor: 2h"} {
+	for _, want := range []string{"Config.Breaker.Failures: is -1", "Config.Breaker.OpenFor: is 2h"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q: %v", want, err)
 		}

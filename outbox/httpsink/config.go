@@ -127,7 +127,7 @@ type Sink struct {
 // New returns a sink for one remote. It does not connect. If the configuration is wrong, the error
 // lists every fault, each with its field, and wraps [ErrConfig].
 func New(cfg Config) (*Sink, error) {
-	l := &fields.List{Sentinel: ErrConfig}
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if cfg.Name == "" {
 		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
@@ -161,7 +161,7 @@ func (cfg *Config) checkAnswers(l *fields.List) {
 	}
 	for _, name := range cfg.CaptureHeaders {
 		if !frozen.Token(name) {
-			l.Add("CaptureHeaders", "%q is not a header name", name)
+			l.Add("CaptureHeaders", "is %q: must be the name of a header", name)
 		}
 	}
 	for status, o := range cfg.Outcomes {

@@ -353,7 +353,7 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 	if !errors.Is(err, httpsink.ErrConfig) {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Name:", "BaseURL: must start with", "Timeout: -1ns", "KeyWindow: must be set", `Profile: "a b"`, "Outcomes: 99", "Outcome(7) is not", "Transport: Dial and"} {
+	for _, want := range []string{"Name:", "BaseURL: must start with", "Timeout: is -1ns", "KeyWindow: must be set", `Config.Profile.Header: is "a b"`, "Outcomes: 99", "Outcome(7) is not", "Transport: Dial and"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q in:\n%v", want, err)
 		}

@@ -52,7 +52,7 @@ func TestPhases(t *testing.T) {
 	}
 	_, err = httpsink.New(httpsink.Config{Name: "x", BaseURL: "https://a.example", KeyWindow: outbox.Forever, Timeout: time.Second,
 		ConnectTimeout: 2 * time.Second})
-	if err == nil || !strings.Contains(err.Error(), "ConnectTimeout: 2s is not from 1ms to 1s") {
+	if err == nil || !strings.Contains(err.Error(), "ConnectTimeout: is 2s: must be from 1ms to 1s") {
 		t.Error(err)
 	}
 }

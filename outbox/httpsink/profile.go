@@ -88,15 +88,15 @@ func (p *Profile) withDefaults(l *fields.List) {
 	case p.Header != "" && p.BodyMember != "":
 		l.Add("Profile", "Header and BodyMember exclude each other")
 	case p.Header != "" && !frozen.Token(p.Header):
-		l.Add("Profile", "%q is not a header name", p.Header)
+		l.Add("Profile.Header", "is %q: must be the name of a header", p.Header)
 	case strings.Trim(p.BodyMember, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") != "":
-		l.Add("Profile", "BodyMember %q must be letters, digits, _ and -", p.BodyMember)
+		l.Add("Profile.BodyMember", "is %q: must be letters, digits, _ and -", p.BodyMember)
 	}
 	if p.Quoted && p.BodyMember != "" {
-		l.Add("Profile", "Quoted is for headers")
+		l.Add("Profile.Quoted", "must not be set with BodyMember: it is for headers")
 	}
 	if p.Header = http.CanonicalHeaderKey(p.Header); p.KeyWindow < 0 {
-		l.Add("Profile", "KeyWindow %v must not be negative", p.KeyWindow)
+		l.Add("Profile.KeyWindow", "is %v: must not be negative", p.KeyWindow)
 	}
 }
 

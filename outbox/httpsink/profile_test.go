@@ -107,10 +107,10 @@ func TestProfileFaults(t *testing.T) {
 	for want, change := range map[string]func(*httpsink.Config){
 		"KeyWindow: must be set":      func(c *httpsink.Config) { c.Profile, c.KeyWindow = httpsink.Square(), 0 },
 		"exclude each other":          func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "A", BodyMember: "b"} },
-		"Profile: \"a b\" is not":     func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "a b"} },
+		"Profile.Header: is \"a b\"":  func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "a b"} },
 		"must be letters":             func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: `a"b`} },
-		"Quoted is for headers":       func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: "a", Quoted: true} },
-		"KeyWindow -1ns must":         func(c *httpsink.Config) { c.Profile = httpsink.Profile{KeyWindow: -1} },
+		"Profile.Quoted: must not be": func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: "a", Quoted: true} },
+		"Profile.KeyWindow: is -1ns":  func(c *httpsink.Config) { c.Profile = httpsink.Profile{KeyWindow: -1} },
 		"KeyWindow: must be set: how": func(c *httpsink.Config) { c.KeyWindow = -1 },
 	} {
 		cfg := httpsink.Config{Name: "x", BaseURL: "https://a.example", KeyWindow: time.Hour}

@@ -71,7 +71,7 @@ var ErrConfig = errors.New("kafkasink: bad configuration")
 
 // withDefaults fills in the defaults and returns every fault at once.
 func (c Config) withDefaults() (Config, error) {
-	l := fields.List{Sentinel: ErrConfig}
+	l := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Name == "" {
 		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
@@ -113,7 +113,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.BatchBytes = 512 << 10
 	}
 	if c.BatchBytes < 1<<10 || c.BatchBytes > 64<<20 {
-		l.Add("BatchBytes", "%d is not from 1 KiB to 64 MiB", c.BatchBytes)
+		l.Add("BatchBytes", "is %d: must be from 1 KiB to 64 MiB", c.BatchBytes)
 	}
 	return c, l.Err()
 }

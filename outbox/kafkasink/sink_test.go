@@ -356,13 +356,13 @@ func TestRowsThatCannotBeSent(t *testing.T) {
 func TestConfigFaults(t *testing.T) {
 	_, err := kafkasink.New(kafkasink.Config{})
 	for _, want := range []string{"Name", "Brokers", "Topics", "KeyWindow"} {
-		if !strings.Contains(err.Error(), "kafkasink: bad configuration: "+want+": ") {
+		if !strings.Contains(err.Error(), "kafkasink: bad configuration: Config."+want+": ") {
 			t.Errorf("%s is not named: %v", want, err)
 		}
 	}
 	_, err = kafkasink.New(kafkasink.Config{Name: "x", Brokers: []string{"localhost"}, Topics: []string{"a", "a", "b/c"}, IDHeader: "Message-Id",
 		KeyWindow: -1, Timeout: time.Hour, BatchBytes: 1})
-	for _, want := range []string{`"localhost" is not host:port`, `"a" is listed twice`, `"b/c" is not the name`, "IDHeader", "KeyWindow", "Timeout: 1h", "BatchBytes: 1 "} {
+	for _, want := range []string{`"localhost" is not host:port`, `"a" is listed twice`, `"b/c" is not the name`, "IDHeader", "KeyWindow", "Timeout: is 1h", "BatchBytes: is 1:"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s: %v", want, err)
 		}

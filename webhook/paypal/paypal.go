@@ -113,7 +113,7 @@ func (p Provider) read(f scheme.Fields, c *certificates.Store) (s scheme.Signed,
 		return scheme.Signed{}, err
 	}
 	if strings.Contains(id, "|") {
-		return scheme.Signed{}, scheme.Malformed(idHeader, "has a character that delimits what is signed")
+		return scheme.Signed{}, scheme.Malformed(idHeader, "has a character that delimits the signed text")
 	}
 	written, err := f.One(timeHeader)
 	if err != nil {

@@ -182,7 +182,7 @@ func readMessage(body []byte) (map[string]string, error) {
 			return nil, scheme.Malformed("body's member "+name, "must occur exactly once, as a string")
 		}
 		if name != "Message" && strings.Contains(text, "\n") {
-			return nil, scheme.Malformed("body's member "+name, "has a line's end, which delimits what is signed")
+			return nil, scheme.Malformed("body's member "+name, "has a line's end, which delimits the signed text")
 		}
 		m[name] = text
 	}

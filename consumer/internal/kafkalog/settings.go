@@ -54,7 +54,7 @@ func (s Settings) Faults(pkg string) []error {
 		faults = append(faults, fmt.Errorf("%s: Config.%s: %s", pkg, field, fmt.Sprintf(rule, args...)))
 	}
 	if len(s.Brokers) == 0 {
-		fault("Brokers", "must name a broker at least, as host:port")
+		fault("Brokers", "must not be empty: name at least one broker, as host:port")
 	}
 	for _, b := range s.Brokers {
 		if host, port, err := net.SplitHostPort(b); err != nil || host == "" || port == "" {
@@ -65,7 +65,7 @@ func (s Settings) Faults(pkg string) []error {
 		fault("GroupID", "must not be empty: it is what the processes that share the work have in common")
 	}
 	if len(s.Topics) == 0 {
-		fault("Topics", "must name a topic at least")
+		fault("Topics", "must not be empty")
 	}
 	for i, t := range s.Topics {
 		switch {

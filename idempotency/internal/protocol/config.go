@@ -15,7 +15,7 @@ func CheckHeaderName(l *fields.List, field string, name *string, initial string)
 		*name = initial
 	}
 	if *name != "" && !ValidName(*name) {
-		l.Add(field, "%q is not a header name", *name)
+		l.Add(field, "is %q: must be the name of a header", *name)
 	}
 	*name = http.CanonicalHeaderKey(*name)
 }

@@ -88,7 +88,7 @@ type validity struct {
 func New(cfg Config, addresses []string) (*Store, error) {
 	c := &Store{Config: cfg, clock: time.Now}
 	if len(addresses) > maxConfigured {
-		return nil, fmt.Errorf("must list at most %d addresses, not %d", maxConfigured, len(addresses))
+		return nil, fmt.Errorf("must list at most %d addresses, has %d", maxConfigured, len(addresses))
 	}
 	c.known = map[string]*certificate{}
 	for _, address := range addresses {

@@ -30,7 +30,7 @@ func NewFetcher(f scheme.Fetch) (*Fetcher, error) {
 		f.Timeout = 3 * time.Second
 	}
 	if f.Timeout < 100*time.Millisecond || f.Timeout > 10*time.Second {
-		return nil, fmt.Errorf("Fetch.Timeout: %v is not from 100ms to 10s", f.Timeout)
+		return nil, fmt.Errorf("Fetch.Timeout: is %v: must be from 100ms to 10s", f.Timeout)
 	}
 	for _, n := range f.AllowNetworks {
 		if err := dialguard.CheckNetwork(n); err != nil {
