@@ -20,26 +20,10 @@ const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7, $
 // If a member of an older generation is delayed between proof and raise, its raise fails on the
 // epoch. If its proof comes later, it fails on the proof.
 func (w *worker) acquire(ctx context.Context) error {
-	id, err := w.p.Identity(ctx)
-	if err != nil {
-		return fmt.Errorf("identity of the topic: %w", err)
+	if err := w.findPartition(ctx); err != nil {
+		return err
 	}
-	if w.id.TopicID != id.TopicID {
-		w.redoUntil = 0 // it holds offsets of another topic
-	}
-	w.id = id
-	// The first time: a partition stays in its shard until it is given up.
-	if w.c.shard == "" {
-		shard, err := w.c.shardOf(id.Topic, id.Partition)
-		if err != nil {
-			w.c.partitions.setName(w.state, id, "")
-			return w.haltError(HaltNoShard, "%v", err)
-		}
-		if shard != w.c { // before the worker is visible to anything else of this process
-			w.c = shard
-		}
-	}
-	w.c.partitions.setName(w.state, id, w.c.shard)
+	id := w.id
 	if err := w.joinScope(ctx); err != nil {
 		return err
 	}
@@ -110,6 +94,31 @@ func (w *worker) acquire(ctx context.Context) error {
 		return w.verifyLog(ctx)
 	}
 	return fmt.Errorf("%w: another process keeps raising the epoch of %s/%d", source.ErrOwnershipLost, id.Topic, id.Partition)
+}
+
+// findPartition finds out which topic the partition is of now, and which shard has it.
+func (w *worker) findPartition(ctx context.Context) error {
+	id, err := w.p.Identity(ctx)
+	if err != nil {
+		return fmt.Errorf("identity of the topic: %w", err)
+	}
+	if w.id.TopicID != id.TopicID {
+		w.redoUntil = 0 // it holds offsets of another topic
+	}
+	w.id = id
+	// The first time: a partition stays in its shard until it is given up.
+	if w.c.shard == "" {
+		shard, err := w.c.shardOf(id.Topic, id.Partition)
+		if err != nil {
+			w.c.partitions.setName(w.state, id, "")
+			return w.haltError(HaltNoShard, "%v", err)
+		}
+		if shard != w.c { // before the worker is visible to anything else of this process
+			w.c = shard
+		}
+	}
+	w.c.partitions.setName(w.state, id, w.c.shard)
+	return nil
 }
 
 // checkCursor refuses a cursor that belongs to another group or cluster, or to another topic of the
