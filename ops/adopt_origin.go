@@ -178,10 +178,22 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *CursorName) error {
 	return tx.QueryRow(ctx, lastReplaySQL, f.Scope).Scan(&o.replays)
 }
 
+// lockKeysSQL keeps segments from being emptied until the transaction ends. A TRUNCATE shows
+// through an older snapshot, which would then lack keys, and the time up to which they are
+// forgotten (K9). LOCK takes no snapshot, so the first statement after it sees what was emptied
+// before.
+const lockKeysSQL = `set local lock_timeout = '10s'; lock table onlyonce.inbox in access share mode`
+
 // snapshot runs f on one snapshot of the other database. If the cursor is retired in it, it has
 // every key that the cursor's owners committed, because the retirement waited for their last batch.
 func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
-	err := reports.Snapshot(ctx, o.DB, f)
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err := pgx.BeginTxFunc(ctx, o.DB, options, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, lockKeysSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+			return err
+		}
+		return reports.ReadIn(ctx, tx, f)
+	})
 	var known *Error
 	if err == nil || errors.As(err, &known) {
 		return err

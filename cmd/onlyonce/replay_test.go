@@ -257,6 +257,42 @@ func TestK9MoveBringsWhatIsForgotten(t *testing.T) {
 	s.b.run("explain", "-scope", "stock", old).want(t, statusGood, "parks it as too-old")
 }
 
+// K9: a segment is emptied in the origin while the adoption begins. The adoption waits for that,
+// and then takes along until when keys are forgotten.
+func TestK9MoveBesideARotation(t *testing.T) {
+	t.Parallel()
+	s := newTwoShards(t)
+	s.append(1, "m0")
+	_, stop := s.start("a", effect, nil)
+	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
+	stop()
+	s.a.exec(`update onlyonce.scopes set created_at = '2018-01-01Z'`)
+	s.a.run(moveArgs("retire")...).want(t, statusGood)
+	rotation, err := s.a.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = rotation.Rollback(context.WithoutCancel(t.Context())) }()
+	for _, sql := range []string{
+		`do $$ declare of text; begin foreach of in array (select array_agg(distinct segment) from onlyonce.inbox) loop execute format('truncate onlyonce.%I', of); end loop; end $$`,
+		`update onlyonce.rings set forgotten = '2019-01-01Z' where name = 'consumer_keys'`,
+	} {
+		if _, err := rotation.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan result, 1)
+	go func() { done <- s.b.run(moveArgs("adopt", "-from", s.a.url)...) }()
+	s.a.until(`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+	if err := rotation.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	(<-done).want(t, statusGood)
+	if got := one[string](s.b, `select coalesce((onlyonce.forgotten('stock') at time zone 'UTC')::text, 'nothing')`); got != "2019-01-01 00:00:00" {
+		t.Errorf("forgotten in b: %s", got)
+	}
+}
+
 // F10: a copy in the range whose original is outside of it is applied, and the command says so
 // before it asks.
 func TestF10CopyFromOutsideOfTheRange(t *testing.T) {

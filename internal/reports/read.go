@@ -149,16 +149,19 @@ func Snapshot(ctx context.Context, db DB, f func(tx pgx.Tx) error) error {
 
 // Read runs f in a transaction whose statements are not prepared.
 func Read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, db, options, func(tx pgx.Tx) error {
-		tx = Unprepared{tx}
-		if err := Bound(ctx, tx); err != nil {
-			return err
-		}
-		if err := migrations.Check(ctx, tx); err != nil {
-			return err
-		}
-		return f(tx)
-	})
+	return pgx.BeginTxFunc(ctx, db, options, func(tx pgx.Tx) error { return ReadIn(ctx, tx, f) })
+}
+
+// ReadIn is Read in a transaction that has begun.
+func ReadIn(ctx context.Context, tx pgx.Tx, f func(tx pgx.Tx) error) error {
+	tx = Unprepared{tx}
+	if err := Bound(ctx, tx); err != nil {
+		return err
+	}
+	if err := migrations.Check(ctx, tx); err != nil {
+		return err
+	}
+	return f(tx)
 }
 
 // Collect reads rows whose columns have the names of T's fields, with times in UTC, as JSON shows
