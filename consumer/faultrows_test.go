@@ -567,20 +567,17 @@ func cutRows(fault string, what pgtest.Cut) (rows []row) {
 }
 
 // late lets the client believe that its second COMMIT is lost, while the old backend still has the
-// transaction open: the next run waits for it. Then the old one commits after all, or does not.
-// Side by side the transaction of the second COMMIT may have failed before it, for example because
-// of a duplicate, and then it keeps no run waiting: so later ones are lost too, until one does.
+// transaction open: the next run waits for it. Then the old one commits after all, or does not. A
+// transaction keeps no run waiting if it has failed before its COMMIT, for example because of a
+// duplicate beside it, or because its backend was so slow that the next run came first. So later
+// COMMITs are lost too, until one does.
 func (f *faults) late(what pgtest.Cut) {
 	hold := make(chan struct{})
 	release := sync.OnceFunc(func() { close(hold) })
 	var met atomic.Bool
 	f.begin(1, positionsOnly, patient)
-	last := int32(2)
-	if f.cfg.Concurrency > 1 {
-		last = 12
-	}
 	w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
-		if n >= 2 && n <= last && !met.Load() {
+		if n >= 2 && n <= 12 && !met.Load() {
 			return what
 		}
 		return pgtest.Pass

@@ -158,6 +158,7 @@ func TestC2FenceSlotRaises(t *testing.T) {
 		conn := s.session()
 		conn.want("begin", conn.run("begin"), "")
 		conn.want(c.what, s.fence(conn, 0, c.low, c.offsets, c.after), c.want)
+		conn.want("rollback", conn.run("rollback"), "")
 	}
 }
 
