@@ -229,11 +229,11 @@ func TestStopsOnItsOwnClock(t *testing.T) {
 	r.enqueue(charge("1"))
 	r.start(cfg)
 	pgtest.Receive(t, patience, "the call begins", start)
-	lock, err := r.pool.Begin(t.Context()) // every renewal waits for this lock
+	lock, err := r.pool.Begin(t.Context()) // every renewal of its lane waits for this lock, and others need their connections
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lock.Exec(t.Context(), `select 1 from onlyonce.leases for update`); err != nil {
+	if _, err := lock.Exec(t.Context(), `select 1 from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls using (lane) for update of l`); err != nil {
 		t.Fatal(err)
 	}
 	left := pgtest.Receive(t, patience, "the call is cut off", ended)

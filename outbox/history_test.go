@@ -83,7 +83,7 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(context.Background(), `select 1 from onlyonce.leases for no key update`); err != nil {
+	if _, err := tx.Exec(context.Background(), `select 1 from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls using (lane) for no key update of l`); err != nil {
 		t.Fatal(err)
 	}
 	g.release()

@@ -35,6 +35,6 @@ func ExampleSource_Validate() {
 	fmt.Println(s.Validate())
 	// Output:
 	// sharesource: Config.Brokers: "broker-1" is not host:port
-	// sharesource: Config.Topics: must name a topic at least
+	// sharesource: Config.Topics: must not be empty
 	// sharesource: Config.KeeperGroupID: must not be GroupID, "mail": a share group and a consumer group cannot have one name
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // scene is a database that has grown, and the engines' statements that meet it.
@@ -49,16 +51,18 @@ var (
 	never  *time.Duration
 )
 
-// pick returns pickSQL's arguments: the rates for which calls wait, and the tenants that have one.
-func pick(rates, limited []string) []any {
+// parked returns the arguments of the statements about parked calls: the rates for which calls
+// wait, and the tenants that have one.
+func parked(rates, limited []string) []any {
 	permits := make([]int32, len(rates))
 	for i := range permits {
 		permits[i] = 100
 	}
-	return []any{"s", 3, none, 100, never, time.Minute, true, none, noKeys, rates, permits, limited, none}
+	return []any{pgx.NamedArgs{"sink": "s", "lane": 3, "slots": 100, "reconciles": true, "picked": none, "late": none, "keys": noKeys, "start_window": never,
+		"lease_ttl": time.Minute, "waiting": rates, "permits": permits, "tenants": limited, "prefixes": none, "prefixes_calls_of": noText}}
 }
 
-var nextDue = probe{sql: "outbox.nextDueSQL", args: []any{"s", 3, none, true, none, noKeys}}
+var nextDue = probe{sql: "outbox.nextDueSQL", args: parked(nil, noText)}
 
 var pollWork = probe{sql: "outbox.pollWorkSQL", args: []any{"s", []int16{0, 3, 15}, true, []int64{1, 1, 1}}}
 
@@ -77,27 +81,27 @@ var scenes = []scene{
 	}},
 	{"calls that are due", []string{oneSink, parkedCalls + `'retrying', now() - i * interval '1 ms', null, 'a', md5(i::text)::uuid` + from}, []probe{
 		nextDue, pollWork,
-		{sql: "outbox.setAsideSQL", args: []any{"s", 3, none, []string{"a"}, none, none, noText}, left: `select count(*) from onlyonce.parked where lane = 3 and waits_for is null`},
-		{sql: "outbox.pickSQL", args: pick(nil, noText), left: `select count(*) from onlyonce.parked where lane = 3 and next_attempt_at <= now()`},
-		{name: "outbox.pickSQL, the tenant has a rate", sql: "outbox.pickSQL", args: pick([]string{"tenant a"}, []string{"a"})},
+		{sql: "outbox.setAsideSQL", args: parked(nil, []string{"a"}), left: `select count(*) from onlyonce.parked where lane = 3 and waits_for is null`},
+		{sql: "outbox.pickSQL", args: parked(nil, noText), left: `select count(*) from onlyonce.parked where lane = 3 and next_attempt_at <= now()`},
+		{name: "outbox.pickSQL, the tenant has a rate", sql: "outbox.pickSQL", args: parked([]string{"tenant a"}, []string{"a"})},
 		{sql: "outbox.waitingSQL", args: []any{"s", "", 0}},
 		{sql: "outbox.sweepSQL", args: []any{"s", 3, nil}},
 	}},
 	{"calls that are scheduled for next week", []string{oneSink, strings.Replace(parkedCalls, "'failed'", "'scheduled'", 1) +
 		`'retrying', now() + interval '7 days' + i * interval '1 ms', null, 'a', md5(i::text)::uuid` + from}, []probe{
 		nextDue, pollWork,
-		{sql: "outbox.pickSQL", args: pick(nil, noText)},
+		{sql: "outbox.pickSQL", args: parked(nil, noText)},
 	}},
 	{"calls that are tried again tomorrow", []string{oneSink, parkedCalls + `'retrying', now() + interval '1 day' + i * interval '1 ms', null, 'a', md5(i::text)::uuid` + from}, []probe{
 		nextDue, pollWork,
-		{sql: "outbox.pickSQL", args: pick(nil, noText)},
+		{sql: "outbox.pickSQL", args: parked(nil, noText)},
 	}},
 	{"calls that wait for others of their ordering keys", []string{oneSink, parkedCalls + `case when i <= 1000 then 'waiting' else 'blocked' end, null, null, 'a', ` + key + from}, []probe{
 		nextDue, pollWork,
 		{sql: "outbox.sweepSQL", args: []any{"s", 3, nil}},
 		{sql: "select onlyonce.promote(md5('7')::uuid)"},
 	}},
-	{"calls that wait for an operator", []string{oneSink, parkedCalls + `'reconcile', null, null, 'a', md5(i::text)::uuid` + from}, []probe{nextDue, pollWork, {sql: "outbox.pickSQL", args: pick(nil, noText)}}},
+	{"calls that wait for an operator", []string{oneSink, parkedCalls + `'reconcile', null, null, 'a', md5(i::text)::uuid` + from}, []probe{nextDue, pollWork, {sql: "outbox.pickSQL", args: parked(nil, noText)}}},
 	{"calls in the log", []string{oneSink, `insert into onlyonce.batches (slot, lane, n, bytes, sink, keys, tenant, scope, name, method, target, header, body)
 		select (select cur from onlyonce.rings where name = 'outbox'), i % 16, 1, 2, 's', array[gen_random_uuid()], 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'` + from,
 		`update onlyonce.lanes set target = pg_current_snapshot()`}, []probe{

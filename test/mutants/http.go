@@ -104,7 +104,7 @@ var httpRules = []mutant{
 	{rule: "H10 replays at once", in: "idempotency", decl: "(*servedRequest).expectsRecord",
 		old: "|| req.layer.cache != nil || req.layer.recentKeys.has(req.id)", new: "", test: "TestReplaysAtOnce"},
 	{rule: "H11 detached", in: "idempotency", decl: "(*servedRequest).serveRequest",
-		old: "context.WithoutCancel(r.Context())", new: "r.Context()", test: "TestH11ClientThatGoesAway"},
+		old: "context.WithoutCancel(r.Context())", new: "context.WithValue(r.Context(), 0, 0)", test: "TestH11ClientThatGoesAway"},
 	{rule: "H11 late", in: "idempotency", decl: "(*handlerRun).decideKept",
 		old: "if run.late", new: "if false", test: "TestH11PanicAndDeadline"},
 	{rule: "H11 hangs", in: "idempotency", decl: "(*handlerRun).abandon",

@@ -27,7 +27,7 @@ var httpCacheRules = []mutant{
 	{rule: "H21 callers that go away", in: "idempotency", decl: "(*responseCache).withBreaker",
 		old: "err != nil && ctx.Err() != nil", new: "false", test: "TestH21CallersThatGoAway"},
 	{rule: "H21 forget behind a breaker", in: "idempotency", decl: "(*responseCache).remove",
-		old: "return callWithin(ctx, removeTimeout, func", new: "return t.withBreaker(ctx, func", test: "TestH21ForgettingIsTriedAlways"},
+		old: "return callWithin(ctx, removeTimeout, func", new: "return rc.withBreaker(ctx, func", test: "TestH21ForgettingIsTriedAlways"},
 	{rule: "H21 history of the database", in: "idempotency", decl: "findRecordAndHistorySQL",
 		old: "('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint", new: "1::bigint", test: "TestH21LossyFailover"},
 	{rule: "H21 endless entry", in: "idempotency/rediscache", decl: "(*Cache).Put",
