@@ -140,11 +140,11 @@ type ParkedChange struct {
 	Unpromoted error       `json:"-"` // why such rows are tried only after some minutes; nil if they are due now
 }
 
-func (c *ParkedChange) ids() []int64 {
-	if c == nil || len(c.IDs) == 0 { // nothing was shown, or All
+func (b *ParkedChange) ids() []int64 {
+	if b == nil || len(b.IDs) == 0 { // nothing was shown, or All
 		return nil
 	}
-	return append([]int64{}, c.IDs...)
+	return append([]int64{}, b.IDs...)
 }
 
 var (

@@ -15,8 +15,10 @@ import (
 
 // What the adapters' members of a group have in common.
 const (
-	// JoinMin and JoinMax bound the waits between attempts to join.
-	JoinMin, JoinMax = 100 * time.Millisecond, 3 * time.Second
+	// JoinMin is the shortest wait between attempts to join.
+	JoinMin = 100 * time.Millisecond
+	// JoinMax is the longest.
+	JoinMax = 3 * time.Second
 	// LeaveTimeout bounds leaving the group.
 	LeaveTimeout = 3 * time.Second
 	// CoordinatorPatience is how long a question is repeated while the coordinator moves.
