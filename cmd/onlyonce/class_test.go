@@ -87,10 +87,7 @@ func TestK10MoveBringsTheClass(t *testing.T) {
 func TestK10MoveAfterAChangeThatIsOver(t *testing.T) {
 	t.Parallel()
 	s := newTwoShards(t)
-	s.append(1, "m0")
-	_, stop := s.start("a", effect, nil)
-	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
-	stop()
+	s.handleOne()
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
 	s.a.run(classArgs("long")...).want(t, statusGood)
 	// Ten days later. The segment of standard is forgotten.
@@ -126,10 +123,7 @@ func TestDoctorSeesTheRingBefore(t *testing.T) {
 func TestK10RowThatIsMadeDuringAMove(t *testing.T) {
 	t.Parallel()
 	s := newTwoShards(t)
-	s.append(1, "m0")
-	_, stop := s.start("a", effect, nil)
-	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
-	stop()
+	s.handleOne()
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
 	maker, err := s.b.pool.Begin(t.Context())
 	if err != nil {

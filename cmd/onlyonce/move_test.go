@@ -27,6 +27,15 @@ type twoShards struct {
 	t    *testing.T
 }
 
+// handleOne lets a consumer handle the first message of partition 1 in a.
+func (s *twoShards) handleOne() {
+	s.t.Helper()
+	s.append(1, "m0")
+	_, stop := s.start("a", effect, nil)
+	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
+	stop()
+}
+
 func newTwoShards(t *testing.T) *twoShards {
 	t.Helper()
 	s := &twoShards{newFixture(t), newFixture(t), consumertest.NewLog("orders", 2), t}

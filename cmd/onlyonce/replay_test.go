@@ -214,10 +214,7 @@ func TestK8ExplainAsksForTheTopic(t *testing.T) {
 func TestK8AdoptFromBringsWhatIdsMean(t *testing.T) {
 	t.Parallel()
 	s := newTwoShards(t)
-	s.append(1, "m0")
-	_, stop := s.start("a", effect, nil)
-	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
-	stop()
+	s.handleOne()
 	s.a.exec(`update onlyonce.scopes set copies = 'within', topics = '{orders,paid}'`)
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
 	for _, other := range []string{`'{orders}', null, ''`, `'{orders}', 'across', 'orders'`} {
@@ -237,10 +234,7 @@ func TestK8AdoptFromBringsWhatIdsMean(t *testing.T) {
 func TestK9MoveBringsWhatIsForgotten(t *testing.T) {
 	t.Parallel()
 	s := newTwoShards(t)
-	s.append(1, "m0")
-	_, stop := s.start("a", effect, nil)
-	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
-	stop()
+	s.handleOne()
 	const old = "0167bf1e-8c00-7000-8000-000000000000" // of December 2018
 	s.a.exec(`update onlyonce.scopes set created_at = '2018-01-01Z'`)
 	s.a.exec(`update onlyonce.rings set forgotten = '2019-01-01Z' where name = 'consumer_keys'`)
@@ -262,10 +256,7 @@ func TestK9MoveBringsWhatIsForgotten(t *testing.T) {
 func TestK9MoveBesideARotation(t *testing.T) {
 	t.Parallel()
 	s := newTwoShards(t)
-	s.append(1, "m0")
-	_, stop := s.start("a", effect, nil)
-	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
-	stop()
+	s.handleOne()
 	s.a.exec(`update onlyonce.scopes set created_at = '2018-01-01Z'`)
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
 	rotation, err := s.a.pool.Begin(t.Context())
