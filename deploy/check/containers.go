@@ -25,7 +25,7 @@ type part struct {
 	c                 testcontainers.Container
 }
 
-// ports are the ports in addresses of arguments, as ":8098" and "127.0.0.1:8091".
+// portIn finds the port of an address among arguments, as ":8098" and "127.0.0.1:8091".
 var portIn = regexp.MustCompile(`:\d{4,5}$`)
 
 // start runs a part on this machine's network, with free ports in place of its own, and the run's
@@ -69,8 +69,7 @@ func (s *stack) start(ctx context.Context, p *part) (*part, error) {
 	return p, nil
 }
 
-// removeAll removes the containers. What a container said is shown if the run failed before it
-// ended.
+// removeAll removes the containers.
 func (s *stack) removeAll() (err error) {
 	for _, p := range s.containers {
 		err = errors.Join(err, testcontainers.TerminateContainer(p.c))

@@ -26,10 +26,7 @@ const (
 )
 
 // engine is Docker's.
-type engine struct {
-	dir  string
-	stop func() error
-}
+type engine struct{ stop func() error }
 
 // findEngine takes the engine that answers, or else starts one with its data below dir.
 func findEngine(ctx context.Context, dir string) (*engine, error) {
@@ -37,7 +34,7 @@ func findEngine(ctx context.Context, dir string) (*engine, error) {
 	if err := os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true"); err != nil {
 		return nil, err
 	}
-	d := &engine{dir: dir, stop: func() error { return nil }}
+	d := &engine{stop: func() error { return nil }}
 	if _, err := d.docker(ctx, nil, "info"); err == nil {
 		return d, nil
 	}
