@@ -1,0 +1,54 @@
+package outbox
+
+import (
+	"math"
+	"time"
+)
+
+// rateLimit is what a relay knows of the rate of a sink, of a tenant of it, or of a prefix.
+type rateLimit struct {
+	limited   bool  // a rate is set
+	prefix    int64 // of a prefix: its stored form
+	heldUntil time.Time
+	permits   int
+	lapse     time.Time // when the permits do
+	wanted    int       // permits that are wanted and not there
+	takeAt    time.Time // when to ask the database for them
+
+	share // of the calls that may be under way
+}
+
+// needed reports whether calls need permits.
+func (l *rateLimit) needed() bool { return l.limited || l.bounded }
+
+// permitted is how many calls there are permits for.
+func (l *rateLimit) permitted(now time.Time) int {
+	switch {
+	case now.Before(l.heldUntil):
+		return 0
+	case !l.limited:
+		return math.MaxInt
+	case !now.Before(l.lapse):
+		return 0
+	}
+	return l.permits
+}
+
+// available is how many calls may be started beside those that are under way.
+func (l *rateLimit) available(now time.Time, underWay int) int {
+	n := l.permitted(now)
+	if l.bounded {
+		n = min(n, max(l.may(now)-underWay, 0))
+	}
+	return n
+}
+
+// limitOf returns one of limits, which it makes if there is none.
+func limitOf(limits map[callsOf]*rateLimit, of callsOf) *rateLimit {
+	l := limits[of]
+	if l == nil {
+		l = &rateLimit{}
+		limits[of] = l
+	}
+	return l
+}
