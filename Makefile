@@ -81,7 +81,7 @@ vet: ## go vet, in every module
 # The latest Go other than go.mod's least: the two that README.md names.
 OTHER_GO ?= go1.27.4
 # These packages have tests without servers, of what depends most on the standard library.
-SERVERLESS := ./internal/codec ./internal/fields ./internal/retryafter ./outbox/httpsink ./seal ./test/api
+SERVERLESS := ./internal/codec ./internal/fields ./internal/rfc ./outbox/httpsink ./seal ./test/api
 
 other-go: ## vet every module that users link and run tests without servers with the latest Go, OTHER_GO
 	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && export GOTOOLCHAIN=$(OTHER_GO) GOWORK="$$work/go.work" && $(GO) version && $(GO) work init $(MODULES:%=./%) && \

@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/shard"
 )
@@ -68,6 +69,7 @@ type shared struct {
 	stuck              atomic.Int64 // abandoned handlers that are still running
 	reportedPartitions sync.Map     // topic: the number of partitions last passed to Hooks.Repartitioned
 	begun              ready.Run
+	pace               process.Pace // since Run
 
 	// copyBytes is true if the handler changes its messages in place. It then gets full copies.
 	copyBytes atomic.Bool

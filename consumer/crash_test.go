@@ -11,12 +11,13 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
 // children are the scenarios that end in SIGKILL, or may.
 var children = map[string]func(db string) error{
-	"points":       func(db string) error { return playPoints(db, orderConfig()) },
+	"points":       func(db string) error { return playPoints(db, orderConfig(), process.Pace{}) },
 	"points-slots": playSlotPoints,
 	"before-commit": func(db string) error {
 		return childRun(db, &consumertest.Source{}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

@@ -21,7 +21,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
-	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
@@ -42,7 +42,7 @@ func pointsMix() (*consumertest.Log, *scenario.Mix) {
 //
 // Its group knows no other member, so it believes that it owns the partition, whatever other
 // processes do.
-func playPoints(db string, cfg consumer.Config) error {
+func playPoints(db string, cfg consumer.Config, pace process.Pace) error {
 	pool, err := pgtest.StruckPool(context.Background(), db)
 	if err != nil {
 		return err
@@ -75,7 +75,7 @@ func playPoints(db string, cfg consumer.Config) error {
 		return err
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- c.Run(apart(ctx)) }()
+	go func() { ended <- c.Run(process.With(ctx, &process.Process{Pace: pace})) }()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	last := 4
@@ -108,10 +108,9 @@ func playPoints(db string, cfg consumer.Config) error {
 
 // playSlotPoints is playPoints with several transactions at once.
 func playSlotPoints(db string) error {
-	pace.Prune, pace.Sweep, pace.PruneIdle = 1, 5*time.Millisecond, 5*time.Millisecond // so that rows are pruned
 	cfg := orderConfig()
 	cfg.Concurrency = 3
-	return playPoints(db, cfg)
+	return playPoints(db, cfg, process.Pace{Prune: 1, Sweep: 5 * time.Millisecond, PruneIdle: 5 * time.Millisecond}) // so that rows are pruned
 }
 
 // tailLater is a source whose log ends in a hole that appears when tail is closed, like the marker

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/jsonpointer"
+	"github.com/onlyonce/onlyonce/internal/rfc"
 )
 
 // IDTime is for [TimedKey]: it returns the time of ids that contain it: UUIDv7 in its canonical
@@ -97,7 +97,7 @@ func CloudEventKey() KeyFunc {
 // entity's second message is taken for a copy of the first, unless there is only one message for
 // each entity. See also [Config.Copies] for several topics.
 func JSONKey(pointer string) KeyFunc {
-	tokens, syntax := jsonpointer.Parse(pointer)
+	tokens, syntax := rfc.ParsePointer(pointer)
 	return func(m *Message) (string, error) {
 		if syntax != nil {
 			return "", fmt.Errorf("%w: Config.Key: JSONKey: pointer %q %w", ErrConfig, pointer, syntax)
@@ -170,7 +170,7 @@ func jsonChild(raw json.RawMessage, token string) (json.RawMessage, error) {
 	if err := json.Unmarshal(raw, &array); err != nil {
 		return nil, errors.New("value is not a JSON object or array")
 	}
-	i, ok := jsonpointer.Index(token)
+	i, ok := rfc.ParseIndex(token)
 	if !ok || i >= len(array) {
 		return nil, fmt.Errorf("no element %q", token)
 	}

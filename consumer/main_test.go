@@ -18,7 +18,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/imagined"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
@@ -167,7 +167,7 @@ func (r *rig) hooks(h consumer.Hooks) consumer.Hooks {
 
 // apart makes what runs with ctx a process of its own: handlers of tests that run side by side wait
 // for their test, and one that is to be alone would wait for all of them.
-func apart(ctx context.Context) context.Context { return imagined.With(ctx, &imagined.Process{}) }
+func apart(ctx context.Context) context.Context { return process.With(ctx, &process.Process{}) }
 
 // run runs a consumer until stop is called; stop fails the test if Run did not end well.
 func (r *rig) run(c *consumer.Consumer) (stop func()) {

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math"
 	"time"
-
-	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // newObserver returns nil if no share group delivers messages of the partition.
@@ -14,7 +12,7 @@ func newObserver(w *worker) *observer {
 	if w.c.shares == nil || w.cur.replayUntil != nil {
 		return nil // during a replay no delivered message is applied, and the slots have all of them
 	}
-	return &observer{source: w.c.shares, results: make(chan observation, 1), settled: math.MinInt64, wait: pace.Sweep}
+	return &observer{source: w.c.shares, results: make(chan observation, 1), settled: math.MinInt64, wait: w.c.pace.Sweep}
 }
 
 // look asks the broker first, and the database afterwards: what the broker has passed over because
@@ -75,18 +73,18 @@ func (s *slots) observed(got observation) error {
 	if other != nil {
 		return w.haltError(HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", other.Offset)
 	}
-	o.goOn(fresh || len(done) > 0)
+	o.goOn(fresh || len(done) > 0, w.c.pace.Sweep)
 	return nil
 }
 
 // goOn decides when the next look is due. While members have their messages in hand for long, for
 // example because a handler fails, looks become as rare as those for operators' acts.
-func (o *observer) goOn(fresh bool) {
+func (o *observer) goOn(fresh bool, sweep time.Duration) {
 	if !fresh {
 		o.next = time.Now().Add(o.wait)
 		o.wait = min(2*o.wait, pollEvery)
 		return
 	}
-	o.wait = pace.Sweep
-	o.next = time.Now().Add(pace.Sweep / 5) // the log goes on
+	o.wait = sweep
+	o.next = time.Now().Add(sweep / 5) // the log goes on
 }

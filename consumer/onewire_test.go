@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
 )
 
 // With a Concurrency of 1 a batch runs the statements of testdata/batch.wire, one a line: those of

@@ -11,11 +11,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/claimed"
-	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/inbox"
-	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/shard"
 )
@@ -60,7 +59,7 @@ func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Cons
 	if sharded {
 		faults = append(faults, setFault(set, c.events))
 	} else {
-		faults = append(faults, poolcheck.One(ErrConfig, pool))
+		faults = append(faults, primary.CheckPool(ErrConfig, pool))
 	}
 	faults = append(faults, c.cfg.copiesFault(c.events, sourceTopics(source)))
 	if source == nil {
@@ -74,7 +73,7 @@ func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Cons
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
-	c.cfg.Logger = imagined.Logger(pool, c.cfg.Logger)
+	c.cfg.Logger = process.Logger(pool, c.cfg.Logger)
 	c.cfg = c.cfg.withDefaults()
 	c.cfg.Hooks = c.cfg.Hooks.guarded(c.cfg.Logger)
 	c.shared = &shared{}
@@ -131,6 +130,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		return err
 	}
+	c.pace = process.PaceOf(ctx)
 	defer c.begun.Begin(ctx)()
 	side, stop := context.WithCancel(ctx)
 	var rotating sync.WaitGroup

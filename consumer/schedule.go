@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/window"
-	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // handleInSlots reads the log and handles it in slots, until ctx is done (nil) or an error ends the
@@ -56,7 +55,7 @@ func (w *worker) handleInSlots(until stop, committer *committer) error {
 func (w *worker) newSlots() *slots {
 	n := w.c.cfg.Concurrency
 	s := &slots{w: w, window: window.New[*Message](w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, reportedFor: -1,
-		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: pace.PruneIdle}
+		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: w.c.pace.PruneIdle}
 	for nr := range n {
 		sl := &slot{nr: nr, retrier: w.retrier, tasks: make(chan *task, 1), events: s.events}
 		sl.applier = applier{engine: engine{ownership: w.ownership}, fence: &slotFence{slot: sl}, sideBySide: true}
@@ -88,7 +87,7 @@ func (s *slots) start(until stop, which []*slot) {
 // schedule gives out messages and moves the position. It returns when ctx is done, when something
 // ends the work, or when there is nothing left to do here.
 func (s *slots) schedule(ctx context.Context, committer *committer) error {
-	tick := time.NewTicker(pace.Sweep)
+	tick := time.NewTicker(s.w.c.pace.Sweep)
 	defer tick.Stop()
 	for ctx.Err() == nil && s.err == nil {
 		looks, lookDue := s.observeIfDue(ctx)

@@ -16,7 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
-	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -192,7 +192,7 @@ func TestIdleKeeperAsksNothing(t *testing.T) {
 		t.Error("the keeper has asked nothing")
 	}
 	before := r.share.asked.Load()
-	time.Sleep(5 * pace.Sweep)
+	time.Sleep(5 * process.PaceOf(t.Context()).Sweep)
 	if after := r.share.asked.Load(); after != before {
 		t.Errorf("asked %d times while nothing waited", after-before)
 	}

@@ -138,7 +138,8 @@ func (s *slots) wantsMore() bool {
 }
 
 const (
-	// sweepRows is how many messages are done before a sweep comes earlier than after pace.Sweep.
+	// sweepRows is how many messages are done before a sweep comes earlier than after
+	// process.Pace.Sweep.
 	sweepRows = 400
 
 	// fullAfter is how long a message holds up the position before a full window is reported.

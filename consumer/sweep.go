@@ -11,7 +11,6 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // sweepSQL moves the position over what is done or raises; see the function's comment in the
@@ -38,7 +37,7 @@ func (s *slots) sweepIfDue() {
 		if time.Since(s.moved) < flushAfter && s.wantsMore() {
 			return
 		}
-	} else if s.finished < sweepRows && time.Since(s.sweptAt) < pace.Sweep {
+	} else if s.finished < sweepRows && time.Since(s.sweptAt) < s.w.c.pace.Sweep {
 		return
 	}
 	plan := s.plan()
@@ -86,7 +85,7 @@ func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 func (s *slots) swept(r sweepResult, committer *committer) error {
 	s.sweeping, s.sweptAt = false, time.Now()
 	s.sweeps++
-	s.prunedAt, s.pruneWait = s.sweptAt, pace.PruneIdle
+	s.prunedAt, s.pruneWait = s.sweptAt, s.w.c.pace.PruneIdle
 	w := s.w
 	pos, last, epoch := r.plan.next, r.plan.last, r.plan.epoch
 	switch {
@@ -135,7 +134,7 @@ func (s *slots) sweepRest(committer *committer) error {
 }
 
 // Steps of pruning are this far apart: in sweeps, and in time when there are none and
-// pace.PruneIdle has been doubled.
+// process.Pace.PruneIdle has been doubled.
 const (
 	pruneSweeps      = 10
 	longestPruneWait = time.Minute
@@ -149,7 +148,7 @@ func (s *slots) pruneIfDue(ctx context.Context) {
 	}
 	at := progressRow{s.w.cur.run, s.w.pos}
 	idle := s.sweeper.prune.from != at && time.Since(s.prunedAt) >= s.pruneWait
-	if !idle && s.sweeps < min(pruneSweeps, pace.Prune) {
+	if !idle && s.sweeps < min(pruneSweeps, s.w.c.pace.Prune) {
 		return
 	}
 	s.pruning, s.sweeps = true, 0

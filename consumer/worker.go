@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
-	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // worker handles the log of one owned partition: one transaction at a time, or with
@@ -71,7 +70,7 @@ func (w *worker) batchCommitted(from int64) {
 
 // pruneIfDue takes the next step of pruning, after a number of batches.
 func (w *worker) pruneIfDue(ctx context.Context) {
-	if w.unpruned >= pace.Prune {
+	if w.unpruned >= w.c.pace.Prune {
 		w.unpruned = 0
 		w.pruning.step(ctx, w.newest)
 	}

@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
-	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // workOnLog works until ctx is done (nil), or until an error ends it: ErrOwnershipLost, *HaltError,
@@ -37,7 +36,7 @@ func (w *worker) workOnLog(ctx context.Context) error {
 	committer := startCommitter(w.p, w.id, &w.c.cfg, w.pos)
 	w.reader = &reader{cfg: &w.c.cfg, mark: w.markAlone, id: w.id, cur: w.cur, brake: w.brake,
 		fetches: startPrefetcher(ctx, w.c, w.id, w.p, w.state, w.pos), next: w.pos, epoch: w.leaderEpoch}
-	w.pruning, w.unpruned = w.progressPruning(), pace.Prune-1 // the first step is after the first batch
+	w.pruning, w.unpruned = w.progressPruning(), w.c.pace.Prune-1 // the first step is after the first batch
 	var err error
 	if below := (progressRow{w.cur.run, w.pos}); !w.slotted {
 		retries.Go(func() { w.pruneOldDone(ctx, below) })

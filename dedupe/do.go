@@ -13,9 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
-	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/primary"
-	"github.com/onlyonce/onlyonce/internal/rerun"
 )
 
 var (
@@ -118,14 +116,14 @@ const (
 
 const lockNotAvailable = "55P03"
 
-func (c *DoConfig) fields() rerun.Fields {
+func (c *DoConfig) attempts() guard.Attempts {
 	t := &c.Timeouts
-	return rerun.Fields{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, MaxAttempts: &c.MaxAttempts, BackoffMin: &c.Backoff.Min, BackoffMax: &c.Backoff.Max}
+	return guard.Attempts{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, Max: &c.MaxAttempts, BackoffMin: &c.Backoff.Min, BackoffMax: &c.Backoff.Max}
 }
 
 func (c DoConfig) withDefaults() (DoConfig, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "DoConfig"}
-	c.fields().Default(&l)
+	c.attempts().Default(&l)
 	if _, known := isolationSQL[c.Isolation]; c.Isolation != "" && !known {
 		l.Add("Isolation", "%q is not a level of pgx", c.Isolation)
 	}
@@ -182,7 +180,7 @@ func Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(ctx context.Co
 // Do is [Do] with a configuration. Every fault of it, and of the key, is returned at once.
 func (c DoConfig) Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
 	cfg, err := c.withDefaults()
-	err = errors.Join(err, key.Validate(), poolcheck.One(ErrConfig, pool))
+	err = errors.Join(err, key.Validate(), primary.CheckPool(ErrConfig, pool))
 	if fn == nil {
 		err = errors.Join(err, fmt.Errorf("%w: fn: must not be nil", ErrConfig))
 	}
@@ -190,7 +188,7 @@ func (c DoConfig) Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(c
 		return 0, err
 	}
 	r := &messageRun{cfg: cfg, pool: primary.Of(pool, nil), key: key, apply: fn}
-	err = cfg.fields().Policy().Run(ctx, func() (bool, error) { return r.attempt(ctx) })
+	err = cfg.attempts().Run(ctx, func() (bool, error) { return r.attempt(ctx) })
 	switch {
 	case err == nil:
 		return r.outcome, nil

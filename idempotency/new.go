@@ -9,9 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/internal/imagined"
-	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/watch"
 	"github.com/onlyonce/onlyonce/shard"
 )
@@ -37,9 +36,9 @@ func New[D shard.Databases](db D, cfg Config) (*Layer, error) {
 
 // newLayer makes the layer of one database.
 func newLayer(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
-	cfg.Logger = imagined.Logger(pool, cfg.Logger)
+	cfg.Logger = process.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults()
-	if err = errors.Join(err, poolcheck.One(ErrConfig, pool)); err != nil {
+	if err = errors.Join(err, primary.CheckPool(ErrConfig, pool)); err != nil {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)

@@ -15,7 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
-	"github.com/onlyonce/onlyonce/internal/together"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // OperationsConfig configures [Operations]. The zero value of a field is the default that its
@@ -168,7 +168,7 @@ func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 // It then lets running operations finish, within the bounds of a consumer, and returns nil.
 func (o *Operations) Run(ctx context.Context) error {
 	if o.shards != nil {
-		return together.Run(ctx, o.layer.shards, func(ctx context.Context, one *Layer) error { return o.shards[one].Run(ctx) })
+		return process.Together(ctx, o.layer.shards, func(ctx context.Context, one *Layer) error { return o.shards[one].Run(ctx) })
 	}
 	if _, err := preflight.Check(ctx, o.layer.pool.Raw(), preflight.Operations); err != nil {
 		if ctx.Err() != nil {

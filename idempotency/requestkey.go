@@ -8,7 +8,7 @@ import (
 	"net/http"
 
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
-	"github.com/onlyonce/onlyonce/internal/jsonpointer"
+	"github.com/onlyonce/onlyonce/internal/rfc"
 )
 
 // keyRule describes where a request's key may be (H3) and how it is written (H4).
@@ -83,7 +83,7 @@ func (k keyRule) header(h http.Header, name string) (key string, has bool, err e
 // parsers differ in which of the two they take, so that the handler might see another key than the
 // one that was claimed.
 func keyInBody(body []byte, pointer string) (key string, found bool, err error) {
-	tokens, err := jsonpointer.Parse(pointer)
+	tokens, err := rfc.ParsePointer(pointer)
 	if err != nil {
 		return "", false, err // cannot fail: Handle has checked it
 	}
@@ -119,7 +119,7 @@ func pointerStep(raw json.RawMessage, token string) (next json.RawMessage, err e
 	if err != nil {
 		return nil, err
 	}
-	index, isIndex := jsonpointer.Index(token)
+	index, isIndex := rfc.ParseIndex(token)
 	for i := 0; in.More(); i++ {
 		var here bool
 		switch open {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/preflight"
-	"github.com/onlyonce/onlyonce/internal/together"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // purgeSQL deletes a batch of expired records. abandonSQL handles requests in lease mode whose
@@ -25,7 +25,7 @@ const (
 // A layer of several databases does this in each. It ends if one of them fails.
 func (l *Layer) Run(ctx context.Context) error {
 	if l.shards != nil {
-		return together.Run(ctx, l.shards, func(ctx context.Context, one *Layer) error { return one.Run(ctx) })
+		return process.Together(ctx, l.shards, func(ctx context.Context, one *Layer) error { return one.Run(ctx) })
 	}
 	if l.set != nil {
 		if _, err := preflight.Check(ctx, l.pool.Raw(), preflight.Places); err != nil && ctx.Err() == nil {

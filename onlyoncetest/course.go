@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/histories"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/rig/histories"
 )
 
 // machineError is a failure of what plays, and not of the program that is played.

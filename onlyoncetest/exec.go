@@ -15,7 +15,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/pgserver"
+	"github.com/onlyonce/onlyonce/internal/rig/pgserver"
 )
 
 // A handler that calls os.Exit or log.Fatal ends the test, and no word of the history is printed.

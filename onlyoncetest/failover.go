@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/onlyonce/onlyonce/internal/histories"
+	"github.com/onlyonce/onlyonce/internal/rig/histories"
 )
 
 // standby is a server that gets no commits after a certain one, and takes over from the primary.

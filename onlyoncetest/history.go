@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
 )
 
 // event is one fault of a history.

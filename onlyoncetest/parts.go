@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/imagined"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // parts are what a program has besides the parts that handle messages and requests: a relay, and
@@ -27,7 +27,7 @@ type parts struct {
 }
 
 // add notes a part that was made.
-func (s *parts) add(p imagined.Part) {
+func (s *parts) add(p process.Part) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.relay = s.relay || p.Relay

@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/histories"
-	"github.com/onlyonce/onlyonce/internal/wire"
-	"github.com/onlyonce/onlyonce/internal/workerdb"
+	"github.com/onlyonce/onlyonce/internal/rig/histories"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
+	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 )
 
 // play is one run of a case, with the faults of a history.

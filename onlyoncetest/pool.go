@@ -10,8 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/pgserver"
-	"github.com/onlyonce/onlyonce/internal/workerdb"
+	"github.com/onlyonce/onlyonce/internal/rig/pgserver"
+	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 )
 
 // startTimeout bounds the start of a server and the making of a database.

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/imagined"
-	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/internal/process"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
 )
 
 // Runner is a part of a program that runs until its context ends, for example a
@@ -112,8 +112,8 @@ var errDead = errors.New("onlyoncetest: the process is dead")
 // newProcess makes a process without starting anything.
 func (x *play) newProcess() (*Process, error) {
 	p := &Process{run: x, ended: make(chan struct{})}
-	im := &imagined.Process{Made: x.c.parts.add}
-	p.ctx, p.cancel = context.WithCancel(imagined.With(context.WithValue(x.ctx, processKey{}, p), im))
+	im := &process.Process{Made: x.c.parts.add}
+	p.ctx, p.cancel = context.WithCancel(process.With(context.WithValue(x.ctx, processKey{}, p), im))
 	x.mu.Lock()
 	x.processes = append(x.processes, p)
 	p.number = len(x.processes)

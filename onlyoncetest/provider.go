@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/badremote"
+	"github.com/onlyonce/onlyonce/internal/rig/badremote"
 )
 
 // RemoteOptions configure a [Remote]. The zero value honours keys forever and answers each request

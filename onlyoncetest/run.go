@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/histories"
-	"github.com/onlyonce/onlyonce/internal/pgserver"
-	"github.com/onlyonce/onlyonce/internal/workerdb"
+	"github.com/onlyonce/onlyonce/internal/rig/histories"
+	"github.com/onlyonce/onlyonce/internal/rig/pgserver"
+	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 )
 
 // Report is the result of [Run].

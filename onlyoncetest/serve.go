@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/histories"
+	"github.com/onlyonce/onlyonce/internal/rig/histories"
 )
 
 // Request is an HTTP request of a case. A client sends it until it gets an answer other than 5xx,

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/workerdb"
+	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 )
 
 // state is what a history leaves: what must be the same after each of them.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/onlyonce/onlyonce/internal/histories"
+	"github.com/onlyonce/onlyonce/internal/rig/histories"
 )
 
 // Kinds of verdicts.

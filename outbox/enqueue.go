@@ -9,6 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // ErrConflict means that the call was enqueued before with other bytes, which may have been sent.
@@ -84,9 +85,10 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 		}
 		rows = append(rows, &r)
 	}
+	write := process.Shared[hintedLanes](ctx).enqueueStatement
 	if handler != nil {
 		for _, r := range rows {
-			if err := handler.BeforeCommit(r, enqueueStatement); err != nil {
+			if err := handler.BeforeCommit(r, write); err != nil {
 				return err
 			}
 		}
@@ -95,7 +97,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	sql, args := enqueueStatement(rows)
+	sql, args := write(rows)
 	if _, err := tx.Exec(ctx, sql, args...); err != nil {
 		if guard.SQLState(err) == codeConflict {
 			return fmt.Errorf("%w: %w", ErrConflict, err)

@@ -16,14 +16,6 @@ var Statements = map[string]string{
 	"waiting": waitingSQL, "set aside": setAsideSQL.sql,
 }
 
-// SetSweepEvery changes how often lanes look for blocked calls that no unsettled call precedes. It
-// returns a function that undoes it.
-func SetSweepEvery(d time.Duration) func() {
-	old := sweepEvery
-	sweepEvery = d
-	return func() { sweepEvery = old }
-}
-
 // Identity is identity as a string.
 func Identity(o origin.Origin, inbound bool, c Call) string { return callKey(o, inbound, c).String() }
 

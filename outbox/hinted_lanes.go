@@ -14,18 +14,19 @@ import (
 type laneHints struct{ bits atomic.Uint32 }
 
 // hintedLanes are the hints of the senders that run in this process, by the names of their sinks.
+// The process shares them, because Enqueue is a function and gets no relay.
 type hintedLanes struct {
 	mu     sync.RWMutex
 	bySink map[string][]*laneHints
 }
 
-// hintedSenders is known to the whole process, because Enqueue is a function and gets no relay.
-var hintedSenders = hintedLanes{bySink: map[string][]*laneHints{}}
-
 // add has hints about a sink go to h as well, until remove is called.
 func (r *hintedLanes) add(sink string, h *laneHints) (remove func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.bySink == nil {
+		r.bySink = map[string][]*laneHints{}
+	}
 	r.bySink[sink] = append(r.bySink[sink], h)
 	return func() {
 		r.mu.Lock()

@@ -8,10 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
-
-// sweepEvery is how often a lane looks for blocked calls that no unsettled call precedes.
-var sweepEvery = 5 * time.Minute
 
 // promotedAtOnce is how many keys one statement promotes.
 const promotedAtOnce = 1000
@@ -58,15 +56,15 @@ func (p *keyPromotions) due(time.Time) time.Time {
 	return p.sweepAt
 }
 
-// run makes calls due whose predecessor is settled by now, and returns how many. Each sweepEvery it
-// has all blocked keys looked at.
+// run makes calls due whose predecessor is settled by now, and returns how many. Now and then
+// (process.Pace.Promote) it has all blocked keys looked at.
 func (p *keyPromotions) run() (due int64, err error) {
 	s := p.lane.sink
 	ctx, cancel := s.detached(p.lane.ctx)
 	defer cancel()
 	if now := time.Now(); !now.Before(p.sweepAt) {
 		p.sweep()
-		p.sweepAt = now.Add(sweepEvery)
+		p.sweepAt = now.Add(process.PaceOf(p.lane.ctx).Promote)
 	}
 	now := p.keys[:min(len(p.keys), promotedAtOnce)]
 	if len(now) > 0 {

@@ -88,8 +88,10 @@ func (r *rig) start(cfg outbox.RelayConfig) *running {
 	return r.run(r.relay(cfg))
 }
 
-func (r *rig) run(relay *outbox.Relay) *running {
-	ctx, cancel := context.WithCancel(context.Background())
+func (r *rig) run(relay *outbox.Relay) *running { return r.runIn(context.Background(), relay) }
+
+func (r *rig) runIn(ctx context.Context, relay *outbox.Relay) *running {
+	ctx, cancel := context.WithCancel(ctx)
 	x := &running{t: r.t, cancel: cancel, ended: make(chan error, 1)}
 	go func() { x.ended <- relay.Run(ctx) }()
 	r.t.Cleanup(func() {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -164,7 +165,7 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 // A process may settle a call and die before it promotes the calls that it blocked. Lanes look for
 // such calls, which no unsettled call precedes.
 func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
-	t.Cleanup(outbox.SetSweepEvery(50 * time.Millisecond))
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		if order(d) == "k0" {
@@ -175,7 +176,8 @@ func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 	cfg := testConfig(sink)
 	cfg.LeaseTTL = time.Second
 	r.enqueue(keyed("k", 0), keyed("k", 1))
-	r.start(cfg)
+	often := process.With(context.Background(), &process.Process{Pace: process.Pace{Promote: 50 * time.Millisecond}})
+	r.runIn(often, r.relay(cfg))
 	until(t, "k1 is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1 })
 	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
 	r.states("delivered", "discarded")

@@ -10,11 +10,10 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/inbox"
-	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -39,7 +38,7 @@ type Relay struct {
 // other code can exhaust the pool, give the relay a pool of its own, because without a connection
 // it loses its lanes.
 func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
-	cfg.Logger = imagined.Logger(pool, cfg.Logger)
+	cfg.Logger = process.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
 		return nil, err
@@ -56,7 +55,7 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	for _, s := range cfg.Sinks {
 		r.senders = append(r.senders, newSender(r.pool, cfg, s))
 	}
-	imagined.Made(pool, imagined.Part{Relay: true})
+	process.Made(pool, process.Part{Relay: true})
 	return r, nil
 }
 
@@ -80,7 +79,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		return errors.New("outbox: this relay is running already")
 	}
 	defer r.running.Store(false)
-	asking, asked := context.WithTimeout(ctx, pace.Start)
+	asking, asked := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
 	defer asked()
 	warnings, err := preflight.Check(asking, r.pool.Raw(), preflight.Relay)
 	for _, w := range warnings {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/watch"
 )
@@ -27,7 +28,7 @@ func newSender(pool *primary.Pool, cfg RelayConfig, s Sink) *sender {
 // run returns nil after ctx has ended and every lane is given back: their leases are renewed until
 // their calls are settled. It returns an error for a fault that waiting does not heal.
 func (s *sender) run(ctx context.Context) (fault error) {
-	defer hintedSenders.add(s.name, &s.hints)()
+	defer process.Shared[hintedLanes](ctx).add(s.name, &s.hints)()
 	held := &heldLanes{relaySink: s.relaySink, ctx: ctx, owners: map[int16]*laneOwner{}, ended: make(chan *laneOwner, lanes)}
 	poll, purger := newPoll(held), &purger{sink: s.relaySink, watched: watch.New(s.pool, watch.Often)}
 	leases := clock{func(time.Time) time.Time { return held.renewAt }, held.renew}

@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/fields"
-	"github.com/onlyonce/onlyonce/internal/poolcheck"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
@@ -84,7 +83,7 @@ func New(cfg Config) (*Set, error) {
 	if cfg.OfPlace == nil && cfg.OfPartition == nil {
 		l.Add("OfPlace", "must not be nil, unless OfPartition is set: it names the database of a place")
 	}
-	poolcheck.All(&l, "Pools", cfg.Pools)
+	primary.CheckPools(&l, "Pools", cfg.Pools)
 	if err := l.Err(); err != nil {
 		return nil, err
 	}

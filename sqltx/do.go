@@ -16,7 +16,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
-	"github.com/onlyonce/onlyonce/internal/rerun"
 )
 
 // DoConfig configures [DoConfig.Do]. The zero value of a field is the default that its comment
@@ -46,14 +45,14 @@ type DoConfig struct {
 
 var levels = []sql.IsolationLevel{sql.LevelDefault, sql.LevelReadUncommitted, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
 
-func (c *DoConfig) fields() rerun.Fields {
+func (c *DoConfig) attempts() guard.Attempts {
 	t := &c.Timeouts
-	return rerun.Fields{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, MaxAttempts: &c.MaxAttempts, BackoffMin: &c.Backoff.Min, BackoffMax: &c.Backoff.Max}
+	return guard.Attempts{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, Max: &c.MaxAttempts, BackoffMin: &c.Backoff.Min, BackoffMax: &c.Backoff.Max}
 }
 
 func (c DoConfig) withDefaults() (DoConfig, error) {
 	l := fields.List{Sentinel: dedupe.ErrConfig, Struct: "DoConfig"}
-	c.fields().Default(&l)
+	c.attempts().Default(&l)
 	if !slices.Contains(levels, c.Isolation) {
 		l.Add("Isolation", "%v is not a level of PostgreSQL", c.Isolation)
 	}
@@ -137,7 +136,7 @@ func (c DoConfig) Do(ctx context.Context, db *sql.DB, key dedupe.Key, fn func(ct
 		return 0, err
 	}
 	d := &doer{cfg: cfg, db: db, key: key, fn: fn}
-	err = cfg.fields().Policy().Run(ctx, func() (bool, error) { return d.attempt(ctx) })
+	err = cfg.attempts().Run(ctx, func() (bool, error) { return d.attempt(ctx) })
 	switch {
 	case err == nil:
 		return d.outcome, nil

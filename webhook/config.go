@@ -11,7 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/fields"
-	"github.com/onlyonce/onlyonce/internal/poolcheck"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
@@ -210,7 +210,7 @@ const (
 // withDefaults fills in the zero values and returns every fault at once.
 func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
-	l.Join(poolcheck.One(ErrConfig, pool))
+	l.Join(primary.CheckPool(ErrConfig, pool))
 	if !validEndpoint.MatchString(c.Name) {
 		l.Add("Name", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", c.Name)
 	}

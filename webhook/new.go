@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/watch"
 	"github.com/onlyonce/onlyonce/shard"
 )
@@ -31,7 +31,7 @@ func New[D shard.Databases](db D, cfg Config) (*Endpoint, error) {
 
 // newEndpoint makes the endpoint of one database.
 func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
-	cfg.Logger = imagined.Logger(pool, cfg.Logger)
+	cfg.Logger = process.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
 		return nil, err

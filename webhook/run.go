@@ -8,9 +8,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/inbox"
-	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
-	"github.com/onlyonce/onlyonce/internal/together"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // purgeIDsSQL deletes the times of claims whose retention has passed. The ids themselves go with
@@ -55,7 +54,7 @@ const (
 // An endpoint of several databases does this in each, and ends if one of them fails.
 func (ep *Endpoint) Run(ctx context.Context) error {
 	if ep.shards != nil {
-		return together.Run(ctx, ep.shards, func(ctx context.Context, one *Endpoint) error { return one.Run(ctx) })
+		return process.Together(ctx, ep.shards, func(ctx context.Context, one *Endpoint) error { return one.Run(ctx) })
 	}
 	if ep.worker == nil {
 		return ep.runUpkeep(ctx)
@@ -110,7 +109,7 @@ func (ep *Endpoint) Healthy() error {
 
 // runUpkeep is Run without the consumer.
 func (ep *Endpoint) runUpkeep(ctx context.Context) error {
-	startCtx, cancel := context.WithTimeout(ctx, pace.Start)
+	startCtx, cancel := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
 	defer cancel()
 	if _, err := preflight.Check(startCtx, ep.pool.Raw(), preflight.Receiver); err != nil {
 		if ctx.Err() != nil {

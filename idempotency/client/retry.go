@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/retryafter"
+	"github.com/onlyonce/onlyonce/internal/rfc"
 )
 
 // planRetry returns whether the operation needs another attempt, and after which wait. If it does,
@@ -22,7 +22,7 @@ func (o *operation) planRetry(ctx context.Context, n int, a *sentAttempt) (wait 
 	if a.err != nil {
 		again = ctx.Err() == nil && isRetryable(a.err)
 	} else {
-		retryAfter, hasRetryAfter = retryafter.Read(a.resp.Header, now)
+		retryAfter, hasRetryAfter = rfc.RetryAfter(a.resp.Header, now)
 		again = outcomeOpen(a.resp.StatusCode, hasRetryAfter, a.resp.Header.Get("Idempotency-Status")) && (a.resp.StatusCode < 500 || !ranUnprotected(a.resp.Header))
 	}
 	if !again || n >= o.cfg.MaxAttempts {

@@ -16,11 +16,10 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
-	"github.com/onlyonce/onlyonce/internal/imagined"
 	"github.com/onlyonce/onlyonce/internal/lease"
-	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -68,7 +67,7 @@ var (
 
 // NewSource checks the configuration and returns every fault of it at once. It does not connect.
 func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
-	cfg.Logger = imagined.Logger(pool, cfg.Logger)
+	cfg.Logger = process.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
 		return nil, err
@@ -77,7 +76,7 @@ func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
 	if s.rotator, err = ring.New(pool, ring.Events(), cfg.rotation()); err != nil {
 		return nil, err
 	}
-	imagined.Made(pool, imagined.Part{Topics: cfg.Topics})
+	process.Made(pool, process.Part{Topics: cfg.Topics})
 	return s, nil
 }
 
@@ -133,7 +132,7 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, source.Parti
 // checkStreams makes the streams that may be made, and checks that every topic has one, before the
 // member joins.
 func (s *Source) checkStreams(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, pace.Start)
+	ctx, cancel := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
 	defer cancel()
 	if _, err := preflight.Check(ctx, s.pool.Raw(), preflight.Events); err != nil {
 		return err

@@ -7,7 +7,7 @@ import (
 
 // Refusals is how often a refusal of one kind is logged. Anyone can send requests that are refused,
 // so their log lines must not be as many.
-var Refusals = time.Minute
+const Refusals = time.Minute
 
 // Seldom lets one event of a kind through in each interval, and counts the others. The zero value
 // is ready. It is safe for concurrent use. Kinds must be few, because none is forgotten.

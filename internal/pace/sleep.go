@@ -1,3 +1,4 @@
+// Package pace has waits: back-off, a sleep that a context ends, and how seldom a log line comes.
 package pace
 
 import (

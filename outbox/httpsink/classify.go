@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/dialguard"
-	"github.com/onlyonce/onlyonce/internal/retryafter"
+	"github.com/onlyonce/onlyonce/internal/rfc"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -27,7 +27,7 @@ func (s *Sink) classify(resp *http.Response) outbox.Result {
 	}
 	if r.Outcome == outbox.Retry {
 		// 0 without the header; the relay bounds it.
-		r.RetryAfter, _ = retryafter.Read(resp.Header, time.Now())
+		r.RetryAfter, _ = rfc.RetryAfter(resp.Header, time.Now())
 		switch status {
 		case http.StatusServiceUnavailable:
 			r.Holds = outbox.HoldsSink

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/retryafter"
+	"github.com/onlyonce/onlyonce/internal/rfc"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -32,7 +32,7 @@ func TestRetryAfter(t *testing.T) {
 		"a Date that is none": {"Sat, 21 Nov 2026 12:00:30 GMT", "soon", 30 * time.Second},
 		"words":               {"soon", "", 0},
 	} {
-		if got, _ := retryafter.Read(http.Header{"Retry-After": {c.value}, "Date": {c.date}}, now); got != c.want {
+		if got, _ := rfc.RetryAfter(http.Header{"Retry-After": {c.value}, "Date": {c.date}}, now); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}

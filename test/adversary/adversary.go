@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/histories"
-	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/process"
+	"github.com/onlyonce/onlyonce/internal/rig/histories"
 	"github.com/onlyonce/onlyonce/test/results"
 )
 
@@ -39,7 +39,7 @@ type counts struct {
 // Each worker has a Postgres server of its own, unless the address of one is given.
 func adversary(ctx context.Context, given string, o *options) (n counts, breached bool, err error) {
 	began := time.Now()
-	pace.Prune, pace.Start, pace.Sweep, pace.PruneIdle = 1, o.bound, time.Millisecond, 2*time.Millisecond
+	ctx = process.With(ctx, &process.Process{Pace: process.Pace{Prune: 1, Start: o.bound, Sweep: time.Millisecond, PruneIdle: 2 * time.Millisecond}})
 	defer removeProgram()
 	workers := make([]*worker, o.workers)
 	for i := range workers {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/results"
 )

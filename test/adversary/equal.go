@@ -5,7 +5,7 @@ import (
 	"regexp"
 	"slices"
 
-	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
 )
 
 // lasting matches statements whose effects last before their round trip is over, or although their

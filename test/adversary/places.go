@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/workerdb"
+	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 	"github.com/onlyonce/onlyonce/shard"
 )
 

@@ -5,7 +5,7 @@ import (
 	"path"
 	"strings"
 
-	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
 )
 
 // phase is when a message is sent in the clean run.

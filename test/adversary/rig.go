@@ -13,9 +13,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/histories"
-	"github.com/onlyonce/onlyonce/internal/wire"
-	"github.com/onlyonce/onlyonce/internal/workerdb"
+	"github.com/onlyonce/onlyonce/internal/rig/histories"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
+	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 )
 
 // rig is the environment of a scene: a database, and a connection to it that the adversary

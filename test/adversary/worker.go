@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/workerdb"
+	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 	"github.com/onlyonce/onlyonce/test/callcheck"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/scenario"

@@ -19,7 +19,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/badremote"
+	"github.com/onlyonce/onlyonce/internal/rig/badremote"
 )
 
 // Body is what a call carries.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/onlyonce/onlyonce/internal/pgserver"
-	"github.com/onlyonce/onlyonce/internal/supervise"
+	"github.com/onlyonce/onlyonce/internal/rig/pgserver"
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
 // The environment variables of this package. Only programs and tests read them.

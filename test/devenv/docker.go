@@ -19,8 +19,8 @@ import (
 	"github.com/testcontainers/testcontainers-go/modules/postgres"
 	"github.com/testcontainers/testcontainers-go/wait"
 
-	"github.com/onlyonce/onlyonce/internal/pgserver"
-	"github.com/onlyonce/onlyonce/internal/supervise"
+	"github.com/onlyonce/onlyonce/internal/rig/pgserver"
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
 const (

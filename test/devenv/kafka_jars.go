@@ -14,7 +14,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/supervise"
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
 const kafkaVersion = "4.3.0"

@@ -16,7 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kadm"
 
-	"github.com/onlyonce/onlyonce/internal/supervise"
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
 //go:embed kafka-log4j2.properties

@@ -7,7 +7,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/onlyonce/onlyonce/internal/pgserver"
+	"github.com/onlyonce/onlyonce/internal/rig/pgserver"
 )
 
 // Postgres is a server that was found or started.

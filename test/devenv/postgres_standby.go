@@ -10,8 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/pgserver"
-	"github.com/onlyonce/onlyonce/internal/supervise"
+	"github.com/onlyonce/onlyonce/internal/rig/pgserver"
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
 // switchTimeout bounds a change of roles: a promotion, a standby that lets go or

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/onlyonce/onlyonce/internal/supervise"
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
 // ErrNoRedis says that the program is not on this machine.

@@ -46,7 +46,7 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	for _, pkg := range public {
 		forbid(t, pkg, "testing", module+"test/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
 			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr",
-			"github.com/dunglas", "go.opentelemetry.io")
+			"github.com/dunglas", "go.opentelemetry.io", module+"internal/rig")
 	}
 }
 
@@ -92,9 +92,9 @@ func TestOnlyoncetestAddsNoModule(t *testing.T) {
 // Users' own tests link it, but no other package of the laboratory.
 func TestWireIsGround(t *testing.T) {
 	t.Parallel()
-	for _, d := range deps(t, "./internal/wire") {
-		if d == "testing" || strings.Contains(d, ".") && d != module+"internal/wire" && !strings.HasPrefix(d, "vendor/") {
-			t.Errorf("./internal/wire links %s", d)
+	for _, d := range deps(t, "./internal/rig/wire") {
+		if d == "testing" || strings.Contains(d, ".") && d != module+"internal/rig/wire" && !strings.HasPrefix(d, "vendor/") {
+			t.Errorf("./internal/rig/wire links %s", d)
 		}
 	}
 }
@@ -192,37 +192,38 @@ func TestModulesRequireOneVersion(t *testing.T) {
 	}
 }
 
-// rooms are the packages of the module from the ground up. A package may import packages of lower
-// rooms, and of its own room those in the same folder. A name covers the packages below it, unless
-// a longer name matches.
-var rooms = [][]string{
-	{"internal/codec"},
-	{"internal/badremote", "internal/claimed", "internal/dialguard", "internal/fault", "internal/fields", "internal/imagined", "internal/jsonpointer", "internal/lease", "internal/metrics", "internal/origin", "internal/pace", "internal/ready", "internal/retryafter", "internal/show", "internal/supervise", "internal/together", "internal/watch", "internal/wire", "migrations", "seal"},
-	{"internal/poolcheck", "internal/primary"},
-	{"internal/frozen", "internal/guard", "internal/histories", "internal/hook", "internal/pgserver", "internal/rerun", "internal/workerdb", "shard"},
-	{"dedupe"},
-	{"internal/cursor", "internal/parked", "internal/preflight", "internal/ring"},
-	{"consumer/internal/attemptlock", "consumer/internal/brake", "consumer/internal/budget", "consumer/internal/window", "internal/inbox"},
-	{"consumer", "outbox"},
-	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
-	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
-	{"consumer/sharesource"},
-	{"internal/reports"},
-	{"ops"},
-	{"internal/operate"},
-	{"internal/gauges", "ui"},
-	{"onlyoncetest"},
-	{"cmd", "monitoring"},
-	{"test"},
-	{"examples"},
-	{"test/demo/payments"},
+// layers are the packages of the module from the ground up. A package may import packages of lower
+// layers, and of its own layer those in the same folder. A name covers the packages below it,
+// unless a longer name matches.
+var layers = []struct {
+	name     string
+	packages []string
+}{
+	{"ground", []string{"internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/pace", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
+	{"identities and pools", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary"}},
+	{"transactions", []string{"internal/guard", "shard"}},
+	{"keys", []string{"dedupe", "internal/preflight", "internal/ring"}},
+	{"parts of the consumer", []string{"consumer/internal/attemptlock", "consumer/internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
+	{"consumer and outbox", []string{"consumer", "outbox"}},
+	{"sinks and the event log", []string{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"}},
+	{"sources and HTTP", []string{"consumer/franzsource", "consumer/kafkasource", "idempotency", "webhook"}},
+	{"share groups", []string{"consumer/sharesource"}},
+	{"reports", []string{"internal/reports"}},
+	{"operators", []string{"ops"}},
+	{"what faces show", []string{"internal/gauges", "internal/operate"}},
+	{"servers and wires of tests", []string{"internal/rig"}},
+	{"console and kit", []string{"onlyoncetest", "ui"}},
+	{"program", []string{"cmd", "monitoring"}},
+	{"laboratory", []string{"test"}},
+	{"examples", []string{"examples"}},
+	{"an example as a program of the laboratory", []string{"test/demo/payments"}},
 }
 
-// room is the place of a package in rooms, and its name there.
-func room(pkg string) (at int, name string) {
+// layer is the place of a package in layers, and its name there.
+func layer(pkg string) (at int, name string) {
 	at = -1
-	for i, names := range rooms {
-		for _, n := range names {
+	for i, l := range layers {
+		for _, n := range l.packages {
 			if (pkg == n || strings.HasPrefix(pkg, n+"/")) && len(n) > len(name) {
 				at, name = i, n
 			}
@@ -246,17 +247,18 @@ func TestNoImportRunsUp(t *testing.T) {
 	for _, line := range lines {
 		of := strings.Fields(line)
 		pkg := strings.TrimPrefix(of[0], module)
-		at, name := room(pkg)
+		at, name := layer(pkg)
 		if at < 0 {
-			t.Errorf("%s has no room: add it to rooms", pkg)
+			t.Errorf("%s has no layer: add it to layers", pkg)
+			continue
 		}
 		for _, to := range of[1:] {
 			if !strings.HasPrefix(to, module) {
 				continue
 			}
 			to = strings.TrimPrefix(to, module)
-			if its, its2 := room(to); its > at || its == at && its2 != name {
-				t.Errorf("%s imports %s, which is not below it", pkg, to)
+			if its, its2 := layer(to); its > at || its == at && its2 != name {
+				t.Errorf("%s (%s) imports %s (%s), which is not below it", pkg, layers[at].name, to, layers[its].name)
 			}
 		}
 	}

@@ -178,7 +178,7 @@ var consumerRules = []mutant{
 	{rule: "F9 neighbours of a message that kills", in: "consumer", decl: "(*applier).handleAlone",
 		old: "ap.cur.suspected(m)", new: "false", test: "TestF9NeighboursOfAMessageThatKills"},
 	{rule: "F9 other consumers of the process", in: "consumer/internal/attemptlock", decl: "Of",
-		old: "imagined.Shared(ctx, &process)", new: "imagined.Shared(ctx, &Lock{})", test: "TestF9TurnsAreTheProcesss"},
+		old: "process.Shared[Lock](ctx)", new: "process.Shared[Lock](process.With(ctx, &process.Process{}))", test: "TestF9TurnsAreTheProcesss"},
 	{rule: "F5 retention passes the anchor", in: "consumer", decl: "(*worker).verifyAnchor",
 		old: "out.Start", new: "0", test: "TestF5AnchorDeletedDuringTheTakeOver"},
 	{rule: "D2 attempts are not counted", in: "consumer", decl: "countAttemptSQL",

@@ -42,7 +42,7 @@ var httpClientRules = []mutant{
 		old: "wait = max(wait, retryAfter+rand.N(o.cfg.firstWait()))", new: "_, wait = retryAfter, wait+rand.N(o.cfg.firstWait())", test: "TestRetryAfterIsHonoured"},
 	{rule: "H9 client bound of Retry-After", in: "idempotency/client", decl: "(*operation).planRetry",
 		old: "|| !now.Add(wait).Before(o.deadline)", new: "", test: "TestLongRetryAfterIsReturned"},
-	{rule: "H9 client clock of the server", in: "internal/retryafter", decl: "Read",
+	{rule: "H9 client clock of the server", in: "internal/rfc", decl: "RetryAfter",
 		old: "now = date", new: "_ = date", pkg: "idempotency/client", test: "TestRetryAfterIsHonoured"},
 	{rule: "H9 client answer left open", in: "idempotency/client", decl: "(*sentAttempt).drain",
 		old: "_ = a.resp.Body.Close()", new: "", test: "TestAnswersOfFailedAttemptsAreDrained"},

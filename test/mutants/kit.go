@@ -59,7 +59,7 @@ var kitRules = []mutant{
 		old: "b[key][i] != line", new: "false", test: "TestJudges/faulty/order_of_calls"},
 	{rule: "kit: batches of one", in: "onlyoncetest", decl: "singles",
 		old: "if can.single", new: "if false", test: "TestJudges/faulty/state_of_a_session"},
-	{rule: "kit: parts without a Logger", in: "internal/imagined", decl: "Logger",
+	{rule: "kit: parts without a Logger", in: "internal/process", decl: "Logger",
 		old: "return p.(*Process).Logger", new: "_ = p; return given", pkg: "onlyoncetest", test: "TestProgramWithoutLoggerIsQuiet"},
 	// The kit itself: a part that has not begun yet is waited for.
 	{rule: "kit: relay is not waited for", in: "onlyoncetest", decl: "(*play).unbegun",

@@ -52,7 +52,7 @@ var outboxRules = []mutant{
 		old: "x.system_id = c.system_identifier and", new: "", pkg: "outbox", test: "TestO1KeysAreNoted"},
 	{rule: "O1 fingerprint of another language", in: "outbox", decl: "callFingerprint",
 		old: "!c.sealed", new: "true", test: "TestFingerprintsAgree"},
-	{rule: "O4 lock of the first key only", in: "outbox", decl: "enqueueStatement",
+	{rule: "O4 lock of the first key only", in: "outbox", decl: "(*hintedLanes).enqueueStatement",
 		old: "orderKeys(rows)", new: "orderKeys(rows[:1])", test: "TestO4LocksOfAllKeys"},
 	{rule: "O3 parked call of a batch goes out again after a rebase", in: "ops", decl: "rebaseRowsSQL",
 		old: "d.done is distinct from lag(d.done) over (partition by d.slot, d.batch order by d.id) as first",

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/imagined"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // Lock keeps a message that may kill its process apart from everything else that this process works
@@ -28,11 +28,9 @@ type Lock struct {
 	changed          chan struct{}
 }
 
-var process Lock
-
 // Of returns the lock of the process, or of the imaginary process, that ctx is of. All consumers
 // share it, because one of them kills the partitions of the others too.
-func Of(ctx context.Context) *Lock { return imagined.Shared(ctx, &process) }
+func Of(ctx context.Context) *Lock { return process.Shared[Lock](ctx) }
 
 // Acquire waits until the attempt may begin, and returns the function that releases the lock. It
 // fails if ctx ends first, or if the bound for being alone has passed.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/attemptlock"
-	"github.com/onlyonce/onlyonce/internal/imagined"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -80,7 +80,7 @@ func TestF9TurnsAreTheProcesss(t *testing.T) {
 	if one != other {
 		t.Error("two consumers of one process do not know of each other")
 	}
-	if attemptlock.Of(imagined.With(t.Context(), &imagined.Process{})) == one {
+	if attemptlock.Of(process.With(t.Context(), &process.Process{})) == one {
 		t.Error("an imaginary process shares its turns with the others")
 	}
 }

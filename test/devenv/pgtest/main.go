@@ -16,7 +16,7 @@ func Main(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
-		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/supervise.(*Supervisor).read"),
+		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/rig/supervise.(*Supervisor).read"),
 		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"))
 }
 

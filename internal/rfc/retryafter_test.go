@@ -1,4 +1,4 @@
-package retryafter_test
+package rfc_test
 
 import (
 	"net/http"
@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/retryafter"
+	"github.com/onlyonce/onlyonce/internal/rfc"
 )
 
 func TestRetryAfterForms(t *testing.T) {
@@ -18,7 +18,7 @@ func TestRetryAfterForms(t *testing.T) {
 		"Sat, 21 Nov 2026 11:00:00 GMT": 0,
 		"":                              -1, "-1": -1, "+1": -1, "1.5": -1, "1s": -1, "soon": -1, "5, 6": -1, "0x10": -1, "1_0": -1, "Sat, 21 Nov 2026 12:00:10 CET": -1,
 	} {
-		got, ok := retryafter.Read(http.Header{"Retry-After": {value}}, now)
+		got, ok := rfc.RetryAfter(http.Header{"Retry-After": {value}}, now)
 		if ok != (want >= 0) || ok && got != want {
 			t.Errorf("%q: %v, %v; want %v", value, got, ok, want)
 		}
@@ -36,7 +36,7 @@ func FuzzRetryAfter(f *testing.F) {
 		if date != "" {
 			h.Set("Date", date)
 		}
-		after, ok := retryafter.Read(h, now)
+		after, ok := rfc.RetryAfter(h, now)
 		if after < 0 || !ok && after != 0 {
 			t.Fatalf("%v, %v", after, ok)
 		}

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/onlyonce/onlyonce/internal/supervise"
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
 // Cluster is a cluster in a temporary directory, below a supervisor, which stops it when this

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/histories"
-	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/internal/rig/histories"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
 )
 
 // Each item is done once, and a worker has one item at a time.

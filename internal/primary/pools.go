@@ -1,5 +1,4 @@
-// Package poolcheck checks the connection pools that constructors are given.
-package poolcheck
+package primary
 
 import (
 	"errors"
@@ -13,9 +12,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
-// One returns what is wrong with the argument "pool" of a constructor, or nil. The error wraps the
-// sentinel.
-func One(sentinel error, pool *pgxpool.Pool) error {
+// CheckPool returns what is wrong with the argument "pool" of a constructor, or nil. The error
+// wraps the sentinel.
+func CheckPool(sentinel error, pool *pgxpool.Pool) error {
 	if err := fault(pool); err != nil {
 		return fmt.Errorf("%w: pool: %w", sentinel, err)
 	}
@@ -33,8 +32,8 @@ func fault(pool *pgxpool.Pool) error {
 	return nil
 }
 
-// All notes what is wrong with named pools, of which each must be of another database.
-func All(l *fields.List, field string, pools map[string]*pgxpool.Pool) {
+// CheckPools notes what is wrong with named pools, of which each must be of another database.
+func CheckPools(l *fields.List, field string, pools map[string]*pgxpool.Pool) {
 	type address struct {
 		host, database string
 		port           uint16

@@ -1,14 +1,14 @@
-// Package jsonpointer reads JSON Pointers (RFC 6901), for those who look for a key in a JSON body.
-package jsonpointer
+// Package rfc reads JSON Pointers (RFC 6901) and the header Retry-After (RFC 9110).
+package rfc
 
 import (
 	"errors"
 	"strings"
 )
 
-// Parse returns a pointer's reference tokens. What it says names the rule and not the pointer,
-// which its caller knows by the name of a field.
-func Parse(pointer string) ([]string, error) {
+// ParsePointer returns a pointer's reference tokens. What it says names the rule and not the
+// pointer, which its caller knows by the name of a field.
+func ParsePointer(pointer string) ([]string, error) {
 	if !strings.HasPrefix(pointer, "/") {
 		return nil, errors.New("must begin with '/' (RFC 6901)")
 	}
@@ -23,8 +23,8 @@ func Parse(pointer string) ([]string, error) {
 	return tokens, nil
 }
 
-// Index reads a token as an element's number: digits without leading zeros (section 4).
-func Index(token string) (int, bool) {
+// ParseIndex reads a token as an element's number: digits without leading zeros (section 4).
+func ParseIndex(token string) (int, bool) {
 	if token == "" || len(token) > 9 || len(token) > 1 && token[0] == '0' || strings.Trim(token, "0123456789") != "" {
 		return 0, false
 	}

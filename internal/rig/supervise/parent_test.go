@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/supervise"
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 

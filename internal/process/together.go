@@ -1,5 +1,4 @@
-// Package together runs the parts of a layer or an endpoint that is spread over several databases.
-package together
+package process
 
 import (
 	"context"
@@ -8,10 +7,11 @@ import (
 	"sync"
 )
 
-// Run calls run with each part, side by side, and returns when all have returned. When one returns,
+// Together calls run with each part of a layer or an endpoint that is spread over several
+// databases, side by side, and returns when all have returned. When one returns,
 // with an error or without, the context of the others ends. Names are those of the databases, and
 // stand in the errors.
-func Run[T any](ctx context.Context, parts map[string]T, run func(context.Context, T) error) error {
+func Together[T any](ctx context.Context, parts map[string]T, run func(context.Context, T) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup

@@ -1,6 +1,4 @@
-// Package retryafter reads the header by which a server says when to ask again. The relay's HTTP
-// sink and the client's transport both do.
-package retryafter
+package rfc
 
 import (
 	"errors"
@@ -14,10 +12,10 @@ import (
 // longest is more than any bound, and can be added to any time.
 const longest = math.MaxInt32 * time.Second
 
-// Read reads Retry-After in both forms (RFC 9110 section 10.2.3): seconds, or a date, which is
-// compared with the answer's own Date where it has one, so that clocks need not agree. It is not ok
-// if there is none that can be read.
-func Read(h http.Header, now time.Time) (after time.Duration, ok bool) {
+// RetryAfter reads the header by which a server says when to ask again, in both forms (RFC 9110
+// section 10.2.3): seconds, or a date, which is compared with the answer's own Date where it has
+// one, so that clocks need not agree. It is not ok if there is none that can be read.
+func RetryAfter(h http.Header, now time.Time) (after time.Duration, ok bool) {
 	v := strings.TrimSpace(h.Get("Retry-After"))
 	seconds, err := strconv.ParseUint(v, 10, 31)
 	if err == nil || errors.Is(err, strconv.ErrRange) { // out of range: more than any bound

@@ -1,39 +1,40 @@
-package imagined_test
+package process_test
 
 import (
+	"context"
 	"log/slog"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/imagined"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // A part has the given logger, or that of the process whose pool it is made with.
 func TestLogger(t *testing.T) {
 	given, own := slog.New(slog.DiscardHandler), slog.New(slog.DiscardHandler)
 	pool := new(pgxpool.Pool)
-	if imagined.Logger(pool, nil) != nil {
+	if process.Logger(pool, nil) != nil {
 		t.Error("a real process has one")
 	}
-	defer (&imagined.Process{Logger: own}).Adopt(pool)()
-	if imagined.Logger(pool, nil) != own || imagined.Logger(pool, given) != given {
+	defer (&process.Process{Logger: own}).Adopt(pool)()
+	if process.Logger(pool, nil) != own || process.Logger(pool, given) != given {
 		t.Error("it is another one")
 	}
 }
 
 // Processes share nothing with each other, and nothing with the real one.
 func TestShared(t *testing.T) {
-	var real int
-	if imagined.Shared(t.Context(), &real) != &real {
+	real := process.Shared[int](t.Context())
+	if process.Shared[int](context.Background()) != real {
 		t.Error("without an imaginary process, it is not the real one")
 	}
-	a, b := imagined.With(t.Context(), &imagined.Process{}), imagined.With(t.Context(), &imagined.Process{})
-	inA, inB := imagined.Shared(a, &real), imagined.Shared(b, &real)
-	if inA == &real || inB == &real || inA == inB {
+	a, b := process.With(t.Context(), &process.Process{}), process.With(t.Context(), &process.Process{})
+	inA, inB := process.Shared[int](a), process.Shared[int](b)
+	if inA == real || inB == real || inA == inB {
 		t.Error("two processes share it")
 	}
-	if imagined.Shared(a, &real) != inA {
+	if process.Shared[int](a) != inA {
 		t.Error("one process has two of it")
 	}
 }
@@ -41,14 +42,14 @@ func TestShared(t *testing.T) {
 // A process learns which parts are made with its pool, and with no other, until it gives the pool
 // up.
 func TestMade(t *testing.T) {
-	var made []imagined.Part
-	p := &imagined.Process{Made: func(part imagined.Part) { made = append(made, part) }}
+	var made []process.Part
+	p := &process.Process{Made: func(part process.Part) { made = append(made, part) }}
 	pool, other := new(pgxpool.Pool), new(pgxpool.Pool)
 	release := p.Adopt(pool)
-	imagined.Made(pool, imagined.Part{Relay: true})
-	imagined.Made(other, imagined.Part{Relay: true})
+	process.Made(pool, process.Part{Relay: true})
+	process.Made(other, process.Part{Relay: true})
 	release()
-	imagined.Made(pool, imagined.Part{Topics: []string{"webhooks.e"}})
+	process.Made(pool, process.Part{Topics: []string{"webhooks.e"}})
 	if len(made) != 1 || !made[0].Relay {
 		t.Errorf("%+v", made)
 	}

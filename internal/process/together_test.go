@@ -1,4 +1,4 @@
-package together_test
+package process_test
 
 import (
 	"context"
@@ -6,14 +6,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/together"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // When one part fails, the others end, and the error names the database.
-func TestRun(t *testing.T) {
+func TestTogether(t *testing.T) {
 	t.Parallel()
 	full := errors.New("disk full")
-	err := together.Run(t.Context(), map[string]bool{"eu": true, "us": false}, func(ctx context.Context, fails bool) error {
+	err := process.Together(t.Context(), map[string]bool{"eu": true, "us": false}, func(ctx context.Context, fails bool) error {
 		if fails {
 			return full
 		}
@@ -21,6 +21,6 @@ func TestRun(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, full) || !strings.Contains(err.Error(), `database "eu"`) || strings.Contains(err.Error(), `"us"`) {
-		t.Errorf("Run: %v", err)
+		t.Errorf("%v", err)
 	}
 }

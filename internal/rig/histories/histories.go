@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/internal/rig/wire"
 )
 
 // Each calls do with each item that next returns, and with the number of the worker that is free

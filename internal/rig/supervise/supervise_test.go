@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/supervise"
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
 func TestCloseStopsAndRemoves(t *testing.T) {
