@@ -211,25 +211,6 @@ func forElements(array []byte, n int, f func(i int, element []byte)) error {
 
 func isTrue(element []byte) bool { return len(element) == 1 && element[0] == 1 }
 
-// batchRef is the place of a batch.
-type batchRef struct {
-	id    int64
-	calls int16
-	slot  int16
-	tid   pgtype.TID
-	bytes int64 // of its bodies
-}
-
-// newRefReader reads rows of collectRefsSQL.
-func newRefReader() pgx.RowToFunc[batchRef] {
-	var r batchRef
-	dst := []any{&r.id, &r.calls, &r.slot, &r.tid, &r.bytes}
-	return func(row pgx.CollectableRow) (batchRef, error) {
-		err := row.Scan(dst...)
-		return r, err
-	}
-}
-
 // untilMicros is how long it is from now to a time, both in microseconds since 2000. The largest
 // and the smallest time are Postgres' infinities.
 func untilMicros(at, now int64) time.Duration {

@@ -82,7 +82,7 @@ func (p *lanePass) readPass() error {
 	if r.state == passOver {
 		return p.advance(nil, cursorMove{newPass: true, read: r.firstRead})
 	}
-	return p.advance(nil, cursorMove{last: r.cursor.last, read: r.firstRead})
+	return p.advance(nil, cursorMove{last: r.cursor.last, read: readRefList})
 }
 
 // finishChunk writes what became of the chunk and reads the next one. The chunk may end in the

@@ -36,3 +36,24 @@ func TestO2RestOfAPassAfterAFailedTransaction(t *testing.T) {
 		t.Error("the rest of the pass is forgotten: the next transaction begins the next pass")
 	}
 }
+
+// O4: of more places than are held in memory, those with the lowest ids are kept, whichever portion
+// they come with, and without batches that the cursor has passed.
+func TestO4PlacesThatAreKept(t *testing.T) {
+	t.Parallel()
+	const last, n = 1500, 3 * maxRefs
+	var l refList
+	for from := n; from > 0; from -= refsAtOnce {
+		l.portion = nil
+		for i := max(from-refsAtOnce, 0); i < from; i++ {
+			l.portion = append(l.portion, batchRef{xid: int64(n - from), id: int64(i) * 1024, calls: 1000})
+		}
+		l.whole = from <= refsAtOnce
+		if l.add(last) != l.whole {
+			t.Fatal("the list ends before its last portion")
+		}
+	}
+	if len(l.refs) != maxRefs || !l.cut || l.refs[0].id != 1024 || l.refs[maxRefs-1].id != maxRefs*1024 {
+		t.Errorf("%d places from %d to %d, cut %v: want %d from 1024 to %d", len(l.refs), l.refs[0].id, l.refs[len(l.refs)-1].id, l.cut, maxRefs, maxRefs*1024)
+	}
+}

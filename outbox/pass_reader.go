@@ -20,8 +20,7 @@ const (
 	// firstBatches is how many batches are read whole together with the pass that begins. If the
 	// pass before had more than that, the places of the next one are read first.
 	firstBatches = 64
-	// maxRefs bounds the places that are held in memory, maxChunkBytes the bodies.
-	maxRefs       = 100_000
+	// maxChunkBytes bounds the bodies that are held in memory.
 	maxChunkBytes = 4 << 20
 )
 
@@ -36,20 +35,22 @@ select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
        or exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
   from onlyonce.lanes a where a.id = $1`
 
-// passRefs reads the places (slot, ctid) of the batches of a lane's pass that have calls above
-// last_id: those that became visible between prev and target (O2). At prev their transactions were
-// in progress or had not begun. The ids of a batch's calls lie in one block of 1,024, and last_id
-// may be in the middle of a batch: so batches are read from the beginning of its block on, and
-// those of them that end at last_id or before are left out. By the index batches_new. "offset 0"
-// keeps the planner from making the second half a join, for which it would read all of a lane.
+// passRefs reads places (slot, ctid) of the batches of a lane's pass, in the order of (xid, id) and
+// after one, $3 and $4: at most $5 of those whose transactions had not begun at prev, and as many
+// of each that was in progress then. The pass's batches are those that became visible between prev
+// and target (O2). By the index batches_new, so that the work is bounded by $5, however many
+// batches the pass has. "offset 0" keeps the planner from making the second half a join, for which
+// it would read all of a lane.
 const passRefs = `(
-  select r.id, r.n, r.slot, r.ctid, r.bytes from onlyonce.batches r
-   where r.sink = a.sink and r.lane = a.lane and r.id >= a.last_id & -1024 and r.id + r.n > a.last_id + 1
-     and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
+  (select r.xid, r.id, r.n, r.slot, r.ctid, r.bytes from onlyonce.batches r
+    where r.sink = a.sink and r.lane = a.lane and (r.xid, r.id) > ($3::bigint::text::xid8, $4::bigint)
+      and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
+    order by r.xid, r.id limit $5)
   union all
   select r.* from pg_snapshot_xip(a.prev) x cross join lateral (
-    select r.id, r.n, r.slot, r.ctid, r.bytes from onlyonce.batches r
-     where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id >= a.last_id & -1024 and r.id + r.n > a.last_id + 1 offset 0) r
+    select r.xid, r.id, r.n, r.slot, r.ctid, r.bytes from onlyonce.batches r
+     where r.sink = a.sink and r.lane = a.lane and r.xid = x and (r.xid, r.id) > ($3::bigint::text::xid8, $4::bigint)
+     order by r.id limit $5 offset 0) r
    where pg_visible_in_snapshot(x, a.target))`
 
 // firstCallTime is when a call under a call's key can first have been made: at the pass's start.
@@ -95,27 +96,29 @@ const batchColumns = `
          array_send(array(select distinct p.order_key from onlyonce.parked p
                            where p.order_key = any (coalesce(b.order_keys, array[b.order_key])) and p.settled_at is null)) end`
 
-// firstBatchesSQL reads the first batches of a pass: with at most maxChunk calls, and until their
-// bodies have maxChunkBytes. In: lane id, version, how many. Out: batchColumns, and how many
-// batches were found. READ COMMITTED; no row if the lane has moved. It sorts the batches' places,
-// and not the batches.
+// firstBatchesSQL reads the first batches of a pass that begins: with at most maxChunk calls, and
+// until their bodies have maxChunkBytes. In: lane id, version, 0, 0, refsAtOnce, how many. Out:
+// batchColumns, and how many batches the pass has: up to refsAtOnce, and then those that were read
+// need not be its first. READ COMMITTED; no row if the lane has moved. It sorts the batches'
+// places, and not the batches.
 const firstBatchesSQL = `
 select` + batchColumns + `, p.found
   from onlyonce.lanes a
  cross join lateral (
-   select p.id, p.slot, p.ctid, count(*) over () as found, sum(p.bytes) over (order by p.id) - p.bytes as before, sum(p.n) over (order by p.id) as calls from (
-     select * from ` + passRefs + ` p order by p.id limit $3) p) p
+   select p.id, p.slot, p.ctid, p.found, sum(p.bytes) over (order by p.id) - p.bytes as before, sum(p.n) over (order by p.id) as calls from (
+     select p.*, count(*) over () as found from ` + passRefs + ` p order by p.id limit $6) p) p
  cross join lateral (select * from onlyonce.batches b where b.slot = p.slot and b.ctid = p.ctid offset 0) b
  where a.id = $1 and a.version = $2 and p.before < 4194304 and p.calls <= 1024 -- maxChunkBytes, maxChunk
  order by b.id`
 
-// collectRefsSQL reads the places of the batches of a pass. In: lane id, version, how many. Out:
-// id, number of calls, slot, ctid, bytes of the bodies.
+// collectRefsSQL reads a portion of the places of a pass's batches. In: lane id, version, xid and
+// id of the last one before (0 and 0 at first), how many. Out: xid, id, number of calls, slot,
+// ctid, bytes of the bodies.
 const collectRefsSQL = `
-select p.id, p.n, p.slot, p.ctid, p.bytes
+select p.xid::text::bigint, p.id, p.n, p.slot, p.ctid, p.bytes
   from onlyonce.lanes a cross join lateral ` + passRefs + ` p
  where a.id = $1 and a.version = $2
- order by p.id limit $3`
+ order by p.xid, p.id limit $5`
 
 // fetchBatchesSQL reads batches by their places. In: lane id, slot, ctids. By a TID scan: any
 // further condition would let the planner read by an index instead. A segment that was emptied and
@@ -169,10 +172,10 @@ const (
 type passRead struct {
 	kind        readKind
 	startedAt   time.Time  // the database measures ages after this moment
-	refs        []batchRef // with readRefList
+	list        refList    // with readRefList
 	fetching    []batchRef // of the pass's places, those whose batches are fetched
 	batches     []*batch
-	found       int    // with readFirstBatches: how many the pass has, up to firstBatches
+	found       int    // with readFirstBatches: how many the pass has, up to refsAtOnce
 	walPosition string // empty if the relay waits for no standby
 }
 
@@ -255,9 +258,9 @@ func (r *passReader) newRead(kind readKind) *passRead {
 func (r *passReader) queueRead(b *pgx.Batch, read *passRead) {
 	switch read.kind {
 	case readFirstBatches:
-		b.Queue(firstBatchesSQL, r.lane.lease.ID, r.cursor.version+1, firstBatches).Query(collect(&read.batches, newBatchReader(&read.found).readRow))
+		b.Queue(firstBatchesSQL, r.lane.lease.ID, r.cursor.version+1, 0, 0, refsAtOnce, firstBatches).Query(collect(&read.batches, newBatchReader(&read.found).readRow))
 	case readRefList:
-		r.queueRefs(b, read, r.cursor.version+1)
+		read.list.queue(b, r.lane.lease.ID, r.cursor.version+1)
 	case readBatches:
 		r.queueFetch(b, read)
 	}
@@ -271,12 +274,17 @@ func (r *passReader) received(read *passRead, newPass bool) ([]*callAttempt, err
 	case readNothing:
 		return nil, nil
 	case readFirstBatches:
-		more := len(read.batches) < read.found || read.found == firstBatches
-		r.listed(nil, len(read.batches) == 0, more, newPass)
-		return r.callsAboveLast(read.batches), nil
+		if read.found < refsAtOnce {
+			r.listed(nil, len(read.batches) == 0, len(read.batches) < read.found, newPass)
+			return r.callsAboveLast(read.batches), nil
+		}
+		fallthrough // they need not be the first ones
 	case readRefList:
-		r.listedRefs(read.refs, newPass)
-		if len(read.refs) == 0 {
+		if err := r.collectRefs(read); err != nil {
+			return nil, err
+		}
+		r.listedRefs(&read.list, newPass)
+		if len(r.refs) == 0 {
 			return nil, nil
 		}
 		if err := r.fetchNext(read); err != nil {
@@ -311,9 +319,20 @@ func (r *passReader) listed(refs []batchRef, none, more, newPass bool) {
 	}
 }
 
-// listedRefs is listed, after readRefList.
-func (r *passReader) listedRefs(refs []batchRef, newPass bool) {
-	r.listed(refs, len(refs) == 0, len(refs) == maxRefs, newPass)
+// listedRefs is listed, after a list of places is whole.
+func (r *passReader) listedRefs(l *refList, newPass bool) {
+	r.listed(l.refs, len(l.refs) == 0, l.cut, newPass)
+}
+
+// collectRefs reads the portions of the pass's places that follow the one that was read, each in a
+// transaction of its own.
+func (r *passReader) collectRefs(read *passRead) error {
+	for !read.list.add(r.cursor.last) {
+		if err := r.lane.read(func(b *pgx.Batch) { read.list.queue(b, r.lane.lease.ID, r.cursor.version) }); err != nil {
+			return r.failed(err)
+		}
+	}
+	return nil
 }
 
 // fetchMoved reads the places of the pass's batches once more, and then those of the next chunk.
@@ -321,11 +340,13 @@ func (r *passReader) listedRefs(refs []batchRef, newPass bool) {
 // the same ones at their new places, the log has lost some.
 func (r *passReader) fetchMoved(read *passRead) error {
 	known := r.refs
-	if err := r.lane.read(func(b *pgx.Batch) { r.queueRefs(b, read, r.cursor.version) }); err != nil {
-		return r.failed(err)
+	read.list = refList{}
+	if err := r.collectRefs(read); err != nil {
+		return err
 	}
-	if len(read.refs) >= len(known) && slices.EqualFunc(read.refs[:len(known)], known, func(a, b batchRef) bool { return a.id == b.id && a.calls == b.calls }) {
-		r.listedRefs(read.refs, false)
+	refs := read.list.refs
+	if len(refs) >= len(known) && slices.EqualFunc(refs[:len(known)], known, func(a, b batchRef) bool { return a.id == b.id && a.calls == b.calls }) {
+		r.listedRefs(&read.list, false)
 		if err := r.fetchNext(read); err != nil {
 			return err
 		}
@@ -381,13 +402,6 @@ func (r *passReader) nextRefs() []batchRef {
 		}
 	}
 	return r.refs
-}
-
-// queueRefs queues the statement that reads the places of a pass's batches, above the cursor of a
-// version.
-func (r *passReader) queueRefs(b *pgx.Batch, read *passRead, version int64) {
-	read.refs = nil
-	b.Queue(collectRefsSQL, r.lane.lease.ID, version, maxRefs).Query(collect(&read.refs, newRefReader()))
 }
 
 // queueFetch reads batches by their places, with one statement for each segment.

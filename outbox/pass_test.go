@@ -145,6 +145,45 @@ func TestO2LongPasses(t *testing.T) {
 	}
 }
 
+// O4: a pass has more batches than one statement reads places of, and the last ones that it reads
+// have the lowest ids: their transaction came later. They are sent first, whether the pass begins
+// with its first batches or with the list of its places.
+func TestO4PassOfManyPortions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	n := 0
+	insert := func(rows, firstID int) {
+		r.exec(`insert into onlyonce.batches (slot, lane, n, id, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
+			select (select cur from onlyonce.rings where name = 'outbox'), 3, 1, $2::bigint + i, 2, array[gen_random_uuid()], md5('one')::uuid, 'payments', 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'
+			  from generate_series(1, $1::int) i`, rows, firstID)
+		n += rows
+	}
+	burst := func() {
+		first := one[int](r, `select setval('onlyonce.outbox_id', nextval('onlyonce.outbox_id') + 20000)`) - 20000
+		insert(9000, first+1000)
+		insert(100, first)
+	}
+	g := r.gate()
+	var calls int
+	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+		if calls++; calls == 9101 { // one at a time: they are of one key
+			g.pass(d)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	burst()
+	r.start(testConfig(sink))
+	r.states("delivered")
+	inOrder(t, sink.calls(), n, false)
+	// A pass of one, during which the next burst commits: that pass begins with its first batches.
+	insert(1, one[int](r, `select nextval('onlyonce.outbox_id')`))
+	g.wait()
+	burst()
+	g.release()
+	r.states("delivered")
+	inOrder(t, sink.calls(), n, false)
+}
+
 // inOrder fails unless n rows were sent in the order of ids; again allows calls that are made
 // again, in the order of ids too.
 func inOrder(t *testing.T, calls []outbox.Delivery, n int, again bool) {

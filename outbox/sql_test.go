@@ -39,8 +39,8 @@ var hot = map[string]struct {
 	indexes []string
 }{
 	"poll work":     {`'payments', '{0,1,2,3}', true, '{0,0,0,0}'`, []string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_due"}},
-	"first batches": {`%lane, 0, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
-	"collect":       {`%lane, 0, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
+	"first batches": {`%lane, 0, 0, 0, 1000, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
+	"collect":       {`%lane, 0, 7, 1, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"fetch":         {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
 	"park": {`'{1}', '{700}', '{1}', '{1}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', false, 'payments', 0`,
 		[]string{"batches_%d_sink_lane_xid_id_idx"}},

@@ -106,8 +106,8 @@ var scenes = []scene{
 		select (select cur from onlyonce.rings where name = 'outbox'), i % 16, 1, 2, 's', array[gen_random_uuid()], 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'` + from,
 		`update onlyonce.lanes set target = pg_current_snapshot()`}, []probe{
 		pollWork,
-		{sql: "outbox.firstBatchesSQL", args: []any{1, 1, 64}},
-		{sql: "outbox.collectRefsSQL", args: []any{1, 1, 100_000}},
+		{sql: "outbox.firstBatchesSQL", args: []any{1, 1, 0, 0, 8192, 64}},
+		{sql: "outbox.collectRefsSQL", args: []any{1, 1, 0, 0, 8192}},
 		{sql: "select onlyonce.index_calls()", left: `select ROWS - count(*) from onlyonce.call_keys`},
 		{sql: "internal/ring.carrySinkSQL", args: []any{""}},
 	}},

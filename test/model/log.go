@@ -335,7 +335,8 @@ func (g *logScope) relay(s logState, i int, to emit[logState]) {
 	}
 }
 
-// refs is passRefs: the places of the pass's batches, in all segments.
+// refs is passRefs: the places of the pass's batches, in all segments. It reads them at once: those
+// of a pass are frozen, so that reading them in portions finds the same.
 func (g *logScope) refs(s *logState, r *logRelay) {
 	for x := range g.writers {
 		if w := &s.writers[x]; w.stage == logCommitted && s.target.sees(w.xid) && !s.prev.sees(w.xid) {
