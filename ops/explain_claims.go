@@ -2,10 +2,12 @@ package ops
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // transactionSQL reads about the transaction that wrote a row; XMIN is replaced by the row's xmin.
@@ -50,6 +52,18 @@ type Transaction struct {
 	Xid         int64      `json:"xid"`
 	Status      *string    `json:"status" doc:"committed, aborted or in progress; nil: Postgres has forgotten"`
 	CommittedAt *time.Time `json:"committed_at" doc:"nil: not tracked (track_commit_timestamp), or forgotten"`
+}
+
+// String describes the transaction: its id, its state, and when it committed.
+func (x Transaction) String() string {
+	s := strconv.FormatInt(x.Xid, 10)
+	if x.Status != nil {
+		s += ", " + *x.Status
+	}
+	if x.CommittedAt != nil {
+		return s + " at " + show.Instant(*x.CommittedAt)
+	}
+	return s + "; its time is not known to Postgres"
 }
 
 // claimRow is a key in a segment as it is read.

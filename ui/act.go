@@ -35,8 +35,7 @@ type proposal struct {
 	Facts  [][2]string     // what an act about all that match is about
 	Ways   [][2]string     // what a person may have verified about all calls that match: a field, and its text
 	Reason string
-	Text   string // why it is not possible, or was not done
-	Remedy string
+	Failed *notice // why it is not possible, or was not done
 	Post   string
 }
 
@@ -108,7 +107,8 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 		status, _, _ = v.describe(err)
 	}
 	if failed != nil {
-		_, p.Text, p.Remedy = v.describe(failed)
+		_, text, remedy := v.describe(failed)
+		p.Failed = &notice{"bad", text, remedy}
 	}
 	v.show(page{File: "act", Title: d.Title, Status: status, Data: p})
 	return nil
@@ -151,6 +151,7 @@ func (v *visit) carryOut(d *operate.Decision) error {
 		status, _, _ := v.describe(err)
 		return v.propose(d, status, err)
 	}
+	v.db.live.forget()
 	http.Redirect(v.w, v.r, v.Link("/audit/"+strconv.FormatInt(done.AuditID, 10), "done", "1"), http.StatusSeeOther)
 	return nil
 }

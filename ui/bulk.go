@@ -51,8 +51,7 @@ type jobView struct {
 	Done     ops.ParkedChange
 	Ended    time.Time
 	Stopping bool
-	Text     string // of an error
-	Remedy   string
+	Failed   *notice
 }
 
 // Percent is how far it is.
@@ -139,7 +138,10 @@ func (v *visit) start(j *job, try *operate.Try, by ops.By, shown *operate.Result
 		return &ops.Error{Kind: ops.ErrRefused, Reason: "other bulk acts run in this database", Remedy: "wait until one of them has ended"}
 	}
 	ctx, pool := context.WithoutCancel(v.ctx), v.db.pool
-	go func() { j.end(try.Run(ctx, pool, by, shown)) }()
+	go func() {
+		j.end(try.Run(ctx, pool, by, shown))
+		v.db.live.forget()
+	}()
 	http.Redirect(v.w, v.r, v.Link("/jobs/"+j.ID), http.StatusSeeOther)
 	return nil
 }
@@ -154,7 +156,8 @@ func (v *visit) showJob() error {
 	err := j.err
 	j.mu.Unlock()
 	if err != nil {
-		_, shown.Text, shown.Remedy = v.describe(err)
+		_, text, remedy := v.describe(err)
+		shown.Failed = &notice{"bad", text, remedy}
 	}
 	v.show(page{File: "job", Title: j.Title, Section: "/parked", Live: shown.Ended.IsZero(), Data: shown})
 	return nil

@@ -1,14 +1,10 @@
 package ui
 
 import (
-	"context"
+	"fmt"
 	"strconv"
-	"strings"
 
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -21,32 +17,55 @@ type partition struct {
 	Owner   *ops.Owner          // nil: no living process owns it
 	Owned   *ops.OwnedPartition // as the owner sees it
 	HasLost bool                // the owner has it without a cursor
+
+	Lag       *int64   // of Owned, as LastBatch and Halt
+	LastBatch *float64 // its age
+	Halt      string   // its reason
+	By        string   // Owner
+	Tags      []string
+	Bad       bool
 }
 
 // consumers shows the partitions of all consumers, or of one.
 func (v *visit) consumers() error {
 	s, state := v.db.live.status.get(v.ctx, v.db)
-	data := map[string]any{"Status": s}
-	if s != nil {
-		data["Partitions"] = partitionsOf(s.StatusReport, v.Query("scope"), v.Query("topic"))
+	scope := v.Query("scope")
+	c := &content{Title: "Consumers", Of: scope}
+	if scope != "" {
+		c.Acts = append([]act{{"All consumers", v.Link("/consumers")}}, v.pausing(false, "scope", scope)...)
 	}
-	v.show(page{File: "consumers", Title: "Consumers", Section: "/consumers", Live: true, State: state, Status: unanswered(s == nil), Data: data})
-	return nil
+	if s != nil {
+		c.Parts = []part{{ID: "partitions", Table: v.partitionTable(partitionsOf(s.StatusReport, scope, v.Query("topic"))), None: "No consumer has a cursor in this database."}}
+	}
+	return v.showParts("/consumers", c, page{Live: true, State: state, Status: unanswered(s == nil)})
+}
+
+func (v *visit) partitionTable(all []partition) *table {
+	return v.tableOf("cursors", all, "scope topic partition position Lag group epoch attempts LastBatch=Last_batch By=Owner Tags=State Halt")
+}
+
+// pausing are the acts that pause and resume the work on what a query names.
+func (v *visit) pausing(paused bool, query ...any) []act {
+	switch {
+	case !v.Operates():
+		return nil
+	case paused:
+		return []act{{"Resume", v.Link("/act/resume", query...)}}
+	case len(query) > 2:
+		return []act{{"Pause", v.Link("/act/pause", query...)}}
+	}
+	return []act{{"Pause the scope", v.Link("/act/pause", query...)}, {"Resume the scope", v.Link("/act/resume", query...)}}
 }
 
 // partitionsOf joins the cursors with what living processes report.
 func partitionsOf(r *ops.StatusReport, scope, topic string) []partition {
-	type at struct {
-		scope, topic string
-		partition    int32
-	}
-	known := map[at]int{}
+	known := map[ops.CursorName]int{}
 	var all []partition
 	wanted := func(s, t string) bool { return (scope == "" || s == scope) && (topic == "" || t == topic) }
 	for i := range r.Cursors {
 		c := r.Cursors[i]
 		if wanted(c.Scope, c.Topic) {
-			known[at{c.Scope, c.Topic, c.Partition}] = len(all)
+			known[ops.CursorName{Scope: c.Scope, Topic: c.Topic, Partition: c.Partition}] = len(all)
 			all = append(all, partition{Cursor: c})
 		}
 	}
@@ -57,110 +76,90 @@ func partitionsOf(r *ops.StatusReport, scope, topic string) []partition {
 			if o.Silent() || !wanted(o.Scope, p.Topic) {
 				continue
 			}
-			k, is := known[at{o.Scope, p.Topic, p.Partition}]
+			k, is := known[ops.CursorName{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition}]
 			if !is { // for example, it was halted before it had a cursor
 				k = len(all)
 				all = append(all, partition{Cursor: ops.Cursor{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition, Position: p.Position}, HasLost: true})
 			}
-			all[k].Owner, all[k].Owned = o, p
+			if all[k].Owned == nil || all[k].Owned.Epoch < p.Epoch {
+				all[k].Owner, all[k].Owned = o, p
+			}
 		}
+	}
+	for i := range all {
+		all[i].complete()
 	}
 	return all
 }
 
-// Tags are the states of the partition.
-func (p *partition) Tags() []string {
-	var tags []string
-	if p.Owned != nil && p.Owned.Halted != "" {
-		tags = append(tags, "halted")
+// complete sets the fields that follow from what the owner reports.
+func (p *partition) complete() {
+	blocked := false
+	if o := p.Owned; o != nil {
+		p.Lag, p.LastBatch, p.Halt, p.Bad = &o.Lag, o.LastBatchAge, o.Halted, o.Halted != ""
+		p.By, blocked = fmt.Sprintf("%s, pid %d", p.Owner.Host, p.Owner.PID), o.BlockedBy != nil && o.BlockedBy.For >= blockedAfter
 	}
-	if p.Owned != nil && p.Owned.WaitingFor > 0 {
-		tags = append(tags, "waiting")
+	for _, t := range []struct {
+		is   bool
+		name string
+	}{
+		{p.Bad, "halted"}, {p.Owned != nil && p.Owned.WaitingFor > 0, "waiting"}, {blocked, "blocked"}, {p.Paused != nil, "paused"},
+		{p.ReplayUntil != nil, "replaying"}, {p.RetiredAt != nil, "retired"}, {p.Owned == nil && p.RetiredAt == nil, "no owner"},
+	} {
+		if t.is {
+			p.Tags = append(p.Tags, t.name)
+		}
 	}
-	if p.Owned != nil && p.Owned.BlockedBy != nil && p.Owned.BlockedBy.For >= blockedAfter {
-		tags = append(tags, "blocked")
-	}
-	if p.Paused != nil {
-		tags = append(tags, "paused")
-	}
-	if p.ReplayUntil != nil {
-		tags = append(tags, "replaying")
-	}
-	if p.RetiredAt != nil {
-		tags = append(tags, "retired")
-	}
-	if p.Owned == nil && p.RetiredAt == nil {
-		tags = append(tags, "no owner")
-	}
-	return tags
-}
-
-// place reads a partition from the address or a form.
-func (v *visit) place() ops.CursorName {
-	at := ops.CursorName{Scope: v.r.FormValue("scope"), Topic: v.r.FormValue("topic")}
-	if n, err := strconv.ParseInt(v.r.FormValue("partition"), 10, 32); err == nil {
-		at.Partition = int32(n)
-	} else if at.Topic != "" {
-		at.Partition = -1 // refused
-	}
-	return at
 }
 
 // cursor shows one partition.
 func (v *visit) cursor() error {
-	at := v.place()
-	if at.Scope == "" || at.Topic == "" || at.Partition < 0 {
+	n, err := strconv.ParseInt(v.Query("partition"), 10, 32)
+	scope, topic := v.Query("scope"), v.Query("topic")
+	if err != nil || scope == "" || topic == "" {
 		return errMissing
 	}
 	s, state := v.db.live.status.get(v.ctx, v.db)
 	if s == nil {
-		v.show(page{File: "cursor", Title: "Cursor", Section: "/consumers", Live: true, State: state, Status: unanswered(true)})
-		return nil
+		return v.showParts("/consumers", &content{Title: "Cursor"}, page{Live: true, State: state, Status: unanswered(true)})
 	}
-	var found *partition
-	all := partitionsOf(s.StatusReport, at.Scope, at.Topic)
-	for i := range all {
-		if all[i].Partition == at.Partition {
-			found = &all[i]
+	var p *partition
+	for _, of := range partitionsOf(s.StatusReport, scope, topic) {
+		if of.Partition == int32(n) {
+			p = &of
 		}
 	}
-	if found == nil {
+	if p == nil {
 		return errMissing
 	}
-	v.show(page{File: "cursor", Title: at.Topic + "/" + strconv.Itoa(int(at.Partition)), Section: "/consumers", Live: true, State: state, Data: found})
-	return nil
-}
-
-// requests shows requests of the HTTP layer, and operations that were answered 202.
-func (v *visit) requests() error {
-	f := reports.RequestFilter{All: v.Query("all") != "", Tenant: v.Query("tenant"), Scope: v.Query("scope"), Limit: perPage}
-	id := strings.TrimSpace(v.Query("id"))
-	if id != "" {
-		parsed, err := uuid.Parse(id)
-		if err != nil {
-			return &ops.Error{Kind: ops.ErrInvalid, Reason: "the id is no UUID", Remedy: "take it from this list, or from the client of an operation"}
-		}
-		id = parsed.String()
+	at := []any{"scope", scope, "topic", topic, "partition", p.Partition}
+	c := &content{Title: fmt.Sprintf("%s/%d", topic, n), Of: scope, Tags: p.Tags, Acts: v.pausing(p.Paused != nil, at...)}
+	if v.Operates() {
+		c.Acts = append(c.Acts, act{"Adopt", v.Link("/act/adopt", at...)}, act{"Replay", v.Link("/act/replay", at...)})
 	}
-	f.ID = id
-	var rows []ops.Request
-	var operations []reports.Operation
-	var more, moreOperations bool
-	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		err = reports.Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-			rows, more, err = reports.Requests[ops.Request](ctx, tx, f)
-			return err
-		})
-		if err != nil || f.Scope != "" {
-			return err
-		}
-		operations, moreOperations, err = reports.OperationList(ctx, db, reports.OperationFilter{All: f.All, Tenant: f.Tenant, ID: id, Limit: perPage})
-		return err
-	})
-	if err != nil {
-		return err
+	c.Acts = append(c.Acts, act{"What is parked of it", v.Link("/parked", at...)})
+	facts := v.factsOf(&p.Cursor, "id scope topic partition")
+	if p.HasLost {
+		facts = v.factsOf(&p.Cursor, "id scope topic partition run start_offset epoch replay")
 	}
-	v.show(page{File: "requests", Title: "Requests", Section: "/requests", Data: map[string]any{"Rows": rows, "More": more, "Filter": f,
-		"Operations": operations, "MoreOperations": moreOperations}})
-	return nil
+	if o := p.Owned; o != nil {
+		if o.Halted != "" {
+			c.Parts = []part{{Needs: []need{{ops.Need{Kind: "halt", Text: "halted: " + o.Halted + ": " + o.Detail, Remedy: o.Remedy(), Commands: o.Commands}, v.Link("/consumers", "scope", scope, "topic", topic)}}}}
+		}
+		facts = append(facts, v.factsOf(o, "topic partition epoch position halted detail resolve commands paused halted_for waiting_for")...)
+		facts = append(facts, fact{Name: "Owner", Value: escaped(p.By + ", reported " + show.Ago(p.Owner.SeenAgeSeconds) + " ago")})
+		if o.WaitingFor > 0 {
+			facts = append(facts, fact{Name: "Waits", Value: escaped(fmt.Sprintf("at offset %d for %s: a Kafka transaction is open", o.LastStable, show.Ago(o.WaitingFor)))})
+		}
+		if b := o.BlockedBy; b != nil {
+			key := ""
+			if b.Key != "" {
+				key = ", key " + b.Key
+			}
+			facts = append(facts, fact{Name: "Blocked by", Value: linkTo(v.Link("/explain", append(at, "offset", b.Offset)...), fmt.Sprintf("offset %d", b.Offset)) +
+				escaped(fmt.Sprintf(" for %s%s; done after it: %s", show.Ago(b.For), key, show.Count(int64(b.Done), "message")))})
+		}
+	}
+	c.Parts = append(c.Parts, part{Facts: facts})
+	return v.showParts("/consumers", c, page{Live: true, State: state})
 }

@@ -2,68 +2,97 @@ package ui
 
 import (
 	"context"
-	"sort"
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// explanation is the page about a key or a position.
-type explanation struct {
-	Asked    string         // what was asked for
-	Places   *ops.KeyReport // of an id that no scope has, or several
-	Key      *ops.KeyReport
-	Position *ops.PositionReport
-	Timeline []moment
-	Next     []moment // what happens next, or what it waits for
-}
-
 // explain shows what became of a key, an id or a position.
 func (v *visit) explain() error {
-	e := &explanation{Asked: strings.TrimSpace(v.Query("q"))}
-	title := "Explain"
-	if e.Asked != "" || v.Query("topic") != "" {
-		if err := v.ask(func(ctx context.Context, db ops.DB) error { return e.find(ctx, db, v.Query) }); err != nil {
+	asked := strings.TrimSpace(v.Query("q"))
+	c := &content{Title: "Explain", Of: asked}
+	if asked == "" && v.Query("topic") == "" {
+		c.Parts = []part{{Text: []string{"What became of one message, webhook, call or request: when it was claimed, its calls and their attempts, what it waits for, and what a copy of it would be."},
+			Facts: []fact{{Name: "By a key", Value: "The UUID that is stored, or that a remote saw as Idempotency-Key."}, {Name: "By an id", Value: "The id of a message or webhook: all scopes are searched."},
+				{Name: "By a position", Value: "TOPIC/PARTITION/OFFSET"}}}}
+		return v.showParts("/explain", c, page{})
+	}
+	if at := positionIn(asked, v.Query); at != nil {
+		c.Of = fmt.Sprintf("%s/%d/%d", at.Topic, at.Partition, at.Offset)
+		var r *ops.PositionReport
+		if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
+			r, err = ops.ExplainPosition(ctx, db, *at)
+			return err
+		}); err != nil {
 			return err
 		}
-		title = "Explain " + show.FirstLine(e.Asked, 40)
+		for _, k := range r.Cursors {
+			c.Acts = append(c.Acts, act{"The cursor of " + k.Scope, v.Link("/consumers/cursor", "scope", k.Scope, "topic", r.Topic, "partition", r.Partition)})
+		}
+		if r.Event != nil {
+			c.Acts = append(c.Acts, act{"The event " + r.Event.ID, v.Link("/events/at", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset)})
+		}
+		c.Parts = []part{{Text: operate.ExplainedPosition(r)}, v.parkedPart(r.Parked), {Title: "Cursors", Table: v.tableOf("cursors", r.Cursors, "scope position state offset=This_offset means")}}
+		for _, k := range r.Cursors {
+			c.Parts = append(c.Parts, v.callParts(k.Calls)...)
+		}
+		c.Parts = append(c.Parts, part{Title: "Not known", Folded: true, Lines: r.NotKnown})
+		return v.showParts("/explain", c, page{Title: "Explain " + c.Of})
 	}
+	q := ops.KeyQuestion{Tenant: v.Query("tenant"), CountLimit: countLimit}
 	switch {
-	case e.Key != nil:
-		e.Timeline, e.Next = keyTimeline(e.Key)
-	case e.Position != nil:
-		e.Timeline, e.Next = positionTimeline(e.Position)
+	case v.Query("scope") != "":
+		q.Scope, q.ID, q.Topic = v.Query("scope"), asked, v.Query("topic")
+	case uuid.Validate(asked) == nil:
+		q.Key = asked
+	default:
+		q.ID = asked
 	}
-	v.show(page{File: "explain", Title: title, Section: "/explain", Data: e})
-	return nil
+	var r *ops.KeyReport
+	if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		r, err = ops.ExplainKey(ctx, db, q)
+		return err
+	}); err != nil {
+		return err
+	}
+	if r.Key == "" {
+		c.Parts = []part{v.foundIn(r)}
+	} else {
+		c.Parts = append([]part{{Text: operate.ExplainedKey(r)}, v.parkedPart(r.Parked)}, v.callParts(r.Calls)...)
+		if r.Request != nil {
+			c.Parts = append(c.Parts, part{Title: "HTTP request", Table: v.tableOf("requests", []ops.Request{*r.Request}, "state scope tenant created_at=Began completed_at unknown=Steps_of_unknown_outcome done=Steps_done")})
+		}
+		if len(r.Call) > 0 {
+			c.Acts = []act{{"What the log has of the call", v.Link("/calls/" + r.Key)}}
+		}
+		c.Parts = append(c.Parts, part{Title: "Webhooks", Table: v.tableOf("webhooks", r.Webhooks, "endpoint claimed_at=Recorded")},
+			part{Title: "Claims", Of: r.Key, Folded: true, Table: v.tableOf("claims", r.Claims, "segment ring state fingerprint claimed_after claimed_before transaction")},
+			part{Title: "Not known", Folded: true, Lines: r.NotKnown})
+	}
+	return v.showParts("/explain", c, page{Title: "Explain " + show.FirstLine(asked, 40)})
 }
 
-// find asks the question that the address has: a position, a stored key, an id within a scope, or
-// an id of any scope.
-func (e *explanation) find(ctx context.Context, db ops.DB, query func(string) string) (err error) {
-	q := ops.KeyQuestion{Tenant: query("tenant"), CountLimit: countLimit}
-	at := positionIn(e.Asked, query)
-	switch _, notKey := uuid.Parse(e.Asked); {
-	case at != nil:
-		e.Asked = at.Topic + "/" + strconv.Itoa(int(at.Partition)) + "/" + strconv.FormatInt(at.Offset, 10)
-		e.Position, err = ops.ExplainPosition(ctx, db, *at)
-		return err
-	case query("scope") != "":
-		q.Scope, q.ID, q.Topic = query("scope"), e.Asked, query("topic")
-	case notKey == nil:
-		q.Key = e.Asked
-	default:
-		q.ID = e.Asked
+// foundIn says where an id is that no scope has, or several.
+func (v *visit) foundIn(r *ops.KeyReport) part {
+	if len(r.Found) == 0 {
+		tried := "There is no scope yet."
+		if len(r.Scopes) > 0 {
+			tried = "These were tried: " + strings.Join(r.Scopes, ", ") + "."
+		}
+		return part{Text: []string{"Nothing is stored of this id in any scope. " + tried}}
 	}
-	if e.Key, err = ops.ExplainKey(ctx, db, q); err == nil && e.Key.Key == "" {
-		e.Key, e.Places = nil, e.Key
+	p := part{Text: []string{"Several scopes have the id:"}}
+	for _, f := range r.Found {
+		p.Acts = append(p.Acts, act{strings.TrimSuffix(f.Scope+", topic "+f.Topic, ", topic "), v.Link("/explain", "q", f.ID, "scope", f.Scope, "tenant", f.Tenant, "topic", f.Topic)})
 	}
-	return err
+	return p
 }
 
 // positionIn reads a position: from fields of the address, or from TOPIC/PARTITION/OFFSET. Nil: it
@@ -85,102 +114,17 @@ func positionIn(asked string, query func(string) string) *ops.PositionQuestion {
 	return &ops.PositionQuestion{Topic: topic, Partition: int32(p), Offset: o, Scope: query("scope")}
 }
 
-// keyTimeline tells what became of a key, in the order of time.
-func keyTimeline(r *ops.KeyReport) (past, next []moment) {
-	var t timeline
-	for _, c := range r.Claims {
-		text := "claimed, in " + c.Segment + " (" + c.State + ")"
-		at := time.Time{}
-		if x := c.Transaction; x != nil {
-			text += ", by transaction " + strconv.FormatInt(x.Xid, 10)
-			if x.Status != nil {
-				text += ", " + *x.Status
-			}
-			if x.CommittedAt != nil {
-				at = *x.CommittedAt
-			}
-		}
-		if at.IsZero() && c.ClaimedAfter != nil {
-			at, text = *c.ClaimedAfter, text+"; after this time, when its segment was opened"
-		}
-		t.add(at, text, "resolved")
-	}
-	for _, w := range r.Webhooks {
-		t.add(w.ClaimedAt, "webhook recorded by endpoint "+w.Endpoint, "")
-	}
-	t.calls(r.Calls)
-	t.parked(r.Parked)
-	if q := r.Request; q != nil {
-		t.add(q.CreatedAt, "HTTP request began: "+q.Scope, "")
-		if q.CompletedAt != nil {
-			t.add(*q.CompletedAt, "HTTP request completed", "resolved")
-		} else {
-			t.then("the HTTP request is "+q.State, q.State)
-		}
-	}
-	for _, s := range r.Call {
-		t.then("as a call it is stored in "+s.Table+" for sink "+s.Sink+": "+s.State, s.State)
-	}
-	for _, c := range r.Copies {
-		if c.Duplicate {
-			t.then("a copy that arrives now is a duplicate in ring "+c.Ring+": the key is "+plain(c.Because), "")
-		} else {
-			t.then("a copy that arrives now counts as new in ring "+c.Ring, "")
-		}
-	}
-	return t.sorted(), t.next
+func (v *visit) parkedPart(rows []ops.ParkedItem) part {
+	return part{Title: "Parked", Table: v.tableOf("parked", rows, "id state reason scope Origin=Of attempts parked_at next_attempt_at=Due settled_at error")}
 }
 
-// positionTimeline tells what became of an offset.
-func positionTimeline(r *ops.PositionReport) (past, next []moment) {
-	var t timeline
-	if r.Event != nil {
-		t.add(r.Event.AppendedAt, "appended to the event log: "+r.Event.ID, "")
+// callParts shows calls: those that are known to be of the message, and the others folded.
+func (v *visit) callParts(calls []ops.ExplainedCall) []part {
+	const columns = "key name sink state created_at=Enqueued parked_id"
+	other := slices.IndexFunc(calls, func(c ops.ExplainedCall) bool { return c.Derived == nil })
+	if other < 1 {
+		return []part{{Title: "Calls", Folded: other == 0 && len(calls) > 3, Table: v.tableOf("calls", calls, columns)}}
 	}
-	for _, c := range r.Cursors {
-		if c.Moved == nil || c.Moved.Transaction == nil || c.Moved.Transaction.CommittedAt == nil {
-			t.then(c.Scope+": "+c.Means, c.Offset)
-		} else {
-			t.add(*c.Moved.Transaction.CommittedAt, c.Scope+": "+c.Means+", by the batch from "+strconv.FormatInt(c.Moved.From, 10)+" to "+strconv.FormatInt(c.Moved.Next, 10)+
-				", transaction "+strconv.FormatInt(c.Moved.Transaction.Xid, 10), "resolved")
-		}
-		t.calls(c.Calls)
-	}
-	t.parked(r.Parked)
-	return t.sorted(), t.next
-}
-
-// timeline collects moments.
-type timeline struct{ past, next []moment }
-
-func (t *timeline) add(at time.Time, text, mark string) {
-	t.past = append(t.past, moment{at, text, mark})
-}
-
-func (t *timeline) then(text, mark string) { t.next = append(t.next, moment{Text: text, Mark: mark}) }
-
-func (t *timeline) calls(calls []ops.ExplainedCall) {
-	for _, c := range calls {
-		t.add(c.CreatedAt, "call "+c.Name+" to "+c.Sink+" enqueued: "+c.State, c.State)
-	}
-}
-
-func (t *timeline) parked(rows []ops.ParkedItem) {
-	for _, p := range rows {
-		id := strconv.FormatInt(p.ID, 10)
-		t.add(p.ParkedAt, "parked as row "+id+": "+p.Reason+", after "+show.Count(int64(p.Attempts), "attempt"), "waiting")
-		switch {
-		case p.SettledAt != nil:
-			t.add(*p.SettledAt, "row "+id+" settled: "+p.State, "resolved")
-		case p.NextAttemptAt != nil:
-			t.next = append(t.next, moment{*p.NextAttemptAt, "row " + id + " is tried again", p.State})
-		default:
-			t.then("row "+id+" is "+p.State+": it waits for a decision", p.State)
-		}
-	}
-}
-
-func (t *timeline) sorted() []moment {
-	sort.SliceStable(t.past, func(i, j int) bool { return t.past[i].At.Before(t.past[j].At) })
-	return t.past
+	return []part{{Title: "Calls", Table: v.tableOf("calls", calls[:other], columns)},
+		{Title: fmt.Sprintf("%d more calls of the same transaction", len(calls)-other), Folded: true, Table: v.tableOf("other-calls", calls[other:], columns)}}
 }

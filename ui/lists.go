@@ -1,165 +1,228 @@
 package ui
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"strconv"
+	"fmt"
+	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
+
+const perPage = 50
+
+// keys shows the rings of claimed keys, and what holds back that they forget.
+func (v *visit) keys() error {
+	inbox, state := v.db.live.inbox.get(v.ctx, v.db)
+	c := &content{Title: "Claimed keys"}
+	if inbox != nil {
+		for _, r := range inbox.Rings {
+			var used []reports.KeySegment
+			for _, s := range r.Segments {
+				if s.State != "free" {
+					used = append(used, s)
+				}
+			}
+			remembered := "remembered for ever"
+			if r.Horizon != nil {
+				remembered = "remembered for " + show.Ago(*r.Horizon) + " at least"
+			}
+			c.Parts = append(c.Parts, part{ID: r.Ring, Title: r.Ring, Of: fmt.Sprintf("%s; %s, %s", remembered, show.Count(r.Filters, "filter"), show.Size(float64(r.FilterBytes))),
+				Table: v.tableOf("segments-"+r.Ring, used, "table=Segment state keys=Keys,_estimated bytes=Size opened_seconds=Open_for closed_seconds=Closed_for")})
+		}
+		c.Parts = append(c.Parts, part{ID: "frontiers-h", Title: "What holds back forgetting", None: "Nothing.",
+			Table: v.tableOf("frontiers", inbox.Frontiers, "scope topic partition behind_seconds=Has_passed_its_log_up_to")})
+	}
+	return v.showParts("/keys", c, page{Title: "Keys", Live: true, State: state, Status: unanswered(inbox == nil)})
+}
+
+// doctor shows what Examine finds.
+func (v *visit) doctor() error {
+	var found *ops.Examination
+	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		found, err = ops.Examine(ctx, db, ops.ExamineQuestion{CountLimit: countLimit})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	v.show(page{File: "doctor", Title: "Doctor", Section: "/doctor", Data: found})
+	return nil
+}
+
+// ask asks the database of the page.
+func (v *visit) ask(f func(ctx context.Context, db ops.DB) error) error {
+	ctx, cancel := context.WithTimeout(v.ctx, patience)
+	defer cancel()
+	return v.db.ask(ctx, f)
+}
 
 // outbox shows sinks, lanes, segments, and calls that are to be sent.
 func (v *visit) outbox() error {
 	report, state := v.db.live.outbox.get(v.ctx, v.db)
-	data := map[string]any{"Outbox": report, "Sink": v.Query("sink")}
-	if v.Query("list") != "" || v.Query("sink") != "" {
-		f := reports.CallFilter{Sink: v.Query("sink"), Scope: v.Query("scope"), Name: v.Query("name"), Limit: perPage}
-		err := v.ask(func(ctx context.Context, db ops.DB) error {
-			calls, more, err := reports.PendingCallList(ctx, db, f)
-			data["Calls"], data["More"] = calls, more
+	sink := v.Query("sink")
+	c := &content{Title: "Outbox", Of: sink}
+	if sink != "" {
+		c.Acts = []act{{"All sinks", v.Link("/outbox")}}
+	}
+	if report != nil {
+		if !report.Counted {
+			c.Notices = []notice{{Text: "Calls to be sent are not counted: that took over 2 seconds."}}
+		}
+		sinks, lanes := report.rows(sink)
+		c.Parts = []part{{ID: "sinks-h", Title: "Sinks", None: "No sink is known.",
+			Table: v.sinkTable(sinks)}}
+		if sink != "" {
+			c.Parts = append(c.Parts, part{ID: "lanes-h", Title: "Lanes with calls to send", None: "None.", Table: v.tableOf("lanes", lanes, "lane held epoch pending=To_send in_pass oldest_age_seconds=Oldest")})
+		}
+		c.Parts = append(c.Parts, part{ID: "segments-h", Title: "Segments of the log", Table: v.tableOf("segments", report.Ring, "slot state bytes=Size opened_at held_by")})
+	}
+	calls := part{ID: "calls", Title: "Calls to send", Of: "oldest first", Acts: []act{{"List them", v.Link("/outbox", "list", "1")}}}
+	listed := v.Query("list")+sink+v.Query("scope")+v.Query("name") != ""
+	if listed {
+		var err error
+		calls.Acts = nil
+		if calls, _, _, err = v.listOf(calls, operate.CallList, "/outbox", "key sink lane name scope method target created_at=Enqueued not_before bytes=Body"); err != nil {
 			return err
-		})
+		}
+	}
+	c.Parts = append(c.Parts, calls)
+	return v.showParts("/outbox", c, page{Live: !listed, State: state, Status: unanswered(report == nil)})
+}
+
+// sinkRow is a sink and how fast its calls to send grow.
+type sinkRow struct {
+	*reports.OutboxSink
+	Rate  *float64 // nil: not known yet
+	Aside string   // parked calls
+	Tags  []string
+}
+
+func (v *visit) sinkTable(all []sinkRow) *table {
+	return v.tableOf("sinks", all, "sink pending=To_send Rate=Change_a_second oldest_age_seconds=Oldest Aside=Parked Tags=State paused_at=Paused paused_by=By pause_reason=Reason")
+}
+
+// rows are the sinks, and the lanes of one of them with calls to send.
+func (o *outbox) rows(of string) (sinks []sinkRow, lanes []*reports.OutboxLane) {
+	for i := range o.Sinks {
+		s := &o.Sinks[i]
+		row := sinkRow{OutboxSink: s}
+		if rate, known := o.Rates[s.Sink]; known {
+			row.Rate = &rate
+		}
+		var aside []string
+		for _, p := range s.Parked {
+			aside = append(aside, fmt.Sprintf("%d %s", p.Count, p.State))
+		}
+		row.Aside = strings.Join(aside, ", ")
+		if !s.Listed {
+			row.Tags = append(row.Tags, "not listed")
+		}
+		if s.PausedAt != nil {
+			row.Tags = append(row.Tags, "paused")
+		}
+		sinks = append(sinks, row)
+		for _, l := range s.Lanes {
+			if s.Sink == of && l.Pending != nil && *l.Pending > 0 {
+				lanes = append(lanes, l)
+			}
+		}
+	}
+	return sinks, lanes
+}
+
+// parked shows groups of parked rows, and the rows that a filter picks.
+func (v *visit) parked() error {
+	list, q, _, err := v.listOf(part{ID: "rows", Title: "Rows", None: "Nothing that is parked matches."}, operate.ParkedList, "/parked", "id state reason scope Origin=Of attempts parked_at error")
+	if err != nil {
+		return err
+	}
+	f := q.Filter.(*operate.ParkedFilter)
+	list.Of = "settled ones too, newest first"
+	if f.Unsettled() {
+		list.Of = "not settled, oldest first"
+	}
+	totals, state := v.db.live.groups.get(v.ctx, v.db)
+	c := &content{Title: "Parked"}
+	switch {
+	case totals == nil:
+	case !totals.Counted:
+		c.Notices = []notice{{Text: "Counting what is parked takes over 2 seconds: groups are left out."}}
+	case !f.Filtered():
+		c.Parts = []part{{ID: "groups-h", Title: "Groups", Table: v.tableOf("groups", totals.Groups, "count=Rows error=Error_begins_with reason state kind scope sink oldest"), None: "Nothing is parked."}}
+	}
+	if v.Operates() {
+		list.Hint = "Choose a group, or filter by kind and by scope or sink, to redrive or discard all that match."
+		if bulk(f) {
+			list.Hint = ""
+			query := []any{"all", "1"}
+			for _, field := range list.Filter.Fields {
+				query = append(query, field.Name, field.Value)
+			}
+			list.Acts = []act{{"Redrive all of these", v.Link("/act/redrive", query...)}, {"Discard all of these", v.Link("/act/discard", query...)}}
+		}
+	}
+	c.Parts = append(c.Parts, list)
+	return v.showParts("/parked", c, page{State: state})
+}
+
+// bulk reports whether an act on all that the filter matches is offered: it must be about one kind,
+// and about a scope or a sink.
+func bulk(f *operate.ParkedFilter) bool {
+	return f.Unsettled() && f.Kind != "" && (f.Scope != "" || f.Kind == string(Call) && f.Sink != "") && f.Offset == nil
+}
+
+// events shows streams, and events of the event log.
+func (v *visit) events() error {
+	list, _, _, err := v.listOf(part{ID: "events", Title: "Events", Of: "newest first"}, operate.EventList, "/events", "id topic=Stream partition offset state appended_at bytes=Body")
+	if err != nil {
+		return err
+	}
+	if v.Query("behind") != "" {
+		list.Of = "not handled, oldest first"
+	}
+	report, state := v.db.live.events.get(v.ctx, v.db)
+	c := &content{Title: "Webhooks and events"}
+	if report != nil {
+		c.Parts = []part{{ID: "streams-h", Title: "Streams", None: "No stream exists: no endpoint has stored a webhook, and nothing was appended.",
+			Table: v.tableOf("streams", report.Streams, "topic=Stream partitions scope=Consumer kept behind=To_handle parked")}}
+	}
+	c.Parts = append(c.Parts, list)
+	return v.showParts("/events", c, page{State: state})
+}
+
+// requests shows requests of the HTTP layer, and operations that were answered 202.
+func (v *visit) requests() error {
+	which, completed := "not completed", ""
+	if v.Query("all") != "" {
+		which, completed = "completed ones too", "completed_at "
+	}
+	list, _, _, err := v.listOf(part{ID: "requests"}, operate.RequestList, "/requests", "id state scope tenant created_at=Began "+completed+"unknown=Steps_of_unknown_outcome done=Steps_done")
+	if err != nil {
+		return err
+	}
+	c := &content{Title: "HTTP requests", Of: which, Parts: []part{list}}
+	if v.Query("scope") == "" {
+		list, _, _, err = v.listOf(part{ID: "operations", Title: "Operations", Of: "answered 202, " + which}, operate.OperationList, "/requests",
+			"id state parked_id name tenant principal created_at=Began completed_at=Ended percent progress cancel_at error_code=Error")
 		if err != nil {
 			return err
 		}
+		list.Filter = nil
+		c.Parts = append(c.Parts, list)
 	}
-	v.show(page{File: "outbox", Title: "Outbox", Section: "/outbox", Live: data["Calls"] == nil, State: state, Status: unanswered(report == nil), Data: data})
-	return nil
+	return v.showParts("/requests", c, page{})
 }
 
-// call shows what the log has of one call.
-func (v *visit) call() error {
-	var c *reports.Call
-	reveal := v.reveals(Call)
-	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		if c, err = operate.CallByKey(ctx, db, v.r.PathValue("key"), false); err == nil && c != nil && reveal {
-			c, err = operate.CallByKey(ctx, db, v.r.PathValue("key"), true)
+// plainList is the page of a list alone.
+func plainList(title, of string, l *operate.List, path, columns string) func(v *visit) error {
+	return func(v *visit) error {
+		list, _, _, err := v.listOf(part{ID: path[1:]}, l, path, columns)
+		if err != nil {
+			return err
 		}
-		return err
-	})
-	switch {
-	case err != nil:
-		return err
-	case c == nil:
-		return &ops.Error{Kind: ops.ErrNotFound, Reason: "the log has no such call", Remedy: "it was never enqueued, or it was delivered and its segment was emptied since"}
+		return v.showParts(path, &content{Title: title, Of: of, Parts: []part{list}}, page{})
 	}
-	size := int32(min(c.Bytes, 1<<31-1))
-	v.show(page{File: "call", Title: "Call " + c.Key, Section: "/outbox", Data: map[string]any{"Call": c, "Reveal": reveal, "Body": bodyOf(&size, c.Body, reveal)}})
-	return nil
-}
-
-// events shows streams, segments, and events of the event log.
-func (v *visit) events() error {
-	q, err := v.question(operate.EventList, map[string]string{"behind": "scope"})
-	if err != nil {
-		return err
-	}
-	report, state := v.db.live.events.get(v.ctx, v.db)
-	var found operate.Rows
-	if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		found, err = q.Read(ctx, db, countLimit)
-		return err
-	}); err != nil {
-		return err
-	}
-	v.show(page{File: "events", Title: "Events", Section: "/events", State: state, Data: map[string]any{"Report": report, "Rows": found.All, "More": found.More, "Filter": q.Filter}})
-	return nil
-}
-
-// event shows one event.
-func (v *visit) event() error {
-	partition, err := strconv.ParseInt(v.Query("partition"), 10, 32)
-	if err != nil {
-		return errMissing
-	}
-	offset, err := strconv.ParseInt(v.Query("offset"), 10, 64)
-	if err != nil {
-		return errMissing
-	}
-	reveal := v.reveals(Event)
-	var e *reports.EventDetail
-	err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		e, err = reports.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, false)
-		if err == nil && e != nil && reveal {
-			e, err = reports.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, true)
-		}
-		return err
-	})
-	switch {
-	case err != nil:
-		return err
-	case e == nil:
-		return errMissing
-	}
-	size := int32(min(e.Bytes, 1<<31-1))
-	v.show(page{File: "event", Title: "Event " + e.ID, Section: "/events", Data: map[string]any{"Event": e, "Reveal": reveal,
-		"Headers": headersOf(e.Headers, reveal), "Body": bodyOf(&size, e.Body, reveal)}})
-	return nil
-}
-
-// places shows the places that the database knows, for example tenants.
-func (v *visit) places() error {
-	q, err := v.question(operate.PlaceList, nil)
-	if err != nil {
-		return err
-	}
-	var found operate.Rows
-	if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		found, err = q.Read(ctx, db, countLimit)
-		return err
-	}); err != nil {
-		return err
-	}
-	v.show(page{File: "places", Title: "Places", Section: "/places", Data: map[string]any{"Rows": found.All, "More": found.More, "Filter": q.Filter,
-		"States": []string{"claimed", "here", "leaving", "left"}}})
-	return nil
-}
-
-// audit shows decisions, newest first.
-func (v *visit) audit() error {
-	before, _ := strconv.ParseInt(v.Query("before"), 10, 64)
-	f := reports.AuditFilter{Action: v.Query("action"), Actor: v.Query("actor"), Before: before, Limit: perPage}
-	var rows []reports.AuditRow
-	var more bool
-	err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, more, err = reports.AuditRows(ctx, db, f)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	data := map[string]any{"Rows": rows, "More": more, "Filter": f}
-	if len(rows) > 0 {
-		data["Last"] = rows[len(rows)-1].ID
-	}
-	v.show(page{File: "audit", Title: "Audit", Section: "/audit", Data: data})
-	return nil
-}
-
-// auditRow shows one decision.
-func (v *visit) auditRow() error {
-	id, err := strconv.ParseInt(v.r.PathValue("id"), 10, 64)
-	if err != nil || id < 1 {
-		return errMissing
-	}
-	var rows []reports.AuditRow
-	err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
-		rows, _, err = reports.AuditRows(ctx, db, reports.AuditFilter{Before: id + 1, Limit: 1})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if len(rows) == 0 || rows[0].ID != id {
-		return errMissing
-	}
-	var detail bytes.Buffer
-	if json.Indent(&detail, rows[0].Detail, "", "  ") != nil {
-		detail.Write(rows[0].Detail)
-	}
-	v.show(page{File: "decision", Title: "Decision " + strconv.FormatInt(id, 10), Section: "/audit", Data: map[string]any{"Row": rows[0], "Detail": detail.String(), "Done": v.Query("done") != ""}})
-	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -65,6 +66,13 @@ func (a *answer[T]) get(ctx context.Context, d *database) (value T, state asked)
 	return a.value, state
 }
 
+// forget makes the next question one that is asked: a decision may have changed the answer.
+func (a *answer[T]) forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.next = time.Time{}
+}
+
 // last returns the last answer, without asking.
 func (a *answer[T]) last() T {
 	a.mu.Lock()
@@ -104,6 +112,14 @@ type asked struct {
 	Since time.Time // since when
 }
 
+// Silent is for how long the database has not answered; empty: not for a second.
+func (s asked) Silent() string {
+	if d := time.Since(s.Since); !s.Since.IsZero() && d >= time.Second {
+		return show.Span(d)
+	}
+	return ""
+}
+
 // Schema reports whether there is no answer because the schema does not fit.
 func (s asked) Schema() bool { return errors.Is(s.Err, migrations.ErrSchema) }
 
@@ -123,6 +139,13 @@ type shared struct {
 
 	positions samples // of the question status
 	backlogs  samples // of the question outbox
+}
+
+// forget makes the next questions about what decisions change ones that are asked.
+func (s *shared) forget() {
+	s.status.forget()
+	s.outbox.forget()
+	s.groups.forget()
 }
 
 // outbox is what Outbox answers, and how fast the calls to send grow, or are worked off.
@@ -153,14 +176,6 @@ func (s *shared) begin() {
 	s.events.ask = func(ctx context.Context, db ops.DB) (*reports.EventsReport, error) {
 		return reports.Events(ctx, db, "")
 	}
-}
-
-// Change is how fast the calls to send of a sink have changed. Nil: not known yet.
-func (o *outbox) Change(sink string) *float64 {
-	if rate, known := o.Rates[sink]; known {
-		return &rate
-	}
-	return nil
 }
 
 // samples are sums that were read in the last minute, by what they are of. Only the goroutine of

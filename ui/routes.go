@@ -3,6 +3,8 @@ package ui
 import (
 	"net/http"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/operate"
 )
 
 // route is one page or act.
@@ -27,8 +29,8 @@ func routes() []route {
 		{"GET /events", View, (*visit).events},
 		{"GET /events/at", View, (*visit).event},
 		{"GET /keys", View, (*visit).keys},
-		{"GET /places", View, (*visit).places},
-		{"GET /audit", View, (*visit).audit},
+		{"GET /places", View, plainList("Places", "tenants, endpoints and others, for programs that have several databases", operate.PlaceList, "/places", "place state other=Other_database moves changed_at=Since")},
+		{"GET /audit", View, plainList("Audit", "", operate.AuditList, "/audit", "id at=When actor action reason")},
 		{"GET /audit/{id}", View, (*visit).auditRow},
 		{"GET /doctor", View, (*visit).doctor},
 		{"GET /jobs/{id}", View, (*visit).showJob},

@@ -126,9 +126,10 @@ func (tw *twins) hangs(t *testing.T, c *console) {
 	if err := tw.server.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	pgtest.Until(t, pgtest.Patience(time.Minute), "the overview says since when", func() bool {
-		return strings.Contains(c.get("/").want(http.StatusOK, `id="topics"`).body, "The database does not answer since")
+	pgtest.Until(t, pgtest.Patience(time.Minute), "the overview says so, and dims what it shows", func() bool {
+		return strings.Contains(c.get("/").want(http.StatusOK, `id="topics"`).body, `<div class="stale"><h1>Overview`)
 	})
+	c.get("/").want(http.StatusOK, "The database does not answer, for ")
 	c.get("/audit").want(http.StatusGatewayTimeout, "gave no answer in time")
 	if err := tw.server.Continue(t.Context()); err != nil {
 		t.Fatal(err)

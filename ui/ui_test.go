@@ -117,8 +117,8 @@ func one[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v T)
 // pages are addresses of all pages, over the sample.
 func pages(t *testing.T, pool *pgxpool.Pool) []string {
 	call := one[string](t, pool, `select key::text from onlyonce.outbox_log order by id limit 1`)
-	return []string{"/", "/consumers", "/consumers?scope=stock", "/consumers/cursor?scope=stock&topic=orders&partition=4", "/parked", "/parked?kind=message&scope=stock&reason=exhausted",
-		"/parked?settled=1", "/parked/1", "/parked/121", "/explain", "/explain?q=order-1", "/explain?q=orders/1/47001", "/explain?q=" + call, "/outbox", "/outbox?sink=payments",
+	return []string{"/", "/consumers", "/consumers?scope=stock", "/consumers/cursor?scope=stock&topic=orders&partition=4", "/parked", "/parked?kind=message&scope=stock&parked-for=exhausted",
+		"/parked?all=1", "/parked/1", "/parked/121", "/explain", "/explain?q=order-1", "/explain?q=orders/1/47001", "/explain?q=" + call, "/outbox", "/outbox?sink=payments",
 		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/places", "/places?state=left", "/audit", "/audit/1", "/doctor"}
 }
 
@@ -126,7 +126,7 @@ func pages(t *testing.T, pool *pgxpool.Pool) []string {
 func TestPartition(t *testing.T) {
 	t.Parallel()
 	c := serve(t, filled(t), ui.Config{Authorize: as("ann", ui.View)})
-	c.get("/consumers/cursor?scope=stock&topic=orders&partition=2").want(http.StatusOK, "offset 50166", "42s, key 9f2c41d07be3a655; 7 messages after it are done", `<span class="tag mild">blocked</span>`)
+	c.get("/consumers/cursor?scope=stock&topic=orders&partition=2").want(http.StatusOK, "offset 50166", " for 42s, key 9f2c41d07be3a655; done after it: 7 messages", `<span class="tag mild">blocked</span>`)
 	halted := c.get("/consumers/cursor?scope=stock&topic=orders&partition=4").want(http.StatusOK, `<span class="tag bad">halted</span>`, "182 messages were deleted")
 	if n := strings.Count(halted.body, "cursor adopt -scope"); n != 1 { // the button that copies it
 		t.Errorf("the command is there %d times more than it is shown\n%s", n, halted.body)
@@ -140,7 +140,14 @@ func TestPlaces(t *testing.T) {
 	c.get("/places").want(http.StatusOK, "acme", "shard-a", "globex", "initech")
 	c.get("/places?state=leaving").want(http.StatusOK, "globex", `<span class="tag mild">leaving</span>`).without("initech")
 	c.get("/places?place=initech").want(http.StatusOK, "initech").without("globex")
-	c.get("/places?place=nobody").want(http.StatusOK, "No place matches.")
+	c.get("/places?place=nobody").want(http.StatusOK, "No places.")
+}
+
+// The header that is the id of a parked message is shown, and no other header is.
+func TestU2IDOfAMessage(t *testing.T) {
+	t.Parallel()
+	c := serve(t, filled(t), ui.Config{Authorize: as("ann", ui.View)})
+	c.get("/parked/1").want(http.StatusOK, `<td class="text">order-1</td>`, `<a href="/explain?q=order-1&amp;scope=stock&amp;topic=orders">order-1</a>`, "31 B, hidden").without(consoledata.Secret)
 }
 
 func TestU2Pages(t *testing.T) {

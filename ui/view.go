@@ -2,6 +2,7 @@ package ui
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"fmt"
 	"hash/fnv"
@@ -12,9 +13,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -23,16 +22,19 @@ var templateFiles embed.FS
 
 // page is what a handler shows.
 type page struct {
-	File    string // the template
+	File    string // the template. Defaults to that of a content.
 	Title   string
 	Section string // of the navigation
 	Live    bool   // the page refreshes itself
-	State   asked  // of a live page
+	State   asked  // of an answer that others share
 	Status  int    // of the answer. Defaults to 200.
 	Data    any
 
 	V *visit
 }
+
+// Stale reports whether the page shows an answer that may no longer be true.
+func (p *page) Stale() bool { return p.State.Err != nil && !p.State.At.IsZero() }
 
 // Sections are the links of the navigation.
 func (p *page) Sections() [][2]string {
@@ -74,7 +76,7 @@ func (c *console) parse() error {
 func (v *visit) show(p page) {
 	p.V = v
 	var b bytes.Buffer
-	if err := v.pages[p.File].ExecuteTemplate(&b, "layout.html", &p); err != nil {
+	if err := v.pages[cmp.Or(p.File, "page")].ExecuteTemplate(&b, "layout.html", &p); err != nil {
 		v.Logger.Error("onlyonce console: a page cannot be shown", "page", p.File, "error", err)
 		http.Error(v.w, "The console failed: see the log of the program that serves it.", http.StatusInternalServerError)
 		return
@@ -88,7 +90,8 @@ func (v *visit) show(p page) {
 
 // fail shows that something did not work.
 func (v *visit) fail(status int, text, remedy string) {
-	v.show(page{File: "failed", Title: http.StatusText(status), Status: status, Data: map[string]string{"Text": text, "Remedy": remedy}})
+	title := http.StatusText(status)
+	v.show(page{Title: title, Status: status, Data: &content{Title: title, Notices: []notice{{"bad", text, remedy}}, Acts: []act{{"Overview", v.Link("/")}}}})
 }
 
 // Link is the address of a page of this database, with names and values of its query. Empty values
@@ -151,57 +154,15 @@ func (v *visit) Databases() []*database { return v.databases }
 // Query is a value of the address.
 func (v *visit) Query(name string) string { return v.r.URL.Query().Get(name) }
 
-var functions = template.FuncMap{
-	"cell":    cell,
-	"n":       number,
-	"place":   place,
-	"text":    plain,
-	"ago":     ago,
-	"instant": instant,
-	"size":    func(v any) string { f, _ := strconv.ParseFloat(plain(v), 64); return show.Size(f) },
-	"tag":     tag,
-	"count": func(n any, what string) string {
-		i, _ := strconv.ParseInt(plain(n), 10, 64)
-		return show.Count(i, what)
-	},
-	"rate":   rate,
-	"change": change,
-	"short":  func(s string, most int) string { return show.FirstLine(s, most) },
-	"deref":  func(p *string) string { return plain(p) },
-	"span":   func(seconds float64) string { return show.Span(show.Seconds(seconds)) },
-	"dict":   dict,
-	"words":  words,
-	"remedy": remedyOf,
-	"now":    func() time.Time { return time.Now() },
-	"next":   operate.Next,
-}
+var functions = template.FuncMap{"n": counted, "instant": instant, "tag": tag, "words": words, "remedy": remedyOf, "size": func(n int64) string { return show.Size(float64(n)) }}
 
-// rate is how many there are a second.
-func rate(f float64) string {
-	if f == 0 {
-		return "0"
+// counted shows a whole number.
+func counted(v any) template.HTML {
+	n, err := strconv.ParseInt(plain(v), 10, 64)
+	if err != nil {
+		return none
 	}
-	return strconv.FormatFloat(f, 'f', map[bool]int{true: 1, false: 0}[f < 10], 64)
-}
-
-// change is by how much something grows a second, or shrinks.
-func change(f float64) string {
-	switch {
-	case f < 0:
-		return "−" + rate(-f)
-	case f > 0:
-		return "+" + rate(f)
-	}
-	return "0"
-}
-
-// dict makes a map of names and values, for a part of a page.
-func dict(pairs ...any) map[string]any {
-	m := map[string]any{}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		m[fmt.Sprint(pairs[i])] = pairs[i+1]
-	}
-	return m
+	return number(n)
 }
 
 // words shows a command. A line is broken between its words only: a browser would break after the
@@ -243,145 +204,4 @@ func remedyOf(sentence string) (r remedy) {
 		r.Command, r.After = strings.TrimSpace(r.Command[:end]), strings.TrimPrefix(r.Command[end:], "; ")
 	}
 	return r
-}
-
-// plain is a value as an address or a test has it: "" for nil.
-func plain(v any) string {
-	switch v := v.(type) {
-	case nil:
-		return ""
-	case string:
-		return v
-	case *string:
-		if v == nil {
-			return ""
-		}
-		return *v
-	case *int64:
-		if v == nil {
-			return ""
-		}
-		return strconv.FormatInt(*v, 10)
-	case *int32:
-		if v == nil {
-			return ""
-		}
-		return strconv.FormatInt(int64(*v), 10)
-	case *float64:
-		if v == nil {
-			return ""
-		}
-		return strconv.FormatFloat(*v, 'f', -1, 64)
-	case time.Time:
-		return v.UTC().Format(time.RFC3339Nano)
-	case *time.Time:
-		if v == nil {
-			return ""
-		}
-		return plain(*v)
-	}
-	return fmt.Sprint(v)
-}
-
-// number shows a number with its thousands apart, "–" if it is not known.
-func number(v any) template.HTML {
-	s := plain(v)
-	if s == "" {
-		return `<span class="none">–</span>`
-	}
-	digits, sign := s, ""
-	if strings.HasPrefix(s, "-") {
-		digits, sign = s[1:], "−"
-	}
-	var b strings.Builder
-	for i, r := range digits {
-		if i > 0 && (len(digits)-i)%3 == 0 {
-			b.WriteString("\u202f")
-		}
-		b.WriteRune(r)
-	}
-	return template.HTML(template.HTMLEscapeString(sign + b.String())) //nolint:gosec // escaped
-}
-
-// place shows a number that names something, for example an offset: a person copies it into a
-// command, so it has no spaces. "–" if it is not known.
-func place(v any) template.HTML {
-	if s := plain(v); s != "" {
-		return template.HTML(template.HTMLEscapeString(s)) //nolint:gosec // escaped
-	}
-	return `<span class="none">–</span>`
-}
-
-// places are the fields whose numbers name something.
-var places = map[string]bool{"id": true, "pid": true, "partition": true, "position": true, "offset": true, "epoch": true, "lane": true, "slot": true}
-
-// cell is a cell of a table. Its data-f and data-v are the field and the value as the JSON of the
-// program onlyonce has them.
-func cell(field string, v any) template.HTML {
-	class, shown := "", template.HTML(template.HTMLEscapeString(plain(v))) //nolint:gosec // escaped
-	switch v.(type) {
-	case int, int16, int32, int64, *int32, *int64:
-		class, shown = ` class="num"`, number(v)
-		if places[field] {
-			shown = place(v)
-		}
-	case time.Time, *time.Time:
-		shown = instant(v)
-	case string, *string:
-		if shown == "" {
-			shown = `<span class="none">–</span>`
-		}
-	}
-	return template.HTML(`<td` + class + ` data-f="` + template.HTMLEscapeString(field) + `" data-v="` + template.HTMLEscapeString(plain(v)) + `">` + string(shown) + `</td>`) //nolint:gosec // escaped
-}
-
-// instant shows a time, to the second, and how long ago it was.
-func instant(v any) template.HTML {
-	var t time.Time
-	switch v := v.(type) {
-	case time.Time:
-		t = v
-	case *time.Time:
-		if v == nil {
-			return `<span class="none">–</span>`
-		}
-		t = *v
-	}
-	if t.IsZero() {
-		return `<span class="none">–</span>`
-	}
-	at := show.Instant(t)
-	left := time.Until(t)
-	away := show.Ago(-left.Seconds()) + " ago"
-	if left > time.Second {
-		away = "in " + show.Span(left)
-	}
-	return template.HTML(`<time datetime="` + t.UTC().Format(time.RFC3339) + `" title="` + at + `">` + away + `</time>`) //nolint:gosec // made of times
-}
-
-// ago shows an age in seconds, "–" if it is not known.
-func ago(v any) template.HTML {
-	s := plain(v)
-	f, err := strconv.ParseFloat(s, 64)
-	if err != nil {
-		return `<span class="none">–</span>`
-	}
-	return template.HTML(show.Ago(f)) //nolint:gosec // digits and units
-}
-
-// tag shows a state. Its class decides the color: what waits for a person, what is wrong, what goes
-// on by itself, and what is over.
-func tag(state string) template.HTML {
-	if state == "" {
-		return ""
-	}
-	class := map[string]string{
-		"halted": "bad", "fail": "bad", "reconcile": "bad", "silent": "bad",
-		"waiting": "warn", "suspended": "warn", "warn": "warn", "paused": "warn", "abandoned": "warn", "not listed": "warn", "no owner": "warn", "left": "warn", "blocked": "mild",
-		"retrying": "mild", "running": "mild", "claimed": "mild", "leaving": "mild", "replaying": "mild", "info": "mild", "pending": "mild",
-	}[state]
-	if class == "" {
-		class = "quiet"
-	}
-	return template.HTML(`<span class="tag ` + class + `">` + template.HTMLEscapeString(state) + `</span>`) //nolint:gosec // escaped
 }

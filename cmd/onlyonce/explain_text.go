@@ -104,14 +104,7 @@ func transactionText(x *ops.Transaction) string {
 	if x == nil {
 		return "not known any more"
 	}
-	s := number(x.Xid)
-	if x.Status != nil {
-		s += ", " + *x.Status
-	}
-	if x.CommittedAt != nil {
-		return s + " at " + show.Instant(*x.CommittedAt)
-	}
-	return s + "; its time is not known to Postgres"
+	return x.String()
 }
 
 func ringState(c ops.Claim) string {

@@ -295,7 +295,7 @@ func TestParkedShow(t *testing.T) {
 	}
 	whole := s.run("parked", "show", "-id", row, "-body", "-json").want(t, statusGood)
 	if got := fields(t, []byte(whole.out)); got != "id kind state reason tenant scope topic partition offset sink name attempts error parked_at settled_at next_attempt_at key event_id cluster_id topic_id "+
-		"record_time log_append_time record_key headers method target replay replay_resend order_key ahead behind head row_id lane first_attempt_at erased_at capture sealed first_key trace response body_bytes body" {
+		"record_time log_append_time record_key headers method target replay replay_resend order_key ahead behind head row_id lane first_attempt_at erased_at capture sealed first_key trace response decisions body_bytes body" {
 		t.Errorf("fields: %s", got)
 	}
 	var d operate.ParkedDetail

@@ -84,6 +84,10 @@ func (a *app) writeParkedRow(d *operate.ParkedDetail, body bool) {
 	a.field("reason", d.Reason)
 	a.field("attempts", strconv.Itoa(int(d.Attempts)))
 	a.moment("next attempt", d.NextAttemptAt)
+	for _, r := range d.Decisions {
+		a.field(strings.TrimPrefix(r.Action, "parked "), fmt.Sprintf("%s by %s, audit row %d: %s", show.Instant(r.At), r.Actor, r.AuditID, r.Reason))
+	}
+	a.field("since then", d.Since())
 	a.writeParkedOrigin(d)
 	a.writeParkedCall(d)
 	a.moment("first attempt", d.FirstAttempt)

@@ -83,7 +83,7 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 		{"/", `id="sinks"`, []string{"status"}, []string{"relays"}},
 		{"/consumers", `id="cursors"`, []string{"status"}, []string{"cursors"}},
 		{"/parked", `id="rows"`, []string{"parked", "list", "-limit", "50"}, nil},
-		{"/parked?scope=stock&reason=permanent", `id="rows"`, []string{"parked", "list", "-limit", "50", "-scope", "stock", "-parked-for", "permanent"}, nil},
+		{"/parked?scope=stock&parked-for=permanent", `id="rows"`, []string{"parked", "list", "-limit", "50", "-scope", "stock", "-parked-for", "permanent"}, nil},
 		{"/outbox", `id="sinks"`, []string{"outbox", "status"}, []string{"sinks"}},
 		{"/outbox", `id="segments"`, []string{"outbox", "status"}, []string{"ring"}},
 		{"/outbox?sink=payments", `id="calls"`, []string{"outbox", "list", "-limit", "50", "-sink", "payments"}, nil},
@@ -93,7 +93,8 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 		{"/events", `id="streams"`, []string{"events", "status"}, []string{"streams"}},
 		{"/events", `id="events"`, []string{"events", "list", "-limit", "50"}, nil},
 		{"/keys", `id="frontiers"`, []string{"inbox", "status"}, []string{"frontiers"}},
-		{"/keys", `class="segments"`, []string{"inbox", "status"}, []string{"rings", "segments"}},
+		{"/keys", `id="segments-`, []string{"inbox", "status"}, []string{"rings", "segments"}},
+		{"/audit", `id="audit"`, []string{"audit", "list"}, nil},
 		{"/doctor", `id="findings"`, []string{"doctor"}, []string{"findings"}},
 	} {
 		differences := func() (all []string) {
@@ -183,7 +184,7 @@ func TestConsoleShowsOneAsTheProgramDoes(t *testing.T) {
 		args   []string
 		fields []string
 	}{
-		{"/parked/1", []string{"parked", "show", "1"}, []string{"kind", "id", "state", "reason", "error", "attempts", "scope", "tenant", "key", "topic"}},
+		{"/parked/1", []string{"parked", "show", "1"}, []string{"kind", "id", "state", "reason", "error", "attempts", "scope", "key", "topic"}},
 		{"/parked/121", []string{"parked", "show", "121"}, []string{"kind", "id", "state", "reason", "error", "attempts", "scope", "key", "sink", "name", "method", "target"}},
 		{"/calls/" + call, []string{"outbox", "show", call}, []string{"key", "state", "sink", "lane", "name", "scope", "method", "target"}},
 		{"/events/at?topic=webhook.stripe&partition=0&offset=1", []string{"events", "show", "-topic", "webhook.stripe", "-partition", "0", "-offset", "1"},

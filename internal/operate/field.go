@@ -49,6 +49,9 @@ func (f *Field) Usage() string {
 // Switch reports whether the field has no value besides being set.
 func (f *Field) Switch() bool { return f.Arg == "" }
 
+// Choices are the valid values; nil: others are valid too.
+func (f *Field) Choices() []string { return f.choices }
+
 // fieldsWithout reads the tags of a struct, but those of some fields, separated by spaces.
 func fieldsWithout(of reflect.Type, without string) []Field {
 	return slices.DeleteFunc(fieldsOf(of, nil), func(f Field) bool { return slices.Contains(strings.Fields(without), f.Name) })

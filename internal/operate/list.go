@@ -163,8 +163,23 @@ func cell(v reflect.Value, how string) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// CursorList, CallList, EventList, RequestList and OperationList are the lists.
+// AuditList, CursorList, CallList, EventList, RequestList and OperationList are the lists.
 var (
+	AuditList = listing[reports.AuditFilter, reports.AuditRow]{
+		List: List{
+			Name:    "audit list",
+			Summary: "list decisions: who changed what, and why",
+			Help: `
+Lists the decisions that operators made with this program, with the console or with package ops, newest first. ID is the audit row
+that a decision prints. With -json also what was changed. It changes nothing.
+
+Example:
+  onlyonce audit list -action "parked redrive"`,
+			None: "No matching decisions.",
+		},
+		read: within(reports.AuditRows),
+	}.list()
+
 	CursorList = listing[reports.CursorFilter, ops.Cursor]{
 		List: List{
 			Name:    "cursor show",

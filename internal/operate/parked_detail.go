@@ -2,12 +2,15 @@ package operate
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -85,6 +88,8 @@ type ParkedDetail struct {
 	Trace        *string         `json:"trace"`
 	Response     *ParkedResponse `json:"response" db:"-"`
 
+	Decisions []reports.RowDecision `json:"decisions" db:"-" doc:"redrives and discards of it, oldest first"`
+
 	BodyBytes *int32         `json:"body_bytes" doc:"size of the body"`
 	Body      reports.Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
 }
@@ -103,13 +108,36 @@ type ParkedResponse struct {
 func ParkedByID(ctx context.Context, db ops.DB, id int64, body bool) (*ParkedDetail, error) {
 	var rows []parkedWhole
 	err := reports.Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-		rows, err = reports.Collect[parkedWhole](ctx, tx, parkedDetailSQL, id, body)
+		if rows, err = reports.Collect[parkedWhole](ctx, tx, parkedDetailSQL, id, body); err == nil && len(rows) > 0 {
+			rows[0].Decisions, err = reports.DecisionsOf(ctx, tx, id)
+		}
 		return err
 	})
 	if err != nil || len(rows) == 0 {
 		return nil, err
 	}
 	return rows[0].detail(), nil
+}
+
+// ParkedByIDs returns parked rows, without bodies and headers.
+func ParkedByIDs(ctx context.Context, db ops.DB, ids []int64) ([]ops.ParkedItem, error) {
+	return reports.Look(ctx, db, func(tx pgx.Tx) ([]ops.ParkedItem, error) { return reports.ParkedByIDs[ops.ParkedItem](ctx, tx, ids) })
+}
+
+// Since says what became of the row after it was redriven; empty: it was not, or it is settled.
+func (d *ParkedDetail) Since() string {
+	redriven := slices.ContainsFunc(d.Decisions, func(r reports.RowDecision) bool { return r.Action == "parked redrive" })
+	switch attempts := show.Count(int64(d.Attempts), "attempt"); {
+	case !redriven || d.SettledAt != nil:
+		return ""
+	case d.State == parked.Retrying && d.Attempts == 0:
+		return "redriven, and not tried since"
+	case d.State == parked.Retrying:
+		return "redriven, and failed again: it is retried after " + attempts
+	case d.Attempts > 0:
+		return "redriven, and failed again after " + attempts + ": it is " + d.State
+	}
+	return "redriven: it is " + d.State
 }
 
 func (p *parkedWhole) detail() *ParkedDetail {

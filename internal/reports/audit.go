@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // auditRowsSQL lists audit rows, newest first. In: action, actor (each may be null: any), below
@@ -17,24 +19,44 @@ select id, at, actor, action, reason, detail
 
 // AuditRow is a decision that an operator made.
 type AuditRow struct {
-	ID     int64           `json:"id"`
-	At     time.Time       `json:"at"`
-	Actor  string          `json:"actor" doc:"the login, unless the program named a person"`
-	Action string          `json:"action" doc:"the command, for example \"parked redrive\""`
-	Reason string          `json:"reason"`
+	ID     int64           `json:"id" col:"ID"`
+	At     time.Time       `json:"at" col:"AT"`
+	Actor  string          `json:"actor" col:"ACTOR" doc:"the login, unless the program named a person"`
+	Action string          `json:"action" col:"ACTION" doc:"the command, for example \"parked redrive\""`
+	Reason string          `json:"reason" col:"REASON"`
 	Detail json.RawMessage `json:"detail" doc:"what was changed, an object whose fields depend on the action"`
 }
 
 // AuditFilter picks audit rows. The zero value picks the newest DefaultLimit.
 type AuditFilter struct {
-	Action string // empty: any
-	Actor  string // empty: any
+	Actor  string `flag:"actor" arg:"A" doc:"only decisions of the actor A"`
+	Action string `flag:"action" arg:"COMMAND" doc:"only decisions by the COMMAND, such as \"parked redrive\""`
 	Before int64  // only rows with a lower id: the next page; 0: from the newest
-	Limit  int    // how many rows at most, up to MostLimit; 0: DefaultLimit
+	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N decisions (default 100)"`
 }
 
 // AuditRows returns the audit rows that the filter picks, newest first, and whether there are more.
 // It reads rows of onlyonce.audit from the newest on until it has found Limit+1.
 func AuditRows(ctx context.Context, db DB, f AuditFilter) (rows []AuditRow, more bool, err error) {
 	return Page[AuditRow](ctx, db, f.Limit, auditRowsSQL, OrNull(f.Action), OrNull(f.Actor), OrNull(f.Before), LimitOf(f.Limit))
+}
+
+// decisionsSQL lists the decisions about a parked row, oldest first. In: its id. Reads the audit
+// rows of redrives and discards.
+const decisionsSQL = `
+select id, at, actor, action, reason from onlyonce.audit
+ where action in ('parked redrive', 'parked discard') and detail->'ids' @> to_jsonb($1::bigint) order by id`
+
+// RowDecision is a decision about a parked row. AuditID is its row of the audit.
+type RowDecision struct {
+	AuditID int64     `json:"audit_id" db:"id"`
+	At      time.Time `json:"at"`
+	Actor   string    `json:"actor"`
+	Action  string    `json:"action" doc:"parked redrive or parked discard"`
+	Reason  string    `json:"reason"`
+}
+
+// DecisionsOf returns the decisions about a parked row, oldest first.
+func DecisionsOf(ctx context.Context, tx pgx.Tx, id int64) ([]RowDecision, error) {
+	return Collect[RowDecision](ctx, tx, decisionsSQL, id)
 }

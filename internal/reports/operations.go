@@ -45,7 +45,7 @@ type OperationFilter struct {
 	All    bool   `flag:"all" doc:"those that have ended too"`
 	Tenant string `flag:"tenant" arg:"T" doc:"only those of the tenant T"`
 	Name   string `flag:"name" arg:"NAME" doc:"only those of the operation NAME, such as \"export\""`
-	ID     string // a UUID; empty: any
+	ID     string `flag:"id" arg:"ID" doc:"only the operation whose id is the UUID ID"`
 	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N operations (default 100)"`
 }
 
@@ -53,5 +53,8 @@ type OperationFilter struct {
 // whether there are more. It reads the rows of operations that have not ended, and with All those
 // of ended ones from the latest on until it has found Limit+1.
 func OperationList(ctx context.Context, db DB, f OperationFilter) (operations []Operation, more bool, err error) {
+	if err := checkID(f.ID); err != nil {
+		return nil, false, err
+	}
 	return Page[Operation](ctx, db, f.Limit, operationsSQL, f.All, OrNull(f.Tenant), OrNull(f.Name), LimitOf(f.Limit), OrNull(f.ID))
 }

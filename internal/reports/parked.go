@@ -34,6 +34,14 @@ const parkedSQL = parkedColumns + parkedFilter + ` and ($13::bigint is null or i
 const openParkedSQL = parkedColumns + `settled_at is null and ` + parkedFilter + ` and ($13::bigint is null or id > $13)
  order by id limit $4`
 
+// parkedByIDsSQL reads parked rows. In: ids. By the primary key.
+const parkedByIDsSQL = parkedColumns + `id = any ($1::bigint[]) order by id`
+
+// ParkedByIDs returns parked rows as rows of type T, without bodies and headers.
+func ParkedByIDs[T any](ctx context.Context, tx pgx.Tx, ids []int64) ([]T, error) {
+	return Collect[T](ctx, tx, parkedByIDsSQL, ids)
+}
+
 // ParkedFilter picks parked rows. The zero value picks the newest 100.
 type ParkedFilter struct {
 	Scope       string // empty: any; this holds for each text below

@@ -3,6 +3,7 @@ package reports
 import (
 	"context"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -27,7 +28,7 @@ type RequestFilter struct {
 	All    bool   `flag:"all" doc:"completed ones too"`
 	Tenant string `flag:"tenant" arg:"T" doc:"only those of the tenant T"`
 	Scope  string `flag:"scope" arg:"S" doc:"only those of the scope S, such as \"http POST /v1/charges\""`
-	ID     string // a UUID; empty: any
+	ID     string `flag:"id" arg:"ID" doc:"only the request whose id is the UUID ID"`
 	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N requests (default 100)"`
 }
 
@@ -36,7 +37,18 @@ type RequestFilter struct {
 // those of completed ones from the latest on until it has found Limit+1, each with the rows of its
 // steps.
 func Requests[T any](ctx context.Context, tx pgx.Tx, f RequestFilter) (requests []T, more bool, err error) {
+	if err := checkID(f.ID); err != nil {
+		return nil, false, err
+	}
 	requests, err = Collect[T](ctx, tx, requestsSQL, f.All, OrNull(f.Tenant), OrNull(f.Scope), LimitOf(f.Limit), OrNull(f.ID))
 	requests, more = Cut(requests, f.Limit)
 	return requests, more, err
+}
+
+// checkID refuses an id that is no UUID.
+func checkID(id string) error {
+	if id != "" && uuid.Validate(id) != nil {
+		return &Refusal{Kind: Invalid, Reason: "`ID` must be a UUID", Remedy: "take it from this list, or from the client of an operation"}
+	}
+	return nil
 }

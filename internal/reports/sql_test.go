@@ -14,7 +14,7 @@ func TestQuestionsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{BoundsSQL, LimitSQL, pendingCallsSQL, OldestCallsSQL, callSQL, eventsSQL, unhandledEventsSQL, oneEventSQL, operationsSQL, auditRowsSQL,
+	for _, sql := range []string{BoundsSQL, LimitSQL, pendingCallsSQL, OldestCallsSQL, callSQL, eventsSQL, unhandledEventsSQL, oneEventSQL, operationsSQL, auditRowsSQL, decisionsSQL, parkedByIDsSQL,
 		keyRingsSQL, logSinksSQL, lanesSQL, WaitingCallsSQL, parkedCallsSQL, RingSQL, sinkNamesSQL, StreamsSQL, EventRingSQL, frontiersSQL, sinkRatesSQL,
 		cursorsSQL, requestsSQL, placesSQL, parkedSQL, openParkedSQL, parkedCountsSQL, settledCountSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {

@@ -129,7 +129,7 @@ insert into onlyonce.parked (kind, state, reason, error, attempts, next_attempt_
   cluster_id, record_time, record_key)
 select 'message', case when n % 9 = 0 then 'retrying' else 'waiting' end, case when n % 9 = 0 then 'failed' when n % 3 = 0 then 'permanent' else 'exhausted' end,
   case when n % 3 = 0 then 'order has no lines' else E'stock: reserve: dial tcp 10.2.0.14:5432: connect: connection refused\n\tat reserve.go:88\n\tat handler.go:31' end,
-  case when n % 3 = 0 then 1 else 10 end, case when n % 9 = 0 then clock_timestamp() + interval '4 minutes' end, clock_timestamp() - n * interval '3 minutes', 'acct_' || n % 4, 'stock',
+  case when n % 3 = 0 then 1 else 10 end, case when n % 9 = 0 then clock_timestamp() + interval '4 minutes' end, clock_timestamp() - n * interval '3 minutes', '', 'stock',
   onlyonce.key('', 'stock', 'order-' || n), array['message-id'::bytea, 'authorization'::bytea], array[convert_to('order-' || n, 'UTF8'), 'Bearer card 4242 4242 4242 4242'::bytea],
   convert_to('{"id": "order-' || n || '", "amount": 9007199254740993, "payment": "card 4242 4242 4242 4242", "lines": [{"sku": "kettle", "n": 2}]}', 'UTF8'),
   'orders', n % 6, 47000 + n, 'kQ3yYQ7sTRa1', clock_timestamp() - n * interval '3 minutes' - interval '20 seconds', convert_to('customer-' || n % 7, 'UTF8')

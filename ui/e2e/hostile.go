@@ -23,7 +23,7 @@ func (r *run) hostile(ctx context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
-	paths := []string{"/", "/consumers", "/parked", "/parked?settled=1", "/outbox", "/audit", "/audit/1", "/doctor"}
+	paths := []string{"/", "/consumers", "/parked", "/parked?all=1", "/outbox", "/audit", "/audit/1", "/doctor"}
 	for id := range 2 * len(consoledata.Hostile) {
 		paths = append(paths, "/parked/"+itoa(id+1))
 	}

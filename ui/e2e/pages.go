@@ -140,7 +140,7 @@ func (r *run) keyboard(at string) error {
 	if err := r.do(chromedp.KeyEvent("order-1"), chromedp.KeyEvent(kb.Enter)); err != nil {
 		return err
 	}
-	if err := r.until("Enter asks", func() (bool, error) { return eval[bool](r, `document.querySelector(".timeline") !== null`) }); err != nil {
+	if err := r.until("Enter asks", func() (bool, error) { return eval[bool](r, `document.querySelector(".said") !== null`) }); err != nil {
 		text, _ := r.text()
 		return fmt.Errorf("%w: %s", err, text)
 	}
@@ -148,7 +148,7 @@ func (r *run) keyboard(at string) error {
 	if err != nil {
 		return err
 	}
-	r.check(strings.Contains(text, "consumer_keys_0 (current)"), "an id is explained as a timeline")
+	r.check(strings.Contains(text, "order-1 of scope stock was claimed") && !strings.Contains(text, "onlyonce.consumer_keys_0"), "an id is explained in sentences, and the rest is folded")
 	if err := r.open(at + "/parked"); err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (r *run) keyboard(at string) error {
 		return err
 	}
 	where, err := eval[string](r, `location.search`)
-	r.check(strings.Contains(where, "reason="), "j and Enter open a group (%s)", where)
+	r.check(strings.Contains(where, "parked-for="), "j and Enter open a group (%s)", where)
 	return err
 }
 

@@ -30,6 +30,7 @@ const gone = (text) => {
   failures++;
   const live = document.getElementById("live");
   if (!live || failures < 2) return;
+  live.classList.add("stale");
   let note = document.getElementById("gone");
   if (!note) {
     note = document.createElement("div");

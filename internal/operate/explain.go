@@ -1,0 +1,122 @@
+package operate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/internal/show"
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+// ExplainedKey says what is known of a key, in three sentences: whether it was claimed, what became
+// of it, and what a copy is that comes now.
+func ExplainedKey(r *ops.KeyReport) []string {
+	return []string{claimed(r), became(r), copied(r)}
+}
+
+// claimed says whether the key was claimed, and when.
+func claimed(r *ops.KeyReport) string {
+	name := "Key " + r.Key
+	if r.Of != nil {
+		name = r.Of.ID + " of scope " + r.Of.Scope
+	}
+	switch {
+	case len(r.Scopes) > 0:
+		return fmt.Sprintf("Nothing is stored of %s: no consumer and no webhook endpoint has that scope. There are: %s.", name, strings.Join(r.Scopes, ", "))
+	case len(r.Claims) == 0:
+		return name + " was not claimed, or is forgotten: no segment of the inbox holds it."
+	}
+	when := ""
+	if f := r.FirstSeen; f != nil && f.At != nil {
+		when = " at " + show.Instant(*f.At)
+	} else if f != nil && f.After != nil && f.Before != nil {
+		when = " between " + show.Instant(*f.After) + " and " + show.Instant(*f.Before)
+	} else if f != nil && f.After != nil {
+		when = " after " + show.Instant(*f.After)
+	}
+	remembered := ", and is remembered."
+	if !r.Claimed {
+		remembered = ", and is no longer asked for."
+	}
+	return name + " was claimed" + when + remembered
+}
+
+// became says what became of the key: the row that waits first, then its own calls.
+func became(r *ops.KeyReport) string {
+	for i := range r.Parked {
+		if p := &r.Parked[i]; p.SettledAt == nil {
+			return fmt.Sprintf("It is parked as row %d (%s), %s after %s: %s", p.ID, p.Reason, p.State, show.Count(int64(p.Attempts), "attempt"), stop(show.FirstLine(p.Error, 200)))
+		}
+	}
+	var own []string
+	for _, c := range r.Calls {
+		if c.Derived != nil {
+			own = append(own, fmt.Sprintf("its call %s to %s is %s", c.Name, c.Sink, c.State))
+		}
+	}
+	switch {
+	case r.Request != nil:
+		return fmt.Sprintf("Its HTTP request is %s.", r.Request.State)
+	case len(r.Call) > 0:
+		return fmt.Sprintf("It is a call to %s, and is %s.", r.Call[0].Sink, r.Call[0].State)
+	case len(own) > 0:
+		text := strings.Join(own, ", ")
+		return strings.ToUpper(text[:1]) + text[1:] + "."
+	case len(r.Parked) > 0:
+		return fmt.Sprintf("It was parked as row %d, and is %s.", r.Parked[0].ID, r.Parked[0].State)
+	case len(r.Calls) > 0:
+		return fmt.Sprintf("Its transaction enqueued %s, of which none is known to be its own.", show.Count(int64(len(r.Calls)), "call"))
+	case len(r.Webhooks) > 0:
+		return fmt.Sprintf("Endpoint %s recorded it at %s.", r.Webhooks[0].Endpoint, show.Instant(r.Webhooks[0].ClaimedAt))
+	}
+	return "Nothing is parked under it, and no call of it is known."
+}
+
+// copied says what a copy is that comes now. A ring in which such a key is never claimed does not
+// count.
+func copied(r *ops.KeyReport) string {
+	var is []string
+	for _, c := range r.Copies {
+		held := slices.ContainsFunc(r.Claims, func(k ops.Claim) bool { return k.Ring == c.Ring })
+		standard := c.Ring == ring.StandardKeys().Name
+		other := !held && (r.Request != nil || !standard && (len(r.Call) > 0 || len(r.Webhooks) > 0) || standard && len(r.Claims) > 0)
+		switch {
+		case other && c.Because == nil:
+		case c.Duplicate:
+			is = append(is, "a duplicate in "+c.Ring+" ("+*c.Because+")")
+		default:
+			is = append(is, "new in "+c.Ring)
+		}
+	}
+	if len(is) == 0 {
+		return "Its client gets the stored answer as long as its record is kept."
+	}
+	return "A copy that comes now is " + strings.Join(is, ", and ") + "."
+}
+
+// ExplainedPosition says what became of a position: a sentence for each parked row and for each
+// cursor, at most three.
+func ExplainedPosition(r *ops.PositionReport) []string {
+	var all []string
+	for i := range r.Parked {
+		p := &r.Parked[i]
+		all = append(all, fmt.Sprintf("Scope %s has parked it as row %d (%s), which is %s: %s", p.Scope, p.ID, p.Reason, p.State, stop(show.FirstLine(p.Error, 200))))
+	}
+	for _, c := range r.Cursors {
+		all = append(all, fmt.Sprintf("Scope %s, at %d: %s.", c.Scope, c.Position, c.Means))
+	}
+	if len(all) == 0 {
+		all = []string{"No cursor of this database is there, and nothing of it is parked."}
+	}
+	return all[:min(len(all), 3)]
+}
+
+// stop ends a sentence that quotes an error.
+func stop(text string) string {
+	if text == "" {
+		return "it was not tried."
+	}
+	return strings.TrimSuffix(text, ".") + "."
+}
