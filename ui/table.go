@@ -38,8 +38,8 @@ type tableRow struct {
 // act is a link to the page of a decision.
 type act struct{ Text, Href string }
 
-// pagesOf are the pages about rows: the field whose value leads there, and the address. In it {F} is
-// the value of the field F, and "F" or "name=F" behind the question mark that of a query.
+// pagesOf are the pages about rows: the field whose value leads there, and the address. In it {F}
+// is the value of the field F, and "F" or "name=F" behind the question mark that of a query.
 var pagesOf = map[reflect.Type][2]string{
 	reflect.TypeFor[ops.ParkedItem]():      {"id", "/parked/{id}"},
 	reflect.TypeFor[ops.ParkedCount]():     {"count", "/parked?kind&state&parked-for=reason&scope&sink&error"},
@@ -128,8 +128,8 @@ func (v *visit) link(of row, field string) (href string, own bool) {
 	return "", false
 }
 
-// tableOf makes a table of a slice of structs. columns are names of fields and methods, separated by
-// spaces, each as name=Heading if it has another heading. It is nil if there are no rows.
+// tableOf makes a table of a slice of structs. columns are names of fields and methods, separated
+// by spaces, each as name=Heading if it has another heading. It is nil if there are no rows.
 func (v *visit) tableOf(id string, rows any, columns string) *table {
 	all := reflect.ValueOf(rows)
 	if !all.IsValid() || all.Len() == 0 {
