@@ -35,13 +35,33 @@ func (v *visit) consumers() error {
 		c.Acts = append([]act{{"All consumers", v.Link("/consumers")}}, v.pausing(false, "scope", scope)...)
 	}
 	if s != nil {
-		c.Parts = []part{{ID: "partitions", Table: v.partitionTable(partitionsOf(s.StatusReport, scope, v.Query("topic"))), None: "No consumer has a cursor in this database."}}
+		all := partitionsOf(s.StatusReport, scope, v.Query("topic"))
+		c.Acts = append(c.Acts, v.adopting(all)...)
+		c.Parts = []part{{ID: "partitions", Table: v.partitionTable(all), None: "No consumer has a cursor in this database."}}
 	}
 	return v.showParts("/consumers", c, page{Live: true, State: state, Status: unanswered(s == nil)})
 }
 
 func (v *visit) partitionTable(all []partition) *table {
 	return v.tableOf("cursors", all, "scope topic partition position Lag group epoch attempts LastBatch=Last_batch By=Owner Tags=State Halt")
+}
+
+// adopting are the acts that resolve the halts of several partitions of a topic at once.
+func (v *visit) adopting(all []partition) (acts []act) {
+	halts, order := map[[3]string]int{}, [][3]string{}
+	for i := range all {
+		if of := [3]string{all[i].Scope, all[i].Topic, all[i].Halt}; all[i].Bad {
+			if halts[of]++; halts[of] == 2 {
+				order = append(order, of)
+			}
+		}
+	}
+	for _, of := range order {
+		if v.Operates() {
+			acts = append(acts, act{fmt.Sprintf("Adopt the %d partitions of %s that are halted: %s", halts[of], of[1], of[2]), v.Link("/act/adopt", "scope", of[0], "topic", of[1], "halted", of[2])})
+		}
+	}
+	return acts
 }
 
 // pausing are the acts that pause and resume the work on what a query names.

@@ -48,6 +48,22 @@ func Park(ctx context.Context, pool *pgxpool.Pool, n int) error {
 	return err
 }
 
+// Halt makes n partitions of topic ledger that are halted for reason new-topic in scope billing,
+// and their owner.
+func Halt(ctx context.Context, pool *pgxpool.Pool, n int) error {
+	_, err := pool.Exec(ctx, haltSQL, n)
+	return err
+}
+
+const haltSQL = `
+with l as (insert into onlyonce.leases (name, epoch, nonce) select 'cursor/billing/ledger/' || p, 3, gen_random_uuid() from generate_series(0, $1::int - 1) p returning id, name),
+c as (insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start, group_id, cluster_id, topic_id)
+  select l.id, 'billing', 'ledger', split_part(l.name, '/', 4)::int, 700, 'committed', 700, 'billing-v1', 'kQ3yYQ7sTRa1', gen_random_uuid() from l)
+insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions)
+select gen_random_uuid(), 'billing', 'billing-55c4-0', 12, clock_timestamp(), jsonb_agg(jsonb_build_object('topic', 'ledger', 'partition', p, 'epoch', 3, 'position', 700, 'high_watermark', 20,
+  'lag', 0, 'halted', 'new-topic', 'detail', 'the topic was deleted and made again', 'halted_for', 40, 'commands',
+  jsonb_build_array('onlyonce cursor adopt -scope billing -topic ledger -partition ' || p || ' -at OFFSET -reason WHY'))) from generate_series(0, $1::int - 1) p`
+
 // Hostile are texts that a page must show as they are. Each tries to run a script, to load
 // something, or to leave the place where it is shown.
 var Hostile = []string{
@@ -191,6 +207,6 @@ insert into onlyonce.places (place, state, moves, other, changed_at) values
 
 const auditSQL = `
 insert into onlyonce.audit (at, actor, action, reason, detail) values
-  (clock_timestamp() - interval '2 hours', 'ben', 'parked redrive', 'INC-2031: stock is up again', '{"filter": {"scope": "stock", "kind": "message"}, "count": 214}'),
   (clock_timestamp() - interval '41 minutes', 'ann', 'outbox pause', 'INC-2038: warehouse is down', '{"sink": "warehouse"}'),
-  (clock_timestamp() - interval '12 minutes', 'ann', 'cursor pause', 'INC-2041: ledger migration', '{"scope": "billing", "topic": "payments", "partition": 2}')`
+  (clock_timestamp() - interval '12 minutes', 'ann', 'cursor pause', 'INC-2041: ledger migration', '{"scope": "billing", "topic": "payments", "partition": 2}'),
+  (clock_timestamp() - interval '1 minute', 'ben', 'parked redrive', 'INC-2031: stock is up again', '{"filter": {"scope": "stock", "kind": "message"}, "count": 3, "ids": [1, 2, 4]}')`

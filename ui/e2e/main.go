@@ -34,6 +34,7 @@ const (
 type run struct {
 	ctx      context.Context // of the browser
 	shots    string          // where screenshots go; empty: none
+	each     bool            // a screenshot of each page in each look
 	axe      string          // the source of axe-core
 	held     int
 	failures []string
@@ -80,8 +81,9 @@ func (r *run) until(what string, cond func() (bool, error)) error {
 func main() {
 	r := &run{}
 	flag.StringVar(&r.shots, "shots", "", "write a screenshot of each page into this `folder`")
+	flag.BoolVar(&r.each, "all", false, "with -shots: each page in each look")
 	axe := flag.String("axe", "testdata/axe.min.js", "the `file` with axe-core")
-	flag.StringVar(&r.only, "only", "", "play this `group` of checks only: pages, hostile, access, acts, bulk or halt")
+	flag.StringVar(&r.only, "only", "", "play this `group` of checks only: pages, hostile, access, acts, again, bulk, adoption or halt")
 	flag.BoolVar(&r.verbose, "v", false, "print each check")
 	flag.Parse()
 	os.Exit(r.main(*axe))
@@ -132,7 +134,7 @@ func (r *run) all(ctx context.Context) error {
 	for _, group := range []struct {
 		name string
 		play func(ctx context.Context, s *server) error
-	}{{"pages", r.pages}, {"hostile", r.hostile}, {"access", r.access}, {"acts", r.acts}, {"bulk", r.bulk}, {"halt", r.halt}} {
+	}{{"pages", r.pages}, {"hostile", r.hostile}, {"access", r.access}, {"acts", r.acts}, {"again", r.again}, {"bulk", r.bulk}, {"adoption", r.adoption}, {"halt", r.halt}} {
 		if r.only != "" && r.only != group.name {
 			continue
 		}

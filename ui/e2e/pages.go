@@ -22,7 +22,7 @@ var shown = [][2]string{
 	{"parked-group", "/parked?kind=message&scope=stock&parked-for=exhausted&state=waiting"}, {"parked-row", "/parked/1"}, {"explain", "/explain?q=order-1"}, {"outbox", "/outbox"},
 	{"calls", "/outbox?sink=payments"}, {"requests", "/requests"}, {"events", "/events"}, {"event", "/events/at?topic=webhook.stripe&partition=0&offset=1"}, {"keys", "/keys"}, {"places", "/places"},
 	{"audit", "/audit"}, {"doctor", "/doctor"}, {"act-adopt", "/act/adopt?scope=stock&topic=orders&partition=4&at=52300"},
-	{"bulk", "/act/redrive?all=1&kind=message&scope=stock&parked-for=exhausted&state=waiting"}, {"decision", "/audit/1"},
+	{"bulk", "/act/redrive?all=1&kind=message&scope=stock&parked-for=exhausted&state=waiting"}, {"decision", "/audit/3"},
 }
 
 // look is a window and a color scheme.
@@ -32,7 +32,7 @@ type look struct {
 	dark          bool
 }
 
-var looks = []look{{"wide, light", 1280, 900, false}, {"wide, dark", 1280, 900, true}, {"narrow, light", 390, 844, false}, {"narrow, dark", 390, 844, true}}
+var looks = []look{{"wide, light", 1280, 900, false}, {"wide, dark", 1280, 900, true}, {"middle, light", 820, 1100, false}, {"middle, dark", 820, 1100, true}, {"narrow, light", 390, 844, false}, {"narrow, dark", 390, 844, true}}
 
 func (r *run) set(l look) error {
 	scheme := "light"

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"strings"
+
+	"github.com/chromedp/chromedp"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/test/consoledata"
+	"github.com/onlyonce/onlyonce/ui"
+)
+
+// again redrives an event whose handler still fails: the pages say that it has failed again.
+func (r *run) again(ctx context.Context, s *server) error {
+	pool, err := s.database(ctx)
+	if err != nil {
+		return err
+	}
+	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.Operate)})
+	if err != nil {
+		return err
+	}
+	h, err := newShop(ctx, pool, "orders", 3, consumer.Brake{Off: true})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = h.stop() }()
+	if err := r.until("3 events are parked", func() (bool, error) {
+		n, err := count(ctx, pool, `select count(*) from onlyonce.parked where state = 'waiting'`)
+		return n == 3, err
+	}); err != nil {
+		return err
+	}
+	if err := r.open(at + "/act/redrive?id=1"); err != nil {
+		return err
+	}
+	if err := r.confirm("INC-4: repaired", ".notice.good"); err != nil {
+		return err
+	}
+	if err := r.until("the decision shows the row's new state by itself", r.shows("the table is broken")); err != nil {
+		return err
+	}
+	if err := r.do(chromedp.Click(chromedp.CSS("#rows a.open")), chromedp.WaitReady(chromedp.CSS(".timeline"))); err != nil {
+		return err
+	}
+	if err := r.until("a redrive that fails again is seen as such", r.shows("redriven, and failed again after 1 attempt: it is waiting")); err != nil {
+		return err
+	}
+	text, err := r.text()
+	if err != nil {
+		return err
+	}
+	r.check(strings.Contains(text, "parked redrive by ann: INC-4: repaired"), "the timeline has who redrove it, and why")
+	if err := r.do(chromedp.Click(chromedp.CSS(`.timeline a[href="/audit/1"]`)), chromedp.WaitReady(chromedp.CSS("#rows"))); err != nil {
+		return err
+	}
+	h.repaired.Store(true)
+	if err := r.open(at + "/act/redrive?id=1"); err != nil {
+		return err
+	}
+	if err := r.confirm("INC-4: really repaired", ".notice.good"); err != nil {
+		return err
+	}
+	return r.until("the decision shows by itself that the row is resolved", func() (bool, error) {
+		return eval[bool](r, `document.querySelector('[data-f="state"]').dataset.v === "resolved"`)
+	})
+}
+
+// halted is how many partitions one adoption is about.
+const halted = 60
+
+// adoption resolves the halts of a topic in one act, from the first page on.
+func (r *run) adoption(ctx context.Context, s *server) error {
+	pool, err := s.database(ctx)
+	if err != nil {
+		return err
+	}
+	if err := consoledata.Halt(ctx, pool, halted); err != nil {
+		return err
+	}
+	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.Operate)})
+	if err != nil {
+		return err
+	}
+	if err := r.open(at + "/"); err != nil {
+		return err
+	}
+	commands, err := eval[int](r, `document.querySelectorAll(".need.halt").length * 100 + document.querySelectorAll(".need.halt .command").length`)
+	if err != nil {
+		return err
+	}
+	r.check(commands == 101, "the first page has one command for all of them (%d)", commands)
+	if err := r.do(chromedp.Click(chromedp.CSS(".need.halt a")), chromedp.WaitReady(chromedp.CSS(`a.act[href*="halted=new-topic"]`)), chromedp.Click(chromedp.CSS(`a.act[href*="halted=new-topic"]`)),
+		chromedp.WaitReady(chromedp.CSS("#f-at")), chromedp.SetValue(chromedp.CSS("#f-at"), "0"), chromedp.Click(chromedp.CSS("#input button")), chromedp.WaitReady(chromedp.CSS("#would-rows"))); err != nil {
+		return err
+	}
+	if err := r.confirm("INC-5: the topic was made anew", ".notice.good"); err != nil {
+		return err
+	}
+	n, err := count(ctx, pool, `select count(*) from onlyonce.positions where scope = 'billing' and topic = 'ledger' and next_offset = 0`)
+	if err != nil {
+		return err
+	}
+	audits, err := count(ctx, pool, `select count(*) from onlyonce.audit where actor = 'ann' and jsonb_array_length(detail->'partitions') = 60`)
+	if err != nil {
+		return err
+	}
+	r.check(n == halted && audits == 1, "one act adopts %d partitions, with %d audit row", n, audits)
+	return r.until("the decision shows where they are now", func() (bool, error) {
+		n, err := eval[int](r, `document.querySelectorAll('#cursors td[data-f="position"][data-v="0"]').length`)
+		return n == halted, err
+	})
+}
