@@ -32,7 +32,7 @@ select coalesce(p.group_id = $2 and p.topic_id = $3, false) and p.retired_at is 
 
 // pausedSQL finds out whether an operator has paused a partition. In: scope, topic, partition.
 const pausedSQL = `
-select exists (select 1 from onlyonce.pauses p where p.scope = $1 and (p.topic = '' or p.topic = $2 and p.partition = $3))`
+select exists (select 1 from onlyonce.pauses p where p.scope = $1 and p.topic in ('', $2) and p.partition in (-1, $3))`
 
 // deliveries applies what a share group delivers to this process.
 type deliveries struct {

@@ -59,7 +59,7 @@ forgotten as (
 select a.n,
        exists (select 1 from onlyonce.leases l where l.id = a.cursor_id and l.epoch = a.epoch and l.nonce = a.nonce),
        coalesce((select p.next_offset from onlyonce.positions p where p.id = a.cursor_id), -1),
-       exists (select 1 from onlyonce.pauses p where p.scope = $1::text and (p.topic = '' or p.topic = a.topic and p.partition = a.partition)),
+       exists (select 1 from onlyonce.pauses p where p.scope = $1::text and p.topic in ('', a.topic) and p.partition in (-1, a.partition)),
        (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
          where p.scope = $1::text and p.topic = a.topic and p.partition = a.partition and p.state = 'retrying'
            and not exists (select 1 from onlyonce.parked f

@@ -46,7 +46,7 @@ type AdoptInput struct {
 	// Shown is the result of a dry run with the same input that a person agreed to. If a cursor has
 	// another owner or run by now, or, with Partition and At, another position, the error is of
 	// kind ErrChanged.
-	Shown *Adopted
+	Shown *CursorChange
 }
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
@@ -102,19 +102,27 @@ func (in *AdoptInput) at(position, last int64) (*int64, error) {
 	return &n, nil
 }
 
-// Adopted is the result of [AdoptCursor]: of one partition, or of each of several.
-type Adopted struct {
+// CursorChange is the result of [AdoptCursor] and [RetireCursor]: of one partition, or of each of
+// several.
+type CursorChange struct {
 	Audited
 
-	Scope      string    `json:"scope"`
-	Topic      string    `json:"topic"`
-	Partition  *int32    `json:"partition,omitempty"`  // nil: see Partitions
-	Before     *Cursor   `json:"before,omitempty"`     // nil: there was no cursor
-	After      *Cursor   `json:"after,omitempty"`      // nil: see Partitions
-	Skipped    *int64    `json:"skipped,omitempty"`    // nil: not known
-	Repeated   *int64    `json:"repeated,omitempty"`   // nil: not known
-	From       *Brought  `json:"from,omitempty"`       // nil: it did not move here
-	Partitions []Adopted `json:"partitions,omitempty"` // by number; without Scope and Topic of their own
+	Scope     string  `json:"scope"`
+	Topic     string  `json:"topic"`
+	Partition *int32  `json:"partition,omitempty"` // nil: see Partitions
+	Before    *Cursor `json:"before,omitempty"`    // nil: there was no cursor
+	After     *Cursor `json:"after,omitempty"`     // nil: see Partitions
+	Skipped   *int64  `json:"skipped,omitempty"`   // of an adoption; nil: not known
+	Repeated  *int64  `json:"repeated,omitempty"`  // of an adoption; nil: not known
+	Parked    *int64  `json:"parked,omitempty"`    // of a retirement: rows of it that are not settled
+	// From is what came with the position from another database. Nil: it did not move here.
+	From *struct {
+		Database  string  `json:"database"`
+		Cursor    *Cursor `json:"cursor"`    // as it is there
+		Keys      *int64  `json:"keys"`      // new here; nil: not brought yet
+		Conflicts *int64  `json:"conflicts"` // are here for another payload, and stay so
+	} `json:"from,omitempty"`
+	Partitions []CursorChange `json:"partitions,omitempty"` // by topic and number
 }
 
 // AdoptCursor resolves a halt. It fences out the cursor's owner. Then it gives the cursor another
@@ -141,11 +149,12 @@ type Adopted struct {
 // hours. Errors are of kind ErrNotFound if there is no such cursor, ErrNothing if all partitions
 // have the group, ErrRefused, ErrChanged, and ErrInvalid; those of the other database are an
 // [*OriginError].
-func AdoptCursor(ctx context.Context, db DB, by By, in AdoptInput) (*Adopted, error) {
+func AdoptCursor(ctx context.Context, db DB, by By, in AdoptInput) (*CursorChange, error) {
 	k := kind{action: "cursor adopt", subject: "the cursor", look: "onlyonce cursor show"}
 	if in.Partition == nil {
 		k.subject = "one of the cursors"
-		return decide(ctx, db, k, by, &topicAdoption{AdoptInput: in}, in.Shown)
+		all := &cursors{at: CursorName{Scope: in.Scope, Topic: in.Topic}, valid: in.Check, pick: in.pick}
+		return decide(ctx, db, k, by, all, in.Shown)
 	}
 	at, _ := in.at(0, 0) // check reports its error
 	q := &adoption{AdoptInput: in, name: CursorName{Scope: in.Scope, Topic: in.Topic, Partition: *in.Partition}, at: at}
@@ -173,7 +182,7 @@ func (q *adoption) check() error {
 
 func (q *adoption) lock(ctx context.Context, tx pgx.Tx) error { return q.name.lockLease(ctx, tx) }
 
-func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*Adopted, error) {
+func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error) {
 	before, err := q.name.readOne(ctx, tx)
 	if err == nil && q.origin != nil {
 		if err = q.readOrigin(ctx, before); err == nil {
@@ -195,7 +204,7 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*Adopted, error) {
 
 // differs reports whether the adoption would now be another one than was shown. The owner may go on
 // working while the person decides; that counts only if the position is to be set.
-func (q *adoption) differs(shown, now *Adopted) bool {
+func (q *adoption) differs(shown, now *CursorChange) bool {
 	if q.origin != nil && shown.After.Position != now.After.Position {
 		return true
 	}
@@ -205,7 +214,7 @@ func (q *adoption) differs(shown, now *Adopted) bool {
 	return shown.Before.changed(now.Before) || (q.at != nil && shown.Before.Position != now.Before.Position)
 }
 
-func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *Adopted) (*Adopted, error) {
+func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *CursorChange) (*CursorChange, error) {
 	var err error
 	if now.Before == nil {
 		err = q.create(ctx, tx)
@@ -215,13 +224,13 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *Adopted) (*Adop
 	if err != nil {
 		return nil, err
 	}
-	var came *Brought
+	var keys, conflicts int64
 	if q.origin != nil {
 		made, err := q.name.readBack(ctx, tx)
 		if err != nil {
 			return nil, err
 		}
-		if came, err = q.origin.bring(ctx, tx, &q.name, made.ID, made.Run, reports.OrNull(q.Group)); err != nil {
+		if keys, conflicts, err = q.origin.bring(ctx, tx, &q.name, made.ID, made.Run, reports.OrNull(q.Group)); err != nil {
 			return nil, err
 		}
 	}
@@ -230,8 +239,8 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *Adopted) (*Adop
 		return nil, err
 	}
 	d := q.outcome(now.Before, after)
-	if came != nil {
-		d.From = came
+	if q.origin != nil {
+		d.From.Keys, d.From.Conflicts = &keys, &conflicts
 	}
 	return d, nil
 }
@@ -327,10 +336,11 @@ func (q *adoption) stamped(after *Cursor) {
 
 // outcome compares before and after. During a replay, what counts as handled ends at the offset at
 // which the replay interrupted the work.
-func (q *adoption) outcome(before, after *Cursor) *Adopted {
-	d := &Adopted{Scope: q.Scope, Topic: q.Topic, Partition: &q.name.Partition, Before: before, After: after}
+func (q *adoption) outcome(before, after *Cursor) *CursorChange {
+	d := &CursorChange{Scope: q.Scope, Topic: q.Topic, Partition: &q.name.Partition, Before: before, After: after}
 	if q.origin != nil {
-		d.From = &Brought{Database: q.origin.Name, Cursor: q.origin.cursor}
+		from := fresh(&d.From)
+		from.Database, from.Cursor = q.origin.Name, q.origin.cursor
 		return d // what is between was handled there
 	}
 	if before != nil {

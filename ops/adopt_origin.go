@@ -44,27 +44,27 @@ const bringBatch = 10_000
 // lastReplaySQL reads the number of the scope's last replay. In: scope. One row.
 const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors where scope = $1`
 
-// keys is a part of the other database's keys: the query that reads them there, and the one that
+// kept is a part of the other database's keys: the query that reads them there, and the one that
 // claims them here. The first has no scope, because only hashes are stored: keys of other scopes
 // come along. In, of the second: uuid[], bigint[] of the same length. One row: how many are new
 // here, and how many are claimed here for another payload. It waits for transactions that hold
 // uncommitted copies; keys that exist stay as they are.
-type keys struct{ kept, bring string }
+type kept struct{ there, bring string }
 
 var (
 	// consumerKeys are of Kafka's messages, by class of horizon, and mean the same in every
 	// database.
-	consumerKeys = func() map[string]keys {
-		all := map[string]keys{}
+	consumerKeys = func() map[string]kept {
+		all := map[string]kept{}
 		for _, class := range ring.Classes() {
-			all[class] = keys{keptIn(ring.ConsumerClass(class)),
+			all[class] = kept{keptIn(ring.ConsumerClass(class)),
 				`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_class('` + class + `', $1, $2)) o`}
 		}
 		return all
 	}()
 	// standardKeys are of webhooks, calls outside of consumers and dedupe.Claim. Their ids may have
 	// a meaning in their own database only.
-	standardKeys = keys{keptIn(ring.StandardKeys()),
+	standardKeys = kept{keptIn(ring.StandardKeys()),
 		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_standard($1, $2)) o`}
 )
 
@@ -117,14 +117,6 @@ func (e *OriginError) Error() string {
 
 // Unwrap returns the error of the database.
 func (e *OriginError) Unwrap() error { return e.Err }
-
-// Brought is the state that came with a position from another database.
-type Brought struct {
-	Database  string  `json:"database"`
-	Cursor    *Cursor `json:"cursor"`    // as it is there
-	Keys      *int64  `json:"keys"`      // new here; nil: not brought yet
-	Conflicts *int64  `json:"conflicts"` // are here for another payload, and stay so
-}
 
 // origin is the database that a partition comes from, and what was read there.
 type origin struct {
@@ -202,10 +194,14 @@ func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
 }
 
 // bring claims the other database's keys in tx, and stamps the cursor.
-func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, run int32, group *string) (*Brought, error) {
-	b := &Brought{Database: o.Name, Keys: new(int64), Conflicts: new(int64)}
+func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, run int32, group *string) (keys, conflicts int64, err error) {
 	var done, hashes []int64
-	err := o.snapshot(ctx, func(there pgx.Tx) error {
+	claim := func(there pgx.Tx, part kept) error {
+		k, c, err := part.claim(ctx, there, tx)
+		keys, conflicts = keys+k, conflicts+c
+		return err
+	}
+	err = o.snapshot(ctx, func(there pgx.Tx) error {
 		if err := bringSlowly(ctx, there, tx); err != nil {
 			return err
 		}
@@ -216,7 +212,6 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, 
 		if o.cursor.Position != position {
 			return failf(ErrChanged, "the cursor in %s changed meanwhile, and nothing was done", o.Name).but("run the command again to see how it stands")
 		}
-		b.Cursor = o.cursor
 		var err error
 		if done, hashes, err = readDone(ctx, there, o.cursor); err != nil {
 			return err
@@ -225,14 +220,14 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, 
 			if !slices.Contains(o.scope.classes(), class) {
 				continue
 			}
-			if err := b.claim(ctx, there, tx, consumerKeys[class]); err != nil {
+			if err := claim(there, consumerKeys[class]); err != nil {
 				return err
 			}
 		}
 		if !o.StandardKeys {
 			return nil
 		}
-		return b.claim(ctx, there, tx, standardKeys)
+		return claim(there, standardKeys)
 	})
 	if err == nil {
 		err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
@@ -245,7 +240,7 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, 
 		}
 	}
 	if err != nil {
-		return nil, err
+		return 0, 0, err
 	}
 	c := o.cursor
 	if group == nil {
@@ -253,13 +248,13 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, 
 	}
 	until, topic := c.redo()
 	if _, err = tx.Exec(ctx, cursor.StampSQL, id, group, c.ClusterID, topicID(c.TopicID), c.LeaderEpoch, o.replays); err != nil {
-		return nil, err
+		return 0, 0, err
 	}
 	if _, err = tx.Exec(ctx, cursor.RedoSQL, id, until, topic); err != nil {
-		return nil, err
+		return 0, 0, err
 	}
 	_, err = tx.Exec(ctx, cursor.BringDoneSQL, id, run, codec.Bigints(done), codec.Bigints(hashes))
-	return b, err
+	return keys, conflicts, err
 }
 
 // readDone reads what is done above the position of a cursor.
@@ -273,11 +268,12 @@ func readDone(ctx context.Context, tx pgx.Tx, c *Cursor) (offsets, hashes []int6
 	return offsets, hashes, err
 }
 
-// claim claims a part of the other database's keys in tx.
-func (b *Brought) claim(ctx context.Context, there, tx pgx.Tx, part keys) error {
-	rows, err := there.Query(ctx, part.kept)
+// claim claims a part of the other database's keys in tx. It returns how many are new here, and how
+// many are here for another payload.
+func (part kept) claim(ctx context.Context, there, tx pgx.Tx) (keys, conflicts int64, err error) {
+	rows, err := there.Query(ctx, part.there)
 	if err != nil {
-		return err
+		return 0, 0, err
 	}
 	defer rows.Close()
 	hashes, fingerprints := make([][16]byte, 0, bringBatch), make([]int64, 0, bringBatch)
@@ -285,9 +281,9 @@ func (b *Brought) claim(ctx context.Context, there, tx pgx.Tx, part keys) error 
 		if len(hashes) == 0 {
 			return nil
 		}
-		var fresh, conflicts int64
-		err := tx.QueryRow(ctx, part.bring, codec.UUIDs(hashes), codec.Bigints(fingerprints)).Scan(&fresh, &conflicts)
-		*b.Keys, *b.Conflicts = *b.Keys+fresh, *b.Conflicts+conflicts
+		var k, c int64
+		err := tx.QueryRow(ctx, part.bring, codec.UUIDs(hashes), codec.Bigints(fingerprints)).Scan(&k, &c)
+		keys, conflicts = keys+k, conflicts+c
 		hashes, fingerprints = hashes[:0], fingerprints[:0]
 		return err
 	}
@@ -295,17 +291,18 @@ func (b *Brought) claim(ctx context.Context, there, tx pgx.Tx, part keys) error 
 		var key pgtype.UUID
 		var fingerprint int64
 		if err := rows.Scan(&key, &fingerprint); err != nil {
-			return err
+			return keys, conflicts, err
 		}
 		hashes, fingerprints = append(hashes, key.Bytes), append(fingerprints, fingerprint)
 		if len(hashes) == bringBatch {
 			if err := bring(); err != nil {
-				return err
+				return keys, conflicts, err
 			}
 		}
 	}
 	if err := rows.Err(); err != nil {
-		return err
+		return keys, conflicts, err
 	}
-	return bring()
+	err = bring()
+	return keys, conflicts, err
 }

@@ -47,7 +47,7 @@ type EraseCallInput struct {
 	Key string `flag:"key" arg:"KEY" doc:"the call's idempotency key, KEY"`
 
 	// Shown is the result of a dry run that a person agreed to.
-	Shown *ErasedCall
+	Shown *Erased
 }
 
 // Check returns an error of kind ErrInvalid unless the key is a UUID.
@@ -58,14 +58,6 @@ func (in *EraseCallInput) Check() error {
 	return nil
 }
 
-// ErasedCall is the result of [EraseCall].
-type ErasedCall struct {
-	Audited
-
-	Key  string       `json:"key"`
-	Rows []StoredCall `json:"rows" doc:"as they were"`
-}
-
 // EraseCall erases the body of a settled call, in the log and in its parked row, and the remote's
 // answer. The row stays, with target and headers, until its segment of the log is emptied, so the
 // call is recognized if it is enqueued again. It cannot be redriven.
@@ -73,7 +65,7 @@ type ErasedCall struct {
 // Errors are of kind ErrNotFound if no call with that key is stored, ErrRefused if it may still be
 // sent, and ErrNothing if it is erased already. It waits for a relay that is settling calls of the
 // same lane.
-func EraseCall(ctx context.Context, db DB, by By, in EraseCallInput) (*ErasedCall, error) {
+func EraseCall(ctx context.Context, db DB, by By, in EraseCallInput) (*Erased, error) {
 	k := kind{action: "outbox erase", subject: "the call", look: "onlyonce outbox erase"}
 	if id, err := uuid.Parse(in.Key); err == nil {
 		in.Key = id.String()
@@ -95,7 +87,7 @@ func (q *erasure) lock(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*ErasedCall, error) {
+func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
 	rows, err := readStored(ctx, tx, q.Key)
 	if err != nil {
 		return nil, err
@@ -122,13 +114,13 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*ErasedCall, error) {
 	if done {
 		return nil, failf(ErrNothing, "The call %s was erased already: nothing was changed.", q.Key)
 	}
-	return &ErasedCall{Key: q.Key, Rows: rows}, nil
+	return &Erased{Key: q.Key, Rows: rows}, nil
 }
 
 // differs returns false: a call that was settled once stays settled.
-func (q *erasure) differs(_, _ *ErasedCall) bool { return false }
+func (q *erasure) differs(_, _ *Erased) bool { return false }
 
-func (q *erasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedCall) (*ErasedCall, error) {
+func (q *erasure) do(ctx context.Context, tx pgx.Tx, _ By, now *Erased) (*Erased, error) {
 	ids, keys := map[string][]int64{}, []string{}
 	for _, r := range now.Rows {
 		if r.Key != nil {

@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -21,9 +20,9 @@ with logged as (
     from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
    where s.topic = $1 and ($2::text is null or l.id = $2)
      and ($3::text is null or l.order_key = convert_to($3, 'UTF8') and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions)))
-select 'log' as "table", id, partition, event, erased_at, coalesce(octet_length(body), 0)::bigint as bytes, state from logged
+select 'log' as "table", id, partition, event, erased_at, coalesce(octet_length(body), 0)::bigint as bytes, state, null::text as key, '' as sink from logged
 union all
-select 'parked', p.id, p.partition::bigint, p.event_id, p.erased_at, coalesce(octet_length(p.body), 0), p.state
+select 'parked', p.id, p.partition::bigint, p.event_id, p.erased_at, coalesce(octet_length(p.body), 0), p.state, null, ''
   from onlyonce.parked p
  where p.kind = 'event' and p.topic = $1
    and (($2::text is null or p.event_id = $2) and ($3::text is null or p.record_key = convert_to($3, 'UTF8'))
@@ -64,7 +63,7 @@ type EraseEventsInput struct {
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If there are
 	// more or fewer such events by now, the error is of kind ErrChanged.
-	Shown *ErasedEvents
+	Shown *Erased
 }
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
@@ -81,25 +80,6 @@ func (in *EraseEventsInput) Check() error {
 	return checkText("`ID` or `Key`", in.Key)
 }
 
-// StoredEvent is a place in which an event is stored.
-type StoredEvent struct {
-	Table     string     `json:"table" doc:"log or parked"`
-	ID        int64      `json:"id" doc:"offset, or id of the parked row"`
-	Partition *int64     `json:"partition"`
-	Event     *string    `json:"event"`
-	ErasedAt  *time.Time `json:"erased_at" doc:"before"`
-	Bytes     int64      `json:"bytes"`
-	State     string     `json:"state"`
-}
-
-// ErasedEvents is the result of [EraseEvents].
-type ErasedEvents struct {
-	Audited
-
-	Topic string        `json:"topic"`
-	Rows  []StoredEvent `json:"rows"`
-}
-
 // EraseEvents erases bodies and headers of handled events, in the log and in parked rows, including
 // those that a webhook's receiver has set aside for the same body under another id. The rows stay
 // until their segment of the log is emptied; a replay passes over them.
@@ -107,7 +87,7 @@ type ErasedEvents struct {
 // Errors are of kind ErrNotFound if there is no such event, ErrRefused if a consumer of the stream
 // has not handled one yet, ErrNothing if all are erased already, and ErrChanged. Consumers continue
 // meanwhile.
-func EraseEvents(ctx context.Context, db DB, by By, in EraseEventsInput) (*ErasedEvents, error) {
+func EraseEvents(ctx context.Context, db DB, by By, in EraseEventsInput) (*Erased, error) {
 	k := kind{action: "events erase", subject: "one of the events", look: "onlyonce events erase"}
 	return decide(ctx, db, k, by, &eventErasure{in, reports.OrNull(in.ID), reports.OrNull(in.Key)}, in.Shown)
 }
@@ -127,8 +107,8 @@ func (q *eventErasure) lock(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, error) {
-	rows, err := reports.Collect[StoredEvent](ctx, tx, storedEventsSQL, q.Topic, q.id, q.key)
+func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
+	rows, err := reports.Collect[Stored](ctx, tx, storedEventsSQL, q.Topic, q.id, q.key)
 	if err != nil {
 		return nil, err
 	}
@@ -152,15 +132,15 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, erro
 	if done {
 		return nil, failf(ErrNothing, "All %d were erased already: nothing was changed.", len(rows))
 	}
-	return &ErasedEvents{Topic: q.Topic, Rows: rows}, nil
+	return &Erased{Topic: q.Topic, Rows: rows}, nil
 }
 
 // differs reports whether there are more or fewer events than were shown.
-func (q *eventErasure) differs(shown, now *ErasedEvents) bool {
+func (q *eventErasure) differs(shown, now *Erased) bool {
 	return len(shown.Rows) != len(now.Rows)
 }
 
-func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedEvents) (*ErasedEvents, error) {
+func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *Erased) (*Erased, error) {
 	var offsets, parked []int64
 	var partitions []int64
 	for _, r := range now.Rows {

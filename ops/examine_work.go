@@ -16,7 +16,7 @@ import (
 const heldSQL = `
 select u.scope, u.topic, u.partition, u.paused_at, u.actor, u.reason,
        (select count(*) from onlyonce.cursors c
-         where c.scope = u.scope and (u.topic = '' or c.topic = u.topic and c.partition = u.partition) and c.retired_at is null) as cursors
+         where c.scope = u.scope and u.topic in ('', c.topic) and u.partition in (-1, c.partition) and c.retired_at is null) as cursors
   from onlyonce.pauses u order by 1, 2, 3`
 
 type heldRow struct {
@@ -97,13 +97,13 @@ func (d *examiner) faults(ctx context.Context, tx pgx.Tx) error {
 
 // operators looks for work that waits for an operator.
 func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
-	parked, err := readParkedCounts(ctx, tx, ParkedQuestion{})
+	parked, err := reports.CountParked(ctx, tx, reports.ParkedFilter{}, false, 0)
 	if err != nil {
 		return err
 	}
 	for i := range parked.Groups {
 		if p := &parked.Groups[i]; p.NeedsOperator() {
-			d.add(levelWarn, "parked", p.change(), "%d of kind %s wait for an operator (scope %s, %s, %s), the oldest since %s",
+			d.add(levelWarn, "parked", decideAbout(p), "%d of kind %s wait for an operator (scope %s, %s, %s), the oldest since %s",
 				p.Count, p.Kind, p.Scope, p.State, p.Reason, show.Instant(p.Oldest))
 		}
 	}
@@ -183,7 +183,7 @@ select place, state, moves, coalesce(other, '') as other, changed_at from onlyon
 // places looks for tenants whose move was begun and did not end.
 func (d *examiner) places(ctx context.Context, tx pgx.Tx) error {
 	const check = "places"
-	stalled, err := reports.Collect[Place](ctx, tx, stalledPlacesSQL)
+	stalled, err := reports.Collect[reports.Place](ctx, tx, stalledPlacesSQL)
 	if err != nil {
 		return err
 	}
@@ -201,8 +201,8 @@ func (d *examiner) places(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// change returns the command for rows that wait for an operator.
-func (c *ParkedCount) change() string {
+// decideAbout returns the command for rows that wait for an operator.
+func decideAbout(c *reports.ParkedCount) string {
 	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s -scope %s; then ", c.Kind, c.State, show.Quote(c.Scope))
 	if c.State == "reconcile" {
 		return list + "ask the remote, and onlyonce parked redrive -id ID -verified-applied -reason WHY, or with -verified-not-applied"

@@ -15,33 +15,39 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// KeyQuestion names one message, webhook, call or request: by its stored key, or by its id.
-type KeyQuestion struct {
+// ExplainQuestion names one message, webhook, call or request for [ExplainKey]: by its stored key,
+// or by its id. Or it names a position for [ExplainPosition]: Topic, Partition and Offset are then
+// required, and Scope may restrict it to one consumer.
+type ExplainQuestion struct {
 	// Key is a stored key, a UUID. For a call it is the idempotency key that the remote saw. If it
 	// is empty, Scope and ID name the key.
 	Key string
 
-	// Scope is the consumer's scope, "webhook/ENDPOINT" for a webhook, or "http METHOD PATTERN" for
-	// a request, for example "http POST /v1/charges". If it is empty, the ID is looked for in the
-	// scopes of all consumers and webhook endpoints, at most 100.
-	Scope string
-
 	// ID is the id of the message or webhook, or the Idempotency-Key of the request.
 	ID string
 
+	// Scope is the consumer's scope, "webhook/ENDPOINT" for a webhook, or "http METHOD PATTERN" for
+	// a request, for example "http POST /v1/charges". If it is empty, the ID is looked for in the
+	// scopes of all consumers and webhook endpoints, at most 100.
+	Scope string `flag:"scope" arg:"S" doc:"the scope S of the consumer, webhook/ENDPOINT, or that of a request"`
+
 	// Tenant is the tenant of the id. Empty: none.
-	Tenant string
+	Tenant string `flag:"tenant" arg:"T" doc:"the tenant T of the id (default: none)"`
 
 	// Topic is the message's topic, if ids count within their topic (consumer.Config.Copies).
 	// Defaults to the only topic of the scope.
-	Topic string
+	Topic string `flag:"topic" arg:"T" doc:"the topic T"`
+
+	// Replay is the replay in which the key was claimed. 0: none.
+	Replay int32 `flag:"replay" arg:"N" least:"1" doc:"the replay N in which the key was claimed (default: none)"`
 
 	// Provider is the sender of the webhook, if it is your own provider without stored events.
 	// Defaults to the one known for the endpoint.
-	Provider string
+	Provider string `flag:"provider" arg:"P" doc:"of a webhook, the P that sent it (default: the one known for the endpoint)"`
 
-	// Replay is the replay in which the key was claimed. 0: none.
-	Replay int32
+	// Partition and Offset, with Topic, name a position.
+	Partition *int32 `flag:"partition" arg:"N" doc:"the partition N"`
+	Offset    *int64 `flag:"offset" arg:"O" doc:"the offset O"`
 
 	// CountLimit bounds the search of webhooks. Defaults to 5 seconds.
 	CountLimit time.Duration
@@ -55,9 +61,15 @@ type KeyReport struct {
 	// Claimed: a ring remembers the key.
 	Claimed bool `json:"claimed"`
 	// Copies has the outcome of a copy that arrives now, for each ring.
-	Copies    []Copy     `json:"copies"`
-	Claims    []Claim    `json:"claims" doc:"the segments that hold the key"`
-	FirstSeen *FirstSeen `json:"first_seen" doc:"when the key was claimed first, as far as the rings remember. Nil: no segment holds it"`
+	Copies []Copy  `json:"copies"`
+	Claims []Claim `json:"claims" doc:"the segments that hold the key"`
+	// FirstSeen is when the key was claimed first, as far as the rings remember. A row of a ring
+	// has no time of its own; its segment bounds it. Nil: no segment holds it.
+	FirstSeen *struct {
+		After  *time.Time `json:"after" doc:"nil: not known"`
+		Before *time.Time `json:"before" doc:"nil: the segment is open"`
+		At     *time.Time `json:"at" doc:"the claim's COMMIT; nil: not tracked by Postgres (track_commit_timestamp), or forgotten"`
+	} `json:"first_seen"`
 	// Age compares the id's own time with what its scope has forgotten. Nil: the id has no time, or
 	// is none of a consumer.
 	Age *struct {
@@ -71,18 +83,17 @@ type KeyReport struct {
 		Endpoint  string    `json:"endpoint"`
 		ClaimedAt time.Time `json:"claimed_at"`
 	} `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
-	Calls   []ExplainedCall `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
-	Call    []StoredCall    `json:"call" doc:"where the call is stored, if the key is a call's"`
-	Parked  []ParkedItem    `json:"parked" doc:"rows that are parked under the key, newest first, at most 100"`
-	Request *Request        `json:"request" doc:"the HTTP request, if the key is a request's"`
-	// Memory says how long the rings remember keys.
-	Memory []RingMemory `json:"memory"`
+	Calls   []ExplainedCall      `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
+	Call    []Stored             `json:"call" doc:"where the call is stored, if the key is a call's"`
+	Parked  []ParkedRow          `json:"parked" doc:"rows that are parked under the key, newest first, at most 100"`
+	Request *Request             `json:"request" doc:"the HTTP request, if the key is a request's"`
+	Memory  []reports.RingMemory `json:"memory" doc:"how long the rings remember keys"`
 	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is not
 	// one of them and has no stored rows: it may be mistyped. Also if no Scope was given, and rows
 	// of the ID are stored in none or in several of them: Key is then empty. Otherwise nil.
 	Scopes []string `json:"scopes"`
 	// Found are questions about the scopes in which something is stored of an ID without a Scope.
-	Found []KeyQuestion `json:"-"`
+	Found []ExplainQuestion `json:"-"`
 	// NotKnown lists the open points of the answer, a sentence each.
 	NotKnown []string `json:"not_known"`
 
@@ -98,21 +109,14 @@ type KeyOf struct {
 	Replay int64  `json:"replay" doc:"0: none"`
 }
 
-// RingMemory is how long a ring of keys remembers.
-type RingMemory struct {
-	Ring        string   `json:"ring"`
-	Horizon     *float64 `json:"horizon_seconds" doc:"nil: for ever"`
-	CompleteFor float64  `json:"complete_for_seconds" doc:"for how long it has held every key"`
-}
-
 // ExplainKey returns the database's state of a key, on one snapshot. If ids count within their
 // topic and the scope has several, the error is ErrInvalid unless the question names one.
 //
 // It reads one row of each segment of the rings of keys, at most 100 calls of each claiming
 // transaction, and the rows stored under the key by their indexes. It searches webhooks among the
 // ids of the claim's time, or among all if that time is unbounded, for at most CountLimit.
-func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
-	if err := q.Check(); err != nil {
+func ExplainKey(ctx context.Context, db DB, q ExplainQuestion) (*KeyReport, error) {
+	if err := q.checkKey(); err != nil {
 		return nil, err
 	}
 	r := &KeyReport{Of: q.of(), Claims: []Claim{}, Calls: []ExplainedCall{}, NotKnown: []string{}}
@@ -149,11 +153,37 @@ func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
 	return r, nil
 }
 
+// OfPosition reports whether the question is about a position, and not about a key.
+func (q *ExplainQuestion) OfPosition() bool {
+	return q.Partition != nil || q.Offset != nil || q.Topic != "" && q.Key == "" && q.ID == ""
+}
+
 // Check returns an error of kind ErrInvalid unless the fields go together.
-func (q *KeyQuestion) Check() error {
+func (q *ExplainQuestion) Check() error {
+	if q.OfPosition() {
+		return q.checkPosition()
+	}
+	return q.checkKey()
+}
+
+func (q *ExplainQuestion) checkPosition() error {
+	switch {
+	case q.Key != "" || q.ID != "":
+		return failf(ErrInvalid, "a key %q and a position: ask for one of the two", q.Key+q.ID)
+	case q.Tenant != "" || q.Replay != 0 || q.Provider != "":
+		return failf(ErrInvalid, "`Tenant`, `Replay` and `Provider` go with a key")
+	case q.Topic == "" || q.Partition == nil || q.Offset == nil:
+		return failf(ErrInvalid, "missing: `Topic`, `Partition` and `Offset`: the three name a position")
+	case *q.Partition < 0 || *q.Offset < 0:
+		return failf(ErrInvalid, "`Partition` and `Offset` must not be negative")
+	}
+	return nil
+}
+
+func (q *ExplainQuestion) checkKey() error {
 	switch {
 	case q.Key == "" && q.ID == "":
-		return failf(ErrInvalid, "the key must not be empty")
+		return failf(ErrInvalid, "the key must not be empty: give a key, or `Topic`, `Partition` and `Offset`")
 	case q.Key != "" && q.ID != "":
 		return failf(ErrInvalid, "a stored key and an id: ask for one of the two")
 	case q.Scope == "" && (q.Topic != "" || q.Replay != 0):
@@ -170,7 +200,7 @@ func (q *KeyQuestion) Check() error {
 }
 
 // of is the id that is asked for; nil if it is a stored key.
-func (q *KeyQuestion) of() *KeyOf {
+func (q *ExplainQuestion) of() *KeyOf {
 	if q.ID == "" {
 		return nil
 	}
@@ -182,7 +212,7 @@ func (q *KeyQuestion) of() *KeyOf {
 }
 
 // endpoint is the endpoint whose webhooks are asked for, "" if none.
-func (q *KeyQuestion) endpoint() string {
+func (q *ExplainQuestion) endpoint() string {
 	endpoint, is := strings.CutPrefix(q.Scope, "webhook/")
 	if !is {
 		return ""
@@ -237,7 +267,7 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 		r.callless = r.callless || len(calls) == 0
 		r.Calls = append(r.Calls, calls...)
 	}
-	r.FirstSeen = firstSeen(r.Claims)
+	r.findFirst()
 	if err := r.readCopies(ctx, tx); err != nil {
 		return err
 	}
@@ -261,7 +291,7 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 	if len(requests) > 0 {
 		r.Request = &requests[0]
 	}
-	if r.Memory, err = readMemory(ctx, tx); err != nil {
+	if r.Memory, err = reports.Memory(ctx, tx); err != nil {
 		return err
 	}
 	r.leaveOpen()
@@ -307,27 +337,4 @@ func (r *KeyReport) leaveOpen() {
 	if r.Webhooks == nil {
 		open("whether a webhook's receiver noted it: looking took too long")
 	}
-}
-
-// readMemory reads since when the rings hold every key. A segment is emptied whole, so they do
-// since the oldest of those that are asked was opened.
-func readMemory(ctx context.Context, tx pgx.Tx) ([]RingMemory, error) {
-	rings, err := reports.KeyRings(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	var all []RingMemory
-	for _, k := range rings {
-		m := RingMemory{Ring: k.Ring, Horizon: k.Horizon}
-		for _, s := range k.Segments {
-			if s.State != "current" && s.State != "draining" && s.State != "closed" {
-				continue
-			}
-			if s.Opened != nil {
-				m.CompleteFor = max(m.CompleteFor, *s.Opened)
-			}
-		}
-		all = append(all, m)
-	}
-	return all, nil
 }

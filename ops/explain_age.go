@@ -14,29 +14,20 @@ import (
 // key. See the function's comment in the migration.
 const tooOldSQL = `select onlyonce.too_old(scope) as too_old from onlyonce.scopes where scope = $1`
 
-// FirstSeen is when a key was claimed first. A row of a ring has no time of its own; its segment
-// bounds it.
-type FirstSeen struct {
-	After  *time.Time `json:"after" doc:"nil: not known"`
-	Before *time.Time `json:"before" doc:"nil: the segment is open"`
-	At     *time.Time `json:"at" doc:"the claim's COMMIT; nil: not tracked by Postgres (track_commit_timestamp), or forgotten"`
-}
-
-// firstSeen returns the earliest of the claims. A key that was claimed while a segment drained is
-// in two, and one that came with a partition from another database may be too.
-func firstSeen(claims []Claim) *FirstSeen {
-	var first *FirstSeen
-	for i := range claims {
-		c := &claims[i]
-		if first != nil && (c.ClaimedAfter == nil || first.After != nil && !c.ClaimedAfter.Before(*first.After)) {
+// findFirst finds the earliest of the claims. A key that was claimed while a segment drained is in
+// two, and one that came with a partition from another database may be too.
+func (r *KeyReport) findFirst() {
+	for i := range r.Claims {
+		c := &r.Claims[i]
+		if f := r.FirstSeen; f != nil && (c.ClaimedAfter == nil || f.After != nil && !c.ClaimedAfter.Before(*f.After)) {
 			continue
 		}
-		first = &FirstSeen{After: c.ClaimedAfter, Before: c.ClaimedBefore}
+		first := fresh(&r.FirstSeen)
+		first.After, first.Before = c.ClaimedAfter, c.ClaimedBefore
 		if c.Transaction != nil {
 			first.At = c.Transaction.CommittedAt
 		}
 	}
-	return first
 }
 
 // readAge reads what the id's time means in its scope.

@@ -34,21 +34,13 @@ const eventSQL = `
 select l.id, l.tenant, l.appended_at, l.erased_at
   from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id and l.partition = $2 and l."offset" = $3 where s.topic = $1`
 
-// PositionQuestion names a position: an offset of a partition.
-type PositionQuestion struct {
-	Topic     string // required
-	Partition int32
-	Offset    int64
-	Scope     string // only the cursor and the parked rows of this scope; empty: all
-}
-
 // PositionReport is the database's state of a position.
 type PositionReport struct {
 	Topic     string            `json:"topic"`
 	Partition int32             `json:"partition"`
 	Offset    int64             `json:"offset"`
 	Cursors   []ExplainedCursor `json:"cursors"`
-	Parked    []ParkedItem      `json:"parked" doc:"of that position, newest first, at most 100"`
+	Parked    []ParkedRow       `json:"parked" doc:"of that position, newest first, at most 100"`
 	Event     *struct {
 		ID         string     `json:"id"`
 		Tenant     string     `json:"tenant"`
@@ -93,16 +85,11 @@ type movedRow struct {
 //
 // It reads one cursor and one row of onlyonce.progress for each scope of the partition, at most
 // 100 calls of each, the event by its index, and onlyonce.parked as a whole.
-func ExplainPosition(ctx context.Context, db DB, q PositionQuestion) (*PositionReport, error) {
-	switch {
-	case q.Topic == "":
-		return nil, failf(ErrInvalid, "the topic must not be empty")
-	case q.Partition < 0:
-		return nil, failf(ErrInvalid, "the partition must not be below 0")
-	case q.Offset < 0:
-		return nil, failf(ErrInvalid, "the offset must not be below 0")
+func ExplainPosition(ctx context.Context, db DB, q ExplainQuestion) (*PositionReport, error) {
+	if err := q.checkPosition(); err != nil {
+		return nil, err
 	}
-	r := &PositionReport{Topic: q.Topic, Partition: q.Partition, Offset: q.Offset, Cursors: []ExplainedCursor{}, NotKnown: []string{}}
+	r := &PositionReport{Topic: q.Topic, Partition: *q.Partition, Offset: *q.Offset, Cursors: []ExplainedCursor{}, NotKnown: []string{}}
 	if err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error { return r.read(ctx, tx, q.Scope) }); err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ order by scope limit $1`
 // find looks for an id in all scopes of consumers and webhook endpoints, and in each topic of a
 // scope whose ids count within their topic. It returns the only question about which something is
 // stored; nil if there is none, or several.
-func (r *KeyReport) find(ctx context.Context, tx pgx.Tx, q KeyQuestion) (*KeyQuestion, error) {
+func (r *KeyReport) find(ctx context.Context, tx pgx.Tx, q ExplainQuestion) (*ExplainQuestion, error) {
 	var err error
 	if r.Scopes, err = knownScopes(ctx, tx); err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func knownScopes(ctx context.Context, tx pgx.Tx) ([]string, error) {
 }
 
 // look looks for the id in one scope.
-func (r *KeyReport) look(ctx context.Context, tx pgx.Tx, q KeyQuestion) error {
+func (r *KeyReport) look(ctx context.Context, tx pgx.Tx, q ExplainQuestion) error {
 	row, err := readScope(ctx, tx, q.Scope)
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func (r *KeyReport) look(ctx context.Context, tx pgx.Tx, q KeyQuestion) error {
 }
 
 // Command returns the command that explains the key, for a POSIX shell.
-func (q *KeyQuestion) Command() string {
+func (q *ExplainQuestion) Command() string {
 	words := []string{"onlyonce", "explain"}
 	for _, f := range [][2]string{{"-scope", q.Scope}, {"-tenant", q.Tenant}, {"-topic", q.Topic}, {"-provider", q.Provider}} {
 		if f[1] != "" {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -218,7 +219,7 @@ func (r *StatusReport) scopes() []string {
 func (r *StatusReport) waiting() []Need {
 	type of struct{ kind, state, at string }
 	var order []of
-	groups := map[of][]ParkedCount{}
+	groups := map[of][]reports.ParkedCount{}
 	for _, p := range r.Parked.Groups {
 		if !p.NeedsOperator() {
 			continue
@@ -263,7 +264,7 @@ func (r *StatusReport) waiting() []Need {
 func (r *StatusReport) unsent() []Need {
 	var all []Need
 	for _, o := range r.Outbox {
-		i := slices.IndexFunc(r.Relays, func(s SinkRelays) bool { return s.Sink == o.Sink })
+		i := slices.IndexFunc(r.Relays, func(s reports.SinkRelays) bool { return s.Sink == o.Sink })
 		if o.Count == 0 || i >= 0 && (r.Relays[i].PausedAt != nil || r.Relays[i].Members > 0 || r.Relays[i].LanesHeld > 0) {
 			continue
 		}

@@ -71,7 +71,7 @@ func TestInvalidDecisions(t *testing.T) {
 			return err
 		},
 		"partition": func() error {
-			_, err := ops.PauseCursor(t.Context(), pool, ops.By{Reason: "why"}, ops.CursorName{Scope: "s", Topic: "t", Partition: -1})
+			_, err := ops.PauseCursor(t.Context(), pool, ops.By{Reason: "why"}, ops.CursorName{Scope: "s", Topic: "t", Partition: -2})
 			return err
 		},
 	} {

@@ -22,14 +22,24 @@ select count(*), count(*) filter (where state = 'waiting') from onlyonce.parked
 
 // checkOne is check for a decision about one partition.
 func (p *CursorName) checkOne() error {
-	if p.Topic == "" {
+	switch {
+	case p.Topic == "":
 		return failf(ErrInvalid, "the topic must not be empty")
+	case p.Partition < 0:
+		return failf(ErrInvalid, "the partition must not be negative")
 	}
 	return p.check()
 }
 
-// String names the partition.
+// String names it.
 func (p CursorName) String() string {
+	topic, partition := p.parts()
+	switch {
+	case topic == nil:
+		return fmt.Sprintf("scope %q", p.Scope)
+	case partition == nil:
+		return fmt.Sprintf("scope %q, topic %q", p.Scope, p.Topic)
+	}
 	return fmt.Sprintf("scope %q, topic %q, partition %d", p.Scope, p.Topic, p.Partition)
 }
 

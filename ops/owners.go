@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // ownersSQL lists the consumer processes that have written what they know of their partitions, by
@@ -75,7 +77,15 @@ type OwnedPartition struct {
 	Commands      []string `json:"commands,omitempty" doc:"for a POSIX shell, in their order; WHY and OFFSET are to be filled in"`
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty" doc:"nil: none since the process owns it"`
 
-	BlockedBy *Blocker `json:"blocked_by,omitempty" doc:"the message that holds up the position although later ones are done. Nil: none does"`
+	BlockedBy *Blocker `json:"blocked_by,omitempty" doc:"the message that holds up the position although later ones are done, where several transactions run at once. Nil: none does"`
+}
+
+// Blocker is a message that holds up the position of a partition with several transactions at once.
+type Blocker struct {
+	Offset int64   `json:"offset"`
+	Key    string  `json:"key,omitempty" doc:"hash of its ordering key; empty: it has none"`
+	For    float64 `json:"for" doc:"seconds"`
+	Done   int     `json:"done" doc:"messages that are done above it"`
 }
 
 // livingPartition is a partition that a living process reports.
@@ -142,12 +152,21 @@ func (p *OwnedPartition) Remedy() string {
 	return strings.TrimPrefix(strings.TrimPrefix(text, "to resolve it"), ", ")
 }
 
-// Blocker is a message that holds up the position of a partition with several transactions at once.
-type Blocker struct {
-	Offset int64   `json:"offset"`
-	Key    string  `json:"key,omitempty" doc:"hash of its ordering key; empty: it has none"`
-	For    float64 `json:"for" doc:"seconds"`
-	Done   int     `json:"done" doc:"messages that are done above it"`
+// Waits says what each partition waits for: an open Kafka transaction, or a single message. It is
+// empty if the process is silent.
+func (o *Owner) Waits() (all []string) {
+	for i := range o.Partitions {
+		p := &o.Partitions[i]
+		at := fmt.Sprintf("%s %s/%d", o.Scope, p.Topic, p.Partition)
+		if p.WaitingFor > 0 && !o.Silent() {
+			all = append(all, fmt.Sprintf("waiting: %s, at offset %d for %s: a Kafka transaction is open", at, p.LastStable, show.Ago(p.WaitingFor+o.SeenAgeSeconds)))
+		}
+		if b := p.BlockedBy; b != nil && b.For >= 1 && !o.Silent() {
+			all = append(all, fmt.Sprintf("blocked: %s, by the message at offset %d (ordering key %s) for %s: %s above it done", at,
+				b.Offset, cmp.Or(b.Key, "none"), show.Ago(b.For+o.SeenAgeSeconds), show.Count(int64(b.Done), "message")))
+		}
+	}
+	return all
 }
 
 // ownerRow is a row of onlyonce.owners.

@@ -3,11 +3,13 @@ package ops
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // ParkedFilter picks parked rows, oldest first. An empty field picks any. ID, Scope or, for calls,
@@ -42,42 +44,60 @@ type ParkedFilter struct {
 	Limit int64 `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N rows, from 1 to 10000 (default 100)"`
 }
 
-// ParkedRow is a parked row in a decision.
+// ParkedRow is a message, call or event that was set aside. A nil pointer means: not known, or
+// none.
 type ParkedRow struct {
-	ID        int64   `json:"id"`
-	Kind      string  `json:"kind"`
-	State     string  `json:"state"`
-	Reason    string  `json:"reason"`
-	Scope     string  `json:"-"`
-	Topic     *string `json:"topic"`
+	ID     int64  `json:"id" col:"ID" show:"id"`
+	Kind   string `json:"kind" col:"KIND" show:"kind" doc:"message, call or event"`
+	State  string `json:"state" col:"STATE" show:"state" doc:"waiting, retrying, blocked, reconcile, resolved or discarded"`
+	Reason string `json:"reason" col:"REASON" show:"reason"`
+	Scope  string `json:"scope" col:"SCOPE" show:"scope"`
+	Tenant string `json:"tenant" show:"tenant"`
+
+	// Topic, Partition and Offset are a message's or an event's, Sink and Name a call's.
+	Topic     *string `json:"topic" col:"ORIGIN" by:"Origin" show:"origin=Origin"`
 	Partition *int32  `json:"partition"`
 	Offset    *int64  `json:"offset"`
-	OrderKey  *string `json:"order_key"`
-	Sink      *string `json:"sink"`
-	Name      *string `json:"name"`
-	Key       *string `json:"key"`
-	Attempted bool    `json:"attempted" doc:"a call may have been made"`
-	Head      *int64  `json:"-"` // first unsettled row of its ordering key, if that is another one
+	Sink      *string `json:"sink" show:"sink"`
+	Name      *string `json:"name" show:"name"`
+	Key       *string `json:"key" show:"key" doc:"as stored, a UUID"`
+	OrderKey  *string `json:"order_key" doc:"the ordering key as stored"`
+	Head      *int64  `json:"head" doc:"the first unsettled row of its ordering key, if that is another one"`
+
+	ParkedAt      time.Time  `json:"parked_at" col:"AGE,ago" show:"parked at"`
+	Attempts      int32      `json:"attempts" col:"ATTEMPTS" show:"attempts" doc:"since it was parked, or redriven last"`
+	Attempted     bool       `json:"attempted" doc:"a call may have been made"`
+	NextAttemptAt *time.Time `json:"next_attempt_at" show:"next attempt" doc:"in state retrying: when it is due; nil: it waits for a rate"`
+	Redrives      int32      `json:"redrives" col:"REDRIVEN,optional" by:"Redriven" doc:"how often operators have redriven it"`
+	RedrivenAt    *time.Time `json:"redriven_at" doc:"when they did last"`
+	SettledAt     *time.Time `json:"settled_at" show:"settled at" doc:"when it was resolved or discarded"`
+	Error         string     `json:"error" col:"ERROR" by:"ErrorLine" show:"error" doc:"its first line, at most 1,000 characters"`
 }
 
 // Origin is the row's origin: a position in Kafka, or a call.
-func (r *ParkedRow) Origin() string { return originOf(r.Topic, r.Partition, r.Offset, r.Sink, r.Name) }
-
-func originOf(topic *string, partition *int32, offset *int64, sink, name *string) string {
+func (r *ParkedRow) Origin() string {
 	switch {
-	case topic != nil && partition != nil && offset != nil:
-		return fmt.Sprintf("%s/%d@%d", *topic, *partition, *offset)
-	case sink != nil && name != nil:
-		return *sink + "/" + *name
+	case r.Topic != nil && r.Partition != nil && r.Offset != nil:
+		return fmt.Sprintf("%s/%d@%d", *r.Topic, *r.Partition, *r.Offset)
+	case r.Sink != nil && r.Name != nil:
+		return *r.Sink + "/" + *r.Name
 	}
 	return ""
 }
 
-// ChangedKey is a call whose key changes.
-type ChangedKey struct {
-	ID     int64  `json:"id"`
-	OldKey string `json:"old_key"`
-	NewKey string `json:"new_key"`
+// ErrorLine is the beginning of the error, for a table.
+func (r *ParkedRow) ErrorLine() string { return show.FirstLine(r.Error, 60) }
+
+// Redriven says how often and when the row was redriven, empty if it was not.
+func (r *ParkedRow) Redriven() string {
+	if r.RedrivenAt == nil {
+		return ""
+	}
+	return fmt.Sprintf("%dx, %s ago", r.Redrives, show.Ago(time.Since(*r.RedrivenAt).Seconds()))
+}
+
+func readParked(ctx context.Context, tx pgx.Tx, f reports.ParkedFilter) ([]ParkedRow, bool, error) {
+	return reports.Parked[ParkedRow](ctx, tx, f)
 }
 
 // ParkedInput is the input of [Redrive] and [Discard].
@@ -132,7 +152,11 @@ type ParkedChange struct {
 	Stopped bool           `json:"stopped,omitempty" doc:"with All: Progress or an error ended it before all were changed"`
 	IDs     []int64        `json:"ids,omitempty" doc:"of the rows that are changed"`
 	GivenUp []ParkedRow    `json:"rows,omitempty" doc:"those rows, of Discard"`
-	Keys    []ChangedKey   `json:"keys,omitempty" doc:"with NewKey"`
+	Keys    []struct {
+		ID     int64  `json:"id"`
+		OldKey string `json:"old_key"`
+		NewKey string `json:"new_key"`
+	} `json:"keys,omitempty" doc:"with NewKey"`
 
 	Rows       []ParkedRow `json:"-"` // as they were before; with All the first 5
 	More       bool        `json:"-"` // the limit was reached

@@ -18,14 +18,7 @@ import (
 // only, what the error begins with (null: any), and up to and above which id (null: any). Rows of
 // reason conflict are picked only if the reason or the ids name them. By the primary key, or by the
 // index parked_position if a scope is given. No bodies.
-const pickSQL = `
-select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset", p.order_key::text as order_key, p.sink, p.call_name as name,
-       p.key::text as key, p.first_attempt_at is not null as attempted,
-       (select f.id from onlyonce.parked f
-         where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
-         order by f.partition, f."offset" limit 1) as head
-  from onlyonce.parked p
- where p.kind = any ($8::text[]) and p.settled_at is null and p.state = any ($6::text[])
+const pickSQL = reports.ParkedRow + `p.kind = any ($8::text[]) and p.settled_at is null and p.state = any ($6::text[])
    and ($1::bigint[] is null or p.id = any ($1))
    and ($2::text is null or p.scope = $2) and ($3::text is null or p.topic = $3) and ($4::integer is null or p.partition = $4)
    and case when $5::text is not null then p.reason = $5 else $1::bigint[] is not null or p.reason <> 'conflict' end
@@ -36,12 +29,6 @@ select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset
 
 // oneSQL reads why a row cannot be picked. In: id. One row, or none. By the primary key.
 const oneSQL = `select kind, state, reason, key::text as key, erased_at is not null as erased from onlyonce.parked where id = $1`
-
-// redrivesSQL counts how often parked rows were redriven. In: ids. One row for each of them. Reads
-// onlyonce.audit, which has a row for each change that an operator made.
-const redrivesSQL = `
-select i.id, (select count(*) from onlyonce.audit a where a.action = 'parked redrive' and a.detail->'ids' @> to_jsonb(i.id)) as redrives
-  from unnest($1::bigint[]) as i(id)`
 
 // oneRow is a row that could not be picked.
 type oneRow struct {
@@ -157,19 +144,11 @@ func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChan
 	}
 	keys := make([]*string, len(now.Rows))
 	if q.NewKey {
-		type counted struct{ ID, Redrives int64 }
-		counts, err := reports.Collect[counted](ctx, tx, redrivesSQL, now.IDs)
-		if err != nil {
-			return 0, err
-		}
-		before := map[int64]int64{}
-		for _, c := range counts {
-			before[c.ID] = c.Redrives
-		}
+		now.Keys = slices.Grow(now.Keys, len(keys))[:len(keys)]
 		for i, r := range now.Rows {
-			k := parked.NewKey(*r.Key, before[r.ID])
-			keys[i] = &k
-			now.Keys = append(now.Keys, ChangedKey{r.ID, *r.Key, k})
+			k := &now.Keys[i]
+			k.ID, k.OldKey, k.NewKey = r.ID, *r.Key, parked.NewKey(*r.Key, int64(r.Redrives))
+			keys[i] = &k.NewKey
 		}
 	}
 	tag, err := tx.Exec(ctx, parked.RedriveCallsSQL, now.IDs, keys, q.VerifiedNotApplied)
@@ -283,7 +262,10 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 		d.Skipped = len(q.ids) - d.Count
 	}
 	if q.discard {
-		d.GivenUp = d.Rows
+		d.GivenUp = slices.Clone(d.Rows)
+		for i := range d.GivenUp {
+			d.GivenUp[i].Error = d.GivenUp[i].ErrorLine() // there may be 10,000
+		}
 	}
 	return d, nil
 }

@@ -24,25 +24,28 @@ const knownSQL = `
 select count(*) from onlyonce.cursors
  where scope = $1 and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3) and retired_at is null`
 
-// Pause is a pause of a partition or of a whole scope.
+// Pause is a pause of a partition, a whole topic or a whole scope.
 type Pause struct {
 	Scope     string    `json:"scope"`
 	Topic     string    `json:"topic" doc:"empty: the whole scope"`
-	Partition int32     `json:"partition" doc:"-1: the whole scope"`
+	Partition int32     `json:"partition" doc:"-1: the whole topic or scope"`
 	PausedAt  time.Time `json:"paused_at"`
 	Actor     string    `json:"actor"`
 	Reason    string    `json:"reason"`
 }
 
-// What names the paused partition or scope.
+// What names the paused partition, topic or scope.
 func (p *Pause) What() string {
 	if p.Topic == "" {
 		return fmt.Sprintf("scope %s as a whole", p.Scope)
 	}
+	if p.Partition < 0 {
+		return fmt.Sprintf("topic %s of scope %s as a whole", p.Topic, p.Scope)
+	}
 	return fmt.Sprintf("scope %s, topic %s, partition %d", p.Scope, p.Topic, p.Partition)
 }
 
-// CursorName is a partition of a scope, or a whole scope.
+// CursorName is a partition of a scope, a whole topic of it, or the whole scope.
 type CursorName struct {
 	// Scope is the scope of the consumer. Required.
 	Scope string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
@@ -51,7 +54,7 @@ type CursorName struct {
 	// Partition is ignored.
 	Topic string `flag:"topic" arg:"T" doc:"the topic T"`
 
-	// Partition is the number of the partition.
+	// Partition is the number of the partition. -1 is the whole topic, where the function says so.
 	Partition int32 `flag:"partition" arg:"N" doc:"the partition N"`
 }
 
@@ -62,21 +65,24 @@ func (p *CursorName) check() error {
 	if p.Topic == "" {
 		return nil
 	}
-	if p.Partition < 0 {
-		return failf(ErrInvalid, "the partition must not be negative")
+	if p.Partition < -1 {
+		return failf(ErrInvalid, "the partition must not be negative, but for -1: the whole topic")
 	}
 	return checkText("the topic", p.Topic)
 }
 
-// parts are the topic and the partition, nil for the whole scope.
+// parts are the topic and the partition, nil for all.
 func (p *CursorName) parts() (topic *string, partition *int32) {
 	if p.Topic == "" {
 		return nil, nil
 	}
+	if p.Partition < 0 {
+		return &p.Topic, nil
+	}
 	return &p.Topic, &p.Partition
 }
 
-// key is the primary key of the pause: empty and -1 for the whole scope.
+// key is the primary key of the pause: empty and -1 for the whole scope, -1 for the whole topic.
 func (p *CursorName) key() (topic string, partition int32) {
 	if p.Topic == "" {
 		return "", -1
@@ -90,16 +96,16 @@ type Paused struct {
 
 	Scope     string  `json:"scope"`
 	Topic     *string `json:"topic" doc:"nil: the whole scope"`
-	Partition *int32  `json:"partition" doc:"nil: the whole scope"`
+	Partition *int32  `json:"partition" doc:"nil: the whole topic or scope"`
 	Cursors   int64   `json:"cursors" doc:"in use, that this is about"`
 	Was       *Pause  `json:"was" doc:"the pause that was ended; nil if one was made"`
 	Others    []Pause `json:"-"` // the other pauses of the scope
 }
 
-// PauseCursor pauses a partition, or a scope as a whole, until [ResumeCursor]. It outlasts
+// PauseCursor pauses a partition, a whole topic or a whole scope, until [ResumeCursor]. It outlasts
 // restarts. The owner of a partition notices within two seconds: it finishes its current batch,
 // keeps the partition, and does not try its parked messages meanwhile. A partition without a cursor
-// is paused before it begins.
+// is paused before it begins, also by a pause of its topic or scope.
 //
 // The error is of kind ErrNothing if it is paused already.
 func PauseCursor(ctx context.Context, db DB, by By, at CursorName) (*Paused, error) {
@@ -107,11 +113,11 @@ func PauseCursor(ctx context.Context, db DB, by By, at CursorName) (*Paused, err
 	return decide(ctx, db, k, by, &pausing{CursorName: at}, nil)
 }
 
-// ResumeCursor ends the pause of a partition or scope; work continues within two seconds. It ends
-// only the pause of exactly that partition or scope: pauses of the whole scope and of its single
-// partitions are independent.
+// ResumeCursor ends the pause of a partition, topic or scope; work continues within two seconds. It
+// ends only the pause of exactly that: pauses of the scope, of its topics and of single partitions
+// are independent.
 //
-// The error is of kind ErrNothing if the partition or scope is not paused itself.
+// The error is of kind ErrNothing if it is not paused itself.
 func ResumeCursor(ctx context.Context, db DB, by By, at CursorName) (*Paused, error) {
 	k := kind{action: "cursor resume", subject: "the pauses", look: "onlyonce cursor show"}
 	return decide(ctx, db, k, by, &pausing{CursorName: at, resume: true}, nil)
@@ -136,7 +142,7 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	var whole *Pause
 	for i := range pauses {
 		p := &pauses[i]
-		if p.Topic == "" {
+		if p.Partition < 0 && (p.Topic == "" || p.Topic == topic) && partition >= 0 {
 			whole = p
 		}
 		if p.Topic == topic && p.Partition == partition {
@@ -149,10 +155,10 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	case !q.resume && d.Was != nil:
 		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.", d.Was.What(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
 	case q.resume && d.Was == nil && whole != nil:
-		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was changed; to end that, leave out `Topic` and `Partition`.",
-			whole.What(), show.Instant(whole.PausedAt), whole.Actor, whole.Reason)
-	case q.resume && d.Was == nil && len(pauses) > 0 && topic == "":
-		return nil, failf(ErrNothing, "The scope as a whole is not paused: nothing was changed. Paused is %s: give its `Topic` and `Partition`.", pauses[0].What())
+		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was changed; to end that, leave out `Partition`%s.",
+			whole.What(), show.Instant(whole.PausedAt), whole.Actor, whole.Reason, map[bool]string{true: " and `Topic`"}[whole.Topic == ""])
+	case q.resume && d.Was == nil && len(pauses) > 0 && partition < 0:
+		return nil, failf(ErrNothing, "It is not paused as a whole: nothing was changed. Paused is %s: give its `Topic` and `Partition`.", pauses[0].What())
 	case q.resume && d.Was == nil:
 		return nil, failf(ErrNothing, "It is not paused: nothing was changed.")
 	}

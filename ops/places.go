@@ -59,18 +59,9 @@ const lockPlaceSQL = `select pg_advisory_xact_lock(1869507688, hashtext($1))`
 // where it goes. One row: the state.
 const leavePlaceSQL = `select onlyonce.leave_place($1, $2, $3)`
 
-// Place is a database's state of a place, for example of a tenant.
-type Place struct {
-	Place     string    `json:"place" col:"PLACE"`
-	State     string    `json:"state" col:"STATE" doc:"claimed, while a process asks the other databases whether the place lives there; here; leaving, while running work ends and new work is refused; or left"`
-	Other     string    `json:"other" col:"OTHER" doc:"where it goes, or came from"`
-	Moves     int64     `json:"moves" col:"MOVES" doc:"how often it had moved then"`
-	ChangedAt time.Time `json:"changed_at" col:"SINCE"`
-}
-
 // readPlace reads one place; nil if the database does not know it.
-func readPlace(ctx context.Context, tx pgx.Tx, place string) (*Place, error) {
-	places, _, err := reports.Places[Place](ctx, tx, reports.PlaceFilter{Place: place, Limit: 1})
+func readPlace(ctx context.Context, tx pgx.Tx, place string) (*reports.Place, error) {
+	places, _, err := reports.Places(ctx, tx, reports.PlaceFilter{Place: place, Limit: 1})
 	if err != nil || len(places) == 0 {
 		return nil, err
 	}

@@ -245,11 +245,11 @@ func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace)
 const fenceOffRecordsSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
 
 func (q *homing) bringKeys(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace) error {
-	b := &Brought{Keys: new(int64), Conflicts: new(int64)}
-	if err := b.claim(ctx, there, tx, standardKeys); err != nil {
+	keys, _, err := standardKeys.claim(ctx, there, tx)
+	if err != nil {
 		return err
 	}
-	now.Keys = b.Keys
+	now.Keys = &keys
 	for _, t := range memoryTables {
 		if _, err := t.copy(ctx, there, tx, q.Place); err != nil {
 			return err

@@ -243,10 +243,10 @@ func TestInvalidPlaces(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-func placesOf(t *testing.T, pool *pgxpool.Pool, f reports.PlaceFilter) (found []ops.Place, more bool, err error) {
+func placesOf(t *testing.T, pool *pgxpool.Pool, f reports.PlaceFilter) (found []reports.Place, more bool, err error) {
 	t.Helper()
 	err = reports.Snapshot(t.Context(), pool, func(tx pgx.Tx) (err error) {
-		found, more, err = reports.Places[ops.Place](t.Context(), tx, f)
+		found, more, err = reports.Places(t.Context(), tx, f)
 		return err
 	})
 	return found, more, err

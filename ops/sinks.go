@@ -3,13 +3,11 @@ package ops
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/reports"
-	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // sinkSQL reads a sink. In: name. One row, or none. By the primary key.
@@ -40,7 +38,7 @@ type Sink struct {
 
 // Paused describes the pause: since when, by which actor and why.
 func (s *Sink) Paused() string {
-	return fmt.Sprintf("since %s by %s: %s", show.Instant(*s.PausedAt), show.OrDash(s.PausedBy), show.OrDash(s.PauseReason))
+	return reports.PauseText(s.PausedAt, s.PausedBy, s.PauseReason)
 }
 
 // PauseSinkInput is the input of [PauseSink].

@@ -17,7 +17,7 @@ func TestQuestionsPrepare(t *testing.T) {
 	defer conn.Release()
 	for _, sql := range []string{knownScopesSQL, scopeSQL, storedSQL,
 		claimsSQL, copiesSQL, scopeCursorsSQL, lastsSQL, classScopesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, openRequestsSQL,
-		relaysSQL, membersSQL, ownersSQL,
+		ownersSQL,
 		endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, aheadSQL, heldSQL, changedKeysSQL,
 		stalledPlacesSQL, remainingSQL, unhandledSQL, idleSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {

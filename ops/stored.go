@@ -29,26 +29,37 @@ log as materialized (
   union
   select b.slot, b.sink, b.lane, b.xid, b.id, p.row_id
     from parked p join onlyonce.batches b on b.sink = p.sink and b.lane = p.lane and p.row_id between b.id and b.id + b.n - 1)
-select 'log' as "table", c.id, c.key::text as key, c.sink, c.state, c.erased_at, octet_length(r.body)::bigint as bytes
+select 'log' as "table", c.id, c.key::text as key, c.sink, c.state, c.erased_at, octet_length(r.body)::bigint as bytes, null::bigint as partition, null::text as event
   from log g
  cross join lateral (select * from onlyonce.outbox_log r where r.slot = g.slot and r.sink = g.sink and r.lane = g.lane and r.xid = g.xid and r.batch = g.batch and r.id = g.id offset 0) r
  cross join lateral (select * from onlyonce.calls c where c.sink = g.sink and c.lane = g.lane and c.xid = g.xid and c.batch = g.batch and c.id = g.id offset 0) c
 union all
-select 'parked', p.id, null, coalesce(p.sink, ''), case p.state when 'resolved' then 'delivered' else p.state end, p.erased_at, coalesce(p.bytes, 0) from parked p
+select 'parked', p.id, null, coalesce(p.sink, ''), case p.state when 'resolved' then 'delivered' else p.state end, p.erased_at, coalesce(p.bytes, 0), null, null from parked p
 order by 1 desc, 2`
 
-// StoredCall is one place where a call is stored.
-type StoredCall struct {
-	Table    string     `json:"table" doc:"log or parked"`
-	ID       int64      `json:"id" doc:"of the row in that place"`
-	Key      *string    `json:"key" doc:"the call's idempotency key, of a row of the log; else nil"`
-	Sink     string     `json:"sink"`
-	State    string     `json:"state" doc:"pending, delivered, waiting, retrying, blocked, reconcile or discarded"`
-	ErasedAt *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
-	Bytes    int64      `json:"bytes" doc:"size of its body, and of the answer that is kept"`
+// Stored is one place where a call or an event is stored.
+type Stored struct {
+	Table     string     `json:"table" col:"STORED IN" doc:"log or parked"`
+	Partition *int64     `json:"partition" col:"PARTITION,optional" doc:"of an event"`
+	ID        int64      `json:"id" col:"ID" doc:"of the row in that place: of an event in the log its offset"`
+	Key       *string    `json:"key" doc:"the call's idempotency key, of a row of the log; else nil"`
+	Sink      string     `json:"sink" col:"SINK,optional" doc:"of a call"`
+	Event     *string    `json:"event" col:"EVENT,optional" doc:"an event's id"`
+	State     string     `json:"state" col:"STATE" doc:"of a call: pending, delivered, waiting, retrying, blocked, reconcile or discarded; of an event: handled, unread or before SCOPE, or of the parked row"`
+	Bytes     int64      `json:"bytes" col:"BYTES" doc:"size of its body, and of the answer that is kept"`
+	ErasedAt  *time.Time `json:"erased_at" col:"ERASED AT,optional" doc:"nil: its body was not erased"`
 }
 
-func readStored(ctx context.Context, tx pgx.Tx, key string) ([]StoredCall, error) {
-	rows, err := reports.Collect[StoredCall](ctx, tx, storedSQL, key)
+// Erased is the result of [EraseCall] and [EraseEvents].
+type Erased struct {
+	Audited
+
+	Key   string   `json:"key,omitempty" doc:"of a call"`
+	Topic string   `json:"topic,omitempty" doc:"of events"`
+	Rows  []Stored `json:"rows" doc:"as they were"`
+}
+
+func readStored(ctx context.Context, tx pgx.Tx, key string) ([]Stored, error) {
+	rows, err := reports.Collect[Stored](ctx, tx, storedSQL, key)
 	return rows, err
 }

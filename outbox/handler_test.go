@@ -256,7 +256,7 @@ func TestO1RedrivenUnderANewKey(t *testing.T) {
 				if err := enqueue(r, again, "another sum"); !errors.Is(err, outbox.ErrConflict) && !strings.Contains(fmt.Sprint(err), "OO004") {
 					t.Errorf("%s, with other bytes: %v, want a conflict", when, err)
 				}
-				stored, err := ops.ExplainKey(t.Context(), r.pool, ops.KeyQuestion{Key: derived})
+				stored, err := ops.ExplainKey(t.Context(), r.pool, ops.ExplainQuestion{Key: derived})
 				if err != nil || len(stored.Call) != 1 || len(stored.Parked) != 1 || len(stored.Copies) != 2 || !stored.Copies[1].Duplicate {
 					t.Errorf("%s, explained: %+v, %v", when, stored, err)
 				}

@@ -46,7 +46,7 @@ func (v *visit) explain() error {
 		c.Parts = append(c.Parts, part{Title: "Not known", Folded: true, Lines: r.NotKnown})
 		return v.showParts("/explain", c, page{Title: "Explain " + c.Of})
 	}
-	q := ops.KeyQuestion{Tenant: v.Query("tenant"), CountLimit: countLimit}
+	q := ops.ExplainQuestion{Tenant: v.Query("tenant"), CountLimit: countLimit}
 	switch {
 	case v.Query("scope") != "":
 		q.Scope, q.ID, q.Topic = v.Query("scope"), asked, v.Query("topic")
@@ -97,7 +97,7 @@ func (v *visit) foundIn(r *ops.KeyReport) part {
 
 // positionIn reads a position: from fields of the address, or from TOPIC/PARTITION/OFFSET. Nil: it
 // is none.
-func positionIn(asked string, query func(string) string) *ops.PositionQuestion {
+func positionIn(asked string, query func(string) string) *ops.ExplainQuestion {
 	topic, partition, offset := query("topic"), query("partition"), query("offset")
 	if offset == "" {
 		parts := strings.Split(asked, "/")
@@ -111,10 +111,11 @@ func positionIn(asked string, query func(string) string) *ops.PositionQuestion {
 	if topic == "" || err != nil || err2 != nil || p < 0 || o < 0 {
 		return nil
 	}
-	return &ops.PositionQuestion{Topic: topic, Partition: int32(p), Offset: o, Scope: query("scope")}
+	n := int32(p)
+	return &ops.ExplainQuestion{Topic: topic, Partition: &n, Offset: &o, Scope: query("scope")}
 }
 
-func (v *visit) parkedPart(rows []ops.ParkedItem) part {
+func (v *visit) parkedPart(rows []ops.ParkedRow) part {
 	return part{Title: "Parked", Table: v.tableOf("parked", rows, "id state reason scope Origin=Of attempts parked_at next_attempt_at=Due settled_at error")}
 }
 

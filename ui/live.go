@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -133,7 +135,7 @@ type status struct {
 type shared struct {
 	status answer[*status]
 	outbox answer[*outbox]
-	groups answer[*ops.ParkedTotals]
+	groups answer[*reports.ParkedTotals]
 	inbox  answer[*reports.InboxReport]
 	events answer[*reports.EventsReport]
 
@@ -169,8 +171,10 @@ func (s *shared) begin() {
 		}
 		return &outbox{r, s.backlogs.change(time.Now(), r.Sinks)}, nil
 	}
-	s.groups.ask = func(ctx context.Context, db ops.DB) (*ops.ParkedTotals, error) {
-		return ops.ParkedCounts(ctx, db, ops.ParkedQuestion{ByError: true, CountLimit: countLimit})
+	s.groups.ask = func(ctx context.Context, db ops.DB) (*reports.ParkedTotals, error) {
+		return reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ParkedTotals, error) {
+			return reports.CountParked(ctx, tx, reports.ParkedFilter{}, true, countLimit)
+		})
 	}
 	s.inbox.ask = func(ctx context.Context, db ops.DB) (*reports.InboxReport, error) { return reports.Inbox(ctx, db) }
 	s.events.ask = func(ctx context.Context, db ops.DB) (*reports.EventsReport, error) {

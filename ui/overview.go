@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -150,7 +151,7 @@ func (v *visit) fleet(path string) {
 
 // topic is a consumer's topic and how fast it moves.
 type topic struct {
-	*ops.TopicSum
+	*operate.TopicSum
 	KnownLag *int64
 	Rate     *float64 // messages a second; nil: not known yet
 	Bad      bool     // a partition is halted
@@ -159,7 +160,7 @@ type topic struct {
 // Consumers are the topics of all consumers, those with a halt first.
 func (s *status) Consumers() []topic {
 	var all []topic
-	for _, sum := range s.Topics() {
+	for _, sum := range operate.Topics(s.StatusReport) {
 		t := topic{TopicSum: sum, Bad: sum.Halted > 0}
 		if sum.Owned > 0 || sum.AtLeast {
 			t.KnownLag = &sum.Lag

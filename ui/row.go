@@ -282,7 +282,7 @@ func (v *visit) stateOf(r *reports.AuditRow) ([]part, error) {
 	switch {
 	case len(about.IDs) > 0:
 		now.Of = fmt.Sprintf("%d rows", len(about.IDs))
-		var found []ops.ParkedItem
+		var found []ops.ParkedRow
 		if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
 			found, err = operate.ParkedByIDs(ctx, db, about.IDs[:min(len(about.IDs), rowsNow)])
 			return err

@@ -41,9 +41,9 @@ type act struct{ Text, Href string }
 // pagesOf are the pages about rows: the field whose value leads there, and the address. In it {F}
 // is the value of the field F, and "F" or "name=F" behind the question mark that of a query.
 var pagesOf = map[reflect.Type][2]string{
-	reflect.TypeFor[ops.ParkedItem]():      {"id", "/parked/{id}"},
-	reflect.TypeFor[ops.ParkedCount]():     {"count", "/parked?kind&state&parked-for=reason&scope&sink&error"},
-	reflect.TypeFor[ops.SinkRelays]():      {"sink", "/outbox?sink"},
+	reflect.TypeFor[ops.ParkedRow]():       {"id", "/parked/{id}"},
+	reflect.TypeFor[reports.ParkedCount](): {"count", "/parked?kind&state&parked-for=reason&scope&sink&error"},
+	reflect.TypeFor[reports.SinkRelays]():  {"sink", "/outbox?sink"},
 	reflect.TypeFor[ops.ExplainedCall]():   {"key", "/calls/{key}"},
 	reflect.TypeFor[ops.Request]():         {"id", "/explain?q=id"},
 	reflect.TypeFor[sinkRow]():             {"sink", "/outbox?sink"},

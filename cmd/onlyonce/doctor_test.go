@@ -255,7 +255,7 @@ func TestDoctorServer(t *testing.T) {
 	f.exec(`create role stock login in role onlyonce_app, onlyonce_rotator`)
 	asOperator.examines(true).has(t, "consumer_keys", "fail", "although postgres, stock may")
 	asOperator.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring consumer_keys", "onlyonce_rotator")
-	asOperator.run("explain", "k", "-scope", "s").want(t, statusGood, "No segment")
+	asOperator.run("explain", "k", "-scope", "s").want(t, statusGood, "no segment")
 	asOperator.run("explain", "-topic", "t", "-partition", "0", "-offset", "1").want(t, statusGood)
 	f.exec(`truncate onlyonce.consumer_keys_0`)
 
@@ -293,6 +293,6 @@ func TestDoctorStandby(t *testing.T) {
 	p.run("doctor", "-all").want(t, statusGood, "info  replication: standbys are asynchronous", "with 1 standbys connected")
 	s := session{t: t, url: standby.URL}
 	s.run("doctor").want(t, statusGood, "warn  server: standby: the server is a standby", "info  history: a standby on timeline 1")
-	s.run("explain", "k", "-scope", "s").want(t, statusGood, "No segment")
+	s.run("explain", "k", "-scope", "s").want(t, statusGood, "no segment")
 	s.run("explain", "-topic", "t", "-partition", "0", "-offset", "0").want(t, statusGood, "No cursor")
 }

@@ -3,11 +3,8 @@ package main
 import (
 	"context"
 	"flag"
-	"fmt"
 	"math"
-	"strings"
 
-	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -40,32 +37,7 @@ Example:
 				}
 				return e, err
 			},
-			write: func(a *app, e *reports.EventDetail) {
-				a.writeEvent(e, *body)
-				a.writeNext(operate.Next(e))
-			},
+			write: func(a *app, e *reports.EventDetail) { a.writeWhole(e) },
 		}
 	})
-}
-
-func (a *app) writeEvent(e *reports.EventDetail, body bool) {
-	a.field("stream", e.Topic)
-	a.field("position", fmt.Sprintf("partition %d, offset %d", e.Partition, e.Offset))
-	a.field("state", e.State)
-	if part := strings.SplitN(e.ID, "/", 3); len(part) == 3 && strings.HasPrefix(e.Topic, "webhook.") { // endpoint, provider, and the id as its sender knows it
-		a.field("provider", part[1])
-		a.field("id", part[2])
-	} else {
-		a.field("id", e.ID)
-	}
-	a.field("tenant", e.Tenant)
-	if e.OrderKey != nil {
-		a.field("ordering key", e.OrderKey.String())
-	}
-	a.moment("appended at", &e.AppendedAt)
-	a.moment("erased at", e.ErasedAt)
-	for _, h := range e.Headers {
-		a.field("header", h.Name+": "+h.Value.String())
-	}
-	a.field("body", bodyText(e.Body, e.Bytes, e.ErasedAt != nil, body))
 }

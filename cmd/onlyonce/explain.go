@@ -4,24 +4,16 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"math"
 	"reflect"
 	"strings"
 
 	"github.com/google/uuid"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
-
-// explaining holds the operator's flags.
-type explaining struct {
-	scope, topic   *string
-	partition      *int64
-	tenant         *string
-	provider       *string
-	replay, offset *int64
-	all            bool
-}
 
 func explainCommand() command {
 	return command{
@@ -31,28 +23,22 @@ func explainCommand() command {
 		summary: "show what became of a message, webhook, call or request",
 		json:    []reflect.Type{reflect.TypeFor[ops.KeyReport](), reflect.TypeFor[ops.PositionReport]()},
 		help: `
-Tells what the database holds of one message, webhook, call or request, and guesses nothing. It changes nothing and works on a standby too.
+Tells what the database holds of one message, webhook, call or request: whether it was applied, its calls, its parked rows, and what
+a copy would be. It guesses nothing and changes nothing, and works on a standby too. -all shows the rest: in which segment and
+transaction the key was claimed, all calls of that transaction, how long keys are remembered, and the open points.
 
-KEY is a message's id, with -scope the consumer's Scope, -tenant where the consumer has tenants, -topic where its ids
-count within their topic (Config.Copies), and -replay for the claim in that replay; of a
-webhook its sender's, with -scope webhook/ENDPOINT and, for a provider of your own (webhook.HMAC) of which nothing is stored yet, -provider; of a request "http POST /v1/charges" and so on. Without -scope KEY is the stored key, a UUID, as other commands show
-it, or else an id that is looked for in the scopes of all consumers and endpoints; of a call the idempotency key that the remote saw. A KEY that begins with a dash follows "--".
+KEY is a message's id (with -topic where its ids count within their topic, and -replay for the claim in that replay), a webhook's id
+as its sender knows it (-scope webhook/ENDPOINT; -provider for a provider of your own of which nothing is stored yet), or a request's
+Idempotency-Key (-scope "http POST /v1/charges"). Without -scope it is looked for in the scopes of all consumers and endpoints. A UUID
+without -scope is a stored key, as other commands show it, or the idempotency key of a call. A KEY that begins with a dash follows
+"--".
 
-Of a key: the segments that hold it, and between which times it was claimed; its payload's fingerprint, the
-first 16 digits of its SHA-256; the transaction that claimed it, with its time where track_commit_timestamp is on. What was restored from a
-dump, or brought by "cursor adopt -from", bears the time and the transaction that wrote it here. Then the calls which that transaction enqueued,
-what is parked under the key, conflicts too, a webhook's endpoint and time, and the HTTP request of that id. A key that is not there was never claimed, or was
-forgotten, or its claim has not committed: it says since when claims are complete.
+A key that is not there was never claimed, or was forgotten, or its claim has not committed. Whether a copy that comes now is a
+duplicate depends on who claims it, because the rings do not know each other's keys: consumers ask consumer_keys, or the ring of their
+scope's class; webhooks, dedupe.Claim and calls from outside of consumers ask standard_keys. Both also find unsettled parked rows.
 
-Whether a copy that comes now is a duplicate depends on who claims it, because the rings do not know each other's keys: a consumer asks consumer_keys, or
-the ring of its scope's class, for a message of Kafka; webhooks, dedupe.Claim and calls that are enqueued outside of consumers ask standard_keys. Both find what is parked
-under the key and not settled (conflicts apart), also where the rings have forgotten it.
-
-A claim within a savepoint bears the savepoint's transaction id, by which Postgres does not tell the transaction: the calls that it enqueued are not
-found then, and "not known" says so.
-
-With -topic, -partition and -offset: of each cursor there, or of that of -scope, whether it has passed the offset, in which batch if that is
-still on record, the message parked at that position, and the event if the topic is a stream. A key is not stored by its position.
+With -topic, -partition and -offset: whether each cursor has passed the offset, its batch, the parked rows of that position, and the
+event if the topic is a stream.
 
 Examples:
   onlyonce explain order-118 -scope stock
@@ -60,43 +46,51 @@ Examples:
   onlyonce explain -topic orders -partition 3 -offset 4711`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
-			q := &explaining{}
-			textVar(fs, &q.scope, "scope", "the scope `S` of the consumer")
-			textVar(fs, &q.topic, "topic", "the topic `T`")
-			numberVar(fs, &q.partition, "partition", "the partition `N`", 0, math.MaxInt32)
-			textVar(fs, &q.tenant, "tenant", "the tenant `T` of the key (default: none)")
-			textVar(fs, &q.provider, "provider", "of a webhook, the `P` that sent it (default: whichever is known for the endpoint)")
-			numberVar(fs, &q.replay, "replay", "the replay `N` in which the key was claimed (default: none)", 1, math.MaxInt32)
-			numberVar(fs, &q.offset, "offset", "the offset `O`", 0, math.MaxInt64-1)
-			fs.BoolVar(&q.all, "all", false, "all calls of the transaction, where some are known to be of this message")
+			var q ops.ExplainQuestion
+			form := operate.FormOf(&q)
+			for i := range form.Fields {
+				fieldVar(fs, &form.Fields[i], form.Set)
+			}
+			all := fs.Bool("all", false, "show everything: segments, transactions, all calls of the transaction, open points")
 			return func(ctx context.Context, a *app) error {
-				if q.partition != nil || q.offset != nil || q.topic != nil && a.operand == nil {
-					return a.explainPosition(ctx, *address, q, *asJSON)
+				q.CountLimit = a.countLimit
+				key := text(a.operand)
+				switch {
+				case q.Scope == "" && uuid.Validate(key) == nil:
+					q.Key = key
+				default:
+					q.ID = key
 				}
-				return a.explainKey(ctx, *address, q, *asJSON)
+				if a.operand == nil && !q.OfPosition() {
+					return usagef("missing: KEY, or -topic, -partition and -offset")
+				}
+				if err := decided(q.Check()); err != nil {
+					return err
+				}
+				if q.OfPosition() {
+					return explain(ctx, a, *address, "looking at the position", *asJSON, &q, ops.ExplainPosition, func(r *ops.PositionReport) error { return a.writePosition(r, *all) })
+				}
+				return explain(ctx, a, *address, "looking for the key", *asJSON, &q, ops.ExplainKey, func(r *ops.KeyReport) error { return a.writeKey(r, q.ID, *all) })
 			}
 		},
 	}
 }
 
-// question returns the question about a key.
-func (q *explaining) question(operand *string) (k ops.KeyQuestion, err error) {
-	switch {
-	case operand == nil:
-		return k, usagef("missing: KEY, or -topic, -partition and -offset")
-	case *operand == "":
-		return k, usagef("KEY must not be empty")
-	case q.scope == nil && (q.tenant != nil || q.replay != nil || q.topic != nil || q.provider != nil):
-		return k, usagef("missing: -scope: it goes with -tenant, -topic, -replay and -provider")
-	case q.scope == nil && uuid.Validate(*operand) == nil:
-		k.Key = *operand
-		return k, nil
+// explain asks a question and shows the answer.
+func explain[R any](ctx context.Context, a *app, address, what string, asJSON bool, q *ops.ExplainQuestion,
+	ask func(context.Context, ops.DB, ops.ExplainQuestion) (*R, error), write func(*R) error) error {
+	var r *R
+	err := a.ask(ctx, address, what, func(ctx context.Context, db ops.DB) (err error) {
+		r, err = ask(ctx, db, *q)
+		return err
+	})
+	if k, is := any(r).(*ops.KeyReport); err != nil || asJSON && !(is && k.Key == "") {
+		if err == nil {
+			err = a.writeJSON(r)
+		}
+		return err
 	}
-	k = ops.KeyQuestion{ID: *operand, Scope: text(q.scope), Tenant: text(q.tenant), Topic: text(q.topic), Provider: text(q.provider)}
-	if q.replay != nil {
-		k.Replay = int32(*q.replay)
-	}
-	return k, nil
+	return write(r)
 }
 
 // elsewhere says where an id is that was looked for in all scopes.
@@ -115,54 +109,96 @@ func (a *app) elsewhere(r *ops.KeyReport, id string) error {
 	return &refusal{"say with -scope which is meant"}
 }
 
-func (a *app) explainKey(ctx context.Context, address string, q *explaining, asJSON bool) error {
-	k, err := q.question(a.operand)
-	if err != nil {
-		return err
+func (a *app) writeKey(r *ops.KeyReport, id string, all bool) error {
+	if r.Key == "" {
+		return a.elsewhere(r, id)
 	}
-	if err := k.Check(); err != nil {
-		return decided(err)
+	a.say("%s", cell(operate.KeyName(r)))
+	for _, s := range operate.ExplainedKey(r) {
+		a.say("%s", cell(s))
 	}
-	k.CountLimit = a.countLimit
-	var r *ops.KeyReport
-	err = a.ask(ctx, address, "looking for the key", func(ctx context.Context, db ops.DB) (err error) {
-		r, err = ops.ExplainKey(ctx, db, k)
-		return err
-	})
-	switch {
-	case err != nil:
-		return err
-	case r.Key == "":
-		return a.elsewhere(r, k.ID)
-	case asJSON:
-		return a.writeJSON(r)
+	if len(r.Call) > 0 {
+		a.say("\nIt is the key of a call:")
+		a.rows(r.Call)
 	}
-	a.writeKey(r, q.all)
+	a.writeExplainedCalls(r.Calls, all)
+	a.writeExplainedParked(r.Parked)
+	if !all && len(r.Claims) > 0 {
+		a.say("\n-all shows in which segment and transaction it was claimed, and %s.", show.Count(int64(len(r.NotKnown)), "open point"))
+		return nil
+	}
+	for i := range r.Claims {
+		a.say("")
+		a.writeWhole(&r.Claims[i])
+	}
+	for _, s := range operate.KeyDetails(r) {
+		a.say("%s", cell(s))
+	}
+	a.writeNotKnown(r.NotKnown)
 	return nil
 }
 
-func (a *app) explainPosition(ctx context.Context, address string, q *explaining, asJSON bool) error {
+// writeExplainedCalls shows the calls whose keys derive from the message, or all.
+func (a *app) writeExplainedCalls(calls []ops.ExplainedCall, all bool) {
+	own := calls
+	if !all {
+		own = operate.OwnCalls(calls)
+	}
 	switch {
-	case a.operand != nil:
-		return usagef("KEY %q and a position: ask for one of the two", *a.operand)
-	case q.tenant != nil || q.replay != nil:
-		return usagef("-tenant and -replay go with a KEY")
+	case len(calls) == 0:
+		return
+	case len(own) < len(calls):
+		a.say("\nIts calls: %d; %d more of the same transaction, which may be of other messages: -all shows them", len(own), len(calls)-len(own))
+	default:
+		a.say("\nCalls of that transaction: %d%s", len(calls), more(len(calls)))
 	}
-	if err := missing(given{"-topic", q.topic != nil}, given{"-partition", q.partition != nil}, given{"-offset", q.offset != nil}); err != nil {
-		return err
+	a.rows(own)
+}
+
+func more(n int) string {
+	return map[bool]string{true: ", and perhaps more"}[n == reports.ExplainLimit]
+}
+
+func (a *app) writeExplainedParked(parked []ops.ParkedRow) {
+	if len(parked) > 0 {
+		a.say("\nParked: %d%s", len(parked), more(len(parked)))
+		a.rows(parked)
 	}
-	p := ops.PositionQuestion{Topic: *q.topic, Partition: int32(*q.partition), Offset: *q.offset, Scope: text(q.scope)}
-	var r *ops.PositionReport
-	err := a.ask(ctx, address, "looking at the position", func(ctx context.Context, db ops.DB) (err error) {
-		r, err = ops.ExplainPosition(ctx, db, p)
-		return err
-	})
-	switch {
-	case err != nil:
-		return err
-	case asJSON:
-		return a.writeJSON(r)
+}
+
+func (a *app) writeNotKnown(open []string) {
+	if len(open) > 0 {
+		a.say("\nNot known:")
 	}
-	a.writePosition(r, q.all)
+	for _, s := range open {
+		a.say("  - %s", s)
+	}
+}
+
+func (a *app) writePosition(r *ops.PositionReport, all bool) error {
+	a.say("%s, partition %d, offset %d", cell(r.Topic), r.Partition, r.Offset)
+	if len(r.Cursors) == 0 {
+		a.say("No cursor of this database is there.")
+	}
+	for i := range r.Cursors {
+		c := &r.Cursors[i]
+		a.say("\n%s", cell(operate.CursorFate(c)))
+		if batch := operate.CursorBatch(c); batch != "" {
+			a.say("%s", batch)
+		}
+		a.writeExplainedCalls(c.Calls, all)
+	}
+	a.writeExplainedParked(r.Parked)
+	if e := r.Event; e != nil {
+		erased, tenant := "", ""
+		if e.ErasedAt != nil {
+			erased = ", erased at " + show.Instant(*e.ErasedAt)
+		}
+		if e.Tenant != "" {
+			tenant = ", tenant " + cell(e.Tenant)
+		}
+		a.say("\nEvent %s%s, appended at %s%s. Its id was claimed then: onlyonce explain shows it with -scope of who appended it.", cell(e.ID), tenant, show.Instant(e.AppendedAt), erased)
+	}
+	a.writeNotKnown(r.NotKnown)
 	return nil
 }

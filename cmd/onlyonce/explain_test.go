@@ -56,18 +56,18 @@ func TestExplainKey(t *testing.T) {
 		want    []string
 		without string
 	}{
-		"never": {"", nil, []string{"key " + seven, `id "a-1", scope "stock"`, "No segment of the inbox holds it", "No consumer and no webhook endpoint has a scope yet",
+		"never": {"", nil, []string{"key " + seven, `id "a-1", scope "stock"`, "no segment of the inbox holds it",
 			"consumer_keys remembers at least 7d, and holds every key that was claimed in it within the last", "standard_keys remembers at least 7d", "a transaction that has not committed"}, "fingerprint"},
 		"mistyped": {`insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stocks', '{orders}', 'across', 'orders')`, nil,
-			[]string{"No consumer and no webhook endpoint has the scope stock. There are: stocks."}, "scope yet"},
+			[]string{"no consumer and no webhook endpoint has that scope. There are: stocks."}, "scope yet"},
 		"never, and for ever": {`update onlyonce.rings set horizon = null`, nil, []string{"consumer_keys remembers for ever, and holds every key that was claimed in it within the last"}, "at least"},
 		"current": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
-			[]string{"is remembered", "A copy that a consumer reads from Kafka is a duplicate: consumer_keys holds the key", "onlyonce.consumer_keys_0, current in ring consumer_keys", "claimed      since ", "fingerprint  00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
+			[]string{"is remembered", "A copy that comes now is a duplicate in consumer_keys (remembered).", "onlyonce.consumer_keys_0, current in ring consumer_keys", "claimed         after ", "fingerprint     00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
 		"stored key": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, []string{seven},
-			[]string{"key " + seven + "\n", "fingerprint  none", "is remembered"}, "scope"},
+			[]string{"key " + seven + "\n", "fingerprint     none", "is remembered"}, "scope"},
 		"of a tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, []string{"-tenant", "acct", "-scope", "stock", "a-1"},
 			[]string{`tenant "acct"`, "standard_keys_0, current in ring standard_keys"}, ""},
-		"of another tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, nil, []string{"No segment"}, ""},
+		"of another tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, nil, []string{"no segment"}, ""},
 		"in a replay": {`insert into onlyonce.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1", Replay: 2}.Hash()).String() + `', 1)`, []string{"a-1", "-scope", "stock", "-replay", "2"},
 			[]string{"in replay 2", "is remembered"}, ""},
 		"within its topic": {within + `insert into onlyonce.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", Topic: "paid", ID: "a-1"}.Hash()).String() + `', 1)`,
@@ -77,22 +77,22 @@ func TestExplainKey(t *testing.T) {
 		"draining": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"), nil, []string{"consumer_keys_0, draining in ring consumer_keys"}, ""},
 		"closed":   {closed + segment("consumer_keys_0"), nil, []string{"consumer_keys_0, closed in ring consumer_keys", "between 2026-01-01 00:00:00Z and 2026-01-02 00:00:00Z", ", committed"}, "not known any more"},
 		"closed, and its number stands for another transaction": {closed + `update onlyonce.segments set bound = '4' where ring = 'consumer_keys' and slot = 0;` + segment("consumer_keys_0"), nil,
-			[]string{"transaction  not known any more"}, "committed"},
+			[]string{"transaction     not known any more"}, "committed"},
 		"two segments": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, nil,
 			[]string{"consumer_keys_0, draining", "consumer_keys_1, current"}, ""},
 		"retired": {closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"), nil,
-			[]string{"no longer asked for", "from Kafka is new: consumer_keys is no longer asked for the key", "retired by ring consumer_keys: claims do not ask it any more", "consumer_keys remembers"}, "is remembered"},
+			[]string{"no longer asked for", "new in consumer_keys", "retired by ring consumer_keys: claims do not ask it any more", "consumer_keys remembers"}, "is remembered"},
 		"webhook": {`do $$ begin perform onlyonce.receive_webhook('gh', onlyonce.key('', 'webhook/gh', 'a-1'), 1, null, '1 hour', '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
 			[]string{"a-1", "-scope", "webhook/gh"}, []string{"standard_keys_0, current", "Webhook: endpoint gh claimed it at 20"}, ""},
 		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhook('gh', onlyonce.key('', 'webhook/gh', 'a-1'), 1, null, '1 hour', '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce.standard_keys_0`,
-			[]string{"a-1", "-scope", "webhook/gh"}, []string{"No segment", "Webhook: endpoint gh"}, ""},
+			[]string{"a-1", "-scope", "webhook/gh"}, []string{"no segment", "Webhook: endpoint gh"}, ""},
 		"conflict": {`insert into onlyonce.parked (kind, state, reason, error, scope, key, topic, partition, "offset") values
 			('message', 'waiting', 'conflict', E'other bytes\nstack', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 7),
 			('message', 'resolved', 'failed', '', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 8), ('message', 'waiting', 'failed', '', 'stock', onlyonce.key('', 'stock', 'b'), 'orders', 0, 9)`, nil,
 			[]string{"Parked: 2", "conflict", "orders/0@7", "orders/0@8", "other bytes"}, "stack"},
 		"request": {`select onlyonce.http_claim(onlyonce.key('acct', 'http POST /v1/charges', 'k'), 'acct', 'http POST /v1/charges', '', gen_random_uuid(), '2 days', '-1 second');
 			insert into onlyonce.http_steps (record_id, name) select id, 'charge' from onlyonce.http_records`,
-			[]string{"k", "-scope", "http POST /v1/charges", "-tenant", "acct"}, []string{"No segment", "HTTP request: left, since", "is not completed", "unknown outcome: charge"}, "private"},
+			[]string{"k", "-scope", "http POST /v1/charges", "-tenant", "acct"}, []string{"no segment", "HTTP request: left, since", "is not completed", "unknown outcome: charge"}, "private"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -104,7 +104,7 @@ func TestExplainKey(t *testing.T) {
 			if args == nil {
 				args = []string{"a-1", "-scope", "stock"}
 			}
-			r := f.run(append([]string{"explain"}, args...)...).want(t, statusGood, c.want...).lines(t, 0)
+			r := f.run(append([]string{"explain", "-all"}, args...)...).want(t, statusGood, c.want...).lines(t, 0)
 			if c.without != "" {
 				r.without(t, c.without)
 			}
@@ -144,9 +144,10 @@ func TestExplainCalls(t *testing.T) {
 	if derived != 1 {
 		t.Errorf("%d calls are this message's for certain, want 1: %+v", derived, r.Calls)
 	}
-	s.run("explain", "a", "-scope", "stock").want(t, statusGood, "Calls of that transaction", "charge", "pending", "yes", "not known", "which of the transaction's calls").without(t, "private")
-	s.run("explain", "a", "-scope", "stock").want(t, statusGood).without(t, "savepoint")
-	short := s.run("explain", "a", "-scope", "stock").want(t, statusGood, fmt.Sprintf("\n%d more of the same transaction, which may be of other messages: -all shows them\n", len(r.Calls)-1))
+	s.run("explain", "a", "-scope", "stock").want(t, statusGood, "Its calls: 1; ", "charge", "pending", "yes").without(t, "private")
+	s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood, "Calls of that transaction", "not known", "which of the transaction's calls")
+	s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood).without(t, "savepoint")
+	short := s.run("explain", "a", "-scope", "stock").want(t, statusGood, fmt.Sprintf("; %d more of the same transaction, which may be of other messages: -all shows them\n", len(r.Calls)-1))
 	whole := s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood)
 	whole.without(t, "-all shows")
 	if few, all := strings.Count(short.out, "  charge  "), strings.Count(whole.out, "  charge  "); few != 1 || all != len(r.Calls) || r.Calls[0].Derived == nil {
@@ -170,7 +171,7 @@ func TestExplainParkedCall(t *testing.T) {
 	f.enqueues("payments", "", "one")
 	f.park("one", "waiting", "rejected")
 	key := one[string](f, `select key::text from onlyonce.outbox_log`)
-	f.run("explain", key).want(t, statusGood, "No segment", "It is the key of a call", "waiting", "Parked: 1", "rejected", "payments/one").without(t, "private")
+	f.run("explain", key).want(t, statusGood, "no segment", "It is the key of a call", "waiting", "Parked: 1", "rejected", "payments/one").without(t, "private")
 }
 
 // The answer has the commit's time if the server records it. The search for what a receiver
@@ -188,18 +189,18 @@ func TestExplainCommitTime(t *testing.T) {
 	if !r.Claims[0].Transaction.CommittedAt.Equal(one[time.Time](f, `select pg_xact_commit_timestamp(xmin) from onlyonce.consumer_keys_0`)) {
 		t.Errorf("%+v", r.Claims)
 	}
-	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, ", committed at 20").without(t, "not known to Postgres")
+	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, ", committed at 20").without(t, "not known to Postgres")
 
 	// Frozen rows keep their number, and rows that were written frozen have none.
 	f.exec(`vacuum freeze onlyonce.consumer_keys_0`)
-	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, ", committed at 20")
+	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, ", committed at 20")
 
 	f.exec(`alter table onlyonce.webhook_ids rename to webhook_ids_rows; alter table onlyonce.webhook_ids_rows disable trigger sealed;
 		insert into onlyonce.webhook_ids_rows values ('gh', onlyonce.key('', 'stock', 'a-1'))`)
 	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600); return t; end $$`)
 	f.exec(`create view onlyonce.webhook_ids as select endpoint, key, slow(seen_at) as seen_at from onlyonce.webhook_ids_rows`)
 	f.count = 50 * time.Millisecond
-	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, "looking took too long")
+	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, "looking took too long")
 	if r := explains[ops.KeyReport](f, "a-1", "-scope", "stock"); r.Webhooks != nil {
 		t.Errorf("%+v", r.Webhooks)
 	}
@@ -218,7 +219,7 @@ func TestExplainPosition(t *testing.T) {
 		want          []string
 	}{
 		"nobody":         {"", "5", "", []string{"No cursor of this database is there", "keys are not stored by position"}},
-		"handled":        {batch, "15", "handled", []string{"Scope stock, at 20: handled: it was applied, or was a duplicate, or was parked", "batch        10 to 20", "transaction  ", "committed", "control records"}},
+		"handled":        {batch, "15", "handled", []string{"Scope stock, at 20: handled: it was applied, or was a duplicate, or was parked", "in the batch from 10 to 20, of transaction ", "committed", "control records"}},
 		"ahead":          {batch, "20", "ahead", []string{"it is still to be handled"}},
 		"tried alone":    {batch + `insert into onlyonce.attempts select id, 20, 3, 0 from onlyonce.cursors`, "20", "ahead", []string{"it is tried alone, and was tried 3 times"}},
 		"retired":        {batch + `update onlyonce.cursors set retired_at = now()`, "20", "ahead", []string{"at 20 (retired)", "handles nothing any more"}},
@@ -229,7 +230,7 @@ func TestExplainPosition(t *testing.T) {
 		"pruned batch":   {batch + `delete from onlyonce.progress; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 0, 20, 30 from onlyonce.cursors; perform onlyonce.seal(); end $$`, "15", "handled", []string{"not on record any more"}},
 		"earlier run":    {batch + `update onlyonce.cursors set run = 1, run_start = 40`, "15", "earlier-run", []string{"the position was set since, to 40"}},
 		"replayed later": {batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`, "15", "replaying", []string{"at 12 (replay 3 to 18)", "once more"}},
-		"replayed":       {batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 1, 12, 16 from onlyonce.cursors; perform onlyonce.seal(); end $$`, "15", "handled", []string{"handled once more in replay 3", "batch        12 to 16"}},
+		"replayed":       {batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 1, 12, 16 from onlyonce.cursors; perform onlyonce.seal(); end $$`, "15", "handled", []string{"handled once more in replay 3", "in the batch from 12 to 16"}},
 		"not replayed":   {batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`, "19", "handled", []string{"is not part of that"}},
 		"behind replay":  {batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`, "20", "ahead", []string{"still to be handled"}},
 		"parked": {batch + `insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset") values ('message', 'waiting', 'failed', 'stock', 'orders', 0, 15), ('message', 'waiting', 'failed', 'stock', 'orders', 0, 16)`, "15", "handled",

@@ -43,7 +43,7 @@ take the cursor out of use with "onlyonce cursor retire". "ahead by" says that t
 
 func (a *app) writeInbox(r *reports.InboxReport) {
 	for _, k := range r.Rings {
-		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
+		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, operate.Remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
 		var rows [][]string
 		free := 0
 		for _, s := range k.Segments {
@@ -90,13 +90,6 @@ func behindText(f *reports.Frontier) string {
 		return "ahead by " + show.Span(show.Seconds(-*f.Behind))
 	}
 	return show.Ago(*f.Behind)
-}
-
-func remembered(horizon *float64) string {
-	if horizon == nil {
-		return "for ever"
-	}
-	return "at least " + show.Span(show.Seconds(*horizon))
 }
 
 // parseRate parses a number of keys per unit of time, and returns it per second.

@@ -62,10 +62,10 @@ func TestParkedList(t *testing.T) {
 	r = f.run("parked", "list", "-all", "-json").want(t, statusGood).lines(t, 0)
 	var ids []int64
 	for line := range strings.Lines(r.out) {
-		if got := fields(t, []byte(line)); got != "id kind state reason tenant scope topic partition offset sink name attempts error parked_at settled_at next_attempt_at" {
+		if got := fields(t, []byte(line)); got != "id kind state reason scope tenant topic partition offset sink name key order_key head parked_at attempts attempted next_attempt_at redrives redriven_at settled_at error" {
 			t.Errorf("fields: %s", got)
 		}
-		var row ops.ParkedItem
+		var row ops.ParkedRow
 		if err := json.Unmarshal([]byte(line), &row); err != nil {
 			t.Fatal(err)
 		}

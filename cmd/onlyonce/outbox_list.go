@@ -3,9 +3,6 @@ package main
 import (
 	"context"
 	"flag"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
@@ -36,71 +33,7 @@ Example:
 				}
 				return c, err
 			},
-			write: func(a *app, c *reports.Call) {
-				a.writeCall(c, *body)
-				a.writeNext(operate.Next(c))
-			},
+			write: func(a *app, c *reports.Call) { a.writeWhole(c) },
 		}
 	})
-}
-
-// field writes a line of what is shown whole, unless it has no value.
-func (a *app) field(name, value string) {
-	if value != "" {
-		a.say("%-15s %s", name, cell(value))
-	}
-}
-
-// moment is field for a time that may be missing.
-func (a *app) moment(name string, t *time.Time) {
-	if t != nil {
-		a.field(name, show.Instant(*t))
-	}
-}
-
-func (a *app) writeCall(c *reports.Call, body bool) {
-	a.field("key", c.Key)
-	a.field("state", c.State)
-	a.field("sink", c.Sink)
-	if c.PausedAt != nil {
-		p := ops.Sink{Name: c.Sink, PausedAt: c.PausedAt, PausedBy: c.PausedBy, PauseReason: c.PauseReason}
-		a.field("paused", p.Paused())
-	}
-	if !c.Listed {
-		a.field("relay", "no relay has listed the sink")
-	}
-	a.field("name", c.Name)
-	a.field("method", c.Method)
-	a.field("target", c.Target)
-	a.field("scope", c.Scope)
-	a.field("tenant", c.Tenant)
-	a.field("log id", number(c.ID))
-	a.field("lane", strconv.Itoa(int(c.Lane)))
-	a.field("ordering key", text(c.OrderKey))
-	a.field("trace", text(c.Trace))
-	a.moment("enqueued at", &c.CreatedAt)
-	a.moment("not before", c.NotBefore)
-	a.moment("settled at", c.SettledAt)
-	a.moment("erased at", c.ErasedAt)
-	for line := range strings.Lines(c.Headers) {
-		a.field("header", strings.TrimRight(line, "\r\n"))
-	}
-	if c.Attempts != nil {
-		a.field("attempts", strconv.Itoa(int(*c.Attempts)))
-	}
-	for line := range strings.Lines(text(c.Error)) {
-		a.field("error", strings.TrimRight(line, "\r\n"))
-	}
-	a.field("body", bodyText(c.Body, c.Bytes, c.ErasedAt != nil, body))
-}
-
-// bodyText shows a body, or why it is not shown.
-func bodyText(b reports.Octets, bytes int64, erased, asked bool) string {
-	switch {
-	case erased:
-		return "erased"
-	case !asked:
-		return show.Size(float64(bytes)) + "; -body shows it"
-	}
-	return b.String()
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -14,12 +15,12 @@ const errorShown = 60
 
 // writeParkedSums counts the parked rows by reason and state, and says what is not listed.
 func (a *app) writeParkedSums(q *operate.Question, rows, sums any) {
-	t, f := sums.(*ops.ParkedTotals), q.Filter.(*operate.ParkedFilter)
+	t, f := sums.(*reports.ParkedTotals), q.Filter.(*operate.ParkedFilter)
 	states := map[string]int64{}
 	for i := range t.Groups {
 		states[t.Groups[i].State] += t.Groups[i].Count
 	}
-	if len(rows.([]ops.ParkedItem)) > 0 && f.Unsettled() && f.Name == "" { // the commands of a group are for calls of all names
+	if len(rows.([]ops.ParkedRow)) > 0 && f.Unsettled() && f.Name == "" { // the commands of a group are for calls of all names
 		a.writeGroups(t.Groups)
 	}
 	var parts []string
@@ -49,7 +50,7 @@ func (a *app) writeParkedSums(q *operate.Question, rows, sums any) {
 }
 
 // writeGroups counts rows by reason, with the commands for those that wait for an operator.
-func (a *app) writeGroups(groups []ops.ParkedCount) {
+func (a *app) writeGroups(groups []reports.ParkedCount) {
 	for i := range groups {
 		g := &groups[i]
 		at := "scope " + g.Scope

@@ -206,7 +206,7 @@ func TestParkedShowCall(t *testing.T) {
 	f.lists("payments")
 	id := f.parks("a", "k", "retrying", "completion")
 	f.exec(`update onlyonce.parked set response_status = 201, response_headers = E'A: 1\nB: 2'`)
-	r := f.run("parked", "show", "-id", id).want(t, statusGood, "status 201, 14 bytes", "A: 1", "B: 2", "first attempt", "log id")
+	r := f.run("parked", "show", "-id", id).want(t, statusGood, "response status 201", "response bytes  14", "A: 1", "B: 2", "first attempt", "log id")
 	if strings.Contains(r.out, "private answer") || strings.Contains(r.out, "body of a") {
 		t.Errorf("bodies are shown:\n%s", r.out)
 	}

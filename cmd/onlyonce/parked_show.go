@@ -3,13 +3,10 @@ package main
 import (
 	"context"
 	"flag"
-	"fmt"
 	"math"
 	"strconv"
-	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
-	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -39,8 +36,7 @@ Example:
 				return row, err
 			},
 			write: func(a *app, row *operate.ParkedDetail) {
-				a.writeParkedRow(row, *body)
-				a.writeNext(operate.Next(row))
+				a.writeWhole(row)
 			},
 		}
 	})
@@ -62,12 +58,15 @@ func (a *app) rowID(id **int64) error {
 	return nil
 }
 
-// writeNext writes what an operator can do next.
-func (a *app) writeNext(steps []operate.Step) {
-	if len(steps) > 0 {
-		a.say("\nNext:")
+// writeWhole writes everything of a row, and what an operator can do next.
+func (a *app) writeWhole(row any) {
+	for _, f := range operate.Whole(row) {
+		a.say("%-15s %s", f.Name, cell(f.Value))
 	}
-	a.writeSteps(steps)
+	if steps := operate.Next(row); len(steps) > 0 {
+		a.say("\nNext:")
+		a.writeSteps(steps)
+	}
 }
 
 func (a *app) writeSteps(steps []operate.Step) {
@@ -75,112 +74,4 @@ func (a *app) writeSteps(steps []operate.Step) {
 		a.say("  %s:", s.What)
 		a.paste(cell(s.Command))
 	}
-}
-
-func (a *app) writeParkedRow(d *operate.ParkedDetail, body bool) {
-	a.field("id", number(d.ID))
-	a.field("kind", d.Kind)
-	a.field("state", d.State)
-	a.field("reason", d.Reason)
-	a.field("attempts", strconv.Itoa(int(d.Attempts)))
-	a.moment("next attempt", d.NextAttemptAt)
-	for _, r := range d.Decisions {
-		a.field(strings.TrimPrefix(r.Action, "parked "), fmt.Sprintf("%s by %s, audit row %d: %s", show.Instant(r.At), r.Actor, r.AuditID, r.Reason))
-	}
-	a.field("since then", d.Since())
-	a.writeParkedOrigin(d)
-	a.writeParkedCall(d)
-	a.moment("first attempt", d.FirstAttempt)
-	a.writeParkedResponse(d.Response)
-	if d.Replay > 0 {
-		a.field("replay", fmt.Sprintf("%d, calls under keys of their own: %s", d.Replay, yesNo(d.ReplayResend)))
-	}
-	if d.OrderKey != nil {
-		place := fmt.Sprintf("%s: %d unsettled before it, %d after it", *d.OrderKey, d.Ahead, d.Behind)
-		if d.Head != nil {
-			place += fmt.Sprintf("; first is row %d", *d.Head)
-		}
-		a.field("ordering key", place)
-	}
-	a.field("parked at", show.Instant(d.ParkedAt))
-	a.moment("settled at", d.SettledAt)
-	a.moment("erased at", d.ErasedAt)
-	for _, h := range d.Headers {
-		a.field("header", h.Name+": "+h.Value.String())
-	}
-	for line := range strings.Lines(d.Error) {
-		a.field("error", strings.TrimRight(line, "\r\n"))
-	}
-	if d.BodyBytes == nil {
-		a.field("body", "none")
-	} else {
-		a.field("body", bodyText(d.Body, int64(*d.BodyBytes), d.ErasedAt != nil, body))
-	}
-}
-
-// writeParkedOrigin writes whose row it is, and where its message or event came from.
-func (a *app) writeParkedOrigin(d *operate.ParkedDetail) {
-	a.field("scope", d.Scope)
-	a.field("tenant", d.Tenant)
-	if d.Topic != nil && d.Partition != nil && d.Offset != nil {
-		a.field("origin", fmt.Sprintf("%s/%d@%d", *d.Topic, *d.Partition, *d.Offset))
-	}
-	a.fieldIfSet("cluster", d.ClusterID)
-	a.fieldIfSet("topic id", d.TopicID)
-	a.moment("record time", d.RecordTime)
-	if d.Kind == "message" {
-		a.field("record key", d.RecordKey.String())
-	}
-	if d.Kind == "event" && d.EventID != nil && d.Topic != nil && strings.HasPrefix(*d.Topic, "webhook.") {
-		if part := strings.SplitN(*d.EventID, "/", 3); len(part) == 3 { // endpoint, provider, and the id as its sender knows it
-			a.field("provider", part[1])
-			a.field("event id", part[2])
-		}
-	} else {
-		a.fieldIfSet("event id", d.EventID)
-	}
-}
-
-// writeParkedCall writes where a call goes, and its place in the log.
-func (a *app) writeParkedCall(d *operate.ParkedDetail) {
-	a.fieldIfSet("sink", d.Sink)
-	a.fieldIfSet("name", d.Name)
-	a.fieldIfSet("method", d.Method)
-	a.fieldIfSet("target", d.Target)
-	a.fieldIfSet("key", d.Key)
-	a.fieldIfSet("first key", d.FirstKey)
-	if d.Lane != nil {
-		a.field("lane", strconv.Itoa(int(*d.Lane)))
-	}
-	if d.RowID != nil {
-		a.field("log id", number(*d.RowID))
-	}
-}
-
-func (a *app) writeParkedResponse(r *operate.ParkedResponse) {
-	if r == nil {
-		return
-	}
-	a.field("response", fmt.Sprintf("status %s, %s bytes", numberOf(r.Status), numberOf(r.Bytes)))
-	if r.Headers != nil {
-		for line := range strings.Lines(*r.Headers) {
-			a.field("response header", strings.TrimRight(line, "\r\n"))
-		}
-	}
-	if r.Body != nil {
-		a.field("response body", r.Body.String())
-	}
-}
-
-func (a *app) fieldIfSet(name string, text *string) {
-	if text != nil {
-		a.field(name, *text)
-	}
-}
-
-func numberOf(n *int32) string {
-	if n == nil {
-		return "-"
-	}
-	return number(int64(*n))
 }

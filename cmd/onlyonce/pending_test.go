@@ -97,7 +97,7 @@ func TestEventsListAndShow(t *testing.T) {
 		t.Fatalf("%+v, %v", e, err)
 	}
 	at := []string{"events", "show", "-topic", e.Topic, "-partition", number(int64(e.Partition)), "-offset", number(e.Offset)}
-	r = f.run(at...).want(t, statusGood, "provider        stripe", "id              evt_1", "6 B; -body shows it", "onlyonce explain -topic webhook.stripe").lines(t, 0).fits(t, 80)
+	r = f.run(at...).want(t, statusGood, "id              evt_1 (of stripe)", "6 B; -body shows it", "onlyonce explain -topic webhook.stripe").lines(t, 0).fits(t, 80)
 	if strings.Contains(r.out, "secret") {
 		t.Errorf("the body is shown without -body:\n%s", r.out)
 	}

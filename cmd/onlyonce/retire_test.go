@@ -86,7 +86,7 @@ func TestPause(t *testing.T) {
 		t.Errorf("cursor: %+v", c)
 	}
 	s.run(cursorArgs("resume", "-yes")...).want(t, statusGood, "Still paused: scope stock as a whole")
-	s.run(cursorArgs("resume", "-yes")...).want(t, statusGood, "not paused itself, but scope stock as a whole is", "leave out -topic")
+	s.run(cursorArgs("resume", "-yes")...).want(t, statusGood, "not paused itself, but scope stock as a whole is", "leave out -partition and -topic")
 	stop()
 	s.start(effect, nil) // a restart does not end it
 	if got := s.effects(); got != "v0" {
@@ -104,5 +104,5 @@ func TestPause(t *testing.T) {
 	}
 	s.run("cursor", "pause", "-scope", "stok", "-reason", "a slip", "-yes").want(t, statusGood, "Is the name right?")
 	s.run(cursorArgs("pause", "-yes")...).want(t, statusGood)
-	s.run("cursor", "resume", "-scope", "stock", "-reason", "over", "-yes").want(t, statusGood, "The scope as a whole is not paused", "partition 0")
+	s.run("cursor", "resume", "-scope", "stock", "-reason", "over", "-yes").want(t, statusGood, "It is not paused as a whole", "partition 0")
 }

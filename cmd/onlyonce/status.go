@@ -1,14 +1,12 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"flag"
 	"fmt"
-	"slices"
-	"strconv"
-	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -78,103 +76,44 @@ func (a *app) writeNeeds(needs []ops.Need) {
 
 func (a *app) writeSums(r *ops.StatusReport, each bool) {
 	partitions := 0
-	var rows, all [][]string
-	for _, s := range r.Topics() {
+	sums := operate.Topics(r)
+	for _, s := range sums {
 		partitions += s.Partitions
-		lag := number(s.Lag)
-		switch {
-		case s.AtLeast:
-			lag += " or more"
-		case s.Owned == 0:
-			lag = ""
-		}
-		rows = append(rows, []string{s.Scope, s.Topic, strconv.Itoa(s.Partitions), fmt.Sprintf("%d of %d", s.Owned, s.Partitions), lag, agoText(s.LastBatch), s.State()})
 	}
 	a.say("\nCursors: %s", show.Count(int64(partitions), "partition"))
-	a.section([]string{"SCOPE", "TOPIC", "PARTITIONS", "OWNED", "LAG", "LAST BATCH", "STATE"}, rows)
-	if !each {
-		return
+	a.rows(sums)
+	if each {
+		a.say("")
+		a.rows(r.Cursors)
 	}
-	for i := range r.Cursors {
-		c := &r.Cursors[i]
-		all = append(all, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position), show.OrDash(c.Group),
-			number(c.Epoch), yesNo(c.Clean), c.Tried(), c.State()})
-	}
-	a.say("")
-	a.section([]string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "GROUP", "EPOCH", "CLEAN", "ATTEMPTS", "STATE"}, all)
 }
 
 // writeOwners shows a line for each process, and one for each partition that waits for a Kafka
 // transaction or for a single message.
 func (a *app) writeOwners(r *ops.StatusReport) {
-	owners := r.Processes()
-	var rows [][]string
-	var waits []string
-	for _, o := range owners {
-		lag, halted := int64(0), 0
-		var youngest *float64
-		for _, p := range o.Partitions {
-			lag += p.Lag
-			if p.LastBatchAge != nil {
-				if age := *p.LastBatchAge + o.SeenAgeSeconds; youngest == nil || age < *youngest {
-					youngest = &age
-				}
-			}
-			if p.Halted != "" {
-				halted++
-			}
-			if p.WaitingFor > 0 && !o.Silent() {
-				waits = append(waits, fmt.Sprintf("waiting: %s %s/%d, at offset %d for %s: a Kafka transaction is open", cell(o.Scope), cell(p.Topic), p.Partition, p.LastStable, show.Ago(p.WaitingFor+o.SeenAgeSeconds)))
-			}
-			if b := p.BlockedBy; b != nil && b.For >= 1 && !o.Silent() {
-				waits = append(waits, fmt.Sprintf("blocked: %s %s/%d, by the message at offset %d (ordering key %s) for %s: %s above it done", cell(o.Scope), cell(p.Topic), p.Partition,
-					b.Offset, cmp.Or(b.Key, "none"), show.Ago(b.For+o.SeenAgeSeconds), show.Count(int64(b.Done), "message")))
-			}
-		}
-		seen := show.Ago(o.SeenAgeSeconds) + " ago"
-		if o.Silent() {
-			seen += " (silent)"
-		}
-		rows = append(rows, []string{o.Scope, o.Host, strconv.Itoa(int(o.PID)), seen, strconv.Itoa(len(o.Partitions)), number(lag), agoText(youngest), strconv.Itoa(halted), o.FaultKinds()})
-	}
+	owners := operate.Processes(r)
 	a.say("\nProcesses: %d", len(owners))
-	a.section([]string{"SCOPE", "HOST", "PID", "REPORTED", "PARTITIONS", "LAG", "LAST BATCH", "HALTED", "FAULTS"}, rows)
+	a.rows(owners)
 	if ended := r.Ended(); ended > 0 {
 		a.say("%d more ended without a stop, over 5 minutes ago", ended)
 	}
-	for _, w := range waits {
-		a.say("%s", w)
-	}
-}
-
-// agoText shows an age in seconds, "" if it is not known.
-func agoText(age *float64) string {
-	if age == nil {
-		return ""
-	}
-	return show.Ago(*age) + " ago"
-}
-
-func (a *app) writeParkedCounts(t *ops.ParkedTotals) {
-	total := int64(0)
-	var rows [][]string
-	for _, p := range t.Groups {
-		total += p.Count
-		at := p.Scope
-		if p.Sink != nil {
-			at = *p.Sink
+	for _, o := range owners {
+		for _, w := range o.Waits() {
+			a.say("%s", cell(w))
 		}
-		rows = append(rows, []string{number(p.Count), p.Kind, p.State, p.Reason, at, show.Instant(p.Oldest)})
 	}
-	a.say("\nParked: %d not settled%s", total, settledText(t))
-	a.section([]string{"COUNT", "KIND", "STATE", "REASON", "SCOPE OR SINK", "OLDEST SINCE"}, rows)
+}
+
+func (a *app) writeParkedCounts(t *reports.ParkedTotals) {
+	a.say("\nParked: %d not settled%s", t.Total(), settledText(t))
+	a.rows(t.Groups)
 	if !t.Counted {
-		a.say("what is parked is left out: counting it took over %v", a.countLimit)
+		a.say("parked rows are left out: counting them took over %v", a.countLimit)
 	}
 }
 
 // settledText says how many rows are settled.
-func settledText(t *ops.ParkedTotals) string {
+func settledText(t *reports.ParkedTotals) string {
 	switch {
 	case t.Settled == nil || *t.Settled == 0:
 		return ""
@@ -186,34 +125,9 @@ func settledText(t *ops.ParkedTotals) string {
 
 // writeSinks shows calls to be sent and the relays that send them, a line for each sink.
 func (a *app) writeSinks(r *ops.StatusReport) {
-	pending := int64(0)
-	sinks := map[string][]string{}
-	for _, l := range r.Relays {
-		state := ""
-		if l.PausedAt != nil {
-			state = "paused since " + show.Instant(*l.PausedAt)
-		}
-		sinks[l.Sink] = []string{l.Sink, "0", "", number(l.Members), fmt.Sprintf("%d of %d", l.LanesHeld, l.Lanes), state}
-	}
-	for _, o := range r.Outbox {
-		pending += o.Count
-		row := sinks[o.Sink]
-		if row == nil {
-			row = []string{o.Sink, "", "", "0", "", "no relay lists it"}
-			sinks[o.Sink] = row
-		}
-		row[1], row[2] = number(o.Count), ageOf(o.OldestAgeSeconds)
-	}
-	var rows [][]string
-	for _, row := range sinks {
-		if !r.OutboxCounted {
-			row[1] = ""
-		}
-		rows = append(rows, row)
-	}
-	slices.SortFunc(rows, func(a, b []string) int { return strings.Compare(a[0], b[0]) })
-	a.say("\nCalls: %d to send, %s", pending, show.Count(int64(len(rows)), "sink"))
-	a.section([]string{"SINK", "TO SEND", "OLDEST", "RELAYS", "LANES HELD", "STATE"}, rows)
+	sinks, pending := operate.Sinks(r)
+	a.say("\nCalls: %d to send, %s", pending, show.Count(int64(len(sinks)), "sink"))
+	a.rows(sinks)
 	if !r.OutboxCounted {
 		a.say("calls to send are left out: counting them took over %v", a.countLimit)
 	}

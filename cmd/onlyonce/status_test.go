@@ -119,7 +119,7 @@ func TestStatusJSON(t *testing.T) {
 	for want, row := range map[string]json.RawMessage{
 		cursorFields:                lists.Cursors[0],
 		"kind text remedy commands": lists.Needs[0],
-		"kind scope sink reason state count oldest oldest_age_seconds":                    lists.Parked.Groups[0],
+		"count kind state reason scope sink oldest oldest_age_seconds":                    lists.Parked.Groups[0],
 		"sink count oldest_age_seconds":                                                   lists.Outbox[0],
 		"sink epoch until held lanes lanes_held members paused_at paused_by pause_reason": lists.Relays[0],
 	} {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/onlyonce/onlyonce/internal/operate"
 )
 
 // A column is how a column of a table gives way if the terminal is too narrow for the table.
@@ -182,6 +184,9 @@ func tableWidth(header []string, rows [][]string) int {
 	}
 	return sum
 }
+
+// rows writes the table of a slice of structs, unless it is empty.
+func (a *app) rows(all any) { a.section(operate.Table(all)) }
 
 // section writes a table unless it is empty.
 func (a *app) section(header []string, rows [][]string) {

@@ -88,7 +88,7 @@ func TestPasted(t *testing.T) {
 // A table is no wider than the terminal, and what is needed for the next command is whole.
 func TestTableFits(t *testing.T) {
 	t.Parallel()
-	parkedColumns, _ := operate.Table([]ops.ParkedItem{})
+	parkedColumns, _ := operate.Table([]ops.ParkedRow{})
 	cursorColumns, _ := operate.Table([]ops.Cursor{})
 	headers := [][]string{parkedColumns, cursorColumns, {"SINK", "LANE", "HELD", "EPOCH", "UNTIL", "PENDING", "IN PASS", "OLDEST"}}
 	rapid.Check(t, func(t *rapid.T) {

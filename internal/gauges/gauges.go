@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -184,7 +185,7 @@ func (s *samples) scopes(m *Measures) {
 	}
 }
 
-func (s *samples) parked(t *ops.ParkedTotals) {
+func (s *samples) parked(t *reports.ParkedTotals) {
 	for i := range t.Groups {
 		g := &t.Groups[i]
 		sink := ""

@@ -3,7 +3,6 @@ package operate
 import (
 	"context"
 	"fmt"
-	"reflect"
 	"strconv"
 
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -14,11 +13,11 @@ func pauseCursor() *Decision {
 	return entry[ops.CursorName, ops.Paused]{
 		Decision: Decision{
 			Name:    "cursor pause",
-			Summary: "pause a partition, or a whole scope",
+			Summary: "pause a partition, a whole topic, or a whole scope",
 			Help: `
-Pauses a partition, or with -scope alone every partition of the scope, until it is resumed, also across restarts. The owner
-finishes its current batch within two seconds and keeps the partition. Nothing is lost: Kafka keeps collecting. Parked messages
-are not tried meanwhile. "onlyonce cursor show" shows what is paused.
+Pauses a partition, without -partition the whole topic, or with -scope alone the whole scope, until it is resumed, also across
+restarts. The owner finishes its current batch within two seconds and keeps the partition. Nothing is lost: Kafka keeps collecting.
+Parked messages are not tried meanwhile. "onlyonce cursor show" shows the pauses.
 
 If it is paused already, nothing is written, and the status is 0.
 
@@ -29,14 +28,10 @@ Example:
 			Title: "Pause",
 			Means: "Owners finish the batch that they are in, and keep their partitions. What is parked is not tried meanwhile. A pause outlasts restarts.",
 		},
-		needs: "scope", together: "topic partition",
+		needs: "scope", begin: whole,
 		do: ops.PauseCursor,
-		would: func(_ *ops.CursorName, d *ops.Paused) (s Said) {
-			p := ops.Pause{Scope: d.Scope}
-			if d.Topic != nil {
-				p.Topic, p.Partition = *d.Topic, *d.Partition
-			}
-			s.say("Pause %s: %d cursors in use.", p.What(), d.Cursors)
+		would: func(in *ops.CursorName, d *ops.Paused) (s Said) {
+			s.say("Pause %s: %d cursors in use.", (&ops.Pause{Scope: in.Scope, Topic: in.Topic, Partition: in.Partition}).What(), d.Cursors)
 			if d.Cursors == 0 {
 				s.say("Is the name right? There is no such cursor yet. A consumer that makes one is paused at once.")
 			}
@@ -47,6 +42,9 @@ Example:
 		},
 	}.decision()
 }
+
+// whole lets an input without a partition mean the whole topic, or the whole scope.
+func whole(in *ops.CursorName) { in.Partition = -1 }
 
 // done is the sentence after a decision that has no figures.
 func done(audit int64, then string) []string {
@@ -62,7 +60,7 @@ func resumeCursor() *Decision {
 			Name:    "cursor resume",
 			Summary: "end a pause",
 			Help: `
-Ends a pause that was made with the same -scope, -topic and -partition. A pause of the whole scope holds every partition of it
+Ends a pause that was made with the same -scope, -topic and -partition. A pause of a whole scope or topic holds every partition of it
 until it is ended itself; pauses of single partitions outlast it. Work continues within two seconds.
 
 If it is not paused, nothing is written, and the status is 0.
@@ -74,7 +72,7 @@ Example:
 			Title: "Resume",
 			Means: "Work continues within two seconds. A pause of the whole scope and pauses of single partitions end one by one.",
 		},
-		needs: "scope", together: "topic partition",
+		needs: "scope", begin: whole,
 		do: ops.ResumeCursor,
 		would: func(_ *ops.CursorName, d *ops.Paused) (s Said) {
 			s.say("Resume %s, paused at %s by %s: %s", d.Was.What(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
@@ -90,13 +88,14 @@ Example:
 }
 
 func retire() *Decision {
-	return entry[ops.RetireInput, ops.Retired]{
+	return entry[ops.RetireInput, ops.CursorChange]{
 		Decision: Decision{
 			Name:    "cursor retire",
-			Summary: "take a cursor out of use",
+			Summary: "take a cursor out of use, or those of a topic or scope",
 			Help: `
-Takes a cursor out of use: of a topic that is gone, or of a consumer that will not come back. In one transaction its owner is
-fenced out, the cursor is marked, and an audit row says who did it and why.
+Takes a cursor out of use: of a topic that is gone, or of a consumer that will not come back. Without -partition it does that with
+each cursor in use of the topic, and with -scope alone of the scope. In one transaction the owners are fenced out, the cursors are
+marked, and an audit row says who did it and why.
 
 No consumer works on a retired cursor: one that gets its partition halts, with reason "retired". No message at or behind its
 position is handled, and its parked messages are not tried again. The cursor holds back retention for one horizon more, because it
@@ -104,17 +103,20 @@ may be moved with its keys or brought back, and then no longer. The row stays, s
 mistake: "onlyonce cursor adopt -at OFFSET" brings it back.
 
 Example:
-  onlyonce cursor retire -scope stock -topic orders-2023 -partition 0 -reason "topic deleted, OPS-12"`,
+  onlyonce cursor retire -scope stock -topic orders-2023 -reason "topic deleted, OPS-12"`,
 			Danger: true,
 			Waits:  "waiting for the owner's batch to end",
 		},
-		needs: "scope topic partition",
-		do:    ops.RetireCursor,
-		would: func(_ *ops.RetireInput, d *ops.Retired) Said {
+		needs: "scope", begin: func(in *ops.RetireInput) { whole(&in.CursorName) },
+		do: ops.RetireCursor,
+		would: func(_ *ops.RetireInput, d *ops.CursorChange) Said {
+			if d.Partition == nil {
+				return retiredTopic(d)
+			}
 			s := cursorChange(d.Before, d.After)
 			s.say("It is out of use from then on: nothing at or behind offset %d is handled, until `onlyonce cursor adopt -at OFFSET` brings it back.", d.Before.Position)
-			if d.Parked > 0 {
-				s.say("%d parked messages of it are not settled. None is tried again: discard them, or settle them before you retire it.", d.Parked)
+			if *d.Parked > 0 {
+				s.say("%d parked messages of it are not settled. None is tried again: discard them, or settle them before you retire it.", *d.Parked)
 			}
 			if !d.Before.Clean {
 				s.say("Its last owner did not release it properly: it died, is halted, or still works. If it works it will halt.")
@@ -124,10 +126,35 @@ Example:
 			}
 			return s
 		},
-		done: func(_ *ops.RetireInput, d *ops.Retired) []string {
+		done: func(_ *ops.RetireInput, d *ops.CursorChange) []string {
+			if d.Partition == nil {
+				return []string{fmt.Sprintf("Done: %s retired; audit row %d.", show.Count(int64(len(d.Partitions)), "cursor"), d.AuditID)}
+			}
 			return []string{fmt.Sprintf("Done: retired at offset %d; audit row %d.", d.After.Position, d.AuditID)}
 		},
 	}.decision()
+}
+
+// retiredTopic shows the cursors of a topic or scope that are retired.
+func retiredTopic(d *ops.CursorChange) Said {
+	s := Said{Head: fmt.Sprintf("Cursors of scope %s that are in use:", d.Scope), Columns: []string{"TOPIC", "PARTITION", "POSITION", "RELEASED", "PARKED"}}
+	held, parked := 0, int64(0)
+	for i := range d.Partitions {
+		p := &d.Partitions[i]
+		s.row(p.Topic, *p.Partition, p.Before.Position, p.Before.Clean, *p.Parked)
+		parked += *p.Parked
+		if !p.Before.Clean {
+			held++
+		}
+	}
+	s.say("They are out of use from then on: nothing at or behind these positions is handled, until `onlyonce cursor adopt -at OFFSET` brings a partition back.")
+	if parked > 0 {
+		s.say("%d parked messages of them are not settled. None is tried again: discard them, or settle them before you retire the cursors.", parked)
+	}
+	if held > 0 {
+		s.say("The last owners of %d did not release them properly: they died, are halted, or still work. Those that work will halt.", held)
+	}
+	return s
 }
 
 func replay() *Decision {
@@ -235,7 +262,7 @@ func (in *adopting) Check() error {
 }
 
 func adopt() *Decision {
-	return entry[adopting, ops.Adopted]{
+	return entry[adopting, ops.CursorChange]{
 		Decision: Decision{
 			Name:    "cursor adopt",
 			Summary: "resolve a halt: set a position, a group, or move it here",
@@ -281,17 +308,17 @@ Examples:
 				"Messages between the old position and a higher one are never handled; those above a lower one are handled again.",
 		},
 		needs: "scope topic partition|halted|group",
-		do: func(ctx context.Context, db ops.DB, by ops.By, in adopting) (*ops.Adopted, error) {
+		do: func(ctx context.Context, db ops.DB, by ops.By, in adopting) (*ops.CursorChange, error) {
 			in.AdoptInput.From = in.origin("")
 			return ops.AdoptCursor(ctx, db, by, in.AdoptInput)
 		},
-		would: func(_ *adopting, d *ops.Adopted) Said {
+		would: func(_ *adopting, d *ops.CursorChange) Said {
 			if d.Partition == nil {
 				return adoptedTopic(d)
 			}
 			return adopted(d)
 		},
-		done: func(_ *adopting, d *ops.Adopted) []string {
+		done: func(_ *adopting, d *ops.CursorChange) []string {
 			if d.Partition == nil {
 				return []string{fmt.Sprintf("Done: %s adopted; audit row %d. Halted consumers look again within seconds.", show.Count(int64(len(d.Partitions)), "partition"), d.AuditID)}
 			}
@@ -301,13 +328,12 @@ Examples:
 }
 
 // adoptedTopic shows the partitions that are adopted.
-func adoptedTopic(d *ops.Adopted) Said {
+func adoptedTopic(d *ops.CursorChange) Said {
 	s := Said{Head: fmt.Sprintf("Cursors of scope %s, topic %s:", d.Scope, d.Topic), Columns: []string{"PARTITION", "POSITION", "THEN", "GROUP NOW", "GROUP THEN", "RELEASED"}}
 	skipped, repeated := int64(0), int64(0)
 	for i := range d.Partitions {
 		p := &d.Partitions[i]
-		s.Rows = append(s.Rows, []string{strconv.Itoa(int(*p.Partition)), strconv.FormatInt(p.Before.Position, 10), strconv.FormatInt(p.After.Position, 10),
-			show.OrDash(p.Before.Group), show.OrDash(p.After.Group), cell(reflect.ValueOf(p.Before.Clean), "")})
+		s.row(*p.Partition, p.Before.Position, p.After.Position, p.Before.Group, p.After.Group, p.Before.Clean)
 		skipped += *p.Skipped
 		repeated += *p.Repeated
 	}
@@ -358,7 +384,7 @@ func orDash(n *int64) string {
 
 // adopted shows an adoption: the cursor before and after, and what that means for messages and
 // owners.
-func adopted(d *ops.Adopted) Said {
+func adopted(d *ops.CursorChange) Said {
 	s := cursorChange(d.Before, d.After)
 	b, c := d.Before, d.After
 	switch {
@@ -395,7 +421,7 @@ func adopted(d *ops.Adopted) Said {
 }
 
 // movedHere adds what it means to take a partition over from another database.
-func (s *Said) movedHere(d *ops.Adopted) {
+func (s *Said) movedHere(d *ops.CursorChange) {
 	s.say("The position is that of %s, where the cursor was retired at %s: what is below was handled there, and nothing is handled again.",
 		d.From.Database, show.Instant(*d.From.Cursor.RetiredAt))
 	if d.Before != nil {

@@ -28,19 +28,11 @@ func claimed(r *ops.KeyReport) string {
 	case len(r.Claims) == 0:
 		return name + " was not claimed, or is forgotten: no segment of the inbox holds it."
 	}
-	when := ""
-	if f := r.FirstSeen; f != nil && f.At != nil {
-		when = " at " + show.Instant(*f.At)
-	} else if f != nil && f.After != nil && f.Before != nil {
-		when = " between " + show.Instant(*f.After) + " and " + show.Instant(*f.Before)
-	} else if f != nil && f.After != nil {
-		when = " after " + show.Instant(*f.After)
-	}
 	remembered := ", and is remembered."
 	if !r.Claimed {
 		remembered = ", and is no longer asked for."
 	}
-	return name + " was claimed" + when + remembered
+	return name + " was claimed " + r.Seen() + remembered
 }
 
 // became says what became of the key: the row that waits first, then its own calls.
@@ -119,4 +111,83 @@ func stop(text string) string {
 		return "it was not tried."
 	}
 	return strings.TrimSuffix(text, ".") + "."
+}
+
+// KeyDetails says what the three sentences of a key leave out: its id's age, the endpoint that has
+// recorded it, and its HTTP request.
+func KeyDetails(r *ops.KeyReport) (said []string) {
+	say := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
+	if g := r.Age; g != nil && g.TooOld {
+		say("Its id was made at %s. Keys of ids that were made until %s may be forgotten: unless a copy is a duplicate, a consumer with ParkTooOld parks it as too-old.",
+			show.Instant(g.MadeAt), show.Instant(*g.TooOldUntil))
+	}
+	for _, w := range r.Webhooks {
+		say("Webhook: endpoint %s claimed it at %s.", w.Endpoint, show.Instant(w.ClaimedAt))
+	}
+	if q := r.Request; q != nil {
+		expires := "is not completed"
+		if q.ExpiresAt != nil {
+			expires = "expires at " + show.Instant(*q.ExpiresAt)
+		}
+		say("HTTP request: %s, since %s, scope %s; its record %s.", q.State, show.Instant(q.CreatedAt), q.Scope, expires)
+		if len(q.Unknown) > 0 {
+			say("Steps of unknown outcome: %s", strings.Join(q.Unknown, ", "))
+		}
+	}
+	for _, m := range r.Memory {
+		if !r.Claimed {
+			say("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, Remembered(m.Horizon), show.Ago(m.CompleteFor))
+		}
+	}
+	return said
+}
+
+// KeyName says what a key is of.
+func KeyName(r *ops.KeyReport) string {
+	o := r.Of
+	if o == nil {
+		return "key " + r.Key
+	}
+	s := fmt.Sprintf("key %s: id %q, scope %q", r.Key, o.ID, o.Scope)
+	if o.Tenant != "" {
+		s += fmt.Sprintf(", tenant %q", o.Tenant)
+	}
+	if o.Topic != "" {
+		s += fmt.Sprintf(", topic %q", o.Topic)
+	}
+	if o.Replay > 0 {
+		s += fmt.Sprintf(", in replay %d", o.Replay)
+	}
+	return s
+}
+
+// OwnCalls are those of a transaction's calls whose keys derive from the message, or all if that is
+// known of none.
+func OwnCalls(calls []ops.ExplainedCall) []ops.ExplainedCall {
+	if own := slices.IndexFunc(calls, func(c ops.ExplainedCall) bool { return c.Derived == nil }); own > 0 {
+		return calls[:own]
+	}
+	return calls
+}
+
+// CursorFate says what a cursor means for an offset.
+func CursorFate(c *ops.ExplainedCursor) string {
+	state := ""
+	if c.State != "" {
+		state = " (" + c.State + ")"
+	}
+	return fmt.Sprintf("Scope %s, at %d%s: %s: %s.", c.Scope, c.Position, state, c.Offset, c.Means)
+}
+
+// CursorBatch says which batch moved the cursor past the offset, empty if none has.
+func CursorBatch(c *ops.ExplainedCursor) string {
+	switch m := c.Moved; {
+	case m != nil && m.Transaction == nil:
+		return fmt.Sprintf("It was in the batch from %d to %d, of a transaction that is not known any more.", m.From, m.Next)
+	case m != nil:
+		return fmt.Sprintf("It was in the batch from %d to %d, of transaction %s.", m.From, m.Next, m.Transaction)
+	case c.Offset == "handled":
+		return "Its batch is not on record any more."
+	}
+	return ""
 }

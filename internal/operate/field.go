@@ -52,6 +52,27 @@ func (f *Field) Switch() bool { return f.Arg == "" }
 // Choices are the valid values; nil: others are valid too.
 func (f *Field) Choices() []string { return f.choices }
 
+// Form is the fields of a question.
+type Form struct {
+	Fields []Field
+	of     reflect.Value
+}
+
+// FormOf makes a form of the tags of a struct, to which in points.
+func FormOf(in any) *Form {
+	of := reflect.ValueOf(in).Elem()
+	return &Form{fieldsOf(of.Type(), nil), of}
+}
+
+// Set reads the text of a field. The error says what it must be.
+func (f *Form) Set(name, text string) error {
+	i := slices.IndexFunc(f.Fields, func(of Field) bool { return of.Name == name })
+	if i < 0 {
+		return errors.New("there is no such field")
+	}
+	return f.Fields[i].set(f.of, text)
+}
+
 // fieldsWithout reads the tags of a struct, but those of some fields, separated by spaces.
 func fieldsWithout(of reflect.Type, without string) []Field {
 	return slices.DeleteFunc(fieldsOf(of, nil), func(f Field) bool { return slices.Contains(strings.Fields(without), f.Name) })

@@ -28,13 +28,14 @@ func (u *until) Set(text string) (err error) {
 
 func (u *until) String() string {
 	if u.forever {
-		return remembered(nil)
+		return Remembered(nil)
 	}
 	s := u.of.Seconds()
-	return remembered(&s)
+	return Remembered(&s)
 }
 
-func remembered(horizon *float64) string {
+// Remembered says how long a ring remembers keys; nil: for ever.
+func Remembered(horizon *float64) string {
 	if horizon == nil {
 		return "for ever"
 	}
@@ -73,7 +74,7 @@ Example:
 			return ops.SetHorizon(ctx, db, by, in.HorizonInput)
 		},
 		would: func(in *horizonInput, d *ops.HorizonChange) (s Said) {
-			s.say("Keys of ring %s were remembered %s, and are from then on %s.", d.Ring, remembered(d.Was), in.Until.String())
+			s.say("Keys of ring %s were remembered %s, and are from then on %s.", d.Ring, Remembered(d.Was), in.Until.String())
 			return s
 		},
 		done: func(_ *horizonInput, d *ops.HorizonChange) []string { return done(d.AuditID, "") },

@@ -114,28 +114,85 @@ func (r Rows) Each(f func(row any) error) error {
 	return nil
 }
 
-// Table makes a table of rows, a slice of structs.
+// Table makes a table of rows, a slice of structs or of pointers to structs.
 func Table(rows any) (columns []string, cells [][]string) {
 	all := reflect.ValueOf(rows)
-	fields := slices.DeleteFunc(reflect.VisibleFields(all.Type().Elem()), func(f reflect.StructField) bool { return f.Tag.Get("col") == "" })
+	of, _ := elem(all.Type())
+	fields := slices.DeleteFunc(reflect.VisibleFields(of), func(f reflect.StructField) bool { return f.Tag.Get("col") == "" })
 	for _, f := range fields {
 		name, _, _ := strings.Cut(f.Tag.Get("col"), ",")
 		columns = append(columns, name)
 	}
 	for i := range all.Len() {
 		row := all.Index(i)
+		if row.Kind() != reflect.Pointer {
+			row = row.Addr()
+		}
 		var line []string
 		for _, f := range fields {
 			_, how, _ := strings.Cut(f.Tag.Get("col"), ",")
 			if method := f.Tag.Get("by"); method != "" {
-				line = append(line, row.Addr().MethodByName(method).Call(nil)[0].String())
+				line = append(line, row.MethodByName(method).Call(nil)[0].String())
 				continue
 			}
-			line = append(line, cell(row.FieldByIndex(f.Index), how))
+			line = append(line, cell(row.Elem().FieldByIndex(f.Index), how))
 		}
 		cells = append(cells, line)
 	}
+	for i, f := range slices.Backward(fields) {
+		if strings.HasSuffix(f.Tag.Get("col"), ",optional") && !slices.ContainsFunc(cells, func(line []string) bool { return line[i] != "" }) {
+			columns = slices.Delete(columns, i, i+1)
+			for l := range cells {
+				cells[l] = slices.Delete(cells[l], i, i+1)
+			}
+		}
+	}
 	return columns, cells
+}
+
+// table adds rows to the table of what is said, the first limit of them, 0: all.
+func (s *Said) table(rows any, limit int) {
+	s.Columns, s.Rows = Table(rows)
+	if n := len(s.Rows) - limit; limit > 0 && n > 0 {
+		s.Rows = s.Rows[:limit]
+		s.say("and %d more", n)
+	}
+}
+
+// Labelled is a value of a row that is shown whole.
+type Labelled struct{ Name, Value string }
+
+// Whole is everything of a row, a pointer to a struct: its fields with the tag "show", in their
+// order, but for those without a value. The tag is the name; after "=" stands the method of the row
+// that returns the value. A list has a line for each element, and text for each line of it.
+func Whole(row any) (all []Labelled) {
+	v := reflect.ValueOf(row)
+	add := func(name, text string) {
+		for line := range strings.Lines(text) {
+			all = append(all, Labelled{name, strings.TrimRight(line, "\r\n")})
+		}
+	}
+	for _, f := range reflect.VisibleFields(v.Elem().Type()) {
+		name, method, is := strings.Cut(f.Tag.Get("show"), "=")
+		of := v.Elem().FieldByIndex(f.Index)
+		switch part, many := elem(of.Type()); {
+		case name == "":
+		case is:
+			add(name, v.MethodByName(method).Call(nil)[0].String())
+		case many:
+			for i := range of.Len() {
+				add(name, fmt.Sprint(of.Index(i).Interface()))
+			}
+		case of.Kind() == reflect.Pointer && part.Kind() == reflect.Struct && part != reflect.TypeFor[time.Time]():
+			if !of.IsNil() {
+				all = append(all, Whole(of.Interface())...)
+			}
+		case of.Kind() == reflect.Slice && of.IsNil():
+		default:
+			add(name, cell(of, ""))
+		}
+	}
+	return all
 }
 
 // cell shows a value, "" if there is none.
@@ -157,8 +214,13 @@ func cell(v reflect.Value, how string) string {
 	case bool:
 		return map[bool]string{true: "yes", false: "no"}[of]
 	}
-	if how == "size" {
+	switch how {
+	case "size":
 		return show.Size(float64(v.Int()))
+	case "age":
+		return show.Ago(v.Float())
+	case "since":
+		return show.Ago(v.Float()) + " ago"
 	}
 	return fmt.Sprint(v.Interface())
 }

@@ -20,7 +20,7 @@ type Step struct {
 // empty if the row goes on by itself, or has ended.
 func Next(row any) []Step {
 	switch row := row.(type) {
-	case *ops.ParkedCount:
+	case *reports.ParkedCount:
 		return nextOfGroup(row)
 	case *ParkedDetail:
 		return nextOfParked(row)
@@ -36,7 +36,7 @@ func Next(row any) []Step {
 	return nil
 }
 
-func nextOfGroup(c *ops.ParkedCount) []Step {
+func nextOfGroup(c *reports.ParkedCount) []Step {
 	pick := "-kind " + c.Kind + " -scope " + show.Quote(c.Scope)
 	if c.Sink != nil {
 		pick = "-kind " + c.Kind + " -sink " + show.Quote(*c.Sink)

@@ -12,7 +12,7 @@
 //     structs. The tags are: flag, the name; arg, the word for the value (a switch has none); doc,
 //     what it means; choices, or least and most, which values are valid; label and hint, for a
 //     field that the console asks for. The others come from the address of the console's page.
-//   - which fields are needed, and which go together only.
+//   - which fields are needed.
 //   - the function of package ops. A dry run and the decision itself are the same call. What a
 //     person agreed to goes into the field Shown of its input, if there is one.
 //   - what it would do, as a [Said]: a line, a table, and sentences. Then what was done, as
@@ -50,9 +50,8 @@ type Decision struct {
 	// there what the decision does. All are empty if the console does not offer it.
 	Page, Title, Means string
 
-	Fields   []Field
-	needs    [][]string // each: one of these fields is needed
-	together []string   // all of these fields, or none
+	Fields []Field
+	needs  [][]string // each: one of these fields is needed
 
 	input func() any
 	act   func(ctx context.Context, db ops.DB, by ops.By, in any) (any, error)
@@ -73,15 +72,24 @@ func (s *Said) say(format string, args ...any) {
 	s.Sentences = append(s.Sentences, fmt.Sprintf(format, args...))
 }
 
+// row adds a row to the table.
+func (s *Said) row(values ...any) {
+	var cells []string
+	for _, v := range values {
+		cells = append(cells, cell(reflect.ValueOf(v), ""))
+	}
+	s.Rows = append(s.Rows, cells)
+}
+
 // entry is a Decision with its types: I is the input, R the result.
 type entry[I, R any] struct {
 	Decision
-	needs    string // of fields, separated by spaces; alternatives by "|"
-	together string
-	without  string // fields of the input that the decision does not have
-	do       func(ctx context.Context, db ops.DB, by ops.By, in I) (*R, error)
-	would    func(in *I, r *R) Said
-	done     func(in *I, r *R) []string
+	needs   string      // of fields, separated by spaces; alternatives by "|"
+	without string      // fields of the input that the decision does not have
+	begin   func(in *I) // sets what an empty input does not mean; nil: nothing
+	do      func(ctx context.Context, db ops.DB, by ops.By, in I) (*R, error)
+	would   func(in *I, r *R) Said
+	done    func(in *I, r *R) []string
 }
 
 func (e entry[I, R]) decision() *Decision {
@@ -93,8 +101,13 @@ func (e entry[I, R]) decision() *Decision {
 	for i := range d.Fields {
 		d.Fields[i].Needed = slices.ContainsFunc(d.needs, func(any []string) bool { return len(any) == 1 && any[0] == d.Fields[i].Name })
 	}
-	d.together = strings.Fields(e.together)
-	d.input = func() any { return new(I) }
+	d.input = func() any {
+		in := new(I)
+		if e.begin != nil {
+			e.begin(in)
+		}
+		return in
+	}
 	d.fresh = func() any { return new(R) }
 	d.act = func(ctx context.Context, db ops.DB, by ops.By, in any) (any, error) {
 		return e.do(ctx, db, by, *in.(*I))
@@ -145,11 +158,8 @@ func (t *Try) Missing() []string {
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
 func (t *Try) Check() error {
-	if n := len(t.together); n > 0 {
-		set := slices.DeleteFunc(slices.Clone(t.together), func(name string) bool { return !t.given[name] })
-		if len(set) > 0 && len(set) < n {
-			return &ops.Error{Kind: ops.ErrInvalid, Reason: "`Topic` and `Partition` go together: without both, the whole scope is meant"}
-		}
+	if t.given["partition"] && !t.given["topic"] {
+		return &ops.Error{Kind: ops.ErrInvalid, Reason: "`Partition` needs `Topic`"}
 	}
 	if in, is := t.Input.(interface{ Check() error }); is {
 		return in.Check()

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // Each decision says what a person needs to know, and its tags are what they should be.
@@ -30,7 +32,7 @@ func TestDecisionsAreWhole(t *testing.T) {
 			}
 			known = append(known, f.Name)
 		}
-		for _, name := range slices.Concat(append(d.needs, d.together)...) {
+		for _, name := range slices.Concat(d.needs...) {
 			if !slices.Contains(known, name) {
 				t.Errorf("%s needs -%s, which it does not have", d.Name, name)
 			}
@@ -56,5 +58,30 @@ func TestJSON(t *testing.T) {
 	want := []string{"id, at", "long_name             null: none", "parts[]               by number", "  n", "  more                  see LongName", "last                  fields as of parts[]"}
 	if got := JSON(reflect.TypeFor[report]()); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A partition that two processes report counts once, and one without an owner has at least the lag
+// that was last reported.
+func TestTopicsCountPartitionsOnce(t *testing.T) {
+	t.Parallel()
+	owner := func(age float64, partitions ...ops.OwnedPartition) ops.Owner {
+		return ops.Owner{Scope: "stock", SeenAgeSeconds: age, Partitions: partitions}
+	}
+	of := func(partition int32, epoch, end, lag int64) ops.OwnedPartition {
+		return ops.OwnedPartition{Topic: "orders", Partition: partition, Epoch: epoch, HighWatermark: end, Lag: lag}
+	}
+	gone := time.Now()
+	r := &ops.StatusReport{
+		Cursors: []ops.Cursor{{Scope: "stock", Topic: "orders", Position: 90}, {Scope: "stock", Topic: "orders", Partition: 1, Position: 40}, {Scope: "stock", Topic: "orders", Partition: 2, RetiredAt: &gone}},
+		Owners:  []ops.Owner{owner(1, of(0, 3, 100, 10)), owner(2, of(0, 2, 100, 60)), owner(60, of(0, 1, 500, 400), of(1, 1, 70, 50), of(2, 1, 70, 50))},
+	}
+	sums := Topics(r)
+	if len(sums) != 1 || sums[0].Partitions != 2 || sums[0].Owned != 1 || sums[0].Lag != 10+30 || !sums[0].AtLeast {
+		t.Errorf("%+v", sums[0])
+	}
+	r.Cursors[1].Position = 70
+	if s := Topics(r)[0]; s.Lag != 10 || s.AtLeast {
+		t.Errorf("all is handled: %+v", s)
 	}
 }

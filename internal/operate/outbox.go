@@ -192,7 +192,7 @@ func rebased(d *ops.Rebased) Said {
 }
 
 func eraseCall() *Decision {
-	return entry[ops.EraseCallInput, ops.ErasedCall]{
+	return entry[ops.EraseCallInput, ops.Erased]{
 		Decision: Decision{
 			Name:    "outbox erase",
 			Summary: "erase the body of a call that is settled",
@@ -211,15 +211,12 @@ Example:
 		},
 		needs: "key",
 		do:    ops.EraseCall,
-		would: func(_ *ops.EraseCallInput, d *ops.ErasedCall) Said {
-			s := Said{Columns: []string{"STORED IN", "ID", "SINK", "STATE", "BYTES"}}
-			for _, r := range d.Rows {
-				s.Rows = append(s.Rows, []string{r.Table, strconv.FormatInt(r.ID, 10), r.Sink, r.State, strconv.FormatInt(r.Bytes, 10)})
-			}
+		would: func(_ *ops.EraseCallInput, d *ops.Erased) (s Said) {
+			s.table(d.Rows, 0)
 			s.say("Erase the body, and the remote's answer. It cannot be brought back, and the call cannot be sent again.")
 			return s
 		},
-		done: func(_ *ops.EraseCallInput, d *ops.ErasedCall) []string {
+		done: func(_ *ops.EraseCallInput, d *ops.Erased) []string {
 			return []string{fmt.Sprintf("Done: erased; audit row %d.", d.AuditID)}
 		},
 	}.decision()

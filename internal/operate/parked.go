@@ -3,7 +3,6 @@ package operate
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -36,8 +35,14 @@ func (f *ParkedFilter) Filtered() bool {
 	return of != ops.ParkedFilter{} || f.Offset != nil
 }
 
-// ParkedList is the list of parked rows. Its sums are an *ops.ParkedTotals.
-var ParkedList = listing[ParkedFilter, ops.ParkedItem]{
+// rows is the filter as package reports has it.
+func (f *ParkedFilter) rows() reports.ParkedFilter {
+	return reports.ParkedFilter{Scope: f.Scope, Kind: f.Kind, State: f.State, Reason: f.Reason, ErrorPrefix: f.ErrorPrefix, Sink: f.Sink, Name: f.Name,
+		Topic: f.Topic, Partition: f.Partition, Offset: f.Offset, Unsettled: f.Unsettled(), Before: f.Before, After: f.After, Limit: int(f.Limit)}
+}
+
+// ParkedList is the list of parked rows. Its sums are an *reports.ParkedTotals.
+var ParkedList = listing[ParkedFilter, ops.ParkedRow]{
 	List: List{
 		Name:    "parked list",
 		Summary: "list messages, calls and events that were set aside",
@@ -52,12 +57,15 @@ unknown); and of settled rows resolved and discarded. With -all, or with such a 
 come first.`,
 	},
 	without: "id",
-	read: func(ctx context.Context, tx pgx.Tx, f ParkedFilter) ([]ops.ParkedItem, bool, error) {
-		return reports.Parked[ops.ParkedItem](ctx, tx, reports.ParkedFilter{Scope: f.Scope, Kind: f.Kind, State: f.State, Reason: f.Reason, ErrorPrefix: f.ErrorPrefix, Sink: f.Sink, Name: f.Name,
-			Topic: f.Topic, Partition: f.Partition, Offset: f.Offset, Unsettled: f.Unsettled(), Before: f.Before, After: f.After, Limit: int(f.Limit)})
+	read: func(ctx context.Context, tx pgx.Tx, f ParkedFilter) ([]ops.ParkedRow, bool, error) {
+		return reports.Parked[ops.ParkedRow](ctx, tx, f.rows())
 	},
 	sums: func(ctx context.Context, db ops.DB, f ParkedFilter, limit time.Duration) (any, error) {
-		return ops.ParkedCounts(ctx, db, ops.ParkedQuestion{ParkedFilter: f.ParkedFilter, CountLimit: limit})
+		return reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ParkedTotals, error) {
+			of := f.rows()
+			of.Offset = nil
+			return reports.CountParked(ctx, tx, of, false, limit)
+		})
 	},
 }.list()
 
@@ -203,7 +211,7 @@ func parkedRows(d *ops.ParkedChange) (s Said, behind int) {
 			behind++
 		}
 		if i < shownRows {
-			s.Rows = append(s.Rows, []string{strconv.FormatInt(r.ID, 10), r.State, r.Reason, r.Scope, r.Origin(), orDash(r.Head)})
+			s.row(r.ID, r.State, r.Reason, r.Scope, r.Origin(), r.Head)
 		}
 	}
 	if n := d.Count - len(s.Rows); n > 0 {
@@ -251,7 +259,7 @@ func (s *Said) promoted(d *ops.ParkedChange) []string {
 }
 
 func eraseEvents() *Decision {
-	return entry[ops.EraseEventsInput, ops.ErasedEvents]{
+	return entry[ops.EraseEventsInput, ops.Erased]{
 		Decision: Decision{
 			Name:    "events erase",
 			Summary: "erase events that were handled",
@@ -272,18 +280,12 @@ Examples:
 		},
 		needs: "topic id|key",
 		do:    ops.EraseEvents,
-		would: func(_ *ops.EraseEventsInput, d *ops.ErasedEvents) (s Said) {
-			s.Columns = []string{"STORED IN", "PARTITION", "OFFSET OR ID", "EVENT", "STATE", "BYTES"}
-			for _, r := range d.Rows[:min(len(d.Rows), shownRows)] {
-				s.Rows = append(s.Rows, []string{r.Table, orDash(r.Partition), strconv.FormatInt(r.ID, 10), show.OrDash(r.Event), r.State, strconv.FormatInt(r.Bytes, 10)})
-			}
-			if n := len(d.Rows) - shownRows; n > 0 {
-				s.say("and %d more", n)
-			}
+		would: func(_ *ops.EraseEventsInput, d *ops.Erased) (s Said) {
+			s.table(d.Rows, shownRows)
 			s.say("Erase bodies and headers. They cannot be brought back, and the events cannot be replayed.")
 			return s
 		},
-		done: func(_ *ops.EraseEventsInput, d *ops.ErasedEvents) []string {
+		done: func(_ *ops.EraseEventsInput, d *ops.Erased) []string {
 			return []string{fmt.Sprintf("Done: erased; audit row %d.", d.AuditID)}
 		},
 	}.decision()

@@ -2,8 +2,7 @@ package operate
 
 import (
 	"context"
-	"slices"
-	"strings"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,117 +17,142 @@ import (
 // primary key; its place among the unsettled rows of its ordering key by the partial index
 // parked_order.
 const parkedDetailSQL = `
-select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, p.tenant, p.scope, p.key::text as key, p.event_id,
-       p.topic, p.partition, p."offset", p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
-       p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
-       p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
+select ` + reports.ParkedColumns + `, p.error, p.event_id, p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
+       p.header_names, p.header_values, p.method, p.target, p.replay_no as replay, p.replay_resend, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind,
        octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at as first_attempt, p.erased_at, p.capture, p.sealed,
-       p.first_key::text as first_key, p.trace, p.response_status,
-       p.response_headers, octet_length(p.response_body) as response_bytes,
+       p.first_key::text as first_key, p.trace, p.response_status, p.response_headers, octet_length(p.response_body) as response_bytes,
        case when $2::boolean then p.body end as body, case when $2::boolean then p.response_body end as response_body
   from onlyonce.parked p
   left join lateral (
     select count(*) filter (where (f.partition, f."offset") < (p.partition, p."offset")) as ahead,
            count(*) filter (where (f.partition, f."offset") > (p.partition, p."offset")) as behind
       from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null) o on true
-  left join lateral (
-    select f.id from onlyonce.parked f
-     where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
-     order by f.partition, f."offset" limit 1) h on true
  where p.id = $1`
-
-// parkedWhole is a parked row as the database has it.
-type parkedWhole struct {
-	ParkedDetail
-	HeaderNames, HeaderValues [][]byte
-	ResponseStatus            *int32
-	ResponseHeaders           *string
-	ResponseBytes             *int32
-	ResponseBody              []byte
-}
 
 // ParkedDetail is everything that is known of one parked row. A nil pointer means: not known, or
 // none.
 type ParkedDetail struct {
-	ops.ParkedItem // its Error is whole
+	ops.ParkedRow // its Error is whole
 
-	Key     *string `json:"key" doc:"as stored, a UUID"`
-	EventID *string `json:"event_id" doc:"of an event"`
+	Decisions []reports.RowDecision `json:"decisions" db:"-" show:"decision" doc:"redrives and discards of it, oldest first"`
+	Behind    int64                 `json:"behind" show:"since then=Since" doc:"unsettled rows of its ordering key after it"`
+	Ahead     int64                 `json:"ahead" show:"ordering key=Order" doc:"unsettled rows of its ordering key before it; Head is the first of those"`
+	EventID   *string               `json:"event_id" show:"event id=EventName" doc:"of an event"`
 
 	// Of a message or event.
-	ClusterID     *string          `json:"cluster_id"`
-	TopicID       *string          `json:"topic_id"`
-	RecordTime    *time.Time       `json:"record_time"`
+	ClusterID     *string          `json:"cluster_id" show:"cluster"`
+	TopicID       *string          `json:"topic_id" show:"topic id"`
+	RecordTime    *time.Time       `json:"record_time" show:"record time"`
 	LogAppendTime bool             `json:"log_append_time" doc:"the broker set RecordTime, and not the producer"`
-	RecordKey     reports.Octets   `json:"record_key"`
-	Headers       []reports.Header `json:"headers" db:"-"`
-
-	// Of a call.
-	Method *string `json:"method"`
-	Target *string `json:"target"`
-
-	Replay       int32 `json:"replay" doc:"the replay in which the message was parked; 0: none"`
-	ReplayResend bool  `json:"replay_resend"`
-
-	OrderKey *string `json:"order_key" doc:"the ordering key as stored. Ahead and Behind count its unsettled rows before and after this one; Head is the first of those before"`
-	Ahead    int64   `json:"ahead"`
-	Behind   int64   `json:"behind"`
-	Head     *int64  `json:"head"`
+	RecordKey     reports.Octets   `json:"record_key" show:"record key=MessageKey"`
+	Replay        int32            `json:"replay" show:"replay=ReplayText" doc:"the replay in which the message was parked; 0: none"`
+	ReplayResend  bool             `json:"replay_resend"`
+	Headers       []reports.Header `json:"headers" db:"-" show:"header"`
 
 	// Of a call: its id and lane in the log of the outbox, since when the remote may know its key,
 	// when its body was erased, the key that it was enqueued under if an operator has given it Key
 	// since, its trace context, and what a remote answered that has accepted it.
-	RowID        *int64          `json:"row_id"`
-	Lane         *int16          `json:"lane"`
-	FirstAttempt *time.Time      `json:"first_attempt_at"`
-	ErasedAt     *time.Time      `json:"erased_at"`
+	Method       *string         `json:"method" show:"method"`
+	Target       *string         `json:"target" show:"target"`
+	RowID        *int64          `json:"row_id" show:"log id"`
+	Lane         *int16          `json:"lane" show:"lane"`
+	FirstAttempt *time.Time      `json:"first_attempt_at" show:"first attempt"`
+	ErasedAt     *time.Time      `json:"erased_at" show:"erased at"`
 	Capture      bool            `json:"capture" doc:"the answer is kept for RelayConfig.Complete"`
 	Sealed       bool            `json:"sealed"`
-	FirstKey     *string         `json:"first_key"`
+	FirstKey     *string         `json:"first_key" show:"first key"`
 	Trace        *string         `json:"trace"`
-	Response     *ParkedResponse `json:"response" db:"-"`
+	Response     *ParkedResponse `json:"response" db:"-" show:"response"`
 
-	Decisions []reports.RowDecision `json:"decisions" db:"-" doc:"redrives and discards of it, oldest first"`
-
-	BodyBytes *int32         `json:"body_bytes" doc:"size of the body"`
+	BodyBytes *int32         `json:"body_bytes" show:"body=BodyText" doc:"size of the body"`
 	Body      reports.Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
+
+	HeaderNames, HeaderValues [][]byte `json:"-"` // become Headers
+	ResponseStatus            *int32   `json:"-"` // become Response
+	ResponseHeaders           *string  `json:"-"`
+	ResponseBytes             *int32   `json:"-"`
+	ResponseBody              []byte   `json:"-"`
+}
+
+// Order is the row's place among those of its ordering key.
+func (d *ParkedDetail) Order() string {
+	if d.OrderKey == nil {
+		return ""
+	}
+	place := fmt.Sprintf("%s: %d unsettled before it, %d after it", *d.OrderKey, d.Ahead, d.Behind)
+	if d.Head != nil {
+		place += fmt.Sprintf("; first is row %d", *d.Head)
+	}
+	return place
+}
+
+// EventName is the event's id: of a webhook its sender's.
+func (d *ParkedDetail) EventName() string {
+	return reports.EventName(show.Text(d.Topic), show.Text(d.EventID))
+}
+
+// MessageKey is the record key of a message.
+func (d *ParkedDetail) MessageKey() string {
+	if d.Kind != parked.Message {
+		return ""
+	}
+	return d.RecordKey.String()
+}
+
+// ReplayText is the replay of the message, empty if there is none.
+func (d *ParkedDetail) ReplayText() string {
+	if d.Replay == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d, calls under keys of their own: %s", d.Replay, map[bool]string{true: "yes", false: "no"}[d.ReplayResend])
+}
+
+// BodyText is the body, or why it is not shown.
+func (d *ParkedDetail) BodyText() string {
+	if d.BodyBytes == nil {
+		return "none"
+	}
+	return d.Body.Shown(int64(*d.BodyBytes), d.ErasedAt)
 }
 
 // ParkedResponse is the answer of a remote that has accepted a call which is still to be completed.
 type ParkedResponse struct {
-	Status  *int32         `json:"status"`
-	Headers *string        `json:"headers"`
-	Bytes   *int32         `json:"body_bytes"`
-	Body    reports.Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
+	Status  *int32         `json:"status" show:"response status"`
+	Headers *string        `json:"headers" show:"response header"`
+	Bytes   *int32         `json:"body_bytes" show:"response bytes"`
+	Body    reports.Octets `json:"body,omitzero" show:"response body" doc:"nil unless it was asked for"`
 }
 
 // ParkedByID returns one parked row whole, with its body if body is set: bodies may be private. It
 // returns nil if there is no such row. It reads that row, the row that has its body, and the
 // unsettled rows of its ordering key.
-func ParkedByID(ctx context.Context, db ops.DB, id int64, body bool) (*ParkedDetail, error) {
-	var rows []parkedWhole
-	err := reports.Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-		if rows, err = reports.Collect[parkedWhole](ctx, tx, parkedDetailSQL, id, body); err == nil && len(rows) > 0 {
-			rows[0].Decisions, err = reports.DecisionsOf(ctx, tx, id)
+func ParkedByID(ctx context.Context, db ops.DB, id int64, body bool) (d *ParkedDetail, err error) {
+	err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
+		err := reports.First(ctx, tx, &d, parkedDetailSQL, id, body)
+		if err == nil && d != nil {
+			d.Decisions, err = reports.DecisionsOf(ctx, tx, id)
 		}
 		return err
 	})
-	if err != nil || len(rows) == 0 {
+	if err != nil || d == nil {
 		return nil, err
 	}
-	return rows[0].detail(), nil
+	d.Headers = reports.Headers(d.HeaderNames, d.HeaderValues)
+	if d.ResponseStatus != nil {
+		d.Response = &ParkedResponse{d.ResponseStatus, d.ResponseHeaders, d.ResponseBytes, d.ResponseBody}
+	}
+	return d, nil
 }
 
 // ParkedByIDs returns parked rows, without bodies and headers.
-func ParkedByIDs(ctx context.Context, db ops.DB, ids []int64) ([]ops.ParkedItem, error) {
-	return reports.Look(ctx, db, func(tx pgx.Tx) ([]ops.ParkedItem, error) { return reports.ParkedByIDs[ops.ParkedItem](ctx, tx, ids) })
+func ParkedByIDs(ctx context.Context, db ops.DB, ids []int64) ([]ops.ParkedRow, error) {
+	return reports.Look(ctx, db, func(tx pgx.Tx) ([]ops.ParkedRow, error) { return reports.ParkedByIDs[ops.ParkedRow](ctx, tx, ids) })
 }
 
 // Since says what became of the row after it was redriven; empty: it was not, or it is settled.
 func (d *ParkedDetail) Since() string {
-	redriven := slices.ContainsFunc(d.Decisions, func(r reports.RowDecision) bool { return r.Action == "parked redrive" })
 	switch attempts := show.Count(int64(d.Attempts), "attempt"); {
-	case !redriven || d.SettledAt != nil:
+	case d.Redrives == 0 || d.SettledAt != nil:
 		return ""
 	case d.State == parked.Retrying && d.Attempts == 0:
 		return "redriven, and not tried since"
@@ -138,20 +162,4 @@ func (d *ParkedDetail) Since() string {
 		return "redriven, and failed again after " + attempts + ": it is " + d.State
 	}
 	return "redriven: it is " + d.State
-}
-
-func (p *parkedWhole) detail() *ParkedDetail {
-	d := &p.ParkedDetail
-	d.Headers = []reports.Header{}
-	if p.ResponseStatus != nil {
-		d.Response = &ParkedResponse{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, p.ResponseBody}
-	}
-	for i, n := range p.HeaderNames {
-		h := reports.Header{Name: strings.ToValidUTF8(string(n), "\uFFFD")}
-		if i < len(p.HeaderValues) {
-			h.Value = p.HeaderValues[i]
-		}
-		d.Headers = append(d.Headers, h)
-	}
-	return d
 }

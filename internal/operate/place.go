@@ -9,7 +9,7 @@ import (
 )
 
 // PlaceList is the list of places.
-var PlaceList = listing[reports.PlaceFilter, ops.Place]{
+var PlaceList = listing[reports.PlaceFilter, reports.Place]{
 	List: List{
 		Name:    "place list",
 		Summary: "list the tenants that live in one of several databases",
@@ -24,7 +24,7 @@ Example:
   onlyonce place list -postgres "$SHARD_A" -state leaving`,
 		None: "No places.",
 	},
-	read: reports.Places[ops.Place],
+	read: reports.Places,
 }.list()
 
 func leavePlace() *Decision {

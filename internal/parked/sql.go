@@ -22,7 +22,8 @@ const LockSQL = `select id from onlyonce.parked where id = any ($1::bigint[]) or
 // being retried keeps its attempts, because its consumer settles it by them. In: ids. Under the
 // lock on the rows.
 const RedriveSQL = `
-update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when state = 'retrying' then attempts else 0 end
+update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when state = 'retrying' then attempts else 0 end,
+       redrives = redrives + 1, redriven_at = clock_timestamp()
  where id = any ($1::bigint[]) and kind in ('message', 'event') and state in ('waiting', 'retrying') and (kind = 'message' or "offset" is not null)`
 
 // AppendSQL appends events to their streams that a receiver has parked before they were appended;
@@ -65,6 +66,7 @@ select onlyonce.claim_standard(array(select key from given_up where kind = 'even
 const RedriveCallsSQL = `
 update onlyonce.parked p
    set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when p.state = 'retrying' then p.attempts else 0 end,
+       redrives = p.redrives + 1, redriven_at = clock_timestamp(),
        first_attempt_at = case when $3::boolean or p.state = 'waiting' and p.reason = 'rejected' then null else p.first_attempt_at end,
        key = coalesce(u.key, p.key),
        first_key = case when u.key is not null then coalesce(p.first_key, p.key) else p.first_key end
@@ -75,5 +77,5 @@ update onlyonce.parked p
 // ResolveCallsSQL settles parked calls that were applied, as an operator has verified. In: ids.
 // Under the lock on the rows.
 const ResolveCallsSQL = `
-update onlyonce.parked set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null
+update onlyonce.parked set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null, redrives = redrives + 1, redriven_at = clock_timestamp()
  where id = any ($1::bigint[]) and kind = 'call' and state = 'reconcile'`

@@ -3,9 +3,13 @@ package reports
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // auditRowsSQL lists audit rows, newest first. In: action, actor (each may be null: any), below
@@ -54,6 +58,11 @@ type RowDecision struct {
 	Actor   string    `json:"actor"`
 	Action  string    `json:"action" doc:"parked redrive or parked discard"`
 	Reason  string    `json:"reason"`
+}
+
+// String says it on one line.
+func (d RowDecision) String() string {
+	return fmt.Sprintf("%s, %s by %s, audit row %d: %s", strings.TrimPrefix(d.Action, "parked "), show.Instant(d.At), d.Actor, d.AuditID, d.Reason)
 }
 
 // DecisionsOf returns the decisions about a parked row, oldest first.

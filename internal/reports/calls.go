@@ -137,38 +137,61 @@ func OldestCalls(ctx context.Context, db DB, sink string) (oldest []OldestCall, 
 
 // Call is everything that the log has of one call. A nil pointer means: none, or not yet.
 type Call struct {
-	ID        int64      `json:"id"`
-	Key       string     `json:"key" doc:"the idempotency key"`
-	State     string     `json:"state"`
-	Sink      string     `json:"sink"`
-	Listed    bool       `json:"listed" doc:"a relay has listed the sink"`
-	Lane      int16      `json:"lane"`
-	Name      string     `json:"name"`
-	Tenant    string     `json:"tenant"`
-	Scope     string     `json:"scope"`
-	Method    string     `json:"method"`
-	Target    string     `json:"target"`
-	Headers   string     `json:"headers" doc:"a line \"Name: value\" for each"`
-	Trace     *string    `json:"trace" doc:"its trace context"`
-	OrderKey  *string    `json:"order_key"`
-	CreatedAt time.Time  `json:"created_at"`
-	NotBefore *time.Time `json:"not_before"`
-	ErasedAt  *time.Time `json:"erased_at" doc:"when its body was erased"`
+	ID        int64      `json:"id" show:"log id"`
+	Key       string     `json:"key" show:"key" doc:"the idempotency key"`
+	State     string     `json:"state" show:"state"`
+	Sink      string     `json:"sink" show:"sink"`
+	Listed    bool       `json:"listed" show:"relay=Relay" doc:"a relay has listed the sink"`
+	Lane      int16      `json:"lane" show:"lane"`
+	Name      string     `json:"name" show:"name"`
+	Tenant    string     `json:"tenant" show:"tenant"`
+	Scope     string     `json:"scope" show:"scope"`
+	Method    string     `json:"method" show:"method"`
+	Target    string     `json:"target" show:"target"`
+	Headers   string     `json:"headers" show:"header" doc:"a line \"Name: value\" for each"`
+	Trace     *string    `json:"trace" show:"trace" doc:"its trace context"`
+	OrderKey  *string    `json:"order_key" show:"ordering key"`
+	CreatedAt time.Time  `json:"created_at" show:"enqueued at"`
+	NotBefore *time.Time `json:"not_before" show:"not before"`
+	ErasedAt  *time.Time `json:"erased_at" show:"erased at" doc:"when its body was erased"`
 	Capture   bool       `json:"capture" doc:"the answer is kept for RelayConfig.Complete"`
 	Sealed    bool       `json:"sealed" doc:"its body is encrypted"`
-	Bytes     int64      `json:"bytes" doc:"size of its body"`
+	Bytes     int64      `json:"bytes" show:"body=BodyText" doc:"size of its body"`
 	Body      Octets     `json:"body,omitzero"`
 
-	ParkedID  *int64     `json:"parked_id" doc:"the row of a call that has failed; Attempts, Error and SettledAt are that row's"`
-	Attempts  *int32     `json:"attempts"`
-	Error     *string    `json:"error"`
-	SettledAt *time.Time `json:"settled_at"`
+	ParkedID  *int64     `json:"parked_id" show:"parked row" doc:"the row of a call that has failed; Attempts, Error and SettledAt are that row's"`
+	Attempts  *int32     `json:"attempts" show:"attempts"`
+	Error     *string    `json:"error" show:"error"`
+	SettledAt *time.Time `json:"settled_at" show:"settled at"`
 
 	// The pause of its sink.
-	PausedAt    *time.Time `json:"paused_at"`
+	PausedAt    *time.Time `json:"paused_at" show:"paused=Paused"`
 	PausedBy    *string    `json:"paused_by"`
 	PauseReason *string    `json:"pause_reason"`
 }
+
+// Relay says that no relay would send the call, empty if one would.
+func (c *Call) Relay() string {
+	if c.Listed {
+		return ""
+	}
+	return "no relay has listed the sink"
+}
+
+// Paused describes the pause of its sink, empty if there is none.
+func (c *Call) Paused() string { return PauseText(c.PausedAt, c.PausedBy, c.PauseReason) }
+
+// PauseText describes the pause of a sink: since when, by which actor and why. It is empty if there
+// is none.
+func PauseText(at *time.Time, by, reason *string) string {
+	if at == nil {
+		return ""
+	}
+	return fmt.Sprintf("since %s by %s: %s", show.Instant(*at), show.OrDash(by), show.OrDash(reason))
+}
+
+// BodyText is the body, or why it is not shown.
+func (c *Call) BodyText() string { return c.Body.Shown(c.Bytes, c.ErasedAt) }
 
 // CallByKey returns what the log has of the call with an idempotency key, with its body if body is
 // set: bodies may be private. It returns nil if the log has no such call: it was never enqueued, or
@@ -178,14 +201,7 @@ func CallByKey(ctx context.Context, db DB, key string, body bool) (*Call, error)
 	if err != nil {
 		return nil, &Refusal{Reason: fmt.Sprintf("%q is no UUID, and so no idempotency key of a call", key), Kind: Invalid}
 	}
-	var rows []Call
-	err = Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-		rows, err = Collect[Call](ctx, tx, callSQL, id.String(), body)
-		return err
-	})
-	if err != nil || len(rows) == 0 {
-		return nil, err
-	}
-	c := &rows[0]
-	return c, nil
+	var c *Call
+	err = Snapshot(ctx, db, func(tx pgx.Tx) error { return First(ctx, tx, &c, callSQL, id.String(), body) })
+	return c, err
 }

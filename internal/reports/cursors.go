@@ -16,8 +16,8 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
        group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
        coalesce(a.attempts, 0) as attempts, a."offset" as attempt_offset, anchor_offset, leader_epoch,
        retired_at, (select reason from onlyonce.pauses u
-                     where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
-                     order by u.topic limit 1) as paused,
+                     where u.scope = p.scope and u.topic in ('', p.topic) and u.partition in (-1, p.partition)
+                     order by u.topic, u.partition limit 1) as paused,
        replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id,
        done_until, extract(epoch from clock_timestamp() - released_at)::float8 as released_age
   from onlyonce.positions p

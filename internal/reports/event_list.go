@@ -2,6 +2,8 @@ package reports
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,14 +54,14 @@ const oneEventSQL = eventColumns + `, l.order_key, l.header_names, l.header_valu
 
 // Event is an event of the event log, without its body.
 type Event struct {
-	Topic      string     `json:"topic" col:"STREAM" doc:"\"webhook.\" and the endpoint for webhooks"`
-	Partition  int32      `json:"partition" col:"PARTITION"`
+	Topic      string     `json:"topic" show:"stream" col:"STREAM" doc:"\"webhook.\" and the endpoint for webhooks"`
+	Partition  int32      `json:"partition" show:"position=Position" col:"PARTITION"`
 	Offset     int64      `json:"offset" col:"OFFSET"`
-	ID         string     `json:"id" col:"EVENT" doc:"ENDPOINT/PROVIDER/ID for webhooks"`
-	Tenant     string     `json:"tenant" col:"TENANT"`
-	State      string     `json:"state" col:"STATE" doc:"unread if no consumer has begun to read it; \"before SCOPE\" if the consumer of that scope has not handled it; or handled, by all. A handled event may be parked"`
-	AppendedAt time.Time  `json:"appended_at" col:"AGE,ago"`
-	ErasedAt   *time.Time `json:"erased_at" doc:"when its body was erased"`
+	ID         string     `json:"id" show:"id=Name" col:"EVENT" doc:"ENDPOINT/PROVIDER/ID for webhooks"`
+	Tenant     string     `json:"tenant" show:"tenant" col:"TENANT"`
+	State      string     `json:"state" show:"state" col:"STATE" doc:"unread if no consumer has begun to read it; \"before SCOPE\" if the consumer of that scope has not handled it; or handled, by all. A handled event may be parked"`
+	AppendedAt time.Time  `json:"appended_at" show:"appended at" col:"AGE,ago"`
+	ErasedAt   *time.Time `json:"erased_at" show:"erased at" doc:"when its body was erased"`
 	Bytes      int64      `json:"bytes" col:"SIZE,size" doc:"size of its body"`
 }
 
@@ -107,40 +109,41 @@ func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more 
 	return events, more, nil
 }
 
+// EventName is an event's id. A webhook's is shown as its sender knows it, with the provider.
+func EventName(topic, id string) string {
+	if part := strings.SplitN(id, "/", 3); len(part) == 3 && strings.HasPrefix(topic, "webhook.") { // endpoint, provider, id
+		return part[2] + " (of " + part[1] + ")"
+	}
+	return id
+}
+
 // EventDetail is everything that the log has of one event.
 type EventDetail struct {
 	Event
-	OrderKey Octets   `json:"order_key" doc:"nil: it has none"`
-	Headers  []Header `json:"headers"`
-	Body     Octets   `json:"body,omitzero" doc:"nil unless it was asked for"`
+	OrderKey Octets   `json:"order_key" show:"ordering key" doc:"nil: it has none"`
+	Headers  []Header `json:"headers" db:"-" show:"header"`
+	Body     Octets   `json:"body,omitzero" show:"body=BodyText" doc:"nil unless it was asked for"`
+
+	HeaderNames, HeaderValues [][]byte `json:"-"` // become Headers
 }
+
+// Position is where the event is.
+func (e *Event) Position() string {
+	return fmt.Sprintf("partition %d, offset %d", e.Partition, e.Offset)
+}
+
+// Name is the event's id: of a webhook its sender's.
+func (e *Event) Name() string { return EventName(e.Topic, e.ID) }
+
+// BodyText is the body, or why it is not shown.
+func (e *EventDetail) BodyText() string { return e.Body.Shown(e.Bytes, e.ErasedAt) }
 
 // EventAt returns one event, with its body if body is set: bodies may be private. It returns nil if
 // the log has none at that position.
-func EventAt(ctx context.Context, db DB, topic string, partition int32, offset int64, body bool) (*EventDetail, error) {
-	type whole struct {
-		Event
-		OrderKey     []byte
-		HeaderNames  []string
-		HeaderValues [][]byte
-		Body         []byte
+func EventAt(ctx context.Context, db DB, topic string, partition int32, offset int64, body bool) (d *EventDetail, err error) {
+	err = Snapshot(ctx, db, func(tx pgx.Tx) error { return First(ctx, tx, &d, oneEventSQL, topic, partition, offset, body) })
+	if err == nil && d != nil {
+		d.Headers = Headers(d.HeaderNames, d.HeaderValues)
 	}
-	var rows []whole
-	err := Snapshot(ctx, db, func(tx pgx.Tx) (err error) {
-		rows, err = Collect[whole](ctx, tx, oneEventSQL, topic, partition, offset, body)
-		return err
-	})
-	if err != nil || len(rows) == 0 {
-		return nil, err
-	}
-	r := &rows[0]
-	d := &EventDetail{Event: r.Event, OrderKey: r.OrderKey, Headers: []Header{}, Body: r.Body}
-	for i, name := range r.HeaderNames {
-		h := Header{Name: name}
-		if i < len(r.HeaderValues) {
-			h.Value = r.HeaderValues[i]
-		}
-		d.Headers = append(d.Headers, h)
-	}
-	return d, nil
+	return d, err
 }

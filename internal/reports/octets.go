@@ -4,7 +4,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"strconv"
+	"strings"
+	"time"
 	"unicode/utf8"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // Octets are bytes of a message or call, which may hold anything. As JSON they are {"text": ...} if
@@ -63,4 +67,30 @@ func (o Octets) String() string {
 type Header struct {
 	Name  string `json:"name" doc:"bytes that are not UTF-8 are replaced"`
 	Value Octets `json:"value"`
+}
+
+// String shows it on one line.
+func (h Header) String() string { return h.Name + ": " + h.Value.String() }
+
+// Headers joins names and values.
+func Headers(names, values [][]byte) []Header {
+	all := make([]Header, len(names))
+	for i, name := range names {
+		all[i].Name = strings.ToValidUTF8(string(name), "\uFFFD")
+		if i < len(values) {
+			all[i].Value = values[i]
+		}
+	}
+	return all
+}
+
+// Shown is a body of so many bytes, or why it is not shown: it was erased, or not asked for.
+func (o Octets) Shown(bytes int64, erased *time.Time) string {
+	switch {
+	case erased != nil:
+		return "erased"
+	case o == nil:
+		return show.Size(float64(bytes)) + "; -body shows it"
+	}
+	return o.String()
 }

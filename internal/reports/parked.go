@@ -7,16 +7,25 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// parkedColumns and parkedFilter are what lists of parked rows have in common. In: scope, kind,
-// state (each may be null: any), how many rows, sink, name, key, topic, partition, offset, reason,
-// what the error begins with (null: any). Bodies and headers are not read; errors are cut, they may
-// be stacks.
+// ParkedColumns are the fields of a parked row from onlyonce.parked p, but for its error. The first
+// unsettled row of its ordering key is found by the partial index parked_order. ParkedRow is the
+// row with its error cut, because that may be a stack. Bodies and headers are not read.
 const (
-	parkedColumns = `
-select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink, call_name as name,
-       attempts, case when length(l.line) > 1000 then left(l.line, 999) || '…' else l.line end as error, parked_at, settled_at, next_attempt_at
-  from onlyonce.parked cross join lateral (select btrim(split_part(btrim(left(error, 4000), E' \t\r\n'), E'\n', 1), E' \t\r') as line) l
+	ParkedColumns = `p.id, p.kind, p.state, p.reason, p.tenant, p.scope, p.topic, p.partition, p."offset", p.sink, p.call_name as name, p.key::text as key,
+       p.order_key::text as order_key, p.attempts, p.first_attempt_at is not null as attempted, p.redrives, p.redriven_at, p.parked_at, p.settled_at, p.next_attempt_at,
+       (select f.id from onlyonce.parked f
+         where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
+         order by f.partition, f."offset" limit 1) as head`
+	ParkedRow = `
+select ` + ParkedColumns + `, case when length(l.line) > 1000 then left(l.line, 999) || '…' else l.line end as error
+  from onlyonce.parked p cross join lateral (select btrim(split_part(btrim(left(p.error, 4000), E' \t\r\n'), E'\n', 1), E' \t\r') as line) l
  where `
+)
+
+// parkedFilter is what lists of parked rows have in common. In: scope, kind, state (each may be
+// null: any), how many rows, sink, name, key, topic, partition, offset, reason, what the error
+// begins with (null: any).
+const (
 	parkedFilter = `($1::text is null or scope = $1) and ($2::text is null or kind = $2) and ($3::text is null or state = $3)
    and ($5::text is null or sink = $5) and ($6::text is null or call_name = $6)
    and ($7::uuid is null or key = $7 or first_key = $7) and ($8::text is null or topic = $8) and ($9::integer is null or partition = $9) and ($10::bigint is null or "offset" = $10)
@@ -26,16 +35,16 @@ select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink,
 // parkedSQL lists parked rows, newest first. In: see parkedFilter, and below which id (null: from
 // the newest). Walks the primary key backwards until it has that many; with a key, by the indexes
 // parked_key and parked_first_key.
-const parkedSQL = parkedColumns + parkedFilter + ` and ($13::bigint is null or id < $13)
+const parkedSQL = ParkedRow + parkedFilter + ` and ($13::bigint is null or id < $13)
  order by id desc limit $4`
 
 // openParkedSQL lists the parked rows that are not settled, oldest first. In: see parkedFilter, and
 // above which id (null: from the oldest). Walks the index parked_open until it has that many.
-const openParkedSQL = parkedColumns + `settled_at is null and ` + parkedFilter + ` and ($13::bigint is null or id > $13)
+const openParkedSQL = ParkedRow + `settled_at is null and ` + parkedFilter + ` and ($13::bigint is null or id > $13)
  order by id limit $4`
 
 // parkedByIDsSQL reads parked rows. In: ids. By the primary key.
-const parkedByIDsSQL = parkedColumns + `id = any ($1::bigint[]) order by id`
+const parkedByIDsSQL = ParkedRow + `p.id = any ($1::bigint[]) order by id`
 
 // ParkedByIDs returns parked rows as rows of type T, without bodies and headers.
 func ParkedByIDs[T any](ctx context.Context, tx pgx.Tx, ids []int64) ([]T, error) {
@@ -106,20 +115,65 @@ const settledCountSQL = `
 select count(*) as count from (
   select from onlyonce.parked where settled_at is not null and ` + parkedFilter + ` limit $4) p`
 
-// CountParked counts the rows that are not settled, in groups of type T, nil if that took longer
-// than limit; and the settled ones, nil if that did. The filter's Unsettled, Before, After and
-// Limit do not count, nor for settled rows its State. Each of the two counts takes at most limit.
-func CountParked[T any](ctx context.Context, tx pgx.Tx, f ParkedFilter, byError bool, limit time.Duration) (groups []T, settled *int64, more bool, err error) {
-	groups, err = CollectWithin[T](ctx, tx, limit, parkedCountsSQL, append(f.args(mostGroups), byError)...)
+// ParkedCount counts the parked rows of one group.
+type ParkedCount struct {
+	Count            int64     `json:"count" col:"COUNT"`
+	Kind             string    `json:"kind" col:"KIND" doc:"message, call or event"`
+	State            string    `json:"state" col:"STATE" doc:"waiting, retrying, blocked or reconcile"`
+	Reason           string    `json:"reason" col:"REASON"`
+	Scope            string    `json:"scope" col:"SCOPE OR SINK" by:"At"`
+	Sink             *string   `json:"sink" doc:"of calls"`
+	Error            string    `json:"error,omitempty" doc:"what the errors begin with, if they are counted by it"`
+	Oldest           time.Time `json:"oldest" col:"OLDEST SINCE" doc:"when the oldest of them was parked"`
+	OldestAgeSeconds float64   `json:"oldest_age_seconds" doc:"how long ago that was, by the database's clock"`
+}
+
+// NeedsOperator reports whether the rows wait for an operator's decision.
+func (c *ParkedCount) NeedsOperator() bool { return c.State == "waiting" || c.State == "reconcile" }
+
+// At is the sink of calls, or the scope.
+func (c *ParkedCount) At() string {
+	if c.Sink != nil {
+		return *c.Sink
+	}
+	return c.Scope
+}
+
+// ParkedTotals counts parked rows by kind, scope, sink, reason and state, and the settled ones
+// together.
+type ParkedTotals struct {
+	Groups      []ParkedCount `json:"groups" doc:"the rows that are not settled, the largest group first, at most 1,000"`
+	Counted     bool          `json:"counted" doc:"false if counting took over 5 s: groups is then empty"`
+	Settled     *int64        `json:"settled" doc:"how many rows are settled, up to 10,000. nil: that took over 5 s"`
+	SettledMore bool          `json:"settled_more" doc:"there are more than settled"`
+}
+
+// Total is how many rows are not settled.
+func (t *ParkedTotals) Total() (n int64) {
+	for i := range t.Groups {
+		n += t.Groups[i].Count
+	}
+	return n
+}
+
+// CountParked counts the rows that the filter picks, but for its Unsettled, Before, After and
+// Limit, and for settled rows its State. It reads the rows that are not settled, by an index and
+// without bodies, and at most 10,000 settled ones. Each of the two counts takes at most limit.
+func CountParked(ctx context.Context, tx pgx.Tx, f ParkedFilter, byError bool, limit time.Duration) (t *ParkedTotals, err error) {
+	t = &ParkedTotals{Groups: []ParkedCount{}}
+	groups, err := CollectWithin[ParkedCount](ctx, tx, limit, parkedCountsSQL, append(f.args(mostGroups), byError)...)
 	if err != nil {
-		return nil, nil, false, err
+		return nil, err
+	}
+	if t.Counted = groups != nil; t.Counted {
+		t.Groups = groups
 	}
 	type counted struct{ Count int64 }
 	f.State = ""
 	all, err := CollectWithin[counted](ctx, tx, limit, settledCountSQL, f.args(mostSettled+1)...)
-	if err != nil || all == nil {
-		return groups, nil, false, err
+	if err == nil && all != nil {
+		n := min(all[0].Count, mostSettled)
+		t.Settled, t.SettledMore = &n, all[0].Count > mostSettled
 	}
-	n := min(all[0].Count, mostSettled)
-	return groups, &n, all[0].Count > mostSettled, nil
+	return t, err
 }

@@ -2,6 +2,7 @@ package reports
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -12,6 +13,15 @@ const placesSQL = `
 select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.places
  where ($1::text is null or place = $1) and ($2::text is null or state = $2) order by place limit $3`
 
+// Place is a database's state of a place, for example of a tenant.
+type Place struct {
+	Place     string    `json:"place" col:"PLACE"`
+	State     string    `json:"state" col:"STATE" doc:"claimed, while a process asks the other databases whether the place lives there; here; leaving, while running work ends and new work is refused; or left"`
+	Other     string    `json:"other" col:"OTHER" doc:"where it goes, or came from"`
+	Moves     int64     `json:"moves" col:"MOVES" doc:"how often it had moved then"`
+	ChangedAt time.Time `json:"changed_at" col:"SINCE"`
+}
+
 // PlaceFilter picks places. The zero value picks the first 100.
 type PlaceFilter struct {
 	Place string `flag:"place" arg:"P" doc:"only the place P, for example a tenant"`
@@ -19,10 +29,9 @@ type PlaceFilter struct {
 	Limit int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N places (default 100)"`
 }
 
-// Places returns the places that the filter picks, as rows of type T, by their names, and whether
-// there are more.
-func Places[T any](ctx context.Context, tx pgx.Tx, f PlaceFilter) (places []T, more bool, err error) {
-	places, err = Collect[T](ctx, tx, placesSQL, OrNull(f.Place), OrNull(f.State), LimitOf(f.Limit))
+// Places returns the places that the filter picks, by their names, and whether there are more.
+func Places(ctx context.Context, tx pgx.Tx, f PlaceFilter) (places []Place, more bool, err error) {
+	places, err = Collect[Place](ctx, tx, placesSQL, OrNull(f.Place), OrNull(f.State), LimitOf(f.Limit))
 	places, more = Cut(places, f.Limit)
 	return places, more, err
 }

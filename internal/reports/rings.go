@@ -60,6 +60,29 @@ func KeyRings(ctx context.Context, tx pgx.Tx) ([]KeyRing, error) {
 	return rings, nil
 }
 
+// RingMemory is how long a ring of keys remembers.
+type RingMemory struct {
+	Ring        string   `json:"ring"`
+	Horizon     *float64 `json:"horizon_seconds" doc:"nil: for ever"`
+	CompleteFor float64  `json:"complete_for_seconds" doc:"for how long it has held every key"`
+}
+
+// Memory reads since when the rings hold every key. A segment is emptied whole, so they do since
+// the oldest of those that are asked was opened.
+func Memory(ctx context.Context, tx pgx.Tx) (all []RingMemory, err error) {
+	rings, err := KeyRings(ctx, tx)
+	for _, k := range rings {
+		m := RingMemory{Ring: k.Ring, Horizon: k.Horizon}
+		for _, s := range k.Segments {
+			if s.Opened != nil && (s.State == "current" || s.State == "draining" || s.State == "closed") {
+				m.CompleteFor = max(m.CompleteFor, *s.Opened)
+			}
+		}
+		all = append(all, m)
+	}
+	return all, err
+}
+
 // Unused reports whether nothing is in the ring.
 func (k *KeyRing) Unused() bool {
 	return !slices.ContainsFunc(k.Segments, func(s KeySegment) bool { return s.Bytes > 0 || s.State != "current" && s.State != "free" })

@@ -88,6 +88,14 @@ func OrDash(s *string) string {
 	return *s
 }
 
+// Text is text that may be missing, then it is empty.
+func Text(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
 // Quote makes one word of s for a POSIX shell.
 func Quote(s string) string {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:"

@@ -260,11 +260,11 @@ create table onlyonce.pauses (
   actor     text        not null default current_user,
   reason    text        not null,
   primary key (scope, topic, partition),
-  check ((topic = '') = (partition = -1))
+  check (partition >= -1 and (topic <> '' or partition = -1))
 );
 comment on table  onlyonce.pauses is 'What operators have paused, until they resume it, also across restarts.';
 comment on column onlyonce.pauses.topic     is 'Empty: the whole scope.';
-comment on column onlyonce.pauses.partition is '-1: the whole scope.';
+comment on column onlyonce.pauses.partition is '-1: the whole topic, or the whole scope.';
 
 create table onlyonce.owners (
   id         uuid        primary key,
@@ -560,6 +560,8 @@ create table onlyonce.parked (
   next_attempt_at  timestamptz,
   parked_at        timestamptz not null default clock_timestamp(),
   settled_at       timestamptz,
+  redrives         integer not null default 0,
+  redriven_at      timestamptz,
   erased_at        timestamptz,
   tenant           text not null default '',
   scope            text not null,
@@ -605,6 +607,7 @@ comment on column onlyonce.parked.kind             is 'message: from Kafka. call
 comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: waits for an earlier row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
 comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened, window or rate for calls.';
 comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
+comment on column onlyonce.parked.redrives         is 'How often operators have redriven it. The audit rows of action parked redrive have the id.';
 comment on column onlyonce.parked.key              is 'Dedupe key of the message, or derived key of the call. Null: it had none.';
 comment on column onlyonce.parked.order_key        is 'Hash of (tenant, scope, topic, ordering key): while a row with it is not settled, later messages of that key are parked too. Null: no message waits for this row.';
 comment on column onlyonce.parked.body             is 'Value of the message or body of the call, byte for byte.';

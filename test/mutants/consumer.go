@@ -317,7 +317,7 @@ var consumerRules = []mutant{
 		old: `there.Exec(ctx, idleSQL, "0")`, new: `there.Exec(ctx, idleSQL, "10000")`, test: "TestF13AdoptionMayTakeLong"},
 	{rule: "K9 segments are emptied beside an adoption", in: "ops", decl: "lockKeysSQL",
 		old: "lock table onlyonce.inbox in access share mode", new: "select 1", pkg: "cmd/onlyonce", test: "TestK9MoveBesideARotation"},
-	{rule: "F13 keys", in: "ops", decl: "(*Brought).claim",
+	{rule: "F13 keys", in: "ops", decl: "kept.claim",
 		old: "hashes, fingerprints = append(hashes, key.Bytes), append(fingerprints, fingerprint)", new: "",
 		pkg: "cmd/onlyonce", test: "TestF13MoveBetweenShards/positions_only_false"},
 	{rule: "F13 retired first", in: "ops", decl: "(*origin).read",

@@ -1,0 +1,89 @@
+package reports
+
+import (
+	"context"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// relaysSQL lists the relays that send the calls of each sink, by the database's clock. One row for
+// a sink's lanes together.
+const relaysSQL = `
+select l.sink, max(e.epoch) as epoch, max(e.until) as until,
+       bool_or((e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true) as held, count(*) as lanes,
+       count(*) filter (where e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') as lanes_held,
+       k.paused_at, k.paused_by, k.pause_reason
+  from onlyonce.lanes l join onlyonce.leases e on e.id = l.id left join onlyonce.sinks k on k.name = l.sink
+ group by l.sink, k.name order by l.sink`
+
+// membersSQL lists the leases by which relays say that they list a sink: member/SINK/N, for as long
+// as they renew them.
+const membersSQL = `
+select name from onlyonce.leases
+ where starts_with(name, 'member/') and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
+
+// PendingCalls counts a sink's calls that wait to be sent.
+type PendingCalls struct {
+	Sink             string   `json:"sink"`
+	Count            int64    `json:"count"`
+	OldestAgeSeconds *float64 `json:"oldest_age_seconds"`
+}
+
+// SinkRelays describes the relays that send a sink's calls.
+type SinkRelays struct {
+	Sink      string     `json:"sink"`
+	Epoch     int64      `json:"epoch" doc:"the highest of its lanes"`
+	Until     *time.Time `json:"until" doc:"the latest end of a lane's lease; nil: all were given back"`
+	Held      bool       `json:"held" doc:"a relay holds at least one lane"`
+	Lanes     int64      `json:"lanes"`
+	LanesHeld int64      `json:"lanes_held"`
+	Members   int64      `json:"members" db:"-" doc:"relays that list it"`
+
+	PausedAt    *time.Time `json:"paused_at" doc:"nil: calls to it are not paused"`
+	PausedBy    *string    `json:"paused_by"`
+	PauseReason *string    `json:"pause_reason"`
+}
+
+// Relays reads the relays that send the calls of each listed sink.
+func Relays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
+	relays, err := Collect[SinkRelays](ctx, tx, relaysSQL)
+	if err != nil {
+		return nil, err
+	}
+	type member struct{ Name string }
+	members, err := Collect[member](ctx, tx, membersSQL)
+	if err != nil {
+		return nil, err
+	}
+	for i := range relays {
+		l := &relays[i]
+		for _, m := range members {
+			if strings.HasPrefix(m.Name, "member/"+url.PathEscape(l.Sink)+"/") {
+				l.Members++
+			}
+		}
+	}
+	return relays, nil
+}
+
+// SumCalls adds up, for each sink, the calls that wait in its lanes.
+func SumCalls(waiting []WaitingCalls) []PendingCalls {
+	sums := []PendingCalls{}
+	for _, w := range waiting {
+		i := slices.IndexFunc(sums, func(o PendingCalls) bool { return o.Sink == w.Sink })
+		if i < 0 {
+			i, sums = len(sums), append(sums, PendingCalls{Sink: w.Sink})
+		}
+		o := &sums[i]
+		o.Count += w.Calls
+		if o.OldestAgeSeconds == nil || w.Age != nil && *w.Age > *o.OldestAgeSeconds {
+			o.OldestAgeSeconds = w.Age
+		}
+	}
+	slices.SortFunc(sums, func(a, b PendingCalls) int { return strings.Compare(a.Sink, b.Sink) })
+	return sums
+}
