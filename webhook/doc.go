@@ -35,18 +35,8 @@
 //
 // # Providers
 //
-//	            signed                   ID                        ID signed   time
-//	Standard    id.time.body             webhook-id, svix-id       yes         5 min both ways
-//	Stripe      time.body                body's id                 yes         300 s past
-//	GitHub      body                     X-GitHub-Delivery         no          none
-//	Shopify     body                     X-Shopify-Webhook-Id      no          none
-//	Slack       v0:time:body             body's event_id           yes         5 min both ways
-//	Twilio      URL, form or body's hash hash of the signed bytes  yes         none
-//	Meta        body                     hash of the body          yes         none
-//	PayPal      id|time|webhook|CRC-32   body's id                 no          3 days past, 5 min future
-//	SNS         members of the JSON      body's MessageId          yes         65 min past, 5 min future
-//	Graph       nothing                  hash of the body          no          none
-//	HMAC        as declared
+// docs/guide/webhooks.md lists the senders: the signed bytes, the id, the time that counts, for how
+// long each delivers again, and how to find events that never came.
 //
 // Twilio, Meta, PayPal, SNS and Graph are packages below this one: twilio, meta and so on.
 //

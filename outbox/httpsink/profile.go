@@ -16,7 +16,7 @@ import (
 )
 
 // Profile says how a remote takes idempotency keys. The functions below follow the providers'
-// documentation; write your own for other remotes. The zero value sends a bare UUID in
+// documentation, as docs/guide/calls.md lists it; write your own for other remotes. The zero value sends a bare UUID in
 // Idempotency-Key, with the window in Config.KeyWindow.
 //
 // If you change Header, BodyMember or Quoted while calls are pending, their next attempts carry a
@@ -53,30 +53,22 @@ func (p Profile) formatKey(key string) (string, error) {
 }
 
 // Standard is draft-ietf-httpapi-idempotency-key-header: Idempotency-Key holds a string of RFC
-// 9651. Each remote publishes how long it remembers keys: set Config.KeyWindow.
+// 9651. Set Config.KeyWindow.
 func Standard() Profile { return Profile{Quoted: true} }
 
-// Stripe is for https://docs.stripe.com/api/idempotent_requests: up to 255 characters, pruned once
-// they are at least 24 hours old, no effect on DELETE.
+// Stripe sends Idempotency-Key, remembered for 24 hours.
 func Stripe() Profile { return Profile{KeyWindow: 24 * time.Hour} }
 
-// PayPal is for PayPal-Request-Id (https://developer.paypal.com/api/rest/reference/idempotency).
-// The time for which the server stores a key differs by API. Orders v2 stores it for 6 hours, which
-// is the window here, and longer on request; Payments v2 stores it for 45 days. Orders v2 takes at
-// most 108 characters. Some of PayPal's APIs take no key.
+// PayPal sends PayPal-Request-Id, remembered for 6 hours: set Config.KeyWindow for an API that
+// keeps it for longer.
 func PayPal() Profile {
 	return Profile{Header: "PayPal-Request-Id", KeyWindow: 6 * time.Hour}
 }
 
-// Square is for https://developer.squareup.com/docs/build-basics/common-api-patterns/idempotency:
-// the key is the body's member idempotency_key, at most 45 characters with payments (other APIs
-// take more). Square does not publish how long it remembers keys: set Config.KeyWindow to the time
-// that you rely on.
+// Square sends the body's member idempotency_key. Set Config.KeyWindow.
 func Square() Profile { return Profile{BodyMember: "idempotency_key"} }
 
-// Adyen is for https://docs.adyen.com/development-resources/api-idempotency: at most 64 characters,
-// for POST, remembered for at least 7 days (earlier versions of that page said 31). Its regional
-// endpoints do not share keys.
+// Adyen sends Idempotency-Key, remembered for 7 days.
 func Adyen() Profile { return Profile{KeyWindow: 7 * 24 * time.Hour} }
 
 // withDefaults fills in the header, and notes every fault.

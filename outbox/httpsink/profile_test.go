@@ -1,9 +1,12 @@
 package httpsink_test
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -65,6 +68,32 @@ func TestProfiles(t *testing.T) {
 	}
 	if requests.Load() != before {
 		t.Error("a request without a key was made")
+	}
+}
+
+// The guide's table says of each profile where the key goes and for how long it is remembered.
+func TestProfilesOfTheGuide(t *testing.T) {
+	page, err := os.ReadFile("../../docs/guide/calls.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, p := range map[string]httpsink.Profile{
+		"Stripe": httpsink.Stripe(), "PayPal": httpsink.PayPal(), "Adyen": httpsink.Adyen(), "Square": httpsink.Square(), "Standard": httpsink.Standard(),
+	} {
+		_, row, found := strings.Cut(string(page), "| ["+name+"](")
+		cells := strings.Split(row, "|")
+		if !found || len(cells) < 5 {
+			t.Errorf("%s: no row", name)
+			continue
+		}
+		window := "yours"
+		if p.KeyWindow > 0 {
+			window = fmt.Sprintf("%.0f h", p.KeyWindow.Hours())
+		}
+		place := "`" + cmp.Or(p.Header, p.BodyMember, "Idempotency-Key") + "`"
+		if !strings.Contains(cells[1], place) || strings.TrimSpace(cells[3]) != window || strings.Contains(cells[1], "in quotes") != p.Quoted {
+			t.Errorf("%s: the row says %s and %s, the profile %s and %s", name, cells[1], cells[3], place, window)
+		}
 	}
 }
 
