@@ -16,8 +16,8 @@ import (
 )
 
 // Profile says how a remote takes idempotency keys. The functions below follow the providers'
-// documentation, as docs/guide/calls.md lists it; write your own for other remotes. The zero value sends a bare UUID in
-// Idempotency-Key, with the window in Config.KeyWindow.
+// documentation, as docs/guide/calls.md lists it; write your own for other remotes. The zero value
+// sends a bare UUID in Idempotency-Key, with the window in Config.KeyWindow.
 //
 // If you change Header, BodyMember or Quoted while calls are pending, their next attempts carry a
 // different key and the remote applies them again. Let the outbox run empty first.
