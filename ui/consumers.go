@@ -14,9 +14,8 @@ const blockedAfter = 1
 // partition is a cursor and what its owner reports of it.
 type partition struct {
 	ops.Cursor
-	Owner   *ops.Owner          // nil: no living process owns it
-	Owned   *ops.OwnedPartition // as the owner sees it
-	HasLost bool                // the owner has it without a cursor
+	Owner *ops.Owner          // nil: no living process owns it
+	Owned *ops.OwnedPartition // as the owner sees it
 
 	Lag       *int64   // of Owned, as LastBatch and Halt
 	LastBatch *float64 // its age
@@ -99,7 +98,7 @@ func partitionsOf(r *ops.StatusReport, scope, topic string) []partition {
 			k, is := known[ops.CursorName{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition}]
 			if !is { // for example, it was halted before it had a cursor
 				k = len(all)
-				all = append(all, partition{Cursor: ops.Cursor{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition, Position: p.Position}, HasLost: true})
+				all = append(all, partition{Cursor: ops.Cursor{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition, Position: p.Position}})
 			}
 			if all[k].Owned == nil || all[k].Owned.Epoch < p.Epoch {
 				all[k].Owner, all[k].Owned = o, p
@@ -159,7 +158,7 @@ func (v *visit) cursor() error {
 	}
 	c.Acts = append(c.Acts, act{"What is parked of it", v.Link("/parked", at...)})
 	facts := v.factsOf(&p.Cursor, "id scope topic partition")
-	if p.HasLost {
+	if p.ID == 0 { // there is none
 		facts = v.factsOf(&p.Cursor, "id scope topic partition run start_offset epoch replay")
 	}
 	if o := p.Owned; o != nil {

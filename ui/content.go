@@ -40,7 +40,6 @@ type part struct {
 	Acts     []act
 	Table    *table
 	Timeline []moment
-	Lines    []string
 	Pre      string
 	Payload  *payload
 	Steps    []operate.Step
@@ -51,7 +50,7 @@ type part struct {
 
 // Empty reports whether the part shows that there is nothing.
 func (p part) Empty() bool {
-	return p.None != "" && p.Needs == nil && p.Table == nil && p.Timeline == nil && p.Lines == nil && p.Pre == "" && p.Payload == nil
+	return p.None != "" && p.Needs == nil && p.Table == nil && p.Timeline == nil && p.Pre == "" && p.Payload == nil
 }
 
 // need is something that needs a person, and its page.
@@ -95,7 +94,7 @@ func (f filterField) Title() string { return heading(strings.ReplaceAll(f.Name, 
 
 // listOf reads the list that the address asks for, and completes its part of the page: the filter,
 // the rows, and the way to the next ones.
-func (v *visit) listOf(p part, l *operate.List, page, columns string) (part, *operate.Question, any, error) {
+func (v *visit) listOf(p part, l *operate.List, page, columns string) (part, *operate.Question, error) {
 	q := l.Begin()
 	p.Filter = &filter{Action: v.Link(page), Cleared: true}
 	for _, f := range l.Fields {
@@ -109,11 +108,11 @@ func (v *visit) listOf(p part, l *operate.List, page, columns string) (part, *op
 		}
 		p.Filter.Cleared = false
 		if err := q.Set(f.Name, text); err != nil {
-			return p, q, nil, &ops.Error{Kind: ops.ErrInvalid, Reason: f.Name + " " + err.Error()}
+			return p, q, &ops.Error{Kind: ops.ErrInvalid, Reason: f.Name + " " + err.Error()}
 		}
 	}
 	if err := q.Set("limit", strconv.Itoa(perPage)); err != nil {
-		return p, q, nil, err
+		return p, q, err
 	}
 	of := reflect.ValueOf(q.Filter).Elem()
 	for _, name := range []string{"Before", "After"} {
@@ -126,7 +125,7 @@ func (v *visit) listOf(p part, l *operate.List, page, columns string) (part, *op
 		found, err = q.Read(ctx, db, countLimit)
 		return err
 	}); err != nil {
-		return p, q, nil, err
+		return p, q, err
 	}
 	p.Table, p.None = v.tableOf(p.ID, found.All, columns), cmp.Or(p.None, l.None)
 	switch rows := reflect.ValueOf(found.All); {
@@ -141,7 +140,7 @@ func (v *visit) listOf(p part, l *operate.List, page, columns string) (part, *op
 	default:
 		p.Hint = "There are more: narrow the filter."
 	}
-	return p, q, found.All, nil
+	return p, q, nil
 }
 
 // showParts shows a page of parts.

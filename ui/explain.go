@@ -43,7 +43,7 @@ func (v *visit) explain() error {
 		for _, k := range r.Cursors {
 			c.Parts = append(c.Parts, v.callParts(k.Calls)...)
 		}
-		c.Parts = append(c.Parts, part{Title: "Not known", Folded: true, Lines: r.NotKnown})
+		c.Parts = append(c.Parts, part{Title: "Not known", Folded: true, Text: r.NotKnown})
 		return v.showParts("/explain", c, page{Title: "Explain " + c.Of})
 	}
 	q := ops.ExplainQuestion{Tenant: v.Query("tenant"), CountLimit: countLimit}
@@ -74,7 +74,7 @@ func (v *visit) explain() error {
 		}
 		c.Parts = append(c.Parts, part{Title: "Webhooks", Table: v.tableOf("webhooks", r.Webhooks, "endpoint claimed_at=Recorded")},
 			part{Title: "Claims", Of: r.Key, Folded: true, Table: v.tableOf("claims", r.Claims, "segment ring state fingerprint claimed_after claimed_before transaction")},
-			part{Title: "Not known", Folded: true, Lines: r.NotKnown})
+			part{Title: "Not known", Folded: true, Text: r.NotKnown})
 	}
 	return v.showParts("/explain", c, page{Title: "Explain " + show.FirstLine(asked, 40)})
 }

@@ -48,8 +48,8 @@ func (v *visit) doctor() error {
 	if err != nil {
 		return err
 	}
-	v.show(page{File: "doctor", Title: "Doctor", Section: "/doctor", Data: found})
-	return nil
+	return v.showParts("/doctor", &content{Title: "Doctor", Of: fmt.Sprintf("%d failed, %d to look at", found.Fail, found.Warn),
+		Parts: []part{{Table: v.tableOf("findings", found.Findings, "level check text=Finding change=What_to_do")}}}, page{})
 }
 
 // ask asks the database of the page.
@@ -84,7 +84,7 @@ func (v *visit) outbox() error {
 	if listed {
 		var err error
 		calls.Acts = nil
-		if calls, _, _, err = v.listOf(calls, operate.CallList, "/outbox", "key sink lane name scope method target created_at=Enqueued not_before bytes=Body"); err != nil {
+		if calls, _, err = v.listOf(calls, operate.CallList, "/outbox", "key sink lane name scope method target created_at=Enqueued not_before bytes=Body"); err != nil {
 			return err
 		}
 	}
@@ -135,7 +135,7 @@ func (o *outbox) rows(of string) (sinks []sinkRow, lanes []*reports.OutboxLane) 
 
 // parked shows groups of parked rows, and the rows that a filter picks.
 func (v *visit) parked() error {
-	list, q, _, err := v.listOf(part{ID: "rows", Title: "Rows", None: "Nothing that is parked matches."}, operate.ParkedList, "/parked", "id state reason scope Origin=Of attempts parked_at error")
+	list, q, err := v.listOf(part{ID: "rows", Title: "Rows", None: "Nothing that is parked matches."}, operate.ParkedList, "/parked", "id state reason scope Origin=Of attempts parked_at error")
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func bulk(f *operate.ParkedFilter) bool {
 
 // events shows streams, and events of the event log.
 func (v *visit) events() error {
-	list, _, _, err := v.listOf(part{ID: "events", Title: "Events", Of: "newest first"}, operate.EventList, "/events", "id topic=Stream partition offset state appended_at bytes=Body")
+	list, _, err := v.listOf(part{ID: "events", Title: "Events", Of: "newest first"}, operate.EventList, "/events", "id topic=Stream partition offset state appended_at bytes=Body")
 	if err != nil {
 		return err
 	}
@@ -199,13 +199,13 @@ func (v *visit) requests() error {
 	if v.Query("all") != "" {
 		which, completed = "completed ones too", "completed_at "
 	}
-	list, _, _, err := v.listOf(part{ID: "requests"}, operate.RequestList, "/requests", "id state scope tenant created_at=Began "+completed+"unknown=Steps_of_unknown_outcome done=Steps_done")
+	list, _, err := v.listOf(part{ID: "requests"}, operate.RequestList, "/requests", "id state scope tenant created_at=Began "+completed+"unknown=Steps_of_unknown_outcome done=Steps_done")
 	if err != nil {
 		return err
 	}
 	c := &content{Title: "HTTP requests", Of: which, Parts: []part{list}}
 	if v.Query("scope") == "" {
-		list, _, _, err = v.listOf(part{ID: "operations", Title: "Operations", Of: "answered 202, " + which}, operate.OperationList, "/requests",
+		list, _, err = v.listOf(part{ID: "operations", Title: "Operations", Of: "answered 202, " + which}, operate.OperationList, "/requests",
 			"id state parked_id name tenant principal created_at=Began completed_at=Ended percent progress cancel_at error_code=Error")
 		if err != nil {
 			return err
@@ -219,7 +219,7 @@ func (v *visit) requests() error {
 // plainList is the page of a list alone.
 func plainList(title, of string, l *operate.List, path, columns string) func(v *visit) error {
 	return func(v *visit) error {
-		list, _, _, err := v.listOf(part{ID: path[1:]}, l, path, columns)
+		list, _, err := v.listOf(part{ID: path[1:]}, l, path, columns)
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -123,9 +124,9 @@ func (v *visit) fleet(path string) {
 		return
 	}
 	rows := make([]fleetRow, len(v.databases))
-	done := make(chan struct{})
+	var asking sync.WaitGroup
 	for i, d := range v.databases {
-		go func() {
+		asking.Go(func() {
 			s, state := d.live.status.get(v.ctx, d)
 			rows[i] = fleetRow{Database: d.Name, Server: d.Server, First: "does not answer", Bad: state.Err != nil}
 			switch {
@@ -140,12 +141,9 @@ func (v *visit) fleet(path string) {
 			case state.Schema():
 				rows[i].First = "its schema does not fit this console"
 			}
-			done <- struct{}{}
-		}()
+		})
 	}
-	for range rows {
-		<-done
-	}
+	asking.Wait()
 	_ = v.showParts("/", &content{Title: "Databases", Parts: []part{{Table: v.tableOf("databases", rows, "Database Server Needs Parked First=First_of_what_needs_you")}}}, page{Live: true})
 }
 

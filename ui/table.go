@@ -129,17 +129,19 @@ func (v *visit) link(of row, field string) (href string, own bool) {
 }
 
 // tableOf makes a table of a slice of structs. columns are names of fields and methods, separated
-// by spaces, each as name=Heading if it has another heading. It is nil if there are no rows.
+// by spaces, each as name=Heading if it has another heading. A column without a value is left out.
+// It is nil if there are no rows.
 func (v *visit) tableOf(id string, rows any, columns string) *table {
 	all := reflect.ValueOf(rows)
 	if !all.IsValid() || all.Len() == 0 {
 		return nil
 	}
 	t := &table{ID: id, Label: heading(id)}
+	used := map[int]bool{} // columns that have a value in a row
 	for i := range all.Len() {
 		of := row{reflect.Indirect(all.Index(i))}
 		var line tableRow
-		for _, column := range strings.Fields(columns) {
+		for at, column := range strings.Fields(columns) {
 			name, title, given := strings.Cut(column, "=")
 			value, f := of.field(name)
 			if i == 0 {
@@ -152,7 +154,9 @@ func (v *visit) tableOf(id string, rows any, columns string) *table {
 				}
 				t.Heads = append(t.Heads, h)
 			}
-			line.Cells = append(line.Cells, v.cell(of, name, value, f))
+			cell, empty := v.cell(of, name, value, f)
+			line.Cells = append(line.Cells, cell)
+			used[at] = used[at] || !empty
 		}
 		if bad := of.FieldByName("Bad"); bad.IsValid() {
 			line.Bad = bad.Bool()
@@ -160,6 +164,15 @@ func (v *visit) tableOf(id string, rows any, columns string) *table {
 		line.Acts = v.acts(of.Addr().Interface())
 		t.Decides = t.Decides || len(line.Acts) > 0
 		t.Rows = append(t.Rows, line)
+	}
+	for at := len(t.Heads) - 1; at >= 0; at-- {
+		if used[at] {
+			continue
+		}
+		t.Heads = slices.Delete(t.Heads, at, at+1)
+		for i := range t.Rows {
+			t.Rows[i].Cells = slices.Delete(t.Rows[i].Cells, at, at+1)
+		}
 	}
 	return t
 }
@@ -180,14 +193,16 @@ func numeric(name string, t reflect.Type) bool {
 
 // cell is a cell of a table. Of a field, its data-f and data-v are the name and the value as the
 // JSON of the program onlyonce has them.
-func (v *visit) cell(of row, name string, value reflect.Value, f *reflect.StructField) template.HTML {
+func (v *visit) cell(of row, name string, value reflect.Value, f *reflect.StructField) (cell template.HTML, empty bool) {
 	var class, data string
 	if numeric(name, value.Type()) {
 		class = ` class="num"`
 	}
 	switch name {
-	case "error", "text":
-		class = ` class="` + name + `"`
+	case "error":
+		class = ` class="error"`
+	case "text", "change", "means":
+		class = ` class="text"`
 	}
 	if value.Type() == reflect.TypeFor[payload]() {
 		class = ` class="text"`
@@ -199,7 +214,8 @@ func (v *visit) cell(of row, name string, value reflect.Value, f *reflect.Struct
 	if f != nil && jsonName(*f) != "" && kind.Kind() != reflect.Slice && kind.Kind() != reflect.Float64 { // ages differ at each look
 		data = ` data-f="` + name + `" data-v="` + template.HTMLEscapeString(plain(value.Interface())) + `"`
 	}
-	return template.HTML(`<td` + class + data + `>` + string(v.linked(of, name, value)) + `</td>`) //nolint:gosec // escaped
+	text := v.linked(of, name, value)
+	return template.HTML(`<td`+class+data+`>`) + text + `</td>`, text == none || text == "" //nolint:gosec // escaped
 }
 
 // linked shows a value, as a link if it leads to a page.
@@ -264,6 +280,8 @@ func shown(name string, v reflect.Value) template.HTML {
 		return tag(text)
 	case name == "error":
 		return escaped(show.FirstLine(text, 120))
+	case name == "text" || name == "change": // with commands
+		return words(text)
 	case codes[name]:
 		return "<code>" + escaped(text) + "</code>"
 	}

@@ -122,6 +122,31 @@ func pages(t *testing.T, pool *pgxpool.Pool) []string {
 		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/places", "/places?state=left", "/audit", "/audit/1", "/doctor"}
 }
 
+// The first page has the numbers in the order of need, and the present fault of each process.
+func TestOverview(t *testing.T) {
+	t.Parallel()
+	page := serve(t, filled(t), ui.Config{Authorize: as("ann", ui.View)}).get("/").want(http.StatusOK).body
+	rest := page
+	for _, text := range []string{"halted: scope stock", "cannot join: scope billing", ">Parked</a>", ">HTTP requests</a>", ">Calls to send</a>", ">Copies are recognized for</a>", `id="owners"`, "billing-55c4-0", "group billing-v1 not joined"} {
+		_, after, found := strings.Cut(rest, text)
+		if !found {
+			t.Fatalf("%q does not come next in\n%s", text, rest)
+		}
+		rest = after
+	}
+}
+
+// A parked row, the decisions about it, and its explanation lead to each other.
+func TestMemoryOfARedrive(t *testing.T) {
+	t.Parallel()
+	c := serve(t, filled(t), ui.Config{Authorize: as("ann", ui.View)})
+	c.get("/parked/1").want(http.StatusOK, `<a href="/audit/3">parked redrive by ben: INC-2031: stock is up again</a>`, "redriven, and failed again after 10 attempts: it is waiting", `href="/explain?q=order-1&amp;`)
+	c.get("/parked/3").want(http.StatusOK).without("redriven", "/audit/")
+	c.get("/audit/3").want(http.StatusOK, `<a class="open" href="/parked/1">1</a>`, `data-f="state" data-v="waiting"`)
+	c.get("/explain?q=order-1").want(http.StatusOK, "order-1 of scope stock was claimed", "It is parked as row 1 (exhausted), waiting after 10 attempts", `href="/parked/1"`, "<details><summary>Claims")
+	c.get("/explain?q=order-1&scope=stok").want(http.StatusOK, "no consumer and no webhook endpoint has that scope. There are: billing, ")
+}
+
 // The page of a partition says what holds it up, and what resolves that.
 func TestPartition(t *testing.T) {
 	t.Parallel()

@@ -154,16 +154,7 @@ func (v *visit) Databases() []*database { return v.databases }
 // Query is a value of the address.
 func (v *visit) Query(name string) string { return v.r.URL.Query().Get(name) }
 
-var functions = template.FuncMap{"n": counted, "instant": instant, "tag": tag, "words": words, "remedy": remedyOf, "size": func(n int64) string { return show.Size(float64(n)) }}
-
-// counted shows a whole number.
-func counted(v any) template.HTML {
-	n, err := strconv.ParseInt(plain(v), 10, 64)
-	if err != nil {
-		return none
-	}
-	return number(n)
-}
+var functions = template.FuncMap{"n": func(n int) template.HTML { return number(int64(n)) }, "instant": instant, "tag": tag, "words": words, "size": func(n int64) string { return show.Size(float64(n)) }}
 
 // words shows a command. A line is broken between its words only: a browser would break after the
 // hyphen of an option.
@@ -181,27 +172,4 @@ func words(command string) template.HTML {
 		b.WriteString(word)
 	}
 	return template.HTML(b.String()) //nolint:gosec // escaped
-}
-
-// remedy is what to do, with the command in it.
-type remedy struct {
-	Before, Command, After string
-}
-
-// remedyOf finds the command of the program onlyonce in a sentence. It begins the sentence, or
-// stands after a colon.
-func remedyOf(sentence string) (r remedy) {
-	const program = "onlyonce "
-	at := strings.Index(sentence, ": "+program) + len(": ")
-	switch {
-	case strings.HasPrefix(sentence, program):
-		at = 0
-	case at < len(": "):
-		return remedy{Before: sentence}
-	}
-	r.Before, r.Command = strings.TrimSuffix(sentence[:at], " "), sentence[at:]
-	if end := strings.IndexAny(r.Command, ";("); end >= 0 {
-		r.Command, r.After = strings.TrimSpace(r.Command[:end]), strings.TrimPrefix(r.Command[end:], "; ")
-	}
-	return r
 }

@@ -112,3 +112,46 @@ func (r *run) adoption(ctx context.Context, s *server) error {
 		return n == halted, err
 	})
 }
+
+// outage takes the database away from an open page: what it shows is dimmed, and is not afterwards.
+func (r *run) outage(ctx context.Context, s *server) error {
+	pool, err := s.database(ctx)
+	if err != nil {
+		return err
+	}
+	if err := consoledata.Fill(ctx, pool); err != nil {
+		return err
+	}
+	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.View)})
+	if err != nil {
+		return err
+	}
+	if err := r.open(at + "/"); err != nil {
+		return err
+	}
+	name := database(s.made - 1)
+	allow := func(is string) error {
+		_, err := s.admin.Exec(ctx, `alter database `+name+` with allow_connections `+is)
+		return err
+	}
+	if err := allow("false"); err != nil {
+		return err
+	}
+	if _, err := s.admin.Exec(ctx, `select pg_terminate_backend(pid) from pg_stat_activity where datname = $1`, name); err != nil {
+		return err
+	}
+	if err := r.until("an open page dims its last answer, and says so", func() (bool, error) {
+		return eval[bool](r, `document.body.innerText.includes("The database does not answer") && getComputedStyle(document.querySelector(".stale")).opacity === "0.5" && document.querySelector(".stale #topics") !== null`)
+	}); err != nil {
+		return err
+	}
+	if err := r.shoot("outage", looks[0]); err != nil {
+		return err
+	}
+	if err := allow("true"); err != nil {
+		return err
+	}
+	return r.until("it is in full color when the database answers again", func() (bool, error) {
+		return eval[bool](r, `document.querySelector("#topics") !== null && document.querySelector(".stale") === null`)
+	})
+}

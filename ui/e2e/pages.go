@@ -32,7 +32,9 @@ type look struct {
 	dark          bool
 }
 
-var looks = []look{{"wide, light", 1280, 900, false}, {"wide, dark", 1280, 900, true}, {"middle, light", 820, 1100, false}, {"middle, dark", 820, 1100, true}, {"narrow, light", 390, 844, false}, {"narrow, dark", 390, 844, true}}
+const middle = 820
+
+var looks = []look{{"wide, light", 1280, 900, false}, {"wide, dark", 1280, 900, true}, {"middle, light", middle, 1100, false}, {"middle, dark", middle, 1100, true}, {"narrow, light", 390, 844, false}, {"narrow, dark", 390, 844, true}}
 
 func (r *run) set(l look) error {
 	scheme := "light"

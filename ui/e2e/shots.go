@@ -15,10 +15,10 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// shoot writes a screenshot: of the wide window in light, and of the overview in every look; with
-// -all of each page in each look.
+// shoot writes a screenshot: of the wide window in light, and of the overview in wide and narrow
+// dark ones; with -all of each page in each look.
 func (r *run) shoot(name string, l look) error {
-	if r.shots == "" || !r.each && name != "overview" && l != looks[0] {
+	if r.shots == "" || !r.each && l != looks[0] && (name != "overview" || !l.dark || l.width == middle) {
 		return nil
 	}
 	if l != looks[0] {
