@@ -209,4 +209,5 @@ const auditSQL = `
 insert into onlyonce.audit (at, actor, action, reason, detail) values
   (clock_timestamp() - interval '41 minutes', 'ann', 'outbox pause', 'INC-2038: warehouse is down', '{"sink": "warehouse"}'),
   (clock_timestamp() - interval '12 minutes', 'ann', 'cursor pause', 'INC-2041: ledger migration', '{"scope": "billing", "topic": "payments", "partition": 2}'),
-  (clock_timestamp() - interval '1 minute', 'ben', 'parked redrive', 'INC-2031: stock is up again', '{"filter": {"scope": "stock", "kind": "message"}, "count": 3, "ids": [1, 2, 4]}')`
+  (clock_timestamp() - interval '1 minute', 'ben', 'parked redrive', 'INC-2031: stock is up again', '{"filter": {"scope": "stock", "kind": "message"}, "count": 3, "ids": [1, 2, 4]}');
+update onlyonce.parked set redrives = 1, redriven_at = clock_timestamp() - interval '1 minute' where id in (1, 2, 4)`
