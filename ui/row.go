@@ -120,7 +120,7 @@ func (v *visit) parkedRow() error {
 		c.Acts = append(c.Acts, act{fmt.Sprintf("It is blocked by row %d", *d.Head), v.Link(fmt.Sprintf("/parked/%d", *d.Head))})
 	}
 	messageID := idOf(d)
-	facts := v.factsOf(d, "id kind state error parked_at settled_at next_attempt_at body_bytes headers")
+	facts := v.factsOf(d, "id kind state error parked_at settled_at next_attempt_at redrives redriven_at body_bytes headers")
 	if messageID != "" {
 		facts = slices.Insert(facts, 1, fact{Name: "Message id", Value: linkTo(v.Link("/explain", "q", messageID, "scope", d.Scope, "tenant", d.Tenant, "topic", d.Topic), messageID)})
 	}
