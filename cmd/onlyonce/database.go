@@ -107,6 +107,14 @@ func (a *app) pool(ctx context.Context, address, name string) (*pgxpool.Pool, er
 	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
 		cfg.ConnConfig.RuntimeParams["application_name"] = name
 	}
+	renew, err := renewer(address, cfg.ConnConfig)
+	if err == nil {
+		err = renew(ctx, cfg.ConnConfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", from, err)
+	}
+	cfg.BeforeConnect = renew
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
@@ -128,6 +136,13 @@ func (a *app) connect(ctx context.Context, address string) (*database, error) {
 	name := serverName(cfg)
 	ctx, cancel := context.WithTimeout(ctx, a.connectTimeout)
 	defer cancel()
+	renew, err := renewer(address, cfg)
+	if err == nil {
+		err = renew(ctx, cfg)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", from, err)
+	}
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, connectError(ctx, name, from, a.connectTimeout, err)

@@ -2,14 +2,11 @@ package main
 
 import (
 	"bytes"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -143,77 +140,4 @@ func (s *section) object(field string) *section {
 		return nil
 	}
 	return parseSection(s.path+field+".", raw, s.faults, s.env)
-}
-
-// secret returns a value that is not in the file. It is nil if there is none.
-type secret func() (string, error)
-
-// secret parses a reference to a secret: {"env": "NAME"} or {"file": "PATH"}, with an optional
-// "prefix". A file is read anew each time the secret is needed, so that it can be rotated.
-func (s *section) secret(field string) secret {
-	raw, ok := s.fields[field]
-	if !ok {
-		return nil
-	}
-	const form = `must be {"env": "NAME"} or {"file": "PATH"}: secrets do not stand in this file`
-	if !bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) {
-		delete(s.fields, field)
-		s.fault(field, "%s", form)
-		return nil
-	}
-	o := s.object(field)
-	env, file, prefix := o.text("env"), o.text("file"), o.text("prefix")
-	o.unknown()
-	if (env == "") == (file == "") {
-		s.fault(field, "%s", form)
-		return nil
-	}
-	get := func() (string, error) {
-		if env != "" {
-			if v := s.env(env); v != "" {
-				return prefix + v, nil
-			}
-			return "", fmt.Errorf("the environment variable %s is not set", env)
-		}
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return "", err
-		}
-		v := strings.TrimRight(string(data), "\r\n")
-		if v == "" {
-			return "", fmt.Errorf("the file %s is empty", file)
-		}
-		return prefix + v, nil
-	}
-	if _, err := get(); err != nil {
-		s.fault(field, "%v", err)
-	}
-	return get
-}
-
-// tlsConfig parses "tls" and "tls_ca". Nil: plain.
-func (s *section) tlsConfig() *tls.Config {
-	on, ca := s.flag("tls"), s.text("tls_ca")
-	switch {
-	case !on && ca != "":
-		s.fault("tls_ca", `needs "tls": true`)
-		return nil
-	case !on:
-		return nil
-	}
-	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: s.certificates(ca)}
-}
-
-// certificates reads a file in PEM form. Nil: the system's certificates.
-func (s *section) certificates(file string) *x509.CertPool {
-	if file == "" {
-		return nil
-	}
-	pool := x509.NewCertPool()
-	if pem, err := os.ReadFile(file); err != nil {
-		s.fault("tls_ca", "%v", err)
-	} else if !pool.AppendCertsFromPEM(pem) {
-		s.fault("tls_ca", "%s holds no certificate in PEM form", file)
-	}
-	return pool
 }

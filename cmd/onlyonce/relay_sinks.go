@@ -1,7 +1,7 @@
 package main
 
 import (
-	"crypto/tls"
+	"context"
 	"encoding/base64"
 	"fmt"
 	"maps"
@@ -12,10 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/segmentio/kafka-go/sasl"
-	"github.com/segmentio/kafka-go/sasl/plain"
-	"github.com/segmentio/kafka-go/sasl/scram"
 
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
@@ -72,7 +68,7 @@ func (s *section) sealer() *seal.Sealer {
 			o.fault("key", "must be there: 32 bytes in base64")
 			continue
 		}
-		text, err := get()
+		text, err := get(context.Background())
 		if err != nil {
 			continue // reported before
 		}
@@ -181,8 +177,8 @@ func (s *section) http() httpsink.Config {
 		}
 		cfg.AllowNetworks = append(cfg.AllowNetworks, network)
 	}
-	if ca := s.certificates(s.text("tls_ca")); ca != nil {
-		cfg.Transport = &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: ca}}
+	if secure := s.tlsConfig(); secure != nil {
+		cfg.Transport = &http.Transport{TLSClientConfig: secure}
 	}
 	if o := s.object("outcomes"); o != nil {
 		cfg.Outcomes = map[int]outbox.Outcome{}
@@ -206,7 +202,7 @@ func (s *section) http() httpsink.Config {
 		}
 		cfg.Authorize = func(r *http.Request) error {
 			for name, get := range secrets {
-				v, err := get()
+				v, err := get(r.Context())
 				if err != nil {
 					return fmt.Errorf("header %s: %w", name, err)
 				}
@@ -241,47 +237,6 @@ func (s *section) kafka() kafkasink.Config {
 	return kafkasink.Config{
 		Name: s.text("name"), Brokers: s.texts("brokers"), Topics: s.texts("topics"), ClientID: s.text("client_id"),
 		IDHeader: s.text("id_header"), KeyWindow: s.duration("key_window", outbox.Forever), Timeout: s.duration("timeout", 0),
-		BatchBytes: s.number("batch_bytes"), TLS: s.tlsConfig(), SASL: s.mechanism(),
+		BatchBytes: s.number("batch_bytes"), TLS: s.brokersTLS(), SASL: s.mechanism(),
 	}
-}
-
-// mechanism parses "sasl", "user" and "password". Nil: no authentication.
-func (s *section) mechanism() sasl.Mechanism {
-	_, hasUser := s.fields["user"]
-	_, hasPassword := s.fields["password"]
-	kind, user, password := s.text("sasl"), s.secret("user"), s.secret("password")
-	if kind == "" {
-		if hasUser || hasPassword {
-			s.fault("sasl", "must be plain, scram-sha-256 or scram-sha-512 where there is a user or password")
-		}
-		return nil
-	}
-	if !hasUser || !hasPassword {
-		s.fault("sasl", "needs user and password")
-	}
-	if user == nil || password == nil {
-		return nil
-	}
-	name, err := user()
-	word, err2 := password()
-	if err != nil || err2 != nil {
-		return nil // reported when they were read
-	}
-	switch kind {
-	case "plain":
-		return plain.Mechanism{Username: name, Password: word}
-	case "scram-sha-256", "scram-sha-512":
-		algorithm := scram.SHA256
-		if kind == "scram-sha-512" {
-			algorithm = scram.SHA512
-		}
-		m, err := scram.Mechanism(algorithm, name, word)
-		if err != nil {
-			s.fault("sasl", "user or password cannot be used with %s", kind) // the error may quote them
-			return nil
-		}
-		return m
-	}
-	s.fault("sasl", "%q is none of plain, scram-sha-256, scram-sha-512", kind)
-	return nil
 }

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// authority is a CA of a test's own.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	dir  string
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t, dir: t.TempDir()}
+	a.cert, a.key, _ = a.issue("ca", 1)
+	return a
+}
+
+func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
+
+// issue writes name.crt and name.key, which replace those of an earlier serial number.
+func (a *authority) issue(name string, serial int64) (*x509.Certificate, *ecdsa.PrivateKey, tls.Certificate) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name}, IsCA: a.cert == nil, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign}
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	for ending, block := range map[string]*pem.Block{".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "PRIVATE KEY", Bytes: pkcs8}} {
+		if err := os.WriteFile(a.file(name+ending), pem.EncodeToMemory(block), 0o600); err != nil {
+			a.t.Fatal(err)
+		}
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return leaf, key, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// A relay shows its certificate to an HTTP target of an own authority, and the one that replaced it
+// on the next connection.
+func TestRelayClientCertificate(t *testing.T) {
+	t.Parallel()
+	f, ca := newFixture(t), newAuthority(t)
+	_, _, server := ca.issue("server", 2)
+	ca.issue("relay", 3)
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.cert)
+	serials := make(chan int64, 2)
+	remote := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close")
+		serials <- r.TLS.PeerCertificates[0].SerialNumber.Int64()
+	}))
+	remote.Config.ErrorLog = log.New(io.Discard, "", 0)
+	remote.TLS = &tls.Config{Certificates: []tls.Certificate{server}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
+	remote.StartTLS()
+	t.Cleanup(remote.Close)
+	file := relayFile(t, fmt.Sprintf(`{"poll_interval": "20ms", "sinks": [{"type": "http", "name": "payments", "base_url": %q, "key_window": "forever",
+		"allow_private": true, "tls_ca": %q, "tls_cert": %q, "tls_key": %q}]}`, remote.URL, ca.file("ca.crt"), ca.file("relay.crt"), ca.file("relay.key")))
+	p := startProgram(t, []string{envPostgres + "=" + f.url}, "relay", "-config", file)
+	for _, serial := range []int64{3, 4} {
+		if serial == 4 {
+			ca.issue("relay", serial)
+		}
+		if err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Target: "/", Name: "n", ID: fmt.Sprint(serial), Scope: "checkout"})
+		}); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case got := <-serials:
+			if got != serial {
+				t.Errorf("certificate %d, want %d", got, serial)
+			}
+		case <-time.After(relayPatience):
+			t.Fatalf("no call with certificate %d\n%s", serial, p.stderr())
+		}
+	}
+}
+
+func TestLoginFaults(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority(t)
+	ca.issue("other", 2)
+	s := session{t: t, url: "postgres://127.0.0.1:1/x"}
+	for fields, want := range map[string]string{
+		`"tls": true, "tls_cert": "/nowhere"`:                                                              "sinks[0].tls_cert: needs tls_key",
+		`"tls": true, "tls_cert": "/nowhere", "tls_key": "/nowhere"`:                                       "sinks[0].tls_cert: certificate /nowhere with key /nowhere: open",
+		`"tls_cert": "/nowhere", "tls_key": "/nowhere"`:                                                    `sinks[0].tls_key: needs "tls": true`,
+		`"sasl": "oauthbearer"`:                                                                            "sinks[0].sasl: oauthbearer needs token",
+		`"sasl": "oauthbearer", "token": {"command": ["false"]}`:                                           "sinks[0].token: the command false: exit status 1",
+		`"sasl": "oauthbearer", "token": {"command": ["true"]}`:                                            "sinks[0].token: the command true printed nothing",
+		`"sasl": "oauthbearer", "token": {"command": ["x"], "file": "y"}`:                                  "sinks[0].token: must be {",
+		`"sasl": "plain", "token": {"command": ["echo", "s3cret"]}`:                                        "sinks[0].sasl: plain needs user and password, and no token",
+		`"token": {"command": ["echo", "s3cret"]}`:                                                         "oauthbearer where there is a token",
+		fmt.Sprintf(`"tls": true, "tls_cert": %q, "tls_key": %q`, ca.file("ca.crt"), ca.file("other.key")): "private key does not match",
+	} {
+		file := relayFile(t, `{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h", `+fields+`}]}`)
+		r := s.run("relay", "-config", file, "-check").want(t, statusEnvironment, want)
+		if strings.Contains(r.err, "s3cret") {
+			t.Errorf("a secret is shown: %s", r.err)
+		}
+	}
+	for query, want := range map[string]string{
+		"password_file=/nowhere":                       envPostgres + ": password_file: open /nowhere",
+		"password_command=false":                       envPostgres + ": password_command: the command false: exit status 1",
+		"password_file=/nowhere&password_command=true": envPostgres + ": password_file: must be empty if password_command is set",
+	} {
+		session{t: t, url: "postgres://u@127.0.0.1:1/x?" + query}.run("status").want(t, statusEnvironment, want)
+	}
+}
+
+// The mechanism reads its token anew for each connection, and writes it as RFC 7628 says.
+func TestBearer(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("one\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var faults []error
+	m := parseSection("", fmt.Appendf(nil, `{"sasl": "oauthbearer", "token": {"file": %q}, "token_extensions": {"logicalCluster": "lkc-1"}}`, file), &faults, os.Getenv).mechanism()
+	if len(faults) > 0 || m.Name() != "OAUTHBEARER" {
+		t.Fatal(faults)
+	}
+	for _, token := range []string{"one", "two"} {
+		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		state, first, err := m.Start(t.Context())
+		if want := "n,,\x01auth=Bearer " + token + "\x01logicalCluster=lkc-1\x01\x01"; err != nil || string(first) != want {
+			t.Fatalf("%q, %v; want %q", first, err, want)
+		}
+		if done, _, err := state.Next(t.Context(), nil); !done || err != nil {
+			t.Errorf("accepted: %v, %v", done, err)
+		}
+		if done, _, err := state.Next(t.Context(), []byte(`{"status":"invalid_token"}`)); done || err == nil || !strings.Contains(err.Error(), "invalid_token") {
+			t.Errorf("refused: %v, %v", done, err)
+		}
+	}
+}
+
+// The password of a database is read anew for each connection.
+func TestPasswordFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "password")
+	address := "postgres://u@127.0.0.1:1/x?password_file=" + file
+	cfg, err := pgx.ParseConfig(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	renew, err := renewer(address, cfg)
+	if err != nil || cfg.RuntimeParams["password_file"] != "" {
+		t.Fatal(err, cfg.RuntimeParams)
+	}
+	for _, word := range []string{"one", "two"} {
+		if err := os.WriteFile(file, []byte(word+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := renew(context.Background(), cfg); err != nil || cfg.Password != word {
+			t.Errorf("password %q, want %q (%v)", cfg.Password, word, err)
+		}
+	}
+}
