@@ -19,12 +19,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
 // authority is a CA of a test's own.
@@ -200,5 +203,98 @@ func TestPasswordFile(t *testing.T) {
 		if err := renew(context.Background(), cfg); err != nil || cfg.Password != word {
 			t.Errorf("password %q, want %q (%v)", cfg.Password, word, err)
 		}
+	}
+}
+
+// A relay connects to a real Postgres that asks for a certificate of the authority with the role's
+// name (clientcert=verify-full) and for a password. Both are replaced while it runs.
+func TestPostgresLogin(t *testing.T) {
+	t.Parallel()
+	server, err := devenv.StartPostgres(t.Context(), devenv.Options{Own: true, PostgresSettings: devenv.ThrowawaySettings()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	ca := newAuthority(t)
+	ca.issue("server", 2)
+	ca.issue("relay", 3)
+	admin, err := pgx.Connect(t.Context(), server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close(context.Background())
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := admin.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	// The server writes its files itself, as the user that has to own them.
+	write := func(name, text string) {
+		t.Helper()
+		exec("copy (select line from unnest(string_to_array('" + strings.TrimSpace(text) + "', chr(10))) line) to program 'umask 077; cat > " + name + "'")
+	}
+	for name, file := range map[string]string{"server.crt": "server.crt", "server.key": "server.key", "root.crt": "ca.crt"} {
+		text, err := os.ReadFile(ca.file(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(name, string(text))
+	}
+	write("pg_hba.conf", "host all postgres 127.0.0.1/32 trust\nhostssl all relay 127.0.0.1/32 scram-sha-256 clientcert=verify-full")
+	password := filepath.Join(t.TempDir(), "password")
+	change := func(word string) {
+		t.Helper()
+		if err := os.WriteFile(password, []byte(word+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		exec("alter role relay password '" + word + "'")
+	}
+	exec("create role relay superuser login")
+	change("one")
+	for _, sql := range []string{"ssl_ca_file = 'root.crt'", "ssl_cert_file = 'server.crt'", "ssl_key_file = 'server.key'", "ssl = on"} {
+		exec("alter system set " + sql)
+	}
+	exec("select pg_reload_conf()")
+	if _, err := migrations.Apply(t.Context(), admin); err != nil {
+		t.Fatal(err)
+	}
+	u := strings.Replace(strings.Replace(server.URL, "postgres@", "relay@", 1), "sslmode=disable", "sslmode=verify-full", 1) +
+		"&sslrootcert=" + ca.file("ca.crt") + "&sslcert=" + ca.file("relay.crt") + "&sslkey=" + ca.file("relay.key")
+	file := relayFile(t, `{"poll_interval": "20ms", "sinks": [{"type": "kafka", "name": "a", "brokers": ["127.0.0.1:1"], "topics": ["t"], "key_window": "forever"}]}`)
+	session{t: t, url: u}.run("status").want(t, statusEnvironment, "refused the connection", "password")
+	u += "&password_command=cat%20" + password
+	session{t: t, url: u}.run("status").want(t, statusGood)
+	u = strings.Replace(u, "password_command=cat%20", "password_file=", 1)
+	p := startProgram(t, []string{envPostgres + "=" + u}, "relay", "-config", file)
+	connected := func(serial int) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("the relay works with certificate %d", serial), func() bool {
+			var n, other int
+			if err := admin.QueryRow(t.Context(), `select count(*) filter (where client_serial = $1), count(*) filter (where client_serial <> $1)
+				from pg_stat_ssl join pg_stat_activity using (pid) where usename = 'relay'`, serial).Scan(&n, &other); err != nil {
+				t.Fatal(err)
+			}
+			return n > 0 && other == 0
+		})
+	}
+	connected(3)
+	eventually(t, "the relay has its lanes", func() bool {
+		var n int
+		if err := admin.QueryRow(t.Context(), `select count(*) from onlyonce.leases where until > clock_timestamp()`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n >= 16
+	})
+	ca.issue("relay", 4)
+	change("two")
+	exec("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'relay'")
+	connected(4)
+	if status := p.stop(syscall.SIGTERM); status != 0 {
+		t.Errorf("exit status %d\n%s", status, p.stderr())
 	}
 }
