@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -25,9 +26,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // authority is a CA of a test's own.
@@ -294,6 +297,80 @@ func TestPostgresLogin(t *testing.T) {
 	change("two")
 	exec("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'relay'")
 	connected(4)
+	if status := p.stop(syscall.SIGTERM); status != 0 {
+		t.Errorf("exit status %d\n%s", status, p.stderr())
+	}
+}
+
+// A relay logs in to a real broker that asks for a certificate and a token. The token expires, and
+// the relay goes on with the one that replaced it.
+func TestBrokerLogin(t *testing.T) {
+	t.Parallel()
+	kafkatest.Brokers(t) // skips without a real broker; this test needs one with a listener of its own
+	f, ca := newFixture(t), newAuthority(t)
+	ca.issue("server", 2)
+	ca.issue("relay", 3)
+	read := func(name string) string {
+		text, err := os.ReadFile(ca.file(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.ReplaceAll(strings.TrimSpace(string(text)), "\n", `\n`)
+	}
+	ports, err := supervise.FreePorts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := supervise.Loopback(ports[0])
+	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Own: true, KafkaSettings: map[string]string{
+		"listeners":                                          "LOGIN://" + address,
+		"listener.security.protocol.map":                     "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_SSL",
+		"connections.max.reauth.ms":                          "3600000",
+		"listener.name.login.sasl.enabled.mechanisms":        "OAUTHBEARER",
+		"listener.name.login.oauthbearer.sasl.jaas.config":   "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
+		"listener.name.login.ssl.client.auth":                "required",
+		"listener.name.login.ssl.keystore.type":              "PEM",
+		"listener.name.login.ssl.keystore.certificate.chain": read("server.crt"),
+		"listener.name.login.ssl.keystore.key":               read("server.key"),
+		"listener.name.login.ssl.truststore.type":            "PEM",
+		"listener.name.login.ssl.truststore.certificates":    read("ca.crt"),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	topic, file := kafkatest.Topic(t, k.Brokers, 1, nil), filepath.Join(t.TempDir(), "token")
+	token := func(exp time.Time) {
+		t.Helper()
+		part := func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
+		text := part(`{"alg":"none"}`) + "." + part(fmt.Sprintf(`{"sub":"relay","iat":%d,"exp":%d}`, time.Now().Unix()-1, exp.Unix())) + "."
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expires := time.Now().Add(15 * time.Second)
+	token(expires)
+	p := startProgram(t, []string{envPostgres + "=" + f.url}, "relay", "-config", relayFile(t, fmt.Sprintf(`{"poll_interval": "20ms", "backoff_min": "50ms", "backoff_max": "200ms", "sinks": [
+		{"type": "kafka", "name": "events", "brokers": [%q], "topics": [%q], "key_window": "forever", "tls": true, "tls_ca": %q, "tls_cert": %q, "tls_key": %q,
+		"sasl": "oauthbearer", "token": {"file": %q}}]}`, address, topic, ca.file("ca.crt"), ca.file("relay.crt"), ca.file("relay.key"), file)))
+	for n := 1; n <= 2; n++ {
+		if n == 2 {
+			eventually(t, "the token expires", func() bool { return time.Now().After(expires) })
+			token(time.Now().Add(time.Hour))
+		}
+		if err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "events", Target: "/" + topic, Name: "n", ID: fmt.Sprint(n), Scope: "checkout"})
+		}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, fmt.Sprintf("%d are delivered", n), func() bool {
+			return one[int](f, `select count(*) from onlyonce.calls where state = 'delivered'`) == n
+		})
+	}
 	if status := p.stop(syscall.SIGTERM); status != 0 {
 		t.Errorf("exit status %d\n%s", status, p.stderr())
 	}

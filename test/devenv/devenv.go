@@ -62,7 +62,7 @@ type Options struct {
 	// PostgresEnv is added to the server's environment, as NAME=value.
 	PostgresEnv []string
 	// KafkaSettings are lines of server.properties, and replace ours, when
-	// devenv starts a real broker on a JVM.
+	// devenv starts a real broker on a JVM. "listeners" come beside ours.
 	KafkaSettings map[string]string
 }
 

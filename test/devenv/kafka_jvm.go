@@ -213,8 +213,12 @@ func (n *Node) writeProperties() error {
 	}
 	p := brokerSettings(n.ID, len(voters), n.settings)
 	p["controller.quorum.voters"] = strings.Join(voters, ",")
-	p["listeners"] = "PLAINTEXT://" + n.Addr + ",CONTROLLER://" + n.ctrlAddr
-	p["advertised.listeners"] = "PLAINTEXT://" + n.Addr
+	more := ""
+	if l := n.settings["listeners"]; l != "" {
+		more = "," + l
+	}
+	p["listeners"] = "PLAINTEXT://" + n.Addr + ",CONTROLLER://" + n.ctrlAddr + more
+	p["advertised.listeners"] = "PLAINTEXT://" + n.Addr + more
 	p["log.dirs"] = filepath.Join(n.Dir(), "data")
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(p)) {
