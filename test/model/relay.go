@@ -16,6 +16,7 @@ package main
 //     carried out at any later time, or never.
 //   - A request that has left may reach the remote at any later time, also behind its relay's end.
 //     The remote honours keys. A call may fail whether it took effect or not.
+//   - A sink may take no calls for a while: an operator pauses it, or the remote asks for a pause.
 //
 // A pick and a settlement are a step each: see attempts.go for what comes late there. Left out:
 // ages of keys (window.go), segments and places (log.go), lost history (history.go), calls that
@@ -42,6 +43,7 @@ type relayScope struct {
 	rejects bool              // a call that fails may be rejected: an operator decides
 	discard uint8             // how many unsettled rows an operator gives up
 	drains  bool              // owners may be asked to give the lane back
+	holds   uint8             // how often a sink takes no calls for a while
 	live    bool              // from every state all calls can be done
 
 	faults relayFaults
@@ -51,6 +53,7 @@ type relayScope struct {
 type relayFaults struct {
 	inProgressIgnored, byTransaction, targetNotStored, lastKept        bool // O2
 	batchByFirstID, lastOfBatch, versionNotCompared, callsWhileUnknown bool
+	restForgotten                                                      bool
 	idBeforeLock, firstLockOnly                                        bool // O4
 	blockedNotAsked, blockedKept, followsFailure, pickedWhileUnderWay  bool
 	keysUnderWayIgnored, pickedOutOfTurn, cursorBeforeParking          bool
@@ -130,7 +133,7 @@ type relayOwner struct {
 	stage, epoch, last uint8
 	behind             bool // the lane has moved since the owner has read its version
 	unread, more, same bool // more: the pass goes on after the chunk; same: the move goes on with the pass
-	drains             bool
+	drains, held       bool // held: its sink takes no calls
 	rows               [relayCalls]uint8
 	blocked, asked     uint8             // ordering keys; asked (a fault): when the pass began
 	attempts           [relayCalls]uint8 // at parked calls: sentUnderWay, or how it ended
@@ -150,6 +153,7 @@ type relayState struct {
 	xid, number      uint8 // how many were drawn
 	locks            uint8
 	fails, lost, ops uint8
+	holds            uint8
 	bad              uint8
 }
 

@@ -57,7 +57,7 @@ func (g *relayScope) skipRows(s *relayState, o *relayOwner) {
 func (g *relayScope) nextRow(s relayState, i int, to emit[relayState]) {
 	o := &s.owners[i]
 	x := g.nextUnlooked(&s, o)
-	if x < 0 || o.drains {
+	if x < 0 || o.shut() {
 		return
 	}
 	o.rows[x] = sentUnderWay
@@ -138,7 +138,7 @@ func (g *relayScope) nextOfKey(t *relayState, i, x int, as uint8) {
 			next = y
 		}
 	}
-	if next >= 0 && !o.drains {
+	if next >= 0 && !o.shut() {
 		o.rows[next] = sentUnderWay
 		g.begin(t, i, next, false)
 	}
@@ -182,12 +182,15 @@ func (g *relayScope) finishChunk(s relayState, i int, to emit[relayState]) {
 	if g.faults.lastOfBatch {
 		m.last |= relayBlock - 1
 	}
-	if !looked && !o.drains {
+	if !looked && !o.shut() {
 		return
 	}
 	whole := g.nextUnlooked(&s, o) < 0
-	m.newPass = whole && !o.more && !o.drains
-	o.same = whole && o.more && !o.drains
+	m.newPass = whole && !o.more && !o.shut()
+	o.same = whole && o.more && !o.shut()
+	if g.faults.restForgotten && !o.same {
+		o.more = false
+	}
 	if m.newPass {
 		m.last = 0
 	}
@@ -282,7 +285,7 @@ func (g *relayScope) parkedCalls(s relayState, i int, to emit[relayState]) {
 
 // mayPick is what pickSQL asks, and what of it an owner remembers.
 func (g *relayScope) mayPick(s *relayState, o *relayOwner, x int) bool {
-	if s.parked[x] != callRetrying || o.drains || o.stage == relayLoads || o.attempts[x] != sentAbsent && !g.faults.pickedWhileUnderWay {
+	if s.parked[x] != callRetrying || o.shut() || o.stage == relayLoads || o.attempts[x] != sentAbsent && !g.faults.pickedWhileUnderWay {
 		return false
 	}
 	if o.attempts[x] > sentUnderWay || o.stage == relayUnknown && has(s.cut, x) && !g.faults.cutDueAtOnce {

@@ -22,6 +22,17 @@ func (g *relayScope) owner(s relayState, i int, to emit[relayState]) {
 		t.owners[i].drains = true
 		to(t, "relay of epoch %d is to give the lane back", e, 0)
 	}
+	if o.held || s.holds < g.holds {
+		t := s
+		if n := &t.owners[i]; n.held {
+			n.held = false
+			to(t, "the sink of the relay of epoch %d takes calls again", e, 0)
+		} else {
+			n.held = true
+			t.holds++
+			to(t, "the sink of the relay of epoch %d takes no calls", e, 0)
+		}
+	}
 	if o.drains && (o.stage == relayIdle || o.stage == relayLoads) && o.attempts == [relayCalls]uint8{} {
 		t := s
 		t.end(i)
@@ -65,6 +76,9 @@ func (g *relayScope) owner(s relayState, i int, to emit[relayState]) {
 func (s *relayState) held() bool {
 	return s.late.held || s.owners[0].move.held || s.owners[1].move.held
 }
+
+// shut reports whether an owner begins no calls.
+func (o *relayOwner) shut() bool { return o.drains || o.held }
 
 // end is the end of an owner. What it has sent may still be carried out.
 func (s *relayState) end(i int) {
@@ -200,7 +214,7 @@ func (g *relayScope) readPass(s relayState, i int, to emit[relayState]) {
 	o := &s.owners[i]
 	e := int(o.epoch)
 	switch {
-	case o.drains:
+	case o.shut():
 	case o.unread:
 		o.same = true
 		g.send(&s, i, relayMove{last: o.last})

@@ -19,6 +19,7 @@ func relayTable() (all []entry) {
 	triple := func(g *relayScope) {
 		g.calls, g.keys, g.writer = 4, [relayCalls]uint8{1, 2, 1, 1}, [relayCalls]uint8{0, 0, 0, 1}
 	}
+	held := func(g *relayScope) { g.lost, g.holds = 1, 1 }
 	one := func(g *relayScope) {
 		g.calls, g.keys, g.writer = 3, [relayCalls]uint8{1, 2, 1}, [relayCalls]uint8{0, 0, 0}
 	}
@@ -33,6 +34,7 @@ func relayTable() (all []entry) {
 	add("O2/a batch of 3 calls, take-over", "", false, func(g *relayScope) { one(g); taken(g); g.fails = 0 })
 	add("O2/a batch of 3 calls, take-over, an outcome is unknown", "", true, func(g *relayScope) { one(g); taken(g); lost(g) })
 	add("O2/an outcome is unknown", "", false, func(g *relayScope) { two(g); lost(g); g.early = true })
+	add("O2/a sink that takes no calls for a while, an outcome is unknown", "", false, func(g *relayScope) { two(g); held(g) })
 	add("O4/a key, an operator, ends well", "", false, func(g *relayScope) { two(g); operator(g); g.fails, g.live = 2, true })
 	add("O4/a batch of 3 calls, an operator, ends well", "", false, func(g *relayScope) { one(g); operator(g); g.live = true })
 	// A row is retrying only if it is the first of its key.
@@ -53,6 +55,7 @@ func relayTable() (all []entry) {
 	fault("O2/last id is kept in the next pass", "LOST", func(g *relayScope) { g.keys, g.fails = [relayCalls]uint8{}, 0 }, func(f *relayFaults) { f.lastKept = true })
 	fault("O2/a batch is read on from its first id", "LOST", pair, func(f *relayFaults) { f.batchByFirstID = true })
 	fault("O2/last id of the whole batch", "LOST", pair, func(f *relayFaults) { f.lastOfBatch = true })
+	fault("O2/the rest of a pass is forgotten before the end of its chunk is committed", "LOST", func(g *relayScope) { apart(g); held(g) }, func(f *relayFaults) { f.restForgotten = true })
 	fault("O3/version not compared", "LOST", func(g *relayScope) { apart(g); lost(g) }, func(f *relayFaults) { f.versionNotCompared = true })
 	fault("O2/the rest of a chunk is begun while its end is unknown", "TWO", func(g *relayScope) { apart(g); lost(g) }, func(f *relayFaults) { f.callsWhileUnknown = true })
 	fault("O4/id drawn before the lock", "ORDER", two, func(f *relayFaults) { f.idBeforeLock = true })
