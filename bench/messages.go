@@ -9,8 +9,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 const (
@@ -47,8 +47,8 @@ func orderedID(r *rand.ChaCha8, n int) uuid.UUID {
 // A log of message values would be marked by each garbage collection, and the measurement would
 // include that, although no real consumer has such a log.
 type tape struct {
-	log    *consumertest.Log // empty, of the tape's length: it plays the group and the offsets
-	ids    [][]byte          // for each partition, ids of idBytes each
+	log    *memlog.Log // empty, of the tape's length: it plays the group and the offsets
+	ids    [][]byte    // for each partition, ids of idBytes each
 	bodies [][]byte
 
 	traceparents [][]byte // a second header, of each message another; nil: none
@@ -69,7 +69,7 @@ const idBytes = 36
 // newTape makes messages with ids that rise from one partition to the next in turn.
 func newTape(partitions, perPartition int, id newID) *tape {
 	r := rand.NewChaCha8([32]byte{1})
-	t := &tape{log: consumertest.NewLog(topic, partitions), ids: make([][]byte, partitions), bodies: newBodies(r)}
+	t := &tape{log: memlog.NewLog(topic, partitions), ids: make([][]byte, partitions), bodies: newBodies(r)}
 	for p := range t.ids {
 		t.ids[p] = make([]byte, 0, perPartition*idBytes)
 		t.log.Skip(int32(p), int64(perPartition))
@@ -83,7 +83,7 @@ func newTape(partitions, perPartition int, id newID) *tape {
 
 // taped is a consumer.Source that reads the tape.
 type taped struct {
-	*consumertest.Source
+	*memlog.Source
 	t *tape
 }
 

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // sideBySide compares a consumer that runs several transactions of a partition at once with one
@@ -66,7 +66,7 @@ func shared(_ context.Context, _ *server, o options) (wrapped, plain side, err e
 	end := int64(len(t.ids[0])/idBytes - fetchLimit)
 	wrapped = consumerSide(1, end, handlerQueued, cfg, func(context.Context) (consumer.Source, error) {
 		t.log.ClearCommitted(group)
-		return &sharedTape{taped: taped{&consumertest.Source{Log: t.log, GroupID: group}, t}, begun: make(chan struct{}), open: map[int64]bool{}}, nil
+		return &sharedTape{taped: taped{&memlog.Source{Log: t.log, GroupID: group}, t}, begun: make(chan struct{}), open: map[int64]bool{}}, nil
 	})
 	return wrapped, wrappedSide(t, handlerQueued, cfg), nil
 }

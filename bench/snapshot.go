@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 const (
@@ -61,7 +61,7 @@ func pacedSide(length time.Duration, pin bool) side {
 			default:
 			}
 		}
-		c, err := consumer.New(pool, taped{&consumertest.Source{Log: t.log, GroupID: group}, t.paced(pacedEvery)},
+		c, err := consumer.New(pool, taped{&memlog.Source{Log: t.log, GroupID: group}, t.paced(pacedEvery)},
 			func(context.Context, consumer.Tx, *consumer.Message) error { return nil },
 			consumer.Config{Scope: "bench", BatchSize: 1, PositionsOnly: true, Hooks: consumer.Hooks{
 				Batch: func(b consumer.BatchDone) {

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // fetchLimit is how many messages a fetch returns: what Kafka's fetches of some 100 KB hold.
@@ -34,7 +34,7 @@ func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 	end := int64(len(t.ids[0])/idBytes - fetchLimit) // a last batch that is not full does not count
 	return consumerSide(len(t.ids), end, h, cfg, func(context.Context) (consumer.Source, error) {
 		t.log.ClearCommitted(group)
-		return taped{&consumertest.Source{Log: t.log, GroupID: group}, t}, nil
+		return taped{&memlog.Source{Log: t.log, GroupID: group}, t}, nil
 	})
 }
 

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // neighbours has a message that kills on partition 0, and innocent ones on others.
-func neighbours() *consumertest.Log {
-	log := consumertest.NewLog("orders", 4)
+func neighbours() *memlog.Log {
+	log := memlog.NewLog("orders", 4)
 	log.Append(0, "killer", id("killer"))
 	for p := range int32(3) {
 		for i := range 3 {
@@ -27,7 +27,7 @@ func neighbours() *consumertest.Log {
 func init() {
 	children["neighbours"] = func(db string) error {
 		begun := make(chan struct{}, 100)
-		return childRun(db, &consumertest.Source{Log: neighbours()}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return childRun(db, &memlog.Source{Log: neighbours()}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if string(m.Value) != "killer" {
 				begun <- struct{}{}
 				select { // in mid-work until the process dies, if it does

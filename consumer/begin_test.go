@@ -13,9 +13,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // isolation sets a level in OnBegin.
@@ -298,7 +298,7 @@ func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 				other := cfg
 				other.Scope = "billing"
 				stop := r.start(handle, cfg)
-				stopOther := r.startOn(&consumertest.Source{Log: r.log, GroupID: "billing"}, r.pool, handle, other)
+				stopOther := r.startOn(&memlog.Source{Log: r.log, GroupID: "billing"}, r.pool, handle, other)
 				until(t, "every position", func() bool {
 					return r.count(`select count(*) from onlyonce.positions where next_offset = 60`) == 4
 				})

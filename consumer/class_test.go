@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -577,7 +577,7 @@ func TestK10WhatHasNoClass(t *testing.T) {
 	} {
 		cfg := testConfig()
 		change(&cfg)
-		if _, err := consumer.New(r.pool, &consumertest.Source{Log: r.log, GroupID: "stock"}, queued, cfg); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := consumer.New(r.pool, &memlog.Source{Log: r.log, GroupID: "stock"}, queued, cfg); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

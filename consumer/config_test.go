@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -36,7 +36,7 @@ func TestEveryFaultOfAConfigIsNamed(t *testing.T) {
 func TestMisbuiltKeyFunctionsAreRefused(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	src := &consumertest.Source{Log: consumertest.NewLog("orders", 1), GroupID: "stock"}
+	src := &memlog.Source{Log: memlog.NewLog("orders", 1), GroupID: "stock"}
 	for want, key := range map[string]consumer.KeyFunc{
 		"begin with '/'":         consumer.JSONKey("order/id"),
 		"name must not be empty": consumer.HeaderKey(""),
@@ -56,7 +56,7 @@ func TestMisbuiltKeyFunctionsAreRefused(t *testing.T) {
 // Run says what is wrong with the database before it joins the group.
 func TestRunRefusesADatabaseThatDoesNotFit(t *testing.T) {
 	t.Parallel()
-	src := &consumertest.Source{Log: consumertest.NewLog("orders", 1), GroupID: "stock"}
+	src := &memlog.Source{Log: memlog.NewLog("orders", 1), GroupID: "stock"}
 	run := func(pool *pgxpool.Pool) error {
 		c, err := consumer.New(pool, src, effect, testConfig())
 		if err != nil {

@@ -10,17 +10,17 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // topics is a source of several logs.
-type topics []*consumertest.Source
+type topics []*memlog.Source
 
-func topicsOf(logs ...*consumertest.Log) (s topics) {
+func topicsOf(logs ...*memlog.Log) (s topics) {
 	for _, l := range logs {
-		s = append(s, &consumertest.Source{Log: l, GroupID: "stock"})
+		s = append(s, &memlog.Source{Log: l, GroupID: "stock"})
 	}
 	return s
 }
@@ -77,7 +77,7 @@ func (r *rig) noEffects(values ...string) {
 func TestK8ChoiceIsAsked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	two := topicsOf(r.log, consumertest.NewLog("paid", 1))
+	two := topicsOf(r.log, memlog.NewLog("paid", 1))
 	for name, c := range map[string]struct {
 		source consumer.Source
 		change func(*consumer.Config)
@@ -115,7 +115,7 @@ func TestK8IdsInTwoTopics(t *testing.T) {
 		consumer.AcrossTopics: {"created"},
 	} {
 		r := newRig(t, 1)
-		paid := consumertest.NewLog("paid", 1)
+		paid := memlog.NewLog("paid", 1)
 		source := topicsOf(r.log, paid)
 		cfg := testConfig()
 		cfg.Copies = choice
@@ -161,7 +161,7 @@ func TestK8SecondTopicForgetsNothing(t *testing.T) {
 		r.reads("orders", 1)
 		stop()
 
-		paid := consumertest.NewLog("paid", 1)
+		paid := memlog.NewLog("paid", 1)
 		handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			value := string(m.Value)
 			if m.Topic == "paid" {
@@ -192,8 +192,8 @@ func TestK8SecondTopicForgetsNothing(t *testing.T) {
 			copies consumer.Copies
 		}{
 			"the other choice":         {both, 3 - choice},
-			"a third topic":            {topicsOf(consumertest.NewLog("shipped", 1)), 0},
-			"a third topic, untold of": {untold{topicsOf(consumertest.NewLog("shipped", 1))}, 0},
+			"a third topic":            {topicsOf(memlog.NewLog("shipped", 1)), 0},
+			"a third topic, untold of": {untold{topicsOf(memlog.NewLog("shipped", 1))}, 0},
 		} {
 			r.halts = nil
 			cfg.Copies = c.copies
@@ -216,7 +216,7 @@ func TestK8TwoConsumersOfAScope(t *testing.T) {
 	r.log.Append(0, "a", id("1"))
 	stop := r.start(effect, testConfig())
 	r.reads("orders", 1)
-	paid := consumertest.NewLog("paid", 1)
+	paid := memlog.NewLog("paid", 1)
 	paid.Append(0, "b", id("1"))
 	stopSecond := r.startOn(topicsOf(paid), r.pool, effect, testConfig())
 	h := r.halted()
@@ -236,7 +236,7 @@ func TestK8TwoConsumersOfAScope(t *testing.T) {
 func TestK8ParkedAndReplayedWithinTopics(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	paid := consumertest.NewLog("paid", 1)
+	paid := memlog.NewLog("paid", 1)
 	cfg := testConfig()
 	cfg.Copies = consumer.WithinTopic
 	var well atomic.Bool
@@ -282,7 +282,7 @@ func TestK8ParkedAndReplayedWithinTopics(t *testing.T) {
 func TestK8EventsOfTwoTopics(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	paid := consumertest.NewLog("paid", 1)
+	paid := memlog.NewLog("paid", 1)
 	cfg := testConfig()
 	cfg.Key = nil
 	r.log.Append(0, "1")
@@ -324,7 +324,7 @@ func TestK8ShardsAgree(t *testing.T) {
 	until(t, "both positions", at(1))
 	stop()
 	r.b.exec(`delete from onlyonce.scopes`) // as if it was the first time there
-	paid := consumertest.NewLog("paid", 1)
+	paid := memlog.NewLog("paid", 1)
 	shards := r.set(func(topic string, partition int32) string {
 		if topic == "paid" {
 			return "b"

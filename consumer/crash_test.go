@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/process"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
@@ -20,7 +20,7 @@ var children = map[string]func(db string) error{
 	"points":       func(db string) error { return playPoints(db, orderConfig(), process.Pace{}) },
 	"points-slots": playSlotPoints,
 	"before-commit": func(db string) error {
-		return childRun(db, &consumertest.Source{}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return childRun(db, &memlog.Source{}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if err := effect(ctx, tx, m); err != nil {
 				return err
 			}
@@ -32,7 +32,7 @@ var children = map[string]func(db string) error{
 		})
 	},
 	"offset-unsent": func(db string) error {
-		return childRun(db, &consumertest.Source{Log: mixLog(true), OnCommit: func(_ int32, offset int64) error {
+		return childRun(db, &memlog.Source{Log: mixLog(true), OnCommit: func(_ int32, offset int64) error {
 			if offset > 0 { // the first commit, at 0, is the proof of membership
 				kill()
 			}
@@ -40,7 +40,7 @@ var children = map[string]func(db string) error{
 		}}, scenario.Handle, func(cfg *consumer.Config) { cfg.Key, cfg.PositionsOnly = nil, true })
 	},
 	"poison": func(db string) error {
-		return childRun(db, &consumertest.Source{Log: mixLog(false)}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return childRun(db, &memlog.Source{Log: mixLog(false)}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if err := scenario.Handle(ctx, tx, m); err != nil {
 				return err
 			}
@@ -51,7 +51,7 @@ var children = map[string]func(db string) error{
 		})
 	},
 	"poison that blocks": func(db string) error {
-		return childRun(db, &consumertest.Source{}, poisoned, func(cfg *consumer.Config) { cfg.OnFailure = consumer.BlockPartition })
+		return childRun(db, &memlog.Source{}, poisoned, func(cfg *consumer.Config) { cfg.OnFailure = consumer.BlockPartition })
 	},
 }
 
@@ -68,8 +68,8 @@ func kill() {
 }
 
 // crashLog is the same log in every process.
-func crashLog() (log *consumertest.Log, values []string) {
-	log = consumertest.NewLog("orders", 1)
+func crashLog() (log *memlog.Log, values []string) {
+	log = memlog.NewLog("orders", 1)
 	for i := range 30 {
 		v := fmt.Sprintf("m%d", i)
 		log.Append(0, v, id(v))
@@ -79,13 +79,13 @@ func crashLog() (log *consumertest.Log, values []string) {
 }
 
 // mixLog has the mix in it, the same in every process.
-func mixLog(positionsOnly bool) *consumertest.Log {
-	log := consumertest.NewLog("orders", 1)
+func mixLog(positionsOnly bool) *memlog.Log {
+	log := memlog.NewLog("orders", 1)
 	scenario.New(log, "stock", "orders").Fill(1, !positionsOnly)
 	return log
 }
 
-func childRun(db string, src *consumertest.Source, h consumer.Handler, tune ...func(*consumer.Config)) error {
+func childRun(db string, src *memlog.Source, h consumer.Handler, tune ...func(*consumer.Config)) error {
 	pool, err := pgxpool.New(context.Background(), db)
 	if err != nil {
 		return err

@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/shard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -21,7 +21,7 @@ import (
 func ExampleHandler() {
 	pool, end := exampleDatabase(`create table stock (sku text primary key, held int); insert into stock values ('tea', 0), ('milk', 0)`)
 	defer end()
-	orders := consumertest.NewLog("orders", 1) // in a program: kafkasource.New
+	orders := memlog.NewLog("orders", 1) // in a program: kafkasource.New
 	for _, o := range []struct{ id, sku string }{{"order-1", "tea"}, {"order-2", "milk"}, {"order-1", "tea"}} {
 		orders.Append(0, o.sku, consumer.Header{Name: "message-id", Value: []byte(o.id)})
 	}
@@ -30,7 +30,7 @@ func ExampleHandler() {
 		tx.Queue(`update stock set held = held + 1 where sku = $1`, string(m.Value))
 		return nil
 	}
-	c, err := consumer.New(pool, &consumertest.Source{Log: orders, GroupID: "stock"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, handle, consumer.Config{
 		Scope: "stock",
 		Key:   consumer.HeaderKey("message-id"),
 	})
@@ -49,7 +49,7 @@ func ExampleHandler() {
 func ExampleBatchHandler() {
 	pool, end := exampleDatabase(`create table payments (account text, amount int)`)
 	defer end()
-	payments := consumertest.NewLog("payments", 1)
+	payments := memlog.NewLog("payments", 1)
 	for i, amount := range []string{"10", "a lot", "20"} {
 		payments.AppendMessage(0, &consumer.Message{Key: []byte("acme"), Value: []byte(amount),
 			Headers: []consumer.Header{{Name: "message-id", Value: fmt.Appendf(nil, "payment-%d", i)}}})
@@ -68,7 +68,7 @@ func ExampleBatchHandler() {
 		tx.Queue(`insert into payments select * from unnest($1::text[], $2::int[])`, accounts, amounts)
 		return nil
 	}
-	c, err := consumer.New(pool, &consumertest.Source{Log: payments, GroupID: "ledger"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: payments, GroupID: "ledger"}, handle, consumer.Config{
 		Scope: "ledger",
 		Key:   consumer.HeaderKey("message-id"),
 	})
@@ -89,7 +89,7 @@ func ExampleBatchHandler() {
 func ExampleFailurePolicy() {
 	pool, end := exampleDatabase(`create table entries (n bigint generated always as identity, account text, entry text)`)
 	defer end()
-	entries := consumertest.NewLog("entries", 1)
+	entries := memlog.NewLog("entries", 1)
 	for i, e := range []struct{ account, entry string }{{"alice", "open"}, {"bob", "open"}, {"alice", "close"}, {"bob", "close"}} {
 		entries.AppendMessage(0, &consumer.Message{Key: []byte(e.account), Value: []byte(e.entry),
 			Headers: []consumer.Header{{Name: "message-id", Value: fmt.Appendf(nil, "entry-%d", i)}}})
@@ -102,7 +102,7 @@ func ExampleFailurePolicy() {
 		tx.Queue(`insert into entries (account, entry) values ($1, $2)`, string(m.Key), string(m.Value))
 		return nil
 	}
-	c, err := consumer.New(pool, &consumertest.Source{Log: entries, GroupID: "ledger"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: entries, GroupID: "ledger"}, handle, consumer.Config{
 		Scope: "ledger",
 		Key:   consumer.HeaderKey("message-id"),
 		// By the record key, unless Config.OrderingKey says otherwise.

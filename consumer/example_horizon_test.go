@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // Copies of these messages may come weeks later, from a mirror that was stopped. Their keys are
@@ -12,11 +12,11 @@ import (
 func ExampleConfig_horizon() {
 	pool, end := exampleDatabase(`create table shipments (id text)`)
 	defer end()
-	shipments := consumertest.NewLog("shipments", 1)
+	shipments := memlog.NewLog("shipments", 1)
 	for _, id := range []string{"s-1", "s-2", "s-1"} {
 		shipments.AppendMessage(0, &consumer.Message{Value: []byte(id), Headers: []consumer.Header{{Name: "message-id", Value: []byte(id)}}})
 	}
-	c, err := consumer.New(pool, &consumertest.Source{Log: shipments, GroupID: "dispatch"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, &memlog.Source{Log: shipments, GroupID: "dispatch"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		_, err := tx.Exec(ctx, `insert into shipments (id) values ($1)`, string(m.Value))
 		return err
 	}, consumer.Config{

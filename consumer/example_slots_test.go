@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // Several transactions of one partition at once, for handlers that wait. The balance of an account
@@ -13,7 +13,7 @@ import (
 func ExampleConfig_concurrency() {
 	pool, end := exampleDatabase(`create table entries (n int generated always as identity, account text, cents int)`)
 	defer end()
-	payments := consumertest.NewLog("payments", 1)
+	payments := memlog.NewLog("payments", 1)
 	for n := range 6 {
 		payments.AppendMessage(0, &consumer.Message{Key: fmt.Appendf(nil, "account-%d", n%3), Value: fmt.Append(nil, n),
 			Headers: []consumer.Header{{Name: "message-id", Value: fmt.Appendf(nil, "payment-%d", n)}}})
@@ -23,7 +23,7 @@ func ExampleConfig_concurrency() {
 		_, err := tx.Exec(ctx, `insert into entries (account, cents) values ($1, $2::text::int)`, string(m.Key), string(m.Value))
 		return err
 	}
-	c, err := consumer.New(pool, &consumertest.Source{Log: payments, GroupID: "ledger"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: payments, GroupID: "ledger"}, handle, consumer.Config{
 		Scope:       "ledger",
 		Key:         consumer.HeaderKey("message-id"),
 		OrderingKey: func(m *consumer.Message) []byte { return m.Key }, // the default

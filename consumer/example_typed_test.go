@@ -4,14 +4,14 @@ import (
 	"context"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // A handler of decoded values. What cannot be decoded is parked at once, with the field's name.
 func ExampleJSON() {
 	pool, end := exampleDatabase(`create table stock (sku text primary key, held int); insert into stock values ('tea', 0)`)
 	defer end()
-	orders := consumertest.NewLog("orders", 1) // in a program: kafkasource.New
+	orders := memlog.NewLog("orders", 1) // in a program: kafkasource.New
 	orders.Append(0, `{"sku": "tea", "qty": 3}`, consumer.Header{Name: "message-id", Value: []byte("order-1")})
 	orders.Append(0, `{"sku": "tea", "qty": "three"}`, consumer.Header{Name: "message-id", Value: []byte("order-2")})
 
@@ -23,7 +23,7 @@ func ExampleJSON() {
 		tx.Queue(`update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)
 		return nil
 	})
-	c, err := consumer.New(pool, &consumertest.Source{Log: orders, GroupID: "stock"}, hold, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, hold, consumer.Config{
 		Scope: "stock",
 		Key:   consumer.HeaderKey("message-id"),
 	})
@@ -42,7 +42,7 @@ func ExampleJSON() {
 func ExampleRouter() {
 	pool, end := exampleDatabase(`create table stock (sku text primary key, held int); insert into stock values ('tea', 0)`)
 	defer end()
-	orders := consumertest.NewLog("orders", 1)
+	orders := memlog.NewLog("orders", 1)
 	for i, kind := range []string{"placed", "placed", "canceled", "viewed"} {
 		orders.Append(0, `{"sku": "tea"}`, consumer.Header{Name: "message-id", Value: []byte{byte('a' + i)}},
 			consumer.Header{Name: "event-type", Value: []byte(kind)})
@@ -65,7 +65,7 @@ func ExampleRouter() {
 		},
 		Unknown: consumer.Skip, // by default messages of unknown types are parked
 	}
-	c, err := consumer.New(pool, &consumertest.Source{Log: orders, GroupID: "stock"}, routes.Handler(), consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, routes.Handler(), consumer.Config{
 		Scope: "stock",
 		Key:   consumer.HeaderKey("message-id"),
 	})

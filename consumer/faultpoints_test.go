@@ -18,17 +18,17 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/process"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
 // pointsMix is the same log in every process.
-func pointsMix() (*consumertest.Log, *scenario.Mix) {
-	log := consumertest.NewLog("orders", 1)
+func pointsMix() (*memlog.Log, *scenario.Mix) {
+	log := memlog.NewLog("orders", 1)
 	mix := scenario.New(log, "stock", "orders")
 	mix.Ordered = true
 	mix.Fill(1, true)
@@ -49,7 +49,7 @@ func playPoints(db string, cfg consumer.Config, pace process.Pace) error {
 	}
 	defer pool.Close()
 	log, mix := pointsMix()
-	src := &consumertest.Source{Log: log, GroupID: "stock", FetchLimit: 9}
+	src := &memlog.Source{Log: log, GroupID: "stock", FetchLimit: 9}
 	ctx, end := context.WithTimeout(context.Background(), patience)
 	defer end()
 	tail := make(chan struct{})

@@ -17,8 +17,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/scenario"
@@ -50,7 +50,7 @@ func testFaults(t *testing.T, concurrency int) {
 			if !strings.Contains(read(t, "../docs/guarantees.md"), "| "+x.step+" | "+listed+" |") {
 				t.Errorf("docs/guarantees.md does not list it")
 			}
-			x.run(&faults{t: t, row: x, concurrency: concurrency, judged: map[*consumertest.Source]bool{}})
+			x.run(&faults{t: t, row: x, concurrency: concurrency, judged: map[*memlog.Source]bool{}})
 		})
 	}
 }
@@ -69,7 +69,7 @@ type faults struct {
 	watch sync.WaitGroup
 	quit  chan struct{}
 
-	judged map[*consumertest.Source]bool
+	judged map[*memlog.Source]bool
 
 	setUp     string // SQL
 	after     func() // before the end
@@ -152,7 +152,7 @@ func (f *faults) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Han
 // judgeOffsets compares each offset that is committed to Kafka with the database's position at that
 // moment (I7).
 func (f *faults) judgeOffsets(source consumer.Source) {
-	src, ok := source.(*consumertest.Source)
+	src, ok := source.(*memlog.Source)
 	if !ok || f.judged[src] {
 		return
 	}
@@ -412,7 +412,7 @@ var groupRows = []row{
 		// next one may count before that.
 		f.begin(2, positionsOnly, patient)
 		f.src.Believes, f.src.FetchLimit = true, 7
-		second := &consumertest.Source{Log: f.log, GroupID: "stock", Believes: true, FetchLimit: 7}
+		second := &memlog.Source{Log: f.log, GroupID: "stock", Believes: true, FetchLimit: 7}
 		stop := f.start(f.handle)
 		stop2 := f.startOn(second, f.pool, f.handle)
 		f.done()

@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -38,7 +38,7 @@ func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 		return nil
 	}, cfg)
 	pgtest.Receive(t, patience, "the handler is entered", entered)
-	second := &consumertest.Source{Log: r.log, GroupID: "stock"}
+	second := &memlog.Source{Log: r.log, GroupID: "stock"}
 	stopSecond := r.startOn(second, r.pool, queued, cfg)
 	r.reaches(0, 10)
 	stopSecond()
@@ -61,7 +61,7 @@ func TestF2TwoOwnersOfOnePartition(t *testing.T) {
 		values = append(values, v)
 	}
 	r.src.Believes, r.src.FetchLimit = true, 7
-	second := &consumertest.Source{Log: r.log, GroupID: "stock", Believes: true, FetchLimit: 7}
+	second := &memlog.Source{Log: r.log, GroupID: "stock", Believes: true, FetchLimit: 7}
 	stop1 := r.start(queued, cfg) // writes the partition, 0
 	stop2 := r.startOn(second, r.pool, func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 		tx.Queue(`insert into effects (value, part, off) values ($1, 2, $2)`, string(m.Value), m.Offset)
@@ -95,7 +95,7 @@ func TestF2StaleMemberDoesNotRaise(t *testing.T) {
 	stop := r.start(queued, testConfig())
 	r.reaches(0, 5)
 	epoch := r.count(`select epoch from onlyonce.leases`)
-	stale := &consumertest.Source{Log: r.log, GroupID: "stock"}
+	stale := &memlog.Source{Log: r.log, GroupID: "stock"}
 	ctx, cancel := context.WithCancel(t.Context())
 	tried := make(chan struct{}, 1000)
 	stale.OnCommit = func(int32, int64) error {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -68,7 +68,7 @@ func TestK6CopiesBeyondTheHorizon(t *testing.T) {
 	r := newRig(t, 1)
 	cfg := testConfig()
 	cfg.CopiesWithin = 8 * 24 * time.Hour
-	c, err := consumer.New(r.pool, &consumertest.Source{Log: r.log, GroupID: "g"}, queued, cfg)
+	c, err := consumer.New(r.pool, &memlog.Source{Log: r.log, GroupID: "g"}, queued, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

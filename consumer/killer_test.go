@@ -6,13 +6,13 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // holeLog has five messages, offsets without a record (of an aborted transaction, or removed by the
 // log's cleaner), a message that kills its process, and four more.
-func holeLog() *consumertest.Log {
-	log := consumertest.NewLog("orders", 1)
+func holeLog() *memlog.Log {
+	log := memlog.NewLog("orders", 1)
 	for i := range 10 {
 		if i == 5 {
 			log.Skip(0, 3*killerWindow)
@@ -23,8 +23,8 @@ func holeLog() *consumertest.Log {
 }
 
 // killerLog has a message that kills its process among others.
-func killerLog() *consumertest.Log {
-	log := consumertest.NewLog("orders", 1)
+func killerLog() *memlog.Log {
+	log := memlog.NewLog("orders", 1)
 	for i := range 10 {
 		log.Append(0, killerValue(i), id(killerValue(i)))
 	}
@@ -43,7 +43,7 @@ func killerValue(i int) string {
 // killerCase is how a process dies of one message.
 type killerCase struct {
 	name, reason string
-	log          func() *consumertest.Log
+	log          func() *memlog.Log
 	deaths       map[int]int // by Config.Concurrency: before the message is parked
 	// touch is called with what the program looks at; config makes its functions call it.
 	config func(c *consumer.Config, touch func(m *consumer.Message))
@@ -96,7 +96,7 @@ func init() {
 	for _, k := range killerCases {
 		for n := range k.deaths {
 			children[k.child(n)] = func(db string) error {
-				return childRun(db, &consumertest.Source{Log: k.log()}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				return childRun(db, &memlog.Source{Log: k.log()}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 					if k.inside {
 						dies(m)
 					}
@@ -119,7 +119,7 @@ func TestF9MessageThatKills(t *testing.T) {
 				r.log = k.log()
 				r.src.Log = r.log
 				if k.inside { // the position is in front of the hole
-					r.log = consumertest.NewLog("orders", 1)
+					r.log = memlog.NewLog("orders", 1)
 					r.src.Log = r.log
 					for i := range 5 {
 						r.log.Append(0, killerValue(i), id(killerValue(i)))

@@ -16,9 +16,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/process"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
@@ -61,8 +61,8 @@ func runChild(t *testing.T, scenario, db string) *os.ProcessState {
 type rig struct {
 	t    *testing.T
 	pool *pgxpool.Pool
-	log  *consumertest.Log
-	src  *consumertest.Source
+	log  *memlog.Log
+	src  *memlog.Source
 
 	mu     sync.Mutex
 	seen   []string // values that the handler was called with
@@ -83,8 +83,8 @@ func newRig(t *testing.T, partitions int) *rig {
 // rigOn is a rig on a database of the caller's.
 func rigOn(t *testing.T, pool *pgxpool.Pool, partitions int) *rig {
 	t.Helper()
-	r := &rig{t: t, pool: pool, log: consumertest.NewLog("orders", partitions)}
-	r.src = &consumertest.Source{Log: r.log, GroupID: "stock"}
+	r := &rig{t: t, pool: pool, log: memlog.NewLog("orders", partitions)}
+	r.src = &memlog.Source{Log: r.log, GroupID: "stock"}
 	r.exec(scenario.EffectsSQL)
 	return r
 }

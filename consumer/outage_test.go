@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -56,7 +56,7 @@ func (o *outage) rotates() map[ring.Action]int {
 
 // works runs a consumer until it has handled all partitions up to next, and returns a function that
 // ends it.
-func (o *outage) works(src *consumertest.Source, scope string, next ...int64) (stop func()) {
+func (o *outage) works(src *memlog.Source, scope string, next ...int64) (stop func()) {
 	o.t.Helper()
 	cfg := testConfig()
 	cfg.Scope = scope
@@ -96,8 +96,8 @@ func TestK6OutageLongerThanTheHorizon(t *testing.T) {
 	}
 	const horizon = 7 * time.Hour
 	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'consumer_keys'`)
-	other := consumertest.NewLog("returns", 1)
-	others := &consumertest.Source{Log: other, GroupID: "billing"}
+	other := memlog.NewLog("returns", 1)
+	others := &memlog.Source{Log: other, GroupID: "billing"}
 
 	var values []string
 	ends := make([]int64, 2)

@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // joining is a source that reports whether it is a member.
 type joining struct {
-	*consumertest.Source
+	*memlog.Source
 	member atomic.Bool
 }
 

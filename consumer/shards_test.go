@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/shard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -52,7 +52,7 @@ func (r *shardRig) set(of func(topic string, partition int32) string) *shard.Set
 
 // sharded runs a consumer with those shards, as a member of its own.
 func (r *shardRig) sharded(shards *shard.Set, cfg consumer.Config) (stop func()) {
-	return r.shardedOn(&consumertest.Source{Log: r.log, GroupID: "stock"}, shards, queued, cfg)
+	return r.shardedOn(&memlog.Source{Log: r.log, GroupID: "stock"}, shards, queued, cfg)
 }
 
 func (r *shardRig) shardedOn(src consumer.Source, shards *shard.Set, h consumer.Handler, cfg consumer.Config) (stop func()) {
@@ -95,7 +95,7 @@ func TestShardsAreChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer simple.Close()
-	src := &consumertest.Source{Log: consumertest.NewLog("orders", 1), GroupID: "stock"}
+	src := &memlog.Source{Log: memlog.NewLog("orders", 1), GroupID: "stock"}
 	one := func(string, int32) string { return "a" }
 	if _, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"c": simple}, OfPartition: one}); err == nil || !strings.Contains(err.Error(), `Config.Pools["c"]: the simple protocol`) {
 		t.Errorf("simple protocol: %v", err)
@@ -270,7 +270,7 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 		// Both have read and decided what they do before either proves that it is a member.
 		halted := make(chan struct{}, 100)
 		start := func(shards *shard.Set) func() {
-			src := &consumertest.Source{Log: r.log, GroupID: "stock", Believes: true}
+			src := &memlog.Source{Log: r.log, GroupID: "stock", Believes: true}
 			var once sync.Once
 			arrived := func() { once.Do(both.Done) }
 			src.OnCommit = func(int32, int64) error { arrived(); both.Wait(); return nil }

@@ -14,16 +14,16 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/process"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // sharedSource is a source whose share group is the test: it decides what is delivered, and what
 // the broker delivers no more.
 type sharedSource struct {
-	*consumertest.Source
+	*memlog.Source
 	settled atomic.Int64
 	asked   atomic.Int64 // for settled
 	apply   chan func(context.Context, source.Delivery[*consumer.Message]) source.Applied
@@ -275,7 +275,7 @@ func TestG6PlainOwnerBesideMembers(t *testing.T) {
 			cfg.Concurrency = concurrency
 			var once sync.Once
 			inside, goOn := make(chan struct{}), make(chan struct{})
-			r.startOn(&consumertest.Source{Log: r.log, GroupID: r.src.GroupID}, r.pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			r.startOn(&memlog.Source{Log: r.log, GroupID: r.src.GroupID}, r.pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				err := effect(ctx, tx, m)
 				if err == nil && m.Offset == 0 { // its fence holds: no keeper takes over
 					once.Do(func() { close(inside) })

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
@@ -22,8 +22,8 @@ import (
 func TestT5CommitOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	standby := pgtest.NewStandbyAway(t)
-	r := &rig{t: t, pool: standby.Admin, log: consumertest.NewLog("orders", 1)}
-	r.src = &consumertest.Source{Log: r.log, GroupID: "stock"}
+	r := &rig{t: t, pool: standby.Admin, log: memlog.NewLog("orders", 1)}
+	r.src = &memlog.Source{Log: r.log, GroupID: "stock"}
 	r.exec(scenario.EffectsSQL)
 	values := r.numbered(0, 5)
 

@@ -89,7 +89,7 @@
 // environment variable. If it is not set, the first test starts a server of its own, with the
 // newest programs in PATH or /usr/lib/postgresql, and that server ends with the test process,
 // however it ends. For that, the test binary runs once more, as the server's supervisor, which ends
-// in an init function of package internal/supervise: it runs no tests. The server needs no Docker
+// in an init function of package internal/rig/supervise: it runs no tests. The server needs no Docker
 // and no download.
 //
 // On a given server, tests create databases onlyoncetest_..., so the role needs CREATEDB. The
@@ -97,16 +97,16 @@
 //
 // # Decisions
 //
-// Databases belong to workers and are emptied between runs (internal/workerdb). Cloning one for
+// Databases belong to workers and are emptied between runs (internal/rig/workerdb). Cloning one for
 // each run would take longer than most runs.
 //
 // Handlers run in this process, in the unchanged production engine, on a scripted log
-// (consumertest).
+// (internal/rig/memlog).
 //
 // A failover is one database that forgets (failover.go has the interleaving). A second server would
 // need a base backup for each history.
 //
-// Faults happen on the wire (internal/wire), between pgx and the server. So every statement of the
+// Faults happen on the wire (internal/rig/wire), between pgx and the server. So every statement of the
 // engine and the handler is a point, without failpoints or build tags.
 //
 // The judge compares states and knows no invariants. It first checks that two clean runs agree,
@@ -114,8 +114,8 @@
 // user's code is the innermost caller: the judge reads the stack when it is sent.
 //
 // test/adversary plays histories of the engine. Both have their faults and the names of points from
-// internal/wire, their databases from internal/workerdb, and timelines and workers from
-// internal/histories. They differ in their histories. Run kills processes of any program, compares
+// internal/rig/wire, their databases from internal/rig/workerdb, and timelines and workers from
+// internal/rig/histories. They differ in their histories. Run kills processes of any program, compares
 // with a clean run, and ends with the shortest history that differs. The adversary lets a process
 // survive a fault, delivers messages late, checks invariants of guarantees.md by ledgers of its
 // own, and reports each breach. Its scenes are not Cases: they have commands, several databases,

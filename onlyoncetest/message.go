@@ -11,9 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // Message is a record that a test puts into a topic in memory.
@@ -84,14 +84,14 @@ func placeOf(m *consumer.Message) place { return place{m.Topic, m.Partition, m.O
 // logs are the topics of one imaginary cluster.
 type logs struct {
 	mu    sync.Mutex
-	byTo  map[string]*consumertest.Log
+	byTo  map[string]*memlog.Log
 	parts map[string]int32
 	order []string
 	sent  time.Time // of the first record of each partition
 }
 
 func newLogs(sent time.Time) *logs {
-	return &logs{byTo: map[string]*consumertest.Log{}, parts: map[string]int32{}, sent: sent}
+	return &logs{byTo: map[string]*memlog.Log{}, parts: map[string]int32{}, sent: sent}
 }
 
 // add appends messages, and returns where each of them is.
@@ -105,7 +105,7 @@ func (l *logs) add(msgs ...Message) []place {
 	for i, m := range msgs {
 		log := l.byTo[m.topic()]
 		if log == nil {
-			log = consumertest.NewLog(m.topic(), int(l.parts[m.topic()]))
+			log = memlog.NewLog(m.topic(), int(l.parts[m.topic()]))
 			l.byTo[m.topic()] = log
 			l.order = append(l.order, m.topic())
 		} else if has := log.Identity().Partitions; has < l.parts[m.topic()] {
@@ -143,7 +143,7 @@ func (l *logs) ends() map[place]bool {
 // feed is a consumer.Source over several topics.
 type feed struct {
 	group string
-	parts []*consumertest.Source
+	parts []*memlog.Source
 }
 
 func (l *logs) source(group string) *feed {
@@ -151,7 +151,7 @@ func (l *logs) source(group string) *feed {
 	defer l.mu.Unlock()
 	s := &feed{group: group}
 	for _, topic := range l.order {
-		s.parts = append(s.parts, &consumertest.Source{Log: l.byTo[topic], GroupID: group})
+		s.parts = append(s.parts, &memlog.Source{Log: l.byTo[topic], GroupID: group})
 	}
 	return s
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -55,12 +55,12 @@ func TestO1CallBeyondTheHorizon(t *testing.T) {
 func TestCallsOfAHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	log := consumertest.NewLog("orders", 1)
+	log := memlog.NewLog("orders", 1)
 	for _, v := range []string{"fine", "fails first", "twice", "fine too"} {
 		log.Append(0, v, consumer.Header{Name: "message-id", Value: []byte(v)})
 	}
 	var failed atomic.Bool
-	c, err := consumer.New(r.pool, &consumertest.Source{Log: log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(r.pool, &memlog.Source{Log: log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		call := outbox.Call{Sink: "payments", Name: "charge", Body: m.Value}
 		if err := outbox.Enqueue(ctx, tx, call); err != nil {
 			return err
@@ -108,7 +108,7 @@ func TestCallsOfAHandler(t *testing.T) {
 	// again, the calls are the same.
 	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0`)
 	r.exec(`delete from onlyonce.inbox`)
-	again, err := consumer.New(r.pool, &consumertest.Source{Log: log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	again, err := consumer.New(r.pool, &memlog.Source{Log: log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: slices.Clone(m.Value)})
 	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), Linger: time.Millisecond})
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/sqltx"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -129,11 +129,11 @@ func ExampleWithin() {
 		panic(err)
 	}
 	defer pool.Close()
-	orders := consumertest.NewLog("orders", 1) // in a program: kafkasource.New
+	orders := memlog.NewLog("orders", 1) // in a program: kafkasource.New
 	for range 2 {
 		orders.Append(0, "tea", consumer.Header{Name: "message-id", Value: []byte("order-1")})
 	}
-	c, err := consumer.New(pool, &consumertest.Source{Log: orders, GroupID: "stock"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, handle, consumer.Config{
 		Scope: "stock",
 		Key:   consumer.HeaderKey("message-id"),
 	})

@@ -64,19 +64,28 @@ type Config struct {
 	// [HMAC], one of the packages below this one, for example paypal, or your own. Required.
 	Provider Provider
 
-	// Secrets are the secrets that are valid now; see [VerifierConfig]. Required.
+	// Secrets are the currently valid secrets, in the provider's own form: 1 to 8, each of at least
+	// 16 characters. While you replace one, list the old and the new one, in any order. Required:
+	// without a secret, anyone could send. They must be empty for a sender that signs with a
+	// certificate (PayPal, SNS).
 	Secrets []string
 
-	// Tolerance is how far the signed time may be from this machine's clock; see [VerifierConfig].
-	// Defaults to the provider's.
+	// Tolerance is how far the signed time may be from this machine's clock, in the directions that
+	// the provider's scheme checks: 1 s to 24 hours. It must be 0 for a provider that signs no
+	// time, for example GitHub. Defaults to the provider's, for example 5 minutes.
+	//
+	// If it is shorter than a sender's queue delay or a clock's error, valid requests are refused.
+	// If it is longer, an attacker can send a recorded request for longer, and deduplication has to
+	// catch it.
 	Tolerance time.Duration
 
 	// MaxBody is the longest body, in bytes, up to 32 MiB. A longer one gets 413. Defaults to 1
 	// MiB.
 	MaxBody int
 
-	// KeepHeaders are headers that Event.Header has besides Content-Type and those of the provider;
-	// see [VerifierConfig]. Defaults to none.
+	// KeepHeaders are headers that Event.Header has besides Content-Type and those of the provider,
+	// for example "X-Request-Id". They are not signed. Credentials and signatures are refused.
+	// Defaults to none.
 	KeepHeaders []string
 
 	// Mode decides how the endpoint processes a new event. Defaults to [Stored].
@@ -217,7 +226,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	sender := &scheme.Scheme{}
 	var past, future time.Duration
 	var err error
-	if c.verifier, err = newVerifier(VerifierConfig{Provider: c.Provider, Secrets: c.Secrets, Tolerance: c.Tolerance, MaxBody: c.MaxBody, KeepHeaders: c.KeepHeaders}, received.MinSecret, "Config"); err != nil {
+	if c.verifier, err = newVerifier(&c, received.MinSecret); err != nil {
 		l.Join(err)
 	} else {
 		sender, past, future = c.verifier.scheme, c.verifier.past, c.verifier.future

@@ -9,7 +9,7 @@ import (
 
 // The checks of a Verifier. Each [Error] wraps one of them.
 var (
-	// ErrTooLarge: the body is longer than VerifierConfig.MaxBody. 413.
+	// ErrTooLarge: the body is longer than Config.MaxBody. 413.
 	ErrTooLarge = errors.New("too large")
 	// ErrMalformed: the request does not have the provider's form: a header is missing, occurs
 	// twice or cannot be parsed, or the body lacks the id. 400.

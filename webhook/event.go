@@ -41,7 +41,7 @@ type Event struct {
 	Challenge string
 
 	// Header has the headers that are kept (W14): Content-Type, those of the provider, and
-	// VerifierConfig.KeepHeaders. Values are printable ASCII. Signatures and credentials are never
+	// Config.KeepHeaders. Values are printable ASCII. Signatures and credentials are never
 	// among them, whatever the configuration.
 	Header http.Header
 

@@ -21,8 +21,8 @@ import (
 // docs/guide/webhooks.md shows this code; package test/docs compares them.
 
 // senders are configurations of endpoints; each endpoint adds a Name and a Handler.
-func senders(authToken, appSecret, verifyToken, clientState string) []webhook.VerifierConfig {
-	return []webhook.VerifierConfig{
+func senders(authToken, appSecret, verifyToken, clientState string) []webhook.Config {
+	return []webhook.Config{
 		// Twilio signs the public URL, which no request says reliably.
 		{Provider: twilio.Provider{URL: "https://hooks.example.com/twilio"}, Secrets: []string{authToken}},
 		// Meta asks by GET whether the endpoint is yours; the endpoint answers.
@@ -37,7 +37,7 @@ func senders(authToken, appSecret, verifyToken, clientState string) []webhook.Ve
 
 func Example_twilio() {
 	const token = "2c9f0a7be1d34c5f8a6b7c8d9e0f1a2b"
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{
+	v, err := webhook.NewVerifier(webhook.Config{
 		Provider: twilio.Provider{URL: "https://hooks.example.com/twilio"},
 		Secrets:  []string{token},
 	})
@@ -67,7 +67,7 @@ func Example_twilio() {
 }
 
 func Example_meta() {
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{
+	v, err := webhook.NewVerifier(webhook.Config{
 		Provider: meta.Provider{VerifyToken: "hQ7tB2nXw9pLr4Zc"},
 		Secrets:  []string{"e0b3d1bb44d6a1d2c9f8"},
 	})
@@ -86,7 +86,7 @@ func Example_meta() {
 }
 
 func Example_graph() {
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: graph.Provider{}, Secrets: []string{"9f2c7a51-clientState"}})
+	v, err := webhook.NewVerifier(webhook.Config{Provider: graph.Provider{}, Secrets: []string{"9f2c7a51-clientState"}})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -108,7 +108,7 @@ func Example_graph() {
 }
 
 func Example_sns() {
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{
+	v, err := webhook.NewVerifier(webhook.Config{
 		Provider: sns.Provider{Topics: []string{"arn:aws:sns:eu-west-1:123456789012:orders"}, Version2Only: true},
 	})
 	if err != nil {
@@ -128,7 +128,7 @@ func Example_sns() {
 }
 
 func Example_paypal() {
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: paypal.Provider{WebhookID: "4JH86294D6297924G"}})
+	v, err := webhook.NewVerifier(webhook.Config{Provider: paypal.Provider{WebhookID: "4JH86294D6297924G"}})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -12,7 +12,7 @@ import (
 )
 
 func ExampleVerifier_Verify() {
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{
+	v, err := webhook.NewVerifier(webhook.Config{
 		Provider: webhook.GitHub{},
 		Secrets:  []string{"It's a Secret to Everybody"},
 	})

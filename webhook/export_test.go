@@ -8,7 +8,7 @@ import (
 )
 
 // NewShort is NewVerifier for secrets of any length: those of published vectors.
-func NewShort(cfg VerifierConfig) (*Verifier, error) { return newVerifier(cfg, 0, "VerifierConfig") }
+func NewShort(cfg Config) (*Verifier, error) { return newVerifier(&cfg, 0) }
 
 // The parsers, for the fuzz targets.
 

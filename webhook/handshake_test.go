@@ -62,7 +62,7 @@ func TestW13MetaHandshake(t *testing.T) {
 			}
 		}
 	}
-	if _, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: meta.Provider{VerifyToken: "short"}, Secrets: []string{"0123456789abcdef"}}); err == nil || !strings.Contains(err.Error(), "meta.Provider.VerifyToken: must have 16") {
+	if _, err := webhook.NewVerifier(webhook.Config{Provider: meta.Provider{VerifyToken: "short"}, Secrets: []string{"0123456789abcdef"}}); err == nil || !strings.Contains(err.Error(), "meta.Provider.VerifyToken: must have 16") {
 		t.Errorf("a short token: %v", err)
 	}
 }
@@ -178,7 +178,7 @@ func TestW4ClientStates(t *testing.T) {
 	} {
 		refuses(t, v, nil, body, clientState, want)
 	}
-	if _, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: graph.Provider{}, Secrets: []string{strings.Repeat("x", 129)}}); err == nil || !strings.Contains(err.Error(), "Secrets[0]: must have 128 characters or less") {
+	if _, err := webhook.NewVerifier(webhook.Config{Provider: graph.Provider{}, Secrets: []string{strings.Repeat("x", 129)}}); err == nil || !strings.Contains(err.Error(), "Secrets[0]: must have 128 characters or less") {
 		t.Errorf("a long clientState: %v", err)
 	}
 }

@@ -43,7 +43,7 @@ type HMAC struct {
 
 	// Time is the name of the header with the time of the signature, or with SignaturePart of the
 	// part: "t". TimeUnit is its unit: time.Second or time.Millisecond. The time may be 5 minutes
-	// off, both ways, unless VerifierConfig.Tolerance is set. If Time is empty, no time is signed,
+	// off, both ways, unless Config.Tolerance is set. If Time is empty, no time is signed,
 	// and a recorded request stays valid forever. TimeUnit defaults to time.Second.
 	Time     string
 	TimeUnit time.Duration

@@ -63,7 +63,7 @@ func TestHMACFaults(t *testing.T) {
 	} {
 		h := good()
 		c.change(&h)
-		_, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: h, Secrets: []string{"0123456789abcdef"}})
+		_, err := webhook.NewVerifier(webhook.Config{Provider: h, Secrets: []string{"0123456789abcdef"}})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%d: nothing says %q: %v", i, c.want, err)
 		}

@@ -37,11 +37,11 @@ const (
 )
 
 // payPal is a host of PayPal's with a good certificate, and a Verifier of its transmissions.
-func payPal(t testing.TB, change ...func(*webhook.VerifierConfig, *paypal.Provider)) (*senderHost, *webhook.Verifier) {
+func payPal(t testing.TB, change ...func(*webhook.Config, *paypal.Provider)) (*senderHost, *webhook.Verifier) {
 	t.Helper()
 	h := newSenderHost(t)
 	h.put(payPalFile, pemFile(h.signing(payPalName), h.middle.Raw))
-	p, cfg := paypal.Provider{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}, webhook.VerifierConfig{}
+	p, cfg := paypal.Provider{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}, webhook.Config{}
 	for _, f := range change {
 		f(&cfg, &p)
 	}
@@ -104,7 +104,7 @@ func TestPayPal(t *testing.T) {
 		bad.Add(name, bad.Get(name))
 		refusesNow(t, v, bad, payPalBody, webhook.ErrMalformed)
 	}
-	_, other := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) {
+	_, other := payPal(t, func(_ *webhook.Config, p *paypal.Provider) {
 		p.WebhookID, p.Roots, p.Fetch = "ANOTHER", h.roots, h.fetch()
 	})
 	refusesNow(t, other, good, payPalBody, webhook.ErrSignature) // another application's
@@ -147,7 +147,7 @@ func refusesNow(t testing.TB, v *webhook.Verifier, h http.Header, body string, c
 
 func TestPayPalFaults(t *testing.T) {
 	t.Parallel()
-	for want, cfg := range map[string]webhook.VerifierConfig{
+	for want, cfg := range map[string]webhook.Config{
 		"paypal.Provider.WebhookID":             {Provider: paypal.Provider{WebhookID: "a|b"}},
 		"Secrets: must be empty":                {Provider: paypal.Provider{WebhookID: "A"}, Secrets: []string{"0123456789abcdef"}},
 		"paypal.Provider.Fetch.Timeout: is 11s": {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Timeout: 11 * time.Second}}},
@@ -329,7 +329,7 @@ func TestW18Fetches(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) { p.Fetch.Timeout = time.Second })
+			h, v := payPal(t, func(_ *webhook.Config, p *paypal.Provider) { p.Fetch.Timeout = time.Second })
 			h.handle(payPalFile, serve(h))
 			request := payPalRequest(t, h.key, time.Now(), payPalBody)
 			webhook.HoldCertificates(v, 0)
@@ -357,12 +357,12 @@ func TestW18Fetches(t *testing.T) {
 // W18: fetches reach the public Internet only, and hosts that TLS vouches for.
 func TestW18WhereFetchesLead(t *testing.T) {
 	t.Parallel()
-	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) { p.Fetch.AllowPrivate = false })
+	h, v := payPal(t, func(_ *webhook.Config, p *paypal.Provider) { p.Fetch.AllowPrivate = false })
 	if _, err := v.Verify(payPalRequest(t, h.key, time.Now(), payPalBody), []byte(payPalBody)); !errors.Is(err, httpsink.ErrAddress) {
 		t.Errorf("a private address: %v", err)
 	}
 	other := newSenderHost(t)
-	h2, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) {
+	h2, v := payPal(t, func(_ *webhook.Config, p *paypal.Provider) {
 		p.Fetch.Transport = p.Fetch.Transport.Clone()
 		p.Fetch.Transport.TLSClientConfig.RootCAs = other.roots
 	})
@@ -420,7 +420,7 @@ func stranger(t *testing.T, v *webhook.Verifier, good http.Header, n int) {
 // of a process that has just begun.
 func TestW18StrangersBesideConfiguredCertificates(t *testing.T) {
 	t.Parallel()
-	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) { p.CertURLs = []string{"https://" + payPalFile} })
+	h, v := payPal(t, func(_ *webhook.Config, p *paypal.Provider) { p.CertURLs = []string{"https://" + payPalFile} })
 	h2, v2 := overSNS(t, func(p *sns.Provider) { p.CertURLs = []string{"https://" + snsFile} })
 	request, message := payPalRequest(t, h.key, time.Now(), payPalBody), snsMessage(time.Now())
 	event, made := snsBody(t, h2.key, message, snsText(message)), maps.Clone(message)
@@ -559,7 +559,7 @@ func TestW18KnownCertificateServesMeanwhile(t *testing.T) {
 // A request that leaves does not take the fetch with it, for which others wait.
 func TestW18FetchOutlivesItsRequest(t *testing.T) {
 	t.Parallel()
-	h, v := payPal(t, func(_ *webhook.VerifierConfig, p *paypal.Provider) { p.Fetch.Timeout = 10 * time.Second })
+	h, v := payPal(t, func(_ *webhook.Config, p *paypal.Provider) { p.Fetch.Timeout = 10 * time.Second })
 	begun, goOn := make(chan struct{}), make(chan struct{})
 	h.handle(payPalFile, func(w http.ResponseWriter, _ *http.Request) {
 		close(begun)
@@ -585,7 +585,7 @@ func TestW18FetchOutlivesItsRequest(t *testing.T) {
 func TestW5OldTransmissions(t *testing.T) {
 	t.Parallel()
 	for tolerance, limits := range map[time.Duration][2]time.Duration{0: {72*time.Hour + 5*time.Minute, 5 * time.Minute}, time.Minute: {time.Minute, time.Minute}} {
-		h, v := payPal(t, func(cfg *webhook.VerifierConfig, _ *paypal.Provider) { cfg.Tolerance = tolerance })
+		h, v := payPal(t, func(cfg *webhook.Config, _ *paypal.Provider) { cfg.Tolerance = tolerance })
 		at := time.Now().Truncate(time.Second)
 		for off, want := range map[time.Duration]error{
 			-limits[0]: nil, -limits[0] - time.Second: webhook.ErrStale, limits[1]: nil, limits[1] + time.Second: webhook.ErrStale, -1000 * time.Hour: webhook.ErrStale,

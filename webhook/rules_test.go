@@ -19,7 +19,7 @@ func TestW2BodyOverTheLimit(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["GitHub"]
 	for limit, n := range map[int]int{0: 1 << 20, 10: 10, 32 << 20: 32 << 20} {
-		v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: s.provider, Secrets: []string{s.secret}, MaxBody: limit})
+		v, err := webhook.NewVerifier(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, MaxBody: limit})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +149,7 @@ func TestW5Tolerance(t *testing.T) {
 		}
 		_, past := s.provider.(webhook.Stripe)
 		for _, tolerance := range []time.Duration{time.Second, time.Hour} {
-			v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: s.provider, Secrets: []string{s.secret}, Tolerance: tolerance})
+			v, err := webhook.NewVerifier(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, Tolerance: tolerance})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -319,7 +319,7 @@ func TestW13Probes(t *testing.T) {
 func TestW14KeptHeaders(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["GitHub"]
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"x-request-id", "X-Github-Event", "Traceparent"}})
+	v, err := webhook.NewVerifier(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"x-request-id", "X-Github-Event", "Traceparent"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +353,7 @@ func TestW14KeptHeaders(t *testing.T) {
 	}
 	each(t, func(t *testing.T, s sample, _ *webhook.Verifier) {
 		for _, name := range []string{s.sigs, strings.ToLower(s.sigs), "authorization", "Cookie", "a b", ""} {
-			_, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"X-Request-Id", name}})
+			_, err := webhook.NewVerifier(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"X-Request-Id", name}})
 			if err == nil || !strings.Contains(err.Error(), "KeepHeaders[1]") {
 				t.Errorf("%q: %v", name, err)
 			}

@@ -196,7 +196,7 @@ func samples(t testing.TB) map[string]sample {
 
 func verifier(t testing.TB, p webhook.Provider, secrets ...string) *webhook.Verifier {
 	t.Helper()
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: p, Secrets: secrets})
+	v, err := webhook.NewVerifier(webhook.Config{Provider: p, Secrets: secrets})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,7 +93,7 @@ func overSNS(t testing.TB, change ...func(*sns.Provider)) (*senderHost, *webhook
 	for _, f := range change {
 		f(&p)
 	}
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: p})
+	v, err := webhook.NewVerifier(webhook.Config{Provider: p})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,7 @@ var twilioForm = url.Values{
 
 func ofTwilio(t testing.TB, base, token string) *webhook.Verifier {
 	t.Helper()
-	v, err := webhook.NewShort(webhook.VerifierConfig{Provider: twilio.Provider{URL: base}, Secrets: []string{token}})
+	v, err := webhook.NewShort(webhook.Config{Provider: twilio.Provider{URL: base}, Secrets: []string{token}})
 	if err != nil {
 		t.Fatal(err)
 	}

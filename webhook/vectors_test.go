@@ -67,7 +67,7 @@ func TestPublishedVectors(t *testing.T) {
 		"RFC 4231 case 3, SHA-256": {rfc4231(scheme.HMACSHA256), strings.Repeat("\xaa", 20), 1, headers("X-Id", "3", "X-Mac", "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe"), strings.Repeat("\xdd", 50), "3", "", nil},
 		"RFC 4231 case 6, SHA-256": {rfc4231(scheme.HMACSHA256), strings.Repeat("\xaa", 131), 1, headers("X-Id", "6", "X-Mac", "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"), "Test Using Larger Than Block-Size Key - Hash Key First", "6", "", nil},
 	} {
-		v, err := webhook.NewShort(webhook.VerifierConfig{Provider: c.provider, Secrets: []string{c.secret}})
+		v, err := webhook.NewShort(webhook.Config{Provider: c.provider, Secrets: []string{c.secret}})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue

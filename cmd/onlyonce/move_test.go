@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/shard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -23,7 +23,7 @@ import (
 // twoShards are the databases a and b, and a topic of two partitions.
 type twoShards struct {
 	a, b *fixture
-	log  *consumertest.Log
+	log  *memlog.Log
 	t    *testing.T
 }
 
@@ -38,7 +38,7 @@ func (s *twoShards) handleOne() {
 
 func newTwoShards(t *testing.T) *twoShards {
 	t.Helper()
-	s := &twoShards{newFixture(t), newFixture(t), consumertest.NewLog("orders", 2), t}
+	s := &twoShards{newFixture(t), newFixture(t), memlog.NewLog("orders", 2), t}
 	for _, f := range []*fixture{s.a, s.b} {
 		f.exec(`create table effects (value text, off bigint, n bigint generated always as identity)`)
 	}
@@ -62,7 +62,7 @@ func (s *twoShards) start(one string, h consumer.Handler, change func(*consumer.
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	c, err := consumer.New(shards, &consumertest.Source{Log: s.log, GroupID: "g1"}, h, cfg)
+	c, err := consumer.New(shards, &memlog.Source{Log: s.log, GroupID: "g1"}, h, cfg)
 	if err != nil {
 		s.t.Fatal(err)
 	}

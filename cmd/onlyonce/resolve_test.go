@@ -11,17 +11,17 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 func asError[T error](err error, target *T) bool { return errors.As(err, target) }
 
 // consume runs a consumer on the log until it is stopped, and returns its halts.
-func (f *fixture) consume(log *consumertest.Log, group string) (halts <-chan *consumer.HaltError, stop func()) {
+func (f *fixture) consume(log *memlog.Log, group string) (halts <-chan *consumer.HaltError, stop func()) {
 	f.t.Helper()
 	halted := make(chan *consumer.HaltError, 100)
-	c, err := consumer.New(f.pool, &consumertest.Source{Log: log, GroupID: group},
+	c, err := consumer.New(f.pool, &memlog.Source{Log: log, GroupID: group},
 		func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_, err := tx.Exec(ctx, `insert into effects values ($1)`, string(m.Value))
 			return err
@@ -81,7 +81,7 @@ func split(t *testing.T, command string) (words []string) {
 // by itself.
 func TestAdoptResolvesEveryHalt(t *testing.T) {
 	t.Parallel()
-	recreate := func(_ *fixture, l *consumertest.Log) {
+	recreate := func(_ *fixture, l *memlog.Log) {
 		l.Recreate()
 		for i := range 8 {
 			l.Append(0, fmt.Sprintf("new%d", i))
@@ -89,26 +89,26 @@ func TestAdoptResolvesEveryHalt(t *testing.T) {
 	}
 	for _, c := range []struct {
 		reason consumer.HaltReason
-		breaks func(f *fixture, l *consumertest.Log)
+		breaks func(f *fixture, l *memlog.Log)
 		group  string
 		offset string
 		want   int64  // position in the end
 		values string // all effects, in order
 	}{
-		{consumer.HaltForeignGroup, func(_ *fixture, l *consumertest.Log) { l.Append(0, "v5") }, "g2", "", 6, "v0 v1 v2 v3 v4 v5"},
-		{consumer.HaltForeignCluster, func(f *fixture, l *consumertest.Log) { f.exec(`update onlyonce.cursors set cluster_id = 'other'`) },
+		{consumer.HaltForeignGroup, func(_ *fixture, l *memlog.Log) { l.Append(0, "v5") }, "g2", "", 6, "v0 v1 v2 v3 v4 v5"},
+		{consumer.HaltForeignCluster, func(f *fixture, l *memlog.Log) { f.exec(`update onlyonce.cursors set cluster_id = 'other'`) },
 			"g1", "3", 5, "v0 v1 v2 v3 v4 v3 v4"},
 		{consumer.HaltNewTopic, recreate, "g1", "0", 8, "v0 v1 v2 v3 v4 new0 new1 new2 new3 new4 new5 new6 new7"},
-		{consumer.HaltHistoryLost, func(f *fixture, _ *consumertest.Log) { f.exec(`delete from onlyonce.leases`) }, "g1", "4", 5, "v0 v1 v2 v3 v4 v4"},
-		{consumer.HaltTruncated, func(_ *fixture, l *consumertest.Log) { l.Truncate(0, 3); l.Append(0, "x3") }, "g1", "3", 4, "v0 v1 v2 v3 v4 x3"},
-		{consumer.HaltGap, func(_ *fixture, l *consumertest.Log) { l.Append(0, "lost"); l.Append(0, "v6"); l.DeleteBefore(0, 6) },
+		{consumer.HaltHistoryLost, func(f *fixture, _ *memlog.Log) { f.exec(`delete from onlyonce.leases`) }, "g1", "4", 5, "v0 v1 v2 v3 v4 v4"},
+		{consumer.HaltTruncated, func(_ *fixture, l *memlog.Log) { l.Truncate(0, 3); l.Append(0, "x3") }, "g1", "3", 4, "v0 v1 v2 v3 v4 x3"},
+		{consumer.HaltGap, func(_ *fixture, l *memlog.Log) { l.Append(0, "lost"); l.Append(0, "v6"); l.DeleteBefore(0, 6) },
 			"g1", "6", 7, "v0 v1 v2 v3 v4 v6"},
 	} {
 		t.Run(string(c.reason), func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			f.exec(`create table effects (value text, n bigint generated always as identity)`)
-			log := consumertest.NewLog("orders", 1)
+			log := memlog.NewLog("orders", 1)
 			for i := range 5 {
 				log.Append(0, fmt.Sprintf("v%d", i))
 			}
@@ -145,7 +145,7 @@ func TestAdoptWithoutOffsetDoesNotAdmitANewTopic(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(`create table effects (value text)`)
-	log := consumertest.NewLog("orders", 1)
+	log := memlog.NewLog("orders", 1)
 	for range 5 {
 		log.Append(0, "old")
 	}

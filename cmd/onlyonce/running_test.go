@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -20,12 +20,12 @@ var testPatience = pgtest.Patience(time.Minute)
 // repeated effects show.
 type shop struct {
 	*fixture
-	log *consumertest.Log
+	log *memlog.Log
 }
 
 func newShop(t *testing.T) *shop {
 	t.Helper()
-	s := &shop{newFixture(t), consumertest.NewLog("orders", 1)}
+	s := &shop{newFixture(t), memlog.NewLog("orders", 1)}
 	s.exec(`create table effects (value text, off bigint, n bigint generated always as identity)`)
 	return s
 }
@@ -52,7 +52,7 @@ func (s *shop) start(h consumer.Handler, change func(*consumer.Config)) (stop fu
 	if change != nil {
 		change(&cfg)
 	}
-	c, err := consumer.New(s.pool, &consumertest.Source{Log: s.log, GroupID: "g1"}, h, cfg)
+	c, err := consumer.New(s.pool, &memlog.Source{Log: s.log, GroupID: "g1"}, h, cfg)
 	if err != nil {
 		s.t.Fatal(err)
 	}

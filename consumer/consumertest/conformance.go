@@ -1,3 +1,4 @@
+// Package consumertest has the test that each [consumer.Source] must pass: [Conformance].
 package consumertest
 
 import (
@@ -8,6 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // Harness gives Conformance a cluster and the Source under test. Its functions fail the test by
@@ -56,9 +58,6 @@ type Harness struct {
 	Unreachable func(t testing.TB) (s consumer.Source, address string)
 }
 
-// patience bounds every wait of the suite.
-const patience = time.Minute
-
 // Conformance checks that a Source keeps the contract of package consumer, sentence by sentence.
 // Run it as a test of a new source, against every kind of broker that the source supports:
 //
@@ -105,10 +104,10 @@ func groupOf(topic string) string { return "group-" + topic }
 const rebalance = 20 * time.Second
 
 // one makes a topic with one partition, and a member that holds it.
-func one(t *testing.T, h Harness) (string, *Held) {
+func one(t *testing.T, h Harness) (string, *memlog.Held) {
 	t.Helper()
 	topic := h.Topic(t, 1, 0)
-	return topic, Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
+	return topic, memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
 }
 
 func values(prefix string, n int) []*consumer.Message {

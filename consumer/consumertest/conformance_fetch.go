@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // Records are read as they were written, in order, from any offset. For example, nil differs from
@@ -24,7 +25,7 @@ func fetchInOrder(t *testing.T, h Harness) {
 		{Key: []byte{}, Value: []byte{}, Time: at.Add(time.Hour)},
 	}
 	h.Produce(t, topic, 1, want...)
-	x := Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 1)
+	x := memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 1)
 	got := x.ReadTo(t, 0, 3)
 	if len(got) != 3 {
 		t.Fatalf("%d messages, want 3", len(got))
@@ -184,7 +185,7 @@ func outOfRange(t *testing.T, h Harness) {
 	h.DeleteBefore(t, topic, 0, 4)
 	for _, from := range []int64{0, 3, 11, 1000} {
 		want := source.OutOfRangeError{Offset: from, Start: 4, End: 10}
-		_, err := x.Fetch(x.Ctx, from, fetchBytes)
+		_, err := x.Fetch(x.Ctx, from, memlog.FetchBytes)
 		var out *source.OutOfRangeError
 		if !errors.As(err, &out) || *out != want {
 			t.Errorf("fetch at %d: %v", from, err)
@@ -254,7 +255,7 @@ func logCutOff(t *testing.T, h Harness) {
 	verify(end, f.LeaderEpoch, cut)
 	verify(end-2, f.LeaderEpoch, nil)
 	// A member that has read nothing.
-	x = Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
+	x = memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
 	verify(end, f.LeaderEpoch, cut)
 	if got, err := x.Fetch(x.Ctx, end, 1<<20); err == nil || !strings.Contains(err.Error(), cut.Error()) {
 		t.Errorf("fetched behind what was cut off, after the position was refused: %v, %v", valuesOf(got.Messages), err)
@@ -274,7 +275,7 @@ func incarnation(t *testing.T, h Harness) {
 	h.Recreate(t, topic)
 	h.Produce(t, topic, 0, values("new", 8)...)
 	for range 2 {
-		if f, err := x.Fetch(x.Ctx, 5, fetchBytes); !errors.Is(err, source.ErrIncarnation) {
+		if f, err := x.Fetch(x.Ctx, 5, memlog.FetchBytes); !errors.Is(err, source.ErrIncarnation) {
 			t.Fatalf("fetch from the new incarnation: %v, %v", valuesOf(f.Messages), err)
 		}
 	}
@@ -294,7 +295,7 @@ func retained(t *testing.T, h Harness) {
 		}
 		topic := h.Topic(t, 1, retention)
 		h.Produce(t, topic, 0, &consumer.Message{Value: []byte("v"), Time: at})
-		x := Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
+		x := memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
 		if until, err := x.Retained(x.Ctx, 0); !until.Equal(want) || err != nil {
 			t.Errorf("with a retention of %v: %v, %v; want %v", retention, until, err, want)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // Run returns nil once ctx is done and every own has returned, and leaves nothing running.
@@ -22,11 +23,11 @@ func runReturnsNil(t *testing.T, h Harness) {
 		t.Errorf("Group is %q, want %q", s.Group(), groupOf(topic))
 	}
 	before := runtime.NumGoroutine()
-	m := NewMember(t)
-	m.Drain = func(x *Held) {
+	m := memlog.NewMember(t)
+	m.Drain = func(x *memlog.Held) {
 		// Work in progress is finished and committed before Run returns.
 		ctx := context.WithoutCancel(x.Ctx)
-		if _, err := x.Fetch(ctx, 0, fetchBytes); err != nil {
+		if _, err := x.Fetch(ctx, 0, memlog.FetchBytes); err != nil {
 			t.Errorf("fetch after the end of own's context: %v", err)
 		}
 		if err := x.Commit(ctx, 0, "bye"); err != nil {
@@ -38,13 +39,10 @@ func runReturnsNil(t *testing.T, h Harness) {
 	if err := m.Leave(); err != nil {
 		t.Errorf("Run returned %v", err)
 	}
-	m.mu.Lock()
-	left := len(m.has)
-	m.mu.Unlock()
-	if left != 0 {
+	if left := len(m.All()); left != 0 {
 		t.Errorf("Run returned while %d partitions were held", left)
 	}
-	eventually(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
+	memlog.Eventually(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -57,7 +55,7 @@ func runReturnsNil(t *testing.T, h Harness) {
 func identity(t *testing.T, h Harness) {
 	topic := h.Topic(t, 3, 0)
 	want := h.Identity(t, topic)
-	m := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	m := memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic))
 	for i := range int32(3) {
 		want.Topic, want.Partition, want.Partitions = topic, i, 3
 		x := m.Holds(topic, i)
@@ -86,7 +84,7 @@ func committedOffsets(t *testing.T, h Harness) {
 	}
 	fetched := make(chan error, 1)
 	go func() {
-		_, err := x.Fetch(x.Ctx, 0, fetchBytes)
+		_, err := x.Fetch(x.Ctx, 0, memlog.FetchBytes)
 		fetched <- err
 	}()
 	if err := x.Commit(x.Ctx, 11, "x"); err != nil {
@@ -96,7 +94,7 @@ func committedOffsets(t *testing.T, h Harness) {
 		t.Error(err)
 	}
 	// Another group has offsets of its own.
-	other := Join(t, h.Source(t, groupOf(topic)+"-other", rebalance, topic)).Holds(topic, 0)
+	other := memlog.Join(t, h.Source(t, groupOf(topic)+"-other", rebalance, topic)).Holds(topic, 0)
 	if offset, _, err := other.Committed(other.Ctx); offset != -1 || err != nil {
 		t.Errorf("in another group: %d, %v", offset, err)
 	}
@@ -108,16 +106,16 @@ func membersShare(t *testing.T, h Harness) {
 		t.Skip("members of this source do not share")
 	}
 	topic := h.Topic(t, 4, 0)
-	first := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	first := memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic))
 	first.HoldsExactly(4)
-	second := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	second := memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic))
 	second.HoldsExactly(2)
 	first.HoldsExactly(2)
 	all := slices.Sorted(slices.Values(slices.Concat(first.Keys(), second.Keys())))
-	if want := []string{keyOf(topic, 0), keyOf(topic, 1), keyOf(topic, 2), keyOf(topic, 3)}; !slices.Equal(all, want) {
+	if want := []string{memlog.KeyOf(topic, 0), memlog.KeyOf(topic, 1), memlog.KeyOf(topic, 2), memlog.KeyOf(topic, 3)}; !slices.Equal(all, want) {
 		t.Errorf("together they hold %v", all)
 	}
-	for _, m := range []*Member{first, second} {
+	for _, m := range []*memlog.Member{first, second} {
 		for _, x := range m.All() {
 			if err := x.Commit(x.Ctx, 1, ""); err != nil {
 				t.Errorf("commit of an owner: %v", err)
@@ -136,13 +134,13 @@ func handedOverAfterReturn(t *testing.T, h Harness) {
 		t.Skip("members of this source do not share")
 	}
 	topic := h.Topic(t, 2, 0)
-	first := NewMember(t)
-	first.Drain = func(x *Held) {
+	first := memlog.NewMember(t)
+	first.Drain = func(x *memlog.Held) {
 		// own works for a while, within the rebalance timeout, and meanwhile no other member has
 		// the partition.
 		ctx := context.WithoutCancel(x.Ctx)
 		for range 3 {
-			if _, err := x.Fetch(ctx, 0, fetchBytes); err != nil {
+			if _, err := x.Fetch(ctx, 0, memlog.FetchBytes); err != nil {
 				t.Error(err)
 			}
 		}
@@ -153,7 +151,7 @@ func handedOverAfterReturn(t *testing.T, h Harness) {
 	first.Start(h.Source(t, groupOf(topic), rebalance, topic))
 	first.StopAtEnd()
 	first.HoldsExactly(2)
-	second := NewMember(t)
+	second := memlog.NewMember(t)
 	second.Taken = func(k string) {
 		if first.HoldsNow(k) {
 			t.Errorf("%s was handed over while another own had not returned", k)
@@ -174,24 +172,24 @@ func handedOverAfterReturn(t *testing.T, h Harness) {
 // then on.
 func commitIsFenced(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
-	first := NewMember(t)
+	first := memlog.NewMember(t)
 	release := make(chan struct{})
-	first.Drain = func(*Held) { <-release }
+	first.Drain = func(*memlog.Held) { <-release }
 	first.Start(h.Source(t, groupOf(topic), 2*time.Second, topic))
 	first.StopAtEnd()
 	defer close(release)
 	first.HoldsExactly(2)
-	stale := map[string]*Held{}
+	stale := map[string]*memlog.Held{}
 	for _, x := range first.All() {
-		stale[keyOf(topic, x.ID.Partition)] = x
+		stale[memlog.KeyOf(topic, x.ID.Partition)] = x
 	}
-	second := Join(t, h.Source(t, groupOf(topic), 2*time.Second, topic))
-	second.Until("a partition", func(has map[string]*Held, _ int) bool { return len(has) > 0 })
+	second := memlog.Join(t, h.Source(t, groupOf(topic), 2*time.Second, topic))
+	second.Until("a partition", func(has map[string]*memlog.Held, _ int) bool { return len(has) > 0 })
 	for _, x := range second.All() {
 		if err := x.Commit(x.Ctx, 7, "mine"); err != nil {
 			t.Errorf("commit of the owner: %v", err)
 		}
-		old := stale[keyOf(topic, x.ID.Partition)]
+		old := stale[memlog.KeyOf(topic, x.ID.Partition)]
 		if err := old.Commit(context.WithoutCancel(old.Ctx), 2, "stale"); !errors.Is(err, source.ErrOwnershipLost) {
 			t.Errorf("commit of the one before: %v", err)
 		}
@@ -208,12 +206,12 @@ func commitIsFenced(t *testing.T, h Harness) {
 // membership: a partition handed over before cannot commit.
 func ownershipLostJoinsAnew(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
-	m := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	m := memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic))
 	m.HoldsExactly(2)
 	old := m.Holds(topic, 1)
 	old.GiveUp(fmt.Errorf("fenced: %w", source.ErrOwnershipLost))
-	m.Until("the partition again", func(has map[string]*Held, _ int) bool {
-		x := has[keyOf(topic, 1)]
+	m.Until("the partition again", func(has map[string]*memlog.Held, _ int) bool {
+		x := has[memlog.KeyOf(topic, 1)]
 		return x != nil && x != old && len(has) == 2
 	})
 	if err := old.Commit(context.WithoutCancel(old.Ctx), 1, "stale"); !errors.Is(err, source.ErrOwnershipLost) {
@@ -231,7 +229,7 @@ func ownershipLostJoinsAnew(t *testing.T, h Harness) {
 func ownErrorEndsRun(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
 	boom := errors.New("boom")
-	m := NewMember(t)
+	m := memlog.NewMember(t)
 	m.Start(h.Source(t, groupOf(topic), rebalance, topic))
 	m.HoldsExactly(2)
 	m.Holds(topic, 0).GiveUp(boom)
@@ -263,7 +261,7 @@ func unreachable(t *testing.T, h Harness) {
 // is wrong.
 func wantFailure(t *testing.T, s consumer.Source, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), memlog.Patience)
 	defer cancel()
 	err := s.Run(ctx, func(context.Context, source.Partition[*consumer.Message]) error {
 		t.Error("a partition was handed over")
@@ -285,9 +283,9 @@ func readyAsMember(t *testing.T, h Harness) {
 	if r.Ready() == nil {
 		t.Error("Ready before Run")
 	}
-	m := Join(t, s)
+	m := memlog.Join(t, s)
 	m.Holds(topic, 0)
-	eventually(t, "Ready", func() bool { return r.Ready() == nil })
+	memlog.Eventually(t, "Ready", func() bool { return r.Ready() == nil })
 	if err := m.Leave(); err != nil {
 		t.Error(err)
 	}

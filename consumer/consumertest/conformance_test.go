@@ -8,16 +8,17 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // The scripted source keeps the contract of a Source, so that a test that passes with it is
 // meaningful.
 func TestConformance(t *testing.T) {
-	logs := map[string]*consumertest.Log{}
+	logs := map[string]*memlog.Log{}
 	consumertest.Conformance(t, consumertest.Harness{
 		Topic: func(_ testing.TB, partitions int, retention time.Duration) string {
 			name := fmt.Sprintf("topic-%d", len(logs))
-			logs[name] = consumertest.NewLog(name, partitions)
+			logs[name] = memlog.NewLog(name, partitions)
 			logs[name].Retention = retention
 			return name
 		},
@@ -37,7 +38,7 @@ func TestConformance(t *testing.T) {
 		Recreate: func(_ testing.TB, topic string) { logs[topic].Recreate() },
 		Identity: func(_ testing.TB, topic string) source.Identity { return logs[topic].Identity() },
 		Source: func(_ testing.TB, group string, _ time.Duration, topics ...string) consumer.Source {
-			return &consumertest.Source{Log: logs[topics[0]], GroupID: group}
+			return &memlog.Source{Log: logs[topics[0]], GroupID: group}
 		},
 	})
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -86,8 +86,8 @@ func TestOverdueDrain(t *testing.T) {
 		cfg := quick(brokers, topic)
 		cfg.RebalanceTimeout = time.Second
 		release := make(chan struct{})
-		first := consumertest.NewMember(t)
-		first.Drain = func(*consumertest.Held) { <-release }
+		first := memlog.NewMember(t)
+		first.Drain = func(*memlog.Held) { <-release }
 		first.Start(franzsource.New(cfg))
 		first.StopAtEnd()
 		defer close(release)
@@ -113,8 +113,8 @@ func TestOverdueDrain(t *testing.T) {
 func TestDrainOutlivesSession(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
-		m := consumertest.NewMember(t)
-		m.Drain = func(h *consumertest.Held) {
+		m := memlog.NewMember(t)
+		m.Drain = func(h *memlog.Held) {
 			ctx := context.WithoutCancel(h.Ctx)
 			for until := time.Now().Add(2500 * time.Millisecond); time.Now().Before(until); {
 				// Fetches wait half a second and are no sign of life for the group; commits would
@@ -183,7 +183,7 @@ func TestInstanceIDTwice(t *testing.T) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
 		cfg.InstanceID = "only-one"
-		first := consumertest.NewMember(t)
+		first := memlog.NewMember(t)
 		first.Start(franzsource.New(cfg))
 		old := first.Holds(topic, 0)
 		second := join(t, cfg)
@@ -235,7 +235,7 @@ func TestExpelled(t *testing.T) {
 			t.Fatalf("%v, %v", groups, err)
 		}
 		kafkatest.Expel(t, brokers, cfg.GroupID, groups[cfg.GroupID].Members[0].MemberID)
-		m.Until("both partitions anew", func(has map[string]*consumertest.Held, seen int) bool { return seen == 4 && len(has) == 2 })
+		m.Until("both partitions anew", func(has map[string]*memlog.Held, seen int) bool { return seen == 4 && len(has) == 2 })
 		for _, h := range old {
 			if err := h.Commit(t.Context(), 1, ""); h.Ctx.Err() == nil || !errors.Is(err, source.ErrOwnershipLost) {
 				t.Errorf("what was held before: %v, %v", h.Ctx.Err(), err)
@@ -288,7 +288,7 @@ func TestMemberComesBackAfterAnOutage(t *testing.T) {
 		away.Store(false)
 		return nil, nil, false
 	})
-	m.Until("the partition again", func(has map[string]*consumertest.Held, seen int) bool { return seen == 2 && len(has) == 1 })
+	m.Until("the partition again", func(has map[string]*memlog.Held, seen int) bool { return seen == 2 && len(has) == 1 })
 	mu.Lock()
 	defer mu.Unlock()
 	if old.Ctx.Err() == nil || len(came) == 0 || came[0] != member {

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -22,9 +22,9 @@ func quick(brokers []string, topics ...string) franzsource.Config {
 }
 
 // join runs a Source until the test ends.
-func join(t *testing.T, cfg franzsource.Config) *consumertest.Member {
+func join(t *testing.T, cfg franzsource.Config) *memlog.Member {
 	t.Helper()
-	return consumertest.Join(t, franzsource.New(cfg))
+	return memlog.Join(t, franzsource.New(cfg))
 }
 
 // eventually polls a condition that has no notification.

@@ -8,9 +8,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -72,10 +72,10 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 		cfg := quick(brokers, topic)
 		cfg.SessionTimeout, cfg.RebalanceTimeout, cfg.HeartbeatInterval = 30*time.Second, 30*time.Second, 20*time.Second
 		check := leaks(t)
-		deaf := consumertest.NewMember(t) // it learns of a rebalance after 20 seconds
+		deaf := memlog.NewMember(t) // it learns of a rebalance after 20 seconds
 		deaf.Start(franzsource.New(cfg))
 		deaf.HoldsExactly(2)
-		m := consumertest.NewMember(t)
+		m := memlog.NewMember(t)
 		m.Start(franzsource.New(cfg))
 		adm := kafkatest.Admin(t, brokers)
 		eventually(t, "a rebalance", func() bool {

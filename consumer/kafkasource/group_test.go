@@ -10,9 +10,9 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -23,10 +23,10 @@ func TestCommitAfterAnotherJoined(t *testing.T) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
 		cfg.RebalanceTimeout = time.Second
-		draining, drain := make(chan *consumertest.Held, 1), make(chan struct{})
-		first := consumertest.NewMember(t)
+		draining, drain := make(chan *memlog.Held, 1), make(chan struct{})
+		first := memlog.NewMember(t)
 		var late atomic.Bool
-		first.Drain = func(h *consumertest.Held) {
+		first.Drain = func(h *memlog.Held) {
 			if late.CompareAndSwap(false, true) {
 				draining <- h
 				<-drain
@@ -64,9 +64,9 @@ func TestCommitAfterAnotherJoined(t *testing.T) {
 func TestDrainOutlivesSession(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
-		m := consumertest.NewMember(t)
+		m := memlog.NewMember(t)
 		var err error
-		m.Drain = func(h *consumertest.Held) {
+		m.Drain = func(h *memlog.Held) {
 			ctx := context.WithoutCancel(h.Ctx)
 			for until := time.Now().Add(2500 * time.Millisecond); time.Now().Before(until); {
 				// Fetches wait half a second and are no sign of life for the group; commits would
@@ -92,7 +92,7 @@ func TestDrainOutlivesSession(t *testing.T) {
 func TestOwnReturnsTooEarly(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
-		m := consumertest.NewMember(t)
+		m := memlog.NewMember(t)
 		m.Start(kafkasource.New(quick(brokers, topic)))
 		m.HoldsExactly(2)
 		m.Holds(topic, 0).GiveUp(nil)

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -23,9 +23,9 @@ func quick(brokers []string, topics ...string) kafkasource.Config {
 }
 
 // join runs a Source until the test ends.
-func join(t *testing.T, cfg kafkasource.Config) *consumertest.Member {
+func join(t *testing.T, cfg kafkasource.Config) *memlog.Member {
 	t.Helper()
-	return consumertest.Join(t, kafkasource.New(cfg))
+	return memlog.Join(t, kafkasource.New(cfg))
 }
 
 func values(msgs []*consumer.Message) []string {

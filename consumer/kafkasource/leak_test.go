@@ -9,9 +9,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -96,7 +96,7 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 		other := stuckMember(t, brokers, cfg)
 		<-other.joined
 		check := leaks(t)
-		m := consumertest.NewMember(t)
+		m := memlog.NewMember(t)
 		m.Start(kafkasource.New(cfg))
 		<-other.asked // it is asked to let go, because another member has begun to join
 		if err := m.Leave(); err != nil {
@@ -114,7 +114,7 @@ func TestCancelWhileTheGroupRebalancesAgain(t *testing.T) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
 		cfg.SessionTimeout, cfg.RebalanceTimeout = 4*time.Minute, stuckFor
-		m := consumertest.NewMember(t)
+		m := memlog.NewMember(t)
 		m.Start(kafkasource.New(cfg))
 		m.HoldsExactly(2)
 		stuck := stuckMember(t, brokers, cfg)

@@ -16,10 +16,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -138,7 +138,7 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 
 	// A batch for each message, so that enough of them pass for progress to be pruned.
 	const messages = 300
-	log := consumertest.NewLog("orders", 1)
+	log := memlog.NewLog("orders", 1)
 	for i := range messages {
 		v := fmt.Sprint(i)
 		log.Append(0, v, consumer.Header{Name: "message-id", Value: []byte(v)})
@@ -160,7 +160,7 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 		return nil
 	}
 	consume := func() (stop func()) {
-		worker, err := consumer.New(c.as("stock"), &consumertest.Source{Log: log, GroupID: "stock"}, handle, consumer.Config{
+		worker, err := consumer.New(c.as("stock"), &memlog.Source{Log: log, GroupID: "stock"}, handle, consumer.Config{
 			Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 1, Linger: time.Millisecond,
 			MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}})
 		if err != nil {

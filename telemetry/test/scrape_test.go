@@ -20,8 +20,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/telemetry"
 	"github.com/onlyonce/onlyonce/telemetry/test/system"
@@ -46,7 +46,7 @@ func start(t *testing.T, with telemetry.Config, missed ...*webhook.Event) *runni
 	}))
 	t.Cleanup(remote.Close)
 	r := &running{t: t, System: &system.System{Pool: pgtest.DB(t), Remote: remote.URL, Telemetry: with,
-		Orders: consumertest.NewLog("orders", 1), Audits: consumertest.NewLog("refunds", 1), Missed: missed}}
+		Orders: memlog.NewLog("orders", 1), Audits: memlog.NewLog("refunds", 1), Missed: missed}}
 	ctx, stop := context.WithCancel(context.Background())
 	ended, serving := make(chan error, 1), make(chan string, 1)
 	go func() {

@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/telemetry"
@@ -34,12 +34,12 @@ type pipeline struct {
 	t        *testing.T
 	spans    *tracetest.SpanRecorder
 	reader   *metric.ManualReader
-	log      *consumertest.Log
+	log      *memlog.Log
 	received chan http.Header // of the requests that the remote got
 }
 
 func newPipeline(t *testing.T, messages bool) *pipeline {
-	s := &pipeline{t: t, spans: tracetest.NewSpanRecorder(), reader: metric.NewManualReader(), log: consumertest.NewLog("orders", 1), received: make(chan http.Header, 100)}
+	s := &pipeline{t: t, spans: tracetest.NewSpanRecorder(), reader: metric.NewManualReader(), log: memlog.NewLog("orders", 1), received: make(chan http.Header, 100)}
 	with := telemetry.Config{TracerProvider: trace.NewTracerProvider(trace.WithSpanProcessor(s.spans)),
 		MeterProvider: metric.NewMeterProvider(metric.WithReader(s.reader)), Messages: messages}
 	remote := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { s.received <- r.Header.Clone() }))
@@ -61,7 +61,7 @@ func newPipeline(t *testing.T, messages bool) *pipeline {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := consumer.New(pool, &consumertest.Source{Log: s.log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, &memlog.Source{Log: s.log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: m.Value})
 	}, ofConsumer)
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
@@ -53,7 +53,7 @@ const (
 type consuming struct {
 	level, key, handler string
 
-	log *consumertest.Log
+	log *memlog.Log
 	mix *scenario.Mix
 	n   int
 
@@ -69,7 +69,7 @@ func (x *consuming) setUp(r *rig) error {
 		}
 		log = &stream{r: r}
 	} else {
-		x.log = consumertest.NewLog(topic, 1)
+		x.log = memlog.NewLog(topic, 1)
 		log = x.log
 	}
 	x.mix = scenario.New(log, scope, topic)
@@ -122,11 +122,11 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		cfg.OnFailure = consumer.ParkOrderingKey
 	}
 	return r.process(func(ctx context.Context) error {
-		kafka := &consumertest.Source{Log: x.log, GroupID: group}
+		kafka := &memlog.Source{Log: x.log, GroupID: group}
 		var source consumer.Source = kafka
 		switch {
 		case x.handler == "shared":
-			source = hasty{&consumertest.SharedSource{Source: kafka, Lock: 2 * b, Deliveries: 3}}
+			source = hasty{&memlog.SharedSource{Source: kafka, Lock: 2 * b, Deliveries: 3}}
 		case x.key == "events":
 			var err error
 			source, err = eventsource.NewSource(pool, eventsource.Config{Group: group, Topics: []string{topic}, PollInterval: 50 * time.Millisecond,
@@ -154,7 +154,7 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 }
 
 // hasty is a share group whose members do not rest for long.
-type hasty struct{ *consumertest.SharedSource }
+type hasty struct{ *memlog.SharedSource }
 
 // Deliver implements source.Shared.
 func (s hasty) Deliver(ctx context.Context, atOnce, most int, apply func(context.Context, source.Delivery[*consumer.Message]) source.Applied) error {

@@ -2,7 +2,7 @@
 //
 // A scene is a small workload of one part of onlyonce: for example a consumer at an isolation
 // level, a relay, or a server of the HTTP layer. It is played once without a fault, through
-// internal/wire, and each message that its process sends is a point. A history is a scene with one
+// internal/rig/wire, and each message that its process sends is a point. A history is a scene with one
 // fault at one point:
 //
 //	before  the connection breaks, and the server never gets the message
@@ -32,6 +32,6 @@
 // The program prints how many are left out for that reason, and how many because only some runs
 // have their message.
 //
-// What it has in common with onlyoncetest, the kit for users, is in internal/wire, workerdb and
+// What it has in common with onlyoncetest, the kit for users, is in internal/rig/wire, workerdb and
 // histories; onlyoncetest's documentation says what differs.
 package main

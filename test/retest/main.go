@@ -262,7 +262,7 @@ func (r *results) ran(n name) bool {
 }
 
 var (
-	// gaveUp is what pgtest.GaveUp and consumertest print for a test that had not failed before,
+	// gaveUp is what pgtest.GaveUp and memlog print for a test that had not failed before,
 	// and what devenv prints of a server that did not start in time.
 	gaveUp = regexp.MustCompile(`gave up waiting after `)
 	// said is a line that a test logged or failed with.

@@ -22,7 +22,7 @@ const (
 	headerDoes = "does" // what the handler makes of it, see Handle
 )
 
-// Log is the target of a mix: a consumertest.Log, or a topic of a real broker.
+// Log is the target of a mix: a memlog.Log, or a topic of a real broker.
 type Log interface {
 	// AppendMessage writes key, value and headers, and returns the offset.
 	AppendMessage(partition int32, m *consumer.Message) int64

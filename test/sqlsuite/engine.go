@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -35,11 +35,11 @@ func ConsumeBatch(t *testing.T, pool *pgxpool.Pool, handle consumer.BatchHandler
 
 func consume(t *testing.T, pool *pgxpool.Pool, values []string, build func(consumer.Source, consumer.Config) (*consumer.Consumer, error)) (reasons, errs map[string]string) {
 	t.Helper()
-	log := consumertest.NewLog("orders", 1)
+	log := memlog.NewLog("orders", 1)
 	for _, v := range values {
 		log.Append(0, v, consumer.Header{Name: "message-id", Value: []byte(v)})
 	}
-	c, err := build(&consumertest.Source{Log: log, GroupID: "stock"}, consumer.Config{
+	c, err := build(&memlog.Source{Log: log, GroupID: "stock"}, consumer.Config{
 		Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond,
 		MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler),
 	})

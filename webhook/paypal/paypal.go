@@ -30,7 +30,7 @@ import (
 // resource from PayPal before you act on an amount.
 //
 // PayPal delivers for 3 days and does not say whether a repeated delivery has a new time, so a time
-// up to 3 days ago counts. Set webhook.VerifierConfig.Tolerance to less if you know better.
+// up to 3 days ago counts. Set webhook.Config.Tolerance to less if you know better.
 //
 // The certificate must be RSA, valid at the time, have the name
 // messageverificationcerts.paypal.com, and lead to a root. The Verifier fetches it by

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/telemetry"
 	"github.com/onlyonce/onlyonce/telemetry/test/system"
 	"github.com/onlyonce/onlyonce/webhook"
@@ -51,7 +51,7 @@ func worker(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	s := &system.System{Pool: pool, Remote: os.Getenv(envRemote), Orders: consumertest.NewLog("orders", 1), Audits: consumertest.NewLog("refunds", 1),
+	s := &system.System{Pool: pool, Remote: os.Getenv(envRemote), Orders: memlog.NewLog("orders", 1), Audits: memlog.NewLog("refunds", 1),
 		Missed:    []*webhook.Event{{ID: "missed", Body: []byte("{}")}},
 		Telemetry: telemetry.Config{TracerProvider: trace.NewTracerProvider(), Interval: 2 * time.Second}}
 	midnight := time.Now().UTC().Truncate(24 * time.Hour)

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/seal"
@@ -44,10 +44,10 @@ const (
 // System is one process. Set its fields and call Run, once.
 type System struct {
 	Pool   *pgxpool.Pool
-	Remote string            // the URL of what calls are sent to
-	Orders *consumertest.Log // for the consumer of the scope "stock", which parks what fails
-	Audits *consumertest.Log // for the consumer of the scope "audit", whose handler does nothing
-	Missed []*webhook.Event  // what the provider lists when it is asked for missed events
+	Remote string           // the URL of what calls are sent to
+	Orders *memlog.Log      // for the consumer of the scope "stock", which parks what fails
+	Audits *memlog.Log      // for the consumer of the scope "audit", whose handler does nothing
+	Missed []*webhook.Event // what the provider lists when it is asked for missed events
 
 	// Telemetry says where traces go, and how often the database is asked. Its MeterProvider is the
 	// system's own.
@@ -94,7 +94,7 @@ func (s *System) stock(*http.ServeMux) (func(context.Context) error, error) {
 	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
-	c, err := consumer.New(s.Pool, &consumertest.Source{Log: s.Orders, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(s.Pool, &memlog.Source{Log: s.Orders, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		switch text := string(m.Value); {
 		case text == Poison:
 			return consumer.Permanent(errors.New("this message is not valid"))
@@ -122,7 +122,7 @@ func (s *System) audit(*http.ServeMux) (func(context.Context) error, error) {
 	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
-	c, err := consumer.New(s.Pool, &consumertest.Source{Log: s.Audits, GroupID: "audit"}, func(context.Context, consumer.Tx, *consumer.Message) error { return nil }, cfg)
+	c, err := consumer.New(s.Pool, &memlog.Source{Log: s.Audits, GroupID: "audit"}, func(context.Context, consumer.Tx, *consumer.Message) error { return nil }, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -208,6 +208,6 @@ func Sign(h http.Header, id string, body []byte) {
 
 // Order appends an order to a log. Its id and time follow from n, so that another process that
 // appends the same orders has the same log.
-func Order(l *consumertest.Log, n int, payload string, at time.Time, more ...consumer.Header) {
+func Order(l *memlog.Log, n int, payload string, at time.Time, more ...consumer.Header) {
 	l.AppendMessage(0, &consumer.Message{Value: []byte(payload), Time: at, Headers: append(more, consumer.Header{Name: "message-id", Value: fmt.Appendf(nil, "order-%d", n)})})
 }

@@ -57,7 +57,7 @@ func headers(pairs ...string) http.Header {
 
 func verifier(t testing.TB, p webhook.Provider, secrets ...string) *webhook.Verifier {
 	t.Helper()
-	v, err := webhook.NewVerifier(webhook.VerifierConfig{Provider: p, Secrets: secrets})
+	v, err := webhook.NewVerifier(webhook.Config{Provider: p, Secrets: secrets})
 	if err != nil {
 		t.Fatal(err)
 	}

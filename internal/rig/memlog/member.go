@@ -1,4 +1,4 @@
-package consumertest
+package memlog
 
 import (
 	"context"
@@ -12,6 +12,9 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/source"
 )
+
+// Patience bounds each wait of a Member.
+const Patience = time.Minute
 
 // Held is a partition that a Member holds. It has the partition's methods, and some that fail the
 // test on an error.
@@ -48,8 +51,8 @@ type Member struct {
 	wakeup chan struct{}
 }
 
-// keyOf returns the name of a partition in a Member.
-func keyOf(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
+// KeyOf returns the name of a partition in a Member.
+func KeyOf(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
 
 // NewMember returns a member that does not run yet.
 func NewMember(t testing.TB) *Member {
@@ -95,7 +98,7 @@ func (m *Member) own(ctx context.Context, p source.Partition[*consumer.Message])
 		}
 		return err
 	}
-	k := keyOf(id.Topic, id.Partition)
+	k := KeyOf(id.Topic, id.Partition)
 	if m.Taken != nil {
 		m.Taken(k)
 	}
@@ -128,7 +131,7 @@ func (m *Member) change(f func()) {
 // calls of own.
 func (m *Member) Until(what string, cond func(has map[string]*Held, seen int) bool) {
 	m.t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(Patience)
 	for {
 		m.mu.Lock()
 		ok, wakeup := cond(m.has, m.seen), m.wakeup
@@ -150,8 +153,8 @@ func (m *Member) Until(what string, cond func(has map[string]*Held, seen int) bo
 func (m *Member) Holds(topic string, partition int32) *Held {
 	m.t.Helper()
 	var x *Held
-	m.Until("partition "+keyOf(topic, partition), func(has map[string]*Held, _ int) bool {
-		x = has[keyOf(topic, partition)]
+	m.Until("partition "+KeyOf(topic, partition), func(has map[string]*Held, _ int) bool {
+		x = has[KeyOf(topic, partition)]
 		return x != nil
 	})
 	return x
@@ -192,19 +195,19 @@ func (m *Member) Wait() error {
 	select {
 	case <-m.done:
 		return m.err
-	case <-time.After(patience):
+	case <-time.After(Patience):
 		gaveUp(m.t, "the end of Run")
 		return nil
 	}
 }
 
-// fetchBytes is more than any fetch in a test returns.
-const fetchBytes = 64 << 20
+// FetchBytes is more than any fetch in a test returns.
+const FetchBytes = 64 << 20
 
 // MustFetch is Fetch, but fails the test on an error.
 func (x *Held) MustFetch(t testing.TB, from int64) source.Fetched[*consumer.Message] {
 	t.Helper()
-	f, err := x.Fetch(x.Ctx, from, fetchBytes)
+	f, err := x.Fetch(x.Ctx, from, FetchBytes)
 	if err != nil {
 		t.Fatalf("fetch at %d: %v", from, err)
 	}
@@ -225,7 +228,7 @@ func (x *Held) MustBounds(t testing.TB) (start, end int64) {
 func (x *Held) ReadTo(t testing.TB, from, end int64) []*consumer.Message {
 	t.Helper()
 	var msgs []*consumer.Message
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(Patience)
 	for from < end {
 		f := x.MustFetch(t, from)
 		for _, m := range f.Messages {
@@ -248,24 +251,24 @@ func (x *Held) ReadTo(t testing.TB, from, end int64) []*consumer.Message {
 	return msgs
 }
 
-// eventually polls a condition that has no notification.
-func eventually(t testing.TB, what string, cond func() bool) {
+// Eventually polls a condition that has no notification.
+func Eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(patience); !cond(); <-tick.C {
+	for deadline := time.Now().Add(Patience); !cond(); <-tick.C {
 		if time.Now().After(deadline) {
 			gaveUp(t, what)
 		}
 	}
 }
 
-// gaveUp ends a test whose patience is over. Our test runners look for its first words and repeat
+// gaveUp ends a test whose Patience is over. Our test runners look for its first words and repeat
 // such a test, unless it had failed before.
 func gaveUp(t testing.TB, what string) {
 	t.Helper()
 	if t.Failed() {
-		t.Fatalf("after the failure above, not within %v: %s", patience, what)
+		t.Fatalf("after the failure above, not within %v: %s", Patience, what)
 	}
-	t.Fatalf("gave up waiting after %v: %s", patience, what)
+	t.Fatalf("gave up waiting after %v: %s", Patience, what)
 }

@@ -1,4 +1,4 @@
-package consumertest
+package memlog
 
 import (
 	"context"

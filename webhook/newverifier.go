@@ -12,37 +12,6 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
-// VerifierConfig describes how an endpoint's sender signs. The zero value of a field is the default
-// that its comment names.
-type VerifierConfig struct {
-	// Provider is the sender's way of signing: [Standard], [Stripe], [GitHub], [Shopify], [Slack],
-	// [HMAC], one of the packages below this one, for example paypal, or your own. Required.
-	Provider Provider
-
-	// Secrets are the currently valid secrets, in the provider's own form: 1 to 8, each of at least
-	// 16 characters. While you replace one, list the old and the new one, in any order. Required:
-	// without a secret, anyone could send. They must be empty for a sender that signs with a
-	// certificate (PayPal, SNS).
-	Secrets []string
-
-	// Tolerance is how far the signed time may be from this machine's clock, in the directions that
-	// the provider's scheme checks: 1 s to 24 hours. It must be 0 for a provider that signs no
-	// time, for example GitHub. Defaults to the provider's, for example 5 minutes.
-	//
-	// If it is shorter than a sender's queue delay or a clock's error, the Verifier refuses valid
-	// requests. If it is longer, an attacker can send a recorded request for longer, and
-	// deduplication has to catch it.
-	Tolerance time.Duration
-
-	// MaxBody is the longest body, in bytes, up to 32 MiB. Defaults to 1 MiB.
-	MaxBody int
-
-	// KeepHeaders are headers that Event.Header has besides Content-Type and those of the provider,
-	// for example "X-Request-Id". They are not signed. Credentials and signatures are refused.
-	// Defaults to none.
-	KeepHeaders []string
-}
-
 const (
 	defaultMaxBody = 1 << 20
 	maxMaxBody     = 32 << 20
@@ -52,15 +21,13 @@ const (
 // neverKept are headers with which a reader of the stored event could act as another user (W14).
 var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie", "Www-Authenticate", "X-Api-Key"}
 
-// NewVerifier checks the configuration and returns every fault of it at once. No error quotes a
-// secret.
-func NewVerifier(cfg VerifierConfig) (*Verifier, error) {
-	return newVerifier(cfg, received.MinSecret, "VerifierConfig")
-}
+// NewVerifier makes a Verifier of a configuration's Provider, Secrets, Tolerance, MaxBody and
+// KeepHeaders, and returns every fault of these at once. It does not read the other fields. No
+// error quotes a secret.
+func NewVerifier(cfg Config) (*Verifier, error) { return newVerifier(&cfg, received.MinSecret) }
 
-// newVerifier makes a Verifier. of is the type whose fields a fault names.
-func newVerifier(cfg VerifierConfig, shortest int, of string) (*Verifier, error) {
-	l := &fields.List{Sentinel: ErrConfig, Struct: of}
+func newVerifier(cfg *Config, shortest int) (*Verifier, error) {
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	sender := &scheme.Scheme{}
 	if cfg.Provider == nil {
 		l.Add("Provider", "must be set: it says how the sender signs")

@@ -23,24 +23,24 @@ func (b broken) Scheme() (*scheme.Scheme, error) { return b.scheme, nil }
 func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	const good = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-	standard := func(secrets ...string) webhook.VerifierConfig {
-		return webhook.VerifierConfig{Provider: webhook.Standard{}, Secrets: secrets}
+	standard := func(secrets ...string) webhook.Config {
+		return webhook.Config{Provider: webhook.Standard{}, Secrets: secrets}
 	}
-	stripe := func(secrets ...string) webhook.VerifierConfig {
-		return webhook.VerifierConfig{Provider: webhook.Stripe{}, Secrets: secrets}
+	stripe := func(secrets ...string) webhook.Config {
+		return webhook.Config{Provider: webhook.Stripe{}, Secrets: secrets}
 	}
 	many := make([]string, 9)
 	for i := range many {
 		many[i] = fmt.Sprintf("0123456789abcde%d", i)
 	}
 	for i, c := range []struct {
-		cfg  webhook.VerifierConfig
+		cfg  webhook.Config
 		want []string
 	}{
-		{webhook.VerifierConfig{}, []string{"Provider: must be set", "Secrets: must list 1 to 8 secrets, not 0"}},
-		{webhook.VerifierConfig{MaxBody: -1, Tolerance: -1, KeepHeaders: []string{"Cookie"}}, []string{"Provider: ", "Secrets: ", "MaxBody: ", "Tolerance: ", "KeepHeaders[0]: "}},
-		{webhook.VerifierConfig{Provider: broken{}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
-		{webhook.VerifierConfig{Provider: broken{&scheme.Scheme{Name: "x"}}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
+		{webhook.Config{}, []string{"Provider: must be set", "Secrets: must list 1 to 8 secrets, not 0"}},
+		{webhook.Config{MaxBody: -1, Tolerance: -1, KeepHeaders: []string{"Cookie"}}, []string{"Provider: ", "Secrets: ", "MaxBody: ", "Tolerance: ", "KeepHeaders[0]: "}},
+		{webhook.Config{Provider: broken{}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
+		{webhook.Config{Provider: broken{&scheme.Scheme{Name: "x"}}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
 		{stripe(many...), []string{"Secrets: must list 1 to 8 secrets, not 9"}},
 		{stripe(good, good), []string{"Secrets[1]: must not be listed twice"}},
 		{stripe("", good), []string{"Secrets[0]: must have 16"}},
@@ -54,10 +54,10 @@ func TestConfigFaults(t *testing.T) {
 		{standard("whsk_" + privateKey), []string{"Secrets[0]: is the sender's private key"}},
 		{standard("whpk_" + privateKey), []string{"Secrets[0]: is not an Ed25519 public key"}},
 		{standard("whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4"), []string{"Secrets[0]: must be \"whpk_\""}},
-		{webhook.VerifierConfig{Provider: webhook.GitHub{}, Secrets: []string{good}, Tolerance: time.Minute}, []string{"Tolerance: must be 0: github signs no time"}},
-		{webhook.VerifierConfig{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: 25 * time.Hour}, []string{"Tolerance: is 25h0m0s"}},
-		{webhook.VerifierConfig{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: time.Millisecond}, []string{"Tolerance: is 1ms"}},
-		{webhook.VerifierConfig{Provider: webhook.Slack{}, Secrets: []string{good}, MaxBody: 32<<20 + 1}, []string{"MaxBody: "}},
+		{webhook.Config{Provider: webhook.GitHub{}, Secrets: []string{good}, Tolerance: time.Minute}, []string{"Tolerance: must be 0: github signs no time"}},
+		{webhook.Config{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: 25 * time.Hour}, []string{"Tolerance: is 25h0m0s"}},
+		{webhook.Config{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: time.Millisecond}, []string{"Tolerance: is 1ms"}},
+		{webhook.Config{Provider: webhook.Slack{}, Secrets: []string{good}, MaxBody: 32<<20 + 1}, []string{"MaxBody: "}},
 	} {
 		v, err := webhook.NewVerifier(c.cfg)
 		if v != nil || !errors.Is(err, webhook.ErrConfig) || strings.Count(err.Error(), "\n")+1 != len(c.want) {

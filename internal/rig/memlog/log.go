@@ -1,13 +1,10 @@
-// Package consumertest has a scripted source for tests and a conformance suite for sources.
+// Package memlog has a topic in memory and sources that read it, for tests.
 //
-// A [Log] is a topic in memory, in which a test causes faults directly instead of waiting for them.
-// A [Source] reads it. To the consumer it is a [consumer.Source] like the one for Kafka: offsets
-// with holes, committed offsets with metadata, generations, a log that is truncated, cut by
-// retention or created again. A [SharedSource] reads it as a member of a share group. Neither needs
-// a network.
-//
-// [Conformance] is the test that every Source must pass.
-package consumertest
+// A [Log] is a topic in which a test causes faults directly instead of waiting for them. A [Source]
+// reads it. To the consumer it is a [consumer.Source] like the one for Kafka: offsets with holes,
+// committed offsets with metadata, generations, a log that is truncated, cut by retention or
+// created again. A [SharedSource] reads it as a member of a share group. Neither needs a network.
+package memlog
 
 import (
 	"context"

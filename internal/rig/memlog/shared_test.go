@@ -1,4 +1,4 @@
-package consumertest_test
+package memlog_test
 
 import (
 	"context"
@@ -9,18 +9,18 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
 // A share group in memory: a record that a member gives back is delivered again, and then the
 // member knows that it was delivered before.
 func ExampleSharedSource() {
-	log := consumertest.NewLog("mails", 1)
+	log := memlog.NewLog("mails", 1)
 	log.Append(0, "welcome")
 
 	ctx, stop := context.WithCancel(context.Background())
-	shared := &consumertest.SharedSource{Source: &consumertest.Source{Log: log, GroupID: "mailers"}}
+	shared := &memlog.SharedSource{Source: &memlog.Source{Log: log, GroupID: "mailers"}}
 	err := shared.Deliver(ctx, 1, 10, func(_ context.Context, d source.Delivery[*consumer.Message]) source.Applied {
 		m := d.Messages[0]
 		fmt.Println(m.Offset, string(m.Value), "again:", d.Again)
@@ -44,7 +44,7 @@ func ExampleSharedSource() {
 // one after its lock has ended, and is given up after the last delivery.
 func TestSharedSource(t *testing.T) {
 	t.Parallel()
-	log := consumertest.NewLog("mails", 2)
+	log := memlog.NewLog("mails", 2)
 	for i := range 40 {
 		log.Append(int32(i%2), fmt.Sprint(i))
 	}
@@ -57,7 +57,7 @@ func TestSharedSource(t *testing.T) {
 	left.Add(40)
 	var members sync.WaitGroup
 	for range 2 {
-		s := &consumertest.SharedSource{Source: &consumertest.Source{Log: log, GroupID: "mailers"}, Deliveries: 3, Lock: time.Minute}
+		s := &memlog.SharedSource{Source: &memlog.Source{Log: log, GroupID: "mailers"}, Deliveries: 3, Lock: time.Minute}
 		members.Go(func() {
 			_ = s.Deliver(ctx, 2, 3, func(_ context.Context, d source.Delivery[*consumer.Message]) (out source.Applied) {
 				mu.Lock()
@@ -92,7 +92,7 @@ func TestSharedSource(t *testing.T) {
 		})
 	}
 	left.Wait()
-	s := &consumertest.SharedSource{Source: &consumertest.Source{Log: log, GroupID: "mailers"}}
+	s := &memlog.SharedSource{Source: &memlog.Source{Log: log, GroupID: "mailers"}}
 	for partition, want := range []int64{23, 20} {
 		var got int64
 		for got < want && ctx.Err() == nil { // the last deliveries are answered behind Done
@@ -113,11 +113,11 @@ func TestSharedSource(t *testing.T) {
 // nothing.
 func TestSharedSourceLockEnds(t *testing.T) {
 	t.Parallel()
-	log := consumertest.NewLog("mails", 1)
+	log := memlog.NewLog("mails", 1)
 	log.Append(0, "slow")
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
-	s := &consumertest.SharedSource{Source: &consumertest.Source{Log: log, GroupID: "mailers"}, Lock: 10 * time.Millisecond}
+	s := &memlog.SharedSource{Source: &memlog.Source{Log: log, GroupID: "mailers"}, Lock: 10 * time.Millisecond}
 	second := make(chan struct{})
 	var answers []bool
 	var mu sync.Mutex
