@@ -26,7 +26,6 @@ type committer struct {
 	p     partition
 	id    source.Identity
 	scope string
-	hooks *Hooks
 	lost  chan error // receives the error if this process is no longer the owner
 
 	offset atomic.Int64
@@ -38,7 +37,7 @@ type committer struct {
 }
 
 func startCommitter(p partition, id source.Identity, cfg *Config, pos int64) *committer {
-	c := &committer{p: p, id: id, scope: cfg.Scope, hooks: &cfg.Hooks, lost: make(chan error, 1),
+	c := &committer{p: p, id: id, scope: cfg.Scope, lost: make(chan error, 1),
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), timeout: cfg.DrainTimeout}
 	c.offset.Store(pos)
 	go c.commitUntilStopped(pos)
@@ -97,8 +96,6 @@ func (c *committer) commitUntilStopped(committed int64) {
 }
 
 func (c *committer) commit(ctx context.Context, offset int64) error {
-	o := PartitionEvent{TopicPartition: c.id.TopicPartition, Offset: offset}
-	ctx = begin(ctx, c.hooks.OffsetStart, o)
 	err := fault.Point(fault.OffsetSending)
 	if err == nil {
 		err = c.p.Commit(ctx, offset, offsetMetadata(c.scope, offset))
@@ -106,7 +103,6 @@ func (c *committer) commit(ctx context.Context, offset int64) error {
 	if err == nil {
 		err = fault.Point(fault.OffsetSent)
 	}
-	end(ctx, c.hooks.OffsetEnd, o, err)
 	return err
 }
 

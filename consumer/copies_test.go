@@ -289,7 +289,7 @@ func TestK8EventsOfTwoTopics(t *testing.T) {
 	r.log.Append(0, "2")
 	paid.Append(0, "1")
 	paid.Append(0, "2")
-	stop := r.startOn(eventLog{topicsOf(r.log, paid)}, r.pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	stop := r.startOn(newEventLog(topicsOf(r.log, paid)), r.pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if string(m.Value) == "2" {
 			return consumer.Permanent(errBoom)
 		}

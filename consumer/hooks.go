@@ -22,9 +22,6 @@ import (
 // step's context is the one that Start got. A hook must not call runtime.Goexit, nor use the
 // messages that it gets after it has returned.
 type Hooks struct {
-	// FetchStart and FetchEnd enclose one fetch, which may wait for records.
-	FetchStart func(ctx context.Context, f Fetch) context.Context
-	FetchEnd   func(ctx context.Context, f Fetch)
 	// AttemptStart and AttemptEnd enclose one transaction, including the runs that follow at once
 	// after a serialization failure. The handlers' contexts derive from Start's. In AttemptEnd, err
 	// is nil if the transaction committed.
@@ -42,11 +39,6 @@ type Hooks struct {
 	// HandleBatchStart's.
 	HandleBatchStart func(ctx context.Context, msgs []*Message) context.Context
 	HandleBatchEnd   func(ctx context.Context, msgs []*Message, err error)
-
-	// OffsetStart and OffsetEnd enclose the commit of an offset to Kafka, some time after the
-	// commit in the database.
-	OffsetStart func(ctx context.Context, o PartitionEvent) context.Context
-	OffsetEnd   func(ctx context.Context, o PartitionEvent, err error)
 
 	// Batch is called after each committed transaction of messages from the log.
 	Batch func(BatchDone)
@@ -90,18 +82,6 @@ type Hooks struct {
 	// Messages with the same ordering key may then be in two partitions: order holds before the
 	// change and after it, but not across it.
 	Repartitioned func(PartitionEvent)
-}
-
-// Fetch describes a fetch. FetchStart gets its first three fields.
-type Fetch struct {
-	source.TopicPartition
-	From          int64
-	Messages      int
-	Bytes         int // size of the messages, as counted against Config.PrefetchBytes
-	Next          int64
-	HighWatermark int64
-	LastStable    int64 // last stable offset
-	Err           error
 }
 
 // BatchDone describes one transaction. If COMMIT's answer was lost and the consumer found out later

@@ -45,8 +45,6 @@ func TestHooksComeInPairs(t *testing.T) {
 	r.cutting()
 	cfg := impatient()
 	cfg.Hooks = consumer.Hooks{
-		FetchStart: func(ctx context.Context, _ consumer.Fetch) context.Context { return begin(ctx, "fetch") },
-		FetchEnd:   func(ctx context.Context, _ consumer.Fetch) { end(ctx, "fetch") },
 		AttemptStart: func(ctx context.Context, a consumer.BatchDone) context.Context {
 			if a.Handled+a.Duplicates+a.Parked > 0 {
 				t.Errorf("an attempt that begins has done something: %+v", a)
@@ -70,8 +68,6 @@ func TestHooksComeInPairs(t *testing.T) {
 			}
 			end(ctx, "handle")
 		},
-		OffsetStart: func(ctx context.Context, _ consumer.PartitionEvent) context.Context { return begin(ctx, "offset") },
-		OffsetEnd:   func(ctx context.Context, _ consumer.PartitionEvent, _ error) { end(ctx, "offset") },
 	}
 	cfg.Middleware = []consumer.Middleware{func(ctx context.Context, _ consumer.Tx, _ []*consumer.Message, next func(context.Context) error) error {
 		for _, outer := range []string{"attempt", "handle"} {
@@ -82,7 +78,7 @@ func TestHooksComeInPairs(t *testing.T) {
 		return next(ctx)
 	}}
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if ctx.Value(ctxKey("handle")) == nil || ctx.Value(ctxKey("fetch")) != nil {
+		if ctx.Value(ctxKey("handle")) == nil {
 			t.Error("the handler's context does not derive from HandleStart's")
 		}
 		switch m.Offset {
@@ -109,7 +105,7 @@ func TestHooksComeInPairs(t *testing.T) {
 	until(t, "hung handlers have ended too", func() bool { mu.Lock(); defer mu.Unlock(); return len(open) == 0 })
 	mu.Lock()
 	defer mu.Unlock()
-	for _, kind := range []string{"fetch", "attempt", "handle", "offset"} {
+	for _, kind := range []string{"attempt", "handle"} {
 		if ended[kind] == 0 {
 			t.Errorf("no %s was told", kind)
 		}

@@ -12,17 +12,13 @@ import (
 // own Start returned. The other hooks of h are called before b's. If a hook panics, the other one
 // of that event may not be called.
 func (h Hooks) Join(b Hooks) Hooks {
-	fetch := hook.JoinPair(hook.Pair[Fetch, Fetch]{Start: h.FetchStart, End: h.FetchEnd}, hook.Pair[Fetch, Fetch]{Start: b.FetchStart, End: b.FetchEnd})
 	attempt := joinSteps(h.AttemptStart, h.AttemptEnd, b.AttemptStart, b.AttemptEnd)
 	handle := joinSteps(h.HandleStart, h.HandleEnd, b.HandleStart, b.HandleEnd)
 	batch := joinSteps(h.HandleBatchStart, h.HandleBatchEnd, b.HandleBatchStart, b.HandleBatchEnd)
-	offset := joinSteps(h.OffsetStart, h.OffsetEnd, b.OffsetStart, b.OffsetEnd)
 	return Hooks{
-		FetchStart: fetch.Start, FetchEnd: fetch.End,
 		AttemptStart: attempt.Start, AttemptEnd: attempt.End,
 		HandleStart: handle.Start, HandleEnd: handle.End,
 		HandleBatchStart: batch.Start, HandleBatchEnd: batch.End,
-		OffsetStart: offset.Start, OffsetEnd: offset.End,
 		Batch:         hook.JoinEvent(h.Batch, b.Batch),
 		Retry:         hook.JoinEvent(h.Retry, b.Retry),
 		Parked:        hook.JoinEvent(h.Parked, b.Parked),
@@ -51,16 +47,12 @@ func joinSteps[S any](aStart stepStart[S], aEnd stepEnd[S], bStart stepStart[S],
 func (h Hooks) guarded(log *slog.Logger) Hooks {
 	g := &hook.Guard{Log: log}
 	return Hooks{
-		FetchStart:       hook.Start(g, "FetchStart", h.FetchStart),
-		FetchEnd:         hook.End(g, "FetchEnd", h.FetchEnd),
 		AttemptStart:     hook.Start(g, "AttemptStart", h.AttemptStart),
 		AttemptEnd:       hook.EndWith(g, "AttemptEnd", h.AttemptEnd),
 		HandleStart:      hook.Start(g, "HandleStart", h.HandleStart),
 		HandleEnd:        hook.EndWith(g, "HandleEnd", h.HandleEnd),
 		HandleBatchStart: hook.Start(g, "HandleBatchStart", h.HandleBatchStart),
 		HandleBatchEnd:   hook.EndWith(g, "HandleBatchEnd", h.HandleBatchEnd),
-		OffsetStart:      hook.Start(g, "OffsetStart", h.OffsetStart),
-		OffsetEnd:        hook.EndWith(g, "OffsetEnd", h.OffsetEnd),
 		Batch:            hook.Event(g, "Batch", h.Batch),
 		Retry:            hook.Event(g, "Retry", h.Retry),
 		Parked:           hook.Event(g, "Parked", h.Parked),

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
@@ -314,4 +315,27 @@ func (r *rig) dump(sql string) {
 		values, err := rows.Values()
 		r.t.Log(values, err)
 	}
+}
+
+// fetching calls after each fetch of a source.
+type fetching struct {
+	consumer.Source
+	after func(*source.Fetched[*consumer.Message], error)
+}
+
+func (s fetching) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
+	return s.Source.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
+		return own(ctx, fetchingPartition{p, s})
+	})
+}
+
+type fetchingPartition struct {
+	source.Partition[*consumer.Message]
+	of fetching
+}
+
+func (p fetchingPartition) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
+	f, err := p.Partition.Fetch(ctx, from, most)
+	p.of.after(&f, err)
+	return f, err
 }

@@ -19,22 +19,12 @@ type eventLog struct{ consumer.Source }
 
 func (eventLog) Claimed() claimed.Mark { return claimed.Mark{} }
 
-func (s eventLog) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
-	return s.Source.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
-		return own(ctx, eventPartition{p})
-	})
-}
-
-type eventPartition struct {
-	source.Partition[*consumer.Message]
-}
-
-func (p eventPartition) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
-	f, err := p.Partition.Fetch(ctx, from, most)
-	for _, m := range f.Messages {
-		claimed.Set(m, "", string(m.Value))
-	}
-	return f, err
+func newEventLog(s consumer.Source) eventLog {
+	return eventLog{fetching{s, func(f *source.Fetched[*consumer.Message], _ error) {
+		for _, m := range f.Messages {
+			claimed.Set(m, "", string(m.Value))
+		}
+	}}}
 }
 
 // T4: a batch whose fence, effects, seal and COMMIT reach the server long after its owner gave it
@@ -54,7 +44,7 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 				r := newRig(t, 1)
 				var source consumer.Source = r.src
 				if name == "events" {
-					source = eventLog{r.src}
+					source = newEventLog(r.src)
 				}
 				var session, late atomic.Int32
 				hold := make(chan struct{})

@@ -63,7 +63,7 @@ func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Iden
 			return
 		}
 		began := time.Now()
-		got, err := fetchOnce(ctx, &c.cfg.Hooks, id, p, from, int(room))
+		got, err := fetchOnce(ctx, p, from, int(room))
 		f.budget.Add(f.share, bytesOf(got.Messages)-room)
 		if err == nil && !got.Kept {
 			state.fetchReturned(logEnd{began, got.HighWatermark}, got.LastStable)
@@ -84,18 +84,12 @@ func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Iden
 	}
 }
 
-func fetchOnce(ctx context.Context, hooks *Hooks, id source.Identity, p partition, from int64, most int) (got fetched, err error) {
-	start := Fetch{TopicPartition: id.TopicPartition, From: from}
-	ctx = begin(ctx, hooks.FetchStart, start)
+func fetchOnce(ctx context.Context, p partition, from int64, most int) (got fetched, err error) {
 	if err = fault.Point(fault.Fetching); err == nil {
 		got, err = p.Fetch(ctx, from, most)
 	}
 	if err == nil {
 		err = fault.Point(fault.Fetched)
-	}
-	if hooks.FetchEnd != nil {
-		hooks.FetchEnd(ctx, Fetch{TopicPartition: start.TopicPartition, From: from, Messages: len(got.Messages), Bytes: int(bytesOf(got.Messages)), Next: got.Next,
-			HighWatermark: got.HighWatermark, LastStable: got.LastStable, Err: err})
 	}
 	return got, err
 }

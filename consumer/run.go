@@ -178,12 +178,16 @@ func (c *Consumer) checkDatabases(ctx context.Context) error {
 	var faults []error
 	for _, d := range c.databases() {
 		warnings, err := preflight.Check(ctx, d.pool.Raw(), preflight.App)
+		log := c.cfg.Logger
+		if d.shard != "" {
+			log = log.With("shard", d.shard)
+		}
 		for _, w := range warnings {
-			c.cfg.Logger.Warn("onlyonce: "+w, "shard", d.shard)
+			log.Warn("onlyonce: " + w)
 		}
 		if most := d.pool.MaxConns(); c.cfg.Concurrency > 1 && most <= c.cfg.Concurrency {
-			c.cfg.Logger.Warn("onlyonce: the transactions of one partition may take every connection of the pool, and the engine's own statements wait: raise pool_max_conns above Config.Concurrency",
-				"shard", d.shard, "pool_max_conns", most, "concurrency", c.cfg.Concurrency)
+			log.Warn("onlyonce: the transactions of one partition may take every connection of the pool, and the engine's own statements wait: raise pool_max_conns above Config.Concurrency",
+				"pool_max_conns", most, "concurrency", c.cfg.Concurrency)
 		}
 		if err != nil {
 			faults = append(faults, fmt.Errorf("consumer: %s: %w", d.describeDatabase(), err))

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -127,18 +128,18 @@ func TestF14PrefetchStaysWithinItsBudget(t *testing.T) {
 		var held, most atomic.Int64
 		cfg := testConfig()
 		cfg.PrefetchBytes, cfg.BatchSize = limit, 7
-		cfg.Hooks.FetchEnd = func(_ context.Context, f consumer.Fetch) {
-			n := held.Add(int64(f.Bytes))
+		src := fetching{r.src, func(f *source.Fetched[*consumer.Message], _ error) {
+			n := held.Add(int64(len(f.Messages) * size))
 			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 				continue
 			}
-		}
+		}}
 		cfg.Hooks.AttemptEnd = func(_ context.Context, d consumer.BatchDone, err error) {
 			if err == nil {
 				held.Add(-int64(d.Messages * size))
 			}
 		}
-		stop := r.start(queued, cfg)
+		stop := r.startOn(src, r.pool, queued, cfg)
 		for p := range int32(partitions) {
 			r.reaches(p, each)
 		}

@@ -17,13 +17,19 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // watched runs a consumer whose Status and pauses a test uses.
 func (r *rig) watched(h consumer.Handler, cfg consumer.Config) (c *consumer.Consumer, stop func()) {
 	r.t.Helper()
+	return r.watchedOn(r.src, h, cfg)
+}
+
+func (r *rig) watchedOn(src consumer.Source, h consumer.Handler, cfg consumer.Config) (c *consumer.Consumer, stop func()) {
+	r.t.Helper()
 	cfg.Hooks = r.hooks(cfg.Hooks)
-	c, err := consumer.New(r.pool, r.src, h, cfg)
+	c, err := consumer.New(r.pool, src, h, cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -188,12 +194,12 @@ func TestPausedPartitionStandsStill(t *testing.T) {
 			paused, noticed := make(chan consumer.PartitionEvent, 100), make(chan struct{}, 100)
 			cfg := testConfig()
 			cfg.Hooks.Paused = func(p consumer.PartitionEvent) { paused <- p }
-			cfg.Hooks.FetchEnd = func(_ context.Context, f consumer.Fetch) {
-				if f.Partition == 0 && f.Err != nil {
+			src := fetching{r.src, func(_ *source.Fetched[*consumer.Message], err error) {
+				if err != nil {
 					noticed <- struct{}{} // reading ends when the pause is noticed
 				}
-			}
-			c, stop := r.watched(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			}}
+			c, stop := r.watchedOn(src, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				once.Do(func() { close(entered); <-release })
 				return queued(ctx, tx, m)
 			}, cfg)

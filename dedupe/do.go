@@ -18,7 +18,7 @@ import (
 
 var (
 	// ErrConfig is wrapped by every error about a [DoConfig].
-	ErrConfig = errors.New("dedupe: bad configuration")
+	ErrConfig = errors.New("dedupe")
 
 	// ErrConflict is returned by [Do] if the key was claimed for another payload and
 	// DoConfig.OnConflict is not set. Do wrote no data. One of the two producers is wrong: set the

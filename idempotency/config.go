@@ -189,4 +189,4 @@ func (c Config) withDefaults() (Config, error) {
 
 // ErrConfig is wrapped by every error about a configuration, and by every error of [New],
 // [NewOperations] and [Layer.Handle].
-var ErrConfig = errors.New("idempotency: bad configuration")
+var ErrConfig = errors.New("idempotency")

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"net/http"
 	"regexp"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
 // Case is the input of [Run]: a program's own wiring, and messages or requests for it.
@@ -61,23 +62,23 @@ type Case struct {
 }
 
 func (c *Case) check() error {
-	var faults []error
+	l := fields.List{Sentinel: errors.New("onlyoncetest"), Struct: "Case"}
 	if c.Start == nil && c.Serve == nil {
-		faults = append(faults, errors.New("Case.Start: must be set, or Case.Serve"))
+		l.Add("Start", "must be set, or Case.Serve")
 	}
 	if c.Budget < 0 {
-		faults = append(faults, fmt.Errorf("Case.Budget: is %v: must not be negative", c.Budget))
+		l.Add("Budget", "is %v: must not be negative", c.Budget)
 	}
 	if c.Serve != nil && len(c.Requests) == 0 {
-		faults = append(faults, errors.New("Case.Requests: must not be empty with Serve"))
+		l.Add("Requests", "must not be empty with Serve")
 	}
 	if c.Serve == nil && len(c.Messages) == 0 {
-		faults = append(faults, errors.New("Case.Messages: must not be empty: there is nothing to do"))
+		l.Add("Messages", "must not be empty: there is nothing to do")
 	}
 	if _, err := regexp.Compile(c.Mask); err != nil {
-		faults = append(faults, fmt.Errorf("Case.Mask: must be a regular expression: %w", err))
+		l.Add("Mask", "must be a regular expression: %v", err)
 	}
-	return errors.Join(faults...)
+	return l.Err()
 }
 
 // The flags of go test.

@@ -86,8 +86,12 @@ func Run(t testing.TB, c Case) *Report {
 	if r.notes, mine, err = asChild(number); !mine {
 		return r.rep
 	}
+	if faults := c.check(); faults != nil {
+		t.Error(faults)
+		return r.rep
+	}
 	again := ""
-	if err = errors.Join(err, c.check()); err == nil && *execFlag && r.notes == nil {
+	if err == nil && *execFlag && r.notes == nil {
 		again = " -onlyonce.exec"
 		r.rep, err = inChild(t, number)
 	} else if err == nil {

@@ -125,7 +125,7 @@ type RelayConfig struct {
 }
 
 // ErrConfig is wrapped by every error about a configuration.
-var ErrConfig = errors.New("outbox: bad configuration")
+var ErrConfig = errors.New("outbox")
 
 // withDefaults fills in the zero values and returns every fault at once.
 func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {

@@ -45,13 +45,15 @@ type DoConfig struct {
 
 var levels = []sql.IsolationLevel{sql.LevelDefault, sql.LevelReadUncommitted, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
 
+var errConfig = fields.Named("sqltx", dedupe.ErrConfig)
+
 func (c *DoConfig) attempts() guard.Attempts {
 	t := &c.Timeouts
 	return guard.Attempts{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, Max: &c.MaxAttempts, BackoffMin: &c.Backoff.Min, BackoffMax: &c.Backoff.Max}
 }
 
 func (c DoConfig) withDefaults() (DoConfig, error) {
-	l := fields.List{Sentinel: dedupe.ErrConfig, Struct: "DoConfig"}
+	l := fields.List{Sentinel: errConfig, Struct: "DoConfig"}
 	c.attempts().Default(&l)
 	if !slices.Contains(levels, c.Isolation) {
 		l.Add("Isolation", "%v is not a level of PostgreSQL", c.Isolation)
@@ -127,10 +129,10 @@ func (c DoConfig) Do(ctx context.Context, db *sql.DB, key dedupe.Key, fn func(ct
 	cfg, err := c.withDefaults()
 	err = errors.Join(err, key.Validate())
 	if db == nil {
-		err = errors.Join(err, fmt.Errorf("%w: db: must not be nil", dedupe.ErrConfig))
+		err = errors.Join(err, fmt.Errorf("%w: db: must not be nil", errConfig))
 	}
 	if fn == nil {
-		err = errors.Join(err, fmt.Errorf("%w: fn: must not be nil", dedupe.ErrConfig))
+		err = errors.Join(err, fmt.Errorf("%w: fn: must not be nil", errConfig))
 	}
 	if err != nil {
 		return 0, err

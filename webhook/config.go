@@ -259,9 +259,7 @@ func (c *Config) checkMode(l *fields.List) {
 		l.Add("Forward", "must be set in mode ForwardOnly")
 	}
 	if c.Forward != nil {
-		for _, err := range c.Forward.faults(c.verifier) {
-			l.Add("Forward", "%v", err)
-		}
+		c.Forward.check(l, c.verifier)
 	}
 	if len(c.Sources) > 0 && c.Mode != Stored {
 		l.Add("Sources", "must be empty unless Mode is Stored: other modes store nothing to read")

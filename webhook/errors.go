@@ -50,7 +50,7 @@ var (
 )
 
 // ErrConfig is wrapped by every error of New.
-var ErrConfig = errors.New("webhook: bad configuration")
+var ErrConfig = errors.New("webhook")
 
 // Error says which check refused a request. It is for logs and metrics; a sender gets only Status.
 // Its text consists of names of headers and members, and constant words. It quotes neither the

@@ -2,13 +2,12 @@ package webhook
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"maps"
 	"net/http"
 	"strings"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -35,35 +34,34 @@ type Forward struct {
 	Key bool
 }
 
-// faults returns the faults that the outbox would find in the call of every event.
-func (f *Forward) faults(v *Verifier) (faults []error) {
+// check notes the faults that the outbox would find in the call of every event.
+func (f *Forward) check(l *fields.List, v *Verifier) {
 	if f.Sink == "" {
-		faults = append(faults, errors.New("Sink: must not be empty"))
+		l.Add("Forward.Sink", "must not be empty")
 	}
 	longest := f.Target
 	if f.Key {
 		longest += keyParam + strings.Repeat("x", len(percentEncode(hashedKey(nil))))
 	}
 	if f.Target == "" {
-		faults = append(faults, errors.New("Target: must not be empty"))
+		l.Add("Forward.Target", "must not be empty")
 	} else if err := frozen.Target(longest); err != nil {
-		faults = append(faults, fmt.Errorf("Target: %w", err))
+		l.Add("Forward.Target", "%v", err)
 	}
 	if v == nil {
-		return faults
+		return
 	}
 	if v.maxBody > outbox.MaxBody {
-		faults = append(faults, fmt.Errorf("MaxBody, %d, must not exceed the longest body of a call, %d", v.maxBody, outbox.MaxBody))
+		l.Add("MaxBody", "is %d: must not exceed the longest body of a call, %d, with Forward", v.maxBody, outbox.MaxBody)
 	}
 	if err := frozen.Value(headerForwarded+"Provider", v.scheme.Name); err != nil {
-		faults = append(faults, fmt.Errorf("the provider's name: %w", err))
+		l.Add("Forward", "the provider's name: %v", err)
 	}
 	for _, name := range v.keptHeaders {
 		if err := frozen.Name(name); err != nil {
-			faults = append(faults, fmt.Errorf("the verifier's KeepHeaders: %w", err))
+			l.Add("Forward", "KeepHeaders: %v", err)
 		}
 	}
-	return faults
 }
 
 const (

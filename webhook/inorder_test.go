@@ -328,7 +328,7 @@ func TestEndpointFaults(t *testing.T) {
 	t.Parallel()
 	_, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Name: "a/b", Mode: 7, Forward: &webhook.Forward{}, Partitions: -1,
 		Retention: 1, BodyWindow: 1, DuplicateWait: time.Hour, HandlerTimeout: 1, RetryAfter: 1, MaxInFlight: -1, Backfill: &webhook.Backfill{Every: 1}, Sources: []*webhook.Source{nil}})
-	for _, field := range []string{"pool", "Config.Name", "Provider: must be set", "Secrets: ", "Config.Mode", "Forward: Sink", "Forward: Target", "Partitions", "Retention", "BodyWindow", "DuplicateWait",
+	for _, field := range []string{"pool", "Config.Name", "Provider: must be set", "Secrets: ", "Config.Mode", "Forward.Sink: ", "Forward.Target: ", "Partitions", "Retention", "BodyWindow", "DuplicateWait",
 		"HandlerTimeout", "RetryAfter", "MaxInFlight", "Backfill: List", "Backfill.Every", "Sources"} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%v does not name %s", err, field)

@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
 var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
@@ -90,7 +91,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	}
 	s, err := eventsource.NewSource(pool, eventsource.Config{Group: cfg.Group, Topics: topics, Partitions: cfg.Partitions, PollInterval: cfg.PollInterval,
 		LeaseTTL: cfg.LeaseTTL, HandoverTimeout: cfg.HandoverTimeout, Retention: cfg.Retention, SegmentBytes: cfg.SegmentBytes, Logger: cfg.Logger})
-	for _, one := range splitFaults(err) {
+	for _, one := range fields.Split(err) {
 		var f *eventsource.Fault
 		switch {
 		case !errors.As(one, &f):
@@ -104,17 +105,6 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 		return nil, errors.Join(faults...)
 	}
 	return &Source{s}, nil
-}
-
-// splitFaults returns the single faults of a configuration's error.
-func splitFaults(err error) []error {
-	if err == nil {
-		return nil
-	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the outermost is errors.Join's
-		return joined.Unwrap()
-	}
-	return []error{err}
 }
 
 // Run implements consumer.Source.

@@ -26,7 +26,7 @@ func TestSourceFaults(t *testing.T) {
 	}
 	for _, all := range []error{err, endpoints} {
 		for line := range strings.Lines(all.Error()) {
-			if !strings.HasPrefix(line, "webhook: bad configuration: ") || strings.Contains(line, "opics") || strings.Contains(line, " Config.") {
+			if !strings.HasPrefix(line, "webhook: ") || strings.Contains(line, "opics") || strings.Contains(line, " Config.") {
 				t.Errorf("it tells of another package: %s", line)
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	config "github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/outbox/kafkasink"
@@ -138,18 +139,11 @@ func inFile(field string) string {
 // already has a fault is not reported again: if it could not be parsed, the library sees it as
 // missing.
 func (s *section) adopt(err error) {
-	if err == nil {
-		return
-	}
-	all := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // what errors.Join made, and nothing inside it
-		all = joined.Unwrap()
-	}
 	known := slices.Clone(*s.faults)
-	for _, e := range all {
-		_, text, found := strings.Cut(e.Error(), "bad configuration: ")
-		name, rule, ok := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(text, "Relay"), "Config."), ": ")
-		if !found || !ok {
+	for _, e := range config.Split(err) {
+		_, text, _ := strings.Cut(e.Error(), "Config.") // or RelayConfig
+		name, rule, ok := strings.Cut(text, ": ")
+		if !ok {
 			s.whole("%v", e)
 			continue
 		}

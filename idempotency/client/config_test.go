@@ -24,7 +24,7 @@ func TestConfigFaults(t *testing.T) {
 	for _, field := range []string{"Methods[1]", "Header", "Form", "MaxAttempts", "AttemptTimeout", "TotalTime", "MaxWait", "MaxBody"} {
 		n := 0
 		for _, line := range lines {
-			if strings.HasPrefix(line, "idempotency/client: bad configuration: Config."+field+": ") {
+			if strings.HasPrefix(line, "idempotency/client: Config."+field+": ") {
 				n++
 			}
 		}

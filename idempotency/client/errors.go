@@ -7,7 +7,7 @@ import (
 
 var (
 	// ErrConfig is wrapped by every error of [NewTransport].
-	ErrConfig = errors.New("idempotency/client: bad configuration")
+	ErrConfig = errors.New("idempotency/client")
 	// ErrKey is wrapped by every error about a key that cannot be sent, and about an [Intent] that
 	// yields no key. No request was made.
 	ErrKey = errors.New("idempotency/client: bad key")

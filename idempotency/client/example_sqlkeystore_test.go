@@ -29,5 +29,5 @@ func ExampleNewSQLKeyStore() {
 	fmt.Println(err)
 	// Output:
 	// create table shop.idempotency_keys (intent text primary key, key text not null, made_at timestamp not null default current_timestamp)
-	// idempotency/client: bad configuration: table: "keys\"; drop table x" must be a name of letters, digits and underscores, with at most one dot
+	// idempotency/client: table: "keys\"; drop table x" must be a name of letters, digits and underscores, with at most one dot
 }

@@ -35,6 +35,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
 // The metadata of calls and answers.
@@ -97,35 +98,36 @@ type method struct {
 // New checks the configuration without connecting. If it is wrong, the error lists every fault and
 // wraps idempotency.ErrConfig. The layer's Run purges the records.
 func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
-	var faults []error
+	l := fields.List{Sentinel: fields.Named("grpcserver", idempotency.ErrConfig), Struct: "Config"}
 	if cfg.Scope == nil {
-		faults = append(faults, fmt.Errorf("%w: Config.Scope: must be set: it returns the owner of a call", idempotency.ErrConfig))
+		l.Add("Scope", "must be set: it returns the owner of a call")
 	}
 	if len(cfg.Methods) == 0 {
-		faults = append(faults, fmt.Errorf("%w: Config.Methods: must not be empty", idempotency.ErrConfig))
+		l.Add("Methods", "must not be empty")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
 	i := &Interceptor{scope: cfg.Scope, methods: make(map[string]*method)}
 	for name, m := range cfg.Methods {
+		field := fmt.Sprintf("Methods[%q]", name)
 		if m.Doer.Scope != "" || m.Doer.Codec != nil {
-			faults = append(faults, fmt.Errorf("%w: Config.Methods[%q].Doer: Scope and Codec must be empty", idempotency.ErrConfig, name))
+			l.Add(field+".Doer", "Scope and Codec must be empty")
 		}
 		if slices.Contains(m.Final, codes.OK) {
-			faults = append(faults, fmt.Errorf("%w: Config.Methods[%q].Final: OK is no error", idempotency.ErrConfig, name))
+			l.Add(field+".Final", "OK is no error")
 		}
 		if m.Final == nil {
 			m.Final = []codes.Code{codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition, codes.OutOfRange}
 		}
 		m.Doer.Scope, m.Doer.Codec = name, codec{}
 		doer, err := idempotency.NewDoer(layer, m.Doer)
-		if err != nil {
-			faults = append(faults, fmt.Errorf("Config.Methods[%q]: %w", name, err))
+		for _, fault := range fields.Split(err) {
+			l.Add(field+".Doer", "%v", fault)
 		}
 		i.methods[name] = &method{m, name, doer, cfg.Logger}
 	}
-	if err := errors.Join(faults...); err != nil {
+	if err := l.Err(); err != nil {
 		return nil, err
 	}
 	return i, nil

@@ -14,7 +14,7 @@ import (
 )
 
 // ErrConfig is wrapped by every error about a configuration.
-var ErrConfig = errors.New("eventsource: bad configuration")
+var ErrConfig = errors.New("eventsource")
 
 // Config configures a [Source]. The zero value of a field is the default that its comment names. A
 // value out of range is an error and never adjusted.

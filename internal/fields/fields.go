@@ -38,6 +38,29 @@ func (l *List) Join(err error) {
 // Err returns all faults joined, or nil.
 func (l *List) Err() error { return errors.Join(l.faults...) }
 
+// Split returns the single faults of a List's error.
+func Split(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the outermost is errors.Join's
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
+// Named returns an error that is err, under a name of its own: the sentinel of a package that has
+// none.
+func Named(name string, err error) error { return named{name, err} }
+
+type named struct {
+	name string
+	of   error
+}
+
+func (n named) Error() string { return n.name }
+func (n named) Unwrap() error { return n.of }
+
 // Signs notes each number and duration of a configuration that is negative, and each duration of
 // less than a millisecond; 0 is the default. It finds the fields itself, those of structs in it
 // too.

@@ -74,7 +74,7 @@ func (r Ring) Lease() string { return "ring/" + r.Name }
 // Errors.
 var (
 	// ErrConfig is wrapped by every error about a configuration.
-	ErrConfig = errors.New("ring: bad configuration")
+	ErrConfig = errors.New("ring")
 	// ErrRights means that the database role must not rotate, and names what it lacks. It is
 	// reported once.
 	ErrRights = errors.New("ring: the role may not rotate")

@@ -114,7 +114,7 @@ type Config struct {
 }
 
 // ErrConfig is wrapped by every error of New.
-var ErrConfig = errors.New("httpsink: bad configuration")
+var ErrConfig = errors.New("httpsink")
 
 // Sink sends calls over HTTP. Make one with [New]. It is safe for concurrent use.
 type Sink struct {

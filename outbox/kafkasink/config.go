@@ -67,7 +67,7 @@ type Config struct {
 }
 
 // ErrConfig is wrapped by every error of New.
-var ErrConfig = errors.New("kafkasink: bad configuration")
+var ErrConfig = errors.New("kafkasink")
 
 // withDefaults fills in the defaults and returns every fault at once.
 func (c Config) withDefaults() (Config, error) {
