@@ -19,9 +19,6 @@ var Statements = map[string]string{
 // Identity is identity as a string.
 func Identity(o origin.Origin, inbound bool, c Call) string { return callKey(o, inbound, c).String() }
 
-// Stored is stored.
-func Stored(s string) string { return storedText(s) }
-
 // SetJoinGrace shortens the wait for sinks that do not return.
 func (r *Relay) SetJoinGrace(d time.Duration) {
 	for _, w := range r.senders {

@@ -56,10 +56,6 @@ type Config struct {
 	// do no harm. Defaults to a third of SessionTimeout, at most 3 s.
 	HeartbeatInterval time.Duration
 
-	// PartitionWatchInterval is how often the source checks the topics for new partitions, which
-	// cause a rebalance. Defaults to 5 s.
-	PartitionWatchInterval time.Duration
-
 	// FetchMaxBytes is how many bytes one fetch from one partition returns at most, compressed as
 	// they are stored. A larger record batch is returned whole. The batch stays compressed until
 	// the consumer has room for its messages (consumer.Config.PrefetchBytes); if there is little
@@ -95,15 +91,13 @@ type Config struct {
 func (c Config) settings() kafkalog.Settings {
 	return kafkalog.Settings{Brokers: c.Brokers, GroupID: c.GroupID, Topics: c.Topics,
 		SessionTimeout: c.SessionTimeout, RebalanceTimeout: c.RebalanceTimeout, HeartbeatInterval: c.HeartbeatInterval,
-		PartitionWatchInterval: c.PartitionWatchInterval, FetchMaxBytes: c.FetchMaxBytes, FetchMaxWait: c.FetchMaxWait,
-		MaxRecordBytes: c.MaxRecordBytes}
+		FetchMaxBytes: c.FetchMaxBytes, FetchMaxWait: c.FetchMaxWait, MaxRecordBytes: c.MaxRecordBytes}
 }
 
 func (c Config) withDefaults() Config {
 	d := c.settings().WithDefaults()
 	c.SessionTimeout, c.RebalanceTimeout, c.HeartbeatInterval = d.SessionTimeout, d.RebalanceTimeout, d.HeartbeatInterval
-	c.PartitionWatchInterval, c.FetchMaxBytes, c.FetchMaxWait = d.PartitionWatchInterval, d.FetchMaxBytes, d.FetchMaxWait
-	c.MaxRecordBytes = d.MaxRecordBytes
+	c.FetchMaxBytes, c.FetchMaxWait, c.MaxRecordBytes = d.FetchMaxBytes, d.FetchMaxWait, d.MaxRecordBytes
 	if c.ClientID == "" {
 		c.ClientID = "onlyonce"
 	}

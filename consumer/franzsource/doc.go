@@ -74,9 +74,8 @@
 // so that the last commit is accepted. A dynamic member then leaves the group, so that others get
 // its partitions at once. A static member does not leave.
 //
-// The leader notices new partitions within Config.PartitionWatchInterval, and they cause a
-// rebalance. If the leader is a static member, the next rebalance finds partitions that were added
-// while it restarted.
+// The leader notices new partitions within 5 s, and they cause a rebalance. If the leader is a
+// static member, the next rebalance finds partitions that were added while it restarted.
 //
 // # Fetch
 //

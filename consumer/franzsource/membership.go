@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
@@ -282,7 +283,7 @@ func (m *membership) watchPartitions(ctx context.Context) {
 	if !leads {
 		return
 	}
-	tick := time.NewTicker(m.net.cfg.PartitionWatchInterval)
+	tick := time.NewTicker(process.PaceOf(m.ctx).Watch)
 	defer tick.Stop()
 	for {
 		select {

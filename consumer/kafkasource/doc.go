@@ -45,7 +45,7 @@
 // joined at once, two processes that both believe that they own the partition would fence each
 // other in turn for ever.
 //
-// New partitions are noticed within Config.PartitionWatchInterval and cause a rebalance.
+// New partitions are noticed within 5 s and cause a rebalance.
 //
 // # Fetch
 //

@@ -106,7 +106,6 @@ func TestNewPartitionsAreOwned(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
-		cfg.PartitionWatchInterval = 100 * time.Millisecond
 		first, second := join(t, cfg), join(t, cfg)
 		both := func(n int) func() bool {
 			return func() bool {

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
@@ -201,7 +202,7 @@ func (m *membership) heartbeatWhileDraining(gen *kafka.Generation, held *sync.Wa
 // assigned. A topic that is gone ends nothing: joining again would make kafka-go ask for its
 // metadata, with auto-creation on.
 func (m *membership) watchPartitions(ctx context.Context) {
-	tick := time.NewTicker(m.net.cfg.PartitionWatchInterval)
+	tick := time.NewTicker(process.PaceOf(m.ctx).Watch)
 	defer tick.Stop()
 	for {
 		select {

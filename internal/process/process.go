@@ -42,6 +42,8 @@ type Pace struct {
 	// PruneIdle is how long a partition with several transactions at once, whose position does not
 	// move, waits until it looks for rows of done that can go. Defaults to 1 s.
 	PruneIdle time.Duration
+	// Watch is how often a source checks its topics for new partitions. Defaults to 5 s.
+	Watch time.Duration
 	// Promote is how often a lane looks for blocked calls that no unsettled call precedes. Defaults
 	// to 5 minutes.
 	Promote time.Duration
@@ -112,5 +114,5 @@ func Shared[T any](ctx context.Context) *T {
 func PaceOf(ctx context.Context) Pace {
 	p := of(ctx).Pace
 	return Pace{Start: cmp.Or(p.Start, 10*time.Second), Prune: cmp.Or(p.Prune, 128), Sweep: cmp.Or(p.Sweep, 100*time.Millisecond), PruneIdle: cmp.Or(p.PruneIdle, time.Second),
-		Promote: cmp.Or(p.Promote, 5*time.Minute)}
+		Watch: cmp.Or(p.Watch, 5*time.Second), Promote: cmp.Or(p.Promote, 5*time.Minute)}
 }

@@ -2,8 +2,8 @@
 //
 // A scene is a small workload of one part of onlyonce: for example a consumer at an isolation
 // level, a relay, or a server of the HTTP layer. It is played once without a fault, through
-// internal/rig/wire, and each message that its process sends is a point. A history is a scene with one
-// fault at one point:
+// internal/rig/wire, and each message that its process sends is a point. A history is a scene with
+// one fault at one point:
 //
 //	before  the connection breaks, and the server never gets the message
 //	after   the server carries it out, and the connection breaks before the answer

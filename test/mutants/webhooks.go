@@ -145,7 +145,7 @@ var webhooksRules = []mutant{
 		old: `frozen.Value(headerForwarded+"Event-Type", i.Type) == nil`, new: "true", test: "TestW15ForwardFitsWhatItCan"},
 	{rule: "W15 event of which no call can be made", in: "webhook", decl: "(*acceptTx).claimAndStore",
 		old: "errors.Is(err, outbox.ErrCall)", new: "errors.Is(err, outbox.ErrCall) && false", test: "TestW15EventThatCannotBeForwarded"},
-	{rule: "W15 headers that are never forwarded", in: "webhook", decl: "(*Forward).faults",
+	{rule: "W15 headers that are never forwarded", in: "webhook", decl: "(*Forward).check",
 		old: "if err := frozen.Name(name); err != nil {", new: "if err := frozen.Name(name); err != nil && false {", test: "TestW15FaultsOfForward"},
 	{rule: "W16 tenant of a function that panics", in: "webhook", decl: "tenantOf",
 		old: `fmt.Errorf("%w: it panicked: %v", ErrTenant, p)`, new: "nil", test: "TestW16TenantThatIsNotNamed"},

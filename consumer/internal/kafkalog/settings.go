@@ -15,10 +15,9 @@ type Settings struct {
 	GroupID string
 	Topics  []string
 
-	SessionTimeout         time.Duration
-	RebalanceTimeout       time.Duration
-	HeartbeatInterval      time.Duration
-	PartitionWatchInterval time.Duration
+	SessionTimeout    time.Duration
+	RebalanceTimeout  time.Duration
+	HeartbeatInterval time.Duration
 
 	FetchMaxBytes  int
 	FetchMaxWait   time.Duration
@@ -35,7 +34,6 @@ func (s Settings) WithDefaults() Settings {
 	def(&s.SessionTimeout, 10*time.Second)
 	def(&s.RebalanceTimeout, 30*time.Second)
 	def(&s.HeartbeatInterval, min(s.SessionTimeout/3, 3*time.Second))
-	def(&s.PartitionWatchInterval, 5*time.Second)
 	def(&s.FetchMaxWait, 500*time.Millisecond)
 	if s.FetchMaxBytes == 0 {
 		s.FetchMaxBytes = 1 << 20
@@ -80,7 +78,7 @@ func (s Settings) Faults(pkg string) []error {
 		value time.Duration
 	}{
 		{"SessionTimeout", s.SessionTimeout}, {"RebalanceTimeout", s.RebalanceTimeout}, {"HeartbeatInterval", s.HeartbeatInterval},
-		{"PartitionWatchInterval", s.PartitionWatchInterval}, {"FetchMaxWait", s.FetchMaxWait},
+		{"FetchMaxWait", s.FetchMaxWait},
 	}
 	for _, d := range durations {
 		switch {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // Patience bounds each wait of a Member.
@@ -81,7 +82,7 @@ func (m *Member) StopAtEnd() {
 
 // Start runs a Source.
 func (m *Member) Start(s consumer.Source) {
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(process.With(context.Background(), &process.Process{Pace: process.Pace{Watch: 100 * time.Millisecond}}))
 	m.stop = stop
 	go func() {
 		m.err = s.Run(ctx, m.own)
