@@ -106,16 +106,16 @@
 // A failover is one database that forgets (failover.go has the interleaving). A second server would
 // need a base backup for each history.
 //
-// Faults happen on the wire (internal/rig/wire), between pgx and the server. So every statement of the
-// engine and the handler is a point, without failpoints or build tags.
+// Faults happen on the wire (internal/rig/wire), between pgx and the server. So every statement of
+// the engine and the handler is a point, without failpoints or build tags.
 //
 // The judge compares states and knows no invariants. It first checks that two clean runs agree,
 // which any comparison requires. A statement or a request counts as "past the transaction" if the
 // user's code is the innermost caller: the judge reads the stack when it is sent.
 //
 // test/adversary plays histories of the engine. Both have their faults and the names of points from
-// internal/rig/wire, their databases from internal/rig/workerdb, and timelines and workers from
-// internal/rig/histories. They differ in their histories. Run kills processes of any program, compares
+// internal/rig/wire, their databases from workerdb, and timelines and workers from histories, all
+// in internal/rig. They differ in their histories. Run kills processes of any program, compares
 // with a clean run, and ends with the shortest history that differs. The adversary lets a process
 // survive a fault, delivers messages late, checks invariants of guarantees.md by ledgers of its
 // own, and reports each breach. Its scenes are not Cases: they have commands, several databases,

@@ -87,7 +87,7 @@ func Run(t testing.TB, c Case) *Report {
 		return r.rep
 	}
 	if faults := c.check(); faults != nil {
-		t.Error(faults)
+		t.Errorf("%v", faults)
 		return r.rep
 	}
 	again := ""
