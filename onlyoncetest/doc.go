@@ -89,8 +89,8 @@
 // environment variable. If it is not set, the first test starts a server of its own, with the
 // newest programs in PATH or /usr/lib/postgresql, and that server ends with the test process,
 // however it ends. For that, the test binary runs once more, as the server's supervisor, which ends
-// in an init function of package internal/rig/supervise: it runs no tests. The server needs no Docker
-// and no download.
+// in an init function of package internal/rig/supervise: it runs no tests. The server needs no
+// Docker and no download.
 //
 // On a given server, tests create databases onlyoncetest_..., so the role needs CREATEDB. The
 // databases stay there until the next process drops and creates them again.
