@@ -271,6 +271,26 @@ func TestH19ExpiredIsAbsent(t *testing.T) {
 	}
 }
 
+// T13: a purge does not read the records that are kept.
+func TestT13PurgeBesideKeptRecords(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	const records = 100_000
+	r.exec(`set session_replication_role = replica;
+		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at, watched_at)
+		select gen_random_uuid(), 'a', 's', '', gen_random_uuid(), 'completed', '', '1 day', now(), now() + interval '1 day', now() from generate_series(1, `+fmt.Sprint(records)+`);
+		set session_replication_role = origin`, pgx.QueryExecModeSimpleProtocol)
+	plan := one[[]struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}](r, `explain (analyze, buffers, format json) select onlyonce.http_purge(500)`)
+	if pages := plan[0].Plan.Hit + plan[0].Plan.Read; pages > records/100 {
+		t.Errorf("%d pages were read beside %d records that have not expired", pages, records)
+	}
+}
+
 func TestH20Purge(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()

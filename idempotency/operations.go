@@ -192,7 +192,7 @@ func (o *Operations) Run(ctx context.Context) error {
 // purgeOperationsSQL deletes expired operations. In: how many at most.
 const purgeOperationsSQL = `
 with old as (
-  select id from onlyonce.operations where expires_at <= clock_timestamp() and watched_at + keep <= (select w.at from onlyonce.watched w)
+  select id from onlyonce.operations where expires_at <= (select clock_timestamp()) and watched_at + keep <= (select w.at from onlyonce.watched w)
    order by expires_at limit $1 for update skip locked)
 delete from onlyonce.operations o using old where o.id = old.id and o.expires_at <= clock_timestamp()`
 

@@ -141,6 +141,10 @@ var scenes = []scene{
 		{sql: "idempotency.purgeSQL", args: []any{500}, left: `select count(*) from onlyonce.http_records`},
 		{sql: "idempotency.abandonSQL", args: []any{500}},
 	}},
+	{"answers that are kept", []string{`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, created_at, completed_at, expires_at, watched_at)
+		select gen_random_uuid(), 'a', 's', '\x00', gen_random_uuid(), 'completed', '\x00', interval '1 day', now(), now(), now() + interval '1 day', now()` + from}, []probe{
+		{sql: "idempotency.purgeSQL", args: []any{500}},
+	}},
 	{"requests whose clients did not come back", []string{oldCalls, `insert into onlyonce.leases (name, epoch, until) select 'http/' || i, 1, now() - interval '9 days'` + from,
 		`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, lease_id, keep, created_at)
 		select md5(i::text)::uuid, 'a', 's', '\x00', gen_random_uuid(), 'running', i, interval '1 day', now() - interval '9 days'` + from,

@@ -229,6 +229,8 @@ var httpRules = []mutant{
 		old: "and o.watched_at + o.keep <= (select w.at from onlyonce.watched w)", new: "", test: "TestT11ClockThatJumpsForgetsNoOperation"},
 	{rule: "T11 purge of operations", in: "idempotency", decl: "purgeOperationsSQL",
 		old: "and watched_at + keep <= (select w.at from onlyonce.watched w)", new: "", test: "TestT11ClockThatJumpsForgetsNoOperation"},
+	{rule: "T13 purge beside records that are kept", in: schema, decl: "function onlyonce.http_purge",
+		old: "(select clock_timestamp())", new: "clock_timestamp()", pkg: "idempotency", test: "TestT13PurgeBesideKeptRecords"},
 	{rule: "H20 batches", in: schema, decl: "function onlyonce.http_purge",
 		old: "r.expires_at limit most", new: "r.expires_at", pkg: "idempotency", test: "TestH20Purge"},
 	{rule: "H20 beside traffic", in: schema, decl: "function onlyonce.http_purge",
