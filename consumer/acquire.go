@@ -18,7 +18,7 @@ const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7, $
 // acquire makes this process the owner of the partition's cursor, in the order that the protocol
 // requires: it reads the row, proves membership after that read, and raises the epoch that it read.
 // If a member of an older generation is delayed between proof and raise, its raise fails on the
-// epoch. If its proof comes later, it fails on the proof.
+// epoch. If its proof comes later, it fails on the proof (F1, F2, F12, C7).
 func (w *worker) acquire(ctx context.Context) error {
 	if err := w.findPartition(ctx); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (w *worker) findPartition(ctx context.Context) error {
 }
 
 // checkCursor refuses a cursor that belongs to another group or cluster, or to another topic of the
-// same name.
+// same name (F2, F4).
 func (w *worker) checkCursor(cur *cursor) error {
 	id, group := w.id, w.c.source.Group()
 	switch {
@@ -139,7 +139,7 @@ func (w *worker) checkCursor(cur *cursor) error {
 }
 
 // takeOver proves membership and takes over the cursor. It returns false if another process was
-// faster.
+// faster (F2, F9, C3).
 func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	if err := fault.Point(fault.CursorRead); err != nil {
 		return false, err
@@ -188,7 +188,8 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 // offset, the last record that was seen below it must be the same, and nothing below it may have
 // been cut off. The last record alone does not prove that. Between it and the position there may be
 // records that were looked at and passed to no handler, for example transaction markers or aborted
-// records. The leader epoch covers those. If the log begins too late, the first fetch finds that.
+// records. The leader epoch covers those. If the log begins too late, the first fetch finds that
+// (C8).
 func (w *worker) verifyLog(ctx context.Context) error {
 	log, err := w.p.Bounds(ctx)
 	if err != nil {
@@ -243,7 +244,7 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 }
 
 // readDone reads what is done above the position, if slots work on the partition. It runs after the
-// raise, which has waited for each slot's transaction.
+// raise, which has waited for each slot's transaction (C3).
 func (w *worker) readDone(ctx context.Context) error {
 	w.doneBefore = map[int64]int64{}
 	if !w.slotted {

@@ -22,7 +22,7 @@ type applier struct {
 }
 
 // haltBlocked halts the partition because of a message. If others are handled beside it, the detail
-// names its offset and the hash of its ordering key, because the position may be below it.
+// names its offset and the hash of its ordering key, because the position may be below it (C6).
 func (ap *applier) haltBlocked(m *Message, detail string, args ...any) *HaltError {
 	if ap.sideBySide {
 		detail = "%s: " + detail

@@ -22,7 +22,7 @@ const lostLimit = 3
 //
 // If a batch fails because of a handler, it rolls back and is divided. Only a message that is alone
 // is judged. In a batch, a queued statement's error may surface at a neighbour, and a deferred
-// constraint's at the very end.
+// constraint's at the very end (F9, D1).
 func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 	if at := slices.IndexFunc(msgs, func(m *Message) bool { return m.alone }); at >= 0 {
 		n := max(at, 1)
@@ -70,7 +70,7 @@ func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 
 // divideBatch handles the messages before the failed one, that one by itself, and those after it.
 // If the failed one is not known, it divides the batch in halves, which takes the fewest runs until
-// the message is alone.
+// the message is alone (D1).
 func (ap *applier) divideBatch(until stop, msgs []*Message, next int64, failed int) error {
 	cuts := []int{0, len(msgs) / 2, len(msgs)}
 	if failed >= 0 {
@@ -105,7 +105,7 @@ func positionAfter(msgs []*Message, n int, next int64) int64 {
 	return next
 }
 
-// advancePosition moves the position past offsets that hold nothing to handle.
+// advancePosition moves the position past offsets that hold nothing to handle (F6).
 func (w *worker) advancePosition(until stop, next int64) error {
 	retry := newBackoff(w.c.cfg)
 	for {

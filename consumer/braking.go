@@ -55,7 +55,7 @@ func (e *engine) recordCommitted(a *attempt) {
 }
 
 // firstBraked returns the index of the first message of an attempt at which the partition has to
-// halt, before that message is set aside. err is nil if there is none.
+// halt, before that message is set aside. err is nil if there is none (D7).
 func (e *engine) firstBraked(a *attempt, dispositions []*disposition) (at int, err error) {
 	if a.alreadyParked || e.c.cfg.OnFailure == BlockPartition {
 		return 0, nil

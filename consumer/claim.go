@@ -137,7 +137,7 @@ func (e *engine) claimStatement(hashes [][16]byte, fingerprints []int64) (sql st
 // skipParked takes messages out of a replay if their first handling is still to come, because
 // they, or copies of them, are parked. Their keys in the replay differ from those of the parked
 // rows, so the claim would find them new, and a redrive would apply them again. It runs after
-// claimOutsideReplay, which waits for a transaction that is parking a copy.
+// claimOutsideReplay, which waits for a transaction that is parking a copy (K7).
 func (e *engine) skipParked(ctx context.Context, tx *guard.Tx, msgs []*Message, dispositions []*disposition) {
 	originals := make([][16]byte, len(msgs))
 	for i, m := range msgs {

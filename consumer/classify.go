@@ -9,7 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
-// isRefusal reports whether a SQLSTATE says nothing about a message, however often it comes.
+// isRefusal reports whether a SQLSTATE says nothing about a message, however often it comes (D1).
 func (e *engine) isRefusal(state string, h *handlerRun) bool {
 	switch {
 	case guard.RunAgain(state), state == codeLockTimeout:

@@ -21,7 +21,7 @@ const metadataPrefix = "onlyonce/1 "
 const commitEvery = 100 * time.Millisecond
 
 // committer writes positions to Kafka after the database, in this generation only. Only the latest
-// one counts.
+// one counts (F7).
 type committer struct {
 	p     partition
 	id    source.Identity

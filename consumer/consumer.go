@@ -127,7 +127,7 @@ const queryTimeout = 10 * time.Second
 
 // bounded is for the engine's own statements: those outside of a transaction, and those in a
 // transaction before the handler. If the server is alive, it ends them earlier, by Timeouts.Lock
-// and Timeouts.Statement.
+// and Timeouts.Statement (T7).
 func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement)
 }
@@ -191,7 +191,7 @@ func (c *Consumer) sharedSlots() int32 {
 }
 
 // needsSlots reports whether transactions of the partition run side by side under its next owner,
-// or what an owner that let them do so has left open is to be finished.
+// or what an owner that let them do so has left open is to be finished (C7).
 func (c *Consumer) needsSlots(cur *cursor) bool {
 	return c.cfg.Concurrency > 1 || cur.doneUntil != nil || c.shares != nil
 }

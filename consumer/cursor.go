@@ -210,7 +210,7 @@ func (c *Consumer) doneAbove(ctx context.Context, cur *cursor, pos int64) (map[i
 }
 
 // classesOf returns the classes in whose rings a scope claims, in the order of their claims. before
-// is the class that it had before, if the ring of that one has to be asked too.
+// is the class that it had before, if the ring of that one has to be asked too (K10).
 func classesOf(class string, before *string) []string {
 	if before == nil {
 		return []string{class}

@@ -88,7 +88,7 @@ func (s *deliveries) end() {
 }
 
 // apply makes delivered messages take effect, or parks them, and returns which of them are done. It
-// begins no new attempt after d.Until.
+// begins no new attempt after d.Until (G1).
 func (s *deliveries) apply(ctx context.Context, d delivery) source.Applied {
 	p, slot := s.of(&d)
 	own, paused, err := p.read(ctx, s.c, &d)
@@ -141,7 +141,7 @@ func (s *deliveries) apply(ctx context.Context, d delivery) source.Applied {
 
 // read returns what this process knows of the partition, at most a second old. own is nil if the
 // keeper has not taken the partition over yet, or has to halt because it is not the one that was
-// delivered: the keeper reports that.
+// delivered: the keeper reports that (G5).
 func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *delivery) (own *ownership, paused bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -257,6 +257,7 @@ type shareFence struct {
 	offsets, hashes []int64 // of the current attempt
 }
 
+// begin locks the messages' places under the epoch of the partition's keeper (G1).
 func (f *shareFence) begin(a *attempt) {
 	d, bounds := f.d, &f.d.c.cfg.Timeouts
 	offsets, hashes := make([]int64, len(a.msgs)), make([]int64, len(a.msgs))
@@ -280,7 +281,8 @@ func (f *shareFence) committed(a *attempt) {
 	}
 }
 
-// explain also records which of the messages are done. It returns errMoved if only some are.
+// explain also records which of the messages are done. It returns errMoved if only some are (G1,
+// G5).
 func (f *shareFence) explain(work context.Context, a *attempt) error {
 	d := f.d
 	var takes bool

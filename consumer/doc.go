@@ -126,7 +126,7 @@
 // primary key), a message does not overtake an earlier one of its ordering key (the fence looks for
 // it), and the position passes only done messages (the sweep compares). So a failover that loses
 // the commits of one slot, a late attempt, or a deployment that changes the ordering key costs work
-// or, at most, order within one window. The interleavings are in docs/guarantees.md, rules C1 to
+// or, at most, order within one window. The interleavings are in docs/rules, rules C1 to
 // C8.
 //
 // # Several databases
@@ -150,6 +150,6 @@
 // If an abandoned handler is still running, it returns [ErrHandlerHung]. See docs/operations.md,
 // "How long a stop takes", for the sum of these bounds.
 //
-// Numbers in brackets, for example (D6), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (D6), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 package consumer

@@ -131,7 +131,7 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, doc := range []string{"../README.md", "../docs/guarantees.md", "../docs/glossary.md", "../CONTRIBUTING.md"} {
+	for _, doc := range []string{"../README.md", "../docs/faults.md", "../docs/glossary.md", "../CONTRIBUTING.md"} {
 		for _, name := range regexp.MustCompile(`\bTest[A-Z0-9]\w*`).FindAllString(read(t, doc), -1) {
 			if !there[name] {
 				t.Errorf("%s names %s, which does not exist", doc, name)

@@ -23,7 +23,7 @@ import (
 //
 // If attempts were already counted at the take-over, the message is tried with nothing else of this
 // process under way. Each further attempt that ends without an answer is then its own (F9). If such
-// an attempt is to be taken back, that happens at once.
+// an attempt is to be taken back, that happens at once (D1, D2).
 func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
 	retry := newBackoff(ap.c.cfg)
 	exclusive := ap.cur.suspected(m)
@@ -85,7 +85,7 @@ func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
 // tryAlone makes an attempt at a message, and parks the message if that was the last. counted is
 // how many attempts the database has recorded; unanswered is how many of them, without this one,
 // have ended without an answer. If the message must be parked, but is not allowed to be or cannot
-// be, the partition halts.
+// be, the partition halts (D3).
 func (ap *applier) tryAlone(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
 	err := ap.applyOrPark(work, m, next, counted, n, unanswered)
 	var f *handlerFailure

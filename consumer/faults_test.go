@@ -24,7 +24,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
-// row is one fault at one step. A colon divides what docs/guarantees.md lists from a variant of it.
+// row is one fault at one step. A colon divides what docs/faults.md lists from a variant of it.
 type row struct {
 	step, fault string
 	run         func(f *faults)
@@ -36,7 +36,7 @@ var matrix = slices.Concat(fetchRows, claimRows, handlerRows, commitRows, offset
 
 // Each row injects one fault into the same mix of messages, and the same checker decides from the
 // database whether the invariants hold: again and again meanwhile, and at the end, when nothing may
-// be left to do.
+// be left to do (T2, T3, T4, T6, T7, F1, F2, F4, F5, F9, D1, D2, D3, D7, O9).
 func TestFaults(t *testing.T) { testFaults(t, 1) }
 
 func testFaults(t *testing.T, concurrency int) {
@@ -47,8 +47,8 @@ func testFaults(t *testing.T, concurrency int) {
 			}
 			t.Parallel()
 			listed, _, _ := strings.Cut(x.fault, ":")
-			if !strings.Contains(read(t, "../docs/guarantees.md"), "| "+x.step+" | "+listed+" |") {
-				t.Errorf("docs/guarantees.md does not list it")
+			if !strings.Contains(read(t, "../docs/faults.md"), "| "+x.step+" | "+listed+" |") {
+				t.Errorf("docs/faults.md does not list it")
 			}
 			x.run(&faults{t: t, row: x, concurrency: concurrency, judged: map[*memlog.Source]bool{}})
 		})

@@ -76,6 +76,7 @@ type positionFence struct {
 	epoch int32
 }
 
+// begin moves the position, and fails if this process has been replaced (T4, T7, T8).
 func (f *positionFence) begin(a *attempt) {
 	w, bounds := f.w, &f.w.c.cfg.Timeouts
 	f.last, f.epoch = w.anchor, w.reader.leaderEpochBound()
@@ -94,6 +95,7 @@ func (f *positionFence) begin(a *attempt) {
 	}
 }
 
+// explain reads whether the transaction has committed after all (T4).
 func (f *positionFence) explain(work context.Context, a *attempt) error {
 	cur, err := f.w.readOwnCursor(work)
 	if err == nil && cur.position != a.next {
@@ -132,6 +134,7 @@ type slotFence struct {
 	offsets []int64 // of the current attempt
 }
 
+// begin locks the places of these messages only (C1, C2).
 func (f *slotFence) begin(a *attempt) {
 	sl, cur, t, bounds := f.slot, f.slot.cur, f.slot.work, &f.slot.c.cfg.Timeouts
 	offsets, hashes, after := make([]int64, 0, len(a.msgs)), make([]int64, 0, len(a.msgs)), make([]int64, 0, len(a.msgs))
@@ -151,6 +154,7 @@ func (f *slotFence) begin(a *attempt) {
 	}
 }
 
+// explain reads which of the messages are done (C1).
 func (f *slotFence) explain(work context.Context, _ *attempt) error {
 	var mine, sameRun bool
 	var done int

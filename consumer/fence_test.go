@@ -23,7 +23,7 @@ import (
 //
 // The first owner is stopped in its handler. Its statements, among them the fence, have not been
 // sent. Another owner takes over and handles everything. Then the first continues and sends BEGIN,
-// fence, effects, seal and COMMIT in one go.
+// fence, effects, seal and COMMIT in one go (F1).
 func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -48,7 +48,7 @@ func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 }
 
 // F1, F2: two consumers both believe that they own the partition, and their group believes them.
-// They take turns in the database and never apply a message twice.
+// They take turns in the database and never apply a message twice (D2).
 func TestF2TwoOwnersOfOnePartition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -322,7 +322,7 @@ func TestF10PositionMovedUnderTheOwner(t *testing.T) {
 	}
 }
 
-// The SQL functions hold without the engine: every language gets the same guarantee.
+// The SQL functions hold without the engine: every language gets the same guarantee (T2).
 func TestT6CommitNeedsFenceAndSealInOneTransaction(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

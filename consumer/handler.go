@@ -57,7 +57,7 @@ func (e *engine) stopHandlers() {
 }
 
 // runHandlers calls the handler for the messages. It returns when the handler has returned or must
-// be abandoned.
+// be abandoned (D1).
 func (e *engine) runHandlers(work context.Context, tx *guard.Tx, msgs []*Message, index []int) *handlerRun {
 	cfg := &e.c.cfg
 	h := &handlerRun{msgs: msgs, index: index, done: make(chan struct{}), failedIndex: -1}
@@ -327,7 +327,7 @@ var contentsSeed = maphash.MakeSeed()
 // hashes all bytes of a batch before and after the handlers. The function that it returns reports
 // the first change, and the attempt is then undone. From then on each run of this consumer gets its
 // own copy of all bytes, which costs the memory of one more batch, and the returned function is
-// nil.
+// nil (D6).
 func (e *engine) protectBytes(originals, msgs []*Message) (changed func() bool) {
 	if e.c.copyBytes.Load() {
 		for _, m := range msgs {

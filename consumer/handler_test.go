@@ -38,7 +38,7 @@ func unlike(t *testing.T, reason string, bad consumer.Handler) *rig {
 }
 
 // D1, D3: the one that fails is parked in the transaction that moves the cursor, after its
-// attempts, and its neighbours apply.
+// attempts, and its neighbours apply (D2).
 func TestD3ExhaustedMessageIsParkedAlone(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int32
@@ -54,6 +54,7 @@ func TestD3ExhaustedMessageIsParkedAlone(t *testing.T) {
 	}
 }
 
+// D3: a Permanent error is tried once with the message alone, and then parked.
 func TestPermanentIsParkedAtOnce(t *testing.T) {
 	t.Parallel()
 	var alone atomic.Int32

@@ -203,7 +203,7 @@ func jsonScalar(raw json.RawMessage, pointer string) (string, error) {
 // no-key. The time must be the same on each copy of a message, so it must not be the record's
 // timestamp if copies are produced anew.
 //
-// Config.Key must be the function that TimedKey returns, not a wrapper of it.
+// Config.Key must be the function that TimedKey returns, not a wrapper of it (K9).
 func TimedKey(key KeyFunc, made func(m *Message, id string) (time.Time, error)) KeyFunc {
 	return func(m *Message) (string, error) {
 		m.timed = true

@@ -131,7 +131,7 @@ func (m *Message) hashIn(replay int32) ([16]byte, int64) {
 }
 
 // keyTopic returns the topic in which the message's id counts, or "" if it counts in the whole
-// scope.
+// scope (K8).
 func (m *Message) keyTopic() string {
 	if m.idInTopic {
 		return m.Topic

@@ -16,7 +16,7 @@ func newObserver(w *worker) *observer {
 }
 
 // look asks the broker first, and the database afterwards: what the broker has passed over because
-// it was acknowledged is then in the set.
+// it was acknowledged is then in the set (G3).
 func (o *observer) look(ctx context.Context, w *worker, pos int64) observation {
 	ctx, cancel := w.c.bounded(ctx)
 	defer cancel()
@@ -53,7 +53,7 @@ func (s *slots) observeIfDue(ctx context.Context) (<-chan observation, <-chan ti
 }
 
 // observed records the result of a look. A message that is done must be the record that the window
-// has at its offset (C8).
+// has at its offset (C8, G3, G4).
 func (s *slots) observed(got observation) error {
 	o, w := s.observer, s.w
 	o.looking = false

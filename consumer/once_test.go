@@ -7,6 +7,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
+// T2, T8: copies at other offsets and in another partition, with handlers that wait and that queue.
 func TestEveryMessageTakesEffectOnce(t *testing.T) {
 	for name, h := range map[string]consumer.Handler{"waiting": effect, "queued": queued} {
 		t.Run(name, func(t *testing.T) {
@@ -50,6 +51,7 @@ func TestPositionsOnlyTakesEveryOffsetOnce(t *testing.T) {
 	}
 }
 
+// T8: five copies come in one batch.
 func TestCopiesInsideOneBatch(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -273,7 +273,7 @@ func TestD4BlockedRowIsFoundByTheNextOwner(t *testing.T) {
 }
 
 // T6: a retried handler's COMMIT is refused like any other's: its first statement settles the row,
-// and needs the seal.
+// and needs the seal (D4).
 func TestT6CommitInARetriedHandlerIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -298,7 +298,7 @@ func TestT6CommitInARetriedHandlerIsRefused(t *testing.T) {
 	}
 }
 
-// F1: an attempt at a parked row by an owner that was replaced commits nothing.
+// F1: an attempt at a parked row by an owner that was replaced commits nothing (D4).
 func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -10,6 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
+// park writes a message, whole, in the transaction that passes over it (D3).
 func (e *engine) park(tx *guard.Tx, m *Message, v *disposition) {
 	var key pgtype.UUID
 	if m.id != "" {

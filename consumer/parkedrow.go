@@ -20,7 +20,7 @@ import (
 // process dies, and how many seconds ahead a due time is at most. A due time beyond that was
 // written while the clock was ahead, and counts as reached (T9). Out: at most one row; none, too,
 // if the cursor has another owner. By the indexes parked_due and parked_order: a row is due only if
-// no earlier row of its ordering key is unsettled.
+// no earlier row of its ordering key is unsettled (T13).
 const takeParkedSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
 due as (
@@ -53,7 +53,7 @@ select onlyonce.settle($1, $2, $3,
 // failParkedSQL writes the result of an attempt at a parked row that did not settle it. In: cursor,
 // epoch, nonce, row, state, reason, error, attempts to take back, seconds until it is due again,
 // attempts as counted, the message's offset, which is compared as settleParkedSQL does. A message
-// that has not claimed its key (conflict, no-key) keeps that reason.
+// that has not claimed its key (conflict, no-key) keeps that reason (O3).
 const failParkedSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.parked p
@@ -107,7 +107,7 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 }
 
 // verifyIdentity finds the message's id again, and refuses one that has changed. Calls that its
-// handler enqueues derive their keys from the id, and would go out again under other keys.
+// handler enqueues derive their keys from the id, and would go out again under other keys (D5).
 func (r *retrier) verifyIdentity(row *parkedRow) error {
 	m, order := row.m, row.m.orderKey
 	m.idInTopic = r.idInTopic

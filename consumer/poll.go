@@ -217,7 +217,7 @@ func (p *poller) pollUntilDone(ctx context.Context) {
 	}
 }
 
-// pollOnce asks once, and passes each partition its answer.
+// pollOnce asks once, and passes each partition its answer (F1).
 func (p *poller) pollOnce(ctx context.Context) error {
 	p.mu.Lock()
 	members := make([]*polledPartition, 0, len(p.members))

@@ -76,7 +76,7 @@ func (own *ownership) donePruning() pruning {
 
 // step deletes the rows that were noted, if none of the transactions is left that were open then,
 // and notes those that are old by now: below a position that was reached. What it cannot finish
-// waits for the next call.
+// waits for the next call (T4, C5).
 func (p *pruning) step(ctx context.Context, position progressRow) {
 	var open []string
 	err := p.own.c.queryRow(ctx, openTransactionsSQL).Scan(&open)
@@ -120,7 +120,7 @@ func (own *ownership) pruneProgress(ctx context.Context, from, below progressRow
 	return own.deleteOld(ctx, pruneSQL, from, below, own.cur.id)
 }
 
-// pruneDone deletes rows of done, in as many statements as that takes.
+// pruneDone deletes rows of done, in as many statements as that takes (C5).
 func (own *ownership) pruneDone(ctx context.Context, from, below progressRow) (progressRow, error) {
 	var err error
 	for from != below && err == nil {
@@ -141,7 +141,7 @@ func (own *ownership) pruneOldDone(ctx context.Context, below progressRow) {
 // deleted, and the run and the offset of the last of them. The lower bound keeps it from walking
 // over entries that are deleted already while an old snapshot prevents vacuum. It deletes nothing
 // that is not below the position: a failover may have set that back since the owner noted the upper
-// bound. By the primary keys.
+// bound. By the primary keys (C5).
 const pruneDoneSQL = `
 with held as (
   select p.id from onlyonce.leases l join onlyonce.positions p on p.id = l.id

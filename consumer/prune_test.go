@@ -102,7 +102,7 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 }
 
 // F1: what is deleted is never the row that the position is read from, and a new owner's position
-// is where the one before ended.
+// is where the one before ended (T4).
 func TestF1PruningKeepsThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

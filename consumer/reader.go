@@ -212,7 +212,7 @@ func (r *reader) stampMessages(msgs []*Message) {
 }
 
 // batchLength returns how many buffered messages make the next batch, and whether it is full. No
-// batch goes past the end of a replay.
+// batch goes past the end of a replay (F10).
 func (r *reader) batchLength() (n int, full bool) {
 	size, most := 0, r.cfg.BatchSize
 	if r.brake.Stopped() {

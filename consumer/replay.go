@@ -9,7 +9,7 @@ update onlyonce.cursors set replay_until = null, replay_resume = null, replay_re
 
 // resumeDoneSQL takes over what was done above the position that a replay has interrupted, in the
 // transaction that ends the replay. In: cursor, its run, the interrupted position. The rows below
-// it are pruned, as those of the replay itself (C5).
+// it are pruned, as those of the replay itself (C5, C7).
 const resumeDoneSQL = `
 update onlyonce.done set run = $2 where cursor_id = $1 and run = $2::integer - 1 and "offset" >= $3`
 
@@ -22,7 +22,7 @@ update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_
   from held where c.id = held.id and c.replay_no = $2`
 
 // endReplay continues where the replay interrupted the work. It returns errMoved when that is done,
-// because the messages that were fetched ahead are not the next ones.
+// because the messages that were fetched ahead are not the next ones (F5, F10).
 func (w *worker) endReplay(work context.Context) error {
 	w.reader.discard(w.cur.runEpoch) // the epoch that belongs to the interrupted position
 	var err error

@@ -117,7 +117,7 @@ type reportedFault struct {
 }
 
 // presentFaults returns the faults of this process and of its partitions in this database, in a
-// fixed order. A partition that is halted or paused has no others.
+// fixed order. A partition that is halted or paused has no others (S3).
 func (c *Consumer) presentFaults(group, handlers *ready.Link) []reportedFault {
 	found := []reportedFault{}
 	add := func(kind, topic string, partitions int, t trouble, patience time.Duration) {
@@ -161,7 +161,7 @@ func (c *Consumer) presentFaults(group, handlers *ready.Link) []reportedFault {
 }
 
 // faultText describes the error of a fault. A handler's error may quote the message, so of that it
-// has only the SQLSTATE.
+// has only the SQLSTATE (S3).
 func faultText(kind string, err error) string {
 	if kind != faultApply && !errors.As(err, new(*handlerFailure)) {
 		return codec.TextUpTo(err.Error(), 256)

@@ -15,7 +15,7 @@ import (
 // have blocked rows. It is for a process that died between a commit and the promote that follows
 // it. It handles a number of keys at once, above $4 (null: from the first). Out: one row with how
 // many rows became due, and the last of these keys, null if there are no more. It reads one entry
-// of the index parked_blocked for each key, however many rows wait.
+// of the index parked_blocked for each key, however many rows wait (T13).
 const promoteAllSQL = `
 with recursive keys (order_key) as (
   (select p.order_key from onlyonce.parked p
@@ -75,7 +75,7 @@ func (r *retrier) promoteAll(ctx context.Context) (promoted int64, err error) {
 
 // retrier reads the parked messages of one owned partition, and tries them again through the
 // engine, beside the worker and under the same lease. It never holds up the worker: if a key's
-// messages fail, only messages of that key wait.
+// messages fail, only messages of that key wait (D4).
 type retrier struct {
 	engine
 	promotions promotions

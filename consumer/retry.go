@@ -91,7 +91,7 @@ func (r *retrier) checkPoll() (answered bool, err error) {
 	}
 }
 
-// applyPoll records what operators and time have changed.
+// applyPoll records what operators and time have changed (F1, F10).
 func (r *retrier) applyPoll(a pollAnswer) error {
 	if err := a.decision(); err != nil {
 		return err
@@ -169,7 +169,7 @@ func (r *retrier) retryNext(until stop) (bool, error) {
 	return true, r.recordFailure(row, v, 0)
 }
 
-// giveUp leaves a row to an operator, unless the partition has to halt first.
+// giveUp leaves a row to an operator, unless the partition has to halt first (D7).
 func (r *retrier) giveUp(row *parkedRow, v *disposition) error {
 	if r.countsForBrake() {
 		if _, yes := r.brake.StopsAt(nil, v.reason); yes {
@@ -184,7 +184,7 @@ func (r *retrier) giveUp(row *parkedRow, v *disposition) error {
 }
 
 // sampleFrontier takes the next step of a sample, if one is possible, with the answer of a poll. No
-// step waits.
+// step waits (K6).
 func (r *retrier) sampleFrontier(a pollAnswer) {
 	s := &r.sample
 	switch {

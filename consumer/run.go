@@ -171,7 +171,7 @@ func (c *Consumer) announceStop(ctx context.Context) (began func() time.Time) {
 
 // checkDatabases checks the database before the consumer joins the group, so that a process that
 // cannot work takes no partitions away from those that can. With shards it checks each of them,
-// because it may get a partition of any.
+// because it may get a partition of any (S1).
 func (c *Consumer) checkDatabases(ctx context.Context) error {
 	ctx, cancel := c.boundedQuery(ctx)
 	defer cancel()

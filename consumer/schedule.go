@@ -191,7 +191,7 @@ func (s *slots) give(sl *slot, t *task) {
 	sl.tasks <- t
 }
 
-// slotReported records what a slot has done.
+// slotReported records what a slot has done (C6).
 func (s *slots) slotReported(e slotEvent) {
 	if e.deadlocked {
 		s.deadlocked()
@@ -230,7 +230,7 @@ const (
 )
 
 // deadlocked halves the number of slots after deadlockLimit deadlocks within deadlockWindow. It is
-// restored when the partition is taken over, or its work begins anew.
+// restored when the partition is taken over, or its work begins anew (C6).
 func (s *slots) deadlocked() {
 	now := time.Now()
 	s.deadlocks = append(slices.DeleteFunc(s.deadlocks, func(at time.Time) bool { return now.Sub(at) > deadlockWindow }), now)
@@ -243,7 +243,7 @@ func (s *slots) deadlocked() {
 }
 
 // fetched adds the result of a fetch to the window. If a process may have died of one of its
-// messages, their ids are found first, beside the scheduler, which does not wait for them.
+// messages, their ids are found first, beside the scheduler, which does not wait for them (C8).
 func (s *slots) fetched(ctx context.Context, got fetchResult) error {
 	if got.err != nil {
 		s.fetchErr = got.err
@@ -302,7 +302,7 @@ func (s *slots) add(got fetchResult) error {
 	return nil
 }
 
-// reportBlocked records which message holds up the position although later ones are done.
+// reportBlocked records which message holds up the position although later ones are done (C6).
 func (s *slots) reportBlocked() {
 	e := s.window.Blocker()
 	if e == nil {

@@ -179,7 +179,7 @@ func TestG3KeeperHandlesWhatTheBrokerGaveUp(t *testing.T) {
 	until(t, "no rows are kept", func() bool { return r.count(`select count(*) from onlyonce.done`) == 0 })
 }
 
-// An idle keeper asks neither broker nor database what the share group has done.
+// An idle keeper asks neither broker nor database what the share group has done (G3).
 func TestIdleKeeperAsksNothing(t *testing.T) {
 	t.Parallel()
 	r := newDeliveryRig(t, 3)

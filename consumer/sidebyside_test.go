@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// C1: the matrix once more, with several transactions of a partition at once.
+// C1: the matrix once more, with several transactions of a partition at once (C3).
 func TestFaultsSideBySide(t *testing.T) { testFaults(t, 4) }
 
 // alike are the rows, or the beginnings of their names, whose fault meets what a slot shares with

@@ -220,7 +220,7 @@ func TestC4SweepRaisesAtAGap(t *testing.T) {
 }
 
 // T6: a COMMIT that the seal has not allowed fails for slots too, whichever of the transaction's
-// rows it would be.
+// rows it would be (C1).
 func TestT6SlotNeedsTheSeal(t *testing.T) {
 	t.Parallel()
 	s := newSlotRig(t)

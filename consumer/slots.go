@@ -12,7 +12,7 @@ import (
 // slot is a goroutine with an applier of its own, and has at most one task.
 //
 // What the scheduler decides is a proposal: onlyonce.fence_slot and onlyonce.sweep raise if it is
-// wrong. See the rules C1 to C7 in docs/guarantees.md.
+// wrong. See the rules C1 to C7 in docs/rules.
 type slots struct {
 	w      *worker
 	window *window.Window[*Message]
@@ -118,7 +118,7 @@ type observation struct {
 	err     error
 }
 
-// open returns the offset below which messages may be given to slots.
+// open returns the offset below which messages may be given to slots (G3).
 func (s *slots) open() int64 {
 	// A fetch may bring more. The next owner handles as many messages alone (F9).
 	below := s.window.LimitTo(s.w.c.cfg.Window, s.below)

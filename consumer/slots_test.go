@@ -65,7 +65,7 @@ func (r *rig) inOrder() {
 }
 
 // C1: with several transactions at once each message takes effect once, and those of an ordering
-// key in their order, under each policy and for each kind of handler.
+// key in their order, under each policy and for each kind of handler (C2).
 func TestC1SideBySideOnce(t *testing.T) {
 	for name, change := range map[string]func(*consumer.Config){
 		"ids":       func(*consumer.Config) {},

@@ -61,7 +61,7 @@ returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 }
 
 // F1: the newest of a cursor's rows of progress is never deleted. If the row that is to stay is
-// missing, nothing is deleted: a failover may have lost it.
+// missing, nothing is deleted: a failover may have lost it (T4).
 func TestF1PruningKeepsTheNewestRow(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

@@ -11,7 +11,7 @@ import (
 )
 
 // A partition waits from the first fetch that finds records above the last stable offset and
-// nothing to read below it, until that moves.
+// nothing to read below it, until that moves (F8).
 func TestWaitingAtTheLastStableOffset(t *testing.T) {
 	t.Parallel()
 	start := time.Now()

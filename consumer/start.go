@@ -102,7 +102,7 @@ func (w *worker) joinScope(ctx context.Context) error {
 // makeScope writes the scope's row for the first time. If another shard has one, it copies that
 // row, because a partition that moves takes its keys along. If none has one, the first shard gets
 // it first, so that two shards that begin at once agree. No key of the scope is here, so the ring
-// of the class before is not asked here.
+// of the class before is not asked here (K8).
 func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 	c := w.c
 	row := scopeRow{topics: []string{w.id.Topic}, copies: chosen, class: c.cfg.Horizon.class()}
@@ -136,7 +136,7 @@ func (c *Consumer) insertScope(ctx context.Context, row scopeRow) error {
 }
 
 // checkClass halts unless the scope has the class of Config.Horizon, or had it before and is still
-// claimed in both rings: then the processes of a service may be deployed one after another.
+// claimed in both rings: then the processes of a service may be deployed one after another (K10).
 func (w *worker) checkClass(row *scopeRow) error {
 	mine := w.c.cfg.Horizon.class()
 	if w.c.cfg.Key == nil || slices.Contains(classesOf(row.class, row.classBefore), mine) {
@@ -220,7 +220,7 @@ with noted as (
 select partitions from noted union all select partitions from onlyonce.topics where scope = $1 and topic = $2 limit 1`
 
 // firstPartitions returns how many partitions the topic had when this scope began to read it, or 0
-// if that is not known. Partitions above that number were added later.
+// if that is not known. Partitions above that number were added later (F11).
 func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int32, error) {
 	if id.Partitions <= 0 {
 		return 0, nil
@@ -252,7 +252,7 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 //
 // If Kafka has an offset of this consumer's, but the database has no row, the database has lost its
 // history: for example by a failover or a restore, or because it is another database. To continue
-// from that offset would skip what was lost.
+// from that offset would skip what was lost (F3, F11).
 func (w *worker) decideStart(ctx context.Context, first int32) error {
 	c, p, id := w.c, w.p, w.id
 	offset, metadata, err := p.Committed(ctx)
@@ -285,7 +285,7 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 
 // compareGroupOffset compares the group's offset with the position. If it is the consumer's own and
 // ahead, it shows what the database has lost. If another program has written it, compareGroupOffset
-// reports that. It moves nothing: the database counts.
+// reports that. It moves nothing: the database counts (O6).
 func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	offset, metadata, err := w.p.Committed(ctx)
 	if err != nil {

@@ -46,7 +46,7 @@ func (s *slots) sweepIfDue() {
 	go func() { s.sweeper.done <- sweepResult{plan: plan, err: s.sweeper.sweep(ctx, plan)} }()
 }
 
-// plan returns how far the position can be moved.
+// plan returns how far the position can be moved (C4).
 func (s *slots) plan() sweepPlan {
 	p := sweepPlan{from: s.w.pos, last: s.w.anchor}
 	p.next, p.epoch = s.window.Frontier()
@@ -81,7 +81,7 @@ func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 	return nil
 }
 
-// swept records how a sweep ended.
+// swept records how a sweep ended (C4).
 func (s *slots) swept(r sweepResult, committer *committer) error {
 	s.sweeping, s.sweptAt = false, time.Now()
 	s.sweeps++
@@ -141,7 +141,7 @@ const (
 )
 
 // pruneIfDue takes a step of pruning after some sweeps, or if there has been none for a while: a
-// partition without messages does not keep the rows of its last ones.
+// partition without messages does not keep the rows of its last ones (C5).
 func (s *slots) pruneIfDue(ctx context.Context) {
 	if s.pruning {
 		return

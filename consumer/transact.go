@@ -156,7 +156,7 @@ func (e *engine) adjustCaution(a *attempt) {
 }
 
 // fillTransaction queues or sends everything up to the handler's last statement, and returns the
-// result of the handlers.
+// result of the handlers (T1, D6).
 func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt, first caution) *handlerRun {
 	h := &handlerRun{failedIndex: -1}
 	before, cancel := e.c.bounded(work) // up to the handler

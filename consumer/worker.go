@@ -113,7 +113,7 @@ func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
 // haltGap halts because the log begins above the position. Only if the log once held the position,
 // it is certain that retention has passed it, or that an operator has deleted records. Any other
 // position may have been set to an offset that the log did not reach, for example by the group's
-// committed offset, a replay or cursor adopt.
+// committed offset, a replay or cursor adopt (F6).
 func (w *worker) haltGap(start int64) *HaltError {
 	if w.logHeldPos {
 		return w.haltError(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
@@ -121,7 +121,7 @@ func (w *worker) haltGap(start int64) *HaltError {
 	return w.haltError(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set to where the log did not hold it when it was first looked for", start, start-w.pos)
 }
 
-// fetchError turns a fetch's error about the log into what it means for the cursor.
+// fetchError turns a fetch's error about the log into what it means for the cursor (F6).
 func (w *worker) fetchError(err error) error {
 	var out *source.OutOfRangeError
 	switch {

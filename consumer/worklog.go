@@ -108,7 +108,7 @@ func (w *worker) handleBatches(until stop, committer *committer) error {
 
 // probeOne tries one message while the brake holds the partition. It returns errMoved if that
 // releases the brake. If failed messages are retried from the database and one of them is due,
-// probe tries that one, and messages in the log wait.
+// probe tries that one, and messages in the log wait (D7).
 func (w *worker) probeOne(until stop, committer *committer) error {
 	if w.c.cfg.OnFailure == ParkOrderingKey {
 		if _, err := w.retrier.retryNext(until); err != nil {

@@ -75,7 +75,7 @@ const claimSQL = `select onlyonce.claim_standard($1, $2)`
 // REPEATABLE READ and SERIALIZABLE the wait ends in SQLSTATE 40001 when the other one commits: run
 // the transaction again (PostgreSQL documentation, chapter "Transaction Isolation").
 //
-// A pool, and a connection without a transaction, are refused with [ErrNoTransaction].
+// A pool, and a connection without a transaction, are refused with [ErrNoTransaction] (T1).
 func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
 	outcomes, err := ClaimAll(ctx, tx, []Key{key})
 	if err != nil {

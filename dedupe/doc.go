@@ -53,7 +53,7 @@
 // A claim gets its transaction id first, and reads in a later statement which segment is current.
 // It reads the closed segments. If a segment is draining, the claim inserts into that before it
 // inserts into the current one. A key is fresh only if it is new in all of them. Package
-// internal/ring describes how the ring moves, and docs/guarantees.md, rules K3 to K6, the failures
+// internal/ring describes how the ring moves, and docs/rules, rules K3 to K6, the failures
 // that this prevents. Above READ COMMITTED a claim may find that the ring has moved since the
 // transaction's snapshot: it fails with SQLSTATE 40001, as for an uncommitted copy. Run the
 // transaction again.

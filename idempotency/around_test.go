@@ -176,7 +176,7 @@ func TestH6BodyOfUnknownLength(t *testing.T) {
 }
 
 // Config.Scope may look into the form: it gets a request of its own, and what it reads counts for
-// the fingerprint and reaches the handler all the same.
+// the fingerprint and reaches the handler all the same (H6).
 func TestH2ScopeThatParsesTheForm(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()

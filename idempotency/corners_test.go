@@ -52,7 +52,7 @@ func leasedConfig() idempotency.Config {
 
 func (r *rig) leases() int { return one[int](r, `select count(*) from onlyonce.leases`) }
 
-// A handler that ends its goroutine leaves neither its key nor a connection behind.
+// A handler that ends its goroutine leaves neither its key nor a connection behind (H11).
 func TestGoexitFreesTheKey(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
@@ -79,7 +79,7 @@ func TestGoexitFreesTheKey(t *testing.T) {
 	}
 }
 
-// Without a key nothing joins two requests: neither may the key that their steps carry.
+// Without a key nothing joins two requests: neither may the key that their steps carry (H5).
 func TestStepsOfRequestsWithoutAKeyHaveKeysOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -109,6 +109,7 @@ func TestStepsOfRequestsWithoutAKeyHaveKeysOfTheirOwn(t *testing.T) {
 	}
 }
 
+// H19: a request whose answer was erased gets 410, and does not run again.
 func TestErasedAnswerIsGone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -135,7 +136,7 @@ func TestErasedAnswerIsGone(t *testing.T) {
 }
 
 // A request that is not completed needs the results of its steps: erasing refuses, and changes
-// nothing.
+// nothing (H19).
 func TestEraseOfWhatIsNotCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -172,7 +173,7 @@ func TestEraseOfWhatIsNotCompleted(t *testing.T) {
 	}
 }
 
-// Those who ask for a stored answer at the same time do not stand in one another's way.
+// Those who ask for a stored answer at the same time do not stand in one another's way (H10).
 func TestReplaysAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -188,7 +189,7 @@ func TestReplaysAtOnce(t *testing.T) {
 }
 
 // A handler that goes on after its time keeps neither the key nor the connection, in this process
-// or in another.
+// or in another (H11).
 func TestHangingHandlerKeepsNothing(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
@@ -234,7 +235,7 @@ func TestHangingHandlerKeepsNothing(t *testing.T) {
 	}
 }
 
-// What a handler has left running gets no transaction behind it.
+// What a handler has left running gets no transaction behind it (H17).
 func TestTxBehindTheHandler(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
@@ -318,7 +319,7 @@ func TestT6ForkedRequest(t *testing.T) {
 	}
 }
 
-// Requests without a key run again too where the database asks for it.
+// Requests without a key run again too where the database asks for it (H5).
 func TestSerializationFailureWithoutAKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -348,7 +349,8 @@ func unserializable(r *rig, n int64) http.HandlerFunc {
 	}
 }
 
-// Duplicates of a request that another process has wait too, and no more of them than of one's own.
+// Duplicates of a request that another process has wait too, and no more of them than of one's own
+// (H10).
 func TestWaitersAreCappedAcrossProcesses(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -393,7 +395,7 @@ func TestWaitersAreCappedAcrossProcesses(t *testing.T) {
 	}
 }
 
-// An answer that is cut off at the limit is none, whatever its status.
+// An answer that is cut off at the limit is none, whatever its status (H15).
 func TestCutOffRefusalIsNotSent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -408,7 +410,7 @@ func TestCutOffRefusalIsNotSent(t *testing.T) {
 }
 
 // A handler that panics over a step of unknown outcome leaves the request to an operator all the
-// same.
+// same (H18).
 func TestPanicOverAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -435,7 +437,7 @@ func TestPanicOverAnUnknownOutcome(t *testing.T) {
 	}
 }
 
-// A body that cannot be read as JSON is another one than a body that could.
+// A body that cannot be read as JSON is another one than a body that could (H7).
 func TestRawBodyAgainstAJSONRecord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -495,7 +497,7 @@ func TestWithoutPreparedStatements(t *testing.T) {
 }
 
 // Without a key a client cannot retry safely: the outcome of a COMMIT without an answer stays
-// unknown, and the answer does not ask the client to repeat the request.
+// unknown, and the answer does not ask the client to repeat the request (H5).
 func TestUnknownCommitWithoutAKey(t *testing.T) {
 	t.Parallel()
 	r := wiredRig(t, leasedConfig(), &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut { return pgtest.Unheard }}, nil)

@@ -164,7 +164,7 @@ func TestH17ClaimBesideAPurge(t *testing.T) {
 }
 
 // The connection breaks at every other statement of the layer, before the server gets it or after
-// it.
+// it (H22).
 func TestStoreThatBreaksAnywhere(t *testing.T) {
 	t.Parallel()
 	statements := map[idempotency.Mode][]string{

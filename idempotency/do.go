@@ -38,7 +38,7 @@ import (
 // everything. Once COMMIT has been sent, the end of ctx does not cut it short. If fn panics, Do
 // undoes the writes and panics with the same value.
 //
-// Do holds one connection of the pool while fn runs, and none while it waits.
+// Do holds one connection of the pool while fn runs, and none while it waits (H25).
 func Do[T any](ctx context.Context, d *Doer, scope Scope, key string, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, Outcome, error) {
 	var result T
 	err := d.check(scope, key)
@@ -88,7 +88,7 @@ func Do[T any](ctx context.Context, d *Doer, scope Scope, key string, request an
 const statusPermanent = http.StatusUnprocessableEntity
 
 // writeResult writes a result as the answer. It reads it again first, so that no result commits
-// that a later call could not get.
+// that a later call could not get (H25).
 func writeResult[T any](codec Codec, rec *recorder, result T) error {
 	encoded, err := codec.Marshal(result)
 	if err != nil {
@@ -126,7 +126,7 @@ func (d *Doer) check(scope Scope, key string) error {
 	return nil
 }
 
-// newCall makes the request that stands for a call.
+// newCall makes the request that stands for a call (H25).
 func (d *Doer) newCall(ctx context.Context, scope Scope, key string, asked []byte) *servedRequest {
 	req := &servedRequest{handler: d.handler, layer: d.handler.layer, scope: scope, caller: ctx, work: ctx, ctx: context.WithoutCancel(ctx)}
 	req.key, req.ttl = key, d.handler.route.TTL

@@ -294,7 +294,7 @@ func TestH25RetryStorm(t *testing.T) {
 	}
 }
 
-// Calls that the function enqueues have keys made of the call's, and with NoCalls none.
+// Calls that the function enqueues have keys made of the call's, and with NoCalls none (H26).
 func TestH25CallsOfTheOutbox(t *testing.T) {
 	t.Parallel()
 	r := newDoRig(t, idempotency.DoerConfig{})

@@ -104,6 +104,6 @@
 //     apply it twice after a crash.
 //   - It does not order requests under different keys.
 //
-// Numbers in brackets, for example (H5), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (H5), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 package idempotency

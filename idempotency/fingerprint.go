@@ -48,7 +48,7 @@ const (
 var errFingerprint = errors.New("idempotency: the stored fingerprint cannot be compared")
 
 // fingerprinter makes fingerprints with the current key, and compares those of every key that it
-// has.
+// has (H7).
 type fingerprinter struct {
 	current uint32
 	macs    map[uint32]*sync.Pool // of HMACs, by the id of the key

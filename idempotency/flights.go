@@ -15,7 +15,7 @@ const (
 )
 
 // flights holds the requests that this process is working on. It saves queries to the database,
-// which knows about requests in other processes.
+// which knows about requests in other processes (H10).
 type flights struct {
 	mu      sync.Mutex
 	byKey   map[[16]byte]*flight

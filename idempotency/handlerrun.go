@@ -62,7 +62,7 @@ const (
 )
 
 // runHandler runs the handler. If it panics, runHandler returns the value, and the caller must
-// panic with it again.
+// panic with it again (H11).
 func (run *handlerRun) runHandler(ctx context.Context, rec *recorder) (panicked any) {
 	run.runs++
 	ctx, cancel := context.WithTimeout(ctx, run.handler.route.HandlerTimeout)

@@ -54,7 +54,7 @@ func checkKeepHeaders(names []string) error {
 
 // headersToStore returns what is stored of an answer's headers: of those that replace the headers
 // of middleware around the layer, and of those that are added to them. final holds all headers,
-// including Connection, which names further headers that must not be stored.
+// including Connection, which names further headers that must not be stored (H14).
 func headersToStore(set, added, final http.Header, extra []string) (keepSet, keepAdded http.Header) {
 	named := connectionNames(final)
 	return storedSubset(set, named, extra), storedSubset(added, named, extra)

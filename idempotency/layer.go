@@ -40,7 +40,7 @@ type Layer struct {
 	operations sync.Map // *Operations by their stream: to answer copies of requests that made an operation
 }
 
-// ofTenant returns the layer of the database that a tenant lives in.
+// ofTenant returns the layer of the database that a tenant lives in (N2).
 func (l *Layer) ofTenant(ctx context.Context, tenant string) (*Layer, error) {
 	if l.shards == nil {
 		return l, nil

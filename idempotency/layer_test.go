@@ -244,6 +244,7 @@ func one[T any](r *rig, sql string, args ...any) (v T) {
 
 func (r *rig) effects() int { return one[int](r, `select count(*) from effects`) }
 
+// H13: the same request gets the first answer, byte for byte, and another body 422.
 func TestFirstAnswerIsGivenAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())

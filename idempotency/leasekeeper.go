@@ -43,7 +43,7 @@ func (h *heldLease) markLost() {
 
 // leaseKeeper renews all leases of a process in one statement. Its goroutine runs while there are
 // leases. It has a connection of its own, from the first renewal on, so that handlers which hold
-// all connections of the layer's pool do not cost others their leases.
+// all connections of the layer's pool do not cost others their leases (H18).
 type leaseKeeper struct {
 	layer *Layer
 

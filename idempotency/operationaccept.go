@@ -39,7 +39,7 @@ select $1, $2, $3, $4, $5, $6, $7
 // it runs, then 200 with the result. If OperationsConfig.TenantRunning operations of the tenant
 // have not ended, it answers 429, and the same request may succeed later. If it returns an error,
 // it has not written an answer: the handler must answer with a status that the layer does not
-// store, for example 500.
+// store, for example 500 (H23).
 func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	if ok && o.shards[run.layer] != nil {
@@ -105,7 +105,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 }
 
 // partitionOf returns the partition of an operation: one of its tenant's, the same for all of an
-// ordering key. It is nil if there is no tenant.
+// ordering key. It is nil if there is no tenant (H23).
 func (o *Operations) partitionOf(tenant, orderingKey string) *int16 {
 	if tenant == "" {
 		return nil

@@ -55,7 +55,7 @@ func (o *Operations) copyReply(state *operationState, resp *storedResponse, expi
 }
 
 // findOperationSQL finds an operation within a scope. In: id, tenant, principal, its key among
-// parked rows. Out: at most one row. Expired operations count as absent.
+// parked rows. Out: at most one row. Expired operations count as absent (H23).
 const findOperationSQL = `
 select o.name, case when o.state = 'running' and exists (select from onlyonce.parked p where p.kind = 'event' and p.key = $4 and p.settled_at is null
                                                             and p.reason <> 'conflict' and p.state = 'waiting') then 'suspended' else o.state end,

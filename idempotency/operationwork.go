@@ -21,7 +21,7 @@ select o.name, o.principal, o.state, s.cancel_at is not null
   from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id where o.id = $1`
 
 // endOperationSQL writes an operation's end, in the transaction of its work. In: id, state, result,
-// whether it is sealed, code, text.
+// whether it is sealed, code, text (H23).
 const endOperationSQL = `
 update onlyonce.operations set state = $2, result = $3, sealed = $4, error_code = $5, error_text = $6, completed_at = clock_timestamp(),
        expires_at = clock_timestamp() + keep, watched_at = (select w.at from onlyonce.watched w)
@@ -57,7 +57,7 @@ func (o *Operations) applyEvent(ctx context.Context, tx consumer.Tx, m *consumer
 	return o.runWork(ctx, tx, op, m.Attempt)
 }
 
-// runWork runs the work, and writes its end.
+// runWork runs the work, and writes its end (H23).
 func (o *Operations) runWork(ctx context.Context, tx consumer.Tx, op *Operation, attempt int) error {
 	watched, stop := o.watchCancellation(ctx, op)
 	defer stop()

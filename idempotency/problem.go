@@ -126,7 +126,7 @@ func (l *Layer) writeRefusal(w http.ResponseWriter, r *http.Request, c code) {
 	l.writeProblem(w, r, newProblem(c.status(), c, "", "", c.retryable()))
 }
 
-// writeProblem answers with a problem, in the API's own form if there is a Config.Problem.
+// writeProblem answers with a problem, in the API's own form if there is a Config.Problem (H9).
 func (l *Layer) writeProblem(w http.ResponseWriter, r *http.Request, p Problem) {
 	if l.cfg.Problem == nil {
 		p.Write(w)

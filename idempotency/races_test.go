@@ -16,7 +16,7 @@ import (
 )
 
 // One hundred identical requests at once, on one process and on two: one run, one effect, the same
-// bytes for all that are answered.
+// bytes for all that are answered (H13).
 func TestHundredAtOnce(t *testing.T) {
 	t.Parallel()
 	var p provider
@@ -180,7 +180,7 @@ func TestH11ClientThatGoesAway(t *testing.T) {
 	}
 }
 
-// A body that never comes to its end has claimed nothing.
+// A body that never comes to its end has claimed nothing (H6).
 func TestRequestThatBreaksOff(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -204,7 +204,7 @@ func TestRequestThatBreaksOff(t *testing.T) {
 }
 
 // A route's mode is changed while records of the other mode stand, and while old and new processes
-// work side by side.
+// work side by side (H19).
 func TestModeOfARouteChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -271,7 +271,7 @@ func TestModeOfARouteChanges(t *testing.T) {
 	}
 }
 
-// The cap of a tenant is its own.
+// The cap of a tenant is its own (H10).
 func TestTenantLimit(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()

@@ -47,7 +47,7 @@ func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedR
 }
 
 // findRecordSQL finds a record that has not expired. In: id. Out: at most one row. Uses the primary
-// key; takes no lock.
+// key; takes no lock (T11, H19).
 const findRecordSQL = `
 select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at, coalesce(r.lease_id, 0) as lease
   from onlyonce.http_records r

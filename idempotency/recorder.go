@@ -30,7 +30,8 @@ var ErrResponseTooLarge = errors.New("idempotency: the answer's body is longer t
 //   - A header that cannot be sent as it is (see protocol.ValidHeader) is left out. HTTP/2 in
 //     net/http does the same; HTTP/1 would replace line ends in a value.
 //
-// Like net/http's it is for one goroutine, and must not be used after the handler has returned.
+// Like net/http's it is for one goroutine, and must not be used after the handler has returned
+// (H15).
 type recorder struct {
 	limit           int
 	before          http.Header // the headers from before the handler ran that can be sent

@@ -66,7 +66,7 @@ func (req *servedRequest) replyFromStore() (expired *storedRecord, rep reply, an
 	return nil, rep, true
 }
 
-// replyFromRecord answers a request from the record under its key.
+// replyFromRecord answers a request from the record under its key (H7, H16).
 func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
 	same, err := req.layer.fingerprints.matches(r.fingerprint, &req.subject, req.fingerprint)
 	if errors.Is(err, errJSON) { // the record was made when the route compared bodies as JSON, and this body is not JSON
@@ -122,7 +122,7 @@ func (req *servedRequest) replayReply(resp *storedResponse, expires *time.Time) 
 	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, expires: expires}
 }
 
-// renderBody calls Route.Render. If it fails, ok is false.
+// renderBody calls Route.Render. If it fails, ok is false (H28).
 func (req *servedRequest) renderBody(resp *storedResponse) (body []byte, rep reply, ok bool) {
 	render := req.handler.route.Render
 	if render == nil {

@@ -35,7 +35,7 @@ func handlerReply(m Outcome, rec *recorder) reply {
 	return reply{mark: m, status: rec.status(), set: h.set, added: h.added, body: rec.body()}
 }
 
-// problemReply makes a reply with a problem.
+// problemReply makes a reply with a problem (H9).
 func problemReply(c code, failed error) reply {
 	rep := reply{mark: Rejected, code: c, logged: failed}
 	switch c {
@@ -58,7 +58,7 @@ func inProgressReply(left time.Duration) reply {
 	return rep
 }
 
-// writeReply writes the reply and returns its status.
+// writeReply writes the reply and returns its status (H9).
 func (req *servedRequest) writeReply(rep reply) int {
 	h, cfg := req.w.Header(), &req.layer.cfg
 	if rep.code == "" {
@@ -110,7 +110,7 @@ func (req *servedRequest) problemInstance() string {
 	return "urn:uuid:" + codec.UUIDv8(req.id).String()
 }
 
-// storedResponse returns what is stored of a handler's answer.
+// storedResponse returns what is stored of a handler's answer (H28).
 func (run *handlerRun) storedResponse(rec *recorder) *storedResponse {
 	route := &run.handler.route
 	h := rec.headerChanges()
@@ -126,7 +126,8 @@ func (run *handlerRun) storedResponse(rec *recorder) *storedResponse {
 	return r
 }
 
-// encodeResponse returns the answer as it is stored: encoded, and sealed if there is a Sealer.
+// encodeResponse returns the answer as it is stored: encoded, and sealed if there is a Sealer
+// (H16).
 func (req *servedRequest) encodeResponse(run *handlerRun, rec *recorder) (stored []byte, sealed bool, err error) {
 	return req.layer.seal(sealPlace{req.id, sealedAnswer, ""}, run.storedResponse(rec).encode())
 }

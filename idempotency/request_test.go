@@ -336,7 +336,7 @@ func TestH8RecordsAreApart(t *testing.T) {
 	}
 }
 
-// The order of a request's way is fixed: whose it is, what it is, and only then the store.
+// The order of a request's way is fixed: whose it is, what it is, and only then the store (H3).
 func TestNothingIsAskedOfTheStoreForARequestThatIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())

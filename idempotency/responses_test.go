@@ -254,6 +254,7 @@ func TestH15LongAnswers(t *testing.T) {
 	}
 }
 
+// H24: the cache has sealed answers too.
 func TestH16AnswersAreSealed(t *testing.T) {
 	t.Parallel()
 	sealer := func(current uint32, ids ...uint32) *seal.Sealer {

@@ -183,7 +183,7 @@ func (r Route) withDefaults() (Route, error) {
 // Route, or a [DoerConfig].
 type sharedFields struct{ name, maxResponse string }
 
-// checkShared checks the fields that a [Doer] has too.
+// checkShared checks the fields that a [Doer] has too (H26).
 func (r *Route) checkShared(l *fields.List, names sharedFields) {
 	switch {
 	case r.Pattern == "":

@@ -102,7 +102,7 @@ func (b *lateBody) Read(p []byte) (int, error) {
 	return b.rest.Read(p)
 }
 
-// fingerprintSubject collects what the fingerprint covers.
+// fingerprintSubject collects what the fingerprint covers (H7).
 func (rh *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []byte) fingerprintSubject {
 	mode := fingerprintRaw
 	if rh.route.FingerprintJSON {
@@ -129,7 +129,7 @@ func (rh *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []
 }
 
 // scopeName returns the scope of a request's key in the database (H8). The principal is escaped, so
-// that it cannot be mistaken for another part of the name.
+// that it cannot be mistaken for another part of the name (H2).
 func (rh *routeHandler) scopeName(method string, s Scope) string {
 	name := "http " + method + " " + rh.route.Pattern
 	return withPrincipal(name, s)

@@ -22,7 +22,7 @@ const (
 // never free again. Run returns an error if the schema or the role's rights do not fit, or if
 // earlier processes had another secret under an id of Config.FingerprintKeys (H30).
 //
-// A layer of several databases does this in each. It ends if one of them fails.
+// A layer of several databases does this in each. It ends if one of them fails (H20).
 func (l *Layer) Run(ctx context.Context) error {
 	if l.shards != nil {
 		return process.Together(ctx, l.shards, func(ctx context.Context, one *Layer) error { return one.Run(ctx) })

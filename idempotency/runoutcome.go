@@ -33,7 +33,7 @@ type keptDecision struct {
 }
 
 // decideKept decides what is kept of a run: by the state of the transaction first, then by the
-// status.
+// status (H11, H15).
 func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 	status := rec.status()
 	keep := keepPolicy(status, &run.handler.route, run.decision)
@@ -81,7 +81,7 @@ func (run *handlerRun) tooLong(rec *recorder) bool {
 }
 
 // keepPolicy returns what is kept of an answer with a status. The handler's own decision comes
-// first (H27).
+// first (H27, H11).
 func keepPolicy(status int, route *Route, own decision) keptPart {
 	switch {
 	case own == decidedTransient:

@@ -43,7 +43,7 @@ var (
 	errUnsealed = errors.New("idempotency: the stored value is not sealed, but Config.RequireSealed is set")
 )
 
-// unseal returns the value that was stored in a place.
+// unseal returns the value that was stored in a place (H24).
 func (l *Layer) unseal(place sealPlace, stored []byte, sealed bool) ([]byte, error) {
 	switch {
 	case !sealed && l.cfg.RequireSealed:

@@ -13,7 +13,7 @@ import (
 )
 
 // ServeHTTP reads and checks the whole request before it looks for the key in the store: the body,
-// its bounds, and the one key that it names.
+// its bounds, and the one key that it names (H1).
 func (rh *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	req := &servedRequest{handler: rh, layer: rh.layer, w: w}
@@ -45,7 +45,7 @@ func (rh *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveRequest finds the request's scope and key, and runs it.
+// serveRequest finds the request's scope and key, and runs it (H5).
 func (req *servedRequest) serveRequest(r *http.Request) reply {
 	handler := req.handler
 	var body []byte
@@ -119,7 +119,7 @@ func (req *servedRequest) serveKeyed() reply {
 // of this process has the key, whether the store has a record under it, and whether this request
 // can take it. Stored answers are read without taking the key, so that copies that arrive together
 // do not wait for each other. If another request of this process has the key, ahead is closed when
-// that one ends.
+// that one ends (H10, H22).
 func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
 	rep, decided := req.refuseChangedKey()
 	var expired *storedRecord
@@ -167,7 +167,7 @@ func (req *servedRequest) claimAndRun(expired *storedRecord) (rep reply, ahead <
 	return req.serveTransactional(), nil
 }
 
-// serveUnkeyed runs a request that has no key and needs none.
+// serveUnkeyed runs a request that has no key and needs none (H5).
 func (req *servedRequest) serveUnkeyed() reply {
 	if req.handler.route.Mode == Leased {
 		return req.runUnprotected(req.newRecorder(maxStored))

@@ -45,7 +45,8 @@ type ownRecord struct {
 	expires     time.Time // set by the statement that completes the record
 }
 
-// setRecordID computes the record's id, and the origin from which the keys of calls are derived.
+// setRecordID computes the record's id, and the origin from which the keys of calls are derived
+// (H8).
 func (req *servedRequest) setRecordID(trace string) {
 	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: trace, TraceOf: req.layer.cfg.Trace}
 	req.id = dedupe.Key{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key}.Hash()
@@ -71,7 +72,7 @@ func (req *servedRequest) bodyLimit() int {
 }
 
 // derivesCalls reports whether the keys of calls are made from the request's key. They must not be
-// if the record expires long before the remote forgets the call.
+// if the record expires long before the remote forgets the call (H26).
 func (req *servedRequest) derivesCalls() bool {
 	return req.handler.route.KeyWindow != NoCalls
 }

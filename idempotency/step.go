@@ -49,7 +49,7 @@ const (
 // otherwise it would return the first one's result without a call. After an error of fn, the same
 // step may be tried again.
 //
-// Call Step before [Tx]: no transaction may be open.
+// Call Step before [Tx]: no transaction may be open (H18, H26).
 func Step(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
 	run, ok := ctx.Value(runKey{}).(*handlerRun)
 	switch {
@@ -166,7 +166,7 @@ func (run *handlerRun) reconcileStep(ctx context.Context, name, key string, unkn
 }
 
 // stepKey returns the key for the provider. It does not depend on which process works on the
-// request.
+// request (H5).
 func (req *servedRequest) stepKey(name string) string {
 	key := req.key
 	if key == "" { // two requests without a key have nothing in common
@@ -201,7 +201,7 @@ func (run *handlerRun) beginStep(ctx context.Context, name string) (done bool, r
 }
 
 // endStep stores the result. It goes on even if the handler's context has ended: a result that is
-// not stored makes the next run repeat the call.
+// not stored makes the next run repeat the call (H16).
 func (run *handlerRun) endStep(name string, result []byte) error {
 	result, sealed, err := run.layer.seal(sealPlace{run.id, sealedStep, name}, result)
 	if err != nil {

@@ -120,7 +120,8 @@ func TestH29ProviderIsAsked(t *testing.T) {
 	}
 }
 
-// Keys of steps are the same in every process, and differ between steps, requests and tenants.
+// Keys of steps are the same in every process, and differ between steps, requests and tenants
+// (H16).
 func TestH18KeysOfSteps(t *testing.T) {
 	t.Parallel()
 	sealer, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})

@@ -40,7 +40,7 @@ var ErrBusy = errors.New("idempotency: no connection for the request")
 //
 // In lease mode the first call of Tx begins the transaction, and waits for a connection of the
 // tenant's (Config.TenantConns, [ErrBusy]). Call it after the last [Step], because a handler must
-// not call a remote while a transaction is open.
+// not call a remote while a transaction is open (T6).
 func Tx(r *http.Request) (consumer.Tx, error) {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	if !ok || run.unprotected {
@@ -128,7 +128,7 @@ func (run *handlerRun) endTx() {
 }
 
 // reserveConn waits until the handler may hold a connection of its tenant's share, which endTx
-// gives back. It returns false if ctx ends first.
+// gives back. It returns false if ctx ends first (H10).
 func (run *handlerRun) reserveConn(ctx context.Context) bool {
 	limit := run.layer.tenantConnLimit(run.scope.Tenant)
 	run.connReserved = limit > 0 && run.layer.flights.reserveConn(ctx, run.scope.Tenant, limit)

@@ -128,7 +128,7 @@ func (run *handlerRun) openUnkeyed() {
 	run.tx.Engine(stepOpen, openAtSQL, append([]any{run.scope.Tenant}, run.timeoutArgs()...)...)
 }
 
-// commitRecord commits the transaction. The answer is sent only after it.
+// commitRecord commits the transaction. The answer is sent only after it (H12).
 func (run *handlerRun) commitRecord(rep reply) runOutcome {
 	sent := time.Now()
 	err := run.tx.Commit(run.layer.cfg.Timeouts.Commit)
@@ -166,7 +166,7 @@ func (req *servedRequest) withExpiry(rep reply) reply {
 // holds the key's lock. Whichever transaction gets that lock next knows that the old one has ended,
 // and its next statement sees whether there is a record. Until this request gets the lock, the
 // outcome is unknown. It stays unknown if the record would have expired by now, and perhaps was
-// deleted: sent is a time before it was written.
+// deleted: sent is a time before it was written (H17).
 func (run *handlerRun) resolveCommit(rep reply, sent time.Time, cause error) runOutcome {
 	run.endTx()
 	retry := retryBackoff()

@@ -158,7 +158,7 @@ func Version(ctx context.Context, db DB) (int, error) {
 }
 
 // Check returns an error that wraps [ErrSchema], with the remedy, unless the schema is at [Latest]
-// or the version after it.
+// or the version after it (S1).
 func Check(ctx context.Context, db DB) error {
 	v, err := Version(ctx, db)
 	switch {

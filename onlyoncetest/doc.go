@@ -117,7 +117,7 @@
 // internal/rig/wire, their databases from workerdb, and timelines and workers from histories, all
 // in internal/rig. They differ in their histories. Run kills processes of any program, compares
 // with a clean run, and ends with the shortest history that differs. The adversary lets a process
-// survive a fault, delivers messages late, checks invariants of guarantees.md by ledgers of its
+// survive a fault, delivers messages late, checks invariants of docs/faults.md by ledgers of its
 // own, and reports each breach. Its scenes are not Cases: they have commands, several databases,
 // and more work after a fault, which would add hooks that users never need.
 package onlyoncetest

@@ -246,7 +246,7 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *CursorChange) (
 }
 
 // readOrigin takes the position from the cursor in the other database. The cursor here must be out
-// of use: otherwise it would be set back to the position at which that one ended.
+// of use: otherwise it would be set back to the position at which that one ended (F13).
 func (q *adoption) readOrigin(ctx context.Context, here *Cursor) error {
 	if here != nil && here.RetiredAt == nil {
 		return failf(ErrRefused, "the cursor is in use here, at offset %d, and nothing was done: -from takes a partition over where it has no cursor, or a retired one", here.Position)

@@ -29,7 +29,7 @@ const bringIdle = 10 * time.Minute
 const idleSQL = `select set_config('idle_in_transaction_session_timeout', $1, true)`
 
 // bringSlowly lets the sessions of an adoption wait for each other: while one of them works, the
-// other one is idle in its transaction.
+// other one is idle in its transaction (F13).
 func bringSlowly(ctx context.Context, there, tx pgx.Tx) error {
 	if _, err := there.Exec(ctx, idleSQL, "0"); err != nil {
 		return err
@@ -128,7 +128,7 @@ type origin struct {
 }
 
 // read reads the cursor there, and refuses one that may still be in use, or whose partition has
-// unfinished work.
+// unfinished work (F13).
 func (o *origin) read(ctx context.Context, tx pgx.Tx, f *CursorName) error {
 	there, err := f.readOne(ctx, tx)
 	switch {
@@ -193,7 +193,7 @@ func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
 	return &OriginError{o.Name, err}
 }
 
-// bring claims the other database's keys in tx, and stamps the cursor.
+// bring claims the other database's keys in tx, and stamps the cursor (F13, C7).
 func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, run int32, group *string) (keys, conflicts int64, err error) {
 	var done, hashes []int64
 	claim := func(there pgx.Tx, part kept) error {

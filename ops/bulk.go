@@ -30,7 +30,7 @@ const (
 const bulkAuditSQL = `
 update onlyonce.audit set detail = $2::jsonb || jsonb_build_object('ids', coalesce(detail->'ids', '[]') || to_jsonb($3::bigint[])) where id = $1`
 
-// all changes all rows that match.
+// all changes all rows that match (U3).
 func (q *selection) all(ctx context.Context, db DB, k kind, by By) (*ParkedChange, error) {
 	if err := q.check(); err != nil {
 		return nil, err
@@ -133,7 +133,7 @@ type bulkSelection struct {
 	bulk *ParkedChange
 }
 
-// audit adds the chunk to the audit row of the act.
+// audit adds the chunk to the audit row of the act (U3).
 func (q *bulkSelection) audit(ctx context.Context, tx pgx.Tx, k kind, by By, c *ParkedChange) (id int64, err error) {
 	total := *q.bulk
 	total.Changed += c.Count

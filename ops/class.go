@@ -58,7 +58,7 @@ type ClassChange struct {
 // It waits for the batches of all owners to end, at most 10 s. Errors are of kind ErrInvalid,
 // ErrNotFound if no consumer of the scope has claimed ids, ErrNothing if it has that class already,
 // ErrRefused if an earlier change is not over or the scope is read through a share group, and
-// ErrChanged.
+// ErrChanged (K10).
 func ChangeClass(ctx context.Context, db DB, by By, in ClassInput) (*ClassChange, error) {
 	k := kind{action: "inbox class", subject: "the scope", look: "onlyonce inbox status"}
 	return decide(ctx, db, k, by, &classing{ClassInput: in}, in.Shown)

@@ -42,6 +42,6 @@
 //
 // Functions of this package are safe for concurrent use, also by several processes.
 //
-// Numbers in brackets, for example (K3), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (K3), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 package ops

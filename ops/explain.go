@@ -225,7 +225,7 @@ func (o *KeyOf) key() uuid.UUID {
 	return dedupe.Key{Tenant: o.Tenant, Scope: o.Scope, Topic: o.Topic, ID: o.ID, Replay: int32(o.Replay)}.Hash()
 }
 
-// resolve finds out whether the id counts within a topic, and within which.
+// resolve finds out whether the id counts within a topic, and within which (K8).
 func (o *KeyOf) resolve(ctx context.Context, tx pgx.Tx, topic string) error {
 	row, err := readScope(ctx, tx, o.Scope)
 	switch {

@@ -33,7 +33,7 @@ type Fault struct {
 const unownedAfter = 5
 
 // findFaults adds up what living processes report, by scope, kind and topic, and adds what only
-// the database shows.
+// the database shows (S3).
 func (r *StatusReport) findFaults(readOnly bool) []Fault {
 	all := []Fault{}
 	add := func(f Fault) {

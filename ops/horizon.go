@@ -55,7 +55,7 @@ type HorizonChange struct {
 // checks. A longer one does not bring back forgotten keys.
 //
 // Errors are of kind ErrInvalid, ErrNotFound if there is no such ring, ErrNothing if it has that
-// horizon already, and ErrChanged.
+// horizon already, and ErrChanged (K9).
 func SetHorizon(ctx context.Context, db DB, by By, in HorizonInput) (*HorizonChange, error) {
 	k := kind{action: "inbox horizon", subject: "the ring", look: "onlyonce inbox status"}
 	return decide(ctx, db, k, by, &horizon{in}, in.Shown)

@@ -108,7 +108,7 @@ func (c *Cursor) ownRun() int32 {
 
 // keepsDoneFrom returns from which offset on messages stay done if the position is set to an
 // offset. Nil: none does, because everything above a position that is set back is to be handled
-// again.
+// again (C7).
 func (c *Cursor) keepsDoneFrom(at int64) *int64 {
 	if at < c.stood() {
 		return nil

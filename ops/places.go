@@ -104,7 +104,7 @@ type LeftPlace struct {
 //
 // It waits for the place's open transactions. Errors are of kind ErrNotFound if the place does not
 // live here, ErrNothing if it has left, ErrRefused if it is leaving for another database, and
-// ErrChanged.
+// ErrChanged (N2).
 func LeavePlace(ctx context.Context, db DB, by By, in LeavePlaceInput) (*LeftPlace, error) {
 	k := kind{action: "place leave", subject: "the place", look: "onlyonce place list", within: leaveTimeout}
 	return decide(ctx, db, k, by, &leaving{LeavePlaceInput: in}, in.Shown)

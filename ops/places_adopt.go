@@ -94,7 +94,7 @@ type AdoptedPlace struct {
 //
 // Copy the rows of your own tables first. Errors are of kind ErrInvalid, ErrNotFound, ErrNothing if
 // the place lives here, ErrRefused and ErrChanged; those of the other database are an
-// [*OriginError].
+// [*OriginError] (N3).
 func AdoptPlace(ctx context.Context, db DB, by By, in AdoptPlaceInput) (*AdoptedPlace, error) {
 	k := kind{action: "place adopt", subject: "the place", look: "onlyonce place list"}
 	if in.From != nil {

@@ -197,7 +197,7 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 }
 
 // Keys come along if they are asked for, not after they may be forgotten; webhooks' versions of
-// objects do too.
+// objects do too (N3).
 func TestKeysMoveWithAPlace(t *testing.T) {
 	t.Parallel()
 	a, b := pgtest.DB(t), pgtest.DB(t)

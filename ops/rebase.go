@@ -231,7 +231,7 @@ type Rebased struct {
 // Stop the relays first, including those of the old cluster. Errors are of kind ErrRefused while a
 // relay holds a lane, unless Force is set, ErrNotFound for a sink without lanes and calls,
 // ErrNothing if no sink has any, and ErrChanged. It reads the whole log in one transaction of at
-// most an hour. Applications may continue to enqueue.
+// most an hour. Applications may continue to enqueue (O3).
 func Rebase(ctx context.Context, db DB, by By, in RebaseInput) (*Rebased, error) {
 	k := kind{action: "outbox rebase", subject: "the lanes", look: "onlyonce outbox status", within: rebaseTimeout}
 	return decide(ctx, db, k, by, &rebase{sink: reports.OrNull(in.Sink), force: in.Force}, in.Shown)

@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// A replay sets the position back, and remembers where the work was interrupted.
+// A replay sets the position back, and remembers where the work was interrupted (F10).
 func TestReplay(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

@@ -167,7 +167,7 @@ func CloseRequest(ctx context.Context, db DB, by By, in RequestInput) (*RequestC
 // progress and input of the request's operations, the input in the log and in parked rows.
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is not completed or
-// one of its operations has not ended, ErrNothing if all is erased already, and ErrChanged.
+// one of its operations has not ended, ErrNothing if all is erased already, and ErrChanged (H19).
 func EraseRequest(ctx context.Context, db DB, by By, in RequestInput) (*RequestChange, error) {
 	return in.decide(ctx, db, by, "request erase", false)
 }

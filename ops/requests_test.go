@@ -131,7 +131,7 @@ func TestCloseAndEraseRequest(t *testing.T) {
 }
 
 // What a request's operation keeps is erased with its answer, once it has ended, also if the
-// request's record is purged by then. The audit row says so.
+// request's record is purged by then. The audit row says so (H19).
 func TestEraseRequestAndItsOperation(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

@@ -44,7 +44,7 @@ func (b *batching) SendBatch(ctx context.Context, calls []*outbox.Delivery, ende
 }
 
 // A Batcher gets as many calls as there are slots, each call once, and no two calls of one ordering
-// key.
+// key (O4).
 func TestBatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -158,7 +158,7 @@ func TestO4OrderInBatches(t *testing.T) {
 }
 
 // A call without a result is not taken for delivered. A second result, or one that comes too late,
-// is ignored.
+// is ignored (O4).
 func TestBatchEnds(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -227,7 +227,7 @@ func TestBatchEnds(t *testing.T) {
 }
 
 // Hints are only hints: a relay that is woken finds calls that it had no hint of, or had one of too
-// early.
+// early (O2).
 func TestWokenRelayAsksTheDatabase(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

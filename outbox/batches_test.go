@@ -153,7 +153,7 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 }
 
 // The calls of a batch are parked one by one: what fails waits, and the others are delivered. A
-// call that is not due is parked, too.
+// call that is not due is parked, too (O4).
 func TestCallsOfABatchAreParkedAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -356,7 +356,7 @@ func TestO1KeysAreNoted(t *testing.T) {
 }
 
 // Both sides compute a fingerprint in the same way: what a program in Go has enqueued, another one
-// recognises by SQL, and a sealed body is in neither's.
+// recognises by SQL, and a sealed body is in neither's (O1).
 func TestFingerprintsAgree(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

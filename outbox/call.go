@@ -158,7 +158,7 @@ const (
 	checkByClaim = 2 // there is no message: the call's key is claimed
 )
 
-// freezeCall checks the call and returns its row. It reports every fault at once.
+// freezeCall checks the call and returns its row. It reports every fault at once (O1).
 func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 	l := &fields.List{Sentinel: ErrCall}
 	if !inbound {

@@ -47,7 +47,7 @@ func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled
 	return c
 }
 
-// skipRows skips rows that cannot be called now.
+// skipRows skips rows that cannot be called now (O4).
 func (c *chunk) skipRows() {
 	for ; c.next < len(c.rows); c.next++ {
 		a := c.rows[c.next]
@@ -97,7 +97,7 @@ func (c *chunk) begin(a *callAttempt) {
 	c.underWay++
 }
 
-// nextOfKey returns the call that waited for a, which has returned, if it may be made now.
+// nextOfKey returns the call that waited for a, which has returned, if it may be made now (O4).
 func (c *chunk) nextOfKey(a *callAttempt) *callAttempt {
 	if a.order == nil {
 		return nil

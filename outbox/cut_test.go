@@ -15,7 +15,7 @@ import (
 )
 
 // If a COMMIT is not answered, its outcome is unknown. A journal then counts for nothing, and a
-// settlement is made again. No row is lost, and a relay that lives calls none twice.
+// settlement is made again. No row is lost, and a relay that lives calls none twice (O2).
 func TestUnknownCommits(t *testing.T) {
 	t.Parallel()
 	for _, forward := range []bool{false, true} {

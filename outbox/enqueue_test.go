@@ -20,7 +20,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Another implementation (Python) made the vectors, and other languages can use them.
+// Another implementation (Python) made the vectors, and other languages can use them (O1).
 func TestIdentityVectors(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("testdata/calls.json")
@@ -79,7 +79,7 @@ func TestIdentityVectors(t *testing.T) {
 	}
 }
 
-// Fields that are not part of the identity may change without changing the key.
+// Fields that are not part of the identity may change without changing the key (O1).
 func TestIdentityHoldsNoPayload(t *testing.T) {
 	t.Parallel()
 	a, b := charge("1"), charge("1")
@@ -138,6 +138,7 @@ func TestEnqueueFreezesTheSameRowEachTime(t *testing.T) {
 	}
 }
 
+// O1: the same call is enqueued once, and another one under its identity is an error.
 func TestEnqueueAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -245,6 +246,7 @@ func TestEnqueueRepeatableRead(t *testing.T) {
 	}
 }
 
+// T1: Enqueue refuses what is no transaction.
 func TestEnqueueNeedsATransaction(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -368,7 +370,7 @@ func TestEnqueueBySQL(t *testing.T) {
 }
 
 // A caller that enqueues by SQL what another language has enqueued by arrays finds that call: the
-// same bytes write nothing, other bytes are a conflict.
+// same bytes write nothing, other bytes are a conflict (O1).
 func TestEnqueueSeesCallsOfArrays(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

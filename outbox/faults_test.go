@@ -48,8 +48,8 @@ func TestFaults(t *testing.T) {
 			}
 			t.Parallel()
 			listed, _, _ := strings.Cut(x.fault, ":")
-			if doc, err := os.ReadFile("../docs/guarantees.md"); err != nil || !strings.Contains(string(doc), "| relay | "+listed+" |") {
-				t.Errorf("docs/guarantees.md does not list it: %v", err)
+			if doc, err := os.ReadFile("../docs/faults.md"); err != nil || !strings.Contains(string(doc), "| relay | "+listed+" |") {
+				t.Errorf("docs/faults.md does not list it: %v", err)
 			}
 			x.run(&relayFaults{t: t})
 		})

@@ -57,7 +57,7 @@ func (r *rig) giveBack() {
 
 // The relay is paused while a call is under way, another one takes the lane over, the call returns.
 // Its settlement must not be committed, neither with its chunk nor by itself if the lane went on
-// without the call. This relay sends nothing more until the lane is its own again.
+// without the call. This relay sends nothing more until the lane is its own again (O5).
 func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 	t.Parallel()
 	for _, late := range []bool{false, true} {
@@ -108,7 +108,7 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 }
 
 // The journal is fenced too: a relay that was replaced begins no call, neither of a pass nor of a
-// parked row.
+// parked row (O5).
 func TestJournalAfterTakeOverIsFenced(t *testing.T) {
 	t.Parallel()
 	for _, parked := range []bool{false, true} {
@@ -145,7 +145,7 @@ func TestJournalAfterTakeOverIsFenced(t *testing.T) {
 	}
 }
 
-// After a failover that loses a take-over the epoch repeats; the nonce does not.
+// After a failover that loses a take-over the epoch repeats; the nonce does not (O5).
 func TestSameEpochOtherNonce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -176,7 +176,7 @@ func (r *rig) namedPool(name string) *pgxpool.Pool {
 }
 
 // A late renewal keeps the epoch, so a competitor that has read "ended" must not succeed by the
-// epoch alone.
+// epoch alone (T9, O5).
 func TestRaiseAsksForTheEndAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -200,7 +200,7 @@ func TestRaiseAsksForTheEndAgain(t *testing.T) {
 }
 
 // If it cannot renew, the relay stops by its own clock, without a message from any process, and
-// before the lease ends.
+// before the lease ends (T9, O5).
 func TestStopsOnItsOwnClock(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

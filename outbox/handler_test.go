@@ -166,6 +166,7 @@ func (h *handlerTx) FirstUse(key [16]byte) bool {
 	return first
 }
 
+// O1: a call of a handler has its message's tenant, scope and identity.
 func TestEnqueueInAHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -104,7 +104,7 @@ func (h *heldLane) emitLost(cause error) {
 // synchronous_commit = off is not accepted from the session: a crash would lose a commit that is
 // not flushed, although the call was made. The journal's flush also covers the rows that it is
 // about, because they were written to the log before it. It pins the search_path, see
-// primary.PinSQL.
+// primary.PinSQL (O3, S2).
 const fenceSQL = `
 select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('lock_timeout', $4, true), set_config('statement_timeout', $5, true),
        set_config('idle_in_transaction_session_timeout', $6, true), set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true),
@@ -115,7 +115,7 @@ select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('loc
 // fenced runs statements in a transaction that commits only while the lease is ours, followed by
 // reads in the same pipeline. It returns nil if and only if the transaction has committed. A check
 // that fails raises an error, so the COMMIT and all later statements are skipped (T2). fenced
-// checks COMMIT's own tag, and the pipeline's end (T3).
+// checks COMMIT's own tag, and the pipeline's end (T3, O5).
 func (h *heldLane) fenced(write, read func(b *pgx.Batch)) error {
 	ctx, cancel := h.sink.detached(h.ctx)
 	defer cancel()

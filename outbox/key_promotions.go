@@ -18,7 +18,7 @@ const promotedAtOnce = 1000
 // committed a settlement and before it promoted them. It handles a number of keys at once, above
 // $3 (null: from the first). In: sink, lane, that key. One row: how many calls became due, and the
 // last of these keys; null if there are no more. It reads one entry of the index
-// parked_calls_blocked for each key, however many calls wait.
+// parked_calls_blocked for each key, however many calls wait (T13).
 const sweepSQL = `
 with recursive keys (order_key) as (
   (select p.order_key from onlyonce.parked p

@@ -39,7 +39,7 @@ select (select count(*) from onlyonce.leases where starts_with(name, $2) and unt
 // owner knows. Out: a row for each lane that has: the lane; whether rows are new (a row of a
 // transaction that this server has not begun is none: no pass could hold it, see O3); whether
 // parked calls are due; whether a failover lost commits of the cursor. By the indexes batches_new
-// and parked_calls_due; takes no lock.
+// and parked_calls_due; takes no lock (O3).
 const pollWorkSQL = `
 with t as materialized (select ` + dueTimes + `)
 select * from (
@@ -149,7 +149,7 @@ func newPoll(held *heldLanes) *poll {
 }
 
 // pollLanes takes free lanes, gives back lanes that are another relay's share, and checks whether
-// the sink is paused.
+// the sink is paused (O5).
 func (p *poll) pollLanes() error {
 	l := p.held
 	p.lanes = time.Now().Add(l.cfg.PollInterval)

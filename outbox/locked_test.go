@@ -7,7 +7,7 @@ import (
 )
 
 // If a session (an operator's, or a rebase) keeps a lane's lease locked, that lane is lost, and no
-// other.
+// other (O5).
 func TestLockedLaneCostsNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -272,7 +272,7 @@ func (c *laneCalls) openBody(a *callAttempt) bool {
 
 // completeSQL is the fence of a completion; see the function's comment in the migration. It settles
 // the call's row, so that the completion's writes commit once, together with that. If another call
-// has the row's id by now (see settleSQL), it asks for row 0, which there is not: OO001.
+// has the row's id by now (see settleSQL), it asks for row 0, which there is not: OO001 (O3).
 var completeSQL = newStatement(`
 select onlyonce.settle(@lease, @epoch, @nonce::uuid, coalesce((select p.id from onlyonce.parked p where p.id = @parked and p.key = @key::uuid), 0), @attempt, null, null,
                        @timeout, @timeout, @timeout)`)

@@ -114,7 +114,7 @@ func TestOperatorDecidesDuringReconcile(t *testing.T) {
 }
 
 // The remote may still accept a call that an operator discards while it is under way: later calls
-// of its key wait until it has returned.
+// of its key wait until it has returned (O4).
 func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 	t.Parallel()
 	for _, retried := range []bool{false, true} {

@@ -58,7 +58,7 @@ const firstOfKey = `(p.order_key is null or not exists (
 // program scheduled the call: it counts as past (T9).
 //
 // Of a tenant or a prefix with a rate there may be millions of due calls, which setAsideSQL moves a
-// thousand a turn. So if there is a rate, it looks no further than a thousand.
+// thousand a turn. So if there is a rate, it looks no further than a thousand (O4, O13).
 var pickSQL = newStatement(`
 with t as materialized (
   select ` + dueTimes + `, ` + keyNow + ` as late,
@@ -106,7 +106,7 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_pref
 // due calls of the lane, and the next turn at those after them. A call that waited for another of
 // its ordering key has the place that it came with. No attempt is counted, and no key's window
 // begins. A call that was accepted needs no rate: its completion is no call. By the index
-// parked_calls_due; locks the rows, and skips those that another session has locked.
+// parked_calls_due; locks the rows, and skips those that another session has locked (O14).
 var setAsideSQL = newStatement(`
 update onlyonce.parked o
    set waits_for = coalesce((select r.calls_of from unnest(@prefixes::bigint[], @prefixes_calls_of::text[]) as r(prefix, calls_of) where r.prefix = o.order_prefix), 'tenant ' || o.tenant),
@@ -200,7 +200,7 @@ func (e *endings) queue(b *pgx.Batch, s *statement, passOn bool, args pgx.NamedA
 //
 // The key is compared because a failover may lose the row while the call is made (O3). The server
 // then gives its ids to another call, which has been attempted as often by now. An operator gives a
-// call another key only when no attempt at it is under way.
+// call another key only when no attempt at it is under way (O6, O13).
 var settleSQL = newStatement(`
 update onlyonce.parked p
    set state = s.state, reason = case when s.state = 'resolved' or s.waits_for <> '' then p.reason else s.reason end,

@@ -86,7 +86,7 @@ func (p *lanePass) readPass() error {
 }
 
 // finishChunk writes what became of the chunk and reads the next one. The chunk may end in the
-// middle of a batch: the next one begins with the rest of it.
+// middle of a batch: the next one begins with the rest of it (O2).
 func (p *lanePass) finishChunk() error {
 	c, r := p.chunk, p.reader
 	c.committing = true
@@ -113,7 +113,7 @@ func (p *lanePass) finishChunk() error {
 
 // advance moves the cursor in a transaction of its own, which parks rows that the chunk leaves, and
 // in the same round trip reads what comes next (O2, O3). No call that it reads is made before its
-// COMMIT is known.
+// COMMIT is known (T10).
 func (p *lanePass) advance(toPark []*callAttempt, move cursorMove) error {
 	r := p.reader
 	read := r.newRead(move.read)

@@ -100,7 +100,7 @@ const batchColumns = `
 // until their bodies have maxChunkBytes. In: lane id, version, 0, 0, refsAtOnce, how many. Out:
 // batchColumns, and how many batches the pass has: up to refsAtOnce, and then those that were read
 // need not be its first. READ COMMITTED; no row if the lane has moved. It sorts the batches'
-// places, and not the batches.
+// places, and not the batches (O3).
 const firstBatchesSQL = `
 select` + batchColumns + `, p.found
   from onlyonce.lanes a
@@ -337,7 +337,7 @@ func (r *passReader) collectRefs(read *passRead) error {
 
 // fetchMoved reads the places of the pass's batches once more, and then those of the next chunk.
 // The erasure of a call that is settled moves its batch within the segment. If the batches are not
-// the same ones at their new places, the log has lost some.
+// the same ones at their new places, the log has lost some (O2).
 func (r *passReader) fetchMoved(read *passRead) error {
 	known := r.refs
 	read.list = refList{}
@@ -379,7 +379,7 @@ func (read *passRead) isComplete() bool {
 }
 
 // callsAboveLast returns the calls of batches that the cursor has not passed. It may be in the
-// middle of the first one.
+// middle of the first one (O2).
 func (r *passReader) callsAboveLast(batches []*batch) (calls []*callAttempt) {
 	for _, b := range batches {
 		done := min(max(r.cursor.last-b.id+1, 0), int64(len(b.calls)))

@@ -18,7 +18,7 @@ import (
 // index parked_settled. It deletes a call only after the log has dropped it too: the log's row
 // alone would look delivered. The call was in the log when it was parked, so that is certain if
 // each segment of the log was opened later. It looks at four times as many rows as it deletes: if
-// the log is not emptied, none of millions may be deleted.
+// the log is not emptied, none of millions may be deleted (T11, T13).
 const purgeSQL = `
 delete from onlyonce.parked
  where id = any (array(

@@ -34,7 +34,7 @@ func (l *rateLimit) permitted(now time.Time) int {
 	return l.permits
 }
 
-// available is how many calls may be started beside those that are under way.
+// available is how many calls may be started beside those that are under way (O15).
 func (l *rateLimit) available(now time.Time, underWay int) int {
 	n := l.permitted(now)
 	if l.bounded {

@@ -49,7 +49,7 @@ func (l *refList) queue(b *pgx.Batch, lane, version int64) {
 }
 
 // add takes in the portion that was read, and reports whether it was the last. It leaves out
-// batches all of whose calls the cursor has passed: it may be in the middle of one.
+// batches all of whose calls the cursor has passed: it may be in the middle of one (O2).
 func (l *refList) add(last int64) bool {
 	for _, ref := range l.portion {
 		if ref.id+int64(ref.calls) > last+1 {

@@ -71,14 +71,14 @@ func (r *relayRates) setPaused(paused bool) bool {
 
 // open reports whether calls may be started now: neither an operator nor the remote holds them, and
 // none is under way that finds out whether the remote is back. It does not say whether there is a
-// free slot.
+// free slot (O6).
 func (r *relayRates) open() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return !r.paused && !r.lockedHeld(allCalls) && (!r.probes || r.underWay[allCalls] == 0)
 }
 
-// slots is how many calls may be under way now. The caller has the lock.
+// slots is how many calls may be under way now. The caller has the lock (O6).
 func (r *relayRates) slots() int {
 	if r.probes {
 		return 1
@@ -142,7 +142,7 @@ func (r *relayRates) takeRegained() bool {
 
 // of returns whose rate a call of a tenant and an ordering key's prefix (0: none) counts for,
 // besides its sink's: the prefix's if that has a rate, or else the tenant's; the tenant's in any
-// case while the remote wants no calls of it. It is allCalls if the call counts for no other.
+// case while the remote wants no calls of it. It is allCalls if the call counts for no other (O14).
 func (r *relayRates) of(tenant string, prefix int64) callsOf {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,7 +190,7 @@ func (r *relayRates) waitsForRate() bool {
 }
 
 // take takes up to n permits, and returns how many calls may be started: n if there is no rate.
-// They count as under way until giveBack or returned.
+// They count as under way until giveBack or returned (O14).
 func (r *relayRates) take(of callsOf, n int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -246,7 +246,7 @@ func (r *relayRates) returned(of callsOf, n int) {
 	r.count(of, -n)
 }
 
-// count changes how many calls are under way. The caller has the lock.
+// count changes how many calls are under way. The caller has the lock (O15).
 func (r *relayRates) count(of callsOf, n int) {
 	if n == 0 {
 		return
@@ -357,7 +357,8 @@ func (r *relayRates) limited() limitedCalls {
 	return all
 }
 
-// hold notes that a remote wants no calls of a tenant for a while, or of the sink: see HoldsSink.
+// hold notes that a remote wants no calls of a tenant for a while, or of the sink: see HoldsSink
+// (O14).
 func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds) {
 	now := time.Now()
 	until := now.Add(min(d, maxRetryAfter))

@@ -96,7 +96,7 @@ func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
 }
 
 // detached returns a context for work that must not be cut off when ctx ends, bounded by the
-// statement timeout.
+// statement timeout (T5).
 func (s *relaySink) detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), s.dbTimeout)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Only committed rows are sent: not before their commit, and never after a rollback.
+// Only committed rows are sent: not before their commit, and never after a rollback (O2).
 func TestOnlyCommittedRowsAreSent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -96,7 +96,7 @@ func TestConcurrencyIsBoundedForEachSink(t *testing.T) {
 
 // A call that takes longer than its row's next due time is not made a second time meanwhile:
 // neither the first attempt, whose row is parked when the lane goes on without it, nor one at a
-// parked row.
+// parked row (O4).
 func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
 	t.Parallel()
 	for attempt, name := range []string{1: "first attempt", 2: "second attempt"} {
@@ -151,7 +151,7 @@ func TestWake(t *testing.T) {
 }
 
 // The journal is written before the call. The pass of a call is committed before its first attempt,
-// and attempt and time of a parked row before each further one. No transaction is open.
+// and attempt and time of a parked row before each further one. No transaction is open (O6).
 func TestJournalBeforeTheCall(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -219,7 +219,7 @@ func TestRetryAfter(t *testing.T) {
 }
 
 // The check in the connection's first write: connecting took so long that the remote may have
-// forgotten the key by the time the request could leave.
+// forgotten the key by the time the request could leave (O6).
 func TestWindowPassesWhileConnecting(t *testing.T) {
 	t.Parallel()
 	m := newRemote(t, status(500))

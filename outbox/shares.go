@@ -67,7 +67,7 @@ func (s *share) owes(underWay int) bool { return s.debt && underWay <= s.n }
 
 // ask returns what to ask for: how many calls the relay may have under way until the answer, and
 // how many it wants to have. Lanes ask beside each other, and a question may arrive late: only the
-// answer to the last one counts, and the database ignores those before it.
+// answer to the last one counts, and the database ignores those before it (O15).
 func (s *share) ask(number int64, now time.Time, underWay, capacity int) (held, wants int) {
 	s.number = number
 	wants = max(s.peak, underWay)

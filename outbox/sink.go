@@ -174,7 +174,7 @@ type Result struct {
 	RetryAfter time.Duration
 	// Holds selects the other calls that wait for RetryAfter too, in all relays. Unless it is
 	// HoldsCall, the attempt is not counted. After HoldsSink and HoldsAll the relay makes one call
-	// at a time, until one is delivered or rejected. Defaults to HoldsCall.
+	// at a time, until one is delivered or rejected. Defaults to HoldsCall (K6).
 	Holds Holds
 }
 

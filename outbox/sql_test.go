@@ -53,7 +53,7 @@ var hot = map[string]struct {
 }
 
 // The hot statements find their rows by index, whatever the parameters, even if they were planned
-// while the tables were empty: a session keeps such a plan for hours.
+// while the tables were empty: a session keeps such a plan for hours (O2).
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	for _, full := range []bool{false, true} {
@@ -161,7 +161,7 @@ func TestFenceForbidsSequentialScans(t *testing.T) {
 }
 
 // If a session does not wait for its commits to be flushed, the relay's journal waits all the same.
-// Other values of the setting stay as they are.
+// Other values of the setting stay as they are (O3).
 func TestFenceFlushes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -47,7 +47,7 @@ func TestGracefulStop(t *testing.T) {
 
 // A relay that is stopped ends when its last call is settled: it waits neither for the end of the
 // drain nor for that of a lease. All calls are in one lane, so the release of the others shows that
-// the stop has reached the relay.
+// the stop has reached the relay (O5).
 func TestStopWaitsForItsCallsOnly(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -43,6 +43,7 @@ func TestOpensWhatItSealed(t *testing.T) {
 	}
 }
 
+// H24: what an old key sealed opens as long as the key is there.
 func TestRotation(t *testing.T) {
 	key := [16]byte{7}
 	old, _ := sealer(t, 1, 1).Seal(key, []byte("old"))
@@ -59,7 +60,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// A change of any bit is noticed, and so is another row.
+// A change of any bit is noticed, and so is another row (H24).
 func TestRefusesWhatWasChanged(t *testing.T) {
 	s, key := sealer(t, 1, 1, 2), [16]byte{7}
 	sealed, _ := s.Seal(key, []byte("value"))
@@ -83,7 +84,7 @@ func TestRefusesWhatWasChanged(t *testing.T) {
 }
 
 // The header says which key opens a value, and the tag covers it. It cannot be replaced by that of
-// a key with the same bytes and another id.
+// a key with the same bytes and another id (H24).
 func TestHeadIsAuthenticated(t *testing.T) {
 	key := [16]byte{7}
 	one, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {9}, 2: {9}}})
@@ -99,7 +100,7 @@ func TestHeadIsAuthenticated(t *testing.T) {
 
 // No nonce is used twice with one key. With AES-GCM, two values with one nonce reveal each other
 // and the key for tags. The test asks that all bytes of the nonce are random: of a thousand nonces
-// no two are equal, and none of the 12 bytes is the same in all.
+// no two are equal, and none of the 12 bytes is the same in all (H24).
 func TestNoncesDiffer(t *testing.T) {
 	s, key := sealer(t, 1, 1), [16]byte{7}
 	seen := map[string]bool{}

@@ -32,6 +32,6 @@
 //   - A failover that loses commits. It restores an earlier state, and two databases may then have
 //     the place. So a move waits for standbys: see docs/scaling.md.
 //
-// Numbers in brackets, for example (N1), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (N1), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 package shard

@@ -97,7 +97,7 @@ func (db Database) confirm(ctx context.Context, place string, nonce uuid.UUID) (
 	return tag.RowsAffected() == 1, nil
 }
 
-// checkOthers returns an error unless no other database knows the place.
+// checkOthers returns an error unless no other database knows the place (N1).
 func (s *Set) checkOthers(ctx context.Context, db Database, place string) error {
 	for _, o := range s.Databases() {
 		if o.Name == db.Name {
@@ -134,7 +134,7 @@ type Tx interface {
 // [ErrUnknown] too if the database does not know the place. The transaction is then aborted: roll
 // it back. Above READ COMMITTED it may be a serialization failure (40001): run the transaction
 // again. With database/sql execute `select onlyonce.enter_place($1)` yourself; the SQLSTATEs are
-// OO012 and OO011.
+// OO012 and OO011 (N2).
 func Enter(ctx context.Context, tx Tx, place string) error {
 	_, err := tx.Exec(ctx, enterSQL, place)
 	if sentinel := refusal(err); sentinel != nil {

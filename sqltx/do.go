@@ -242,7 +242,7 @@ func (d *doer) begin(ctx context.Context) (*own, error) {
 }
 
 // closeIdle closes the idle connections of db: first the one that was given back last, whose server
-// takes no writes.
+// takes no writes (T12).
 func closeIdle(ctx context.Context, db *sql.DB) {
 	for range max(db.Stats().Idle, 1) {
 		conn, err := db.Conn(ctx)

@@ -108,7 +108,7 @@
 // error then.) There is no origin either: calls need a Scope and an ID, as in any transaction of
 // your own.
 //
-// Numbers in brackets, for example (T6), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (T6), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 //
 // Under REPEATABLE READ and SERIALIZABLE a claim or a call may end in SQLSTATE 40001. Several calls

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// T1, K1, K2, O1 through database/sql; test/compat has the same for lib/pq.
+// T1, K1, K2, O1 through database/sql; test/compat has the same for lib/pq (T12).
 func TestSQL(t *testing.T) {
 	t.Parallel()
 	sqlsuite.Run(t,

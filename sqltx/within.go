@@ -49,7 +49,7 @@ import (
 //
 // Values are those of pgx's own driver for database/sql (package stdlib). One text is one
 // statement. A statement prepared on a *sql.DB cannot be used in it (sql.Tx.Stmt), because
-// database/sql takes that for a statement of another database.
+// database/sql takes that for a statement of another database (T6).
 func Within(ctx context.Context, tx dedupe.GuardedTx, fn func(ctx context.Context, sqlTx *sql.Tx) error) (err error) {
 	var handle *guard.Handle
 	if of, ok := tx.(interface{ Guarded() *guard.Handle }); ok {
@@ -126,7 +126,7 @@ type saved struct {
 }
 
 // admit refuses what another goroutine sends. Database/sql lets it wait for a call that is under
-// way and not overlap, so that the order of their statements would be chance.
+// way and not overlap, so that the order of their statements would be chance (T6).
 func (c *conn) admit() error {
 	if guard.GoroutineID() != c.goroutine {
 		return c.handle.Refuse(guard.ErrGoroutine)

@@ -54,7 +54,7 @@ func insert(ctx context.Context, tx *sql.Tx, v string) error {
 }
 
 // T1: what a handler writes through the *sql.Tx commits with its message, once, with its call, and
-// beside what it writes through the transaction itself.
+// beside what it writes through the transaction itself (T6).
 func TestT1WithinAppliesOnce(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)
@@ -297,7 +297,7 @@ func TestT6WithinIsOver(t *testing.T) {
 }
 
 // T7: libraries nest transactions by savepoints. What is rolled back to one is undone, failed
-// statements included, and nothing else.
+// statements included, and nothing else (T6).
 func TestT7WithinSavepoints(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)

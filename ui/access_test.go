@@ -114,7 +114,7 @@ func TestAuthorizers(t *testing.T) {
 	}
 }
 
-// The address of a token lets in one browser.
+// The address of a token lets in one browser (U1).
 func TestTokenIsUsedOnce(t *testing.T) {
 	t.Parallel()
 	token := ui.NewToken("tom", ui.View)

@@ -117,7 +117,7 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 // errUnseen refuses an act of which nothing was shown: the form of its page carries it.
 var errUnseen = &ops.Error{Kind: ops.ErrInvalid, Reason: "nothing was done: what the act would do was not shown before", Remedy: "open its page, and confirm it there"}
 
-// carryOut does what was shown, and goes on to its row of the audit.
+// carryOut does what was shown, and goes on to its row of the audit (U1).
 func (v *visit) carryOut(d *operate.Decision) error {
 	if err := v.r.ParseForm(); err != nil {
 		return err

@@ -127,7 +127,7 @@ func filterOf(d *operate.Decision, f url.Values) (facts [][2]string) {
 	return facts
 }
 
-// start starts the act that was shown, and goes on to its page.
+// start starts the act that was shown, and goes on to its page (U3).
 func (v *visit) start(j *job, try *operate.Try, by ops.By, shown *operate.Result) error {
 	if by.Reason == "" {
 		return &ops.Error{Kind: ops.ErrInvalid, Reason: "the reason must not be empty"}

@@ -81,7 +81,7 @@ func (d *database) ask(ctx context.Context, f func(ctx context.Context, db ops.D
 	return f(ctx, d.pool)
 }
 
-// secure sets the headers that each answer has.
+// secure sets the headers that each answer has (U2).
 func secure(h http.Header) {
 	h.Set("Content-Security-Policy", policy)
 	h.Set("X-Frame-Options", "DENY")
@@ -102,7 +102,7 @@ type visit struct {
 	access Access
 }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP implements http.Handler (U1).
 func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	secure(w.Header())
 	path := strings.TrimPrefix(r.URL.Path, c.Prefix)
@@ -184,7 +184,7 @@ func (v *visit) unauthorized(err error) {
 // operates reports whether the person may decide.
 func (v *visit) operates() bool { return v.access >= Operate }
 
-// reveals reports whether the person may see payloads of the kind.
+// reveals reports whether the person may see payloads of the kind (U2).
 func (v *visit) reveals(k Kind) bool { return v.Bodies != nil && v.Bodies(v.actor, k) }
 
 // failed shows an error.

@@ -14,7 +14,7 @@ import (
 var element = regexp.MustCompile(`</?(td|span|a|code|time)( (class|data-f|data-v|href|title|datetime)="[^"<>]*")*>`)
 
 // A text comes out of each helper of the pages as text: it adds no element and no attribute, and a
-// payload is never longer than what a page shows of it.
+// payload is never longer than what a page shows of it (U2).
 func FuzzU2Texts(f *testing.F) {
 	for _, text := range consoledata.Hostile {
 		f.Add(text)

@@ -50,7 +50,7 @@ func Routes() []string {
 	return all
 }
 
-// route makes the mux.
+// route makes the mux (U1).
 func (c *console) route() {
 	c.mux = http.NewServeMux()
 	for _, r := range routes() {

@@ -37,7 +37,7 @@ type payload struct {
 	Hex    bool // Text is a dump of bytes that are no text
 }
 
-// shownPayload makes text of a payload that the person may see.
+// shownPayload makes text of a payload that the person may see (U2).
 func shownPayload(b []byte) payload {
 	p := payload{Bytes: int64(len(b))}
 	var pretty bytes.Buffer

@@ -147,7 +147,7 @@ func TestMemoryOfARedrive(t *testing.T) {
 	c.get("/explain?q=order-1&scope=stok").want(http.StatusOK, "no consumer and no webhook endpoint has that scope. There are: billing, ")
 }
 
-// The page of a partition says what holds it up, and what resolves that.
+// The page of a partition says what holds it up, and what resolves that (O10).
 func TestPartition(t *testing.T) {
 	t.Parallel()
 	c := serve(t, filled(t), ui.Config{Authorize: as("ann", ui.View)})

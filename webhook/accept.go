@@ -90,7 +90,7 @@ const (
 //
 // If COMMIT was sent and its answer never arrived, the outcome is unknown. accept then does the
 // same again on another connection. Its claim waits for the old transaction, if that is still
-// running. Then it either finds the event, which means that it was committed, or accepts it.
+// running. Then it either finds the event, which means that it was committed, or accepts it (W11).
 func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, error) {
 	i.keepTrace(ctx, ep.cfg.Trace)
 	var stale error // the handler's reason to park the event
@@ -144,7 +144,7 @@ func (a *acceptTx) classifyError(err error) error {
 	return fmt.Errorf("%w: %w", ErrStore, err)
 }
 
-// execute runs the transaction: the claim, the work of the mode, the seal and COMMIT.
+// execute runs the transaction: the claim, the work of the mode, the seal and COMMIT (W8).
 func (a *acceptTx) execute(ctx context.Context) (Outcome, error) {
 	conn, err := a.pool.Acquire(ctx)
 	if err != nil {
@@ -190,7 +190,8 @@ func (a *acceptTx) commitTimeout(ctx context.Context) time.Duration {
 	return max(time.Until(at), 50*time.Millisecond)
 }
 
-// claimAndStore does everything before COMMIT. commit is false if there is nothing to commit.
+// claimAndStore does everything before COMMIT. commit is false if there is nothing to commit (W9,
+// W15).
 func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Outcome, commit bool, err error) {
 	if a.cfg.Mode != Inline {
 		tx.Engine(stepIsolation, isolationSQL)
@@ -302,7 +303,7 @@ func (a *acceptTx) logAside(reason string, why error) {
 
 var _ consumer.Tx = (*guard.Tx)(nil)
 
-// acceptInShard accepts an event in the database of its place.
+// acceptInShard accepts an event in the database of its place (N2).
 func (ep *Endpoint) acceptInShard(ctx context.Context, i *incomingEvent) (Outcome, error) {
 	if ep.set == nil {
 		return ep.accept(ctx, i)

@@ -47,7 +47,7 @@ type backfilling struct {
 }
 
 // backfillIfDue runs a backfill if one is due and no other process runs one. It returns when
-// to check again.
+// to check again (W10).
 func (ep *Endpoint) backfillIfDue(ctx context.Context) (wait time.Duration, err error) {
 	r := &backfilling{Endpoint: ep}
 	wait = min(ep.cfg.Backfill.Every, backfillLease)

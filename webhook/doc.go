@@ -100,6 +100,6 @@
 // order: see [InOrder]. The inbox remembers ids for the horizon of its ring standard_keys, which is
 // at least Config.Retention. A later copy is a new event.
 //
-// Numbers in brackets, for example (W5), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (W5), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 package webhook

@@ -380,7 +380,7 @@ func TestW8Stored(t *testing.T) {
 }
 
 // W8: if a handler fails in any way, the id is not used up: the same event is handled when it
-// arrives again.
+// arrives again (W12).
 func TestW8InlineFailureRollsTheIDBack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -639,7 +639,7 @@ func TestT11IdsWhileTheClockIsBack(t *testing.T) {
 	}
 }
 
-// W10: older ids are forgotten, except those whose event waits for an operator.
+// W10: older ids are forgotten, except those whose event waits for an operator (T11).
 func TestW10Purge(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -843,7 +843,7 @@ func TestW14StoredHeaders(t *testing.T) {
 	}
 }
 
-// A worker gets the request's bytes unchanged, and can verify them again.
+// A worker gets the request's bytes unchanged, and can verify them again (W3).
 func TestBytesArriveAsTheyWere(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -876,7 +876,7 @@ func TestBytesArriveAsTheyWere(t *testing.T) {
 	}
 }
 
-// T5: if a sender hangs up, nothing is undone, because it may have been promised something.
+// T5: if a sender hangs up, nothing is undone, because it may have been promised something (W11).
 func TestT5ClientThatLeaves(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -37,7 +37,7 @@ type Event struct {
 	Probe bool
 
 	// Challenge is the text that the answer to a probe must hold. It is empty if the provider asks
-	// for none.
+	// for none (W13).
 	Challenge string
 
 	// Header has the headers that are kept (W14): Content-Type, those of the provider, and

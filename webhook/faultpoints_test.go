@@ -97,7 +97,7 @@ var points = []string{
 
 // Every point times kill, error and hang, in both modes: the process dies at the point, its
 // connection breaks, or it hangs until the sender gives up. There is no 200 without a committed
-// row, the sender sends again until there is one, and there is one effect.
+// row, the sender sends again until there is one, and there is one effect (O2, W8, W11, H17, H18).
 func TestFaultPoints(t *testing.T) {
 	for _, mode := range []string{"inbox", "inline"} {
 		for _, action := range []string{"kill", "error", "hang"} {
@@ -155,11 +155,11 @@ func TestFaultPoints(t *testing.T) {
 	}
 }
 
-// The rows of the fault matrix in docs/guarantees.md that this package answers for, and the test of
+// The rows of the fault matrix in docs/faults.md that this package answers for, and the test of
 // each.
 func TestFaultMatrix(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../docs/guarantees.md")
+	doc, err := os.ReadFile("../docs/faults.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,13 +191,13 @@ func TestFaultMatrix(t *testing.T) {
 	}
 	for row, test := range rows {
 		if !strings.Contains(string(doc), "| webhook | "+row+" |") {
-			t.Errorf("docs/guarantees.md does not list %q", row)
+			t.Errorf("docs/faults.md does not list %q", row)
 		}
 		if !strings.Contains(tests.String(), "func "+test+"(") {
 			t.Errorf("%q: there is no %s", row, test)
 		}
 	}
 	if n := strings.Count(string(doc), "| webhook | "); n != len(rows) {
-		t.Errorf("docs/guarantees.md lists %d rows of webhooks, and there are tests for %d", n, len(rows))
+		t.Errorf("docs/faults.md lists %d rows of webhooks, and there are tests for %d", n, len(rows))
 	}
 }

@@ -34,7 +34,7 @@ type Forward struct {
 	Key bool
 }
 
-// check notes the faults that the outbox would find in the call of every event.
+// check notes the faults that the outbox would find in the call of every event (W15).
 func (f *Forward) check(l *fields.List, v *Verifier) {
 	if f.Sink == "" {
 		l.Add("Forward.Sink", "must not be empty")
@@ -71,7 +71,7 @@ const (
 
 // enqueue writes the call in the endpoint's transaction. The sender will not change an event, so
 // what does not fit into a call is left out or shortened, if that loses nothing of the event. See
-// (*acceptTx).claimAndStore for events of which no call can be made.
+// (*acceptTx).claimAndStore for events of which no call can be made (W15).
 func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent) error {
 	c := outbox.Call{Sink: f.Sink, Name: "forward", Target: f.Target, Header: maps.Clone(i.Header), Body: i.Body}
 	if c.Header == nil {

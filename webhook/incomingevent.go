@@ -83,7 +83,7 @@ func (i *incomingEvent) keepTrace(ctx context.Context, traceOf func(context.Cont
 func hashedKey(key []byte) []byte { return fmt.Appendf(nil, "sha256:%x", sha256.Sum256(key)) }
 
 // tenantOf calls Config.Tenant. There is no fallback: ids count within a tenant, so that under a
-// wrong tenant an event would be taken for a copy and lost.
+// wrong tenant an event would be taken for a copy and lost (W16).
 func tenantOf(f func(*Event) string, e *Event) (name string, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -21,7 +21,7 @@ var (
 
 // runHandler runs the handler in a goroutine of its own, so that a Goexit in it ends nothing else.
 // If it does not return, the sender still gets an answer in time. From then on only that goroutine
-// uses tx.
+// uses tx (W12).
 func (a *acceptTx) runHandler(ctx context.Context, tx *guard.Tx) error {
 	at, _ := ctx.Deadline()
 	work, cancel := context.WithDeadlineCause(ctx, at.Add(-a.cfg.deadline/4), consumer.ErrHandlerTimeout)

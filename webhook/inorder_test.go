@@ -176,7 +176,7 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// One handler works in both modes, and the calls that it enqueues have the same keys in each.
+// One handler works in both modes, and the calls that it enqueues have the same keys in each (E4).
 func TestHandlerOfBothModes(t *testing.T) {
 	t.Parallel()
 	var keys []string
@@ -204,7 +204,7 @@ func TestHandlerOfBothModes(t *testing.T) {
 }
 
 // A reconciliation adds what never arrived, once, in whichever process it runs, and reports since
-// when it has listed.
+// when it has listed (O6).
 func TestReconcile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

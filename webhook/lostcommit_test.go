@@ -13,7 +13,7 @@ import (
 
 // T4: if the answer to COMMIT never arrives, the endpoint does the same again on another connection
 // and so finds out the outcome. The sender gets 200 once the event is known to be committed, and
-// there is one event.
+// there is one event (W11).
 func TestT4LostCommitOfAReceiver(t *testing.T) {
 	t.Parallel()
 	for mode, more := range map[string][]func(*webhook.Config){"inbox": nil, "inline": {inline(effect)}} {

@@ -14,7 +14,7 @@ import (
 
 // purgeIDsSQL deletes the times of claims whose retention has passed. The ids themselves go with
 // their segment of the ring standard_keys. In: endpoint, retention. One row: how many. Bounded; by
-// the index webhook_ids_age; skips rows that another process has locked.
+// the index webhook_ids_age; skips rows that another process has locked (T11).
 const purgeIDsSQL = `
 with old as (
   select ctid as at from onlyonce.webhook_ids where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval
@@ -24,7 +24,7 @@ select count(*) from old`
 
 // purgeBodiesSQL deletes bodies whose window has passed. In: endpoint, window. One row: how many.
 // Bounded; by the index webhook_bodies_age. The DELETE compares the age again, so that a row that a
-// request has renewed meanwhile stays.
+// request has renewed meanwhile stays (T11).
 const purgeBodiesSQL = `
 with old as (
   select digest from onlyonce.webhook_bodies where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval order by seen_at limit 500),

@@ -53,7 +53,7 @@ func twilioRequest(signature, kind, query, body string) webhook.Request {
 	return webhook.Request{Header: h, Query: query, Body: []byte(body)}
 }
 
-// Requests that Twilio publishes: in its documentation, and in the tests of its libraries.
+// Requests that Twilio publishes: in its documentation, and in the tests of its libraries (W19).
 func TestTwilioVectors(t *testing.T) {
 	t.Parallel()
 	const (

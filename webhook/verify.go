@@ -95,7 +95,7 @@ func (v *Verifier) Handshake(method, query string) (text string, is bool, err er
 
 // Confirm carries out a verified probe's request besides an answer: for Amazon SNS it confirms the
 // subscription. Call it before you answer, and answer with the error's status if there is one. For
-// other events and other providers it has no effect. An [Endpoint] calls it by itself.
+// other events and other providers it has no effect. An [Endpoint] calls it by itself (W20).
 func (v *Verifier) Confirm(ctx context.Context, e *Event) error {
 	if v.scheme.Confirm == nil || !e.Probe {
 		return nil
@@ -106,7 +106,7 @@ func (v *Verifier) Confirm(ctx context.Context, e *Event) error {
 	return nil
 }
 
-// checkHeaders makes the checks that need no body: its announced length, and the headers.
+// checkHeaders makes the checks that need no body: its announced length, and the headers (W17).
 func (v *Verifier) checkHeaders(header http.Header, query string, length int64) error {
 	if length > int64(v.maxBody) {
 		return refusal(v.scheme.Name, &Error{Check: ErrTooLarge})
@@ -121,6 +121,7 @@ func (v *Verifier) checkHeaders(header http.Header, query string, length int64) 
 	return nil
 }
 
+// verify checks the signature over the bytes that came, before anything reads them (W2).
 func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
 	f, body := scheme.Fields{Header: r.Header, RawQuery: r.Query}, r.Body
 	if len(body) > v.maxBody { // W2

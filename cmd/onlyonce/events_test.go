@@ -78,7 +78,7 @@ func (s *eventShop) append(keys ...string) {
 }
 
 // An event that fails is parked as an event and blocks its ordering key. It can be redriven,
-// discarded and replayed like a message.
+// discarded and replayed like a message (E4).
 func TestParkedEvents(t *testing.T) {
 	t.Parallel()
 	s := newEventShop(t, consumer.ParkOrderingKey)
@@ -127,7 +127,7 @@ func TestParkedEvents(t *testing.T) {
 	}
 }
 
-// An event that an endpoint has set aside before appending it is appended when it is redriven.
+// An event that an endpoint has set aside before appending it is appended when it is redriven (W7).
 func TestRedriveOfWhatWasNeverAppended(t *testing.T) {
 	t.Parallel()
 	s := newEventShop(t, consumer.ParkMessage)

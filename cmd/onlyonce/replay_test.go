@@ -299,7 +299,7 @@ func TestF10CopyFromOutsideOfTheRange(t *testing.T) {
 	stop()
 }
 
-// A replay outlasts the consumers that work on it.
+// A replay outlasts the consumers that work on it (F10).
 func TestReplayInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, positions := range []bool{false, true} {
@@ -352,7 +352,7 @@ func TestReplayInterrupted(t *testing.T) {
 	}
 }
 
-// Calls keep their keys, unless the operator asks for new ones.
+// Calls keep their keys, unless the operator asks for new ones (F10).
 func TestReplayCalls(t *testing.T) {
 	t.Parallel()
 	for _, positions := range []bool{false, true} {
@@ -418,6 +418,7 @@ func TestReplayCalls(t *testing.T) {
 	}
 }
 
+// F10: a replay of what is not handled, or is parked, is refused and changes nothing.
 func TestReplayIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -69,7 +69,7 @@ func TestRequestResolve(t *testing.T) {
 }
 
 // The result that an operator gives for a step is sealed too, in its place, if the layer seals. If
-// it cannot be sealed, it is refused.
+// it cannot be sealed, it is refused (H24).
 func TestRequestResolveSeals(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -110,7 +110,7 @@ func TestRequestResolveSeals(t *testing.T) {
 
 // If a request is never completed, only an operator can end it. It counts as having taken effect,
 // so that copies get 410. A process that has just read that the request is free does not take it
-// over.
+// over (H18).
 func TestRequestClose(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

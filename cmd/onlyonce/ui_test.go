@@ -231,7 +231,7 @@ func jsonText(v any) string {
 	return fmt.Sprint(v)
 }
 
-// The program serves the console to the browser that opens its address, and nothing to others.
+// The program serves the console to the browser that opens its address, and nothing to others (U1).
 func TestUI(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

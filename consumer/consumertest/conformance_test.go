@@ -12,7 +12,7 @@ import (
 )
 
 // The scripted source keeps the contract of a Source, so that a test that passes with it is
-// meaningful.
+// meaningful (F4, F5, F7, F8, E3).
 func TestConformance(t *testing.T) {
 	logs := map[string]*memlog.Log{}
 	consumertest.Conformance(t, consumertest.Harness{

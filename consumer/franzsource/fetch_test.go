@@ -20,7 +20,7 @@ import (
 )
 
 // A compacted topic is read exactly: each record that is left is returned once, in order. Removed
-// records are passed over, including batches that lost their last record or all records.
+// records are passed over, including batches that lost their last record or all records (F8).
 func TestCompactedTopic(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
@@ -211,7 +211,7 @@ func TestThrottled(t *testing.T) {
 
 // The cleaner has removed every batch up to the last stable offset, so that no fetch will ever find
 // one: the position passes over them. In a topic that is not compacted an empty answer is an error,
-// and nothing is passed over.
+// and nothing is passed over (F6).
 func TestHoleUpToTheLastStableOffset(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
@@ -293,7 +293,7 @@ func TestOldBrokers(t *testing.T) {
 }
 
 // A topic that was created again is also noticed if fetches name it, when the last fetch is more
-// than a second ago.
+// than a second ago (F4).
 func TestTopicRecreatedFetchingByName(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(kversion.V2_8_0())).ListenAddrs()

@@ -20,7 +20,7 @@ import (
 )
 
 // A partition that stays is not interrupted when another member joins or leaves. Its context does
-// not end, and it commits throughout, in generation after generation.
+// not end, and it commits throughout, in generation after generation (F7).
 func TestPartitionThatStaysIsNotInterrupted(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 4, nil)
@@ -79,7 +79,7 @@ func TestPartitionThatStaysIsNotInterrupted(t *testing.T) {
 }
 
 // A partition that is not let go within the rebalance timeout goes to another member. The other
-// partitions of its member stay and continue.
+// partitions of its member stay and continue (F7).
 func TestOverdueDrain(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
@@ -109,7 +109,7 @@ func TestOverdueDrain(t *testing.T) {
 }
 
 // A member whose drain outlasts the session timeout stays in the group: heartbeats continue until
-// own returns.
+// own returns (F7).
 func TestDrainOutlivesSession(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)

@@ -103,7 +103,7 @@ func TestLeaderMoves(t *testing.T) {
 }
 
 // An unclean election has cut off the log, and other records were written since. The position
-// exists in the log, but records before it are lost.
+// exists in the log, but records before it are lost (F5).
 func TestTruncatedLog(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t, kfake.NumBrokers(2))

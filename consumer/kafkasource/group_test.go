@@ -17,7 +17,7 @@ import (
 )
 
 // The commit of a member of an older generation is refused. The member is held up by a drain that
-// lasts until the others have continued without it.
+// lasts until the others have continued without it (F7).
 func TestCommitAfterAnotherJoined(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)

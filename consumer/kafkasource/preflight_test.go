@@ -81,6 +81,7 @@ func TestTopicIsNotCreated(t *testing.T) {
 	}
 }
 
+// F8: a compacted topic has lost records on purpose, and is refused.
 func TestCompactedTopicRefused(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		for _, policy := range []string{"compact", "compact,delete"} {

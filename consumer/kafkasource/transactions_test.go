@@ -54,7 +54,7 @@ func end(t *testing.T, adm *kadm.Client, topic string) int64 {
 // Several producers write into one partition. Their transactions interleave and are committed or
 // aborted at random, among records without a transaction; the log ends with an aborted one.
 // Whatever the fetch size, exactly the committed records are returned, in the log's order, and the
-// position ends after the last marker.
+// position ends after the last marker (F8).
 func TestReadCommitted(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)

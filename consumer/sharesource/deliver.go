@@ -234,7 +234,7 @@ func (m *member) applyAll(ctx context.Context, all []*portion) {
 	running.Wait()
 }
 
-// acknowledge accepts what is done, and gives the rest back.
+// acknowledge accepts what is done, and gives the rest back (G2).
 func (m *member) acknowledge(one *portion, done []int64) {
 	for _, r := range one.records {
 		if _, found := slices.BinarySearch(done, r.Offset); found {
@@ -276,7 +276,7 @@ func (e finalError) Unwrap() error { return e.error }
 func isFinal(err error) bool { return errors.As(err, new(finalError)) }
 
 // checkCluster asks for the ids of cluster and topics, and whether the share group's settings are
-// right. It returns errNewTopic if a topic has another id than the first time.
+// right. It returns errNewTopic if a topic has another id than the first time (G7).
 func (m *member) checkCluster(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -35,7 +35,7 @@
 //	                              BEGIN  fence_slot(8)  handler or parks it  COMMIT
 //	           moves the position to 10
 //
-// Rules G1 to G6 of docs/guarantees.md describe this, and the interleavings that they defend
+// Rules G1 to G6 of docs/rules describe this, and the interleavings that they defend
 // against.
 //
 // # Settings of the share group

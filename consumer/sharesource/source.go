@@ -94,7 +94,8 @@ func (s *Source) client(more ...kgo.Opt) (*kgo.Client, error) {
 }
 
 // Settled returns the start offset of the share partition: everything below it was acknowledged or
-// given up. It is 0 if the share group has not begun with the partition. It asks only during Run.
+// given up. It is 0 if the share group has not begun with the partition. It asks only during Run
+// (G3).
 func (s *Source) Settled(ctx context.Context, topic string, partition int32) (int64, error) {
 	cl := s.asking.Load()
 	if cl == nil {

@@ -9,7 +9,7 @@ import (
 // member of a share group (KIP-932). No process owns a delivered message; Deliver hands it over in
 // the process that gets it. The partition's owner is its keeper: it reads the same log through
 // consumer.Source, moves the position over done messages, and handles those that the broker has
-// given up. Package sharesource has one for twmb/franz-go. See docs/guarantees.md, rules G1 to G7.
+// given up. Package sharesource has one for twmb/franz-go. See docs/rules, rules G1 to G7.
 //
 // Group is the name of the keepers' consumer group.
 type Shared[M any] interface {

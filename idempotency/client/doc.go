@@ -61,6 +61,6 @@
 //   - Requests without a body reach Base with the header's name in lower case, so Header.Get does
 //     not find it there; on the wire it is the same.
 //
-// Numbers in brackets, for example (H6), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (H6), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 package client

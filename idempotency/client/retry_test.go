@@ -116,7 +116,7 @@ func TestErrorsOfTheNetworkAreRetried(t *testing.T) {
 }
 
 // Our server says which answers are stored: a 5xx that is will be the same next time. A refusal
-// that is not, and that has a Retry-After, asks for another attempt.
+// that is not, and that has a Retry-After, asks for another attempt (H27).
 func TestMarksOfOurServer(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

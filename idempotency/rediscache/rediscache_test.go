@@ -137,6 +137,7 @@ func TestErrorsOfRedis(t *testing.T) {
 	}
 }
 
+// H24: a cache needs a client and a prefix that Redis takes.
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := rediscache.New(nil, "")

@@ -5,7 +5,7 @@ package claimed
 
 // Source marks a consumer.Source of claimed messages: no two of its messages have the same tenant
 // and id. The consumer takes these from the message, and does not claim them again. Redeliveries
-// are found by the position.
+// are found by the position (E4).
 type Source interface{ Claimed() Mark }
 
 // Mark is the result of Source.Claimed. Only packages of this module can name it.

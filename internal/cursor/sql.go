@@ -32,7 +32,8 @@ select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id
    for no key update of l`
 
 // LockSlotsSQL locks the slots of a cursor, after LockSQL. In: scope, topic, partition. It waits
-// for the transactions of an owner that has several at once, which hold their slots FOR SHARE.
+// for the transactions of an owner that has several at once, which hold their slots FOR SHARE (C3,
+// G6).
 const LockSlotsSQL = `
 select s.slot from onlyonce.cursors c join onlyonce.lease_slots s on s.lease_id = c.id
  where c.scope = $1 and c.topic = $2 and c.partition = $3
@@ -52,7 +53,7 @@ const FenceOwnerSQL = `select onlyonce.raise_epoch($1, $2, gen_random_uuid())`
 //
 // Without an offset, everything that proves the log to be the same stays. That matters most for the
 // ids: once retention has removed the anchor's record they are the only proof. Without them, a
-// topic that was made anew would be read from the old one's position.
+// topic that was made anew would be read from the old one's position (F5).
 const AdoptSQL = `
 update onlyonce.cursors
    set group_id       = $2::text,
@@ -73,7 +74,7 @@ update onlyonce.cursors
 // belongs to, the new run, the offset from which on it is kept (null: nothing is). The others keep
 // their run, in which they mean nothing any more, and are pruned. By the primary key, in the
 // transaction that fences the owner out: otherwise a late transaction of that owner might need the
-// rows (C5).
+// rows (C5, C7).
 const KeepDoneSQL = `
 update onlyonce.done set run = $3 where cursor_id = $1 and run = $2 and "offset" >= $4::bigint`
 
@@ -81,7 +82,7 @@ update onlyonce.done set run = $3 where cursor_id = $1 and run = $2 and "offset"
 const ForgetAttemptsSQL = `delete from onlyonce.attempts where cursor_id = $1`
 
 // BringDoneSQL brings what is done above the position of another database. In: id, run, offsets,
-// hashes. ReadDoneSQL reads it there. In: id, run, position.
+// hashes. ReadDoneSQL reads it there. In: id, run, position (C7).
 const (
 	BringDoneSQL = `
 insert into onlyonce.done (cursor_id, "offset", hash, run, last)
@@ -118,7 +119,7 @@ const ReplayNoSQL = `select coalesce(max(replay_no), 0) + 1 from onlyonce.cursor
 // lock on the lease. A replay is a run of its own without an anchor, because what was before its
 // first offset is unknown. What is done above the interrupted position keeps the run before: the
 // end of the replay takes it over. The epoch bounds what is below every offset up to the
-// interrupted position, and counts there again when the work goes on.
+// interrupted position, and counts there again when the work goes on (F5, F10).
 const ReplaySQL = `
 update onlyonce.cursors
    set run = run + 1, run_start = $2, run_epoch = $7, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6
@@ -132,7 +133,7 @@ const RetireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() wh
 // before if its ring has to be asked too (null: it has not), until when ids are too old there
 // (null: none are). By the primary key. The keys that came along from the ring of the class before
 // are in its current segment here, so the change counts from now on, or from when that segment was
-// opened by a clock that has gone back since (see ClassSQL).
+// opened by a clock that has gone back since (see ClassSQL, K9).
 const BringScopeSQL = `
 insert into onlyonce.scopes as s (scope, topics, copies, first_topic, forgotten, class, class_before, too_old, class_changed_at)
 values ($1, $2::text[], $3, $4, $5, $6, $7::text, $8,
@@ -162,7 +163,7 @@ select s.slot from onlyonce.cursors c join onlyonce.lease_slots s on s.lease_id 
 // forgotten and too_old look at the present class and the one before. The time of the change is
 // never before that of a segment of the earlier ring, also if the clock has gone back since the
 // segment was opened: otherwise the change would be over at once, and the keys in it would not be
-// found.
+// found (K9, K10).
 const ClassSQL = `
 update onlyonce.scopes s set forgotten = onlyonce.forgotten(s.scope), too_old = onlyonce.too_old(s.scope), class_before = s.class, class = $2,
   class_changed_at = greatest(clock_timestamp(), (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring(s.class)))

@@ -91,7 +91,7 @@ var globalUnicast = netip.MustParsePrefix("2000::/3")
 
 // Guard decides which addresses are connected to. It checks the address that is being dialled,
 // after the name was resolved. A check of the name beforehand would not help if the next DNS answer
-// differs ("rebinding"). It must not be changed while it is in use.
+// differs ("rebinding"). It must not be changed while it is in use (O11, W18).
 type Guard struct {
 	// AllowPrivate allows loopback, private networks and a carrier's shared space.
 	AllowPrivate bool

@@ -203,7 +203,7 @@ func TestE2WhoNeedsASegment(t *testing.T) {
 }
 
 // Writers, rotation and readers all at once: every partition's offsets are dense, whichever
-// segments are emptied meanwhile.
+// segments are emptied meanwhile (E2).
 func TestE1ManyWriters(t *testing.T) {
 	r := newRig(t, 3)
 	r.exec(`with l as (insert into onlyonce.leases (name) select 'cursor/x/s/' || n from generate_series(0, 2) n returning id, name)

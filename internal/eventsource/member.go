@@ -26,7 +26,7 @@ type partitionID struct {
 }
 
 // member is one Run of a source. One goroutine renews leases, takes and gives back partitions, and
-// looks for events. Each call of own has a goroutine of its own.
+// looks for events. Each call of own has a goroutine of its own (E3).
 type member struct {
 	*Source
 	own    func(context.Context, source.Partition[*consumer.Message]) error

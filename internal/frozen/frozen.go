@@ -196,7 +196,7 @@ func sortedNames(h http.Header) []string {
 }
 
 // Name refuses header names that are no token (RFC 9110 section 5.6.2), and those that a row must
-// not hold.
+// not hold (O12).
 func Name(name string) error {
 	if !Token(name) {
 		return fmt.Errorf("is %q: must be the name of a header", clip(name))
@@ -219,7 +219,7 @@ func Token(s string) bool {
 }
 
 // Value refuses what could end the header or change on its way (RFC 9110 section 5.5). It never
-// quotes the value, which may be private.
+// quotes the value, which may be private (O12).
 func Value(name, v string) error {
 	for i := range len(v) {
 		if c := v[i]; (c < ' ' && c != '\t') || c >= 0x7f {

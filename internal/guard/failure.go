@@ -67,7 +67,8 @@ func (t *Tx) Fail(step string, err error) { t.fail(step, err) }
 // fail keeps the first failure.
 func (t *Tx) fail(step string, err error) { t.failAt(step, -1, "", err) }
 
-// failAt is fail for a statement, at its place among those of handlers; a place below 0 is none.
+// failAt is fail for a statement, at its place among those of handlers; a place below 0 is none
+// (T12).
 func (t *Tx) failAt(step string, at int, sql string, err error) {
 	if t.failure != nil {
 		return

@@ -61,7 +61,7 @@ func (t *Tx) Lend(origin *origin.Origin) *Handle {
 
 // TakeBack ends the turn. It waits for a call that another goroutine of the handler has under way,
 // because that has the connection; the transaction fails then, because the handler has returned
-// without its answer. Rows that are open are closed.
+// without its answer. Rows that are open are closed (T6).
 func (t *Tx) TakeBack() {
 	g := &t.gate
 	g.mu.Lock()
@@ -80,7 +80,7 @@ func (t *Tx) TakeBack() {
 }
 
 // beginCall begins a call. It and the call behind it are one step: until leave the handle is not
-// taken back.
+// taken back (T6).
 func (h *Handle) beginCall() error {
 	t := h.tx
 	g := &t.gate

@@ -158,7 +158,7 @@ func (t *Tx) Abandon() {
 
 // Commit seals and commits, and returns nil if and only if the transaction has committed. After any
 // error the outcome is either "not committed" (the server said so) or unknown (see [Tx.Lost]). The
-// caller still calls Rollback, which does nothing after a commit.
+// caller still calls Rollback, which does nothing after a commit (T3, T5).
 func (t *Tx) Commit(timeout time.Duration) error {
 	t.TakeBack()
 	if lost := t.endCalls(); lost != nil {
@@ -190,7 +190,7 @@ func (t *Tx) Commit(timeout time.Duration) error {
 }
 
 // Rollback leaves the connection out of any transaction and with the session that it came with, or
-// closed if that cannot be had within the timeout.
+// closed if that cannot be had within the timeout (T5).
 func (t *Tx) Rollback(timeout time.Duration) {
 	t.TakeBack()
 	_ = t.endCalls() // nothing is to be committed
@@ -219,7 +219,7 @@ func (t *Tx) Rollback(timeout time.Duration) {
 
 // closeIfSticky closes a connection in whose session a handler has left something, so that the next
 // one to have it does not meet that. Not DISCARD ALL: it would also undo what the pool's
-// AfterConnect has set.
+// AfterConnect has set (T6).
 func (t *Tx) closeIfSticky(ctx context.Context) {
 	if t.sticky {
 		_ = t.conn.Close(ctx) // see Rollback

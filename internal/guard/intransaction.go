@@ -14,7 +14,7 @@ var ErrNoTransaction = errors.New("needs the transaction of the effects")
 
 // InTransaction returns ErrNoTransaction for a value that has the methods of a transaction but is
 // none, for example a pool. A write through it would commit by itself, even if the effects roll
-// back.
+// back (T1).
 func InTransaction(tx any) error {
 	switch c := tx.(type) {
 	case nil:

@@ -8,7 +8,7 @@ type Misuse string
 func (m Misuse) Error() string { return string(m) }
 
 // IsMisuse reports whether an error is one that another try makes again, whatever becomes of the
-// world.
+// world (D1).
 func IsMisuse(err error) bool {
 	for _, one := range []error{ErrControl, ErrEnded, ErrRowsOpen, ErrOption, ErrSavepoints} {
 		if errors.Is(err, one) {

@@ -12,7 +12,7 @@ var ErrGoroutine = errors.New("the transaction is for the goroutine that its fun
 // Guarded is the handle itself. Types around a handle have this method too.
 func (h *Handle) Guarded() *Handle { return h }
 
-// Refuse fails the transaction for good, with an error of a layer over the handle.
+// Refuse fails the transaction for good, with an error of a layer over the handle (T6).
 func (h *Handle) Refuse(refused error) (err error) {
 	if err := h.beginCall(); err != nil {
 		return err

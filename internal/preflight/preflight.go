@@ -29,7 +29,7 @@ const leastConns = 4
 
 // Check checks the database of a pool, for a program that works there in a role. The error joins
 // every fault, each with what to do. The warnings are for people to read. They are complete unless
-// the database could not be asked at all.
+// the database could not be asked at all (S1).
 func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string, err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {

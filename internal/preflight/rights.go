@@ -53,7 +53,7 @@ func newRole(name string, rights map[string][]string) Role {
 // table that the schema does not have is not checked: the check of the schema's version reports
 // that.
 var (
-	// App is a consumer with its handlers.
+	// App is a consumer with its handlers (S2).
 	App = newRole("onlyonce_app", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
@@ -97,7 +97,7 @@ var (
 	Places = newRole("onlyonce_app", map[string][]string{
 		"places": {"SELECT", "INSERT", "UPDATE", "DELETE"},
 	})
-	// Events reads streams of the event log: a consumer's source, besides App.
+	// Events reads streams of the event log: a consumer's source, besides App (S2).
 	Events = newRole("onlyonce_app", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
@@ -106,7 +106,7 @@ var (
 		"stream_floors":  {"SELECT"},
 		"stream_offsets": {"SELECT", "INSERT", "UPDATE"},
 	})
-	// Receiver receives webhooks.
+	// Receiver receives webhooks (S2).
 	Receiver = newRole("onlyonce_app", map[string][]string{
 		"schema_version":    {"SELECT"},
 		"leases":            {"SELECT", "INSERT", "UPDATE"},
@@ -122,7 +122,7 @@ var (
 		"webhook_objects":   {"SELECT", "INSERT", "UPDATE"},
 		"webhook_endpoints": {"SELECT", "INSERT", "UPDATE"},
 	})
-	// Relay sends what is in the outbox.
+	// Relay sends what is in the outbox (S2).
 	Relay = newRole("onlyonce_relay", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},

@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// What no test server is, or should be, is judged from what it would answer.
+// What no test server is, or should be, is judged from what it would answer (S1).
 func TestJudgement(t *testing.T) {
 	t.Parallel()
 	good := serverSettings{user: "stock", versionNumber: 150004, version: "15.4", isolation: "read committed", synchronous: "on", fsync: true, fullPageWrites: true, encoding: "UTF8"}

@@ -145,7 +145,7 @@ func poolerWarnings(conn *pgx.Conn, backend uint32) []string {
 // the schemas. Superusers and those who have the rights of the database's or our schema's owner are
 // left out. If the transaction has pinned its search_path, as those of package ops do, the one that
 // its session began with counts. It calls only functions whose argument types are the given ones,
-// which such a function could not replace. One row, or none.
+// which such a function could not replace. One row, or none (S2).
 const creatorsSQL = `
 select string_agg(distinct quote_ident(c.login::text), ', '), string_agg(distinct quote_ident(c.schema::text), ', ')
   from (select r.rolname as login, n.nspname as schema

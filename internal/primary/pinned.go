@@ -15,7 +15,7 @@ const PinSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true)`
 
 // Pinned returns the pool for engines whose role may do what others may not: relays, rotators.
 // Exec, Query, QueryRow and InTx run with PinSQL, the first three in a transaction of one statement
-// and one round trip. The search_path of the session, which may be a user's, stays as it is.
+// and one round trip. The search_path of the session, which may be a user's, stays as it is (S2).
 func (p *Pool) Pinned() *Pool {
 	pinned := *p
 	pinned.pinned = true

@@ -1,6 +1,6 @@
 package ring
 
-// Events is the ring of the event log.
+// Events is the ring of the event log (E2).
 func Events() Ring {
 	return Ring{
 		Name:     "events",

@@ -76,7 +76,7 @@ const clockNeeded = `select null::text where SLOT is not null`
 // It reads a portion of a lane's batches, by the index batches_new, as a relay finds what is new.
 // In: sink, lane, the transaction and the id of the last batch that was read, how many calls make a
 // portion. Out: one row: how many calls were read, and the last batch of the portion; nulls if
-// there is none.
+// there is none (K6).
 const clockCarry = `
 with portion as materialized (
   select p.* from (
@@ -99,7 +99,7 @@ select sum(b.n)::bigint, (array_agg(b.xid order by b.xid desc))[1]::text, (array
 
 // consumerRepair makes frontiers void that were noted while the clock was ahead. When the clock has
 // caught up with them, they would claim that what was appended in between is handled. The owner's
-// next sample replaces them.
+// next sample replaces them (K6).
 const consumerRepair = `update onlyonce.frontiers set run = -1 where run >= 0 and frontier > clock_timestamp() + interval '1 minute'`
 
 // consumerNeeded reads which cursor may still come to copies of messages whose keys are in a
@@ -115,7 +115,7 @@ const consumerRepair = `update onlyonce.frontiers set run = -1 where run >= 0 an
 // RING is replaced by the ring, and CLASS by its class. A cursor keeps segments of the ring in
 // which its scope claims. Of the ring in which the scope claimed before its class was changed, it
 // keeps those that were open until then: what it has claimed there since is in the other ring too
-// (K10). A scope without a row claims no ids of messages; its cursors keep consumer_keys.
+// (K10). A scope without a row claims no ids of messages; its cursors keep consumer_keys (K6).
 const consumerNeeded = `
 select (
   select case when f.frontier is null then format('consumer %s has not said yet how far it is in %s, partition %s', c.scope, c.topic, c.partition)

@@ -44,7 +44,7 @@ func TestReplacedAfterEachStep(t *testing.T) {
 }
 
 // If a rotator is killed in a step, the row and the segment are as before. The sequence is ahead,
-// and is made equal again before any other step.
+// and is made equal again before any other step (O8).
 func TestKilledInEachStep(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
@@ -82,7 +82,7 @@ func TestKilledInEachStep(t *testing.T) {
 	}
 }
 
-// R1: a rotator that was replaced and does not know it changes nothing, whichever step is due.
+// R1: a rotator that was replaced and does not know it changes nothing, whichever step is due (O8).
 func TestR1RotatorThatWasReplaced(t *testing.T) {
 	for i, action := range turn {
 		t.Run(string(action), func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestR1RotatorThatWasReplaced(t *testing.T) {
 	}
 }
 
-// R2: while a segment drains, the next one is not announced, however large it is.
+// R2: while a segment drains, the next one is not announced, however large it is (O8).
 func TestR2AnnouncedWhileDraining(t *testing.T) {
 	r := newRig(t)
 	x := r.rotator(quick())

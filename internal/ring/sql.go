@@ -16,7 +16,7 @@ import (
 // The size of the current segment is asked of the file system, with an ACCESS SHARE lock on the
 // table for a moment. The row comes from the statement's snapshot, and last_value is read live. If
 // a step commits between the two, they differ without a fault; the repair is harmless then, because
-// the row's version fences it.
+// the row's version fences it (T11, K6).
 const stateSQL = `
 select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
        pg_relation_size(t.cur) > 0 and (r.horizon is not null or not $6)
@@ -92,7 +92,7 @@ update onlyonce.segments s set closed_at = clock_timestamp(), bound = $5::text::
 	// retireSQL. What is not asked any more counts as forgotten at once, in the same row: a claim
 	// that does not search a segment sees that, in this row or in a later one. Also in: whether the
 	// ring's horizon is the retention. It is compared again, because an operator may have set
-	// another one since the step was derived, and their command says that it holds.
+	// another one since the step was derived, and their command says that it holds (K9).
 	retireSQL = `
 update onlyonce.rings r set retired = closed[cardinality(closed)], closed = closed[:cardinality(closed) - 1], version = $3,
        forgotten = greatest(r.forgotten, (select s.closed_at from onlyonce.segments s where s.ring = r.name and s.slot = r.closed[cardinality(r.closed)]))

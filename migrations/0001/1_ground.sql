@@ -43,7 +43,7 @@ comment on column onlyonce.lease_slots.nonce is 'As leases.nonce.';
 
 -- hold raises OO001 unless the caller owns the lease, and prevents a take-over until the
 -- transaction ends. It locks FOR SHARE, not FOR KEY SHARE: raising the epoch is a non-key UPDATE,
--- which KEY SHARE would not block.
+-- which KEY SHARE would not block (T2, O5).
 create function onlyonce.hold(lease bigint, epoch bigint, nonce uuid) returns void
 language plpgsql as $$
 begin
@@ -71,7 +71,7 @@ comment on function onlyonce.hold(bigint, bigint, uuid) is
 -- was ahead, and counts as ended.
 --
 -- It waits for transactions of the owner: those that have called onlyonce.hold or onlyonce.fence
--- lock the lease, those that have called onlyonce.fence_slot lock their slot.
+-- lock the lease, those that have called onlyonce.fence_slot lock their slot (T9, C3, G6, O5).
 create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
 language plpgsql as $$
 declare
@@ -103,7 +103,7 @@ comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval) is
 -- also fail for reasons of the server's, for example because the queue of NOTIFY is full.
 --
 -- It raises OO002 unless the fence was taken in this same transaction: for example, a handler's
--- ROLLBACK and BEGIN in between would have undone the fence.
+-- ROLLBACK and BEGIN in between would have undone the fence (T6, T7).
 create function onlyonce.seal() returns void
 language plpgsql as $$
 declare
@@ -120,6 +120,7 @@ end $$;
 comment on function onlyonce.seal() is
   'Last statement before COMMIT of a fenced transaction: checks deferred constraints, then allows the COMMIT.';
 
+-- require_seal refuses a COMMIT that the engine has not allowed (T6).
 create function onlyonce.require_seal() returns trigger
 language plpgsql as $$
 begin
@@ -181,7 +182,7 @@ insert into onlyonce.watched default values;
 
 -- watch moves watched time on, and returns it. A process passes the watched time that its last call
 -- returned, and how long ago that was by its own monotonic clock; at its first call, nulls. If other
--- processes have moved it nearly as far, it writes nothing. Package internal/watch has the protocol.
+-- processes have moved it nearly as far, it writes nothing. Package internal/watch has the protocol (T11).
 create function onlyonce.watch(seen timestamptz, elapsed interval) returns timestamptz
 language plpgsql as $$
 declare
@@ -198,7 +199,7 @@ comment on function onlyonce.watch(timestamptz, interval) is 'Moves watched time
 -- steady_clock is the clock, but never before watched time. By it rows are dated that are kept for a
 -- time, and by it the ages of keys are counted that a remote forgets. So if the clock is back, these
 -- rows do not look old when it is right again, and these keys do not look young. If watched time is
--- infinity, as in tests that age rows, it is the clock alone.
+-- infinity, as in tests that age rows, it is the clock alone (T11).
 create function onlyonce.steady_clock() returns timestamptz
 language sql volatile as $$
   select greatest(clock_timestamp(), nullif(w.at, 'infinity')) from onlyonce.watched w where w.id = 1

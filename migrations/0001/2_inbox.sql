@@ -2,7 +2,7 @@
 
 -- key returns the stored form of a key. dedupe.Key.Hash does the same in Go;
 -- dedupe/testdata/keys.json holds test vectors for both. For example, key('', 'orders', 'order-17')
--- is the first half of a SHA-256.
+-- is the first half of a SHA-256 (K1).
 create function onlyonce.key(tenant text, scope text, id text) returns uuid
 language plpgsql immutable strict parallel safe as $$
 declare
@@ -58,6 +58,8 @@ comment on function onlyonce.key(text, text, text) is 'Stored form of a key: wha
 do $do$
 declare
   claim constant text := $f$
+-- claim_RING claims keys, and waits for each that another transaction has claimed and not committed
+-- (K2, K3, K4, K5, K7, W10).
 create function onlyonce.claim_RING(keys uuid[], fingerprints bigint[],
   asked bigint[] default '{}', hit_uses bigint[] default '{}', hits uuid[] default '{}') returns smallint[]
 language plpgsql as $$
@@ -160,6 +162,7 @@ begin
   return result;
 end $$$f$;
   fresh constant text := $f$
+-- claim_RING_fresh claims keys of which none should be known, and raises if one is (T2, K2, K3, K4, K5, K7).
 create function onlyonce.claim_RING_fresh(keys uuid[], fingerprints bigint[],
   asked bigint[] default '{}', hit_uses bigint[] default '{}', hits uuid[] default '{}') returns void
 language plpgsql as $$
@@ -308,7 +311,7 @@ comment on function onlyonce.find_keys(text, uuid[]) is 'Which of these keys a r
 --
 -- A key that is a duplicate only because its message is parked is new in the rings, so it is
 -- inserted into both. Otherwise it would be in the first alone, which may be the old one, and would
--- not be found when the change is over.
+-- not be found when the change is over (K10).
 create function onlyonce.claim_both(one text, other text, keys uuid[], fingerprints bigint[]) returns smallint[]
 language plpgsql as $$
 declare
@@ -355,7 +358,7 @@ end $$;
 comment on function onlyonce.claim_both(text, text, uuid[], bigint[]) is 'Claims keys of Kafka messages in the rings of two classes: fresh only if new in both. For a scope whose class changes.';
 
 -- claim is for every transaction except the consumer engine's own. Its keys expire by the
--- database's clock.
+-- database's clock (K3, W9).
 create function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
 language plpgsql as $$
 begin

@@ -89,6 +89,7 @@ comment on table  onlyonce.attempts is 'Messages that are handled alone, and who
 comment on column onlyonce.attempts.attempts is 'Attempts at that offset, counted before each one runs, so that a message that kills its process is counted too.';
 comment on column onlyonce.attempts.answers  is 'How many of those attempts are known to have ended with an error of the handler. The others took the process with them, or are under way.';
 
+-- positions has the position of each cursor (F1).
 create view onlyonce.positions as
   select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.released_at, c.released_at is not null as clean,
          c.start_offset, c.start_policy, l.epoch, l.nonce,
@@ -110,7 +111,7 @@ comment on view onlyonce.positions is 'The position of each cursor: everything b
 -- raises it, writes the owner's group and topic, and clears released_at. The owner gets that many
 -- slots at least: numbers 0 to slots - 1. Transactions of a share group get the numbers from -shared to
 -- -1; see onlyonce.fence_share. An owner that is no keeper wants none of those and deletes them:
--- from then on it may work without onlyonce.done, and so no member may.
+-- from then on it may work without onlyonce.done, and so no member may (C3, G6).
 create function onlyonce.take_cursor(
   cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, slots integer, shared integer, lock_timeout text
 ) returns bigint
@@ -175,7 +176,7 @@ comment on column onlyonce.scopes.too_old is 'As forgotten, but until when ids o
 -- keys which were claimed before the change: as long as it has a segment that was open then. Claims
 -- of the scope are made in both rings until then. It is null if the scope's ring suffices. Times of
 -- segments may be a minute apart from each other, because a clock that goes back by less does not
--- halt the ring.
+-- halt the ring (K10).
 create function onlyonce.class_before(scope text) returns text
 language sql stable as $$
   select s.class_before from onlyonce.scopes s
@@ -188,7 +189,7 @@ comment on function onlyonce.class_before(text) is 'The class of horizon that a 
 
 -- claim_scope claims keys in the rings of a scope, for transactions that do not own a cursor. The
 -- lock on the scope's row excludes a change of its class until the transaction ends; owners are
--- fenced out by that change instead.
+-- fenced out by that change instead (K10).
 create function onlyonce.claim_scope(scope text, keys uuid[], fingerprints bigint[]) returns smallint[]
 language plpgsql as $$
 declare
@@ -211,7 +212,7 @@ comment on function onlyonce.claim_scope(text, uuid[], bigint[]) is 'Claims keys
 -- claimed until the change; what it forgets of later claims, the other ring has too.
 --
 -- With `ahead` it returns until when an id of such a key may have been made by a clock that is ahead
--- by that part of its ring's horizon; see onlyonce.too_old.
+-- by that part of its ring's horizon; see onlyonce.too_old (K9).
 create function onlyonce.forgotten(scope text, ahead double precision default 0) returns timestamptz
 language sql stable as $$
   select greatest(case when ahead = 0 then s.forgotten else s.too_old end,
@@ -224,7 +225,7 @@ comment on function onlyonce.forgotten(text, double precision) is 'Until when ke
 -- too_old returns the time at or before which an id must have been made for its key to be one that
 -- may be forgotten. Producers' clocks may be ahead by a tenth of the horizon: a key is claimed
 -- after its id was made, but by the database's clock. What was forgotten under another horizon keeps
--- the tenth of that one: scopes.too_old has it.
+-- the tenth of that one: scopes.too_old has it (K9).
 create function onlyonce.too_old(scope text) returns timestamptz
 language sql stable as $$
   select onlyonce.forgotten(too_old.scope, 0.1)
@@ -233,7 +234,7 @@ comment on function onlyonce.too_old(text) is 'Ids of a scope that were made unt
 
 -- refuse_too_old raises OO003 if the oldest id of a batch is too old. Call it after the claim: what
 -- the claim did not search has been forgotten by then. So it may share a round trip with the
--- effects and COMMIT.
+-- effects and COMMIT (K9).
 create function onlyonce.refuse_too_old(scope text, oldest timestamptz) returns void
 language plpgsql as $$
 begin
@@ -304,7 +305,7 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 -- tiny, and is kept; it would go on reading the whole table when that has grown, for example while
 -- an old snapshot prevents vacuum. A SET clause of the function would do the same at a higher cost,
 -- because it ends with a walk over all settings. An error in between ends the transaction, and the
--- setting with it.
+-- setting with it (T2, T7, F1).
 create function onlyonce.fence(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
   anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
@@ -382,7 +383,7 @@ create constraint trigger sealed after insert on onlyonce.progress
 --                this raises 23505 on onlyonce.done, at every isolation level
 --
 -- The lateral join with its limit makes the predecessors index probes, whatever the plan was made
--- for. See onlyonce.fence for enable_seqscan and for the assignments.
+-- for. See onlyonce.fence for enable_seqscan and for the assignments (C1, C2, C3).
 create function onlyonce.fence_slot(
   cursor_id bigint, slot integer, epoch bigint, nonce uuid, run integer, low bigint,
   offsets bigint[], hashes bigint[], after bigint[],
@@ -458,6 +459,7 @@ comment on function onlyonce.fence_slot(bigint, integer, bigint, uuid, integer, 
 --   the position is not above any of the offsets, which would be done already
 --   the insert   waits for another transaction that has one of the offsets. If that one commits,
 --                this raises 23505 on onlyonce.done, at every isolation level
+-- fence_share is the fence of a share group's member (G1, G5, G6).
 create function onlyonce.fence_share(
   cursor_id bigint, slot integer, group_id text, topic_id uuid, offsets bigint[], hashes bigint[],
   lock_timeout text, statement_timeout text, idle_timeout text
@@ -518,7 +520,7 @@ create constraint trigger sealed after insert on onlyonce.done
 -- sweep moves the position over what onlyonce.done has. The caller proposes how far; the database
 -- decides. Each offset in between is in onlyonce.done, or in a range that the caller's fetch has
 -- shown to hold no message, or this raises OO001: a failover may have lost what the caller
--- remembers. Ranges are half open. It runs at READ COMMITTED, in a transaction of its own.
+-- remembers. Ranges are half open. It runs at READ COMMITTED, in a transaction of its own (C4, G4).
 create function onlyonce.sweep(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
   anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
@@ -665,7 +667,7 @@ create constraint trigger sealed after update on onlyonce.parked
 --
 -- It also claims the message's key again, in case retention has removed it, so that a copy of the
 -- message stays a duplicate. A key that is already there does not make this attempt a duplicate:
--- the row itself ensures that this is the first application.
+-- the row itself ensures that this is the first application (K7).
 create function onlyonce.settle(
   cursor_id bigint, epoch bigint, nonce uuid, parked_id bigint, attempts integer, key uuid, fingerprint bigint,
   lock_timeout text, statement_timeout text, idle_timeout text
@@ -695,7 +697,7 @@ comment on function onlyonce.settle(bigint, bigint, uuid, bigint, integer, uuid,
 -- idempotent. Call it in a transaction of its own after every commit that settled a row of the key,
 -- or that parked a row after another one: whichever of two such transactions commits later sees
 -- both. It needs no lock, because it only decides which row is first: a row is never applied while
--- an unsettled row of its key precedes it.
+-- an unsettled row of its key precedes it (D4, O4).
 create function onlyonce.promote(order_key uuid) returns bigint
 language plpgsql as $$
 declare
@@ -714,7 +716,7 @@ end $$;
 comment on function onlyonce.promote(uuid) is 'Makes the first unsettled row of an ordering key due if it was blocked; returns its id or null.';
 
 -- pass raises OO006 if one of the ordering keys is blocked. So it may share a round trip with the
--- effects and COMMIT.
+-- effects and COMMIT (D4).
 create function onlyonce.pass(order_keys uuid[]) returns void
 language plpgsql as $$
 begin
@@ -725,7 +727,7 @@ end $$;
 comment on function onlyonce.pass(uuid[]) is 'Raises OO006 if one of these ordering keys has an unsettled parked row.';
 
 -- blocked is in PL/pgSQL, because a function in SQL is planned anew in each statement that calls it,
--- which takes four times as long as the look itself.
+-- which takes four times as long as the look itself (D4).
 create function onlyonce.blocked(order_keys uuid[]) returns boolean[]
 language plpgsql stable as $$
 declare

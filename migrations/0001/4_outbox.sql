@@ -268,7 +268,7 @@ comment on function onlyonce.log_sinks() is 'Sinks of which the log holds calls.
 -- are read lane by lane, by transaction and id. Notes of another cluster are left: by their
 -- transaction ids nothing is found, or what they mean.
 --
--- It runs with its owner's rights: who handles messages must not write what says which calls exist.
+-- It runs with its owner's rights: who handles messages must not write what says which calls exist (T13, O1).
 create function onlyonce.index_calls(most integer default 20000) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 declare
@@ -419,7 +419,7 @@ comment on column onlyonce.shares.asked is 'The number of the relay''s question 
 -- answered before, null is returned. Relays that ask for as much get an equal part, and what one
 -- does not want goes to the others. Nothing that a relay holds is taken away: if the result is
 -- less, it starts no call until it has fewer under way, and asks again. With more relays than
--- calls, the one that has waited longest is next. The caller has locked the row of onlyonce.rates.
+-- calls, the one that has waited longest is next. The caller has locked the row of onlyonce.rates (O15).
 create function onlyonce.take_share(sink text, calls_of text, relay uuid, asked bigint, most integer, held integer, wants integer) returns integer
 language plpgsql as $$
 declare
@@ -473,7 +473,7 @@ comment on function onlyonce.take_share(text, text, uuid, bigint, integer, integ
 -- fills at the rate, up to half a second's worth, and always up to one. Rows are locked in the order
 -- of names until the transaction ends. If the clock was set back by more than a minute, the bucket
 -- goes on from what it had. What has no rate is left out. wait: microseconds until the bucket has a permit. share: how many calls the relay may
--- have under way; null: no number is set, or a later question was answered before.
+-- have under way; null: no number is set, or a later question was answered before (O14, O15).
 create function onlyonce.take_permits(sink text, relay uuid, asked bigint, limits text[], wanted integer[], held integer[], wants integer[])
 returns table (calls_of text, granted integer, wait bigint, share integer)
 language plpgsql as $$
@@ -582,7 +582,7 @@ comment on function onlyonce.logged_calls(text, uuid[]) is 'Calls of a sink that
 --      fingerprint. That key is remembered for as long as the call is to be sent (K6).
 -- A call that is parked is found in both cases, however long it waits for an operator. If it was
 -- redriven under a new key, it is found by its first one, also when it is settled: the remote would
--- not recognise the first key.
+-- not recognise the first key (O1).
 create function onlyonce.enqueued_before(
   checks smallint[], fingerprints bigint[], sink text, keys uuid[], name text, names text[], method text, methods text[], target text, targets text[],
   header text, headers text[], body bytea, bodies bytea[], sealed boolean[]
@@ -660,6 +660,7 @@ comment on function onlyonce.enqueued_before(smallint[], bigint[], text, uuid[],
 do $do$
 declare
   body text := $f$
+-- enqueue_batch writes calls of one lane under the locks of their ordering keys (O4, O8).
 create function onlyonce.enqueue_batch(
   locks uuid[], checks smallint[], fingerprints bigint[], lane smallint, sink text, keys uuid[], order_key uuid, order_keys uuid[],
   order_prefix bigint, order_prefixes bigint[], tenant text, tenants text[], scope text, scopes text[], name text, names text[], method text, methods text[], target text, targets text[],
@@ -787,7 +788,7 @@ comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], t
 -- enqueue writes one call, for programs in other languages: without an ordering key, claimed by its
 -- own key. It refuses a null, or arrays of two lengths, because either would leave headers out; and
 -- a line end in a text that goes out in a line, because what follows it would be a line of its own:
--- for example, a header that the program did not write.
+-- for example, a header that the program did not write (O12).
 create function onlyonce.enqueue(
   key uuid, tenant text, scope text, sink text, name text, method text, target text,
   header_names text[], header_values text[], body bytea

@@ -97,7 +97,7 @@ comment on function onlyonce.stream_partition(bytea, smallint) is 'Partition of 
 -- Appends of other transactions since then are found by the unique indexes, which ignore snapshots:
 -- the function tries the first offset of each partition in the current segment, and in the draining
 -- one, which late transactions still insert into. A segment that was announced or emptied since is
--- found by the ring's sequence. In both cases it raises 40001: run the transaction again.
+-- found by the ring's sequence. In both cases it raises 40001: run the transaction again (E1).
 create function onlyonce.append_events(
   topics text[], parts smallint[], tenants text[], ids text[], order_keys bytea[], header_ends integer[], header_names text[],
   header_values bytea[], bodies bytea[]
@@ -202,7 +202,7 @@ end $$;
 comment on function onlyonce.stream_bounds(integer, smallint) is 'First and next offset of a partition of the event log.';
 
 -- commit_stream_offset commits a group's offset if the caller holds the partition's lease;
--- otherwise it raises OO001.
+-- otherwise it raises OO001 (E3).
 create function onlyonce.commit_stream_offset(
   lease bigint, epoch bigint, nonce uuid, group_id text, stream integer, partition smallint, "offset" bigint, metadata text
 ) returns void

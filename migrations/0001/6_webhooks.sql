@@ -1,5 +1,6 @@
 -- onlyonce schema, version 1: what webhook receivers remember.
 
+-- webhook_ids has when an id was seen first; the ring has the id itself (W8).
 create table onlyonce.webhook_ids (
   endpoint text        not null,
   key      uuid        not null,
@@ -80,7 +81,7 @@ comment on column onlyonce.webhook_endpoints.aside         is 'Bytes of such eve
 -- transaction, which needs onlyonce.seal() before COMMIT.
 --
 -- A body's row is always locked before an id, and the transaction that has claimed an id waits for
--- nothing: so no two of these deadlock.
+-- nothing: so no two of these deadlock (W7).
 create function onlyonce.receive_webhook(
   endpoint text, key uuid, fingerprint bigint, digest bytea, body_window interval, wait text, lock_timeout text, statement_timeout text, idle_timeout text
 ) returns smallint

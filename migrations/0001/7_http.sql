@@ -97,7 +97,7 @@ comment on function onlyonce.http_open(text, text, text) is 'Opens a handler''s 
 --
 -- Above READ COMMITTED the record may be invisible here; then onlyonce.http_complete finds it.
 --
--- It repeats what http_open does, because a call of a function within a function is a query.
+-- It repeats what http_open does, because a call of a function within a function is a query (T11, H17).
 create function onlyonce.http_begin(id uuid, lock_timeout text, statement_timeout text, idle_timeout text) returns integer
 language plpgsql as $$
 declare
@@ -133,7 +133,7 @@ comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key
 -- record by now: the primary key refuses a second one. It returns the time until which the record is
 -- kept.
 --
--- It does what onlyonce.seal() does, in the same statement.
+-- It does what onlyonce.seal() does, in the same statement (H17, H19).
 create function onlyonce.http_complete(
   id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval
 ) returns timestamptz
@@ -159,7 +159,7 @@ comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea,
 
 -- http_claim claims a key in lease mode, in a transaction of its own. An expired record counts as
 -- absent. It waits for another request's uncommitted claim, which takes as long as one statement
--- takes to commit.
+-- takes to commit (T11, H18, H19).
 create function onlyonce.http_claim(id uuid, tenant text, scope text, fingerprint bytea, token uuid, keep interval, ttl interval)
 returns table (lease bigint, epoch bigint)
 language plpgsql as $$
@@ -187,7 +187,7 @@ comment on function onlyonce.http_claim(uuid, text, text, bytea, uuid, interval,
 -- `late` in its result means that the step has no result, and that its first attempt is longer ago
 -- than `within`, or ahead of the clock, which was ahead then: the provider may have forgotten the
 -- key. It raises OO001 if the caller no longer
--- owns the request.
+-- owns the request (H18).
 create function onlyonce.http_step(lease bigint, epoch bigint, nonce uuid, record_id uuid, name text, within interval, seals boolean)
 returns table (done boolean, result bytea, sealed boolean, late boolean)
 language plpgsql as $$
@@ -220,7 +220,7 @@ comment on function onlyonce.http_step_done(bigint, bigint, uuid, uuid, text, by
 -- finds no lease. It returns the time until which the record is kept.
 --
 -- It raises OO010 if a step has no result, for example one of an earlier attempt that this one has
--- not asked for. The steps are read after the lease is deleted, which waits for steps that begin.
+-- not asked for. The steps are read after the lease is deleted, which waits for steps that begin (H18, H27).
 create function onlyonce.http_finish(id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean) returns timestamptz
 language plpgsql as $$
 declare
@@ -257,7 +257,7 @@ comment on function onlyonce.http_reconcile(uuid, bigint, bigint, uuid) is 'Sets
 -- http_release releases a request in lease mode whose answer is not kept. A request without a step
 -- is deleted, as if it had never come. If it has a step, the next request goes on where this one
 -- has stopped. The lease keeps the time at which it ended: onlyonce.http_abandon counts from the
--- last attempt.
+-- last attempt (H18).
 create function onlyonce.http_release(id uuid, lease bigint, epoch bigint, nonce uuid) returns void
 language plpgsql as $$
 begin
@@ -275,7 +275,7 @@ comment on function onlyonce.http_release(uuid, bigint, bigint, uuid) is 'Releas
 -- leases of those that an operator has closed. It skips rows that another transaction has locked.
 -- It checks the expiry again when it deletes: a record may have been replaced since it was found.
 -- The clock is read in a subquery, because only so it bounds the index scan: otherwise all records
--- that are kept are read each time (T13).
+-- that are kept are read each time (T13, T11, H20).
 create function onlyonce.http_purge(most integer) returns integer
 language plpgsql as $$
 declare
@@ -303,7 +303,7 @@ comment on function onlyonce.http_purge(integer) is 'Deletes records of the HTTP
 -- a client that still asks would cause the call a second time.
 --
 -- The lease is locked before the steps are read, in an earlier statement, so that no process takes
--- it over or begins a step meanwhile.
+-- it over or begins a step meanwhile (T13, H18).
 create function onlyonce.http_abandon(most integer, out deleted integer, out aside integer, out abandoned integer)
 language plpgsql as $$
 declare
@@ -349,7 +349,7 @@ comment on column onlyonce.http_fingerprint_keys.refused_at  is 'When a process 
 -- it. If there are none, it writes the ids that are new. If all are known, it only reads, so that
 -- it works on a standby too. If two processes bring different secrets under a new id, the second
 -- insert waits for the first one's COMMIT. So whether ids are new is asked before the comparison:
--- that one, a later statement, sees each row that is not new.
+-- that one, a later statement, sees each row that is not new (H30).
 create function onlyonce.http_check_keys(ids bigint[], check_values bytea[]) returns bigint[]
 language plpgsql as $$
 declare
@@ -421,7 +421,7 @@ comment on table  onlyonce.operation_signals is 'The latest progress of each ope
 --
 -- An operation that still runs needs its input, so it raises 55006; if one is about to commit its
 -- end, it waits for that. A log is read whole, because only its offset finds an event by an index.
--- Locks the operations' rows.
+-- Locks the operations' rows (H19).
 create function onlyonce.http_erase(record uuid) returns bigint
 language plpgsql as $$
 declare

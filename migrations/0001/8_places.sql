@@ -20,7 +20,7 @@ comment on column onlyonce.places.other is 'Of leaving and left: where the place
 --
 -- The lock is taken before the row is read, in an earlier statement. So under READ COMMITTED the
 -- row is as it was when the lock was granted, or newer. Above that level the snapshot may be from
--- before the place left; then FOR SHARE raises 40001, because the row was changed since.
+-- before the place left; then FOR SHARE raises 40001, because the row was changed since (N2).
 create function onlyonce.enter_place(place text) returns void
 language plpgsql as $$
 declare
@@ -45,7 +45,7 @@ comment on function onlyonce.enter_place(text) is 'Raises OO012 unless the place
 -- that was begun for the place is still to end here; otherwise the state is leaving.
 --
 -- Requests in lease mode are cut off as by a crash: their leases are raised, so that no step and no
--- answer of theirs commits here any more. They go on in the other database, under the same key.
+-- answer of theirs commits here any more. They go on in the other database, under the same key (N2).
 create function onlyonce.leave_place(place text, ready boolean, other text) returns text
 language plpgsql as $$
 declare

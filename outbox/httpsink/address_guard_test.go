@@ -40,6 +40,7 @@ func prefixes(all ...string) (out []netip.Prefix) {
 	return out
 }
 
+// O11: private addresses are refused, also inside of IPv6 forms.
 func TestGuardAddresses(t *testing.T) {
 	strict := &dialguard.Guard{}
 	for _, a := range hostile {
@@ -84,7 +85,7 @@ func TestGuardAddresses(t *testing.T) {
 	}
 }
 
-// New refuses base URLs that no resolver can correct.
+// New refuses base URLs that no resolver can correct (O11).
 func TestGuardRefusesHostileURLs(t *testing.T) {
 	var urls []string
 	for _, a := range hostile {
@@ -184,7 +185,7 @@ func send(t *testing.T, s *Sink) outbox.Result {
 }
 
 // A harmless name resolves to a hostile address. The call is refused before connect(), put off
-// because the DNS may be corrected, and the error names the address.
+// because the DNS may be corrected, and the error names the address (O11).
 func TestGuardRefusesHostileAnswers(t *testing.T) {
 	for _, a := range hostile {
 		r := send(t, named(t, "http://api.example.com:9/", &nameserver{answers: []string{a}}))
@@ -200,7 +201,7 @@ func TestGuardRefusesHostileAnswers(t *testing.T) {
 
 // The DNS answer changes after the first lookup, but there is no gap between check and connection.
 // The first answer is an allowed server. The second is one on the same port that must never be
-// reached.
+// reached (O11).
 func TestGuardRebinding(t *testing.T) {
 	var inside atomic.Int64
 	secret := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { inside.Add(1) }))
@@ -232,7 +233,7 @@ func TestGuardRebinding(t *testing.T) {
 	}
 }
 
-// The addresses that a user's own dialer and a proxy lead to are checked.
+// The addresses that a user's own dialer and a proxy lead to are checked (O11).
 func TestGuardDialersAndProxies(t *testing.T) {
 	var requests atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests.Add(1) }))

@@ -12,7 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// A secret is looked up at each attempt and sent, and is found nowhere else.
+// A secret is looked up at each attempt and sent, and is found nowhere else (O12).
 func TestSecrets(t *testing.T) {
 	var got http.Header
 	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Clone() })
@@ -72,7 +72,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// If a remote echoes what it received, the secret does not get into the row's error.
+// If a remote echoes what it received, the secret does not get into the row's error (O12).
 func TestSecretsAreNotInReasons(t *testing.T) {
 	base, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		c, _, _ := w.(http.Hijacker).Hijack()
@@ -88,7 +88,7 @@ func TestSecretsAreNotInReasons(t *testing.T) {
 }
 
 // Each attempt has an id of its own beside the call's key, unless the call has the header.
-// Authorize cannot change it.
+// Authorize cannot change it (O12).
 func TestRequestIDOfAnAttempt(t *testing.T) {
 	var got []http.Header
 	base, _ := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = append(got, r.Header.Clone()) })

@@ -47,7 +47,8 @@ func (b *Breaker) withDefaults(l *fields.List) {
 	l.Span("Breaker.OpenFor", &b.OpenFor, 10*time.Second, time.Millisecond, time.Hour)
 }
 
-// noteHealth counts an attempt for the breaker, and lets its result hold calls if the host is down.
+// noteHealth counts an attempt for the breaker, and lets its result hold calls if the host is down
+// (O6).
 func (s *Sink) noteHealth(health error, r outbox.Result) outbox.Result {
 	switch b := s.cfg.Breaker; {
 	case health == nil:

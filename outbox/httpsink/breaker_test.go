@@ -15,7 +15,7 @@ import (
 )
 
 // Failures in a row hold calls. Answers of a host that is up, and attempts that report nothing, do
-// not: a 500 may be one call's.
+// not: a 500 may be one call's (O6).
 func TestBreakerOpens(t *testing.T) {
 	var status atomic.Int64
 	base, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {

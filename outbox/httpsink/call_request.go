@@ -25,7 +25,7 @@ type callRequest struct {
 }
 
 // newRequest builds the request from the row. It applies the rules of Enqueue again, because the
-// row may have been written in SQL.
+// row may have been written in SQL (O12).
 func (s *Sink) newRequest(ctx context.Context, d *outbox.Delivery) (*callRequest, error) {
 	if err := frozen.Method(d.Method); err != nil {
 		return nil, fmt.Errorf("method: %w", err)
@@ -109,7 +109,7 @@ func withBody(req *http.Request, body []byte) *http.Request {
 
 // authorize lets Config.Authorize add to the request and checks that it only added. What identifies
 // the call and what was enqueued must be the same in each attempt, whatever the secrets are by
-// then.
+// then (O12).
 func (s *Sink) authorize(req *callRequest) error {
 	if s.cfg.Authorize == nil {
 		return nil

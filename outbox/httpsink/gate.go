@@ -31,7 +31,7 @@ var (
 //     debugger), continues, and writes a request whose key the remote has forgotten by now.
 //   - A request goes out on a kept connection. The remote applies it and dies before it answers.
 //     The transport takes a keyed POST for idempotent and sends it again on another connection: two
-//     requests for one attempt (Go issue 19943).
+//     requests for one attempt (Go issue 19943, O6, O7).
 type gate struct {
 	mayStart func() error
 

@@ -16,7 +16,7 @@ import (
 )
 
 // The check runs after connecting, over TLS too, and before the first byte; on a kept connection as
-// on a new one.
+// on a new one (O7).
 func TestGate(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		var requests atomic.Int64

@@ -133,7 +133,7 @@ func TestOutcomes(t *testing.T) {
 }
 
 // A remote dies on a kept connection after it has applied the request. Go's transport would send a
-// keyed POST again by itself. One Send must be one request, whatever its body.
+// keyed POST again by itself. One Send must be one request, whatever its body (O7).
 func TestTransportDoesNotResend(t *testing.T) {
 	for name, body := range map[string][]byte{"body": []byte("body"), "no body": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -184,6 +184,7 @@ func TestTransportDoesNotResend(t *testing.T) {
 	}
 }
 
+// O12: Authorize signs each attempt, and the body stays as it was enqueued.
 func TestAuthorize(t *testing.T) {
 	var got *http.Request
 	var fault atomic.Value
@@ -272,7 +273,7 @@ func withoutQuery(authorize func(*http.Request) error) func(*http.Request) error
 }
 
 // A row cannot choose the host or leave the base path, neither at Enqueue nor if it was written in
-// SQL.
+// SQL (O11).
 func TestRowsCannotEscape(t *testing.T) {
 	base, requests := serve(t, func(http.ResponseWriter, *http.Request) {})
 	s := newSink(t, base+"/v1", func(c *httpsink.Config) { c.Profile.Header = "X-Key" })

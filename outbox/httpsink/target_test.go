@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Whatever target is accepted, the request goes to the base URL's host and stays below its path.
+// Whatever target is accepted, the request goes to the base URL's host and stays below its path
+// (O11).
 func FuzzTarget(f *testing.F) {
 	for _, t := range []string{"", "/", "/a", "?q=1", "/a?q=//x", "//h", "/%2e%2e/", "/a;b=c", "/@h", "/:80", "/a%2Fb", "?a=b#c", "/..", "/%5c.."} {
 		f.Add(t)

@@ -45,7 +45,7 @@ func sendBatch(ctx context.Context, t *testing.T, s *kafkasink.Sink, all []*outb
 }
 
 // Each call of a batch is reported by itself: a call that cannot be sent, or whose topic is
-// unknown, does not affect the others.
+// unknown, does not affect the others (O10).
 func TestSendBatch(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		there, missing := kafkatest.Topic(t, brokers, 3, nil), kafkatest.TopicName(t)
@@ -90,7 +90,7 @@ func TestSendBatch(t *testing.T) {
 }
 
 // A batch waits for another one's request when its context ends. SendBatch returns, and none of its
-// calls is reported as delivered or written.
+// calls is reported as delivered or written (O10).
 func TestSendBatchCutOff(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)

@@ -13,7 +13,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol/produce"
 )
 
-// produce makes one request. It ends early when the contexts of all calls in the batch have ended.
+// produce makes one request. It ends early when the contexts of all calls in the batch have ended
+// (O10).
 func (s *Sink) produce(p topicPartition, batch []*queuedCall) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
 	defer cancel()
@@ -79,7 +80,7 @@ func (x *produceExchange) Prepare(version int16) { x.version = version }
 func (x *produceExchange) Required(map[protocol.ApiKey]int16) bool { return true }
 
 // RawExchange is called by kafka-go in the goroutine of a connection that has no other user
-// meanwhile. After an error kafka-go closes the connection.
+// meanwhile. After an error kafka-go closes the connection (O6, O10).
 func (x *produceExchange) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
 	if x.version < 3 {
 		return nil, errOldBroker

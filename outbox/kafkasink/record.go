@@ -53,7 +53,7 @@ func (s *Sink) parseRoute(target string) (targetRoute, error) {
 }
 
 // newRecord builds the record from the row, by the rules of Enqueue. last is the route of the
-// previous call, which is usually the same; it is replaced by this call's.
+// previous call, which is usually the same; it is replaced by this call's (O10).
 func (s *Sink) newRecord(d *outbox.Delivery, last *targetRoute) (*callRecord, error) {
 	if d.Method != http.MethodPost {
 		return nil, errors.New("method: must be POST, which is the default: a record has none")
@@ -110,7 +110,8 @@ func parseTarget(target string) (topic string, key []byte, err error) {
 
 // choosePartition chooses among a topic's partitions as Java's default partitioner does. If there
 // is no record key, the ordering key decides, and without one the call's own key. Attempts of one
-// call must go to one partition, because copies in two partitions may be handled at the same time.
+// call must go to one partition, because copies in two partitions may be handled at the same time
+// (O10).
 func (r *callRecord) choosePartition(all []int) int {
 	key := r.key
 	switch {

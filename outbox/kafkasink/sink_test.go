@@ -148,7 +148,7 @@ func TestBatches(t *testing.T) {
 }
 
 // A record that is refused for its contents is judged alone: its neighbours in the batch are
-// written.
+// written (O10).
 func TestTooLarge(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, map[string]string{"max.message.bytes": "2000"})
@@ -285,7 +285,7 @@ func TestUnreachable(t *testing.T) {
 }
 
 // The context of an attempt ends while the broker is silent. Send returns, and never reports the
-// call as delivered.
+// call as delivered (O10).
 func TestCutOff(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
@@ -314,7 +314,7 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// A call that may not start any more is left out of its batch; its neighbours are sent.
+// A call that may not start any more is left out of its batch; its neighbours are sent (O6).
 func TestMayStartIsAskedLast(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)

@@ -37,7 +37,7 @@ const (
 	rebalance = 5 * time.Second
 )
 
-// row is one fault at one step. After a colon follows a variant of the row that docs/guarantees.md
+// row is one fault at one step. After a colon follows a variant of the row that docs/faults.md
 // lists.
 type row struct {
 	step, fault string
@@ -46,7 +46,7 @@ type row struct {
 
 // Test plays the rows that are to be played, by their names, with a source.
 func Test(t *testing.T, source kafkatest.NewSource, played func(name string) bool) {
-	doc, err := os.ReadFile("../../docs/guarantees.md")
+	doc, err := os.ReadFile("../../docs/faults.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func Test(t *testing.T, source kafkatest.NewSource, played func(name string) boo
 			t.Parallel()
 			listed, _, _ := strings.Cut(x.fault, ":")
 			if !strings.Contains(string(doc), "| "+x.step+" | "+listed+" |") {
-				t.Errorf("docs/guarantees.md does not list it")
+				t.Errorf("docs/faults.md does not list it")
 			}
 			x.run(&faults{t: t, row: x, source: source, group: group + "-" + kafkatest.TopicName(t)})
 		})

@@ -1,5 +1,5 @@
 // Package check decides whether the outcome of a run is as onlyonce promises: the invariants I1 to
-// I7 of docs/guarantees.md, and that calls were charged once. It does not know how the facts were
+// I7 of docs/faults.md, and that calls were charged once. It does not know how the facts were
 // collected.
 package check
 

@@ -1,77 +1,195 @@
 package docs
 
 import (
+	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
+var update = flag.Bool("update", false, "write the index of the rules")
+
 var (
-	wherePart = regexp.MustCompile(`(?s)Where: (.*?)(?:Tests?:\s(.*?))?(?:\n\n|\n\*\*|\n#|$)`)
-	quoted    = regexp.MustCompile("`([^`]+)`")
-	method    = regexp.MustCompile(`^\(\*(\w+)\)\.(\w+)$`)
-	plainName = regexp.MustCompile(`^[\w.]+$`)
-	testName  = regexp.MustCompile(`^((?:Test|Fuzz)\w+)(?:/.*)?$`)
+	heading = regexp.MustCompile(`^# (.*)\n`)
+	rule    = regexp.MustCompile(`(?m)^\*\*(([A-Z])\d+[a-z]?)\. ([^*]*)\*\*`)
+	// named finds rules in a comment: (T2, F4), (C1 to C7), and "T2, F4: " at its beginning.
+	named    = regexp.MustCompile(`\(([A-Z]\d+(?:(?:, | and | to )[A-Z]\d+)*)\)|^([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*):|[,:;] ([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*)\)`)
+	quoted   = regexp.MustCompile("`([^`]+)`")
+	testName = regexp.MustCompile(`^(?:Test|Fuzz)([A-Z]\d+)`)
+	sqlName  = regexp.MustCompile(`(?m)((?:^--.*\n)+)create (?:or replace )?(?:function|procedure|view|table) (onlyonce\.\w+)`)
 )
 
-// Each function, type and constant that a rule names under "Where:" exists, in the package that is
-// named before it, and so does each test that it names.
-func TestRulesNameWhatExists(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile(root + "/docs/guarantees.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	schema := textOf(t, "migrations/0001/*.sql")
-	tests := sources(t, "_test.go")
-	rules, names := 0, 0
-	for _, part := range wherePart.FindAllStringSubmatch(string(text), -1) {
-		rules++
-		pkg, code := "", ""
-		for _, q := range quoted.FindAllStringSubmatch(part[1], -1) {
-			name := strings.Join(strings.Fields(q[1]), " ")
-			if dir, err := os.Stat(filepath.Join(root, name)); err == nil && dir.IsDir() {
-				pkg, code = name, textOf(t, name+"/*.go")+schema
-				continue
-			}
-			if pkg == "" {
-				continue
-			}
-			names++
-			if other, _, ok := strings.Cut(name, "."); ok && exists(textOf(t, other+"/*.go"), name) {
-				continue // of another package of the root's
-			}
-			if !exists(code, name) {
-				t.Errorf("package %s has no %s: %.60q", pkg, name, part[1])
+// byRule are the names of functions, or of tests, that name a rule.
+type byRule map[string]map[string]bool
+
+// add notes the rules that a comment names.
+func (r byRule) add(name, comment string) {
+	for _, m := range named.FindAllStringSubmatch(comment, -1) {
+		ids := regexp.MustCompile(`[A-Z]\d+`).FindAllString(strings.Join(m[1:], ""), -1)
+		if strings.Contains(m[1], " to ") && len(ids) == 2 {
+			from, _ := strconv.Atoi(ids[0][1:])
+			to, _ := strconv.Atoi(ids[1][1:])
+			ids = nil
+			for n := from; n <= to; n++ {
+				ids = append(ids, fmt.Sprint(m[1][:1], n))
 			}
 		}
-		for _, q := range quoted.FindAllStringSubmatch(part[2], -1) {
-			if m := testName.FindStringSubmatch(strings.Join(strings.Fields(q[1]), "")); m != nil {
-				names++
-				if !strings.Contains(tests, "func "+m[1]+"(") {
-					t.Errorf("no test is called %s", m[1])
-				}
-			}
+		for _, id := range ids {
+			r.note(id, name)
 		}
-	}
-	if rules < 80 || names < 400 {
-		t.Errorf("%d rules and %d names were found", rules, names)
 	}
 }
 
-// exists reports whether code declares or uses a name: `(*T).m`, `name` or `pkg.name`.
-func exists(code, name string) bool {
-	if m := method.FindStringSubmatch(name); m != nil {
-		return regexp.MustCompile(fmt.Sprintf(`func \(\w* ?\*?%s(\[\w+\])?\) %s\(`, m[1], m[2])).MatchString(code)
+func (r byRule) note(id, name string) {
+	if r[id] == nil {
+		r[id] = map[string]bool{}
 	}
-	if !plainName.MatchString(name) {
-		return true // SQL, a file, a flag
+	r[id][name] = true
+}
+
+// list returns the names as Markdown.
+func (r byRule) list(id string) string {
+	return "`" + strings.Join(slices.Sorted(maps.Keys(r[id])), "`, `") + "`"
+}
+
+// Each rule is in one chapter, that of its letter. A function or an SQL constant that enforces it
+// names it in its comments, and so does a test. The index is made of the chapters and of these.
+func TestIndexOfTheRules(t *testing.T) {
+	t.Parallel()
+	functions, tests := rulesInTheCode(t)
+	// By subject: what a consumer meets first.
+	index, seen := "# The rules\n\nEach rule with the functions and the tests that name it.\n", map[string]bool{}
+	for _, letter := range strings.Split("tfcgkdoewhnsu", "") {
+		text := textOf(t, "docs/rules/"+letter+".md")
+		index += fmt.Sprintf("\n## [%s](%s.md)\n\n", heading.FindStringSubmatch(text)[1], letter)
+		for _, m := range rule.FindAllStringSubmatch(text, -1) {
+			id, title := m[1], strings.TrimRight(strings.Join(strings.Fields(m[3]), " "), ",.")
+			if seen[id] || !strings.EqualFold(m[2], letter) {
+				t.Errorf("rule %s is in chapter %s: want it once, in that of its letter", id, letter)
+			}
+			seen[id] = true
+			if len(functions[id]) == 0 || len(tests[id]) == 0 && id != "T10" { // T10 is the shape of the code: no test can take it out
+				t.Errorf("rule %s: functions %s, tests %s: want one of each whose comment names it, for example (%s)", id, functions.list(id), tests.list(id), id)
+			}
+			index += fmt.Sprintf("- **%s** %s.\n  - Functions: %s\n", id, title, functions.list(id))
+			if len(tests[id]) > 0 {
+				index += "  - Tests: " + tests.list(id) + "\n"
+			}
+		}
 	}
-	last := name[strings.LastIndexByte(name, '.')+1:]
-	return regexp.MustCompile(`\b` + regexp.QuoteMeta(last) + `\b`).MatchString(code)
+	if all := len(rule.FindAllString(textOf(t, "docs/*.md")+textOf(t, "docs/rules/?.md"), -1)); len(seen) < 130 || all != len(seen) {
+		t.Errorf("%d rules in the chapters, and %d in all pages", len(seen), all)
+	}
+	const page = root + "/docs/rules/README.md"
+	if *update {
+		if err := os.WriteFile(page, []byte(index), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if now, err := os.ReadFile(page); err != nil || string(now) != index {
+		t.Errorf("%s is not made of the chapters and the code: go test ./test/docs -run TestIndexOfTheRules -update (%v)", page, err)
+	}
+}
+
+// rulesInTheCode reads what names a rule: product code with its SQL, and all tests.
+func rulesInTheCode(t *testing.T) (functions, tests byRule) {
+	t.Helper()
+	functions, tests = byRule{}, byRule{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			if d != nil && (d.Name() == "testdata" || d.Name() == ".git") {
+				return fs.SkipDir
+			}
+			return err
+		}
+		dir, _ := filepath.Rel(root, filepath.Dir(path))
+		isTest := strings.HasSuffix(path, "_test.go")
+		switch {
+		case strings.HasSuffix(path, ".sql") && strings.HasPrefix(dir, "migrations"):
+			text, err := os.ReadFile(path) //nolint:gosec // of this repository
+			for _, m := range sqlName.FindAllStringSubmatch(string(text), -1) {
+				functions.add(m[2], strings.TrimPrefix(strings.ReplaceAll(m[1], "\n-- ", " "), "-- "))
+			}
+			return err
+		case !strings.HasSuffix(path, ".go"), !isTest && laboratory.MatchString(filepath.ToSlash(dir)+"/"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		for _, decl := range file.Decls {
+			name, comment := described(file, decl)
+			if name == "" {
+				continue
+			}
+			if !isTest {
+				functions.add(dir+"."+name, comment)
+			} else if strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Fuzz") {
+				tests.add(name, comment)
+				if m := testName.FindStringSubmatch(name); m != nil {
+					tests.note(m[1], name)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return functions, tests
+}
+
+// described returns a declaration's name, for example (*T).m, and all comments in it and before it.
+// Of a group of constants it is the first name.
+func described(file *ast.File, decl ast.Decl) (name, comment string) {
+	var doc *ast.CommentGroup
+	switch d := decl.(type) {
+	case *ast.FuncDecl:
+		doc, name = d.Doc, d.Name.Name
+		if d.Recv != nil {
+			recv := d.Recv.List[0].Type
+			star := ""
+			if s, ok := recv.(*ast.StarExpr); ok {
+				recv, star = s.X, "*"
+			}
+			if x, ok := recv.(*ast.IndexExpr); ok {
+				recv = x.X
+			}
+			if id, ok := recv.(*ast.Ident); ok {
+				name = "(" + star + id.Name + ")." + name
+			}
+		}
+	case *ast.GenDecl:
+		doc = d.Doc
+		switch s := d.Specs[0].(type) {
+		case *ast.ValueSpec:
+			name = s.Names[0].Name
+		case *ast.TypeSpec:
+			name = s.Name.Name
+		}
+	}
+	from := decl.Pos()
+	if doc != nil {
+		from = doc.Pos()
+	}
+	var all []string
+	for _, c := range file.Comments {
+		if c.Pos() >= from && c.End() <= decl.End() {
+			all = append(all, strings.Join(strings.Fields(c.Text()), " "))
+		}
+	}
+	return name, strings.Join(all, "\n")
 }
 
 func textOf(t *testing.T, pattern string) string {

@@ -6,7 +6,7 @@
 // compared whole. So "ok" means that no interleaving of this scope breaks a rule, and the trace of
 // a breach is a shortest one. It says nothing of larger scopes, nor of what a model leaves out; the
 // first comment of each file says what that is. The models run no SQL: the tests that a rule names
-// in docs/guarantees.md, the storms and the adversary check the code itself.
+// in docs/faults.md, the storms and the adversary check the code itself.
 //
 //	fence    a consumer's fence, unknown COMMITs, take-over    F1 F2 T2 T4
 //	slots    several transactions of a partition at once       C1 to C8, L1 to L10
@@ -22,7 +22,7 @@
 //
 // The table has two kinds of entries. A scope must hold. A fault leaves one protection out, and
 // must be found: a model that cannot fail proves nothing. The name of an entry begins with the
-// model and the rule of docs/guarantees.md.
+// model and the rule of docs/rules.
 //
 //	go run ./test/model                      # all, up to 20 minutes and 8 GiB
 //	go run ./test/model -small               # what the package's test runs, up to a minute

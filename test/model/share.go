@@ -1,6 +1,6 @@
 package main
 
-// Share groups: rules G1 to G6 (docs/guarantees.md). Two members of a share group and the keeper of
+// Share groups: rules G1 to G6 (docs/rules). Two members of a share group and the keeper of
 // a partition; the broker delivers, redelivers when a record's lock ends, and archives at the
 // limit. The model has what the code has: onlyonce.fence_share and onlyonce.fence_slot over the
 // rows of onlyonce.done, the keeper's look at what the broker has settled and at the set,

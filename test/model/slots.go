@@ -1,7 +1,7 @@
 package main
 
 // Several transactions of a partition at once: rules C1 to C8, and the interleavings L1 to L10 that
-// they defend against (docs/guarantees.md). The model has what the code has: rows of onlyonce.done,
+// they defend against (docs/rules). The model has what the code has: rows of onlyonce.done,
 // one for each message, onlyonce.fence_slot and onlyonce.sweep, (*pruning).step, take-over by
 // onlyonce.raise_epoch, and the single transaction of a Concurrency of 1 (here: the chain).
 //

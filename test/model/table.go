@@ -4,7 +4,7 @@ import "strings"
 
 // entry is a scope of a model that must hold, or a fault that must be found in it.
 type entry struct {
-	name    string // model/rule/text: the rule is one of docs/guarantees.md
+	name    string // model/rule/text: the rule is one of docs/rules
 	want    string // "": holds; else part of the breach that is found
 	nightly bool   // takes longer than a test may
 	run     func() result

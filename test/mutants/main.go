@@ -35,7 +35,7 @@ import (
 
 // mutant is one rule taken out.
 type mutant struct {
-	rule  string // id in docs/guarantees.md, with a word if a rule has several mutants
+	rule  string // id in docs/rules, with a word if a rule has several mutants
 	in    string // directory of the code, from the root: a package's, or the schema's
 	decl  string // a name that is declared there, for example (*engine).run or table onlyonce.done
 	old   string // occurs in the declaration exactly once, whatever its line breaks and comments

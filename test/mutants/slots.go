@@ -1,7 +1,7 @@
 package main
 
 // slotRules are mutants of several transactions of a partition at once: rules C. L1 to L10 are the
-// interleavings of docs/guarantees.md.
+// interleavings of docs/rules.
 var slotRules = []mutant{
 	{rule: "C1 offset in two transactions (L1)", in: schema, decl: "table onlyonce.done",
 		old: `null, primary key (cursor_id, run, "offset")`, new: "null", pkg: "consumer", test: "TestC1OneOffsetTwoTransactions"},

@@ -1,6 +1,6 @@
 // Package scenario has the mix of messages into which every fault is injected, the handler for it,
 // and the checker. The checker decides from the database whether the invariants I1 to I7 of
-// docs/guarantees.md hold.
+// docs/faults.md hold.
 package scenario
 
 import (

@@ -10,7 +10,7 @@
 // consumer end a worker or hang, each for a few messages that the seed chooses. With -failover a
 // standby that lacks the last commits is promoted instead of Postgres being restarted. After all
 // messages are settled, the program reads the log from its beginning and the database, and package
-// test/check checks the invariants of docs/guarantees.md.
+// test/check checks the invariants of docs/faults.md.
 //
 // It starts servers of its own, whatever the environment names, because it kills them. Exit status:
 // 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.

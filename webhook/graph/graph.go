@@ -78,7 +78,7 @@ func (Provider) Scheme() (*scheme.Scheme, error) {
 	}, nil
 }
 
-// deliveryID returns the id of a request's notifications.
+// deliveryID returns the id of a request's notifications (W7).
 func deliveryID(all []json.RawMessage) string {
 	var ids []byte
 	for _, one := range all {

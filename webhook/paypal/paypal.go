@@ -1,6 +1,6 @@
 // Package paypal verifies webhooks of PayPal.
 //
-// Numbers in brackets, for example (W18), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (W18), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 package paypal
 

@@ -11,7 +11,7 @@ import (
 )
 
 // Fields is a request's headers and its query, for schemes. It matches names of headers in
-// net/http's form ([http.CanonicalHeaderKey]).
+// net/http's form ([http.CanonicalHeaderKey]) (W4).
 type Fields struct {
 	Header http.Header
 	// RawQuery is the query as it came, without the question mark.

@@ -6,7 +6,7 @@
 // webhook.Verifier does the rest: it compares, chooses the secrets, orders the checks and bounds
 // them.
 //
-// Numbers in brackets, for example (W10), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (W10), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 package scheme
 

@@ -1,6 +1,6 @@
 // Package sns verifies webhooks of Amazon SNS.
 //
-// Numbers in brackets, for example (W18), name rules of docs/guarantees.md: what each prevents, and
+// Numbers in brackets, for example (W18), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.
 package sns
 
@@ -245,7 +245,7 @@ func (s Provider) readBody(body []byte, c *certificates.Store, signed *scheme.Si
 }
 
 // subscribeURL returns the address that confirms a subscription, if it is one of SNS's and does
-// this and nothing else.
+// this and nothing else (W20).
 func subscribeURL(m map[string]string) (*url.URL, error) {
 	const field, reason = "body's member SubscribeURL", "is not an address at which SNS confirms this topic's subscription"
 	u, err := url.Parse(m["SubscribeURL"])

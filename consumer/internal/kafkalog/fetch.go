@@ -26,7 +26,7 @@ var errEmptyResponse = errors.New("the broker returned nothing")
 
 // Fetch returns committed records at or above from, of up to most bytes. Where that is less than
 // the broker's response holds, the next Fetch goes on with the rest of it. While a leader moves it
-// asks again, for some seconds, and only then fails.
+// asks again, for some seconds, and only then fails (F14).
 func (l *Log) Fetch(ctx context.Context, from int64, most int) (source.Fetched[*consumer.Message], error) {
 	var got source.Fetched[*consumer.Message]
 	if l.unread != nil && l.unread.next == from {
@@ -82,7 +82,7 @@ func (l *Log) outOfRange(ctx context.Context, from int64) error {
 // checkEpoch checks the log after a change of leader: it asks how far the new leader's log goes in
 // the epoch of the last record read (KIP-320). Suppose that an unclean election has cut off the log
 // below from, and other records were written since. Then from exists and is within bounds, but
-// reading on would skip the records below it.
+// reading on would skip the records below it (F5).
 func (l *Log) checkEpoch(ctx context.Context, from int64) error {
 	r := l.lastRead
 	if r.next != from || r.epoch < 0 || r.next == 0 || r.checkedUnder == l.leader.Epoch {
@@ -161,7 +161,7 @@ func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (source.Fetch
 // not written. The position passes over such a hole as over any other. In other topics nothing
 // removes batches from the middle, and the answer is taken for no answer.
 //
-// No batch says which leader epoch the hole has. It has none above the leader's own.
+// No batch says which leader epoch the hole has. It has none above the leader's own (F6).
 func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (source.Fetched[*consumer.Message], error) {
 	compacted, err := l.Compacted(ctx)
 	switch {

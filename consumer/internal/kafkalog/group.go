@@ -56,7 +56,8 @@ func (l *Losses) Wait() time.Duration {
 
 // FindTopics makes the first connection of an adapter, and returns the topics. It reports faults
 // that a person has to correct, before the process joins the group: a process that cannot work must
-// not take partitions from those that can. rights names the permissions that the adapter needs.
+// not take partitions from those that can. rights names the permissions that the adapter needs
+// (S1).
 func FindTopics(ctx context.Context, c Cluster, pkg string, brokers, topics []string, rights string) (found map[string]Topic, err error) {
 	ctx, cancel := context.WithTimeout(ctx, firstPatience)
 	defer cancel()

@@ -174,7 +174,7 @@ func (l *Log) Bounds(ctx context.Context) (b source.Bounds, err error) {
 // Verify asks the leader where the epoch ends (KIP-320), and has the fetches that go on from there
 // ask again whenever the leader changes. Without an epoch they begin with that of the leader as it
 // is now. What is left of an earlier response is given up: the leader that sent it may be another
-// one than the leader that is asked here.
+// one than the leader that is asked here (F5).
 func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
 	l.dropUnread()
 	err := RetryTransient(ctx, l.cluster, leaderPatience, func() error {

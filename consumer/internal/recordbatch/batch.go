@@ -54,7 +54,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // splitBatches splits a fetch response's records into batches, and checks the checksum of each.
 // Brokers copy the log up to the size that was asked for, so the last batch may be cut off. It is
-// then left for the next fetch. The first one is always whole.
+// then left for the next fetch. The first one is always whole (F8).
 func splitBatches(b []byte) ([]batch, error) {
 	var batches []batch
 	for len(b) > magicAt {

@@ -162,7 +162,7 @@ func equalMessages(t interface{ Fatalf(string, ...any) }, got, want []*consumer.
 }
 
 // A changed byte is noticed at every position after the fields that brokers may change after the
-// checksum was made.
+// checksum was made (F8).
 func TestBatchChecksum(t *testing.T) {
 	raw := encodeBatch(batch{base: 7, last: 8, producer: -1}, []rawRecord{{value: []byte("abc")}, {delta: 1, value: []byte("def")}})
 	for i := crcAt; i < len(raw); i++ {

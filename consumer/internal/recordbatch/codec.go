@@ -47,7 +47,7 @@ const (
 )
 
 // Codecs unpacks what the partitions of one source have fetched, with a bound on the memory that
-// this takes. All partitions use it at once.
+// this takes. All partitions use it at once (F14).
 type Codecs struct {
 	slots chan struct{} // holds a token for each batch that is unpacked at this moment
 

@@ -141,7 +141,7 @@ func (w *Window[M]) Ready(below int64, most int) (n int) {
 }
 
 // Take gives the oldest messages that are ready to a slot: at most most, and about size bytes of
-// values. Nil: none is ready. Messages of one ordering key are given to one slot at a time.
+// values. Nil: none is ready. Messages of one ordering key are given to one slot at a time (C2).
 func (w *Window[M]) Take(below int64, most, size int) *Task[M] {
 	t := &Task[M]{Low: w.Low}
 	bytes, full := 0, false
@@ -225,7 +225,7 @@ func (w *Window[M]) Finish(t *Task[M], offsets []int64) (msgs []M) {
 }
 
 // Frontier returns how far the position can be moved as far as this process knows, and the leader
-// epoch that no batch below that exceeded.
+// epoch that no batch below that exceeded (C4, G4).
 func (w *Window[M]) Frontier() (next int64, epoch int32) {
 	for _, e := range w.entries {
 		if !e.done {

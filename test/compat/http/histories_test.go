@@ -301,7 +301,8 @@ func (h *history) stealable() {
 }
 
 // Random concurrent histories, with processes that die, connections that are cut at COMMIT, and
-// leases that end under their owners, are linearizable to a server that runs each operation once.
+// leases that end under their owners, are linearizable to a server that runs each operation once
+// (H17, H18).
 func TestHistories(t *testing.T) {
 	first := *seed
 	if first == 0 {

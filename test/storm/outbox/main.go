@@ -10,7 +10,7 @@
 // leases and then SIGCONT, relays that join and leave, SIGKILL to Postgres, a switchover whose
 // sockets stay open, a clock of Postgres that is a week ahead. After all calls are settled, the
 // program compares what the remote got with what the producers committed, and with the outbox: I9,
-// I10, I13 and I14 of docs/guarantees.md, and the order of ordering keys (O4).
+// I10, I13 and I14 of docs/faults.md, and the order of ordering keys (O4).
 //
 // It starts a server of its own, whatever the environment names, because it kills it. Exit status:
 // 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.

@@ -101,7 +101,7 @@ func New(cfg Config, addresses []string) (*Store, error) {
 }
 
 // CheckURL reports whether a request may name this address for its certificate. Everything of it
-// that could lead elsewhere is refused.
+// that could lead elsewhere is refused (W18).
 func (c *Store) CheckURL(field, address string) (*url.URL, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "https" || u.User != nil || u.Port() != "" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || u.Opaque != "" || u.RawPath != "" ||
@@ -246,7 +246,7 @@ func parseCertificates(file []byte) (leaf *x509.Certificate, more []*x509.Certif
 	return all[0], all[1:], nil
 }
 
-// checkLeaf checks whose certificate it is, and its key.
+// checkLeaf checks whose certificate it is, and its key (W18).
 func (c *Store) checkLeaf(leaf *x509.Certificate, host string) error {
 	bad := func(reason string) error { return received.Forged("certificate", reason, nil) }
 	key, ok := leaf.PublicKey.(*rsa.PublicKey)

@@ -18,7 +18,7 @@ import (
 // maxFetched is the most bytes of an answer.
 const maxFetched = 64 << 10
 
-// Fetcher fetches small files over HTTP. It is safe for concurrent use.
+// Fetcher fetches small files over HTTP. It is safe for concurrent use (W18).
 type Fetcher struct {
 	transport *http.Transport
 	timeout   time.Duration
