@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -17,8 +18,13 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// doerURL makes this test's program a process that calls Do for doKeys keys, in that database.
-const doerURL = "ONLYONCE_TEST_DOER"
+// doerURL makes this test's program a process that calls Do for doKeys keys, in that database. It
+// waits to be killed when a function has run for the nth time, doerNth: in the function if n is
+// odd, otherwise after the call. 0 is never.
+const (
+	doerURL = "ONLYONCE_TEST_DOER"
+	doerNth = "ONLYONCE_TEST_DOER_NTH"
+)
 
 const doKeys = 80
 
@@ -33,13 +39,24 @@ func TestDoer(t *testing.T) {
 		t.Fatal(err)
 	}
 	doer := newDoer(t, layer, idempotency.DoerConfig{})
+	nth, err := strconv.Atoi(os.Getenv(doerNth))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := 0
 	for i := range doKeys {
 		until(t, "a result", func() bool {
 			got, _, err := idempotency.Do(t.Context(), doer, acme, fmt.Sprint(i), order{i}, func(ctx context.Context, tx consumer.Tx) (int64, error) {
 				_, err := tx.Exec(ctx, `insert into effects values ($1)`, fmt.Sprint(i))
 				fmt.Println("in", i)
+				if in++; in == nth && nth%2 == 1 {
+					select {}
+				}
 				return rand.Int64(), err
 			})
+			if in == nth && nth > 0 {
+				select {}
+			}
 			var refused *idempotency.RefusedError
 			switch {
 			case err == nil:
@@ -96,7 +113,7 @@ func TestH25ProcessesAreKilled(t *testing.T) {
 // the nth time. It reports whether it was killed.
 func (r *rig) doerProcess(nth int, saw func(line string)) (killed bool) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestDoer$", "-test.timeout=120s")
-	cmd.Env = append(os.Environ(), doerURL+"="+r.pool.Config().ConnString())
+	cmd.Env = append(os.Environ(), doerURL+"="+r.pool.Config().ConnString(), doerNth+"="+fmt.Sprint(nth))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

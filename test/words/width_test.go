@@ -36,12 +36,12 @@ func TestCommentsEndAt100Columns(t *testing.T) {
 // longCode is a command or a signature that cannot be wrapped.
 var longCode = regexp.MustCompile("`[^`]{70,}`")
 
-// So are lines of Markdown, but for blocks of code, headings, rows of tables, and results, which
-// programs print.
+// So are lines of Markdown, but for blocks of code, headings, rows of tables, and results and the
+// index of the rules, which programs print.
 func TestMarkdownEndsAt100Columns(t *testing.T) {
 	t.Parallel()
 	for _, f := range tracked(t, "*.md") {
-		if strings.HasPrefix(f, "docs/results/") {
+		if strings.HasPrefix(f, "docs/results/") || f == "docs/rules/README.md" {
 			continue
 		}
 		code := false
