@@ -40,7 +40,7 @@ type newBatch struct {
 // enqueueStatement writes calls, which are *callRow, in batches. It is one statement, whose
 // functions are called in their order: the first one takes the locks of all ordering keys, before
 // any of them draws an id (O4).
-func (h *hintedLanes) enqueueStatement(rows []any) (sql string, args []any) {
+func (r *hintedLanes) enqueueStatement(rows []any) (sql string, args []any) {
 	batches := makeBatches(rows)
 	args = make([]any, 0, enqueueArgs*len(batches))
 	for i, b := range batches {
@@ -49,7 +49,7 @@ func (h *hintedLanes) enqueueStatement(rows []any) (sql string, args []any) {
 			locks = orderKeys(rows)
 		}
 		args = b.appendArgs(append(args, locks))
-		h.hint(b.sink, b.lane)
+		r.hint(b.sink, b.lane)
 	}
 	if len(batches) == 1 {
 		return enqueueOneSQL, args

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html/template"
 	"slices"
@@ -198,7 +199,7 @@ func (v *visit) call() error {
 		return operate.CallByKey(ctx, db, v.r.PathValue("key"), body)
 	})
 	switch {
-	case err == errMissing:
+	case errors.Is(err, errMissing):
 		return &ops.Error{Kind: ops.ErrNotFound, Reason: "the log has no such call", Remedy: "it was never enqueued, or it was delivered and its segment was emptied since"}
 	case err != nil:
 		return err
