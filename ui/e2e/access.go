@@ -26,14 +26,7 @@ func count(ctx context.Context, pool *pgxpool.Pool, sql string) (n int, err erro
 // access checks who may do what: a viewer is refused on each POST of the mux, so is a page of
 // another origin, a token opens once, and a console can be mounted below a prefix.
 func (r *run) access(ctx context.Context, s *server) error {
-	pool, err := s.database(ctx)
-	if err != nil {
-		return err
-	}
-	if err := consoledata.Fill(ctx, pool); err != nil {
-		return err
-	}
-	viewer, err := s.console(pool, ui.Config{Authorize: as("vic", ui.View)})
+	pool, viewer, err := s.filled(ctx, ui.Config{Authorize: as("vic", ui.View)}, consoledata.Fill)
 	if err != nil {
 		return err
 	}

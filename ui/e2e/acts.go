@@ -28,14 +28,7 @@ func (r *run) confirm(reason string, ready string) error {
 
 // acts plays each act once, as a person does.
 func (r *run) acts(ctx context.Context, s *server) error {
-	pool, err := s.database(ctx)
-	if err != nil {
-		return err
-	}
-	if err := consoledata.Fill(ctx, pool); err != nil {
-		return err
-	}
-	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.Operate)})
+	pool, at, err := s.filled(ctx, ui.Config{Authorize: as("ann", ui.Operate)}, consoledata.Fill)
 	if err != nil {
 		return err
 	}
@@ -158,11 +151,7 @@ var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 // bulk redrives 1,200 parked events in one act, under a running consumer.
 func (r *run) bulk(ctx context.Context, s *server) error {
-	pool, err := s.database(ctx)
-	if err != nil {
-		return err
-	}
-	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.Operate)})
+	pool, at, err := s.filled(ctx, ui.Config{Authorize: as("ann", ui.Operate)}, nil)
 	if err != nil {
 		return err
 	}
@@ -229,11 +218,7 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 
 // halt waits until a halt appears on an open page, without a reload, and goes again.
 func (r *run) halt(ctx context.Context, s *server) error {
-	pool, err := s.database(ctx)
-	if err != nil {
-		return err
-	}
-	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.View)})
+	pool, at, err := s.filled(ctx, ui.Config{Authorize: as("ann", ui.View)}, nil)
 	if err != nil {
 		return err
 	}

@@ -12,14 +12,7 @@ import (
 // hostile checks that no text of a stranger runs, loads or changes anything on any page, also where
 // payloads are shown.
 func (r *run) hostile(ctx context.Context, s *server) error {
-	pool, err := s.database(ctx)
-	if err != nil {
-		return err
-	}
-	if err := consoledata.FillHostile(ctx, pool); err != nil {
-		return err
-	}
-	at, err := s.console(pool, ui.Config{Authorize: as(ui.Actor(consoledata.Hostile[1]), ui.Operate), Bodies: func(ui.Actor, ui.Kind) bool { return true }})
+	_, at, err := s.filled(ctx, ui.Config{Authorize: as(ui.Actor(consoledata.Hostile[1]), ui.Operate), Bodies: func(ui.Actor, ui.Kind) bool { return true }}, consoledata.FillHostile)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/chromedp/chromedp"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/test/consoledata"
@@ -13,11 +14,7 @@ import (
 
 // again redrives an event whose handler still fails: the pages say that it has failed again.
 func (r *run) again(ctx context.Context, s *server) error {
-	pool, err := s.database(ctx)
-	if err != nil {
-		return err
-	}
-	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.Operate)})
+	pool, at, err := s.filled(ctx, ui.Config{Authorize: as("ann", ui.Operate)}, nil)
 	if err != nil {
 		return err
 	}
@@ -72,14 +69,7 @@ const halted = 60
 
 // adoption resolves the halts of a topic in one act, from the first page on.
 func (r *run) adoption(ctx context.Context, s *server) error {
-	pool, err := s.database(ctx)
-	if err != nil {
-		return err
-	}
-	if err := consoledata.Halt(ctx, pool, halted); err != nil {
-		return err
-	}
-	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.Operate)})
+	pool, at, err := s.filled(ctx, ui.Config{Authorize: as("ann", ui.Operate)}, func(ctx context.Context, pool *pgxpool.Pool) error { return consoledata.Halt(ctx, pool, halted) })
 	if err != nil {
 		return err
 	}
@@ -115,14 +105,7 @@ func (r *run) adoption(ctx context.Context, s *server) error {
 
 // outage takes the database away from an open page: what it shows is dimmed, and is not afterwards.
 func (r *run) outage(ctx context.Context, s *server) error {
-	pool, err := s.database(ctx)
-	if err != nil {
-		return err
-	}
-	if err := consoledata.Fill(ctx, pool); err != nil {
-		return err
-	}
-	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.View)})
+	_, at, err := s.filled(ctx, ui.Config{Authorize: as("ann", ui.View)}, consoledata.Fill)
 	if err != nil {
 		return err
 	}

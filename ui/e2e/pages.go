@@ -50,14 +50,7 @@ func (r *run) set(l look) error {
 // pages checks every page in every look: that it shows no payload, does not run over the window,
 // has no script error, and no serious finding of axe.
 func (r *run) pages(ctx context.Context, s *server) error {
-	pool, err := s.database(ctx)
-	if err != nil {
-		return err
-	}
-	if err := consoledata.Fill(ctx, pool); err != nil {
-		return err
-	}
-	at, err := s.console(pool, ui.Config{Authorize: as("ann", ui.Operate)})
+	_, at, err := s.filled(ctx, ui.Config{Authorize: as("ann", ui.Operate)}, consoledata.Fill)
 	if err != nil {
 		return err
 	}

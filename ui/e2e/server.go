@@ -76,6 +76,17 @@ func (s *server) database(ctx context.Context) (*pgxpool.Pool, error) {
 	})
 }
 
+// filled makes a database, fills it (nil: with nothing), and serves a console of it at an address.
+func (s *server) filled(ctx context.Context, c ui.Config, fill func(context.Context, *pgxpool.Pool) error) (pool *pgxpool.Pool, at string, err error) {
+	if pool, err = s.database(ctx); err == nil && fill != nil {
+		err = fill(ctx, pool)
+	}
+	if err == nil {
+		at, err = s.console(pool, c)
+	}
+	return pool, at, err
+}
+
 // console serves a console on a port of its own, and returns its address.
 func (s *server) console(pool *pgxpool.Pool, c ui.Config) (string, error) {
 	h, err := ui.New(pool, c)
