@@ -42,7 +42,7 @@ type refList struct {
 func (l *refList) queue(b *pgx.Batch, lane, version int64) {
 	l.portion, l.whole = nil, false
 	b.Queue(collectRefsSQL, lane, version, l.after.xid, l.after.id, refsAtOnce).Query(func(rows pgx.Rows) (err error) {
-		l.portion, err = pgx.CollectRows(rows, readRef)
+		l.portion, err = pgx.CollectRows(rows, newRefReader())
 		l.whole = len(l.portion) < refsAtOnce
 		return err
 	})
@@ -69,8 +69,12 @@ func (l *refList) add(last int64) bool {
 	return l.whole
 }
 
-// readRef reads a row of collectRefsSQL.
-func readRef(row pgx.CollectableRow) (r batchRef, err error) {
-	err = row.Scan(&r.xid, &r.id, &r.calls, &r.slot, &r.tid, &r.bytes)
-	return r, err
+// newRefReader reads rows of collectRefsSQL. They are many, so it scans all into one place.
+func newRefReader() pgx.RowToFunc[batchRef] {
+	var r batchRef
+	dst := []any{&r.xid, &r.id, &r.calls, &r.slot, &r.tid, &r.bytes}
+	return func(row pgx.CollectableRow) (batchRef, error) {
+		err := row.Scan(dst...)
+		return r, err
+	}
 }
