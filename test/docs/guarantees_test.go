@@ -25,6 +25,7 @@ var (
 	// named finds rules in a comment: (T2, F4), (C1 to C7), and "T2, F4: " at its beginning.
 	named    = regexp.MustCompile(`\(([A-Z]\d+(?:(?:, | and | to )[A-Z]\d+)*)\)|^([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*):|[,:;] ([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*)\)`)
 	quoted   = regexp.MustCompile("`([^`]+)`")
+	ruleID   = regexp.MustCompile(`[A-Z]\d+`)
 	testName = regexp.MustCompile(`^(?:Test|Fuzz)([A-Z]\d+)`)
 	sqlName  = regexp.MustCompile(`(?m)((?:^--.*\n)+)create (?:or replace )?(?:function|procedure|view|table) (onlyonce\.\w+)`)
 )
@@ -35,7 +36,7 @@ type byRule map[string]map[string]bool
 // add notes the rules that a comment names.
 func (r byRule) add(name, comment string) {
 	for _, m := range named.FindAllStringSubmatch(comment, -1) {
-		ids := regexp.MustCompile(`[A-Z]\d+`).FindAllString(strings.Join(m[1:], ""), -1)
+		ids := ruleID.FindAllString(strings.Join(m[1:], ""), -1)
 		if strings.Contains(m[1], " to ") && len(ids) == 2 {
 			from, _ := strconv.Atoi(ids[0][1:])
 			to, _ := strconv.Atoi(ids[1][1:])
