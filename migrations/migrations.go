@@ -97,6 +97,9 @@ func loadMigrations() ([]migration, error) {
 // transaction, which works through PgBouncer too. The role needs the right to create schemas. Apply
 // leaves a newer schema unchanged and returns no error; see [Check].
 func Apply(ctx context.Context, conn *pgx.Conn) (applied []int, err error) {
+	if err := CheckServer(ctx, conn); err != nil {
+		return nil, err
+	}
 	all, err := loadMigrations()
 	if err != nil {
 		return nil, err

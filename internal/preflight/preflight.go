@@ -37,6 +37,9 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 	}
 	defer conn.Release()
 	db := unnamedQuerier{conn}
+	if err := migrations.CheckServer(ctx, db); err != nil {
+		return nil, err // none of the rest can be asked there
+	}
 	s, err := readServer(ctx, db)
 	if err != nil {
 		return nil, fmt.Errorf("reading the server's settings: %w", err)

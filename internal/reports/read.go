@@ -155,6 +155,9 @@ func Read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) e
 // ReadIn is Read in a transaction that has begun.
 func ReadIn(ctx context.Context, tx pgx.Tx, f func(tx pgx.Tx) error) error {
 	tx = Unprepared{tx}
+	if err := migrations.CheckServer(ctx, tx); err != nil {
+		return err
+	}
 	if err := Bound(ctx, tx); err != nil {
 		return err
 	}
