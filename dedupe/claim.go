@@ -51,17 +51,17 @@ func (o Outcome) String() string {
 	return "invalid"
 }
 
-// sqlFresh is how onlyonce.claim_standard returns Fresh; the other codes equal their outcomes.
+// sqlFresh is how onlyonce.claim returns Fresh; the other codes equal their outcomes.
 const sqlFresh = 0
 
 // ErrNoTransaction means that a claim, or an enqueued call, got a pool or a connection without a
 // transaction.
 var ErrNoTransaction = guard.ErrNoTransaction
 
-// claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the
-// same order. Inserts into segments of the inbox in key order and waits there for uncommitted
-// copies; any isolation level.
-const claimSQL = `select onlyonce.claim_standard($1, $2)`
+// claimSQL claims keys. In: uuid[], bigint[] and text[] (their scopes) of the same length. Out: one
+// row, smallint[] in the same order. Inserts into segments of the inbox in key order and waits
+// there for uncommitted copies; any isolation level.
+const claimSQL = `select onlyonce.claim($1, $2, $3)`
 
 // Claim claims one key in the caller's transaction, before its effects:
 //
@@ -97,6 +97,7 @@ func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 	}
 	hashes := make([][16]byte, len(keys))
 	fingerprints := make([]int64, len(keys))
+	scopes := make([]string, len(keys))
 	var faults []error
 	for i, k := range keys {
 		if err := k.Validate(); err != nil {
@@ -104,13 +105,13 @@ func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 			continue
 		}
 		hashes[i] = k.Hash()
-		fingerprints[i] = k.Fingerprint.Int64()
+		fingerprints[i], scopes[i] = k.Fingerprint.Int64(), k.Scope
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
 	}
 	var codes []int16
-	if err := tx.QueryRow(ctx, claimSQL, codec.UUIDs(hashes), codec.Bigints(fingerprints)).Scan(&codes); err != nil {
+	if err := tx.QueryRow(ctx, claimSQL, codec.UUIDs(hashes), codec.Bigints(fingerprints), scopes).Scan(&codes); err != nil {
 		return nil, fmt.Errorf("dedupe: claim: %w", err)
 	}
 	if len(codes) != len(keys) {

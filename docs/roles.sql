@@ -88,11 +88,14 @@ begin
     ('onlyonce_app',      'consumer_short_keys_version', 'select'),
     ('onlyonce_app',      'consumer_long_keys_version', 'select'),
     ('onlyonce_app',      'standard_keys_version', 'select'),
+    ('onlyonce_app',      'standard_short_keys_version', 'select'),
+    ('onlyonce_app',      'standard_long_keys_version', 'select'),
     ('onlyonce_app',      'frontiers',      'select, insert, update'),
     ('onlyonce_app',      'owners',         'select, insert, update, delete'), -- what each process knows of its partitions
     ('onlyonce_app',      'filters',        'select'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'scopes',         'select, insert, update'),
+    ('onlyonce_app',      'horizons',       'select'),                         -- in which ring a scope's keys are claimed
     ('onlyonce_app',      'places',         'select, insert, update, delete'), -- package shard: records new places; FOR SHARE needs UPDATE
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 
@@ -146,6 +149,8 @@ begin
     ('onlyonce_rotator',  'consumer_short_keys_version', 'usage, select, update'),
     ('onlyonce_rotator',  'consumer_long_keys_version', 'usage, select, update'),
     ('onlyonce_rotator',  'standard_keys_version', 'usage, select, update'),
+    ('onlyonce_rotator',  'standard_short_keys_version', 'usage, select, update'),
+    ('onlyonce_rotator',  'standard_long_keys_version', 'usage, select, update'),
     ('onlyonce_rotator',  'frontiers',      'select, insert, update'),         -- takes back what was noted while the clock was ahead
     ('onlyonce_rotator',  'filters',        'select, insert, delete'),
     ('onlyonce_rotator',  'streams',        'select'),
@@ -187,8 +192,11 @@ begin
     ('onlyonce_operator', 'consumer_short_keys_version', 'select'),
     ('onlyonce_operator', 'consumer_long_keys_version', 'select'),
     ('onlyonce_operator', 'standard_keys_version', 'select'),
+    ('onlyonce_operator', 'standard_short_keys_version', 'select'),
+    ('onlyonce_operator', 'standard_long_keys_version', 'select'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
     ('onlyonce_operator', 'scopes',         'select, insert, update'),         -- cursor adopt -from; inbox class
+    ('onlyonce_operator', 'horizons',       'select, insert, update'),         -- inbox class; -standard-keys
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
     ('onlyonce_operator', 'places',         'select, insert, update'),         -- place leave, place adopt
     ('onlyonce_operator', 'http_records',   'select, insert, update, delete'), -- erase, resolve; place adopt
@@ -203,13 +211,9 @@ begin
   ) as g (role, tab, rights)
     union all
     -- The segments of the inbox.
-    select r.role, s.tab, r.rights
-      from unnest(array[
-        'consumer_keys_0', 'consumer_keys_1', 'consumer_keys_2', 'consumer_keys_3', 'consumer_keys_4', 'consumer_keys_5', 'consumer_keys_6', 'consumer_keys_7', 'consumer_keys_8', 'consumer_keys_9',
-        'consumer_short_keys_0', 'consumer_short_keys_1', 'consumer_short_keys_2', 'consumer_short_keys_3', 'consumer_short_keys_4', 'consumer_short_keys_5', 'consumer_short_keys_6', 'consumer_short_keys_7', 'consumer_short_keys_8', 'consumer_short_keys_9',
-        'consumer_long_keys_0', 'consumer_long_keys_1', 'consumer_long_keys_2', 'consumer_long_keys_3', 'consumer_long_keys_4', 'consumer_long_keys_5', 'consumer_long_keys_6', 'consumer_long_keys_7', 'consumer_long_keys_8', 'consumer_long_keys_9',
-        'standard_keys_0', 'standard_keys_1', 'standard_keys_2', 'standard_keys_3', 'standard_keys_4', 'standard_keys_5', 'standard_keys_6', 'standard_keys_7', 'standard_keys_8',
-        'standard_keys_9']) as s (tab),
+    select r.role, format('%s_%s', k.ring, n.slot), r.rights
+      from unnest(array['consumer_keys', 'consumer_short_keys', 'consumer_long_keys', 'standard_keys', 'standard_short_keys', 'standard_long_keys']) as k (ring),
+      generate_series(0, 9) as n (slot),
       (values ('onlyonce_app', 'select, insert'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, insert, truncate')) as r (role, rights)
     union all
     -- The segments of the outbox's log.

@@ -51,22 +51,19 @@ const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors 
 // uncommitted copies; keys that exist stay as they are.
 type kept struct{ there, bring string }
 
-var (
-	// consumerKeys are of Kafka's messages, by class of horizon, and mean the same in every
-	// database.
-	consumerKeys = func() map[string]kept {
-		all := map[string]kept{}
-		for _, class := range ring.Classes() {
-			all[class] = kept{keptIn(ring.ConsumerClass(class)),
-				`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_class('` + class + `', $1, $2)) o`}
-		}
-		return all
-	}()
-	// standardKeys are of webhooks, calls outside of consumers and dedupe.Claim. Their ids may have
-	// a meaning in their own database only.
-	standardKeys = kept{keptIn(ring.StandardKeys()),
-		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_standard($1, $2)) o`}
-)
+// consumerKeys are of Kafka's messages, and mean the same in every database. otherKeys are of
+// webhooks, calls outside of consumers and dedupe.Claim: their ids may have a meaning in their own
+// database only. Both by class of horizon.
+var consumerKeys, otherKeys = keptBy("consumer", ring.ConsumerClass), keptBy("standard", ring.StandardClass)
+
+func keptBy(whose string, of func(class string) ring.Ring) map[string]kept {
+	all := map[string]kept{}
+	for _, class := range ring.Classes() {
+		all[class] = kept{keptIn(of(class)), `
+select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_class('` + class + `', $1, $2, '` + whose + `')) o`}
+	}
+	return all
+}
 
 // keptIn returns the query for the keys of a ring.
 func keptIn(r ring.Ring) string {
@@ -93,11 +90,12 @@ type Origin struct {
 	// Required for a place, and not used for a partition.
 	As string
 
-	// StandardKeys copies every key of standard_keys too, and for a place the other state of
-	// webhooks. For a place it must be true if the place has webhooks or a loop of its own, or if
-	// handlers claim keys or enqueue calls under ids. Keys are hashes, so those of others come
-	// along: set it only if such ids mean the same in both databases, for example because they
-	// contain the tenant. Defaults to false.
+	// StandardKeys copies every key of standard_keys, standard_short_keys and standard_long_keys
+	// too, with the classes of their scopes, and for a place the other state of webhooks. For a
+	// place it must be true if the place has webhooks or a loop of its own, or if handlers claim
+	// keys or enqueue calls under ids. Keys are hashes, so those of others come along: set it only
+	// if such ids mean the same in both databases, for example because they contain the tenant.
+	// Defaults to false.
 	StandardKeys bool
 
 	// Late takes the partition, or with StandardKeys the place, over even if the other database may
@@ -227,7 +225,15 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, 
 		if !o.StandardKeys {
 			return nil
 		}
-		return claim(there, standardKeys)
+		if err := bringClasses(ctx, there, tx, o.Name); err != nil {
+			return err
+		}
+		for _, class := range ring.Classes() {
+			if err := claim(there, otherKeys[class]); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	if err == nil {
 		err = o.scope.agrees(ctx, tx, f.Scope, o.Name)

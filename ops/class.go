@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,11 +24,17 @@ select c.id, l.epoch, exists (select from onlyonce.lease_slots s where s.lease_i
 
 // ClassInput is the input of [ChangeClass].
 type ClassInput struct {
-	// Scope is the scope of a consumer that claims ids. Required.
-	Scope string `flag:"scope" arg:"S" doc:"the scope S"`
+	// Scope is the scope of a consumer that claims ids, "webhook/ENDPOINT" of an endpoint, or with
+	// Others the scope of dedupe.Claim or of calls. Required.
+	Scope string `flag:"scope" arg:"S" doc:"the scope S; of a webhook endpoint E it is webhook/E"`
 
 	// Class is the scope's new class of horizon: short, standard or long. Required.
 	Class string `flag:"class" arg:"CLASS" choices:"short,standard,long" doc:"the CLASS: short, standard or long"`
+
+	// Others is set for a scope of dedupe.Claim, of dedupe.Do, of the SQL function onlyonce.claim,
+	// or of calls that are enqueued outside of consumers. It is not needed for an endpoint.
+	// Defaults to false: a consumer's.
+	Others bool `flag:"others" doc:"the scope is of dedupe.Claim or of calls, and not a consumer's"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the scope
 	// has another class by now, the error is of kind ErrChanged.
@@ -50,6 +57,9 @@ type ClassChange struct {
 // ChangeClass changes a scope's class of horizon, and with it the ring of its keys and how long
 // they are remembered.
 //
+// A scope of other claims has the class standard until it is given another one. Its claims read
+// the class when they run, so nothing halts.
+//
 // Earlier keys stay in the old ring, which remembers them for its own horizon: a longer class does
 // not extend that. Until the old ring has forgotten them, consumers claim the scope's keys in both
 // rings, and may have either class as their Config.Horizon. Afterwards they must have the new one,
@@ -61,7 +71,18 @@ type ClassChange struct {
 // ErrChanged (K10).
 func ChangeClass(ctx context.Context, db DB, by By, in ClassInput) (*ClassChange, error) {
 	k := kind{action: "inbox class", subject: "the scope", look: "onlyonce inbox status"}
+	if in.Others || strings.HasPrefix(in.Scope, "webhook/") {
+		return decide(ctx, db, k, by, &otherClass{in}, in.Shown)
+	}
 	return decide(ctx, db, k, by, &classing{ClassInput: in}, in.Shown)
+}
+
+// Check returns an error of kind ErrInvalid unless the fields are valid.
+func (in *ClassInput) Check() error {
+	if !slices.Contains(ring.Classes(), in.Class) {
+		return failf(ErrInvalid, "`Class`: must be short, standard or long")
+	}
+	return checkText("the scope", in.Scope)
 }
 
 type classing struct {
@@ -74,12 +95,7 @@ type scopeCursor struct {
 	Shared, Events bool
 }
 
-func (q *classing) check() error {
-	if !slices.Contains(ring.Classes(), q.Class) {
-		return failf(ErrInvalid, "`Class`: must be short, standard or long")
-	}
-	return checkText("the scope", q.Scope)
-}
+func (q *classing) check() error { return q.Check() }
 
 // lock locks the leases of all cursors, and then the scope's row against new cursors (K10): the
 // owner of a cursor that is made later reads the class later.
@@ -108,7 +124,7 @@ func (q *classing) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) {
 	case err != nil:
 		return nil, err
 	case row == nil:
-		return nil, failf(ErrNotFound, "no consumer of scope %q has claimed an id here: choose the class in its Config.Horizon", q.Scope)
+		return nil, failf(ErrNotFound, "no consumer of scope %q has claimed an id here: choose the class in its Config.Horizon, or give `Others` if the scope is not a consumer's", q.Scope)
 	}
 	cursors, err := reports.Collect[scopeCursor](ctx, tx, scopeCursorsSQL, q.Scope)
 	if err != nil {
@@ -117,18 +133,23 @@ func (q *classing) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) {
 	is := func(f func(scopeCursor) bool) bool { return slices.ContainsFunc(cursors, f) }
 	switch {
 	case is(func(c scopeCursor) bool { return c.Events }):
-		return nil, failf(ErrRefused, "scope %q reads stored events, whose ids were claimed when they were appended, and nothing was done: it has no keys in the consumers' rings", q.Scope)
+		return nil, failf(ErrRefused, "scope %q reads stored events, whose ids were claimed when they were appended, and nothing was done: give the scope of those claims", q.Scope)
 	case row.Class == q.Class:
 		return nil, failf(ErrNothing, "Scope %s is of class %s already: nothing was changed.", q.Scope, q.Class)
 	case row.ClassBefore != nil:
-		return nil, failf(ErrRefused, "the scope changed from %s to %s, and ring %s still remembers keys of it from before: nothing was done. Until then its keys are claimed in both rings",
-			*row.ClassBefore, row.Class, ring.ConsumerClass(*row.ClassBefore).Name).but("wait; onlyonce inbox status shows the ring")
+		return nil, row.changing(ring.ConsumerClass(*row.ClassBefore))
 	case is(func(c scopeCursor) bool { return c.Shared }):
 		return nil, failf(ErrRefused, "scope %q is read through a share group, whose members no change of the class would stop, and nothing was done", q.Scope).
 			but("give the consumer another scope, with the class in its Config.Horizon")
 	}
 	d := &ClassChange{Scope: q.Scope, Class: q.Class, Was: row.Class, Ring: ring.ConsumerClass(q.Class).Name, Before: ring.ConsumerClass(row.Class).Name, Cursors: len(cursors)}
 	return d, tx.QueryRow(ctx, lastsSQL, d.Before).Scan(&d.Lasts)
+}
+
+// changing refuses a second change.
+func (r scopeClass) changing(before ring.Ring) error {
+	return failf(ErrRefused, "the scope changed from %s to %s, and ring %s still remembers keys of it from before: nothing was done. Until then its keys are claimed in both rings",
+		*r.ClassBefore, r.Class, before.Name).but("wait; onlyonce inbox status shows the ring")
 }
 
 // lastsSQL reads how long a ring remembers at most what is claimed in it now, if no cursor and no

@@ -33,7 +33,7 @@ select id, sink, extract(epoch from clock_timestamp() - first_attempt_at)::float
 const rotatorSQL = `select count(*) from onlyonce.leases where name = $1 and nonce is not null and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 // leastWebhooks is what package webhook asks of a receiver at least (W10).
-const leastWebhooks = 7 * 24 * time.Hour
+const leastWebhooks = 24 * time.Hour
 
 // late is how much later than due the next segment may be opened: rotators check every 10 s, and
 // wait for transactions.
@@ -140,7 +140,7 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	want, whose := leastWebhooks, "webhooks (7d at least; -webhook-retention says more)"
+	want, whose := leastWebhooks, "webhooks (a day at least; -webhook-retention says more)"
 	if d.ask.WebhookRetention != nil {
 		want, whose = *d.ask.WebhookRetention, "webhooks"
 	}
@@ -152,14 +152,24 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, e := range endpoints {
+		row, err := readOtherClass(ctx, tx, "webhook/"+e.Endpoint)
+		if err != nil {
+			return err
+		}
+		which := ring.StandardClass(row.Class).Name
+		if row.Class != ring.Standard { // which was compared above
+			if err := d.remembers(ctx, tx, "webhooks", which, leastWebhooks, "endpoint "+e.Endpoint); err != nil {
+				return err
+			}
+		}
 		if e.Oldest == nil {
 			continue
 		}
 		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old
 		// as that.
-		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "standard_keys", Copies: show.Seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(levelWarn, "webhooks", "set the horizon of standard_keys to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
-				"endpoint %s has ids that are %s old, older than standard_keys remembers at least: its Retention is longer, or nothing deletes them", e.Endpoint, show.Seconds(*e.Oldest))
+		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: which, Copies: show.Seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
+			d.add(levelWarn, "webhooks", "set the horizon of "+which+" to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
+				"endpoint %s has ids that are %s old, older than %s remembers at least: its Retention is longer, or nothing deletes them", e.Endpoint, show.Seconds(*e.Oldest), which)
 		} else if err != nil {
 			return err
 		}

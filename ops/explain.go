@@ -253,7 +253,7 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 		c := claims[i].claim()
 		r.Claims = append(r.Claims, c)
 		r.Claimed = r.Claimed || c.Remembered
-		if c.Ring == ring.StandardKeys().Name {
+		if !ring.OfConsumers(c.Ring) {
 			after, before = c.ClaimedAfter, c.ClaimedBefore
 		}
 		if c.Transaction == nil || seen[c.Transaction.Xid] {

@@ -40,9 +40,9 @@ const (
 // Copy is the outcome of a copy that arrives now and is claimed in one ring. The rings do not share
 // keys (K3).
 type Copy struct {
-	// Ring is the ring that the claim uses: consumers use that of their scope's class; webhooks,
-	// dedupe.Claim and calls enqueued outside of consumers use standard_keys. While the class
-	// changes, consumers also remember keys of the former class's ring.
+	// Ring is the ring that the claim uses, by the class of the scope: one of consumers', or one
+	// for webhooks, dedupe.Claim and calls enqueued outside of consumers. While the class changes,
+	// keys of the former class's ring are remembered too.
 	Ring      string  `json:"ring"`
 	Duplicate bool    `json:"duplicate"`
 	Because   *string `json:"because" doc:"remembered, parked or stored; nil: it is new"`
@@ -61,36 +61,44 @@ func (r *KeyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	consumers, err := r.consumerRings(ctx, tx)
-	if err != nil {
-		return err
+	for _, consumer := range []bool{true, false} {
+		names, err := r.ringsOf(ctx, tx, consumer)
+		if err != nil {
+			return err
+		}
+		r.Copies = append(r.Copies, r.judgeCopy(names, consumer, rows[0]))
 	}
-	r.Copies = append(r.Copies, r.judgeCopy(consumers, true, rows[0]), r.judgeCopy([]string{ring.StandardKeys().Name}, false, rows[0]))
 	return nil
 }
 
-// consumerRings returns the rings that a consumer asks for the key: that of its scope's class, and
-// behind it that of the class before while the scope changes from one to the other (K10). If only a
-// stored key was given, its scope is not known: then it is the ring that holds it, or else that of
-// the class standard.
-func (r *KeyReport) consumerRings(ctx context.Context, tx pgx.Tx) (names []string, err error) {
-	var row *scopeRow
-	if r.Of != nil {
-		if row, err = readScope(ctx, tx, r.Of.Scope); err != nil {
-			return nil, err
-		}
+// ringsOf returns the rings that are asked for the key by a consumer, or else by all others: that
+// of its scope's class, and behind it that of the class before while the scope changes from one to
+// the other (K10). If only a stored key was given, its scope is not known: then it is the ring that
+// holds it, or else that of the class standard.
+func (r *KeyReport) ringsOf(ctx context.Context, tx pgx.Tx, consumer bool) (names []string, err error) {
+	class, of := &scopeClass{Class: ring.Standard}, ring.StandardClass
+	if consumer {
+		of = ring.ConsumerClass
 	}
-	for _, class := range row.classes() {
-		names = append(names, ring.ConsumerClass(class).Name)
-	}
-	if r.Of == nil {
+	switch {
+	case r.Of == nil:
 		for _, c := range r.Claims {
-			if c.Ring != ring.StandardKeys().Name && c.Remembered {
-				names = []string{c.Ring}
+			if ring.OfConsumers(c.Ring) == consumer && c.Remembered {
+				return []string{c.Ring}, nil
 			}
 		}
+	case consumer:
+		var row *scopeRow
+		if row, err = readScope(ctx, tx, r.Of.Scope); row != nil {
+			class = &row.scopeClass
+		}
+	default:
+		class, err = readOtherClass(ctx, tx, r.Of.Scope)
 	}
-	return names, nil
+	for _, c := range class.classes() {
+		names = append(names, of(c).Name)
+	}
+	return names, err
 }
 
 // judgeCopy judges a copy that is claimed in rings, the first of which is its scope's.

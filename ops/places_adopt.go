@@ -5,6 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -57,7 +58,9 @@ var memoryTables = []broughtTable{
 
 // standardForgottenSQL reports whether keys that were claimed before a time may be forgotten. In:
 // the time. One row.
-const standardForgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'standard_keys'`
+const standardForgottenSQL = `
+select bool_or(coalesce($1::timestamptz < clock_timestamp() - r.horizon, false)) from onlyonce.rings r
+ where r.name = 'standard_keys' or exists (select from onlyonce.horizons h where r.name in (onlyonce.class_ring(h.class, 'standard'), onlyonce.class_ring(h.class_before, 'standard')))`
 
 // AdoptPlaceInput is the input of [AdoptPlace].
 type AdoptPlaceInput struct {
@@ -245,11 +248,17 @@ func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace)
 const fenceOffRecordsSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
 
 func (q *homing) bringKeys(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace) error {
-	keys, _, err := standardKeys.claim(ctx, there, tx)
-	if err != nil {
+	if err := bringClasses(ctx, there, tx, q.From.Name); err != nil {
 		return err
 	}
-	now.Keys = &keys
+	now.Keys = new(int64)
+	for _, class := range ring.Classes() {
+		keys, _, err := otherKeys[class].claim(ctx, there, tx)
+		if err != nil {
+			return err
+		}
+		*now.Keys += keys
+	}
 	for _, t := range memoryTables {
 		if _, err := t.copy(ctx, there, tx, q.Place); err != nil {
 			return err

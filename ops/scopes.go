@@ -25,7 +25,12 @@ type scopeRow struct {
 	Forgotten *time.Time
 	// TooOld is the time until which an id may be one of those keys; nil: none is.
 	TooOld *time.Time
-	Class  string
+	scopeClass
+}
+
+// scopeClass is the class of horizon of a scope.
+type scopeClass struct {
+	Class string
 	// ClassBefore is the class before, while its ring has to be asked too; else nil.
 	ClassBefore *string
 }
@@ -33,13 +38,17 @@ type scopeRow struct {
 // classes returns the classes in whose rings the scope's keys are claimed. A scope without a row
 // has those of a scope that chooses nothing.
 func (r *scopeRow) classes() []string {
-	switch {
-	case r == nil:
+	if r == nil {
 		return []string{ring.Standard}
-	case r.ClassBefore != nil:
-		return []string{r.Class, *r.ClassBefore}
 	}
-	return []string{r.Class}
+	return r.scopeClass.classes()
+}
+
+func (c scopeClass) classes() []string {
+	if c.ClassBefore != nil {
+		return []string{c.Class, *c.ClassBefore}
+	}
+	return []string{c.Class}
 }
 
 // within reports whether ids count within their topic. Those of the topic FirstTopic have no topic
@@ -66,11 +75,11 @@ func (r *scopeRow) text() string {
 	return choice + ", begun with " + r.FirstTopic
 }
 
-func (r *scopeRow) classText() string {
-	if r.ClassBefore != nil {
-		return r.Class + " (" + *r.ClassBefore + " before)"
+func (c scopeClass) text() string {
+	if c.ClassBefore != nil {
+		return c.Class + " (" + *c.ClassBefore + " before)"
 	}
-	return r.Class
+	return c.Class
 }
 
 // agrees refuses to bring keys to a scope in which they would not be found, because ids have
@@ -85,7 +94,7 @@ func (r *scopeRow) agrees(ctx context.Context, tx pgx.Tx, scope, from string) er
 			"See onlyonce.scopes in both", from, here.text(), r.text())
 	}
 	if !slices.Equal(here.classes(), r.classes()) {
-		return failf(ErrRefused, "keys of the scope are of class %s here and of class %s in %s, and nothing was done: keys that came along would not be found", here.classText(), r.classText(), from).
+		return failf(ErrRefused, "keys of the scope are of class %s here and of class %s in %s, and nothing was done: keys that came along would not be found", here.scopeClass.text(), r.scopeClass.text(), from).
 			but("give it the same class in both (onlyonce inbox class), and wait until the change is over in both")
 	}
 	return nil

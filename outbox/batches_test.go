@@ -355,6 +355,18 @@ func TestO1KeysAreNoted(t *testing.T) {
 	again("before", "open", "between", "after")
 }
 
+// K10: calls that are enqueued outside of consumers are claimed in the ring of their scope's class.
+func TestK10CallHasAClass(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.exec(`insert into onlyonce.horizons values ('s', 'long', 'standard', '2000-01-01')`)
+	r.enqueueAll(charge("1"), outbox.Call{Sink: "payments", Name: "n", Scope: "s", ID: "2", Target: "/x"})
+	r.enqueueAll(outbox.Call{Sink: "payments", Name: "n", Scope: "s", ID: "3", Target: "/x"})
+	if got := one[string](r, `select string_agg(r.scope || ' ' || regexp_replace(i.segment, '_keys_\d$', ''), ', ' order by r.id) from onlyonce.outbox_log r join onlyonce.inbox i on i.key = r.key`); got != "checkout standard, s standard_long, s standard_long" {
+		t.Error(got)
+	}
+}
+
 // Both sides compute a fingerprint in the same way: what a program in Go has enqueued, another one
 // recognises by SQL, and a sealed body is in neither's (O1).
 func TestFingerprintsAgree(t *testing.T) {

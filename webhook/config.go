@@ -140,10 +140,11 @@ type Config struct {
 	// wakes them after each commit, as it does its own. Defaults to none.
 	Sources []*Source
 
-	// Retention is how long after an event its sender may still deliver it again (W10): at least 7
-	// days, twice the tolerance, and the provider's Scheme.Redeliveries. [Endpoint.Run] returns an
-	// error if the inbox remembers ids for less (onlyonce inbox horizon -ring standard_keys; 7 days
-	// in a new database). Defaults to the longest of these.
+	// Retention is how long after an event its sender may still deliver it again (W10): at least
+	// one day, twice the tolerance, and the provider's Scheme.Redeliveries, for example 72 hours
+	// for GitHub. [Endpoint.Run] returns an error if the inbox remembers ids for less: for 7 days
+	// in a new database, or for the horizon of the endpoint's class (onlyonce inbox class -scope
+	// webhook/NAME). Defaults to the longest of these.
 	Retention time.Duration
 
 	// BodyWindow is how long the endpoint remembers a body if the sender does not sign the event's
@@ -210,7 +211,7 @@ type Config struct {
 }
 
 const (
-	minRetention     = 7 * 24 * time.Hour
+	minRetention     = 24 * time.Hour
 	defaultAnswer    = 5 * time.Second  // of a sender that does not publish how long it waits
 	maxUnknown       = 30 * time.Second // of Config.HandlerTimeout for such a sender
 	maxDuplicateWait = 2 * time.Second

@@ -97,7 +97,7 @@
 //
 // Any holder of the secret can send events. A Verifier does not recognize copies: it verifies the
 // same request as often as it arrives. An Endpoint does not reorder events that arrive out of
-// order: see [InOrder]. The inbox remembers ids for the horizon of its ring standard_keys, which is
+// order: see [InOrder]. The inbox remembers ids for the horizon of the endpoint's class, which is
 // at least Config.Retention. A later copy is a new event.
 //
 // Numbers in brackets, for example (W5), name rules of docs/rules: what each prevents, and

@@ -599,8 +599,9 @@ func TestW10Retention(t *testing.T) {
 		good      bool
 	}{
 		{webhook.GitHub{}, "0123456789abcdef", 0, true},
-		{webhook.GitHub{}, "0123456789abcdef", 7 * 24 * time.Hour, true},
-		{webhook.GitHub{}, "0123456789abcdef", 7*24*time.Hour - 1, false},
+		{webhook.GitHub{}, "0123456789abcdef", 72 * time.Hour, true},
+		{webhook.GitHub{}, "0123456789abcdef", 72*time.Hour - 1, false},
+		{altered{webhook.GitHub{}, func(s *scheme.Scheme) { s.Redeliveries = time.Hour }}, "0123456789abcdef", 24*time.Hour - 1, false},
 		{webhook.Standard{}, standardSecret, 72 * time.Hour, false},
 		{long, "0123456789abcdef", 29 * 24 * time.Hour, false},
 		{long, "0123456789abcdef", 30 * 24 * time.Hour, true},
@@ -618,10 +619,29 @@ func TestW10Horizon(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	x := r.receiver(samples(t)["GitHub"])
-	r.exec(`update onlyonce.rings set horizon = '6 days' where name = 'standard_keys'`)
-	err := x.Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "Config.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring standard_keys") {
-		t.Errorf("%v", err)
+	short := func(ring string) {
+		t.Helper()
+		if err := x.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "Config.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring "+ring+" ") {
+			t.Errorf("%v", err)
+		}
+	}
+	r.exec(`update onlyonce.rings set horizon = '2 days' where name = 'standard_keys'`)
+	short("standard_keys")
+	r.exec(`update onlyonce.rings set horizon = '7 days' where name = 'standard_keys'`)
+	r.exec(`insert into onlyonce.horizons values ('webhook/e', 'short', 'standard', now())`)
+	short("standard_short_keys")
+}
+
+// K10: an endpoint's ids are claimed in the ring of its class.
+func TestK10EndpointHasAClass(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	r.exec(`insert into onlyonce.horizons values ('webhook/e', 'long', 'standard', '2000-01-01')`)
+	e.sendAs("1", "body").want(t, 200, false)
+	e.sendAs("1", "body").want(t, 200, true)
+	if got := one[string](r, `select string_agg(segment, ' ') from onlyonce.inbox`); got != "standard_long_keys_0" {
+		t.Errorf("claimed in %s", got)
 	}
 }
 

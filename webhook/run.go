@@ -10,10 +10,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/process"
+	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
 // purgeIDsSQL deletes the times of claims whose retention has passed. The ids themselves go with
-// their segment of the ring standard_keys. In: endpoint, retention. One row: how many. Bounded; by
+// their segment of the inbox. In: endpoint, retention. One row: how many. Bounded; by
 // the index webhook_ids_age; skips rows that another process has locked (T11).
 const purgeIDsSQL = `
 with old as (
@@ -122,7 +123,7 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 			return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 		}
 	}
-	remembered := inbox.Need{Ring: "standard_keys", Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
+	remembered := inbox.Need{Ring: ring.StandardKeys().Name, Scope: Scope(ep.cfg.Name), Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
 	if err := inbox.CheckHorizon(startCtx, ep.pool.Raw(), remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}

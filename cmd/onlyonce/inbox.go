@@ -26,8 +26,8 @@ func inboxStatusCommand() command {
 		help: `
 Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that consumers claim, forgotten once every
 position has passed them), consumer_short_keys and consumer_long_keys (the same, of scopes whose class of horizon is short or long), and
-standard_keys (all others, forgotten by the database's clock): how long a key is remembered at least, the segments with their sizes, the filters of closed ones, and the
-cursors that hold back the retention of the first three most. It changes nothing and works on a standby too.
+standard_keys, standard_short_keys and standard_long_keys (all others, forgotten by the database's clock): how long a key is remembered at
+least, the segments with their sizes, the filters of closed ones, and the cursors that hold back the retention of the first three most. It changes nothing and works on a standby too.
 
 BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has said how far it is: start its consumer, or
 take the cursor out of use with "onlyonce cursor retire". "ahead by" says that the database's clock went back: see "onlyonce doctor".`,
@@ -53,7 +53,7 @@ func (a *app) writeInbox(r *reports.InboxReport) {
 			}
 			rows = append(rows, []string{s.Table, s.State, show.Size(float64(s.Bytes)), strconv.FormatInt(s.Keys, 10), ageOf(s.Opened), ageOf(s.Closed)})
 		}
-		if free == len(k.Segments)-1 && k.Segments[0].Bytes == 0 && k.Ring != ring.ConsumerKeys().Name && k.Ring != ring.StandardKeys().Name {
+		if k.Unused() && k.Ring != ring.ConsumerKeys().Name && k.Ring != ring.StandardKeys().Name {
 			_, _ = fmt.Fprint(a.out, "empty\n\n")
 			continue
 		}
@@ -112,53 +112,73 @@ const muchMemory = 1 << 30
 func inboxPlanCommand() command {
 	return command{
 		name:    "inbox plan",
-		args:    "-rate N/s -horizon D [-json]",
+		args:    "-rate N/s -horizon D [-rate N/s -horizon D ...] [-json]",
 		summary: "work out what space remembering keys takes",
 		json:    []reflect.Type{reflect.TypeFor[reports.KeyPlan]()},
+		lines:   true,
 		help: `
 Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory of each consumer for filters, how often it goes on in
 another segment. It asks no database and changes nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is
-a duration (7d, 36h).
+a duration (7d, 36h). Give both for each class of horizon that is used; with several, their sum is shown too.
 
 The horizon has to be longer than any copy of a message may come after the first: the longest time that a producer, a mirror or an outbox
-relay goes on trying. See "onlyonce inbox horizon".
+relay goes on trying, or a sender of webhooks, for example 72h for GitHub. See "onlyonce inbox horizon" and "onlyonce inbox class".
 
-Example:
-  onlyonce inbox plan -rate 100/s -horizon 7d`,
+Examples:
+  onlyonce inbox plan -rate 100/s -horizon 7d
+  onlyonce inbox plan -rate 20/s -horizon 72h -rate 1e5/d -horizon 30d`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			var rate *float64
-			var horizon *time.Duration
+			var rates []float64
+			var horizons []time.Duration
 			fs.Func("rate", "new keys in a unit of time, `N/s`", func(s string) error {
 				n, err := parseRate(s)
-				rate = &n
+				rates = append(rates, n)
 				return err
 			})
 			fs.Func("horizon", "how long a key is remembered at least, a `duration` (7d)", func(s string) error {
 				d, err := operate.ParseDays(s)
-				horizon = &d
+				horizons = append(horizons, d)
 				return err
 			})
 			asJSON := jsonVar(fs)
 			return func(_ context.Context, a *app) error {
-				if err := missing(given{"-rate", rate != nil}, given{"-horizon", horizon != nil}); err != nil {
+				if err := missing(given{"-rate", rates != nil}, given{"-horizon", horizons != nil}); err != nil {
 					return err
 				}
-				p := reports.PlanKeys(*rate, *horizon)
-				if *asJSON {
-					return a.writeJSON(&p)
+				if len(rates) != len(horizons) {
+					return usagef("%d of -rate and %d of -horizon: give each rate its horizon", len(rates), len(horizons))
 				}
-				say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
-				say("%.4g keys a second, remembered for at least %s:", p.Rate, show.Span(*horizon))
-				say("  tables     %d, of which up to %d are closed, and one is inserted into", p.Tables, p.MostSegments)
-				say("  rotation   every %s", show.Span(show.Seconds(p.RotateEvery)))
-				say("  keys       %.3g in a segment, %.3g in all at most", p.SegmentKeys, p.Keys)
-				say("  disk       %s at most", show.Size(p.DiskBytes))
-				say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", show.Size(p.FilterBytes), show.Size(p.BuildBytes))
-				if p.FilterBytes > muchMemory {
-					say("             That is much for a process. A shorter horizon takes less, and so do partitions that are spread over databases.")
-				}
-				return nil
+				return a.writePlans(rates, horizons, *asJSON)
 			}
 		},
 	}
+}
+
+// writePlans writes the plan of each ring, and their sum.
+func (a *app) writePlans(rates []float64, horizons []time.Duration, asJSON bool) error {
+	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
+	var disk, memory float64
+	for i := range rates {
+		p := reports.PlanKeys(rates[i], horizons[i])
+		if asJSON {
+			if err := a.writeJSON(&p); err != nil {
+				return err
+			}
+			continue
+		}
+		disk, memory = disk+p.DiskBytes, memory+p.FilterBytes
+		say("%.4g keys a second, remembered for at least %s:", p.Rate, show.Span(horizons[i]))
+		say("  tables     %d, of which up to %d are closed, and one is inserted into", p.Tables, p.MostSegments)
+		say("  rotation   every %s", show.Span(show.Seconds(p.RotateEvery)))
+		say("  keys       %.3g in a segment, %.3g in all at most", p.SegmentKeys, p.Keys)
+		say("  disk       %s at most", show.Size(p.DiskBytes))
+		say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", show.Size(p.FilterBytes), show.Size(p.BuildBytes))
+		if p.FilterBytes > muchMemory {
+			say("             That is much for a process. A shorter horizon takes less, and so do partitions that are spread over databases.")
+		}
+	}
+	if len(rates) > 1 && !asJSON {
+		say("together: disk %s at most; memory %s at most, of which a consumer has what is of its own ring", show.Size(disk), show.Size(memory))
+	}
+	return nil
 }

@@ -42,8 +42,8 @@ def claim(conn, *, scope: str, id: str, payload: bytes, tenant: str = "") -> int
     if not scope or not id:
         raise ValueError("scope and id must not be empty: a message without an id cannot be told from its copies")
     row = conn.execute(
-        "select (onlyonce.claim(array[onlyonce.key(%s, %s, %s)], array[%s::bigint]))[1]",
-        (tenant, scope, id, fingerprint(payload)),
+        "select (onlyonce.claim(array[onlyonce.key(%s, %s, %s)], array[%s::bigint], array[%s]))[1]",
+        (tenant, scope, id, fingerprint(payload), scope),
     ).fetchone()
     return row[0]
 

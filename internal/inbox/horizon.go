@@ -15,13 +15,14 @@ import (
 // ErrHorizon means that keys are remembered for a shorter time than copies may come.
 var ErrHorizon = errors.New("the inbox's horizon is too short")
 
-// horizonSQL reads for how many seconds a ring remembers keys at least. In: ring. Out: a row; null:
-// for ever. A horizon with months, which only SQL sets, counts as the shortest such months, because
-// rotation adds it to a date.
+// horizonSQL reads for how many seconds a ring remembers keys at least. In: the ring, and a scope
+// whose class may name another one. Out: a row with the ring; null: for ever. A horizon with
+// months, which only SQL sets, counts as the shortest such months, because rotation adds it to a
+// date.
 const horizonSQL = `
-select case when extract(month from horizon) = 0 and extract(year from horizon) = 0 then extract(epoch from horizon)
+select name, case when extract(month from horizon) = 0 and extract(year from horizon) = 0 then extract(epoch from horizon)
             else (select min(extract(epoch from d + horizon - d)) from generate_series(timestamp '2023-01-01', '2027-12-31', '1 day') d) end::float8
-  from onlyonce.rings where name = $1`
+  from onlyonce.rings where name = coalesce((select onlyonce.class_ring(h.class, 'standard') from onlyonce.horizons h where h.scope = $2), $1)`
 
 // DB is what Holds queries: a pool, a connection or a transaction.
 type DB interface {
@@ -31,6 +32,7 @@ type DB interface {
 // Need is how long after the first message its copies may come, as a configuration declares it.
 type Need struct {
 	Ring   string // the ring whose keys recognise the copies
+	Scope  string // in which they are claimed, if no consumer claims them: its class may name another ring
 	Copies time.Duration
 	Whose  string // the field that declares it, for watch
 }
@@ -38,8 +40,9 @@ type Need struct {
 // CheckHorizon returns an error that wraps ErrHorizon unless the ring remembers keys for as long as
 // copies may come.
 func CheckHorizon(ctx context.Context, db DB, n Need) error {
+	var ring string
 	var seconds *float64
-	if err := db.QueryRow(ctx, horizonSQL, n.Ring).Scan(&seconds); err != nil {
+	if err := db.QueryRow(ctx, horizonSQL, n.Ring, n.Scope).Scan(&ring, &seconds); err != nil {
 		return fmt.Errorf("reading the horizon of ring %s: %w", n.Ring, err)
 	}
 	if seconds == nil {
@@ -47,7 +50,7 @@ func CheckHorizon(ctx context.Context, db DB, n Need) error {
 	}
 	if horizon := time.Duration(*seconds * float64(time.Second)); horizon < n.Copies {
 		return fmt.Errorf("%w: copies are declared to come for %v, and keys of ring %s may be forgotten after %v: a later copy would be applied again. Set it longer: onlyonce inbox horizon -ring %s -horizon D",
-			ErrHorizon, n.Copies, n.Ring, horizon, n.Ring)
+			ErrHorizon, n.Copies, ring, horizon, ring)
 	}
 	return nil
 }

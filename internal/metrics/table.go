@@ -213,7 +213,7 @@ var (
 	})
 	SegmentsFree = add(Metric{
 		Name: "onlyonce.segments.free", Unit: "{segment}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "ring"},
-		Help: "Empty segments of a ring: consumer_keys, consumer_short_keys, consumer_long_keys, standard_keys, outbox or events.",
+		Help: "Empty segments of a ring: consumer_keys, standard_keys, those of the classes short and long, outbox or events.",
 		Bad:  "0: the current segment grows until one is emptied.",
 		Do:   "See [Segments run out](operations.md#segments-run-out).",
 	})

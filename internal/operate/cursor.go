@@ -221,7 +221,7 @@ Example:
 // From is another database, from which something moves here.
 type From struct {
 	URL          string `flag:"from" arg:"URL" doc:"the database that it moves here from, as a URL"`
-	StandardKeys bool   `flag:"standard-keys" doc:"with -from: bring the keys of standard_keys too"`
+	StandardKeys bool   `flag:"standard-keys" doc:"with -from: bring the keys of standard_keys and its classes too"`
 	Late         bool   `flag:"late" doc:"with -from: although keys may be forgotten there by now"`
 
 	DB   ops.DB // of URL, which the program opens

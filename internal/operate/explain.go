@@ -72,7 +72,7 @@ func copied(r *ops.KeyReport) string {
 	var is []string
 	for _, c := range r.Copies {
 		held := slices.ContainsFunc(r.Claims, func(k ops.Claim) bool { return k.Ring == c.Ring })
-		standard := c.Ring == ring.StandardKeys().Name
+		standard := !ring.OfConsumers(c.Ring)
 		other := !held && (r.Request != nil || !standard && (len(r.Call) > 0 || len(r.Webhooks) > 0) || standard && len(r.Claims) > 0)
 		switch {
 		case other && c.Because == nil:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -55,8 +56,8 @@ func horizon() *Decision {
 			Help: `
 Sets how long a claimed key is remembered at least, behind the closing of its segment: of consumer_keys, consumer_short_keys and
 consumer_long_keys (Kafka's messages, by the class of their scope) in the time of the log, so that no key is forgotten while a
-consumer is down or behind; of standard_keys (all other keys: webhooks, dedupe.Claim, onlyonce.claim, calls that are enqueued outside
-of a consumer) by the database's clock. Answers to HTTP requests are in no ring: they live by Route.TTL. With "forever" no key is
+consumer is down or behind; of standard_keys, standard_short_keys and standard_long_keys (all other keys, by the class of their scope:
+webhooks, dedupe.Claim, onlyonce.claim, calls that are enqueued outside of a consumer) by the database's clock. Answers to HTTP requests are in no ring: they live by Route.TTL. With "forever" no key is
 forgotten, and no segment rotated.
 
 A copy that arrives later than that is a new message, and is applied again. So the horizon must be longer than the longest time for
@@ -99,13 +100,24 @@ how long a key is remembered that was claimed before.
 
 With several shards, change it in each database. A scope that is read through a share group keeps its class.
 
-Example:
-  onlyonce inbox class -scope stock -class long -reason "the mirror may be stopped for two weeks, OPS-12"`,
+A webhook endpoint, and with -others a scope of dedupe.Claim, onlyonce.claim or calls, is of class standard until it is given another
+one. Its claims read the class when they run: nothing is fenced out, and nothing halts. The rings are standard_short_keys, standard_keys
+and standard_long_keys.
+
+Examples:
+  onlyonce inbox class -scope stock -class long -reason "the mirror may be stopped for two weeks, OPS-12"
+  onlyonce inbox class -scope webhook/github -class short -reason "GitHub delivers again for 3 days"
+  onlyonce inbox class -scope imports -others -class short -reason "files come once a day"`,
 			Waits: "waiting for the owners' batches to end",
 		},
 		needs: "scope class",
 		do:    ops.ChangeClass,
 		would: func(_ *ops.ClassInput, d *ops.ClassChange) (s Said) {
+			if !ring.OfConsumers(d.Ring) {
+				s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s.", d.Scope, d.Was, d.Class, d.Ring)
+				s.say("%s they are claimed in %s too.", d.Passes(), d.Before)
+				return s
+			}
 			s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s. %d cursors; their owners continue within seconds.", d.Scope, d.Was, d.Class, d.Ring, d.Cursors)
 			s.say("%s, and longer where a cursor is behind, they are claimed in %s too, and either class is accepted in Config.Horizon.", d.Passes(), d.Before)
 			return s

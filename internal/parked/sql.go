@@ -49,7 +49,8 @@ with given_up as (
 select onlyonce.claim_scope(m.scope, m.keys, array_fill(0::bigint, array[cardinality(m.keys)]))
   from (select scope, array_agg(key) as keys from given_up where kind = 'message' group by scope order by scope offset 0) m
  union all
-select onlyonce.claim_standard(array(select key from given_up where kind = 'event'), array(select 0::bigint from given_up where kind = 'event'))`
+select onlyonce.claim(e.keys, array_fill(0::bigint, array[cardinality(e.keys)]), e.scopes)
+  from (select array_agg(key order by key) as keys, array_agg(scope order by key) as scopes from given_up where kind = 'event' having count(*) > 0) e`
 
 // RedriveCallsSQL makes parked calls due. In: ids, the key that each is sent under from now on
 // (null: its own), and whether an operator has verified that they were not applied. Under the lock

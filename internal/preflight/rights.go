@@ -29,12 +29,14 @@ func withUpdates(columns []string, rights ...string) []string {
 func newRole(name string, rights map[string][]string) Role {
 	r := Role{name: name}
 	if rights["inbox"] != nil {
-		for _, ring := range []string{"consumer_keys_", "consumer_short_keys_", "consumer_long_keys_", "standard_keys_"} {
+		for _, ring := range []string{"consumer_", "consumer_short_", "consumer_long_", "standard_", "standard_short_", "standard_long_"} {
 			for _, slot := range "0123456789" {
-				rights[ring+string(slot)] = []string{"SELECT", "INSERT"}
+				rights[ring+"keys_"+string(slot)] = []string{"SELECT", "INSERT"}
 			}
-			rights[ring+"version"] = []string{"SELECT"}
+			rights[ring+"keys_version"] = []string{"SELECT"}
 		}
+		rights["horizons"] = []string{"SELECT"}
+		rights["segments"] = []string{"SELECT"}
 	}
 	if slices.Contains(rights["batches"], "INSERT") {
 		for _, slot := range "012345" {

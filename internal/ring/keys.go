@@ -17,7 +17,31 @@ func Classes() []string { return []string{Standard, Short, Long} }
 
 // Keys returns every ring of keys, in the order in which a transaction that claims in several must
 // claim.
-func Keys() []Ring { return append(Consumer(), StandardKeys()) }
+func Keys() []Ring { return append(Consumer(), Others()...) }
+
+// Others returns the rings of the keys that no consumer claims, one for each class of horizon.
+func Others() (all []Ring) {
+	for _, class := range Classes() {
+		all = append(all, StandardClass(class))
+	}
+	return all
+}
+
+// OfConsumers reports whether a ring is one of [Consumer].
+func OfConsumers(name string) bool { return strings.HasPrefix(name, consumers) }
+
+// The names of rings begin with whose keys they have.
+const (
+	consumers = "consumer"
+	others    = "standard"
+)
+
+func className(whose, class string) string {
+	if class == Standard {
+		return whose + "_keys"
+	}
+	return whose + "_" + class + "_keys"
+}
 
 // Consumer returns the rings of the keys of messages that consumers claim, one for each class of
 // horizon.
@@ -35,33 +59,32 @@ func ConsumerKeys() Ring { return ConsumerClass(Standard) }
 // forgotten when every position of such consumers has passed what was appended until the segment
 // was closed, and the horizon after that (K6).
 func ConsumerClass(class string) Ring {
-	name := "consumer_keys"
-	if class != Standard {
-		name = "consumer_" + class + "_keys"
-	}
-	r := keyRing(name)
-	r.Needed = strings.NewReplacer("RING", name, "CLASS", class).Replace(consumerNeeded)
+	r := keyRing(consumers, class)
+	r.Needed = strings.NewReplacer("RING", r.Name, "CLASS", class).Replace(consumerNeeded)
 	r.Reads = []string{"onlyonce.cursors", "onlyonce.scopes", "onlyonce.frontiers"}
 	if class == Standard { // frontiers are those of all rings, and one rotator is enough
 		r.Repair, r.Notes = consumerRepair, []string{"onlyonce.frontiers"}
 	}
-	r.Rare = class != Standard
 	return r
 }
 
-// StandardKeys is the ring of all other keys: webhooks, calls that are enqueued outside of a
-// consumer, dedupe.Claim, onlyonce.claim. A segment is forgotten when the horizon has passed since
-// it was closed, by the database's clock. HTTP requests are in no ring: their records are kept for
-// Route.TTL (K3).
-func StandardKeys() Ring {
-	r := keyRing("standard_keys")
+// StandardKeys is the ring of all other keys of the class standard.
+func StandardKeys() Ring { return StandardClass(Standard) }
+
+// StandardClass is the ring of all other keys of a class: of webhooks, calls that are enqueued
+// outside of a consumer, dedupe.Claim, onlyonce.claim. A segment is forgotten when the horizon has
+// passed since it was closed, by the database's clock. HTTP requests are in no ring: their records
+// are kept for Route.TTL (K3).
+func StandardClass(class string) Ring {
+	r := keyRing(others, class)
 	r.Needed, r.Carry = clockNeeded, clockCarry
 	r.Reads = []string{"onlyonce.batches", "onlyonce.lanes"}
 	return r
 }
 
-func keyRing(name string) Ring {
-	return Ring{Name: name, Sequence: "onlyonce." + name + "_version", Horizon: true, Tables: segments("onlyonce."+name+"_", keySlots)}
+func keyRing(whose, class string) Ring {
+	name := className(whose, class)
+	return Ring{Name: name, Sequence: "onlyonce." + name + "_version", Horizon: true, Tables: segments("onlyonce."+name+"_", keySlots), Rare: class != Standard}
 }
 
 // clockNeeded keeps no segment: only the horizon, by the clock, does.

@@ -51,10 +51,10 @@ comment on function onlyonce.key(text, text, text) is 'Stored form of a key: wha
 -- named. They are planned without sequential scans, because a segment may have been empty when its
 -- plan was made.
 --
--- Each ring has a claim of its own, made from one text. Consumers have a ring for each class of
--- horizon, because a ring forgets as a whole: consumer_keys for the class standard, and
--- consumer_short_keys and consumer_long_keys. To add a class, add its ring to this loop, to
--- class_ring and claim_class below, and to ring.Consumer in Go.
+-- Each ring has a claim of its own, made from one text. There is a ring for each class of horizon,
+-- because a ring forgets as a whole: consumer_keys and standard_keys for the class standard, and
+-- consumer_short_keys, standard_short_keys and so on. To add a class, add its rings to this loop, to
+-- claim_class below, and to ring.Classes in Go.
 do $do$
 declare
   claim constant text := $f$
@@ -220,7 +220,7 @@ end $$$f$;
   branch text[];
   ring   text;
 begin
-  foreach ring in array array['consumer_keys', 'consumer_short_keys', 'consumer_long_keys', 'standard_keys'] loop
+  foreach ring in array array['consumer_keys', 'consumer_short_keys', 'consumer_long_keys', 'standard_keys', 'standard_short_keys', 'standard_long_keys'] loop
     for slot in 0 .. 9 loop
       execute format('create table onlyonce.%I (key uuid primary key, fingerprint bigint not null)', ring || '_' || slot);
       execute format('comment on table onlyonce.%I is %L', ring || '_' || slot, 'Segment of ring ' || ring || ': keys that were claimed. onlyonce.rings says what it is used for.');
@@ -230,7 +230,7 @@ begin
     -- higher number after a crash and on a standby.
     perform setval(('onlyonce.' || ring || '_version')::regclass, 1);
     insert into onlyonce.rings (name, slots, horizon)
-      values (ring, 10, case ring when 'consumer_short_keys' then interval '1 day' when 'consumer_long_keys' then interval '30 days' else interval '7 days' end);
+      values (ring, 10, case when ring like '%short%' then interval '1 day' when ring like '%long%' then interval '30 days' else interval '7 days' end);
     insert into onlyonce.segments (ring, slot, use_no, opened_at)
       select ring, s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 9) s;
 
@@ -260,6 +260,8 @@ comment on function onlyonce.claim_consumer_short(uuid[], bigint[], bigint[], bi
 comment on function onlyonce.claim_consumer_long(uuid[], bigint[], bigint[], bigint[], uuid[]) is 'As claim_consumer, for scopes of the class long.';
 comment on function onlyonce.claim_consumer_short_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is 'As claim_consumer_fresh, for scopes of the class short.';
 comment on function onlyonce.claim_consumer_long_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is 'As claim_consumer_fresh, for scopes of the class long.';
+comment on function onlyonce.claim_standard_short(uuid[], bigint[], bigint[], bigint[], uuid[]) is 'As claim_standard, for scopes of the class short.';
+comment on function onlyonce.claim_standard_long(uuid[], bigint[], bigint[], bigint[], uuid[]) is 'As claim_standard, for scopes of the class long.';
 comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. A key that was claimed while a segment drained is in two. Claim with the functions: a row that you insert yourself excludes no other claim.';
 comment on column onlyonce.inbox.key         is '128-bit hash of (tenant, scope, key), see dedupe/testdata/keys.json.';
 comment on column onlyonce.inbox.fingerprint is 'First 64 bits of SHA-256 over the payload; 0: not compared.';
@@ -267,24 +269,38 @@ comment on column onlyonce.inbox.segment     is 'Table that holds the key, in sc
 
 -- ---------------------------------------------------------------- classes of horizon
 
-create function onlyonce.class_ring(class text) returns text
+create function onlyonce.class_ring(class text, whose text default 'consumer') returns text
 language sql immutable strict parallel safe as $$
-  select case class when 'standard' then 'consumer_keys' when 'short' then 'consumer_short_keys' when 'long' then 'consumer_long_keys' end
+  select whose || case class when 'standard' then '_keys' when 'short' then '_short_keys' when 'long' then '_long_keys' end
 $$;
-comment on function onlyonce.class_ring(text) is 'The ring of consumers'' keys of a class of horizon: short, standard or long.';
+comment on function onlyonce.class_ring(text, text) is 'The ring of a class of horizon (short, standard or long), of consumers'' keys or, with ''standard'', of all others.';
+
+-- still_asked reports whether a ring has a segment that was open at a time: so long, keys that were
+-- claimed in it until then are to be found there. Times of segments may be a minute apart from each
+-- other, because a clock that goes back by less does not halt the ring (K10).
+create function onlyonce.still_asked(ring text, since timestamptz) returns boolean
+language sql stable as $$
+  select exists (select from onlyonce.rings r join onlyonce.segments g on g.ring = r.name
+                  where r.name = still_asked.ring and (g.slot = r.cur or g.slot = r.draining or g.slot = any (r.closed))
+                    and g.opened_at <= still_asked.since + interval '1 minute')
+$$;
+comment on function onlyonce.still_asked(text, timestamptz) is 'Whether a ring has a segment that was open at a time.';
 
 -- claim_class is the claim of a class that is known only when it runs. Each claim function names
 -- its tables, so that their plans are kept.
-create function onlyonce.claim_class(class text, keys uuid[], fingerprints bigint[]) returns smallint[]
+create function onlyonce.claim_class(class text, keys uuid[], fingerprints bigint[], whose text default 'consumer') returns smallint[]
 language plpgsql as $$
 begin
-  case class
-    when 'standard' then return onlyonce.claim_consumer(keys, fingerprints);
-    when 'short' then return onlyonce.claim_consumer_short(keys, fingerprints);
-    when 'long' then return onlyonce.claim_consumer_long(keys, fingerprints);
+  case onlyonce.class_ring(class, whose)
+    when 'consumer_keys' then return onlyonce.claim_consumer(keys, fingerprints);
+    when 'consumer_short_keys' then return onlyonce.claim_consumer_short(keys, fingerprints);
+    when 'consumer_long_keys' then return onlyonce.claim_consumer_long(keys, fingerprints);
+    when 'standard_keys' then return onlyonce.claim_standard(keys, fingerprints);
+    when 'standard_short_keys' then return onlyonce.claim_standard_short(keys, fingerprints);
+    when 'standard_long_keys' then return onlyonce.claim_standard_long(keys, fingerprints);
   end case;
 end $$;
-comment on function onlyonce.claim_class(text, uuid[], bigint[]) is 'Claims keys of Kafka messages in the ring of a class: as claim_consumer.';
+comment on function onlyonce.claim_class(text, uuid[], bigint[], text) is 'Claims keys in the ring of a class: as claim_consumer, or with ''standard'' as claim_standard.';
 
 -- find_keys looks for keys in the segments of a ring that claims ask. It inserts nothing and waits
 -- for nothing, so what it does not find may be claimed at any moment.
@@ -312,7 +328,7 @@ comment on function onlyonce.find_keys(text, uuid[]) is 'Which of these keys a r
 -- A key that is a duplicate only because its message is parked is new in the rings, so it is
 -- inserted into both. Otherwise it would be in the first alone, which may be the old one, and would
 -- not be found when the change is over (K10).
-create function onlyonce.claim_both(one text, other text, keys uuid[], fingerprints bigint[]) returns smallint[]
+create function onlyonce.claim_both(one text, other text, keys uuid[], fingerprints bigint[], whose text default 'consumer') returns smallint[]
 language plpgsql as $$
 declare
   ordered constant text[] := array['standard', 'short', 'long'];
@@ -328,7 +344,7 @@ declare
 begin
   perform pg_current_xact_id(); -- as in claim_RING: before the ring's row is read
   select coalesce(array_agg(f.key), '{}'), coalesce(array_agg(f.fingerprint), '{}') into known, prints
-    from onlyonce.find_keys(onlyonce.class_ring(second), keys) f;
+    from onlyonce.find_keys(onlyonce.class_ring(second, whose), keys) f;
   asked := '{}';
   for n in 1 .. cardinality(keys) loop
     at := array_position(known, keys[n]);
@@ -340,7 +356,7 @@ begin
   end loop;
   foreach first in array array[first, second] loop
     got := onlyonce.claim_class(first, array(select keys[u.n] from unnest(asked) with ordinality u (n, o) order by u.o),
-                                array(select fingerprints[u.n] from unnest(asked) with ordinality u (n, o) order by u.o));
+                                array(select fingerprints[u.n] from unnest(asked) with ordinality u (n, o) order by u.o), whose);
     for n in 1 .. cardinality(asked) loop
       if result[asked[n]] = 0 then
         result[asked[n]] := got[n];
@@ -355,17 +371,63 @@ begin
   end loop;
   return result;
 end $$;
-comment on function onlyonce.claim_both(text, text, uuid[], bigint[]) is 'Claims keys of Kafka messages in the rings of two classes: fresh only if new in both. For a scope whose class changes.';
+comment on function onlyonce.claim_both(text, text, uuid[], bigint[], text) is 'Claims keys in the rings of two classes: fresh only if new in both. For a scope whose class changes.';
+
+create table onlyonce.horizons (
+  scope        text        primary key check (scope <> ''),
+  class        text        not null check (class in ('short', 'standard', 'long')),
+  class_before text        not null check (class_before in ('short', 'standard', 'long') and class_before <> class),
+  changed_at   timestamptz not null
+);
+comment on table  onlyonce.horizons is 'Classes of horizon of scopes that no consumer claims in: of webhook endpoints, calls and loops. A scope without a row is of the class standard.';
+comment on column onlyonce.horizons.class        is 'In which ring its keys are claimed: onlyonce.class_ring(class, ''standard'').';
+comment on column onlyonce.horizons.class_before is 'Class before the last change. Its ring is asked too, as long as it may remember keys from before.';
+comment on column onlyonce.horizons.changed_at   is 'When the class was changed: the ring before announced no segment from then until COMMIT.';
 
 -- claim is for every transaction except the consumer engine's own. Its keys expire by the
--- database's clock (K3, W9).
-create function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
+-- database's clock. `scopes` has the scope of each key, whose class chooses the ring; null, or a null
+-- in it: the class standard (K3, K10, W9).
+--
+-- The classes are read behind the transaction's id, and no lock is needed. A change locks the row of
+-- the ring before, so that no segment of it is announced until the change has committed. A claim
+-- that has read the former class therefore inserts into a segment that was open at the change: into
+-- the one that drains, if another was announced since. Later claims ask that segment too, and it is
+-- not closed before this transaction has ended.
+create function onlyonce.claim(keys uuid[], fingerprints bigint[], scopes text[] default null) returns smallint[]
 language plpgsql as $$
+declare
+  result smallint[];
+  got    smallint[];
+  part   record;
 begin
-  return onlyonce.claim_standard(keys, fingerprints);
+  if cardinality(scopes) <> cardinality(keys) then
+    raise exception using errcode = '22023', message = format('onlyonce: claim: %s keys and %s scopes', cardinality(keys), cardinality(scopes));
+  end if;
+  perform pg_current_xact_id();
+  if scopes is null or not exists (select from onlyonce.horizons h where h.scope = any (scopes)) then
+    return onlyonce.claim_standard(keys, fingerprints);
+  end if;
+  result := array_fill(0::smallint, array[cardinality(keys)]);
+  for part in -- in one order, so that two claims do not deadlock
+    select coalesce(h.class, 'standard') as class,
+           case when onlyonce.still_asked(onlyonce.class_ring(h.class_before, 'standard'), h.changed_at) then h.class_before end as before,
+           array_agg(u.n::integer order by u.n) as at, array_agg(u.k order by u.n) as keys, array_agg(u.f order by u.n) as prints
+      from unnest(keys, fingerprints, scopes) with ordinality as u(k, f, scope, n) left join onlyonce.horizons h on h.scope = u.scope
+     group by 1, 2 order by 1, 2
+  loop
+    if part.before is null then
+      got := onlyonce.claim_class(part.class, part.keys, part.prints, 'standard');
+    else
+      got := onlyonce.claim_both(part.class, part.before, part.keys, part.prints, 'standard');
+    end if;
+    for i in 1 .. cardinality(part.at) loop
+      result[part.at[i]] := got[i];
+    end loop;
+  end loop;
+  return result;
 end $$;
-comment on function onlyonce.claim(uuid[], bigint[]) is
-  'Claims keys in the caller''s transaction: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. Keys are remembered by the database''s clock.';
+comment on function onlyonce.claim(uuid[], bigint[], text[]) is
+  'Claims keys in the caller''s transaction: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. Keys are remembered by the database''s clock, for the horizon of their scope''s class.';
 
 -- forget_key lets an operator delete a key from the view: the next message with it is new.
 create function onlyonce.forget_key() returns trigger

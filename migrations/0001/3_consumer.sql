@@ -173,17 +173,12 @@ comment on column onlyonce.scopes.forgotten is 'Until when keys were forgotten i
 comment on column onlyonce.scopes.too_old is 'As forgotten, but until when ids of such keys may have been made. Also written when the horizon of a ring of the scope is changed.';
 
 -- class_before returns the class that a scope had before, as long as that class's ring remembers
--- keys which were claimed before the change: as long as it has a segment that was open then. Claims
--- of the scope are made in both rings until then. It is null if the scope's ring suffices. Times of
--- segments may be a minute apart from each other, because a clock that goes back by less does not
--- halt the ring (K10).
+-- keys which were claimed before the change. Claims of the scope are made in both rings until then.
+-- It is null if the scope's ring suffices (K10).
 create function onlyonce.class_before(scope text) returns text
 language sql stable as $$
   select s.class_before from onlyonce.scopes s
-   where s.scope = class_before.scope and s.class_before is not null
-     and exists (select from onlyonce.rings r join onlyonce.segments g on g.ring = r.name
-                  where r.name = onlyonce.class_ring(s.class_before) and (g.slot = r.cur or g.slot = r.draining or g.slot = any (r.closed))
-                    and g.opened_at <= s.class_changed_at + interval '1 minute')
+   where s.scope = class_before.scope and s.class_before is not null and onlyonce.still_asked(onlyonce.class_ring(s.class_before), s.class_changed_at)
 $$;
 comment on function onlyonce.class_before(text) is 'The class of horizon that a scope had before, while its ring has to be asked too; null: it has not.';
 

@@ -584,8 +584,8 @@ comment on function onlyonce.logged_calls(text, uuid[]) is 'Calls of a sink that
 -- redriven under a new key, it is found by its first one, also when it is settled: the remote would
 -- not recognise the first key (O1).
 create function onlyonce.enqueued_before(
-  checks smallint[], fingerprints bigint[], sink text, keys uuid[], name text, names text[], method text, methods text[], target text, targets text[],
-  header text, headers text[], body bytea, bodies bytea[], sealed boolean[]
+  checks smallint[], fingerprints bigint[], sink text, keys uuid[], scope text, scopes text[], name text, names text[], method text, methods text[],
+  target text, targets text[], header text, headers text[], body bytea, bodies bytea[], sealed boolean[]
 ) returns bigint[]
 language plpgsql as $$
 #variable_conflict use_variable
@@ -597,8 +597,8 @@ declare
   wanted uuid[];
 begin
   if 2 = any (checks) then
-    select onlyonce.claim(array_agg(u.k order by u.n), array_agg(u.f order by u.n)) into claims
-      from unnest(checks, keys, fingerprints) with ordinality as u(c, k, f, n) where u.c = 2;
+    select onlyonce.claim(array_agg(u.k order by u.n), array_agg(u.f order by u.n), array_agg(coalesce(u.s, scope) order by u.n)) into claims
+      from unnest(checks, keys, fingerprints, scopes) with ordinality as u(c, k, f, s, n) where u.c = 2;
     for n in 1 .. cardinality(keys) loop
       if checks[n] = 2 then
         i := i + 1;
@@ -642,7 +642,7 @@ begin
   end loop;
   return skip;
 end $$;
-comment on function onlyonce.enqueued_before(smallint[], bigint[], text, uuid[], text, text[], text, text[], text, text[], text, text[], bytea, bytea[], boolean[]) is
+comment on function onlyonce.enqueued_before(smallint[], bigint[], text, uuid[], text, text[], text, text[], text, text[], text, text[], text, text[], bytea, bytea[], boolean[]) is
   'Which calls of a batch exist already; raises OO004 if their bytes differ.';
 
 -- enqueue_batch writes a batch of calls to one lane of one sink, in the caller's transaction. What
@@ -683,7 +683,7 @@ begin
                from unnest(locks) k where k is not null order by 1) s;
   end if;
   if checks is not null then
-    skip := onlyonce.enqueued_before(checks, fingerprints, sink, keys, name, names, method, methods, target, targets, header, headers, body, bodies, sealed);
+    skip := onlyonce.enqueued_before(checks, fingerprints, sink, keys, scope, scopes, name, names, method, methods, target, targets, header, headers, body, bodies, sealed);
   end if;
   -- The xid is assigned before the ring is read, each in a statement of its own. A rotator that
   -- announces another segment in between waits for every xid that was in progress then.

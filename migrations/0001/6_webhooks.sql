@@ -6,7 +6,7 @@ create table onlyonce.webhook_ids (
   key      uuid        not null,
   seen_at  timestamptz not null default onlyonce.steady_clock()
 );
-comment on table onlyonce.webhook_ids is 'When a receiver claimed an event. The key itself is in the ring standard_keys, and expires by that ring''s horizon. The row makes COMMIT need the seal, and is for operators to read.';
+comment on table onlyonce.webhook_ids is 'When a receiver claimed an event. The key itself is in the ring of the endpoint''s class (onlyonce.horizons), and expires by that ring''s horizon. The row makes COMMIT need the seal, and is for operators to read.';
 create index webhook_ids_age on onlyonce.webhook_ids (endpoint, seen_at);
 
 -- The claim fences the receiver's transaction: if a handler commits by itself, that COMMIT is
@@ -108,7 +108,7 @@ begin
   if body.key <> receive_webhook.key then
     outcome := 3;
   else
-    outcome := (onlyonce.claim(array[receive_webhook.key], array[receive_webhook.fingerprint]))[1];
+    outcome := (onlyonce.claim(array[receive_webhook.key], array[receive_webhook.fingerprint], array['webhook/' || receive_webhook.endpoint]))[1];
   end if;
   if outcome = 0 then
     insert into onlyonce.webhook_ids (endpoint, key) values (receive_webhook.endpoint, receive_webhook.key);
