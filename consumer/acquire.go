@@ -195,7 +195,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("bounds of %s/%d: %w", w.id.Topic, w.id.Partition, err)
 	}
-	w.state.highWatermark.Store(log.End)
+	w.state.bounds(log)
 	w.state.lastStable.Store(log.End)
 	if w.pos > log.End {
 		return w.haltError(HaltTruncated, "the log ends at offset %d", log.End)

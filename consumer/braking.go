@@ -27,7 +27,8 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 		if reason == parked.TooOld {
 			continue // an operator has to find out first which of them were applied
 		}
-		h.Redrive = append(h.Redrive, h.redrive(e.c.parkedKind(), reason))
+		h.parkedKind, h.failed = e.c.parkedKind(), append(h.failed, reason)
+		h.Redrive = append(h.Redrive, h.redrive(reason, &h.Partition))
 	}
 	b.halt.Store(h)
 	return h

@@ -1,6 +1,7 @@
 package consumer_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -320,7 +321,8 @@ func (f *faults) stopsAt(reason consumer.HaltReason, happens func(), alive bool,
 	}
 	h := f.halted()
 	stop()
-	if h.Reason != reason || !strings.Contains(h.Command(), "-at OFFSET") {
+	at := map[consumer.HaltReason]string{consumer.HaltNewTopic: "-halted new-topic -at first", consumer.HaltGap: "-halted gap -at first"}
+	if h.Reason != reason || !strings.Contains(h.Command(), cmp.Or(at[reason], "-at OFFSET")) {
 		f.t.Errorf("halt: %v, want %s", h, reason)
 	}
 	if n := f.calls.Load(); n != before {

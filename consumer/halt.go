@@ -73,6 +73,9 @@ type HaltError struct {
 	// unknown or if there is no such time.
 	RetainedUntil time.Time
 
+	failed     []string // in a halt "everything-fails": the reasons for which Redrive retries
+	parkedKind string   // and their kind
+
 	blockedAt    int64 // in a halt "blocked": offset of the message
 	otherRetired bool  // Other's cursor is retired
 	otherAhead   bool  // and is ahead of the one in Shard
@@ -85,7 +88,7 @@ func (e *HaltError) Error() string {
 	if !e.RetainedUntil.IsZero() {
 		kept = fmt.Sprintf("; retention may delete it from %s on", e.RetainedUntil.UTC().Format(time.RFC3339))
 	}
-	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.resolve())
+	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.remedy().text())
 }
 
 // attributes returns what is logged of the halt, without the fields that are not set.
@@ -97,93 +100,135 @@ func (e *HaltError) attributes() []any {
 	if !e.RetainedUntil.IsZero() {
 		all = append(all, "retained_until", e.RetainedUntil)
 	}
-	return append(all, "resolve", e.resolve())
+	return append(all, "resolve", e.remedy().text())
 }
 
-// resolve describes what to do, with the command.
-func (e *HaltError) resolve() string {
-	resolve := "to resolve it: " + e.Command()
-	switch e.Reason {
-	case HaltEverythingFails:
-		resolve = "to continue at once: " + e.Command()
-		if len(e.Redrive) > 0 {
-			resolve += "; once the cause is repaired, to retry the parked messages: " + strings.Join(e.Redrive, "; ")
+// remedy is what to do about a halt, in the order of the steps.
+type remedy []remedyStep
+
+type remedyStep struct {
+	when     string // in words; empty: in any case
+	one, all string // the command for this partition, and for all of the topic that are halted for the reason; empty: none
+}
+
+// text is the whole of it.
+func (r remedy) text() string {
+	var parts []string
+	for i, s := range r {
+		if i == 0 && s.when == "" {
+			s.when = "to resolve it"
 		}
-	case HaltForeignGroup:
-		resolve = "if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then: " + e.Command()
-	case HaltNoShard:
-		resolve = "correct shard.Config.OfPartition and deploy"
-	case HaltCopies:
-		resolve = "if this is the same consumer set Config.Copies to what the scope has, or choose it where that is not set; if it is another one give it a Scope of its own"
-	case HaltClass:
-		resolve = "if the scope has the right class set Config.Horizon to it; to change the class of the scope: " + e.Command()
-	case HaltRetired:
-		if e.Shard != "" {
-			resolve = "if it was moved to another shard deploy the shard.Config.OfPartition that says so; to bring it back: " + e.Command()
-		}
-	case HaltOtherShard:
-		if !e.otherRetired {
-			resolve = "if shard.Config.OfPartition is wrong correct it and deploy; to move the partition (docs/scaling.md): " + e.Command()
-		}
-		if e.otherAhead {
-			resolve = fmt.Sprintf("it was taken over from the wrong database: %s, and then %s", e.Command(), e.command("adopt", e.Shard, "-from", show.Quote("URL-OF-"+e.Other)))
+		parts = append(parts, strings.TrimPrefix(strings.TrimSuffix(s.when+": "+s.one, ": "), ": "))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// words are when to do what, for a display that shows the commands separately.
+func (r remedy) words() string {
+	var all []string
+	for _, s := range r {
+		if s.when != "" {
+			all = append(all, s.when)
 		}
 	}
-	return resolve
+	return strings.Join(all, "; ")
+}
+
+// commands are the commands, in their order: for this partition, and for all of the topic. If one
+// of them is for a single partition only, there are none for all.
+func (r remedy) commands() (one, all []string) {
+	single := false
+	for _, s := range r {
+		if s.one != "" {
+			one, all, single = append(one, s.one), append(all, s.all), single || s.all == ""
+		}
+	}
+	if single {
+		all = nil
+	}
+	return one, all
+}
+
+// remedy says what to do. The operator fills in OFFSET, if the halt leaves a choice, WHY, and
+// URL-OF-NAME, the address of shard NAME.
+func (e *HaltError) remedy() (r remedy) {
+	add := func(when, one, all string) { r = append(r, remedyStep{when, one, all}) }
+	halted := func(at string) string {
+		return e.command("adopt", e.Shard, nil, "-halted", string(e.Reason), "-at", at)
+	}
+	from := e.command("adopt", e.Shard, &e.Partition, "-from", show.Quote("URL-OF-"+e.Other))
+	switch e.Reason {
+	case HaltEverythingFails:
+		add("to continue at once", e.command("adopt", e.Shard, &e.Partition, "-at", strconv.FormatInt(e.Position, 10)), halted("position"))
+		for i, reason := range e.failed {
+			add([]string{"once the cause is repaired, to retry the parked messages", ""}[min(i, 1)], e.redrive(reason, &e.Partition), e.redrive(reason, nil))
+		}
+	case HaltForeignGroup: // by name: otherwise the old group, if it is alive, may be faster
+		group := []string{"-group", show.Quote(e.Group)}
+		add("if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then",
+			e.command("adopt", e.Shard, &e.Partition, group...), e.command("adopt", e.Shard, nil, group...))
+	case HaltNoShard:
+		add("correct shard.Config.OfPartition and deploy", "", "")
+	case HaltCopies:
+		add("if this is the same consumer set Config.Copies to what the scope has, or choose it where that is not set; if it is another one give it a Scope of its own", "", "")
+	case HaltClass:
+		class := e.scopeCommand("inbox class", e.Shard, "-class", e.class)
+		add("if the scope has the right class set Config.Horizon to it; to change the class of the scope", class, class)
+	case HaltOtherShard:
+		switch {
+		case e.otherAhead:
+			add("it was taken over from the wrong database", e.command("retire", e.Shard, &e.Partition), "")
+			add("and then", from, "")
+		case e.otherRetired:
+			add("", from, "")
+		default:
+			add("if shard.Config.OfPartition is wrong correct it and deploy; to move the partition (docs/scaling.md)", e.command("retire", e.Other, &e.Partition), "")
+		}
+	case HaltNewTopic, HaltGap: // of what comes before the log's first record, nothing is left to handle
+		add("", halted("first"), halted("first"))
+	default:
+		when, all := "", ""
+		switch {
+		case e.Reason == HaltRetired && e.Shard != "":
+			when = "if it was moved to another shard deploy the shard.Config.OfPartition that says so; to bring it back"
+		case e.Reason == HaltTruncated, e.Reason == HaltForeignCluster:
+			all = halted("OFFSET")
+		}
+		add(when, e.command("adopt", e.Shard, &e.Partition, "-at", "OFFSET"), all)
+	}
+	return r
 }
 
 // Command returns the command that resolves the halt, for a POSIX shell. If the halt takes two, it
-// returns the first; if no command resolves it (no-shard, copies), it returns "". The operator
-// fills in OFFSET, if the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. In
-// a halt "foreign-group" the command is refused until the other group has released the cursor.
-func (e *HaltError) Command() string {
-	switch {
-	case e.Reason == HaltNoShard, e.Reason == HaltCopies:
-		return ""
-	case e.Reason == HaltClass:
-		return e.scopeCommand([]string{"inbox", "class"}, e.Shard, "-class", e.class)
-	case e.Reason == HaltOtherShard && e.otherAhead:
-		return e.command("retire", e.Shard)
-	case e.Reason == HaltOtherShard && !e.otherRetired:
-		return e.command("retire", e.Other)
-	case e.Reason == HaltOtherShard:
-		return e.command("adopt", e.Shard, "-from", show.Quote("URL-OF-"+e.Other))
-	case e.Reason == HaltForeignGroup:
-		// By name: otherwise the old group, if it is alive, may be faster.
-		return e.command("adopt", e.Shard, "-group", show.Quote(e.Group))
+// returns the first; if no command resolves it (no-shard, copies), it returns "". In a halt
+// "new-topic" or "gap" the command is for all partitions of the topic that are halted for it. The
+// operator fills in OFFSET, if the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard
+// NAME. In a halt "foreign-group" the command is refused until the other group has released the
+// cursor.
+func (e *HaltError) Command() string { return e.remedy()[0].one }
+
+// redrive returns the command that retries what was parked for a reason.
+func (e *HaltError) redrive(reason string, partition *int32) string {
+	return e.commandLine("parked redrive", e.Shard, partition, "-kind", e.parkedKind, "-parked-for", reason, "-limit", "10000")
+}
+
+// command returns a command about the cursor of a partition in a shard, or about those of the
+// topic.
+func (e *HaltError) command(verb, shard string, partition *int32, more ...string) string {
+	return e.commandLine("cursor "+verb, shard, partition, more...)
+}
+
+func (e *HaltError) commandLine(verb, shard string, partition *int32, more ...string) string {
+	of := []string{"-topic", show.Quote(e.Topic)}
+	if partition != nil {
+		of = append(of, "-partition", strconv.Itoa(int(*partition)))
 	}
-	if e.Reason == HaltEverythingFails {
-		return e.command("adopt", e.Shard, "-at", strconv.FormatInt(e.Position, 10))
-	}
-	return e.command("adopt", e.Shard, "-at", "OFFSET")
-}
-
-// commands returns the commands that resolve the halt, in their order.
-func (e *HaltError) commands() []string {
-	var all []string
-	if c := e.Command(); c != "" {
-		all = append(all, c)
-	}
-	return append(all, e.Redrive...)
-}
-
-// redrive returns the command that retries what was parked of the partition.
-func (e *HaltError) redrive(kind, reason string) string {
-	return e.commandLine([]string{"parked", "redrive"}, e.Shard, "-kind", kind, "-parked-for", reason, "-limit", "10000")
-}
-
-// command returns a command about the halted cursor in a shard.
-func (e *HaltError) command(verb, shard string, more ...string) string {
-	return e.commandLine([]string{"cursor", verb}, shard, more...)
-}
-
-func (e *HaltError) commandLine(verb []string, shard string, more ...string) string {
-	return e.scopeCommand(verb, shard, append([]string{"-topic", show.Quote(e.Topic), "-partition", strconv.Itoa(int(e.Partition))}, more...)...)
+	return e.scopeCommand(verb, shard, append(of, more...)...)
 }
 
 // scopeCommand returns a command about the scope in a shard.
-func (e *HaltError) scopeCommand(verb []string, shard string, more ...string) string {
-	args := append([]string{"onlyonce"}, verb...)
+func (e *HaltError) scopeCommand(verb, shard string, more ...string) string {
+	args := []string{"onlyonce", verb}
 	if shard != "" {
 		args = append(args, "-postgres", show.Quote("URL-OF-"+shard))
 	}

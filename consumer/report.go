@@ -19,6 +19,7 @@ type reportedPartition struct {
 	Partition     int32    `json:"partition"`
 	Epoch         int64    `json:"epoch"`
 	Position      int64    `json:"position"`
+	LogStart      int64    `json:"log_start"`
 	HighWatermark int64    `json:"high_watermark"`
 	Lag           int64    `json:"lag"`
 	LastStable    int64    `json:"last_stable"`
@@ -28,7 +29,9 @@ type reportedPartition struct {
 	Detail        string   `json:"detail,omitempty"`
 	HaltedFor     float64  `json:"halted_for,omitempty"`
 	Resolve       string   `json:"resolve,omitempty"`
+	Remedy        string   `json:"remedy,omitempty"`
 	Commands      []string `json:"commands,omitempty"`
+	ForTopic      []string `json:"for_topic,omitempty"`
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none under this owner
 
 	// What holds up the position although later messages are done; nil: nothing does.
@@ -59,13 +62,15 @@ func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*st
 		if s.Shard != c.shard || s.Delivered {
 			continue
 		}
-		o := reportedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}
+		o := reportedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, LogStart: s.LogStart, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}
 		if !s.WaitingSince.IsZero() {
 			o.WaitingFor = time.Since(s.WaitingSince).Seconds()
 		}
 		if h := s.Halted; h != nil {
 			o.Halted, o.Detail, o.HaltedFor = string(h.Reason), codec.TextUpTo(h.Detail, 512), time.Since(s.HaltedSince).Seconds()
-			o.Resolve, o.Commands = codec.TextUpTo(h.resolve(), 2048), h.commands()
+			r := h.remedy()
+			o.Resolve, o.Remedy = codec.TextUpTo(r.text(), 2048), codec.TextUpTo(r.words(), 512)
+			o.Commands, o.ForTopic = r.commands()
 		}
 		if !s.LastBatch.IsZero() {
 			age := time.Since(s.LastBatch).Seconds()

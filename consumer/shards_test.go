@@ -213,7 +213,7 @@ func TestF12CursorInAnotherShard(t *testing.T) {
 		{"retired there, and nowhere else", func(r *shardRig) { r.retire(0) },
 			[]string{`retired at offset 10, and shard "b" has none`, "cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a -reason WHY"}},
 		{"adopted here behind where it was retired there", func(r *shardRig) { r.retire(0); r.b.adopt(0, 4) },
-			[]string{`retired at offset 10; in shard "b" it is at 4`, "wrong database", "cursor retire -postgres URL-OF-b", "and then onlyonce cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a"}},
+			[]string{`retired at offset 10; in shard "b" it is at 4`, "wrong database", "cursor retire -postgres URL-OF-b", "and then: onlyonce cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a"}},
 		{"adopted here, and still in use there", func(r *shardRig) { r.b.adopt(0, 10) },
 			[]string{`shard "a" has the cursor, at offset 10`, "cursor retire -postgres URL-OF-a"}},
 	} {

@@ -22,6 +22,9 @@ type PartitionStatus struct {
 	// how far Position is below it.
 	HighWatermark, Lag int64
 
+	// LogStart is the first offset of the log, as of the take-over or of the halt.
+	LogStart int64
+
 	// LastStable is the last stable offset as of the last fetch. If it is below HighWatermark, a
 	// Kafka transaction that is still open holds back the records between them.
 	LastStable int64
@@ -72,13 +75,13 @@ type partitionState struct {
 	shard     string
 	delivered bool // PartitionStatus.Delivered
 
-	epoch, position, highWatermark, lastStable, inFlight, inRetry atomic.Int64
-	paused                                                        atomic.Bool
-	lastLogEnd                                                    atomic.Pointer[logEnd]
-	stall                                                         atomic.Pointer[stall]
-	halted                                                        atomic.Pointer[HaltError]
-	haltedSince, lastBatch                                        atomic.Pointer[time.Time]
-	blockedBy                                                     atomic.Pointer[BlockedBy]
+	epoch, position, logStart, highWatermark, lastStable, inFlight, inRetry atomic.Int64
+	paused                                                                  atomic.Bool
+	lastLogEnd                                                              atomic.Pointer[logEnd]
+	stall                                                                   atomic.Pointer[stall]
+	halted                                                                  atomic.Pointer[HaltError]
+	haltedSince, lastBatch                                                  atomic.Pointer[time.Time]
+	blockedBy                                                               atomic.Pointer[BlockedBy]
 
 	mu            sync.Mutex
 	reachTrouble  trouble // reading the cursor or the log
@@ -206,10 +209,16 @@ func (s *partitionState) fetchReturned(found logEnd, stable int64) {
 	}
 }
 
+// bounds records where the log begins and ends.
+func (s *partitionState) bounds(log source.Bounds) {
+	s.logStart.Store(log.Start)
+	s.highWatermark.Store(log.End)
+}
+
 // snapshot returns the partition's status, without the counts of parked messages.
 func (s *partitionState) snapshot() PartitionStatus {
 	p := PartitionStatus{TopicPartition: source.TopicPartition{Topic: s.topic, Partition: s.partition}, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
-		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
+		LogStart: s.logStart.Load(), HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
 		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), Delivered: s.delivered}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
 	if w := s.stall.Load(); w != nil {

@@ -92,8 +92,12 @@ func (w *worker) haltError(reason HaltReason, detail string, args ...any) *HaltE
 	return w.haltErrorAt(w.pos, reason, detail, args...)
 }
 
-// reportHalt logs that a partition is halted, and for how long it can stay so without loss.
+// reportHalt logs that a partition is halted, and for how long it can stay so without loss. Where
+// the log begins and ends is what "cursor adopt -at first" and "-at last" go by.
 func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
+	if log, err := w.p.Bounds(ctx); err == nil {
+		w.state.bounds(log)
+	}
 	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
 		halt.RetainedUntil = until
 	}

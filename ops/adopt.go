@@ -35,9 +35,9 @@ type AdoptInput struct {
 	OldGroupStopped bool `flag:"old-group-stopped" doc:"with -group: although the old group has not released the cursor, because its processes died" label:"The old group's processes have ended, although they did not release the cursor"`
 
 	// At is the next offset to handle. With Halted it may also be "position", for each cursor's
-	// own, or "last", for the log's end as the partition's owner has reported it. Defaults to the
-	// present position, with the proofs that the log is the same.
-	At string `flag:"at" arg:"OFFSET" doc:"the OFFSET that is to be handled next; with -halted also position or last (default: the position stays)" label:"Position" hint:"The offset that is to be handled next. Empty: it stays as it is."`
+	// own, or "first" or "last", for the beginning or the end of its log as the partition's owner
+	// has reported them. Defaults to the present position, with the proofs that the log is the same.
+	At string `flag:"at" arg:"OFFSET" doc:"the OFFSET that is to be handled next; with -halted also first, last or position (default: the position stays)" label:"Position" hint:"The offset that is to be handled next. Empty: it stays as it is."`
 
 	// From is the database from which the partition moves here. At must be empty then. Defaults to
 	// no move.
@@ -58,7 +58,7 @@ func (in *AdoptInput) Check() error {
 	if err := one.checkOne(); err != nil {
 		return err
 	}
-	if _, err := in.at(0, 0); err != nil {
+	if _, err := in.at(0, &OwnedPartition{}); err != nil {
 		return err
 	}
 	switch {
@@ -72,7 +72,7 @@ func (in *AdoptInput) Check() error {
 		return failf(ErrInvalid, "missing: `Partition` or `Halted`: a position is set for one partition, or for those that are halted for one reason")
 	case in.Partition == nil && in.At == "" && in.Group == "":
 		return failf(ErrInvalid, "missing: `Partition`, or `Group` for all partitions of the topic")
-	case in.Halted == "" && (in.At == atPosition || in.At == atLast):
+	case in.Halted == "" && (in.At == atPosition || in.At == atFirst || in.At == atLast):
 		return failf(ErrInvalid, "`At` %s: only with `Halted`", in.At)
 	case in.Group != "":
 		return checkText("the group", in.Group)
@@ -82,22 +82,25 @@ func (in *AdoptInput) Check() error {
 
 const (
 	atPosition = "position"
+	atFirst    = "first"
 	atLast     = "last"
 )
 
 // at is the offset that a partition is set to, nil if its position stays.
-func (in *AdoptInput) at(position, last int64) (*int64, error) {
+func (in *AdoptInput) at(position int64, p *OwnedPartition) (*int64, error) {
 	switch in.At {
 	case "":
 		return nil, nil
 	case atPosition:
 		return &position, nil
+	case atFirst:
+		return &p.LogStart, nil
 	case atLast:
-		return &last, nil
+		return &p.HighWatermark, nil
 	}
 	n, err := strconv.ParseInt(in.At, 10, 64)
 	if err != nil || n < 0 || n == math.MaxInt64 {
-		return nil, failf(ErrInvalid, "`At` must be an offset; with `Halted` also position or last")
+		return nil, failf(ErrInvalid, "`At` must be an offset; with `Halted` also first, last or position")
 	}
 	return &n, nil
 }
@@ -156,7 +159,7 @@ func AdoptCursor(ctx context.Context, db DB, by By, in AdoptInput) (*CursorChang
 		all := &cursors{at: CursorName{Scope: in.Scope, Topic: in.Topic}, valid: in.Check, pick: in.pick}
 		return decide(ctx, db, k, by, all, in.Shown)
 	}
-	at, _ := in.at(0, 0) // check reports its error
+	at, _ := in.at(0, &OwnedPartition{}) // check reports its error
 	q := &adoption{AdoptInput: in, name: CursorName{Scope: in.Scope, Topic: in.Topic, Partition: *in.Partition}, at: at}
 	if in.From != nil {
 		q.origin = &origin{Origin: in.From}

@@ -110,7 +110,7 @@ func TestAdoptHalted(t *testing.T) {
 	cursors(t, pool, 4)
 	exec(t, pool, `insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions) values
 		(gen_random_uuid(), 'stock', 'new', 1, clock_timestamp(), '[{"topic": "orders", "partition": 0, "epoch": 2, "halted": "new-topic", "high_watermark": 30},
-			{"topic": "orders", "partition": 2, "epoch": 2, "halted": "gap"}, {"topic": "orders", "partition": 3, "epoch": 2, "halted": "new-topic", "high_watermark": 33}]'),
+			{"topic": "orders", "partition": 2, "epoch": 2, "halted": "gap", "log_start": 8}, {"topic": "orders", "partition": 3, "epoch": 2, "halted": "new-topic", "log_start": 2, "high_watermark": 33}]'),
 		(gen_random_uuid(), 'stock', 'late', 2, clock_timestamp(), '[{"topic": "orders", "partition": 1, "epoch": 1, "halted": "new-topic"}]'),
 		(gen_random_uuid(), 'stock', 'next', 3, clock_timestamp(), '[{"topic": "orders", "partition": 1, "epoch": 2}]')`)
 	positions := func() string {
@@ -121,11 +121,14 @@ func TestAdoptHalted(t *testing.T) {
 		err              error
 	}{
 		{"", "0", "5@0 5@0 5@0 5@0", ops.ErrInvalid},
-		{"new-topic", "first", "5@0 5@0 5@0 5@0", ops.ErrInvalid},
+		{"new-topic", "begin", "5@0 5@0 5@0 5@0", ops.ErrInvalid},
+		{"", "first", "5@0 5@0 5@0 5@0", ops.ErrInvalid},
 		{"truncated", "0", "5@0 5@0 5@0 5@0", ops.ErrNotFound},
 		{"new-topic", "0", "0@1 5@0 5@0 0@1", nil},
 		{"gap", "position", "0@1 5@0 5@1 0@1", nil},
-		{"new-topic", "last", "30@2 5@0 5@1 33@2", nil},
+		{"gap", "first", "0@1 5@0 8@2 0@1", nil},
+		{"new-topic", "last", "30@2 5@0 8@2 33@2", nil},
+		{"new-topic", "first", "0@3 5@0 8@2 2@3", nil},
 	} {
 		_, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "INC-8"}, ops.AdoptInput{Scope: "stock", Topic: "orders", Halted: c.halted, At: c.at})
 		if got := positions(); !errors.Is(err, c.err) || got != c.want {

@@ -105,7 +105,7 @@ func (in *AdoptInput) pick(ctx context.Context, tx pgx.Tx, inUse []Cursor) (each
 		if p == nil || in.At == "" && c.Group != nil && *c.Group == in.Group {
 			continue
 		}
-		at, _ := in.at(c.Position, p.HighWatermark) // check has seen it
+		at, _ := in.at(c.Position, p) // check has seen it
 		each = append(each, &adoption{AdoptInput: *in, name: CursorName{Scope: in.Scope, Topic: in.Topic, Partition: c.Partition}, at: at})
 	}
 	switch {

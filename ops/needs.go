@@ -77,7 +77,7 @@ func needOfHalt(g []livingPartition) Need {
 		age = max(age, h.HaltedFor+h.seen)
 		numbers = append(numbers, strconv.Itoa(int(h.Partition)))
 	}
-	n.Remedy = first.Remedy()
+	n.Remedy = first.Remedy
 	if len(g) == 1 {
 		n.Where["partition"] = numbers[0]
 		n.Text = fmt.Sprintf("halted: scope %s, %s/%d, %s for %s: %s", first.scope, first.Topic, first.Partition, first.Halted, show.Ago(age), show.OneLine(first.Detail))
@@ -86,7 +86,8 @@ func needOfHalt(g []livingPartition) Need {
 	}
 	n.Text = fmt.Sprintf("halted: scope %s, %d partitions of %s (%s), %s for %s; partition %d: %s", first.scope, len(g), first.Topic,
 		strings.Join(numbers, ", "), first.Halted, show.Ago(age), first.Partition, show.OneLine(first.Detail))
-	if n.Commands = commandsForAll(g); n.Commands != nil {
+	if len(first.ForTopic) > 0 && !slices.ContainsFunc(g, func(p livingPartition) bool { return !slices.Equal(p.ForTopic, first.ForTopic) }) {
+		n.Commands = append(n.Commands, first.ForTopic...)
 		return n
 	}
 	for _, h := range g[:min(len(g), mostCommands)] {
@@ -96,42 +97,6 @@ func needOfHalt(g []livingPartition) Need {
 		n.Remedy += fmt.Sprintf("; the same for %s more", show.Count(int64(left), "partition"))
 	}
 	return n
-}
-
-// commandsForAll are the commands that resolve a halt in all partitions of the topic, nil if they
-// take one for each.
-func commandsForAll(g []livingPartition) []string {
-	var all []string
-	for i := range g {
-		var of []string
-		for _, c := range g[i].Commands {
-			whole := g[i].forTopic(c)
-			if whole == "" {
-				return nil
-			}
-			of = append(of, whole)
-		}
-		if i > 0 && !slices.Equal(of, all) {
-			return nil
-		}
-		all = of
-	}
-	return all
-}
-
-// forTopic makes a command for all partitions of the topic that are halted like this one of the
-// command for this one. It is empty if there is none.
-func (p *livingPartition) forTopic(command string) string {
-	whole := strings.Replace(command, " -partition "+strconv.Itoa(int(p.Partition)), "", 1)
-	switch adopts := strings.HasPrefix(command, "onlyonce cursor adopt"); {
-	case whole == command, strings.HasPrefix(command, "onlyonce parked redrive"), adopts && strings.Contains(command, " -group "):
-		return whole
-	case !adopts || !strings.Contains(command, " -at "):
-		return ""
-	case p.Halted == "everything-fails":
-		whole = strings.Replace(whole, " -at "+strconv.FormatInt(p.Position, 10), " -at position", 1)
-	}
-	return strings.Replace(whole, " -at ", " -halted "+p.Halted+" -at ", 1)
 }
 
 const (

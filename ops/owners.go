@@ -65,6 +65,7 @@ type OwnedPartition struct {
 	Partition     int32    `json:"partition"`
 	Epoch         int64    `json:"epoch"`
 	Position      int64    `json:"position"`
+	LogStart      int64    `json:"log_start" doc:"the log's first offset, when the process took the partition over or found it halted"`
 	HighWatermark int64    `json:"high_watermark" doc:"the log's end"`
 	Lag           int64    `json:"lag" doc:"messages between the position and the log's end"`
 	LastStable    int64    `json:"last_stable" doc:"offset below which every Kafka transaction has ended"`
@@ -74,7 +75,9 @@ type OwnedPartition struct {
 	Detail        string   `json:"detail,omitempty" doc:"of the halt, at most 512 bytes"`
 	HaltedFor     float64  `json:"halted_for,omitempty"`
 	Resolve       string   `json:"resolve,omitempty" doc:"what resolves the halt, in words, with Commands"`
+	Remedy        string   `json:"remedy,omitempty" doc:"the same without the commands"`
 	Commands      []string `json:"commands,omitempty" doc:"for a POSIX shell, in their order; WHY and OFFSET are to be filled in"`
+	ForTopic      []string `json:"for_topic,omitempty" doc:"the same for all partitions of the topic that are halted for this reason"`
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty" doc:"nil: none since the process owns it"`
 
 	BlockedBy *Blocker `json:"blocked_by,omitempty" doc:"the message that holds up the position although later ones are done, where several transactions run at once. Nil: none does"`
@@ -141,15 +144,6 @@ func (o *Owner) FaultKinds() string {
 		}
 	}
 	return strings.Join(kinds, ", ")
-}
-
-// Remedy is Resolve without the commands, for a display that shows them separately.
-func (p *OwnedPartition) Remedy() string {
-	text := p.Resolve
-	for _, c := range p.Commands {
-		text = strings.NewReplacer(": "+c, "", "; "+c, "").Replace(text)
-	}
-	return strings.TrimPrefix(strings.TrimPrefix(text, "to resolve it"), ", ")
 }
 
 // Waits says what each partition waits for: an open Kafka transaction, or a single message. It is

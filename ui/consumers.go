@@ -163,9 +163,9 @@ func (v *visit) cursor() error {
 	}
 	if o := p.Owned; o != nil {
 		if o.Halted != "" {
-			c.Parts = []part{{Needs: []need{{ops.Need{Kind: "halt", Text: "halted: " + o.Halted + ": " + o.Detail, Remedy: o.Remedy(), Commands: o.Commands}, v.Link("/consumers", "scope", scope, "topic", topic)}}}}
+			c.Parts = []part{{Needs: []need{{ops.Need{Kind: "halt", Text: "halted: " + o.Halted + ": " + o.Detail, Remedy: o.Remedy, Commands: o.Commands}, v.Link("/consumers", "scope", scope, "topic", topic)}}}}
 		}
-		facts = append(facts, v.factsOf(o, "topic partition epoch position halted detail resolve commands paused halted_for waiting_for")...)
+		facts = append(facts, v.factsOf(o, "topic partition epoch position halted detail resolve remedy commands for_topic paused halted_for waiting_for")...)
 		facts = append(facts, fact{Name: "Owner", Value: escaped(p.By + ", reported " + show.Ago(p.Owner.SeenAgeSeconds) + " ago")})
 		if o.WaitingFor > 0 {
 			facts = append(facts, fact{Name: "Waits", Value: escaped(fmt.Sprintf("at offset %d for %s: a Kafka transaction is open", o.LastStable, show.Ago(o.WaitingFor)))})

@@ -196,22 +196,23 @@ func TestStatusOfProcesses(t *testing.T) {
 		(gen_random_uuid(), 'mail', 'pod-3', 9, clock_timestamp(), (select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 1, 'position', 5,
 			'high_watermark', 25, 'lag', 20, 'halted', 'foreign-group', 'detail', 'it is of group mail-1', 'halted_for', 60,
 			'resolve', 'if the group was renamed, stop the old one, and then: onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY',
-			'commands', jsonb_build_array('onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY'))) from unnest(array[1, 4, 3]) p)),
+			'remedy', 'if the group was renamed, stop the old one, and then',
+			'commands', jsonb_build_array('onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY'),
+			'for_topic', jsonb_build_array('onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY'))) from unnest(array[1, 4, 3]) p)),
 		(gen_random_uuid(), 'mail', 'pod-4', 2, clock_timestamp(), (select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 0, 'position', 5,
 			'high_watermark', 25, 'lag', 20)) from generate_series(1, 4) p)),
 		(gen_random_uuid(), 'bills', 'pod-5', 2, clock_timestamp(), (select jsonb_agg(jsonb_build_object('topic', 'bills', 'partition', p, 'epoch', 1, 'position', 70 + p,
 			'high_watermark', 99, 'lag', 20, 'halted', case p % 2 when 0 then 'new-topic' else 'everything-fails' end, 'detail', 'see there', 'halted_for', 60,
-			'resolve', 'see there', 'commands', case p % 2 when 0
-				then jsonb_build_array('onlyonce cursor adopt -scope bills -topic bills -partition ' || p || ' -at OFFSET -reason WHY')
-				else jsonb_build_array('onlyonce cursor adopt -scope bills -topic bills -partition ' || p || ' -at ' || 70 + p || ' -reason WHY',
-					'onlyonce parked redrive -scope bills -topic bills -partition ' || p || ' -kind message -parked-for no-key -limit 10000 -reason WHY') end)) from generate_series(0, 59) p)),
+			'for_topic', case p % 2 when 0 then jsonb_build_array('onlyonce cursor adopt -scope bills -topic bills -halted new-topic -at first -reason WHY')
+				else jsonb_build_array('onlyonce cursor adopt -scope bills -topic bills -halted everything-fails -at position -reason WHY',
+					'onlyonce parked redrive -scope bills -topic bills -kind message -parked-for no-key -limit 10000 -reason WHY') end)) from generate_series(0, 59) p)),
 		(gen_random_uuid(), 'bills', 'pod-6', 2, clock_timestamp() - interval '1 minute', '[]'), (gen_random_uuid(), 'bills', 'pod-6', 3, clock_timestamp() - interval '2 minutes', '[]'),
 		(gen_random_uuid(), 'bills', 'pod-6', 4, clock_timestamp() - interval '3 minutes', '[]'),
 		(gen_random_uuid(), 'stock', 'pod-2', 8, clock_timestamp() - interval '1 hour', '[
 			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 5, "lag": 0, "halted": "blocked", "detail": "of the past", "halted_for": 1}]')`)
 	f.columns = 80
 	r := f.run("status").want(t, statusGood, "5 things need you:\n- halted: scope bills", "\n- crashing: scope bills, 3 processes ended without a stop within 2m of their", "\n- halted: scope stock, orders/1, gap for 1h: the log begins at 9\n", "Processes: 7", "\n1 more ended without a stop, over 5 minutes ago\n", "scope bills, 30 partitions of bills (0, 2,",
-		"\n  onlyonce cursor adopt -scope bills -topic bills -halted new-topic -at OFFSET \\\n",
+		"\n  onlyonce cursor adopt -scope bills -topic bills -halted new-topic -at first \\\n",
 		"\n  onlyonce cursor adopt -scope bills -topic bills -halted everything-fails -at \\\n      position -reason WHY\n  onlyonce parked redrive -scope bills -topic bills -kind message -parked-for \\\n", "pod-1",
 		"\n  onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET \\\n", "3 partitions of orders (1, 3, 4)",
 		"\n  onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY\n", "waiting: stock orders/0, at offset 90 for 2m",

@@ -278,7 +278,7 @@ stays, and so does everything that proves that the log is the same. With -group 
 that are in use are handed over, in one transaction.
 
 With -halted and without -partition all partitions of the topic that are halted for REASON are adopted, in one transaction. There -at
-can also be "position", where each of them is, or "last", the end of its log when its owner last reported it.
+can also be "first" or "last", where the log of each begins or ends by its owner's last report, or "position", where each of them is.
 
 With -at the position is set (halts "new-topic", "foreign-cluster", "truncated", "gap", "history-lost"): OFFSET is the next that will
 be handled, in whichever topic of that name the next owner finds, and attempts begin anew. Offsets between the old position and a
@@ -298,7 +298,7 @@ If the last owner's group still runs, it may be the next owner: stop it first, o
 
 Examples:
   onlyonce cursor adopt -scope stock -topic orders -partition 0 -at 1200 -reason "retention took 1100 to 1199, INC-7"
-  onlyonce cursor adopt -scope stock -topic orders -halted new-topic -at 0 -reason "topic made anew, INC-8"
+  onlyonce cursor adopt -scope stock -topic orders -halted new-topic -at first -reason "topic made anew, INC-8"
   onlyonce cursor adopt -postgres "$SHARD_B" -from "$SHARD_A" -scope stock -topic orders -partition 3 -reason "OPS-40"`,
 			Danger: true,
 			Waits:  "waiting for the owner's batch to end, or for keys to come over",

@@ -61,8 +61,7 @@ c as (insert into onlyonce.cursors (id, scope, topic, partition, start_offset, s
   select l.id, 'billing', 'ledger', split_part(l.name, '/', 4)::int, 700, 'committed', 700, 'billing-v1', 'kQ3yYQ7sTRa1', gen_random_uuid() from l)
 insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions)
 select gen_random_uuid(), 'billing', 'billing-55c4-0', 12, clock_timestamp(), jsonb_agg(jsonb_build_object('topic', 'ledger', 'partition', p, 'epoch', 3, 'position', 700, 'high_watermark', 20,
-  'lag', 0, 'halted', 'new-topic', 'detail', 'the topic was deleted and made again', 'halted_for', 40, 'commands',
-  jsonb_build_array('onlyonce cursor adopt -scope billing -topic ledger -partition ' || p || ' -at OFFSET -reason WHY'))) from generate_series(0, $1::int - 1) p`
+  'lag', 0, 'halted', 'new-topic', 'detail', 'the topic was deleted and made again', 'halted_for', 40, 'commands', h.c, 'for_topic', h.c)) from generate_series(0, $1::int - 1) p, jsonb_build_array('onlyonce cursor adopt -scope billing -topic ledger -halted new-topic -at first -reason WHY') h (c)`
 
 // Hostile are texts that a page must show as they are. Each tries to run a script, to load
 // something, or to leave the place where it is shown.
@@ -129,8 +128,8 @@ select gen_random_uuid(), 'stock', 'stock-7d9f-' || w, 7 + w, clock_timestamp(),
   select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 3, 'position', 48210 + 977 * p, 'high_watermark', 48210 + 977 * p + 12 * p,
       'lag', 12 * p, 'last_stable', 48210 + 977 * p + 12 * p, 'last_batch_age', 0.4 + p)
     || case when p = 4 then jsonb_build_object('halted', 'gap', 'detail', 'the log begins at 52300, and the position is 52118: 182 messages were deleted before they were handled',
-      'halted_for', 312, 'resolve', 'to resolve it: onlyonce cursor adopt -scope stock -topic orders -partition 4 -at OFFSET -reason WHY',
-      'commands', jsonb_build_array('onlyonce cursor adopt -scope stock -topic orders -partition 4 -at OFFSET -reason WHY')) else '{}' end
+      'halted_for', 312, 'resolve', 'to resolve it: onlyonce cursor adopt -scope stock -topic orders -halted gap -at first -reason WHY',
+      'commands', jsonb_build_array('onlyonce cursor adopt -scope stock -topic orders -halted gap -at first -reason WHY')) else '{}' end
     || case when p = 2 then jsonb_build_object('blocked_by', jsonb_build_object('offset', 50166, 'key', '9f2c41d07be3a655', 'for', 42, 'done', 7)) else '{}' end)
     from generate_series(3 * w, 3 * w + 2) p)
   from generate_series(0, 1) w;
