@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
@@ -94,11 +95,13 @@ func TestS3PresentFaults(t *testing.T) {
 	src.member.Store(true)
 	reports("it is one now")
 
-	gone := errors.New("the topic does not exist")
-	away.Store(&gone)
-	reports("nothing can be read", "read orders 2: the topic does not exist")
+	silent, gone := errors.New("no broker answers"), fmt.Errorf("asking: %w", source.ErrNoTopic)
+	away.Store(&silent)
+	reports("nothing can be read", "read orders 2: no broker answers")
 	src.member.Store(false)
-	reports("both", "group: no coordinator", "read orders 2: the topic does not exist")
+	reports("both", "group: no coordinator", "read orders 2: no broker answers")
+	away.Store(&gone)
+	reports("the topic is gone", "group: no coordinator", "topic orders 2: the topic does not exist")
 	away.Store(nil)
 	src.member.Store(true)
 	reports("all is well again")

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ready"
@@ -34,8 +35,18 @@ type reportedPartition struct {
 	ForTopic      []string `json:"for_topic,omitempty"`
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none under this owner
 
+	Ignored *reportedIgnored `json:"ignored,omitempty"`
+
 	// What holds up the position although later messages are done; nil: nothing does.
 	BlockedBy *reportedBlocker `json:"blocked_by,omitempty"`
+}
+
+// reportedIgnored is Ignored in onlyonce.owners: another program's offset in Kafka, found at the
+// take-over.
+type reportedIgnored struct {
+	Offset   int64   `json:"offset"`
+	Position int64   `json:"position"` // then
+	For      float64 `json:"for"`
 }
 
 // reportedBlocker is BlockedBy in onlyonce.owners.
@@ -76,6 +87,9 @@ func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*st
 			age := time.Since(s.LastBatch).Seconds()
 			o.LastBatchAge = &age
 		}
+		if i := s.ignored; i != nil {
+			o.Ignored = &reportedIgnored{i.offset, i.position, time.Since(i.at).Seconds()}
+		}
 		if b := s.BlockedBy; b != nil {
 			o.BlockedBy = &reportedBlocker{b.Offset, b.Key, time.Since(b.Since).Seconds(), b.Done}
 		}
@@ -103,7 +117,8 @@ func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*st
 // Kinds of faults, as onlyonce.owners.faults has them.
 const (
 	faultGroup   = "group"   // the process is no member of its group
-	faultRead    = "read"    // cursors or logs cannot be read: brokers are away, or the topic is gone
+	faultRead    = "read"    // cursors or logs cannot be read: brokers or the database are away
+	faultTopic   = "topic"   // the topic does not exist
 	faultApply   = "apply"   // messages cannot be applied, and are tried again
 	faultHandler = "handler" // a handler does not return
 )
@@ -156,7 +171,11 @@ func (c *Consumer) presentFaults(group, handlers *ready.Link) []reportedFault {
 			continue
 		}
 		read, apply := s.readTroubles()
-		add(faultRead, s.topic, 1, read, 0)
+		kind := faultRead
+		if errors.Is(read.err, source.ErrNoTopic) {
+			kind = faultTopic
+		}
+		add(kind, s.topic, 1, read, 0)
 		add(faultApply, s.topic, 1, apply, c.answerPatience())
 	}
 	slices.SortFunc(found, func(a, b reportedFault) int {

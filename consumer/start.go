@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -291,6 +292,7 @@ func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	if err != nil {
 		return fmt.Errorf("committed offset of %s/%d: %w", w.id.Topic, w.id.Partition, err)
 	}
+	w.state.ignored.Store(nil)
 	if offset < 0 || offset == w.pos {
 		return nil
 	}
@@ -299,6 +301,7 @@ func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	}
 	w.c.cfg.Logger.Warn("onlyonce: an offset that another program committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
 		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
+	w.state.ignored.Store(&ignoredOffset{offset, w.pos, time.Now()})
 	emit(w.c.cfg.Hooks.OffsetIgnored, PartitionEvent{TopicPartition: w.id.TopicPartition, Offset: offset, Metadata: metadata, Position: w.pos})
 	return nil
 }

@@ -57,6 +57,15 @@ type PartitionStatus struct {
 	// does not own it. The owner has a status of its own. Epoch, HighWatermark, Lag, LastStable and
 	// the counts of parked messages are 0 here.
 	Delivered bool
+
+	ignored *ignoredOffset
+}
+
+// ignoredOffset is an offset of the group that another program committed to Kafka: found at a
+// position, at a time.
+type ignoredOffset struct {
+	offset, position int64
+	at               time.Time
 }
 
 // BlockedBy is a message that holds up the position of its partition although later messages are
@@ -82,6 +91,8 @@ type partitionState struct {
 	halted                                                                  atomic.Pointer[HaltError]
 	haltedSince, lastBatch                                                  atomic.Pointer[time.Time]
 	blockedBy                                                               atomic.Pointer[BlockedBy]
+
+	ignored atomic.Pointer[ignoredOffset]
 
 	mu            sync.Mutex
 	reachTrouble  trouble // reading the cursor or the log
@@ -219,7 +230,7 @@ func (s *partitionState) bounds(log source.Bounds) {
 func (s *partitionState) snapshot() PartitionStatus {
 	p := PartitionStatus{TopicPartition: source.TopicPartition{Topic: s.topic, Partition: s.partition}, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 		LogStart: s.logStart.Load(), HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), Delivered: s.delivered}
+		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), ignored: s.ignored.Load(), Delivered: s.delivered}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
 	if w := s.stall.Load(); w != nil {
 		p.WaitingSince = w.since

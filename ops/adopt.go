@@ -36,7 +36,8 @@ type AdoptInput struct {
 
 	// At is the next offset to handle. With Halted it may also be "position", for each cursor's
 	// own, or "first" or "last", for the beginning or the end of its log as the partition's owner
-	// has reported them. Defaults to the present position, with the proofs that the log is the same.
+	// has reported them. Defaults to the present position, with the proofs that the log is the
+	// same.
 	At string `flag:"at" arg:"OFFSET" doc:"the OFFSET that is to be handled next; with -halted also first, last or position (default: the position stays)" label:"Position" hint:"The offset that is to be handled next. Empty: it stays as it is."`
 
 	// From is the database from which the partition moves here. At must be empty then. Defaults to

@@ -8,10 +8,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
-// Kinds of [Fault]. Processes report the first four.
+// Kinds of [Fault]. Processes report the first five.
 const (
 	faultGroup    = "group"     // processes are no members of their group
-	faultRead     = "read"      // cursors or logs cannot be read: brokers are away, or the topic is gone
+	faultRead     = "read"      // cursors or logs cannot be read: brokers or the database are away
+	faultTopic    = "topic"     // the topic does not exist
 	faultApply    = "apply"     // messages cannot be applied, and are tried again
 	faultHandler  = "handler"   // a handler does not return
 	faultUnowned  = "unowned"   // partitions have no owner although processes live
@@ -49,7 +50,11 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 			o.For, o.Text = f.For, f.Text
 		}
 	}
-	alive := map[string]int{}
+	alive, inUse := map[string]int{}, map[[2]string]bool{}
+	for i := range r.Cursors {
+		c := &r.Cursors[i]
+		inUse[[2]string{c.Scope, c.Topic}] = inUse[[2]string{c.Scope, c.Topic}] || c.RetiredAt == nil
+	}
 	for i := range r.Owners {
 		o := &r.Owners[i]
 		if o.Silent() {
@@ -57,6 +62,9 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 		}
 		alive[o.Scope]++
 		for _, f := range o.Faults {
+			if used, known := inUse[[2]string{o.Scope, f.Topic}]; f.Kind == faultTopic && known && !used {
+				continue // an operator has taken it out of use
+			}
 			f.For += o.SeenAgeSeconds
 			add(f)
 		}
@@ -115,6 +123,9 @@ func needsOf(faults []Fault) []Need {
 		if f.Topic != "" {
 			n.Where["topic"] = f.Topic
 		}
+		if f.Kind == faultTopic {
+			n.Commands = append(n.Commands, fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -reason WHY", show.Quote(f.Scope), show.Quote(f.Topic)))
+		}
 		all = append(all, n)
 	}
 	return all
@@ -122,7 +133,8 @@ func needsOf(faults []Fault) []Need {
 
 var faultRemedies = map[string]string{
 	faultGroup:    "see that the brokers answer, and that the group admits the process; it goes on by itself",
-	faultRead:     "see that the brokers answer, and that the topic is there; if it was deleted, retire its cursors",
+	faultRead:     "see that the brokers answer; it goes on by itself",
+	faultTopic:    "if it was deleted by mistake, create it again, and its partitions say how to go on; otherwise take it out of the consumer's topics, and retire its cursors",
 	faultApply:    "see the log of the process: the message is tried again until it is applied or parked",
 	faultHandler:  "restart the process: only that frees the handler's goroutine",
 	faultUnowned:  "see whether processes join the group; if the topic is out of use, retire its cursors",
@@ -146,6 +158,8 @@ func (f *Fault) String() string {
 		return fmt.Sprintf("cannot join: scope %s, %s%s: %s", f.Scope, processes, since, text)
 	case faultRead:
 		return fmt.Sprintf("cannot read: scope %s, %s (%s)%s: %s", f.Scope, partitions, processes, since, text)
+	case faultTopic:
+		return fmt.Sprintf("no such topic: scope %s, %s (%s)%s: %s", f.Scope, partitions, processes, since, text)
 	case faultApply:
 		return fmt.Sprintf("cannot apply: scope %s, %s (%s)%s: %s", f.Scope, partitions, processes, since, text)
 	case faultUnowned:

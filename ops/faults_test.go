@@ -25,6 +25,7 @@ const (
 func TestS3Faults(t *testing.T) {
 	t.Parallel()
 	const joins = `[{"kind": "group", "for": 45, "text": "group billing not joined: i/o timeout"}]`
+	const gone = `[{"kind": "topic", "topic": "orders", "partitions": 2, "for": 7, "text": "unknown"}]`
 	read := func(age, text string) string {
 		return `[{"kind": "read", "topic": "orders", "partitions": 1, "for": ` + age + `, "text": "` + text + `"}]`
 	}
@@ -40,6 +41,8 @@ func TestS3Faults(t *testing.T) {
 		"none":             {"", []process{{"1 s", ownsBoth, `[]`}}, nil},
 		"cannot join":      {"", []process{{"2 s", ownsBoth, joins}, {"3 s", `[]`, joins}}, []string{"cannot join: scope stock, 2 processes, for 48s: group billing not joined: i/o timeout"}},
 		"cannot read":      {"", []process{{"0 s", owns, read("100", "gone")}, {"0 s", owns1, read("90", "newer")}}, []string{"cannot read: scope stock, 2 partitions of orders (2 processes), for 1m40s: gone"}},
+		"no such topic":    {"", []process{{"0 s", ownsBoth, gone}}, []string{"no such topic: scope stock, 2 partitions of orders (1 process), for 7s: unknown"}},
+		"gone and retired": {`update onlyonce.cursors set retired_at = clock_timestamp()`, []process{{"0 s", ownsBoth, gone}}, nil},
 		"two kinds":        {"", []process{{"0 s", ownsBoth, joins[:len(joins)-1] + ", " + read("3", "gone")[1:]}}, []string{"cannot join", "cannot read"}},
 		"silent":           {"", []process{{"31 s", ownsBoth, joins}}, nil},
 		"of the future":    {"", []process{{"-31 s", ownsBoth, joins}}, nil},

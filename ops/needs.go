@@ -17,6 +17,7 @@ import (
 const (
 	needHalt     = "halt"     // a partition is halted
 	needFault    = "fault"    // processes cannot work now (see Fault)
+	needOffset   = "offset"   // an offset that another program committed to Kafka was ignored
 	needCrash    = "crash"    // processes of a scope end again and again
 	needConsumer = "consumer" // no process works on a scope
 	needParked   = "parked"   // parked rows wait for an operator
@@ -27,7 +28,7 @@ const (
 // Need is work that continues only after a person's action, or a fault that a person should know
 // now (needFault).
 type Need struct {
-	Kind     string   `json:"kind" doc:"halt, fault, crash, consumer, parked, relay or request"`
+	Kind     string   `json:"kind" doc:"halt, fault, offset, crash, consumer, parked, relay or request"`
 	Text     string   `json:"text" doc:"what is the matter, in one sentence"`
 	Remedy   string   `json:"remedy" doc:"what to do, in words. Empty: the commands say it"`
 	Commands []string `json:"commands" doc:"for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in"`
@@ -41,7 +42,7 @@ const mostCommands = 3
 
 // needs finds what needs a person, halts first.
 func (r *StatusReport) needs() []Need {
-	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.crashes(), r.consumers(), r.waiting(), r.unsent(), r.requests())...)
+	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.ignored(), r.crashes(), r.consumers(), r.waiting(), r.unsent(), r.requests())...)
 }
 
 // halts groups the halted partitions of a topic that are halted for one reason.
@@ -99,18 +100,77 @@ func needOfHalt(g []livingPartition) Need {
 	return n
 }
 
+// ignoredWithin is for how long an ignored offset is shown: the process may own the partition for
+// months.
+const ignoredWithin = time.Hour
+
+// ignored finds the topics of which another program had reset or committed offsets in Kafka.
+func (r *StatusReport) ignored() []Need {
+	var all []Need
+	at, more := map[CursorName]int{}, map[CursorName]int64{}
+	for _, p := range living(r.Owners) {
+		g := p.Ignored
+		if g == nil || g.For+p.seen > ignoredWithin.Seconds() || g.Offset > g.Position && g.Offset <= p.Position {
+			continue
+		}
+		topic := CursorName{Scope: p.scope, Topic: p.Topic}
+		i, known := at[topic]
+		if !known {
+			i, at[topic] = len(all), len(all)
+			all = append(all, Need{Kind: needOffset, Where: map[string]string{"scope": p.scope, "topic": p.Topic}, Commands: []string{},
+				Text: fmt.Sprintf("offset ignored: scope %s, %s/%d: another program set it to %d in Kafka, %s ago; the position in the database counts, and was %d", p.scope, p.Topic,
+					p.Partition, g.Offset, show.Ago(g.For+p.seen), g.Position),
+				Remedy: "if that was meant (otherwise nothing: this line goes after an hour)"})
+		}
+		if len(all[i].Commands) == mostCommands {
+			more[topic]++
+			continue
+		}
+		verb, flag := "replay", "-from" // messages are handled again
+		if g.Offset > g.Position {
+			verb, flag = "cursor adopt", "-at" // they are skipped
+		}
+		all[i].Commands = append(all[i].Commands, fmt.Sprintf("onlyonce %s -scope %s -topic %s -partition %d %s %d -reason WHY", verb, show.Quote(p.scope), show.Quote(p.Topic), p.Partition, flag, g.Offset))
+	}
+	for topic, n := range more {
+		all[at[topic]].Remedy += fmt.Sprintf("; the same for %s more", show.Count(n, "partition"))
+	}
+	return all
+}
+
 const (
 	crashWithin = 10 * time.Minute // how long ago a process ended at most
 	crashLife   = 2 * time.Minute  // how long it lived at most
 	mostCrashes = 2                // how many may end so
+	overdue     = 12 * time.Second // age of a report after which the next one, due after 10 s, does not come
 )
+
+// ended reports whether a process has ended although it is not silent yet: its next report is
+// overdue, and another process of its scope has begun on its host since.
+func (r *StatusReport) ended(o *Owner) bool {
+	return o.Silent() || o.SeenAgeSeconds > overdue.Seconds() && slices.ContainsFunc(r.Owners, func(n Owner) bool {
+		return n.Scope == o.Scope && n.Host == o.Host && n.StartedAt.After(o.SeenAt)
+	})
+}
+
+// outlives reports whether a process that has begun after these ended lives for longer than any of
+// them: what ended them is over.
+func (r *StatusReport) outlives(ended []*Owner, last *Owner) bool {
+	life := overdue
+	for _, o := range ended {
+		life = max(life, o.SeenAt.Sub(o.StartedAt)+overdue)
+	}
+	return slices.ContainsFunc(r.Owners, func(o Owner) bool {
+		return o.Scope == last.Scope && !r.ended(&o) && o.StartedAt.After(last.SeenAt) && o.SeenAt.Sub(o.StartedAt) > life
+	})
+}
 
 // crashes finds scopes whose processes end soon after their start, without a stop.
 func (r *StatusReport) crashes() []Need {
 	ended := map[string][]*Owner{}
 	for i := range r.Owners {
 		o := &r.Owners[i]
-		if o.Silent() && o.SeenAgeSeconds > 0 && o.SeenAgeSeconds <= crashWithin.Seconds() && o.SeenAt.Sub(o.StartedAt) <= crashLife {
+		if r.ended(o) && o.SeenAgeSeconds > 0 && o.SeenAgeSeconds <= crashWithin.Seconds() && o.SeenAt.Sub(o.StartedAt) <= crashLife {
 			ended[o.Scope] = append(ended[o.Scope], o)
 		}
 	}
@@ -120,10 +180,20 @@ func (r *StatusReport) crashes() []Need {
 			continue
 		}
 		last := slices.MinFunc(ended[scope], func(a, b *Owner) int { return cmp.Compare(a.SeenAgeSeconds, b.SeenAgeSeconds) })
-		all = append(all, Need{Kind: needCrash, Where: map[string]string{"scope": scope}, Commands: []string{},
+		if r.outlives(ended[scope], last) {
+			continue
+		}
+		n := Need{Kind: needCrash, Where: map[string]string{"scope": scope}, Commands: []string{},
 			Text: fmt.Sprintf("crashing: scope %s, %d processes ended without a stop within %s of their start; the last one is %s, pid %d, %s ago",
 				scope, len(ended[scope]), show.Span(crashLife), last.Host, last.PID, show.Ago(last.SeenAgeSeconds)),
-			Remedy: "see its log and how its supervisor says that it ended: os.Exit, out of memory, or a kill; a message that ends its process is parked after its attempts"})
+			Remedy: "see its log and how its supervisor says that it ended: os.Exit, out of memory, or a kill; a message that ends its process is parked after its attempts"}
+		for i := range r.Cursors {
+			if c := &r.Cursors[i]; c.Scope == scope && c.AttemptOffset != nil && len(n.Commands) < mostCommands {
+				n.Text += fmt.Sprintf("; %s at %s/%d, offset %d", show.Count(int64(c.Attempts), "attempt"), c.Topic, c.Partition, *c.AttemptOffset)
+				n.Commands = append(n.Commands, fmt.Sprintf("onlyonce explain -scope %s -topic %s -partition %d -offset %d", show.Quote(scope), show.Quote(c.Topic), c.Partition, *c.AttemptOffset))
+			}
+		}
+		all = append(all, n)
 	}
 	return all
 }
@@ -218,9 +288,16 @@ func (r *StatusReport) waiting() []Need {
 		if k.state == "reconcile" {
 			what = "of unknown outcome"
 		}
-		all = append(all, Need{Kind: needParked, Where: map[string]string{by: k.at, "kind": k.kind, "state": k.state},
+		n := Need{Kind: needParked, Where: map[string]string{by: k.at, "kind": k.kind, "state": k.state},
 			Text:     fmt.Sprintf("parked: %s, %s %s (%s), the oldest since %s", where, show.Count(count, k.kind), what, strings.Join(reasons, ", "), show.Instant(oldest)),
-			Commands: []string{fmt.Sprintf("onlyonce parked list %s %s -kind %s -state %s", flag, show.Quote(k.at), k.kind, k.state)}})
+			Commands: []string{fmt.Sprintf("onlyonce parked list %s %s -kind %s -state %s", flag, show.Quote(k.at), k.kind, k.state)}}
+		for i := range groups[k] {
+			if p := &groups[k][i]; p.MayRetry() && len(n.Commands) <= mostCommands {
+				n.Remedy = "see why, and retry once the cause is repaired"
+				n.Commands = append(n.Commands, "onlyonce parked redrive "+p.Pick())
+			}
+		}
+		all = append(all, n)
 	}
 	return all
 }

@@ -80,7 +80,17 @@ type OwnedPartition struct {
 	ForTopic      []string `json:"for_topic,omitempty" doc:"the same for all partitions of the topic that are halted for this reason"`
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty" doc:"nil: none since the process owns it"`
 
+	Ignored *IgnoredOffset `json:"ignored,omitempty" doc:"an offset that another program had committed to Kafka when the process took the partition over. Nil: none had"`
+
 	BlockedBy *Blocker `json:"blocked_by,omitempty" doc:"the message that holds up the position although later ones are done, where several transactions run at once. Nil: none does"`
+}
+
+// IgnoredOffset is an offset of the group in Kafka that another program has committed. It moves
+// nothing: the position in the database counts.
+type IgnoredOffset struct {
+	Offset   int64   `json:"offset"`
+	Position int64   `json:"position" doc:"of the partition then"`
+	For      float64 `json:"for" doc:"seconds"`
 }
 
 // Blocker is a message that holds up the position of a partition with several transactions at once.

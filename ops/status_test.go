@@ -25,4 +25,5 @@ func ExampleStatus() {
 	// Output:
 	// parked: scope stock
 	//    onlyonce parked list -scope stock -kind message -state waiting
+	//    onlyonce parked redrive -kind message -scope stock -parked-for exhausted -reason WHY
 }

@@ -30,7 +30,11 @@ import (
 const childEnv = "ONLYONCE_CLI_TEST_CHILD"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(childEnv) != "" {
+	switch os.Getenv(childEnv) {
+	case "":
+	case deadlyChild:
+		handleDeadly()
+	default:
 		main()
 	}
 	os.Exit(m.Run())

@@ -21,7 +21,7 @@ Begins with what needs a person, halts first, each with the next commands; or wi
 positions, by scope and topic; the consumer processes; what is parked and not settled; and the calls that are to be sent. It changes nothing, and works on a standby too.
 
 What needs a person: a partition that is halted; what keeps processes from their work now, by their own report, which is at most 10 s old (they cannot join their group,
-read the log or apply messages, a handler hangs), by the partitions that no process owns although some run, or because the database is read-only; a scope that no process works on; parked work that waits for a decision; calls to be sent without a relay; HTTP requests
+read the log or apply messages, their topic does not exist, a handler hangs), by the partitions that no process owns although some run, or because the database is read-only; processes that end again and again; for an hour, an offset that another program has set in Kafka, which moves nothing; a scope that no process works on; parked work that waits for a decision; calls to be sent without a relay; HTTP requests
 of unknown outcome. What is paused is listed with its sums, because a person has decided that.
 
 Cursors: OWNED is how many of the partitions a living process owns, LAG how many messages they are behind the log, LAST BATCH when a batch was committed last. STATE counts

@@ -147,6 +147,10 @@ var ErrOwnershipLost = errors.New("partition ownership lost")
 // offsets now mean other records.
 var ErrIncarnation = errors.New("topic was deleted and created again")
 
+// ErrNoTopic means that the cluster has no such topic, or no such partition of it: for example it
+// was deleted.
+var ErrNoTopic = errors.New("the topic does not exist")
+
 // OutOfRangeError means that the log does not hold an offset. Below Start it was deleted
 // (retention). Above End it was never written, or was lost (truncation).
 type OutOfRangeError struct {

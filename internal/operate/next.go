@@ -37,19 +37,11 @@ func Next(row any) []Step {
 }
 
 func nextOfGroup(c *reports.ParkedCount) []Step {
-	pick := "-kind " + c.Kind + " -scope " + show.Quote(c.Scope)
-	if c.Sink != nil {
-		pick = "-kind " + c.Kind + " -sink " + show.Quote(*c.Sink)
-	}
 	switch c.State {
 	case parked.Waiting:
-		if c.Kind == parked.Call {
-			pick += " -state " + c.State
-		}
-		pick += " -parked-for " + c.Reason + " -reason WHY"
-		return []Step{{"retry", "onlyonce parked redrive " + pick}, {"or give up", "onlyonce parked discard " + pick}}
+		return []Step{{"retry", "onlyonce parked redrive " + c.Pick()}, {"or give up", "onlyonce parked discard " + c.Pick()}}
 	case parked.Reconcile:
-		return []Step{{"ask the remote about each", "onlyonce parked list " + pick + " -state reconcile"}}
+		return []Step{{"ask the remote about each", "onlyonce parked list -kind call -sink " + show.Quote(c.At()) + " -state reconcile"}}
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // ParkedColumns are the fields of a parked row from onlyonce.parked p, but for its error. The first
@@ -130,6 +132,20 @@ type ParkedCount struct {
 
 // NeedsOperator reports whether the rows wait for an operator's decision.
 func (c *ParkedCount) NeedsOperator() bool { return c.State == "waiting" || c.State == "reconcile" }
+
+// MayRetry reports whether a retry may help once the cause is repaired, without a look at each row.
+func (c *ParkedCount) MayRetry() bool {
+	return c.State == "waiting" && (c.Reason == "permanent" || c.Reason == "exhausted" || c.Reason == "crashed" || c.Reason == "rejected")
+}
+
+// Pick are the flags of a decision about the rows that wait for one.
+func (c *ParkedCount) Pick() string {
+	pick := "-kind " + c.Kind + " -scope " + show.Quote(c.Scope)
+	if c.Sink != nil {
+		pick = "-kind " + c.Kind + " -sink " + show.Quote(*c.Sink) + " -state " + c.State
+	}
+	return pick + " -parked-for " + c.Reason + " -reason WHY"
+}
 
 // At is the sink of calls, or the scope.
 func (c *ParkedCount) At() string {

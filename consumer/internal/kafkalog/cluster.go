@@ -14,6 +14,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
 // Lowest versions of requests that will do: below these there are no transactions (Kafka 0.11).
@@ -105,7 +107,7 @@ func Topics(ctx context.Context, c Cluster, names ...string) (map[string]Topic, 
 			continue
 		}
 		if t.ErrorCode != 0 {
-			return nil, &TopicError{Topic: *t.Topic, Err: c.Error(t.ErrorCode)}
+			return nil, &TopicError{Topic: *t.Topic, Err: c.Error(t.ErrorCode), gone: t.ErrorCode == kerr.UnknownTopicOrPartition.Code}
 		}
 		info := Topic{ID: t.TopicID, Partitions: make(map[int32]Leadership, len(t.Partitions))}
 		if resp.ClusterID != nil {
@@ -118,7 +120,7 @@ func Topics(ctx context.Context, c Cluster, names ...string) (map[string]Topic, 
 	}
 	for _, name := range names {
 		if _, ok := found[name]; !ok {
-			return nil, &TopicError{Topic: name, Err: c.Error(kerr.UnknownTopicOrPartition.Code)}
+			return nil, noTopic(c, name)
 		}
 	}
 	return found, nil
@@ -128,7 +130,15 @@ func Topics(ctx context.Context, c Cluster, names ...string) (map[string]Topic, 
 type TopicError struct {
 	Topic string
 	Err   error
+	gone  bool // it does not exist
+}
+
+func noTopic(c Cluster, name string) *TopicError {
+	return &TopicError{Topic: name, Err: c.Error(kerr.UnknownTopicOrPartition.Code), gone: true}
 }
 
 func (e *TopicError) Error() string { return fmt.Sprintf("topic %q: %v", e.Topic, e.Err) }
 func (e *TopicError) Unwrap() error { return e.Err }
+
+// Is reports the sentinel of a topic that does not exist.
+func (e *TopicError) Is(target error) bool { return e.gone && target == source.ErrNoTopic }

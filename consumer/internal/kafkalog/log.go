@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/recordbatch"
@@ -108,7 +107,7 @@ func (l *Log) locate(ctx context.Context) (source.Identity, Leadership, error) {
 	t := topics[l.topic]
 	at, ok := t.Partitions[l.index]
 	if !ok {
-		return source.Identity{}, Leadership{}, &TopicError{Topic: l.topic, Err: l.cluster.Error(kerr.UnknownTopicOrPartition.Code)}
+		return source.Identity{}, Leadership{}, noTopic(l.cluster, l.topic)
 	}
 	return source.Identity{ClusterID: t.ClusterID, TopicID: t.ID, TopicPartition: source.TopicPartition{Topic: l.topic, Partition: l.index},
 		Partitions: int32(len(t.Partitions))}, at, nil
