@@ -18,7 +18,7 @@
 --   onlyonce_http      the HTTP layer (package idempotency) and its operations, besides onlyonce_app.
 --   onlyonce_relay     relays. Cannot write cursors, progress or keys, nor change what a call sends, nor a parked message or event, and cannot
 --                      take or end a cursor's lease.
---   onlyonce_rotator   empties segments of the inbox, of the outbox and of the event log, and deletes settled calls and ids of webhooks, whose retention has passed: give it to a relay's login besides
+--   onlyonce_rotator   empties segments of the inbox, of the outbox and of the event log, and deletes settled parked rows, ids of webhooks and audit rows, whose retention has passed: give it to a relay's login besides
 --                      onlyonce_relay, to one at least, and to one at least of those that receive or consume webhooks. Whoever lacks it warns, and leaves
 --                      rotation to others.
 --   onlyonce_operator  the command onlyonce, but `migrate`. Sees payloads.
@@ -105,6 +105,7 @@ begin
     ('onlyonce_app',      'stream_floors',  'select'),
     ('onlyonce_app',      'stream_offsets', 'select, insert, update'),
     ('onlyonce_app',      'watched',        'select'),
+    ('onlyonce_app',      'retentions',     'select'),                         -- whether what a parked row holds is erased when it is settled
     ('onlyonce_app',      'webhook_ids',    'select, insert'),
     ('onlyonce_app',      'webhook_bodies', 'select, insert, update'),
     ('onlyonce_app',      'webhook_objects', 'select, insert, update'),
@@ -131,6 +132,7 @@ begin
     ('onlyonce_relay',    'rings',          'select'),
     ('onlyonce_relay',    'segments',       'select'),
     ('onlyonce_relay',    'watched',        'select'),
+    ('onlyonce_relay',    'retentions',     'select'),                         -- as of onlyonce_app
     ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key, lane, picks, waits_for, waits_since,
                                              response_status, response_headers, response_body)'), -- tries calls again
 
@@ -139,7 +141,10 @@ begin
     ('onlyonce_rotator',  'segments',       'select, update'),
     ('onlyonce_rotator',  'watched',        'select, update'),
     ('onlyonce_rotator',  'lanes',          'select'),
-    ('onlyonce_rotator',  'parked',         'select, delete'),                 -- settled calls whose retention has passed
+    ('onlyonce_rotator',  'parked',         'select, delete'),                 -- settled rows whose retention has passed
+    ('onlyonce_rotator',  'retentions',     'select'),
+    ('onlyonce_rotator',  'audit',          'select, delete'),                 -- a trigger keeps rows whose retention has not passed
+    ('onlyonce_rotator',  'webhook_objects', 'select, delete'),
     ('onlyonce_rotator',  'outbox_version', 'usage, select, update'),
     ('onlyonce_rotator',  'batches',        'select'),
 
@@ -171,6 +176,7 @@ begin
     ('onlyonce_operator', 'lease_slots',    'select, update'),
     ('onlyonce_operator', 'cursors',        'select, insert, update'),
     ('onlyonce_operator', 'watched',        'select'),
+    ('onlyonce_operator', 'retentions',     'select, update'),
     ('onlyonce_operator', 'done',           'select, insert, update, delete'), -- adopt keeps what is done above the new position, and brings it
     ('onlyonce_operator', 'attempts',       'select, delete'),
     ('onlyonce_operator', 'inbox',          'select, insert'),

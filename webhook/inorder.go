@@ -46,7 +46,8 @@ type Ordered struct {
 //
 // The comparison is part of the handler's transaction and locks the object until its end, so two
 // events of one object are applied one after the other. It costs a round trip for each event. Each
-// object also takes a row in onlyonce.webhook_objects, which is never deleted.
+// object also takes a row in onlyonce.webhook_objects, until no event has touched it for its
+// retention (W21).
 func InOrder(cfg Ordered, next consumer.Handler) (consumer.Handler, error) {
 	var faults []error
 	if cfg.Version == nil {

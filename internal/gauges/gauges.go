@@ -36,6 +36,9 @@ func Of(database string, m *Measures) []metrics.Sample {
 	s.parked(&m.Status.Parked)
 	s.outbox(m)
 	s.rings(m)
+	for _, o := range m.Overdue {
+		s.add(metrics.RetentionOverdue, o.Seconds, o.Rows)
+	}
 	s.add(metrics.HTTPOpen, float64(m.Status.Requests.Reconcile), "reconcile")
 	s.add(metrics.HTTPOpen, float64(m.Status.Requests.Abandoned), "abandoned")
 	s.add(metrics.OldestTransaction, orZero(m.OldestTransaction))

@@ -42,6 +42,22 @@ select current_database()::text as database,
        extract(epoch from clock_timestamp() - least((select min(xact_start) from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()),
                                                     (select min(prepared) from pg_prepared_xacts)))::float8 as oldest_transaction`
 
+// overdueSQL finds how long ago the retention of the oldest row of each kind has passed, by the
+// indexes that rows are deleted by. A row for each kind that is not kept for ever.
+const overdueSQL = `
+select r.kind as rows, coalesce(greatest(0, extract(epoch from clock_timestamp() - r.keep - case r.kind
+         when 'parked' then (select min(p.settled_at) from onlyonce.parked p where p.kind <> 'call' and p.settled_at is not null)
+         when 'audit' then (select min(a.at) from onlyonce.audit a)
+         else (select min(o.changed_at) from onlyonce.webhook_objects o) end)), 0)::float8 as seconds
+  from onlyonce.retentions r where r.kind <> 'bodies' and r.keep is not null
+ order by r.kind`
+
+// Overdue is a kind of rows that have a retention.
+type Overdue struct {
+	Rows    string  `json:"rows" doc:"parked, audit or webhook_objects"`
+	Seconds float64 `json:"seconds" doc:"how long ago the retention of the oldest one has passed"`
+}
+
 // KeyWindow is how long calls of a sink are repeated under their keys.
 type KeyWindow struct {
 	Sink          string   `json:"sink"`
@@ -71,6 +87,7 @@ type Measures struct {
 	Keys              []reports.KeyRing    `json:"keys"`
 	Rings             []RingUse            `json:"rings"`
 	Scopes            []ScopeFrontier      `json:"frontiers" doc:"by scope"`
+	Overdue           []Overdue            `json:"overdue" doc:"by kind"`
 	OldestTransaction *float64             `json:"oldest_transaction_seconds" doc:"the age in seconds of the oldest open transaction of the server that has written. Nil: there is none that the login may see"`
 }
 
@@ -114,6 +131,9 @@ func readMeasures(ctx context.Context, tx pgx.Tx, limit time.Duration) (*Measure
 		return nil, err
 	}
 	if m.Scopes, err = reports.Collect[ScopeFrontier](ctx, tx, scopeFrontiersSQL); err != nil {
+		return nil, err
+	}
+	if m.Overdue, err = reports.Collect[Overdue](ctx, tx, overdueSQL); err != nil {
 		return nil, err
 	}
 	return m, m.readRings(ctx, tx)

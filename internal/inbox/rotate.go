@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/retention"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -45,10 +46,10 @@ const rightsRecheck = 5 * time.Minute
 // segments earlier would run out of slots, and one segment would then hold most of the keys.
 const anySize = math.MaxInt64
 
-// Rotate rotates the rings of keys, builds the filters of the consumers' rings, and checks that
-// horizons still meet the needs, until ctx ends. It returns after all of that has stopped. Faults
-// are logged, and never fail the caller. The first look is after one interval, because a process
-// that starts has more urgent work.
+// Rotate rotates the rings of keys, builds the filters of the consumers' rings, deletes rows whose
+// retention has passed, and checks that horizons still meet the needs, until ctx ends. It returns
+// after all of that has stopped. Faults are logged, and never fail the caller. The first look is
+// after one interval, because a process that starts has more urgent work.
 func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...Need) {
 	var all sync.WaitGroup
 	for _, which := range ring.Keys() {
@@ -71,6 +72,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 			}
 		})
 	}
+	all.Go(func() { retention.New(pool, log).Run(ctx) })
 	for _, which := range ring.Consumer() {
 		all.Go(func() { NewBuilder(pool, which, log).Run(ctx) })
 	}

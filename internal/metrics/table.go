@@ -163,6 +163,12 @@ var (
 		Bad:  "State `retrying` for hours: what it needs has not come back.",
 		Do:   "See [What is parked, and why](operations.md#what-is-parked-and-why).",
 	})
+	RetentionOverdue = add(Metric{
+		Name: "onlyonce.retention.overdue", Unit: "s", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "rows"},
+		Help: "How long ago the retention of the oldest row has passed that is still there: rows is parked (settled messages and events), audit or webhook_objects. 0 if none has.",
+		Bad:  "Above a day: no process has the rights of onlyonce_rotator. For webhook_objects it may also be a parked event, or a consumer that is behind.",
+		Do:   "See [What is kept, and for how long](operations.md#what-is-kept-and-for-how-long).",
+	})
 	OutboxPending = add(Metric{
 		Name: "onlyonce.outbox.pending", Unit: "{call}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "sink"},
 		Help: "Calls that are to be sent; no value if counting them took too long.",

@@ -8,7 +8,7 @@ func All() []*Decision {
 		adopt(), retire(), pauseCursor(), resumeCursor(), replay(),
 		redrive(), discard(),
 		pauseSink(), resumeSink(), rate(), rebase(), eraseCall(),
-		horizon(), class(), eraseEvents(),
+		horizon(), class(), retention(), eraseEvents(),
 		resolveRequest(), closeRequest(), eraseRequest(),
 		leavePlace(), adoptPlace(),
 	}

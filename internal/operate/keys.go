@@ -82,6 +82,83 @@ Example:
 	}.decision()
 }
 
+// kept is a retention: 0, a duration, or forever.
+type kept struct{ until }
+
+// Set parses a duration, "0" or "forever".
+func (k *kept) Set(text string) error {
+	if text == "0" {
+		k.until = until{}
+		return nil
+	}
+	return k.until.Set(text)
+}
+
+// Kept says for how long rows are kept; nil: for ever.
+func Kept(keep *float64) string {
+	switch {
+	case keep == nil:
+		return "for ever"
+	case *keep == 0:
+		return "not at all"
+	}
+	return "for " + show.Span(show.Seconds(*keep))
+}
+
+type retentionInput struct {
+	ops.RetentionInput
+	How kept `flag:"keep" arg:"D" doc:"a duration D (30d), 0 (of bodies), or forever"`
+}
+
+func (in *retentionInput) input() ops.RetentionInput {
+	r := in.RetentionInput
+	r.Keep, r.Forever = in.How.of, in.How.forever
+	return r
+}
+
+func retention() *Decision {
+	return entry[retentionInput, ops.RetentionChange]{
+		Decision: Decision{
+			Name:    "retention",
+			Summary: "set how long rows that nothing needs are kept",
+			Help: `
+Sets for how long rows are kept that nothing needs any more. Processes whose role has the rights of onlyonce_rotator delete them within
+minutes after that, in portions. -of is:
+
+  parked           messages and events that were parked and are settled (30d in a new database). Settled calls go by their sink's
+                   Retention, which is the relay's.
+  bodies           what settled rows hold: body, headers, error, and a remote's answer. "forever" keeps it as long as the row, as in a
+                   new database; 0 erases it when a row is settled. Rows that are settled already keep theirs: see "onlyonce parked
+                   erase".
+  audit            audit rows (400d)
+  webhook_objects  the newest version of each object, if handlers compare events by webhook.InOrder (180d). An object is kept for
+                   longer while an older event may still be handled. At least 30d, and twice the horizon of ring standard_keys.
+
+A copy of a message whose row is gone is a duplicate for as long as its key is remembered ("onlyonce inbox horizon").
+
+Example:
+  onlyonce retention -of parked -keep 7d -reason "data protection, DPO-3"
+  onlyonce retention -of bodies -keep 0 -reason "data protection, DPO-3"`,
+			Danger: true,
+			Waits:  "waiting for another change of the retention",
+		},
+		needs: "of keep",
+		do: func(ctx context.Context, db ops.DB, by ops.By, in retentionInput) (*ops.RetentionChange, error) {
+			return ops.SetRetention(ctx, db, by, in.input())
+		},
+		would: func(in *retentionInput, d *ops.RetentionChange) (s Said) {
+			now := in.input()
+			var keep *float64
+			if !now.Forever {
+				keep = new(now.Keep.Seconds())
+			}
+			s.say("%s: was kept %s, and is from then on kept %s.", d.Kind, Kept(d.Was), Kept(keep))
+			return s
+		},
+		done: func(_ *retentionInput, d *ops.RetentionChange) []string { return done(d.AuditID, "") },
+	}.decision()
+}
+
 func class() *Decision {
 	return entry[ops.ClassInput, ops.ClassChange]{
 		Decision: Decision{

@@ -78,6 +78,8 @@ var (
 		"call_index":     {"SELECT"},
 		"rings":          {"SELECT"},
 		"segments":       {"SELECT"},
+		"watched":        {"SELECT"},
+		"retentions":     {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only if the program calls Consumer.Pause
 	})
 	// HTTP is the layer of package idempotency, besides App for its handlers.
@@ -137,6 +139,7 @@ var (
 		"rates":          {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"shares":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"watched":        {"SELECT"},
+		"retentions":     {"SELECT"},
 		"parked":         withUpdates(append([]string{"lane", "picks", "response_status", "response_headers", "response_body", "waits_for", "waits_since"}, settleColumns...), "SELECT", "INSERT"),
 	})
 )

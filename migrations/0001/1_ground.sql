@@ -206,14 +206,40 @@ language sql volatile as $$
 $$;
 comment on function onlyonce.steady_clock() is 'The clock, but never before watched time.';
 
+-- ---------------------------------------------------------------- retentions
+
+create table onlyonce.retentions (
+  kind text     primary key check (kind in ('parked', 'bodies', 'audit', 'webhook_objects')),
+  keep interval check (case kind when 'bodies' then coalesce(keep, '0') = '0' else keep >= interval '1 day' end)
+);
+comment on table  onlyonce.retentions is 'For how long rows are kept that nothing needs: see onlyonce retention.';
+comment on column onlyonce.retentions.kind is 'parked: settled messages and events. bodies: what settled parked rows hold. audit: rows of onlyonce.audit. webhook_objects: objects that no event touched.';
+comment on column onlyonce.retentions.keep is 'Null: for ever; of bodies: as long as their rows. 0, of bodies only: they are erased when their row is settled.';
+insert into onlyonce.retentions values ('parked', '30 days'), ('bodies', null), ('audit', '400 days'), ('webhook_objects', '180 days');
+
 -- ---------------------------------------------------------------- audit
 
 create table onlyonce.audit (
   id     bigint generated always as identity primary key,
-  at     timestamptz not null default clock_timestamp(),
+  at     timestamptz not null default onlyonce.steady_clock(),
   actor  text not null default current_user,
   action text not null,
   reason text not null check (reason <> ''),
   detail jsonb not null default '{}'
 );
 comment on table onlyonce.audit is 'What operators changed by hand: who, when, why.';
+create index audit_age on onlyonce.audit (at);
+
+-- keep_audit refuses to delete a row within its retention, so that the right to delete old rows is
+-- no right to cover something up.
+create function onlyonce.keep_audit() returns trigger
+language plpgsql as $$
+begin
+  if old.at > clock_timestamp() - (select r.keep from onlyonce.retentions r where r.kind = 'audit') is not false then
+    raise exception using errcode = '42501', message = 'onlyonce: an audit row must not be deleted before its retention has passed',
+      hint = 'onlyonce retention says how long that is.';
+  end if;
+  return old;
+end $$;
+comment on function onlyonce.keep_audit() is 'Refuses to delete an audit row within its retention.';
+create trigger kept before delete on onlyonce.audit for each row execute function onlyonce.keep_audit();

@@ -649,6 +649,34 @@ create index parked_waits on onlyonce.parked (sink, waits_for, lane, waits_since
   where waits_for is not null and state = 'retrying' and next_attempt_at is null;
 -- Finds the settled calls that may be deleted. Those that went out under another key are kept longer.
 create index parked_settled on onlyonce.parked (sink, (first_key is null), settled_at) where kind = 'call' and settled_at is not null;
+-- Finds the settled messages and events that may be deleted.
+create index parked_settled_messages on onlyonce.parked (settled_at) where kind <> 'call' and settled_at is not null;
+
+-- erase_parked erases a row when erased_at is set, and sets it when the row is settled if bodies
+-- are kept no longer. Keys and the origin stay, because they make copies duplicates. So do target and
+-- headers of a call, which are compared if it is enqueued again (O1).
+create function onlyonce.erase_parked() returns trigger
+language plpgsql as $$
+begin
+  if new.erased_at is null and exists (select from onlyonce.retentions r where r.kind = 'bodies' and r.keep is not null) then
+    new.erased_at := clock_timestamp();
+  end if;
+  if new.erased_at is not null then
+    new.error := '';
+    new.response_headers := null;
+    new.response_body := null;
+    new.body := case when new.kind = 'call' then ''::bytea end;
+    if new.kind <> 'call' then
+      new.header_names := '{}';
+      new.header_values := '{}';
+    end if;
+  end if;
+  return new;
+end $$;
+comment on function onlyonce.erase_parked() is 'Erases what a settled parked row holds, if that is asked for, or if bodies are kept no longer.';
+create trigger erased before update on onlyonce.parked
+  for each row when (new.settled_at is not null and (old.settled_at is null or old.erased_at is null and new.erased_at is not null))
+  execute function onlyonce.erase_parked();
 
 -- The first statement of a retry settles the row, as the first statement of a batch moves the
 -- cursor: so a COMMIT that the engine did not allow fails here too. Relays settle calls, and their
@@ -673,7 +701,7 @@ begin
           set_config('statement_timeout', settle.statement_timeout, true),
           set_config('idle_in_transaction_session_timeout', settle.idle_timeout, true);
   perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);
-  update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null
+  update onlyonce.parked p set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null
    where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
   if not found then
     raise exception using errcode = 'OO001',

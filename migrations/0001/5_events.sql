@@ -232,7 +232,7 @@ begin
     perform onlyonce.append_events(array[r.topic], array[null::smallint], array[r.tenant], array[r.event_id], array[r.record_key],
       array[cardinality(r.header_names)], array(select convert_from(h, 'UTF8') from unnest(r.header_names) with ordinality u(h, i) order by i),
       r.header_values, array[r.body]);
-    update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp() where p.id = r.id;
+    update onlyonce.parked p set state = 'resolved', settled_at = onlyonce.steady_clock() where p.id = r.id;
     n := n + 1;
   end loop;
   return n;

@@ -32,10 +32,12 @@ create table onlyonce.webhook_objects (
   scope      text        not null,
   object     uuid        not null,
   version    bigint      not null,
-  changed_at timestamptz not null default clock_timestamp(),
+  changed_at timestamptz not null default onlyonce.steady_clock(),
   primary key (scope, object)
 ) with (fillfactor = 70);
+create index webhook_objects_age on onlyonce.webhook_objects (changed_at);
 comment on table  onlyonce.webhook_objects is 'The greatest version of each object whose event was applied: events with a lower version are stale.';
+comment on column onlyonce.webhook_objects.changed_at is 'When an event was applied to it last, up to a day earlier: it is set once a day, so that most updates change no indexed column.';
 comment on column onlyonce.webhook_objects.object is 'Hash of (tenant, scope, object key).';
 
 create table onlyonce.webhook_endpoints (
@@ -134,7 +136,8 @@ language plpgsql as $$
 begin
   insert into onlyonce.webhook_objects as o (scope, object, version)
     values (newer.scope, newer.object, newer.version)
-    on conflict on constraint webhook_objects_pkey do update set version = excluded.version, changed_at = clock_timestamp()
+    on conflict on constraint webhook_objects_pkey do update set version = excluded.version,
+        changed_at = case when o.changed_at < excluded.changed_at - interval '1 day' then excluded.changed_at else o.changed_at end
       where o.version <= excluded.version;
   return found;
 end $$;

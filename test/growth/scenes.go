@@ -164,6 +164,22 @@ var scenes = []scene{
 		{sql: "webhook.purgeIDsSQL", args: []any{"e", 30 * 24 * time.Hour}, left: `select count(*) from onlyonce.webhook_ids`},
 		{sql: "webhook.purgeBodiesSQL", args: []any{"e", 30 * 24 * time.Hour}, left: `select count(*) from onlyonce.webhook_bodies`},
 	}},
+	{"settled messages, audit rows and objects whose retention has passed", []string{oldCalls,
+		strings.Replace(parkedMessages, "order_key)", "order_key, settled_at)", 1) + `'resolved', null, null, now() - interval '400 days'` + from,
+		`insert into onlyonce.audit (at, action, reason) select now() - interval '800 days', 'x', 'x'` + from,
+		`insert into onlyonce.webhook_objects select 's', md5(i::text)::uuid, 1, now() - interval '400 days'` + from}, []probe{
+		{sql: "internal/retention.purgeParkedSQL", args: []any{1000}, left: `select count(*) from onlyonce.parked`},
+		{sql: "internal/retention.purgeAuditSQL", args: []any{1000}, left: `select count(*) from onlyonce.audit`},
+		{sql: "internal/retention.purgeObjectsSQL", args: []any{1000}, left: `select count(*) from onlyonce.webhook_objects`},
+		{sql: "internal/gauges.overdueSQL"},
+	}},
+	{"settled messages that are kept, and objects of a scope with a parked event", []string{oldCalls,
+		strings.Replace(parkedMessages, "order_key)", "order_key, settled_at)", 1) + `'resolved', null, null, now()` + from,
+		`insert into onlyonce.parked (kind, state, scope, reason) values ('event', 'waiting', 's', 'x')`,
+		`insert into onlyonce.webhook_objects select 's', md5(i::text)::uuid, 1, now() - interval '400 days'` + from}, []probe{
+		{sql: "internal/retention.purgeParkedSQL", args: []any{1000}},
+		{sql: "internal/retention.purgeObjectsSQL", args: []any{1000}},
+	}},
 	{"events in the log", []string{`insert into onlyonce.streams (topic, partitions) values ('t', 1);
 		insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, header_names, header_values, body)
 		select (select cur from onlyonce.rings where name = 'events'), 1, 0, i, 'a', i::text, '{}', '{}', '\x7b7d'` + from}, []probe{

@@ -1,0 +1,126 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/reports"
+)
+
+// lockRetentionSQL, retentionSQL and setRetentionSQL lock, read and set a retention. In: kind;
+// seconds, null for ever. By the primary key.
+const (
+	lockRetentionSQL = `select kind from onlyonce.retentions where kind = $1 for no key update`
+	retentionSQL     = `
+select r.kind, extract(epoch from r.keep)::float8 as was, extract(epoch from g.horizon)::float8 as horizon
+  from onlyonce.retentions r, onlyonce.rings g where r.kind = $1 and g.name = 'standard_keys'`
+	setRetentionSQL = `update onlyonce.retentions set keep = make_interval(secs => $2::float8) where kind = $1`
+)
+
+// Bodies is the RetentionInput.Of of what settled parked rows hold.
+const Bodies = "bodies"
+
+// RetentionInput is the input of [SetRetention].
+type RetentionInput struct {
+	// Of is the kind of rows: parked, for settled messages and events; audit; webhook_objects; or
+	// bodies, for what settled parked rows hold: body, headers, error and answer.
+	Of string `flag:"of" arg:"KIND" choices:"parked,bodies,audit,webhook_objects" doc:"the KIND of rows: parked (settled messages and events), bodies (what settled rows hold), audit or webhook_objects"`
+
+	// Keep is for how long rows are kept, unless Forever is set. At least a day; of webhook_objects
+	// at least 30 days and twice the horizon of ring standard_keys. Of bodies it must be 0: they
+	// are erased when their row is settled.
+	Keep time.Duration
+
+	// Forever keeps the rows, and bodies for as long as their rows. Keep must then be 0. Defaults
+	// to false.
+	Forever bool
+
+	// Shown is the result of a dry run with the same input that a person agreed to. If the
+	// retention is another one by now, the error is of kind ErrChanged.
+	Shown *RetentionChange
+}
+
+// RetentionChange is the result of [SetRetention].
+type RetentionChange struct {
+	Audited
+
+	Kind string   `json:"kind"`
+	Was  *float64 `json:"was_seconds" doc:"nil: for ever"`
+
+	Horizon *float64 `json:"-"` // of ring standard_keys, in seconds; nil: for ever
+}
+
+// SetRetention sets for how long rows are kept that nothing needs. The processes whose role has the
+// rights of onlyonce_rotator delete them, within minutes, in portions. Bodies that are to be erased
+// with the settlement stay in rows that are settled already: see [EraseParked].
+//
+// Errors are of kind ErrInvalid, ErrNothing if that is the retention already, and ErrChanged.
+func SetRetention(ctx context.Context, db DB, by By, in RetentionInput) (*RetentionChange, error) {
+	k := kind{action: "retention", subject: "the retention", look: "onlyonce retention -dry-run"}
+	return decide(ctx, db, k, by, &retention{in}, in.Shown)
+}
+
+// leastObjects is the least retention of webhook_objects.
+const leastObjects = 30 * 24 * time.Hour
+
+type retention struct{ RetentionInput }
+
+func (q *retention) check() error {
+	switch {
+	case q.Of == "":
+		return failf(ErrInvalid, "`Of`: must not be empty")
+	case q.Forever && q.Keep != 0:
+		return failf(ErrInvalid, "`Keep`: goes with no `Forever`")
+	case q.Forever:
+	case q.Of == Bodies && q.Keep != 0:
+		return failf(ErrInvalid, "`Keep`: of bodies must be 0 or forever")
+	case q.Of == "webhook_objects" && q.Keep < leastObjects:
+		return failf(ErrInvalid, "`Keep`: of webhook_objects must be at least 30 days")
+	case q.Of != Bodies && q.Keep < 24*time.Hour:
+		return failf(ErrInvalid, "`Keep`: must be at least a day, or forever")
+	}
+	return checkText("`Of`", q.Of)
+}
+
+func (q *retention) lock(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, lockRetentionSQL, q.Of)
+	return err
+}
+
+// seconds returns the new retention; nil: forever.
+func (q *retention) seconds() *float64 {
+	if q.Forever {
+		return nil
+	}
+	s := q.Keep.Seconds()
+	return &s
+}
+
+func (q *retention) read(ctx context.Context, tx pgx.Tx) (*RetentionChange, error) {
+	rows, err := reports.Collect[RetentionChange](ctx, tx, retentionSQL, q.Of)
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		return nil, failf(ErrInvalid, "`Of`: %q is none of parked, bodies, audit and webhook_objects", q.Of)
+	}
+	r := &rows[0]
+	if was, is := r.Was, q.seconds(); was == nil && is == nil || was != nil && is != nil && *was == *is {
+		return nil, failf(ErrNothing, "That is the retention of %s already: nothing was changed.", q.Of)
+	}
+	if q.Of == "webhook_objects" && !q.Forever && r.Horizon != nil && q.Keep.Seconds() < 2**r.Horizon {
+		return nil, failf(ErrRefused, "ring standard_keys remembers events for longer than half of that, and an event that comes so late would be taken for the newest of its object: keep webhook_objects for longer, or shorten the horizon with `onlyonce inbox horizon`")
+	}
+	return r, nil
+}
+
+func (q *retention) differs(shown, now *RetentionChange) bool {
+	return (shown.Was == nil) != (now.Was == nil) || now.Was != nil && *shown.Was != *now.Was
+}
+
+func (q *retention) do(ctx context.Context, tx pgx.Tx, _ By, now *RetentionChange) (*RetentionChange, error) {
+	_, err := tx.Exec(ctx, setRetentionSQL, q.Of, q.seconds())
+	return now, err
+}
