@@ -54,6 +54,7 @@ func storage() dashboard {
 	return dashboard{uid: "onlyonce-storage", title: "onlyonce / Storage", about: "Do rings rotate, and what holds them up.", jobOf: m.DatabaseUp, panels: []panel{
 		{"Free segments", m.SegmentsFree, count, []query{{gauge("min", m.SegmentsFree, "database, ring"), "{{ring}}"}}},
 		{"Size", m.SegmentsSize, bytes, []query{{gauge("max", m.SegmentsSize, "database, ring"), "{{ring}}"}}},
+		{"Rows that should be deleted: since when", m.RetentionOverdue, seconds, []query{{gauge("max", m.RetentionOverdue, "database, rows"), "{{rows}}"}}},
 		{"Time until the next segment", m.InboxHorizonLeft, seconds, []query{{gauge("min", m.InboxHorizonLeft, "database, ring"), "{{ring}}"}}},
 		{"How far scopes hold keys back", m.ConsumerFrontier, seconds, []query{{gauge("max", m.ConsumerFrontier, "database, scope"), "{{scope}}"}}},
 		{"Oldest transaction that has written", m.OldestTransaction, seconds, []query{{gauge("max", m.OldestTransaction, "database"), "{{database}}"}}},

@@ -1,14 +1,14 @@
 // Package retention deletes rows that nothing needs any more, once their retention has passed:
 // settled parked messages and events, audit rows, and objects of webhooks.
 //
-// Processes whose role has the rights of onlyonce_rotator run a Purger. How long each kind is kept is
-// in the database, onlyonce.retentions, so it does not matter which process deletes. A statement
+// Processes whose role has the rights of onlyonce_rotator run a Purger. How long each kind is kept
+// is in the database, onlyonce.retentions, so it does not matter which process deletes. A statement
 // deletes a portion by an index and commits; one runs at a time in a database.
 //
 // # Why a row may go
 //
-//   - A settled message or event: no statement of an engine looks at it. Its key is claimed when the
-//     row is parked, and again when it is settled; and its offset is below the position (D8).
+//   - A settled message or event: no statement of an engine looks at it. Its key is claimed when
+//     the row is parked, and again when it is settled; and its offset is below the position (D8).
 //   - An audit row: only people read it. A trigger refuses to delete a younger one.
 //   - An object of webhooks: rule W21 has the interleavings.
 //
