@@ -42,7 +42,7 @@ func TestDocumentedStatements(t *testing.T) {
 	if keys, calls := count(`select count(*) from onlyonce.inbox`), count(`select count(*) from onlyonce.outbox_log`); keys != 4 || calls != 3 {
 		t.Errorf("%d keys and %d calls", keys, calls)
 	}
-	for _, signature := range []string{"key(tenant text, scope text, id text) returns uuid", "claim(keys uuid[], fingerprints bigint[]) returns smallint[]",
+	for _, signature := range []string{"key(tenant text, scope text, id text) returns uuid", "claim(keys uuid[], fingerprints bigint[], scopes text[]) returns smallint[]",
 		"enqueue(key uuid, tenant text, scope text, sink text, name text, method text, target text, header_names text[], header_values text[], body bytea) returns void"} {
 		if !strings.Contains(string(page), "`onlyonce."+signature+"`") {
 			t.Errorf("not on the page: %s", signature)
