@@ -24,13 +24,16 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map quickstart test test-long rest check lint vet other-go oncevet kit image release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
 
 map: ## list every package of every module with the first sentence of its documentation
 	@$(call each,$(MODULES),$(GO) -C $$m list -f '{{.ImportPath}}: {{.Doc}}' ./...) | sed 's,^github.com/onlyonce/onlyonce/,,'
+
+doubles: ## rows that three usual loops lose or double under kills, and the same handler with onlyonce: half a minute
+	$(GO) run ./examples/doubles
 
 quickstart: ## the main job, end to end
 	$(GO) run ./examples/quickstart
