@@ -233,6 +233,13 @@ begin
       case (select relkind from pg_class where oid = to_regclass('onlyonce.' || has.tab)) when 'S' then 'sequence' else 'table' end, has.tab, has.role);
   end loop;
 
+  -- Functions of the server that PUBLIC may execute by default. Where that was taken away, a superuser has to run this file.
+  if exists (select from pg_roles r, unnest(array['pg_control_system()', 'pg_current_wal_insert_lsn()', 'pg_current_wal_lsn()', 'pg_walfile_name(pg_lsn)']) f
+              where r.rolname in ('onlyonce_app', 'onlyonce_http', 'onlyonce_relay', 'onlyonce_operator', 'onlyonce_viewer') and not has_function_privilege(r.oid, f, 'execute')) then
+    grant execute on function pg_control_system(), pg_current_wal_insert_lsn(), pg_current_wal_lsn(), pg_walfile_name(pg_lsn)
+      to onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_operator, onlyonce_viewer;
+  end if;
+
   -- Which rows of parked and leases a role may write. Everybody who has the right on the table sees all rows: who claims keys has to know what is parked.
   -- The other policies are restrictive, so that a role of your own that is not among those below is limited by its rights only.
   alter table onlyonce.parked enable row level security;

@@ -27,12 +27,14 @@ func (l *Layer) Run(ctx context.Context) error {
 	if l.shards != nil {
 		return process.Together(ctx, l.shards, func(ctx context.Context, one *Layer) error { return one.Run(ctx) })
 	}
+	roles := []preflight.Role{preflight.HTTP}
 	if l.set != nil {
-		if _, err := preflight.Check(ctx, l.pool.Raw(), preflight.Places); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("idempotency: %w", err)
-		}
+		roles = append(roles, preflight.Places)
 	}
-	warnings, err := preflight.Check(ctx, l.pool.Raw(), preflight.HTTP)
+	if l.cfg.Cache != nil {
+		roles = append(roles, preflight.Cache)
+	}
+	warnings, err := preflight.Check(ctx, l.pool.Raw(), roles...)
 	for _, w := range warnings {
 		l.cfg.Logger.Warn("onlyonce: " + w)
 	}

@@ -62,7 +62,7 @@ const firstOfKey = `(p.order_key is null or not exists (
 var pickSQL = newStatement(`
 with t as materialized (
   select ` + dueTimes + `, ` + keyNow + ` as late,
-         (select case when a.timeline <> substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) then 'infinity' else a.history_at end
+         (select case when a.timeline <> onlyonce.history() then 'infinity' else a.history_at end
             from onlyonce.lanes a where a.sink = @sink and a.lane = @lane) as history)
 update onlyonce.parked o
    set picks = o.picks + 1,

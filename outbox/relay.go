@@ -81,7 +81,11 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer r.running.Store(false)
 	asking, asked := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
 	defer asked()
-	warnings, err := preflight.Check(asking, r.pool.Raw(), preflight.Relay)
+	roles := []preflight.Role{preflight.Relay}
+	if len(r.cfg.WaitFor) > 0 {
+		roles = append(roles, preflight.Standbys)
+	}
+	warnings, err := preflight.Check(asking, r.pool.Raw(), roles...)
 	for _, w := range warnings {
 		r.cfg.Logger.Warn("onlyonce: " + w)
 	}

@@ -93,7 +93,7 @@ func TestStandby(t *testing.T) {
 	const notice = "This server is a standby"
 	c.get("/").want(http.StatusOK, notice)
 	over.get("/").want(http.StatusOK).without(notice)
-	c.get("/doctor").want(http.StatusOK, "a standby on timeline 1")
+	c.get("/doctor").want(http.StatusOK, "a standby; ")
 
 	request := one[string](t, tw.primary, `select id::text from onlyonce.http_records where state = 'reconcile' order by id limit 1`)
 	for _, act := range []string{

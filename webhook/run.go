@@ -112,16 +112,15 @@ func (ep *Endpoint) Healthy() error {
 func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 	startCtx, cancel := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
 	defer cancel()
-	if _, err := preflight.Check(startCtx, ep.pool.Raw(), preflight.Receiver); err != nil {
+	roles := []preflight.Role{preflight.Receiver}
+	if ep.set != nil {
+		roles = append(roles, preflight.Places)
+	}
+	if _, err := preflight.Check(startCtx, ep.pool.Raw(), roles...); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
-	}
-	if ep.set != nil {
-		if _, err := preflight.Check(startCtx, ep.pool.Raw(), preflight.Places); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
-		}
 	}
 	remembered := inbox.Need{Ring: ring.StandardKeys().Name, Scope: Scope(ep.cfg.Name), Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
 	if err := inbox.CheckHorizon(startCtx, ep.pool.Raw(), remembered); err != nil {

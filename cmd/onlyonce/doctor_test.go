@@ -127,7 +127,9 @@ func TestDoctorFindings(t *testing.T) {
 		"ahead, and for ever":       {frontier("-1 hour") + `update onlyonce.rings set horizon = null`, nil, "frontiers", "fail", []string{"ahead of the database's clock"}},
 		"cursor, for ever":          {oneCursor + `update onlyonce.rings set horizon = null`, nil, "frontiers", "ok", []string{"nothing is forgotten"}},
 		"slots":                     {"", nil, "slots", "ok", nil},
-		"history":                   {"", nil, "history", "ok", []string{"a primary on timeline 1"}},
+		"history":                   {"", nil, "history", "ok", []string{"a primary, with 0 standbys connected"}},
+		"functions":                 {`alter function pg_catalog.pg_control_system() rename to gone`, nil, "server", "fail", []string{"relays cannot work: pg_control_system() cannot be called", "docs/guide/servers.md"}},
+		"functions of the WAL":      {`alter function pg_catalog.pg_current_wal_insert_lsn() rename to gone`, nil, "server", "warn", []string{"pg_current_wal_insert_lsn() cannot be called", "without it relays take each restart of the server for a failover"}},
 		"replication":               {"", nil, "replication", "ok", nil},
 		"outbox":                    {"", nil, "outbox", "ok", []string{"0 sinks"}},
 		"events":                    {"", nil, "events", "ok", nil},
@@ -294,7 +296,7 @@ func TestDoctorStandby(t *testing.T) {
 	}
 	p.run("doctor", "-all").want(t, statusGood, "info  replication: standbys are asynchronous", "with 1 standbys connected")
 	s := session{t: t, url: standby.URL}
-	s.run("doctor").want(t, statusGood, "warn  server: standby: the server is a standby", "info  history: a standby on timeline 1")
+	s.run("doctor").want(t, statusGood, "warn  server: standby: the server is a standby", "info  history: a standby; ")
 	s.run("explain", "k", "-scope", "s").want(t, statusGood, "no segment")
 	s.run("explain", "-topic", "t", "-partition", "0", "-offset", "0").want(t, statusGood, "No cursor")
 }

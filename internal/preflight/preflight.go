@@ -27,10 +27,10 @@ const stalePrepared = 5 * time.Minute
 // machine.
 const leastConns = 4
 
-// Check checks the database of a pool, for a program that works there in a role. The error joins
-// every fault, each with what to do. The warnings are for people to read. They are complete unless
-// the database could not be asked at all (S1).
-func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string, err error) {
+// Check checks the database of a pool, for a program that works there in some roles. The error
+// joins every fault, each with what to do. The warnings are for people to read. They are complete
+// unless the database could not be asked at all (S1).
+func Check(ctx context.Context, pool *pgxpool.Pool, roles ...Role) (warnings []string, err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
@@ -50,13 +50,29 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 		warnings = append(warnings, fmt.Sprintf("the pool has at most %d connections (pool_max_conns), fewer than %d: each partition, sink and request that is worked on takes one, and one more renews leases; work waits for them", n, leastConns))
 	}
 
-	// Rights first: without them the schema's version cannot be read.
-	missing, err := missingRights(ctx, db, as, s.user)
-	if err != nil {
-		return warnings, errors.Join(append(faults, fmt.Errorf("reading the rights of %s: %w", s.user, err))...)
+	if !s.standby { // where those of the WAL raise
+		notes, err := missingFunctions(ctx, conn, functionsOf(roles), s.user)
+		if err != nil {
+			return warnings, errors.Join(append(faults, fmt.Errorf("calling the server's functions: %w", err))...)
+		}
+		for _, n := range notes {
+			if n.Fault {
+				faults = append(faults, errors.New(n.Text))
+			} else {
+				warnings = append(warnings, n.Text)
+			}
+		}
 	}
-	if len(missing) > 0 {
-		faults = append(faults, fmt.Errorf("grant %s to %s (docs/roles.sql has the role): it lacks %s", as.name, s.user, Rights(missing)))
+
+	// Rights first: without them the schema's version cannot be read.
+	for _, as := range roles {
+		missing, err := missingRights(ctx, db, as, s.user)
+		if err != nil {
+			return warnings, errors.Join(append(faults, fmt.Errorf("reading the rights of %s: %w", s.user, err))...)
+		}
+		if len(missing) > 0 {
+			faults = append(faults, fmt.Errorf("grant %s to %s (docs/roles.sql has the role): it lacks %s", as.name, s.user, Rights(missing)))
+		}
 	}
 	// If the check was denied, the missing rights name that.
 	if err := migrations.Check(ctx, db); err != nil && !denied(err) {
@@ -95,6 +111,7 @@ type unnamedQuerier struct{ conn Conn }
 
 // Conn is a connection of a pool, or a transaction.
 type Conn interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

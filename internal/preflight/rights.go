@@ -12,6 +12,8 @@ type Role struct {
 	name   string
 	tables []string // parallel to rights: a table for each right on it
 	rights []string // "UPDATE", or "UPDATE:state" for one column
+
+	functions []function // of the server
 }
 
 // settleColumns are the columns of onlyonce.parked that a process writes when it tries a row again.
@@ -26,8 +28,8 @@ func withUpdates(columns []string, rights ...string) []string {
 	return rights
 }
 
-func newRole(name string, rights map[string][]string) Role {
-	r := Role{name: name}
+func newRole(name string, rights map[string][]string, functions ...function) Role {
+	r := Role{name: name, functions: functions}
 	if rights["inbox"] != nil {
 		for _, ring := range []string{"consumer_", "consumer_short_", "consumer_long_", "standard_", "standard_short_", "standard_long_"} {
 			for _, slot := range "0123456789" {
@@ -81,7 +83,7 @@ var (
 		"watched":        {"SELECT"},
 		"retentions":     {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only if the program calls Consumer.Pause
-	})
+	}, systemFunction("", "a handler that enqueues calls fails if its message is handled again"))
 	// HTTP is the layer of package idempotency, besides App for its handlers.
 	HTTP = newRole("onlyonce_http", map[string][]string{
 		"schema_version": {"SELECT"},
@@ -141,13 +143,17 @@ var (
 		"watched":        {"SELECT"},
 		"retentions":     {"SELECT"},
 		"parked":         withUpdates(append([]string{"lane", "picks", "response_status", "response_headers", "response_body", "waits_for", "waits_since"}, settleColumns...), "SELECT", "INSERT"),
-	})
+	}, walFunctions("", unknownHistory, systemFunction("relays", ""))...)
+	// Standbys is for relays that wait for standbys, besides Relay (O9).
+	Standbys = newRole("onlyonce_relay", nil, walFunctions("RelayConfig.WaitFor", "", function{"pg_current_wal_lsn()", "select pg_current_wal_lsn() is null", "RelayConfig.WaitFor", ""})...)
+	// Cache is for layers with a cache of answers, besides HTTP (H21).
+	Cache = newRole("onlyonce_http", nil, walFunctions("Config.Cache", "", systemFunction("Config.Cache", ""))...)
 )
 
 // rightsSQL returns a line for each right that a role ($3) lacks: on the schema, on tables ($1,
 // with the right $2 each), on functions. A function without an ACL may be executed by every role,
-// and is not asked about one by one. It reads the catalogs, which every role may do. Without
-// rights on the schema, onlyonce.x itself could not be named.
+// and is not asked about one by one; $4 are functions of the server. It reads the catalogs, which
+// every role may do. Without rights on the schema, onlyonce.x itself could not be named.
 const rightsSQL = `
 with s as (select oid from pg_namespace where nspname = 'onlyonce')
 select 'USAGE on schema onlyonce' from s where not has_schema_privilege($3::name, s.oid, 'USAGE')
@@ -163,10 +169,14 @@ select needed.privilege || coalesce(' (' || needed.col || ')', '') || ' on onlyo
 union all
 select 'EXECUTE on function onlyonce.' || p.proname::text from s join pg_proc p on p.pronamespace = s.oid
  where p.proacl is not null and not has_function_privilege($3::name, p.oid, 'EXECUTE')
+union all
+select 'EXECUTE on function ' || f.name from unnest($4::text[]) f(name) where not has_function_privilege($3::name, to_regprocedure('pg_catalog.' || f.name), 'EXECUTE')
 order by 1`
 
-func missingRights(ctx context.Context, db unnamedQuerier, as Role, who string) ([]string, error) {
-	return db.strings(ctx, rightsSQL, as.tables, as.rights, who)
+// missingRights returns which rights a role lacks, on functions of the server too if they are
+// given. Check gives none: it calls them instead.
+func missingRights(ctx context.Context, db unnamedQuerier, as Role, who string, functions ...string) ([]string, error) {
+	return db.strings(ctx, rightsSQL, as.tables, as.rights, who, functions)
 }
 
 // existingRolesSQL lists those roles of docs/roles.sql that exist. In: names.
@@ -177,7 +187,7 @@ const existingRolesSQL = `select rolname::text from pg_roles where rolname = any
 // ran the file.
 func RolesLack(ctx context.Context, conn Conn) (map[string][]string, error) {
 	db := unnamedQuerier{conn}
-	all := []Role{App, Events, Receiver, HTTP, Operations, Relay}
+	all := []Role{App, Events, Receiver, HTTP, Operations, Cache, Relay, Standbys}
 	var names []string
 	for _, r := range all {
 		names = append(names, r.name)
@@ -193,7 +203,11 @@ func RolesLack(ctx context.Context, conn Conn) (map[string][]string, error) {
 			if r.name != name {
 				continue
 			}
-			missing, err := missingRights(ctx, db, r, name)
+			var functions []string
+			for _, f := range r.functions {
+				functions = append(functions, f.name)
+			}
+			missing, err := missingRights(ctx, db, r, name, functions...)
 			if err != nil {
 				return nil, fmt.Errorf("reading the rights of %s: %w", name, err)
 			}

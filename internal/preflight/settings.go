@@ -57,6 +57,13 @@ func Server(ctx context.Context, conn Conn) ([]Note, error) {
 		return nil, fmt.Errorf("reading the server's settings: %w", err)
 	}
 	notes := s.findings()
+	if !s.standby { // where those of the WAL raise
+		missing, err := missingFunctions(ctx, conn, Relay.functions, s.user)
+		if err != nil {
+			return nil, fmt.Errorf("calling the server's functions: %w", err)
+		}
+		notes = append(notes, missing...)
+	}
 	prepared, err := preparedWarnings(ctx, db, stalePrepared)
 	if err != nil {
 		return nil, fmt.Errorf("reading prepared transactions: %w", err)

@@ -356,8 +356,9 @@ comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Cal
 comment on column onlyonce.lanes.target     is 'Null: no pass was ever begun.';
 comment on column onlyonce.lanes.started_at is 'Journal: of the pass, only the first 1,024 calls above last_id can have been called, and none before this time. Infinity: none was.';
 comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
-comment on column onlyonce.lanes.server     is 'Start time of the server that the cursor was last moved on. If it differs, system identifier, timeline and transaction ids are compared again.';
-comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and timeline: a failover or a restore may have lost what committed before.';
+comment on column onlyonce.lanes.server     is 'Start time of the server that the cursor was last moved on. If it differs, system identifier, history and transaction ids are compared again.';
+comment on column onlyonce.lanes.timeline   is 'onlyonce.history() when the cursor was last moved on another server or after a restart.';
+comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and history: a failover or a restore may have lost what committed before.';
 
 -- rates has the rates of sinks, of their tenants, and of prefixes of ordering keys, each with a
 -- bucket of permits that all relays of the sink share; how many calls they may have under way at
@@ -822,6 +823,20 @@ comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, t
 
 -- ---------------------------------------------------------------- passes
 
+-- history names the history that this server has: where the name differs, what committed before may
+-- be gone. It is the timeline, read from the WAL because pg_control_checkpoint() lags behind a
+-- promotion. Some managed servers do not tell it: Amazon Aurora raises 55000 below wal_level =
+-- logical. There it is the time at which the server started, which differs for each server that was
+-- promoted or restored, and for each that only started again (O3).
+create function onlyonce.history() returns text
+language plpgsql as $$
+begin
+  return substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8);
+exception when insufficient_privilege or object_not_in_prerequisite_state or undefined_function or feature_not_supported then
+  return 'started ' || extract(epoch from pg_postmaster_start_time());
+end $$;
+comment on function onlyonce.history() is 'Name of the history of this server: its timeline, or when it started, if it does not tell its timeline.';
+
 -- advance moves a lane's cursor. It is the relay's only write for a call that succeeds. It compares
 -- the version, so that a COMMIT whose answer was lost is not repeated. It raises if the version
 -- differs, because it shares a round trip with COMMIT.
@@ -844,7 +859,7 @@ begin
   select * into l from onlyonce.lanes x where x.id = advance.lane_id;
   if l.server is distinct from pg_postmaster_start_time() then
     select c.system_identifier into sys from pg_control_system() c;
-    line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
+    line := onlyonce.history();
     if l.system_id <> sys
        or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
        or exists (select 1 from onlyonce.batches r
