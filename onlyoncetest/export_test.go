@@ -1,6 +1,12 @@
 package onlyoncetest
 
-import "time"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
 
 // SetPerPlay changes the bound of one history, and returns a function to undo it.
 func SetPerPlay(d time.Duration) (undo func()) {
@@ -28,3 +34,33 @@ func Likeness(a, b string) (text, advice string) { return likeness(a, b) }
 
 // DDMin is ddmin.
 func DDMin(all []int, fails func([]int) bool) []int { return ddmin(all, fails) }
+
+// Trace plays one history of a case, and returns its timeline without the times.
+func Trace(ctx context.Context, c Case, text string) ([]string, error) {
+	h, err := parseHistory(text)
+	if err != nil {
+		return nil, err
+	}
+	c.sent, c.parts = time.Now().Truncate(time.Millisecond), &parts{}
+	r := &runner{c: &c, rep: &Report{Played: map[string]int{}}}
+	if err := r.open(ctx); err != nil {
+		return nil, err
+	}
+	defer waitFor(&r.dead)
+	defer r.close()
+	x, _, err := r.play(ctx, &c, h)
+	if err == nil && x.wrong != nil {
+		err = errors.New(x.wrong.String())
+	}
+	var lines []string
+	for _, l := range x.timeline.Lines() {
+		_, line, _ := strings.Cut(l.Text, " ms  ")
+		lines = append(lines, line)
+	}
+	for i, struck := range x.struck {
+		if !struck {
+			err = errors.Join(err, fmt.Errorf("%s did not happen", h.events[i]))
+		}
+	}
+	return lines, err
+}

@@ -1,0 +1,205 @@
+package onlyoncetest_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/onlyoncetest"
+)
+
+var update = flag.Bool("update", false, "write docs/guide/diagrams.md anew")
+
+// scene is a section of docs/guide/diagrams.md.
+type scene struct {
+	title, text string
+	history     string
+	c           onlyoncetest.Case
+	only        string // expression; draws no other line
+}
+
+func scenes(t *testing.T) []scene {
+	one := []onlyoncetest.Message{{ID: "order-17", Value: "tea"}}
+	of := func(cfg consumer.Config, handler consumer.Handler, messages ...onlyoncetest.Message) onlyoncetest.Case {
+		return onlyoncetest.Case{Migrate: migrate, Messages: messages, Start: onlyoncetest.Consume(handler, cfg)}
+	}
+	plain := of(consumer.Config{}, sound, one...)
+	two := of(consumer.Config{BatchSize: 1}, sound, one[0], onlyoncetest.Message{ID: "order-18", Value: "coffee"})
+	relay := relaying(onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{}))
+	relay.Messages = one
+	http := serving(idempotency.Transactional, func(*onlyoncetest.Process) http.HandlerFunc { return charge(nil) })
+	http.Requests = http.Requests[:1]
+	hook := events(func(*onlyoncetest.Process) consumer.Handler { return sound })
+	hook.Requests = hook.Requests[:1]
+	refused := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if string(m.Value) == "no order" {
+			return consumer.Permanent(errors.New("no such order"))
+		}
+		return sound(ctx, tx, m)
+	}
+	return []scene{
+		{"A message", "Position, id and effect are one transaction.", "nothing", plain, ""},
+		{"The process dies before COMMIT", "Postgres rolls back. The successor begins at the same offset.", "before:commit.bind.1", plain, ""},
+		{"The answer to COMMIT is lost", "The message runs again, and the fence finds that the position has moved.", "lost:commit.sync.2", plain, ""},
+		{"A process stops, and wakes up later", "Its fence finds another owner.", "zombie:fence.bind.1", plain, ""},
+		{"The group's offsets are gone", "The position in the database counts: the second message is next.", "after:commit.sync.2,reset", two, ""},
+		{"A copy at another offset", "The claim finds its id. In the second transaction only the position moves.", "copies", plain, ""},
+		{"The same id, another payload", "The second message is parked as a conflict.", "nothing", of(consumer.Config{BatchSize: 1}, sound, one[0], onlyoncetest.Message{ID: "order-17", Value: "coffee"}), ""},
+		{"A message that can never be applied", "It is parked, and its neighbour applies.", "nothing", of(consumer.Config{BatchSize: 1}, refused, onlyoncetest.Message{ID: "order-1", Value: "no order"}, onlyoncetest.Message{ID: "order-2", Value: "tea"}), ""},
+		{"A failover that loses a commit", "Position and effect are lost together, and done again.", "failover:commit.bind.1", plain, ""},
+		{"The relay dies when the remote has answered", "Its successor sends the call again, with the same key.", "after:request.1", relay, `request|starts|enqueue_batch`},
+		{"An HTTP request whose answer is lost", "The client sends it again, and gets the stored answer.", "after:commit.sync.2", http, ""},
+		{"A webhook that comes twice", "The second gets 200, and has no effect.", "nothing", hook, `receive_webhook|insert into effects|seal|answers`},
+	}
+}
+
+// docs/guide/diagrams.md is what the kit has recorded.
+func TestDiagrams(t *testing.T) {
+	t.Parallel()
+	defer enter()()
+	const page = "../docs/guide/diagrams.md"
+	var b strings.Builder
+	b.WriteString("# What happens when\n\nEach diagram is the trace of a run in which [the test kit](testing.md) has brought the fault about.\nP1 is a process and P2 its successor; answers of Postgres are in capitals.\n`go test ./onlyoncetest -run TestDiagrams -update` writes this page.\n")
+	for _, s := range scenes(t) {
+		lines, err := onlyoncetest.Trace(t.Context(), s.c, s.history)
+		if err != nil {
+			t.Fatalf("%s: %v", s.title, err)
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n```mermaid\nsequenceDiagram\n%s```\n", s.title, s.text, diagram(lines, regexp.MustCompile(s.only)))
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(b.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Split(b.String(), "\n"), strings.Split(string(has), "\n"); !slices.Equal(got, want) {
+		i := 0
+		for i < min(len(got), len(want)) && got[i] == want[i] {
+			i++
+		}
+		t.Errorf("line %d of %s is not what happens: -update writes it anew. It is now:\n%s", i+1, page, strings.Join(got[i:min(i+12, len(got))], "\n"))
+	}
+}
+
+var (
+	ofProcess = regexp.MustCompile(`^process (\d+): (.*)$`)
+	work      = regexp.MustCompile(`onlyonce\.(fence|claim\w*|enqueue_batch|seal|http_begin|http_complete|receive_webhook)\(|^(insert into effects)|(insert into) onlyonce\.(parked)|^(select r.state)`)
+	fault     = regexp.MustCompile(`\s*<<< (.*)$`)
+)
+
+// drawing is a diagram under way. Its maps are by process.
+type drawing struct {
+	b       strings.Builder
+	sent    map[string][]string // statements since the last arrow
+	open    map[string]bool     // its transaction is in the diagram
+	stopped map[string]string   // the statement that it will send when it wakes up
+	asking  map[string]bool     // its request has no answer yet
+	next    []string            // offsets that the handler gets, in the process that sends the next statement
+}
+
+// diagram makes arrows of the lines of a trace: of the transactions that carry work, and of the
+// faults. The engine's upkeep is left out.
+func diagram(lines []string, only *regexp.Regexp) string {
+	d := &drawing{sent: map[string][]string{}, open: map[string]bool{}, stopped: map[string]string{}, asking: map[string]bool{}}
+	for _, line := range lines {
+		if !only.MatchString(line) {
+			continue
+		}
+		if m := ofProcess.FindStringSubmatch(line); m != nil {
+			d.process("P"+m[1], m[2])
+			continue
+		}
+		text, at, _ := strings.Cut(line, "messages/0 at ")
+		switch {
+		case text == "the handler runs for ":
+			d.next = append(d.next, at)
+		case strings.Contains(line, "<<<"):
+			d.arrow("Note over ", "", "Postgres", fault.ReplaceAllString(line, ""))
+		}
+	}
+	d.flush()
+	return d.b.String()
+}
+
+func (d *drawing) arrow(from, kind, to, text string) {
+	d.flush()
+	fmt.Fprintf(&d.b, "    %s%s%s: %s\n", from, kind, to, strings.NewReplacer(";", ",", "#", "").Replace(strings.TrimSpace(text)))
+}
+
+// process draws a line about a process.
+func (d *drawing) process(who, text string) {
+	wrong := ""
+	if m := fault.FindStringSubmatch(text); m != nil {
+		text, wrong = fault.ReplaceAllString(text, ""), m[1]
+	}
+	name := strings.Join(slices.DeleteFunc(append(work.FindStringSubmatch(text), "")[1:], func(s string) bool { return s == "" }), " ")
+	if (text == "commit" || text == "rollback") && d.open[who] {
+		name = text
+	}
+	if name != "" && len(d.next) > 0 {
+		d.arrow(who, "->>", who, "handler, offset "+strings.Join(d.next, ", "))
+		d.next = nil
+	}
+	never := strings.HasSuffix(wrong, "before it")
+	switch answered := text == "COMMIT" || text == "ROLLBACK" || strings.HasPrefix(text, "ERROR"); {
+	case name != "" && !never:
+		d.send(who, name)
+	case strings.HasPrefix(wrong, "stops"):
+		d.stopped[who], wrong = name, "stops before "+name
+	case name != "":
+		d.arrow(who, "-x", "Postgres", name)
+	case answered && d.open[who]:
+		d.arrow("Postgres", "-->>", who, text)
+	case strings.HasPrefix(text, "request ") && !d.asking[who]:
+		d.arrow(who, "->>", "remote", text)
+		d.asking[who] = true
+	case strings.HasPrefix(text, "request "):
+		d.arrow("remote", map[bool]string{true: "-->>", false: "--x"}[wrong == ""], who, "answer")
+		d.asking[who] = false
+	case strings.HasPrefix(text, "answers "):
+		d.arrow(who, "-->>", "client", strings.TrimPrefix(text, "answers "))
+	case text == "starts" && who != "P1":
+		d.arrow("Note over ", "", who, text)
+	}
+	unheard := strings.Contains(wrong, "carried out") || strings.Contains(wrong, "before the answer")
+	if unheard { // whether the trace has the answer, is a race
+		d.arrow("Postgres", "--x", who, strings.ToUpper(name))
+	}
+	if wrong != "" {
+		d.arrow("Note over ", "", who, wrong)
+	}
+	d.open[who] = d.open[who] && text != "COMMIT" && text != "ROLLBACK" && !unheard
+	if name, is := d.stopped[who]; is && strings.HasPrefix(wrong, "wakes") {
+		d.send(who, name)
+	}
+}
+
+// send notes a statement, to be drawn with those that follow.
+func (d *drawing) send(who, name string) {
+	if last := d.sent[who]; len(last) == 0 || last[len(last)-1] != name { // a Bind and its Sync are one
+		d.sent[who] = append(last, name)
+	}
+	d.open[who] = true
+}
+
+// flush draws the statements that are waiting, an arrow a process.
+func (d *drawing) flush() {
+	for _, who := range slices.Sorted(maps.Keys(d.sent)) {
+		fmt.Fprintf(&d.b, "    %s->>Postgres: %s\n", who, strings.Join(d.sent[who], ", "))
+	}
+	clear(d.sent)
+}
