@@ -249,5 +249,5 @@ func (c *Consumer) orderOf(m *Message) orderHash {
 	if len(key) == 0 {
 		return orderHash{}
 	}
-	return orderHash{Bytes: orderingKey(m.tenant, c.cfg.Scope, m.Topic, key), Valid: true}
+	return orderHash{Bytes: parked.MessageOrder(m.tenant, c.cfg.Scope, m.Topic, string(key)), Valid: true}
 }

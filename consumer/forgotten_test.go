@@ -35,6 +35,18 @@ func TestD8CopyOfAForgottenRow(t *testing.T) {
 	}
 	stop = r.start(effect, testConfig())
 	until(t, "both are settled", func() bool { return r.count(`select count(*) from onlyonce.parked where settled_at is not null`) == 2 })
+	for _, row := range []int64{1, 2} {
+		if _, err := ops.EraseParked(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.EraseParkedInput{ID: row}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := r.count(`select count(*) from onlyonce.parked where body is null and error = '' and header_names = '{}'`); n != 2 {
+		t.Fatalf("%d of 2 rows are erased", n)
+	}
+	for _, v := range []string{"a", "b"} {
+		r.log.Append(0, v, id(v))
+	}
+	r.reaches(0, 4)
 	r.exec(`update onlyonce.parked set settled_at = now() - interval '31 days'`)
 	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
 	if err := retention.New(r.pool, slog.New(slog.DiscardHandler)).Purge(t.Context()); err != nil {
@@ -46,7 +58,7 @@ func TestD8CopyOfAForgottenRow(t *testing.T) {
 	for _, v := range []string{"a", "b", "c"} {
 		r.log.Append(0, v, id(v))
 	}
-	r.reaches(0, 5)
+	r.reaches(0, 7)
 	stop()
 	r.once("b", "c")
 }

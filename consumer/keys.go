@@ -37,13 +37,6 @@ func keyFuncFault(key KeyFunc) (err error) {
 	return nil
 }
 
-// orderingKey returns the stored form of an ordering key.
-func orderingKey(tenant, scope, topic string, key []byte) (out [16]byte) {
-	sum := codec.Hash("onlyonce/order/1", tenant, scope, topic, string(key))
-	copy(out[:], sum[:16])
-	return out
-}
-
 // KeyFunc returns the id of a message. If it returns an error or an empty id, the message is parked
 // with reason no-key.
 //

@@ -19,8 +19,9 @@ select p.id from onlyonce.parked p
 select l.id from onlyonce.lanes l where (l.sink, l.lane) in (select r.sink, r.lane from onlyonce.batches r where $1::uuid = any (r.keys)) order by l.id for update`
 )
 
-// eraseLogSQL and eraseParkedSQL erase bodies. In: ids; of the log also keys. The batch keeps its
-// xid, and the other calls theirs: a relay that has read its place finds it at the new one.
+// eraseLogSQL and eraseParkedSQL erase calls in the log, and parked rows. In: ids; of the log also
+// keys. The batch keeps its xid, and the other calls theirs: a relay that has read its place finds
+// it at the new one. What a parked row loses is up to onlyonce.erase_parked.
 const (
 	eraseLogSQL = `
 update onlyonce.batches b
@@ -37,8 +38,7 @@ update onlyonce.batches b
  where r.keys && $2::uuid[] and exists (select from unnest($1::bigint[]) i where i between r.id and r.id + r.n - 1)
    and b.slot = r.slot and b.sink = r.sink and b.lane = r.lane and b.xid = r.xid and b.id = r.id`
 	eraseParkedSQL = `
-update onlyonce.parked set body = '', response_body = null, response_headers = null, erased_at = clock_timestamp()
- where id = any ($1::bigint[]) and kind = 'call' and erased_at is null and state in ('resolved', 'discarded')`
+update onlyonce.parked set erased_at = clock_timestamp() where id = any ($1::bigint[]) and erased_at is null and settled_at is not null`
 )
 
 // EraseCallInput is the input of [EraseCall].
@@ -58,9 +58,9 @@ func (in *EraseCallInput) Check() error {
 	return nil
 }
 
-// EraseCall erases the body of a settled call, in the log and in its parked row, and the remote's
-// answer. The row stays, with target and headers, until its segment of the log is emptied, so the
-// call is recognized if it is enqueued again. It cannot be redriven.
+// EraseCall erases the body of a settled call, in the log and in its parked row, its error, and the
+// remote's answer. The row stays, with target and headers, until its segment of the log is emptied,
+// so the call is recognized if it is enqueued again. It cannot be redriven.
 //
 // Errors are of kind ErrNotFound if no call with that key is stored, ErrRefused if it may still be
 // sent, and ErrNothing if it is erased already. It waits for a relay that is settling calls of the

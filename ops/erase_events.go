@@ -38,18 +38,12 @@ select id from onlyonce.parked where kind = 'event' and topic = $1 and ($2::text
    and ($3::text is null or record_key = convert_to($3, 'UTF8')) order by id for update`
 )
 
-// eraseEventsSQL and eraseParkedEventsSQL erase bodies and headers. In: topic; offsets and
-// partitions of one length, or ids of parked rows. The rows stay: offsets stay dense, and ids say
-// what was handled.
-const (
-	eraseEventsSQL = `
+// eraseEventsSQL erases bodies and headers in the log. In: topic; offsets and partitions of one
+// length. The rows stay: offsets stay dense, and ids say what was handled.
+const eraseEventsSQL = `
 update onlyonce.event_log l set body = null, header_names = '{}', header_values = '{}', erased_at = clock_timestamp()
   from onlyonce.streams s, unnest($2::bigint[], $3::bigint[]) as u(off, part)
  where s.topic = $1 and l.stream = s.id and l.partition = u.part and l."offset" = u.off and l.erased_at is null`
-	eraseParkedEventsSQL = `
-update onlyonce.parked set body = null, header_names = '{}', header_values = '{}', erased_at = clock_timestamp()
- where id = any ($1::bigint[]) and kind = 'event' and erased_at is null and state in ('resolved', 'discarded')`
-)
 
 // EraseEventsInput is the input of [EraseEvents].
 type EraseEventsInput struct {
@@ -156,7 +150,7 @@ func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *Erased) (*E
 	if _, err := tx.Exec(ctx, eraseEventsSQL, q.Topic, offsets, partitions); err != nil {
 		return nil, err
 	}
-	erased, err := tx.Exec(ctx, eraseParkedEventsSQL, parked)
+	erased, err := tx.Exec(ctx, eraseParkedSQL, parked)
 	if err == nil && erased.RowsAffected() != int64(len(parked)) { // one that lock did not find, because it has another id
 		return nil, failf(ErrChanged, "one of the events was parked again meanwhile, and nothing was done: try again")
 	}

@@ -54,7 +54,7 @@ type RetentionChange struct {
 
 // SetRetention sets for how long rows are kept that nothing needs. The processes whose role has the
 // rights of onlyonce_rotator delete them, within minutes, in portions. Bodies that are to be erased
-// with the settlement stay in rows that are settled already.
+// with the settlement stay in rows that are settled already: see [EraseParked].
 //
 // Errors are of kind ErrInvalid, ErrNothing if that is the retention already, and ErrChanged.
 func SetRetention(ctx context.Context, db DB, by By, in RetentionInput) (*RetentionChange, error) {

@@ -17,8 +17,8 @@ func TestDecisionsPrepare(t *testing.T) {
 	for _, sql := range []string{auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, leftSQL, lastReplaySQL, forgottenSQL,
 		standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
 		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, lockRateSQL, setRateSQL,
-		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
-		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
+		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL,
+		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, pickErasedSQL, orderedSQL, retentionSQL, lockRetentionSQL, setRetentionSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
 		eraseRequestSQL, lockOperationsSQL, requestOperationsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, bulkAuditSQL, fenceOffSQL, closeSQL, closeSealSQL, lockPlaceSQL, leavePlaceSQL, adoptPlaceSQL, leaseRequestsSQL, standardForgottenSQL, fenceOffRecordsSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)

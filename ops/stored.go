@@ -50,7 +50,7 @@ type Stored struct {
 	ErasedAt  *time.Time `json:"erased_at" col:"ERASED AT,optional" doc:"nil: its body was not erased"`
 }
 
-// Erased is the result of [EraseCall] and [EraseEvents].
+// Erased is the result of [EraseCall], [EraseEvents] and [EraseParked].
 type Erased struct {
 	Audited
 

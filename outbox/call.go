@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // MaxBody is the largest body of a call, in bytes. A row is kept in the database until its
@@ -194,7 +195,7 @@ func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 		}
 	}
 	if call.OrderingKey != "" {
-		k := storedOrderKey(call.Sink, from.Tenant, from.Scope, call.OrderingKey)
+		k := uuid.UUID(parked.CallOrder(call.Sink, from.Tenant, from.Scope, call.OrderingKey))
 		r.order = &k
 		if prefix := codec.PrefixOf(call.OrderingKey); prefix != "" {
 			r.orderPrefix = codec.OrderPrefix(call.Sink, prefix)
@@ -286,12 +287,6 @@ func checkText(l *fields.List, field, v string) {
 	} else if !isPrintable(v) {
 		l.Add(field, "must be UTF-8 without control characters")
 	}
-}
-
-// storedOrderKey is the stored form of an ordering key.
-func storedOrderKey(sink, tenant, scope, key string) uuid.UUID {
-	sum := codec.Hash("onlyonce/call-order/1", sink, tenant, scope, key)
-	return uuid.UUID(sum[:16])
 }
 
 func isPrintable(s string) bool {

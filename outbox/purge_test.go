@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -51,5 +52,35 @@ func TestT11Retention(t *testing.T) {
 	slices.Sort(left)
 	if got := strings.Join(left, " "); got != `{"order":"old in the log"} {"order":"other"} {"order":"waiting"} {"order":"young"}` {
 		t.Errorf("left: %s", got)
+	}
+}
+
+// D8: a parked call is given up and erased. If it is enqueued again, it is no new one, and not
+// sent.
+func TestD8CopyOfAnErasedCall(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
+	})
+	r.enqueue(charge("a"))
+	x := r.start(testConfig(no))
+	r.states("waiting")
+	x.stop()
+	if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ops.EraseParked(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.EraseParkedInput{ID: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if n := one[int](r, `select (select count(*) from onlyonce.parked where octet_length(body) > 0 or error <> '') + (select count(*) from onlyonce.outbox_log where octet_length(body) > 0)`); n != 0 {
+		t.Errorf("%d places still hold the body or the error", n)
+	}
+	r.enqueue(charge("a"), charge("b"))
+	sink := newScripted(accept)
+	r.start(testConfig(sink))
+	r.states("delivered", "discarded")
+	if got := one[string](r, `select string_agg(state, ' ' order by state) from onlyonce.calls`); got != "delivered discarded" {
+		t.Errorf("calls: %s", got)
 	}
 }

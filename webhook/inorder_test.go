@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
@@ -345,5 +346,31 @@ func TestEndpointFaults(t *testing.T) {
 	}
 	if _, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
 		t.Errorf("forwarding to nowhere: %v", err)
+	}
+}
+
+// D8: an event that was set aside is given up and erased. A copy of it is a duplicate, also when
+// the row is gone.
+func TestD8CopyOfAnErasedEvent(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var told sync.Map
+	e := r.serve(samples(t)["Stripe"], inline(inOrder(t, false, &told)))
+	e.send(versioned("evt_a2", "a", 2)).want(t, 200, false)
+	e.send(versioned("evt_a1", "a", 1)).want(t, 200, false)
+	if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ops.EraseParked(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.EraseParkedInput{ID: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.parked where body is null and error = '' and header_names = '{}'`); n != 1 {
+		t.Error("the event is not erased")
+	}
+	e.send(versioned("evt_a1", "a", 1)).want(t, 200, true)
+	r.exec(`delete from onlyonce.parked`)
+	e.send(versioned("evt_a1", "a", 1)).want(t, 200, true)
+	if got := one[string](r, `select string_agg(id, ' ') from effects`); got != "evt_a2" {
+		t.Errorf("applied %s", got)
 	}
 }

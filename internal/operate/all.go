@@ -6,7 +6,7 @@ import "slices"
 func All() []*Decision {
 	return []*Decision{
 		adopt(), retire(), pauseCursor(), resumeCursor(), replay(),
-		redrive(), discard(),
+		redrive(), discard(), eraseParked(),
 		pauseSink(), resumeSink(), rate(), rebase(), eraseCall(),
 		horizon(), class(), retention(), eraseEvents(),
 		resolveRequest(), closeRequest(), eraseRequest(),

@@ -129,7 +129,7 @@ minutes after that, in portions. -of is:
                    Retention, which is the relay's.
   bodies           what settled rows hold: body, headers, error, and a remote's answer. "forever" keeps it as long as the row, as in a
                    new database; 0 erases it when a row is settled. Rows that are settled already keep
-                   theirs.
+                   theirs: see "onlyonce parked erase".
   audit            audit rows (400d)
   webhook_objects  the newest version of each object, if handlers compare events by webhook.InOrder (180d). An object is kept for
                    longer while an older event may still be handled. At least 30d, and twice the horizon of ring standard_keys.

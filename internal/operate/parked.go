@@ -258,6 +258,41 @@ func (s *Said) promoted(d *ops.ParkedChange) []string {
 	return s.Sentences
 }
 
+func eraseParked() *Decision {
+	return entry[ops.EraseParkedInput, ops.Erased]{
+		Decision: Decision{
+			Name:    "parked erase",
+			Summary: "erase what settled parked rows hold",
+			Help: `
+Erases body, headers and error of parked messages, events and calls that are settled, and a remote's answer: for a person who asks to
+be forgotten. Of calls and events it also erases the body in their log, as "onlyonce outbox erase" and "onlyonce events erase" do,
+which find also those that were never parked. Headers of calls stay. Rows that are not settled must be redriven or discarded first.
+
+The rows stay until their retention has passed, with key and position: a copy that comes later is a duplicate as before. Backups, and
+standbys that lag, hold the bytes longer, and Kafka has its own copy.
+
+-key is a key as "onlyonce parked list -json" has it, a UUID. -ordering-key picks messages and events by their ordering key or record
+key, and calls by their ordering key.
+
+Examples:
+  onlyonce parked erase -ordering-key cus_42 -reason "GDPR request 118"
+  onlyonce parked erase -id 4711 -reason "a card number was in it"`,
+			Danger: true,
+			Waits:  "waiting for an attempt at one of the rows, or a relay, to end",
+		},
+		needs: "id|key|ordering-key",
+		do:    ops.EraseParked,
+		would: func(_ *ops.EraseParkedInput, d *ops.Erased) (s Said) {
+			s.table(d.Rows, shownRows)
+			s.say("Erase what they hold. It cannot be brought back; copies stay duplicates.")
+			return s
+		},
+		done: func(_ *ops.EraseParkedInput, d *ops.Erased) []string {
+			return []string{fmt.Sprintf("Done: erased; audit row %d.", d.AuditID)}
+		},
+	}.decision()
+}
+
 func eraseEvents() *Decision {
 	return entry[ops.EraseEventsInput, ops.Erased]{
 		Decision: Decision{

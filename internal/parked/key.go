@@ -14,3 +14,15 @@ func NewKey(old string, redrives int64) string {
 	sum := codec.Hash("onlyonce/redrive/1", old, "redrive", strconv.FormatInt(redrives, 10))
 	return codec.UUIDv8([16]byte(sum[:16])).String()
 }
+
+// MessageOrder is the stored form of a message's ordering key, or an event's.
+func MessageOrder(tenant, scope, topic, key string) [16]byte {
+	sum := codec.Hash("onlyonce/order/1", tenant, scope, topic, key)
+	return [16]byte(sum[:16])
+}
+
+// CallOrder is the stored form of a call's ordering key.
+func CallOrder(sink, tenant, scope, key string) [16]byte {
+	sum := codec.Hash("onlyonce/call-order/1", sink, tenant, scope, key)
+	return [16]byte(sum[:16])
+}
