@@ -143,6 +143,7 @@ begin
     ('onlyonce_rotator',  'lanes',          'select'),
     ('onlyonce_rotator',  'parked',         'select, delete'),                 -- settled rows whose retention has passed
     ('onlyonce_rotator',  'retentions',     'select'),
+    ('onlyonce_rotator',  'horizons',       'select'),
     ('onlyonce_rotator',  'audit',          'select, delete'),                 -- a trigger keeps rows whose retention has not passed
     ('onlyonce_rotator',  'webhook_objects', 'select, delete'),
     ('onlyonce_rotator',  'outbox_version', 'usage, select, update'),

@@ -14,8 +14,8 @@ import (
 const (
 	lockRetentionSQL = `select kind from onlyonce.retentions where kind = $1 for no key update`
 	retentionSQL     = `
-select r.kind, extract(epoch from r.keep)::float8 as was, extract(epoch from g.horizon)::float8 as horizon
-  from onlyonce.retentions r, onlyonce.rings g where r.kind = $1 and g.name = 'standard_keys'`
+select r.kind, extract(epoch from r.keep)::float8 as was, extract(epoch from onlyonce.webhook_horizon())::float8 as horizon
+  from onlyonce.retentions r where r.kind = $1`
 	setRetentionSQL = `update onlyonce.retentions set keep = make_interval(secs => $2::float8) where kind = $1`
 )
 
@@ -49,7 +49,7 @@ type RetentionChange struct {
 	Kind string   `json:"kind"`
 	Was  *float64 `json:"was_seconds" doc:"nil: for ever"`
 
-	Horizon *float64 `json:"-"` // of ring standard_keys, in seconds; nil: for ever
+	Horizon *float64 `json:"-"` // the longest of webhook endpoints, in seconds; nil: for ever
 }
 
 // SetRetention sets for how long rows are kept that nothing needs. The processes whose role has the
@@ -111,7 +111,7 @@ func (q *retention) read(ctx context.Context, tx pgx.Tx) (*RetentionChange, erro
 		return nil, failf(ErrNothing, "That is the retention of %s already: nothing was changed.", q.Of)
 	}
 	if q.Of == "webhook_objects" && !q.Forever && r.Horizon != nil && q.Keep.Seconds() < 2**r.Horizon {
-		return nil, failf(ErrRefused, "ring standard_keys remembers events for longer than half of that, and an event that comes so late would be taken for the newest of its object: keep webhook_objects for longer, or shorten the horizon with `onlyonce inbox horizon`")
+		return nil, failf(ErrRefused, "the ids of webhooks are remembered for longer than half of that, and an event that comes so late would be taken for the newest of its object: keep webhook_objects for longer, or shorten the horizon with `onlyonce inbox horizon`")
 	}
 	return r, nil
 }

@@ -132,7 +132,7 @@ minutes after that, in portions. -of is:
                    theirs: see "onlyonce parked erase".
   audit            audit rows (400d)
   webhook_objects  the newest version of each object, if handlers compare events by webhook.InOrder (180d). An object is kept for
-                   longer while an older event may still be handled. At least 30d, and twice the horizon of ring standard_keys.
+                   longer while an older event may still be handled. At least 30d, and twice the longest horizon of an endpoint.
 
 A copy of a message whose row is gone is a duplicate for as long as its key is remembered ("onlyonce inbox horizon").
 

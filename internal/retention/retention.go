@@ -61,8 +61,8 @@ delete from onlyonce.audit
 const purgeObjectsSQL = `
 with bound as materialized (
   select ` + nowSQL + ` as now, k.keep, k.keep / 2 as late, case when exists (select from onlyonce.event_log) then min(s.opened_at) end as logged
-    from (select greatest(r.keep, 2 * g.horizon) + interval '1 day' as keep from onlyonce.retentions r, onlyonce.rings g
-           where r.kind = 'webhook_objects' and r.keep is not null and g.name = 'standard_keys') k
+    from (select greatest(r.keep, 2 * onlyonce.webhook_horizon()) + interval '1 day' as keep from onlyonce.retentions r
+           where r.kind = 'webhook_objects' and r.keep is not null) k
     left join onlyonce.segments s on s.ring = 'events'
    group by k.keep),
 old as materialized (

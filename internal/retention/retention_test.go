@@ -149,6 +149,8 @@ func TestW21ObjectsGo(t *testing.T) {
 		"touched within the retention":     {`update onlyonce.webhook_objects set changed_at = now() - interval '179 days'`, false},
 		"kept for ever":                    {`update onlyonce.retentions set keep = null`, false},
 		"ids are remembered for longer":    {`update onlyonce.rings set horizon = '101 days'`, false},
+		"of an endpoint's class":           {`insert into onlyonce.horizons values ('webhook/e', 'long', 'standard', now()); update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`, false},
+		"of a loop's class":                {`insert into onlyonce.horizons values ('imports', 'long', 'standard', now()); update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`, true},
 		"a parked event of the scope":      {`insert into onlyonce.parked (kind, state, scope, reason) values ('event', 'waiting', 's', 'x')`, false},
 		"a settled event of the scope":     {`insert into onlyonce.parked (kind, state, scope, reason, settled_at) values ('event', 'resolved', 's', 'x', now())`, true},
 		"a parked event of another scope":  {`insert into onlyonce.parked (kind, state, scope, reason) values ('event', 'waiting', 'other', 'x')`, true},

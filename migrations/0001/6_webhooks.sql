@@ -15,6 +15,16 @@ create constraint trigger sealed after insert on onlyonce.webhook_ids
   deferrable initially deferred
   for each row execute function onlyonce.require_seal();
 
+-- webhook_horizon returns the longest horizon of the rings in which ids of webhooks are claimed; null:
+-- a ring of theirs forgets nothing (W21).
+create function onlyonce.webhook_horizon() returns interval
+language sql stable as $$
+  select case when count(r.horizon) = count(*) then max(r.horizon) end from onlyonce.rings r
+   where r.name = 'standard_keys' or exists (select from onlyonce.horizons h
+          where starts_with(h.scope, 'webhook/') and r.name in (onlyonce.class_ring(h.class, 'standard'), onlyonce.class_ring(h.class_before, 'standard')))
+$$;
+comment on function onlyonce.webhook_horizon() is 'The longest horizon of the rings in which ids of webhooks are claimed; null: for ever.';
+
 create table onlyonce.webhook_bodies (
   endpoint text        not null,
   digest   bytea       not null,

@@ -313,7 +313,7 @@ var consumerRules = []mutant{
 	{rule: "W21 consumers that are behind", in: "internal/retention", decl: "purgeObjectsSQL",
 		old: "o.changed_at < b.handled - (select late from bound)", new: "true", test: "TestW21ObjectsGo"},
 	{rule: "W21 late deliveries", in: "internal/retention", decl: "purgeObjectsSQL",
-		old: "greatest(r.keep, 2 * g.horizon)", new: "r.keep", test: "TestW21ObjectsGo"},
+		old: "greatest(r.keep, 2 * onlyonce.webhook_horizon())", new: "r.keep", test: "TestW21ObjectsGo"},
 	{rule: "F1 retry is not fenced", in: schema, decl: "function onlyonce.settle",
 		old: settleHold, new: settleOpen, pkg: "consumer", test: "TestF1SettlingNeedsOwnerAttemptAndSeal"},
 	{rule: "D4 nobody waits", in: "consumer", decl: "(*engine).checkOrder",
