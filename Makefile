@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle drill-restore storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -173,6 +173,9 @@ storm-failover: ## the same with a standby that is promoted without the last com
 
 storm-idle: ## a failover behind which no message comes; SEED, SOURCE, POLICY
 	$(STORM) -failover -idle -messages 1000 -kills 0 -patience 30s
+
+drill-restore: ## restore a base backup with WAL to a point in the middle of a load on every engine, and compare with docs/operations.md
+	$(GO) test -count=1 -v -run '^TestRestore$$' ./test/restore
 
 CALLS ?= 100000
 
