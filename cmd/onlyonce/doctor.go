@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
@@ -15,7 +16,7 @@ import (
 func doctorCommand() command {
 	return command{
 		name:    "doctor",
-		args:    "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] [-all] [-json]",
+		args:    "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] [-restore-within D -brokers LIST] [-all] [-json]",
 		summary: "examine a database: what is wrong, and what to change",
 		json:    []reflect.Type{reflect.TypeFor[ops.Examination]()},
 		help: `
@@ -31,6 +32,10 @@ Config.CopiesWithin), -relay-retries the same of relays that produce to topics w
 which you leave a call pending or parked), -webhook-retention the longest webhook.Config.Retention. Durations such as 7d or 36h. Answers to HTTP requests
 do not depend on the rings.
 
+-restore-within is how far back a restore of the database may go: the age of the oldest backup that you would restore, and how long it takes you to notice and to
+restore. With it, -brokers are asked for the retention of each topic that is consumed: what a restore undoes is handled again only if Kafka still has it. They are asked
+without a login and without TLS; if yours need one, compare retention.ms by hand.
+
 LEVEL is ok, info, warn or fail. Lines that are ok are left out unless -all is given. Status 1 if one is fail.
 
 Example:
@@ -38,7 +43,8 @@ Example:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			all := fs.Bool("all", false, "show what is in order too")
-			ask := ops.ExamineQuestion{}
+			brokers := fs.String("brokers", "", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
+			ask, within := ops.ExamineQuestion{}, (*time.Duration)(nil)
 			for _, v := range []struct {
 				name, usage string
 				to          **time.Duration
@@ -46,6 +52,7 @@ Example:
 				{"copies-within", "for how long after the first a copy may be produced, a `duration` (7d)", &ask.CopiesWithin},
 				{"relay-retries", "for how long a relay goes on with a call, a `duration` (24h)", &ask.RelayRetries},
 				{"webhook-retention", "for how long senders of webhooks deliver again, a `duration` (7d)", &ask.WebhookRetention},
+				{"restore-within", "how far back a restore may go, a `duration` (72h)", &within},
 			} {
 				fs.Func(v.name, v.usage, func(s string) error {
 					d, err := operate.ParseDays(s)
@@ -55,9 +62,17 @@ Example:
 			}
 			return func(ctx context.Context, a *app) error {
 				ask.CountLimit = a.countLimit
+				if *brokers == "" {
+					*brokers = a.env(envBrokers)
+				}
+				if within != nil && *brokers == "" {
+					return usagef("-restore-within: no brokers given: add -brokers host:9092, or set %s", envBrokers)
+				}
 				var r *ops.Examination
 				err := a.ask(ctx, *address, "examining the database", func(ctx context.Context, db ops.DB) (err error) {
-					r, err = ops.Examine(ctx, db, ask)
+					if r, err = ops.Examine(ctx, db, ask); err == nil && within != nil {
+						err = examineRetention(ctx, db, strings.Split(*brokers, ","), *within, r)
+					}
 					return err
 				})
 				if err != nil {

@@ -91,6 +91,8 @@ var guardRules = []mutant{
 		old: "cmp.Compare(len(b.needs), len(a.needs))", new: "cmp.Compare(1, 1)", test: "TestS1FunctionsThatRaise"},
 	{rule: "S2 function of the server in roles.sql", in: "internal/preflight", decl: "RolesLack",
 		old: "functions...", new: "nil...", test: "TestS2FunctionsThatAreRevoked"},
+	{rule: "F1 retention that is shorter than a restore goes back", in: "cmd/onlyonce", decl: "judgeRetention",
+		old: "ms < within.Milliseconds()", new: "false", test: "TestDoctorRestoreWithin"},
 	{rule: "S1 standby", in: "internal/preflight", decl: "serverSettings.findings",
 		old: "s.standby", new: "false", test: "TestJudgement"},
 	{rule: "S2 search_path of a relay's writes", in: "outbox", decl: "fenceSQL",

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/segmentio/kafka-go"
+
+	"github.com/onlyonce/onlyonce/internal/show"
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+// envBrokers names Kafka's brokers if -brokers is not given.
+const envBrokers = "ONLYONCE_KAFKA_BROKERS"
+
+// consumedTopicsSQL lists the topics of cursors in use that are no streams of the event log: those
+// are restored with their readers.
+const consumedTopicsSQL = `
+select distinct c.topic from onlyonce.cursors c
+ where c.retired_at is null and not exists (select from onlyonce.streams s where s.topic = c.topic) order by 1`
+
+// examineRetention compares how long Kafka keeps the topics that are consumed with how far back a
+// restore may reach, and adds its findings.
+func examineRetention(ctx context.Context, db ops.DB, brokers []string, within time.Duration, r *ops.Examination) error {
+	var topics []string
+	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, consumedTopicsSQL)
+		if err != nil {
+			return err
+		}
+		topics, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err != nil || len(topics) == 0 {
+		return err
+	}
+	req := &kafka.DescribeConfigsRequest{}
+	for _, topic := range topics {
+		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{"retention.ms", "retention.bytes", "cleanup.policy"}})
+	}
+	answer, err := (&kafka.Client{Addr: kafka.TCP(brokers...), Timeout: connectTimeout}).DescribeConfigs(ctx, req)
+	if err != nil {
+		return fmt.Errorf("-brokers: asking %s for retention: %w", strings.Join(brokers, ","), err)
+	}
+	for _, t := range answer.Resources {
+		f := ops.Finding{Check: "restore", Level: "fail", Remedy: "give this user the permission DescribeConfigs on the topic"}
+		if t.Error != nil {
+			f.Text = fmt.Sprintf("topic %s: its retention cannot be read: %v", t.ResourceName, t.Error)
+		} else {
+			configs := map[string]string{}
+			for _, c := range t.ConfigEntries {
+				configs[c.ConfigName] = c.ConfigValue
+			}
+			f = judgeRetention(t.ResourceName, configs, within)
+		}
+		r.Findings = append(r.Findings, f)
+		switch f.Level {
+		case "fail":
+			r.Fail++
+		case "warn":
+			r.Warn++
+		}
+	}
+	return nil
+}
+
+// judgeRetention says whether messages that a restore undoes are still in a topic.
+func judgeRetention(topic string, configs map[string]string, within time.Duration) ops.Finding {
+	ms, err := strconv.ParseInt(configs["retention.ms"], 10, 64)
+	deletes := slices.Contains(strings.Split(configs["cleanup.policy"], ","), "delete")
+	switch {
+	case err != nil:
+		return ops.Finding{Check: "restore", Level: "fail", Text: fmt.Sprintf("topic %s: retention.ms is %q", topic, configs["retention.ms"]), Remedy: "set it to a number of milliseconds"}
+	case deletes && ms >= 0 && ms < within.Milliseconds():
+		return ops.Finding{Check: "restore", Level: "fail",
+			Text:   fmt.Sprintf("topic %s is kept for %s, and a restore may go back by %s: older messages that it undoes would be gone, and their partitions halt", topic, show.Span(time.Duration(ms)*time.Millisecond), show.Span(within)),
+			Remedy: fmt.Sprintf("set retention.ms of topic %s above %d, or restore only younger backups", topic, within.Milliseconds())}
+	case deletes && configs["retention.bytes"] != "-1" && configs["retention.bytes"] != "":
+		return ops.Finding{Check: "restore", Level: "warn", Text: fmt.Sprintf("topic %s: retention.bytes is %s, so messages may be deleted before their time", topic, configs["retention.bytes"]),
+			Remedy: "set retention.bytes to -1, or see that it is more than what is produced in " + show.Span(within)}
+	}
+	return ops.Finding{Check: "restore", Level: "ok", Text: fmt.Sprintf("topic %s is kept for as long as a restore may go back", topic)}
+}
