@@ -61,7 +61,7 @@ type drill struct {
 
 // After a recovery to a point in the past, positions go back with the effects, and messages and
 // calls are made up for (F1, O3). Answered requests and accepted webhooks of the lost time are
-// unknown, until their senders repeat them (H1, W1).
+// unknown, until their senders repeat them.
 func TestRestore(t *testing.T) {
 	began := time.Now()
 	o := devenv.Options{Own: true, PostgresSettings: devenv.ArchiveSettings()}
