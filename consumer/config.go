@@ -7,6 +7,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // Config configures a Consumer. The zero value of a field is the default that its comment names.
@@ -71,6 +72,13 @@ type Config struct {
 
 	// OnFailure decides about messages that cannot be applied. Defaults to [ParkMessage].
 	OnFailure FailurePolicy
+
+	// Sealer encrypts the values of messages that are parked. Keys and headers are stored as they
+	// are: Kafka's record key, the id and the ordering key find copies. To rotate the encryption
+	// key, see package seal. A parked message that does not open waits for an operator, who
+	// redrives it once the Sealer has its key again. Defaults to none: values are stored as they
+	// are (D9).
+	Sealer *seal.Sealer
 
 	// Brake halts a partition if nearly all of its messages fail, instead of parking them. See
 	// [Brake] for its fields. Defaults to on.

@@ -22,9 +22,17 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *disposition) {
 	for i, h := range m.Headers {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
+	value, sealed := m.Value, e.c.cfg.Sealer != nil && m.Value != nil
+	if sealed {
+		var err error
+		if value, err = e.c.cfg.Sealer.Seal(parked.MessagePlace(m.scope, m.Topic, m.Partition, m.Offset), m.Value); err != nil {
+			tx.Fail(stepPark, err)
+			return
+		}
+	}
 	tx.Engine(stepPark, parked.InsertMessageSQL, v.parkedState(), v.reason, storableText(v.err.Error()), v.attempts, storableText(m.tenant), m.scope, key,
-		m.Topic, m.Partition, m.Offset, storableTime(m.Time), m.Key, names, values, m.Value, m.orderKey, v.wait.Seconds(),
-		m.clusterID, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.parkedKind(), pgtype.Text{String: m.eventID, Valid: e.c.events})
+		m.Topic, m.Partition, m.Offset, storableTime(m.Time), m.Key, names, values, value, m.orderKey, v.wait.Seconds(),
+		m.clusterID, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.parkedKind(), pgtype.Text{String: m.eventID, Valid: e.c.events}, sealed)
 }
 
 // Bounds for a producer's timestamps, which may be anything. PostgreSQL refuses years after 294276,

@@ -36,7 +36,7 @@ update onlyonce.parked p set attempts = p.attempts + 1, next_attempt_at = clock_
   from due, held where p.id = due.id and p.state = 'retrying'
 returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time, p.record_key, p.header_names, p.header_values,
           p.body, p.order_key, coalesce(p.cluster_id, ''), p.topic_id, p.log_append_time, p.replay_no, p.replay_resend,
-          coalesce(p.event_id, '')`
+          coalesce(p.event_id, ''), p.sealed`
 
 // settleParkedSQL is the fence of an attempt at a parked row; see the function's comment in the
 // migration. In: cursor, epoch, nonce, row, attempt, key, fingerprint, the three timeouts; the
@@ -71,7 +71,8 @@ type parkedRow struct {
 	tenant  string
 	key     pgtype.UUID // null: the message had no id, or the consumer ran without ids
 	m       *Message
-	claimed bool // its key was claimed when it was parked
+	claimed bool  // its key was claimed when it was parked
+	closed  error // why its body does not open; nil: it is open
 }
 
 // takeRow counts an attempt at the row that is due first. It returns nil if there is none. A drain
@@ -83,10 +84,11 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	var at pgtype.Timestamptz
 	var names, values [][]byte
 	var topicID pgtype.UUID
+	var sealed bool
 	m := row.m
 	err := r.c.pool.QueryRow(ctx, takeParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
 		r.c.cfg.Backoff.Max.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
-		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.eventID)
+		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.eventID, &sealed)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -99,6 +101,9 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	for i := range names {
 		m.Headers = append(m.Headers, Header{Name: string(names[i]), Value: values[i]})
 	}
+	if sealed {
+		m.Value, row.closed = r.c.open(m)
+	}
 	if r.c.events {
 		m.eventTenant = row.tenant
 	}
@@ -106,9 +111,25 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	return row, nil
 }
 
+// open opens the sealed body of a parked message (D9).
+func (c *Consumer) open(m *Message) ([]byte, error) {
+	if c.cfg.Sealer == nil {
+		return nil, errors.New("the parked message is sealed, and Config.Sealer is not set")
+	}
+	value, err := c.cfg.Sealer.Open(parked.MessagePlace(c.cfg.Scope, m.Topic, m.Partition, m.Offset), m.Value)
+	if err != nil {
+		return nil, fmt.Errorf("opening the parked message: %w", err)
+	}
+	return value, nil
+}
+
 // verifyIdentity finds the message's id again, and refuses one that has changed. Calls that its
-// handler enqueues derive their keys from the id, and would go out again under other keys (D5).
+// handler enqueues derive their keys from the id, and would go out again under other keys (D5). It
+// refuses a message whose body does not open.
 func (r *retrier) verifyIdentity(row *parkedRow) error {
+	if row.closed != nil {
+		return row.closed
+	}
 	m, order := row.m, row.m.orderKey
 	m.idInTopic = r.idInTopic
 	err := r.c.identify(m)

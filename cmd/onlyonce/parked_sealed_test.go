@@ -2,6 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/base64"
+	"os"
+	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -87,5 +91,36 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	defer sink.mu.Unlock()
 	if want := parked.NewKey(parked.NewKey(original, 0), 1) + " first"; len(sink.got) != 2 || sink.got[0] != want || sink.got[1][37:] != "second" {
 		t.Errorf("the remote got %q, want %q and then the second", sink.got, want)
+	}
+}
+
+// D9: the sealed value of a parked message is shown with its key only.
+func TestD9ShowOfASealedMessage(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	sealer, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := sealer.Seal(parked.MessagePlace("sealed", "orders", 3, 7), []byte("private"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := one[int64](f, `insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset", body, sealed)
+		values ('message', 'waiting', 'failed', 'sealed', 'orders', 3, 7, $1, true) returning id`, body)
+	show := []string{"parked", "show", "-id", strconv.FormatInt(row, 10), "-body"}
+	f.run(show...).want(t, statusGood, "sealed, 40 B")
+	for first, want := range map[byte]string{1: "private", 2: "not a sealed value"} {
+		secret, keys := filepath.Join(t.TempDir(), "secret"), filepath.Join(t.TempDir(), "keys.json")
+		for name, text := range map[string]string{secret: base64.StdEncoding.EncodeToString(append([]byte{first}, make([]byte, 31)...)), keys: `{"seal_keys": [{"id": 1, "key": {"file": "` + secret + `"}}]}`} {
+			if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		status := statusGood
+		if first != 1 {
+			status = statusEnvironment
+		}
+		f.run(append(show, "-seal-keys", keys)...).want(t, status, want)
 	}
 }

@@ -8,17 +8,18 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 func parkedShowCommand() command {
 	return report(command{
 		name:    "parked show",
-		args:    "[-postgres URL] (N | -id N) [-body] [-json]",
+		args:    "[-postgres URL] (N | -id N) [-body [-seal-keys FILE]] [-json]",
 		operand: true,
 		summary: "show one parked row whole, with its next commands",
 		help: `
 Shows everything of the parked row N but its body, which may be private: -body adds that. Values are shown as text if they are
-UTF-8, and else as hexadecimal digits. It ends with the commands for this row; fill in WHY. It changes nothing.
+UTF-8, and else as hexadecimal digits. A sealed body is opened with the keys in FILE, as of "onlyonce request resolve". It ends with the commands for this row; fill in WHY. It changes nothing.
 
 Example:
   onlyonce parked show 4711 -body`,
@@ -26,10 +27,17 @@ Example:
 		var id *int64
 		numberVar(fs, &id, "id", "the row's id `N`, as `onlyonce parked list` shows it", 1, math.MaxInt64)
 		body := fs.Bool("body", false, "show the body too")
+		keys := fs.String("seal-keys", "", "open a sealed body with the keys in `FILE`")
 		return reading[operate.ParkedDetail]{
 			check: func(a *app) error { return a.rowID(&id) },
-			read: func(ctx context.Context, _ *app, db ops.DB) (*operate.ParkedDetail, error) {
+			read: func(ctx context.Context, a *app, db ops.DB) (*operate.ParkedDetail, error) {
 				row, err := operate.ParkedByID(ctx, db, *id, *body)
+				if err == nil && row != nil && *keys != "" {
+					var sealer *seal.Sealer
+					if sealer, err = readSealKeys(*keys, a.env); err == nil {
+						err = row.Open(sealer)
+					}
+				}
 				if err == nil && row == nil {
 					err = usagef("there is no parked row %d: `onlyonce parked list -all` lists them", *id)
 				}

@@ -1,16 +1,19 @@
 package operate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // parkedDetailSQL reads one row whole. In: id, whether with its body. One row, or none. By the
@@ -67,6 +70,8 @@ type ParkedDetail struct {
 	BodyBytes *int32         `json:"body_bytes" show:"body=BodyText" doc:"size of the body"`
 	Body      reports.Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
 
+	opened bool // Body is as it was before it was sealed
+
 	HeaderNames, HeaderValues [][]byte `json:"-"` // become Headers
 	ResponseStatus            *int32   `json:"-"` // become Response
 	ResponseHeaders           *string  `json:"-"`
@@ -107,10 +112,36 @@ func (d *ParkedDetail) ReplayText() string {
 	return fmt.Sprintf("%d, calls under keys of their own: %s", d.Replay, map[bool]string{true: "yes", false: "no"}[d.ReplayResend])
 }
 
+// Open opens a sealed body with the keys of the program that sealed it.
+func (d *ParkedDetail) Open(sealer *seal.Sealer) error {
+	if !d.Sealed || d.Body == nil || d.ErasedAt != nil {
+		return nil
+	}
+	var place [16]byte
+	switch key := cmp.Or(d.FirstKey, d.Key); {
+	case d.Kind == parked.Call && key != nil:
+		id, err := uuid.Parse(*key)
+		if err != nil {
+			return err
+		}
+		place = id
+	case d.Topic != nil && d.Partition != nil && d.Offset != nil:
+		place = parked.MessagePlace(d.Scope, *d.Topic, *d.Partition, *d.Offset)
+	}
+	body, err := sealer.Open(place, d.Body)
+	if err == nil {
+		d.Body, d.opened = body, true
+	}
+	return err
+}
+
 // BodyText is the body, or why it is not shown.
 func (d *ParkedDetail) BodyText() string {
-	if d.BodyBytes == nil {
+	switch {
+	case d.BodyBytes == nil:
 		return "none"
+	case d.Sealed && !d.opened && d.ErasedAt == nil:
+		return "sealed, " + show.Size(float64(*d.BodyBytes)) + "; -body -seal-keys FILE shows it"
 	}
 	return d.Body.Shown(int64(*d.BodyBytes), d.ErasedAt)
 }

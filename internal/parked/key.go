@@ -26,3 +26,9 @@ func CallOrder(sink, tenant, scope, key string) [16]byte {
 	sum := codec.Hash("onlyonce/call-order/1", sink, tenant, scope, key)
 	return [16]byte(sum[:16])
 }
+
+// MessagePlace is what the sealed body of a parked message or event is bound to.
+func MessagePlace(scope, topic string, partition int32, offset int64) [16]byte {
+	sum := codec.Hash("onlyonce/sealed-message/1", scope, topic, strconv.Itoa(int(partition)), strconv.FormatInt(offset, 10))
+	return [16]byte(sum[:16])
+}

@@ -5,9 +5,9 @@ package parked
 const InsertMessageSQL = `
 insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time,
                              record_key, header_names, header_values, body, order_key, next_attempt_at, cluster_id, topic_id,
-                             log_append_time, replay_no, replay_resend, event_id)
+                             log_append_time, replay_no, replay_resend, event_id, sealed)
 values ($23, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
-        case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22, $24)`
+        case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22, $24, $25)`
 
 // PromoteSQL makes the first row of each ordering key due, once no unsettled row precedes it; see
 // the comment on onlyonce.promote. In: ordering keys, uuid[]. One row: how many rows became due.
