@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle drill-restore storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle drill-restore storm-outbox storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -89,6 +89,9 @@ SERVERLESS := ./internal/codec ./internal/fields ./internal/rfc ./outbox/httpsin
 other-go: ## vet every module that users link and run tests without servers with the latest Go, OTHER_GO
 	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && export GOTOOLCHAIN=$(OTHER_GO) GOWORK="$$work/go.work" && $(GO) version && $(GO) work init $(MODULES:%=./%) && \
 	  $(GO) vet $$($(GO) list $(MODULES:%=./%/...) | grep -vE '/(test|bench|e2e)(/|$$)') && $(GO) test -short $(SERVERLESS)
+
+site: ## README and docs as a static site in dist/site, and llms.txt; fails on a dead link. CHECK=1 opens ten pages in Chromium, and searches
+	@$(GO) -C tools/site run . $(if $(CHECK),-check)
 
 image: ## build deploy/Dockerfile's image and run its parts beside Postgres in containers, as docker-compose.yml and the chart do; needs Docker, or root and dockerd (Debian: docker.io)
 	$(GO) -C deploy/check run .

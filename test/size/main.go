@@ -34,7 +34,7 @@ func within(dir string, roots ...string) bool {
 
 // laboratory is what only this repository runs.
 func laboratory(dir string) bool {
-	return within(dir, "test", "telemetry/test", "ui/e2e", "idempotency/compat", "deploy/check", "tools/release")
+	return within(dir, "test", "telemetry/test", "ui/e2e", "idempotency/compat", "deploy/check", "tools/release", "tools/site")
 }
 
 // product is what users link or run.
