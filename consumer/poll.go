@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -150,6 +152,9 @@ type poller struct {
 	reportedShape string    // of the row that was written then
 
 	group, handlers ready.Link // the process's own faults, and since when
+
+	announced   map[source.TopicPartition]int64 // the epochs under which partitions are owned, as logged
+	announcedAt time.Time
 }
 
 func newPoller(c *Consumer) *poller {
@@ -229,6 +234,7 @@ func (p *poller) pollOnce(ctx context.Context) error {
 	if !p.reportedAt.IsZero() && time.Since(p.reportedAt) < reportEvery {
 		known = &p.reportedShape
 	}
+	p.announce()
 	report, err := p.c.statusReport(&p.group, &p.handlers, known)
 	if err != nil {
 		return err
@@ -253,6 +259,51 @@ func (p *poller) pollOnce(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// mostAnnounced is how many partitions a log line names.
+const mostAnnounced = 20
+
+// announce logs, in one line for all of the last second, which partitions this process has taken
+// over, from where on, and which it has given up.
+func (p *poller) announce() {
+	if time.Since(p.announcedAt) < pollEvery {
+		return
+	}
+	p.announcedAt = time.Now()
+	owned := map[source.TopicPartition]int64{}
+	var taken, gone []string
+	for _, s := range p.c.partitions.snapshot() {
+		if s.Shard != p.c.shard || s.Delivered || s.Epoch == 0 {
+			continue
+		}
+		if owned[s.TopicPartition] = s.Epoch; p.announced[s.TopicPartition] != s.Epoch {
+			taken = append(taken, fmt.Sprintf("%s/%d from %d", s.Topic, s.Partition, s.Position))
+		}
+	}
+	for at := range p.announced {
+		if _, still := owned[at]; !still {
+			gone = append(gone, fmt.Sprintf("%s/%d", at.Topic, at.Partition))
+		}
+	}
+	p.announced = owned
+	if len(taken)+len(gone) == 0 {
+		return
+	}
+	slices.Sort(gone)
+	args := []any{"scope", p.c.cfg.Scope, "group", p.c.source.Group(), "owned", len(owned)}
+	for _, of := range []struct {
+		name string
+		list []string
+	}{{"taken", taken}, {"given_up", gone}} {
+		if more := len(of.list) - mostAnnounced; more > 0 {
+			of.list = append(of.list[:mostAnnounced], fmt.Sprintf("%d more", more))
+		}
+		if len(of.list) > 0 {
+			args = append(args, of.name, strings.Join(of.list, ", "))
+		}
+	}
+	p.c.cfg.Logger.Info("onlyonce: partitions of this process", args...)
 }
 
 func (p *poller) query(ctx context.Context, members []*polledPartition, report *statusReport) ([]pollAnswer, error) {

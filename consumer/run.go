@@ -141,6 +141,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 			rotating.Go(func() { d.filters.Run(side) })
 		}
 	}
+	c.cfg.Logger.Info("onlyonce: consumer starts", "scope", c.cfg.Scope, "group", c.source.Group(), "topics", sourceTopics(c.source))
 	began := c.announceStop(ctx)
 	err := c.runSource(ctx)
 	stop()

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/watch"
 )
 
@@ -64,7 +65,7 @@ func (p *purger) purge(ctx context.Context) error {
 		tag, err = s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, purgeLimit, windowBound(s.limits.KeyWindow))
 	}
 	if guard.SQLState(err) == codeDenied {
-		s.cfg.Logger.Warn("outbox: settled calls are not deleted: this relay's role may not; see onlyonce_rotator in docs/roles.sql", "error", err)
+		ring.LogNotRotating(ctx, s.cfg.Logger)
 		p.at = time.Now().Add(24 * time.Hour)
 		return nil
 	}

@@ -171,7 +171,9 @@ func (r *Relay) Healthy() error {
 // rotateSegments drops segments whose retention has passed, until ctx ends. If it fails, the relay
 // sends all the same.
 func (r *Relay) rotateSegments(ctx context.Context) {
-	if err := r.rotator.Run(ctx); err != nil && ctx.Err() == nil {
+	if err := r.rotator.Run(ctx); errors.Is(err, ring.ErrRights) {
+		ring.LogNotRotating(ctx, r.cfg.Logger)
+	} else if err != nil && ctx.Err() == nil {
 		r.cfg.Logger.Warn("outbox: this relay does not drop old segments of the log; another one must", "error", err)
 	}
 }

@@ -118,7 +118,9 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, source.Parti
 	defer cancel()
 	var rotating sync.WaitGroup
 	rotating.Go(func() {
-		if err := s.rotator.Run(stop); err != nil && stop.Err() == nil {
+		if err := s.rotator.Run(stop); errors.Is(err, ring.ErrRights) {
+			ring.LogNotRotating(stop, s.cfg.Logger)
+		} else if err != nil && stop.Err() == nil {
 			s.cfg.Logger.Warn("onlyonce: this process does not drop old segments of the event log; another one must", "error", err)
 		}
 	})

@@ -3,17 +3,22 @@ package fields
 import (
 	"context"
 	"log/slog"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-// Logger returns the logger of a configuration: the one that the user set, as it is, or
-// slog.Default() at WARN and above. So a program without a logger still learns of a halted
-// partition or a parked message, and is not told of each step.
+// Logger returns the logger of a configuration: the one that the user set, or slog.Default() at
+// WARN and above. So a program without a logger still learns of a halted partition or a parked
+// message, and is not told of each step. What repeats is logged seldom.
 func Logger(l *slog.Logger) *slog.Logger {
 	if l != nil {
-		return l
+		return withoutRepeats(l)
 	}
-	return slog.New(quiet{slog.Default().Handler()})
+	quiet := quiet{slog.Default().Handler()}
+	return slog.New(repeats{quiet, &quietSeen, ""})
 }
+
+var quietSeen pace.Seldom
 
 // quiet passes on warnings and errors.
 type quiet struct{ slog.Handler }

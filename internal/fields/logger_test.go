@@ -39,11 +39,3 @@ func TestLoggerKeepsTheDefaultsLevel(t *testing.T) {
 		t.Errorf("got %q", out.String())
 	}
 }
-
-// A logger that the user sets is used as it is.
-func TestLoggerOfTheUser(t *testing.T) {
-	l := slog.New(slog.DiscardHandler)
-	if fields.Logger(l) != l {
-		t.Error("another logger")
-	}
-}

@@ -84,7 +84,6 @@ func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder 
 
 // Run builds until ctx ends. The first look is after one interval.
 func (b *Builder) Run(ctx context.Context) {
-	reported := false
 	every, _ := intervalOf(b.ring)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -105,10 +104,7 @@ func (b *Builder) Run(ctx context.Context) {
 		switch {
 		case err == nil, ctx.Err() != nil:
 		case guard.SQLState(err) == "42501":
-			if !reported {
-				reported = true
-				b.log.Warn("onlyonce: this process does not build filters of the inbox; another one must", "ring", b.ring.Name, "error", err)
-			}
+			ring.LogNotRotating(ctx, b.log)
 			if !pace.Sleep(ctx, rightsRecheck) {
 				return
 			}

@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"sync"
@@ -63,11 +64,11 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 			continue
 		}
 		all.Go(func() {
-			reported := false
 			for wait := interval; pace.Sleep(ctx, wait); wait = rightsRecheck {
-				if err := x.Run(ctx); err != nil && ctx.Err() == nil && !reported {
-					reported = true
-					log.Warn("onlyonce: this process does not drop old segments of the inbox; another one must", "ring", which.Name, "error", err)
+				if err := x.Run(ctx); errors.Is(err, ring.ErrRights) {
+					ring.LogNotRotating(ctx, log)
+				} else if err != nil && ctx.Err() == nil {
+					log.Warn("onlyonce: rotating the inbox failed", "ring", which.Name, "error", err)
 				}
 			}
 		})
