@@ -33,9 +33,8 @@ Idempotency-Key (-scope "http POST /v1/charges"). Without -scope it is looked fo
 without -scope is a stored key, as other commands show it, or the idempotency key of a call. A KEY that begins with a dash follows
 "--".
 
-A key that is not there was never claimed, or was forgotten, or its claim has not committed. Whether a copy that comes now is a
-duplicate depends on who claims it, because the rings do not know each other's keys: consumers ask consumer_keys, or the ring of their
-scope's class; webhooks, dedupe.Claim and calls from outside of consumers ask standard_keys. Both also find unsettled parked rows.
+A key that is not there was never claimed, or was forgotten, or its claim has not committed. For each scope it says whether a copy
+that comes now would be applied, or found to be a duplicate.
 
 With -topic, -partition and -offset: whether each cursor has passed the offset, its batch, the parked rows of that position, and the
 event if the topic is a stream.

@@ -187,6 +187,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"parked", "lst"}, "did you mean `parked list`?"},
 		{[]string{"parked-list"}, "did you mean `parked list`?"},
 		{[]string{"list", "-json"}, "did you mean `parked list`, or `outbox list`, or `events list`?"},
+		{[]string{"stauts"}, "did you mean `status`?"},
 		{[]string{"help", "stats"}, "did you mean `status`?"},
 		{[]string{"dlq"}, "did you mean `parked list`?"},
 		{[]string{"cursor"}, "which of its commands"},

@@ -17,18 +17,32 @@ func statusCommand() command {
 		args:    "[-postgres URL] [-v] [-json]",
 		summary: "show what needs you, and where the work is",
 		help: `
-Begins with what needs a person, halts first, each with the next commands; or with "Nothing needs you". Then it shows, from the same snapshot of the database:
+Begins with what needs a person, each with the next commands; or with "Nothing needs you". Then it shows, from the same snapshot of the database:
 positions, by scope and topic; the consumer processes; what is parked and not settled; and the calls that are to be sent. It changes nothing, and works on a standby too.
 
-What needs a person: a partition that is halted; what keeps processes from their work now, by their own report, which is at most 10 s old (they cannot join their group,
-read the log or apply messages, their topic does not exist, a handler hangs), by the partitions that no process owns although some run, or because the database is read-only; processes that end again and again; for an hour, an offset that another program has set in Kafka, which moves nothing; a scope that no process works on; parked work that waits for a decision; calls to be sent without a relay; HTTP requests
-of unknown outcome. What is paused is listed with its sums, because a person has decided that.
+What needs a person, in this order:
+  halted           a partition on which no work is done until you decide: run the command that is shown
+  cannot ...       processes cannot join their group, read the log, or apply messages; by their own report, at most 10 s old
+  no such topic    the topic was deleted
+  handler          a handler does not return
+  no owner         no process works on a partition, although some run
+  read-only        the database takes no writes
+  offset ignored   another program has set an offset in Kafka, which moves nothing; shown for an hour
+  crashing         processes end again and again, within 2 minutes of their start
+  no consumer      no process works on the scope
+  parked           messages, events or calls wait for your decision
+  no relay         calls are to be sent, and no relay sends them
+  HTTP requests    of unknown outcome, or given up by their clients
+What is paused is not among them, because a person has decided that; see STATE.
 
-Cursors: OWNED is how many of the partitions a living process owns, LAG how many messages they are behind the log, LAST BATCH when a batch was committed last. STATE counts
-partitions that are halted, paused, replaying, waiting for an open Kafka transaction, or retired.
-Processes: each consumer process describes itself every 10 s (REPORTED). One that has not for 30 s is silent: it was killed, or cannot reach this database. Kafka is not asked.
+Cursors: OWNED is how many of the partitions a living process owns. LAG is how many messages they are behind the log: "or more" where a
+partition has no owner. LAST BATCH is when a batch was committed last. STATE counts partitions that are halted, paused, replaying,
+waiting for an open Kafka transaction, or retired.
 
--v lists each partition too. In a command that is shown, fill in WHY, OFFSET and ID.`,
+Processes: each consumer process describes itself every 10 s (REPORTED). One that has not for 30 s is silent: it was killed, or cannot
+reach this database. After 5 minutes it is only counted. Kafka is not asked.
+
+In a command that is shown, fill in WHY, OFFSET and ID.`,
 	}, "reading the status", func(fs *flag.FlagSet) reading[ops.StatusReport] {
 		each := fs.Bool("v", false, "list each partition too")
 		return reading[ops.StatusReport]{

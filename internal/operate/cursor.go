@@ -268,7 +268,17 @@ func adopt() *Decision {
 			Summary: "resolve a halt: set a position, a group, or move it here",
 			Help: `
 Resolves a halt, in one transaction: the owner of the cursor is fenced out, the cursor is changed, and an audit row says who did it
-and why. A consumer that is halted looks again every few seconds and continues by itself.
+and why. A consumer that is halted looks again every few seconds and continues by itself. "onlyonce status" prints the command for
+each halt.
+
+With -at the position is set (halts "new-topic", "foreign-cluster", "truncated", "gap", "history-lost"): OFFSET is the next that will
+be handled, in whichever topic of that name the next owner finds, and attempts begin anew. Offsets between the old position and a
+higher OFFSET are never handled. With a lower one they are handled again: messages with a key that is still kept are found to be
+duplicates, others are applied twice ("onlyonce replay" handles messages again). If there is no cursor -at makes one. It brings a
+retired cursor back, and it ends a replay.
+
+With -halted and without -partition all partitions of the topic that are halted for REASON are adopted, in one transaction. There -at
+can also be "first" or "last", where the log of each begins or ends by its owner's last report, or "position", where each of them is.
 
 Two services with one scope are a mistake: change Config.Scope of one of them. If a group was renamed, stop the old one, and then
 give -group; a cursor that the old group has not released is not handed over, unless -old-group-stopped says that its processes died.
@@ -276,15 +286,6 @@ give -group; a cursor that the old group has not released is not handed over, un
 Without -at only the group changes (halt "foreign-group"): the next owner stamps its own, or the one that -group names. The position
 stays, and so does everything that proves that the log is the same. With -group and without -partition all partitions of the topic
 that are in use are handed over, in one transaction.
-
-With -halted and without -partition all partitions of the topic that are halted for REASON are adopted, in one transaction. There -at
-can also be "first" or "last", where the log of each begins or ends by its owner's last report, or "position", where each of them is.
-
-With -at the position is set (halts "new-topic", "foreign-cluster", "truncated", "gap", "history-lost"): OFFSET is the next that will
-be handled, in whichever topic of that name the next owner finds, and attempts begin anew. Offsets between the old position and a
-higher OFFSET are never handled. With a lower one they are handled again: messages with a key that is still kept are found to be
-duplicates, others are applied twice ("onlyonce replay" handles messages again). If there is no cursor -at makes one. It brings a
-retired cursor back, and it ends a replay.
 
 With -from a partition moves here from another database (a shard; docs/scaling.md has the whole procedure). Its cursor there must be
 retired, for less than keys are remembered there (else -late says that no copies can come any more), not paused, and without parked

@@ -54,7 +54,10 @@ It changes nothing.
 
 States: waiting (for an operator), retrying, blocked (behind another one of its ordering key), reconcile (a call whose outcome is
 unknown); and of settled rows resolved and discarded. With -all, or with such a -state, settled rows are listed too, and the newest
-come first.`,
+come first.
+
+Example:
+  onlyonce parked list -scope stock -parked-for exhausted`,
 	},
 	without: "id",
 	read: func(ctx context.Context, tx pgx.Tx, f ParkedFilter) ([]ops.ParkedRow, bool, error) {

@@ -159,7 +159,7 @@ func (h *HeldBy) String() string {
 // OutboxReport is the calls to be sent, the relays that send them, and the segments of the outbox's
 // log.
 type OutboxReport struct {
-	Counted bool            `json:"counted" doc:"false if counting pending calls took longer than CountLimit: then Pending, InPass and ages are nil, and HeldBy names only cursors"`
+	Counted bool            `json:"counted" doc:"false if counting pending calls took too long: then pending, in_pass and ages are nil, and held_by names only cursors"`
 	Sinks   []OutboxSink    `json:"sinks" doc:"by name"`
 	Ring    []OutboxSegment `json:"ring" doc:"by slot"`
 }
