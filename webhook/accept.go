@@ -204,6 +204,9 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 	case found == foundDuplicate:
 		return Duplicate, false, nil
 	case found == foundDivergent && a.digest == nil: // the sender signs the id: it renders the body anew
+		if held, yes := a.refusals.Let("rendered anew", time.Now(), pace.Refusals); yes {
+			a.cfg.Logger.Info("onlyonce: a webhook whose sender signs its id came again with another body: it is a duplicate, and not kept", "endpoint", a.cfg.Name, "not_logged", held)
+		}
 		return Divergent, false, nil
 	case found == foundDivergent:
 		return Divergent, true, a.parkUnsigned(ctx, tx, parked.Divergent, errDivergent)

@@ -570,16 +570,20 @@ func TestW9UncommittedFirstCopy(t *testing.T) {
 	}
 }
 
-// W9: if the sender signs the id, the same id with another body is a duplicate. A hook reports it,
-// and nothing is kept.
+// W9: if the sender signs the id, the same id with another body is a duplicate. A hook and
+// the log report it, and nothing is kept.
 func TestW9Divergence(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	e := r.serve(samples(t)["Stripe"])
+	var text func() string
+	e := r.serve(samples(t)["Stripe"], func(c *webhook.Config) { c.Logger, text = pgtest.Logged() })
 	e.send(stripeBody("evt_1", `,"pending_webhooks":2`)).want(t, 200, false)
 	e.send(stripeBody("evt_1", `,"pending_webhooks":1`)).want(t, 200, true)
 	if r.last() != webhook.Divergent {
 		t.Errorf("outcome %s", r.last())
+	}
+	if s := text(); strings.Count(s, "came again with another body") != 1 || strings.Contains(s, "evt_1") {
+		t.Errorf("log: %s", s)
 	}
 	if stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 1 || parked != 0 {
 		t.Errorf("%d events are stored, %d set aside", stored, parked)

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -67,6 +68,13 @@ func (f *fixture) progress(lease string, run int, from, next int64) {
 	if err := tx.Commit(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
+}
+
+// cursors makes the cursors of a scope of topic orders, at 5.
+func (f *fixture) cursors(scope string, first, last int) {
+	f.t.Helper()
+	f.exec(`with l as (insert into onlyonce.leases (name) select 'cursor/' || $1::text || '/orders/' || p from generate_series($2::int, $3::int) p returning id, name)
+		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, $1, 'orders', split_part(name, '/', 4)::int, 5, 5, 'earliest' from l`, scope, first, last)
 }
 
 // fields are the names of a JSON object, in order.
@@ -209,7 +217,7 @@ func TestStatusOfProcesses(t *testing.T) {
 		(gen_random_uuid(), 'bills', 'pod-6', 2, clock_timestamp() - interval '1 minute', '[]'), (gen_random_uuid(), 'bills', 'pod-6', 3, clock_timestamp() - interval '2 minutes', '[]'),
 		(gen_random_uuid(), 'bills', 'pod-6', 4, clock_timestamp() - interval '3 minutes', '[]'),
 		(gen_random_uuid(), 'stock', 'pod-2', 8, clock_timestamp() - interval '1 hour', '[
-			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 5, "lag": 0, "halted": "blocked", "detail": "of the past", "halted_for": 1}]')`)
+			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 9, "lag": 4, "halted": "blocked", "detail": "of the past", "halted_for": 1}]')`)
 	f.columns = 80
 	r := f.run("status").want(t, statusGood, "5 things need you:\n- halted: scope bills", "\n- crashing: scope bills, 3 processes ended without a stop within 2m of their", "\n- halted: scope stock, orders/1, gap for 1h: the log begins at 9\n", "Processes: 7", "\n1 more ended without a stop, over 5 minutes ago\n", "scope bills, 30 partitions of bills (0, 2,",
 		"\n  onlyonce cursor adopt -scope bills -topic bills -halted new-topic -at first \\\n",
@@ -217,6 +225,14 @@ func TestStatusOfProcesses(t *testing.T) {
 		"\n  onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET \\\n", "3 partitions of orders (1, 3, 4)",
 		"\n  onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY\n", "waiting: stock orders/0, at offset 90 for 2m",
 		"blocked: stock orders/0, by the message at offset 90 (ordering key 0a0b) for", "8 messages above it done", "(silent)").fits(t, 80)
+	// While a partition changes its owner it counts once, and one whose owner died keeps its lag.
+	f.cursors("mail", 1, 4)
+	f.cursors("stock", 0, 2)
+	for _, want := range []string{` mail +orders +4 +4 of 4 +80 `, ` stock +orders +3 +2 of 3 +34 or more `} {
+		if sums := f.run("status").want(t, statusGood).out; !regexp.MustCompile(strings.ReplaceAll(want, " +", `\s+`)[1:]).MatchString(sums) {
+			t.Errorf("%s is not in\n%s", want, sums)
+		}
+	}
 	if strings.Contains(r.out, "of the past") {
 		t.Errorf("a halt of a process that is silent is shown as one of the present:\n%s", r.out)
 	}

@@ -3,8 +3,6 @@ package fields
 import (
 	"context"
 	"log/slog"
-
-	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // Logger returns the logger of a configuration: the one that the user set, or slog.Default() at
@@ -18,7 +16,7 @@ func Logger(l *slog.Logger) *slog.Logger {
 	return slog.New(repeats{quiet, &quietSeen, ""})
 }
 
-var quietSeen pace.Seldom
+var quietSeen lines
 
 // quiet passes on warnings and errors.
 type quiet struct{ slog.Handler }

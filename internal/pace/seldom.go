@@ -1,7 +1,6 @@
 package pace
 
 import (
-	"maps"
 	"sync"
 	"time"
 )
@@ -11,15 +10,11 @@ import (
 const Refusals = time.Minute
 
 // Seldom lets one event of a kind through in each interval, and counts the others. The zero value
-// is ready. It is safe for concurrent use. With very many kinds at once it counts no further ones,
-// and lets them through.
+// is ready. It is safe for concurrent use. Kinds must be few, because none is forgotten.
 type Seldom struct {
 	mu    sync.Mutex
 	kinds map[string]*kind
 }
-
-// mostKinds is how many kinds are remembered.
-const mostKinds = 1000
 
 type kind struct {
 	next time.Time
@@ -32,11 +27,6 @@ func (s *Seldom) Let(name string, now time.Time, every time.Duration) (held int,
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kinds[name]
-	if k == nil && len(s.kinds) >= mostKinds {
-		if maps.DeleteFunc(s.kinds, func(_ string, k *kind) bool { return !now.Before(k.next) }); len(s.kinds) >= mostKinds {
-			return 0, true
-		}
-	}
 	if k == nil {
 		if s.kinds == nil {
 			s.kinds = make(map[string]*kind)
