@@ -64,6 +64,60 @@ func (r *run) again(ctx context.Context, s *server) error {
 	})
 }
 
+// links goes from the first page, in order of need, to a parked message, its id, what is known of
+// it, and back.
+func (r *run) links(ctx context.Context, s *server) error {
+	_, at, err := s.filled(ctx, ui.Config{Authorize: as("vic", ui.View)}, consoledata.Fill)
+	if err != nil {
+		return err
+	}
+	if err := r.open(at + "/"); err != nil {
+		return err
+	}
+	cards, err := eval[string](r, `[...document.querySelectorAll(".ledger > div")].map(d => d.className || "-").join(" ")`)
+	if err != nil {
+		return err
+	}
+	r.check(strings.HasPrefix(cards, "waits") && !strings.Contains(cards, "- waits"), "cards stand in order of need (%s)", cards)
+	fault, err := eval[string](r, `document.querySelector("#owners tr.bad").innerText`)
+	if err != nil {
+		return err
+	}
+	r.check(strings.Contains(fault, "group billing-v1 not joined: dial tcp 10.2.0.21:9092: i/o timeout"), "a process shows its present fault (%s)", fault)
+	if err := r.open(at + "/parked?kind=message&scope=stock"); err != nil {
+		return err
+	}
+	if err := r.do(chromedp.Click(chromedp.CSS("#rows a.open")), chromedp.WaitReady(chromedp.CSS("#headers"))); err != nil {
+		return err
+	}
+	text, err := r.text()
+	if err != nil {
+		return err
+	}
+	id, err := eval[string](r, `document.querySelector('.facts a[href*="/explain?"]').innerText`)
+	if err != nil {
+		return err
+	}
+	row, err := eval[string](r, `location.pathname`)
+	if err != nil {
+		return err
+	}
+	header, err := eval[string](r, `document.querySelector("#headers").innerText`)
+	if err != nil {
+		return err
+	}
+	r.check(strings.HasPrefix(id, "order-") && strings.Contains(header, id) && !strings.Contains(text, "Bearer"), "the header that is the key is shown, and no other (%s)", header)
+	if err := r.do(chromedp.Click(chromedp.CSS(`.facts a[href*="/explain?"]`)), chromedp.WaitReady(chromedp.CSS(`a[href$="`+row+`"]`)), chromedp.Click(chromedp.CSS(`a[href$="`+row+`"]`)), chromedp.WaitReady(chromedp.CSS("#headers"))); err != nil {
+		return err
+	}
+	back, err := eval[string](r, `location.pathname`)
+	if err != nil {
+		return err
+	}
+	r.check(back == row, "explain links back to the row (%s)", back)
+	return nil
+}
+
 // halted is how many partitions one adoption is about.
 const halted = 60
 
@@ -82,7 +136,7 @@ func (r *run) adoption(ctx context.Context, s *server) error {
 	}
 	r.check(commands == 101, "the first page has one command for all of them (%d)", commands)
 	if err := r.do(chromedp.Click(chromedp.CSS(".need.halt a")), chromedp.WaitReady(chromedp.CSS(`a.act[href*="halted=new-topic"]`)), chromedp.Click(chromedp.CSS(`a.act[href*="halted=new-topic"]`)),
-		chromedp.WaitReady(chromedp.CSS("#f-at")), chromedp.SetValue(chromedp.CSS("#f-at"), "0"), chromedp.Click(chromedp.CSS("#input button")), chromedp.WaitReady(chromedp.CSS("#would-rows"))); err != nil {
+		chromedp.WaitReady(chromedp.CSS("#f-at")), chromedp.SetValue(chromedp.CSS("#f-at"), "first"), chromedp.Click(chromedp.CSS("#input button")), chromedp.WaitReady(chromedp.CSS("#would-rows"))); err != nil {
 		return err
 	}
 	if err := r.confirm("INC-5: the topic was made anew", ".notice.good"); err != nil {
