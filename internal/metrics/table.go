@@ -141,7 +141,7 @@ var (
 	})
 	Faults = add(Metric{
 		Name: "onlyonce.faults", Unit: "{process}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "scope", "topic", "kind"},
-		Help: "Processes that cannot work now, by kind: group, read, apply, handler, unowned (processes run, and none owns the partitions) or read-only (the database, then 1).",
+		Help: "Processes that cannot work now, by kind: group, read, topic (it does not exist), apply, handler, unowned (processes run, and none owns the partitions) or read-only (the database, then 1).",
 		Bad:  "Above 0: `onlyonce status` says what is wrong, and since when.",
 		Do:   "See [Processes cannot work](operations.md#processes-cannot-work).",
 	})
