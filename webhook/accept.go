@@ -204,9 +204,7 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 	case found == foundDuplicate:
 		return Duplicate, false, nil
 	case found == foundDivergent && a.digest == nil: // the sender signs the id: it renders the body anew
-		if held, yes := a.refusals.Let("rendered anew", time.Now(), pace.Refusals); yes {
-			a.cfg.Logger.Info("onlyonce: a webhook whose sender signs its id came again with another body: it is a duplicate, and not kept", "endpoint", a.cfg.Name, "not_logged", held)
-		}
+		a.logRendered()
 		return Divergent, false, nil
 	case found == foundDivergent:
 		return Divergent, true, a.parkUnsigned(ctx, tx, parked.Divergent, errDivergent)
@@ -301,6 +299,13 @@ func (a *acceptTx) parkedColumns(reason string, why error) []any {
 func (a *acceptTx) logAside(reason string, why error) {
 	if held, yes := a.refusals.Let(reason, time.Now(), pace.Refusals); yes {
 		a.cfg.Logger.Warn("onlyonce: webhook set aside, see onlyonce parked list -kind event", "endpoint", a.cfg.Name, "reason", reason, "error", why, "not_logged", held)
+	}
+}
+
+// logRendered says that a body differs from the one that was accepted under its signed id.
+func (a *acceptTx) logRendered() {
+	if held, yes := a.refusals.Let("rendered anew", time.Now(), pace.Refusals); yes {
+		a.cfg.Logger.Info("onlyonce: a webhook whose sender signs its id came again with another body: it is a duplicate, and not kept", "endpoint", a.cfg.Name, "not_logged", held)
 	}
 }
 

@@ -104,7 +104,7 @@ var webhooksRules = []mutant{
 	{rule: "W9 copies are not told", in: "webhook", decl: "(*Endpoint).writeAccepted",
 		old: "Duplicate, Divergent,", new: "", test: "TestW9DuplicatesInParallel"},
 	{rule: "W9 other bytes are a new event", in: "webhook", decl: "(*acceptTx).claimAndStore",
-		old: "case found == foundDivergent && a.digest == nil: return Divergent, false, nil", new: "", test: "TestW9Divergence"},
+		old: "case found == foundDivergent && a.digest == nil: a.logRendered(); return Divergent, false, nil", new: "", test: "TestW9Divergence"},
 	{rule: "T11 clock back and ids of webhooks", in: schema, decl: "table onlyonce.webhook_ids",
 		old: "onlyonce.steady_clock()", new: "clock_timestamp()", pkg: "webhook", test: "TestT11IdsWhileTheClockIsBack"},
 	{rule: "T11 clock back and bodies of webhooks", in: schema, decl: "function onlyonce.receive_webhook",
