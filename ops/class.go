@@ -77,8 +77,7 @@ func ChangeClass(ctx context.Context, db DB, by By, in ClassInput) (*ClassChange
 	return decide(ctx, db, k, by, &classing{ClassInput: in}, in.Shown)
 }
 
-// Check returns an error of kind ErrInvalid unless the fields are valid.
-func (in *ClassInput) Check() error {
+func (in *ClassInput) check() error {
 	if !slices.Contains(ring.Classes(), in.Class) {
 		return failf(ErrInvalid, "`Class`: must be short, standard or long")
 	}
@@ -94,8 +93,6 @@ type scopeCursor struct {
 	ID, Epoch      int64
 	Shared, Events bool
 }
-
-func (q *classing) check() error { return q.Check() }
 
 // lock locks the leases of all cursors, and then the scope's row against new cursors (K10): the
 // owner of a cursor that is made later reads the class later.

@@ -40,8 +40,6 @@ func readOtherClass(ctx context.Context, tx pgx.Tx, scope string) (*scopeClass, 
 // otherClass changes the class of a scope in which no consumer claims.
 type otherClass struct{ ClassInput }
 
-func (q *otherClass) check() error { return q.Check() }
-
 func (q *otherClass) lock(ctx context.Context, tx pgx.Tx) error {
 	var names []string
 	for _, r := range ring.Others() {

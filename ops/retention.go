@@ -19,8 +19,8 @@ select r.kind, extract(epoch from r.keep)::float8 as was, extract(epoch from onl
 	setRetentionSQL = `update onlyonce.retentions set keep = make_interval(secs => $2::float8) where kind = $1`
 )
 
-// Bodies is the RetentionInput.Of of what settled parked rows hold.
-const Bodies = "bodies"
+// bodies is the RetentionInput.Of of what settled parked rows hold.
+const bodies = "bodies"
 
 // RetentionInput is the input of [SetRetention].
 type RetentionInput struct {
@@ -74,11 +74,11 @@ func (q *retention) check() error {
 	case q.Forever && q.Keep != 0:
 		return failf(ErrInvalid, "`Keep`: goes with no `Forever`")
 	case q.Forever:
-	case q.Of == Bodies && q.Keep != 0:
+	case q.Of == bodies && q.Keep != 0:
 		return failf(ErrInvalid, "`Keep`: of bodies must be 0 or forever")
 	case q.Of == "webhook_objects" && q.Keep < leastObjects:
 		return failf(ErrInvalid, "`Keep`: of webhook_objects must be at least 30 days")
-	case q.Of != Bodies && q.Keep < 24*time.Hour:
+	case q.Of != bodies && q.Keep < 24*time.Hour:
 		return failf(ErrInvalid, "`Keep`: must be at least a day, or forever")
 	}
 	return checkText("`Of`", q.Of)
