@@ -299,7 +299,7 @@ var consumerRules = []mutant{
 	{rule: "D8 rows of another ordering key are erased", in: "ops", decl: "pickErasedSQL",
 		old: "p.record_key = convert_to($4, 'UTF8')", new: "true", test: "TestEraseParked"},
 	{rule: "D8 erased row keeps its error", in: schema, decl: "function onlyonce.erase_parked",
-		old: "new.error := '';", new: "", pkg: "ops", test: "TestEraseParked"},
+		old: "new.error := '';", new: "", pkg: "consumer", test: "TestD8BodiesGoWithTheSettlement"},
 	{rule: "D9 handler gets what is sealed", in: "consumer", decl: "(*retrier).verifyIdentity",
 		old: "row.closed != nil", new: "false", test: "TestD9ParkedValuesAreSealed"},
 	{rule: "D9 value of another message", in: "internal/parked", decl: "MessagePlace",
