@@ -75,6 +75,14 @@ func (v *visit) headersPart(all []reports.Header, reveal bool, id string) part {
 	return part{ID: "headers-h", Title: "Headers", Table: v.tableOf("headers", found, "Name Value"), None: "None."}
 }
 
+// sealable is "Body", or says that it is sealed: then the console does not show it.
+func sealable(sealed bool) string {
+	if sealed {
+		return "Body, sealed"
+	}
+	return "Body"
+}
+
 // bodyPart shows a body. size is nil if there is none.
 func bodyPart[T int32 | int64](title string, size *T, body []byte, reveal bool) part {
 	p := part{Title: title, None: "None is stored."}
@@ -126,7 +134,7 @@ func (v *visit) parkedRow() error {
 		facts = slices.Insert(facts, 1, fact{Name: "Message id", Value: linkTo(v.Link("/explain", "q", messageID, "scope", d.Scope, "tenant", d.Tenant, "topic", d.Topic), messageID)})
 	}
 	c.Parts = []part{{Title: "Error", Pre: d.Error, None: "None: it was parked before it was tried."}, {Title: "Timeline", Half: true, Timeline: v.timelineOf(d)}, {Title: "Facts", Half: true, Facts: facts},
-		v.headersPart(d.Headers, reveal, messageID), bodyPart("Body", d.BodyBytes, d.Body, reveal)}
+		v.headersPart(d.Headers, reveal, messageID), bodyPart(sealable(d.Sealed), d.BodyBytes, d.Body, reveal && !d.Sealed)}
 	if d.Response != nil {
 		c.Parts = append(c.Parts, bodyPart("What the remote answered", d.Response.Bytes, d.Response.Body, reveal))
 	}
@@ -229,7 +237,7 @@ func (v *visit) event() error {
 		return err
 	}
 	return v.showParts("/events", &content{Title: "Event", Of: e.ID, Tags: []string{e.State}, Parts: []part{{Facts: v.factsOf(e, "id state bytes headers")},
-		v.headersPart(e.Headers, reveal, ""), bodyPart("Body", &e.Bytes, e.Body, reveal)}}, page{Title: "Event " + e.ID})
+		v.headersPart(e.Headers, reveal, ""), bodyPart(sealable(e.Sealed()), &e.Bytes, e.Body, reveal && !e.Sealed())}}, page{Title: "Event " + e.ID})
 }
 
 // auditRow shows one decision, and the present state of the rows that it was about.

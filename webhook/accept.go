@@ -93,6 +93,9 @@ const (
 // running. Then it either finds the event, which means that it was committed, or accepts it (W11).
 func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, error) {
 	i.keepTrace(ctx, ep.cfg.Trace)
+	if err := i.seal(ep.cfg.Sealer, Topic(ep.cfg.Name)); err != nil {
+		return "", err
+	}
 	var stale error // the handler's reason to park the event
 	commitUnknown := false
 	for runs := 1; ; runs++ {
@@ -216,7 +219,7 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 	}
 	tx.Lend(&origin.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.messageID, Time: time.Now(), TraceOf: a.cfg.Trace})
 	if a.cfg.Forward != nil {
-		err := a.cfg.Forward.enqueue(ctx, tx, a.incomingEvent)
+		err := a.cfg.Forward.enqueue(ctx, tx, a.incomingEvent, a.cfg.Sealer)
 		if errors.Is(err, outbox.ErrCall) { // no call can be made of this event, now or later; no statement was sent
 			tx.TakeBack()
 			a.parkEvent(tx, parked.Forward, err)
@@ -292,7 +295,7 @@ func (a *acceptTx) parkUnsigned(ctx context.Context, tx *guard.Tx, reason string
 // parkedColumns returns the arguments of parkEventSQL.
 func (a *acceptTx) parkedColumns(reason string, why error) []any {
 	names, values := a.headerColumns()
-	return []any{reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Name), a.hash, Topic(a.cfg.Name), a.orderingKey, names, values, a.Body, a.messageID}
+	return []any{reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Name), a.hash, Topic(a.cfg.Name), a.orderingKey, names, values, a.stored, a.messageID}
 }
 
 // logAside tells an operator that a sender was told 200 and the event was not handled.

@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
@@ -146,6 +147,12 @@ type Config struct {
 	// in a new database, or for the horizon of the endpoint's class (onlyonce inbox class -scope
 	// webhook/NAME). Defaults to the longest of these.
 	Retention time.Duration
+
+	// Sealer encrypts the bodies of events before they are stored, parked or forwarded. Headers, ids
+	// and ordering keys are stored as they are. Handler gets events open. For a consumer of your own
+	// use [Unsealed], and set outbox.RelayConfig.Sealer for Forward. To rotate the encryption key,
+	// see package seal. Defaults to none: bodies are stored as they are (W22).
+	Sealer *seal.Sealer
 
 	// BodyWindow is how long the endpoint remembers a body if the sender does not sign the event's
 	// id, from 1 minute to Retention: within it, the same body under another id is set aside as a

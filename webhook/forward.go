@@ -10,6 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // Forward sends each new event on through the outbox. The call's key derives from the event's id,
@@ -72,8 +73,11 @@ const (
 // enqueue writes the call in the endpoint's transaction. The sender will not change an event, so
 // what does not fit into a call is left out or shortened, if that loses nothing of the event. See
 // (*acceptTx).claimAndStore for events of which no call can be made (W15).
-func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent) error {
+func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent, sealer *seal.Sealer) error {
 	c := outbox.Call{Sink: f.Sink, Name: "forward", Target: f.Target, Header: maps.Clone(i.Header), Body: i.Body}
+	if sealer != nil {
+		c.Sealer = sealer
+	}
 	if c.Header == nil {
 		c.Header = http.Header{}
 	}

@@ -31,6 +31,9 @@ type incomingEvent struct {
 	orderingKey []byte // nil for none
 	headers     []consumer.Header
 
+	stored        []byte // the body as it is stored
+	storedHeaders []consumer.Header
+
 	// These are made once for all attempts, because two of them read the whole body.
 	hash        pgtype.UUID // hash of the dedupe key
 	fingerprint int64
@@ -118,7 +121,7 @@ func callOrEmpty(f func(*Event) string, e *Event) (s string) {
 
 // streamEvent returns the event as the log stores it.
 func (ep *Endpoint) streamEvent(i *incomingEvent) eventsource.Event {
-	return eventsource.Event{Topic: Topic(ep.cfg.Name), Tenant: i.tenant, ID: i.messageID, Key: i.orderingKey, Headers: i.headers, Body: i.Body}
+	return eventsource.Event{Topic: Topic(ep.cfg.Name), Tenant: i.tenant, ID: i.messageID, Key: i.orderingKey, Headers: i.storedHeaders, Body: i.stored}
 }
 
 // inlineMessage returns the event as an inline handler gets it.
@@ -131,8 +134,8 @@ func (ep *Endpoint) inlineMessage(i *incomingEvent) *consumer.Message {
 
 // headerColumns returns the headers in the form of a parked row.
 func (i *incomingEvent) headerColumns() (names, values [][]byte) {
-	names, values = make([][]byte, len(i.headers)), make([][]byte, len(i.headers))
-	for n, h := range i.headers {
+	names, values = make([][]byte, len(i.storedHeaders)), make([][]byte, len(i.storedHeaders))
+	for n, h := range i.storedHeaders {
 		names[n], values[n] = []byte(h.Name), h.Value
 	}
 	return names, values

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // Headers of a message that hold an event's fields besides its kept headers and its body. They are
@@ -38,7 +39,8 @@ func Topic(endpoint string) string { return "webhook." + endpoint }
 // enqueues. A consumer of the endpoint under this scope gives its calls the same keys.
 func Scope(endpoint string) string { return "webhook/" + endpoint }
 
-// EventOf returns the event of a message. Use it in a consumer's handler or in an inline one.
+// EventOf returns the event of a message. Use it in a consumer's handler or in an inline one. The
+// error is [ErrSealed] if its body is sealed.
 func EventOf(m *consumer.Message) (*Event, error) {
 	e := &Event{Header: http.Header{}, Body: m.Value}
 	if endpoint, ok := strings.CutPrefix(m.Topic, Topic("")); ok {
@@ -61,6 +63,8 @@ func EventOf(m *consumer.Message) (*Event, error) {
 			}
 			e.Time = at
 		case headerTraceparent, headerTracestate:
+		case parked.HeaderSealed:
+			return nil, ErrSealed
 		default:
 			e.Header[h.Name] = append(e.Header[h.Name], v)
 		}

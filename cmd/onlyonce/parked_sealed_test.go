@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/seal"
@@ -94,33 +96,50 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	}
 }
 
-// D9: the sealed value of a parked message is shown with its key only.
-func TestD9ShowOfASealedMessage(t *testing.T) {
+// keyFile writes a file for -seal-keys with a key that begins with a byte.
+func keyFile(t *testing.T, first byte) string {
+	t.Helper()
+	secret, keys := filepath.Join(t.TempDir(), "secret"), filepath.Join(t.TempDir(), "keys.json")
+	for name, text := range map[string]string{secret: base64.StdEncoding.EncodeToString(append([]byte{first}, make([]byte, 31)...)), keys: `{"seal_keys": [{"id": 1, "key": {"file": "` + secret + `"}}]}`} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return keys
+}
+
+// D9, W22: the sealed value of a parked message, and the sealed body of an event that was set aside
+// or is in the log, are shown with their key only.
+func TestD9ShowOfSealedRows(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	sealer, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	body, err := sealer.Seal(parked.MessagePlace("sealed", "orders", 3, 7), []byte("private"))
+	sealed := func(place [16]byte) []byte {
+		body, err := sealer.Seal(place, []byte("private"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return body
+	}
+	event := sealed(parked.EventPlace("", "webhook.gh", "gh/github/1"))
+	show := func(id int64) []string { return []string{"parked", "show", "-id", strconv.FormatInt(id, 10), "-body"} }
+	message := one[int64](f, `insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset", body, sealed)
+		values ('message', 'waiting', 'failed', 'sealed', 'orders', 3, 7, $1, true) returning id`, sealed(parked.MessagePlace("sealed", "orders", 3, 7)))
+	aside := one[int64](f, `insert into onlyonce.parked (kind, state, reason, scope, topic, event_id, body, header_names, header_values)
+		values ('event', 'waiting', 'same-body', 'webhook/gh', 'webhook.gh', 'gh/github/1', $1, array['`+parked.HeaderSealed+`'::bytea], array['true'::bytea]) returning id`, event)
+	f.exec(`insert into onlyonce.streams (topic, partitions) values ('webhook.gh', 1)`)
+	err = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+		return eventsource.Append(t.Context(), tx, eventsource.Event{Topic: "webhook.gh", ID: "gh/github/1", Body: event, Headers: []consumer.Header{{Name: parked.HeaderSealed, Value: []byte("true")}}})
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	row := one[int64](f, `insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset", body, sealed)
-		values ('message', 'waiting', 'failed', 'sealed', 'orders', 3, 7, $1, true) returning id`, body)
-	show := []string{"parked", "show", "-id", strconv.FormatInt(row, 10), "-body"}
-	f.run(show...).want(t, statusGood, "sealed, 40 B")
-	for first, want := range map[byte]string{1: "private", 2: "not a sealed value"} {
-		secret, keys := filepath.Join(t.TempDir(), "secret"), filepath.Join(t.TempDir(), "keys.json")
-		for name, text := range map[string]string{secret: base64.StdEncoding.EncodeToString(append([]byte{first}, make([]byte, 31)...)), keys: `{"seal_keys": [{"id": 1, "key": {"file": "` + secret + `"}}]}`} {
-			if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		status := statusGood
-		if first != 1 {
-			status = statusEnvironment
-		}
-		f.run(append(show, "-seal-keys", keys)...).want(t, status, want)
+	for _, args := range [][]string{show(message), show(aside), {"events", "show", "-topic", "webhook.gh", "-partition", "0", "-offset", "0", "-body"}} {
+		f.run(args...).want(t, statusGood, "sealed, 40 B")
+		f.run(append(args, "-seal-keys", keyFile(t, 1))...).want(t, statusGood, "private")
+		f.run(append(args, "-seal-keys", keyFile(t, 2))...).want(t, statusEnvironment, "not a sealed value")
 	}
 }

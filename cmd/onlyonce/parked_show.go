@@ -33,10 +33,7 @@ Example:
 			read: func(ctx context.Context, a *app, db ops.DB) (*operate.ParkedDetail, error) {
 				row, err := operate.ParkedByID(ctx, db, *id, *body)
 				if err == nil && row != nil && *keys != "" {
-					var sealer *seal.Sealer
-					if sealer, err = readSealKeys(*keys, a.env); err == nil {
-						err = row.Open(sealer)
-					}
+					err = a.unseal(row, *keys)
 				}
 				if err == nil && row == nil {
 					err = usagef("there is no parked row %d: `onlyonce parked list -all` lists them", *id)
@@ -48,6 +45,15 @@ Example:
 			},
 		}
 	})
+}
+
+// unseal opens the sealed body of a row with the keys in a file.
+func (a *app) unseal(row interface{ Open(*seal.Sealer) error }, file string) error {
+	sealer, err := readSealKeys(file, a.env)
+	if err != nil {
+		return err
+	}
+	return row.Open(sealer)
 }
 
 // rowID is the id of a row, which is given as a word or with -id.

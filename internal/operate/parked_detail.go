@@ -70,7 +70,8 @@ type ParkedDetail struct {
 	BodyBytes *int32         `json:"body_bytes" show:"body=BodyText" doc:"size of the body"`
 	Body      reports.Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
 
-	opened bool // Body is as it was before it was sealed
+	opened     bool // Body is as it was before it was sealed
+	sealedHere bool // it was sealed when it was parked
 
 	HeaderNames, HeaderValues [][]byte `json:"-"` // become Headers
 	ResponseStatus            *int32   `json:"-"` // become Response
@@ -117,22 +118,32 @@ func (d *ParkedDetail) Open(sealer *seal.Sealer) error {
 	if !d.Sealed || d.Body == nil || d.ErasedAt != nil {
 		return nil
 	}
-	var place [16]byte
-	switch key := cmp.Or(d.FirstKey, d.Key); {
-	case d.Kind == parked.Call && key != nil:
-		id, err := uuid.Parse(*key)
-		if err != nil {
+	body := []byte(d.Body)
+	for _, place := range d.places() {
+		var err error
+		if body, err = sealer.Open(place, body); err != nil {
 			return err
 		}
-		place = id
+	}
+	d.Body, d.opened = body, true
+	return nil
+}
+
+// places are what the body is bound to, the outermost seal first: an event that was sealed when it
+// was received may have been sealed again when it was parked.
+func (d *ParkedDetail) places() (all [][16]byte) {
+	switch key := cmp.Or(d.FirstKey, d.Key); {
+	case !d.sealedHere:
+	case d.Kind == parked.Call && key != nil:
+		id, _ := uuid.Parse(*key) // a column of type uuid
+		all = append(all, id)
 	case d.Topic != nil && d.Partition != nil && d.Offset != nil:
-		place = parked.MessagePlace(d.Scope, *d.Topic, *d.Partition, *d.Offset)
+		all = append(all, parked.MessagePlace(d.Scope, *d.Topic, *d.Partition, *d.Offset))
 	}
-	body, err := sealer.Open(place, d.Body)
-	if err == nil {
-		d.Body, d.opened = body, true
+	if d.Topic != nil && d.EventID != nil && reports.SealedEvent(d.Headers) {
+		all = append(all, parked.EventPlace(d.Tenant, *d.Topic, *d.EventID))
 	}
-	return err
+	return all
 }
 
 // BodyText is the body, or why it is not shown.
@@ -169,6 +180,7 @@ func ParkedByID(ctx context.Context, db ops.DB, id int64, body bool) (d *ParkedD
 		return nil, err
 	}
 	d.Headers = reports.Headers(d.HeaderNames, d.HeaderValues)
+	d.sealedHere, d.Sealed = d.Sealed, d.Sealed || reports.SealedEvent(d.Headers)
 	if d.ResponseStatus != nil {
 		d.Response = &ParkedResponse{d.ResponseStatus, d.ResponseHeaders, d.ResponseBytes, d.ResponseBody}
 	}

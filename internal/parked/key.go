@@ -27,6 +27,15 @@ func CallOrder(sink, tenant, scope, key string) [16]byte {
 	return [16]byte(sum[:16])
 }
 
+// EventPlace is what the sealed body of a webhook's event is bound to, before it has an offset.
+func EventPlace(tenant, topic, id string) [16]byte {
+	sum := codec.Hash("onlyonce/sealed-event/1", tenant, topic, id)
+	return [16]byte(sum[:16])
+}
+
+// HeaderSealed marks a webhook's event whose body is sealed.
+const HeaderSealed = "onlyonce-sealed"
+
 // MessagePlace is what the sealed body of a parked message or event is bound to.
 func MessagePlace(scope, topic string, partition int32, offset int64) [16]byte {
 	sum := codec.Hash("onlyonce/sealed-message/1", scope, topic, strconv.Itoa(int(partition)), strconv.FormatInt(offset, 10))

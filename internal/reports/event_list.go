@@ -3,10 +3,15 @@ package reports
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/show"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // EventState says what became of an event of the log l of the stream s: unread, before SCOPE (the
@@ -125,6 +130,8 @@ type EventDetail struct {
 	Body     Octets   `json:"body,omitzero" show:"body=BodyText" doc:"nil unless it was asked for"`
 
 	HeaderNames, HeaderValues [][]byte `json:"-"` // become Headers
+
+	opened bool // Body is as it was before it was sealed
 }
 
 // Position is where the event is.
@@ -135,8 +142,33 @@ func (e *Event) Position() string {
 // Name is the event's id: of a webhook its sender's.
 func (e *Event) Name() string { return EventName(e.Topic, e.ID) }
 
+// Sealed reports whether the body is sealed.
+func (e *EventDetail) Sealed() bool { return !e.opened && e.ErasedAt == nil && SealedEvent(e.Headers) }
+
+// SealedEvent reports whether an event with these headers was sealed when it was received.
+func SealedEvent(all []Header) bool {
+	return slices.ContainsFunc(all, func(h Header) bool { return h.Name == parked.HeaderSealed })
+}
+
+// Open opens a sealed body with the keys of the program that sealed it.
+func (e *EventDetail) Open(sealer *seal.Sealer) error {
+	if !e.Sealed() || e.Body == nil {
+		return nil
+	}
+	body, err := sealer.Open(parked.EventPlace(e.Tenant, e.Topic, e.ID), e.Body)
+	if err == nil {
+		e.Body, e.opened = body, true
+	}
+	return err
+}
+
 // BodyText is the body, or why it is not shown.
-func (e *EventDetail) BodyText() string { return e.Body.Shown(e.Bytes, e.ErasedAt) }
+func (e *EventDetail) BodyText() string {
+	if e.Sealed() {
+		return "sealed, " + show.Size(float64(e.Bytes)) + "; -body -seal-keys FILE shows it"
+	}
+	return e.Body.Shown(e.Bytes, e.ErasedAt)
+}
 
 // EventAt returns one event, with its body if body is set: bodies may be private. It returns nil if
 // the log has none at that position.
