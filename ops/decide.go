@@ -11,7 +11,6 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/reports"
-	"github.com/onlyonce/onlyonce/migrations"
 )
 
 const (
@@ -120,10 +119,7 @@ func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d d
 }
 
 func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R], shown *R) (done *R, audit int64, err error) {
-	if err := reports.Bound(ctx, tx); err != nil {
-		return nil, 0, err
-	}
-	if err := migrations.Check(ctx, tx); err != nil {
+	if err := reports.Begin(ctx, tx); err != nil {
 		return nil, 0, err
 	}
 	if err := d.lock(ctx, tx); err != nil {

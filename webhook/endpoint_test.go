@@ -226,7 +226,7 @@ func TestW7UnsignedIDs(t *testing.T) {
 	if got := one[string](r, `select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`); got != "event waiting same-body e/github/d-2 push" {
 		t.Errorf("set aside: %s", got)
 	}
-	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '6 days 23 hours'`)
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 days 23 hours'`)
 	e.sendAs("d-4", "push").want(t, 200, true)
 	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours'`)
 	e.sendAs("d-5", "push").want(t, 200, false)

@@ -64,7 +64,7 @@ func TestEndpointRunEndsAsAWhole(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	endpoint := r.receiver(samples(t)["GitHub"], func(c *webhook.Config) { c.Handler = effect })
-	r.exec(`update onlyonce.rings set horizon = '6 days' where name = 'standard_keys'`)
+	r.exec(`update onlyonce.rings set horizon = '2 days' where name = 'standard_keys'`)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // it ends by itself, long before
 	defer cancel()
 	if err := endpoint.Run(ctx); err == nil || !strings.Contains(err.Error(), "Config.Retention") {

@@ -39,8 +39,8 @@ func TestS1ServersThatAreNotPostgreSQL(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			url := pgtest.Impostor(t, c.version, c.dsql)
 			wants := []string{"the server is " + name + " (" + c.version + ")", c.because, "use PostgreSQL"}
-			for _, command := range []string{"migrate", "doctor", "status"} {
-				session{t: t, url: url}.run(command).want(t, statusEnvironment, wants...)
+			for _, command := range []string{"migrate", "doctor", "status", "cursor pause -scope stock -reason x -yes"} {
+				session{t: t, url: url}.run(strings.Fields(command)...).want(t, statusEnvironment, wants...)
 			}
 			for engine, run := range engines(t, url) {
 				err := run(t.Context())

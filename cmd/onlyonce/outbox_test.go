@@ -123,7 +123,7 @@ func TestPauseAndResumeASink(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.sinks where name = 'ahead' and pause_reason = 'not before Monday'`); n != 1 {
 		t.Error("not paused")
 	}
-	f.exec(`delete from onlyonce.sinks; delete from onlyonce.audit`)
+	f.exec(`delete from onlyonce.sinks; truncate onlyonce.audit`)
 	f.lists("mail")
 	f.run(append(pause, "-yes")...).want(t, statusEnvironment, `there is no sink "payments": relays have listed mail`)
 	f.lists("payments")

@@ -155,16 +155,22 @@ func Read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) e
 // ReadIn is Read in a transaction that has begun.
 func ReadIn(ctx context.Context, tx pgx.Tx, f func(tx pgx.Tx) error) error {
 	tx = Unprepared{tx}
+	if err := Begin(ctx, tx); err != nil {
+		return err
+	}
+	return f(tx)
+}
+
+// Begin is what each transaction of an operator begins with: it asks which server this is, bounds
+// itself, and asks for the version of the schema (S1).
+func Begin(ctx context.Context, tx pgx.Tx) error {
 	if err := migrations.CheckServer(ctx, tx); err != nil {
 		return err
 	}
 	if err := Bound(ctx, tx); err != nil {
 		return err
 	}
-	if err := migrations.Check(ctx, tx); err != nil {
-		return err
-	}
-	return f(tx)
+	return migrations.Check(ctx, tx)
 }
 
 // Collect reads rows whose columns have the names of T's fields, with times in UTC, as JSON shows

@@ -83,7 +83,7 @@ var guardRules = []mutant{
 		old: "s.is(version, dsql)", new: "false", pkg: "cmd/onlyonce", test: "TestS1ServersThatAreNotPostgreSQL"},
 	{rule: "S1 server that is not PostgreSQL: engines", in: "internal/preflight", decl: "Check",
 		old: "migrations.CheckServer(ctx, db)", new: "error(nil)", pkg: "cmd/onlyonce", test: "TestS1ServersThatAreNotPostgreSQL"},
-	{rule: "S1 server that is not PostgreSQL: operators", in: "internal/reports", decl: "ReadIn",
+	{rule: "S1 server that is not PostgreSQL: operators", in: "internal/reports", decl: "Begin",
 		old: "migrations.CheckServer(ctx, tx)", new: "error(nil)", pkg: "cmd/onlyonce", test: "TestS1ServersThatAreNotPostgreSQL"},
 	{rule: "S1 function that the server refuses", in: "internal/preflight", decl: "missingFunctions",
 		old: "refused == nil", new: "true", test: "TestS1FunctionsThatRaise"},
