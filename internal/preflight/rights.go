@@ -170,7 +170,7 @@ union all
 select 'EXECUTE on function onlyonce.' || p.proname::text from s join pg_proc p on p.pronamespace = s.oid
  where p.proacl is not null and not has_function_privilege($3::name, p.oid, 'EXECUTE')
 union all
-select 'EXECUTE on function ' || f.name from unnest($4::text[]) f(name) where not has_function_privilege($3::name, to_regprocedure('pg_catalog.' || f.name), 'EXECUTE')
+select 'EXECUTE on function ' || f.name from pg_catalog.unnest($4::text[]) f(name) where not pg_catalog.has_function_privilege($3::name, to_regprocedure('pg_catalog.' || f.name)::oid, 'EXECUTE')
 order by 1`
 
 // missingRights returns which rights a role lacks, on functions of the server too if they are

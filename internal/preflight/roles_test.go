@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -491,8 +492,9 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	segment := regexp.MustCompile(`_\d$`) // the file has their rings
 	for _, table := range tables {
-		if !strings.Contains(string(file), "'"+table+"'") {
+		if !strings.Contains(string(file), "'"+table+"'") && !strings.Contains(string(file), "'"+segment.ReplaceAllString(table, "")+"'") {
 			t.Errorf("docs/roles.sql says nothing about onlyonce.%s: who needs which right on it?", table)
 		}
 	}
