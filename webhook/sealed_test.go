@@ -25,9 +25,9 @@ func newSealer(t *testing.T, ids ...uint32) *seal.Sealer {
 	return s
 }
 
-// W22: the bodies of stored, parked and forwarded events are sealed, and the handler gets them open.
-// An event whose key is not there is parked sealed, and applied once the key is there. A body that
-// was moved to another event does not open.
+// W22: the bodies of stored, parked and forwarded events are sealed, and the handler gets them
+// open. An event whose key is not there is parked sealed, and applied once the key is there. A body
+// that was moved to another event does not open.
 func TestW22EventsAreSealed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
