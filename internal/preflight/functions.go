@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -46,25 +47,33 @@ func functionsOf(roles []Role) (all []function) {
 	})
 }
 
+// call runs a query of one row. In a transaction it does that in a savepoint, so that an error does
+// not end the transaction.
+func call(ctx context.Context, conn Conn, sql string) error {
+	var ignored bool
+	tx, is := conn.(pgx.Tx)
+	if !is {
+		return unnamedQuerier{conn}.QueryRow(ctx, sql).Scan(&ignored)
+	}
+	savepoint, err := tx.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	err = unnamedQuerier{savepoint}.QueryRow(ctx, sql).Scan(&ignored)
+	return cmp.Or(err, savepoint.Rollback(ctx))
+}
+
 // missingFunctions returns a finding for each function that cannot be called: what is wrong, and
 // what to change. It calls each, because a right on it does not mean that the server executes it.
 func missingFunctions(ctx context.Context, conn Conn, functions []function, user string) (notes []Note, err error) {
 	for _, f := range functions {
-		tx, err := conn.Begin(ctx) // of a transaction: a savepoint
-		if err != nil {
-			return nil, err
-		}
-		var ignored bool
-		err = unnamedQuerier{tx}.QueryRow(ctx, f.sql).Scan(&ignored)
+		err := call(ctx, conn, f.sql)
 		var refused *pgconn.PgError
-		if err != nil && !errors.As(err, &refused) {
-			return nil, err
-		}
-		if err := tx.Rollback(ctx); err != nil {
-			return nil, err
-		}
-		if refused == nil {
+		switch {
+		case err == nil:
 			continue
+		case !errors.As(err, &refused):
+			return nil, err
 		}
 		text := fmt.Sprintf("%s cannot be called: %s (%s): ", f.name, refused.Message, refused.Code)
 		if f.needs != "" {

@@ -111,7 +111,6 @@ type unnamedQuerier struct{ conn Conn }
 
 // Conn is a connection of a pool, or a transaction.
 type Conn interface {
-	Begin(ctx context.Context) (pgx.Tx, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

@@ -262,7 +262,7 @@ func (s *keyStress) ask(ctx context.Context, tx pgx.Tx, form int, keys []uuid.UU
 		return tx.QueryRow(ctx, `select onlyonce.claim($1, $2)`, keys, prints).Scan(outcomes)
 	}
 	claim := "onlyonce.claim_" + strings.TrimSuffix(s.ring.Name, "_keys")
-	if form == 0 {
+	if form == 0 || !ring.OfConsumers(s.ring.Name) {
 		return tx.QueryRow(ctx, `select `+claim+`($1, $2)`, keys, prints).Scan(outcomes)
 	}
 	*outcomes = make([]int16, len(keys))
