@@ -144,9 +144,9 @@ func (q *classing) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) {
 }
 
 // changing refuses a second change.
-func (r scopeClass) changing(before ring.Ring) error {
+func (c scopeClass) changing(before ring.Ring) error {
 	return failf(ErrRefused, "the scope changed from %s to %s, and ring %s still remembers keys of it from before: nothing was done. Until then its keys are claimed in both rings",
-		*r.ClassBefore, r.Class, before.Name).but("wait; onlyonce inbox status shows the ring")
+		*c.ClassBefore, c.Class, before.Name).but("wait; onlyonce inbox status shows the ring")
 }
 
 // lastsSQL reads how long a ring remembers at most what is claimed in it now, if no cursor and no
