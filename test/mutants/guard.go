@@ -86,7 +86,7 @@ var guardRules = []mutant{
 	{rule: "S1 server that is not PostgreSQL: operators", in: "internal/reports", decl: "Begin",
 		old: "migrations.CheckServer(ctx, tx)", new: "error(nil)", pkg: "cmd/onlyonce", test: "TestS1ServersThatAreNotPostgreSQL"},
 	{rule: "S1 function that the server refuses", in: "internal/preflight", decl: "missingFunctions",
-		old: "refused == nil", new: "true", test: "TestS1FunctionsThatRaise"},
+		old: "err == nil", new: "true", test: "TestS1FunctionsThatRaise"},
 	{rule: "S1 function that one engine needs and another not", in: "internal/preflight", decl: "functionsOf",
 		old: "cmp.Compare(len(b.needs), len(a.needs))", new: "cmp.Compare(1, 1)", test: "TestS1FunctionsThatRaise"},
 	{rule: "S2 function of the server in roles.sql", in: "internal/preflight", decl: "RolesLack",
