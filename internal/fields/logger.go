@@ -3,6 +3,8 @@ package fields
 import (
 	"context"
 	"log/slog"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // Logger returns the logger of a configuration: the one that the user set, or slog.Default() at
@@ -16,7 +18,7 @@ func Logger(l *slog.Logger) *slog.Logger {
 	return slog.New(repeats{quiet, &quietSeen, ""})
 }
 
-var quietSeen lines
+var quietSeen pace.Seldom
 
 // quiet passes on warnings and errors.
 type quiet struct{ slog.Handler }

@@ -3,12 +3,13 @@ package fields
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"runtime"
 	"strings"
 	"sync"
 	"time"
 	"weak"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // sameEvery is how often the same warning or error is logged while it repeats. For example a
@@ -20,44 +21,8 @@ const sameEvery = 30 * time.Second
 // the same attributes, but for those that count or measure.
 type repeats struct {
 	slog.Handler
-	seen *lines
+	seen *pace.Seldom
 	of   string // the attributes that the logger has
-}
-
-// lines are what was logged, by text and attributes. There are at most mostLines: with more at once
-// none is held back.
-type lines struct {
-	mu  sync.Mutex
-	all map[string]*line
-}
-
-type line struct {
-	next time.Time // when it is due again
-	held int
-}
-
-const mostLines = 1000
-
-// let reports whether a line is logged now, and how often it was held back before.
-func (s *lines) let(text string, now time.Time) (held int, yes bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.all[text]; l != nil && now.Before(l.next) {
-		l.held++
-		return 0, false
-	} else if l != nil {
-		held = l.held
-	}
-	if len(s.all) >= mostLines {
-		maps.DeleteFunc(s.all, func(_ string, l *line) bool { return !now.Before(l.next) })
-	}
-	if s.all == nil {
-		s.all = map[string]*line{}
-	}
-	if len(s.all) < mostLines {
-		s.all[text] = &line{next: now.Add(sameEvery)}
-	}
-	return held, true
 }
 
 // seen is what the parts of a program that share a logger have logged, by a weak pointer to it.
@@ -69,11 +34,11 @@ func withoutRepeats(l *slog.Logger) *slog.Logger {
 		return l
 	}
 	of := weak.Make(l)
-	known, loaded := seen.LoadOrStore(of, new(lines))
+	known, loaded := seen.LoadOrStore(of, new(pace.Seldom))
 	if !loaded {
 		runtime.AddCleanup(l, func(of weak.Pointer[slog.Logger]) { seen.Delete(of) }, of)
 	}
-	return slog.New(repeats{l.Handler(), known.(*lines), ""})
+	return slog.New(repeats{l.Handler(), known.(*pace.Seldom), ""})
 }
 
 func (h repeats) Handle(ctx context.Context, r slog.Record) error {
@@ -90,7 +55,7 @@ func (h repeats) Handle(ctx context.Context, r slog.Record) error {
 		}
 		return true
 	})
-	held, yes := h.seen.let(same.String(), time.Now())
+	held, yes := h.seen.Let(same.String(), time.Now(), sameEvery)
 	if !yes {
 		return nil
 	}

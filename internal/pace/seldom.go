@@ -1,6 +1,7 @@
 package pace
 
 import (
+	"maps"
 	"sync"
 	"time"
 )
@@ -10,7 +11,8 @@ import (
 const Refusals = time.Minute
 
 // Seldom lets one event of a kind through in each interval, and counts the others. The zero value
-// is ready. It is safe for concurrent use. Kinds must be few, because none is forgotten.
+// is ready. It is safe for concurrent use. With more than mostKinds at once it counts no further
+// ones, and lets them through.
 type Seldom struct {
 	mu    sync.Mutex
 	kinds map[string]*kind
@@ -21,6 +23,9 @@ type kind struct {
 	held int
 }
 
+// mostKinds is how many kinds are remembered.
+const mostKinds = 1000
+
 // Let reports whether an event of a kind goes through now, and how many were held back since the
 // last one that did.
 func (s *Seldom) Let(name string, now time.Time, every time.Duration) (held int, yes bool) {
@@ -28,6 +33,12 @@ func (s *Seldom) Let(name string, now time.Time, every time.Duration) (held int,
 	defer s.mu.Unlock()
 	k := s.kinds[name]
 	if k == nil {
+		if len(s.kinds) >= mostKinds {
+			maps.DeleteFunc(s.kinds, func(_ string, k *kind) bool { return !now.Before(k.next) })
+		}
+		if len(s.kinds) >= mostKinds {
+			return 0, true
+		}
 		if s.kinds == nil {
 			s.kinds = make(map[string]*kind)
 		}
