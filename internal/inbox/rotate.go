@@ -73,7 +73,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 			}
 		})
 	}
-	all.Go(func() { retention.New(pool, log).Run(ctx) })
+	all.Go(func() { retention.New(pool, log).Run(ctx, func() { ring.LogNotRotating(ctx, log) }) })
 	for _, which := range ring.Consumer() {
 		all.Go(func() { NewBuilder(pool, which, log).Run(ctx) })
 	}

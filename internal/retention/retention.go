@@ -110,20 +110,18 @@ func New(pool *pgxpool.Pool, log *slog.Logger) *Purger {
 	return &Purger{pool: db, watched: watch.New(db, watch.Often), log: log}
 }
 
-// Run deletes until ctx ends. Faults are logged, and never fail the caller. The first look is after
-// one interval, because a process that starts has more urgent work.
-func (p *Purger) Run(ctx context.Context) {
-	denied := false
+// Run deletes until ctx ends. Faults are logged, and never fail the caller. It calls denied when
+// the role may not delete, and looks again after an hour. The first look is after one interval,
+// because a process that starts has more urgent work.
+func (p *Purger) Run(ctx context.Context, denied func()) {
 	for wait := often; pace.Sleep(ctx, wait); {
 		wait = often
 		err := p.Purge(ctx)
 		switch {
 		case err == nil || ctx.Err() != nil:
 		case guard.SQLState(err) == insufficientPrivilege:
-			if wait = rightsRecheck; !denied {
-				p.log.Info("onlyonce: this process does not delete rows whose retention has passed; another one must, see onlyonce_rotator in docs/roles.sql", "error", err)
-			}
-			denied = true
+			wait = rightsRecheck
+			denied()
 		default:
 			p.log.Warn("onlyonce: deleting rows whose retention has passed failed", "error", err)
 		}
