@@ -84,6 +84,10 @@ func (in *ClassInput) check() error {
 	return checkText("the scope", in.Scope)
 }
 
+func (in *ClassInput) differs(shown, now *ClassChange) bool {
+	return shown.Was != now.Was || shown.Class != now.Class
+}
+
 type classing struct {
 	ClassInput
 	cursors []scopeCursor // under the locks on their leases
@@ -153,10 +157,6 @@ func (c scopeClass) changing(before ring.Ring) error {
 // transaction holds it up: a segment is open for a seventh of the horizon. In: ring. One row:
 // seconds, null: for ever.
 const lastsSQL = `select extract(epoch from horizon * 8 / 7)::float8 from onlyonce.rings where name = $1`
-
-func (q *classing) differs(shown, now *ClassChange) bool {
-	return shown.Was != now.Was || shown.Class != now.Class
-}
 
 func (q *classing) do(ctx context.Context, tx pgx.Tx, _ By, now *ClassChange) (*ClassChange, error) {
 	for _, c := range q.cursors {

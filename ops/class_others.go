@@ -10,11 +10,18 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// otherScopeSQL reads the class of a scope in which no consumer claims, and the class before if its
-// ring has to be asked too. In: scope. At most one row; by the primary key.
-const otherScopeSQL = `
-select class, case when onlyonce.still_asked(onlyonce.class_ring(class_before, 'standard'), changed_at) then class_before end as class_before
-  from onlyonce.horizons where scope = $1`
+// otherScopesSQL reads the classes of scopes in which no consumer claims, and the class before if
+// its ring has to be asked too. In: scope; null: all. A row for each that has one; by the primary
+// key, in its order.
+const otherScopesSQL = `
+select scope, class, case when onlyonce.still_asked(onlyonce.class_ring(class_before, 'standard'), changed_at) then class_before end as class_before
+  from onlyonce.horizons where $1::text is null or scope = $1 order by scope`
+
+// otherScope is a row of onlyonce.horizons.
+type otherScope struct {
+	Scope string
+	scopeClass
+}
 
 // lockOthersSQL keeps the rings of others from announcing a segment until the transaction ends: the
 // lock on their rows excludes a rotator's step. See onlyonce.claim (K10).
@@ -29,12 +36,12 @@ on conflict (scope) do update set class = excluded.class, class_before = exclude
 
 // readOtherClass returns the class of a scope; one without a row is of the class standard.
 func readOtherClass(ctx context.Context, tx pgx.Tx, scope string) (*scopeClass, error) {
-	var row *scopeClass
-	err := reports.First(ctx, tx, &row, otherScopeSQL, scope)
+	var row *otherScope
+	err := reports.First(ctx, tx, &row, otherScopesSQL, scope)
 	if row == nil {
-		row = &scopeClass{Class: ring.Standard}
+		return &scopeClass{Class: ring.Standard}, err
 	}
-	return row, err
+	return &row.scopeClass, err
 }
 
 // otherClass changes the class of a scope in which no consumer claims.
@@ -63,30 +70,16 @@ func (q *otherClass) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) 
 	return d, tx.QueryRow(ctx, lastsSQL, d.Before).Scan(&d.Lasts)
 }
 
-func (q *otherClass) differs(shown, now *ClassChange) bool {
-	return shown.Was != now.Was || shown.Class != now.Class
-}
-
 func (q *otherClass) do(ctx context.Context, tx pgx.Tx, _ By, now *ClassChange) (*ClassChange, error) {
 	_, err := tx.Exec(ctx, otherClassSQL, q.Scope, q.Class, now.Was)
 	return now, err
 }
 
-// otherScopesSQL lists the scopes with a class of their own. A row for each, by name: see
-// otherScopeSQL.
-const otherScopesSQL = `
-select scope, class, case when onlyonce.still_asked(onlyonce.class_ring(class_before, 'standard'), changed_at) then class_before end as class_before
-  from onlyonce.horizons order by scope`
-
 // bringClasses gives scopes here the classes that they have in the other database. A scope that has
 // none here claims in both rings for a time: what came along is in that of its class, and what was
 // claimed here in standard_keys (K10).
 func bringClasses(ctx context.Context, there, tx pgx.Tx, from string) error {
-	type other struct {
-		Scope string
-		scopeClass
-	}
-	scopes, err := reports.Collect[other](ctx, there, otherScopesSQL)
+	scopes, err := reports.Collect[otherScope](ctx, there, otherScopesSQL, nil)
 	if err != nil {
 		return err
 	}

@@ -78,14 +78,16 @@ func (q *horizon) lock(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// seconds returns the new horizon; nil: forever.
-func (q *horizon) seconds() *float64 {
-	if q.Forever {
+// secondsOf returns a duration as the database has it; nil: forever.
+func secondsOf(d time.Duration, forever bool) *float64 {
+	if forever {
 		return nil
 	}
-	s := q.Horizon.Seconds()
-	return &s
+	return new(d.Seconds())
 }
+
+// sameSeconds reports whether two durations of the database are the same.
+func sameSeconds(a, b *float64) bool { return a == nil && b == nil || a != nil && b != nil && *a == *b }
 
 func (q *horizon) read(ctx context.Context, tx pgx.Tx) (*HorizonChange, error) {
 	rows, err := reports.Collect[HorizonChange](ctx, tx, horizonSQL, q.Ring)
@@ -95,7 +97,7 @@ func (q *horizon) read(ctx context.Context, tx pgx.Tx) (*HorizonChange, error) {
 	if len(rows) == 0 {
 		return nil, failf(ErrNotFound, "there is no ring %s in this database", q.Ring)
 	}
-	if was, is := rows[0].Was, q.seconds(); was == nil && is == nil || was != nil && is != nil && *was == *is {
+	if is := secondsOf(q.Horizon, q.Forever); sameSeconds(rows[0].Was, is) {
 		return nil, failf(ErrNothing, "Ring %s remembers %s already: nothing was changed.", q.Ring, remembered(is))
 	}
 	return &rows[0], nil
@@ -109,6 +111,6 @@ func (q *horizon) do(ctx context.Context, tx pgx.Tx, _ By, now *HorizonChange) (
 	if _, err := tx.Exec(ctx, keepTooOldSQL, q.Ring); err != nil {
 		return nil, err
 	}
-	_, err := tx.Exec(ctx, setHorizonSQL, q.Ring, q.seconds())
+	_, err := tx.Exec(ctx, setHorizonSQL, q.Ring, secondsOf(q.Horizon, q.Forever))
 	return now, err
 }

@@ -89,15 +89,6 @@ func (q *retention) lock(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// seconds returns the new retention; nil: forever.
-func (q *retention) seconds() *float64 {
-	if q.Forever {
-		return nil
-	}
-	s := q.Keep.Seconds()
-	return &s
-}
-
 func (q *retention) read(ctx context.Context, tx pgx.Tx) (*RetentionChange, error) {
 	rows, err := reports.Collect[RetentionChange](ctx, tx, retentionSQL, q.Of)
 	if err != nil {
@@ -107,7 +98,7 @@ func (q *retention) read(ctx context.Context, tx pgx.Tx) (*RetentionChange, erro
 		return nil, failf(ErrInvalid, "`Of`: %q is none of parked, bodies, audit and webhook_objects", q.Of)
 	}
 	r := &rows[0]
-	if was, is := r.Was, q.seconds(); was == nil && is == nil || was != nil && is != nil && *was == *is {
+	if sameSeconds(r.Was, secondsOf(q.Keep, q.Forever)) {
 		return nil, failf(ErrNothing, "That is the retention of %s already: nothing was changed.", q.Of)
 	}
 	if q.Of == "webhook_objects" && !q.Forever && r.Horizon != nil && q.Keep.Seconds() < 2**r.Horizon {
@@ -117,10 +108,10 @@ func (q *retention) read(ctx context.Context, tx pgx.Tx) (*RetentionChange, erro
 }
 
 func (q *retention) differs(shown, now *RetentionChange) bool {
-	return (shown.Was == nil) != (now.Was == nil) || now.Was != nil && *shown.Was != *now.Was
+	return !sameSeconds(shown.Was, now.Was)
 }
 
 func (q *retention) do(ctx context.Context, tx pgx.Tx, _ By, now *RetentionChange) (*RetentionChange, error) {
-	_, err := tx.Exec(ctx, setRetentionSQL, q.Of, q.seconds())
+	_, err := tx.Exec(ctx, setRetentionSQL, q.Of, secondsOf(q.Keep, q.Forever))
 	return now, err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/segmentio/kafka-go"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -27,21 +28,14 @@ select distinct c.topic from onlyonce.cursors c
 // examineRetention compares how long Kafka keeps the topics that are consumed with how far back a
 // restore may reach, and adds its findings.
 func examineRetention(ctx context.Context, db ops.DB, brokers []string, within time.Duration, r *ops.Examination) error {
-	var topics []string
-	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, consumedTopicsSQL)
-		if err != nil {
-			return err
-		}
-		topics, err = pgx.CollectRows(rows, pgx.RowTo[string])
-		return err
-	})
+	type consumed struct{ Topic string }
+	topics, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]consumed, error) { return reports.Collect[consumed](ctx, tx, consumedTopicsSQL) })
 	if err != nil || len(topics) == 0 {
 		return err
 	}
 	req := &kafka.DescribeConfigsRequest{}
-	for _, topic := range topics {
-		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{"retention.ms", "retention.bytes", "cleanup.policy"}})
+	for _, of := range topics {
+		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: of.Topic, ConfigNames: []string{"retention.ms", "retention.bytes", "cleanup.policy"}})
 	}
 	answer, err := (&kafka.Client{Addr: kafka.TCP(brokers...), Timeout: connectTimeout}).DescribeConfigs(ctx, req)
 	if err != nil {
