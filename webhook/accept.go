@@ -70,6 +70,7 @@ const (
 	stepIsolation = "isolation"
 	stepClaim     = "claim"
 	stepPark      = "park"
+	stepSeal      = "sealing"
 )
 
 // What onlyonce.receive_webhook returns.
@@ -93,9 +94,6 @@ const (
 // running. Then it either finds the event, which means that it was committed, or accepts it (W11).
 func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, error) {
 	i.keepTrace(ctx, ep.cfg.Trace)
-	if err := i.seal(ep.cfg.Sealer, Topic(ep.cfg.Name)); err != nil {
-		return "", err
-	}
 	var stale error // the handler's reason to park the event
 	commitUnknown := false
 	for runs := 1; ; runs++ {
@@ -231,6 +229,7 @@ func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Out
 	}
 	switch a.cfg.Mode {
 	case Stored:
+		a.sealStored(tx)
 		err = eventsource.Append(ctx, tx, a.streamEvent(a.incomingEvent))
 	case Inline:
 		if err = a.runHandler(ctx, tx); errors.Is(err, errHandlerHangs) {
@@ -272,13 +271,13 @@ var (
 
 // parkEvent parks the whole event.
 func (a *acceptTx) parkEvent(tx *guard.Tx, reason string, why error) {
-	tx.Engine(stepPark, parkEventSQL, a.parkedColumns(reason, why)...)
+	tx.Engine(stepPark, parkEventSQL, a.parkedColumns(tx, reason, why)...)
 }
 
 // parkUnsigned parks the whole event if the bytes of the day allow it (W7).
 func (a *acceptTx) parkUnsigned(ctx context.Context, tx *guard.Tx, reason string, why error) error {
 	var kept int
-	args := a.parkedColumns(reason, why)
+	args := a.parkedColumns(tx, reason, why)
 	args[4] = nil // a parked row with a key claims it
 	args = append(args, a.cfg.Name, a.digest, a.cfg.MaxAside, reason == parked.Divergent && a.signed == nil)
 	if err := tx.EngineRow(ctx, stepPark, parkUnsignedSQL, args...).Scan(&kept); err != nil {
@@ -293,7 +292,8 @@ func (a *acceptTx) parkUnsigned(ctx context.Context, tx *guard.Tx, reason string
 }
 
 // parkedColumns returns the arguments of parkEventSQL.
-func (a *acceptTx) parkedColumns(reason string, why error) []any {
+func (a *acceptTx) parkedColumns(tx *guard.Tx, reason string, why error) []any {
+	a.sealStored(tx)
 	names, values := a.headerColumns()
 	return []any{reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Name), a.hash, Topic(a.cfg.Name), a.orderingKey, names, values, a.stored, a.messageID}
 }

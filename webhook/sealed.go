@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -38,14 +39,18 @@ func Unsealed(h consumer.Handler, s *seal.Sealer) consumer.Handler {
 	}
 }
 
-// seal seals what is stored of the event, if the endpoint has a Sealer (W22).
-func (i *incomingEvent) seal(s *seal.Sealer, topic string) (err error) {
-	if i.stored, i.storedHeaders = i.Body, i.headers; s == nil {
-		return nil
+// sealStored makes what is stored of the event, once: sealed, if the endpoint has a Sealer (W22).
+func (a *acceptTx) sealStored(tx *guard.Tx) {
+	i := a.incomingEvent
+	if i.storedHeaders != nil {
+		return
 	}
-	i.storedHeaders = append(slices.Clone(i.headers), consumer.Header{Name: parked.HeaderSealed, Value: []byte("true")})
-	if i.stored, err = s.Seal(parked.EventPlace(i.tenant, topic, i.messageID), i.Body); err != nil {
-		return fmt.Errorf("%w: sealing the event: %w", ErrStore, err)
+	if i.stored, i.storedHeaders = i.Body, i.headers; a.cfg.Sealer == nil {
+		return
 	}
-	return nil
+	body, err := a.cfg.Sealer.Seal(parked.EventPlace(i.tenant, Topic(a.cfg.Name), i.messageID), i.Body)
+	if err != nil {
+		tx.Fail(stepSeal, err)
+	}
+	i.stored, i.storedHeaders = body, append(slices.Clone(i.headers), consumer.Header{Name: parked.HeaderSealed, Value: []byte("true")})
 }
