@@ -10,20 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
-
-func sealer(t *testing.T, current uint32, ids ...uint32) *seal.Sealer {
-	t.Helper()
-	keys := seal.Keys{Current: current, ByID: map[uint32]seal.Key{}}
-	for _, id := range ids {
-		keys.ByID[id] = seal.Key{byte(id)}
-	}
-	s, err := seal.New(keys)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
 
 // D9: the value of a parked message is stored sealed. It is applied by a consumer that has the
 // encryption key, also when that is no longer the current one, and by no other. It opens nowhere
@@ -47,7 +35,7 @@ func TestD9ParkedValuesAreSealed(t *testing.T) {
 	for _, v := range []string{"secret-a", "secret-b"} {
 		r.log.Append(0, v, id(v))
 	}
-	stop := r.start(h, with(sealer(t, 1, 1)))
+	stop := r.start(h, with(pgtest.Sealer(t, 1)))
 	r.reaches(0, 2)
 	stop()
 	var body []byte
@@ -62,7 +50,7 @@ func TestD9ParkedValuesAreSealed(t *testing.T) {
 		}
 	}
 	const waits = `select count(*) from onlyonce.parked where id = 1 and state = 'waiting' and error like $1`
-	for want, cfg := range map[string]consumer.Config{"%Config.Sealer is not set%": testConfig(), "%unknown encryption key 1%": with(sealer(t, 2, 2))} {
+	for want, cfg := range map[string]consumer.Config{"%Config.Sealer is not set%": testConfig(), "%unknown encryption key 1%": with(pgtest.Sealer(t, 2))} {
 		redrive(1)
 		stop = r.start(h, cfg)
 		until(t, "it waits again", func() bool { return r.count(waits, want) == 1 })
@@ -71,7 +59,7 @@ func TestD9ParkedValuesAreSealed(t *testing.T) {
 	r.exec(`update onlyonce.parked p set body = o.body from onlyonce.parked o where p.id = 1 and o.id = 2`)
 	redrive(1)
 	redrive(2)
-	stop = r.start(h, with(sealer(t, 2, 1, 2)))
+	stop = r.start(h, with(pgtest.Sealer(t, 2, 1)))
 	until(t, "the other's value does not open", func() bool { return r.count(waits, "%not a sealed value%") == 1 })
 	until(t, "the other is applied", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
 	r.log.Append(0, "secret-b", id("secret-b"))

@@ -11,20 +11,6 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// newSealer returns a Sealer that seals with the first of some keys.
-func newSealer(t *testing.T, ids ...uint32) *seal.Sealer {
-	t.Helper()
-	keys := seal.Keys{Current: ids[0], ByID: map[uint32]seal.Key{}}
-	for _, id := range ids {
-		keys.ByID[id] = seal.Key{byte(id)}
-	}
-	s, err := seal.New(keys)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 // W22: the bodies of stored, parked and forwarded events are sealed, and the handler gets them
 // open. An event whose key is not there is parked sealed, and applied once the key is there. A body
 // that was moved to another event does not open.
@@ -40,7 +26,7 @@ func TestW22EventsAreSealed(t *testing.T) {
 		return err
 	}
 	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
-		c.Sealer, c.Forward = newSealer(t, 1), &webhook.Forward{Sink: "payments", Target: "/events"}
+		c.Sealer, c.Forward = pgtest.Sealer(t, 1), &webhook.Forward{Sink: "payments", Target: "/events"}
 	})
 	for _, id := range []string{"1", "2", "3"} {
 		e.sendAs(id, "secret "+id).want(t, 200, false)
@@ -73,11 +59,11 @@ func TestW22EventsAreSealed(t *testing.T) {
 			return one[int](r, `select count(*) from onlyonce.parked where settled_at is null and state = 'waiting' and "offset" is not null and error like '%the event is sealed%' and position('secret'::bytea in body) = 0`) == n
 		})
 	}
-	stop := run(newSealer(t, 2)) // another key
+	stop := run(pgtest.Sealer(t, 2)) // another key
 	closed(3)
 	stop()
 	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = now(), attempts = 0 where "offset" is not null`)
-	defer run(newSealer(t, 2, 1))()
+	defer run(pgtest.Sealer(t, 2, 1))()
 	got := map[string]bool{}
 	for range 2 {
 		select {

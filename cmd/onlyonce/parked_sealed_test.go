@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
-	"github.com/onlyonce/onlyonce/seal"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // scriptedSink rejects calls until the test makes it accept them, and keeps their keys and bodies.
@@ -47,10 +47,7 @@ func (s *scriptedSink) Send(_ context.Context, d *outbox.Delivery) outbox.Result
 func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	sealer, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sealer := pgtest.Sealer(t, 1)
 	sink := &scriptedSink{}
 	relay, err := outbox.NewRelay(f.pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, Sealer: sealer, PollInterval: 10 * time.Millisecond})
 	if err != nil {
@@ -113,10 +110,7 @@ func keyFile(t *testing.T, first byte) string {
 func TestD9ShowOfSealedRows(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	sealer, err := seal.New(seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sealer := pgtest.Sealer(t, 1)
 	sealed := func(place [16]byte) []byte {
 		body, err := sealer.Seal(place, []byte("private"))
 		if err != nil {
@@ -131,7 +125,7 @@ func TestD9ShowOfSealedRows(t *testing.T) {
 	aside := one[int64](f, `insert into onlyonce.parked (kind, state, reason, scope, topic, event_id, body, header_names, header_values)
 		values ('event', 'waiting', 'same-body', 'webhook/gh', 'webhook.gh', 'gh/github/1', $1, array['`+parked.HeaderSealed+`'::bytea], array['true'::bytea]) returning id`, event)
 	f.exec(`insert into onlyonce.streams (topic, partitions) values ('webhook.gh', 1)`)
-	err = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 		return eventsource.Append(t.Context(), tx, eventsource.Event{Topic: "webhook.gh", ID: "gh/github/1", Body: event, Headers: []consumer.Header{{Name: parked.HeaderSealed, Value: []byte("true")}}})
 	})
 	if err != nil {
