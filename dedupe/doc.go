@@ -47,8 +47,8 @@
 // Keys are in rings of small tables, the segments. One segment takes inserts, closed ones are only
 // read, and the oldest is emptied when the ring's horizon has passed. Claim writes to the ring
 // standard_keys, whose horizon is by the database's clock (`onlyonce inbox horizon`). Consumers
-// write to consumer_keys, or to the ring of another class, whose horizon is by the time of their
-// log. A scope belongs to one of the two.
+// write to consumer_keys, whose horizon is by the time of their log. A scope belongs to one of the
+// two, or to the ring of another class of it (`onlyonce inbox class`).
 //
 // A claim gets its transaction id first, and reads in a later statement which segment is current.
 // It reads the closed segments. If a segment is draining, the claim inserts into that before it

@@ -129,8 +129,8 @@
 //
 // Calls are kept until their retention has passed (RelayConfig.Retention), for operators and for
 // replays. A call that your own transaction enqueues again is recognised by its key, which is
-// claimed in the inbox (ring standard_keys, see onlyonce inbox horizon) and remembered at least
-// while the call waits to be sent or is parked.
+// claimed in the inbox (ring standard_keys or that of its scope's class, see onlyonce inbox
+// horizon) and remembered at least while the call waits to be sent or is parked.
 //
 // A relay runs in any process, and in as many as you like:
 //

@@ -54,10 +54,10 @@ type handlerTx interface {
 // only if a message is handled again, with the row while it is kept (RelayConfig.Retention).
 //
 // In a transaction of your own, Enqueue makes one round trip. The call's key is claimed in the
-// inbox (ring standard_keys). If another transaction holds an uncommitted claim of the key, Enqueue
-// waits for it; set lock_timeout or a deadline on ctx to bound that. The call is recognised while
-// its key is remembered, while it is to be sent, and while it is parked, whichever is longest.
-// After that, enqueuing it again makes a new call.
+// inbox (ring standard_keys, or that of its scope's class). If another transaction holds an
+// uncommitted claim of the key, Enqueue waits for it; set lock_timeout or a deadline on ctx to
+// bound that. The call is recognised while its key is remembered, while it is to be sent, and while
+// it is parked, whichever is longest. After that, enqueuing it again makes a new call.
 func Enqueue(ctx context.Context, tx dedupe.Tx, call Call) error { return EnqueueAll(ctx, tx, call) }
 
 // EnqueueAll is [Enqueue] for several calls at once, in their order. Transactions that enqueue
