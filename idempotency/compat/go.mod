@@ -9,3 +9,5 @@ require (
 	github.com/onlyonce/onlyonce v0.0.0
 	pgregory.net/rapid v1.3.0
 )
+
+require github.com/cenkalti/backoff/v4 v4.3.0 // indirect
