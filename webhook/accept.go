@@ -7,9 +7,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
@@ -17,14 +16,13 @@ import (
 	"github.com/onlyonce/onlyonce/shard"
 )
 
-// acceptTx is one transaction that accepts an event.
+// acceptTx is the transaction that accepts an event.
 type acceptTx struct {
 	*Endpoint
 	*incomingEvent
-	stale error // why the handler, in an earlier transaction, found the event stale; nil: it did not
+	stale   error // why the handler, in an earlier run, found the event stale; nil: it did not
+	outcome Outcome
 
-	commitUnknown bool // COMMIT was sent, and its answer never arrived
-	connLost      bool // the connection was lost before that: nothing is committed
 	handlerFailed bool // the error is the handler's
 }
 
@@ -35,14 +33,8 @@ const receiveSQL = `select onlyonce.receive_webhook($1, $2, $3, $4, $5, $6, $7, 
 // receiveAtSQL is the same for a place that must live in the database, if there are several (N2).
 const receiveAtSQL = `select onlyonce.receive_webhook_at($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
 
-// parkEventSQL parks a whole event that is not accepted. In: reason, error, tenant, scope, key,
-// topic, ordering key, names and values of headers, body, event id. By no index; locks nothing.
-const parkEventSQL = `
-insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id, log_append_time)
-values ('event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true)`
-
-// parkUnsignedSQL does the same for an event whose id or body came before, and whose sender signs
-// no id. The bytes of a day are bounded. In: as parkEventSQL; endpoint, digest, most bytes of a
+// parkUnsignedSQL parks an event whose id or body came before, and whose sender signs no id. The
+// bytes of a day are bounded. In: those of intake.ParkedColumns; endpoint, digest, most bytes of a
 // day, whether the body is free for its own id. One row: 1, or 0 if the day's bytes are used up.
 // Runs under the lock on the body's row, which the claim has taken; then locks the endpoint's row.
 const parkUnsignedSQL = `
@@ -61,16 +53,10 @@ freed as (
   update onlyonce.webhook_bodies set key = null where endpoint = $12 and digest = $13 and $15)
 select count(*) from kept`
 
-// isolationSQL is the first statement of a transaction that has only our own statements: at READ
-// COMMITTED none of them fails for its snapshot, so none has to run again.
-const isolationSQL = `set transaction isolation level read committed`
-
 // Steps of a receiver's transaction.
 const (
-	stepIsolation = "isolation"
-	stepClaim     = "claim"
-	stepPark      = "park"
-	stepSeal      = "sealing"
+	stepClaim = "claim"
+	stepPark  = "park"
 )
 
 // What onlyonce.receive_webhook returns.
@@ -81,50 +67,33 @@ const (
 	foundSameBody
 )
 
-const (
-	maxTxRuns        = 5
-	lockNotAvailable = "55P03" // lock_not_available
-	streamMissing    = "OO009"
-)
+const lockNotAvailable = "55P03" // lock_not_available
 
 // accept stores an event once. It returns when that is committed, or was committed before.
-//
-// If COMMIT was sent and its answer never arrived, the outcome is unknown. accept then does the
-// same again on another connection. Its claim waits for the old transaction, if that is still
-// running. Then it either finds the event, which means that it was committed, or accepts it (W11).
 func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, error) {
 	i.keepTrace(ctx, ep.cfg.Trace)
-	var stale error // the handler's reason to park the event
-	commitUnknown := false
-	for runs := 1; ; runs++ {
-		a := &acceptTx{Endpoint: ep, incomingEvent: i, stale: stale}
-		outcome, err := a.execute(ctx)
-		retry := false
-		switch {
-		case err == nil:
-			if outcome == Duplicate && commitUnknown {
-				outcome = Accepted // by our own transaction, as far as can be known
-			}
-			if outcome == Accepted {
-				ep.wakeSources()
-			}
-			return outcome, nil
-		case errors.Is(err, ErrOvertaken):
-			stale, retry = err, true // the handler's transaction is rolled back; another one parks the event
-		case a.commitUnknown:
-			commitUnknown, retry = true, true
-		case a.connLost:
-			retry = true
-		case guard.RunAgain(guard.SQLState(err)):
-			retry = true
-		case guard.SQLState(err) == streamMissing:
-			_, madeErr := eventsource.MakeStream(ctx, ep.pool, Topic(ep.cfg.Name), ep.cfg.Partitions)
-			retry, err = madeErr == nil, errors.Join(err, madeErr)
+	a := &acceptTx{Endpoint: ep, incomingEvent: i}
+	end := ep.intake.Run(ctx, a.claimAndStore, func(err error) bool {
+		if !errors.Is(err, ErrOvertaken) {
+			return false
 		}
-		if !retry || runs >= maxTxRuns || ctx.Err() != nil {
-			return "", a.classifyError(err)
+		a.stale = err // another transaction parks the event
+		return true
+	})
+	if end.Err != nil {
+		var failed *guard.Failure
+		if !end.Lost && errors.As(end.Err, &failed) && (failed.Step == "" || failed.Step == "seal") && ep.cfg.Mode == Inline {
+			a.handlerFailed = true // a queued statement, or a deferred constraint
 		}
+		return "", a.classifyError(end.Err)
 	}
+	if a.outcome == Duplicate && end.Unknown {
+		a.outcome = Accepted // by our own transaction, as far as can be known
+	}
+	if a.outcome == Accepted {
+		ep.wakeSources()
+	}
+	return a.outcome, nil
 }
 
 // wakeSources wakes the readers in this process.
@@ -139,45 +108,10 @@ func (a *acceptTx) classifyError(err error) error {
 	switch {
 	case errors.Is(err, ErrPending), errors.Is(err, ErrHandler), errors.Is(err, ErrAside):
 		return err
-	case a.handlerFailed:
+	case a.handlerFailed, errors.Is(err, errHandlerHangs):
 		return fmt.Errorf("%w: %w", ErrHandler, err)
 	}
 	return fmt.Errorf("%w: %w", ErrStore, err)
-}
-
-// execute runs the transaction: the claim, the work of the mode, the seal and COMMIT (W8).
-func (a *acceptTx) execute(ctx context.Context) (Outcome, error) {
-	conn, err := a.pool.Acquire(ctx)
-	if err != nil {
-		return "", err
-	}
-	tx := guard.Begin(conn.Conn())
-	tx.Report = a.reportLateStatement
-	outcome, commit, err := a.claimAndStore(ctx, tx)
-	if errors.Is(err, errHandlerHangs) {
-		conn.Hijack() // frees the connection's place in the pool; the handler still has the connection, which is cut
-		tx.Abandon()
-		a.handlerFailed = true
-		return "", err
-	}
-	defer conn.Release()
-	sent := false
-	if err == nil && commit {
-		sent = true
-		err = tx.Commit(a.commitTimeout(ctx))
-	}
-	if err == nil {
-		tx.Rollback(time.Second)
-		return outcome, nil
-	}
-	var failed *guard.Failure
-	if tx.Lost() {
-		a.commitUnknown, a.connLost = sent, !sent
-	} else if errors.As(err, &failed) && (failed.Step == "" || failed.Step == "seal") && a.cfg.Mode == Inline {
-		a.handlerFailed = true // a queued statement, or a deferred constraint
-	}
-	tx.Rollback(time.Second)
-	return "", err
 }
 
 // reportLateStatement logs a write that a handler has queued after it returned (T6).
@@ -185,69 +119,70 @@ func (ep *Endpoint) reportLateStatement(err error) {
 	ep.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; the statement was not sent", "endpoint", ep.cfg.Name, "error", err)
 }
 
-// commitTimeout returns how long COMMIT may take.
-func (a *acceptTx) commitTimeout(ctx context.Context) time.Duration {
-	at, _ := ctx.Deadline()
-	return max(time.Until(at), 50*time.Millisecond)
-}
-
 // claimAndStore does everything before COMMIT. commit is false if there is nothing to commit (W9,
 // W15).
-func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (outcome Outcome, commit bool, err error) {
+func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (commit bool, err error) {
+	a.outcome, a.handlerFailed = "", false
 	if a.cfg.Mode != Inline {
-		tx.Engine(stepIsolation, isolationSQL)
+		intake.ReadCommitted(tx)
 	}
 	found, err := a.claimEvent(ctx, tx)
 	if err != nil {
-		return "", false, err
+		return false, err
 	}
 	switch {
 	case found == foundDuplicate:
-		return Duplicate, false, nil
+		a.outcome = Duplicate
+		return false, nil
 	case found == foundDivergent && a.digest == nil: // the sender signs the id: it renders the body anew
 		a.logRendered()
-		return Divergent, false, nil
+		a.outcome = Divergent
+		return false, nil
 	case found == foundDivergent:
-		return Divergent, true, a.parkUnsigned(ctx, tx, parked.Divergent, errDivergent)
+		a.outcome = Divergent
+		return true, a.parkUnsigned(ctx, tx, parked.Divergent, errDivergent)
 	case found == foundSameBody:
-		return SameBody, true, a.parkUnsigned(ctx, tx, parked.SameBody, errSameBody)
+		a.outcome = SameBody
+		return true, a.parkUnsigned(ctx, tx, parked.SameBody, errSameBody)
 	case a.stale != nil:
-		a.parkEvent(tx, parked.Stale, a.stale)
-		return Stale, true, nil //nolint:nilerr // that the handler found it stale is what this is about
+		a.intake.Park(tx, &a.event, parked.Stale, a.stale)
+		a.outcome = Stale
+		return true, nil //nolint:nilerr // that the handler found it stale is what this is about
 	}
-	tx.Lend(&origin.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.messageID, Time: time.Now(), TraceOf: a.cfg.Trace})
+	tx.Lend(&origin.Origin{Tenant: a.event.Tenant, Scope: Scope(a.cfg.Name), ID: a.event.ID, Time: time.Now(), TraceOf: a.cfg.Trace})
 	if a.cfg.Forward != nil {
 		err := a.cfg.Forward.enqueue(ctx, tx, a.incomingEvent, a.cfg.Sealer)
 		if errors.Is(err, outbox.ErrCall) { // no call can be made of this event, now or later; no statement was sent
 			tx.TakeBack()
-			a.parkEvent(tx, parked.Forward, err)
-			return Unforwarded, true, nil
+			a.intake.Park(tx, &a.event, parked.Forward, err)
+			a.outcome = Unforwarded
+			return true, nil
 		}
 		if err != nil {
-			return "", false, err
+			return false, err
 		}
 	}
 	switch a.cfg.Mode {
 	case Stored:
-		a.sealStored(tx)
-		err = eventsource.Append(ctx, tx, a.streamEvent(a.incomingEvent))
+		err = a.intake.Append(ctx, tx, &a.event)
 	case Inline:
 		if err = a.runHandler(ctx, tx); errors.Is(err, errHandlerHangs) {
-			return "", false, err // from here on the handler owns tx
+			return false, err // from here on the handler owns tx
 		}
 	}
 	tx.TakeBack()
 	if failed := tx.Failure(); err == nil && failed != nil {
 		err = failed
 	}
-	return Accepted, true, err
+	a.outcome = Accepted
+	return true, err
 }
 
 // claimEvent claims the id, and finds out whether the id or the body came before.
 func (a *acceptTx) claimEvent(ctx context.Context, tx *guard.Tx) (found int, err error) {
 	// The server's timeout ends before ctx does, so that a timeout does not cost the connection.
-	bound := a.commitTimeout(ctx) * 7 / 8
-	sql, args := receiveSQL, []any{a.cfg.Name, a.hash, a.fingerprint, a.digest, a.cfg.BodyWindow,
+	bound := a.intake.Bound(ctx) * 7 / 8
+	sql, args := receiveSQL, []any{a.cfg.Name, a.event.Hash, a.event.Fingerprint, a.digest, a.cfg.BodyWindow,
 		guard.Millis(min(a.cfg.DuplicateWait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(a.cfg.deadline)}
 	if a.set != nil {
 		sql, args = receiveAtSQL, append([]any{a.place(a.incomingEvent)}, args...)
@@ -269,15 +204,10 @@ var (
 	errSameBody  = errors.New("this body was accepted before, under another id, and the sender signs no id")
 )
 
-// parkEvent parks the whole event.
-func (a *acceptTx) parkEvent(tx *guard.Tx, reason string, why error) {
-	tx.Engine(stepPark, parkEventSQL, a.parkedColumns(tx, reason, why)...)
-}
-
 // parkUnsigned parks the whole event if the bytes of the day allow it (W7).
 func (a *acceptTx) parkUnsigned(ctx context.Context, tx *guard.Tx, reason string, why error) error {
 	var kept int
-	args := a.parkedColumns(tx, reason, why)
+	args := a.intake.ParkedColumns(tx, &a.event, reason, why)
 	args[4] = nil // a parked row with a key claims it
 	args = append(args, a.cfg.Name, a.digest, a.cfg.MaxAside, reason == parked.Divergent && a.signed == nil)
 	if err := tx.EngineRow(ctx, stepPark, parkUnsignedSQL, args...).Scan(&kept); err != nil {
@@ -289,13 +219,6 @@ func (a *acceptTx) parkUnsigned(ctx context.Context, tx *guard.Tx, reason string
 	}
 	a.logAside(reason, why)
 	return nil
-}
-
-// parkedColumns returns the arguments of parkEventSQL.
-func (a *acceptTx) parkedColumns(tx *guard.Tx, reason string, why error) []any {
-	a.sealStored(tx)
-	names, values := a.headerColumns()
-	return []any{reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Name), a.hash, Topic(a.cfg.Name), a.orderingKey, names, values, a.stored, a.messageID}
 }
 
 // logAside tells an operator that a sender was told 200 and the event was not handled.

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
@@ -17,6 +18,7 @@ import (
 type Endpoint struct {
 	pool      *primary.Pool
 	cfg       Config
+	intake    *intake.Intake
 	source    *Source            // of the stored events, if the endpoint consumes them itself
 	worker    *consumer.Consumer // or nil
 	slots     chan struct{}      // a token for each verified event that is being processed
@@ -38,8 +40,8 @@ func (ep *Endpoint) Consumer() *consumer.Consumer { return ep.worker }
 
 // place returns the place of an event.
 func (ep *Endpoint) place(i *incomingEvent) string {
-	if i.tenant != "" {
-		return i.tenant
+	if i.event.Tenant != "" {
+		return i.event.Tenant
 	}
 	return ep.cfg.Name
 }

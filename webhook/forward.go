@@ -86,13 +86,13 @@ func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent,
 	if i.Type != "" && frozen.Value(headerForwarded+"Event-Type", i.Type) == nil {
 		c.Header.Set(headerForwarded+"Event-Type", i.Type)
 	}
-	if f.Key && i.orderingKey != nil {
-		key := percentEncode(i.orderingKey)
+	if f.Key && i.event.Key != nil {
+		key := percentEncode(i.event.Key)
 		if len(c.Target)+len(keyParam)+len(key) > frozen.MaxTarget {
-			key = percentEncode(hashedKey(i.orderingKey))
+			key = percentEncode(hashedKey(i.event.Key))
 		}
 		c.Target += keyParam + key
-		c.OrderingKey = string(i.orderingKey)
+		c.OrderingKey = string(i.event.Key)
 	}
 	return outbox.Enqueue(ctx, tx, c)
 }

@@ -9,13 +9,10 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/eventsource"
+	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
@@ -26,18 +23,9 @@ func messageID(endpoint string, e *Event) string { return endpoint + "/" + e.Pro
 // incomingEvent is an event on its way into the database.
 type incomingEvent struct {
 	*Event
-	tenant      string
-	messageID   string // unique in the endpoint's scope
-	orderingKey []byte // nil for none
-	headers     []consumer.Header
+	event intake.Event // as it is stored; its id is unique in the endpoint's scope
 
-	stored        []byte // the body as it is stored
-	storedHeaders []consumer.Header
-
-	// These are made once for all attempts, because two of them read the whole body.
-	hash        pgtype.UUID // hash of the dedupe key
-	fingerprint int64
-	digest      []byte // of the body; nil if copies are recognized by the id
+	digest []byte // of the body; nil if copies are recognized by the id
 
 	reconciled bool // listed by a reconciliation, not delivered
 }
@@ -45,15 +33,14 @@ type incomingEvent struct {
 // newIncomingEvent prepares an event that was delivered, or that a reconciliation lists.
 func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent, error) {
 	e.Endpoint = ep.cfg.Name
-	i := &incomingEvent{Event: e, messageID: messageID(ep.cfg.Name, e), headers: headersOf(e), reconciled: reconciled}
+	i := &incomingEvent{Event: e, event: intake.Event{ID: messageID(ep.cfg.Name, e), Headers: headersOf(e), Body: e.Body}, reconciled: reconciled}
 	if ep.cfg.Tenant != nil {
 		var err error
-		if i.tenant, err = tenantOf(ep.cfg.Tenant, e); err != nil {
+		if i.event.Tenant, err = tenantOf(ep.cfg.Tenant, e); err != nil {
 			return nil, err
 		}
 	}
-	i.hash = pgtype.UUID{Bytes: dedupe.Key{Tenant: i.tenant, Scope: Scope(ep.cfg.Name), ID: i.messageID}.Hash(), Valid: true}
-	i.fingerprint = dedupe.FingerprintOf(i.Body).Int64()
+	i.event.Identify(Scope(ep.cfg.Name))
 	if !i.IDSigned && !i.reconciled && !ep.cfg.verifier.scheme.Repeats {
 		sum := sha256.Sum256(i.Body)
 		if i.digest = sum[:]; i.signed != nil {
@@ -63,9 +50,9 @@ func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent,
 	if ep.cfg.OrderingKey != nil {
 		switch key := callOrEmpty(ep.cfg.OrderingKey, e); {
 		case len(key) > maxKey: // the sender chose it: it must not keep the event from being stored
-			i.orderingKey = hashedKey([]byte(key))
+			i.event.Key = hashedKey([]byte(key))
 		case key != "":
-			i.orderingKey = []byte(key)
+			i.event.Key = []byte(key)
 		}
 	}
 	return i, nil
@@ -77,7 +64,7 @@ func (i *incomingEvent) keepTrace(ctx context.Context, traceOf func(context.Cont
 	parent, state := codec.SplitTrace(origin.Origin{TraceOf: traceOf}.TraceIn(ctx))
 	for _, h := range []consumer.Header{{Name: headerTraceparent, Value: []byte(parent)}, {Name: headerTracestate, Value: []byte(state)}} {
 		if len(h.Value) > 0 {
-			i.headers = append(i.headers, h)
+			i.event.Headers = append(i.event.Headers, h)
 		}
 	}
 }
@@ -119,24 +106,10 @@ func callOrEmpty(f func(*Event) string, e *Event) (s string) {
 	return f(e)
 }
 
-// streamEvent returns the event as the log stores it.
-func (ep *Endpoint) streamEvent(i *incomingEvent) eventsource.Event {
-	return eventsource.Event{Topic: Topic(ep.cfg.Name), Tenant: i.tenant, ID: i.messageID, Key: i.orderingKey, Headers: i.storedHeaders, Body: i.stored}
-}
-
 // inlineMessage returns the event as an inline handler gets it.
 func (ep *Endpoint) inlineMessage(i *incomingEvent) *consumer.Message {
-	m := &consumer.Message{Topic: Topic(ep.cfg.Name), Offset: -1, Key: i.orderingKey, Value: i.Body, Headers: i.headers, Time: time.Now(), LeaderEpoch: -1,
+	m := &consumer.Message{Topic: Topic(ep.cfg.Name), Offset: -1, Key: i.event.Key, Value: i.Body, Headers: i.event.Headers, Time: time.Now(), LeaderEpoch: -1,
 		Attempt: 1}
-	claimed.Set(m, i.tenant, i.messageID)
+	claimed.Set(m, i.event.Tenant, i.event.ID)
 	return m
-}
-
-// headerColumns returns the headers in the form of a parked row.
-func (i *incomingEvent) headerColumns() (names, values [][]byte) {
-	names, values = make([][]byte, len(i.storedHeaders)), make([][]byte, len(i.storedHeaders))
-	for n, h := range i.storedHeaders {
-		names[n], values[n] = []byte(h.Name), h.Value
-	}
-	return names, values
 }

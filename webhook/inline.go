@@ -8,14 +8,16 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/intake"
 )
 
 // Errors of inline handlers.
 var (
 	// errHandlerHangs: the handler did not return even after its context had ended. Its connection
 	// is cut, so that the server rolls back.
-	errHandlerHangs = errors.New("webhook: the handler did not return after its context had ended")
+	errHandlerHangs = fields.Named("webhook: the handler did not return after its context had ended", intake.ErrAbandoned)
 	errGoexit       = errors.New("webhook: the handler called runtime.Goexit")
 )
 

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/watch"
@@ -39,6 +41,8 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	db := primary.Of(pool, cfg.Logger)
 	e := &Endpoint{pool: db, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight), watched: watch.New(db, watch.Often)}
+	e.intake = &intake.Intake{Pool: db, Topic: Topic(cfg.Name), Scope: Scope(cfg.Name), Partitions: cfg.Partitions, Sealer: cfg.Sealer,
+		OnLate: e.reportLateStatement, CommitTimeout: 50 * time.Millisecond}
 	if cfg.Mode != Stored || cfg.Handler == nil {
 		return e, nil
 	}

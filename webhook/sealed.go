@@ -1,14 +1,10 @@
 package webhook
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"slices"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -21,36 +17,5 @@ var ErrSealed = errors.New("webhook: the event is sealed, and no Sealer with its
 // Handler. An event that does not open fails with [ErrSealed], and h is not called. If s is nil,
 // that is every sealed event (W22).
 func Unsealed(h consumer.Handler, s *seal.Sealer) consumer.Handler {
-	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		at := slices.IndexFunc(m.Headers, func(h consumer.Header) bool { return h.Name == parked.HeaderSealed })
-		if at < 0 {
-			return h(ctx, tx, m)
-		}
-		if s == nil {
-			return consumer.Permanent(ErrSealed)
-		}
-		body, err := s.Open(parked.EventPlace(m.Tenant(), m.Topic, m.ID()), m.Value)
-		if err != nil {
-			return consumer.Permanent(fmt.Errorf("%w: %w", ErrSealed, err))
-		}
-		open := *m // what is parked stays sealed
-		open.Value, open.Headers = body, slices.Delete(slices.Clone(m.Headers), at, at+1)
-		return h(ctx, tx, &open)
-	}
-}
-
-// sealStored makes what is stored of the event, once: sealed, if the endpoint has a Sealer (W22).
-func (a *acceptTx) sealStored(tx *guard.Tx) {
-	i := a.incomingEvent
-	if i.storedHeaders != nil {
-		return
-	}
-	if i.stored, i.storedHeaders = i.Body, i.headers; a.cfg.Sealer == nil {
-		return
-	}
-	body, err := a.cfg.Sealer.Seal(parked.EventPlace(i.tenant, Topic(a.cfg.Name), i.messageID), i.Body)
-	if err != nil {
-		tx.Fail(stepSeal, err)
-	}
-	i.stored, i.storedHeaders = body, append(slices.Clone(i.headers), consumer.Header{Name: parked.HeaderSealed, Value: []byte("true")})
+	return intake.Unsealed(h, s, ErrSealed)
 }

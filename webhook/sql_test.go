@@ -14,7 +14,7 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{receiveSQL, parkEventSQL, parkUnsignedSQL, isolationSQL, newerSQL, purgeIDsSQL, purgeBodiesSQL, backfillDueSQL, backfilledSQL} {
+	for _, sql := range []string{receiveSQL, parkUnsignedSQL, newerSQL, purgeIDsSQL, purgeBodiesSQL, backfillDueSQL, backfilledSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

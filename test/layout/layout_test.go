@@ -207,6 +207,7 @@ var layers = []struct {
 	{"parts of the consumer", []string{"consumer/internal/attemptlock", "consumer/internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
 	{"consumer and outbox", []string{"consumer", "outbox"}},
 	{"sinks and the event log", []string{"consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"}},
+	{"the way into the event log", []string{"internal/intake"}},
 	{"sources and HTTP", []string{"consumer/franzsource", "consumer/kafkasource", "idempotency", "webhook"}},
 	{"share groups", []string{"consumer/sharesource"}},
 	{"reports", []string{"internal/reports"}},

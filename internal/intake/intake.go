@@ -1,0 +1,219 @@
+// Package intake has the transaction in which events from outside enter the event log: it claims
+// their ids, appends the fresh ones to a stream and parks those that cannot be appended. Webhook
+// endpoints have one for each database. See docs/rules/w.md, W8 to W11.
+package intake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/eventsource"
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/seal"
+)
+
+// parkSQL parks a whole event that is not accepted. In: reason, error, tenant, scope, key, topic,
+// ordering key, names and values of headers, body, event id. By no index; locks nothing.
+const parkSQL = `
+insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id, log_append_time)
+values ('event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true)`
+
+// isolationSQL is the first statement of a transaction that has only our own statements: at READ
+// COMMITTED none of them fails for its snapshot, so none has to run again.
+const isolationSQL = `set transaction isolation level read committed`
+
+// Steps of a receiving transaction.
+const (
+	stepIsolation = "isolation"
+	stepPark      = "park"
+	stepSeal      = "sealing"
+)
+
+const (
+	maxRuns       = 5
+	streamMissing = "OO009"
+)
+
+// Intake is one way in: a webhook endpoint of one database.
+type Intake struct {
+	Pool          *primary.Pool
+	Topic, Scope  string // the stream, and where ids count
+	Partitions    int    // of the stream, if it has to be made
+	Sealer        *seal.Sealer
+	OnLate        func(error)   // is told of a statement that a handler queued too late (T6)
+	CommitTimeout time.Duration // the least that COMMIT may take, if ctx ends earlier
+}
+
+// Event is one event on its way into the database. Its hash and its fingerprint are made once for
+// all runs of the transaction, because making them reads the whole body.
+type Event struct {
+	Tenant  string
+	ID      string // unique in the scope, for the tenant
+	Key     []byte // the ordering key; nil for none
+	Headers []consumer.Header
+	Body    []byte
+
+	Hash        pgtype.UUID // of the dedupe key
+	Fingerprint int64
+
+	stored        []byte // the body as it is stored
+	storedHeaders []consumer.Header
+}
+
+// Identify makes the event's hash and fingerprint.
+func (e *Event) Identify(scope string) {
+	e.Hash = pgtype.UUID{Bytes: dedupe.Key{Tenant: e.Tenant, Scope: scope, ID: e.ID}.Hash(), Valid: true}
+	e.Fingerprint = dedupe.FingerprintOf(e.Body).Int64()
+}
+
+// ErrAbandoned is wrapped by the error of work whose handler still uses the connection: the
+// connection is cut, and the work is not run again.
+var ErrAbandoned = errors.New("intake: the handler did not return")
+
+// End is how Run ended.
+type End struct {
+	Err     error
+	Unknown bool // a COMMIT was sent whose answer never arrived, and the work was run again
+	Lost    bool // the last run lost its connection
+}
+
+// Run runs work in a transaction and commits it, unless work returns false.
+//
+// If COMMIT was sent and its answer never arrived, the outcome is unknown. Run then runs the work
+// again on another connection. Its claim waits for the old transaction, if that is still running.
+// Then it either finds the events, which means that they were committed, or accepts them (W11). It
+// also runs the work again after a serialization failure, if the stream has to be made, and if
+// again returns true for the error.
+func (n *Intake) Run(ctx context.Context, work func(context.Context, *guard.Tx) (commit bool, err error), again func(error) bool) (end End) {
+	for runs := 1; ; runs++ {
+		var unknown bool
+		unknown, end.Lost, end.Err = n.attempt(ctx, work)
+		retry := false
+		switch {
+		case end.Err == nil:
+			return end
+		case again != nil && again(end.Err):
+			retry = true // the transaction is rolled back
+		case unknown:
+			end.Unknown, retry = true, true
+		case end.Lost, guard.RunAgain(guard.SQLState(end.Err)):
+			retry = true
+		case guard.SQLState(end.Err) == streamMissing:
+			_, err := eventsource.MakeStream(ctx, n.Pool, n.Topic, n.Partitions)
+			retry, end.Err = err == nil, errors.Join(end.Err, err)
+		}
+		if !retry || runs >= maxRuns || ctx.Err() != nil {
+			return end
+		}
+	}
+}
+
+// attempt runs one transaction: the claim, the work, the seal and COMMIT (W8).
+func (n *Intake) attempt(ctx context.Context, work func(context.Context, *guard.Tx) (bool, error)) (unknown, lost bool, err error) {
+	conn, err := n.Pool.Acquire(ctx)
+	if err != nil {
+		return false, false, err
+	}
+	tx := guard.Begin(conn.Conn())
+	tx.Report = n.OnLate
+	commit, err := work(ctx, tx)
+	if errors.Is(err, ErrAbandoned) {
+		conn.Hijack() // frees the connection's place in the pool; the handler still has the connection, which is cut
+		tx.Abandon()
+		return false, false, err
+	}
+	defer conn.Release()
+	sent := false
+	if err == nil && commit {
+		sent = true
+		err = tx.Commit(n.Bound(ctx))
+	}
+	if err != nil {
+		lost = tx.Lost()
+		unknown = sent && lost
+	}
+	tx.Rollback(time.Second)
+	return unknown, lost, err
+}
+
+// Bound returns how long COMMIT, or the wait for a copy, may take.
+func (n *Intake) Bound(ctx context.Context) time.Duration {
+	at, _ := ctx.Deadline()
+	return max(time.Until(at), n.CommitTimeout)
+}
+
+// ReadCommitted begins a transaction that has only our own statements.
+func ReadCommitted(tx *guard.Tx) { tx.Engine(stepIsolation, isolationSQL) }
+
+// Append appends events to the stream.
+func (n *Intake) Append(ctx context.Context, tx *guard.Tx, events ...*Event) error {
+	all := make([]eventsource.Event, len(events))
+	for i, e := range events {
+		n.sealStored(tx, e)
+		all[i] = eventsource.Event{Topic: n.Topic, Tenant: e.Tenant, ID: e.ID, Key: e.Key, Headers: e.storedHeaders, Body: e.stored}
+	}
+	return eventsource.Append(ctx, tx, all...)
+}
+
+// Park parks the whole event.
+func (n *Intake) Park(tx *guard.Tx, e *Event, reason string, why error) {
+	tx.Engine(stepPark, parkSQL, n.ParkedColumns(tx, e, reason, why)...)
+}
+
+// ParkedColumns returns the arguments of a statement that parks the event: reason, error, tenant,
+// scope, key, topic, ordering key, names and values of headers, body, event id.
+func (n *Intake) ParkedColumns(tx *guard.Tx, e *Event, reason string, why error) []any {
+	n.sealStored(tx, e)
+	names, values := make([][]byte, len(e.storedHeaders)), make([][]byte, len(e.storedHeaders))
+	for i, h := range e.storedHeaders {
+		names[i], values[i] = []byte(h.Name), h.Value
+	}
+	return []any{reason, codec.Text(why.Error()), e.Tenant, n.Scope, e.Hash, n.Topic, e.Key, names, values, e.stored, e.ID}
+}
+
+// sealStored makes what is stored of the event, once: sealed, if there is a Sealer (W22).
+func (n *Intake) sealStored(tx *guard.Tx, e *Event) {
+	if e.storedHeaders != nil {
+		return
+	}
+	e.stored, e.storedHeaders = e.Body, append([]consumer.Header{}, e.Headers...)
+	if n.Sealer == nil {
+		return
+	}
+	body, err := n.Sealer.Seal(parked.EventPlace(e.Tenant, n.Topic, e.ID), e.Body)
+	if err != nil {
+		tx.Fail(stepSeal, err)
+	}
+	e.stored, e.storedHeaders = body, append(e.storedHeaders, consumer.Header{Name: parked.HeaderSealed, Value: []byte("true")})
+}
+
+// Unsealed returns a handler that opens sealed events and then calls h. An event that does not open
+// fails with the sentinel, and h is not called (W22).
+func Unsealed(h consumer.Handler, s *seal.Sealer, sentinel error) consumer.Handler {
+	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		at := slices.IndexFunc(m.Headers, func(h consumer.Header) bool { return h.Name == parked.HeaderSealed })
+		if at < 0 {
+			return h(ctx, tx, m)
+		}
+		if s == nil {
+			return consumer.Permanent(sentinel)
+		}
+		body, err := s.Open(parked.EventPlace(m.Tenant(), m.Topic, m.ID()), m.Value)
+		if err != nil {
+			return consumer.Permanent(fmt.Errorf("%w: %w", sentinel, err))
+		}
+		open := *m // what is parked stays sealed
+		open.Value, open.Headers = body, slices.Delete(slices.Clone(m.Headers), at, at+1)
+		return h(ctx, tx, &open)
+	}
+}
