@@ -40,7 +40,7 @@ func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 		err = ap.runTransaction(until.working, &attempt{msgs: msgs, next: next})
 		release()
 		var f *handlerFailure
-		var h *serverRefusal
+		var h *hindrance
 		var stop *brakeError
 		switch {
 		case err == nil || endsWork(err):

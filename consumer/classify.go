@@ -27,19 +27,21 @@ func (e *engine) isRefusal(state string, h *handlerRun) bool {
 }
 
 // classifyFailure decides whose fault a rolled back attempt is: the handler's (*handlerFailure),
-// the server's, or that of the way to it.
+// the server's or of something else that is away (*hindrance), or that of the way to the server.
 func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun, failed *guard.Failure, lost bool) error {
 	switch {
 	case work.Err() != nil:
 		return context.Cause(work) // given up while it ran: no fault of the message
 	case h.timeoutErr != nil:
 		return &handlerFailure{index: h.failedIndex, err: h.timeoutErr}
+	case failed == nil && isUnavailable(h.err):
+		return &hindrance{h.err, h.failedIndex}
 	case failed == nil:
 		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
 	case failed.Step != "" && primary.Refused(failed):
 		return failed // the way leads to a standby (T12)
 	case failed.Step != stepHook && e.isRefusal(sqlState(failed), h):
-		return &serverRefusal{failed, h.failedIndex}
+		return &hindrance{failed, h.failedIndex}
 	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
 		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
 	case failed.Step == "":
@@ -55,7 +57,7 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		return &handlerFailure{index: -1, err: failed} // a deferred constraint
 	case failed.Step != stepHook && sqlState(failed) != "":
 		// The engine's statements are the same for every message, but their number is not.
-		return &serverRefusal{failed, -1}
+		return &hindrance{failed, -1}
 	}
 	return failed
 }

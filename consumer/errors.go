@@ -231,6 +231,27 @@ var (
 	errGoexit      = errors.New("handler called runtime.Goexit (testing's FailNow does)")
 )
 
+// Unavailable marks an error that is no message's fault and that passes by itself, for example
+// because a schema registry is away. The attempt rolls back and counts against no message, and
+// nothing is parked: the consumer tries again, with the waits of Config.Backoff. A partition that
+// meets nothing else for Config.BlockedAfter halts as [HaltBlocked], so that an operator notices,
+// and continues by itself once an attempt succeeds. Mark only errors that end without a new
+// version of the program: the mark wins over [Permanent]. Nil stays nil.
+func Unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &unavailableError{err}
+}
+
+type unavailableError struct{ err error }
+
+func (e *unavailableError) Error() string { return e.err.Error() }
+
+func (e *unavailableError) Unwrap() error { return e.err }
+
+func isUnavailable(err error) bool { return errors.As(err, new(*unavailableError)) }
+
 // handlerFailure is the error of an attempt that was rolled back because of the handler or its
 // statements.
 type handlerFailure struct {
@@ -243,17 +264,17 @@ func (f *handlerFailure) Error() string { return f.err.Error() }
 
 func (f *handlerFailure) Unwrap() error { return f.err }
 
-// serverRefusal is the error of an attempt that the server refused for a reason that may be no
-// message's fault: no room, other transactions in the way, or an administrator. It counts against
-// no message.
-type serverRefusal struct {
-	failed *guard.Failure
-	index  int // message whose handler met it, -1 if it is not known
+// hindrance is the error of an attempt that failed for a reason that may be no message's fault. The
+// server refused it (no room, other transactions in the way, or an administrator), or the handler
+// returned [Unavailable]. It counts against no message.
+type hindrance struct {
+	err   error
+	index int // message whose handler met it, -1 if it is not known
 }
 
-func (h *serverRefusal) Error() string { return h.failed.Error() }
+func (h *hindrance) Error() string { return h.err.Error() }
 
-func (h *serverRefusal) Unwrap() error { return h.failed }
+func (h *hindrance) Unwrap() error { return h.err }
 
 // sqlState returns the SQLSTATE of a failure, or "" if there is none or the server sent none.
 func sqlState(failed *guard.Failure) string {
@@ -266,8 +287,9 @@ func sqlState(failed *guard.Failure) string {
 // endsWork reports whether err ends the work on this partition, so that there is no other attempt.
 func endsWork(err error) bool {
 	var f *handlerFailure
+	var h *hindrance
 	var g *guard.Failure
-	if errors.As(err, &f) || errors.As(err, &g) && g.Step == stepHook {
+	if errors.As(err, &f) || errors.As(err, &h) || errors.As(err, &g) && g.Step == stepHook {
 		return false // a user's function may return any error, even these
 	}
 	var halt *HaltError

@@ -39,7 +39,7 @@ func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message, o Order) e
 
 func consume(ctx context.Context, pool *pgxpool.Pool, brokers []string) error {
 	source := kafkasource.New(kafkasource.Config{Brokers: brokers, GroupID: "stock", Topics: []string{"orders"}})
-	c, err := consumer.New(pool, source, consumer.JSON(handle), consumer.Config{
+	c, err := consumer.New(pool, source, consumer.Decode(consumer.JSON, handle), consumer.Config{
 		Scope: "stock",                          // whose positions and ids these are
 		Key:   consumer.HeaderKey("message-id"), // where the producer puts a message's id
 	})

@@ -8,7 +8,7 @@ import (
 )
 
 // A handler of decoded values. What cannot be decoded is parked at once, with the field's name.
-func ExampleJSON() {
+func ExampleDecode() {
 	pool, end := exampleDatabase(`create table stock (sku text primary key, held int); insert into stock values ('tea', 0)`)
 	defer end()
 	orders := memlog.NewLog("orders", 1) // in a program: kafkasource.New
@@ -19,7 +19,7 @@ func ExampleJSON() {
 		SKU string `json:"sku"`
 		Qty int    `json:"qty"`
 	}
-	hold := consumer.JSON(func(_ context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
+	hold := consumer.Decode(consumer.JSON, func(_ context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
 		tx.Queue(`update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)
 		return nil
 	})
@@ -54,11 +54,11 @@ func ExampleRouter() {
 	routes := consumer.Router{
 		By: consumer.HeaderKey("event-type"),
 		Handlers: map[string]consumer.Handler{
-			"placed": consumer.JSON(func(_ context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
+			"placed": consumer.Decode(consumer.JSON, func(_ context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
 				tx.Queue(`update stock set held = held + 1 where sku = $1`, o.SKU)
 				return nil
 			}),
-			"canceled": consumer.JSON(func(_ context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
+			"canceled": consumer.Decode(consumer.JSON, func(_ context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
 				tx.Queue(`update stock set held = held - 1 where sku = $1`, o.SKU)
 				return nil
 			}),

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
@@ -28,7 +29,7 @@ func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
 	retry := newBackoff(ap.c.cfg)
 	exclusive := ap.cur.suspected(m)
 	owed, answers, answered := 0, 0, 0
-	var refusedSince time.Time // since when only the server has refused it
+	var refusedSince time.Time // since when it has met nothing but hindrances
 	for {
 		release, err := ap.lockAttempts(until.taking, exclusive)
 		n, unanswered := 0, 0
@@ -60,16 +61,16 @@ func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
 			}
 			release()
 		}
-		var h *serverRefusal
+		var h *hindrance
 		switch {
 		case !errors.As(err, &h):
 			refusedSince = time.Time{}
 		case refusedSince.IsZero():
 			refusedSince = time.Now()
 		case time.Since(refusedSince) >= ap.c.cfg.BlockedAfter:
-			err = ap.haltBlocked(m, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
+			err = ap.haltBlocked(m, "the message at offset %d is tried again, and fails for a reason that is not its own: %v", m.Offset, h)
 		}
-		exclusive = exclusive || h != nil && sqlState(h.failed) == codeCrashShutdown
+		exclusive = exclusive || h != nil && guard.SQLState(h.err) == codeCrashShutdown
 		if endsWork(err) || until.taking.Err() != nil || !pace.Sleep(until.taking, ap.reportLogRetry(MessageEvent{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
 			if owed > 0 {
 				ap.takeBackAttempt(m.Offset)

@@ -41,7 +41,7 @@ const (
 	// HaltClass: Config.Horizon differs from the scope's class of horizon.
 	HaltClass HaltReason = "class"
 	// HaltBlocked: a message cannot be applied and must not be passed over, because of
-	// BlockPartition or because the server refuses its transaction.
+	// BlockPartition, because the server refuses its transaction, or because of [Unavailable].
 	HaltBlocked HaltReason = "blocked"
 	// HaltEverythingFails: nearly all of the last messages have failed, see Brake. The halt ends by
 	// itself when a message is applied.

@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -64,7 +65,7 @@ func TestD1OwnLimitOfAStatementCounts(t *testing.T) {
 // it. After Config.BlockedAfter its partition halts and reports why. It continues by itself.
 func TestD1RefusedMessageHaltsItsPartition(t *testing.T) {
 	t.Parallel()
-	for _, state := range []string{"40001", "40P01", "55P03", "53200", "57P01"} {
+	for _, state := range []string{"40001", "40P01", "55P03", "53200", "57P01", "unavailable"} {
 		t.Run(state, func(t *testing.T) {
 			t.Parallel()
 			both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
@@ -74,7 +75,11 @@ func TestD1RefusedMessageHaltsItsPartition(t *testing.T) {
 				cfg.BlockedAfter = 100 * time.Millisecond
 				var mended atomic.Bool
 				stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-					if m.Offset == 2 && !mended.Load() {
+					switch {
+					case m.Offset != 2 || mended.Load():
+					case state == "unavailable":
+						return fmt.Errorf("the price: %w", consumer.Permanent(consumer.Unavailable(errors.New("stale version"))))
+					default:
 						if _, err := tx.Exec(ctx, fmt.Sprintf(`do $$ begin raise exception 'stale version' using errcode = '%s'; end $$`, state)); err != nil {
 							return err
 						}

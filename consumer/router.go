@@ -11,8 +11,8 @@ import (
 //	routes := consumer.Router{
 //		By: consumer.HeaderKey("event-type"),
 //		Handlers: map[string]consumer.Handler{
-//			"order.placed":   consumer.JSON(placed),
-//			"order.canceled": consumer.JSON(canceled),
+//			"order.placed":   consumer.Decode(consumer.JSON, placed),
+//			"order.canceled": consumer.Decode(consumer.JSON, canceled),
 //		},
 //	}
 //	c, err := consumer.New(pool, source, routes.Handler(), cfg)

@@ -9,36 +9,35 @@ import (
 	"strings"
 )
 
-// JSON returns a [Handler] that decodes the message's value into a T before it calls handle:
+// Decode returns a [Handler] that decodes the message before it calls handle. codec makes a T of
+// the message, for example [JSON]:
 //
 //	func hold(ctx context.Context, tx consumer.Tx, m *consumer.Message, o Order) error {
 //		_, err := tx.Exec(ctx, `update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)
 //		return err
 //	}
 //
-//	c, err := consumer.New(pool, source, consumer.JSON(hold), cfg)
+//	c, err := consumer.New(pool, source, consumer.Decode(consumer.JSON, hold), cfg)
 //
-// A value that cannot be decoded is a [Permanent] error, which names the field: the message is
-// parked at once, because a retry cannot help. So is a message without a value (a tombstone) and
-// the JSON value null, which would decode to a zero T. The rules of package encoding/json apply:
-// for example, members that T does not have are ignored. Give T a method UnmarshalJSON to be
-// stricter.
-//
-// The error does not quote the value, unless a method UnmarshalJSON does.
-func JSON[T any](handle func(ctx context.Context, tx Tx, m *Message, value T) error) Handler {
-	if handle == nil {
+// An error of codec means that the message can never be decoded. Its error is [Permanent]: the
+// message is parked at once, because a retry cannot help, and handle does not run. If codec cannot
+// answer at the moment, for example because a schema registry is away, it returns [Unavailable]:
+// the consumer then tries again, and parks nothing. codec must be safe for concurrent use, and must
+// not quote the message in its errors, because they are stored and logged.
+func Decode[T any](codec func(ctx context.Context, m *Message) (T, error), handle func(ctx context.Context, tx Tx, m *Message, value T) error) Handler {
+	if codec == nil || handle == nil {
 		return nil
 	}
 	return func(ctx context.Context, tx Tx, m *Message) error {
-		value, err := decodeJSON[T](m)
+		value, err := codec(ctx, m)
 		if err != nil {
-			return err
+			return undecodable(err)
 		}
 		return handle(ctx, tx, m, value)
 	}
 }
 
-// Decoded is a message with its decoded value, for a handler of [JSONBatch].
+// Decoded is a message with its decoded value, for a handler of [DecodeBatch].
 type Decoded[T any] struct {
 	// Message is the message, with its Value as it was received.
 	Message *Message
@@ -46,19 +45,19 @@ type Decoded[T any] struct {
 	Value T
 }
 
-// JSONBatch is [JSON] for a handler of batches. If values cannot be decoded, their messages fail as
+// DecodeBatch is [Decode] for a handler of batches. If messages cannot be decoded, they fail as
 // with [FailMessage], and handle is called with the others.
-func JSONBatch[T any](handle func(ctx context.Context, tx Tx, msgs []Decoded[T]) error) BatchHandler {
-	if handle == nil {
+func DecodeBatch[T any](codec func(ctx context.Context, m *Message) (T, error), handle func(ctx context.Context, tx Tx, msgs []Decoded[T]) error) BatchHandler {
+	if codec == nil || handle == nil {
 		return nil
 	}
 	return func(ctx context.Context, tx Tx, msgs []*Message) error {
 		all := make([]Decoded[T], len(msgs))
 		var faults []error
 		for i, m := range msgs {
-			value, err := decodeJSON[T](m)
+			value, err := codec(ctx, m)
 			if err != nil {
-				faults = append(faults, FailMessage(m, err))
+				faults = append(faults, FailMessage(m, undecodable(err)))
 			}
 			all[i] = Decoded[T]{m, value}
 		}
@@ -69,8 +68,22 @@ func JSONBatch[T any](handle func(ctx context.Context, tx Tx, msgs []Decoded[T])
 	}
 }
 
-// decodeJSON returns the message's value as a T, or a permanent error that does not quote it.
-func decodeJSON[T any](m *Message) (value T, err error) {
+// undecodable returns the error of a message that its codec did not decode.
+func undecodable(err error) error {
+	err = fmt.Errorf("the message's value: %w", err)
+	if isUnavailable(err) {
+		return err
+	}
+	return Permanent(err)
+}
+
+// JSON is a codec for [Decode] and [DecodeBatch]: it decodes the message's value as JSON. A message
+// without a value (a tombstone) and the JSON value null, which would decode to a zero T, are
+// errors. The rules of package encoding/json apply: for example, members that T does not have are
+// ignored. Give T a method UnmarshalJSON to be stricter.
+//
+// The error names the field. It does not quote the value, unless a method UnmarshalJSON does.
+func JSON[T any](_ context.Context, m *Message) (value T, err error) {
 	switch trimmed := bytes.TrimSpace(m.Value); {
 	case len(trimmed) == 0:
 		err = errors.New("it is empty")
@@ -94,5 +107,5 @@ func decodeJSON[T any](m *Message) (value T, err error) {
 		}
 		err = fmt.Errorf("%s is a JSON %s, which does not fit %s", field, is, kind.Type)
 	}
-	return value, Permanent(fmt.Errorf("the message's value: %w", err))
+	return value, err
 }

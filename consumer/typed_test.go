@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
 )
@@ -21,7 +23,7 @@ type typedOrder struct {
 func TestJSONNamesTheField(t *testing.T) {
 	t.Parallel()
 	ran := 0
-	handle := consumer.JSON(func(_ context.Context, _ consumer.Tx, _ *consumer.Message, o typedOrder) error {
+	handle := consumer.Decode(consumer.JSON, func(_ context.Context, _ consumer.Tx, _ *consumer.Message, o typedOrder) error {
 		ran++
 		if o.SKU != "tea" {
 			t.Errorf("%+v", o)
@@ -56,25 +58,25 @@ func TestJSONNamesTheField(t *testing.T) {
 }
 
 // The error of the handler is returned as it is: only a decoding error is permanent.
-func TestJSONKeepsTheHandlersError(t *testing.T) {
+func TestDecodeKeepsTheHandlersError(t *testing.T) {
 	t.Parallel()
-	handle := consumer.JSON(func(context.Context, consumer.Tx, *consumer.Message, typedOrder) error { return errBoom })
+	handle := consumer.Decode(consumer.JSON, func(context.Context, consumer.Tx, *consumer.Message, typedOrder) error { return errBoom })
 	if err := handle(t.Context(), nil, &consumer.Message{Value: []byte(`{}`)}); !errors.Is(err, errBoom) || consumer.IsPermanent(err) {
 		t.Error(err)
 	}
-	if consumer.JSON[typedOrder](nil) != nil || consumer.JSONBatch[typedOrder](nil) != nil {
+	if consumer.Decode[typedOrder](consumer.JSON, nil) != nil || consumer.DecodeBatch[typedOrder](consumer.JSON, nil) != nil {
 		t.Error("no handler becomes one")
 	}
 }
 
 // In a batch the messages that cannot be decoded are parked at once, and all others applied.
-func TestJSONBatch(t *testing.T) {
+func TestDecodeBatch(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	for i, v := range []string{`{"sku": "a"}`, `{"sku": 1}`, `{"sku": "b"}`, ``, `{"sku": "c"}`} {
 		r.log.Append(0, v, id(fmt.Sprint("m", i)))
 	}
-	stop := r.startBatch(consumer.JSONBatch(func(_ context.Context, tx consumer.Tx, msgs []consumer.Decoded[typedOrder]) error {
+	stop := r.startBatch(consumer.DecodeBatch(consumer.JSON, func(_ context.Context, tx consumer.Tx, msgs []consumer.Decoded[typedOrder]) error {
 		for _, m := range msgs {
 			tx.Queue(`insert into effects (value, off) values ($1, $2)`, m.Value.SKU, m.Message.Offset)
 		}
@@ -86,6 +88,50 @@ func TestJSONBatch(t *testing.T) {
 	if n := r.count(`select count(*) from onlyonce.parked where reason = 'permanent' and attempts <= 1`); n != 2 {
 		t.Errorf("%d parked at once, want 2: %v", n, r.reasons())
 	}
+}
+
+// A codec that cannot answer holds its partition up: no handler runs for the message, and nothing
+// is parked or counted. A message that its codec refuses is parked meanwhile as before.
+func TestD1CodecThatIsUnavailable(t *testing.T) {
+	t.Parallel()
+	both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+		r := newRig(t, 1)
+		for i, v := range []string{"a", "bad", "far", "b"} {
+			r.log.Append(0, v, id(fmt.Sprint("m", i)))
+		}
+		var reached atomic.Bool
+		codec := func(_ context.Context, m *consumer.Message) (string, error) {
+			switch v := string(m.Value); {
+			case v == "bad":
+				return "", errors.New("schema 7 is not known")
+			case v == "far" && !reached.Load():
+				return "", consumer.Unavailable(errors.New("the registry is away"))
+			default:
+				return v, nil
+			}
+		}
+		cfg := testConfig()
+		cfg.BlockedAfter = 50 * time.Millisecond
+		stop := start(r, consumer.Decode(codec, func(ctx context.Context, tx consumer.Tx, m *consumer.Message, v string) error {
+			if v != string(m.Value) {
+				t.Errorf("the handler ran for %q with %q", m.Value, v)
+			}
+			return effect(ctx, tx, m)
+		}), cfg)
+		if h := r.halted(); h.Reason != consumer.HaltBlocked || h.Position != 2 || !strings.Contains(h.Detail, "the registry is away") {
+			t.Errorf("halt: %v", h)
+		}
+		if got := r.reasons(); len(got) != 1 || got["1"] != "permanent" {
+			t.Errorf("parked: %v", got)
+		}
+		reached.Store(true)
+		r.reaches(0, 4)
+		stop()
+		r.once("a", "far", "b")
+		if got := r.reasons(); len(got) != 1 {
+			t.Errorf("parked: %v", got)
+		}
+	})
 }
 
 func TestRouterUnknownTypes(t *testing.T) {

@@ -24,7 +24,7 @@ func main() {
 	source := kafkasource.New(kafkasource.Config{
 		Brokers: []string{os.Getenv("ONLYONCE_KAFKA_BROKERS")}, GroupID: "stock", Topics: []string{"orders"},
 	})
-	c, err := consumer.New(pool, source, consumer.JSON(hold), consumer.Config{
+	c, err := consumer.New(pool, source, consumer.Decode(consumer.JSON, hold), consumer.Config{
 		Scope: "stock",                          // the consumer's name: positions and ids belong to it
 		Key:   consumer.HeaderKey("message-id"), // the header that holds a message's id
 	})

@@ -21,7 +21,7 @@ func TestHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	order := onlyoncetest.Message{ID: "order-1", Value: `{"sku":"tea","qty":3}`}
-	got := onlyoncetest.Apply(t, pool, consumer.JSON(hold), consumer.Config{}, order, order, onlyoncetest.Message{ID: "order-2", Value: "no order"})
+	got := onlyoncetest.Apply(t, pool, consumer.Decode(consumer.JSON, hold), consumer.Config{}, order, order, onlyoncetest.Message{ID: "order-2", Value: "no order"})
 	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 {
 		t.Errorf("%+v", got)
 	}
@@ -38,7 +38,7 @@ func TestHoldOnce(t *testing.T) {
 			_, err := pool.Exec(ctx, schema)
 			return err
 		},
-		Start: onlyoncetest.Consume(consumer.JSON(hold), consumer.Config{}),
+		Start: onlyoncetest.Consume(consumer.Decode(consumer.JSON, hold), consumer.Config{}),
 		Messages: []onlyoncetest.Message{
 			{ID: "order-1", Value: `{"sku":"tea","qty":3}`},
 			{ID: "order-2", Value: `{"sku":"coffee","qty":1}`},

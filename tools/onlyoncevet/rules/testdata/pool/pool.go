@@ -50,7 +50,7 @@ func (o *orders) opened(ctx context.Context, tx consumer.Tx, m *consumer.Message
 
 type order struct{ SKU string }
 
-// The handler of a consumer.JSON.
+// The handler of a consumer.Decode.
 func (o *orders) typed(ctx context.Context, tx consumer.Tx, m *consumer.Message, v order) error {
 	return tx.Savepoint(ctx, func() error {
 		_, err := o.db.ExecContext(ctx, `update stock set held = held + 1 where sku = $1`, v.SKU) // want `sql.DB.ExecContext commits`
