@@ -40,7 +40,7 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
 	case failed.Step != "" && primary.Refused(failed):
 		return failed // the way leads to a standby (T12)
-	case failed.Step != stepHook && e.isRefusal(sqlState(failed), h):
+	case e.isRefusal(sqlState(failed), h), failed.Step == stepHook && !lost:
 		return &hindrance{failed, h.failedIndex}
 	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
 		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
@@ -55,7 +55,7 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
 	case failed.Step == stepSeal && sqlState(failed) != "":
 		return &handlerFailure{index: -1, err: failed} // a deferred constraint
-	case failed.Step != stepHook && sqlState(failed) != "":
+	case sqlState(failed) != "":
 		// The engine's statements are the same for every message, but their number is not.
 		return &hindrance{failed, -1}
 	}

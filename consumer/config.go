@@ -114,9 +114,28 @@ type Config struct {
 	// round trip.
 	//
 	// If it returns an error, the transaction is tried again, and the failure counts against no
-	// message. Its context ends after Timeouts.Lock plus Timeouts.Statement. The consumer cannot
-	// interrupt it, so OnBegin must watch its context or return by itself. Defaults to none.
+	// message, as with [Unavailable]. Its context ends after Timeouts.Lock plus Timeouts.Statement.
+	// The consumer cannot interrupt it, so OnBegin must watch its context or return by itself.
+	// Defaults to none.
 	OnBegin func(ctx context.Context, tx Tx) error
+
+	// OnParked is called for each message that is left to an operator, in the transaction that
+	// parks it: its writes through tx commit with the parking or not at all. Use it, for example,
+	// to enqueue the message for a dead-letter topic. e has Reason and Err. A message that an
+	// operator redrives, and that is then left to an operator again, is another call. OnParked must
+	// not change the bytes of m. A sealed message that does not open has no value.
+	//
+	// If it returns an error or one of its writes fails, the message is not parked, and is tried
+	// again with the waits of Backoff, handler included. The failure counts against no message, as
+	// with [Unavailable]. Its context ends like that of OnBegin.
+	//
+	// Calls that it enqueues need a Scope and an ID of their own, as in a transaction of yours,
+	// because keys that derive from the message are its handler's: do not use [For]. An ID of
+	// topic, partition, offset and e.Reason makes one call for a message and reason.
+	//
+	// It is not called for messages that the consumer itself tries again, see [ParkOrderingKey],
+	// nor if another consumer of the scope without OnParked parks them. Defaults to none.
+	OnParked func(ctx context.Context, tx Tx, m *Message, e MessageEvent) error
 
 	// Middleware is called around each call of the handler; the first one is outermost. Defaults to
 	// none.

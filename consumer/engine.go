@@ -25,7 +25,7 @@ const (
 	stepAge   = "age"
 	stepOrder = "order"
 	stepPark  = "park"
-	stepHook  = "hook" // Config.OnBegin, see guard
+	stepHook  = "hook" // Config.OnBegin and OnParked, see guard
 	stepSeal  = "seal"
 )
 

@@ -265,8 +265,8 @@ func (f *handlerFailure) Error() string { return f.err.Error() }
 func (f *handlerFailure) Unwrap() error { return f.err }
 
 // hindrance is the error of an attempt that failed for a reason that may be no message's fault. The
-// server refused it (no room, other transactions in the way, or an administrator), or the handler
-// returned [Unavailable]. It counts against no message.
+// server refused it (no room, other transactions in the way, or an administrator), Config.OnBegin
+// or OnParked failed, or the handler returned [Unavailable]. It counts against no message.
 type hindrance struct {
 	err   error
 	index int // message whose handler met it, -1 if it is not known

@@ -62,6 +62,11 @@ update onlyonce.parked p
   from held join onlyonce.cursors c on c.id = held.id
  where p.id = $4 and p.state = 'retrying' and p.attempts = $10 and p."offset" = $11 and (p.scope, p.topic, p.partition) = (c.scope, c.topic, c.partition)`
 
+// failParkedInTxSQL is failParkedSQL as the fence of a transaction in which Config.OnParked writes:
+// it allows the seal. Out: no row if there was nothing to update.
+const failParkedInTxSQL = failParkedSQL + `
+returning set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
+
 // parkedRow is a parked message that was read back.
 type parkedRow struct {
 	id      int64
@@ -186,19 +191,25 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 // that this process gave up must not count. If the server is away, such an attempt is taken back
 // with the next one of the row (D2).
 func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error {
-	owed += row.counted - row.attempt
-	ctx, cancel := r.c.detached()
-	defer cancel()
-	state := v.parkedState()
+	back := owed + row.counted - row.attempt
+	state, m, reason := v.parkedState(), row.m, v.reason
 	if v.reason == row.reason && state == parked.Blocked {
 		state = parked.Waiting
 	}
-	tag, err := r.c.pool.Exec(ctx, failParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), owed,
-		v.wait.Seconds(), row.counted, row.m.Offset)
+	if row.reason == parked.Conflict || row.reason == parked.NoKey {
+		reason = row.reason // which the row keeps, too
+	}
+	event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: reason, State: state, Err: v.err}
+	found, err := r.writeFailure(m, event, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), back,
+		v.wait.Seconds(), row.counted, m.Offset)
+	if errors.As(err, new(*hindrance)) { // of Config.OnParked: the row stays, and this attempt does not count
+		again := &disposition{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.attempt)}
+		return errors.Join(err, r.recordFailure(row, again, max(owed, 1)))
+	}
 	delete(r.owed, row.id)
 	if err != nil {
-		if owed > 0 {
-			r.owed[row.id] = owed
+		if back > 0 {
+			r.owed[row.id] = back
 		}
 		return fmt.Errorf("writing how an attempt at a parked message ended: %w", err)
 	}
@@ -206,14 +217,50 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 		r.setDue(v.wait)
 	}
 	switch {
-	case tag.RowsAffected() == 0:
+	case !found:
 		r.promoteAllSoon() // it was settled: COMMIT's answer was lost
 	case state == parked.Waiting:
-		m, reason := row.m, v.reason
-		if row.reason == parked.Conflict || row.reason == parked.NoKey {
-			reason = row.reason // which the row keeps, too
-		}
-		r.c.emitParked(MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: reason, State: state, Err: v.err})
+		r.c.emitParked(event)
 	}
 	return nil
+}
+
+// writeFailure writes the result of an attempt, by failParkedSQL with args. found is false if the
+// row is not as args say. Config.OnParked writes in the same transaction. If that fails, the error
+// is a hindrance.
+func (r *retrier) writeFailure(m *Message, event MessageEvent, args ...any) (found bool, err error) {
+	if r.c.cfg.OnParked == nil || event.State != parked.Waiting {
+		ctx, cancel := r.c.detached()
+		defer cancel()
+		tag, err := r.c.pool.Exec(ctx, failParkedSQL, args...)
+		return tag.RowsAffected() > 0, err
+	}
+	ctx, cancel := r.c.bounded(context.Background())
+	defer cancel()
+	slot, err := r.acquireConn(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer slot.release()
+	tx := guard.Begin(slot.conn.Conn())
+	tx.Report = r.c.logStray
+	defer r.c.rollback(tx)
+	if r.c.onBegin(ctx, tx) == nil {
+		r.c.setTimeouts(tx)
+		var fenced string
+		err = tx.EngineRow(ctx, stepPark, failParkedInTxSQL, args...).Scan(&fenced)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return false, nil
+		}
+		if err == nil && r.c.onParked(ctx, tx, m, event) == nil {
+			_ = r.c.commit(tx) // kept as the failure
+		}
+	}
+	switch failed := tx.Failure(); {
+	case failed != nil && !tx.Lost():
+		return false, &hindrance{failed, 0}
+	case failed != nil:
+		return false, failed
+	}
+	return true, err
 }

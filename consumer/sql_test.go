@@ -20,7 +20,7 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{readCursorSQL, takeCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
-		fenceSQL, indexCallsSQL, openTransactionsSQL, pruneSQL, claimSQL[ring.Standard], claimSQL[ring.Short], claimSQL[ring.Long], claimFreshSQL[ring.Standard], claimFreshSQL[ring.Short], claimFreshSQL[ring.Long], claimBothSQL, pollSQL, deleteOwnerSQL, takeParkedSQL, settleParkedSQL, failParkedSQL, promoteAllSQL,
+		fenceSQL, indexCallsSQL, openTransactionsSQL, pruneSQL, claimSQL[ring.Standard], claimSQL[ring.Short], claimSQL[ring.Long], claimFreshSQL[ring.Standard], claimFreshSQL[ring.Short], claimFreshSQL[ring.Long], claimBothSQL, pollSQL, deleteOwnerSQL, takeParkedSQL, settleParkedSQL, failParkedSQL, failParkedInTxSQL, promoteAllSQL,
 		endReplaySQL, endReplayHeldSQL, resumeDoneSQL, fenceSlotSQL, stillDoneSQL, sweepSQL, pruneDoneSQL, readDoneSQL,
 		refuseBlockedSQL, blockedSQL, unsettledSQL, firstPartitionsSQL, parkedCountSQL, otherShardSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {

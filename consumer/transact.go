@@ -161,11 +161,8 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 	h := &handlerRun{failedIndex: -1}
 	before, cancel := e.c.bounded(work) // up to the handler
 	defer cancel()
-	if hook := e.c.cfg.OnBegin; hook != nil {
-		e.c.setTimeouts(tx)
-		if err := tx.Hook(func(h *guard.Handle) error { return recoverPanic(func() error { return hook(before, h) }) }); err != nil {
-			return h
-		}
+	if e.c.onBegin(before, tx) != nil {
+		return h
 	}
 	a.fence(tx)
 	dispositions := e.findIDs(a.msgs)
@@ -207,7 +204,12 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 			return h
 		}
 		e.park(tx, m, v)
-		a.parked = append(a.parked, MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err})
+		event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err}
+		if e.c.onParked(before, tx, m, event) != nil {
+			h.failedIndex = i
+			return h
+		}
+		a.parked = append(a.parked, event)
 		if v.reason == parked.Behind {
 			a.blockedKeys = append(a.blockedKeys, v.waitsFor)
 		}
@@ -224,6 +226,31 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		h.bytesChanged = changed != nil && changed()
 	}
 	return h
+}
+
+// onBegin calls Config.OnBegin.
+func (c *Consumer) onBegin(ctx context.Context, tx *guard.Tx) error {
+	if c.cfg.OnBegin == nil {
+		return nil
+	}
+	c.setTimeouts(tx)
+	return tx.Hook(func(h *guard.Handle) error { return recoverPanic(func() error { return c.cfg.OnBegin(ctx, h) }) })
+}
+
+// onParked calls Config.OnParked if the message is left to an operator, in the transaction that
+// parks it (D3).
+func (c *Consumer) onParked(ctx context.Context, tx *guard.Tx, m *Message, event MessageEvent) error {
+	if c.cfg.OnParked == nil || event.State != parked.Waiting {
+		return nil
+	}
+	own := *m
+	return tx.Hook(func(h *guard.Handle) error {
+		err := recoverPanic(func() error { return c.cfg.OnParked(ctx, h, &own, event) })
+		if err != nil {
+			err = fmt.Errorf("Config.OnParked: %w", err)
+		}
+		return err
+	})
 }
 
 // setTimeouts queues the transaction's timeouts right after BEGIN, so that they hold for OnBegin,

@@ -1,0 +1,125 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// buried is a Config.OnParked that writes a row and enqueues a call, and fails after that as long
+// as broken is set.
+func buried(t *testing.T, r *rig, broken *atomic.Bool) func(context.Context, consumer.Tx, *consumer.Message, consumer.MessageEvent) error {
+	r.exec(`create table dead (value text, reason text)`)
+	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.MessageEvent) error {
+		if e.State != "waiting" || e.Offset != m.Offset || e.Err == nil {
+			t.Errorf("called with %+v", e)
+		}
+		if _, err := tx.Exec(ctx, `insert into dead values ($1, $2)`, string(m.Value), e.Reason); err != nil {
+			return err
+		}
+		if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "dead", Name: "bury", Scope: "dead-letters", ID: fmt.Sprint(m.Offset, e.Reason), Body: m.Value}); err != nil {
+			return err
+		}
+		if broken.Load() {
+			return errors.New("no room for the dead")
+		}
+		return nil
+	}
+}
+
+// buriedOnce fails the test unless the rows and calls are those of the messages.
+func (r *rig) buriedOnce(want string) {
+	r.t.Helper()
+	var got string
+	if err := r.pool.QueryRow(r.t.Context(), `select coalesce(string_agg(value || ':' || reason, ' ' order by value), '') from dead`).Scan(&got); err != nil {
+		r.t.Fatal(err)
+	}
+	calls := r.count(`select count(*) from onlyonce.outbox_log`)
+	if n := len(strings.Fields(want)); got != want || calls != n {
+		r.t.Errorf("buried %q with %d calls, want %q", got, calls, want)
+	}
+}
+
+// D3: what OnParked writes commits with the parking or not at all. While it fails, nothing is
+// parked or passed over, and the partition says why.
+func TestD3OnParked(t *testing.T) {
+	t.Parallel()
+	both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+		r := newRig(t, 1)
+		r.log.Append(0, "a", id("a"))
+		r.log.Append(0, "bad", id("bad"))
+		r.log.Append(0, "nameless")
+		r.log.Append(0, "b", id("b"))
+		var broken atomic.Bool
+		broken.Store(true)
+		cfg := testConfig()
+		cfg.BlockedAfter = 50 * time.Millisecond
+		cfg.OnParked = buried(t, r, &broken)
+		stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			if string(m.Value) == "bad" {
+				return consumer.Permanent(errBoom)
+			}
+			return effect(ctx, tx, m)
+		}, cfg)
+		if h := r.halted(); h.Reason != consumer.HaltBlocked || h.Position != 1 || !strings.Contains(h.Detail, "Config.OnParked: no room for the dead") {
+			t.Errorf("halt: %v", h)
+		}
+		r.buriedOnce("")
+		if got := r.reasons(); len(got) > 0 {
+			t.Errorf("parked: %v", got)
+		}
+		broken.Store(false)
+		r.reaches(0, 4)
+		stop()
+		r.once("a", "b")
+		r.buriedOnce("bad:permanent nameless:no-key")
+		if got := r.reasons(); len(got) != 2 {
+			t.Errorf("parked: %v", got)
+		}
+	})
+}
+
+// D3: a message that the consumer retries is not left to an operator yet. When it is, OnParked
+// writes in the transaction that says so. While it fails, the message is retried, and the failures
+// are not the message's.
+func TestD3OnParkedOfARetriedMessage(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	for i := range 3 {
+		r.log.Append(0, fmt.Sprint("v", i), id(fmt.Sprint("m", i)))
+	}
+	var broken atomic.Bool
+	var tries atomic.Int32
+	broken.Store(true)
+	cfg := testConfig()
+	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 2
+	cfg.OnParked = buried(t, r, &broken)
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset == 1 {
+			tries.Add(1)
+			return errBoom
+		}
+		return effect(ctx, tx, m)
+	}, cfg)
+	r.reaches(0, 3)
+	until(t, "more attempts than MaxAttempts", func() bool { return tries.Load() > 8 })
+	r.buriedOnce("")
+	if n := r.count(`select count(*) from onlyonce.parked where state = 'retrying' and reason = 'failed' and attempts <= 2`); n != 1 {
+		t.Error("the message is not retried")
+		r.dump(`select state, reason, attempts, error from onlyonce.parked`)
+	}
+	broken.Store(false)
+	until(t, "the message to wait for an operator", func() bool {
+		return r.count(`select count(*) from onlyonce.parked where state = 'waiting' and reason = 'exhausted'`) == 1
+	})
+	stop()
+	r.once("v0", "v2")
+	r.buriedOnce("v1:exhausted")
+}
