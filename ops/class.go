@@ -24,16 +24,16 @@ select c.id, l.epoch, exists (select from onlyonce.lease_slots s where s.lease_i
 
 // ClassInput is the input of [ChangeClass].
 type ClassInput struct {
-	// Scope is the scope of a consumer that claims ids, "webhook/ENDPOINT" of an endpoint, or with
-	// Others the scope of dedupe.Claim or of calls. Required.
-	Scope string `flag:"scope" arg:"S" doc:"the scope S; of a webhook endpoint E it is webhook/E"`
+	// Scope is the scope of a consumer that claims ids, "webhook/ENDPOINT" of an endpoint,
+	// "queue/NAME" of a queue, or with Others the scope of dedupe.Claim or of calls. Required.
+	Scope string `flag:"scope" arg:"S" doc:"the scope S; of a webhook endpoint E it is webhook/E, of a queue Q queue/Q"`
 
 	// Class is the scope's new class of horizon: short, standard or long. Required.
 	Class string `flag:"class" arg:"CLASS" choices:"short,standard,long" doc:"the CLASS: short, standard or long"`
 
 	// Others is set for a scope of dedupe.Claim, of dedupe.Do, of the SQL function onlyonce.claim,
-	// or of calls that are enqueued outside of consumers. It is not needed for an endpoint.
-	// Defaults to false: a consumer's.
+	// or of calls that are enqueued outside of consumers. It is not needed for an endpoint
+	// or a queue. Defaults to false: a consumer's.
 	Others bool `flag:"others" doc:"the scope is of dedupe.Claim or of calls, and not a consumer's"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the scope
@@ -71,7 +71,7 @@ type ClassChange struct {
 // ErrChanged (K10).
 func ChangeClass(ctx context.Context, db DB, by By, in ClassInput) (*ClassChange, error) {
 	k := kind{action: "inbox class", subject: "the scope", look: "onlyonce inbox status"}
-	if in.Others || strings.HasPrefix(in.Scope, "webhook/") {
+	if in.Others || strings.HasPrefix(in.Scope, "webhook/") || strings.HasPrefix(in.Scope, "queue/") {
 		return decide(ctx, db, k, by, &otherClass{in}, in.Shown)
 	}
 	return decide(ctx, db, k, by, &classing{ClassInput: in}, in.Shown)

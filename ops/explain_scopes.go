@@ -13,13 +13,14 @@ import (
 // mostScopes is in how many scopes an id is looked for.
 const mostScopes = 100
 
-// knownScopesSQL lists the scopes of consumers and of webhook endpoints. In: how many. Reads the
-// rows of scopes, cursors, endpoints and streams, of which there are few.
+// knownScopesSQL lists the scopes of consumers, of webhook endpoints and of queues. In: how many.
+// Reads the rows of scopes, cursors, endpoints and streams, of which there are few.
 const knownScopesSQL = `
 select scope from onlyonce.scopes
 union select scope from onlyonce.cursors
 union select 'webhook/' || endpoint from onlyonce.webhook_endpoints
 union select 'webhook/' || substr(topic, 9) from onlyonce.streams where starts_with(topic, 'webhook.')
+union select 'queue/' || substr(topic, 7) from onlyonce.streams where starts_with(topic, 'queue.')
 order by scope limit $1`
 
 // find looks for an id in all scopes of consumers and webhook endpoints, and in each topic of a

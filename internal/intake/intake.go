@@ -1,6 +1,6 @@
 // Package intake has the transaction in which events from outside enter the event log: it claims
 // their ids, appends the fresh ones to a stream and parks those that cannot be appended. Webhook
-// endpoints have one for each database. See docs/rules/w.md, W8 to W11.
+// endpoints and queues have one for each database. See rules W8 to W11 and Q1 to Q5 in docs/rules.
 package intake
 
 import (
@@ -44,7 +44,7 @@ const (
 	streamMissing = "OO009"
 )
 
-// Intake is one way in: a webhook endpoint of one database.
+// Intake is one way in: a webhook endpoint of one database, or a queue.
 type Intake struct {
 	Pool          *primary.Pool
 	Topic, Scope  string // the stream, and where ids count

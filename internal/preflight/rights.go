@@ -112,7 +112,7 @@ var (
 		"stream_floors":  {"SELECT"},
 		"stream_offsets": {"SELECT", "INSERT", "UPDATE"},
 	})
-	// Receiver receives webhooks (S2).
+	// Receiver receives webhooks, or messages of a queue (S2).
 	Receiver = newRole("onlyonce_app", map[string][]string{
 		"schema_version":    {"SELECT"},
 		"leases":            {"SELECT", "INSERT", "UPDATE"},

@@ -220,7 +220,7 @@ comment on function onlyonce.commit_stream_offset(bigint, bigint, uuid, text, in
 
 -- ---------------------------------------------------------------- parked events
 
--- append_parked appends events that a webhook receiver has set aside and never appended, which are
+-- append_parked appends events that a receiver has set aside and never appended, which are
 -- rows without an offset. It returns how many.
 create function onlyonce.append_parked(ids bigint[]) returns bigint
 language plpgsql as $$
@@ -237,4 +237,4 @@ begin
   end loop;
   return n;
 end $$;
-comment on function onlyonce.append_parked(bigint[]) is 'Appends to their streams events that a webhook receiver had set aside.';
+comment on function onlyonce.append_parked(bigint[]) is 'Appends to their streams events that a receiver had set aside.';

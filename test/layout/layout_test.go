@@ -39,7 +39,7 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./consumer/sharesource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ui", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./consumer/sharesource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./queue", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ui", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
@@ -208,13 +208,13 @@ var layers = []struct {
 	{"consumer and outbox", []string{"consumer", "outbox"}},
 	{"sinks and the event log", []string{"consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"}},
 	{"the way into the event log", []string{"internal/intake"}},
-	{"sources and HTTP", []string{"consumer/franzsource", "consumer/kafkasource", "idempotency", "webhook"}},
+	{"sources and HTTP", []string{"consumer/franzsource", "consumer/kafkasource", "idempotency", "queue", "webhook"}},
 	{"share groups", []string{"consumer/sharesource"}},
 	{"reports", []string{"internal/reports"}},
 	{"operators", []string{"ops"}},
 	{"what faces show", []string{"internal/gauges", "internal/operate"}},
 	{"servers and wires of tests", []string{"internal/rig"}},
-	{"console and kit", []string{"consumer/consumertest", "onlyoncetest", "ui"}},
+	{"console and kit", []string{"consumer/consumertest", "onlyoncetest", "queue/queuetest", "ui"}},
 	{"program", []string{"cmd", "monitoring"}},
 	{"laboratory", []string{"test"}},
 	{"examples", []string{"examples"}},
@@ -281,6 +281,7 @@ func TestImportsPointOneWay(t *testing.T) {
 		"./cmd/onlyonce": {module + "sqltx"},
 		"./consumer":     {module + "sqltx"},
 		"./webhook":      {module + "sqltx"},
+		"./queue":        {module + "webhook", module + "idempotency", "github.com/nats-io"},
 		"./sqltx":        {module + "consumer"},
 	} {
 		forbid(t, pkg, not...)

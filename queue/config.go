@@ -1,0 +1,123 @@
+package queue
+
+import (
+	"errors"
+	"log/slog"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/primary"
+)
+
+// ErrConfig is wrapped by every error about a configuration, ours and the broker's.
+var ErrConfig = errors.New("queue")
+
+var validName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
+
+// Config configures a [Queue]. The zero value of a field is the default that its comment names; a
+// value out of range is an error of [New] and never adjusted.
+type Config struct {
+	// Name names the queue: ids are unique for each queue, and its stream is queue.<Name>. 1 to 100
+	// characters of A-Z a-z 0-9 . _ -. Under another name every message is new. Required.
+	Name string
+
+	// CopiesWithin is how long after a message a copy of it may come, at least 1 minute: from the
+	// broker, which delivers again until it is acknowledged, or from a producer that sends again.
+	// Usually it is the longer of the broker's retention and the producer's longest retry. The
+	// receiver does not begin if the inbox remembers ids for less: 7 days in a new database, or the
+	// horizon of the queue's class (onlyonce inbox class -scope queue/NAME). Required.
+	CopiesWithin time.Duration
+
+	// Identify sets ID, Tenant and Key of a delivery from its headers or its body. It must return
+	// the same for each copy. If it fails or panics, the message is parked with its error, without
+	// an id. Defaults to what the broker's adapter has set.
+	Identify func(*Delivery) error
+
+	// Ordered keeps the broker's order: one process at a time receives, under a lease, and a
+	// process that takes over waits until the broker has taken back what the one before it held.
+	// The others stand by. Defaults to false: each process receives, and messages that are
+	// delivered to two of them, or twice, are stored in any order.
+	Ordered bool
+
+	// Batch is how many messages one transaction stores at most, from 1 to 1,000. A batch above 8
+	// MiB is stored in parts. Defaults to 256.
+	Batch int
+
+	// Partitions is the number of partitions of the queue's stream, up to 1,024. It bounds the
+	// messages that are handled at once. The first process fixes the number. Defaults to 16.
+	Partitions int
+
+	// Group names the consumers that share the partitions. At most 200 bytes. Defaults to [Scope]
+	// of Name.
+	Group string
+
+	// PollInterval is how often the source polls for messages that other processes have stored, and
+	// for members that joined or left. Defaults to 500 ms.
+	PollInterval time.Duration
+
+	// LeaseTTL is how long the partitions of a dead member, and with Ordered the receiver's place,
+	// stay without an owner, from 1 s to 1 hour. Defaults to 15 s.
+	LeaseTTL time.Duration
+
+	// Retention is how long messages are kept after every consumer has passed them, for replays.
+	// Those that a consumer has not passed are kept for longer. Defaults to 7 days.
+	Retention time.Duration
+
+	// Stored is called after each transaction of the receiver has committed. It must be safe for
+	// concurrent use. Defaults to none.
+	Stored func(Stored)
+
+	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.
+	// Defaults to slog.Default(), at WARN and above.
+	Logger *slog.Logger
+}
+
+// Stored counts the messages of one transaction of the receiver.
+type Stored struct {
+	Fresh  int // appended to the stream
+	Copies int // known before
+	Parked int // without an id, or with the id of another body
+}
+
+const (
+	defaultBatch  = 256
+	maxBatch      = 1000
+	minCopies     = time.Minute
+	maxPartitions = 1024
+)
+
+// withDefaults fills in the zero values and returns every fault at once. What eventsource checks is
+// left to it.
+func (c Config) withDefaults(pool *pgxpool.Pool, broker Broker) (Config, error) {
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
+	l.Join(primary.CheckPool(ErrConfig, pool))
+	if !validName.MatchString(c.Name) {
+		l.Add("Name", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", c.Name)
+	}
+	if c.CopiesWithin < minCopies {
+		l.Add("CopiesWithin", "is %v: must be at least %v: how long after a message may a copy come?", c.CopiesWithin, minCopies)
+	}
+	if c.Batch == 0 {
+		c.Batch = defaultBatch
+	}
+	if c.Batch < 1 || c.Batch > maxBatch {
+		l.Add("Batch", "is %d: must be from 1 to %d", c.Batch, maxBatch)
+	}
+	if c.Partitions == 0 {
+		c.Partitions = 16
+	}
+	if c.Group == "" {
+		c.Group = Scope(c.Name)
+	}
+	if c.LeaseTTL == 0 {
+		c.LeaseTTL = 15 * time.Second
+	}
+	if v, ok := broker.(interface{ Validate() error }); ok {
+		l.Join(v.Validate())
+	}
+	c.Logger = fields.Logger(c.Logger)
+	return c, l.Err()
+}

@@ -1,0 +1,41 @@
+package queue_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/queue"
+)
+
+// docs/guide/queues.md shows this code; package test/docs compares them.
+
+func hold(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+	tx.Queue(`insert into held (order_id, body) values ($1, $2)`, m.ID(), m.Value) // commits once
+	return nil
+}
+
+func apply(ctx context.Context, pool *pgxpool.Pool, broker queue.Broker) error {
+	orders, err := queue.New(pool, broker, queue.Config{Name: "orders", CopiesWithin: 72 * time.Hour})
+	if err != nil {
+		return err
+	}
+	stock, err := consumer.New(pool, orders, hold, consumer.Config{Scope: "stock"})
+	if err != nil {
+		return err
+	}
+	return stock.Run(ctx) // receives and applies
+}
+
+// It does what the guide says.
+func TestReadmeQueues(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.exec(`create table held (order_id text, body bytea)`)
+	r.runs(func(ctx context.Context) error { return apply(ctx, r.pool, r.broker.Connect()) })
+	r.broker.Publish(message("a"), message("b"), message("a"))
+	r.until("they are applied", func() bool { return r.count("held") == 2 && r.broker.Left() == 0 })
+}
