@@ -108,6 +108,20 @@ type Config struct {
 	// Concurrency.
 	Window int
 
+	// Prepare is called before each transaction, for example for a slow look-up at a service, which
+	// must not hold a transaction open. msgs are the transaction's messages; they must not be
+	// changed. The handler's context has the values of the context that Prepare returns:
+	//
+	//	return context.WithValue(ctx, prices{}, found), nil
+	//
+	// Its errors count as the handler's: a batch is divided until the failing message is alone,
+	// [FailMessage] names it at once, [Permanent] parks it, and [Unavailable] counts against none.
+	// It runs again with each further attempt, for the messages of that one, and not if the
+	// transaction runs again at once after a serialization failure. It may be called for copies,
+	// whose handler does not run. It has BatchTimeout by itself, and HangTimeout after that; a
+	// handler's timeouts begin later. Defaults to none.
+	Prepare func(ctx context.Context, msgs []*Message) (context.Context, error)
+
 	// OnBegin is called at the start of each transaction. The timeouts below are set by then, and
 	// no other statement has run. Use it to set the isolation level (set transaction isolation
 	// level serializable) or variables for row security (set local). Use tx.Queue, which costs no

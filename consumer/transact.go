@@ -25,7 +25,10 @@ func (e *engine) runAttempt(work context.Context, a *attempt) error {
 	a.done.Messages, a.done.Alone, a.done.Topic, a.done.Partition = len(a.msgs), a.alone, e.id.Topic, e.id.Partition
 	ctx := begin(work, e.c.cfg.Hooks.AttemptStart, a.done)
 	started := time.Now()
-	err := e.transact(ctx, a)
+	work, err := e.prepare(ctx, a)
+	if err == nil {
+		err = e.transact(work, a)
+	}
 	a.done.Duration = time.Since(started)
 	end(ctx, e.c.cfg.Hooks.AttemptEnd, a.done, err)
 	return err

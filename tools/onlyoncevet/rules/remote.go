@@ -51,7 +51,7 @@ func runRemote(pass *analysis.Pass) (any, error) {
 		}
 		for call := range calls(fn) {
 			if n := nameOf(call.Common()); remotes[n] {
-				p.report(pass, call.Pos(), "%v reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit.", n)
+				p.report(pass, call.Pos(), "%v reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit. A consumer looks things up in Config.Prepare, before the transaction.", n)
 			}
 		}
 	}

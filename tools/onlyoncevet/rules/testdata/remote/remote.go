@@ -23,7 +23,7 @@ type shop struct {
 }
 
 func (s *shop) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-	resp, err := http.Post("https://pay.example/charges", "application/json", strings.NewReader("{}")) // want `http.Post reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit.`
+	resp, err := http.Post("https://pay.example/charges", "application/json", strings.NewReader("{}")) // want `http.Post reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit. A consumer looks things up in Config.Prepare, before the transaction.`
 	if err != nil {
 		return err
 	}

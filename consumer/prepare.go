@@ -1,0 +1,88 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// preparedContext is the context of handlers after Config.Prepare. It ends with the attempt, and
+// has the values of the context that Prepare returned, which may have ended with Prepare.
+type preparedContext struct {
+	context.Context
+	values context.Context
+}
+
+func (c preparedContext) Value(key any) any { return c.values.Value(key) }
+
+// prepare calls Config.Prepare for the messages of an attempt, before its transaction, and returns
+// the context for the handlers. Errors are as of a handler (T10).
+func (e *engine) prepare(work context.Context, a *attempt) (context.Context, error) {
+	cfg := &e.c.cfg
+	h := &handlerRun{done: make(chan struct{}), failedIndex: -1}
+	if cfg.Prepare != nil && a.disposition == nil {
+		for i, v := range e.findIDs(a.msgs) {
+			if v == nil {
+				own := *a.msgs[i]
+				h.msgs, h.index = append(h.msgs, &own), append(h.index, i)
+			}
+		}
+	}
+	if len(h.msgs) == 0 {
+		return work, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(work, cfg.BatchTimeout,
+		fmt.Errorf("%w: Config.Prepare ran for Config.BatchTimeout, %v", ErrHandlerTimeout, cfg.BatchTimeout))
+	defer cancel()
+	if e.goroutine == nil {
+		e.goroutine = startHandlerGoroutine()
+	}
+	prepared := work
+	e.goroutine.work <- func() {
+		defer close(h.done)
+		h.err = errGoexit // unless it returns
+		h.err = recoverPanic(func() (err error) {
+			prepared, err = cfg.Prepare(ctx, h.msgs)
+			return err
+		})
+	}
+	select {
+	case <-h.done:
+	case <-ctx.Done():
+		grace := time.NewTimer(cfg.HangTimeout)
+		defer grace.Stop()
+		select {
+		case <-h.done:
+		case <-grace.C:
+			h.hung, h.stack, h.timeoutErr = true, stackOf(e.goroutine.id), context.Cause(ctx)
+			close(e.goroutine.work) // it ends when Prepare does
+			e.goroutine = nil
+			err := e.reportHung(work, h)
+			if f, is := err.(*handlerFailure); is { //nolint:errorlint // as reportHung has made it
+				f.index = -1
+			}
+			return work, err
+		}
+	}
+	if errors.Is(h.err, errGoexit) {
+		<-e.goroutine.gone
+		e.goroutine = nil
+	}
+	if i := firstFailed(h.err, h.msgs); i >= 0 {
+		h.failedIndex = h.index[i]
+	}
+	switch {
+	case h.err == nil && prepared == nil:
+		return work, nil
+	case h.err == nil:
+		return preparedContext{work, prepared}, nil
+	case work.Err() != nil:
+		return work, context.Cause(work)
+	case ctx.Err() != nil:
+		return work, &handlerFailure{index: h.failedIndex, err: context.Cause(ctx)}
+	case isUnavailable(h.err):
+		return work, &hindrance{h.err, h.failedIndex}
+	}
+	return work, &handlerFailure{index: h.failedIndex, err: h.err}
+}
