@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -206,6 +208,45 @@ func TestT13CallsBehindThoseOfATenantWithARate(t *testing.T) {
 	until(t, "those of the other tenant are delivered", func() bool {
 		return one[int](r, `select count(*) from onlyonce.parked where tenant = 'other' and settled_at is null`) == 0
 	})
+}
+
+// T13: batches of an ordering key are read without all the calls that wait behind its first one.
+func TestT13BatchesBehindManyParkedCalls(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const parked, batches = 20_000, 200
+	r.exec(`set session_replication_role = replica;
+		insert into onlyonce.parked (kind, state, reason, scope, key, order_key, sink, lane, partition, "offset", row_id, call_name, method, target, body)
+		select 'call', 'blocked', 'behind', '', gen_random_uuid(), md5('one')::uuid, 'payments', 3, 3, n, n, 'charge', 'POST', '/', '{}' from generate_series(1, `+fmt.Sprint(parked)+`) n;
+		set session_replication_role = origin;
+		analyze onlyonce.parked`, pgx.QueryExecModeSimpleProtocol)
+	r.exec(outbox.Statements["make lanes"], "payments", nil)
+	r.exec(`update onlyonce.lanes set target = pg_current_snapshot()`)
+	r.exec(`insert into onlyonce.batches (slot, lane, n, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
+		select 0, 3, 1, 2, array[gen_random_uuid()], md5('one')::uuid, 'payments', 'a', 'c', 'n', 'POST', '/', '', '\x7b7d' from generate_series(1, $1::int)`, batches)
+	conn, err := r.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `set plan_cache_mode = force_generic_plan; prepare read_batches as `+outbox.Statements["fetch"]); err != nil {
+		t.Fatal(err)
+	}
+	var plan []struct {
+		Plan struct {
+			Rows float64 `json:"Actual Rows"`
+			Hit  int     `json:"Shared Hit Blocks"`
+			Read int     `json:"Shared Read Blocks"`
+		}
+	}
+	fetch := fmt.Sprintf(`explain (analyze, buffers, format json) execute read_batches(%d, 0, '%s')`, one[int64](r, `select id from onlyonce.lanes where lane = 3`),
+		one[string](r, `select array_agg(ctid)::text from onlyonce.batches`))
+	if err := conn.QueryRow(t.Context(), fetch).Scan(&plan); err != nil {
+		t.Fatal(err)
+	}
+	if p := plan[0].Plan; p.Rows != batches || p.Hit+p.Read > batches*20 {
+		t.Errorf("%v rows of %d batches, and %d pages, were read beside %d parked calls", p.Rows, batches, p.Hit+p.Read, parked)
+	}
 }
 
 // T9: a call whose due time was written while the clock was ahead is due. One that its program has

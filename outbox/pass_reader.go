@@ -79,7 +79,9 @@ const (
 // costs several times as much.
 //
 // The last two are null for most batches. The ages of calls whose history may be lost: in
-// microseconds, null for the others. Ordering keys of the batch that a parked call blocks.
+// microseconds, null for the others. Ordering keys of the batch that a parked call blocks: one
+// parked row of each key is read, however many wait; "offset 0" keeps the planner from making it a
+// join (T13).
 const batchColumns = `
        b.id, b.n, b.xid::text, (date_part('epoch', clock_timestamp() - timestamptz '2000-01-01 00:00:00+00') * 1000000)::bigint,
        case when a.started_at > ` + keyNow + ` + interval '1 minute' ` + ageUnknown + ` else (date_part('epoch', ` + keyNow + ` - a.started_at) * 1000000)::bigint end,
@@ -93,8 +95,8 @@ const batchColumns = `
             from (select coalesce(u.redo, false) as redo, coalesce(u.origin_time, b.origin_time) as origin_time, b.created_at, u.not_before, u.i
                     from unnest(b.keys, b.redo, b.origin_times, b.not_before) with ordinality as u(key, redo, origin_time, not_before, i)) r) end,
        case when b.order_key is not null or b.order_keys is not null then
-         array_send(array(select distinct p.order_key from onlyonce.parked p
-                           where p.order_key = any (coalesce(b.order_keys, array[b.order_key])) and p.settled_at is null)) end`
+         array_send(array(select distinct k from unnest(coalesce(b.order_keys, array[b.order_key])) k
+                           where exists (select 1 from onlyonce.parked p where p.order_key = k and p.settled_at is null offset 0))) end`
 
 // firstBatchesSQL reads the first batches of a pass that begins: with at most maxChunk calls, and
 // until their bodies have maxChunkBytes. In: lane id, version, 0, 0, refsAtOnce, how many. Out:

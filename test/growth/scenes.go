@@ -96,8 +96,13 @@ var scenes = []scene{
 		nextDue, pollWork,
 		{sql: "outbox.pickSQL", args: parked(nil, noText)},
 	}},
-	{"calls that wait for others of their ordering keys", []string{oneSink, parkedCalls + `case when i <= 1000 then 'waiting' else 'blocked' end, null, null, 'a', ` + key + from}, []probe{
+	{"calls that wait for others of their ordering keys", []string{oneSink, parkedCalls + `case when i <= 1000 then 'waiting' else 'blocked' end, null, null, 'a', ` + key + from,
+		`insert into onlyonce.batches (slot, lane, n, bytes, sink, keys, order_key, tenant, scope, name, method, target, header, body)
+		select (select cur from onlyonce.rings where name = 'outbox'), 0, 1, 2, 's', array[gen_random_uuid()], md5('7')::uuid, 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'
+		  from generate_series(1, 1024);
+		update onlyonce.lanes set target = pg_current_snapshot()`}, []probe{
 		nextDue, pollWork,
+		{name: "outbox.firstBatchesSQL, 1,024 of a key", sql: "outbox.firstBatchesSQL", args: []any{1, 1, 0, 0, 8192, 1024}},
 		{sql: "outbox.sweepSQL", args: []any{"s", 3, nil}},
 		{sql: "select onlyonce.promote(md5('7')::uuid)"},
 	}},

@@ -55,6 +55,8 @@ type drill struct {
 	remote *httptest.Server
 	turn   atomic.Int64
 
+	done map[string]*atomic.Int64 // parts of turns: messages appended, requests and webhooks answered
+
 	mu   sync.Mutex
 	keys map[string]int // times that the remote got a call, by key
 }
@@ -110,7 +112,8 @@ func TestRestore(t *testing.T) {
 
 func newDrill(t *testing.T, address string) *drill {
 	t.Helper()
-	d := &drill{t: t, pool: pgtest.Pool(t, address), log: memlog.NewLog("orders", 2), keys: map[string]int{}}
+	d := &drill{t: t, pool: pgtest.Pool(t, address), log: memlog.NewLog("orders", 2), keys: map[string]int{},
+		done: map[string]*atomic.Int64{"message": {}, "request": {}, "webhook": {}}}
 	conn, err := pgx.Connect(t.Context(), address)
 	d.must(err)
 	_, err = migrations.Apply(t.Context(), conn)
@@ -207,11 +210,16 @@ func (d *drill) load() {
 	for n := range endAt {
 		id := fmt.Sprint(n)
 		d.log.AppendMessage(int32(n%2), &consumer.Message{Value: []byte(id), Time: time.Now(), Headers: []consumer.Header{{Name: "message-id", Value: []byte(id)}}})
-		for _, ask := range []func(int) *http.Response{d.charge, d.hook} {
-			pgtest.Until(d.t, patience, "turn "+id+" is answered", func() bool {
-				r := ask(n)
+		d.done["message"].Add(1)
+		for _, part := range []struct {
+			kind string
+			ask  func(int) *http.Response
+		}{{"request", d.charge}, {"webhook", d.hook}} {
+			pgtest.Until(d.t, patience, part.kind+" "+id+" is answered", func() bool {
+				r := part.ask(n)
 				return r != nil && r.StatusCode < 300
 			})
+			d.done[part.kind].Add(1)
 		}
 		d.turn.Store(int64(n + 1))
 	}
@@ -250,16 +258,16 @@ func (d *drill) reaches(turn int64) {
 	pgtest.Until(d.t, patience, fmt.Sprintf("turn %d", turn), func() bool { return d.turn.Load() >= turn })
 }
 
-// lost counts the answered turns of each kind whose effects the restored server does not have. It
-// waits for nothing: no engine is connected to that server yet.
+// lost counts the messages, and the answered requests and webhooks, whose effects the restored
+// server does not have. It waits for nothing: no engine is connected to that server yet.
 func (d *drill) lost(address string) map[string]int {
 	d.t.Helper()
 	pool := pgtest.Pool(d.t, address)
 	lost := map[string]int{}
-	for _, kind := range []string{"message", "request", "webhook"} {
+	for kind, done := range d.done {
 		n := 0
 		d.must(pool.QueryRow(d.t.Context(), `select count(*) from generate_series(0, $2 - 1) n where ($1 <> 'message' or n % $3 <> 0) and not exists (select from effects e where e.kind = $1 and e.n = n.n)`,
-			kind, d.turn.Load(), unfitEach).Scan(&n))
+			kind, done.Load(), unfitEach).Scan(&n))
 		if lost[kind] = n; n == 0 {
 			d.t.Errorf("the restore lost no %s", kind)
 		}
