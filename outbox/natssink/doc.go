@@ -1,0 +1,44 @@
+// Package natssink sends the outbox's calls to NATS JetStream. Each call becomes one message.
+//
+//	js, err := jetstream.New(nc)
+//	events, err := natssink.New(js, natssink.Config{Name: "events", Subjects: []string{"orders.>"}, KeyWindow: 6 * 24 * time.Hour})
+//	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{events}})
+//
+// and in a handler or a transaction of your own
+//
+//	err := outbox.Enqueue(ctx, tx, outbox.Call{
+//		Sink: "events", Name: "order-placed", Target: "/orders.placed", Body: event,
+//	})
+//
+// # Messages
+//
+// Target is a slash and a subject without wildcards. The payload is the body. Headers are the
+// call's, in HTTP's canonical form, and Nats-Msg-Id, which is the call's derived key and the same
+// at each attempt. Method must be POST, because a message has none.
+//
+// # Guarantees and limits
+//
+// A call is delivered when the stream's leader has acknowledged it, which is once a majority of the
+// stream's replicas has it. Publishing to a subject of which no stream has stored anything is no
+// success: without a stream there is no acknowledgement.
+//
+// If an acknowledgement is lost, the relay makes another attempt under the same Nats-Msg-Id. Within
+// the stream's duplicate window (2 minutes by default) the server recognises it. After that the
+// stream has two messages, and a consumer recognises them by their id: package queue with natsqueue
+// does, for as long as its inbox remembers ids. Set Config.KeyWindow below the shortest horizon of
+// all consumers, or, if they have no inbox, to the stream's duplicate window.
+//
+// Messages of one ordering key are published one after another.
+//
+// # Answers
+//
+//	acknowledged, as a copy too                                 delivered
+//	a subject outside Config.Subjects, a bad target or header   rejected, without a call
+//	larger than the server's max_payload                        rejected, without a call
+//	refused by the stream: sealed, maximum message size         rejected: parked for an operator
+//	all else: no stream, no leader, no connection, no answer    tried again: it may have been stored
+//
+// # Rights
+//
+// Publish on the subjects, and subscribe to the client's inbox.
+package natssink

@@ -1,0 +1,247 @@
+package natsqueue
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/queue"
+)
+
+// HeaderSubject is the header of a delivery that has the message's subject.
+const HeaderSubject = "Nats-Subject"
+
+const (
+	callTimeout = 5 * time.Second // of a request to the server
+	pullTimeout = 5 * time.Second // for which a pull waits for messages
+	pullMargin  = 100 * time.Millisecond
+)
+
+// Broker is one receiver's access to a consumer of JetStream.
+type Broker struct {
+	js       jetstream.JetStream
+	cfg      Config
+	consumer jetstream.Consumer
+	stream   string // its name and the time of its creation, for ids
+	warn     sync.Once
+
+	ordered  bool
+	next     uint64            // the consumer's sequence of the next delivery, with ordered
+	buffered []*queue.Delivery // what Begin has taken back
+}
+
+var _ queue.Broker = (*Broker)(nil)
+
+// New returns the broker of one receiver. Its faults are found by queue.New. It uses the connection
+// of js, which should reconnect without end (nats.MaxReconnects(-1)).
+func New(js jetstream.JetStream, cfg Config) *Broker {
+	if cfg.AckWait == 0 {
+		cfg.AckWait = 30 * time.Second
+	}
+	cfg.Logger = fields.Logger(cfg.Logger)
+	return &Broker{js: js, cfg: cfg}
+}
+
+// Begin implements queue.Broker.
+func (b *Broker) Begin(ctx context.Context, ordered bool) error {
+	b.ordered, b.buffered = ordered, nil
+	info, err := b.connect(ctx)
+	if err != nil || !ordered {
+		return err
+	}
+	for info.NumAckPending > 0 {
+		// Once AckWait has passed, the server delivers what is outstanding, before anything newer.
+		if !pace.Sleep(ctx, info.Config.AckWait+time.Second/2) {
+			return ctx.Err()
+		}
+		if done, err := b.takeBack(ctx); done || err != nil {
+			return err
+		}
+		if info, err = b.info(ctx); err != nil {
+			return err
+		}
+	}
+	b.next = info.Delivered.Consumer + 1
+	return nil
+}
+
+// connect finds or makes the consumer.
+func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	s, err := b.js.Stream(ctx, b.cfg.Stream)
+	if err != nil {
+		return nil, fmt.Errorf("natsqueue: stream %s: %w", b.cfg.Stream, err)
+	}
+	b.stream = fmt.Sprintf("%s/%d", b.cfg.Stream, s.CachedInfo().Created.UnixNano())
+	c, err := s.Consumer(ctx, b.cfg.Durable)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		c, err = s.CreateConsumer(ctx, b.consumerConfig())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("natsqueue: consumer %s of stream %s: %w", b.cfg.Durable, b.cfg.Stream, err)
+	}
+	b.consumer = c
+	info := c.CachedInfo()
+	return info, checkConsumer(info.Config)
+}
+
+func (b *Broker) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	info, err := b.consumer.Info(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("natsqueue: consumer %s: %w", b.cfg.Durable, err)
+	}
+	return info, nil
+}
+
+// takeBack takes all messages that are outstanding. It reports whether it has them all: then none
+// of them is anybody else's, and each message that is delivered later is a later one (Q5).
+func (b *Broker) takeBack(ctx context.Context) (bool, error) {
+	before, err := b.info(ctx)
+	if err != nil {
+		return false, err
+	}
+	b.next = before.Delivered.Consumer + 1
+	var all []*queue.Delivery
+	for len(all) < before.NumAckPending {
+		some, err := b.pull(ctx, before.NumAckPending-len(all), false)
+		if errors.Is(err, errGap) || err == nil && len(some) == 0 {
+			return false, nil // they come again
+		}
+		if err != nil {
+			return false, err
+		}
+		all = append(all, some...)
+	}
+	after, err := b.info(ctx)
+	if err != nil || after.NumAckPending != len(all) || after.Delivered.Consumer+1 != b.next {
+		return false, err
+	}
+	slices.SortFunc(all, func(x, y *queue.Delivery) int { return cmp.Compare(x.Handle.(*held).stream, y.Handle.(*held).stream) })
+	b.buffered = all
+	return true, nil
+}
+
+// held is what a delivery is acknowledged with.
+type held struct {
+	msg    jetstream.Msg
+	stream uint64 // its sequence
+}
+
+// Receive implements queue.Broker.
+func (b *Broker) Receive(ctx context.Context, most int) ([]*queue.Delivery, error) {
+	if n := min(most, len(b.buffered)); n > 0 {
+		all := b.buffered[:n]
+		b.buffered = b.buffered[n:]
+		return all, nil
+	}
+	if !b.js.Conn().IsConnected() { // a pull would only wait
+		return nil, errDisconnected
+	}
+	all, err := b.pull(ctx, most, false)
+	if len(all) > 0 || err != nil {
+		return all, err
+	}
+	return b.pull(ctx, 1, true)
+}
+
+var errDisconnected = errors.New("natsqueue: the connection to the server is lost")
+
+// errGap means that a message was delivered, and not to this session.
+var errGap = errors.New("natsqueue: the consumer has delivered a message to another receiver, or one that did not arrive")
+
+// pull asks for messages that are there, or waits for one.
+func (b *Broker) pull(ctx context.Context, most int, wait bool) (all []*queue.Delivery, err error) {
+	var batch jetstream.MessageBatch
+	if wait {
+		limit := pullTimeout
+		if until, ok := ctx.Deadline(); ok {
+			limit = min(limit, time.Until(until)-pullMargin)
+		}
+		if limit <= pullMargin {
+			return nil, nil
+		}
+		batch, err = b.consumer.Fetch(most, jetstream.FetchMaxWait(limit))
+	} else {
+		batch, err = b.consumer.FetchNoWait(most)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("natsqueue: pulling: %w", err)
+	}
+	for {
+		select {
+		case msg, ok := <-batch.Messages():
+			if !ok {
+				if err := batch.Error(); err != nil && !errors.Is(err, nats.ErrTimeout) {
+					return nil, fmt.Errorf("natsqueue: pulling: %w", err)
+				}
+				return all, nil
+			}
+			d, err := b.delivery(msg)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, d)
+		case <-ctx.Done():
+			return all, nil // what arrives now comes again, and with ordered is a gap
+		}
+	}
+}
+
+// delivery makes a message a delivery. With ordered it fails if one before it was delivered, and
+// not to this session (Q5).
+func (b *Broker) delivery(msg jetstream.Msg) (*queue.Delivery, error) {
+	md, err := msg.Metadata()
+	if err != nil {
+		return nil, fmt.Errorf("natsqueue: %w", err)
+	}
+	if b.ordered {
+		if md.Sequence.Consumer != b.next {
+			return nil, fmt.Errorf("%w: delivery %d, want %d", errGap, md.Sequence.Consumer, b.next)
+		}
+		b.next++
+	}
+	d := &queue.Delivery{ID: msg.Headers().Get(nats.MsgIdHdr), Body: msg.Data(), Redelivered: md.NumDelivered > 1, Handle: &held{msg, md.Sequence.Stream}}
+	if d.ID == "" {
+		d.ID = b.stream + "/" + strconv.FormatUint(md.Sequence.Stream, 10)
+		b.warn.Do(func() {
+			b.cfg.Logger.Warn("onlyonce: a message has no Nats-Msg-Id: if its producer sends it again, that is another message", "stream", b.cfg.Stream, "sequence", md.Sequence.Stream)
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(msg.Headers())) {
+		for _, v := range msg.Headers()[name] {
+			if name != HeaderSubject {
+				d.Headers = append(d.Headers, consumer.Header{Name: name, Value: []byte(v)})
+			}
+		}
+	}
+	d.Headers = append(d.Headers, consumer.Header{Name: HeaderSubject, Value: []byte(msg.Subject())})
+	return d, nil
+}
+
+// Ack implements queue.Broker.
+func (b *Broker) Ack(ctx context.Context, deliveries []*queue.Delivery) error {
+	for _, d := range deliveries {
+		if err := d.Handle.(*held).msg.Ack(); err != nil {
+			return fmt.Errorf("natsqueue: acknowledging: %w", err)
+		}
+	}
+	if err := b.js.Conn().FlushWithContext(ctx); err != nil {
+		return fmt.Errorf("natsqueue: acknowledging: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,269 @@
+package natsqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/queue"
+	"github.com/onlyonce/onlyonce/queue/natsqueue"
+	"github.com/onlyonce/onlyonce/queue/queuetest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	queuetest.Conformance(t, queuetest.Harness{
+		Queue: func(t testing.TB) queuetest.Target {
+			stream, js := s.stream(), s.js()
+			return queuetest.Target{
+				Connect: func(testing.TB) queue.Broker { return s.broker(stream) },
+				Publish: func(_ testing.TB, all ...queue.Delivery) { s.publish(js, stream, all...) },
+			}
+		},
+		Unreachable: func(t testing.TB) queue.Broker {
+			nc, err := nats.Connect("nats://127.0.0.1:1", nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(nc.Close)
+			js, err := jetstream.New(nc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return natsqueue.New(js, natsqueue.Config{Stream: "S", Durable: "d"})
+		},
+	})
+}
+
+// rig is a database and a stream.
+type rig struct {
+	*natsServer
+	t      *testing.T
+	pool   *pgxpool.Pool
+	stream string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	s := newServer(t)
+	return &rig{natsServer: s, t: t, pool: pgtest.DB(t), stream: s.stream()}
+}
+
+func (r *rig) queue(b queue.Broker, more ...func(*queue.Config)) *queue.Queue {
+	r.t.Helper()
+	logger, _ := pgtest.Logged()
+	cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 2 * time.Second, Logger: logger}
+	for _, m := range more {
+		m(&cfg)
+	}
+	q, err := queue.New(r.pool, b, cfg)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return q
+}
+
+// receives runs a receiver until the test's end, or until the returned function is called.
+func (r *rig) receives(b queue.Broker, more ...func(*queue.Config)) (q *queue.Queue, stop func()) {
+	r.t.Helper()
+	q = r.queue(b, more...)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- q.Receive(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Error(err)
+		}
+	})
+	r.t.Cleanup(stop)
+	return q, stop
+}
+
+func (r *rig) stored() (ids []string) {
+	rows, err := r.pool.Query(context.Background(), `select id from onlyonce.event_log order by partition, "offset"`)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			r.t.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+func (r *rig) untilStored(n int) {
+	r.t.Helper()
+	pgtest.Until(r.t, patience, fmt.Sprintf("%d messages are stored", n), func() bool { return len(r.stored()) >= n })
+}
+
+// A producer that sends again after the stream's duplicate window has expired: the server stores
+// two messages, and one is applied (Q2). Messages without an id are told apart by their sequence.
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	js := r.js()
+	logger, logged := pgtest.Logged()
+	r.receives(r.broker(r.stream, func(c *natsqueue.Config) { c.Logger = logger }))
+	count := func() uint64 {
+		s, err := js.Stream(t.Context(), r.stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.CachedInfo().State.Msgs
+	}
+	r.publish(js, r.stream, queue.Delivery{ID: "a", Body: []byte("1")})
+	pgtest.Until(t, patience, "the server has forgotten the id", func() bool {
+		r.publish(js, r.stream, queue.Delivery{ID: "a", Body: []byte("1")})
+		return count() == 2
+	})
+	none := queue.Delivery{Body: []byte("none")}
+	r.publish(js, r.stream, none, none)
+	r.untilStored(3)
+	pgtest.Until(t, patience, "all are acknowledged", func() bool {
+		c, err := js.Consumer(t.Context(), r.stream, "d")
+		return err == nil && c.CachedInfo().NumAckPending == 0 && c.CachedInfo().NumPending == 0
+	})
+	ids := strings.Join(r.stored(), " ")
+	if len(r.stored()) != 3 || !strings.Contains(ids, r.stream+"/") || strings.Count(logged(), "no Nats-Msg-Id") != 1 {
+		t.Errorf("stored: %s\n%s", ids, logged())
+	}
+}
+
+// The consumer's settings that would lose messages end a receiver; one that fits is not changed
+// (Q3).
+func TestQ3ConsumerThatDrops(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	js := r.js()
+	for name, c := range map[string]jetstream.ConsumerConfig{
+		"MaxDeliver": {MaxDeliver: 5}, "AckPolicy": {AckPolicy: jetstream.AckAllPolicy}, "BackOff": {MaxDeliver: 3, BackOff: []time.Duration{time.Second, 2 * time.Second}},
+	} {
+		c.Durable = "drops-" + name
+		if _, err := js.CreateConsumer(t.Context(), r.stream, c); err != nil {
+			t.Fatal(err)
+		}
+		q := r.queue(r.broker(r.stream, func(cfg *natsqueue.Config) { cfg.Durable = c.Durable }))
+		if err := q.Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestConfigFaults(t *testing.T) {
+	t.Parallel()
+	_, err := queue.New(nil, natsqueue.New(nil, natsqueue.Config{Stream: "a.b", Subjects: []string{""}, AckWait: 1}), queue.Config{})
+	for _, want := range []string{"js:", "Config.Stream", "Config.Durable", "Config.Subjects", "Config.AckWait"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("no word of %s in %v", want, err)
+		}
+	}
+}
+
+// The server is away at the start, comes, and goes in the middle: all is stored once.
+func TestServerThatComesAndGoes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	js := r.js()
+	b := r.broker(r.stream)
+	r.stop()
+	q, _ := r.receives(b)
+	unhealthy := func() bool { return q.Healthy() != nil }
+	pgtest.Until(t, patience, "the receiver says so", unhealthy)
+	r.start()
+	for n := range 50 {
+		r.publish(js, r.stream, queue.Delivery{ID: fmt.Sprint(n)})
+	}
+	r.untilStored(50)
+	r.stop()
+	pgtest.Until(t, patience, "the receiver says so", unhealthy)
+	r.start()
+	for n := range 50 {
+		r.publish(js, r.stream, queue.Delivery{ID: fmt.Sprint(50 + n)})
+	}
+	r.untilStored(100)
+	pgtest.Until(t, patience, "the receiver works", func() bool { return q.Healthy() == nil })
+	if n := len(r.stored()); n != 100 {
+		t.Errorf("%d are stored", n)
+	}
+}
+
+// Another client of the consumer takes messages and keeps them: with Ordered they are stored in the
+// stream's order all the same (Q5).
+func TestQ5OrderBesideAThief(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	js := r.js()
+	const all = 300
+	for n := range all / 3 {
+		r.publish(js, r.stream, queue.Delivery{ID: fmt.Sprintf("m%04d", n)})
+	}
+	q, _ := r.receives(r.broker(r.stream), func(c *queue.Config) {
+		c.Ordered, c.Batch = true, 7
+		c.Identify = func(d *queue.Delivery) error { d.Key = []byte(d.Header(natsqueue.HeaderSubject)); return nil }
+	})
+	r.untilStored(all / 3)
+	thief, err := js.Consumer(t.Context(), r.stream, "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stolen := 0
+	for n := all / 3; n < all; n++ {
+		r.publish(js, r.stream, queue.Delivery{ID: fmt.Sprintf("m%04d", n)})
+		if n%20 == 0 && stolen < 3 {
+			if batch, err := thief.FetchNoWait(2); err == nil {
+				for range batch.Messages() {
+					stolen++
+				}
+			}
+		}
+	}
+	r.untilStored(all)
+	for i, id := range r.stored() {
+		if want := fmt.Sprintf("m%04d", i); id != want {
+			t.Fatalf("%d: %s, want %s; %d were stolen", i, id, want, stolen)
+		}
+	}
+	t.Logf("%d were stolen; %v", stolen, q.Healthy())
+}
+
+// Applied from end to end, with the headers and the subject.
+func TestApplies(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	got := make(chan *consumer.Message, 1)
+	c, err := consumer.New(r.pool, r.queue(r.broker(r.stream)), func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+		got <- m
+		return nil
+	}, consumer.Config{Scope: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	r.publish(r.js(), r.stream, queue.Delivery{ID: "a", Body: []byte("b"), Headers: []consumer.Header{{Name: "X-H", Value: []byte("v")}}})
+	m := pgtest.Receive(t, patience, "the message", got)
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if h := fmt.Sprint(m.Headers); m.ID() != "a" || string(m.Value) != "b" || h != fmt.Sprintf("[{Nats-Msg-Id %v} {X-H %v} {Nats-Subject %v}]", []byte("a"), []byte("v"), []byte(r.stream+".a")) {
+		t.Errorf("%q %q %s", m.ID(), m.Value, h)
+	}
+}
