@@ -65,6 +65,22 @@ func copiesName(noted *string) string {
 	return "AcrossTopics"
 }
 
+// Start is where a partition starts that has no position yet; see Config.Start. The zero value is
+// the start of its log.
+type Start struct {
+	policy string // in the database; empty: earliest
+	at     time.Time
+}
+
+// Latest starts at the end of the log.
+func Latest() Start { return Start{policy: "latest"} }
+
+// At starts at the first message whose timestamp, to the millisecond, is t or later. If there is
+// none yet, it starts at the end of the log. With producers' timestamps, which need not rise,
+// messages after that one may be older than t, and messages before it are not handled. The time
+// must be after 1970.
+func At(t time.Time) Start { return Start{policy: "time", at: t} }
+
 // TooOld decides about messages so old, by the time of their id, that their key may be forgotten.
 // Such a message is either a copy of an applied one or was never applied, and the database cannot
 // distinguish the two.

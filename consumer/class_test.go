@@ -647,7 +647,7 @@ func TestK10ReplayClaimsInTheClass(t *testing.T) {
 			r := newRig(t, 1)
 			r.log.Append(0, "v", id("v"))
 			cfg := classConfig(consumer.HorizonShort)
-			cfg.StartLatest = true
+			cfg.Start = consumer.Latest()
 			stop := r.start(queued, cfg)
 			until(t, "the partition is taken over", func() bool { return r.count(`select count(*) from onlyonce.positions where next_offset = 1`) == 1 })
 			r.log.Append(0, "w", id("w"))

@@ -64,11 +64,11 @@ type Config struct {
 	// from two customers is then two messages. Defaults to one tenant.
 	Tenant func(*Message) string
 
-	// StartLatest starts a partition at the end of its log, so earlier messages are not handled. It
-	// applies if the partition has no cursor and the group has committed no offset. If a topic gets
-	// a new partition later, the consumer still reads that from its start, because its messages
-	// came after the decision. Defaults to the start of the log.
-	StartLatest bool
+	// Start is where a partition starts: [Latest] or [At] a time, so that earlier messages are not
+	// handled. It applies if the partition has no cursor and the group has committed no offset. If
+	// a topic gets a new partition later, the consumer still reads that from its start, because its
+	// messages came after the decision. Defaults to the start of the log.
+	Start Start
 
 	// OnFailure decides about messages that cannot be applied. Defaults to [ParkMessage].
 	OnFailure FailurePolicy

@@ -37,6 +37,9 @@ func (c Config) faults(events bool) error {
 	case c.Key != nil:
 		l.Join(keyFuncFault(c.Key))
 	}
+	if c.Start.policy == "time" && c.Start.at.UnixMilli() <= 0 {
+		l.Add("Start", "is At(%v): must be a time after 1970", c.Start.at)
+	}
 	c.checkTooOld(l)
 	c.checkHorizon(l)
 	if strings.ContainsRune(c.Scope, 0) {

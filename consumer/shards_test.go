@@ -339,7 +339,7 @@ func TestF11LaterPartitionInAShardOfItsOwn(t *testing.T) {
 	t.Parallel()
 	r := newShardRig(t, 1)
 	cfg := testConfig()
-	cfg.StartLatest = true
+	cfg.Start = consumer.Latest()
 	r.numbered(0, 5)
 	stop := r.sharded(r.by("a"), cfg)
 	r.reaches(0, 5)

@@ -272,8 +272,15 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	policy := "committed"
 	if offset < 0 {
 		policy, offset = "earliest", log.Start
-		if c.cfg.StartLatest && id.Partition < first {
-			policy, offset = "latest", log.End
+		switch start := c.cfg.Start; {
+		case start.policy == "" || id.Partition >= first:
+		case start.policy == "latest":
+			policy, offset = start.policy, log.End
+		default:
+			policy = start.policy
+			if offset, err = p.OffsetAt(ctx, start.at); err != nil {
+				return fmt.Errorf("offset of %s/%d at %v: %w", id.Topic, id.Partition, start.at, err)
+			}
 		}
 	}
 	err = c.exec(ctx, cursors.CreateSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/source"
@@ -18,7 +19,7 @@ func TestF3StartLatestIsDecidedOnce(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.StartLatest = true
+	cfg.Start = consumer.Latest()
 	var tried atomic.Int32
 	// Decided, and then nothing.
 	r.src.OnCommit = func(int32, int64) error { tried.Add(1); return errBoom }
@@ -37,6 +38,36 @@ func TestF3StartLatestIsDecidedOnce(t *testing.T) {
 	r.once("first", "second")
 }
 
+// F3: a partition starts at a time as it starts at its end. Only then does the time matter.
+func TestF3StartAtATime(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	at := time.UnixMilli(1_700_000_000_000)
+	for i := range 4 {
+		v := fmt.Sprint("v", i)
+		r.log.AppendMessage(0, &consumer.Message{Value: []byte(v), Headers: []consumer.Header{id(v)}, Time: at.Add(time.Duration(i) * time.Second)})
+	}
+	cfg := testConfig()
+	cfg.Start = consumer.At(at.Add(2 * time.Second))
+	stop := r.start(queued, cfg)
+	r.reaches(0, 4)
+	r.reaches(1, 0) // which has none as young
+	want := append(r.numbered(1, 2), "v2", "v3")
+	r.reaches(1, 2)
+	stop()
+	cfg.Start = consumer.At(at)
+	stop = r.start(queued, cfg) // it has a position
+	want = append(want, "v4")
+	r.log.Append(0, "v4", id("v4"))
+	r.reaches(0, 5)
+	stop()
+	r.once(want...)
+	if n := r.count(`select count(*) from onlyonce.cursors where start_policy = 'time' and start_offset = case partition when 0 then 2 else 0 end`); n != 2 {
+		t.Error("the cursors do not say where they began")
+		r.dump(`select partition, start_offset, start_policy from onlyonce.cursors`)
+	}
+}
+
 // F3, F11: a partition that comes later starts at its beginning, and the hook is called once each
 // time the topic has grown.
 func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
@@ -44,7 +75,7 @@ func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
 	r := newRig(t, 2)
 	r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.StartLatest = true
+	cfg.Start = consumer.Latest()
 	var mu sync.Mutex
 	var told []string
 	cfg.Hooks.Repartitioned = func(e consumer.PartitionEvent) {

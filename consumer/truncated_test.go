@@ -108,7 +108,7 @@ func TestF5LogCutOffBelowItsStart(t *testing.T) {
 	r.log.Elect(0)
 	r.numbered(0, 6)
 	cfg := testConfig()
-	cfg.StartLatest = true
+	cfg.Start = consumer.Latest()
 	r.idles(cfg, 6, nil)()
 	r.rewrites(4, 5)
 	r.cutOff(6)

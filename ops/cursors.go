@@ -20,7 +20,7 @@ type Cursor struct {
 	Position    int64  `json:"position" col:"POSITION" doc:"the next offset that will be handled"`
 	Run         int32  `json:"run" col:"RUN" doc:"rises each time an operator sets the position"`
 	StartOffset int64  `json:"start_offset" col:"START" by:"Start" doc:"where the cursor began"`
-	StartPolicy string `json:"start_policy" doc:"why there: committed, earliest, latest or adopted"`
+	StartPolicy string `json:"start_policy" doc:"why there: committed, earliest, latest, time or adopted"`
 
 	// Group, ClusterID and TopicID identify the owner and the log of the cursor. Nil: the next
 	// owner sets its own.

@@ -97,6 +97,9 @@ func (a *app) decide(ctx context.Context, address string, say consent, try *oper
 			return err
 		}
 	}
+	if r, is := try.Input.(*operate.Replaying); is && r.ByTime() && r.Brokers == "" {
+		r.Brokers = a.env(envBrokers)
+	}
 	from, is := try.Input.(interface{ Elsewhere() *operate.From })
 	if !is || from.Elsewhere().URL == "" {
 		return a.act(ctx, address, say, try, nil)
@@ -132,6 +135,11 @@ func (a *app) act(ctx context.Context, address string, say consent, try *operate
 		return usagef("-yes: standard input is no terminal, so there is no answer: add -yes to go ahead without, or -dry-run to see what it would do")
 	}
 	err := a.withDatabase(ctx, address, func(db *database) error {
+		if r, is := try.Input.(*operate.Replaying); is && r.ByTime() {
+			if err := findOffsets(ctx, db, r); err != nil {
+				return err
+			}
+		}
 		run := func(by ops.By, shown *operate.Result) (*operate.Result, error) {
 			r, err := try.Run(ctx, db, by, shown)
 			return r, decided(from.explainOrigin(err))

@@ -132,7 +132,7 @@ func TestF10CopyOfWhatOnlyAReplayHandled(t *testing.T) {
 		t.Parallel()
 		s := newShop(t)
 		s.keyed("a", "v0", "v1", "v2")
-		stop := s.start(effect, func(c *consumer.Config) { c.StartLatest = true })
+		stop := s.start(effect, func(c *consumer.Config) { c.Start = consumer.Latest() })
 		s.reaches(3)
 		s.keyed("a", "v3")
 		s.reaches(4)
@@ -178,7 +178,7 @@ func TestK7CopyOfWhatWasParkedInAReplay(t *testing.T) {
 			return consumer.Permanent(errors.New("not yet"))
 		}
 		return effect(ctx, tx, m)
-	}, func(c *consumer.Config) { c.StartLatest = true })
+	}, func(c *consumer.Config) { c.Start = consumer.Latest() })
 	s.reaches(3)
 	s.run(replayArgs("-from", "0", "-to", "3", "-yes")...).want(t, statusGood)
 	s.until(`select count(*) = 1 from onlyonce.parked where state = 'waiting'`)

@@ -81,6 +81,7 @@ func Conformance(t *testing.T, h Harness) {
 		{"AbortedRecordsArePassedOver", abortedArePassedOver},
 		{"OpenTransactionHoldsBack", openTransactionHoldsBack},
 		{"OutOfRange", outOfRange},
+		{"OffsetAtATime", offsetAtATime},
 		{"LogCutOff", logCutOff},
 		{"Incarnation", incarnation},
 		{"Retained", retained},

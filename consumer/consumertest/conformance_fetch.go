@@ -14,6 +14,29 @@ import (
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
+// The offset at a time is that of the first record that is as young, and otherwise the log's end.
+func offsetAtATime(t *testing.T, h Harness) {
+	topic, x := one(t, h)
+	at := time.UnixMilli(1_700_000_000_123).UTC()
+	want := func(of time.Time, want int64) {
+		t.Helper()
+		if got, err := x.OffsetAt(x.Ctx, of); err != nil || got != want {
+			t.Errorf("offset at %v is %d, want %d: %v", of, got, want, err)
+		}
+	}
+	want(at, 0)
+	for _, d := range []time.Duration{0, time.Second, 3 * time.Second} {
+		h.Produce(t, topic, 0, &consumer.Message{Value: []byte("v"), Time: at.Add(d)})
+	}
+	want(at.Add(-time.Hour), 0)
+	want(at, 0)
+	want(at.Add(time.Millisecond), 1)
+	want(at.Add(time.Second+time.Microsecond), 1)
+	want(at.Add(2*time.Second), 2)
+	want(at.Add(3*time.Second), 2)
+	want(at.Add(time.Hour), 3)
+}
+
 // Records are read as they were written, in order, from any offset. For example, nil differs from
 // empty, headers keep their order and may repeat, and times are kept.
 func fetchInOrder(t *testing.T, h Harness) {

@@ -39,6 +39,10 @@ type Partition[M any] interface {
 	// Bounds returns the first and the last offset of the log.
 	Bounds(ctx context.Context) (Bounds, error)
 
+	// OffsetAt returns the offset of the first record whose timestamp is at or after t, to the
+	// millisecond, or [Bounds.End] if there is none.
+	OffsetAt(ctx context.Context, t time.Time) (int64, error)
+
 	// Verify checks that the log still reaches offset at and is the log that was read. epoch is the
 	// highest leader epoch that a batch below at may have had when it was read, from
 	// [Fetched.LeaderEpoch] or [Bounds.LeaderEpoch]. If epoch is -1, it is unknown, and there is no

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,12 @@ const streamSQL = `select id, incarnation, partitions from onlyonce.streams wher
 const boundsSQL = `
 select s.id, s.incarnation, s.partitions, b.first_offset, b.next_offset
   from onlyonce.streams s cross join lateral onlyonce.stream_bounds(s.id, $2::smallint) b where s.topic = $1`
+
+// offsetAtSQL finds the first event of a time or later. In: stream, partition, time. Out: at most
+// one row. By the unique indexes of the segments; it reads the events before that one, once for a
+// partition.
+const offsetAtSQL = `
+select "offset" from onlyonce.event_log where stream = $1 and partition = $2::smallint and appended_at >= date_trunc('milliseconds', $3::timestamptz) order by "offset" limit 1`
 
 // pageSQL reads events. In: stream, partition, first offset, bytes of bodies after which it stops.
 // Out: rows by offset. By the unique indexes of the segments. Bodies that are stored out of line
@@ -192,6 +199,32 @@ func (p *partition) readBounds(ctx context.Context, more func(b *pgx.Batch, s st
 func (p *partition) Bounds(ctx context.Context) (source.Bounds, error) {
 	start, end, err := p.readBounds(ctx, nil)
 	return source.Bounds{Start: start, End: end, LeaderEpoch: -1}, err
+}
+
+// OffsetAt returns the offset of the first event of a time or later, -1 if there is none.
+func OffsetAt(ctx context.Context, tx pgx.Tx, topic string, partition int32, t time.Time) (offset int64, err error) {
+	err = tx.QueryRow(ctx, `select coalesce((`+strings.Replace(offsetAtSQL, "$1", "(select id from onlyonce.streams where topic = $1)", 1)+`), -1)`,
+		topic, partition, t).Scan(&offset)
+	return offset, err
+}
+
+// OffsetAt implements source.Partition.
+func (p *partition) OffsetAt(ctx context.Context, t time.Time) (int64, error) {
+	found := int64(-1)
+	_, end, err := p.readBounds(ctx, func(b *pgx.Batch, s streamRef) {
+		b.Queue(offsetAtSQL, s.id, p.nr, t).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				if err := rows.Scan(&found); err != nil {
+					return err
+				}
+			}
+			return rows.Err()
+		})
+	})
+	if err == nil && found < 0 {
+		found = end
+	}
+	return found, err
 }
 
 // Verify implements source.Partition. The log has no leader epochs. If a failover loses events,

@@ -158,7 +158,7 @@ func retiredTopic(d *ops.CursorChange) Said {
 }
 
 func replay() *Decision {
-	return entry[ops.ReplayInput, ops.Replayed]{
+	return entry[Replaying, ops.Replayed]{
 		Decision: Decision{
 			Name:    "replay",
 			Summary: "handle messages again, and apply them again",
@@ -185,18 +185,24 @@ calls get keys of their own, so that every remote applies them AGAIN: a charge i
 It is refused while a replay is under way, and while messages of the range are parked and not settled: redrive or discard them
 first.
 
+With -since and -until the range is that of times: Kafka's brokers are asked, without a login and without TLS, for the first messages
+of these times, by the timestamps of producers or of the brokers, as the topic is configured. If producers' timestamps do not rise,
+messages outside of the times may lie between these two, and some within the times outside; -dry-run shows the offsets.
+
 Example:
-  onlyonce replay -scope stock -topic orders -partition 0 -from 1200 -to 1300 -reason "held with the wrong sign, INC-7"`,
+  onlyonce replay -scope stock -topic orders -partition 0 -from 1200 -to 1300 -reason "held with the wrong sign, INC-7"
+  onlyonce replay -scope stock -topic orders -partition 0 -since 2026-03-01T12:00:00Z -until 2026-03-01T13:00:00Z -dry-run`,
 			Danger: true,
 			Waits:  "waiting for the owner's batch to end",
 			Page:   "replay",
 			Title:  "Replay",
 			Means:  "Messages of the range are handled and applied again, although that was done. First undo what they did. New messages wait until the replay is over.",
 		},
-		needs: "scope topic partition from",
-		do:    ops.Replay,
-		would: func(_ *ops.ReplayInput, d *ops.Replayed) Said {
+		needs: "scope topic partition from|since",
+		do:    replaying,
+		would: func(in *Replaying, d *ops.Replayed) Said {
 			s := cursorChange(d.Before, d.After)
+			in.times(&s, d)
 			s.say("Applied AGAIN: every message from offset %d to %d that the log still holds, %d offsets. Their ids do not keep them out; copies within the range are applied once; "+
 				"a copy whose original lies outside of the range is applied too, although the original is not undone.",
 				d.From, d.To-1, d.To-d.From)
@@ -211,7 +217,7 @@ Example:
 			s.say("Calls that their handlers enqueue keep their keys: those whose rows are still in the outbox are not sent again, and one with other bytes is a conflict, which fails its message. A call whose row is gone is written again under its key: sent if the remote's key window, counted from the time of the message, is open, else parked as reconcile.")
 			return s
 		},
-		done: func(_ *ops.ReplayInput, d *ops.Replayed) []string {
+		done: func(_ *Replaying, d *ops.Replayed) []string {
 			return []string{fmt.Sprintf("Done: replay %d from offset %d up to %d, then on from %d; audit row %d. A consumer that runs begins within seconds.",
 				d.Replay, d.From, d.To, d.Resume, d.AuditID)}
 		},

@@ -250,11 +250,12 @@ Example:
 Shows the cursors, all of them or those that the flags pick. It changes nothing.
 
 POSITION is the next offset that will be handled. START is where the cursor began and why (committed: Kafka's offset was taken over;
-earliest; latest; adopted: by an operator). RUN rises each time an operator sets the position. GROUP, CLUSTER and TOPIC ID say whose
-it is; "-" means that the next owner stamps its own. ANCHOR is the last record that was seen below the position, which must still be
-in the log when the next owner comes. EPOCH rises with each owner. CLEAN: the last owner released the cursor properly. ATTEMPTS are
-those at a message that is handled alone, with its offset. STATE is empty as usual, or one or more of: retired (no consumer works on
-it), paused, and "replay N to OFFSET" (replay number N is under way up to there; then the work continues where it was interrupted).`,
+earliest; latest; time: the first message of a time; adopted: by an operator). RUN rises each time an operator sets the position.
+GROUP, CLUSTER and TOPIC ID say whose it is; "-" means that the next owner stamps its own. ANCHOR is the last record that was seen
+below the position, which must still be in the log when the next owner comes. EPOCH rises with each owner. CLEAN: the last owner
+released the cursor properly. ATTEMPTS are those at a message that is handled alone, with its offset. STATE is empty as usual, or
+one or more of: retired (no consumer works on it), paused, and "replay N to OFFSET" (replay number N is under way up to there; then
+the work continues where it was interrupted).`,
 			None: "there is no cursor that this asks for",
 		},
 		read: func(ctx context.Context, tx pgx.Tx, f reports.CursorFilter) ([]ops.Cursor, bool, error) {

@@ -33,7 +33,7 @@ comment on column onlyonce.cursors.group_id       is 'Kafka group that owns the 
 comment on column onlyonce.cursors.cluster_id     is 'Kafka cluster of the topic, part of its incarnation.';
 comment on column onlyonce.cursors.topic_id       is 'Topic id, part of its incarnation: a topic that was deleted and created again has another one. Null: not known yet.';
 comment on column onlyonce.cursors.start_offset   is 'Where the partition started, decided once.';
-comment on column onlyonce.cursors.start_policy   is 'Why it started there: committed (the group''s offset was taken over), earliest, or adopted by an operator.';
+comment on column onlyonce.cursors.start_policy   is 'Why it started there: committed (the group''s offset was taken over), earliest, latest, time (Config.Start), or adopted by an operator.';
 comment on column onlyonce.cursors.run            is 'Rises when an operator sets the position; progress rows of earlier runs no longer count.';
 comment on column onlyonce.cursors.run_start      is 'Position at which the run began.';
 comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';

@@ -170,6 +170,24 @@ func (l *Log) Bounds(ctx context.Context) (b source.Bounds, err error) {
 	return b, nil
 }
 
+// OffsetAt asks the leader, which looks it up in its index of times.
+func (l *Log) OffsetAt(ctx context.Context, t time.Time) (offset int64, err error) {
+	err = RetryTransient(ctx, l.cluster, leaderPatience, func() (err error) {
+		if err = l.confirmTopic(ctx); err == nil {
+			offset, err = l.listOffset(ctx, t.UnixMilli())
+		}
+		if err == nil && offset < 0 { // no record is that young
+			offset, err = l.listOffset(ctx, latest)
+		}
+		l.recheck = l.recheck || err != nil
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("%v: offset at a time: %w", l, err)
+	}
+	return offset, nil
+}
+
 // Verify asks the leader where the epoch ends (KIP-320), and has the fetches that go on from there
 // ask again whenever the leader changes. Without an epoch they begin with that of the leader as it
 // is now. What is left of an earlier response is given up: the leader that sent it may be another

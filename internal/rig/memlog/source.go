@@ -141,6 +141,19 @@ func (p *partition) Bounds(context.Context) (source.Bounds, error) {
 	return source.Bounds{Start: log.start, End: log.stable(), LeaderEpoch: l.known(log.leader())}, nil
 }
 
+func (p *partition) OffsetAt(_ context.Context, t time.Time) (int64, error) {
+	l := p.s.Log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	log := l.partitions[p.id]
+	for _, m := range log.records {
+		if m.Offset < log.stable() && m.Time.UnixMilli() >= t.UnixMilli() {
+			return m.Offset, nil
+		}
+	}
+	return log.stable(), nil
+}
+
 func (p *partition) Verify(ctx context.Context, at int64, epoch int32) error {
 	if epoch < 0 {
 		b, err := p.Bounds(ctx)
