@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle drill-restore storm-outbox storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -185,6 +185,13 @@ CALLS ?= 100000
 storm-outbox: ## kill relays and Postgres under a stream of outbound calls, with a remote that fails in every way; CALLS, KILLS, SEED
 	$(GO) run ./test/storm/outbox $(if $(SEED),-seed $(SEED),) -calls $(CALLS) -kills $(KILLS)
 
+BROKER ?= nats
+storm-queue: MESSAGES = 20000
+storm-queue: KILLS = 30
+
+storm-queue: ## kill receivers, appliers, the broker and Postgres under a stream of another broker's messages; BROKER=nats, MESSAGES, KILLS, SEED
+	cd test/storm/queue && $(GO) run . -broker $(BROKER) $(if $(SEED),-seed $(SEED),) -messages $(MESSAGES) -kills $(KILLS)
+
 HISTORIES ?= 1000
 
 histories: ## random histories of HTTP requests, judged by I12, and every fault point under more load; HISTORIES, SEED
@@ -206,7 +213,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: test-long mutants adversary model kit schemathesis matrix growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories faults ## the long checks; record what they print in docs/results/
+nightly: test-long mutants adversary model kit schemathesis matrix growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

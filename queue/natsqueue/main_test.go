@@ -83,7 +83,7 @@ func (s *natsServer) stream() string {
 	return name
 }
 
-// publish publishes messages with their ids.
+// publish publishes messages with their ids, each as often as it takes to be acknowledged.
 func (s *natsServer) publish(js jetstream.JetStream, stream string, all ...queue.Delivery) {
 	s.t.Helper()
 	for _, d := range all {
@@ -95,9 +95,10 @@ func (s *natsServer) publish(js jetstream.JetStream, stream string, all ...queue
 		if d.ID != "" {
 			msg.Header.Set(nats.MsgIdHdr, d.ID)
 		}
-		if _, err := js.PublishMsg(s.t.Context(), msg); err != nil {
-			s.t.Fatal(err)
-		}
+		pgtest.Until(s.t, patience, "a message is published", func() bool {
+			_, err := js.PublishMsg(s.t.Context(), msg)
+			return err == nil
+		})
 	}
 }
 

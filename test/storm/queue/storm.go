@@ -1,0 +1,353 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/fleet"
+	"github.com/onlyonce/onlyonce/test/screen"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
+)
+
+// Kinds of blows besides those of every storm.
+const (
+	blowChange = "change" // a worker joins, or leaves in order
+	blowBroker = "broker" // SIGKILL to the broker, then a restart
+)
+
+// shares are how many of a hundred blows are of a kind; the others are kills.
+var shares = fleet.Shares{{blowChange, 8}, {rig.KindFreeze, 12}, {rig.KindPostgres, 10}, {blowBroker, 20}}
+
+// storm is one run.
+type storm struct {
+	rig.Rig
+	opts     options
+	postgres *devenv.Postgres
+	broker   *broker
+	pool     *pgxpool.Pool
+	nc       *nats.Conn
+	producer *producer
+	inBatch  int // kills that hit a worker in mid-batch
+}
+
+func newStorm(o options, to *screen.Screen) *storm {
+	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.Seed, 1<<33+n)) } //nolint:gosec // drawn from the seed
+	s := &storm{opts: o, producer: &producer{messages: stream(o.messages, source(3)), copies: o.copies, random: source(4)}}
+	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, shares, source(1)), Random: source(2), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}
+	return s
+}
+
+// tablesSQL makes what the workers write.
+const tablesSQL = `
+create schema storm;
+create table storm.effects (n bigserial primary key, id text not null, key text not null, seq int not null);
+create index on storm.effects (id)`
+
+// Open starts the servers and the workers.
+func (s *storm) Open(ctx context.Context) (err error) {
+	o := devenv.Options{Own: true, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
+	if s.postgres, err = devenv.StartPostgres(ctx, o); err != nil {
+		return err
+	}
+	if s.postgres.PID() == 0 {
+		return errors.New("a storm kills its server, and can do that only to processes of this machine: have PostgreSQL installed")
+	}
+	if s.broker, err = startBroker(ctx); err != nil {
+		return err
+	}
+	pc, err := pgxpool.ParseConfig(s.postgres.URL)
+	if err != nil {
+		return err
+	}
+	pc.PrepareConn, pc.MaxConns, pc.ConnConfig.ConnectTimeout = dedupe.PrepareConn, 4, 2*time.Second
+	if s.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
+		return err
+	}
+	if err := s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		if _, err := migrations.Apply(ctx, c.Conn()); err != nil {
+			return err
+		}
+		_, err := c.Exec(ctx, tablesSQL, pgx.QueryExecModeSimpleProtocol)
+		return err
+	}); err != nil {
+		return err
+	}
+	if s.nc, s.producer.js, err = connect(s.broker.url()); err != nil {
+		return err
+	}
+	if _, err := s.producer.js.CreateStream(ctx, jetstream.StreamConfig{Name: streamName, Subjects: []string{"storm.>"}, Duplicates: forgetsAfter}); err != nil {
+		return err
+	}
+	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-queue", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{Postgres: s.postgres.URL, Broker: s.broker.url()}})
+	if err != nil {
+		return err
+	}
+	for range s.Workers {
+		if _, err := s.Fleet.Start(); err != nil {
+			return err
+		}
+	}
+	s.Screen.Live(s.line)
+	return nil
+}
+
+// Rage produces, strikes, waits until all is applied, and judges.
+func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
+	begun := time.Now()
+	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}, Broker: s.opts.broker}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	produced := make(chan error, 1)
+	go func() { produced <- s.producer.run(ctx) }()
+	err := s.strikeAll(ctx)
+	if err == nil {
+		s.Zombies.Wait()
+		err = s.Until(ctx, "every message to be applied", func(ctx context.Context) (bool, error) {
+			select {
+			case err := <-produced:
+				produced <- err
+				if err != nil {
+					return false, err
+				}
+			default:
+				return false, nil
+			}
+			return s.acknowledged(ctx)
+		})
+	}
+	r.Seconds = time.Since(begun).Seconds()
+	cancel()
+	if stopped := <-produced; err == nil && !errors.Is(stopped, context.Canceled) {
+		err = stopped
+	}
+	s.Zombies.Wait() // a suspended worker does not leave
+	if late := s.Fleet.Stop(rig.StopTimeout); late != nil {
+		s.Breaches = append(s.Breaches, "I14 "+late.Error())
+	}
+	s.Breaches = append(s.Breaches, s.Fleet.Breaches()...)
+	r.Summary.Count(&s.Rig)
+	r.NoStandby = "not-played"
+	r.Messages, r.Again, r.KillsInBatch, r.BrokerKills, r.Changes = len(s.producer.messages), s.producer.again.Load(), s.inBatch, s.Struck[blowBroker], s.Struck[blowChange]
+	if err == nil {
+		err = s.judge(context.WithoutCancel(ctx), r)
+	}
+	r.Breaches = s.Breaches
+	r.OK = err == nil && len(r.Breaches) == 0
+	return r, err
+}
+
+// strikeAll plays the plan: each blow when its part of the stream was applied.
+func (s *storm) strikeAll(ctx context.Context) error {
+	ahead := int64(max(s.opts.messages/(s.Kills+1), 200))
+	for i, b := range s.Plan {
+		at := int64(b.At * float64(s.opts.messages))
+		s.producer.let(at + ahead)
+		applied := func() bool { return s.Fleet.Reached() >= at-ahead/2 }
+		if err := s.Strike(ctx, i, fmt.Sprintf("%d messages to be applied", at), applied, s.strike); err != nil {
+			return err
+		}
+	}
+	s.producer.let(int64(s.opts.messages))
+	return nil
+}
+
+func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
+	switch b.Kind {
+	case rig.KindKill:
+		down, err := s.Kill(ctx, s.Fleet.Shoot(s.Random, false))
+		if err == nil && down.InBatch {
+			s.inBatch++
+		}
+		return err
+	case rig.KindFreeze:
+		return s.Freeze(ctx, leaseTTL+leaseTTL/4+b.Wait) // until others have its leases
+	case blowChange:
+		return s.Fleet.Change(s.Random, s.Workers)
+	case rig.KindPostgres:
+		if err := s.postgres.Kill(ctx); err != nil {
+			return err
+		}
+		fleet.Pause(ctx, b.Wait)
+		return s.postgres.Restart(ctx)
+	case blowBroker:
+		if err := s.broker.kill(); err != nil {
+			return err
+		}
+		fleet.Pause(ctx, b.Wait)
+		return s.broker.start(ctx)
+	}
+	panic("a blow of no kind: " + b.Kind)
+}
+
+// appliedSQL returns one row: whether each stored message has been passed by its cursor.
+const appliedSQL = `
+select (select count(*) from onlyonce.event_log) = (select coalesce(sum(next_offset), 0) from onlyonce.positions where scope = $1)`
+
+// acknowledged reports whether the broker has nothing left, and what it had is applied.
+func (s *storm) acknowledged(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	c, err := s.producer.js.Consumer(ctx, streamName, "workers")
+	if err != nil {
+		return false, err
+	}
+	if info := c.CachedInfo(); info.NumPending > 0 || info.NumAckPending > 0 {
+		return false, nil
+	}
+	var done bool
+	err = s.pool.QueryRow(ctx, appliedSQL, queueName).Scan(&done)
+	return done, err
+}
+
+// judge compares the effects with the stream.
+func (s *storm) judge(ctx context.Context, r *report) error {
+	st, err := s.producer.js.Stream(ctx, streamName)
+	if err != nil {
+		return err
+	}
+	r.Stored = int(st.CachedInfo().State.Msgs) //nolint:gosec // a count
+	rows, err := s.pool.Query(ctx, `select id, key, seq from storm.effects order by n`)
+	if err != nil {
+		return err
+	}
+	effects, err := pgx.CollectRows(rows, pgx.RowToStructByPos[message])
+	if err != nil {
+		return err
+	}
+	var parked int
+	if err := s.pool.QueryRow(ctx, `select count(*) from onlyonce.parked`).Scan(&parked); err != nil {
+		return err
+	}
+	r.Effects = len(effects)
+	s.Breaches = append(s.Breaches, compare(s.producer.messages, effects)...)
+	if parked > 0 {
+		s.Breaches = append(s.Breaches, fmt.Sprintf("I5 %d messages are parked", parked))
+	}
+	return nil
+}
+
+// compare returns what is wrong with effects, in the order in which they came.
+func compare(messages, effects []message) (breaches []string) {
+	times, last := map[string]int{}, map[string]int{}
+	known := map[string]bool{}
+	for _, m := range messages {
+		known[m.ID] = true
+	}
+	var lost, double, unknown, inverted []string
+	for _, e := range effects {
+		times[e.ID]++
+		if !known[e.ID] {
+			unknown = append(unknown, e.ID)
+		}
+		if e.Seq < last[e.Key] {
+			inverted = append(inverted, e.ID)
+		}
+		last[e.Key] = max(last[e.Key], e.Seq)
+	}
+	for _, m := range messages {
+		switch times[m.ID] {
+		case 0:
+			lost = append(lost, m.ID)
+		case 1:
+		default:
+			double = append(double, m.ID)
+		}
+	}
+	for _, b := range []struct {
+		rule, what string
+		ids        []string
+	}{{"I1", "lost", lost}, {"I2", "applied more than once", double}, {"I3", "applied, and never published", unknown}, {"I6", "applied after a later message of their key", inverted}} {
+		if n := len(b.ids); n > 0 {
+			breaches = append(breaches, fmt.Sprintf("%s %s: %d (%s)", b.rule, b.what, n, strings.Join(b.ids[:min(n, 10)], " ")))
+		}
+	}
+	slices.Sort(breaches)
+	return breaches
+}
+
+// progress differs whenever something has moved.
+func (s *storm) progress() string {
+	return fmt.Sprint(s.Fleet.Reached(), s.producer.published.Load(), s.Fleet.Restarts())
+}
+
+// stuck describes the consumer and the sessions.
+func (s *storm) stuck(ctx context.Context) (lines []string) {
+	if c, err := s.producer.js.Consumer(ctx, streamName, "workers"); err != nil {
+		lines = append(lines, err.Error())
+	} else {
+		lines = append(lines, fmt.Sprintf("consumer: %+v", *c.CachedInfo()))
+	}
+	rows, err := s.pool.Query(ctx, `
+		select format('lease %s until %s', name, until) from onlyonce.leases
+		 union all select format('session %s: %s, waits for %s: %s', pid, state, wait_event, left(query, 80)) from pg_stat_activity where datname = current_database() and state <> 'idle'`)
+	if err != nil {
+		return append(lines, err.Error())
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		found = append(found, err.Error())
+	}
+	return append(lines, found...)
+}
+
+// line is the live line of a run.
+func (s *storm) line() string {
+	return fmt.Sprintf("published %s  applied %s  events %d of %d  workers %d", screen.Count(s.producer.published.Load()), screen.Count(s.Fleet.Reached()),
+		s.Events(), len(s.Plan), s.Fleet.Size())
+}
+
+// Close stops whatever was started.
+func (s *storm) Close() error {
+	var errs []error
+	if s.Fleet != nil {
+		errs = append(errs, s.Fleet.Stop(rig.StopTimeout), s.Fleet.Close())
+	}
+	if s.nc != nil {
+		s.nc.Close()
+	}
+	if s.pool != nil {
+		s.pool.Close()
+	}
+	if s.broker != nil {
+		errs = append(errs, s.broker.close())
+	}
+	if s.postgres != nil {
+		errs = append(errs, s.postgres.Stop())
+	}
+	return errors.Join(errs...)
+}
+
+// report is the outcome of a storm, and what -json prints.
+type report struct {
+	rig.Summary
+	Broker       string `json:"broker"`
+	Messages     int    `json:"messages"` // unique
+	Again        int64  `json:"again"`    // published again: copies, and where no acknowledgement came
+	Stored       int    `json:"stored"`   // by the broker
+	Effects      int    `json:"effects"`
+	KillsInBatch int    `json:"kills_in_batch"`
+	BrokerKills  int    `json:"broker_kills"`
+	Changes      int    `json:"changes"` // workers that joined or left in order
+}
+
+// Details returns the errors of workers that gave up.
+func (r *report) Details() []string { return r.Endings }
+
+// Line returns the summary line.
+func (r *report) Line(verdict string) string {
+	return fmt.Sprintf("storm-queue %s seed=%d broker=%s messages=%d stored=%d again=%d effects=%d kills=%d kills_in_batch=%d freezes=%d changes=%d broker_kills=%d postgres_kills=%d restarts=%d seconds=%.1f",
+		verdict, r.Seed, r.Broker, r.Messages, r.Stored, r.Again, r.Effects, r.Kills, r.KillsInBatch, r.Freezes, r.Changes, r.BrokerKills, r.PostgresKills, r.Restarts, r.Seconds)
+}

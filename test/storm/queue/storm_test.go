@@ -1,0 +1,67 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/test/storm/rig"
+)
+
+// Each thing that a storm can show is noticed.
+func TestDoctoredEffectsFail(t *testing.T) {
+	t.Parallel()
+	sent := []message{{"a", "k", 1}, {"b", "k", 2}, {"c", "l", 1}}
+	for want, effects := range map[string][]message{
+		"":               sent,
+		"I1 lost: 1 (b)": {sent[0], sent[2]},
+		"I2 applied more than once: 1 (a)\nI6 applied after a later message of their key: 1 (a)": {sent[0], sent[1], sent[0], sent[2]},
+		"I3 applied, and never published: 1 (x)":                                                 {sent[0], sent[1], sent[2], {"x", "m", 1}},
+		"I6 applied after a later message of their key: 1 (a)":                                   {sent[1], sent[0], sent[2]},
+	} {
+		if got := strings.Join(compare(sent, effects), "\n"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// A seed fixes the stream and the plan.
+func TestSeedFixesTheStorm(t *testing.T) {
+	t.Parallel()
+	of := func(seed uint64) *storm {
+		return newStorm(options{Options: rig.Options{Kills: 40, Seed: seed, Workers: 3}, messages: 5000, copies: 0.1}, nil)
+	}
+	a, b, c := of(1), of(1), of(2)
+	if !reflect.DeepEqual(a.Plan, b.Plan) || !slices.Equal(a.producer.messages, b.producer.messages) {
+		t.Error("two storms of one seed differ")
+	}
+	if slices.Equal(a.producer.messages, c.producer.messages) {
+		t.Error("two seeds give one storm")
+	}
+	seq := map[string]int{}
+	for _, m := range stream(1000, rand.New(rand.NewPCG(1, 2))) {
+		if seq[m.Key]++; m.Seq != seq[m.Key] {
+			t.Fatalf("%+v is number %d of its key", m, seq[m.Key])
+		}
+	}
+}
+
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"-broker kafka -kills 0":    `-broker: "kafka" is not nats`,
+		"-copies 2 -kills 0":        "-copies: 2 is not from 0 to 1",
+		"-kills 5 -messages 400":    "at least 500",
+		"-workers 1 -kills 0":       "-workers: 1 is not from 2",
+		"-messages 50 -kills 0 -v ": "-messages: 50 is not from 100",
+	} {
+		var stderr bytes.Buffer
+		if status := run(t.Context(), strings.Fields(args), io.Discard, &stderr); status != rig.StatusEnvironment || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%s: exit status %d, %s", args, status, &stderr)
+		}
+	}
+}

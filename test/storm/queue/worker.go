@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/queue"
+	"github.com/onlyonce/onlyonce/queue/natsqueue"
+	"github.com/onlyonce/onlyonce/test/fleet"
+)
+
+const (
+	queueName  = "storm"
+	partitions = 6
+	batchSize  = 20
+	// leaseTTL and ackWait are short, because they are waited for after a kill.
+	leaseTTL = 3 * time.Second
+	ackWait  = 2 * time.Second
+)
+
+// workerConfig is all that a worker needs to know.
+type workerConfig struct {
+	Postgres, Broker string
+}
+
+// message is what a message says.
+type message struct {
+	ID  string `json:"id"`
+	Key string `json:"key"`
+	Seq int    `json:"seq"` // within its key, from 1
+}
+
+// effectSQL is the handler's own write. The table has no unique constraint, so that a repeated
+// effect is possible and shows.
+const effectSQL = `insert into storm.effects (id, key, seq) values ($1, $2, $3)`
+
+// workerMain is main in a worker process.
+func workerMain() int {
+	var cfg workerConfig
+	return fleet.Serve(&cfg, func(ctx context.Context, c *fleet.Child) error { return work(ctx, c, cfg) })
+}
+
+// work receives, stores and applies.
+func work(ctx context.Context, c *fleet.Child, cfg workerConfig) error {
+	pc, err := pgxpool.ParseConfig(cfg.Postgres)
+	if err != nil {
+		return err
+	}
+	pc.MaxConns = 12
+	pc.ConnConfig.ConnectTimeout = 2 * time.Second
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	nc, js, err := connect(cfg.Broker)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	q, err := queue.New(pool, natsqueue.New(js, natsqueue.Config{Stream: streamName, Durable: "workers", AckWait: ackWait}), queue.Config{
+		Name: queueName, CopiesWithin: time.Hour, Ordered: true, Batch: batchSize, Partitions: partitions, PollInterval: 50 * time.Millisecond, LeaseTTL: leaseTTL,
+		Identify: func(d *queue.Delivery) error {
+			d.Key = []byte(d.Header(natsqueue.HeaderSubject))
+			return nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	w, err := consumer.New(pool, q, func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if err := c.Entered(m); err != nil {
+			return err
+		}
+		var got message
+		if err := json.Unmarshal(m.Value, &got); err != nil {
+			return consumer.Permanent(err)
+		}
+		tx.Queue(effectSQL, got.ID, got.Key, got.Seq)
+		return nil
+	}, consumer.Config{
+		Scope: queueName, BatchSize: batchSize, Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},
+		// This is how long a worker that is suspended in mid-batch keeps its successor waiting.
+		Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 3 * time.Second}, DrainTimeout: 3 * time.Second, Hooks: c.Hooks(nil),
+	})
+	if err != nil {
+		return err
+	}
+	if err := w.Run(ctx); err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	return nil
+}
