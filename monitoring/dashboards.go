@@ -21,6 +21,7 @@ func consumers() dashboard {
 		{"Processes that cannot work", m.Faults, count, []query{{gauge("sum", m.Faults, "database, scope, kind"), "{{scope}} {{kind}}"}}},
 		{"Parked messages and events", m.Parked, count, []query{{gauge("sum", m.Parked, "database, scope, kind, state", `kind!="call"`), "{{scope}} {{kind}} {{state}}"}}},
 		{"Retries", m.ConsumerRetries, perSecond, []query{{rates(m.ConsumerRetries, "scope, topic"), "{{scope}} {{topic}}"}}},
+		{"Received from queues, by outcome", m.QueueReceived, perSecond, []query{{rates(m.QueueReceived, "queue, outcome"), "{{queue}} {{outcome}}"}}},
 	}}
 }
 

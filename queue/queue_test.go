@@ -17,6 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/queuetest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -39,6 +40,22 @@ func TestReceivesAndApplies(t *testing.T) {
 		t.Errorf("%+v, id %q, tenant %q", m, m.ID(), m.Tenant())
 	}
 	r.until("it is applied and acknowledged", func() bool { return r.count("effects") == 1 && r.broker.Left() == 0 })
+}
+
+// onlyonce explain finds a message by its id, in the scope of its queue.
+func TestExplained(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.broker.Publish(message("order-17"))
+	r.receives()
+	r.until("it is stored", func() bool { return r.broker.Left() == 0 })
+	got, err := ops.ExplainKey(t.Context(), r.pool, ops.ExplainQuestion{ID: "order-17", CountLimit: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Found) != 1 || got.Found[0].Scope != "queue/q" || !got.Claimed {
+		t.Errorf("%+v", got)
+	}
 }
 
 // Copies of a stored message are acknowledged and not stored, in one batch and in several; the same

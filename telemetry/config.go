@@ -22,6 +22,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/metrics"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -57,10 +58,10 @@ type Config struct {
 }
 
 // Instrument adds telemetry to the configuration of a consumer (whose Scope must be set), a relay,
-// an HTTP layer or a webhook endpoint: hooks after the existing ones, and its Trace if it is not
-// set. Call it before the constructor, once for each configuration. If an endpoint consumes its
-// events, instrument its Consumer too.
-func Instrument[C consumer.Config | outbox.RelayConfig | idempotency.Config | webhook.Config](c *C, t Config) error {
+// an HTTP layer, a webhook endpoint or a queue (whose Name must be set): hooks after the existing
+// ones, and its Trace if it is not set. Call it before the constructor, once for each
+// configuration. If an endpoint consumes its events, instrument its Consumer too.
+func Instrument[C consumer.Config | outbox.RelayConfig | idempotency.Config | webhook.Config | queue.Config](c *C, t Config) error {
 	switch c := any(c).(type) {
 	case *consumer.Config:
 		return instrumentConsumer(c, t)
@@ -68,6 +69,8 @@ func Instrument[C consumer.Config | outbox.RelayConfig | idempotency.Config | we
 		return instrumentRelay(c, t)
 	case *idempotency.Config:
 		return instrumentLayer(c, t)
+	case *queue.Config:
+		return instrumentQueue(c, t)
 	}
 	return instrumentEndpoint(any(c).(*webhook.Config), t)
 }

@@ -25,6 +25,7 @@ const (
 	FromRelay    = "relay"    // a process with a relay, also the program's
 	FromLayer    = "layer"    // a process that serves HTTP requests by their Idempotency-Key
 	FromEndpoint = "endpoint" // a process that receives webhooks
+	FromQueue    = "queue"    // a process that receives from a queue
 	FromProcess  = "process"  // each process with an engine: a consumer, a relay, a layer or an endpoint
 	FromDatabase = "database" // one process that asks the database: onlyonce exporter, or telemetry.Observe
 )

@@ -13,7 +13,7 @@ var update = flag.Bool("update", false, "write the tables of docs/metrics.md")
 
 const page = "../../docs/metrics.md"
 
-var sources = []string{FromConsumer, FromRelay, FromLayer, FromEndpoint, FromProcess, FromDatabase}
+var sources = []string{FromConsumer, FromRelay, FromLayer, FromEndpoint, FromQueue, FromProcess, FromDatabase}
 
 // TestDocsHaveThisTable compares docs/metrics.md with the table; -update writes it.
 func TestDocsHaveThisTable(t *testing.T) {

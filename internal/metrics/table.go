@@ -99,6 +99,15 @@ var (
 	})
 )
 
+// QueueReceived is what a receiver of a queue measures.
+var QueueReceived = add(Metric{
+	Name: "onlyonce.queue.received", Unit: "{message}", Kind: Counter, From: FromQueue, Attributes: []string{"queue", "outcome"},
+	Outcomes: []string{"fresh", "copy", "parked"},
+	Help:     "Messages that a receiver has stored, by outcome: fresh, copy or parked.",
+	Bad:      "`parked` rises: messages without an id, or with the id of another body. Many `copy`: acknowledgements are lost, or a producer sends twice. Nothing rises while producers send: nothing is received.",
+	Do:       "See [Queues](guide/queues.md#when-something-is-away), and `onlyonce parked list -kind event`.",
+})
+
 // DatabaseRefusals is what each process with an engine measures.
 var DatabaseRefusals = add(Metric{
 	Name: "onlyonce.database.refusals", Unit: "{refusal}", Kind: Counter, From: FromProcess, Attributes: []string{"database"},

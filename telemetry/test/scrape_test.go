@@ -191,7 +191,7 @@ func TestTelemetryAndProgramServeTheSameMetrics(t *testing.T) {
 		return err == nil && n == 2
 	})
 	r.drive()
-	text, all := "", []string{metrics.FromConsumer, metrics.FromRelay, metrics.FromLayer, metrics.FromEndpoint, metrics.FromProcess, metrics.FromDatabase}
+	text, all := "", []string{metrics.FromConsumer, metrics.FromRelay, metrics.FromLayer, metrics.FromEndpoint, metrics.FromQueue, metrics.FromProcess, metrics.FromDatabase}
 	missing := ""
 	defer func() {
 		if missing != "" {

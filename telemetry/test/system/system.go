@@ -1,5 +1,6 @@
 // Package system runs each part of onlyonce with telemetry, for tests and for the check of the
-// dashboards: two consumers, a relay, an HTTP layer and a webhook endpoint, on one database.
+// dashboards: two consumers, a relay, an HTTP layer, a webhook endpoint and a queue, on one
+// database.
 package system
 
 import (
@@ -25,6 +26,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/queue"
+	"github.com/onlyonce/onlyonce/queue/queuetest"
 	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/telemetry"
 	"github.com/onlyonce/onlyonce/webhook"
@@ -70,7 +73,7 @@ func (s *System) Run(ctx context.Context, serve func(http.Handler)) error {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	var parts []func(context.Context) error
 	var faults []error
-	for _, begin := range []func(*http.ServeMux) (func(context.Context) error, error){s.stock, s.audit, s.relay, s.layer, s.endpoint} {
+	for _, begin := range []func(*http.ServeMux) (func(context.Context) error, error){s.stock, s.audit, s.relay, s.layer, s.endpoint, s.queue} {
 		run, err := begin(mux)
 		parts, faults = append(parts, run), append(faults, err)
 	}
@@ -195,6 +198,21 @@ func (s *System) endpoint(mux *http.ServeMux) (func(context.Context) error, erro
 	}
 	mux.Handle("/hooks", endpoint)
 	return endpoint.Run, nil
+}
+
+// queue receives from a broker in memory, in which there is one message.
+func (s *System) queue(*http.ServeMux) (func(context.Context) error, error) {
+	cfg := queue.Config{Name: "orders", CopiesWithin: time.Hour, Logger: slog.New(slog.DiscardHandler)}
+	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
+		return nil, err
+	}
+	broker := &queuetest.Memory{}
+	broker.Publish(queue.Delivery{ID: "1", Body: []byte("{}")})
+	q, err := queue.New(s.Pool, broker.Connect(), cfg)
+	if err != nil {
+		return nil, err
+	}
+	return q.Receive, nil
 }
 
 // Sign makes a request of a GitHub webhook valid.

@@ -11,8 +11,8 @@
 // the effects with what the broker has acknowledged: none lost (I1), none double (I2), none made up
 // (I3), in the order of each key (I6), none parked (I5).
 //
-// It starts servers of its own, because it kills them: the broker is NATS' server in a process of its
-// own. Exit status: 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or
+// It starts servers of its own, because it kills them: the broker is NATS' server in a process of
+// its own. Exit status: 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or
 // environment.
 package main
 
