@@ -1,0 +1,129 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/bufbuild/protocompile/parser"
+	"github.com/bufbuild/protocompile/reporter"
+	"github.com/hamba/avro/v2"
+	"github.com/twmb/franz-go/pkg/sr"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// Avro returns a codec for Avro, for consumer.Decode. It reads the payload by the schema with which
+// it was written. The fields of T are found by their names or by tags `avro:"name"`, as
+// hamba/avro documents. A field that the schema does not have stays zero, and one that T does not
+// have is passed over.
+func Avro[T any](r *Registry) func(context.Context, *consumer.Message) (T, error) {
+	return func(ctx context.Context, m *consumer.Message) (value T, err error) {
+		s, id, payload, err := r.find(ctx, m, sr.TypeAvro)
+		if err != nil {
+			return value, err
+		}
+		if err := decoder.Unmarshal(s.avro, payload, &value); err != nil {
+			return value, fmt.Errorf("schema %d: %w", id, err)
+		}
+		return value, nil
+	}
+}
+
+// decoder bounds what a length in a payload can allocate, above the sizes of Kafka's records.
+var decoder = avro.Config{MaxByteSliceSize: 64 << 20, MaxSliceAllocSize: 64 << 20}.Freeze()
+
+// parseAvro parses a schema after those that it refers to.
+func (r *Registry) parseAvro(ctx context.Context, s sr.Schema, names *avro.SchemaCache, depth int) (avro.Schema, error) {
+	if depth > maxReferences {
+		return nil, errors.New("its references go too deep")
+	}
+	for _, ref := range s.References {
+		found, err := r.client.SchemaByVersion(ctx, ref.Subject, ref.Version)
+		if err != nil {
+			return nil, fault(fmt.Sprintf("subject %s, version %d", ref.Subject, ref.Version), err)
+		}
+		if _, err := r.parseAvro(ctx, found.Schema, names, depth+1); err != nil {
+			return nil, err
+		}
+	}
+	return avro.ParseWithCache(s.Schema, "", names)
+}
+
+// Protobuf returns a codec for Protobuf, for consumer.Decode. P is a generated message, for example
+// *orders.Placed. The schema must say that the payload is of that message, by its full name:
+// Protobuf would decode most bytes as any message.
+func Protobuf[P proto.Message](r *Registry) func(context.Context, *consumer.Message) (P, error) {
+	return func(ctx context.Context, m *consumer.Message) (value P, err error) {
+		s, id, payload, err := r.find(ctx, m, sr.TypeProtobuf)
+		if err != nil {
+			return value, err
+		}
+		index, payload, err := new(sr.ConfluentHeader).DecodeIndex(payload, maxReferences)
+		if err != nil {
+			return value, fmt.Errorf("schema %d: the index of the message cannot be read", id)
+		}
+		of := value.ProtoReflect()
+		name, err := messageName(s.file, index)
+		if err == nil && name != string(of.Descriptor().FullName()) {
+			err = fmt.Errorf("the message is %s, not %s", name, of.Descriptor().FullName())
+		}
+		into := of.Type().New().Interface().(P)
+		if err == nil {
+			err = proto.Unmarshal(payload, into)
+		}
+		if err != nil {
+			return value, fmt.Errorf("schema %d: %w", id, err)
+		}
+		return into, nil
+	}
+}
+
+// parseProtobuf parses the text of a .proto file. The names of its messages need none of the files
+// that it imports.
+func parseProtobuf(text string) (*descriptorpb.FileDescriptorProto, error) {
+	handler := reporter.NewHandler(nil)
+	file, err := parser.Parse("schema.proto", strings.NewReader(text), handler)
+	if err != nil {
+		return nil, err
+	}
+	found, err := parser.ResultFromAST(file, false, handler)
+	if err != nil {
+		return nil, err
+	}
+	return found.FileDescriptorProto(), nil
+}
+
+// messageName returns the full name of a message by its index, from the outermost inwards.
+func messageName(file *descriptorpb.FileDescriptorProto, index []int) (string, error) {
+	name, messages := file.GetPackage(), file.GetMessageType()
+	for _, i := range index {
+		if i < 0 || i >= len(messages) {
+			return "", fmt.Errorf("it has no message at index %v", index)
+		}
+		name = strings.TrimPrefix(name+"."+messages[i].GetName(), ".")
+		messages = messages[i].GetNestedType()
+	}
+	return name, nil
+}
+
+// JSON returns a codec for JSON with a JSON Schema, for consumer.Decode. The payload is decoded as
+// consumer.JSON decodes it. It is not compared with the schema, as the producer's serializer has
+// done: T says what the handler needs.
+func JSON[T any](r *Registry) func(context.Context, *consumer.Message) (T, error) {
+	return func(ctx context.Context, m *consumer.Message) (value T, err error) {
+		_, id, payload, err := r.find(ctx, m, sr.TypeJSON)
+		if err != nil {
+			return value, err
+		}
+		own := *m
+		own.Value = payload
+		if value, err = consumer.JSON[T](ctx, &own); err != nil {
+			return value, fmt.Errorf("schema %d: %w", id, err)
+		}
+		return value, nil
+	}
+}
