@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -64,23 +63,6 @@ func noKey(id string, err error) (string, error) {
 		return "", fmt.Errorf("%w: %w", ErrNoKey, err)
 	}
 	return id, nil
-}
-
-// CloudEventKey returns a KeyFunc for CloudEvents messages in binary mode. The id is source and id
-// together (headers ce_source and ce_id), the pair that CloudEvents 1.0 requires to be unique.
-func CloudEventKey() KeyFunc {
-	return func(m *Message) (string, error) {
-		source, err := noKey(headerOnce(m, "ce_source"))
-		if err != nil {
-			return "", err
-		}
-		id, err := noKey(headerOnce(m, "ce_id"))
-		if err != nil {
-			return "", err
-		}
-		// The length distinguishes ("a","bc") from ("ab","c").
-		return strconv.Itoa(len(source)) + ":" + source + id, nil
-	}
 }
 
 // JSONKey returns a KeyFunc that reads the id from a field of a JSON value. pointer is a JSON
