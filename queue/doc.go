@@ -58,7 +58,8 @@
 //
 // The database does not take a message, for example because a trigger of yours raises an error: it
 // is parked. If it cannot be parked either, it is not acknowledged: the other messages of its batch
-// are, Healthy names the error, and the message comes again (Q4).
+// are, Healthy names the error, and the message comes again (Q4). With Config.Ordered it holds up
+// the later ones until the database takes it.
 //
 // # Order
 //

@@ -27,7 +27,8 @@ var fields = map[string]map[string]string{
 		"Name": otherCall, "ID": otherCall, "Scope": otherCall, "Tenant": otherCall, "OrderingKey": otherOrder,
 		"Method": otherBytes, "Target": otherBytes, "Header": otherBytes, "Body": otherBytes,
 	},
-	module + "dedupe.Key": {"Tenant": otherKey, "Scope": otherKey, "Topic": otherKey, "ID": otherKey, "Fingerprint": otherPayload},
+	module + "queue.Delivery": {"Tenant": otherID, "ID": otherID, "Key": otherPlace},
+	module + "dedupe.Key":     {"Tenant": otherKey, "Scope": otherKey, "Topic": otherKey, "ID": otherKey, "Fingerprint": otherPayload},
 }
 
 const (
@@ -35,6 +36,8 @@ const (
 	otherOrder   = "if the message is handled again, the call is no longer in order with others about the same thing. Take it from the message."
 	otherBytes   = "if the message is handled again, it differs from the call that is stored, and Enqueue refuses it. Take it from the message, for example from its Time."
 	otherKey     = "the next delivery claims another key, and the message is applied again. Take it from the message, for example from a header."
+	otherID      = "the next delivery is another message, and is applied again. Take it from the delivery, for example from a header."
+	otherPlace   = "messages about the same thing are no longer in order. Take it from the delivery."
 	otherPayload = "the next delivery counts as another message under the same id, a conflict. Use dedupe.FingerprintOf of the payload."
 )
 
@@ -56,12 +59,12 @@ func runValue(pass *analysis.Pass) (any, error) {
 	return nil, nil
 }
 
-// takesMessage reports whether a function makes something of a message or an event, for example
-// the calls of a handler.
+// takesMessage reports whether a function makes something of a message, an event or a delivery, for
+// example the calls of a handler.
 func takesMessage(fn *ssa.Function) bool {
 	return slices.ContainsFunc(fn.Params, func(p *ssa.Parameter) bool {
 		of := typeName(p.Type())
-		return of == module+"consumer.Message" || of == module+"webhook.Event"
+		return of == module+"consumer.Message" || of == module+"webhook.Event" || of == module+"queue.Delivery"
 	})
 }
 
