@@ -3,6 +3,11 @@ package main
 // The fence of a consumer with one transaction at a time: rules F1, F2, T2 and T4 as
 // onlyonce.fence, onlyonce.raise_epoch and (*pruning).step have them.
 //
+// A transaction shares the owner's lock (onlyonce.owner_lock), and a take-over waits for all that
+// share it. At READ COMMITTED the statement after the lock compares owner and position. Above that
+// level the lock is the lease's row, which PostgreSQL does not lock for a snapshot that is older
+// than the row. A take-over has both, and holds them until it has committed.
+//
 // Two members of a group; the broker moves the partition between them. A member of an older
 // generation knows nothing of it and goes on. Each attempt of a batch is a transaction of its
 // own on the server, which takes its steps whenever it likes: the client may lose sight of it
@@ -23,6 +28,7 @@ type fenceScope struct {
 	oldSnapshots         bool // above READ COMMITTED: a transaction has the snapshot of its begin
 
 	noRaise, noPosition, noOwner, epochOnly, noLock, noKey bool
+	oneStatement, noRowLock, raiseBeforeLock               bool
 	pruneAtOnce, pruneByID                                 bool
 	anyRowIsMine, unknownIsSuccess, raiseWithoutProof      bool
 }
@@ -32,8 +38,8 @@ const (
 	fenceNone = iota
 	fenceSent
 	fenceBegun    // has its snapshot, and no transaction id
-	fenceLocked   // holds the lease's row FOR SHARE, and has compared epoch and nonce
-	fenceCompared // has compared the position
+	fenceLocked   // shares the owner's lock
+	fenceCompared // has compared epoch, nonce and position
 	fenceInserted // has its row of onlyonce.progress; the handlers run
 	fenceRaised
 	fenceCommitted
@@ -55,6 +61,8 @@ const (
 	memberIdle = iota
 	memberRead
 	memberProved
+	memberRaises // has the owner's lock to itself
+	memberRaised // seeded: has raised the epoch, and waits for the lock
 	memberOwner
 	memberWaits
 	memberUnknown
@@ -162,8 +170,11 @@ func (g *fenceScope) environment(s fenceState, to emit[fenceState]) {
 		t.db, t.promoted, t.standby = s.standby, true, fenceDB{}
 		for i := range t.members {
 			t.members[i].attempts = [fenceAttempts]fenceAttempt{}
-			if t.members[i].stage == memberWaits {
+			switch t.members[i].stage {
+			case memberWaits:
 				t.members[i].stage = memberUnknown
+			case memberRaises:
+				t.members[i].stage = memberIdle
 			}
 		}
 		to(t, "FAILOVER to the standby", 0, 0)
@@ -187,7 +198,7 @@ func (g *fenceScope) serverStep(s fenceState, i, k int, to emit[fenceState]) {
 	}
 	switch a.stage {
 	case fenceSent:
-		if !g.oldSnapshots { // it begins with the lock: to begin earlier could only hold up pruning
+		if !g.oldSnapshots && !g.oneStatement { // it begins with the lock: to begin earlier could only hold up pruning
 			g.serverLock(s.db.position(), &s, &a, move)
 			return
 		}
@@ -198,17 +209,17 @@ func (g *fenceScope) serverStep(s fenceState, i, k int, to emit[fenceState]) {
 	case fenceBegun:
 		g.serverLock(a.seen, &s, &a, move)
 	case fenceLocked:
-		same := s.db.position() == a.from
-		if g.oldSnapshots {
-			same = a.snapPosition
+		owner, same := g.owns(&s.db, &a), s.db.position() == a.from
+		if g.oldSnapshots || g.oneStatement {
+			owner, same = a.snapOwner, a.snapPosition
 		}
 		switch {
-		case same || g.noPosition:
-			move(nil, fenceCompared, "a transaction of member %d, from %d: compares the position")
+		case (owner || g.noOwner) && (same || g.noPosition):
+			move(nil, fenceCompared, "a transaction of member %d, from %d: compares owner and position")
 		case g.noRaise:
 			move(func(_ *fenceState, n *fenceAttempt) { n.skips = true }, fenceInserted, "a transaction of member %d, from %d: the fence does not raise")
 		default:
-			move(nil, fenceRaised, "a transaction of member %d, from %d: OO001, the position has moved")
+			move(nil, fenceRaised, "a transaction of member %d, from %d: OO001, replaced or moved")
 		}
 	case fenceCompared:
 		if !g.noKey {
@@ -228,17 +239,19 @@ func (g *fenceScope) serverStep(s fenceState, i, k int, to emit[fenceState]) {
 	}
 }
 
-// serverLock locks the lease's row, and compares epoch and nonce in it.
+// serverLock shares the owner's lock. It waits for a take-over that has the lock to itself. Above
+// READ COMMITTED it fails if the lease's row has changed since the snapshot.
 func (g *fenceScope) serverLock(seen uint8, s *fenceState, a *fenceAttempt, move func(func(*fenceState, *fenceAttempt), uint8, string)) {
-	owner := g.owns(&s.db, a) && (!g.oldSnapshots || a.snapOwner)
-	switch {
-	case owner || g.noOwner:
-		move(func(_ *fenceState, n *fenceAttempt) { n.snapOwner, n.seen = false, seen }, fenceLocked, "a transaction of member %d, from %d: locks the lease, and owns it")
-	case g.noRaise:
-		move(func(_ *fenceState, n *fenceAttempt) { n.skips = true }, fenceInserted, "a transaction of member %d, from %d: the fence does not raise")
-	default:
-		move(nil, fenceRaised, "a transaction of member %d, from %d: OO001, replaced")
+	for i := range s.members {
+		if s.members[i].stage == memberRaises {
+			return
+		}
 	}
+	if g.oldSnapshots && !g.noRowLock && !g.noOwner && !g.noRaise && a.snapOwner != g.owns(&s.db, a) {
+		move(nil, fenceRaised, "a transaction of member %d, from %d: 40001, the lease has changed")
+		return
+	}
+	move(func(_ *fenceState, n *fenceAttempt) { n.seen = seen }, fenceLocked, "a transaction of member %d, from %d: shares the owner's lock")
 }
 
 func (g *fenceScope) owns(d *fenceDB, a *fenceAttempt) bool {

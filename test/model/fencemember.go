@@ -21,7 +21,7 @@ func (g *fenceScope) memberStep(s fenceState, i int, to emit[fenceState]) {
 			n.stage = memberOut
 		}
 		to(t, "member %d commits an offset in generation %d, as proof", i, int(m.generation))
-	case memberProved:
+	case memberProved, memberRaises, memberRaised:
 		g.raise(s, i, to)
 	case memberOwner, memberUnknown:
 		if m.stage == memberUnknown && g.unknownIsSuccess {
@@ -57,27 +57,51 @@ func (m *fenceMember) send(next uint8) bool {
 	return false
 }
 
-// raise raises the epoch that was read. It waits for each transaction that has locked the lease.
+// raise takes the owner's lock to itself, raises the epoch that was read, and commits. It waits for
+// each transaction that shares the lock.
 func (g *fenceScope) raise(s fenceState, i int, to emit[fenceState]) {
-	for j := range s.members {
-		for _, a := range s.members[j].attempts {
-			if a.locks() && !g.noLock {
-				return
+	m := &s.members[i]
+	waits := s.locked() && !g.noLock
+	t := s
+	n := &t.members[i]
+	switch {
+	case m.stage == memberProved && !g.raiseBeforeLock:
+		if !waits {
+			n.stage = memberRaises
+			to(t, "member %d has the owner's lock to itself", i, 0)
+		}
+	case m.stage == memberRaised:
+		if !waits {
+			n.position, n.stage = s.db.position(), memberOwner
+			to(t, "member %d has had the lock, and reads position %d", i, int(n.position))
+		}
+	case s.db.epoch != m.seenEpoch && !g.raiseWithoutProof:
+		n.stage = memberIdle
+		to(t, "member %d: the epoch is another one, begins anew", i, 0)
+	default:
+		t.nonce++
+		t.db.epoch, t.db.nonce, t.db.generation = s.db.epoch+1, t.nonce, m.generation
+		n.epoch, n.nonce, n.position, n.stage, n.seenEpoch = t.db.epoch, t.nonce, s.db.position(), memberOwner, 0
+		if g.raiseBeforeLock {
+			n.stage = memberRaised
+		}
+		to(t, "member %d raises the epoch, COMMIT; position %d", i, int(n.position))
+	}
+}
+
+// locked reports whether a transaction, or another take-over, has the owner's lock.
+func (s *fenceState) locked() bool {
+	for i := range s.members {
+		if s.members[i].stage == memberRaises {
+			return true
+		}
+		for _, a := range s.members[i].attempts {
+			if a.locks() {
+				return true
 			}
 		}
 	}
-	m := &s.members[i]
-	t := s
-	n := &t.members[i]
-	if s.db.epoch != m.seenEpoch && !g.raiseWithoutProof {
-		n.stage = memberIdle
-		to(t, "member %d: the epoch is another one, begins anew", i, 0)
-		return
-	}
-	t.nonce++
-	t.db.epoch, t.db.nonce, t.db.generation = s.db.epoch+1, t.nonce, m.generation
-	n.epoch, n.nonce, n.position, n.stage, n.seenEpoch = t.db.epoch, t.nonce, s.db.position(), memberOwner, 0
-	to(t, "member %d raises the epoch, and reads position %d", i, int(n.position))
+	return false
 }
 
 // answer hands the answer to the member, or the connection breaks before.

@@ -2,9 +2,10 @@ package main
 
 // Share groups: rules G1 to G6 (docs/rules). Two members of a share group and the keeper of
 // a partition; the broker delivers, redelivers when a record's lock ends, and archives at the
-// limit. The model has what the code has: onlyonce.fence_share and onlyonce.fence_slot over the
-// rows of onlyonce.done, the keeper's look at what the broker has settled and at the set,
-// onlyonce.sweep, (*pruning).step, and take-over by onlyonce.take_cursor.
+// limit. The model has what the code has: onlyonce.fence_slot over the rows of onlyonce.done, for
+// members under the epoch of the keeper that they have read; the keeper's look at what the broker
+// has settled and at the set, onlyonce.sweep, (*pruning).step, and take-over by
+// onlyonce.take_cursor.
 //
 // A consumer that reads through no share group may take over too (a plain owner). If nothing is
 // done above the position then, its transactions begin with onlyonce.fence, one at a time.
@@ -38,7 +39,7 @@ type shareScope struct {
 type shareFaults struct {
 	noKey, positionNotCompared, readBeforeBegin, keeperAsksOnly bool
 	neverLooks, positionFollowsBroker, pruneAtOnce, pruneByID   bool
-	takeOverDoesNotWait, slotsStay                              bool
+	takeOverDoesNotWait, noEpoch, noRowLock, oneStatement       bool
 }
 
 // shareDB is what is committed. Sets of offsets are bit masks.
@@ -54,7 +55,8 @@ type shareDB struct {
 type shareTx struct {
 	stage, who, offset uint8
 	park, single       bool  // single: it begins with onlyonce.fence
-	nonce, seen        uint8 // nonce: at the begin, of an owner's its own; seen: position at the begin
+	nonce, seen        uint8 // nonce: of the keeper that its process has read; seen: position at the begin
+	snapOwner          bool  // its snapshot has that keeper
 	snapPosition       bool  // its snapshot has the position at or below the offset
 	orphan             bool
 }
@@ -66,7 +68,7 @@ func (b *shareTx) rank() (n uint64) {
 	for _, f := range [...]uint8{b.stage, b.who, b.offset, b.nonce, b.seen} {
 		n = n<<5 | uint64(f)
 	}
-	for _, f := range [...]bool{b.park, b.single, b.snapPosition, b.orphan} {
+	for _, f := range [...]bool{b.park, b.single, b.snapOwner, b.snapPosition, b.orphan} {
 		if n <<= 1; f {
 			n |= 1
 		}
@@ -233,8 +235,12 @@ func (g *shareScope) deliver(s shareState, to emit[shareState]) {
 	}
 }
 
-// send begins a transaction, if a connection is free.
+// send begins a transaction, if a connection is free. A member reads the cursor before, and keeps
+// what it has in its hands while the owner is no keeper.
 func (s *shareState) send(g *shareScope, p int, offset uint8, park bool) bool {
+	if s.db.plain && p != shareKeeper {
+		return false
+	}
 	for i := range g.txs {
 		if s.txs[i].stage == slotNone {
 			s.txs[i] = shareTx{stage: slotSent, who: uint8(p), offset: offset, park: park, nonce: s.db.nonce, single: p == shareKeeper && s.db.single} //nolint:gosec // a process

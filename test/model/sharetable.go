@@ -49,6 +49,9 @@ func shareTable() (all []entry) {
 		func(f *shareFaults) { f.pruneByID = true })
 	fault("G6/a plain owner does not wait for delivered messages", "TWICE", plain,
 		func(f *shareFaults) { f.takeOverDoesNotWait = true })
-	fault("G6/a plain owner leaves the members' slots", "TWICE", plain, func(f *shareFaults) { f.slotsStay = true })
+	fault("G6/a member without an epoch", "TWICE", plain, func(f *shareFaults) { f.noEpoch = true })
+	fault("G6/locked and read in one statement", "TWICE", plain, func(f *shareFaults) { f.oneStatement = true })
+	fault("G6/old snapshots, the lease's row is not locked", "TWICE", func(g *shareScope) { plain(g); g.oldSnapshots = true },
+		func(f *shareFaults) { f.noRowLock = true })
 	return all
 }

@@ -10,27 +10,27 @@ func (g *shareScope) shareTxStep(s shareState, i int, to emit[shareState]) {
 	case slotNone:
 		return
 	case slotSent:
-		if u.seen, u.snapPosition = s.db.position, fits; b.who != shareKeeper {
-			u.nonce = s.db.nonce
-		}
+		u.seen, u.snapPosition, u.snapOwner = s.db.position, fits, s.db.nonce == b.nonce
 		shareTo(t, i, slotBegun, to, "process %d, record %d: BEGIN")
 	case slotBegun:
-		// A take-over has changed the slots' rows, and a plain owner's has deleted those of
-		// members. Above READ COMMITTED that is 40001, and the owner compares its nonce.
-		if s.db.nonce != b.nonce && (g.oldSnapshots || b.who == shareKeeper) || s.db.plain && b.who != shareKeeper && !g.faults.slotsStay {
-			shareTo(t, i, slotRefused, to, "process %d, record %d: another owner has taken over")
+		if g.oldSnapshots && !g.faults.noRowLock && b.snapOwner && s.db.nonce != b.nonce {
+			shareTo(t, i, slotRefused, to, "process %d, record %d: 40001, another owner has taken over")
 			break
 		}
-		shareTo(t, i, slotLocked, to, "process %d, record %d: locks its slot")
+		shareTo(t, i, slotLocked, to, "process %d, record %d: shares the owner's lock")
 	case slotLocked:
+		owner := s.db.nonce == b.nonce || g.faults.noEpoch && b.who != shareKeeper
+		if g.oldSnapshots || g.faults.oneStatement {
+			owner = b.snapOwner
+		}
 		if g.oldSnapshots {
 			fits = b.snapPosition
 		}
-		if !fits {
-			shareTo(t, i, slotRefused, to, "process %d, record %d: lies below the position")
+		if !owner || !fits {
+			shareTo(t, i, slotRefused, to, "process %d, record %d: another owner, or below the position")
 			break
 		}
-		shareTo(t, i, slotCompared, to, "process %d, record %d: the position is not above it")
+		shareTo(t, i, slotCompared, to, "process %d, record %d: owner compared, and the position is not above it")
 	case slotCompared:
 		g.insertShare(s, i, to)
 	case slotInserted:

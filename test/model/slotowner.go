@@ -21,26 +21,21 @@ func (g *slotScope) ownerStep(s slotState, k int, to emit[slotState]) {
 	}
 }
 
-// raise locks the slots' rows one after another, and at last the lease's; then the epoch is raised.
+// raise takes the owner's lock to itself, which waits for each transaction that shares it; then it
+// raises the epoch, and commits.
 func (g *slotScope) raise(s slotState, k int, to emit[slotState]) {
 	w := &s.owners[k]
-	waits := !g.faults.raiseDoesNotWait
-	if g.faults.raiseDoesNotWait || g.faults.raiseWithoutSlots && k == 1 {
-		w.locked, waits = uint8(g.slots), false
-	}
-	for i := range s.txs {
-		b := &s.txs[i]
-		row := int(b.slot)
-		if b.kind == kindChain {
-			row = g.slots
+	if !w.locked {
+		for i := range s.txs {
+			if s.txs[i].holds() && !g.faults.raiseDoesNotWait {
+				return
+			}
 		}
-		if waits && b.holds() && row == int(w.locked) {
+		if s.owners[1-k].stage == ownerRaising && s.owners[1-k].locked {
 			return
 		}
-	}
-	if int(w.locked) < g.slots {
-		w.locked++
-		to(s, "owner %d takes over: the row of slot %d is locked", k, int(w.locked)-1)
+		w.locked = true
+		to(s, "owner %d takes over: it has the lock to itself", k, 0)
 		return
 	}
 	if s.db.nonce != w.seenNonce {

@@ -5,7 +5,8 @@ package main
 // one for each message, onlyonce.fence_slot and onlyonce.sweep, (*pruning).step, take-over by
 // onlyonce.raise_epoch, and the single transaction of a Concurrency of 1 (here: the chain).
 //
-// Each statement of a slot's transaction is a step. A take-over locks one slot's row after another.
+// Each statement of a slot's transaction is a step. All transactions of an owner share its lock
+// (onlyonce.owner_lock), and a take-over waits for them: see fence.go.
 // A sweep, a pruning and the retry of a parked message are a step each, because one process at a
 // time takes them, in a transaction of its own. A transaction whose client has given it up goes on
 // whenever it likes. A failover goes back to an earlier state of the database.
@@ -41,7 +42,7 @@ type slotScope struct {
 // slotFaults are protections that can be left out.
 type slotFaults struct {
 	noKey, secondHalfFirst, noPredecessors, keyInTwoHands, blockedFromMemory      bool
-	raiseDoesNotWait, comparedBeforeLock, rowsOnlyLocked, raiseWithoutSlots       bool
+	raiseDoesNotWait, comparedBeforeLock, noRowLock                               bool
 	sweepFromMemory, neverLooks, positionNotCompared, readBeforeBegin             bool
 	pruneAtOnce, pruneByID, pruneFromMemory                                       bool
 	replayKeepsRows, replayDropsRows, chainBesideRows, chainInSameEpoch, noHashes bool
@@ -85,8 +86,8 @@ const (
 	slotNone = iota
 	slotSent
 	slotBegun    // has a snapshot
-	slotLocked   // holds the slot's row FOR SHARE, and has compared the owner
-	slotCompared // has compared position and predecessors, and asked which keys are blocked
+	slotLocked   // shares the owner's lock
+	slotCompared // has compared owner, position and predecessors, and asked which keys are blocked
 	slotInserted // has its rows of onlyonce.done; the handlers run
 	slotCommitted
 	slotFailed // a handler has failed
@@ -131,18 +132,18 @@ func (b *slotTx) rank() (n uint64) {
 // Stages of an owner.
 const (
 	ownerAway    = iota
-	ownerRaising // locks one slot's row after another
+	ownerRaising // locked: has the owner's lock to itself
 	ownerRaised
 	ownerWorks
 )
 
 // slotOwner is a process. knows and position are what it remembers.
 type slotOwner struct {
-	stage, locked, seenNonce, nonce, run, knows, position uint8
-	hands                                                 [slotsMax]uint8 // messages of each slot
-	unknown                                               [slotsMax]uint8 // 1+kind of a transaction of unknown outcome
-	chain                                                 bool            // goes on with one transaction at a time
-	pruneLow                                              uint8           // seeded: what it has swept
+	stage, seenNonce, nonce, run, knows, position uint8
+	hands                                         [slotsMax]uint8 // messages of each slot
+	unknown                                       [slotsMax]uint8 // 1+kind of a transaction of unknown outcome
+	locked, chain                                 bool            // chain: goes on with one transaction at a time
+	pruneLow                                      uint8           // seeded: what it has swept
 }
 
 type slotState struct {
@@ -264,8 +265,8 @@ func (g *slotScope) promote(s slotState, to emit[slotState]) {
 	to(t, "FAILOVER to the standby", 0, 0)
 }
 
-// beginReplay is an operator's replay from 0 to the position. It locks the slots' rows, so it waits
-// for their transactions, and fences the owner out.
+// beginReplay is an operator's replay from 0 to the position. It has the owner's lock to itself, so
+// it waits for the owner's transactions, and fences the owner out.
 func (g *slotScope) beginReplay(s slotState, to emit[slotState]) {
 	for i := range s.txs {
 		if s.txs[i].holds() {

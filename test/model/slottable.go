@@ -59,9 +59,9 @@ func slotTable() (all []entry) {
 		func(f *slotFaults) { f.secondHalfFirst, f.noPredecessors = true, true })
 	fault("C2/predecessors not asked for, failover (L3)", "ORDER", failover, func(f *slotFaults) { f.noPredecessors = true })
 	fault("C2/a key in two hands, predecessors not asked for (L6)", "ORDER", lost, func(f *slotFaults) { f.keyInTwoHands, f.noPredecessors = true, true })
-	fault("C3/take-over does not wait for the slots' rows (L2)", "ZOMBIE", taken, func(f *slotFaults) { f.raiseDoesNotWait = true })
-	fault("C3/owner compared before the lock is granted (L2)", "ZOMBIE", taken, func(f *slotFaults) { f.comparedBeforeLock = true })
-	fault("C3/slots' rows only locked, old snapshot (L2)", "ZOMBIE", func(g *slotScope) { taken(g); g.oldSnapshots = true }, func(f *slotFaults) { f.rowsOnlyLocked = true })
+	fault("C3/take-over does not wait for the owner's lock (L2)", "ZOMBIE", taken, func(f *slotFaults) { f.raiseDoesNotWait = true })
+	fault("C3/locked and read in one statement (L2)", "ZOMBIE", taken, func(f *slotFaults) { f.comparedBeforeLock = true })
+	fault("C3/old snapshots, the lease's row is not locked (L2)", "ZOMBIE", func(g *slotScope) { taken(g); g.oldSnapshots = true }, func(f *slotFaults) { f.noRowLock = true })
 	fault("C4/position moved over what a process remembers (L3)", "LOST", failover, func(f *slotFaults) { f.sweepFromMemory = true })
 	fault("C4/an owner at rest never looks, failover (L3)", "WEDGED", func(g *slotScope) { g.failover, g.live = true, true }, func(f *slotFaults) { f.neverLooks = true })
 	fault("C5/pruned at once (L4)", "TWICE", single, func(f *slotFaults) { f.pruneAtOnce = true })
@@ -76,7 +76,6 @@ func slotTable() (all []entry) {
 	fault("C7/one transaction at a time beside rows (L9)", "TWICE", toOne, func(f *slotFaults) { f.chainBesideRows = true })
 	fault("C7/from slots to one at a time in the same epoch (L9)", "TWICE", func(g *slotScope) { toOne(g); g.slots, g.txs, g.lost, g.fails = 1, 3, 1, 1 },
 		func(f *slotFaults) { f.chainInSameEpoch = true })
-	fault("C7/a process with a Concurrency of 1 ignores the slots' rows (L9)", "ZOMBIE", toOne, func(f *slotFaults) { f.raiseWithoutSlots = true })
 	fault("C8/only the position's own record compared (L10)", "PASSED", func(g *slotScope) { taken(g); g.truncate = true }, func(f *slotFaults) { f.noHashes = true })
 	return all
 }

@@ -50,32 +50,21 @@ func (g *slotScope) begin(s slotState, i int, to emit[slotState]) {
 	txTo(s, i, slotBegun, to, "owner %d, messages %d: BEGIN")
 }
 
-// lock locks the slot's row and compares the owner in it. A take-over that has locked the row is
-// waited for. Above READ COMMITTED the lock of a row that has changed since the snapshot is 40001.
+// lock shares the owner's lock. It waits for a take-over that has the lock to itself. Above READ
+// COMMITTED the lock is the lease's row too, which fails with 40001 if it has changed since the
+// snapshot.
 func (g *slotScope) lock(s slotState, i int, to emit[slotState]) {
-	b := &s.txs[i]
-	row := int(b.slot)
-	if b.kind == kindChain {
-		row = g.slots // the lease's own row, which a take-over changes last
-	}
 	for k := range s.owners {
-		if s.owners[k].stage == ownerRaising && int(s.owners[k].locked) > row {
+		if s.owners[k].stage == ownerRaising && s.owners[k].locked {
 			return
 		}
 	}
-	owner := g.owns(&s.db, b)
-	switch {
-	case g.faults.comparedBeforeLock, g.oldSnapshots && g.faults.rowsOnlyLocked:
-		owner = b.snapOwner
-	case g.oldSnapshots:
-		owner = owner && b.snapOwner
-	}
-	b.snapOwner = false
-	if !owner {
-		txTo(s, i, slotRefused, to, "owner %d, messages %d: OO001, replaced")
+	b := &s.txs[i]
+	if g.oldSnapshots && !g.faults.noRowLock && b.snapOwner != g.owns(&s.db, b) {
+		txTo(s, i, slotRefused, to, "owner %d, messages %d: 40001, the lease has changed")
 		return
 	}
-	txTo(s, i, slotLocked, to, "owner %d, messages %d: the slot's row is locked, and mine")
+	txTo(s, i, slotLocked, to, "owner %d, messages %d: the owner's lock is shared")
 }
 
 // fits is what the fence asks of position and predecessors.
@@ -107,19 +96,22 @@ func (g *slotScope) blocked(s *slotState, b *slotTx) (park uint8) {
 
 func (g *slotScope) compare(s slotState, i int, to emit[slotState]) {
 	b := &s.txs[i]
-	fits := g.fits(&s.db, b)
+	owner, fits := g.owns(&s.db, b), g.fits(&s.db, b)
+	if g.oldSnapshots || g.faults.comparedBeforeLock {
+		owner = b.snapOwner
+	}
 	if g.oldSnapshots {
 		fits = b.snapPosition
 	}
-	b.snapPosition = false
-	if !fits {
-		txTo(s, i, slotRefused, to, "owner %d, messages %d: OO001, position or predecessors")
+	b.snapOwner, b.snapPosition = false, false
+	if !owner || !fits {
+		txTo(s, i, slotRefused, to, "owner %d, messages %d: OO001, replaced, or position or predecessors")
 		return
 	}
 	if !g.oldSnapshots && !g.faults.blockedFromMemory {
 		b.park = g.blocked(&s, b)
 	}
-	txTo(s, i, slotCompared, to, "owner %d, messages %d: position and predecessors compared")
+	txTo(s, i, slotCompared, to, "owner %d, messages %d: owner, position and predecessors compared")
 }
 
 // insert inserts the rows of onlyonce.done, or that of onlyonce.progress. It waits for an open
