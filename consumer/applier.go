@@ -16,7 +16,6 @@ type applier struct {
 	engine
 
 	fence      fence
-	unowned    bool // delivered messages: attempts are counted by whichever process makes them
 	sideBySide bool // other appliers work on the same partition
 	troubled   bool // it has reported that an attempt failed, and nothing was committed since
 }

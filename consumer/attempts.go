@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // identifyCounted is identifyInOrder for messages of which one may have ended a process (F9).
@@ -42,10 +41,9 @@ func (ap *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
 
 // countAttemptSQL counts one attempt at a message that is alone, before it runs. In: cursor, epoch,
 // nonce, offset, how many attempts that were counted here are taken back because they ended without
-// a fault of the message, and how many earlier ones have had an answer. Epoch and nonce are null
-// for delivered messages, which any process may count. Out: one row with the count, and how many
-// before this one have had no answer; or no row if the cursor has another owner. The lock on the
-// lease keeps a suspended process from counting after it was replaced.
+// a fault of the message, and how many earlier ones have had an answer. Out: one row with the
+// count, and how many before this one have had no answer; or no row if the cursor has another
+// owner. The lock on the lease keeps a suspended process from counting after it was replaced.
 //
 // It deletes the counts of messages below the position, unless another transaction has one in its
 // hands. By the primary keys.
@@ -58,7 +56,7 @@ passed as (
 gone as (
   delete from onlyonce.attempts a using passed where a.cursor_id = $1 and a."offset" = passed."offset")
 insert into onlyonce.attempts as a (cursor_id, "offset", attempts, answers)
-select $1, $4, 1, 0 where $2::bigint is null or exists (select from held)
+select $1, $4, 1, 0 where exists (select from held)
 on conflict (cursor_id, "offset") do update set attempts = greatest(a.attempts - $5::integer, 0) + 1, answers = a.answers + $6::integer
 returning attempts, attempts - 1 - answers`
 
@@ -73,21 +71,12 @@ update onlyonce.attempts set attempts = attempts - 1 where cursor_id = $1 and "o
 const forgetAttemptsSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.attempts set attempts = 0, answers = 0
- where cursor_id = $1 and "offset" = $4 and ($2::bigint is null or exists (select from held))`
-
-// proof returns epoch and nonce by which attempts are counted.
-func (ap *applier) proof() (epoch pgtype.Int8, nonce pgtype.UUID) {
-	if ap.unowned {
-		return epoch, nonce
-	}
-	return pgtype.Int8{Int64: ap.cur.epoch, Valid: true}, ap.cur.nonce
-}
+ where cursor_id = $1 and "offset" = $4 and exists (select from held)`
 
 // countAttempt counts an attempt before it is made, minus those that are owed, and records how many
 // earlier ones had an answer that counts.
 func (ap *applier) countAttempt(ctx context.Context, offset int64, owed, answered int) (n, unanswered int, err error) {
-	epoch, nonce := ap.proof()
-	err = ap.c.queryRow(ctx, countAttemptSQL, ap.cur.id, epoch, nonce, offset, owed, answered).Scan(&n, &unanswered)
+	err = ap.c.queryRow(ctx, countAttemptSQL, ap.cur.id, ap.cur.epoch, ap.cur.nonce, offset, owed, answered).Scan(&n, &unanswered)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		// By another owner, or by an operator: the next read of the cursor decides.
@@ -106,8 +95,7 @@ func (ap *applier) takeBackAttempt(offset int64) {
 // forgetAttempts resets the count of a message that is not given up although its attempts are used
 // up. It tries once, like takeBackAttempt.
 func (ap *applier) forgetAttempts(offset int64) {
-	epoch, nonce := ap.proof()
-	ap.changeCount("attempts not forgotten", forgetAttemptsSQL, offset, ap.cur.id, epoch, nonce, offset)
+	ap.changeCount("attempts not forgotten", forgetAttemptsSQL, offset, ap.cur.id, ap.cur.epoch, ap.cur.nonce, offset)
 }
 
 func (ap *applier) changeCount(failed, sql string, offset int64, args ...any) {

@@ -177,19 +177,6 @@ func (c *Consumer) longestWait() time.Duration {
 	return max(2*c.cfg.Backoff.Max, maxRetryAfter+time.Minute)
 }
 
-// sharedSlots is how many rows of onlyonce.lease_slots the transactions of a share group spread
-// over, in all processes together. Two that share a row need a multixact, so they are some more
-// than there are transactions at once in most deployments.
-const sharedSlots = 32
-
-// sharedSlots returns how many slots the transactions of a share group need in a cursor.
-func (c *Consumer) sharedSlots() int32 {
-	if c.shares == nil {
-		return 0
-	}
-	return sharedSlots
-}
-
 // needsSlots reports whether transactions of the partition run side by side under its next owner,
 // or what an owner that let them do so has left open is to be finished (C7).
 func (c *Consumer) needsSlots(cur *cursor) bool {

@@ -12,23 +12,17 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// fenceShareSQL records offsets as done or raises; see the function's comment in the migration.
-const fenceShareSQL = `select onlyonce.fence_share($1, $2, $3, $4, $5, $6, $7, $8, $9)`
-
-// deliveredDoneSQL finds out what became of delivered offsets. In: cursor, group, topic id,
-// offsets. Out: one row with whether the cursor takes messages of this group and topic now, its
-// position, the leader epoch that no batch below that exceeded (-1: not known), and offsets and
-// hashes of those that are done above it; no row if there is no cursor. One statement, so that an
-// offset that is being swept and pruned is in one of them.
+// deliveredDoneSQL finds out what became of delivered offsets. In: cursor, epoch, nonce, offsets.
+// Out: one row with the cursor's position, the leader epoch that no batch below that exceeded (-1:
+// not known), and offsets and hashes of those that are done above it; no row if the cursor has
+// another owner. One statement, so that an offset that is being swept and pruned is in one of them.
 const deliveredDoneSQL = `
-select coalesce(p.group_id = $2 and p.topic_id = $3, false) and p.retired_at is null and p.replay_until is null,
-       p.next_offset, coalesce(p.leader_epoch, -1),
+select p.next_offset, coalesce(p.leader_epoch, -1),
        array(select d."offset" from onlyonce.done d where d.cursor_id = p.id and d.run = p.run and d."offset" = any ($4::bigint[]) order by d."offset"),
        array(select d.hash from onlyonce.done d where d.cursor_id = p.id and d.run = p.run and d."offset" = any ($4::bigint[]) order by d."offset")
-  from onlyonce.positions p where p.id = $1`
+  from onlyonce.positions p where p.id = $1 and p.epoch = $2 and p.nonce = $3`
 
 // pausedSQL finds out whether an operator has paused a partition. In: scope, topic, partition.
 const pausedSQL = `
@@ -40,7 +34,6 @@ type deliveries struct {
 
 	mu         sync.Mutex
 	partitions map[deliveredName]*deliveredPartition
-	slot       int32 // that was used last
 }
 
 type deliveredName struct {
@@ -64,8 +57,8 @@ func newDeliveries(c *Consumer) *deliveries {
 	return &deliveries{c: c, partitions: map[deliveredName]*deliveredPartition{}}
 }
 
-// of returns the partition of a delivery, and the slot that its next transactions lock.
-func (s *deliveries) of(d *delivery) (p *deliveredPartition, slot int32) {
+// of returns the partition of a delivery.
+func (s *deliveries) of(d *delivery) *deliveredPartition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name := deliveredName{d.Topic, d.Partition}
@@ -74,8 +67,7 @@ func (s *deliveries) of(d *delivery) (p *deliveredPartition, slot int32) {
 		s.c.partitions.setDelivered(state, d.Topic, d.Partition)
 		s.partitions[name] = &deliveredPartition{state: state, brake: newBrake(s.c.cfg.Brake)}
 	}
-	s.slot = (s.slot + 1) % sharedSlots
-	return s.partitions[name], -1 - s.slot
+	return s.partitions[name]
 }
 
 // end removes the partitions from what Status returns.
@@ -90,7 +82,7 @@ func (s *deliveries) end() {
 // apply makes delivered messages take effect, or parks them, and returns which of them are done. It
 // begins no new attempt after d.Until (G1).
 func (s *deliveries) apply(ctx context.Context, d delivery) source.Applied {
-	p, slot := s.of(&d)
+	p := s.of(&d)
 	own, paused, err := p.read(ctx, s.c, &d)
 	switch {
 	case err != nil:
@@ -104,8 +96,8 @@ func (s *deliveries) apply(ctx context.Context, d delivery) source.Applied {
 		p.passHalt()
 		return source.Applied{}
 	}
-	one := &delivered{slot: slot, done: map[int64]bool{}}
-	one.applier = applier{engine: engine{ownership: *own}, fence: &shareFence{d: one}, unowned: true, sideBySide: true}
+	one := &delivered{from: &d, p: p, done: map[int64]bool{}}
+	one.applier = applier{engine: engine{ownership: *own}, fence: &shareFence{d: one}, sideBySide: true}
 	msgs, probing := d.Messages, p.brake.Stopped()
 	for _, m := range msgs {
 		m.clusterID, m.topicID, m.alone = d.ClusterID, d.TopicID, d.Again || probing
@@ -133,15 +125,15 @@ func (s *deliveries) apply(ctx context.Context, d delivery) source.Applied {
 	case p.brake.Stopped():
 		out.Rest = s.c.cfg.Brake.Every
 	case err != nil && taking.Err() == nil:
-		p.forget()
+		p.forget(one.cur)
 		out.Rest = pollEvery
 	}
 	return out
 }
 
-// read returns what this process knows of the partition, at most a second old. own is nil if the
-// keeper has not taken the partition over yet, or has to halt because it is not the one that was
-// delivered: the keeper reports that (G5).
+// read returns what this process knows of the partition, at most a second old, with the epoch of
+// its keeper. own is nil if no keeper has taken the partition over yet, or if it has to halt
+// because the partition is not the one that was delivered: the keeper reports that (G5, G6).
 func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *delivery) (own *ownership, paused bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,26 +141,26 @@ func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *delivery)
 		return p.known, p.paused, nil
 	}
 	p.known = nil
+	idInTopic := false
+	if c.cfg.Key != nil {
+		// Before the cursor, so that the class of the scope is of the epoch that is read (K10).
+		row, err := c.readScope(ctx)
+		if err != nil || row == nil || !slices.Contains(row.topics, d.Topic) {
+			return nil, false, err
+		}
+		idInTopic = row.idInTopic(d.Topic)
+	}
 	cur, err := c.readCursor(ctx, d.Topic, d.Partition)
 	if err != nil {
 		return nil, false, err
 	}
 	group := c.source.Group()
-	if cur == nil || cur.retired || cur.replayUntil != nil || cur.groupID == nil || *cur.groupID != group ||
+	if cur == nil || !cur.shared || cur.retired || cur.replayUntil != nil || cur.groupID == nil || *cur.groupID != group ||
 		cur.clusterID == nil || *cur.clusterID != d.ClusterID || !cur.topicID.Valid || cur.topicID.Bytes != d.TopicID {
 		return nil, false, nil
 	}
-	own = &ownership{c: c, cur: cur, state: p.state, brake: p.brake, redoUntil: cur.redoOffset(d.TopicID),
+	own = &ownership{c: c, cur: cur, state: p.state, brake: p.brake, redoUntil: cur.redoOffset(d.TopicID), idInTopic: idInTopic,
 		id: source.Identity{ClusterID: d.ClusterID, TopicPartition: d.TopicPartition, TopicID: d.TopicID}}
-	if c.cfg.Key != nil {
-		row, err := c.readScope(ctx)
-		if err != nil || row == nil || !slices.Contains(row.topics, d.Topic) {
-			return nil, false, err
-		}
-		own.idInTopic = row.idInTopic(d.Topic)
-		// The cursor may have been read before the row was made (K10). It does not change then.
-		cur.classes = classesOf(row.class, row.classBefore)
-	}
 	if err := c.queryRow(ctx, pausedSQL, c.cfg.Scope, d.Topic, d.Partition).Scan(&p.paused); err != nil {
 		return nil, false, fmt.Errorf("asking whether the partition is paused: %w", err)
 	}
@@ -177,11 +169,14 @@ func (p *deliveredPartition) read(ctx context.Context, c *Consumer, d *delivery)
 	return own, p.paused, nil
 }
 
-// forget makes the next delivery read the partition's cursor.
-func (p *deliveredPartition) forget() {
+// forget makes the next read ask the database, unless the partition has another owner already than
+// cur had.
+func (p *deliveredPartition) forget(cur *cursor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.known = nil
+	if p.known != nil && p.known.cur.nonce == cur.nonce {
+		p.known = nil
+	}
 }
 
 // passHalt clears what report has recorded: the partition takes messages. The brake clears its own
@@ -212,12 +207,29 @@ func (p *deliveredPartition) report(c *Consumer, err error) {
 // delivered runs the transactions of one delivery, one after another, beside those of others.
 type delivered struct {
 	applier
-	slot int32
+	from *delivery
+	p    *deliveredPartition
 	done map[int64]bool
 }
 
+// renew reads the cursor again, and reports whether it has another keeper by now.
+func (d *delivered) renew(ctx context.Context) (bool, error) {
+	was := d.cur
+	d.p.forget(was)
+	own, paused, err := d.p.read(ctx, d.c, d.from)
+	switch {
+	case err != nil:
+		return false, err
+	case paused || own == nil:
+		return false, fmt.Errorf("%w: no keeper of a share group owns cursor %d", source.ErrOwnershipLost, was.id)
+	}
+	d.ownership = *own
+	return own.cur.nonce != was.nonce, nil
+}
+
 // applyAll handles messages until all are done, no more are to be taken, or an error ends the work.
-// It goes on with the others if some were found to be done by another transaction.
+// It goes on with the others if some were found to be done by another transaction, and under the
+// epoch of the next keeper if the partition has one (G6).
 func (d *delivered) applyAll(until stop, msgs []*Message) error {
 	for {
 		left := slices.DeleteFunc(slices.Clone(msgs), func(m *Message) bool { return d.done[m.Offset] })
@@ -226,8 +238,14 @@ func (d *delivered) applyAll(until stop, msgs []*Message) error {
 		}
 		before := len(d.done)
 		err := d.handleBatch(until, left, left[len(left)-1].Offset+1)
-		if !errors.Is(err, errMoved) || errors.Is(err, errChanged) || len(d.done) == before {
+		if !errors.Is(err, errMoved) || errors.Is(err, errChanged) {
 			return err
+		}
+		if len(d.done) == before {
+			renewed, failed := d.renew(until.working)
+			if failed != nil || !renewed {
+				return errors.Join(failed, err)
+			}
 		}
 	}
 }
@@ -259,16 +277,12 @@ type shareFence struct {
 
 // begin locks the messages' places under the epoch of the partition's keeper (G1).
 func (f *shareFence) begin(a *attempt) {
-	d, bounds := f.d, &f.d.c.cfg.Timeouts
 	offsets, hashes := make([]int64, len(a.msgs)), make([]int64, len(a.msgs))
 	for i, m := range a.msgs {
 		offsets[i], hashes[i] = m.Offset, storedHash(anchorOf(m).hash)
 	}
 	f.offsets, f.hashes, a.done.From, a.done.Next = offsets, hashes, offsets[0], offsets[len(offsets)-1]+1
-	a.fence = func(tx *guard.Tx) {
-		tx.Engine(stepFence, fenceShareSQL, d.cur.id, d.slot, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(offsets), codec.Bigints(hashes),
-			guard.Millis(bounds.Lock), guard.Millis(bounds.Statement), guard.Millis(bounds.Idle))
-	}
+	a.fence = f.d.markDone(0, offsets, hashes, nil)
 }
 
 func (f *shareFence) committed(a *attempt) {
@@ -281,21 +295,20 @@ func (f *shareFence) committed(a *attempt) {
 	}
 }
 
-// explain also records which of the messages are done. It returns errMoved if only some are (G1,
-// G5).
+// explain also records which of the messages are done. It returns errMoved if not all are, or if
+// the cursor has another owner (G1, G5).
 func (f *shareFence) explain(work context.Context, a *attempt) error {
 	d := f.d
-	var takes bool
 	var position int64
 	var epoch int32
 	var doneOffsets, doneHashes []int64
-	err := d.c.queryRow(work, deliveredDoneSQL, d.cur.id, d.c.source.Group(), uuidOrNull(d.id.TopicID), codec.Bigints(f.offsets)).
-		Scan(&takes, &position, &epoch, &doneOffsets, &doneHashes)
+	err := d.c.queryRow(work, deliveredDoneSQL, d.cur.id, d.cur.epoch, d.cur.nonce, codec.Bigints(f.offsets)).
+		Scan(&position, &epoch, &doneOffsets, &doneHashes)
 	switch {
-	case err != nil && !errors.Is(err, pgx.ErrNoRows):
+	case errors.Is(err, pgx.ErrNoRows):
+		return errMoved
+	case err != nil:
 		return fmt.Errorf("reading which delivered messages are done: %w", err)
-	case err != nil || !takes:
-		return fmt.Errorf("%w: cursor %d does not take messages of share groups under %q now", source.ErrOwnershipLost, d.cur.id, d.c.source.Group())
 	}
 	found := 0
 	for i, m := range a.msgs {
@@ -308,11 +321,8 @@ func (f *shareFence) explain(work context.Context, a *attempt) error {
 			return d.haltErrorAt(position, HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", m.Offset)
 		}
 	}
-	switch found {
-	case len(a.msgs):
-		return nil
-	case 0:
-		return fmt.Errorf("%w: no keeper of a share group owns cursor %d", source.ErrOwnershipLost, d.cur.id)
+	if found < len(a.msgs) {
+		return errMoved
 	}
-	return errMoved
+	return nil
 }

@@ -5,7 +5,6 @@ import "github.com/onlyonce/onlyonce/internal/ring"
 // Statements that tests make something happen at.
 const (
 	FenceSQL      = fenceSQL
-	FenceShareSQL = fenceShareSQL
 	FenceSlotSQL  = fenceSlotSQL
 	BlockedSQL    = blockedSQL
 	TakeCursorSQL = takeCursorSQL

@@ -19,8 +19,8 @@ import (
 //	          where this owner knows it to be. The owner proves the lease by epoch and nonce.
 //	slot      The owner has several at once. onlyonce.fence_slot records the offsets as done, also
 //	          by epoch and nonce; a sweep moves the position over them later.
-//	share     Members of a share group have some each. onlyonce.fence_share records the offsets as
-//	          done while a keeper of the group owns the cursor: members have no epoch.
+//	share     Members of a share group have some each, under the epoch of the cursor's keeper, by
+//	          onlyonce.fence_slot too.
 //
 // Both sets of done offsets are one table, so slots and members exclude each other. A position and
 // the set do not, so one follows the other under a new epoch only (C7).
@@ -114,7 +114,7 @@ func (f *positionFence) committed(a *attempt) {
 }
 
 // fenceSlotSQL records offsets as done or raises; see the function's comment in the migration.
-const fenceSlotSQL = `select onlyonce.fence_slot($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`
+const fenceSlotSQL = `select onlyonce.fence_slot($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
 
 // stillDoneSQL finds out what became of offsets. In: cursor, epoch, nonce, run, offsets. Out: one
 // row with whether the cursor is still this owner's, and how many of the offsets are done; no row
@@ -136,7 +136,7 @@ type slotFence struct {
 
 // begin locks the places of these messages only (C1, C2).
 func (f *slotFence) begin(a *attempt) {
-	sl, cur, t, bounds := f.slot, f.slot.cur, f.slot.work, &f.slot.c.cfg.Timeouts
+	t := f.slot.work
 	offsets, hashes, after := make([]int64, 0, len(a.msgs)), make([]int64, 0, len(a.msgs)), make([]int64, 0, len(a.msgs))
 	inside := make(map[int64]bool, len(a.msgs))
 	for _, m := range a.msgs {
@@ -148,9 +148,15 @@ func (f *slotFence) begin(a *attempt) {
 		}
 	}
 	f.offsets, a.done.From, a.done.Next = offsets, offsets[0], offsets[len(offsets)-1]+1
-	a.fence = func(tx *guard.Tx) {
-		tx.Engine(stepFence, fenceSlotSQL, cur.id, int32(sl.nr), cur.epoch, cur.nonce, cur.run, t.Low,
-			codec.Bigints(offsets), codec.Bigints(hashes), codec.Bigints(after), guard.Millis(bounds.Lock), guard.Millis(bounds.Statement), guard.Millis(bounds.Idle))
+	a.fence = f.slot.markDone(t.Low, offsets, hashes, after)
+}
+
+// markDone returns the fence that records offsets as done. low is a position that the cursor had.
+func (own *ownership) markDone(low int64, offsets, hashes, after []int64) func(tx *guard.Tx) {
+	cur, bounds := own.cur, &own.c.cfg.Timeouts
+	return func(tx *guard.Tx) {
+		tx.Engine(stepFence, fenceSlotSQL, cur.id, cur.epoch, cur.nonce, cur.run, low, codec.Bigints(offsets), codec.Bigints(hashes),
+			codec.Bigints(after), guard.Millis(bounds.Lock), guard.Millis(bounds.Statement), guard.Millis(bounds.Idle))
 	}
 }
 

@@ -56,8 +56,8 @@ func (w *worker) newSlots() *slots {
 	n := w.c.cfg.Concurrency
 	s := &slots{w: w, window: window.New[*Message](w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, reportedFor: -1,
 		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: w.c.pace.PruneIdle}
-	for nr := range n {
-		sl := &slot{nr: nr, retrier: w.retrier, tasks: make(chan *task, 1), events: s.events}
+	for range n {
+		sl := &slot{retrier: w.retrier, tasks: make(chan *task, 1), events: s.events}
 		sl.applier = applier{engine: engine{ownership: w.ownership}, fence: &slotFence{slot: sl}, sideBySide: true}
 		sl.deadlocked = func() { s.events <- slotEvent{slot: sl, deadlocked: true} }
 		s.all, s.idle = append(s.all, sl), append(s.idle, sl)

@@ -17,6 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -73,7 +74,7 @@ func (r *shareRig) consume(h consumer.Handler, cfg consumer.Config) (stop func()
 	stop = r.startOn(r.share, r.pool, h, cfg)
 	r.apply = <-r.share.apply
 	until(r.t, "the keeper has the partition", func() bool {
-		return r.count(`select count(*) from onlyonce.lease_slots where slot < 0`) > 0
+		return r.count(`select count(*) from onlyonce.cursors where shared`) > 0
 	})
 	return stop
 }
@@ -136,7 +137,7 @@ func TestG1AnswerToCommitIsLost(t *testing.T) {
 		t.Run(fmt.Sprint(cut), func(t *testing.T) {
 			t.Parallel()
 			r := newDeliveryRig(t, 4)
-			w := &pgtest.Wire{Statement: consumer.FenceShareSQL, At: func(int32) pgtest.Cut { return pgtest.Pass }}
+			w := &pgtest.Wire{Statement: consumer.FenceSlotSQL, At: func(int32) pgtest.Cut { return pgtest.Pass }}
 			commits := &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut {
 				if w.Seen.CompareAndSwap(2, 3) {
 					return cut
@@ -260,6 +261,88 @@ func TestG6PausedPartitionGivesBack(t *testing.T) {
 	}
 	r.deliver(1)
 	r.wantEffects(0, 1)
+}
+
+// G5, G6: messages of another topic of that name are given back, and so is what is delivered during
+// a replay.
+func TestG6MembersGiveBack(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 3)
+	var replayed atomic.Bool
+	inside, goOn := make(chan struct{}), make(chan struct{})
+	r.consume(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset == 0 && replayed.Load() {
+			close(inside)
+			<-goOn
+		}
+		return effect(ctx, tx, m)
+	}, shareConfig())
+	r.deliver(0)
+	r.reaches(0, 1)
+	other := r.delivery(1)
+	other.TopicID[0]++
+	if got := r.apply(t.Context(), other); len(got.Done) != 0 || got.Rest == 0 {
+		t.Errorf("of another topic: %+v", got)
+	}
+	replayed.Store(true)
+	place := ops.CursorName{Scope: "stock", Topic: "orders"}
+	if _, err := ops.Replay(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ReplayInput{CursorName: place, From: 0, To: 1}); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Receive(t, patience, "the keeper has the replay's message", inside)
+	if got := r.apply(t.Context(), r.delivery(1)); len(got.Done) != 0 || got.Rest == 0 {
+		t.Errorf("during a replay: %+v", got)
+	}
+	close(goOn)
+	r.deliver(1, 2)
+	r.reaches(0, 3)
+	r.wantEffects(0, 0, 1, 2)
+}
+
+// G6: the keeper is replaced after a member has read the cursor. The member goes on under the next
+// keeper's epoch, in the same delivery, whether or not attempts at the message are counted.
+func TestG6NextKeeperTakesOver(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		t.Run(fmt.Sprint(again), func(t *testing.T) {
+			t.Parallel()
+			r := newDeliveryRig(t, 2)
+			r.consume(effect, shareConfig())
+			r.deliver(0)
+			r.exec(`select onlyonce.take_cursor(c.id, l.epoch, gen_random_uuid(), c.group_id, c.cluster_id, c.topic_id, true, '5s')
+				from onlyonce.cursors c join onlyonce.leases l using (id)`)
+			d := r.delivery(1)
+			d.Again = again
+			if got := r.apply(t.Context(), d); !slices.Equal(got.Done, []int64{1}) {
+				t.Errorf("after the take-over: %+v", got)
+			}
+			r.wantEffects(0, 1)
+		})
+	}
+}
+
+// K10: the class of the scope changes after a member has read the cursor. The change fences it out,
+// and it goes on with both rings.
+func TestK10MembersFollowAChange(t *testing.T) {
+	t.Parallel()
+	r := newDeliveryRig(t, 0)
+	for _, v := range []string{"a", "b"} {
+		m := &consumer.Message{Value: []byte(v), Headers: []consumer.Header{id(v)}}
+		r.log.AppendMessage(0, m)
+		r.messages = append(r.messages, m)
+	}
+	cfg := testConfig()
+	cfg.Concurrency = 2
+	r.consume(effect, cfg)
+	r.deliver(0)
+	if err := r.changes("long"); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.apply(t.Context(), r.delivery(1)); !slices.Equal(got.Done, []int64{1}) {
+		t.Errorf("after the change: %+v", got)
+	}
+	if a, b := r.held("a"), r.held("b"); a != "consumer" || b != "consumer consumer_long" {
+		t.Errorf("a is in %q, b in %q", a, b)
+	}
 }
 
 // G6: a consumer that reads through no share group takes the partition over in the same group,

@@ -8,7 +8,7 @@ import (
 
 const shareTopic = "11111111-1111-1111-1111-111111111111"
 
-// newShareRig is a slotRig whose cursor takes messages of a share group, in two slots.
+// newShareRig is a slotRig whose owner is the keeper of a share group.
 func newShareRig(t *testing.T) *slotRig {
 	t.Helper()
 	s := newSlotRig(t)
@@ -16,18 +16,17 @@ func newShareRig(t *testing.T) *slotRig {
 	return s
 }
 
-// raiseShared takes the cursor over as a keeper does, with two slots of its own and two others.
+// raiseShared takes the cursor over as a keeper does.
 func (s *slotRig) raiseShared() {
 	s.t.Helper()
-	s.exec(`select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'keeper', null, $2, 2, 2, '5s')`, s.id, shareTopic)
-	if err := s.pool.QueryRow(s.t.Context(), `select nonce::text from onlyonce.leases where id = $1`, s.id).Scan(&s.nonce); err != nil {
-		s.t.Fatal(err)
-	}
+	s.exec(`select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'keeper', null, $2, true, '5s')`, s.id, shareTopic)
+	s.owned()
 }
 
-// fenceShare records delivered offsets as done, in the slot -1 or -2.
-func (s *slotRig) fenceShare(c *session, slot int, group, topic string, offsets ...int64) string {
-	return c.run(`select onlyonce.fence_share($1, $2, $3, $4, $5, $6, '5s', '5s', '5s')`, s.id, slot, group, topic, offsets, make([]int64, len(offsets)))
+// fenceShare records delivered offsets as done, under the keeper's epoch that the rig knows. A
+// member compares no position that it has read.
+func (s *slotRig) fenceShare(c *session, offsets ...int64) string {
+	return s.fence(c, 0, offsets, nil)
 }
 
 // G1: of two transactions that share an offset one commits, whether both were delivered or one is
@@ -42,14 +41,14 @@ func TestG1OneOffsetDeliveredTwice(t *testing.T) {
 				for _, c := range []*session{first, second} {
 					c.want("begin", c.run("begin isolation level "+level), "")
 				}
-				first.want("first fence", s.fenceShare(first, -1, "keeper", shareTopic, 10, 12), "")
+				first.want("first fence", s.fenceShare(first, 10, 12), "")
 				answer := make(chan string, 1)
 				go func() {
 					if who == "keeper" {
-						answer <- s.fence(second, 0, 10, []int64{11, 12}, nil)
+						answer <- s.fence(second, 10, []int64{11, 12}, nil)
 						return
 					}
-					answer <- s.fenceShare(second, -2, "keeper", shareTopic, 11, 12)
+					answer <- s.fenceShare(second, 11, 12)
 				}()
 				until(t, "the second waits", func() bool { return s.count(`select count(*) from pg_locks where not granted`) > 0 })
 				first.want("seal", first.run("select onlyonce.seal()"), "")
@@ -64,42 +63,37 @@ func TestG1OneOffsetDeliveredTwice(t *testing.T) {
 	}
 }
 
-// G1, G5, G6: the fence of delivered messages raises for what is done, for another group or topic,
-// and while an operator has the cursor do something else.
+// G1: the fence of delivered messages raises for what is done.
 func TestG1FenceShareRaises(t *testing.T) {
 	t.Parallel()
 	s := newShareRig(t)
 	s.done(11)
-	fence := func(what, want string, slot int, group, topic string, offsets ...int64) {
-		t.Helper()
+	for _, x := range []struct {
+		what, want string
+		offsets    []int64
+	}{
+		{"offset that is free", "", []int64{12}},
+		{"offset that is done", "23505", []int64{11}},
+		{"offset below the position", "OO001", []int64{12, 9}},
+	} {
 		c := s.session()
 		c.want("begin", c.run("begin"), "")
-		c.want(what, s.fenceShare(c, slot, group, topic, offsets...), want)
+		c.want(x.what, s.fenceShare(c, x.offsets...), x.want)
 		c.want("rollback", c.run("rollback"), "")
 	}
-	fence("offset that is free", "", -1, "keeper", shareTopic, 12)
-	fence("offset that is done", "23505", -1, "keeper", shareTopic, 11)
-	fence("offset below the position", "OO001", -1, "keeper", shareTopic, 12, 9)
-	fence("slot of the keeper", "OO001", 0, "keeper", shareTopic, 12)
-	fence("slot that no keeper has made", "OO001", -3, "keeper", shareTopic, 12)
-	fence("another group", "OO001", -1, "stock", shareTopic, 12)
-	fence("another topic of that name", "OO001", -1, "keeper", "22222222-2222-2222-2222-222222222222", 12)
-	s.exec(`update onlyonce.cursors set replay_until = 20`)
-	fence("replay", "OO001", -1, "keeper", shareTopic, 12)
-	s.exec(`update onlyonce.cursors set replay_until = null, retired_at = now()`)
-	fence("retired cursor", "OO001", -1, "keeper", shareTopic, 12)
 }
 
 // G6: a take-over waits for the transactions of delivered messages, so it may delete what is below
-// the position. One that comes later reads what it has written; if its snapshot is older, it fails.
+// the position. One that comes later under the epoch before fails, and reads the cursor again.
 func TestG6TakeOverWaitsForDeliveredMessages(t *testing.T) {
 	t.Parallel()
 	s := newShareRig(t)
 	working, idle := s.session(), s.session()
 	working.want("begin", working.run("begin"), "")
-	working.want("fence", s.fenceShare(working, -1, "keeper", shareTopic, 10), "")
+	working.want("fence", s.fenceShare(working, 10), "")
 	idle.want("begin", idle.run("begin isolation level repeatable read"), "")
 	idle.want("snapshot", idle.run("select count(*) from onlyonce.cursors"), "")
+	old := *s
 	raised := make(chan struct{})
 	go func() {
 		defer close(raised)
@@ -109,14 +103,17 @@ func TestG6TakeOverWaitsForDeliveredMessages(t *testing.T) {
 	working.want("seal", working.run("select onlyonce.seal()"), "")
 	working.want("commit", working.run("commit"), "")
 	pgtest.Receive(t, patience, "raised", raised)
-	idle.want("old snapshot", s.fenceShare(idle, -2, "keeper", shareTopic, 11), "40001")
+	idle.want("old snapshot", old.fenceShare(idle, 11), "40001")
 	late := s.session()
 	late.want("begin", late.run("begin"), "")
-	late.want("no owner is replaced", s.fenceShare(late, -2, "keeper", shareTopic, 11), "")
+	late.want("the epoch before", old.fenceShare(late, 11), "OO001")
+	again := s.session()
+	again.want("begin", again.run("begin"), "")
+	again.want("the epoch that it has read again", s.fenceShare(again, 11), "")
 }
 
 // raisePlainSQL takes the cursor over as a consumer does that reads through no share group.
-const raisePlainSQL = `select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'keeper', null, $2, 1, 0, '5s')`
+const raisePlainSQL = `select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'keeper', null, $2, false, '5s')`
 
 // G6: a take-over by a consumer that reads through no share group waits for a member's open
 // transaction. A member that comes later, waits for it, or has an older snapshot fails, until a
@@ -134,26 +131,23 @@ func TestG6PlainOwnerExcludesMembers(t *testing.T) {
 			working, idle, later, owner := begin(), begin(), begin(), s.session()
 			idle.want("snapshot", idle.run("select count(*) from onlyonce.cursors"), "")
 			owner.want("begin", owner.run("begin"), "")
-			working.want("fence", s.fenceShare(working, -1, "keeper", shareTopic, 10), "")
+			working.want("fence", s.fenceShare(working, 10), "")
 			raised, answer := make(chan string, 1), make(chan string, 1)
 			go func() { raised <- owner.run(raisePlainSQL, s.id, shareTopic) }()
 			waits(t, s.pool, &claimer{conn: owner.Conn})
 			working.want("seal", working.run("select onlyonce.seal()"), "")
 			working.want("commit", working.run("commit"), "")
 			owner.want("take-over", <-raised, "")
-			go func() { answer <- s.fenceShare(later, -2, "keeper", shareTopic, 11) }()
+			go func() { answer <- s.fenceShare(later, 11) }()
 			waits(t, s.pool, &claimer{conn: later.Conn})
 			owner.want("commit", owner.run("commit"), "")
 			later.want("a member that waited", <-answer, waited)
-			idle.want("a member with an older snapshot", s.fenceShare(idle, -2, "keeper", shareTopic, 12), waited)
+			idle.want("a member with an older snapshot", s.fenceShare(idle, 12), waited)
 			after := begin()
-			after.want("a later member", s.fenceShare(after, -2, "keeper", shareTopic, 13), "OO001")
-			if n := s.count(`select count(*) from onlyonce.lease_slots where slot < 0`); n != 0 {
-				t.Errorf("%d slots of members are left", n)
-			}
+			after.want("a later member", s.fenceShare(after, 13), "OO001")
 			s.raiseShared()
 			again := begin()
-			again.want("a member of the next keeper", s.fenceShare(again, -2, "keeper", shareTopic, 14), "")
+			again.want("a member of the next keeper", s.fenceShare(again, 14), "")
 		})
 	}
 }
@@ -164,6 +158,6 @@ func TestT6DeliveredMessagesNeedTheSeal(t *testing.T) {
 	s := newShareRig(t)
 	c := s.session()
 	c.want("begin", c.run("begin"), "")
-	c.want("fence", s.fenceShare(c, -1, "keeper", shareTopic, 10, 11), "")
+	c.want("fence", s.fenceShare(c, 10, 11), "")
 	c.want("commit", c.run("commit"), "OO002")
 }

@@ -11,10 +11,11 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// slotRig is a cursor at offset 10 with two slots, and sessions that work on it without the engine.
+// slotRig is a cursor at offset 10, and sessions that work on it without the engine.
 type slotRig struct {
 	*rig
 	id    int64
+	epoch int64
 	nonce string
 }
 
@@ -32,11 +33,17 @@ returning id`).Scan(&s.id)
 	return s
 }
 
-// raise takes the cursor over, with two slots.
+// raise takes the cursor over.
 func (s *slotRig) raise() {
 	s.t.Helper()
-	s.exec(`select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'stock', null, null, 2, 0, '5s')`, s.id)
-	if err := s.pool.QueryRow(s.t.Context(), `select nonce::text from onlyonce.leases where id = $1`, s.id).Scan(&s.nonce); err != nil {
+	s.exec(`select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'stock', null, null, false, '5s')`, s.id)
+	s.owned()
+}
+
+// owned reads epoch and nonce of the owner.
+func (s *slotRig) owned() {
+	s.t.Helper()
+	if err := s.pool.QueryRow(s.t.Context(), `select epoch, nonce::text from onlyonce.leases where id = $1`, s.id).Scan(&s.epoch, &s.nonce); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -70,11 +77,10 @@ func (c *session) run(sql string, args ...any) string {
 	return ""
 }
 
-// fence records offsets as done in a slot, by the owner that the rig knows.
-func (s *slotRig) fence(c *session, slot int, low int64, offsets, after []int64) string {
-	hashes := make([]int64, len(offsets))
-	return c.run(`select onlyonce.fence_slot($1, $2, (select max(epoch) from onlyonce.lease_slots where lease_id = $1 and nonce = $3::text::uuid), $3::text::uuid, 0, $4, $5, $6, $7, '5s', '5s', '5s')`,
-		s.id, slot, s.nonce, low, offsets, hashes, after)
+// fence records offsets as done, by the owner that the rig knows.
+func (s *slotRig) fence(c *session, low int64, offsets, after []int64) string {
+	return c.run(`select onlyonce.fence_slot($1, $2, $3::text::uuid, 0, $4, $5, $6, $7, '5s', '5s', '5s')`,
+		s.id, s.epoch, s.nonce, low, offsets, make([]int64, len(offsets)), after)
 }
 
 // sweep moves the position over what is done, and over an empty range.
@@ -95,7 +101,7 @@ func (s *slotRig) done(offsets ...int64) {
 	s.t.Helper()
 	c := s.session()
 	c.want("begin", c.run("begin"), "")
-	c.want("fence", s.fence(c, 0, 10, offsets, nil), "")
+	c.want("fence", s.fence(c, 10, offsets, nil), "")
 	c.want("seal", c.run("select onlyonce.seal()"), "")
 	c.want("commit", c.run("commit"), "")
 }
@@ -112,9 +118,9 @@ func TestC1OneOffsetTwoTransactions(t *testing.T) {
 				for _, c := range []*session{first, second} {
 					c.want("begin", c.run("begin isolation level "+level), "")
 				}
-				first.want("first fence", s.fence(first, 0, 10, []int64{10, 12}, nil), "")
+				first.want("first fence", s.fence(first, 10, []int64{10, 12}, nil), "")
 				answer := make(chan string, 1)
-				go func() { answer <- s.fence(second, 1, 10, []int64{11, 12}, nil) }()
+				go func() { answer <- s.fence(second, 10, []int64{11, 12}, nil) }()
 				until(t, "the second waits", func() bool { return s.count(`select count(*) from pg_locks where not granted`) > 0 })
 				want := ""
 				if commits {
@@ -157,7 +163,7 @@ func TestC2FenceSlotRaises(t *testing.T) {
 	} {
 		conn := s.session()
 		conn.want("begin", conn.run("begin"), "")
-		conn.want(c.what, s.fence(conn, 0, c.low, c.offsets, c.after), c.want)
+		conn.want(c.what, s.fence(conn, c.low, c.offsets, c.after), c.want)
 		conn.want("rollback", conn.run("rollback"), "")
 	}
 }
@@ -169,10 +175,10 @@ func TestC3TakeOverWaitsForSlots(t *testing.T) {
 	s := newSlotRig(t)
 	working, idle := s.session(), s.session()
 	working.want("begin", working.run("begin"), "")
-	working.want("fence", s.fence(working, 1, 10, []int64{10}, nil), "")
+	working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
 	idle.want("begin", idle.run("begin isolation level repeatable read"), "")
 	idle.want("snapshot", idle.run("select count(*) from onlyonce.cursors"), "")
-	before := s.nonce
+	old := *s
 	raised := make(chan struct{})
 	go func() {
 		defer close(raised)
@@ -182,12 +188,10 @@ func TestC3TakeOverWaitsForSlots(t *testing.T) {
 	working.want("seal", working.run("select onlyonce.seal()"), "")
 	working.want("commit", working.run("commit"), "")
 	pgtest.Receive(t, patience, "raised", raised)
-	old := &slotRig{rig: s.rig, id: s.id, nonce: before}
-	const fence = `select onlyonce.fence_slot($1, 0, 1, $2::text::uuid, 0, 10, '{11}', '{0}', '{}', '5s', '5s', '5s')`
-	idle.want("old snapshot", idle.run(fence, s.id, before), "40001")
+	idle.want("old snapshot", old.fence(idle, 10, []int64{11}, nil), "40001")
 	late := s.session()
 	late.want("begin", late.run("begin"), "")
-	late.want("replaced", late.run(fence, old.id, before), "OO001")
+	late.want("replaced", old.fence(late, 10, []int64{11}, nil), "OO001")
 	if n := s.count(`select count(*) from onlyonce.done`); n != 1 {
 		t.Errorf("%d rows", n)
 	}
@@ -226,7 +230,7 @@ func TestT6SlotNeedsTheSeal(t *testing.T) {
 	s := newSlotRig(t)
 	c := s.session()
 	c.want("begin", c.run("begin"), "")
-	c.want("fence", s.fence(c, 0, 10, []int64{10, 11, 12}, nil), "")
+	c.want("fence", s.fence(c, 10, []int64{10, 11, 12}, nil), "")
 	c.want("commit", c.run("commit"), "OO002")
 	if n := s.count(`select count(*) from onlyonce.done`); n != 0 {
 		t.Errorf("%d rows", n)

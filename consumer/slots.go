@@ -48,7 +48,6 @@ type slots struct {
 // slot runs one transaction after another beside the other slots.
 type slot struct {
 	applier
-	nr      int
 	retrier *retrier
 	tasks   chan *task
 	events  chan<- slotEvent

@@ -68,7 +68,6 @@ begin
     -- role, table, rights, why each beyond the plain one
     ('onlyonce_app',      'schema_version', 'select'),
     ('onlyonce_app',      'leases',         'select, insert, update'),         -- takes cursors over; FOR SHARE needs UPDATE
-    ('onlyonce_app',      'lease_slots',    'select, insert, update, delete'), -- takes over what a share group's keeper had
     ('onlyonce_app',      'cursors',        'select, insert, update'),
     ('onlyonce_app',      'positions',      'select'),
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
@@ -174,7 +173,6 @@ begin
     ('onlyonce_rotator',  'event_log_5',    'select, truncate'),
 
     ('onlyonce_operator', 'leases',         'select, insert, update'),         -- fences out the owner of a cursor that is moved
-    ('onlyonce_operator', 'lease_slots',    'select, update'),
     ('onlyonce_operator', 'cursors',        'select, insert, update'),
     ('onlyonce_operator', 'watched',        'select'),
     ('onlyonce_operator', 'retentions',     'select, update'),

@@ -14,12 +14,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
-// scopeCursorsSQL lists the cursors of a scope, and whether it is read through a share group. In:
-// scope. Out: a row for each, in the order of their leases: id and epoch of the lease; whether it
-// has slots of a share group; whether its topic is a stream of events.
+// scopeCursorsSQL lists the cursors of a scope. In: scope. Out: a row for each, in the order of
+// their leases: id and epoch of the lease; whether its topic is a stream of events.
 const scopeCursorsSQL = `
-select c.id, l.epoch, exists (select from onlyonce.lease_slots s where s.lease_id = c.id and s.slot < 0) as shared,
-       coalesce(c.cluster_id = 'postgres', false) as events
+select c.id, l.epoch, coalesce(c.cluster_id = 'postgres', false) as events
   from onlyonce.cursors c join onlyonce.leases l on l.id = c.id where c.scope = $1 order by c.id`
 
 // ClassInput is the input of [ChangeClass].
@@ -67,8 +65,7 @@ type ClassChange struct {
 //
 // It waits for the batches of all owners to end, at most 10 s. Errors are of kind ErrInvalid,
 // ErrNotFound if no consumer of the scope has claimed ids, ErrNothing if it has that class already,
-// ErrRefused if an earlier change is not over or the scope is read through a share group, and
-// ErrChanged (K10).
+// ErrRefused if an earlier change is not over, and ErrChanged (K10).
 func ChangeClass(ctx context.Context, db DB, by By, in ClassInput) (*ClassChange, error) {
 	k := kind{action: "inbox class", subject: "the scope", look: "onlyonce inbox status"}
 	if in.Others || strings.HasPrefix(in.Scope, "webhook/") || strings.HasPrefix(in.Scope, "queue/") {
@@ -94,21 +91,22 @@ type classing struct {
 }
 
 type scopeCursor struct {
-	ID, Epoch      int64
-	Shared, Events bool
+	ID, Epoch int64
+	Events    bool
 }
 
-// lock locks the leases of all cursors, and then the scope's row against new cursors (K10): the
-// owner of a cursor that is made later reads the class later.
+// lock excludes the owners of all cursors, and then locks the scope's row against new cursors
+// (K10): the owner of a cursor that is made later reads the class later.
 func (q *classing) lock(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, cursor.LockScopeOwnersSQL, q.Scope); err != nil {
+		return err
+	}
 	locked, err := tx.Exec(ctx, cursor.LockScopeSQL, q.Scope)
 	if err != nil {
 		return err
 	}
-	for _, sql := range []string{cursor.LockScopeSlotsSQL, cursor.LockScopeRowSQL} {
-		if _, err := tx.Exec(ctx, sql, q.Scope); err != nil {
-			return err
-		}
+	if _, err := tx.Exec(ctx, cursor.LockScopeRowSQL, q.Scope); err != nil {
+		return err
 	}
 	if q.cursors, err = reports.Collect[scopeCursor](ctx, tx, scopeCursorsSQL, q.Scope); err != nil {
 		return err
@@ -131,17 +129,13 @@ func (q *classing) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) {
 	if err != nil {
 		return nil, err
 	}
-	is := func(f func(scopeCursor) bool) bool { return slices.ContainsFunc(cursors, f) }
 	switch {
-	case is(func(c scopeCursor) bool { return c.Events }):
+	case slices.ContainsFunc(cursors, func(c scopeCursor) bool { return c.Events }):
 		return nil, failf(ErrRefused, "scope %q reads stored events, whose ids were claimed when they were appended, and nothing was done: give the scope of those claims", q.Scope)
 	case row.Class == q.Class:
 		return nil, failf(ErrNothing, "Scope %s is of class %s already: nothing was changed.", q.Scope, q.Class)
 	case row.ClassBefore != nil:
 		return nil, row.changing(ring.ConsumerClass(*row.ClassBefore))
-	case is(func(c scopeCursor) bool { return c.Shared }):
-		return nil, failf(ErrRefused, "scope %q is read through a share group, whose members no change of the class would stop, and nothing was done", q.Scope).
-			but("give the consumer another scope, with the class in its Config.Horizon")
 	}
 	d := &ClassChange{Scope: q.Scope, Class: q.Class, Was: row.Class, Ring: ring.ConsumerClass(q.Class).Name, Before: ring.ConsumerClass(row.Class).Name, Cursors: len(cursors)}
 	return d, tx.QueryRow(ctx, lastsSQL, d.Before).Scan(&d.Lasts)

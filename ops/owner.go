@@ -43,9 +43,9 @@ func (p CursorName) String() string {
 	return fmt.Sprintf("scope %q, topic %q, partition %d", p.Scope, p.Topic, p.Partition)
 }
 
-// lockLease locks the lease of the cursor and its slots, if there is one.
+// lockLease excludes the cursor's owner, if there is one.
 func (p *CursorName) lockLease(ctx context.Context, tx pgx.Tx) error {
-	for _, sql := range []string{cursor.LockSQL, cursor.LockSlotsSQL} {
+	for _, sql := range []string{cursor.LockOwnerSQL, cursor.LockSQL} {
 		if _, err := tx.Exec(ctx, sql, p.Scope, p.Topic, p.Partition); err != nil {
 			return err
 		}

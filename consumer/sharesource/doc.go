@@ -28,7 +28,7 @@
 //
 // So each record is read twice, the second time mostly from the broker's page cache.
 //
-//	member 1   delivered 7, 9     BEGIN  fence_share(7, 9)  handlers  COMMIT   acknowledges 7, 9
+//	member 1   delivered 7, 9     BEGIN  fence_slot(7, 9)   handlers  COMMIT   acknowledges 7, 9
 //	member 2   delivered 8        the process dies
 //	broker                        8 again, to member 1, ... 5 times: archived
 //	keeper     reads 7, 8, 9; 7 and 9 are in onlyonce.done, and the share group has passed 8:

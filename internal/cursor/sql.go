@@ -23,21 +23,19 @@ select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bi
 on conflict do nothing
 returning id`
 
-// LockSQL locks the lease of a cursor. In: scope, topic, partition. One row, or none if there is no
-// cursor. It waits for the batch of an owner, which holds the row FOR SHARE, and keeps out the next
-// batch and every process that would take over. Only a later statement sees what the batch did.
-const LockSQL = `
+// LockOwnerSQL has the lock of a cursor's owner to itself, and LockSQL the lease's row after that.
+// In: scope, topic, partition. One row each, or none if there is no cursor. They wait for the
+// owner's transactions, which share the one or hold the other FOR SHARE, and keep out later ones
+// and every process that would take over. Only a later statement sees what they did (C3, G6).
+const (
+	LockOwnerSQL = `
+select pg_advisory_xact_lock(onlyonce.owner_lock(c.id)) from onlyonce.cursors c where c.scope = $1 and c.topic = $2 and c.partition = $3`
+
+	LockSQL = `
 select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id
  where c.scope = $1 and c.topic = $2 and c.partition = $3
    for no key update of l`
-
-// LockSlotsSQL locks the slots of a cursor, after LockSQL. In: scope, topic, partition. It waits
-// for the transactions of an owner that has several at once, which hold their slots FOR SHARE (C3,
-// G6).
-const LockSlotsSQL = `
-select s.slot from onlyonce.cursors c join onlyonce.lease_slots s on s.lease_id = c.id
- where c.scope = $1 and c.topic = $2 and c.partition = $3
- order by s.slot for no key update of s`
+)
 
 // FenceOwnerSQL raises the epoch and sets a new nonce, so that any later write of the present owner
 // fails on its fence. In: lease, the epoch that was read under the lock. Out: the new epoch. It is
@@ -143,16 +141,16 @@ on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), 
   class_changed_at = coalesce(excluded.class_changed_at, s.class_changed_at),
   topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`
 
-// LockScopeSQL locks the leases of all cursors of a scope, and LockScopeSlotsSQL their slots after
-// that; see LockSQL and LockSlotsSQL. LockScopeRowSQL locks the scope's row after both: it waits
-// for transactions that make a cursor (CreateSQL) or claim by the row (onlyonce.claim_scope), and
-// keeps out later ones. In: scope.
+// LockScopeOwnersSQL has the locks of the owners of all cursors of a scope to itself, and
+// LockScopeSQL locks their leases after that; see LockOwnerSQL. LockScopeRowSQL locks the scope's
+// row after both: it waits for transactions that make a cursor (CreateSQL) or claim by the row
+// (onlyonce.claim_scope), and keeps out later ones. In: scope.
 const (
+	LockScopeOwnersSQL = `
+select pg_advisory_xact_lock(onlyonce.owner_lock(o.id)) from (select c.id from onlyonce.cursors c where c.scope = $1 order by c.id) o`
+
 	LockScopeSQL = `
 select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id where c.scope = $1 order by l.id for no key update of l`
-
-	LockScopeSlotsSQL = `
-select s.slot from onlyonce.cursors c join onlyonce.lease_slots s on s.lease_id = c.id where c.scope = $1 order by s.lease_id, s.slot for no key update of s`
 
 	LockScopeRowSQL = `select scope from onlyonce.scopes where scope = $1 for update`
 )

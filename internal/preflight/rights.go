@@ -61,7 +61,6 @@ var (
 	App = newRole("onlyonce_app", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
-		"lease_slots":    {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"cursors":        {"SELECT", "INSERT", "UPDATE"},
 		"positions":      {"SELECT"},
 		"progress":       {"SELECT", "INSERT", "DELETE"},

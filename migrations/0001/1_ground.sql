@@ -30,16 +30,15 @@ comment on column onlyonce.leases.epoch is 'Rises by one with each owner.';
 comment on column onlyonce.leases.nonce is 'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. Null: it has no owner.';
 comment on column onlyonce.leases.until is 'When a lease on time ends, by the database clock. Null: the lease has no owner, or it ends only when the epoch is raised (cursors: Kafka''s group decides which process may raise it).';
 
-create table onlyonce.lease_slots (
-  lease_id bigint   not null,
-  slot     smallint not null,
-  epoch    bigint   not null,
-  nonce    uuid     not null,
-  primary key (lease_id, slot)
-);
-comment on table  onlyonce.lease_slots is 'Copies of the owner of a cursor''s lease, one for each transaction that may run side by side in its partition. Each such transaction locks a row of its own: many that lock one row at once need a multixact each. (No foreign key: leases of requests are deleted often, and have no slots.)';
-comment on column onlyonce.lease_slots.epoch is 'As leases.epoch. A transaction that raises that one updates this one too.';
-comment on column onlyonce.lease_slots.nonce is 'As leases.nonce.';
+-- owner_lock is the advisory lock of a cursor's owner. Every transaction of the owner at READ
+-- COMMITTED shares it (onlyonce.enter), and whoever raises the epoch has it to himself, from before
+-- the UPDATE until COMMIT. Unlike a lock on the lease's row it writes nothing, and any number of
+-- transactions may share it without a multixact.
+create function onlyonce.owner_lock(cursor_id bigint) returns bigint
+language sql immutable strict parallel safe as $$
+  select hashint8extended(cursor_id, 1869507695)
+$$;
+comment on function onlyonce.owner_lock(bigint) is 'The advisory lock that transactions of a cursor''s owner share, and that a take-over has to itself.';
 
 -- hold raises OO001 unless the caller owns the lease, and prevents a take-over until the
 -- transaction ends. It locks FOR SHARE, not FOR KEY SHARE: raising the epoch is a non-key UPDATE,
@@ -70,25 +69,21 @@ comment on function onlyonce.hold(bigint, bigint, uuid) is
 -- No lease lasts longer than an hour. If one ends later than that, it was written while the clock
 -- was ahead, and counts as ended.
 --
--- It waits for transactions of the owner: those that have called onlyonce.hold or onlyonce.fence
--- lock the lease, those that have called onlyonce.fence_slot lock their slot (T9, C3, G6, O5).
+-- It waits for transactions of the owner: those that have called onlyonce.hold lock the lease's
+-- row, those that have called onlyonce.enter share the owner's lock, or above READ COMMITTED lock
+-- the row. The advisory lock comes first, as it does in commands that lock both, and in a statement
+-- before the UPDATE (T9, C3, G6, O5).
 create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
 language plpgsql as $$
 declare
   raised bigint;
-  name   text;
 begin
+  perform pg_advisory_xact_lock(onlyonce.owner_lock(l.id)) from onlyonce.leases l where l.id = raise_epoch.lease and l.name like 'cursor/%';
   update onlyonce.leases l
     set epoch = l.epoch + 1, nonce = new_nonce, until = clock_timestamp() + ttl
     where l.id = raise_epoch.lease and l.epoch = seen_epoch
       and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour')
-    returning l.epoch, l.name into raised, name;
-  -- Only cursors have slots; other roles have no right to them. The rows are changed and not only
-  -- locked: a transaction above READ COMMITTED whose snapshot is older would find a locked row as
-  -- it was, and pass.
-  if name like 'cursor/%' then
-    update onlyonce.lease_slots s set epoch = raised, nonce = new_nonce where s.lease_id = raise_epoch.lease;
-  end if;
+    returning l.epoch into raised;
   return raised;
 end $$;
 comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval) is

@@ -19,6 +19,7 @@ create table onlyonce.cursors (
   released_at    timestamptz default clock_timestamp(),
   created_at     timestamptz not null default clock_timestamp(),
   retired_at     timestamptz,
+  shared         boolean not null default false,
   replay_no      integer not null default 0,
   replay_until   bigint,
   replay_resume  bigint,
@@ -39,6 +40,7 @@ comment on column onlyonce.cursors.run_start      is 'Position at which the run 
 comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
 comment on column onlyonce.cursors.released_at    is 'When the last owner released the cursor in order; null from its take-over until then. An owner that finds null handles the next messages one at a time.';
 comment on column onlyonce.cursors.retired_at     is 'Set by `onlyonce cursor retire`: no process works on this cursor, and it holds back no retention. Null: in use.';
+comment on column onlyonce.cursors.shared         is 'Whether the last owner is the keeper of a share group: then members work under its epoch.';
 comment on column onlyonce.cursors.replay_no      is 'Rises with each replay. Below replay_until it is part of each message''s key, so that messages which were handled are handled again.';
 comment on column onlyonce.cursors.replay_until   is 'Where the replay ends. Null: none is under way.';
 comment on column onlyonce.cursors.replay_resume  is 'Position that the replay interrupted: from replay_until on, the cursor goes on there.';
@@ -96,7 +98,7 @@ create view onlyonce.positions as
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
          case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
-         c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
+         c.retired_at, c.shared, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
          (select max(d."offset") + 1 from onlyonce.done d
            where d.cursor_id = c.id and d.run = c.run and d."offset" >= coalesce(p.next_offset, c.run_start)) as done_until
     from onlyonce.cursors c
@@ -108,12 +110,11 @@ create view onlyonce.positions as
 comment on view onlyonce.positions is 'The position of each cursor: everything below next_offset is done. done_until is the end of what is done above it (see onlyonce.done), null if nothing is: in between some messages are done and some are not.';
 
 -- take_cursor takes over a cursor. If the lease's epoch is still the one that the caller read, it
--- raises it, writes the owner's group and topic, and clears released_at. The owner gets that many
--- slots at least: numbers 0 to slots - 1. Transactions of a share group get the numbers from -shared to
--- -1; see onlyonce.fence_share. An owner that is no keeper wants none of those and deletes them:
--- from then on it may work without onlyonce.done, and so no member may (C3, G6).
+-- raises it, writes the owner's group and topic, and clears released_at. `shared` says whether the
+-- owner is the keeper of a share group. Under another owner's epoch no member works: that owner may
+-- work without onlyonce.done (C3, G6).
 create function onlyonce.take_cursor(
-  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, slots integer, shared integer, lock_timeout text
+  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, shared boolean, lock_timeout text
 ) returns bigint
 language plpgsql as $$
 declare
@@ -124,18 +125,12 @@ begin
   if raised is not null then
     update onlyonce.cursors c
       set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
-          topic_id = coalesce(take_cursor.topic_id, c.topic_id), released_at = null
+          topic_id = coalesce(take_cursor.topic_id, c.topic_id), shared = take_cursor.shared, released_at = null
       where c.id = take_cursor.cursor_id;
-    -- The raise has locked each of these rows. So this waits for no member; one that waits for the
-    -- raise finds its row gone.
-    delete from onlyonce.lease_slots s where s.lease_id = take_cursor.cursor_id and s.slot < -take_cursor.shared;
-    insert into onlyonce.lease_slots (lease_id, slot, epoch, nonce)
-      select take_cursor.cursor_id, n, raised, new_nonce from generate_series(-take_cursor.shared, take_cursor.slots - 1) n
-      on conflict do nothing; -- those that were there have the new epoch
   end if;
   return raised;
 end $$;
-comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, integer, integer, text) is
+comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, boolean, text) is
   'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
 
 create table onlyonce.frontiers (
@@ -281,26 +276,75 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 
 -- ---------------------------------------------------------------- fence
 
--- fence is the first statement of a batch. One call sets the bounds of the transaction, checks the
--- ownership and moves the position, because each statement of a pipeline costs. It raises if the
--- fence does not hold, because it may share a round trip with COMMIT: an UPDATE that matches no row
--- is no error, and the COMMIT after it would succeed.
+-- enter begins each transaction of a cursor's owner, and of members of a share group under the
+-- epoch of its keeper. It sets the bounds of the transaction, checks the ownership, and returns the
+-- position in a run: null if the cursor has another run. It raises if the ownership is lost,
+-- because it may share a round trip with COMMIT: an UPDATE that matches no row is no error, and the
+-- COMMIT after it would succeed.
 --
--- The position is compared with the one in the database, which may be lower than the owner
--- remembers: a failover may have lost commits. The INSERT waits, at most lock_timeout, for another
--- transaction from the same offset, for example an earlier attempt whose outcome is unknown. The
--- comparison cannot see that transaction. If it commits, the INSERT raises 23505 on
--- onlyonce.progress.
+-- Its statements have an order:
 --
--- The function does not call onlyonce.hold, because a nested call costs as much as the query
--- inside. It uses assignments and not PERFORM, because plpgsql runs an assignment of one expression
--- without a query.
+--   the id    The transaction gets its id before it reads the position. Whoever prunes rows waits
+--             for each transaction that may have read an older position (T4, C5).
+--   the lock  Shared, and in a statement of its own: a later statement sees everything that
+--             committed before the lock was granted. In one statement with the read, the snapshot
+--             would be older than the lock, and an owner that was replaced meanwhile would pass.
+--             Above READ COMMITTED no later statement sees more, so there the lock is the lease's
+--             row: locking it raises 40001 if it has changed since the snapshot. FOR SHARE, not FOR
+--             KEY SHARE: see onlyonce.hold.
+--   the read  Owner and position, in one statement.
+--
+-- It uses assignments and not PERFORM, because plpgsql runs an assignment of one expression without
+-- a query.
 --
 -- enable_seqscan is off only while the position is looked up. The plan is made while the table is
 -- tiny, and is kept; it would go on reading the whole table when that has grown, for example while
 -- an old snapshot prevents vacuum. A SET clause of the function would do the same at a higher cost,
 -- because it ends with a walk over all settings. An error in between ends the transaction, and the
--- setting with it (T2, T7, F1).
+-- setting with it (T2, T7, F1, C3, G6).
+create function onlyonce.enter(
+  cursor_id bigint, epoch bigint, nonce uuid, run integer,
+  lock_timeout text, statement_timeout text, idle_timeout text
+) returns bigint
+language plpgsql as $$
+declare
+  stands  bigint;
+  seqscan text := current_setting('enable_seqscan');
+  ignored text;
+begin
+  ignored := set_config('lock_timeout', enter.lock_timeout, true)
+          || set_config('statement_timeout', enter.statement_timeout, true)
+          || set_config('idle_in_transaction_session_timeout', enter.idle_timeout, true)
+          || set_config('enable_seqscan', 'off', true)
+          || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+  if current_setting('transaction_isolation') = 'read committed' then
+    ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;
+  else
+    perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share;
+  end if;
+  select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
+                  (select c.run_start from onlyonce.cursors c where c.id = l.id and c.run = enter.run))
+    into stands
+    from onlyonce.leases l where l.id = enter.cursor_id and l.epoch = enter.epoch and l.nonce = enter.nonce;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: this owner was replaced',
+      detail = format('lease %s is no longer held under epoch %s', enter.cursor_id, enter.epoch);
+  end if;
+  ignored := set_config('enable_seqscan', seqscan, true);
+  return stands;
+end $$;
+comment on function onlyonce.enter(bigint, bigint, uuid, integer, text, text, text) is
+  'Begins a transaction of a cursor''s owner: sets its bounds, raises OO001 unless (epoch, nonce) own the cursor, excludes a take-over until the transaction ends, and returns the position.';
+
+-- fence is the first statement of a batch: one call enters the transaction and moves the position,
+-- because each statement of a pipeline costs.
+--
+-- The position is compared with the one in the database, which may be lower than the owner
+-- remembers: a failover may have lost commits. The INSERT waits, at most lock_timeout, for another
+-- transaction from the same offset, for example an earlier attempt whose outcome is unknown. The
+-- comparison cannot see that transaction. If it commits, the INSERT raises 23505 on
+-- onlyonce.progress (T2, F1).
 create function onlyonce.fence(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
   anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
@@ -308,33 +352,9 @@ create function onlyonce.fence(
 ) returns void
 language plpgsql as $$
 declare
-  stands  bigint;
-  seqscan text := current_setting('enable_seqscan');
-  ignored text;
+  stands bigint;
 begin
-  ignored := set_config('lock_timeout', fence.lock_timeout, true)
-          || set_config('statement_timeout', fence.statement_timeout, true)
-          || set_config('idle_in_transaction_session_timeout', fence.idle_timeout, true)
-          || set_config('enable_seqscan', 'off', true);
-
-  -- The lock comes first, in a statement of its own: a later statement sees everything that
-  -- committed before the lock was granted, and a process that takes over waits for it. FOR SHARE,
-  -- not FOR KEY SHARE: see onlyonce.hold.
-  perform 1 from onlyonce.leases l
-    where l.id = fence.cursor_id and l.epoch = fence.epoch and l.nonce = fence.nonce
-    for share;
-  if not found then
-    raise exception using errcode = 'OO001',
-      message = 'onlyonce: fence lost: this owner was replaced',
-      detail = format('lease %s is no longer held under epoch %s', fence.cursor_id, fence.epoch);
-  end if;
-
-  select p.next_offset into stands from onlyonce.progress p
-    where p.cursor_id = fence.cursor_id and p.run = fence.run
-    order by p.from_offset desc limit 1;
-  if not found then
-    select c.run_start into stands from onlyonce.cursors c where c.id = fence.cursor_id and c.run = fence.run;
-  end if;
+  stands := onlyonce.enter(fence.cursor_id, fence.epoch, fence.nonce, fence.run, fence.lock_timeout, fence.statement_timeout, fence.idle_timeout);
   if stands is distinct from fence.expected then
     raise exception using errcode = 'OO001',
       message = 'onlyonce: fence lost: the position has moved',
@@ -344,10 +364,6 @@ begin
     raise exception using errcode = 'check_violation',
       message = format('onlyonce: fence: the position would go from %s to %s', fence.expected, fence.next);
   end if;
-
-  ignored := set_config('enable_seqscan', seqscan, true)
-          || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
-
   -- Without ON CONFLICT, which would write a second WAL record for the row. If another transaction
   -- from the same position has committed meanwhile, this raises by itself.
   insert into onlyonce.progress
@@ -360,15 +376,13 @@ create constraint trigger sealed after insert on onlyonce.progress
   deferrable initially deferred
   for each row execute function onlyonce.require_seal();
 
--- fence_slot is the first statement of a transaction that runs beside others of its partition. It
--- takes the place of onlyonce.fence: it checks the ownership, and records that the messages at the
--- given offsets are done. It does not move the position; onlyonce.sweep does.
+-- fence_slot is the first statement of a transaction that runs beside others of its partition: of a
+-- slot, or of messages that a share group has delivered to a member. It takes the place of
+-- onlyonce.fence: it enters the transaction, and records that the messages at the given offsets are
+-- done. It does not move the position; onlyonce.sweep does.
 --
 -- Each check is a statement of its own, after the one that may wait:
 --
---   the slot     locked FOR SHARE, and its own columns compared: a process that takes over updates
---                the row, so it waits for this transaction, or this one fails, also above
---                READ COMMITTED
 --   the position not below low: the owner's memory is not ahead of the database, which may have
 --                lost commits; and not above any of the offsets, which would be done already
 --   after        offsets of the messages that come before these by their ordering keys, and are not
@@ -378,9 +392,9 @@ create constraint trigger sealed after insert on onlyonce.progress
 --                this raises 23505 on onlyonce.done, at every isolation level
 --
 -- The lateral join with its limit makes the predecessors index probes, whatever the plan was made
--- for. See onlyonce.fence for enable_seqscan and for the assignments (C1, C2, C3).
+-- for. See onlyonce.enter for enable_seqscan (C1, C2, C3, G1, G6).
 create function onlyonce.fence_slot(
-  cursor_id bigint, slot integer, epoch bigint, nonce uuid, run integer, low bigint,
+  cursor_id bigint, epoch bigint, nonce uuid, run integer, low bigint,
   offsets bigint[], hashes bigint[], after bigint[],
   lock_timeout text, statement_timeout text, idle_timeout text
 ) returns void
@@ -391,122 +405,34 @@ declare
   seqscan text := current_setting('enable_seqscan');
   ignored text;
 begin
-  ignored := set_config('lock_timeout', fence_slot.lock_timeout, true)
-          || set_config('statement_timeout', fence_slot.statement_timeout, true)
-          || set_config('idle_in_transaction_session_timeout', fence_slot.idle_timeout, true)
-          || set_config('enable_seqscan', 'off', true)
-          || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
-
-  perform 1 from onlyonce.lease_slots s
-    where s.lease_id = fence_slot.cursor_id and s.slot = fence_slot.slot and s.epoch = fence_slot.epoch and s.nonce = fence_slot.nonce
-    for share;
-  if not found then
-    raise exception using errcode = 'OO001',
-      message = 'onlyonce: fence lost: this owner was replaced',
-      detail = format('slot %s of lease %s is no longer held under epoch %s', fence_slot.slot, fence_slot.cursor_id, fence_slot.epoch);
-  end if;
-
-  select p.next_offset into stands from onlyonce.progress p
-    where p.cursor_id = fence_slot.cursor_id and p.run = fence_slot.run
-    order by p.from_offset desc limit 1;
-  if not found then
-    select c.run_start into stands from onlyonce.cursors c where c.id = fence_slot.cursor_id and c.run = fence_slot.run;
-  end if;
+  stands := onlyonce.enter(fence_slot.cursor_id, fence_slot.epoch, fence_slot.nonce, fence_slot.run,
+    fence_slot.lock_timeout, fence_slot.statement_timeout, fence_slot.idle_timeout);
   if stands is null or stands < fence_slot.low or stands > (select min(u.o) from unnest(fence_slot.offsets) u (o)) then
     raise exception using errcode = 'OO001',
       message = 'onlyonce: fence lost: the position has moved',
       detail = format('cursor %s stands at offset %s, was seen at %s, and this transaction begins at %s', fence_slot.cursor_id, stands, fence_slot.low, fence_slot.offsets[1]);
   end if;
-
-  select min(a.o) into missing
-    from unnest(fence_slot.after) a (o)
-    left join lateral (
-      select true as found from onlyonce.done d
-       where d.cursor_id = fence_slot.cursor_id and d.run = fence_slot.run and d."offset" = a.o limit 1) d on true
-   where a.o >= stands and d.found is null;
-  if missing is not null then
-    raise exception using errcode = 'OO001',
-      message = 'onlyonce: fence lost: an earlier message of an ordering key is not done',
-      detail = format('cursor %s: offset %s is not done', fence_slot.cursor_id, missing);
+  if cardinality(fence_slot.after) > 0 then
+    ignored := set_config('enable_seqscan', 'off', true);
+    select min(a.o) into missing
+      from unnest(fence_slot.after) a (o)
+      left join lateral (
+        select true as found from onlyonce.done d
+         where d.cursor_id = fence_slot.cursor_id and d.run = fence_slot.run and d."offset" = a.o limit 1) d on true
+     where a.o >= stands and d.found is null;
+    ignored := set_config('enable_seqscan', seqscan, true);
+    if missing is not null then
+      raise exception using errcode = 'OO001',
+        message = 'onlyonce: fence lost: an earlier message of an ordering key is not done',
+        detail = format('cursor %s: offset %s is not done', fence_slot.cursor_id, missing);
+    end if;
   end if;
-  ignored := set_config('enable_seqscan', seqscan, true);
-
   insert into onlyonce.done (cursor_id, "offset", hash, run, last)
     select fence_slot.cursor_id, u.o, u.h, fence_slot.run, u.n = cardinality(fence_slot.offsets)
       from unnest(fence_slot.offsets, fence_slot.hashes) with ordinality u (o, h, n) order by u.o;
 end $$;
-comment on function onlyonce.fence_slot(bigint, integer, bigint, uuid, integer, bigint, bigint[], bigint[], bigint[], text, text, text) is
-  'First statement of a transaction beside others of its partition: records that these offsets are done, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';
-
--- fence_share is the first statement of a transaction of messages that a broker has delivered to a
--- member of a share group. No process owns such messages, so it takes the place of
--- onlyonce.fence_slot without an epoch: what excludes a second transaction is the row of each
--- offset, and the position below which the rows are gone.
---
--- Each check is a statement of its own, after the one that may wait:
---
---   the slot     one of those that belong to no owner, locked FOR SHARE. A take-over and an
---                operator who sets the position update all slots, so they wait for this
---                transaction, or it waits for them and reads what they have written; above
---                READ COMMITTED it fails with 40001 then. If the owner is no keeper there is none
---   the cursor   belongs to this keeper group and this incarnation of the topic, is in use, and no
---                replay is under way
---   the position is not above any of the offsets, which would be done already
---   the insert   waits for another transaction that has one of the offsets. If that one commits,
---                this raises 23505 on onlyonce.done, at every isolation level
--- fence_share is the fence of a share group's member (G1, G5, G6).
-create function onlyonce.fence_share(
-  cursor_id bigint, slot integer, group_id text, topic_id uuid, offsets bigint[], hashes bigint[],
-  lock_timeout text, statement_timeout text, idle_timeout text
-) returns void
-language plpgsql as $$
-declare
-  present integer;
-  first   bigint;
-  stands  bigint;
-  seqscan text := current_setting('enable_seqscan');
-  ignored text;
-begin
-  ignored := set_config('lock_timeout', fence_share.lock_timeout, true)
-          || set_config('statement_timeout', fence_share.statement_timeout, true)
-          || set_config('idle_in_transaction_session_timeout', fence_share.idle_timeout, true)
-          || set_config('enable_seqscan', 'off', true)
-          || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
-
-  perform 1 from onlyonce.lease_slots s
-    where s.lease_id = fence_share.cursor_id and s.slot = fence_share.slot and s.slot < 0
-    for share;
-  if not found then
-    raise exception using errcode = 'OO001',
-      message = 'onlyonce: fence lost: no keeper of a share group owns this cursor',
-      detail = format('cursor %s has no slot %s', fence_share.cursor_id, fence_share.slot);
-  end if;
-
-  select c.run, c.run_start into present, first from onlyonce.cursors c
-    where c.id = fence_share.cursor_id and c.group_id = fence_share.group_id and c.topic_id = fence_share.topic_id
-      and c.retired_at is null and c.replay_until is null;
-  if not found then
-    raise exception using errcode = 'OO001',
-      message = 'onlyonce: fence lost: the cursor does not take messages of this share group now',
-      detail = format('cursor %s is retired, in a replay, of another group than %s or of another topic than %s', fence_share.cursor_id, fence_share.group_id, fence_share.topic_id);
-  end if;
-  select p.next_offset into stands from onlyonce.progress p
-    where p.cursor_id = fence_share.cursor_id and p.run = present
-    order by p.from_offset desc limit 1;
-  stands := coalesce(stands, first);
-  if stands > (select min(u.o) from unnest(fence_share.offsets) u (o)) then
-    raise exception using errcode = 'OO001',
-      message = 'onlyonce: fence lost: the position has passed these offsets',
-      detail = format('cursor %s stands at offset %s, and this transaction begins at %s', fence_share.cursor_id, stands, fence_share.offsets[1]);
-  end if;
-  ignored := set_config('enable_seqscan', seqscan, true);
-
-  insert into onlyonce.done (cursor_id, "offset", hash, run, last)
-    select fence_share.cursor_id, u.o, u.h, present, u.n = cardinality(fence_share.offsets)
-      from unnest(fence_share.offsets, fence_share.hashes) with ordinality u (o, h, n) order by u.o;
-end $$;
-comment on function onlyonce.fence_share(bigint, integer, text, uuid, bigint[], bigint[], text, text, text) is
-  'First statement of a transaction of messages that a share group has delivered: records that these offsets are done, or raises OO001 or 23505. The transaction then needs onlyonce.seal() before COMMIT.';
+comment on function onlyonce.fence_slot(bigint, bigint, uuid, integer, bigint, bigint[], bigint[], bigint[], text, text, text) is
+  'First statement of a transaction beside others of its partition: records that these offsets are done, or raises OO001 or 23505. The transaction then needs onlyonce.seal() before COMMIT.';
 
 create constraint trigger sealed after insert on onlyonce.done
   deferrable initially deferred

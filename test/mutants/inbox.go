@@ -183,8 +183,6 @@ var inboxRules = []mutant{
 		old: "tx.Exec(ctx, lockOthersSQL, names)", new: "error(nil), error(nil); _ = names", pkg: "ops", test: "TestK10NoSegmentDuringAChange"},
 	{rule: "K10 classes stay behind", in: "ops", decl: "(*homing).bringKeys",
 		old: "bringClasses(ctx, there, tx, q.From.Name)", new: "error(nil)", pkg: "ops", test: "TestK10ClassesMoveWithAPlace"},
-	{rule: "K10 members of a share group", in: "ops", decl: "(*classing).read",
-		old: "is(func(c scopeCursor) bool { return c.Shared })", new: "false", pkg: "consumer", test: "TestK10WhatHasNoClass"},
 	{rule: "K10 keys of the class come along", in: "ops", decl: "(*origin).bring",
 		old: "o.scope.classes()", new: "(*scopeRow)(nil).classes()", pkg: "cmd/onlyonce", test: "TestK10MoveBringsTheClass"},
 	{rule: "K9 brake", in: "consumer/internal/brake", decl: "countsAsFailed",

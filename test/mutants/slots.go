@@ -13,10 +13,28 @@ var slotRules = []mutant{
 		old: "e.After >= t.Low && !inside[e.After]", new: "e.After >= t.Low && !inside[e.After] && false", test: "TestC2LostPredecessor"},
 	{rule: "C2 key in two hands (L6)", in: "consumer/internal/window", decl: "(*Window).Take",
 		old: "k.task != nil && k.task != t", new: "k.task != nil && k.task != t && false", pkg: "consumer", test: "TestC2OneTransactionAtATimeForAKey"},
-	{rule: "C3 owner of a slot is not compared (L2)", in: schema, decl: "function onlyonce.fence_slot",
-		old: "s.epoch = fence_slot.epoch and s.nonce = fence_slot.nonce", new: "s.nonce is not null", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
-	{rule: "C3 take-over does not wait for slots (L2)", in: schema, decl: "function onlyonce.fence_slot",
-		old: "for share; if not found", new: "; if not found", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
+	{rule: "C3 owner of a slot is not compared (L2)", in: schema, decl: "function onlyonce.enter",
+		old: enterOwner, new: "l.nonce is not null", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
+	{rule: "C3 take-over does not wait for slots (L2)", in: schema, decl: "function onlyonce.raise_epoch",
+		old: "perform pg_advisory_xact_lock(onlyonce.owner_lock(l.id))", new: "perform 1", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
+	{rule: "C3 lock is not shared (L2)", in: schema, decl: "function onlyonce.enter",
+		old: enterShared, new: "", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
+	{rule: "C3 locked and read in one statement (L2)", in: schema, decl: "function onlyonce.enter",
+		old: enterShared + ` else perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share; end if;
+  select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
+                  (select c.run_start from onlyonce.cursors c where c.id = l.id and c.run = enter.run))
+    into stands
+    from onlyonce.leases l where`,
+		new: `else perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share; end if;
+  select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
+                  (select c.run_start from onlyonce.cursors c where c.id = l.id and c.run = enter.run))
+    into stands
+    from onlyonce.leases l where
+    pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text = '' and`, pkg: "consumer", test: "TestG6PlainOwnerExcludesMembers"},
+	{rule: "C3 old snapshot, the row is not locked (L2)", in: schema, decl: "function onlyonce.enter",
+		old: "perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share;", new: enterShared, pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
+	{rule: "C3 operator does not wait (L2)", in: "ops", decl: "(*CursorName).lockLease",
+		old: "cursor.LockOwnerSQL, ", new: "", pkg: "cmd/onlyonce", test: "TestAdoptWaitsForTheOwnersBatch"},
 	{rule: "C4 memory moves the position (L3)", in: schema, decl: "function onlyonce.sweep",
 		old: "covered is distinct from true", new: "false", pkg: "consumer", test: "TestC4LostTransactionAboveThePosition"},
 	{rule: "C5 position is not compared (L4)", in: schema, decl: "function onlyonce.fence_slot",

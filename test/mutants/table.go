@@ -7,13 +7,17 @@ const schema = "migrations/0001"
 
 const (
 	// fenceLock begins all that stops an owner that was replaced. fenceOpen lets it through.
-	fenceLock = "perform 1 from onlyonce.leases l"
-	fenceOpen = `ignored := set_config('enable_seqscan', seqscan, true) || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+	fenceLock = "stands := onlyonce.enter("
+	fenceOpen = `perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
   insert into onlyonce.progress
     values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch)
     on conflict do nothing;
   return;
-  perform 1 from onlyonce.leases l`
+  stands := onlyonce.enter(`
+	// enterOwner is the comparison with the owner, and enterShared the lock that comes in a
+	// statement before it.
+	enterOwner  = "l.epoch = enter.epoch and l.nonce = enter.nonce"
+	enterShared = "ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;"
 	// settleHold stops a replaced owner that tries a parked row. settleOpen lets it through, and
 	// makes the row one that its attempt fits.
 	settleHold = "perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);"
