@@ -29,6 +29,7 @@ type RateSet struct {
 	Sink              string           `json:"sink"`
 	Tenant            string           `json:"tenant" doc:"empty: any tenant"`
 	OrderingKeyPrefix string           `json:"ordering_key_prefix" doc:"empty: any ordering key, or none"`
+	EachTenant        bool             `json:"each_tenant" doc:"of each tenant that has no rate of its own"`
 	PerSecond         *float64         `json:"per_second" doc:"that an operator has set now; nil: none"`
 	InFlight          *int32           `json:"in_flight" doc:"that an operator has set now; nil: none"`
 	Was               reports.SinkRate `json:"was"`
@@ -42,9 +43,13 @@ type SetRateInput struct {
 	// Tenant limits only calls of one tenant. Defaults to empty: all calls of the sink.
 	Tenant string `flag:"tenant" arg:"T" doc:"only calls of the tenant T"`
 
+	// EachTenant limits the calls of each tenant that has no rate of its own, separately. Tenant
+	// must be empty then. Defaults to false.
+	EachTenant bool `flag:"each-tenant" doc:"the calls of each tenant without a rate of its own"`
+
 	// OrderingKeyPrefix limits only calls whose ordering key begins with it, of any tenant. It ends
-	// with its first colon or slash, for example "account-17:". Tenant must be empty then. Defaults
-	// to empty: all calls of the sink.
+	// with its first colon or slash, for example "account-17:". Tenant must be empty then, and
+	// EachTenant false. Defaults to empty: all calls of the sink.
 	OrderingKeyPrefix string `flag:"key-prefix" arg:"P" doc:"only calls whose ordering key begins with P, for example account-17:"`
 
 	// PerSecond is how many calls a second all relays together start: above 0, up to 1,000,000. It
@@ -64,10 +69,10 @@ type SetRateInput struct {
 	Shown *RateSet
 }
 
-// SetRate sets how many calls a second relays start to a sink, for one of its tenants, or for
-// ordering keys with a prefix, and how many they have under way at once. Relays follow within two
-// seconds, also for calls that already wait; running calls continue. A wait that the remote has
-// asked for by Retry-After ends.
+// SetRate sets how many calls a second relays start to a sink, for one of its tenants or each of
+// them, or for ordering keys with a prefix, and how many they have under way at once. Relays follow
+// within two seconds, also for calls that already wait; running calls continue. A wait that the
+// remote has asked for by Retry-After ends.
 //
 // It returns the new rate and the former one. Errors are of kind ErrNotFound for a sink that no
 // relay has listed, and ErrNothing if the rate would not change.
@@ -90,8 +95,11 @@ func (q *SetRateInput) Check() error {
 	case q.InFlight != nil && (*q.InFlight < 1 || *q.InFlight > 1e6):
 		return failf(ErrInvalid, "the calls under way must be from 1 to 1000000")
 	}
-	if q.Tenant != "" && q.OrderingKeyPrefix != "" {
-		return failf(ErrInvalid, "give either `Tenant` or `OrderingKeyPrefix`")
+	switch {
+	case q.Tenant != "" && q.OrderingKeyPrefix != "", q.EachTenant && (q.Tenant != "" || q.OrderingKeyPrefix != ""):
+		return failf(ErrInvalid, "give one of `Tenant`, `EachTenant` and `OrderingKeyPrefix`")
+	case q.Tenant == "*":
+		return failf(ErrInvalid, "`Tenant`: %q is no name of a tenant: `EachTenant` limits each of them", q.Tenant)
 	}
 	if p := q.OrderingKeyPrefix; p != "" {
 		if err := checkText("`OrderingKeyPrefix`", p); err != nil {
@@ -130,11 +138,11 @@ func (q *rating) read(ctx context.Context, tx pgx.Tx) (*RateSet, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reports.SinkRate{Sink: q.Sink, Tenant: q.Tenant, OrderingKeyPrefix: q.OrderingKeyPrefix}
+	r := &reports.SinkRate{Sink: q.Sink, Tenant: q.Tenant, EachTenant: q.EachTenant, OrderingKeyPrefix: q.OrderingKeyPrefix}
 	if len(rates) > 0 {
 		r = &rates[0]
 	}
-	set := &RateSet{Sink: q.Sink, Tenant: q.Tenant, OrderingKeyPrefix: q.OrderingKeyPrefix, PerSecond: q.PerSecond, InFlight: q.InFlight, Was: *r}
+	set := &RateSet{Sink: q.Sink, Tenant: q.Tenant, EachTenant: q.EachTenant, OrderingKeyPrefix: q.OrderingKeyPrefix, PerSecond: q.PerSecond, InFlight: q.InFlight, Was: *r}
 	if !q.Unset && set.PerSecond == nil {
 		set.PerSecond = r.PerSecond
 	}
@@ -173,6 +181,8 @@ func (q *rating) callsOf() string {
 		return "key " + q.OrderingKeyPrefix
 	case q.Tenant != "":
 		return "tenant " + q.Tenant
+	case q.EachTenant:
+		return "tenants"
 	}
 	return ""
 }

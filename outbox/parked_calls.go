@@ -166,11 +166,11 @@ func (p *parkedCalls) commit(t *parkedTurn) error {
 		"sink": sink.name, "lane": p.lane.number, "slots": t.slots, "reconciles": sink.cfg.Reconcile != nil,
 		"picked": callIDs(p.picked), "late": callIDs(p.late), "keys": pgUUIDs(p.keysUnderWay()),
 		"start_window": windowBound(sink.limits.startWindow()), "lease_ttl": sink.cfg.LeaseTTL,
-		"waiting": waiting, "permits": permits, "tenants": l.tenants, "prefixes": l.prefixes, "prefixes_calls_of": l.ofPrefixes,
+		"waiting": waiting, "permits": permits, "tenants": l.tenants, "each": l.each, "prefixes": l.prefixes, "prefixes_calls_of": l.ofPrefixes,
 	}
 	return p.lane.fenced(func(b *pgx.Batch) {
 		queueSettlements(b, sink, t.settle)
-		if t.slots > 0 && len(l.tenants)+len(l.prefixes) > 0 {
+		if t.slots > 0 && !l.none() {
 			setAsideSQL.queue(b, args).Exec(ignoreTag)
 		}
 		if t.slots > 0 {

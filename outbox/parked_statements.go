@@ -25,6 +25,9 @@ const (
 	keyNotUnderWay = `(p.order_key is null or p.order_key <> all (@keys::uuid[]))`
 )
 
+// ofLimitedTenant is a condition on a parked call p: its tenant has a rate.
+const ofLimitedTenant = `(p.tenant = any (@tenants::text[]) or @each::boolean and p.tenant <> '')`
+
 // firstOfKey is a condition on a parked call p: no unsettled call of its ordering key precedes it.
 // By the index parked_order; the OFFSET keeps the planner from making it a join over all rows.
 const firstOfKey = `(p.order_key is null or not exists (
@@ -45,6 +48,7 @@ const firstOfKey = `(p.order_key is null or not exists (
 //	@reconciles            whether calls of unknown outcome are asked about
 //	@waiting, @permits     whose calls wait for a rate, and how many of each may be made
 //	@tenants, @prefixes    that have a rate: none of their due calls is picked
+//	@each                  whether each tenant has one
 //
 // If a call's window has passed, it is returned too, without an attempt: its age keeps it from
 // being made, and it is left for reconciliation. A call that has been accepted and waits for its
@@ -75,13 +79,13 @@ update onlyonce.parked o
        next_attempt_at = clock_timestamp() + @lease_ttl::interval
  where o.id = any (array(select c.id from (
          select d.* from (` + dueRanges + `) r cross join lateral (
-            select case when cardinality(@tenants::text[]) + cardinality(@prefixes::bigint[]) = 0 then r.until else
+            select case when cardinality(@tenants::text[]) + cardinality(@prefixes::bigint[]) = 0 and not @each::boolean then r.until else
               coalesce((select p.next_attempt_at from onlyonce.parked p where ` + dueIn + ` order by p.next_attempt_at offset 1000 + @slots limit 1), r.until) end as until) n
           cross join lateral (
            select p.id, p.next_attempt_at as at from onlyonce.parked p
             where ` + dueIn + ` and p.next_attempt_at <= n.until and p.state in ('retrying', 'reconcile') and ` + notUnderWay + ` and ` + keyNotUnderWay + `
               and ` + firstOfKey + `
-              and (p.tenant <> all (@tenants::text[]) and (p.order_prefix is null or p.order_prefix <> all (@prefixes::bigint[])) or p.response_status is not null or p.state = 'reconcile')
+              and (not ` + ofLimitedTenant + ` and (p.order_prefix is null or p.order_prefix <> all (@prefixes::bigint[])) or p.response_status is not null or p.state = 'reconcile')
             order by p.next_attempt_at, p.id limit @slots for no key update skip locked) d
           where r.class < 2 or @reconciles
          union all
@@ -119,7 +123,7 @@ update onlyonce.parked o
                 and p.state = 'retrying' and p.response_status is null
               order by p.next_attempt_at limit 1000) d
             order by d.next_attempt_at limit 1000) d on d.id = p.id
-          where p.state = 'retrying' and (p.tenant = any (@tenants::text[]) or p.order_prefix = any (@prefixes::bigint[])) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
+          where p.state = 'retrying' and (` + ofLimitedTenant + ` or p.order_prefix = any (@prefixes::bigint[])) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
             and ` + notUnderWay + `
           order by p.id for no key update of p skip locked))`)
 

@@ -44,22 +44,26 @@ insert into onlyonce.rates as r (sink, calls_of, order_prefix, configured, confi
 on conflict (sink, calls_of) do update set configured = excluded.configured, configured_in_flight = excluded.configured_in_flight
   where r.configured is distinct from excluded.configured or r.configured_in_flight is distinct from excluded.configured_in_flight`
 
-// ratesSQL reads the rates of a sink. In: sink. Out: whose calls; the stored form of a prefix
-// (null: it is none); whether a rate is set; whether it is set how many calls may be under way; for
-// how many microseconds the remote wants no calls (null: it takes them). A time more than an hour
-// ahead was written while the clock was ahead.
+// ratesSQL reads the rates of a sink, by the index rates_limits. In: sink. Out: whose calls; the
+// stored form of a prefix (null: it is none); whether a rate is set; whether it is set how many
+// calls may be under way; for how many microseconds the remote wants no calls (null: it takes
+// them). A time more than an hour ahead was written while the clock was ahead.
 const ratesSQL = `
 select r.calls_of, r.order_prefix, coalesce(r.per_second, r.configured) is not null, coalesce(r.in_flight, r.configured_in_flight) is not null,
        case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour'
             then (extract(epoch from r.held_until - clock_timestamp()) * 1000000)::bigint end
-  from onlyonce.rates r where r.sink = $1`
+  from onlyonce.rates r
+ where r.sink = $1 and (r.per_second is not null or r.configured is not null or r.in_flight is not null or r.configured_in_flight is not null or r.held_until is not null)`
 
-// forgetRatesSQL deletes rows that limit nothing, an hour after the remote took calls again. Calls
-// that wait say whose rate it is, and are found without the row. In: sink.
+// forgetRatesSQL deletes rows that limit nothing, an hour after the remote took calls again, and
+// buckets of tenants by [Rate].EachTenant that are full, after an hour. Calls that wait say whose
+// rate it is, and are found without the row. In: sink.
 const forgetRatesSQL = `
 delete from onlyonce.rates
  where sink = $1 and per_second is null and configured is null and in_flight is null and configured_in_flight is null and set_at is null
-   and (held_until < clock_timestamp() - interval '1 hour' or held_until > clock_timestamp() + interval '2 hours')`
+   and (held_until < clock_timestamp() - interval '1 hour' or held_until > clock_timestamp() + interval '2 hours'
+        or held_until is null and filled_at < clock_timestamp() - interval '1 hour' - interval '1 second' * coalesce((
+             select 1 / greatest(coalesce(e.per_second, e.configured), 1e-6) from onlyonce.rates e where e.sink = $1 and e.calls_of = 'tenants'), 0))`
 
 // waitingSQL reads for which rates calls of a sink wait, and in which lanes: a row for each pair,
 // at most 4,096. In: sink; the pair that the ones before ended with. It reads one entry of the
@@ -324,7 +328,7 @@ func (s *relaySink) configureRates(ctx context.Context) error {
 		if r.OrderingKeyPrefix != "" {
 			prefix = codec.OrderPrefix(s.name, r.OrderingKeyPrefix)
 		}
-		all, prefixes = append(all, callsOf{tenant: r.Tenant, prefix: r.OrderingKeyPrefix}.stored()), append(prefixes, prefix)
+		all, prefixes = append(all, callsOf{tenant: r.Tenant, prefix: r.OrderingKeyPrefix, each: r.EachTenant}.stored()), append(prefixes, prefix)
 		rates, inFlight = append(rates, r.PerSecond), append(inFlight, int32(r.InFlight))
 	}
 	if _, err := s.pool.Exec(ctx, configureRatesSQL, s.name, all, prefixes, rates, inFlight); err != nil {

@@ -18,6 +18,20 @@ type rateLimit struct {
 	share // of the calls that may be under way
 }
 
+// set notes which limits there are.
+func (l *rateLimit) set(limited, bounded bool) {
+	if !bounded {
+		l.share = share{}
+	}
+	l.limited, l.bounded = limited, bounded
+}
+
+// used reports whether the relay may have something of it: permits or a share, or has asked for
+// some.
+func (l *rateLimit) used(now time.Time) bool {
+	return l.wanted > 0 || now.Before(l.lapse) || now.Before(l.short) || now.Before(l.share.lapse)
+}
+
 // needed reports whether calls need permits.
 func (l *rateLimit) needed() bool { return l.limited || l.bounded }
 

@@ -9,10 +9,10 @@ import (
 )
 
 // Rate limits the calls that all relays together start a second and have under way at once: to a
-// sink, for one of its tenants, or for ordering keys with a prefix.
+// sink, for one of its tenants or each of them, or for ordering keys with a prefix.
 //
 // A call counts for the rate of its sink, and for one more at most: for that of its ordering key's
-// prefix if there is one, or else for its tenant's.
+// prefix if there is one, or else for its tenant's, or else for that of each tenant.
 //
 // The calls of a tenant or a prefix that are over its rate are set aside: they wait in
 // onlyonce.parked, in the order in which they came, and hold up no other calls of their lane. The
@@ -26,6 +26,13 @@ type Rate struct {
 
 	// Tenant limits only the calls of one tenant. Defaults to empty: all calls of the sink.
 	Tenant string
+
+	// EachTenant limits the calls of each tenant that has no rate of its own, separately, so that
+	// no tenant has to be named: of a tenant with 100,000 calls only some are under way, and those
+	// of others need not wait for them. What is over the rate is copied once. Calls without a
+	// tenant are not limited by it. Tenant and OrderingKeyPrefix must be empty then. Defaults to
+	// false.
+	EachTenant bool
 
 	// OrderingKeyPrefix limits only calls whose Call.OrderingKey begins with it, of any tenant. It
 	// ends with its first colon or slash, because a stored call has only that part of its ordering
@@ -63,8 +70,10 @@ func checkRates(l *fields.List, rates []Rate, sinks []Sink) {
 		switch p := r.OrderingKeyPrefix; {
 		case p != "" && codec.PrefixOf(p) != p:
 			l.Add(field+".OrderingKeyPrefix", "%q must end with its first colon or slash, for example %q", p, "account-17:")
-		case p != "" && r.Tenant != "":
-			l.Add(field, "must not have both Tenant and OrderingKeyPrefix")
+		case p != "" && r.Tenant != "", r.EachTenant && (p != "" || r.Tenant != ""):
+			l.Add(field, "must have at most one of Tenant, EachTenant and OrderingKeyPrefix")
+		case r.Tenant == "*":
+			l.Add(field+".Tenant", "%q is no name of a tenant: EachTenant limits each of them", r.Tenant)
 		}
 		switch {
 		case r.PerSecond == 0 && r.InFlight == 0:
@@ -74,9 +83,9 @@ func checkRates(l *fields.List, rates []Rate, sinks []Sink) {
 		case r.InFlight < 0 || r.InFlight > maxRate:
 			l.Add(field+".InFlight", "must be from 1 to %d", int(maxRate))
 		}
-		id := Rate{Sink: r.Sink, Tenant: r.Tenant, OrderingKeyPrefix: r.OrderingKeyPrefix}
+		id := Rate{Sink: r.Sink, Tenant: r.Tenant, EachTenant: r.EachTenant, OrderingKeyPrefix: r.OrderingKeyPrefix}
 		if seen[id] {
-			l.Add(field, "a second rate of sink %q, tenant %q and prefix %q", r.Sink, r.Tenant, r.OrderingKeyPrefix)
+			l.Add(field, "a second rate of sink %q, tenant %q, prefix %q, EachTenant %t", r.Sink, r.Tenant, r.OrderingKeyPrefix, r.EachTenant)
 		}
 		seen[id] = true
 	}
@@ -85,9 +94,12 @@ func checkRates(l *fields.List, rates []Rate, sinks []Sink) {
 // maxRate is the largest rate, in calls a second, and the largest number of calls under way.
 const maxRate = 1e6
 
-// callsOf says whose calls a rate is for: of the sink as a whole (the zero value), of a tenant, or
-// of ordering keys with a prefix.
-type callsOf struct{ tenant, prefix string }
+// callsOf says whose calls a rate is for: of the sink as a whole (the zero value), of a tenant, of
+// each tenant, or of ordering keys with a prefix.
+type callsOf struct {
+	tenant, prefix string
+	each           bool
+}
 
 // allCalls are those of the sink as a whole.
 var allCalls callsOf
@@ -99,6 +111,8 @@ func (c callsOf) stored() string {
 		return "key " + c.prefix
 	case c.tenant != "":
 		return "tenant " + c.tenant
+	case c.each:
+		return "tenants"
 	}
 	return ""
 }
@@ -107,7 +121,7 @@ func (c callsOf) stored() string {
 func parseCallsOf(stored string) (c callsOf) {
 	if prefix, is := strings.CutPrefix(stored, "key "); is {
 		c.prefix = prefix
-	} else {
+	} else if c.each = stored == "tenants"; !c.each {
 		c.tenant = strings.TrimPrefix(stored, "tenant ")
 	}
 	return c
@@ -117,6 +131,10 @@ func parseCallsOf(stored string) (c callsOf) {
 // that would become NULL.
 type limitedCalls struct {
 	tenants    []string
+	each       bool    // all tenants
 	prefixes   []int64 // as codec.OrderPrefix has them
 	ofPrefixes []string
 }
+
+// none reports whether no call needs one.
+func (l *limitedCalls) none() bool { return len(l.tenants)+len(l.prefixes) == 0 && !l.each }

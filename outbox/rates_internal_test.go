@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -79,10 +80,63 @@ func TestO14WhoseRate(t *testing.T) {
 	if of := r.of("acme", prefix); of != acme {
 		t.Errorf("while the remote wants no calls of its tenant, it counts for %+v", of)
 	}
-	for _, of := range []callsOf{allCalls, acme, {tenant: "key a:"}, {prefix: "tenant :"}} {
+	for _, of := range []callsOf{allCalls, acme, {tenant: "key a:"}, {prefix: "tenant :"}, {each: true}, {tenant: "s"}} {
 		if got := parseCallsOf(of.stored()); got != of {
 			t.Errorf("%+v became %+v", of, got)
 		}
+	}
+}
+
+// A tenant's limit by the rate of each tenant is kept while it is in use, ends with that rate, and
+// holds what the remote asks for.
+func TestO14LimitByTheRateOfEachTenant(t *testing.T) {
+	t.Parallel()
+	r := newRelayRates(8, time.Second)
+	each := []storedRate{{CallsOf: "tenants", Limited: true}, {CallsOf: "tenant own", Bounded: true}}
+	r.read(each, time.Now())
+	if n := r.take(acme, 3); n != 0 {
+		t.Errorf("%d calls without a permit", n)
+	}
+	if l := r.limit(callsOf{tenant: "own"}); l.limited || !l.bounded {
+		t.Errorf("a tenant with a rate of its own has %+v", l)
+	}
+	if r.limit(allCalls) != nil {
+		t.Error("calls without a tenant have a limit")
+	}
+	if l := r.limited(); !l.each || len(l.tenants) != 0 {
+		t.Errorf("limited: %+v", l)
+	}
+	r.want(acme)
+	r.read(each, time.Now())
+	if r.limits[acme] == nil {
+		t.Error("a poll forgot that permits are wanted")
+	}
+	q := r.ask(time.Now().Add(time.Second))
+	r.granted(&q, []permitGrant{{CallsOf: "tenant acme", Granted: 1}}, time.Now())
+	r.read(each, time.Now())
+	if n := r.take(acme, 3); n != 1 {
+		t.Errorf("%d calls by one permit", n)
+	}
+	r.hold(acme, time.Minute, HoldsTenant)
+	r.read(each, time.Now())
+	if l := r.limits[acme]; !l.limited || !r.lockedHeld(acme) {
+		t.Errorf("held: %+v", l)
+	}
+	clear(r.holds) // written
+	held := time.Minute.Microseconds()
+	r.read(append(slices.Clone(each), storedRate{CallsOf: "tenant acme", Held: &held}), time.Now())
+	if l := r.limits[acme]; !l.limited || !r.lockedHeld(acme) {
+		t.Errorf("held, as is written: %+v", l)
+	}
+	r.returned(acme, 1)
+	r.read(each, time.Now().Add(permitLife))
+	if r.limits[acme] != nil {
+		t.Error("it is not forgotten")
+	}
+	r.limit(acme)
+	r.read(nil, time.Now())
+	if n := r.take(acme, 3); n != 3 {
+		t.Errorf("%d calls of 3 without a rate", n)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
@@ -81,6 +82,98 @@ func TestO14TenantOverItsRateHoldsUpNoOther(t *testing.T) {
 	r.enqueue(chargeOf("other", "b"))
 	until(t, "another call of the other tenant", func() bool { return sentOf(sink, "other") == 2 })
 	t.Logf("another one %v after its commit", time.Since(began))
+}
+
+// EachTenant: a tenant that nobody has named holds up no other one, in the order of its keys, and
+// with no more buckets than tenants that have calls. One with a rate of its own has that, and calls
+// without a tenant have none.
+func TestO14EachTenant(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(accept)
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", EachTenant: true, PerSecond: 10}, {Sink: "payments", Tenant: "quick", PerSecond: 1000}}
+	for i := range 20 {
+		var calls []outbox.Call
+		for k := range 100 {
+			c := keyed(fmt.Sprint("k", k, "."), i)
+			c.Tenant = "slow"
+			calls = append(calls, c)
+		}
+		r.enqueueAll(calls...)
+	}
+	r.enqueueMany("quick", 100)
+	r.enqueueMany("", 100)
+	for i := range 20 {
+		r.enqueue(chargeOf(fmt.Sprint("small", i), "a"))
+	}
+	began := time.Now()
+	r.start(cfg)
+	r.start(cfg)
+	until(t, "those of the others are sent", func() bool {
+		return one[int](r, `select count(*) from onlyonce.calls where tenant <> 'slow' and state <> 'delivered'`) == 0
+	})
+	until(t, "the tenant's calls go on", func() bool { return sentOf(sink, "slow") >= 30 })
+	if sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2)); sent > most {
+		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
+	}
+	if s := one[string](r, `select string_agg(distinct calls_of, ',' order by calls_of) from onlyonce.rates where calls_of !~ '^tenant small'`); s != "tenant quick,tenant slow,tenants" {
+		t.Errorf("rates of %s", s)
+	}
+	var rates []reports.SinkRate
+	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) (err error) {
+		rates, err = reports.Rates(t.Context(), tx, nil, nil)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(rates) != 2 || !rates[1].EachTenant || rates[1].Waiting < 50 {
+		t.Errorf("reported: %+v", rates)
+	}
+	// Without it they go out at once, in the order of their keys.
+	cfg.Rates = nil
+	r.start(cfg)
+	r.states("delivered")
+	last := map[string]int{}
+	for _, d := range sink.calls() {
+		if d.Tenant != "slow" {
+			continue
+		}
+		var n int
+		key, at, _ := strings.Cut(order(&d), ".")
+		if _, err := fmt.Sscan(at, &n); err != nil {
+			t.Fatal(err)
+		}
+		if n < last[key] {
+			t.Fatalf("%s: %d after %d", key, n, last[key])
+		}
+		last[key] = n
+	}
+}
+
+// The bucket of a tenant without a rate of its own fills at the rate of each tenant. It is deleted
+// once it is full, and not before: a new one would have a permit at once.
+func TestO14BucketOfEachTenant(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	take := func(tenant string, wanted int) int {
+		return one[int](r, `select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, array['tenant ' || $1], array[$2::int], '{0}', '{0}')`, tenant, wanted)
+	}
+	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second) values ('s', 'tenants', 0.0001), ('s', 'tenant own', 100)`)
+	if a, b, c := take("a", 5), take("a", 5), take("b", 5); a != 1 || b != 0 || c != 1 {
+		t.Errorf("took %d and %d of one tenant, and %d of another", a, b, c)
+	}
+	r.exec(`update onlyonce.rates set filled_at = clock_timestamp() - interval '1 hour' where calls_of = 'tenant own'`)
+	if n := take("own", 1000); n != 50 {
+		t.Errorf("took %d by a rate of its own of 100", n)
+	}
+	for age, want := range map[string]int{"2 hours": 4, "4 hours": 2} { // 10,000 s a call
+		r.exec(`update onlyonce.rates set filled_at = clock_timestamp() - $1::interval`, age)
+		r.exec(outbox.Statements["forget rates"], "s")
+		if n := one[int](r, `select count(*) from onlyonce.rates`); n != want {
+			t.Errorf("%d rates %s later, want %d", n, age, want)
+		}
+	}
 }
 
 // Calls that wait hold no times: they follow the rate that is set now.
@@ -275,6 +368,7 @@ func TestO14RetriesNeedPermits(t *testing.T) {
 	for name, rate := range map[string]outbox.Rate{
 		"tenant": {Sink: "payments", Tenant: "slow", PerSecond: 20},
 		"prefix": {Sink: "payments", OrderingKeyPrefix: "a:", PerSecond: 20},
+		"each":   {Sink: "payments", EachTenant: true, PerSecond: 20},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

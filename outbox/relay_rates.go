@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +29,7 @@ type relayRates struct {
 	regained  bool  // more calls may be started, and lanes that wait are to be woken
 	questions int64 // that were asked
 	limits    map[callsOf]*rateLimit
+	each      rateLimit             // whether calls of each tenant need permits, and which
 	prefixes  map[int64]callsOf     // those of limits whose calls need permits, by their stored form
 	waiting   map[callsOf]bool      // whose calls wait, in any lane of the sink
 	holds     map[callsOf]time.Time // that are not written yet
@@ -149,6 +151,17 @@ func (r *relayRates) of(tenant string, prefix int64) callsOf {
 	return r.lockedOf(tenant, prefix)
 }
 
+// limit returns what is known of a rate, or nil if there is none. A tenant without a rate of its
+// own may have that of each. The caller has the lock.
+func (r *relayRates) limit(of callsOf) *rateLimit {
+	l := r.limits[of]
+	if l == nil && of.tenant != "" && r.each.needed() {
+		l = limitOf(r.limits, of)
+		l.limited, l.bounded = r.each.limited, r.each.bounded
+	}
+	return l
+}
+
 // lockedOf is of under the lock.
 func (r *relayRates) lockedOf(name string, prefix int64) callsOf {
 	tenant := callsOf{tenant: name}
@@ -171,7 +184,7 @@ func (r *relayRates) available(of callsOf) int {
 
 // lockedAvailable is available under the lock.
 func (r *relayRates) lockedAvailable(of callsOf) int {
-	if l := r.limits[of]; l != nil {
+	if l := r.limit(of); l != nil {
 		return l.available(time.Now(), r.underWay[of])
 	}
 	return math.MaxInt
@@ -200,7 +213,7 @@ func (r *relayRates) take(of callsOf, n int) int {
 // lockedTake is take under the lock.
 func (r *relayRates) lockedTake(of callsOf, n int) int {
 	n = max(n, 0)
-	if l := r.limits[of]; l != nil {
+	if l := r.limit(of); l != nil {
 		n = min(n, l.available(time.Now(), r.underWay[of]))
 		if l.limited {
 			l.permits -= n
@@ -260,7 +273,7 @@ func (r *relayRates) count(of callsOf, n int) {
 	if of == allCalls && n < 0 {
 		signal(r.freed)
 	}
-	l := r.limits[of]
+	l := r.limit(of)
 	if l == nil || !l.bounded {
 		return
 	}
@@ -285,7 +298,7 @@ func (r *relayRates) want(of callsOf) {
 
 // lockedWant is want under the lock.
 func (r *relayRates) lockedWant(of callsOf) {
-	l, now := r.limits[of], time.Now()
+	l, now := r.limit(of), time.Now()
 	if l == nil || now.Before(l.heldUntil) {
 		return
 	}
@@ -322,7 +335,7 @@ func (r *relayRates) mustWait(tenant string, prefix int64) (of callsOf, must boo
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of = r.lockedOf(tenant, prefix)
-	l := r.limits[of]
+	l := r.limit(of)
 	return of, of != allCalls && l != nil && (r.lockedHeld(of) || l.needed() && r.waiting[of])
 }
 
@@ -344,10 +357,10 @@ func (r *relayRates) setWaiting(all map[callsOf]bool) {
 func (r *relayRates) limited() limitedCalls {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := limitedCalls{[]string{}, []int64{}, []string{}}
+	all := limitedCalls{[]string{}, r.each.needed(), []int64{}, []string{}}
 	for of, l := range r.limits {
 		switch {
-		case of == allCalls || !l.needed() && !time.Now().Before(l.heldUntil):
+		case of == allCalls || !l.needed() && !time.Now().Before(l.heldUntil) || all.each && of.tenant != "":
 		case of.prefix == "":
 			all.tenants = append(all.tenants, of.tenant)
 		case l.needed():
@@ -382,11 +395,19 @@ func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds) {
 
 // lockedHold is hold of one kind of calls, under the lock.
 func (r *relayRates) lockedHold(of callsOf, until time.Time) {
-	l := limitOf(r.limits, of)
+	l := r.heldLimit(of)
 	if until.After(l.heldUntil) {
 		l.heldUntil, r.holds[of] = until, until
 		signal(r.needed)
 	}
+}
+
+// heldLimit is limit, and makes one if there is none.
+func (r *relayRates) heldLimit(of callsOf) *rateLimit {
+	if l := r.limit(of); l != nil {
+		return l
+	}
+	return limitOf(r.limits, of)
 }
 
 // noteAnswered notes that the remote has answered a call for good.
@@ -419,13 +440,21 @@ func (r *relayRates) read(stored []storedRate, asked time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	limits, prefixes := map[callsOf]*rateLimit{}, map[int64]callsOf{}
+	r.each = rateLimit{}
+	if i := slices.IndexFunc(stored, func(s storedRate) bool { return parseCallsOf(s.CallsOf).each }); i >= 0 {
+		r.each.limited, r.each.bounded = stored[i].Limited, stored[i].Bounded
+	}
 	for _, s := range stored {
 		of := parseCallsOf(s.CallsOf)
-		l := limitOf(r.limits, of)
-		if !s.Bounded {
-			l.share = share{}
+		if of.each {
+			continue
 		}
-		l.limited, l.bounded, l.heldUntil = s.Limited, s.Bounded, time.Time{}
+		if of.tenant != "" && !s.Limited && !s.Bounded {
+			s.Limited, s.Bounded = r.each.limited, r.each.bounded
+		}
+		l := limitOf(r.limits, of)
+		l.set(s.Limited, s.Bounded)
+		l.heldUntil = time.Time{}
 		if s.Held != nil {
 			l.heldUntil = asked.Add(fromMicros(*s.Held))
 		}
@@ -437,10 +466,17 @@ func (r *relayRates) read(stored []storedRate, asked time.Time) {
 			}
 		}
 	}
-	for of, until := range r.holds { // not written yet
-		limitOf(limits, of).heldUntil = until
+	for of, l := range r.limits { // by the rate of each tenant
+		if limits[of] == nil && of.tenant != "" && r.each.needed() && (r.waiting[of] || r.underWay[of] > 0 || l.used(asked)) {
+			l.set(r.each.limited, r.each.bounded)
+			l.heldUntil = time.Time{}
+			limits[of] = l
+		}
 	}
 	r.limits, r.prefixes = limits, prefixes
+	for of, until := range r.holds { // not written yet
+		r.heldLimit(of).heldUntil = until
+	}
 	signal(r.freed) // a rate may be gone
 }
 

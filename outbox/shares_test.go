@@ -60,21 +60,29 @@ func (c *crowd) atOnce(of string) int {
 // allowed, and other tenants are not held up.
 func TestO15CallsOfATenantUnderWay(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	c, open := newCrowd(t)
-	cfg := testConfig(newScripted(c.send))
-	cfg.Rates = []outbox.Rate{{Sink: "payments", Tenant: "slow", InFlight: 3}}
-	for range 20 { // in many lanes
-		r.enqueueMany("slow", 15)
-		r.enqueueMany("other", 5)
-	}
-	r.start(cfg)
-	r.start(cfg)
-	until(t, "as many as may be are under way", func() bool { return c.atOnce("slow") == 3 && c.atOnce("other") > 3 })
-	open()
-	r.states("delivered")
-	if n := c.atOnce("slow"); n != 3 {
-		t.Errorf("%d calls were under way at once, of 3", n)
+	for name, rates := range map[string][]outbox.Rate{
+		"tenant":      {{Sink: "payments", Tenant: "slow", InFlight: 3}},
+		"each tenant": {{Sink: "payments", EachTenant: true, InFlight: 3}, {Sink: "payments", Tenant: "other", InFlight: 5}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			c, open := newCrowd(t)
+			cfg := testConfig(newScripted(c.send))
+			cfg.Rates = rates
+			for range 20 { // in many lanes
+				r.enqueueMany("slow", 15)
+				r.enqueueMany("other", 5)
+			}
+			r.start(cfg)
+			r.start(cfg)
+			until(t, "as many as may be are under way", func() bool { return c.atOnce("slow") == 3 && c.atOnce("other") > 3 })
+			open()
+			r.states("delivered")
+			if n := c.atOnce("slow"); n != 3 {
+				t.Errorf("%d calls were under way at once, of 3", n)
+			}
+		})
 	}
 }
 

@@ -42,7 +42,7 @@ func parseRelay(data []byte, env func(string) string) (cfg outbox.RelayConfig, s
 	cfg.Retention, cfg.DrainTimeout = top.duration("retention", 0), top.duration("drain_timeout", 0)
 	cfg.PassOn, cfg.WaitFor, cfg.Listen = top.flag("pass_on"), top.texts("wait_for"), top.flag("listen")
 	for _, s := range top.objects("rates") {
-		cfg.Rates = append(cfg.Rates, outbox.Rate{Sink: s.text("sink"), Tenant: s.text("tenant"), OrderingKeyPrefix: s.text("ordering_key_prefix"),
+		cfg.Rates = append(cfg.Rates, outbox.Rate{Sink: s.text("sink"), Tenant: s.text("tenant"), EachTenant: s.flag("each_tenant"), OrderingKeyPrefix: s.text("ordering_key_prefix"),
 			PerSecond: value[float64](s, "per_second", "a number"), InFlight: s.number("in_flight")})
 		s.unknown()
 	}

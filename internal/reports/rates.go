@@ -13,29 +13,42 @@ import (
 )
 
 // sinkRatesSQL lists rates, and for which rates calls wait. In: sink, whose calls (each may be
-// null: any). The calls that wait are counted by the index parked_waits.
+// null: any). The calls that wait are counted by the index parked_waits. Tenants without a rate of
+// their own are added up in that of each tenant, if there is one.
 const sinkRatesSQL = `
+with own as materialized (
+  select * from onlyonce.rates where ($1::text is null or sink = $1) and coalesce(configured, per_second, configured_in_flight, in_flight) is not null),
+r as materialized (
+  select * from own union all
+  select * from onlyonce.rates where ($1::text is null or sink = $1) and coalesce(configured, per_second, configured_in_flight, in_flight) is null and (held_until > clock_timestamp() or set_at is not null)),
+u as (
+  select sink, waits_for as used_by, 0 as share, count(*) as calls from onlyonce.parked
+   where waits_for is not null and state = 'retrying' and next_attempt_at is null and ($1::text is null or sink = $1) group by 1, 2
+  union all
+  select sink, calls_of, share, 0 from onlyonce.shares where until > clock_timestamp() and ($1::text is null or sink = $1)),
+w as (
+  select u.sink, coalesce(e.calls_of, u.used_by) as calls_of, sum(u.share)::bigint as taken, sum(u.calls)::bigint as calls
+    from u left join own e on e.calls_of = 'tenants' and e.sink = u.sink and u.used_by like 'tenant %' and not exists (
+           select from own o where o.sink = u.sink and o.calls_of = u.used_by) group by 1, 2)
 select x.sink, case when x.calls_of like 'tenant %' then substr(x.calls_of, 8) else '' end as tenant,
        case when x.calls_of like 'key %' then substr(x.calls_of, 5) else '' end as ordering_key_prefix,
-       r.configured, r.per_second, r.configured_in_flight, r.in_flight,
-       coalesce((select sum(s.share) from onlyonce.shares s where s.sink = r.sink and s.calls_of = r.calls_of and s.until > clock_timestamp()), 0) as taken,
-       r.set_at, r.set_by, r.reason,
+       x.calls_of = 'tenants' as each_tenant, r.configured, r.per_second, r.configured_in_flight, r.in_flight,
+       coalesce(w.taken, 0) as taken, r.set_at, r.set_by, r.reason,
        case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour' then r.held_until end as held_until,
        coalesce(w.calls, 0) as waiting
-  from (select * from onlyonce.rates where ($1::text is null or sink = $1) and ($2::text is null or calls_of = $2)) r
-  full join (select p.sink, p.waits_for as calls_of, count(*) as calls from onlyonce.parked p
-              where p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null
-                and ($1::text is null or p.sink = $1) and ($2::text is null or p.waits_for = $2) group by 1, 2) w
-    on w.sink = r.sink and w.calls_of = r.calls_of
+  from r full join w on w.sink = r.sink and w.calls_of = r.calls_of
  cross join lateral (select coalesce(r.sink, w.sink) as sink, coalesce(r.calls_of, w.calls_of) as calls_of) x
- where coalesce(r.configured, r.per_second, r.configured_in_flight, r.in_flight) is not null or r.held_until > clock_timestamp() or w.calls > 0
+ where ($2::text is null or x.calls_of = $2)
+   and (coalesce(r.configured, r.per_second, r.configured_in_flight, r.in_flight) is not null or r.held_until > clock_timestamp() or w.calls > 0)
  order by x.sink, x.calls_of`
 
-// SinkRate is the rate of a sink, of one of its tenants, or of ordering keys with a prefix.
+// SinkRate is the rate of a sink, of one of its tenants or each of them, or of ordering keys with a
+// prefix.
 type SinkRate struct {
 	Sink              string   `json:"sink"`
 	Tenant            string   `json:"tenant" doc:"empty: any tenant"`
 	OrderingKeyPrefix string   `json:"ordering_key_prefix" doc:"empty: any ordering key, or none"`
+	EachTenant        bool     `json:"each_tenant" doc:"of each tenant that has no rate of its own"`
 	Configured        *float64 `json:"configured" doc:"calls a second, by RelayConfig.Rates; nil: none"`
 	PerSecond         *float64 `json:"per_second" doc:"set by an operator, counts instead; nil: none"`
 
@@ -98,6 +111,8 @@ func (r *SinkRate) Whose() string {
 		return "sink " + r.Sink + ", ordering keys " + r.OrderingKeyPrefix + "..."
 	case r.Tenant != "":
 		return "sink " + r.Sink + ", tenant " + r.Tenant
+	case r.EachTenant:
+		return "sink " + r.Sink + ", each tenant"
 	}
 	return "sink " + r.Sink
 }
@@ -109,6 +124,8 @@ func (r *SinkRate) Of() string {
 		return fmt.Sprintf(", ordering keys with the prefix %q", r.OrderingKeyPrefix)
 	case r.Tenant != "":
 		return fmt.Sprintf(", tenant %q", r.Tenant)
+	case r.EachTenant:
+		return ", each tenant"
 	}
 	return ""
 }

@@ -369,7 +369,7 @@ comment on column onlyonce.lanes.history_at is 'When a relay first saw this syst
 -- there is no row, or nothing is set in it, nothing limits the call any more.
 create table onlyonce.rates (
   sink       text             not null collate "C",
-  calls_of   text             not null default '' collate "C" check (calls_of ~ '^($|tenant |key .*[:/]$)'),
+  calls_of   text             not null default '' collate "C" check (calls_of ~ '^($|tenants$|tenant |key .*[:/]$)'),
   order_prefix bigint         check ((order_prefix is not null) = (calls_of like 'key %')),
   configured double precision check (configured > 0 and configured <= 1e6),
   per_second double precision check (per_second > 0 and per_second <= 1e6),
@@ -383,8 +383,11 @@ create table onlyonce.rates (
   held_until timestamptz,
   primary key (sink, calls_of)
 ) with (fillfactor = 50);
+-- rates_limits has those that limit or hold calls, and not the buckets of tenants that have no rate of their own.
+create index rates_limits on onlyonce.rates (sink)
+ where per_second is not null or configured is not null or in_flight is not null or configured_in_flight is not null or held_until is not null;
 comment on table  onlyonce.rates is 'How many calls a second relays start to a sink, for one of its tenants, or for ordering keys with a prefix, and how many they may have under way.';
-comment on column onlyonce.rates.calls_of   is 'Whose calls: empty of all of the sink, ''tenant acme'' of the tenant acme, ''key account-17:'' of those whose ordering keys begin with ''account-17:''.';
+comment on column onlyonce.rates.calls_of   is 'Whose calls: empty of all of the sink, ''tenant acme'' of the tenant acme, ''tenants'' of each tenant without a rate of its own, whose bucket is then a row without a rate, ''key account-17:'' of those whose ordering keys begin with ''account-17:''.';
 comment on column onlyonce.rates.order_prefix is 'Of a prefix: its hash, as onlyonce.batches.order_prefix has it.';
 comment on column onlyonce.rates.configured is 'Calls a second, by RelayConfig.Rates of the relay that was started last. Null: no limit.';
 comment on column onlyonce.rates.per_second is 'Calls a second, set by `onlyonce outbox rate`. It counts instead of `configured`. Null: that one counts.';
@@ -479,20 +482,34 @@ create function onlyonce.take_permits(sink text, relay uuid, asked bigint, limit
 returns table (calls_of text, granted integer, wait bigint, share integer)
 language plpgsql as $$
 declare
-  r   onlyonce.rates;
-  at  timestamptz;
-  per double precision;
-  has double precision;
-  n   integer;
+  e    onlyonce.rates; -- of each tenant
+  r    onlyonce.rates;
+  at   timestamptz;
+  per  double precision;
+  most integer;
+  has  double precision;
+  n    integer;
 begin
+  select x.* into e from onlyonce.rates x
+   where x.sink = take_permits.sink and x.calls_of = 'tenants' and coalesce(x.per_second, x.configured, x.in_flight, x.configured_in_flight) is not null;
+  if found then
+    insert into onlyonce.rates (sink, calls_of) select take_permits.sink, l from unnest(take_permits.limits) l where l like 'tenant %' order by l collate "C" on conflict do nothing;
+  end if;
   for r in select x.* from onlyonce.rates x where x.sink = take_permits.sink and x.calls_of = any (take_permits.limits)
-                                               and coalesce(x.per_second, x.configured, x.in_flight, x.configured_in_flight) is not null order by x.calls_of for no key update loop
+                                               and (coalesce(x.per_second, x.configured, x.in_flight, x.configured_in_flight) is not null or e.sink is not null and x.calls_of like 'tenant %')
+            order by x.calls_of for no key update loop
+    if coalesce(r.per_second, r.configured, r.in_flight, r.configured_in_flight) is not null then
+      per := coalesce(r.per_second, r.configured);
+      most := coalesce(r.in_flight, r.configured_in_flight);
+    else
+      per := coalesce(e.per_second, e.configured);
+      most := coalesce(e.in_flight, e.configured_in_flight);
+    end if;
     n := array_position(take_permits.limits, r.calls_of);
     calls_of := r.calls_of;
     granted := 0;
     wait := 0;
     share := null;
-    per := coalesce(r.per_second, r.configured);
     if per is not null then
       at := clock_timestamp();
       has := least(greatest(per / 2, 1), r.permits + per * greatest(extract(epoch from at - r.filled_at), 0));
@@ -507,8 +524,8 @@ begin
          set permits = has - granted, filled_at = case when r.filled_at > at + interval '1 minute' then at else greatest(at, r.filled_at) end
        where x.sink = r.sink and x.calls_of = r.calls_of;
     end if;
-    if coalesce(r.in_flight, r.configured_in_flight) is not null then
-      share := onlyonce.take_share(r.sink, r.calls_of, take_permits.relay, take_permits.asked, coalesce(r.in_flight, r.configured_in_flight), take_permits.held[n], take_permits.wants[n]);
+    if most is not null then
+      share := onlyonce.take_share(r.sink, r.calls_of, take_permits.relay, take_permits.asked, most, take_permits.held[n], take_permits.wants[n]);
     end if;
     return next;
   end loop;

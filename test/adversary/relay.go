@@ -14,9 +14,14 @@ import (
 	"github.com/onlyonce/onlyonce/test/callcheck"
 )
 
-// relayScenes: a relay of one sink.
+// relayScenes: a relay of one sink, without a rate and with one of each tenant.
 func relayScenes() []scene {
-	return []scene{{name: "relay/calls", make: func() stage { return &relaying{} }}}
+	return []scene{
+		{name: "relay/calls", make: func() stage { return &relaying{} }},
+		{name: "relay/tenants", make: func() stage {
+			return &relaying{rates: []outbox.Rate{{Sink: sink, EachTenant: true, PerSecond: 100, InFlight: 1}}}
+		}},
+	}
 }
 
 const sink = "main"
@@ -25,6 +30,7 @@ const sink = "main"
 // fails one of them at first.
 type relaying struct {
 	remote *callcheck.Remote
+	rates  []outbox.Rate
 	n      int
 }
 
@@ -76,7 +82,7 @@ func (x *relaying) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		}
 		defer s.Close()
 		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}, PollInterval: 50 * time.Millisecond, LeaseTTL: max(r.bound, time.Second),
-			Backoff: dedupe.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond}, DrainTimeout: r.bound, Logger: r.logger()})
+			Backoff: dedupe.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond}, DrainTimeout: r.bound, Rates: x.rates, Logger: r.logger()})
 		if err != nil {
 			return err
 		}

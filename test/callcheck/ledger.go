@@ -66,7 +66,7 @@ func Write(ctx context.Context, tx pgx.Tx, id string, planned []Planned, oneByOn
 		}
 		ids, txs, sinks, keys, fates, seqs = append(ids, b.ID), append(txs, id), append(sinks, b.Sink), append(keys, b.Key), append(fates, b.Fate), append(seqs, b.Seq)
 		calls = append(calls, outbox.Call{
-			Sink: b.Sink, Name: "note", Scope: Scope, ID: b.ID, OrderingKey: b.Key, Target: "/" + b.ID, Body: raw, NotBefore: c.NotBefore,
+			Tenant: tenantOf(b.Key), Sink: b.Sink, Name: "note", Scope: Scope, ID: b.ID, OrderingKey: b.Key, Target: "/" + b.ID, Body: raw, NotBefore: c.NotBefore,
 			Header: map[string][]string{"Content-Type": {"application/json"}, "X-Storm": {b.ID}},
 		})
 	}
@@ -82,6 +82,14 @@ func Write(ctx context.Context, tx pgx.Tx, id string, planned []Planned, oneByOn
 	}
 	_, err := tx.Exec(ctx, ledgerSQL, ids, txs, sinks, keys, seqs, fates)
 	return err
+}
+
+// tenantOf returns the tenant of calls of an ordering key: one of ten, or none without a key.
+func tenantOf(key string) string {
+	if key == "" {
+		return ""
+	}
+	return "t" + key[len(key)-1:]
 }
 
 func enqueue(ctx context.Context, tx pgx.Tx, calls []outbox.Call, oneByOne bool) error {

@@ -59,7 +59,7 @@ func parked(rates, limited []string) []any {
 		permits[i] = 100
 	}
 	return []any{pgx.NamedArgs{"sink": "s", "lane": 3, "slots": 100, "reconciles": true, "picked": none, "late": none, "keys": noKeys, "start_window": never,
-		"lease_ttl": time.Minute, "waiting": rates, "permits": permits, "tenants": limited, "prefixes": none, "prefixes_calls_of": noText}}
+		"lease_ttl": time.Minute, "waiting": rates, "permits": permits, "tenants": limited, "each": false, "prefixes": none, "prefixes_calls_of": noText}}
 }
 
 var nextDue = probe{sql: "outbox.nextDueSQL", args: parked(nil, noText)}

@@ -74,17 +74,18 @@ func serve(ctx context.Context, c *fleet.Child, cfg relayConfig) error {
 	var relays []*outbox.Relay
 	for _, names := range [][]string{{sinkMain, sinkShort}, {sinkStrict}} {
 		var sinks []outbox.Sink
+		var rates []outbox.Rate
 		for _, name := range names {
 			s, err := sink(name, cfg.Remote)
 			if err != nil {
 				return err
 			}
 			defer s.Close()
-			sinks = append(sinks, &watched{s, c})
+			sinks, rates = append(sinks, &watched{s, c}), append(rates, outbox.Rate{Sink: name, EachTenant: true, InFlight: 4})
 		}
 		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
 			Sinks: sinks, PollInterval: 50 * time.Millisecond, LeaseTTL: leaseTTL, Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},
-			DrainTimeout: 3 * time.Second, PassOn: names[0] != sinkStrict, Hooks: hooks(c),
+			DrainTimeout: 3 * time.Second, PassOn: names[0] != sinkStrict, Rates: rates, Hooks: hooks(c),
 		})
 		if err != nil {
 			return err
