@@ -225,8 +225,8 @@ func TestD1FailingOnBeginIsNobodysFault(t *testing.T) {
 			if len(r.tries) < 5 { // each with a wait, and none in a loop
 				t.Errorf("%d tries again for %d failures", len(r.tries), failed.Load())
 			}
-			for _, e := range r.tries {
-				if e.Attempt > 0 || e.Wait <= 0 {
+			for _, e := range r.tries { // a message that is alone is counted first, and then taken back
+				if e.Attempt > 1 || e.Wait <= 0 {
 					t.Errorf("tried again: %+v", e)
 				}
 			}
