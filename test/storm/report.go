@@ -7,7 +7,7 @@ import (
 )
 
 // report is the outcome of a storm, and what -json prints. The names are the project's (see
-// docs/glossary.md).
+// docs/rules/words.md).
 type report struct {
 	rig.Summary
 	Unique    int `json:"unique"`    // distinct message ids

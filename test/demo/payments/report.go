@@ -14,7 +14,7 @@ import (
 )
 
 // report is the outcome of a run, and what -json prints. The names are the project's (see
-// docs/glossary.md).
+// docs/rules/words.md).
 type report struct {
 	Requests     int     `json:"requests"`      // sent, those without an answer included; not those that net/http has sent again by itself
 	Unique       int     `json:"unique"`        // operations, each under a key of its own

@@ -14,7 +14,7 @@ import (
 )
 
 // Report is the outcome of a run, and what -json prints. The names are the project's (see
-// docs/glossary.md).
+// docs/rules/words.md).
 type Report struct {
 	Produced          int     `json:"produced"`            // records written, copies and second production included
 	Unique            int     `json:"unique"`              // distinct message ids
