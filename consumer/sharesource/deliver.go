@@ -28,6 +28,9 @@ const (
 	leaveTimeout = 5 * time.Second
 	// retryWait is the pause after an error of the brokers.
 	retryWait = 500 * time.Millisecond
+	// refusals is how often wrong settings are read again. A broker that has just started may answer
+	// before it has read those of groups.
+	refusals = 4
 )
 
 // member is one process in the share group, from joining to leaving. Its goroutine polls,
@@ -45,6 +48,7 @@ type member struct {
 
 	resting map[partitionName]restingPartition
 	checked time.Time
+	refused int // how often the settings were wrong since
 }
 
 // partitionName is a partition of this member's topics.
@@ -95,13 +99,17 @@ func (s *Source) deliver(ctx context.Context, atOnce, most int, apply func(ctx c
 	defer m.leave()
 	for ctx.Err() == nil {
 		if time.Since(m.checked) > checkEvery {
-			if err := m.checkCluster(ctx); isFinal(err) || errors.Is(err, errNewTopic) {
+			err := m.checkCluster(ctx)
+			if isFinal(err) {
+				m.refused++
+			}
+			if m.refused > refusals || errors.Is(err, errNewTopic) {
 				return err
 			} else if err != nil {
 				m.retry(ctx, err)
 				continue
 			}
-			m.checked = time.Now()
+			m.checked, m.refused = time.Now(), 0
 		}
 		if err := m.pollOnce(ctx); err != nil {
 			return err
