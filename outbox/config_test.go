@@ -23,7 +23,8 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 		Backoff: dedupe.Backoff{Min: time.Hour, Max: time.Minute}, Retention: time.Second, DrainTimeout: -1,
 		Rates: []outbox.Rate{{Sink: "payments", PerSecond: 1}, {Sink: "payments", PerSecond: 2}, {Sink: "mail", PerSecond: 1}, {Sink: "short"},
 			{Sink: "short", Tenant: "a", PerSecond: -1}, {Sink: "short", Tenant: "b", InFlight: -1}, {Sink: "short", OrderingKeyPrefix: "account-17", PerSecond: 1},
-			{Sink: "short", OrderingKeyPrefix: "a:", Tenant: "b", PerSecond: 1}},
+			{Sink: "short", OrderingKeyPrefix: "a:", Tenant: "b", PerSecond: 1}, {Sink: "short", Tenant: "*", PerSecond: 1},
+			{Sink: "short", EachTenant: true, Tenant: "b", PerSecond: 1}},
 	})
 	if !errors.Is(err, outbox.ErrConfig) {
 		t.Fatal(err)
@@ -33,7 +34,7 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 		"Sinks[3]: short: Limits.KeyWindow, 1s, leaves no time", "Sinks[4]: its name",
 		`Rates[1]: a second rate of sink "payments"`, `Rates[2]: "mail" is none of Sinks`, "Rates[3]: must have PerSecond, InFlight, or both",
 		"Rates[4].PerSecond: must be above 0", "Rates[5].InFlight: must be from 1",
-		`Rates[6].OrderingKeyPrefix: "account-17" must end with its first colon or slash`, "Rates[7]: must not have both"} {
+		`Rates[6].OrderingKeyPrefix: "account-17" must end with its first colon or slash`, "Rates[7]: must have at most one of", `Rates[8].Tenant: "*" is no name`, "Rates[9]: must have at most one of"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q in:\n%v", want, err)
 		}

@@ -167,7 +167,9 @@ func TestOutboxRate(t *testing.T) {
 	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, tenant, key, sink, lane, row_id, waits_for, waits_since)
 		values ('call', 'retrying', 'rate', '', 'acme', gen_random_uuid(), 'payments', 1, 7, 'tenant acme', now())`)
 	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusEnvironment, `"account-17" must end with its first colon or slash`)
-	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17:", "-tenant", "acme", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusEnvironment, "give either -tenant or -key-prefix")
+	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17:", "-tenant", "acme", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusEnvironment, "give one of -tenant, -each-tenant and -key-prefix")
+	f.run("outbox", "rate", "-sink", "payments", "-tenant", "*", "-per-second", "1", "-reason", "all", "-yes").want(t, statusEnvironment, `-tenant: "*" is no name of a tenant: -each-tenant limits each of them`)
+	f.run("outbox", "rate", "-sink", "payments", "-each-tenant", "-in-flight", "2", "-reason", "fair", "-yes").want(t, statusGood, "sink payments, each tenant to 2 under way at once; until now: no rate")
 	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17:", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusGood, "sink payments, ordering keys account-17:... to 1 calls a second")
 	f.exec(`insert into onlyonce.rates (sink, configured, held_until) values ('payments', 100, now() + interval '1 minute')`)
 	f.run("outbox", "status").want(t, statusGood, "Rate of sink payments: 100 calls a second, by the relays' configuration; the remote wants no calls until",
@@ -181,7 +183,7 @@ func TestOutboxRate(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.rates where coalesce(per_second::text, in_flight::text, held_until::text) is null and set_by = current_user`); n != 2 {
 		t.Error("something is left")
 	}
-	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox rate' and detail->>'sink' = 'payments' and detail->'was' is not null`); n != 5 {
+	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox rate' and detail->>'sink' = 'payments' and detail->'was' is not null`); n != 6 {
 		t.Errorf("%d audit rows", n)
 	}
 }

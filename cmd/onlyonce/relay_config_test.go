@@ -9,8 +9,8 @@ func TestRelayConfigOfPasses(t *testing.T) {
 	t.Parallel()
 	cfg, _, faults := parseRelay([]byte(`{"pass_on": true, "wait_for": ["standby-1", "standby-2"], "listen": true,
 		"rates": [{"sink": "payments", "per_second": 0.5}, {"sink": "payments", "tenant": "acme", "per_second": 10, "in_flight": 4},
-			{"sink": "payments", "ordering_key_prefix": "account-17:", "per_second": 1}]}`), nil)
-	if fmt.Sprint(cfg.Rates) != "[{payments   0.5 0} {payments acme  10 4} {payments  account-17: 1 0}]" {
+			{"sink": "payments", "ordering_key_prefix": "account-17:", "per_second": 1}, {"sink": "payments", "each_tenant": true, "in_flight": 2}]}`), nil)
+	if fmt.Sprint(cfg.Rates) != "[{payments  false  0.5 0} {payments acme false  10 4} {payments  false account-17: 1 0} {payments  true  0 2}]" {
 		t.Error(cfg.Rates)
 	}
 	if len(faults) > 0 || !cfg.PassOn || fmt.Sprint(cfg.WaitFor) != "[standby-1 standby-2]" || !cfg.Listen {
