@@ -28,8 +28,8 @@ const (
 	leaveTimeout = 5 * time.Second
 	// retryWait is the pause after an error of the brokers.
 	retryWait = 500 * time.Millisecond
-	// refusals is how often wrong settings are read again. A broker that has just started may answer
-	// before it has read those of groups.
+	// refusals is how often wrong settings are read again. A broker that has just started may
+	// answer before it has read those of groups.
 	refusals = 4
 )
 

@@ -175,6 +175,9 @@ func (r *running) drive() {
 	if status := r.post("/hooks", "{}", func(h http.Header) { system.Sign(h, "one", []byte("{}")) }); status != http.StatusOK {
 		r.t.Fatalf("the endpoint answers %d", status)
 	}
+	if status := r.post(system.Messages, "one", func(http.Header) {}); status != http.StatusOK {
+		r.t.Fatalf("publishing: %d", status)
+	}
 	if _, err := r.Pool.Exec(r.t.Context(), `insert into onlyonce.frontiers select id, run, clock_timestamp() from onlyonce.cursors on conflict do nothing`); err != nil {
 		r.t.Fatal(err)
 	}

@@ -172,7 +172,7 @@ func (w *workload) sees(ctx context.Context, p *prometheus, query string) error 
 }
 
 // traffic sends some requests to the workload: keys that are new, that are repeated, and that are
-// used for another request; webhooks that are signed, and one that is not.
+// used for another request; webhooks that are signed, and one that is not; a message of a queue.
 func (w *workload) traffic(ctx context.Context) error {
 	w.sent++
 	n := strconv.Itoa(w.sent)
@@ -183,6 +183,7 @@ func (w *workload) traffic(ctx context.Context) error {
 	}{
 		{system.Route, "{}", key("key-" + n)}, {system.Route, "{}", key("key-" + n)}, {system.Route, "[]", key("key-" + n)},
 		{"/hooks", n, func(h http.Header) { system.Sign(h, n, []byte(n)) }}, {"/hooks", n, func(http.Header) {}},
+		{system.Messages, n, func(http.Header) {}},
 	} {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+w.address+r.path, bytes.NewReader([]byte(r.body)))
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"time"
@@ -200,14 +201,21 @@ func (s *System) endpoint(mux *http.ServeMux) (func(context.Context) error, erro
 	return endpoint.Run, nil
 }
 
-// queue receives from a broker in memory, in which there is one message.
-func (s *System) queue(*http.ServeMux) (func(context.Context) error, error) {
+// Messages is the path of requests that publish their body, which is the message's id too.
+const Messages = "/messages"
+
+// queue receives from a broker in memory what requests publish.
+func (s *System) queue(mux *http.ServeMux) (func(context.Context) error, error) {
 	cfg := queue.Config{Name: "orders", CopiesWithin: time.Hour, Logger: slog.New(slog.DiscardHandler)}
 	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
 	broker := &queuetest.Memory{}
-	broker.Publish(queue.Delivery{ID: "1", Body: []byte("{}")})
+	mux.HandleFunc("POST "+Messages, func(_ http.ResponseWriter, r *http.Request) {
+		if body, err := io.ReadAll(r.Body); err == nil {
+			broker.Publish(queue.Delivery{ID: string(body), Body: body})
+		}
+	})
 	q, err := queue.New(s.Pool, broker.Connect(), cfg)
 	if err != nil {
 		return nil, err
