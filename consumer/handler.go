@@ -274,19 +274,17 @@ func panicToError(err *error) {
 	}
 }
 
-// reportHung reports an abandoned handler, and returns the error with which the attempt fails.
-func (e *engine) reportHung(work context.Context, h *handlerRun) error {
-	at := 0
-	if e.c.batch == nil {
-		at = int(h.current.Load())
-	}
+// reportHung reports an abandoned function of the user's, and returns the error with which the
+// attempt fails. ofOne: it had one message, the current one, and not all of them.
+func (e *engine) reportHung(work context.Context, h *handlerRun, ofOne bool) error {
+	at := int(h.current.Load()) // 0 unless ofOne
 	m := h.msgs[at]
 	e.c.countStuck(h, MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Stack: h.stack})
 	if work.Err() != nil {
 		return context.Cause(work)
 	}
 	index := -1
-	if e.c.batch == nil {
+	if ofOne {
 		index = h.index[at]
 	}
 	return &handlerFailure{index: index, err: errors.Join(ErrHandlerHung, h.timeoutErr)}

@@ -58,11 +58,7 @@ func (e *engine) prepare(work context.Context, a *attempt) (context.Context, err
 			h.hung, h.stack, h.timeoutErr = true, stackOf(e.goroutine.id), context.Cause(ctx)
 			close(e.goroutine.work) // it ends when Prepare does
 			e.goroutine = nil
-			err := e.reportHung(work, h)
-			if f, is := err.(*handlerFailure); is { //nolint:errorlint // as reportHung has made it
-				f.index = -1
-			}
-			return work, err
+			return work, e.reportHung(work, h, false)
 		}
 	}
 	if errors.Is(h.err, errGoexit) {

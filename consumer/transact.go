@@ -105,7 +105,7 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 		h := e.fillTransaction(work, tx, a, first)
 		if h.hung {
 			slot.abandon(tx)
-			return e.reportHung(work, h)
+			return e.reportHung(work, h, e.c.batch == nil)
 		}
 		if h.bytesChanged {
 			e.c.rollback(tx)
@@ -265,12 +265,8 @@ func (c *Consumer) onParked(ctx context.Context, tx *guard.Tx, m *Message, event
 // never idle in between, and each fence sets them before it waits for a row's lock. The fence
 // itself has no statement_timeout then, and ends by the client's bound.
 func (c *Consumer) setTimeouts(tx *guard.Tx) {
-	for _, t := range []struct {
-		name  string
-		bound time.Duration
-	}{{"lock_timeout", c.cfg.Timeouts.Lock}, {"statement_timeout", c.cfg.Timeouts.Statement}, {"idle_in_transaction_session_timeout", c.cfg.Timeouts.Idle}} {
-		tx.Engine(stepBegin, "set local "+t.name+" = "+guard.Millis(t.bound))
-	}
+	t := &c.cfg.Timeouts
+	tx.Bound(stepBegin, t.Lock, t.Statement, t.Idle)
 }
 
 // logStray logs a write that a handler queued after it had returned (T6). If the transaction has

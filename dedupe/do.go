@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -103,10 +102,6 @@ var isolationSQL = map[pgx.TxIsoLevel]string{
 	pgx.ReadCommitted:   "set transaction isolation level read committed",
 	pgx.ReadUncommitted: "set transaction isolation level read uncommitted",
 }
-
-// allowCommitSQL lets onlyonce.seal() allow the COMMIT of this very transaction, and of no later
-// one that a procedure began after ending it. One row of text; no index, no lock.
-const allowCommitSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
 
 // Steps of the transaction that are the engine's.
 const (
@@ -253,14 +248,9 @@ func (r *messageRun) claim(ctx context.Context, tx *guard.Tx) (Outcome, error) {
 		tx.Engine(stepBounds, isolationSQL[level])
 	}
 	t := r.cfg.Timeouts
-	for _, bound := range []struct {
-		name string
-		of   time.Duration
-	}{{"lock_timeout", t.Lock}, {"statement_timeout", t.Statement}, {"idle_in_transaction_session_timeout", t.Idle}} {
-		tx.Engine(stepBounds, "set local "+bound.name+" = "+guard.Millis(bound.of))
-	}
-	tx.Engine(stepBounds, allowCommitSQL)
-	outcomes, err := ClaimAll(ctx, engineClaim{tx}, []Key{r.key})
+	tx.Bound(stepBounds, t.Lock, t.Statement, t.Idle)
+	tx.Engine(stepBounds, guard.AllowCommitSQL)
+	outcomes, err := ClaimAll(ctx, guard.Querier{Tx: tx, Step: stepClaim}, []Key{r.key})
 	if failed := tx.Failure(); failed != nil {
 		return 0, fmt.Errorf("dedupe: claim: %w", failed)
 	}
@@ -268,11 +258,4 @@ func (r *messageRun) claim(ctx context.Context, tx *guard.Tx) (Outcome, error) {
 		return 0, err
 	}
 	return outcomes[0], nil
-}
-
-// engineClaim sends the claim as a statement of the engine.
-type engineClaim struct{ *guard.Tx }
-
-func (c engineClaim) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return c.EngineRow(ctx, stepClaim, sql, slices.Clone(args)...)
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
@@ -245,7 +246,7 @@ func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace)
 
 // fenceOffRecordsSQL lets this transaction write records of requests that are completed, which need
 // the seal.
-const fenceOffRecordsSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
+const fenceOffRecordsSQL = guard.AllowCommitSQL
 
 func (q *homing) bringKeys(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace) error {
 	if err := bringClasses(ctx, there, tx, q.From.Name); err != nil {
