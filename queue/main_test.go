@@ -51,17 +51,12 @@ func newRig(t *testing.T) *rig {
 
 func (r *rig) exec(sql string, args ...any) {
 	r.t.Helper()
-	if _, err := r.pool.Exec(context.Background(), sql, args...); err != nil {
-		r.t.Fatalf("%s: %v", sql, err)
-	}
+	pgtest.Exec(r.t, r.pool, sql, args...)
 }
 
-func one[T any](r *rig, sql string, args ...any) (v T) {
+func one[T any](r *rig, sql string, args ...any) T {
 	r.t.Helper()
-	if err := r.pool.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
-		r.t.Fatalf("%s: %v", sql, err)
-	}
-	return v
+	return pgtest.One[T](r.t, r.pool, sql, args...)
 }
 
 func (r *rig) until(what string, cond func() bool) {

@@ -169,18 +169,13 @@ func (r *rig) expect(want string) {
 
 func (r *rig) exec(sql string, args ...any) {
 	r.t.Helper()
-	if _, err := r.pool.Exec(context.Background(), sql, args...); err != nil {
-		r.t.Fatalf("%s: %v", sql, err)
-	}
+	pgtest.Exec(r.t, r.pool, sql, args...)
 }
 
 // one reads one value.
-func one[T any](r *rig, sql string, args ...any) (v T) {
+func one[T any](r *rig, sql string, args ...any) T {
 	r.t.Helper()
-	if err := r.pool.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
-		r.t.Fatalf("%s: %v", sql, err)
-	}
-	return v
+	return pgtest.One[T](r.t, r.pool, sql, args...)
 }
 
 // enqueueSQL is a call that nothing but enqueue_calls gives a transaction id. In: key, sink.

@@ -125,10 +125,8 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	for range s.Workers {
-		if _, err := s.Fleet.Start(); err != nil {
-			return err
-		}
+	if err := s.StartWorkers(); err != nil {
+		return err
 	}
 	s.Screen.Live(s.line)
 	return s.Until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.Fleet.Settled(0, s.opts.partitions), nil })

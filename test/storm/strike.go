@@ -82,11 +82,7 @@ func (s *storm) aim() *fleet.Shot {
 }
 
 func (s *storm) killPostgres(ctx context.Context, down time.Duration) error {
-	if err := s.postgres.Kill(ctx); err != nil {
-		return err
-	}
-	fleet.Pause(ctx, down)
-	return s.postgres.Restart(ctx)
+	return rig.KillPostgres(ctx, s.postgres, down)
 }
 
 // killBroker kills a broker. Of three brokers two go on, and so does the storm. It does not kill

@@ -203,3 +203,20 @@ var server = sync.OnceValues(func() (*workerdb.Server, error) {
 	}
 	return workerdb.NewServer(ctx, p.URL, "onlyonce_test")
 })
+
+// Exec runs a statement.
+func Exec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// One returns the only column of a query's first row.
+func One[T any](t testing.TB, pool *pgxpool.Pool, sql string, args ...any) (v T) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}

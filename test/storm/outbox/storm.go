@@ -104,10 +104,8 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	for range s.Workers {
-		if _, err := s.Fleet.Start(); err != nil {
-			return err
-		}
+	if err := s.StartWorkers(); err != nil {
+		return err
 	}
 	s.Screen.Live(s.line)
 	return nil

@@ -49,11 +49,7 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 	case blowChange:
 		return s.Fleet.Change(s.Random, s.Workers)
 	case rig.KindPostgres:
-		if err := s.postgres.Kill(ctx); err != nil {
-			return err
-		}
-		fleet.Pause(ctx, b.Wait)
-		return s.postgres.Restart(ctx)
+		return rig.KillPostgres(ctx, s.postgres, b.Wait)
 	case rig.KindSwitchover:
 		s.producer.let(s.producer.gate.Load() + s.ahead()) // so that there is work when it ends
 		return s.SwitchOver(ctx, s.forward, s.postgres, s.standby, b.Wait)

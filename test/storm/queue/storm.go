@@ -95,10 +95,8 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	for range s.Workers {
-		if _, err := s.Fleet.Start(); err != nil {
-			return err
-		}
+	if err := s.StartWorkers(); err != nil {
+		return err
 	}
 	s.Screen.Live(s.line)
 	return nil
@@ -177,11 +175,7 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 	case blowChange:
 		return s.Fleet.Change(s.Random, s.Workers)
 	case rig.KindPostgres:
-		if err := s.postgres.Kill(ctx); err != nil {
-			return err
-		}
-		fleet.Pause(ctx, b.Wait)
-		return s.postgres.Restart(ctx)
+		return rig.KillPostgres(ctx, s.postgres, b.Wait)
 	case blowBroker:
 		if err := s.broker.kill(); err != nil {
 			return err

@@ -38,6 +38,15 @@ func HostPort(p *devenv.Postgres) string {
 	return u.Host
 }
 
+// KillPostgres kills a server, and starts it again when it was down for so long.
+func KillPostgres(ctx context.Context, p *devenv.Postgres, down time.Duration) error {
+	if err := p.Kill(ctx); err != nil {
+		return err
+	}
+	fleet.Pause(ctx, down)
+	return p.Restart(ctx)
+}
+
 // SwitchOver is a [KindSwitchover]. Without a standby, which not every machine can make, it does
 // nothing.
 func (r *Rig) SwitchOver(ctx context.Context, f *Forwarder, primary, standby *devenv.Postgres, more time.Duration) error {

@@ -132,6 +132,16 @@ func Run(ctx context.Context, name string, stdout, stderr io.Writer, start func(
 	return StatusGood
 }
 
+// StartWorkers starts as many workers as the options say.
+func (r *Rig) StartWorkers() error {
+	for range r.Workers {
+		if _, err := r.Fleet.Start(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Events is how many blows have come.
 func (r *Rig) Events() (n int) {
 	for _, c := range r.Struck {
