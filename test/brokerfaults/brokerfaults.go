@@ -86,6 +86,8 @@ type faults struct {
 	halts   []*consumer.HaltError
 	retries []error
 	owned   int // partitions that were taken over
+
+	broken []string // what done's check last found
 }
 
 // topicLog writes a mix to a topic. Skip writes an aborted transaction with its marker.
@@ -235,7 +237,10 @@ func (f *faults) until(what string, cond func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			f.t.Fatalf("never happened: %s", what)
+			f.mu.Lock()
+			state := fmt.Sprintf("%d handler calls; halts %v; errors %v; not as it is to be: %v", f.calls.Load(), f.halts, f.retries, f.broken)
+			f.mu.Unlock()
+			pgtest.GaveUp(f.t, patience, what+"; "+state)
 		}
 	}
 }
@@ -243,16 +248,10 @@ func (f *faults) until(what string, cond func() bool) {
 // done waits until no work of the mix is left.
 func (f *faults) done() {
 	f.t.Helper()
-	var broken []string
-	defer func() {
-		if f.t.Failed() && len(broken) > 0 {
-			f.t.Logf("last seen: %v", broken)
-		}
-	}()
 	f.until("everything applied or parked", func() bool {
 		var err error
-		broken, err = f.mix.Check(f.t.Context(), f.pool, true)
-		return err == nil && !slices.ContainsFunc(broken, func(b string) bool { return strings.HasPrefix(b, "I13 ") })
+		f.broken, err = f.mix.Check(f.t.Context(), f.pool, true)
+		return err == nil && !slices.ContainsFunc(f.broken, func(b string) bool { return strings.HasPrefix(b, "I13 ") })
 	})
 }
 
