@@ -11,23 +11,25 @@
 // the effects with what the broker has acknowledged: none lost (I1), none double (I2), none made up
 // (I3), in the order of each key (I6), none parked (I5).
 //
-// It starts servers of its own, because it kills them: the broker is NATS' server in a process of
-// its own. Exit status: 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or
-// environment.
+// It starts servers of its own, because it kills them. Exit status: 0 every invariant holds; 1 one
+// does not, or the run got stuck; 2 usage or environment.
 package main
 
 import (
 	"context"
 	"io"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/onlyonce/onlyonce/test/screen"
 	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 func main() {
-	if dir := os.Getenv(envBroker); dir != "" {
-		os.Exit(brokerMain(dir))
+	if dir := os.Getenv(envNATS); dir != "" {
+		os.Exit(natsMain(dir))
 	}
 	rig.Main(workerMain, run)
 }
@@ -41,15 +43,16 @@ type options struct {
 }
 
 func parseFlags(args []string, stderr io.Writer) (o options, err error) {
+	names := strings.Join(slices.Sorted(maps.Keys(kinds)), ", ")
 	fs := rig.NewFlags("storm-queue", "worker", &o.Options, stderr)
 	fs.IntVar(&o.messages, "messages", 20_000, "unique messages to publish")
-	fs.StringVar(&o.broker, "broker", "nats", "the broker: nats")
+	fs.StringVar(&o.broker, "broker", "nats", "the broker: "+names)
 	fs.Float64Var(&o.copies, "copies", 0.1, "`fraction` of the messages that are published a second time, 0 to 1")
 	if err := fs.ParseFor(args, &o.Options, "worker", "messages", &o.messages); err != nil {
 		return o, err
 	}
-	if o.broker != "nats" {
-		fs.Fault("-broker: %q is not nats", o.broker)
+	if _, ok := kinds[o.broker]; !ok {
+		fs.Fault("-broker: %q is not one of %s", o.broker, names)
 	}
 	fs.Fraction("copies", o.copies, 1)
 	return o, fs.Err()

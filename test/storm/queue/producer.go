@@ -7,9 +7,6 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
-
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 const (
@@ -20,13 +17,14 @@ const (
 
 // producer publishes the stream, each message as often as it takes to be acknowledged.
 type producer struct {
-	js       jetstream.JetStream
+	broker   broker
 	messages []message
 	copies   float64
 	random   *rand.Rand
 
 	gate      atomic.Int64 // how many messages may be published
 	published atomic.Int64
+	stored    atomic.Int64 // what the broker has acknowledged
 	again     atomic.Int64 // copies, and messages whose acknowledgement was lost
 }
 
@@ -71,13 +69,11 @@ func (p *producer) publish(ctx context.Context, m message) error {
 		return err
 	}
 	for {
-		msg := nats.NewMsg("storm." + m.Key)
-		msg.Data = body
-		msg.Header.Set(nats.MsgIdHdr, m.ID)
 		bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
-		_, err := p.js.PublishMsg(bounded, msg)
+		err := p.broker.publish(bounded, m, body)
 		cancel()
 		if err == nil {
+			p.stored.Add(1)
 			return nil
 		}
 		p.again.Add(1)

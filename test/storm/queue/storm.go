@@ -11,8 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/migrations"
@@ -29,16 +27,21 @@ const (
 )
 
 // shares are how many of a hundred blows are of a kind; the others are kills.
-var shares = fleet.Shares{{blowChange, 8}, {rig.KindFreeze, 12}, {rig.KindPostgres, 10}, {blowBroker, 20}}
+func shares(brokerKills bool) fleet.Shares {
+	all := fleet.Shares{{blowChange, 8}, {rig.KindFreeze, 12}, {rig.KindPostgres, 10}}
+	if brokerKills {
+		all = append(all, fleet.Shares{{blowBroker, 20}}...)
+	}
+	return all
+}
 
 // storm is one run.
 type storm struct {
 	rig.Rig
 	opts     options
 	postgres *devenv.Postgres
-	broker   *broker
+	broker   broker
 	pool     *pgxpool.Pool
-	nc       *nats.Conn
 	producer *producer
 	inBatch  int // kills that hit a worker in mid-batch
 }
@@ -46,7 +49,7 @@ type storm struct {
 func newStorm(o options, to *screen.Screen) *storm {
 	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.Seed, 1<<33+n)) } //nolint:gosec // drawn from the seed
 	s := &storm{opts: o, producer: &producer{messages: stream(o.messages, source(3)), copies: o.copies, random: source(4)}}
-	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, shares, source(1)), Random: source(2), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}
+	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, shares(kinds[o.broker].killed), source(1)), Random: source(2), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}
 	return s
 }
 
@@ -65,9 +68,10 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if s.postgres.PID() == 0 {
 		return errors.New("a storm kills its server, and can do that only to processes of this machine: have PostgreSQL installed")
 	}
-	if s.broker, err = startBroker(ctx); err != nil {
+	if s.broker, err = kinds[s.opts.broker].start(ctx, o); err != nil {
 		return err
 	}
+	s.producer.broker = s.broker
 	pc, err := pgxpool.ParseConfig(s.postgres.URL)
 	if err != nil {
 		return err
@@ -85,13 +89,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
-	if s.nc, s.producer.js, err = connect(s.broker.url()); err != nil {
-		return err
-	}
-	if _, err := s.producer.js.CreateStream(ctx, jetstream.StreamConfig{Name: streamName, Subjects: []string{"storm.>"}, Duplicates: forgetsAfter}); err != nil {
-		return err
-	}
-	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-queue", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{Postgres: s.postgres.URL, Broker: s.broker.url()}})
+	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-queue", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{Postgres: s.postgres.URL, Kind: s.opts.broker, Broker: s.broker.url()}})
 	if err != nil {
 		return err
 	}
@@ -138,7 +136,7 @@ func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	s.Breaches = append(s.Breaches, s.Fleet.Breaches()...)
 	r.Summary.Count(&s.Rig)
 	r.NoStandby = "not-played"
-	r.Messages, r.Again, r.KillsInBatch, r.BrokerKills, r.Changes = len(s.producer.messages), s.producer.again.Load(), s.inBatch, s.Struck[blowBroker], s.Struck[blowChange]
+	r.Messages, r.Stored, r.Again, r.KillsInBatch, r.BrokerKills, r.Changes = len(s.producer.messages), s.producer.stored.Load(), s.producer.again.Load(), s.inBatch, s.Struck[blowBroker], s.Struck[blowChange]
 	if err == nil {
 		err = s.judge(context.WithoutCancel(ctx), r)
 	}
@@ -177,11 +175,11 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 	case rig.KindPostgres:
 		return rig.KillPostgres(ctx, s.postgres, b.Wait)
 	case blowBroker:
-		if err := s.broker.kill(); err != nil {
+		if err := s.broker.kill(ctx); err != nil {
 			return err
 		}
 		fleet.Pause(ctx, b.Wait)
-		return s.broker.start(ctx)
+		return s.broker.restart(ctx)
 	}
 	panic("a blow of no kind: " + b.Kind)
 }
@@ -194,25 +192,16 @@ select (select count(*) from onlyonce.event_log) = (select coalesce(sum(next_off
 func (s *storm) acknowledged(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	c, err := s.producer.js.Consumer(ctx, streamName, "workers")
-	if err != nil {
+	if left, _, err := s.broker.left(ctx); left || err != nil {
 		return false, err
 	}
-	if info := c.CachedInfo(); info.NumPending > 0 || info.NumAckPending > 0 {
-		return false, nil
-	}
 	var done bool
-	err = s.pool.QueryRow(ctx, appliedSQL, queueName).Scan(&done)
+	err := s.pool.QueryRow(ctx, appliedSQL, queueName).Scan(&done)
 	return done, err
 }
 
 // judge compares the effects with the stream.
 func (s *storm) judge(ctx context.Context, r *report) error {
-	st, err := s.producer.js.Stream(ctx, streamName)
-	if err != nil {
-		return err
-	}
-	r.Stored = int(st.CachedInfo().State.Msgs) //nolint:gosec // a count
 	rows, err := s.pool.Query(ctx, `select id, key, seq from storm.effects order by n`)
 	if err != nil {
 		return err
@@ -277,12 +266,12 @@ func (s *storm) progress() string {
 	return fmt.Sprint(s.Fleet.Reached(), s.producer.published.Load(), s.Fleet.Restarts())
 }
 
-// stuck describes the consumer and the sessions.
+// stuck describes the broker and the sessions.
 func (s *storm) stuck(ctx context.Context) (lines []string) {
-	if c, err := s.producer.js.Consumer(ctx, streamName, "workers"); err != nil {
+	if _, state, err := s.broker.left(ctx); err != nil {
 		lines = append(lines, err.Error())
 	} else {
-		lines = append(lines, fmt.Sprintf("consumer: %+v", *c.CachedInfo()))
+		lines = append(lines, "broker: "+state)
 	}
 	rows, err := s.pool.Query(ctx, `
 		select format('lease %s until %s', name, until) from onlyonce.leases
@@ -309,9 +298,6 @@ func (s *storm) Close() error {
 	if s.Fleet != nil {
 		errs = append(errs, s.Fleet.Stop(rig.StopTimeout), s.Fleet.Close())
 	}
-	if s.nc != nil {
-		s.nc.Close()
-	}
 	if s.pool != nil {
 		s.pool.Close()
 	}
@@ -330,7 +316,7 @@ type report struct {
 	Broker       string `json:"broker"`
 	Messages     int    `json:"messages"` // unique
 	Again        int64  `json:"again"`    // published again: copies, and where no acknowledgement came
-	Stored       int    `json:"stored"`   // by the broker
+	Stored       int64  `json:"stored"`   // and acknowledged by the broker, with the copies
 	Effects      int    `json:"effects"`
 	KillsInBatch int    `json:"kills_in_batch"`
 	BrokerKills  int    `json:"broker_kills"`

@@ -33,7 +33,7 @@ func TestDoctoredEffectsFail(t *testing.T) {
 func TestSeedFixesTheStorm(t *testing.T) {
 	t.Parallel()
 	of := func(seed uint64) *storm {
-		return newStorm(options{Options: rig.Options{Kills: 40, Seed: seed, Workers: 3}, messages: 5000, copies: 0.1}, nil)
+		return newStorm(options{broker: "nats", Options: rig.Options{Kills: 40, Seed: seed, Workers: 3}, messages: 5000, copies: 0.1}, nil)
 	}
 	a, b, c := of(1), of(1), of(2)
 	if !reflect.DeepEqual(a.Plan, b.Plan) || !slices.Equal(a.producer.messages, b.producer.messages) {
@@ -53,7 +53,7 @@ func TestSeedFixesTheStorm(t *testing.T) {
 func TestFlags(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"-broker kafka -kills 0":    `-broker: "kafka" is not nats`,
+		"-broker kafka -kills 0":    `-broker: "kafka" is not one of nats`,
 		"-copies 2 -kills 0":        "-copies: 2 is not from 0 to 1",
 		"-kills 5 -messages 400":    "at least 500",
 		"-workers 1 -kills 0":       "-workers: 1 is not from 2",

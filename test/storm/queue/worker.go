@@ -11,7 +11,6 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/queue"
-	"github.com/onlyonce/onlyonce/queue/natsqueue"
 	"github.com/onlyonce/onlyonce/test/fleet"
 )
 
@@ -26,7 +25,7 @@ const (
 
 // workerConfig is all that a worker needs to know.
 type workerConfig struct {
-	Postgres, Broker string
+	Postgres, Kind, Broker string
 }
 
 // message is what a message says.
@@ -59,15 +58,15 @@ func work(ctx context.Context, c *fleet.Child, cfg workerConfig) error {
 		return err
 	}
 	defer pool.Close()
-	nc, js, err := connect(cfg.Broker)
+	broker, closed, err := kinds[cfg.Kind].receiver(cfg.Broker)
 	if err != nil {
 		return err
 	}
-	defer nc.Close()
-	q, err := queue.New(pool, natsqueue.New(js, natsqueue.Config{Stream: streamName, Durable: "workers", AckWait: ackWait}), queue.Config{
+	defer closed()
+	q, err := queue.New(pool, broker, queue.Config{
 		Name: queueName, CopiesWithin: time.Hour, Ordered: true, Batch: batchSize, Partitions: partitions, PollInterval: 50 * time.Millisecond, LeaseTTL: leaseTTL,
 		Identify: func(d *queue.Delivery) error {
-			d.Key = []byte(d.Header(natsqueue.HeaderSubject))
+			d.Key = []byte(d.Header(kinds[cfg.Kind].key))
 			return nil
 		},
 	})
