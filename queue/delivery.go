@@ -38,7 +38,9 @@ type Delivery struct {
 // Broker lends messages. An adapter implements it for one queue of one broker, for example package
 // natsqueue; queuetest.Conformance checks it. One goroutine at a time calls its methods.
 //
-// If a Broker has Validate() error, [New] adds the faults that it returns to its own.
+// If a Broker has Validate() error, [New] adds the faults that it returns to its own. If it has
+// End(), that is called whenever a session is over, and before [Queue.Receive] returns: it gives up
+// what the session holds, for example its connection, so that another receiver gets it.
 type Broker interface {
 	// Begin is called before the first Receive, and again after each error of Receive or Ack. It
 	// makes sure that the broker can be reached, and that the queue is set up such that no message

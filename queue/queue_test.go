@@ -429,3 +429,33 @@ func TestConfigFaults(t *testing.T) {
 type invalid struct{ queue.Broker }
 
 func (invalid) Validate() error { return fmt.Errorf("%w: Stream: must not be empty", queue.ErrConfig) }
+
+// ending counts the sessions of a broker that must be told of their end.
+type ending struct {
+	queue.Broker
+	begun, ended atomic.Int64
+}
+
+func (e *ending) Begin(ctx context.Context, ordered bool) error {
+	e.begun.Add(1)
+	return e.Broker.Begin(ctx, ordered)
+}
+
+func (e *ending) End() { e.ended.Add(1) }
+
+// A broker is told of each session's end: of one that did not begin, and of the last one.
+func TestQ5SessionsEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := &ending{Broker: r.broker.Connect()}
+	r.broker.SetAway(true)
+	stop := r.runs(r.queue(r.pool, e).Receive)
+	r.until("two sessions have failed", func() bool { return e.ended.Load() >= 2 })
+	r.broker.SetAway(false)
+	r.broker.Publish(message("a"))
+	r.until("a session works", func() bool { return r.broker.Left() == 0 })
+	stop()
+	if b, n := e.begun.Load(), e.ended.Load(); b != n {
+		t.Errorf("%d sessions began, and %d ended", b, n)
+	}
+}

@@ -72,6 +72,9 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		}
 		return err
 	}
+	if v, ok := r.broker.(interface{ End() }); ok {
+		defer v.End()
+	}
 	if err := r.begin(ctx); err != nil {
 		return err
 	}

@@ -63,6 +63,13 @@ func begin(t *testing.T, b queue.Broker, ordered bool) {
 	}
 }
 
+// end ends a session whose broker must be told.
+func end(b queue.Broker) {
+	if v, ok := b.(interface{ End() }); ok {
+		v.End()
+	}
+}
+
 // receive receives exactly n messages, in portions of most.
 func receive(t *testing.T, b queue.Broker, n, most int) (all []*queue.Delivery) {
 	t.Helper()
@@ -124,6 +131,7 @@ func deliversWhatWasSent(t *testing.T, h Harness) {
 	sent := messages(0, 7)
 	q.Publish(t, sent...)
 	b := q.Connect(t)
+	defer end(b)
 	begin(t, b, false)
 	got := receive(t, b, len(sent), 3)
 	wantIDs(t, got, 0, 7)
@@ -143,6 +151,7 @@ func deliversWhatWasSent(t *testing.T, h Harness) {
 
 func returnsWithItsContext(t *testing.T, h Harness) {
 	b := h.Queue(t).Connect(t)
+	defer end(b)
 	begin(t, b, false)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -171,6 +180,8 @@ func deliversAgain(t *testing.T, h Harness) {
 	begin(t, first, false)
 	got := receive(t, first, 3, 3)
 	ack(t, first, got[1])
+	end(first)
+	defer end(first)
 	begin(t, first, false) // a session that failed is followed by another one
 	again := receive(t, first, 2, 3)
 	for i, want := range []string{got[0].ID, got[2].ID} {
@@ -187,7 +198,9 @@ func takesNothingBack(t *testing.T, h Harness) {
 	first := q.Connect(t)
 	begin(t, first, false)
 	ack(t, first, receive(t, first, 4, 4)...)
+	end(first)
 	second := q.Connect(t)
+	defer end(second)
 	begin(t, second, !h.Unordered)
 	q.Publish(t, messages(4, 6)...)
 	wantIDs(t, receive(t, second, 2, 4), 4, 6)
@@ -207,6 +220,8 @@ func orderedTakeover(t *testing.T, h Harness) {
 	got := receive(t, first, 5, 5)
 	wantIDs(t, got, 0, 5)
 	ack(t, first, got[:2]...)
+	end(first)
+	defer end(second)
 	begin(t, second, true)
 	all := receive(t, second, 7, 4)
 	wantIDs(t, all, 2, 9)
@@ -216,7 +231,9 @@ func orderedTakeover(t *testing.T, h Harness) {
 func unreachable(t *testing.T, h Harness) {
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
-	switch err := h.Unreachable(t).Begin(ctx, false); {
+	b := h.Unreachable(t)
+	defer end(b)
+	switch err := b.Begin(ctx, false); {
 	case err == nil:
 		t.Error("Begin without a broker succeeds")
 	case errors.Is(err, queue.ErrConfig):

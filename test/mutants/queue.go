@@ -37,6 +37,8 @@ var queueRules = []mutant{
 		old: "if !r.cfg.Ordered", new: "if true", test: "TestQ5Ordered"},
 	{rule: "Q5 replaced receiver stores", in: "queue", decl: "(*receiver).claimAndStore",
 		old: "if r.lease != nil", new: "if false", test: "TestQ5Ordered"},
+	{rule: "Q5 session ends in silence", in: "queue", decl: "(*receiver).session",
+		old: "defer v.End()", new: "_ = v", test: "TestQ5SessionsEnd"},
 	{rule: "Q2 NATS message without an id", in: "queue/natsqueue", decl: "(*Broker).delivery",
 		old: `if d.ID == ""`, new: "if false", test: "TestIdentity"},
 	{rule: "Q3 NATS limit of deliveries", in: "queue/natsqueue", decl: "checkConsumer",
