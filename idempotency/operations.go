@@ -124,16 +124,12 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	return all, nil
 }
 
-// sparedConns is how many connections of the pool operations leave to requests and to their own
-// statements.
-const sparedConns = 4
-
 // checkOperationConns notes a pool that as many operations could use up.
 func (l *Layer) checkOperationConns(faults *fields.List, partitions int) {
 	check := func(whose string, pool *primary.Pool) {
-		if most := pool.MaxConns(); most < partitions+sparedConns {
+		if most := pool.MaxConns(); most < partitions+preflight.SparedConns {
 			faults.Add("Partitions", "%d operations hold a connection each, and %s has %d: it needs at least %d (pool_max_conns), or fewer Partitions",
-				partitions, whose, most, partitions+sparedConns)
+				partitions, whose, most, partitions+preflight.SparedConns)
 		}
 	}
 	for name, one := range l.shards {

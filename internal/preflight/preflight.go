@@ -23,9 +23,13 @@ const oldestVersion = 140000
 // prepares one normally commits it within moments.
 const stalePrepared = 5 * time.Minute
 
-// leastConns is the least size of a pool that is not warned of: pgxpool's own default, on any
+// LeastConns is the least size of a pool that is not warned of: pgxpool's own default, on any
 // machine.
-const leastConns = 4
+const LeastConns = 4
+
+// SparedConns is how many connections of a pool handlers and operations of the HTTP layer leave to
+// its own statements.
+const SparedConns = 4
 
 // Check checks the database of a pool, for a program that works there in some roles. The error
 // joins every fault, each with what to do. The warnings are for people to read. They are complete
@@ -46,8 +50,8 @@ func Check(ctx context.Context, pool *pgxpool.Pool, roles ...Role) (warnings []s
 	}
 	faults := s.faults()
 	warnings = append(s.warnings(), poolerWarnings(conn.Conn(), s.pid)...)
-	if n := pool.Config().MaxConns; n < leastConns {
-		warnings = append(warnings, fmt.Sprintf("the pool has at most %d connections (pool_max_conns), fewer than %d: each partition, sink and request that is worked on takes one, and one more renews leases; work waits for them", n, leastConns))
+	if n := pool.Config().MaxConns; n < LeastConns {
+		warnings = append(warnings, fmt.Sprintf("the pool has at most %d connections (pool_max_conns), fewer than %d: each partition, sink and request that is worked on takes one, and one more renews leases; work waits for them", n, LeastConns))
 	}
 
 	if !s.standby { // where those of the WAL raise
