@@ -7,13 +7,16 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/sharesource"
@@ -294,6 +297,43 @@ func TestG7ReadUncommittedIsRefused(t *testing.T) {
 		}
 		kafkatest.WantAll(t, err.Error(), r.group(), "share.isolation.level", "kafka-configs.sh")
 	})
+}
+
+// G1: a broker answers for a partition with an error and a leader that is no broker. Kafka 4.3.0 does
+// so with leader 0, its field's default, while it reads the share group's state after a restart.
+// franz-go before 1.22.3 believed it: it fetched the partition from that leader for ever.
+func TestG1ErrorWithALeaderThatIsNoBroker(t *testing.T) {
+	t.Parallel()
+	cluster := kafkatest.FakeCluster(t)
+	var left atomic.Int32
+	left.Store(3)
+	cluster.ControlKey(int16(kmsg.ShareFetch), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		cluster.KeepControl()
+		fetch := req.(*kmsg.ShareFetchRequest)
+		if len(fetch.Topics) == 0 || left.Add(-1) < 0 {
+			return nil, nil, false
+		}
+		resp := req.ResponseKind().(*kmsg.ShareFetchResponse)
+		for _, t := range fetch.Topics {
+			rt := kmsg.NewShareFetchResponseTopic()
+			rt.TopicID = t.TopicID
+			for _, p := range t.Partitions {
+				rp := kmsg.NewShareFetchResponseTopicPartition()
+				rp.Partition, rp.ErrorCode = p.Partition, kerr.UnknownServerError.Code
+				rp.CurrentLeader.LeaderID, rp.CurrentLeader.LeaderEpoch = 7, 7
+				rt.Partitions = append(rt.Partitions, rp)
+			}
+			resp.Topics = append(resp.Topics, rt)
+		}
+		return resp, nil, true
+	})
+	r := newRig(t, cluster.ListenAddrs())
+	r.start("a", nil)
+	r.write(10)
+	r.applied(0)
+	if n := left.Load(); n >= 0 {
+		t.Errorf("%d of 3 errors were not sent", n)
+	}
 }
 
 // G7: records of aborted transactions are not applied, and the position passes them and the
