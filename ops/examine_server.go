@@ -165,6 +165,27 @@ func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// usedSQL counts the connections of programs to the server, of those that serve clients. One row.
+const usedSQL = `select count(*) from pg_stat_activity where backend_type = 'client backend'`
+
+// connections compares how many there are with how many the server accepts.
+func (d *examiner) connections(ctx context.Context, tx pgx.Tx) error {
+	const check = "connections"
+	room, err := reports.ReadServerRoom(ctx, tx)
+	if err != nil {
+		return err
+	}
+	var used int
+	if err := tx.QueryRow(ctx, usedSQL).Scan(&used); err != nil {
+		return err
+	}
+	if used*10 >= room.Free()*9 {
+		d.add(levelWarn, check, "onlyonce plan connections -consumers N -partitions N; and raise max_connections, or put a pooler in front", "%d of %d connections that the server accepts are in use (%s)", used, room.Free(), room)
+	}
+	d.unless(check, "%d of %d that the server accepts are in use", used, room.Free())
+	return nil
+}
+
 // obstacles looks for what holds up rotation and vacuum.
 func (d *examiner) obstacles(ctx context.Context, tx pgx.Tx) error {
 	if err := d.transactions(ctx, tx, oldTransaction); err != nil {

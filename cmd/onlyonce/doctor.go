@@ -16,25 +16,25 @@ import (
 func doctorCommand() command {
 	return command{
 		name:    "doctor",
-		args:    "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] [-restore-within D -brokers LIST] [-all] [-json]",
+		args:    "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] [-restore-within D -brokers LIST [-broker-login FILE]] [-all] [-json]",
 		summary: "examine a database: what is wrong, and what to change",
 		json:    []reflect.Type{reflect.TypeFor[ops.Examination]()},
 		help: `
 Examines a database, in one snapshot of it, and says of each thing whether it is in order and what to change where it is not. It changes nothing and
 works on a standby too, where it sees that server's transactions and not the primary's.
 
-It looks at: the version of the schema; the server's settings; the rights of the roles of docs/roles.sql; the clocks; how long keys are remembered,
-against how long copies may come; the rings of keys, whether a process rotates them, and what holds them up: cursors that are behind, transactions that stay
-open, replication slots; lanes of another database cluster; sinks that no relay lists; streams without a consumer; what waits for an operator.
+Go through it before each deployment. What it checks, by the name in its findings, and what must be so:
 
+` + checkList() + `
 How long copies may come only you know, so say it: -copies-within is the longest time for which a producer or a mirror goes on trying (also
 Config.CopiesWithin), -relay-retries the same of relays that produce to topics which are consumed here (their key_window, or for ever: then the longest time for
 which you leave a call pending or parked), -webhook-retention the longest webhook.Config.Retention. Durations such as 7d or 36h. Answers to HTTP requests
 do not depend on the rings.
 
 -restore-within is how far back a restore of the database may go: the age of the oldest backup that you would restore, and how long it takes you to notice and to
-restore. With it, -brokers are asked for the retention of each topic that is consumed: what a restore undoes is handled again only if Kafka still has it. They are asked
-without a login and without TLS; if yours need one, compare retention.ms by hand.
+restore. With it, -brokers are asked for the retention of each topic that is consumed: what a restore undoes is handled again only if Kafka still has it. If they need TLS or a
+login, -broker-login names a file in JSON with the fields tls, tls_ca, tls_cert, tls_key, sasl, user, password, token and token_extensions, as a sink of type kafka has
+them (onlyonce help relay).
 
 LEVEL is ok, info, warn or fail. Lines that are ok are left out unless -all is given. Status 1 if one is fail.
 
@@ -44,6 +44,8 @@ Example:
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			all := fs.Bool("all", false, "show what is in order too")
 			brokers := fs.String("brokers", "", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
+			var login *string
+			textVar(fs, &login, "broker-login", "with -brokers: TLS and login, a `FILE` in JSON")
 			ask, within := ops.ExamineQuestion{}, (*time.Duration)(nil)
 			for _, v := range []struct {
 				name, usage string
@@ -68,10 +70,18 @@ Example:
 				if within != nil && *brokers == "" {
 					return usagef("-restore-within: no brokers given: add -brokers host:9092, or set %s", envBrokers)
 				}
+				kafka, err := a.brokers(strings.Split(*brokers, ","), login)
+				if err != nil {
+					return err
+				}
 				var r *ops.Examination
-				err := a.ask(ctx, *address, "examining the database", func(ctx context.Context, db ops.DB) (err error) {
-					if r, err = ops.Examine(ctx, db, ask); err == nil && within != nil {
-						err = examineRetention(ctx, db, strings.Split(*brokers, ","), *within, r)
+				err = a.ask(ctx, *address, "examining the database", func(ctx context.Context, db ops.DB) (err error) {
+					if r, err = ops.Examine(ctx, db, ask); err != nil {
+						return err
+					}
+					add(r, addressFinding(db.(*database).Config()))
+					if within != nil {
+						err = examineRetention(ctx, db, kafka, *within, r)
 					}
 					return err
 				})

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,7 +29,7 @@ select distinct c.topic from onlyonce.cursors c
 
 // examineRetention compares how long Kafka keeps the topics that are consumed with how far back a
 // restore may reach, and adds its findings.
-func examineRetention(ctx context.Context, db ops.DB, brokers []string, within time.Duration, r *ops.Examination) error {
+func examineRetention(ctx context.Context, db ops.DB, brokers *kafka.Client, within time.Duration, r *ops.Examination) error {
 	type consumed struct{ Topic string }
 	topics, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]consumed, error) { return reports.Collect[consumed](ctx, tx, consumedTopicsSQL) })
 	if err != nil || len(topics) == 0 {
@@ -37,9 +39,9 @@ func examineRetention(ctx context.Context, db ops.DB, brokers []string, within t
 	for _, of := range topics {
 		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: of.Topic, ConfigNames: []string{"retention.ms", "retention.bytes", "cleanup.policy"}})
 	}
-	answer, err := (&kafka.Client{Addr: kafka.TCP(brokers...), Timeout: connectTimeout}).DescribeConfigs(ctx, req)
+	answer, err := brokers.DescribeConfigs(ctx, req)
 	if err != nil {
-		return fmt.Errorf("-brokers: asking %s for retention: %w", strings.Join(brokers, ","), err)
+		return fmt.Errorf("-brokers: asking %s for retention: %w", brokers.Addr, brokerRefusal(ctx, brokers, err))
 	}
 	for _, t := range answer.Resources {
 		f := ops.Finding{Check: "restore", Level: "fail", Remedy: "give this user the permission DescribeConfigs on the topic"}
@@ -52,15 +54,63 @@ func examineRetention(ctx context.Context, db ops.DB, brokers []string, within t
 			}
 			f = judgeRetention(t.ResourceName, configs, within)
 		}
-		r.Findings = append(r.Findings, f)
-		switch f.Level {
-		case "fail":
-			r.Fail++
-		case "warn":
-			r.Warn++
-		}
+		add(r, f)
 	}
 	return nil
+}
+
+// add adds a finding that the program makes itself.
+func add(r *ops.Examination, f ops.Finding) {
+	r.Findings = append(r.Findings, f)
+	switch f.Level {
+	case "fail":
+		r.Fail++
+	case "warn":
+		r.Warn++
+	}
+}
+
+// brokers returns a client of the brokers. Nil login: they need neither TLS nor a login.
+func (a *app) brokers(addresses []string, login *string) (*kafka.Client, error) {
+	client := &kafka.Client{Addr: kafka.TCP(addresses...), Timeout: connectTimeout}
+	if login == nil {
+		return client, nil
+	}
+	data, err := os.ReadFile(*login)
+	if err != nil {
+		return nil, fmt.Errorf("-broker-login: %w", err)
+	}
+	var faults []error
+	s := parseSection("", data, &faults, a.env)
+	client.Transport = &kafka.Transport{TLS: s.brokersTLS(), SASL: s.mechanism(), DialTimeout: connectTimeout}
+	if s.unknown(); len(faults) > 0 {
+		return nil, fmt.Errorf("-broker-login: %s: %w", *login, errors.Join(faults...))
+	}
+	return client, nil
+}
+
+// brokerRefusal returns why a broker refuses TLS or the login, which err hides, or err.
+func brokerRefusal(ctx context.Context, brokers *kafka.Client, err error) error {
+	t, is := brokers.Transport.(*kafka.Transport)
+	if !is {
+		return err
+	}
+	first, _, _ := strings.Cut(brokers.Addr.String(), ",")
+	conn, refused := (&kafka.Dialer{TLS: t.TLS, SASLMechanism: t.SASL, Timeout: connectTimeout}).DialContext(ctx, "tcp", first)
+	if refused != nil {
+		return refused
+	}
+	_ = conn.Close()
+	return err
+}
+
+// addressFinding judges the address of the database, which programs usually have too.
+func addressFinding(c *pgx.ConnConfig) ops.Finding {
+	if c.ValidateConnect == nil {
+		return ops.Finding{Check: "address", Level: "info", Text: "without target_session_attrs, a connection that is made during a switchover may lead to a standby, where each write fails",
+			Remedy: "add target_session_attrs=read-write to the addresses of programs"}
+	}
+	return ops.Finding{Check: "address", Level: "ok", Text: "it chooses servers by target_session_attrs"}
 }
 
 // judgeRetention says whether messages that a restore undoes are still in a topic.

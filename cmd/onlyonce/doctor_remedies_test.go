@@ -33,7 +33,7 @@ func (r doctorReport) remediesWork(t *testing.T) (seen []string) {
 }
 
 // values replace the words in capitals.
-var values = map[string]string{"D": "9d", "WHY": "because", "NAME": "charge"}
+var values = map[string]string{"D": "9d", "WHY": "because", "NAME": "charge", "N": "2"}
 
 // commandsIn returns the arguments of each command of onlyonce in a sentence. A command ends at a
 // comma, a semicolon, a bracket, or the end of the sentence. Words are parsed as a shell does.

@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -299,4 +300,49 @@ func TestDoctorStandby(t *testing.T) {
 	s.run("doctor").want(t, statusGood, "warn  server: standby: the server is a standby", "info  history: a standby; ")
 	s.run("explain", "k", "-scope", "s").want(t, statusGood, "no segment")
 	s.run("explain", "-topic", "t", "-partition", "0", "-offset", "0").want(t, statusGood, "No cursor")
+}
+
+// Each line of the list of checks has a finding, and each finding has its line.
+func TestDoctorChecks(t *testing.T) {
+	t.Parallel()
+	f, brokers := newFixture(t), kafkatest.Fake(t)
+	f.exec(strings.ReplaceAll(oneCursor, "'orders'", "'"+kafkatest.Topic(t, brokers, 1, nil)+"'"))
+	found := map[string]bool{}
+	for _, finding := range f.examines(false, "-restore-within", "1h", "-brokers", strings.Join(brokers, ",")).Findings {
+		found[finding.Check] = true
+	}
+	for _, c := range doctorChecks {
+		for _, name := range c.names {
+			if !found[name] {
+				t.Errorf("no finding is of check %s", name)
+			}
+			delete(found, name)
+		}
+	}
+	for name := range found {
+		t.Errorf("check %s is not in the list", name)
+	}
+}
+
+// More connections than are left over are named, by the database's limit too.
+func TestDoctorConnections(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.examines(false).has(t, "connections", "ok", "are in use")
+	f.exec(`alter database ` + one[string](f, `select quote_ident(current_database())`) + ` connection limit 1`)
+	f.examines(false).has(t, "connections", "warn", "of 1 connections that the server accepts are in use", "connection limit is 1", "onlyonce plan connections")
+}
+
+func TestDoctorAddress(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.examines(false).has(t, "address", "info", "add target_session_attrs=read-write")
+	u, err := url.Parse(f.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := u.Query()
+	q.Set("target_session_attrs", "read-write")
+	u.RawQuery = q.Encode()
+	f.examines(false, "-postgres", u.String()).has(t, "address", "ok")
 }

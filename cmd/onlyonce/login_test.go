@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -302,8 +303,37 @@ func TestPostgresLogin(t *testing.T) {
 	}
 }
 
-// A relay logs in to a real broker that asks for a certificate and a token. The token expires, and
-// the relay goes on with the one that replaced it.
+// sign returns a token that the authority has signed (RFC 7519, ES256).
+func (a *authority) sign(claims string) string {
+	a.t.Helper()
+	part := func(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
+	text := part([]byte(`{"alg":"ES256","kid":"ca"}`)) + "." + part([]byte(claims))
+	hash := sha256.Sum256([]byte(text))
+	r, s, err := ecdsa.Sign(rand.Reader, a.key, hash[:])
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return text + "." + part(append(r.FillBytes(make([]byte, 32)), s.FillBytes(make([]byte, 32))...))
+}
+
+// keys writes the public key with which brokers verify the tokens (RFC 7517), and returns the file.
+func (a *authority) keys() string {
+	a.t.Helper()
+	point, err := a.key.PublicKey.Bytes() // 4, x and y
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	part := base64.RawURLEncoding.EncodeToString
+	text := fmt.Sprintf(`{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"ca","x":%q,"y":%q}]}`, part(point[1:33]), part(point[33:]))
+	if err := os.WriteFile(a.file("keys.json"), []byte(text), 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+	return a.file("keys.json")
+}
+
+// A relay logs in to a real broker that asks for a certificate and a signed token. The broker
+// refuses a token of another authority, also from doctor. The token expires, and the relay goes on
+// with the one that replaced it.
 func TestBrokerLogin(t *testing.T) {
 	t.Parallel()
 	kafkatest.Brokers(t) // skips without a real broker; this test needs one with a listener of its own
@@ -322,18 +352,22 @@ func TestBrokerLogin(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := supervise.Loopback(ports[0])
-	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Own: true, KafkaSettings: map[string]string{
-		"listeners":                                          "LOGIN://" + address,
-		"listener.security.protocol.map":                     "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_SSL",
-		"connections.max.reauth.ms":                          "3600000",
-		"listener.name.login.sasl.enabled.mechanisms":        "OAUTHBEARER",
-		"listener.name.login.oauthbearer.sasl.jaas.config":   "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
-		"listener.name.login.ssl.client.auth":                "required",
-		"listener.name.login.ssl.keystore.type":              "PEM",
-		"listener.name.login.ssl.keystore.certificate.chain": read("server.crt"),
-		"listener.name.login.ssl.keystore.key":               read("server.key"),
-		"listener.name.login.ssl.truststore.type":            "PEM",
-		"listener.name.login.ssl.truststore.certificates":    read("ca.crt"),
+	allowed := "file://" + ca.keys()
+	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Own: true, KafkaProperties: []string{"org.apache.kafka.sasl.oauthbearer.allowed.urls=" + allowed}, KafkaSettings: map[string]string{
+		"listeners":                                                          "LOGIN://" + address,
+		"listener.security.protocol.map":                                     "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_SSL",
+		"connections.max.reauth.ms":                                          "3600000",
+		"listener.name.login.sasl.enabled.mechanisms":                        "OAUTHBEARER",
+		"listener.name.login.oauthbearer.sasl.jaas.config":                   "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
+		"listener.name.login.oauthbearer.sasl.server.callback.handler.class": "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler",
+		"listener.name.login.oauthbearer.sasl.oauthbearer.jwks.endpoint.url": allowed,
+		"listener.name.login.oauthbearer.sasl.oauthbearer.expected.audience": "kafka",
+		"listener.name.login.ssl.client.auth":                                "required",
+		"listener.name.login.ssl.keystore.type":                              "PEM",
+		"listener.name.login.ssl.keystore.certificate.chain":                 read("server.crt"),
+		"listener.name.login.ssl.keystore.key":                               read("server.key"),
+		"listener.name.login.ssl.truststore.type":                            "PEM",
+		"listener.name.login.ssl.truststore.certificates":                    read("ca.crt"),
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -344,23 +378,28 @@ func TestBrokerLogin(t *testing.T) {
 		}
 	})
 	topic, file := kafkatest.Topic(t, k.Brokers, 1, nil), filepath.Join(t.TempDir(), "token")
-	token := func(exp time.Time) {
+	token := func(by *authority, exp time.Time) {
 		t.Helper()
-		part := func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
-		text := part(`{"alg":"none"}`) + "." + part(fmt.Sprintf(`{"sub":"relay","iat":%d,"exp":%d}`, time.Now().Unix()-1, exp.Unix())) + "."
+		text := by.sign(fmt.Sprintf(`{"sub":"relay","aud":"kafka","iat":%d,"exp":%d}`, time.Now().Unix()-1, exp.Unix()))
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
+	login := fmt.Sprintf(`"tls": true, "tls_ca": %q, "tls_cert": %q, "tls_key": %q, "sasl": "oauthbearer", "token": {"file": %q}`,
+		ca.file("ca.crt"), ca.file("relay.crt"), ca.file("relay.key"), file)
+	f.exec(strings.ReplaceAll(oneCursor, "'orders'", "'"+topic+"'"))
+	doctor := []string{"doctor", "-restore-within", "1h", "-brokers", address, "-all", "-broker-login", relayFile(t, "{"+login+"}")}
+	token(newAuthority(t), time.Now().Add(time.Hour))
+	f.run(doctor...).want(t, statusEnvironment, "invalid_token")
 	expires := time.Now().Add(15 * time.Second)
-	token(expires)
+	token(ca, expires)
+	f.run(doctor...).want(t, statusGood, "restore: topic "+topic)
 	p := startProgram(t, []string{envPostgres + "=" + f.url}, "relay", "-config", relayFile(t, fmt.Sprintf(`{"poll_interval": "20ms", "backoff_min": "50ms", "backoff_max": "200ms", "sinks": [
-		{"type": "kafka", "name": "events", "brokers": [%q], "topics": [%q], "key_window": "forever", "tls": true, "tls_ca": %q, "tls_cert": %q, "tls_key": %q,
-		"sasl": "oauthbearer", "token": {"file": %q}}]}`, address, topic, ca.file("ca.crt"), ca.file("relay.crt"), ca.file("relay.key"), file)))
+		{"type": "kafka", "name": "events", "brokers": [%q], "topics": [%q], "key_window": "forever", %s}]}`, address, topic, login)))
 	for n := 1; n <= 2; n++ {
 		if n == 2 {
 			eventually(t, "the token expires", func() bool { return time.Now().After(expires) })
-			token(time.Now().Add(time.Hour))
+			token(ca, time.Now().Add(time.Hour))
 		}
 		if err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 			return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "events", Target: "/" + topic, Name: "n", ID: fmt.Sprint(n), Scope: "checkout"})

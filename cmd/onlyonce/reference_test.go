@@ -22,24 +22,40 @@ func reference() string {
 	return b.String()
 }
 
-// The reference is made of the commands: go test ./cmd/onlyonce -run TestReference -update.
+// checkTable is the list of doctor's checks in docs/guide/deployment.md.
+func checkTable() string {
+	b := strings.Builder{}
+	b.WriteString("| Check | What must be so |\n|---|---|\n")
+	for _, c := range doctorChecks {
+		b.WriteString("| `" + strings.Join(c.names, "`, `") + "` | " + c.must + " |\n")
+	}
+	return b.String()
+}
+
+// The documents' lists are made of the commands and of doctor's checks: go test ./cmd/onlyonce -run
+// TestReference -update.
 func TestReference(t *testing.T) {
 	t.Parallel()
-	const file, begin, end = "../../docs/operations.md", "<!-- commands: begin -->\n", "\n<!-- commands: end -->"
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, found := strings.Cut(string(text), begin)
-	old, after, closed := strings.Cut(rest, end)
-	switch is := reference(); {
-	case !found || !closed:
-		t.Fatalf("%s has no marks", file)
-	case *update && old != is:
-		if err := os.WriteFile(file, []byte(before+begin+is+end+after), 0o644); err != nil {
+	for name, c := range map[string]struct{ file, is string }{
+		"commands": {"../../docs/operations.md", reference()},
+		"checks":   {"../../docs/guide/deployment.md", checkTable()},
+	} {
+		begin, end := "<!-- "+name+": begin -->\n", "<!-- "+name+": end -->"
+		text, err := os.ReadFile(c.file)
+		if err != nil {
 			t.Fatal(err)
 		}
-	case old != is:
-		t.Errorf("%s is not up to date: run the test with -update", file)
+		before, rest, found := strings.Cut(string(text), begin)
+		old, after, closed := strings.Cut(rest, end)
+		switch is := "\n" + strings.TrimSpace(c.is) + "\n\n"; {
+		case !found || !closed:
+			t.Fatalf("%s has no marks", c.file)
+		case *update && old != is:
+			if err := os.WriteFile(c.file, []byte(before+begin+is+end+after), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		case old != is:
+			t.Errorf("%s is not up to date: run the test with -update", c.file)
+		}
 	}
 }

@@ -93,7 +93,7 @@ func PlanConnections(q *ConnectionQuestion, room *ServerRoom) *ConnectionPlan {
 			p.Faults = append(p.Faults, fmt.Sprintf("the pooler makes at most %d connections, and %d are needed: raise its pool size (PgBouncer: default_pool_size) to %d, or transactions wait for each other", q.Pooler, p.Total, p.Total))
 		}
 	}
-	if p.Room = room.free(); p.Server > p.Room {
+	if p.Room = room.Free(); p.Server > p.Room {
 		p.Faults = append(p.Faults, fmt.Sprintf("the server accepts %d connections (%s), and %d are needed: %s", p.Room, room, p.Server, room.remedy(p.Server)))
 	}
 	return p
@@ -122,8 +122,8 @@ func ReadServerRoom(ctx context.Context, tx pgx.Tx) (*ServerRoom, error) {
 	return &all[0], nil
 }
 
-// free returns how many connections programs can have, with those that are in use now.
-func (r *ServerRoom) free() int {
+// Free returns how many connections programs can have, with those that are in use now.
+func (r *ServerRoom) Free() int {
 	free := r.Most - r.Reserved
 	if r.Database >= 0 {
 		free = min(free, r.Database)

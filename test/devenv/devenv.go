@@ -64,6 +64,8 @@ type Options struct {
 	// KafkaSettings are lines of server.properties, and replace ours, when
 	// devenv starts a real broker on a JVM. "listeners" come beside ours.
 	KafkaSettings map[string]string
+	// KafkaProperties are system properties of that JVM, as NAME=value.
+	KafkaProperties []string
 }
 
 // ThrowawaySettings are for most tests; see [pgserver.Throwaway].

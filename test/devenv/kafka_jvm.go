@@ -33,6 +33,7 @@ type Node struct {
 	java     string
 	classes  string
 	settings map[string]string
+	props    []string // of the JVM
 	cluster  *Kafka
 	ctrlAddr string
 	srv      atomic.Pointer[supervise.Server] // the last start
@@ -75,7 +76,7 @@ func startJVMKafka(ctx context.Context, o Options, why string) (*Kafka, error) {
 		if id == 1 {
 			classes, from, err = kafkaClasses(ctx, o, sup, java)
 		}
-		k.Nodes = append(k.Nodes, &Node{ID: id, sup: sup, java: java, classes: classes, settings: o.KafkaSettings, cluster: k})
+		k.Nodes = append(k.Nodes, &Node{ID: id, sup: sup, java: java, classes: classes, settings: o.KafkaSettings, props: o.KafkaProperties, cluster: k})
 	}
 	if err == nil {
 		err = k.create(ctx)
@@ -199,11 +200,14 @@ func (n *Node) ready(ctx context.Context) error {
 func (n *Node) conf(name string) string { return filepath.Join(n.Dir(), "conf", name) }
 
 func (n *Node) argv(class string, args ...string) []string {
-	return append([]string{
+	argv := []string{
 		n.java, "-Xmx512m", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true",
 		"-Dlog4j2.configurationFile=" + n.conf("log4j2.properties"),
-		"-cp", n.classes, class,
-	}, args...)
+	}
+	for _, p := range n.props {
+		argv = append(argv, "-D"+p)
+	}
+	return append(append(argv, "-cp", n.classes, class), args...)
 }
 
 func (n *Node) writeProperties() error {
