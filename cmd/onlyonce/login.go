@@ -18,7 +18,7 @@ import (
 )
 
 // tlsConfig parses "tls_ca", "tls_cert" and "tls_key". The client's certificate is read anew for
-// each connection. Nil: none of them is given.
+// each connection (S4). Nil: none of them is given.
 func (s *section) tlsConfig() *tls.Config {
 	ca, cert, key := s.text("tls_ca"), s.text("tls_cert"), s.text("tls_key")
 	if ca == "" && cert == "" && key == "" {
@@ -149,7 +149,7 @@ func (s *section) extensions() string {
 	return b.String()
 }
 
-// connectionMechanism asks for its secrets anew for each connection.
+// connectionMechanism asks for its secrets anew for each connection (S4).
 type connectionMechanism struct {
 	name  string
 	login func(ctx context.Context) (sasl.Mechanism, error)
@@ -186,8 +186,8 @@ func (bearer) Next(_ context.Context, answer []byte) (bool, []byte, error) {
 	return true, nil, nil
 }
 
-// renewer gives each new connection the certificates, keys and password as they are now. It takes
-// password_file and password_command, which are ours and not the server's, out of cfg.
+// renewer gives each new connection the certificates, keys and password as they are now (S4). It
+// takes password_file and password_command, which are ours and not the server's, out of cfg.
 func renewer(address string, cfg *pgx.ConnConfig) (func(context.Context, *pgx.ConnConfig) error, error) {
 	file, command := cfg.RuntimeParams["password_file"], strings.Fields(cfg.RuntimeParams["password_command"])
 	delete(cfg.RuntimeParams, "password_file")

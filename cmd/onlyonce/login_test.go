@@ -85,8 +85,8 @@ func (a *authority) issue(name string, serial int64) (*x509.Certificate, *ecdsa.
 	return leaf, key, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// A relay shows its certificate to an HTTP target of an own authority, and the one that replaced it
-// on the next connection.
+// S4: a relay shows its certificate to an HTTP target of an own authority, and the one that
+// replaced it on the next connection.
 func TestRelayClientCertificate(t *testing.T) {
 	t.Parallel()
 	f, ca := newFixture(t), newAuthority(t)
@@ -158,7 +158,7 @@ func TestLoginFaults(t *testing.T) {
 	}
 }
 
-// The mechanism reads its token anew for each connection, and writes it as RFC 7628 says.
+// S4: the mechanism reads its token anew for each connection, and writes it as RFC 7628 says.
 func TestBearer(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
@@ -187,7 +187,7 @@ func TestBearer(t *testing.T) {
 	}
 }
 
-// The password of a database is read anew for each connection.
+// S4: the password of a database is read anew for each connection.
 func TestPasswordFile(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "password")
@@ -210,8 +210,8 @@ func TestPasswordFile(t *testing.T) {
 	}
 }
 
-// A relay connects to a real Postgres that asks for a certificate of the authority with the role's
-// name (clientcert=verify-full) and for a password. Both are replaced while it runs.
+// S4: a relay connects to a real Postgres that asks for a certificate of the authority with the
+// role's name (clientcert=verify-full) and for a password. Both are replaced while it runs.
 func TestPostgresLogin(t *testing.T) {
 	t.Parallel()
 	server, err := devenv.StartPostgres(t.Context(), devenv.Options{Own: true, PostgresSettings: devenv.ThrowawaySettings()})
@@ -331,7 +331,7 @@ func (a *authority) keys() string {
 	return a.file("keys.json")
 }
 
-// A relay logs in to a real broker that asks for a certificate and a signed token. The broker
+// S4: a relay logs in to a real broker that asks for a certificate and a signed token. The broker
 // refuses a token of another authority, also from doctor. The token expires, and the relay goes on
 // with the one that replaced it.
 func TestBrokerLogin(t *testing.T) {
