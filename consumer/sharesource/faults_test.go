@@ -299,9 +299,9 @@ func TestG7ReadUncommittedIsRefused(t *testing.T) {
 	})
 }
 
-// G1: a broker answers for a partition with an error and a leader that is no broker. Kafka 4.3.0 does
-// so with leader 0, its field's default, while it reads the share group's state after a restart.
-// franz-go before 1.22.3 believed it: it fetched the partition from that leader for ever.
+// G1: a broker answers for a partition with an error and a leader that is no broker. Kafka 4.3.0
+// does so with leader 0, its field's default, while it reads the share group's state after a
+// restart. franz-go before 1.22.3 believed it: it fetched the partition from that leader for ever.
 func TestG1ErrorWithALeaderThatIsNoBroker(t *testing.T) {
 	t.Parallel()
 	cluster := kafkatest.FakeCluster(t)
