@@ -143,8 +143,8 @@ SEEDS ?= 20
 kit: ## onlyoncetest against 20 seeds: sound programs are never accused, faulty ones always are; SEEDS
 	ONLYONCE_TEST_CRASHES=all $(DEVENV) -postgres $(REAL) -- $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m -run '^Test(Judges|Sound.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
 
-matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 picks
-	$(GO) run ./test/matrix $(if $(ONLY),-only $(ONLY),)
+matrix: ## all packages on PostgreSQL 14 to 18, sources and sink on Kafka 3.3 to 4.4; ONLY=14,kafka-4.0.1 picks, PKGS=./dedupe
+	$(GO) run ./test/matrix $(if $(ONLY),-only $(ONLY),) $(PKGS)
 
 ROWS ?= 10000000
 

@@ -20,6 +20,8 @@ const (
 	EnvForce        = "ONLYONCE_ENV"
 	// EnvPostgresVersion is a major version, of those in PostgresVersions.
 	EnvPostgresVersion = "ONLYONCE_POSTGRES_VERSION"
+	// EnvKafkaVersion is a version of Kafka that Maven serves, of those in KafkaVersions.
+	EnvKafkaVersion = "ONLYONCE_KAFKA_VERSION"
 )
 
 // The ways to a server, as in Postgres.Kind and Kafka.Kind.

@@ -22,7 +22,8 @@
 // ONLYONCE_ENV (local, embedded, docker) forces one way for both, and an error if that way is not
 // possible; an explicit address is taken all the same. An address that does not answer is an error
 // too, because that server was asked for. ONLYONCE_POSTGRES_VERSION (a major version) asks for the
-// embedded server of that version and for no other.
+// embedded server of that version and for no other. ONLYONCE_KAFKA_VERSION (for example 4.0.1) asks
+// for that version from Maven Central.
 //
 // # Servers to be killed
 //

@@ -25,7 +25,7 @@ import (
 
 const (
 	postgresImage = "postgres:17-alpine"
-	kafkaImage    = "apache/kafka:" + kafkaVersion
+	kafkaImage    = "apache/kafka:" + defaultKafkaVersion
 )
 
 const (

@@ -2,6 +2,7 @@ package devenv
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -17,7 +18,17 @@ import (
 	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
-const kafkaVersion = "4.3.0"
+// defaultKafkaVersion is the version of the image, and of kafka-pom.xml.
+const defaultKafkaVersion = "4.3.0"
+
+// KafkaVersions are the versions that make matrix tests, oldest first: the oldest that runs without
+// ZooKeeper in production, the last 3.x, the first 4.x, ours and the latest.
+func KafkaVersions() []string {
+	return []string{"3.3.2", "3.9.1", "4.0.1", defaultKafkaVersion, "4.4.0"}
+}
+
+// kafkaVersion is that of EnvKafkaVersion, or ours.
+func kafkaVersion() string { return cmp.Or(os.Getenv(EnvKafkaVersion), defaultKafkaVersion) }
 
 // mvnTimeout bounds the one download of 43 MB. For example it took 6 s on the machine on which this
 // was written.
@@ -43,10 +54,11 @@ func kafkaClasses(ctx context.Context, o Options, sup *supervise.Supervisor, jav
 	if err != nil {
 		return "", "", err
 	}
-	dir := filepath.Join(cache, "kafka-"+kafkaVersion)
+	version := kafkaVersion()
+	dir := filepath.Join(cache, "kafka-"+version)
 	err = fetchOnce(ctx, dir, func(ctx context.Context, partial string) error {
-		o.log("kafka: fetching Apache Kafka %s (43 MB) with mvn into %s, this once", kafkaVersion, dir)
-		return fetchKafka(ctx, sup, java, partial)
+		o.log("kafka: fetching Apache Kafka %s (43 MB) with mvn into %s, this once", version, dir)
+		return fetchKafka(ctx, sup, java, partial, version)
 	})
 	if err != nil {
 		return "", "", err
@@ -56,13 +68,13 @@ func kafkaClasses(ctx context.Context, o Options, sup *supervise.Supervisor, jav
 
 // fetchKafka copies the broker's jars into dir. mvn runs below the supervisor,
 // so that it ends with this process.
-func fetchKafka(ctx context.Context, sup *supervise.Supervisor, java, dir string) error {
+func fetchKafka(ctx context.Context, sup *supervise.Supervisor, java, dir, version string) error {
 	mvn, err := exec.LookPath("mvn")
 	if err != nil {
 		return errors.New("the broker is not in the cache, mvn to fetch it is not in PATH, and KAFKA_HOME does not name a distribution")
 	}
 	pom := filepath.Join(sup.Dir(), "pom.xml")
-	if err := os.WriteFile(pom, kafkaPOM, 0o644); err != nil {
+	if err := os.WriteFile(pom, bytes.Replace(kafkaPOM, []byte(defaultKafkaVersion), []byte(version), 1), 0o644); err != nil {
 		return err
 	}
 	env := os.Environ()

@@ -1,10 +1,11 @@
-// Command matrix runs the engine's tests on every major version of PostgreSQL that onlyonce
-// supports. It fetches and starts each version.
+// Command matrix runs the tests of packages on each version of the servers that onlyonce supports:
+// all library packages and programs on each PostgreSQL, and sources and sink on each Kafka. It
+// fetches and starts each version.
 //
-//	go run ./test/matrix [-only 14,18] [packages]
+//	go run ./test/matrix [-only 14,18,kafka-4.0.1] [packages]
 //
-// It prints a line for each, for example `matrix 14.18 ok (231 tests)` or `matrix 14.18 failed (2
-// of 231 tests)`. It exits 1 if one failed, and 2 if one could not be run.
+// It prints a line for each, for example `matrix 14.18 ok (231 tests)` or `matrix kafka-4.0.1
+// failed (2 of 231 tests)`. It exits 1 if one failed, and 2 if one could not be run.
 package main
 
 import (
@@ -23,49 +24,99 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// packages are all that depend on the server and need no broker.
-var packages = []string{"./consumer", "./dedupe", "./idempotency", "./migrations", "./outbox/...", "./internal/eventsource", "./internal/guard", "./internal/inbox", "./internal/preflight", "./internal/ring", "./sqltx", "./webhook"}
+const kafkaPrefix = "kafka-"
 
 func main() {
-	only := flag.String("only", "", "comma-separated major versions; empty: all")
+	only := flag.String("only", "", "comma-separated: major versions of PostgreSQL, and kafka-VERSION; empty: all")
 	flag.Parse()
-	versions := devenv.PostgresVersions()
-	if *only != "" {
-		versions = strings.Split(*only, ",")
+	cells := devenv.PostgresVersions()
+	for _, v := range devenv.KafkaVersions() {
+		cells = append(cells, kafkaPrefix+v)
 	}
-	pkgs := packages
-	if flag.NArg() > 0 {
-		pkgs = flag.Args()
+	if *only != "" {
+		cells = strings.Split(*only, ",")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	status := 0
-	for _, v := range versions {
-		status = max(status, run(ctx, v, pkgs))
+	for _, cell := range cells {
+		if version, is := strings.CutPrefix(cell, kafkaPrefix); is {
+			status = max(status, onKafka(ctx, version, flag.Args()))
+		} else {
+			status = max(status, onPostgres(ctx, cell, flag.Args()))
+		}
 	}
 	stop()
 	os.Exit(status)
 }
 
-// run tests one version and returns the exit status for it.
-func run(ctx context.Context, major string, pkgs []string) int {
+// onPostgres tests one version, with what needs no broker, and returns the exit status for it.
+func onPostgres(ctx context.Context, major string, pkgs []string) int {
 	p, err := devenv.StartPostgres(ctx, devenv.Options{PostgresVersion: major})
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "matrix %s: %v\n", major, err)
-		return 2
+		return cannot(major, err)
 	}
-	defer func() {
-		if err := p.Stop(); err != nil {
-			fmt.Fprintf(os.Stderr, "matrix %s: %v\n", p.Version, err)
+	defer stopped(p.Version, p.Stop)
+	if len(pkgs) == 0 {
+		if pkgs, err = all(ctx); err != nil {
+			return cannot(p.Version, err)
 		}
-	}()
-	// -p 1: the packages share one server, and a machine may have two cores.
-	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json", "-count=1", "-p=1", "-timeout=10m"}, pkgs...)...)
-	cmd.Env = append(os.Environ(), devenv.EnvPostgresURL+"="+p.URL,
+	}
+	return run(ctx, p.Version, pkgs, devenv.EnvPostgresURL+"="+p.URL,
 		devenv.EnvPostgresVersion+"="+major) // for tests with a server of their own
+}
+
+// all returns the packages of the root's module without those of the laboratory.
+func all(ctx context.Context) (pkgs []string, err error) {
+	out, err := exec.CommandContext(ctx, "go", "list", "./...").Output()
+	for pkg := range strings.FieldsSeq(string(out)) {
+		if !strings.Contains(pkg, "/test/") && !strings.HasSuffix(pkg, "/monitoring") {
+			pkgs = append(pkgs, pkg)
+		}
+	}
+	return pkgs, err
+}
+
+// onKafka tests one version, and returns the exit status for it. The tests find or start a Postgres
+// themselves.
+func onKafka(ctx context.Context, version string, pkgs []string) int {
+	if len(pkgs) == 0 {
+		pkgs = []string{"./consumer/franzsource", "./consumer/kafkasource", "./outbox/kafkasink"}
+		if version >= "4.2" { // with share groups
+			pkgs = append(pkgs, "./consumer/sharesource")
+		}
+	}
+	env := devenv.EnvKafkaVersion + "=" + version
+	if err := os.Setenv(devenv.EnvKafkaVersion, version); err != nil {
+		return cannot(kafkaPrefix+version, err)
+	}
+	k, err := devenv.StartKafka(ctx, devenv.Options{Force: devenv.KindLocal})
+	if err != nil {
+		return cannot(kafkaPrefix+version, err)
+	}
+	defer stopped(kafkaPrefix+version, k.Stop)
+	return run(ctx, kafkaPrefix+version, pkgs, env, devenv.EnvKafkaBrokers+"="+strings.Join(k.Brokers, ","))
+}
+
+func cannot(cell string, err error) int {
+	fmt.Fprintf(os.Stderr, "matrix %s: %v\n", cell, err)
+	return 2
+}
+
+func stopped(cell string, stop func() error) {
+	if err := stop(); err != nil {
+		cannot(cell, err)
+	}
+}
+
+// run tests packages, with more in the environment, and returns the exit status for it.
+func run(ctx context.Context, cell string, pkgs []string, env ...string) int {
+	// -p 1: the packages share one server, and a machine may have two cores.
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json", "-count=1", "-p=1", "-timeout=20m"}, pkgs...)...)
+	cmd.Env = append(os.Environ(), env...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
-	err = cmd.Run()
+	err := cmd.Run()
 	if ctx.Err() != nil {
 		return 2
 	}
@@ -76,16 +127,16 @@ func run(ctx context.Context, major string, pkgs []string) int {
 		if len(t.skipped) > 0 {
 			skipped = fmt.Sprintf(", skipped: %s", strings.Join(t.skipped, " "))
 		}
-		fmt.Printf("matrix %s ok (%d tests%s)\n", p.Version, t.passed, skipped)
+		fmt.Printf("matrix %s ok (%d tests%s)\n", cell, t.passed, skipped)
 		return 0
 	case len(t.failed) > 0:
-		fmt.Printf("matrix %s failed (%d of %d tests)\n", p.Version, len(t.failed), t.passed+len(t.failed))
+		fmt.Printf("matrix %s failed (%d of %d tests)\n", cell, len(t.failed), t.passed+len(t.failed))
 		for _, name := range t.failed {
 			fmt.Printf("--- %s\n%s", name, strings.Join(t.output[name], ""))
 		}
 		return 1
 	}
-	fmt.Printf("matrix %s failed: no test told why: %v\n", p.Version, err)
+	fmt.Printf("matrix %s failed: no test told why: %v\n", cell, err)
 	for name, lines := range t.output {
 		if !strings.Contains(name, " ") { // a package: it does not compile, or TestMain ended it
 			fmt.Printf("--- %s\n%s", name, strings.Join(lines, ""))
