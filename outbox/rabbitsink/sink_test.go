@@ -1,0 +1,270 @@
+package rabbitsink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/rabbitsink"
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/rabbittest"
+)
+
+// patience bounds the waits of tests; no result depends on how long it took.
+var patience = pgtest.Patience(2 * time.Minute)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// rig is an exchange with a quorum queue bound to placed.*, which takes at most so many messages.
+type rig struct {
+	*devenv.RabbitMQ
+	t    *testing.T
+	name string // of the exchange and the queue
+}
+
+var rigs atomic.Int64
+
+func newRig(t *testing.T, limit int) *rig {
+	t.Helper()
+	r := &rig{rabbittest.Shared(t), t, fmt.Sprint("orders", rigs.Add(1))}
+	ch := r.channel()
+	err := ch.ExchangeDeclare(r.name, "topic", true, false, false, false, nil)
+	if err == nil {
+		_, err = ch.QueueDeclare(r.name, true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-max-length": limit, "x-overflow": "reject-publish"})
+	}
+	if err == nil {
+		err = ch.QueueBind(r.name, "placed.*", r.name, false, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// channel is a client of its own.
+func (r *rig) channel() *amqp.Channel {
+	r.t.Helper()
+	conn, err := amqp.Dial(r.URL("guest"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = conn.Close() })
+	ch, err := conn.Channel()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return ch
+}
+
+func (r *rig) sink(more ...func(*rabbitsink.Config)) *rabbitsink.Sink {
+	r.t.Helper()
+	cfg := rabbitsink.Config{Name: "events", Exchange: r.name, KeyWindow: time.Hour, Timeout: 5 * time.Second}
+	for _, m := range more {
+		m(&cfg)
+	}
+	s, err := rabbitsink.New(r.URL("guest"), cfg)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			r.t.Error(err)
+		}
+	})
+	return s
+}
+
+// messages takes n messages from the queue.
+func (r *rig) messages(n int) (all []amqp.Delivery) {
+	r.t.Helper()
+	ch := r.channel()
+	pgtest.Until(r.t, patience, fmt.Sprintf("%d messages are there", n), func() bool {
+		d, ok, err := ch.Get(r.name, true)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if ok {
+			all = append(all, d)
+		}
+		return len(all) == n
+	})
+	return all
+}
+
+func call(key, target, body string) *outbox.Delivery {
+	return &outbox.Delivery{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}, "X-Twice": {"a", "b"}}, Body: []byte(body)}
+}
+
+const key = "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10"
+
+// O10: the message that a call becomes. Another attempt has the same id, by which a consumer
+// recognises it.
+func TestO10Message(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 10)
+	s := r.sink()
+	if l := s.Limits(); s.Name() != "events" || l.KeyWindow != time.Hour || l.Timeout != 5*time.Second {
+		t.Errorf("%s: %+v", s.Name(), l)
+	}
+	d := call(key, "/placed.eu", "17")
+	d.Trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	for range 2 {
+		if got := s.Send(t.Context(), d); got.Outcome != outbox.Delivered {
+			t.Fatalf("%+v", got)
+		}
+	}
+	for _, m := range r.messages(2) {
+		if h := m.Headers; m.RoutingKey != "placed.eu" || string(m.Body) != "17" || m.MessageId != key || m.DeliveryMode != amqp.Persistent || m.ContentType != "text/plain" ||
+			h["X-Twice"] != "a, b" || h["traceparent"] != d.Trace || len(h) != 3 { // and the server's x-delivery-count
+			t.Errorf("%+v", m)
+		}
+	}
+}
+
+// What is rejected, and what is tried again. The channel or the connection that an answer closes is
+// replaced.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	s := r.sink()
+	own := call(key, "/placed.eu", "")
+	own.Header.Set("Cc", "another-queue")
+	get := call(key, "/placed.eu", "")
+	get.Method = http.MethodGet
+	for want, d := range map[string]*outbox.Delivery{
+		"the server's own":      own,
+		"must be POST":          get,
+		"target":                call(key, "placed.eu", ""),
+		"at most 255 bytes":     call(key, "/"+strings.Repeat("x", 256), ""),
+		"is larger than config": call(key, "/placed.eu", strings.Repeat("x", 2<<20)),
+	} {
+		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !strings.Contains(got.Reason, want) {
+			t.Errorf("%s: %+v", want, got)
+		}
+	}
+	retried := func(s *rabbitsink.Sink, target, want string) {
+		t.Helper()
+		if got := s.Send(t.Context(), call(key, target, "")); got.Outcome != outbox.Retry || !strings.Contains(got.Reason, want) {
+			t.Errorf("%s: %+v", want, got)
+		}
+	}
+	retried(s, "/lost", "no queue has taken the message: NO_ROUTE")
+	retried(r.sink(func(c *rabbitsink.Config) { c.Exchange = "nowhere" }), "/placed.eu", "no exchange 'nowhere'")
+	reader, err := rabbitsink.New(r.URL("reader"), rabbitsink.Config{Name: "r", Exchange: r.name, KeyWindow: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	retried(reader, "/placed.eu", "access to exchange")
+	if err := reader.Close(); err != nil {
+		t.Error(err)
+	}
+	retried(reader, "/placed.eu", "the sink is closed")
+	pgtest.Until(t, patience, "the queue is full", func() bool { // it takes a few more than its limit
+		got := s.Send(t.Context(), call(key, "/placed.eu", ""))
+		return got.Outcome == outbox.Retry && strings.Contains(got.Reason, "has not stored")
+	})
+	stopped := call(key, "/placed.eu", "")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got := s.Send(ctx, stopped); got.Outcome == outbox.Delivered {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Enqueued, sent by a relay through a kill of the server, and each message is there. It is the only
+// test that kills the server, and runs alone.
+func TestRelay(t *testing.T) {
+	r := newRig(t, 1000)
+	pool := pgtest.DB(t)
+	s := r.sink()
+	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- relay.Run(ctx) }()
+	enqueue := func(from, to int) {
+		t.Helper()
+		for n := from; n < to; n++ {
+			tx, err := pool.Begin(t.Context())
+			if err == nil {
+				err = outbox.Enqueue(t.Context(), tx, outbox.Call{ID: fmt.Sprint(n), Scope: "s", Sink: "events", Name: "placed", Target: "/placed.eu", Body: []byte(fmt.Sprint(n))})
+			}
+			if err == nil {
+				err = tx.Commit(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	enqueue(0, 20)
+	rabbittest.Strike(t, r.RabbitMQ, r.name, func() {
+		if got := s.Send(t.Context(), call(key, "/placed.late", "")); got.Outcome != outbox.Retry {
+			t.Errorf("%+v", got)
+		}
+		enqueue(20, 40)
+	})
+	ch, bodies, ids := r.channel(), map[string]bool{}, map[string]bool{}
+	pgtest.Until(t, patience, "all are there", func() bool {
+		d, ok, err := ch.Get(r.name, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok {
+			bodies[string(d.Body)], ids[d.MessageId] = true, true
+		}
+		return len(bodies) == 40
+	})
+	if len(ids) != 40 { // of a lost confirmation there may be two, under one id
+		t.Errorf("40 messages under %d ids", len(ids))
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// While the server has no memory left for publishers, no call is made. It runs alone, because the
+// server takes nothing from other tests either.
+func TestServerThatBlocks(t *testing.T) {
+	r := newRig(t, 10)
+	s := r.sink(func(c *rabbitsink.Config) { c.Timeout = 200 * time.Millisecond })
+	answers := func(what string, want func(outbox.Result) bool) {
+		t.Helper()
+		pgtest.Until(t, patience, what, func() bool { return want(s.Send(t.Context(), call(key, "/placed.eu", ""))) })
+	}
+	answers("a call is delivered", func(got outbox.Result) bool { return got.Outcome == outbox.Delivered })
+	limit := func(of string) {
+		t.Helper()
+		if out, err := r.Ctl(t.Context(), "set_vm_memory_high_watermark", of); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	limit("0")
+	answers("the sink knows that the server blocks", func(got outbox.Result) bool {
+		return got.Outcome == outbox.Retry && strings.Contains(got.Reason, "blocks publishers")
+	})
+	limit("0.4")
+	answers("a call is delivered", func(got outbox.Result) bool { return got.Outcome == outbox.Delivered })
+}
+
+func TestConfigFaults(t *testing.T) {
+	t.Parallel()
+	_, err := rabbitsink.New("amqp://guest:secret@host:x/", rabbitsink.Config{Timeout: 1, Client: amqp.Config{Recovery: &amqp.Recovery{}}})
+	for _, want := range []string{"url:", "Config.Name", "Config.Exchange", "Config.KeyWindow", "Config.Timeout", "Config.Client: Recovery"} {
+		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, rabbitsink.ErrConfig) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("no word of %s in %v", want, err)
+		}
+	}
+}
