@@ -21,7 +21,8 @@ type kind struct {
 }
 
 var kinds = map[string]kind{
-	"nats": {start: startNATS, receiver: natsReceiver, key: natsqueue.HeaderSubject, killed: true},
+	"nats":   {start: startNATS, receiver: natsReceiver, key: natsqueue.HeaderSubject, killed: true},
+	"rabbit": {start: startRabbit, receiver: rabbitReceiver, key: "key", killed: true},
 }
 
 // broker is a server, and the producer's connection to it.

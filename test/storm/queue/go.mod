@@ -5,6 +5,7 @@ go 1.26.0
 replace (
 	github.com/onlyonce/onlyonce => ../../..
 	github.com/onlyonce/onlyonce/queue/natsqueue => ../../../queue/natsqueue
+	github.com/onlyonce/onlyonce/queue/rabbitqueue => ../../../queue/rabbitqueue
 )
 
 require (
@@ -13,6 +14,8 @@ require (
 	github.com/nats-io/nats.go v1.55.0
 	github.com/onlyonce/onlyonce v0.0.0
 	github.com/onlyonce/onlyonce/queue/natsqueue v0.0.0
+	github.com/onlyonce/onlyonce/queue/rabbitqueue v0.0.0
+	github.com/rabbitmq/amqp091-go v1.16.0
 )
 
 require (

@@ -1,7 +1,7 @@
 // Queue is the storm of queues: it shows what is left of a stream of messages of a broker other
 // than Kafka when everything around it is killed.
 //
-//	make storm-queue BROKER=nats MESSAGES=20000 KILLS=30
+//	make storm-queue BROKER=nats|rabbit MESSAGES=20000 KILLS=30
 //
 // It publishes unique messages with ordering keys, and copies of some of them after the broker has
 // forgotten their ids. Worker processes receive, store and apply them; one at a time receives
