@@ -201,6 +201,12 @@ func TestD1FailingOnBeginIsNobodysFault(t *testing.T) {
 			_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
 			return err
 		},
+		"cancelled, with its connection": func(ctx context.Context, tx consumer.Tx) error {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(20*time.Millisecond, cancel)
+			_, err := tx.Exec(ctx, `select pg_sleep(60)`)
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -47,9 +47,12 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 	case failed.Step == "":
 		// A statement's error counts before the handler's.
 		return &handlerFailure{index: -1, err: failed, lost: lost}
-	case lost && a.handlerCalled:
-		// Perhaps a message kills connections; the count will show it.
-		return &handlerFailure{index: -1, err: failed, lost: true}
+	case a.handlerCalled && (lost || endedContext(failed)):
+		// Perhaps a message kills connections, or its handler has ended the context of its own
+		// statement, which sends the engine's too; the count will show it.
+		return &handlerFailure{index: -1, err: failed, lost: lost}
+	case errors.Is(failed, context.Canceled):
+		return &hindrance{failed, h.failedIndex} // OnBegin has ended its own; work goes on
 	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
 		// The table refuses the message, and always will.
 		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
@@ -60,4 +63,9 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		return &hindrance{failed, -1}
 	}
 	return failed
+}
+
+// endedContext reports whether err is that of a context.
+func endedContext(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -288,8 +288,7 @@ func sqlState(failed *guard.Failure) string {
 func endsWork(err error) bool {
 	var f *handlerFailure
 	var h *hindrance
-	var g *guard.Failure
-	if errors.As(err, &f) || errors.As(err, &h) || errors.As(err, &g) && g.Step == stepHook {
+	if errors.As(err, &f) || errors.As(err, &h) {
 		return false // a user's function may return any error, even these
 	}
 	var halt *HaltError

@@ -60,6 +60,61 @@ func TestD1OwnLimitOfAStatementCounts(t *testing.T) {
 	}
 }
 
+// D1: a handler ends the context of its own statement, which is the first thing that the
+// transaction sends, or travels with what the engine has queued. It is an answer of that handler,
+// and neither the end of the partition's work nor the way to the server.
+func TestD1HandlerEndsItsOwnContext(t *testing.T) {
+	t.Parallel()
+	for name, bounded := range map[string]func(context.Context) (context.Context, context.CancelFunc){
+		"cancelled before": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			cancel()
+			return ctx, cancel
+		},
+		"cancelled meanwhile": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(10*time.Millisecond, cancel)
+			return ctx, cancel
+		},
+		"deadline before": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithDeadline(ctx, time.Unix(0, 0))
+		},
+		"deadline meanwhile": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 10*time.Millisecond)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, ids := range []bool{true, false} {
+				both(t, fmt.Sprintf("ids %t", ids), func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+					r := newRig(t, 1)
+					values := r.numbered(0, 5)
+					cfg := testConfig()
+					if !ids {
+						cfg.Key, cfg.PositionsOnly = nil, true
+					}
+					stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+						if m.Offset == 2 {
+							own, cancel := bounded(ctx)
+							defer cancel()
+							if _, err := tx.Exec(own, `select pg_sleep(60)`); err != nil {
+								return err
+							}
+						}
+						return effect(ctx, tx, m)
+					}, cfg)
+					r.reaches(0, 5)
+					stop()
+					r.once(append(values[:2:2], values[3:]...)...)
+					if got := fmt.Sprint(r.reasons()); got != "map[2:exhausted]" {
+						t.Errorf("parked: %s", got)
+					}
+				})
+			}
+		})
+	}
+}
+
 // D1, D2: the server refuses a message's transaction again and again, for reasons that are no
 // message's fault. The messages before it are applied, it is alone, and no attempt counts against
 // it. After Config.BlockedAfter its partition halts and reports why. It continues by itself.
