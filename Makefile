@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -159,8 +159,8 @@ STORM    := $(GO) run ./test/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-
 storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz|share, POLICY=park|key, CONCURRENCY=8, FAILOVERS=20
 	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
 
-storm-franz storm-key storm-failover: MESSAGES = 20000
-storm-franz storm-key storm-failover: KILLS = 30
+storm-franz storm-key storm-failover storm-mixed: MESSAGES = 20000
+storm-franz storm-key storm-failover storm-mixed: KILLS = 30
 
 storm-franz: ## the same on consumer/franzsource; MESSAGES, KILLS, SEED, POLICY
 	$(STORM) -source franz -messages $(MESSAGES) -kills $(KILLS)
@@ -173,6 +173,9 @@ storm-positions: ## the same without keys, so that only the fence stands against
 
 storm-failover: ## the same with a standby that is promoted without the last commits; MESSAGES, KILLS, SEED, SOURCE, POLICY
 	$(STORM) -failover -messages $(MESSAGES) -kills $(KILLS)
+
+storm-mixed: ## the same, and the schema is migrated to a made-up next version, with workers of both from then on; MESSAGES, KILLS, SEED, SOURCE, POLICY
+	$(STORM) -mixed -messages $(MESSAGES) -kills $(KILLS)
 
 storm-idle: ## a failover behind which no message comes; SEED, SOURCE, POLICY
 	$(STORM) -failover -idle -messages 1000 -kills 0 -patience 30s
@@ -213,7 +216,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: test-long mutants adversary model kit schemathesis matrix growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
+nightly: test-long mutants adversary model kit schemathesis matrix growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

@@ -56,6 +56,8 @@ type Fleet struct {
 	failed   error          // of a worker that ended by itself, and should not have
 	troubles map[string]int // faults that will pass, by text: for the diagnosis
 	breaches []string       // what workers have found wrong themselves
+	other    string         // program of every second worker, "": none
+	others   []int          // numbers of workers that ran it
 	effectAt time.Time      // of the last effect that was reported
 	gaps     []Gap          // between two of them
 }
@@ -106,6 +108,20 @@ func New(cfg Config) (*Fleet, error) {
 // Close removes the workers' files. Stop comes first.
 func (f *Fleet) Close() error {
 	return errors.Join(os.Remove(f.journal), os.RemoveAll(trapDir(f.journal)))
+}
+
+// Mix makes every second worker that starts from now on run another program.
+func (f *Fleet) Mix(program string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.other = program
+}
+
+// Mixed returns the numbers of the workers that ran it.
+func (f *Fleet) Mixed() []int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.others)
 }
 
 // Newest returns the worker that was started last, of those that live; nil if none does.

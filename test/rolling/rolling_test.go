@@ -2,11 +2,8 @@ package rolling
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,7 +27,7 @@ const partitions = 4
 // version. Partitions move from one to the other and back, both handed over in order and taken from
 // killed workers. No message is lost, doubled or parked.
 func TestS1OldAndNewSideBySide(t *testing.T) {
-	before, next := build(t, ""), build(t, overlay(t))
+	before, next := build(t, false), build(t, true)
 	for _, c := range []struct {
 		name    string
 		brokers func(testing.TB) []string
@@ -84,65 +81,14 @@ func TestS1OldAndNewSideBySide(t *testing.T) {
 	}
 }
 
-// overlay returns the overlay for go build that makes the next version of this code: one more
-// migration, and the number of it.
-func overlay(t *testing.T) string {
+// build builds the worker of this version or of the next, and returns the path of the program.
+func build(t *testing.T, next bool) string {
 	t.Helper()
-	dir := t.TempDir()
-	write := func(name string, content []byte) string {
-		t.Helper()
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file
-	}
-	root, err := filepath.Abs("../..")
+	program, err := Build(t.Context(), "./worker", t.TempDir(), next)
 	if err != nil {
 		t.Fatal(err)
 	}
-	code, err := os.ReadFile(filepath.Join(root, "migrations/migrations.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	latest := fmt.Sprintf("const Latest = %d\n", migrations.Latest)
-	if strings.Count(string(code), latest) != 1 {
-		t.Fatalf("migrations.go does not say %q once", latest)
-	}
-	code = []byte(strings.Replace(string(code), latest, fmt.Sprintf("const Latest = %d\n", migrations.Latest+1), 1))
-	chapters := filepath.Join(root, "migrations", fmt.Sprintf("%04d", migrations.Latest+1))
-	made, err := filepath.Abs("testdata/1_made_up.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {
-		filepath.Join(root, "migrations/migrations.go"): write("migrations.go", code),
-		filepath.Join(chapters, "1_made_up.sql"):        made,
-		filepath.Join(chapters, "2_version.sql"): write("version.sql",
-			fmt.Appendf(nil, "insert into onlyonce.schema_version (version) values (%d);\n", migrations.Latest+1)),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return write("overlay.json", replace)
-}
-
-// build builds the worker, with an overlay unless that is empty, and returns the path of the
-// program.
-func build(t *testing.T, overlay string) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "worker")
-	run(t, ".", "go", "build", "-overlay", overlay, "-o", program, "./worker")
 	return program
-}
-
-func run(t *testing.T, dir string, argv ...string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)
-	}
 }
 
 // rig is a database, a topic and the workers on them.

@@ -183,6 +183,9 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	if err := s.redone(ctx, &v); err != nil {
 		return fmt.Errorf("reading the outcome: %w", err)
 	}
+	if err := s.judgeMixed(ctx, r); err != nil {
+		return fmt.Errorf("reading the outcome: %w", err)
+	}
 	delivered, refetched, err := s.Fleet.Delivered()
 	if err != nil {
 		return fmt.Errorf("reading the outcome: %w", err)

@@ -6,11 +6,12 @@
 // that are aborted. Worker processes apply them to Postgres. Meanwhile events drawn from a seed hit
 // them: SIGKILL to a worker in mid-batch, SIGSTOP for longer than its session and then SIGCONT,
 // workers that join and leave, SIGKILL to Postgres, SIGKILL to a broker, a switchover whose sockets
-// stay open, a clock of Postgres that is a week ahead. Functions that a program gives to the
-// consumer end a worker or hang, each for a few messages that the seed chooses. With -failover a
-// standby that lacks the last commits is promoted instead of Postgres being restarted. After all
-// messages are settled, the program reads the log from its beginning and the database, and package
-// test/check checks the invariants of docs/faults.md.
+// stay open, a clock of Postgres that is a week ahead. With -mixed the schema is migrated
+// meanwhile, and every second worker that starts after that is of the next version. Functions that
+// a program gives to the consumer end a worker or hang, each for a few messages that the seed
+// chooses. With -failover a standby that lacks the last commits is promoted instead of Postgres
+// being restarted. After all messages are settled, the program reads the log from its beginning and
+// the database, and package test/check checks the invariants of docs/faults.md.
 //
 // It starts servers of its own, whatever the environment names, because it kills them. Exit status:
 // 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.
@@ -22,7 +23,9 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"os"
 	"slices"
 
 	"github.com/onlyonce/onlyonce/test/screen"
@@ -30,6 +33,13 @@ import (
 )
 
 func main() {
+	if address, is := os.LookupEnv(envMigrate); is {
+		if err := migrate(context.Background(), address); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(rig.StatusFailed)
+		}
+		return
+	}
 	rig.Main(workerMain, func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return run(ctx, args, stdout, stderr, nil)
 	})
@@ -46,6 +56,7 @@ type options struct {
 	failovers  int
 	idle       bool
 	positions  bool
+	mixed      bool
 	source     string
 	policy     string
 	atOnce     int
@@ -70,6 +81,7 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.IntVar(&o.failovers, "failovers", 0, "with so many failovers, to the nearest hundredth of the kills; 0: none, or three in ten with -failover")
 	fs.BoolVar(&o.idle, "idle", false, "with -failover: one more at the end, after which no message comes")
 	fs.BoolVar(&o.positions, "positions", false, "without keys and copies: nothing finds what the fence lets through")
+	fs.BoolVar(&o.mixed, "mixed", false, "migrate to a made-up next version after a third of the stream, and run workers of both versions from then on")
 	fs.StringVar(&o.source, "source", sourceKafkaGo, "what workers consume through: kafka-go, franz (cooperative rebalances, half of the members static) or share (a share group; without order)")
 	fs.StringVar(&o.policy, "policy", policyPark, "what becomes of messages that fail: park sets them aside, key sets their whole ordering key aside and tries it again")
 	fs.IntVar(&o.atOnce, "concurrency", 1, "transactions of a partition at once (consumer.Config.Concurrency), 1 to 64")
@@ -98,6 +110,9 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.Fraction("duplicates", o.duplicates, 1)
 	if o.idle && !o.failover {
 		fs.Fault("-idle: only with -failover")
+	}
+	if o.mixed && (o.failover || o.Kills < 8) {
+		fs.Fault("-mixed: not with failovers, which may undo the migration; and with 8 kills at least, so that workers of both versions are started")
 	}
 	return o, fs.Err()
 }

@@ -26,9 +26,11 @@ type report struct {
 	BrokerKills  int `json:"broker_kills"` // SIGKILLs to a broker
 	Failovers    int `json:"failovers"`    // promotions of a standby
 	// Records whose effects failovers have lost, and that were done again.
-	Lost   int64  `json:"lost"`
-	Source string `json:"source"` // what workers consume through
-	Policy string `json:"policy"` // what becomes of messages that fail
+	Lost int64 `json:"lost"`
+	// Effects of workers of the next version, with -mixed.
+	NextEffects int    `json:"next_effects"`
+	Source      string `json:"source"` // what workers consume through
+	Policy      string `json:"policy"` // what becomes of messages that fail
 	// Transactions of a partition at once.
 	Concurrency int    `json:"concurrency"`
 	Kafka       string `json:"kafka"` // what was used
@@ -54,7 +56,7 @@ func (r *report) Details() []string { return nil }
 // Line returns the summary line.
 func (r *report) Line(verdict string) string {
 	return fmt.Sprintf("storm %s seed=%d unique=%d produced=%d delivered=%d effects=%d duplicates=%d redelivered=%d parked=%d retried=%d kills=%d kills_in_batch=%d"+
-		" kills_in_retry=%d freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d lost=%d restarts=%d source=%s policy=%s seconds=%.1f concurrency=%d",
+		" kills_in_retry=%d freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d lost=%d next_effects=%d restarts=%d source=%s policy=%s seconds=%.1f concurrency=%d",
 		verdict, r.Seed, r.Unique, r.Produced, r.Delivered, r.Effects, r.Duplicates, r.Redelivered, r.Parked, r.Retried, r.Kills, r.KillsInBatch, r.KillsInRetry,
-		r.Freezes, r.Rebalances, r.PostgresKills, r.BrokerKills, r.Failovers, r.Lost, r.Restarts, r.Source, r.Policy, r.Seconds, r.Concurrency)
+		r.Freezes, r.Rebalances, r.PostgresKills, r.BrokerKills, r.Failovers, r.Lost, r.NextEffects, r.Restarts, r.Source, r.Policy, r.Seconds, r.Concurrency)
 }

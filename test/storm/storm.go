@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -49,6 +50,9 @@ type storm struct {
 	inRetry int            // kills that hit a message that was tried again from the database
 	marks   []mark         // one for each failover
 	broken  sync.WaitGroup // brokers that are down
+
+	next, nextDir string // program of the next version, and where it lies; empty: one version
+	migratedAt    int64  // the last effect before the migration had ended
 }
 
 func newStorm(o options, to *screen.Screen, tamper func(context.Context, *storm) error) *storm {
@@ -64,12 +68,20 @@ func newStorm(o options, to *screen.Screen, tamper func(context.Context, *storm)
 	}
 	s := &storm{opts: o, tamper: tamper, stream: makeStream(o.messages, o.duplicates, source(1)), topic: fmt.Sprintf("storm-%d", o.Seed)}
 	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, of, source(2)), Random: source(3), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}
+	if o.mixed {
+		s.Plan = withMigration(s.Plan)
+	}
 	s.producer = &producer{s: s, acked: map[string]bool{}}
 	return s
 }
 
 // Open starts servers and workers.
 func (s *storm) Open(ctx context.Context) (err error) {
+	if s.opts.mixed {
+		if err := s.buildNext(ctx); err != nil {
+			return err
+		}
+	}
 	o := devenv.Options{Own: true, Brokers: s.opts.replicas, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
 	if s.Clock, err = rig.NewClock(); err != nil {
 		return err
@@ -317,7 +329,7 @@ func (s *storm) Close() error {
 			errs = append(errs, p.Stop())
 		}
 	}
-	errs = append(errs, s.Clock.Close())
+	errs = append(errs, s.Clock.Close(), os.RemoveAll(s.nextDir))
 	if s.kafka != nil {
 		errs = append(errs, s.kafka.Stop())
 	}

@@ -52,6 +52,8 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 	case rig.KindSwitchover:
 		s.producer.let(s.producer.gate.Load() + s.toLose()) // so that there is work when it ends
 		return s.SwitchOver(ctx, s.forward, s.postgres, s.standby, b.Wait)
+	case blowMigrate:
+		return s.migrateUnderKills(ctx, b.Wait)
 	case rig.KindClock:
 		return s.StepClock(ctx, b.Wait)
 	}
