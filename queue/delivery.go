@@ -36,11 +36,14 @@ type Delivery struct {
 }
 
 // Broker lends messages. An adapter implements it for one queue of one broker, for example package
-// natsqueue; queuetest.Conformance checks it. One goroutine at a time calls its methods.
+// natsqueue or sqsqueue; queuetest.Conformance checks it. One goroutine at a time calls its
+// methods.
 //
 // If a Broker has Validate() error, [New] adds the faults that it returns to its own. If it has
 // End(), that is called whenever a session is over, and before [Queue.Receive] returns: it gives up
-// what the session holds, for example its connection, so that another receiver gets it.
+// what the session holds, for example its connection, so that another receiver gets it. If it has
+// Retention() time.Duration, that says after Begin for how long the broker keeps a message, and a
+// receiver ends if Config.CopiesWithin is shorter.
 type Broker interface {
 	// Begin is called before the first Receive, and again after each error of Receive or Ack. It
 	// makes sure that the broker can be reached, and that the queue is set up such that no message
@@ -53,7 +56,8 @@ type Broker interface {
 	Begin(ctx context.Context, ordered bool) error
 
 	// Receive waits for messages, and returns at most so many. It returns none, without an error,
-	// if none came within a few seconds or if ctx ends.
+	// if none came within a few seconds or if ctx ends. All that it returns is acknowledged before
+	// it is called again, or Begin is called first.
 	Receive(ctx context.Context, most int) ([]*Delivery, error)
 
 	// Ack acknowledges deliveries of the session. If it fails, or if an acknowledgement is lost

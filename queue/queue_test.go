@@ -298,10 +298,32 @@ func TestQ6Horizon(t *testing.T) {
 	if err := q.Receive(t.Context()); !errors.Is(err, inbox.ErrHorizon) {
 		t.Errorf("%v", err)
 	}
+	for kept, want := range map[time.Duration]bool{time.Hour + 1: false, time.Hour: true} {
+		ctx, stop := context.WithCancel(t.Context())
+		q = r.queue(r.pool, keeping{r.broker.Connect(), kept, stop}, func(c *queue.Config) { c.CopiesWithin = time.Hour })
+		if err := q.Receive(ctx); (err == nil) != want || err != nil && !errors.Is(err, queue.ErrConfig) {
+			t.Errorf("%v: %v", kept, err)
+		}
+		stop()
+	}
 	q = r.queue(r.pool, failing{r.broker.Connect()})
 	if err := q.Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || q.Healthy() == nil {
 		t.Errorf("%v; %v", err, q.Healthy())
 	}
+}
+
+// keeping is a broker that keeps messages for so long, and says when something is received.
+type keeping struct {
+	queue.Broker
+	kept     time.Duration
+	received func()
+}
+
+func (k keeping) Retention() time.Duration { return k.kept }
+
+func (k keeping) Receive(context.Context, int) ([]*queue.Delivery, error) {
+	k.received()
+	return nil, nil
 }
 
 type failing struct{ queue.Broker }

@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -77,6 +78,9 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 	}
 	if err := r.begin(ctx); err != nil {
 		return err
+	}
+	if k, ok := r.broker.(interface{ Retention() time.Duration }); ok && k.Retention() > r.cfg.CopiesWithin {
+		return fmt.Errorf("%w: Config.CopiesWithin: is %v: the broker keeps messages for %v, and may deliver one again for as long", ErrConfig, r.cfg.CopiesWithin, k.Retention())
 	}
 	copies := pace.Backoff(time.Millisecond, copiesWait)
 	for ctx.Err() == nil {

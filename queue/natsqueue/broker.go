@@ -35,6 +35,7 @@ type Broker struct {
 	cfg      Config
 	consumer jetstream.Consumer
 	stream   string // its name and the time of its creation, for ids
+	maxAge   time.Duration
 	warn     sync.Once
 
 	ordered  bool
@@ -86,6 +87,7 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 		return nil, fmt.Errorf("natsqueue: stream %s: %w", b.cfg.Stream, err)
 	}
 	b.stream = fmt.Sprintf("%s/%d", b.cfg.Stream, s.CachedInfo().Created.UnixNano())
+	b.maxAge = s.CachedInfo().Config.MaxAge
 	c, err := s.Consumer(ctx, b.cfg.Durable)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		c, err = s.CreateConsumer(ctx, b.consumerConfig())
@@ -97,6 +99,10 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	info := c.CachedInfo()
 	return info, checkConsumer(info.Config)
 }
+
+// Retention is the stream's MaxAge, and 0 if it has none. A receiver compares it with
+// queue.Config.CopiesWithin.
+func (b *Broker) Retention() time.Duration { return b.maxAge }
 
 func (b *Broker) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

@@ -165,6 +165,18 @@ func TestQ3ConsumerThatDrops(t *testing.T) {
 	}
 }
 
+// A stream that keeps messages for longer than copies are said to come ends a receiver (Q6).
+func TestQ6MaxAge(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	if _, err := r.js().UpdateStream(t.Context(), jetstream.StreamConfig{Name: r.stream, Subjects: []string{r.stream + ".>"}, Duplicates: 100 * time.Millisecond, MaxAge: 2 * time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.queue(r.broker(r.stream)).Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), "keeps messages for 2h0m0s") {
+		t.Error(err)
+	}
+}
+
 func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	_, err := queue.New(nil, natsqueue.New(nil, natsqueue.Config{Stream: "a.b", Subjects: []string{""}, AckWait: 1}), queue.Config{})

@@ -26,6 +26,8 @@
 //
 // A message that cannot be stored is parked, or stays with the server; it is never terminated.
 //
+// A receiver does not begin if queue.Config.CopiesWithin is shorter than the stream's MaxAge.
+//
 // # Order
 //
 // Without queue.Config.Ordered there is none: the messages that a dead process held come again
