@@ -192,7 +192,7 @@ BROKER ?= nats
 storm-queue: MESSAGES = 20000
 storm-queue: KILLS = 30
 
-storm-queue: ## kill receivers, appliers, the broker and Postgres under a stream of another broker's messages; BROKER=nats|rabbit, MESSAGES, KILLS, SEED
+storm-queue: ## kill receivers, appliers, the broker and Postgres under a stream of another broker's messages; BROKER=nats|rabbit|sqs, MESSAGES, KILLS, SEED
 	cd test/storm/queue && $(GO) run . -broker $(BROKER) $(if $(SEED),-seed $(SEED),) -messages $(MESSAGES) -kills $(KILLS)
 
 HISTORIES ?= 1000

@@ -121,7 +121,7 @@ func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 // elsewhere are the libraries that only a nested module needs: an optional part, or a comparison.
 // A requirement of the root module would put them into every user's module graph. Indirect ones
 // are not checked: for example embedded-postgres brings lib/pq.
-var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/chromedp/chromedp", "github.com/dunglas/httpsfv", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq", "github.com/nats-io",
+var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/aws", "github.com/chromedp/chromedp", "github.com/dunglas/httpsfv", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq", "github.com/nats-io",
 	"github.com/rabbitmq", "github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "github.com/twilio/twilio-go", "go.opentelemetry.io", "golang.org/x/tools", "gorm.io"}
 
 func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
@@ -281,7 +281,7 @@ func TestImportsPointOneWay(t *testing.T) {
 		"./cmd/onlyonce": {module + "sqltx"},
 		"./consumer":     {module + "sqltx"},
 		"./webhook":      {module + "sqltx"},
-		"./queue":        {module + "webhook", module + "idempotency", "github.com/nats-io", "github.com/rabbitmq"},
+		"./queue":        {module + "webhook", module + "idempotency", "github.com/aws", "github.com/nats-io", "github.com/rabbitmq"},
 		"./sqltx":        {module + "consumer"},
 	} {
 		forbid(t, pkg, not...)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/natsqueue"
+	"github.com/onlyonce/onlyonce/queue/sqsqueue"
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
@@ -18,11 +19,15 @@ type kind struct {
 	key string
 	// killed is false for a server that keeps nothing through SIGKILL.
 	killed bool
+	// ordersKeys is true for a server that keeps the order of a key by itself: every worker
+	// receives.
+	ordersKeys bool
 }
 
 var kinds = map[string]kind{
 	"nats":   {start: startNATS, receiver: natsReceiver, key: natsqueue.HeaderSubject, killed: true},
 	"rabbit": {start: startRabbit, receiver: rabbitReceiver, key: "key", killed: true},
+	"sqs":    {start: startSQS, receiver: sqsReceiver, key: sqsqueue.GroupID, ordersKeys: true},
 }
 
 // broker is a server, and the producer's connection to it.

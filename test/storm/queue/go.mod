@@ -6,15 +6,19 @@ replace (
 	github.com/onlyonce/onlyonce => ../../..
 	github.com/onlyonce/onlyonce/queue/natsqueue => ../../../queue/natsqueue
 	github.com/onlyonce/onlyonce/queue/rabbitqueue => ../../../queue/rabbitqueue
+	github.com/onlyonce/onlyonce/queue/sqsqueue => ../../../queue/sqsqueue
 )
 
 require (
+	github.com/aws/aws-sdk-go-v2 v1.48.0
+	github.com/aws/aws-sdk-go-v2/service/sqs v1.53.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/nats-io/nats-server/v2 v2.15.2
 	github.com/nats-io/nats.go v1.55.0
 	github.com/onlyonce/onlyonce v0.0.0
 	github.com/onlyonce/onlyonce/queue/natsqueue v0.0.0
 	github.com/onlyonce/onlyonce/queue/rabbitqueue v0.0.0
+	github.com/onlyonce/onlyonce/queue/sqsqueue v0.0.0
 	github.com/rabbitmq/amqp091-go v1.16.0
 )
 
@@ -24,6 +28,9 @@ require (
 	github.com/FastFilter/xorfilter v0.4.2-0.20260120015552-4e5a4d9df65a // indirect
 	github.com/Microsoft/go-winio v0.6.2 // indirect
 	github.com/antithesishq/antithesis-sdk-go v0.9.0-default-no-op // indirect
+	github.com/aws/aws-sdk-go-v2/internal/configsources v1.5.12 // indirect
+	github.com/aws/aws-sdk-go-v2/internal/endpoints/v2 v2.8.12 // indirect
+	github.com/aws/smithy-go v1.28.9 // indirect
 	github.com/cenkalti/backoff/v4 v4.3.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/containerd/errdefs v1.0.0 // indirect

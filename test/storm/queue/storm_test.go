@@ -53,7 +53,7 @@ func TestSeedFixesTheStorm(t *testing.T) {
 func TestFlags(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"-broker kafka -kills 0":    `-broker: "kafka" is not one of nats, rabbit`,
+		"-broker kafka -kills 0":    `-broker: "kafka" is not one of nats, rabbit, sqs`,
 		"-copies 2 -kills 0":        "-copies: 2 is not from 0 to 1",
 		"-kills 5 -messages 400":    "at least 500",
 		"-workers 1 -kills 0":       "-workers: 1 is not from 2",

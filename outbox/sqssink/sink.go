@@ -1,0 +1,315 @@
+package sqssink
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+	"github.com/aws/smithy-go"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/frozen"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// MessageID is the attribute that carries a call's key.
+const MessageID = "message-id"
+
+// attributeEncoding is the attribute that says that a body is encoded.
+const attributeEncoding = "Content-Transfer-Encoding"
+
+// Limits of SQS.
+const (
+	perRequest    = 10
+	maxBytes      = 1 << 20 // of a message with its attributes, and of a request
+	maxAttributes = 10
+)
+
+// ErrConfig is wrapped by every error of New.
+var ErrConfig = errors.New("sqssink")
+
+// Config describes a sink. The zero value of a field is the default that its comment names.
+type Config struct {
+	// Name identifies the sink: calls with this name in Call.Sink are sent by it. Required.
+	Name string
+
+	// Queues lists the addresses of the queues that calls may name, for example
+	// https://sqs.eu-central-1.amazonaws.com/123456789012/orders. Required.
+	Queues []string
+
+	// KeyWindow is how long every consumer of the messages recognises an id. Set it below the
+	// shortest horizon of their inboxes, to five minutes if they have none and all queues are FIFO
+	// queues, or to [outbox.Forever] if they never forget an id. Required.
+	KeyWindow time.Duration
+
+	// Timeout bounds one attempt, until the answer: 100 ms to 10 minutes. Defaults to 10 s.
+	Timeout time.Duration
+}
+
+// Sink sends calls to SQS. Make one with [New]. It is safe for concurrent use.
+type Sink struct {
+	client *sqs.Client
+	cfg    Config
+	queues map[string]string // addresses by name
+}
+
+var _ outbox.Batcher = (*Sink)(nil)
+
+// New checks the configuration and returns every fault of it at once. It does not connect.
+func New(client *sqs.Client, cfg Config) (*Sink, error) {
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
+	if client == nil {
+		l.Join(fmt.Errorf("%w: client: must not be nil", ErrConfig))
+	}
+	if cfg.Name == "" {
+		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")
+	}
+	if len(cfg.Queues) == 0 {
+		l.Add("Queues", "must not be empty: name the queues that calls may be sent to")
+	}
+	queues := map[string]string{}
+	for _, address := range cfg.Queues {
+		u, err := url.Parse(address)
+		if err != nil || u.Host == "" || !validQueue.MatchString(path.Base(u.Path)) {
+			l.Add("Queues", "%q is not the address of a queue", address)
+			continue
+		}
+		name := path.Base(u.Path)
+		if queues[name] != "" {
+			l.Add("Queues", "two are named %s: calls name a queue by its name", name)
+		}
+		queues[name] = address
+	}
+	if cfg.KeyWindow <= 0 {
+		l.Add("KeyWindow", "must be set: how long every consumer recognises an id, or outbox.Forever")
+	}
+	l.Span("Timeout", &cfg.Timeout, 10*time.Second, 100*time.Millisecond, 10*time.Minute)
+	if err := l.Err(); err != nil {
+		return nil, err
+	}
+	return &Sink{client, cfg, queues}, nil
+}
+
+// Name returns Config.Name.
+func (s *Sink) Name() string { return s.cfg.Name }
+
+// Limits returns Config.KeyWindow and Config.Timeout.
+func (s *Sink) Limits() outbox.Limits {
+	return outbox.Limits{KeyWindow: s.cfg.KeyWindow, Timeout: s.cfg.Timeout}
+}
+
+// Send makes one attempt.
+func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) (r outbox.Result) {
+	s.SendBatch(ctx, []*outbox.Delivery{d}, func(_ int, end outbox.Result) { r = end })
+	return r
+}
+
+// call is one of a batch.
+type call struct {
+	index int
+	of    *outbox.Delivery
+	entry types.SendMessageBatchRequestEntry
+	size  int
+}
+
+// SendBatch makes one attempt at each call, with as few requests as SQS allows, one after another.
+func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(i int, r outbox.Result)) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	waiting := map[string][]*call{} // by queue
+	var names []string
+	for i, d := range calls {
+		c := &call{index: i, of: d}
+		queue, err := s.message(c)
+		if err != nil {
+			// The row cannot be sent as it is, now or later, so no call is made.
+			ended(i, outbox.Failure(err.Error(), outbox.Permanent(err)))
+			continue
+		}
+		if waiting[queue] == nil {
+			names = append(names, queue)
+		}
+		waiting[queue] = append(waiting[queue], c)
+	}
+	for _, queue := range names {
+		for all := waiting[queue]; len(all) > 0; {
+			n, size := 0, 0
+			for n < min(len(all), perRequest) && size+all[n].size <= maxBytes {
+				size += all[n].size
+				n++
+			}
+			s.request(ctx, s.queues[queue], all[:n], ended)
+			all = all[n:]
+		}
+	}
+}
+
+// once has a request made once: the relay journals each attempt.
+func once(o *sqs.Options) { o.Retryer = aws.NopRetryer{} }
+
+// request sends calls to a queue by one request, and reports how each ended.
+func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended func(i int, r outbox.Result)) {
+	in := &sqs.SendMessageBatchInput{QueueUrl: &queue}
+	byID := map[string]*call{}
+	for _, c := range calls {
+		if err := c.of.MayStart(); err != nil {
+			ended(c.index, outbox.Failure(err.Error(), err))
+			continue
+		}
+		byID[*c.entry.Id] = c
+		in.Entries = append(in.Entries, c.entry)
+	}
+	if len(byID) == 0 {
+		return
+	}
+	out, err := s.client.SendMessageBatch(ctx, in, once)
+	var api smithy.APIError
+	switch {
+	case err != nil && len(byID) > 1 && errors.As(err, &api) && refused(api.ErrorCode()):
+		// SQS has taken none, because of one of them: each is asked for alone.
+		for _, c := range byID {
+			s.request(ctx, queue, []*call{c}, ended)
+		}
+		return
+	case err != nil:
+		if errors.As(err, &api) && refused(api.ErrorCode()) {
+			err = outbox.Permanent(err)
+		}
+		for _, c := range byID {
+			ended(c.index, outbox.Failure(err.Error(), err))
+		}
+		return
+	}
+	for _, f := range out.Failed {
+		if c := byID[aws.ToString(f.Id)]; c != nil {
+			err := fmt.Errorf("%s: %s", aws.ToString(f.Code), aws.ToString(f.Message))
+			if refused(aws.ToString(f.Code)) {
+				err = outbox.Permanent(err)
+			}
+			ended(c.index, outbox.Failure(err.Error(), err))
+			delete(byID, *f.Id)
+		}
+	}
+	for _, ok := range out.Successful {
+		if c := byID[aws.ToString(ok.Id)]; c != nil {
+			ended(c.index, outbox.Result{Outcome: outbox.Delivered})
+			delete(byID, *ok.Id)
+		}
+	}
+	for _, c := range byID {
+		ended(c.index, outbox.Failure("SQS's answer does not name the message", errors.New("sqssink: SQS's answer does not name the message")))
+	}
+}
+
+// refused reports whether a code says that a message will never be stored.
+func refused(code string) bool {
+	return code == "InvalidParameterValue" || code == "InvalidMessageContents" || strings.HasSuffix(code, ".InvalidMessageContents")
+}
+
+// message builds the message from the row, by the rules of Enqueue: the row may have been written
+// in SQL. Its ids are the same at each attempt (O10). It returns the queue's name.
+func (s *Sink) message(c *call) (queue string, err error) {
+	d := c.of
+	if d.Method != http.MethodPost {
+		return "", errors.New("method: must be POST, which is the default: a message has none")
+	}
+	if queue, err = s.queueOf(d.Target); err != nil {
+		return "", fmt.Errorf("target: %w", err)
+	}
+	if len(d.Body) == 0 {
+		return "", errors.New("body: must not be empty: SQS takes no message without one")
+	}
+	c.entry = types.SendMessageBatchRequestEntry{Id: aws.String(strconv.Itoa(c.index)), MessageBody: aws.String(string(d.Body)), MessageAttributes: map[string]types.MessageAttributeValue{}}
+	if strings.HasSuffix(queue, ".fifo") {
+		c.entry.MessageDeduplicationId, c.entry.MessageGroupId = &d.Key, aws.String(cmp.Or(d.Order, d.Key))
+	}
+	names, values, faults := frozen.Headers(d.Header)
+	if len(faults) > 0 {
+		return "", fmt.Errorf("header: %w", faults[0])
+	}
+	if !storable(d.Body) {
+		c.entry.MessageBody = aws.String(base64.StdEncoding.EncodeToString(d.Body))
+		names, values = append(names, attributeEncoding), append(values, "base64")
+	}
+	if parent, state := frozen.Trace(d.Header, d.Trace); parent != "" {
+		names, values = append(names, "traceparent"), append(values, parent)
+		if state != "" {
+			names, values = append(names, "tracestate"), append(values, state)
+		}
+	}
+	names, values = append(names, MessageID), append(values, d.Key)
+	c.size = len(*c.entry.MessageBody)
+	for i, name := range names {
+		if err := c.add(name, values[i]); err != nil {
+			return "", fmt.Errorf("header: %w", err)
+		}
+	}
+	if len(c.entry.MessageAttributes) > maxAttributes {
+		return "", fmt.Errorf("header: %d attributes with the sink's own: SQS takes at most %d", len(c.entry.MessageAttributes), maxAttributes)
+	}
+	if c.size > maxBytes {
+		return "", fmt.Errorf("body: %d bytes with the attributes: SQS takes at most %d", c.size, maxBytes)
+	}
+	return queue, nil
+}
+
+var validAttribute = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
+
+// add adds an attribute.
+func (c *call) add(name, value string) error {
+	switch lower := strings.ToLower(name); {
+	case len(name) > 256, !validAttribute.MatchString(name), strings.HasPrefix(lower, "aws."), strings.HasPrefix(lower, "amazon."):
+		return fmt.Errorf("%s is not the name of an attribute of SQS", name)
+	case value == "", !storable([]byte(value)):
+		return fmt.Errorf("%s: its value is empty or has characters that SQS does not take", name)
+	case lower == MessageID && name != MessageID:
+		return fmt.Errorf("%s is the sink's own", name)
+	}
+	if _, twice := c.entry.MessageAttributes[name]; twice {
+		return fmt.Errorf("%s: an attribute has one value", name)
+	}
+	c.entry.MessageAttributes[name] = types.MessageAttributeValue{DataType: aws.String("String"), StringValue: &value}
+	c.size += len(name) + len("String") + len(value)
+	return nil
+}
+
+var validQueue = regexp.MustCompile(`^([A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo)$`)
+
+func (s *Sink) queueOf(target string) (string, error) {
+	if err := frozen.Target(target); err != nil {
+		return "", err
+	}
+	name, ok := strings.CutPrefix(target, "/")
+	if !ok || !validQueue.MatchString(name) {
+		return "", errors.New("must be a slash and the name of a queue, as /orders.fifo")
+	}
+	if s.queues[name] == "" {
+		return "", fmt.Errorf("queue %.80s is not among the sink's queues", name)
+	}
+	return name, nil
+}
+
+// storable reports whether SQS takes a text: the characters of XML 1.0.
+func storable(text []byte) bool {
+	for len(text) > 0 {
+		r, n := utf8.DecodeRune(text)
+		if r == utf8.RuneError && n == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0xFFFE || r == 0xFFFF {
+			return false
+		}
+		text = text[n:]
+	}
+	return true
+}
