@@ -60,11 +60,11 @@ type ExamineQuestion struct {
 // Examine looks for problems of a database, on one snapshot, and suggests remedies. It only reads.
 // On a standby it sees that server's transactions and not the primary's.
 //
-// It checks the version of the schema, the server's settings and its free connections, the rights
-// of roles, the clocks, how long keys are remembered, whether the rings of keys rotate and the
-// causes of delays, open transactions, replication slots, lanes of another database cluster, sinks
-// that no relay lists, streams without a reader, present faults of consumers, and work that waits
-// for an operator.
+// It checks the version of the schema, the server's settings and its free connections, how this
+// process connects, the rights of roles, the clocks, how long keys are remembered, whether the
+// rings of keys rotate and the causes of delays, open transactions, replication slots, lanes of
+// another database cluster, sinks that no relay lists, streams without a reader, present faults of
+// consumers, and work that waits for an operator.
 //
 // It reads rows of segments, lanes, streams and rings, rows of the server's own views, the ids of
 // each endpoint's oldest webhook, at most 10,000 open requests, and onlyonce.leases and
@@ -139,7 +139,7 @@ func (d *examiner) examine(ctx context.Context, tx pgx.Tx) (version int, err err
 	} else {
 		d.ok("schema", "version %d", version)
 	}
-	for _, look := range []func(context.Context, pgx.Tx) error{d.server, d.connections, d.roles, d.clocks, d.memory, d.rings, d.obstacles, d.history, d.outbox, d.events, d.faults, d.operators} {
+	for _, look := range []func(context.Context, pgx.Tx) error{d.server, d.address, d.connections, d.roles, d.clocks, d.memory, d.rings, d.obstacles, d.history, d.outbox, d.events, d.faults, d.operators} {
 		if err := look(ctx, tx); err != nil {
 			return 0, err
 		}

@@ -165,6 +165,15 @@ func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// address judges how this process connects, which the programs usually do too.
+func (d *examiner) address(_ context.Context, tx pgx.Tx) error {
+	if tx.Conn().Config().ValidateConnect == nil {
+		d.add(levelInfo, "address", "add target_session_attrs=read-write to the addresses of programs", "without target_session_attrs, a connection that is made during a switchover may lead to a standby, where each write fails")
+	}
+	d.unless("address", "it chooses servers by target_session_attrs")
+	return nil
+}
+
 // usedSQL counts the connections of programs to the server, of those that serve clients. One row.
 const usedSQL = `select count(*) from pg_stat_activity where backend_type = 'client backend'`
 

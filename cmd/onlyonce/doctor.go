@@ -76,11 +76,7 @@ Example:
 				}
 				var r *ops.Examination
 				err = a.ask(ctx, *address, "examining the database", func(ctx context.Context, db ops.DB) (err error) {
-					if r, err = ops.Examine(ctx, db, ask); err != nil {
-						return err
-					}
-					add(r, addressFinding(db.(*database).Config()))
-					if within != nil {
+					if r, err = ops.Examine(ctx, db, ask); err == nil && within != nil {
 						err = examineRetention(ctx, db, kafka, *within, r)
 					}
 					return err

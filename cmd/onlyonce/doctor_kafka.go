@@ -104,15 +104,6 @@ func brokerRefusal(ctx context.Context, brokers *kafka.Client, err error) error 
 	return err
 }
 
-// addressFinding judges the address of the database, which programs usually have too.
-func addressFinding(c *pgx.ConnConfig) ops.Finding {
-	if c.ValidateConnect == nil {
-		return ops.Finding{Check: "address", Level: "info", Text: "without target_session_attrs, a connection that is made during a switchover may lead to a standby, where each write fails",
-			Remedy: "add target_session_attrs=read-write to the addresses of programs"}
-	}
-	return ops.Finding{Check: "address", Level: "ok", Text: "it chooses servers by target_session_attrs"}
-}
-
 // judgeRetention says whether messages that a restore undoes are still in a topic.
 func judgeRetention(topic string, configs map[string]string, within time.Duration) ops.Finding {
 	ms, err := strconv.ParseInt(configs["retention.ms"], 10, 64)
