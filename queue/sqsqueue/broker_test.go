@@ -271,6 +271,7 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 	q, _ := r.receives(r.broker(r.url))
 	r.publish(r.url, numbered(0, 1)...)
 	r.untilStored(1)
+	r.untilEmpty(r.url) // so that only a Receive can meet it
 	if err := r.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
