@@ -56,7 +56,7 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
 		// The table refuses the message, and always will.
 		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
-	case failed.Step == stepSeal && sqlState(failed) != "":
+	case failed.Step == stepSeal && sqlState(failed) != "" && a.handlerCalled:
 		return &handlerFailure{index: -1, err: failed} // a deferred constraint
 	case sqlState(failed) != "":
 		// The engine's statements are the same for every message, but their number is not.

@@ -106,12 +106,7 @@ func (ap *applier) tryAlone(work context.Context, m *Message, next int64, counte
 
 func (ap *applier) applyOrPark(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
 	park := func(v *disposition) error {
-		err := ap.runTransaction(work, &attempt{msgs: []*Message{m}, next: next, alone: true, disposition: v})
-		var f *handlerFailure
-		if errors.As(err, &f) && !f.lost && !errors.As(f.err, new(*blockedError)) && !errors.As(f.err, new(*brakeError)) {
-			err = &hindrance{f.err, 0} // no handler ran: by a write of Config.OnParked or OnBegin that failed at the end
-		}
-		return err
+		return ap.runTransaction(work, &attempt{msgs: []*Message{m}, next: next, alone: true, disposition: v})
 	}
 	limit := ap.c.cfg.MaxAttempts
 	if counted > limit && unanswered > 1 {

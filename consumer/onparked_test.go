@@ -86,6 +86,41 @@ func TestD3OnParked(t *testing.T) {
 	})
 }
 
+// D3: what OnParked writes fails at the end of the transaction, by a deferred constraint. It is no
+// more the message's fault than an error.
+func TestD3OnParkedFailsAtTheEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.exec(`create table plots (id int primary key)`)
+	r.exec(`create table graves (plot int references plots deferrable initially deferred)`)
+	values := r.numbered(0, 3)
+	cfg := testConfig()
+	cfg.BlockedAfter = 50 * time.Millisecond
+	cfg.OnParked = func(_ context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.MessageEvent) error {
+		tx.Queue(`insert into graves values (1)`)
+		return nil
+	}
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset == 1 {
+			return consumer.Permanent(errBoom)
+		}
+		return effect(ctx, tx, m)
+	}, cfg)
+	if h := r.halted(); h.Reason != consumer.HaltBlocked || h.Position != 1 || !strings.Contains(h.Detail, "graves_plot_fkey") {
+		t.Errorf("halt: %v", h)
+	}
+	if got := r.reasons(); len(got) > 0 {
+		t.Errorf("parked: %v", got)
+	}
+	r.exec(`insert into plots values (1)`)
+	r.reaches(0, 3)
+	stop()
+	r.once(values[0], values[2])
+	if got := fmt.Sprint(r.reasons()); got != "map[1:permanent]" {
+		t.Errorf("parked: %s", got)
+	}
+}
+
 // D3: a message that the consumer retries is not left to an operator yet. When it is, OnParked
 // writes in the transaction that says so. While it fails, the message is retried, and the failures
 // are not the message's.

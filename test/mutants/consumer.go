@@ -24,6 +24,10 @@ var consumerRules = []mutant{
 		old: "max(owed, 1)", new: "0", test: "TestD3OnParkedOfARetriedMessage"},
 	{rule: "D3 failing OnParked counts against the message", in: "consumer", decl: "(*engine).classifyFailure",
 		old: ", failed.Step == stepHook && !lost", new: "", test: "TestD3OnParked"},
+	{rule: "D3 what OnParked has written counts against the message", in: "consumer", decl: "(*engine).classifyFailure",
+		old: ` && a.handlerCalled:
+		return &handlerFailure{index: -1, err: failed} // a deferred constraint`, new: `:
+		return &handlerFailure{index: -1, err: failed}`, test: "TestD3OnParkedFailsAtTheEnd"},
 	{rule: "D3 unknown type is passed over", in: "consumer", decl: "Router.Handler",
 		old:  `Permanent(fmt.Errorf("the message's type %.100q has no handler in Router.Handlers", name))`,
 		new:  `nil; return Permanent(fmt.Errorf("the message's type %.100q has no handler in Router.Handlers", name))`,
