@@ -66,7 +66,7 @@ var queueRules = []mutant{
 	{rule: "O10 SQS message without its id", in: "outbox/sqssink", decl: "(*Sink).message",
 		old: "append(names, MessageID), append(values, d.Key)", new: "names, values", test: "TestO10Message"},
 	{rule: "O4 SQS message without its group", in: "outbox/sqssink", decl: "(*Sink).message",
-		old: "cmp.Or(d.Order, d.Key)", new: "d.Key", test: "TestO10Message"},
+		old: "cmp.Or(d.Order, d.Key)", new: "cmp.Or(d.Key, d.Order)", test: "TestO10Message"},
 	{rule: "O10 NATS message without its id", in: "outbox/natssink", decl: "(*Sink).message",
 		old: "msg.Header.Set(nats.MsgIdHdr, d.Key)", new: "", test: "TestO10Message"},
 	{rule: "Q1 RabbitMQ acknowledges more than the batch", in: "queue/rabbitqueue", decl: "(*Broker).Ack",
