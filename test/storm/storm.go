@@ -282,7 +282,11 @@ func (s *storm) handled(ctx context.Context) (bool, error) {
 
 // progress differs whenever something has moved.
 func (s *storm) progress() string {
-	return fmt.Sprint(s.Fleet.Reached(), s.producer.written.Load(), s.Fleet.Mark(), s.Fleet.Resolved())
+	handled := 0
+	if s.opts.source == sourceShare { // a broker that repeats deliveries does so one at a time, above the position
+		handled, _ = s.Fleet.Progress()
+	}
+	return fmt.Sprint(s.Fleet.Reached(), s.producer.written.Load(), s.Fleet.Mark(), s.Fleet.Resolved(), handled)
 }
 
 // stuck describes how far the stream was handled.
