@@ -40,61 +40,63 @@ LEVEL is ok, info, warn or fail. Lines that are ok are left out unless -all is g
 
 Example:
   onlyonce doctor -copies-within 2d -relay-retries 24h`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
-			all := fs.Bool("all", false, "show what is in order too")
-			brokers := fs.String("brokers", "", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
-			var login *string
-			textVar(fs, &login, "broker-login", "with -brokers: TLS and login, a `FILE` in JSON")
-			ask, within := ops.ExamineQuestion{}, (*time.Duration)(nil)
-			for _, v := range []struct {
-				name, usage string
-				to          **time.Duration
-			}{
-				{"copies-within", "for how long after the first a copy may be produced, a `duration` (7d)", &ask.CopiesWithin},
-				{"relay-retries", "for how long a relay goes on with a call, a `duration` (24h)", &ask.RelayRetries},
-				{"webhook-retention", "for how long senders of webhooks deliver again, a `duration` (7d)", &ask.WebhookRetention},
-				{"restore-within", "how far back a restore may go, a `duration` (72h)", &within},
-			} {
-				fs.Func(v.name, v.usage, func(s string) error {
-					d, err := operate.ParseDays(s)
-					*v.to = &d
-					return err
-				})
+		setup: setUpDoctor,
+	}
+}
+
+func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
+	address, asJSON := postgresVar(fs), jsonVar(fs)
+	all := fs.Bool("all", false, "show what is in order too")
+	brokers := fs.String("brokers", "", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
+	var login *string
+	textVar(fs, &login, "broker-login", "with -brokers: TLS and login, a `FILE` in JSON")
+	ask, within := ops.ExamineQuestion{}, (*time.Duration)(nil)
+	for _, v := range []struct {
+		name, usage string
+		to          **time.Duration
+	}{
+		{"copies-within", "for how long after the first a copy may be produced, a `duration` (7d)", &ask.CopiesWithin},
+		{"relay-retries", "for how long a relay goes on with a call, a `duration` (24h)", &ask.RelayRetries},
+		{"webhook-retention", "for how long senders of webhooks deliver again, a `duration` (7d)", &ask.WebhookRetention},
+		{"restore-within", "how far back a restore may go, a `duration` (72h)", &within},
+	} {
+		fs.Func(v.name, v.usage, func(s string) error {
+			d, err := operate.ParseDays(s)
+			*v.to = &d
+			return err
+		})
+	}
+	return func(ctx context.Context, a *app) error {
+		ask.CountLimit = a.countLimit
+		if *brokers == "" {
+			*brokers = a.env(envBrokers)
+		}
+		if within != nil && *brokers == "" {
+			return usagef("-restore-within: no brokers given: add -brokers host:9092, or set %s", envBrokers)
+		}
+		kafka, err := a.brokers(strings.Split(*brokers, ","), login)
+		if err != nil {
+			return err
+		}
+		var r *ops.Examination
+		err = a.ask(ctx, *address, "examining the database", func(ctx context.Context, db ops.DB) (err error) {
+			if r, err = ops.Examine(ctx, db, ask); err == nil && within != nil {
+				err = examineRetention(ctx, db, kafka, *within, r)
 			}
-			return func(ctx context.Context, a *app) error {
-				ask.CountLimit = a.countLimit
-				if *brokers == "" {
-					*brokers = a.env(envBrokers)
-				}
-				if within != nil && *brokers == "" {
-					return usagef("-restore-within: no brokers given: add -brokers host:9092, or set %s", envBrokers)
-				}
-				kafka, err := a.brokers(strings.Split(*brokers, ","), login)
-				if err != nil {
-					return err
-				}
-				var r *ops.Examination
-				err = a.ask(ctx, *address, "examining the database", func(ctx context.Context, db ops.DB) (err error) {
-					if r, err = ops.Examine(ctx, db, ask); err == nil && within != nil {
-						err = examineRetention(ctx, db, kafka, *within, r)
-					}
-					return err
-				})
-				if err != nil {
-					return err
-				}
-				if *asJSON {
-					err = a.writeJSON(r)
-				} else {
-					a.writeDoctor(r, *all)
-				}
-				if err == nil && r.Fail > 0 {
-					err = &refusal{fmt.Sprintf("%d of %d checks failed", r.Fail, len(r.Findings))}
-				}
-				return err
-			}
-		},
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			err = a.writeJSON(r)
+		} else {
+			a.writeDoctor(r, *all)
+		}
+		if err == nil && r.Fail > 0 {
+			err = &refusal{fmt.Sprintf("%d of %d checks failed", r.Fail, len(r.Findings))}
+		}
+		return err
 	}
 }
 

@@ -45,62 +45,64 @@ Status 1 if the pooler or the server has too few.
 Examples:
   onlyonce plan connections -consumers 3 -partitions 24 -relays 2 -sinks 2 -exporters 1 -consoles 1
   onlyonce plan connections -consumers 6 -partitions 48 -concurrency 4 -servers 4 -requests 20 -pooler 300 -max-connections 400`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
-			q := &reports.ConnectionQuestion{Concurrency: 1}
-			most := 0
-			for _, v := range []struct {
-				name, usage string
-				to          *int
-				least       int
-			}{
-				{"consumers", "`N` processes with consumers", &q.Consumers, 0},
-				{"partitions", "`N` partitions of all topics that they consume", &q.Partitions, 1},
-				{"concurrency", "`N` transactions of one partition at once (default 1)", &q.Concurrency, 1},
-				{"servers", "`N` processes that serve requests", &q.Servers, 0},
-				{"requests", "`N` requests that one of them works on at once", &q.Requests, 1},
-				{"operations", "`N` operations at once", &q.Operations, 0},
-				{"relays", "`N` relays", &q.Relays, 0},
-				{"sinks", "`N` sinks of each relay", &q.Sinks, 1},
-				{"exporters", "`N` exporters", &q.Exporters, 0},
-				{"consoles", "`N` consoles", &q.Consoles, 0},
-				{"other", "`N` connections of all else", &q.Other, 0},
-				{"pooler", "`N` connections to the server that a pooler makes at most", &q.Pooler, 1},
-				{"max-connections", "the server's max_connections, `N`, in place of asking it", &most, 1},
-			} {
-				fs.Func(v.name, v.usage, func(s string) (err error) {
-					if *v.to, err = strconv.Atoi(s); err != nil || *v.to < v.least || *v.to > mostProcesses {
-						return fmt.Errorf("must be a whole number from %d to %d", v.least, mostProcesses)
-					}
-					return nil
-				})
+		setup: setUpPlanConnections,
+	}
+}
+
+func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
+	address, asJSON := postgresVar(fs), jsonVar(fs)
+	q := &reports.ConnectionQuestion{Concurrency: 1}
+	most := 0
+	for _, v := range []struct {
+		name, usage string
+		to          *int
+		least       int
+	}{
+		{"consumers", "`N` processes with consumers", &q.Consumers, 0},
+		{"partitions", "`N` partitions of all topics that they consume", &q.Partitions, 1},
+		{"concurrency", "`N` transactions of one partition at once (default 1)", &q.Concurrency, 1},
+		{"servers", "`N` processes that serve requests", &q.Servers, 0},
+		{"requests", "`N` requests that one of them works on at once", &q.Requests, 1},
+		{"operations", "`N` operations at once", &q.Operations, 0},
+		{"relays", "`N` relays", &q.Relays, 0},
+		{"sinks", "`N` sinks of each relay", &q.Sinks, 1},
+		{"exporters", "`N` exporters", &q.Exporters, 0},
+		{"consoles", "`N` consoles", &q.Consoles, 0},
+		{"other", "`N` connections of all else", &q.Other, 0},
+		{"pooler", "`N` connections to the server that a pooler makes at most", &q.Pooler, 1},
+		{"max-connections", "the server's max_connections, `N`, in place of asking it", &most, 1},
+	} {
+		fs.Func(v.name, v.usage, func(s string) (err error) {
+			if *v.to, err = strconv.Atoi(s); err != nil || *v.to < v.least || *v.to > mostProcesses {
+				return fmt.Errorf("must be a whole number from %d to %d", v.least, mostProcesses)
 			}
-			fs.BoolVar(&q.Listen, "listen", false, "relays listen for notifications")
-			return func(ctx context.Context, a *app) error {
-				if q.Consumers+q.Servers+q.Relays+q.Exporters+q.Consoles == 0 {
-					return usagef("say what runs: -consumers, -servers, -relays, -exporters or -consoles")
-				}
-				for _, pair := range []struct {
-					processes, work   int
-					processFlag, flag string
-				}{{q.Consumers, q.Partitions, "-consumers", "-partitions"}, {q.Servers, q.Requests, "-servers", "-requests"}, {q.Relays, q.Sinks, "-relays", "-sinks"}} {
-					if (pair.processes > 0) != (pair.work > 0) {
-						return usagef("%s needs %s, and the other way round", pair.processFlag, pair.flag)
-					}
-				}
-				room := &reports.ServerRoom{Most: int32(most), Reserved: 3, Database: -1} // 3: superuser_reserved_connections' default
-				if most == 0 {
-					err := a.ask(ctx, *address, "asking the server what it accepts", func(ctx context.Context, db ops.DB) (err error) {
-						room, err = reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ServerRoom, error) { return reports.ReadServerRoom(ctx, tx) })
-						return err
-					})
-					if err != nil {
-						return err
-					}
-				}
-				return a.writeConnections(reports.PlanConnections(q, room), *asJSON)
+			return nil
+		})
+	}
+	fs.BoolVar(&q.Listen, "listen", false, "relays listen for notifications")
+	return func(ctx context.Context, a *app) error {
+		if q.Consumers+q.Servers+q.Relays+q.Exporters+q.Consoles == 0 {
+			return usagef("say what runs: -consumers, -servers, -relays, -exporters or -consoles")
+		}
+		for _, pair := range []struct {
+			processes, work   int
+			processFlag, flag string
+		}{{q.Consumers, q.Partitions, "-consumers", "-partitions"}, {q.Servers, q.Requests, "-servers", "-requests"}, {q.Relays, q.Sinks, "-relays", "-sinks"}} {
+			if (pair.processes > 0) != (pair.work > 0) {
+				return usagef("%s needs %s, and the other way round", pair.processFlag, pair.flag)
 			}
-		},
+		}
+		room := &reports.ServerRoom{Most: int32(most), Reserved: 3, Database: -1} // 3: superuser_reserved_connections' default
+		if most == 0 {
+			err := a.ask(ctx, *address, "asking the server what it accepts", func(ctx context.Context, db ops.DB) (err error) {
+				room, err = reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ServerRoom, error) { return reports.ReadServerRoom(ctx, tx) })
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return a.writeConnections(reports.PlanConnections(q, room), *asJSON)
 	}
 }
 
