@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -18,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/queue/natsqueue"
 	"github.com/onlyonce/onlyonce/queue/queuetest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/queuerig"
 )
 
 func TestConformance(t *testing.T) {
@@ -49,67 +48,14 @@ func TestConformance(t *testing.T) {
 // rig is a database and a stream.
 type rig struct {
 	*natsServer
-	t      *testing.T
-	pool   *pgxpool.Pool
+	*queuerig.Rig
 	stream string
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	s := newServer(t)
-	return &rig{natsServer: s, t: t, pool: pgtest.DB(t), stream: s.stream()}
-}
-
-func (r *rig) queue(b queue.Broker, more ...func(*queue.Config)) *queue.Queue {
-	r.t.Helper()
-	logger, _ := pgtest.Logged()
-	cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 2 * time.Second, Logger: logger}
-	for _, m := range more {
-		m(&cfg)
-	}
-	q, err := queue.New(r.pool, b, cfg)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return q
-}
-
-// receives runs a receiver until the test's end, or until the returned function is called.
-func (r *rig) receives(b queue.Broker, more ...func(*queue.Config)) (q *queue.Queue, stop func()) {
-	r.t.Helper()
-	q = r.queue(b, more...)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- q.Receive(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			r.t.Error(err)
-		}
-	})
-	r.t.Cleanup(stop)
-	return q, stop
-}
-
-func (r *rig) stored() (ids []string) {
-	rows, err := r.pool.Query(context.Background(), `select id from onlyonce.event_log order by partition, "offset"`)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
-			r.t.Fatal(err)
-		}
-		ids = append(ids, id)
-	}
-	return ids
-}
-
-func (r *rig) untilStored(n int) {
-	r.t.Helper()
-	pgtest.Until(r.t, patience, fmt.Sprintf("%d messages are stored", n), func() bool { return len(r.stored()) >= n })
+	return &rig{natsServer: s, Rig: queuerig.New(t), stream: s.stream()}
 }
 
 // A producer that sends again after the stream's duplicate window has expired: the server stores
@@ -119,7 +65,7 @@ func TestIdentity(t *testing.T) {
 	r := newRig(t)
 	js := r.js()
 	logger, logged := pgtest.Logged()
-	r.receives(r.broker(r.stream, func(c *natsqueue.Config) { c.Logger = logger }))
+	r.Receives(r.broker(r.stream, func(c *natsqueue.Config) { c.Logger = logger }))
 	count := func() uint64 {
 		s, err := js.Stream(t.Context(), r.stream)
 		if err != nil {
@@ -134,13 +80,13 @@ func TestIdentity(t *testing.T) {
 	})
 	none := queue.Delivery{Body: []byte("none")}
 	r.publish(js, r.stream, none, none)
-	r.untilStored(3)
+	r.UntilStored(3)
 	pgtest.Until(t, patience, "all are acknowledged", func() bool {
 		c, err := js.Consumer(t.Context(), r.stream, "d")
 		return err == nil && c.CachedInfo().NumAckPending == 0 && c.CachedInfo().NumPending == 0
 	})
-	ids := strings.Join(r.stored(), " ")
-	if len(r.stored()) != 3 || !strings.Contains(ids, r.stream+"/") || strings.Count(logged(), "no Nats-Msg-Id") != 1 {
+	ids := strings.Join(r.Stored(), " ")
+	if len(r.Stored()) != 3 || !strings.Contains(ids, r.stream+"/") || strings.Count(logged(), "no Nats-Msg-Id") != 1 {
 		t.Errorf("stored: %s\n%s", ids, logged())
 	}
 }
@@ -158,7 +104,7 @@ func TestQ3ConsumerThatDrops(t *testing.T) {
 		if _, err := js.CreateConsumer(t.Context(), r.stream, c); err != nil {
 			t.Fatal(err)
 		}
-		q := r.queue(r.broker(r.stream, func(cfg *natsqueue.Config) { cfg.Durable = c.Durable }))
+		q := r.Queue(r.broker(r.stream, func(cfg *natsqueue.Config) { cfg.Durable = c.Durable }))
 		if err := q.Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -172,7 +118,7 @@ func TestQ6MaxAge(t *testing.T) {
 	if _, err := r.js().UpdateStream(t.Context(), jetstream.StreamConfig{Name: r.stream, Subjects: []string{r.stream + ".>"}, Duplicates: 100 * time.Millisecond, MaxAge: 2 * time.Hour}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.queue(r.broker(r.stream)).Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), "keeps messages for 2h0m0s") {
+	if err := r.Queue(r.broker(r.stream)).Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), "keeps messages for 2h0m0s") {
 		t.Error(err)
 	}
 }
@@ -194,23 +140,23 @@ func TestServerThatComesAndGoes(t *testing.T) {
 	js := r.js()
 	b := r.broker(r.stream)
 	r.stop()
-	q, _ := r.receives(b)
+	q, _ := r.Receives(b)
 	unhealthy := func() bool { return q.Healthy() != nil }
 	pgtest.Until(t, patience, "the receiver says so", unhealthy)
 	r.start()
 	for n := range 50 {
 		r.publish(js, r.stream, queue.Delivery{ID: fmt.Sprint(n)})
 	}
-	r.untilStored(50)
+	r.UntilStored(50)
 	r.stop()
 	pgtest.Until(t, patience, "the receiver says so", unhealthy)
 	r.start()
 	for n := range 50 {
 		r.publish(js, r.stream, queue.Delivery{ID: fmt.Sprint(50 + n)})
 	}
-	r.untilStored(100)
+	r.UntilStored(100)
 	pgtest.Until(t, patience, "the receiver works", func() bool { return q.Healthy() == nil })
-	if n := len(r.stored()); n != 100 {
+	if n := len(r.Stored()); n != 100 {
 		t.Errorf("%d are stored", n)
 	}
 }
@@ -225,11 +171,11 @@ func TestQ5OrderBesideAThief(t *testing.T) {
 	for n := range all / 3 {
 		r.publish(js, r.stream, queue.Delivery{ID: fmt.Sprintf("m%04d", n)})
 	}
-	q, _ := r.receives(r.broker(r.stream), func(c *queue.Config) {
+	q, _ := r.Receives(r.broker(r.stream), func(c *queue.Config) {
 		c.Ordered, c.Batch = true, 7
 		c.Identify = func(d *queue.Delivery) error { d.Key = []byte(d.Header(natsqueue.HeaderSubject)); return nil }
 	})
-	r.untilStored(all / 3)
+	r.UntilStored(all / 3)
 	thief, err := js.Consumer(t.Context(), r.stream, "d")
 	if err != nil {
 		t.Fatal(err)
@@ -245,8 +191,8 @@ func TestQ5OrderBesideAThief(t *testing.T) {
 			}
 		}
 	}
-	r.untilStored(all)
-	for i, id := range r.stored() {
+	r.UntilStored(all)
+	for i, id := range r.Stored() {
 		if want := fmt.Sprintf("m%04d", i); id != want {
 			t.Fatalf("%d: %s, want %s; %d were stolen", i, id, want, stolen)
 		}
@@ -259,7 +205,7 @@ func TestApplies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	got := make(chan *consumer.Message, 1)
-	c, err := consumer.New(r.pool, r.queue(r.broker(r.stream)), func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(r.Pool, r.Queue(r.broker(r.stream)), func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
 		got <- m
 		return nil
 	}, consumer.Config{Scope: "s"})

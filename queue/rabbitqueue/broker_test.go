@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -19,6 +18,7 @@ import (
 	"github.com/onlyonce/onlyonce/queue/rabbitqueue"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/devenv/rabbittest"
+	"github.com/onlyonce/onlyonce/test/queuerig"
 )
 
 func TestConformance(t *testing.T) {
@@ -40,49 +40,15 @@ func TestConformance(t *testing.T) {
 // rig is a database and a queue.
 type rig struct {
 	*rabbit
-	pool *pgxpool.Pool
+	*queuerig.Rig
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	return &rig{newRabbit(t), pgtest.DB(t)}
+	return &rig{newRabbit(t), queuerig.New(t)}
 }
 
-func (r *rig) queue(b queue.Broker, more ...func(*queue.Config)) *queue.Queue {
-	r.t.Helper()
-	logger, _ := pgtest.Logged()
-	cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 2 * time.Second, Logger: logger}
-	for _, m := range more {
-		m(&cfg)
-	}
-	q, err := queue.New(r.pool, b, cfg)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return q
-}
-
-// receives runs a receiver until the test's end, or until the returned function is called.
-func (r *rig) receives(b queue.Broker, more ...func(*queue.Config)) (q *queue.Queue, stop func()) {
-	r.t.Helper()
-	q = r.queue(b, more...)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- q.Receive(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			r.t.Error(err)
-		}
-	})
-	r.t.Cleanup(stop)
-	return q, stop
-}
-
-func (r *rig) stored() string {
-	r.t.Helper()
-	return pgtest.One[string](r.t, r.pool, `select coalesce(string_agg(id, ' ' order by partition, "offset"), '') from onlyonce.event_log`)
-}
+func (r *rig) stored() string { return strings.Join(r.Stored(), " ") }
 
 // messages returns messages and their ids as stored returns them.
 func messages(from, to int) (all []queue.Delivery, ids string) {
@@ -103,15 +69,15 @@ func ordered(c *queue.Config) {
 func TestQ2Identity(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, stop := r.receives(r.broker())
+	_, stop := r.Receives(r.broker())
 	a := queue.Delivery{ID: "a", Body: []byte("1")}
 	r.publish(a, a, queue.Delivery{Body: []byte("none")})
 	parked := func() int {
-		return pgtest.One[int](t, r.pool, `select count(*) from onlyonce.parked where reason = 'no-key'`)
+		return pgtest.One[int](t, r.Pool, `select count(*) from onlyonce.parked where reason = 'no-key'`)
 	}
 	r.until("one is stored, and one is parked", func() bool { return r.stored() == "a" && parked() == 1 && r.left() == 0 })
 	stop()
-	r.receives(r.broker(), func(c *queue.Config) {
+	r.Receives(r.broker(), func(c *queue.Config) {
 		c.Identify = func(d *queue.Delivery) error { d.ID = d.Header("Order"); return nil }
 	})
 	r.publish(queue.Delivery{Headers: []consumer.Header{{Name: "Order", Value: []byte("b")}}})
@@ -274,7 +240,7 @@ func TestQ1ServerIsKilled(t *testing.T) {
 		rabbittest.Strike(t, r.RabbitMQ, r.name, func() {})
 		close(killed)
 	})}
-	q, _ := r.receives(b, ordered, func(c *queue.Config) { c.Batch = 10 })
+	q, _ := r.Receives(b, ordered, func(c *queue.Config) { c.Batch = 10 })
 	<-killed
 	_, first40 := messages(0, 40)
 	r.until("all are stored", func() bool { return r.stored() == first40 })
@@ -290,7 +256,7 @@ func TestQ1ServerIsKilled(t *testing.T) {
 func TestQueueThatIsDeleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	q, _ := r.receives(r.broker())
+	q, _ := r.Receives(r.broker())
 	all, ids := messages(0, 2)
 	r.publish(all[0])
 	r.until("the receiver works", func() bool { return r.stored() == "m000" })
@@ -320,7 +286,7 @@ func TestQ5TakeOvers(t *testing.T) {
 				close(failed)
 			}
 		}
-		_, stop := r.receives(b, ordered, func(c *queue.Config) { c.Batch = 7 })
+		_, stop := r.Receives(b, ordered, func(c *queue.Config) { c.Batch = 7 })
 		r.until("a session fails, or all are stored", func() bool {
 			select {
 			case <-failed:
@@ -341,7 +307,7 @@ func TestApplies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	got := make(chan *consumer.Message, 1)
-	c, err := consumer.New(r.pool, r.queue(r.broker()), func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(r.Pool, r.Queue(r.broker()), func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
 		got <- m
 		return nil
 	}, consumer.Config{Scope: "s"})

@@ -8,18 +8,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/queuetest"
 	"github.com/onlyonce/onlyonce/queue/sqsqueue"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/queuerig"
 )
 
 func TestConformance(t *testing.T) {
@@ -47,72 +44,14 @@ func TestConformance(t *testing.T) {
 // rig is a database and a queue.
 type rig struct {
 	*sqsServer
-	t    *testing.T
-	pool *pgxpool.Pool
-	url  string
+	*queuerig.Rig
+	url string
 }
 
 func newRig(t *testing.T, suffix string, attributes map[string]string) *rig {
 	t.Helper()
 	s := newServer(t)
-	return &rig{sqsServer: s, t: t, pool: pgtest.DB(t), url: s.queue(suffix, attributes)}
-}
-
-func (r *rig) queue(b queue.Broker, more ...func(*queue.Config)) *queue.Queue {
-	r.t.Helper()
-	logger, _ := pgtest.Logged()
-	cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 2 * time.Second, Logger: logger}
-	for _, m := range more {
-		m(&cfg)
-	}
-	q, err := queue.New(r.pool, b, cfg)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return q
-}
-
-// receives runs a receiver until the test's end, or until the returned function is called.
-func (r *rig) receives(b queue.Broker, more ...func(*queue.Config)) (q *queue.Queue, stop func()) {
-	r.t.Helper()
-	q = r.queue(b, more...)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- q.Receive(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			r.t.Error(err)
-		}
-	})
-	r.t.Cleanup(stop)
-	return q, stop
-}
-
-func (r *rig) strings(query string) (all []string) {
-	r.t.Helper()
-	rows, err := r.pool.Query(context.Background(), query)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var s string
-		if err := rows.Scan(&s); err != nil {
-			r.t.Fatal(err)
-		}
-		all = append(all, s)
-	}
-	return all
-}
-
-func (r *rig) stored() []string {
-	return r.strings(`select id from onlyonce.event_log order by partition, "offset"`)
-}
-
-func (r *rig) untilStored(n int) {
-	r.t.Helper()
-	pgtest.Until(r.t, patience, fmt.Sprintf("%d messages are stored", n), func() bool { return len(r.stored()) >= n })
+	return &rig{sqsServer: s, Rig: queuerig.New(t), url: s.queue(suffix, attributes)}
 }
 
 func numbered(from, to int) (all []queue.Delivery) {
@@ -140,13 +79,13 @@ func TestProducerThatSendsAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, ".fifo", nil)
 	var copies atomic.Int64
-	r.receives(r.broker(r.url), func(c *queue.Config) { c.Stored = func(s queue.Stored) { copies.Add(int64(s.Copies)) } })
+	r.Receives(r.broker(r.url), func(c *queue.Config) { c.Stored = func(s queue.Stored) { copies.Add(int64(s.Copies)) } })
 	for n := range 3 {
 		r.publish(r.url, numbered(0, 1)...)
-		pgtest.Until(t, patience, "it was delivered", func() bool { return copies.Load() == int64(n) && len(r.stored()) == 1 })
+		pgtest.Until(t, patience, "it was delivered", func() bool { return copies.Load() == int64(n) && len(r.Stored()) == 1 })
 		r.untilEmpty(r.url)
 	}
-	wantNumbered(t, r.stored(), 1)
+	wantNumbered(t, r.Stored(), 1)
 }
 
 // What is a message's id, and what is parked without one (Q2).
@@ -155,7 +94,7 @@ func TestIdentity(t *testing.T) {
 	r := newRig(t, "", nil)
 	deliveries := r.queueOf(sqsqueue.Config{QueueURL: r.sqsServer.queue("", nil), ID: sqsqueue.DeliveryID}, "delivery")
 	groups := r.queueOf(sqsqueue.Config{QueueURL: r.sqsServer.queue(".fifo", map[string]string{"DeduplicationScope": "messageGroup"}), ID: sqsqueue.DeduplicationID}, "group")
-	r.receives(r.broker(r.url))
+	r.Receives(r.broker(r.url))
 	a := queue.Delivery{ID: "a", Body: []byte("1")}
 	r.publish(r.url, a, a, queue.Delivery{Body: []byte("none")})
 	r.publish(deliveries, a, a)
@@ -166,19 +105,19 @@ func TestIdentity(t *testing.T) {
 	}
 	r.untilEmpty(r.url)
 	r.untilEmpty(deliveries)
-	all := r.strings(`select s.topic || ' ' || case s.topic when 'queue.delivery' then '' else l.id end || ' ' || coalesce(convert_from(order_key, 'UTF8'), '')
+	all := r.Strings(`select s.topic || ' ' || case s.topic when 'queue.delivery' then '' else l.id end || ' ' || coalesce(convert_from(order_key, 'UTF8'), '')
 		from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream order by 1`)
 	if want := []string{"queue.delivery  ", "queue.delivery  ", "queue.group g a g", "queue.group h a h", "queue.q a "}; !slices.Equal(all, want) {
 		t.Errorf("stored: %q, want %q", all, want)
 	}
-	if parked := r.strings(`select reason::text from onlyonce.parked`); !slices.Equal(parked, []string{"no-key"}) {
+	if parked := r.Strings(`select reason::text from onlyonce.parked`); !slices.Equal(parked, []string{"no-key"}) {
 		t.Errorf("parked: %q", parked)
 	}
 }
 
 func (r *rig) queueOf(cfg sqsqueue.Config, name string) (url string) {
-	r.t.Helper()
-	r.receives(sqsqueue.New(client(r.URL), cfg), func(c *queue.Config) { c.Name = name })
+	r.T.Helper()
+	r.Receives(sqsqueue.New(client(r.URL), cfg), func(c *queue.Config) { c.Name = name })
 	return cfg.QueueURL
 }
 
@@ -202,15 +141,15 @@ func TestQ3QueueThatDrops(t *testing.T) {
 		{want: "FifoQueue: must be set", ordered: true},
 		{want: "Config.CopiesWithin: is 1h0m0s: the broker keeps messages for 1h0m1s", attributes: map[string]string{"MessageRetentionPeriod": "3601"}},
 	} {
-		q := r.queue(r.broker(r.sqsServer.queue(c.suffix, c.attributes)), func(cfg *queue.Config) { cfg.Ordered = c.ordered })
+		q := r.Queue(r.broker(r.sqsServer.queue(c.suffix, c.attributes)), func(cfg *queue.Config) { cfg.Ordered = c.ordered })
 		if err := q.Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.want, err)
 		}
 	}
 	fits := r.sqsServer.queue("", redrive("1000"))
-	r.receives(r.broker(fits))
+	r.Receives(r.broker(fits))
 	r.publish(fits, numbered(0, 1)...)
-	r.untilStored(1)
+	r.UntilStored(1)
 	if left := r.left(dead); left != "0+0" {
 		t.Errorf("dead letters: %s", left)
 	}
@@ -244,7 +183,7 @@ func TestServerThatComesAndGoes(t *testing.T) {
 		}
 	}
 	kill()
-	q, _ := r.receives(b)
+	q, _ := r.Receives(b)
 	says := func(what string) {
 		pgtest.Until(t, patience, "the receiver says "+what, func() bool { err := q.Healthy(); return err != nil && strings.Contains(err.Error(), what) })
 	}
@@ -253,7 +192,7 @@ func TestServerThatComesAndGoes(t *testing.T) {
 	says("does not exist")
 	r.named(name, nil)
 	r.publish(r.url, numbered(0, 50)...)
-	r.untilStored(50)
+	r.UntilStored(50)
 	kill()
 	says("connection refused")
 	restart()
@@ -261,16 +200,16 @@ func TestServerThatComesAndGoes(t *testing.T) {
 	r.publish(r.url, numbered(20, 100)...)
 	r.untilEmpty(r.url)
 	pgtest.Until(t, patience, "the receiver works", func() bool { return q.Healthy() == nil })
-	wantNumbered(t, r.stored(), 100)
+	wantNumbered(t, r.Stored(), 100)
 }
 
 // A server that takes requests and does not answer is one that is away.
 func TestServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "", nil)
-	q, _ := r.receives(r.broker(r.url))
+	q, _ := r.Receives(r.broker(r.url))
 	r.publish(r.url, numbered(0, 1)...)
-	r.untilStored(1)
+	r.UntilStored(1)
 	r.untilEmpty(r.url) // so that only a Receive can meet it
 	if err := r.Pause(t.Context()); err != nil {
 		t.Fatal(err)
@@ -280,7 +219,7 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.publish(r.url, numbered(1, 2)...)
-	r.untilStored(2)
+	r.UntilStored(2)
 }
 
 // One entry of a request that deletes fails: its message comes again, as a copy, and the others do
@@ -292,7 +231,7 @@ func TestPartOfADeleteFails(t *testing.T) {
 	var broken atomic.Bool
 	logger, logged := pgtest.Logged()
 	var copies atomic.Int64
-	r.receives(r.broker(r.url, func(op string, body []byte) ([]byte, error) {
+	r.Receives(r.broker(r.url, func(op string, body []byte) ([]byte, error) {
 		if op != "DeleteMessageBatch" || broken.Swap(true) {
 			return body, nil
 		}
@@ -309,7 +248,7 @@ func TestPartOfADeleteFails(t *testing.T) {
 		c.Logger, c.Stored = logger, func(s queue.Stored) { copies.Add(int64(s.Copies)) }
 	})
 	r.untilEmpty(r.url)
-	ids := r.stored() // without a key, in any order
+	ids := r.Stored() // without a key, in any order
 	slices.Sort(ids)
 	wantNumbered(t, ids, 9)
 	if n := copies.Load(); n != 1 || !strings.Contains(logged(), "messages failed, and come again: ReceiptHandleIsInvalid") {
@@ -322,20 +261,20 @@ func TestEndBeforeDeletes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, ".fifo", nil)
 	r.publish(r.url, numbered(0, 30)...)
-	_, stop := r.receives(r.broker(r.url, func(op string, body []byte) ([]byte, error) {
+	_, stop := r.Receives(r.broker(r.url, func(op string, body []byte) ([]byte, error) {
 		if op == "DeleteMessageBatch" {
 			return nil, errCut
 		}
 		return body, nil
 	}))
-	r.untilStored(10)
+	r.UntilStored(10)
 	stop()
 	if left := r.left(r.url); left == "0+0" {
 		t.Fatal("messages were deleted")
 	}
-	r.receives(r.broker(r.url))
+	r.Receives(r.broker(r.url))
 	r.untilEmpty(r.url)
-	wantNumbered(t, r.stored(), 30)
+	wantNumbered(t, r.Stored(), 30)
 }
 
 // The database takes longer than the visibility timeout: two receivers hold the same messages at
@@ -343,7 +282,7 @@ func TestEndBeforeDeletes(t *testing.T) {
 func TestVisibilityShorterThanTheTransaction(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, ".fifo", map[string]string{"VisibilityTimeout": "1"})
-	tx, err := r.pool.Begin(t.Context())
+	tx, err := r.Pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,7 +293,7 @@ func TestVisibilityShorterThanTheTransaction(t *testing.T) {
 	r.publish(r.url, numbered(0, 15)...)
 	var received [2]atomic.Int64
 	for i := range received {
-		r.receives(r.broker(r.url), func(c *queue.Config) {
+		r.Receives(r.broker(r.url), func(c *queue.Config) {
 			c.Identify = func(*queue.Delivery) error { received[i].Add(1); return nil }
 		})
 	}
@@ -364,7 +303,7 @@ func TestVisibilityShorterThanTheTransaction(t *testing.T) {
 	}
 	r.publish(r.url, numbered(15, 40)...)
 	r.untilEmpty(r.url)
-	wantNumbered(t, r.stored(), 40)
+	wantNumbered(t, r.Stored(), 40)
 }
 
 // One Receive makes as many requests as it takes.
@@ -398,7 +337,7 @@ func TestApplies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, ".fifo", nil)
 	got := make(chan *consumer.Message, 1)
-	c, err := consumer.New(r.pool, r.queue(r.broker(r.url)), func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(r.Pool, r.Queue(r.broker(r.url)), func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
 		got <- m
 		return nil
 	}, consumer.Config{Scope: "s"})
