@@ -1,5 +1,5 @@
-// Package queuerig is what the tests of all adapters to queues need: a database, receivers, and what
-// they have stored.
+// Package queuerig is what the tests of all adapters to queues need: a database, receivers, and
+// what they have stored.
 package queuerig
 
 import (
