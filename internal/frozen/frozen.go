@@ -170,14 +170,21 @@ func Parse(lines string) http.Header {
 	return h
 }
 
-// Trace takes apart the trace context that a row holds, for a sink to send: traceparent, and
-// tracestate in a second line if there is one. Both are empty where there is none, or where the
-// call's own headers, which are frozen, have one.
-func Trace(h http.Header, trace string) (parent, state string) {
+// Trace returns names and values of the headers that carry the trace context of a row, for a sink
+// to send: traceparent, and tracestate if there is one. There are none if the row has no context,
+// or if the call's own headers, which are frozen, have one.
+func Trace(h http.Header, trace string) (headers [][2]string) {
 	if _, own := h["Traceparent"]; own {
-		return "", ""
+		return nil
 	}
-	return codec.SplitTrace(trace)
+	parent, state := codec.SplitTrace(trace)
+	if parent != "" {
+		headers = append(headers, [2]string{"traceparent", parent})
+		if state != "" {
+			headers = append(headers, [2]string{"tracestate", state})
+		}
+	}
+	return headers
 }
 
 // sortedNames sorts by canonical form, then as given.

@@ -41,11 +41,8 @@ func (s *Sink) newRequest(ctx context.Context, d *outbox.Delivery) (*callRequest
 	for i := range names {
 		header[names[i]] = append(header[names[i]], values[i])
 	}
-	if parent, state := frozen.Trace(header, d.Trace); parent != "" {
-		header["Traceparent"] = []string{parent}
-		if state != "" {
-			header["Tracestate"] = []string{state}
-		}
+	for _, t := range frozen.Trace(header, d.Trace) {
+		header.Set(t[0], t[1])
 	}
 	profile := s.cfg.Profile
 	key, err := profile.formatKey(d.Key)

@@ -82,11 +82,8 @@ func (s *Sink) newRecord(d *outbox.Delivery, last *targetRoute) (*callRecord, er
 		}
 		r.headers = append(r.headers, protocol.Header{Key: n, Value: []byte(values[i])})
 	}
-	if parent, state := frozen.Trace(d.Header, d.Trace); parent != "" {
-		r.headers = append(r.headers, protocol.Header{Key: "traceparent", Value: []byte(parent)})
-		if state != "" {
-			r.headers = append(r.headers, protocol.Header{Key: "tracestate", Value: []byte(state)})
-		}
+	for _, t := range frozen.Trace(d.Header, d.Trace) {
+		r.headers = append(r.headers, protocol.Header{Key: t[0], Value: []byte(t[1])})
 	}
 	return r, nil
 }

@@ -149,11 +149,8 @@ func (s *Sink) message(d *outbox.Delivery) (*nats.Msg, error) {
 		}
 		msg.Header.Add(name, values[i])
 	}
-	if parent, state := frozen.Trace(d.Header, d.Trace); parent != "" {
-		msg.Header.Set("traceparent", parent)
-		if state != "" {
-			msg.Header.Set("tracestate", state)
-		}
+	for _, t := range frozen.Trace(d.Header, d.Trace) {
+		msg.Header.Set(t[0], t[1])
 	}
 	msg.Header.Set(nats.MsgIdHdr, d.Key)
 	return msg, nil

@@ -157,11 +157,8 @@ func (s *Sink) message(d *outbox.Delivery) (key string, msg amqp.Publishing, err
 			msg.Headers[canonical] = values[i]
 		}
 	}
-	if parent, state := frozen.Trace(d.Header, d.Trace); parent != "" {
-		msg.Headers["traceparent"] = parent
-		if state != "" {
-			msg.Headers["tracestate"] = state
-		}
+	for _, t := range frozen.Trace(d.Header, d.Trace) {
+		msg.Headers[t[0]] = t[1]
 	}
 	return key, msg, nil
 }

@@ -244,11 +244,8 @@ func (s *Sink) message(c *call) (queue string, err error) {
 		c.entry.MessageBody = aws.String(base64.StdEncoding.EncodeToString(d.Body))
 		names, values = append(names, attributeEncoding), append(values, "base64")
 	}
-	if parent, state := frozen.Trace(d.Header, d.Trace); parent != "" {
-		names, values = append(names, "traceparent"), append(values, parent)
-		if state != "" {
-			names, values = append(names, "tracestate"), append(values, state)
-		}
+	for _, t := range frozen.Trace(d.Header, d.Trace) {
+		names, values = append(names, t[0]), append(values, t[1])
 	}
 	names, values = append(names, MessageID), append(values, d.Key)
 	c.size = len(*c.entry.MessageBody)
