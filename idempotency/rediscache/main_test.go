@@ -24,7 +24,7 @@ func run(m *testing.M) int {
 		addr = server.Addr
 		defer func() { _ = server.Stop() }()
 	case errors.Is(err, devenv.ErrNoRedis) && os.Getenv("CI") != "true":
-		// An example cannot skip itself. The tests do, see redistest.
+		// An example cannot skip itself. The tests do, see servertest.
 		if err := flag.Set("test.skip", "^ExampleNew$"); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1

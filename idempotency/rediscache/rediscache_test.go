@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onlyonce/onlyonce/idempotency/rediscache"
-	"github.com/onlyonce/onlyonce/test/devenv/redistest"
+	"github.com/onlyonce/onlyonce/test/devenv/servertest"
 )
 
 const prefix = "test:"
@@ -30,7 +30,7 @@ func connect(t *testing.T, addr string) (*redis.Client, *rediscache.Cache) {
 
 func TestEntries(t *testing.T) {
 	t.Parallel()
-	client, cache := connect(t, redistest.Start(t).Addr)
+	client, cache := connect(t, servertest.Redis(t).Addr)
 	ctx, id := t.Context(), [16]byte{0xab, 15: 0xcd}
 	is := func(want []byte) {
 		t.Helper()
@@ -90,7 +90,7 @@ func TestEntries(t *testing.T) {
 // Two services on one Redis, and two records, are apart.
 func TestNamesAreApart(t *testing.T) {
 	t.Parallel()
-	client, cache := connect(t, redistest.Start(t).Addr)
+	client, cache := connect(t, servertest.Redis(t).Addr)
 	other, err := rediscache.New(client, "other:")
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func TestNamesAreApart(t *testing.T) {
 
 func TestErrorsOfRedis(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
+	server := servertest.Redis(t)
 	_, cache := connect(t, server.Addr)
 	if err := server.Pause(t.Context()); err != nil {
 		t.Fatal(err)

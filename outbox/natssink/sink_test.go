@@ -1,9 +1,7 @@
 package natssink_test
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"strings"
@@ -17,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/natssink"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/queuerig"
 )
 
 // patience bounds the waits of tests; no result depends on how long it took.
@@ -187,33 +186,12 @@ func TestAnswers(t *testing.T) {
 func TestRelay(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	pool := pgtest.DB(t)
-	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{r.sink()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- relay.Run(ctx) }()
-	enqueue := func(from, to int) {
-		t.Helper()
-		for n := from; n < to; n++ {
-			tx, err := pool.Begin(t.Context())
-			if err == nil {
-				err = outbox.Enqueue(t.Context(), tx, outbox.Call{ID: fmt.Sprint(n), Scope: "s", Sink: "events", Name: "placed", Target: "/orders.placed", Body: []byte(fmt.Sprint(n))})
-			}
-			if err == nil {
-				err = tx.Commit(t.Context())
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	enqueue(0, 20)
+	db := queuerig.New(t)
+	stop := db.Relays(r.sink())
+	db.Enqueues(0, 20, "/orders.placed")
 	r.messages(20)
 	r.stop()
-	enqueue(20, 40)
+	db.Enqueues(20, 40, "/orders.placed")
 	r.start()
 	pgtest.Until(t, patience, "the client is back", func() bool { return r.js.Conn().IsConnected() })
 	bodies, ids := map[string]bool{}, map[string]bool{}
@@ -224,9 +202,6 @@ func TestRelay(t *testing.T) {
 		t.Errorf("%d bodies under %d ids", len(bodies), len(ids))
 	}
 	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }
 
 func TestConfigFaults(t *testing.T) {

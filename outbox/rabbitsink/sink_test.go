@@ -16,7 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/rabbitsink"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
-	"github.com/onlyonce/onlyonce/test/devenv/rabbittest"
+	"github.com/onlyonce/onlyonce/test/devenv/servertest"
+	"github.com/onlyonce/onlyonce/test/queuerig"
 )
 
 // patience bounds the waits of tests; no result depends on how long it took.
@@ -35,7 +36,7 @@ var rigs atomic.Int64
 
 func newRig(t *testing.T, limit int) *rig {
 	t.Helper()
-	r := &rig{rabbittest.Shared(t), t, fmt.Sprint("orders", rigs.Add(1))}
+	r := &rig{servertest.RabbitMQ(t), t, fmt.Sprint("orders", rigs.Add(1))}
 	ch := r.channel()
 	err := ch.ExchangeDeclare(r.name, "topic", true, false, false, false, nil)
 	if err == nil {
@@ -184,36 +185,15 @@ func TestAnswers(t *testing.T) {
 // test that kills the server, and runs alone.
 func TestRelay(t *testing.T) {
 	r := newRig(t, 1000)
-	pool := pgtest.DB(t)
+	db := queuerig.New(t)
 	s := r.sink()
-	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- relay.Run(ctx) }()
-	enqueue := func(from, to int) {
-		t.Helper()
-		for n := from; n < to; n++ {
-			tx, err := pool.Begin(t.Context())
-			if err == nil {
-				err = outbox.Enqueue(t.Context(), tx, outbox.Call{ID: fmt.Sprint(n), Scope: "s", Sink: "events", Name: "placed", Target: "/placed.eu", Body: []byte(fmt.Sprint(n))})
-			}
-			if err == nil {
-				err = tx.Commit(t.Context())
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	enqueue(0, 20)
-	rabbittest.Strike(t, r.RabbitMQ, r.name, func() {
+	stop := db.Relays(s)
+	db.Enqueues(0, 20, "/placed.eu")
+	servertest.Strike(t, r.RabbitMQ, r.name, func() {
 		if got := s.Send(t.Context(), call(key, "/placed.late", "")); got.Outcome != outbox.Retry {
 			t.Errorf("%+v", got)
 		}
-		enqueue(20, 40)
+		db.Enqueues(20, 40, "/placed.eu")
 	})
 	ch, bodies, ids := r.channel(), map[string]bool{}, map[string]bool{}
 	pgtest.Until(t, patience, "all are there", func() bool {
@@ -230,9 +210,6 @@ func TestRelay(t *testing.T) {
 		t.Errorf("40 messages under %d ids", len(ids))
 	}
 	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }
 
 // While the server has no memory left for publishers, no call is made. It runs alone, because the

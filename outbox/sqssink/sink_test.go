@@ -16,8 +16,9 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/sqssink"
 	"github.com/onlyonce/onlyonce/test/devenv"
-	"github.com/onlyonce/onlyonce/test/devenv/mototest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/servertest"
+	"github.com/onlyonce/onlyonce/test/queuerig"
 )
 
 // patience bounds the waits of tests; no result depends on how long it took.
@@ -36,7 +37,7 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, moto: mototest.Start(t)}
+	r := &rig{t: t, moto: servertest.Moto(t)}
 	r.client = sqs.New(sqs.Options{Region: "eu-central-1", BaseEndpoint: &r.moto.URL, HTTPClient: http.DefaultClient,
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: "test", SecretAccessKey: "test"}, nil
@@ -241,26 +242,9 @@ func TestBatch(t *testing.T) {
 func TestRelay(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	pool := pgtest.DB(t)
-	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{r.sink()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- relay.Run(ctx) }()
-	for n := range 40 {
-		tx, err := pool.Begin(t.Context())
-		if err == nil {
-			err = outbox.Enqueue(t.Context(), tx, outbox.Call{ID: fmt.Sprint(n), Scope: "s", Sink: "events", Name: "placed", Target: "/orders.fifo", OrderingKey: fmt.Sprint("k", n%4), Body: []byte(fmt.Sprint(n))})
-		}
-		if err == nil {
-			err = tx.Commit(t.Context())
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	db := queuerig.New(t)
+	stop := db.Relays(r.sink())
+	db.Enqueues(0, 40, "/orders.fifo", func(n int, c *outbox.Call) { c.OrderingKey = fmt.Sprint("k", n%4) })
 	last, ids := map[string]int{}, map[string]bool{}
 	for _, m := range r.take(r.fifo, 40) {
 		var n int
@@ -277,9 +261,6 @@ func TestRelay(t *testing.T) {
 		t.Errorf("%d groups, %d ids", len(last), len(ids))
 	}
 	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }
 
 func TestConfigFaults(t *testing.T) {

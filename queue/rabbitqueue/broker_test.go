@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/queue/queuetest"
 	"github.com/onlyonce/onlyonce/queue/rabbitqueue"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
-	"github.com/onlyonce/onlyonce/test/devenv/rabbittest"
+	"github.com/onlyonce/onlyonce/test/devenv/servertest"
 	"github.com/onlyonce/onlyonce/test/queuerig"
 )
 
@@ -237,14 +237,14 @@ func TestQ1ServerIsKilled(t *testing.T) {
 	r.publish(all[:40]...)
 	killed := make(chan struct{})
 	b := &dying{r.broker(), sync.OnceFunc(func() {
-		rabbittest.Strike(t, r.RabbitMQ, r.name, func() {})
+		servertest.Strike(t, r.RabbitMQ, r.name, func() {})
 		close(killed)
 	})}
 	q, _ := r.Receives(b, ordered, func(c *queue.Config) { c.Batch = 10 })
 	<-killed
 	_, first40 := messages(0, 40)
 	r.until("all are stored", func() bool { return r.stored() == first40 })
-	rabbittest.Strike(t, r.RabbitMQ, r.name, func() {
+	servertest.Strike(t, r.RabbitMQ, r.name, func() {
 		r.until("the receiver says so", func() bool { return q.Healthy() != nil })
 	})
 	r.publish(all[35:]...)

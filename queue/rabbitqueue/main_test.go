@@ -12,7 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/queue/rabbitqueue"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
-	"github.com/onlyonce/onlyonce/test/devenv/rabbittest"
+	"github.com/onlyonce/onlyonce/test/devenv/servertest"
 )
 
 // patience bounds the waits of tests; no result depends on how long it took.
@@ -33,7 +33,7 @@ var queues atomic.Int64
 // newRabbit declares a quorum queue with a single active consumer.
 func newRabbit(t testing.TB) *rabbit {
 	t.Helper()
-	r := &rabbit{RabbitMQ: rabbittest.Shared(t), t: t, name: fmt.Sprint("q", queues.Add(1)), table: amqp.Table{"x-single-active-consumer": true}}
+	r := &rabbit{RabbitMQ: servertest.RabbitMQ(t), t: t, name: fmt.Sprint("q", queues.Add(1)), table: amqp.Table{"x-single-active-consumer": true}}
 	r.declare(r.name, amqp.Table{"x-queue-type": "quorum", "x-single-active-consumer": true})
 	return r
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/sqsqueue"
 	"github.com/onlyonce/onlyonce/test/devenv"
-	"github.com/onlyonce/onlyonce/test/devenv/mototest"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/servertest"
 )
 
 // patience bounds the waits of tests; no result depends on how long it took.
@@ -37,7 +37,7 @@ type sqsServer struct {
 
 func newServer(t testing.TB) *sqsServer {
 	t.Helper()
-	return &sqsServer{mototest.Start(t), t}
+	return &sqsServer{servertest.Moto(t), t}
 }
 
 // client is a client of its own. Each request passes through the functions.

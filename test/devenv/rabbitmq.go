@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -120,22 +119,10 @@ func (r *RabbitMQ) Restart(ctx context.Context) error {
 
 // ping sends AMQP's header, so that devenv needs no client of it, and waits for the first frame.
 func (r *RabbitMQ) ping(ctx context.Context) error {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", r.Addr)
-	if err != nil {
+	return exchange(ctx, r.Addr, "AMQP\x00\x00\x09\x01", func(answer io.Reader) error {
+		_, err := io.ReadFull(answer, make([]byte, 1))
 		return err
-	}
-	defer conn.Close()
-	if deadline, has := ctx.Deadline(); has {
-		if err := conn.SetDeadline(deadline); err != nil {
-			return err
-		}
-	}
-	if _, err := conn.Write([]byte("AMQP\x00\x00\x09\x01")); err != nil {
-		return err
-	}
-	_, err = io.ReadFull(conn, make([]byte, 1))
-	return err
+	})
 }
 
 // URL is its address for a client that connects as a user whose password is the name.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os/exec"
 	"strconv"
@@ -81,8 +82,19 @@ func (r *Redis) Restart(ctx context.Context) error {
 
 // ping asks in Redis's own protocol, so that devenv needs no client of it.
 func (r *Redis) ping(ctx context.Context) error {
+	return exchange(ctx, r.Addr, "PING\r\n", func(answer io.Reader) error {
+		line, err := bufio.NewReader(answer).ReadString('\n')
+		if err == nil && strings.TrimSpace(line) != "+PONG" {
+			err = fmt.Errorf("it answered %q", line)
+		}
+		return err
+	})
+}
+
+// exchange connects to a server, sends hello, and reads what it answers.
+func exchange(ctx context.Context, addr, hello string, read func(answer io.Reader) error) error {
 	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", r.Addr)
+	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
@@ -92,14 +104,10 @@ func (r *Redis) ping(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := conn.Write([]byte("PING\r\n")); err != nil {
+	if _, err := io.WriteString(conn, hello); err != nil {
 		return err
 	}
-	answer, err := bufio.NewReader(conn).ReadString('\n')
-	if err == nil && strings.TrimSpace(answer) != "+PONG" {
-		err = fmt.Errorf("it answered %q", answer)
-	}
-	return err
+	return read(conn)
 }
 
 // Kill kills it with SIGKILL.

@@ -1,5 +1,5 @@
-// Package queuerig is what the tests of all adapters to queues need: a database, receivers, and
-// what they have stored.
+// Package queuerig is what the tests of all adapters to queues need: a database, receivers and
+// what they have stored, a relay and calls.
 package queuerig
 
 import (
@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -47,9 +49,15 @@ func (r *Rig) Queue(b queue.Broker, more ...func(*queue.Config)) *queue.Queue {
 func (r *Rig) Receives(b queue.Broker, more ...func(*queue.Config)) (q *queue.Queue, stop func()) {
 	r.T.Helper()
 	q = r.Queue(b, more...)
+	return q, r.runs(q.Receive)
+}
+
+// runs calls run until the test's end, or until the returned function is called.
+func (r *Rig) runs(run func(context.Context) error) (stop func()) {
+	r.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- q.Receive(ctx) }()
+	go func() { done <- run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -57,7 +65,7 @@ func (r *Rig) Receives(b queue.Broker, more ...func(*queue.Config)) (q *queue.Qu
 		}
 	})
 	r.T.Cleanup(stop)
-	return q, stop
+	return stop
 }
 
 // Strings returns the rows of a query with one column of text.
@@ -84,4 +92,29 @@ func (r *Rig) Stored() []string {
 func (r *Rig) UntilStored(n int) {
 	r.T.Helper()
 	pgtest.Until(r.T, pgtest.Patience(time.Minute), fmt.Sprintf("%d messages are stored", n), func() bool { return len(r.Stored()) >= n })
+}
+
+// Relays runs a relay until the test's end, or until the returned function is called. It soon tries
+// again: a server that is away for long would otherwise be asked minutes after it is back.
+func (r *Rig) Relays(s outbox.Sink) (stop func()) {
+	r.T.Helper()
+	relay, err := outbox.NewRelay(r.Pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}, Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: time.Second}})
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	return r.runs(relay.Run)
+}
+
+// Enqueues enqueues calls of the numbers from, from + 1 and so on below to, which are their bodies.
+func (r *Rig) Enqueues(from, to int, target string, more ...func(n int, c *outbox.Call)) {
+	r.T.Helper()
+	for n := from; n < to; n++ {
+		c := outbox.Call{ID: fmt.Sprint(n), Scope: "s", Sink: "events", Name: "placed", Target: target, Body: []byte(fmt.Sprint(n))}
+		for _, m := range more {
+			m(n, &c)
+		}
+		if err := pgx.BeginFunc(r.T.Context(), r.Pool, func(tx pgx.Tx) error { return outbox.Enqueue(r.T.Context(), tx, c) }); err != nil {
+			r.T.Fatal(err)
+		}
+	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/idempotency/rediscache"
 	"github.com/onlyonce/onlyonce/seal"
-	"github.com/onlyonce/onlyonce/test/devenv/redistest"
+	"github.com/onlyonce/onlyonce/test/devenv/servertest"
 )
 
 func testSealer(t *testing.T) *seal.Sealer {
@@ -61,7 +61,7 @@ func (w *watched) have(n int) bool {
 // Redis, it can answer from the database.
 func TestH21LayerWithRedis(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
+	server := servertest.Redis(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true})
 	t.Cleanup(func() { _ = client.Close() })
 	inRedis, err := rediscache.New(client, "layer:")
@@ -174,7 +174,7 @@ func (a *answers) all(when string) int {
 // from the database differs.
 func TestH21WhateverBecomesOfRedis(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
+	server := servertest.Redis(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	// The timeout is long enough for a slow machine: a Redis that works is never taken for one that
 	// does not.
@@ -234,7 +234,7 @@ func TestH21WhateverBecomesOfRedis(t *testing.T) {
 func TestH21RedisThatHangs(t *testing.T) {
 	t.Parallel()
 	for _, contextTimeout := range []bool{true, false} { // without it go-redis waits for 3 s, and does not look at the context
-		server := redistest.Start(t)
+		server := servertest.Redis(t)
 		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: contextTimeout, MaxRetries: -1})
 		a := newAnswers(t, client, 20*time.Millisecond)
 		a.all("before")
