@@ -154,9 +154,9 @@ growth: ## the engines' statements on tables of ROWS rows, each within a second:
 # Storms start servers of their own, which they kill: a JVM and PostgreSQL must be on the machine.
 MESSAGES ?= 100000
 KILLS    ?= 100
-STORM    := $(GO) run ./test/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),) $(if $(CONCURRENCY),-concurrency $(CONCURRENCY),) $(if $(FAILOVERS),-failovers $(FAILOVERS),)
+STORM    := $(GO) run ./test/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),) $(if $(CONCURRENCY),-concurrency $(CONCURRENCY),) $(if $(FAILOVERS),-failovers $(FAILOVERS),) $(if $(ISOLATION),-isolation '$(ISOLATION)',) $(if $(PGBOUNCER),-pgbouncer,)
 
-storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz|share, POLICY=park|key, CONCURRENCY=8, FAILOVERS=20
+storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz|share, POLICY=park|key, CONCURRENCY=8, FAILOVERS=20, ISOLATION=serializable, PGBOUNCER=1, and ONLYONCE_POSTGRES_VERSION=14
 	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
 
 storm-franz storm-key storm-failover storm-mixed: MESSAGES = 20000

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/migrations"
 )
@@ -42,6 +43,9 @@ func Check(ctx context.Context, pool *pgxpool.Pool, roles ...Role) (warnings []s
 	defer conn.Release()
 	db := unnamedQuerier{conn}
 	if err := migrations.CheckServer(ctx, db); err != nil {
+		if primary.Refused(err) { // a standby runs nothing of a session that is SERIALIZABLE
+			err = errors.New(isStandby)
+		}
 		return nil, err // none of the rest can be asked there
 	}
 	s, err := readServer(ctx, db)

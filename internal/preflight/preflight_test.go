@@ -64,3 +64,16 @@ func TestS1FaultsAndWarnings(t *testing.T) {
 		}
 	}
 }
+
+// S1: a standby is named as such also to sessions in which it runs no statement at all.
+func TestS1Standby(t *testing.T) {
+	t.Parallel()
+	s := pgtest.NewSwitchover(t)
+	s.Begin()
+	for _, isolation := range []string{"read committed", "repeatable read", "serializable"} {
+		pool := s.Pool(isolation)
+		if _, err := preflight.Check(t.Context(), pool, preflight.App); err == nil || !strings.Contains(err.Error(), "the server is a standby") {
+			t.Errorf("%s: %v", isolation, err)
+		}
+	}
+}

@@ -103,6 +103,8 @@ func (s serverSettings) warnings() (warnings []string) {
 	return warnings
 }
 
+const isStandby = "the server is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)"
+
 func (s serverSettings) findings() (notes []Note) {
 	fault := func(name, format string, args ...any) {
 		notes = append(notes, Note{name, true, fmt.Sprintf(format, args...)})
@@ -111,7 +113,7 @@ func (s serverSettings) findings() (notes []Note) {
 		notes = append(notes, Note{name, false, fmt.Sprintf(format, args...)})
 	}
 	if s.standby {
-		fault("standby", "the server is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)")
+		fault("standby", isStandby)
 	} else if s.readOnly {
 		fault("default_transaction_read_only", "transactions of %s are read-only: set default_transaction_read_only = off for this role, database or connection", s.user)
 	}

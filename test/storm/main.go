@@ -7,7 +7,8 @@
 // them: SIGKILL to a worker in mid-batch, SIGSTOP for longer than its session and then SIGCONT,
 // workers that join and leave, SIGKILL to Postgres, SIGKILL to a broker, a switchover whose sockets
 // stay open, a clock of Postgres that is a week ahead. With -mixed the schema is migrated
-// meanwhile, and every second worker that starts after that is of the next version. Functions that
+// meanwhile, and every second worker that starts after that is of the next version. With -pgbouncer
+// the workers' connections go through a pooler, whose own sessions the events hit. Functions that
 // a program gives to the consumer end a worker or hang, each for a few messages that the seed
 // chooses. With -failover a standby that lacks the last commits is promoted instead of Postgres
 // being restarted. After all messages are settled, the program reads the log from its beginning and
@@ -27,6 +28,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/onlyonce/onlyonce/test/screen"
 	"github.com/onlyonce/onlyonce/test/storm/rig"
@@ -60,6 +62,8 @@ type options struct {
 	source     string
 	policy     string
 	atOnce     int
+	isolation  string
+	pgBouncer  bool
 }
 
 // Values of flags.
@@ -70,6 +74,9 @@ const (
 	policyPark    = "park"
 	policyKey     = "key"
 )
+
+// isolations are those that Postgres has, the one that it begins with first.
+var isolations = []string{"read committed", "repeatable read", "serializable"}
 
 func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs := rig.NewFlags("storm", "worker", &o.Options, stderr)
@@ -85,6 +92,8 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.StringVar(&o.source, "source", sourceKafkaGo, "what workers consume through: kafka-go, franz (cooperative rebalances, half of the members static) or share (a share group; without order)")
 	fs.StringVar(&o.policy, "policy", policyPark, "what becomes of messages that fail: park sets them aside, key sets their whole ordering key aside and tries it again")
 	fs.IntVar(&o.atOnce, "concurrency", 1, "transactions of a partition at once (consumer.Config.Concurrency), 1 to 64")
+	fs.StringVar(&o.isolation, "isolation", isolations[0], "the database's default_transaction_isolation: "+strings.Join(isolations, ", "))
+	fs.BoolVar(&o.pgBouncer, "pgbouncer", false, "workers connect through PgBouncer in transaction mode")
 	if err := fs.ParseFor(args, &o.Options, "worker", "messages", &o.messages); err != nil {
 		return o, err
 	}
@@ -103,6 +112,9 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	}
 	if o.source == sourceShare && o.policy == policyKey {
 		fs.Fault("-policy: a share group keeps no order: only %s", policyPark)
+	}
+	if !slices.Contains(isolations, o.isolation) {
+		fs.Fault("-isolation: %q is none of %s", o.isolation, strings.Join(isolations, ", "))
 	}
 	if o.policy != policyPark && o.policy != policyKey {
 		fs.Fault("-policy: %q is neither %s nor %s", o.policy, policyPark, policyKey)

@@ -39,6 +39,7 @@ type storm struct {
 	postgres *devenv.Postgres
 	standby  *devenv.Postgres // nil: the machine cannot make one
 	forward  *rig.Forwarder
+	pooler   *devenv.PgBouncer // nil: workers connect to the forwarder
 	kafka    *devenv.Kafka
 	pool     *pgxpool.Pool // to the same address as the workers' connections
 	client   *kgo.Client
@@ -130,6 +131,12 @@ func (s *storm) Open(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if s.opts.pgBouncer {
+		if s.pooler, err = devenv.StartPgBouncer(ctx, address, serverConnections, o); err != nil {
+			return err
+		}
+		address = s.pooler.Exec()
+	}
 	s.Fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.Screen.Verbose, Traps: s.Traps(s.opts.messages, session), Template: workerConfig{
 		Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
 		Pool: s.poolSize(), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce,
@@ -147,6 +154,10 @@ func (s *storm) Open(ctx context.Context) (err error) {
 // shareSettings are what package sharesource asks for, and a lock on records that is soon over when
 // a worker dies.
 var shareSettings = map[string]string{"share.isolation.level": "read_committed", "share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "5000"}
+
+// serverConnections is how many connections PgBouncer has to the server: fewer than the workers have
+// to it, so that sessions change from worker to worker.
+const serverConnections = 20
 
 // poolSize is how many connections each worker has. The server has a hundred; what runs side by
 // side may wait for one.
@@ -180,8 +191,12 @@ func (s *storm) createTables(ctx context.Context) error {
 		if _, err := migrations.Apply(ctx, c.Conn()); err != nil {
 			return err
 		}
-		// Two statements, without parameters.
+		// Statements without parameters.
 		_, err := c.Exec(ctx, tableSQL, pgx.QueryExecModeSimpleProtocol)
+		if err != nil {
+			return err
+		}
+		_, err = c.Exec(ctx, fmt.Sprintf("alter database %s set default_transaction_isolation = '%s'", pgx.Identifier{c.Conn().Config().Database}.Sanitize(), s.opts.isolation))
 		return err
 	})
 }
@@ -189,7 +204,7 @@ func (s *storm) createTables(ctx context.Context) error {
 // Rage produces, strikes, waits until all is settled, and judges.
 func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	begun := time.Now()
-	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce, Kafka: s.kafka.How}
+	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce, Kafka: s.kafka.How, Isolation: s.opts.isolation, PgBouncer: s.opts.pgBouncer}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	produced := make(chan error, 1)
@@ -225,6 +240,11 @@ func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 		return r, err
 	}
 	ctx = context.WithoutCancel(ctx)
+	if s.pooler != nil { // its own connections stay
+		if err := s.pooler.Stop(); err != nil {
+			return r, err
+		}
+	}
 	if err := s.quiet(ctx); err != nil {
 		return r, err
 	}
@@ -324,6 +344,9 @@ func (s *storm) Close() error {
 	}
 	if s.pool != nil {
 		s.pool.Close()
+	}
+	if s.pooler != nil {
+		errs = append(errs, s.pooler.Stop())
 	}
 	if s.forward != nil {
 		errs = append(errs, s.forward.Close())

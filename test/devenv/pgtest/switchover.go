@@ -50,14 +50,18 @@ func NewSwitchover(t testing.TB) *Switchover {
 // Direct returns a pool that always leads to the primary.
 func (s *Switchover) Direct() *pgxpool.Pool { return pool(s.t, s.primary.URL) }
 
-// Pool returns a pool on the address, with few connections.
-func (s *Switchover) Pool() *pgxpool.Pool {
+// Pool returns a pool on the address, with few connections. Its sessions have the default isolation
+// level, or the one that is given.
+func (s *Switchover) Pool(isolation ...string) *pgxpool.Pool {
 	s.t.Helper()
 	cfg, err := pgxpool.ParseConfig(s.primary.URL)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	cfg.MaxConns = 6
+	for _, level := range isolation {
+		cfg.ConnConfig.RuntimeParams["default_transaction_isolation"] = level
+	}
 	at := map[bool]string{false: hostPort(cfg)}
 	standby, err := pgxpool.ParseConfig(s.standby.URL)
 	if err != nil {
