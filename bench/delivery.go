@@ -30,12 +30,12 @@ func besideWriter(context.Context, *server, options) (wrapped, plain side, err e
 	return timedSide(deliver, true), timedSide(deliver, false), nil
 }
 
-// delays are how much longer the median takes, which is judged, and the 99th percentile, which is
-// shown.
-func delays(name string, bar float64) []metric {
+// delays are how much longer the median and the 99th percentile take; the latter is judged if it has
+// a bar.
+func delays(name string, bar, late float64) []metric {
 	return []metric{
 		{name: name + "a", bar: bar, atMost: true, of: slowdown},
-		{name: name + "b", shown: true, of: func(w, p sample) (float64, bool) { return w.p99.Seconds() / p.p99.Seconds(), true }},
+		{name: name + "b", bar: late, atMost: true, shown: late == 0, of: func(w, p sample) (float64, bool) { return w.p99.Seconds() / p.p99.Seconds(), true }},
 	}
 }
 

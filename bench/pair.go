@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -238,24 +239,60 @@ type result struct {
 	Rounds   int     `json:"rounds"`
 	Min      float64 `json:"min"`
 	Max      float64 `json:"max"`
+	Meet     int     `json:"meet"`                // rounds that meet the bar
+	Needs    int     `json:"needs,omitempty"`     // rounds that a verdict would take; 0: there is one
 	CPURatio float64 `json:"cpu_ratio,omitempty"` // CPU time of a message, plain / wrapped: less troubled by neighbours
 	Commit   string  `json:"commit"`
 	Date     string  `json:"date"`
 	Postgres string  `json:"postgres"`
 }
 
-// judge compares the median of the rounds with the bar.
+// judge compares the median of the rounds with the bar, and says whether they are enough to do so.
 func judge(m metric, what string, values []float64) result {
-	mid := median(values)
-	ok := mid >= m.bar
-	switch {
-	case m.shown:
-		ok = true
-	case m.atMost:
-		ok = mid <= m.bar
-	}
-	return result{Name: m.name, What: what, Ratio: mid, Unit: m.unit, Bar: m.bar, AtMost: m.atMost, Shown: m.shown, OK: ok,
+	meets := func(v float64) bool { return m.shown || m.atMost && v <= m.bar || !m.atMost && v >= m.bar }
+	r := result{Name: m.name, What: what, Ratio: median(values), Unit: m.unit, Bar: m.bar, AtMost: m.atMost, Shown: m.shown,
 		Rounds: len(values), Min: slices.Min(values), Max: slices.Max(values)}
+	r.OK = meets(r.Ratio)
+	for _, v := range values {
+		if meets(v) {
+			r.Meet++
+		}
+	}
+	if !m.shown {
+		r.Needs = roundsNeeded(r.Meet, r.Rounds)
+	}
+	return r
+}
+
+// mostRounds is the most that [roundsNeeded] says.
+const mostRounds = 200
+
+// roundsNeeded returns 0 if so many of n rounds on one side of the bar would come by chance in one
+// of twenty runs at most, if the true median were the bar (the sign test). Otherwise it returns how
+// many rounds would, if as many in a hundred were on that side: at most mostRounds.
+func roundsNeeded(meet, n int) int {
+	side := max(meet, n-meet)
+	if chance(side, n) <= 0.05 {
+		return 0
+	}
+	for more := n + 1; more < mostRounds; more++ {
+		if chance((2*side*more+n)/(2*n), more) <= 0.05 {
+			return more
+		}
+	}
+	return mostRounds
+}
+
+// chance is how likely at least k of n throws of a coin show the same given side.
+func chance(k, n int) float64 {
+	sum, ways := 0.0, 1.0 // ways to choose i of n
+	for i := range n + 1 {
+		if i >= k {
+			sum += ways
+		}
+		ways *= float64(n-i) / float64(i+1)
+	}
+	return sum / math.Pow(2, float64(n))
 }
 
 // median of at least one value; of an even number, the mean of the middle two.
@@ -272,6 +309,9 @@ func (r result) line(verbose bool) string {
 		verdict = "no bar"
 	case !r.OK:
 		verdict = fmt.Sprintf("bar %g short", r.Bar)
+	}
+	if r.Needs > 0 {
+		verdict += fmt.Sprintf(" (open: %d of %d rounds meet it; a verdict takes about %d)", r.Meet, r.Rounds, r.Needs)
 	}
 	number := func(v float64) string {
 		switch r.Unit {
