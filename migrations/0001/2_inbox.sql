@@ -75,9 +75,11 @@ declare
   probe    uuid[];
   got      uuid[];
   gotten   bigint[];
-  found    uuid[]   := '{}';
+  seen     uuid[]   := '{}';
   theirs   bigint[] := '{}';
   parked   uuid[];
+  some_parked boolean;
+  known    boolean;
   result   smallint[];
   seqscan  text     := current_setting('enable_seqscan');
   ignored  text;
@@ -91,12 +93,36 @@ begin
     return '{}';
   end if;
   ignored := pg_current_xact_id()::text;
-  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'RING_keys';
+  select r.cur, r.draining, r.closed, r.uses, r.version,
+         exists (select from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and p.reason <> 'conflict')
+    into cur, draining, closed, uses, version, some_parked from onlyonce.rings r where r.name = 'RING_keys';
   if cur is null or current_setting('transaction_isolation') <> 'read committed'
      and version <> (select s.last_value from onlyonce.RING_keys_version s) then
     raise exception using errcode = '40001', message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
   end if;
+
   ignored := set_config('enable_seqscan', 'off', true);
+
+  -- One new key, which is what most transactions claim that are not a consumer's: the same without
+  -- arrays. Any other answer is left to the statements below.
+  if cardinality(keys) = 1 and cardinality(asked) = 0 and draining is null and not some_parked then
+    known := false;
+    foreach slot in array closed loop
+      case slot
+        EACH_SLOT{when SLOT then known := exists (select from onlyonce.SEGMENT s where s.key = keys[1]);}
+      end case;
+      exit when known;
+    end loop;
+    if not known then
+      case cur
+        EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) values (keys[1], fingerprints[1]) on conflict do nothing;}
+      end case;
+      if found then
+        ignored := set_config('enable_seqscan', seqscan, true);
+        return array[0::smallint];
+      end if;
+    end if;
+  end if;
 
   select array_agg(u.k), array_agg(u.f) into rest, prints
     from (select distinct on (v.k) v.k, v.f from unnest(keys, fingerprints) with ordinality as v(k, f, n) order by v.k, v.n) u;
@@ -111,7 +137,7 @@ begin
       EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
     end case;
     if got is not null then
-      found := found || got;
+      seen := seen || got;
       theirs := theirs || gotten;
       select array_agg(u.k), array_agg(u.f) into rest, prints from unnest(rest, prints) as u(k, f) where u.k <> all (got);
       exit when rest is null;
@@ -133,14 +159,15 @@ begin
       case slot
         EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
       end case;
-      found := found || coalesce(got, '{}');
+      seen := seen || coalesce(got, '{}');
       theirs := theirs || coalesce(gotten, '{}');
     end if;
   end loop;
 
   -- A copy of an unsettled parked message or event is a duplicate even if retention has removed its
-  -- key. Mostly there is none; the statement that looks for it is planned anew for each claim.
-  if rest is not null and exists (select 1 from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and p.reason <> 'conflict') then
+  -- key. Mostly none was parked, and one that was parked since has claimed its key. The statement
+  -- that looks for the copy is planned anew for each claim.
+  if rest is not null and some_parked then
     select array_agg(p.key) into parked from onlyonce.parked p
      where p.kind in ('message', 'event') and p.key = any (rest) and p.settled_at is null and p.reason <> 'conflict';
   end if;
@@ -148,8 +175,8 @@ begin
   if parked is null and cardinality(rest) = cardinality(keys) then
     return array_fill(0::smallint, array[cardinality(keys)]);
   end if;
-  -- Neither fresh nor found: another transaction has deleted the key in between.
-  if coalesce(cardinality(rest), 0) + cardinality(found) <> (select count(distinct k) from unnest(keys) k) then
+  -- Neither fresh nor seen: another transaction has deleted the key in between.
+  if coalesce(cardinality(rest), 0) + cardinality(seen) <> (select count(distinct k) from unnest(keys) k) then
     raise exception using errcode = '40001', message = 'onlyonce: a key was claimed and forgotten while it was asked for: run it again';
   end if;
   select array_agg(case when u.first and i.fresh and not (u.k = any (coalesce(parked, '{}'))) then 0
@@ -158,7 +185,7 @@ begin
     into result
     from (select k, f, n, row_number() over (partition by k order by n) = 1 as first
             from unnest(keys, fingerprints) with ordinality as v(k, f, n)) u
-    join (select k, f, true as fresh from unnest(rest, prints) as r(k, f) union all select k, f, false from unnest(found, theirs) as d(k, f)) i on i.k = u.k;
+    join (select k, f, true as fresh from unnest(rest, prints) as r(k, f) union all select k, f, false from unnest(seen, theirs) as d(k, f)) i on i.k = u.k;
   return result;
 end $$$f$;
   fresh constant text := $f$
@@ -175,11 +202,14 @@ declare
   slot     smallint;
   probe    uuid[];
   duplicate boolean;
+  some_parked boolean;
   seqscan  text := current_setting('enable_seqscan');
   ignored  text;
 begin
   ignored := pg_current_xact_id()::text;
-  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'RING_keys';
+  select r.cur, r.draining, r.closed, r.uses, r.version,
+         exists (select from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and p.reason <> 'conflict')
+    into cur, draining, closed, uses, version, some_parked from onlyonce.rings r where r.name = 'RING_keys';
   if cur is null or current_setting('transaction_isolation') <> 'read committed'
      and version <> (select s.last_value from onlyonce.RING_keys_version s) then
     raise exception using errcode = '40001', message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
@@ -209,11 +239,9 @@ begin
   case cur
     EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
   end case;
-  if exists (select 1 from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and p.reason <> 'conflict') then -- mostly there is none
-    if exists (select 1 from onlyonce.parked p
-                where p.kind in ('message', 'event') and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then
-      raise exception using errcode = '23505', message = 'onlyonce: a copy of one of these messages is parked';
-    end if;
+  if some_parked and exists (select 1 from onlyonce.parked p
+                              where p.kind in ('message', 'event') and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then
+    raise exception using errcode = '23505', message = 'onlyonce: a copy of one of these messages is parked';
   end if;
 end $$$f$;
   body   text;
@@ -396,14 +424,15 @@ comment on column onlyonce.horizons.changed_at   is 'When the class was changed:
 create function onlyonce.claim(keys uuid[], fingerprints bigint[], scopes text[] default null) returns smallint[]
 language plpgsql as $$
 declare
-  result smallint[];
-  got    smallint[];
-  part   record;
+  result  smallint[];
+  got     smallint[];
+  part    record;
+  ignored text;
 begin
   if cardinality(scopes) <> cardinality(keys) then
     raise exception using errcode = '22023', message = format('onlyonce: claim: %s keys and %s scopes', cardinality(keys), cardinality(scopes));
   end if;
-  perform pg_current_xact_id();
+  ignored := pg_current_xact_id()::text;
   if scopes is null or not exists (select from onlyonce.horizons h where h.scope = any (scopes)) then
     return onlyonce.claim_standard(keys, fingerprints);
   end if;

@@ -615,8 +615,12 @@ declare
   wanted uuid[];
 begin
   if 2 = any (checks) then
-    select onlyonce.claim(array_agg(u.k order by u.n), array_agg(u.f order by u.n), array_agg(coalesce(u.s, scope) order by u.n)) into claims
-      from unnest(checks, keys, fingerprints, scopes) with ordinality as u(c, k, f, s, n) where u.c = 2;
+    if cardinality(checks) = 1 then
+      claims := onlyonce.claim(keys, fingerprints, array[scope]);
+    else
+      select onlyonce.claim(array_agg(u.k order by u.n), array_agg(u.f order by u.n), array_agg(coalesce(u.s, scope) order by u.n)) into claims
+        from unnest(checks, keys, fingerprints, scopes) with ordinality as u(c, k, f, s, n) where u.c = 2;
+    end if;
     for n in 1 .. cardinality(keys) loop
       if checks[n] = 2 then
         i := i + 1;
@@ -629,10 +633,12 @@ begin
       end if;
     end loop;
   end if;
-  select array_agg(u.k) into wanted from unnest(checks, keys) as u(c, k) where u.c = 1;
+  if 1 = any (checks) then
+    select array_agg(u.k) into wanted from unnest(checks, keys) as u(c, k) where u.c = 1;
+  end if;
   -- Mostly there is nothing to compare with. The statement below is planned anew for each call.
-  if wanted is null and not exists (select from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.reason <> 'conflict')
-     and not exists (select from onlyonce.parked p where p.first_key is not null) then
+  if wanted is null and not (exists (select from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.reason <> 'conflict')
+                             or exists (select from onlyonce.parked p where p.first_key is not null)) then
     return skip;
   end if;
   for old in
