@@ -30,8 +30,8 @@ func besideWriter(context.Context, *server, options) (wrapped, plain side, err e
 	return timedSide(deliver, true), timedSide(deliver, false), nil
 }
 
-// delays are how much longer the median and the 99th percentile take; the latter is judged if it has
-// a bar.
+// delays are how much longer the median and the 99th percentile take. The latter is judged if it
+// has a bar.
 func delays(name string, bar, late float64) []metric {
 	return []metric{
 		{name: name + "a", bar: bar, atMost: true, of: slowdown},

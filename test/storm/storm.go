@@ -155,8 +155,8 @@ func (s *storm) Open(ctx context.Context) (err error) {
 // a worker dies.
 var shareSettings = map[string]string{"share.isolation.level": "read_committed", "share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "5000"}
 
-// serverConnections is how many connections PgBouncer has to the server: fewer than the workers have
-// to it, so that sessions change from worker to worker.
+// serverConnections is how many connections PgBouncer has to the server: fewer than the workers
+// have to it, so that sessions change from worker to worker.
 const serverConnections = 20
 
 // poolSize is how many connections each worker has. The server has a hundred; what runs side by
