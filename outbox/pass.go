@@ -224,6 +224,11 @@ func (p *lanePass) permitted() bool {
 		if err := sink.takePermits(p.lane.ctx, &q); err != nil {
 			sink.emit.failed(err, 0) // it waits, as if there were none
 		}
+		for of := range wanted { // the rows after this one wait too, and none of them asks again
+			if sink.rates.available(of) == 0 {
+				sink.rates.noteWaiting(of)
+			}
+		}
 	}
 	if a.takePermit(sink.rates) {
 		return true

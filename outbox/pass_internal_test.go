@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -34,6 +35,32 @@ func TestO2RestOfAPassAfterAFailedTransaction(t *testing.T) {
 	}
 	if p.chunk == nil || p.reader.exhausted() {
 		t.Error("the rest of the pass is forgotten: the next transaction begins the next pass")
+	}
+}
+
+// O14: a chunk of many tenants that are over their rates asks for their permits together, and not
+// row by row: no other row of the lane is looked at meanwhile.
+func TestO14ChunkOfTenantsOverTheirRates(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none?connect_timeout=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	asked := 0
+	cfg := RelayConfig{Concurrency: 8, PollInterval: time.Second, LeaseTTL: 30 * time.Second, Logger: slog.New(slog.DiscardHandler)}
+	cfg.Hooks.Failed = func(Failed) { asked++ } // the database gives none
+	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, rates: newRelayRates(8, time.Second), emit: emitter{hooks: cfg.Hooks, log: cfg.Logger}}
+	sink.rates.read([]storedRate{{CallsOf: "tenants", Limited: true}}, time.Now())
+	p := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0).pass
+	rows := make([]*callAttempt, 640)
+	for i := range rows {
+		rows[i] = &callAttempt{Delivery: Delivery{Tenant: fmt.Sprint("t", i)}}
+	}
+	p.chunk = &chunk{rows: rows, rates: sink.rates}
+	p.startRows()
+	if n := len(p.chunk.rowsToPark()); n != len(rows) || asked != 10 {
+		t.Errorf("%d of %d rows wait, after %d questions: want 10", n, len(rows), asked)
 	}
 }
 

@@ -218,14 +218,35 @@ func (r *relayRates) due(now time.Time) time.Time {
 	return next
 }
 
-// ask returns what to ask for now.
+// maxAsked bounds the limits of one question. Its answer comes when all of their buckets are locked
+// and counted, and permits lapse permitLife after the question was sent.
+const maxAsked = 128
+
+// ask returns what to ask for now: for the sink and for calls under way first, because a share that
+// lapses counts no more, and then for the limits that have waited longest (O14, O15).
 func (r *relayRates) ask(now time.Time) (q permitRequest) {
+	type dueLimit struct {
+		of      callsOf
+		at      time.Time
+		permits int
+		first   bool
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var due []dueLimit
 	for of, l := range r.limits {
 		if at, permits := l.askAt(now, r.underWay[of]); !now.Before(at) {
-			q.add(r, of, permits)
+			due = append(due, dueLimit{of, at, permits, of == allCalls || l.bounded && r.underWay[of] > 0})
 		}
+	}
+	slices.SortFunc(due, func(a, b dueLimit) int {
+		if a.first != b.first {
+			return map[bool]int{true: -1, false: 1}[a.first]
+		}
+		return a.at.Compare(b.at)
+	})
+	for _, d := range due[:min(len(due), maxAsked)] {
+		q.add(r, d.of, d.permits)
 	}
 	return q
 }

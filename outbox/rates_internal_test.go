@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -137,6 +138,46 @@ func TestO14LimitByTheRateOfEachTenant(t *testing.T) {
 	r.read(nil, time.Now())
 	if n := r.take(acme, 3); n != 3 {
 		t.Errorf("%d calls of 3 without a rate", n)
+	}
+}
+
+// A question is for a bounded number of limits, in turn: the answer to one about thousands came
+// when its permits had lapsed, each time anew. Those that calls cannot wait for come first.
+func TestO14QuestionsAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRelayRates(8, time.Second)
+	r.read([]storedRate{{CallsOf: "", Limited: true}, {CallsOf: "tenants", Limited: true}, {CallsOf: "tenant busy", Bounded: true}}, time.Now())
+	const n = 10 * maxAsked
+	for i := range n {
+		r.want(callsOf{tenant: fmt.Sprint("t", i)})
+	}
+	busy := callsOf{tenant: "busy"}
+	r.started(busy)
+	now, asked := time.Now().Add(time.Second), map[callsOf]bool{}
+	first := r.ask(now)
+	r.granted(&first, nil, now.Add(-2*shareRenew))
+	for _, of := range first.limits {
+		asked[of] = true
+	}
+	r.want(allCalls)
+	for i := range n/maxAsked + 1 {
+		if !r.due(now).Before(now) {
+			t.Fatal("no further question is due")
+		}
+		q := r.ask(now)
+		if most := maxAsked; len(q.limits) > most || i < n/most-1 && len(q.limits) < most {
+			t.Fatalf("question %d is for %d limits", i, len(q.limits))
+		}
+		if i == 0 && !(slices.Contains(q.limits, allCalls) && slices.Contains(q.limits, busy)) {
+			t.Error("the sink, or the tenant with a call under way, has to wait")
+		}
+		for _, of := range q.limits {
+			asked[of] = true
+		}
+		r.granted(&q, nil, now)
+	}
+	if len(asked) != n+2 {
+		t.Errorf("%d of %d limits were asked for", len(asked), n+2)
 	}
 }
 
