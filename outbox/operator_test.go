@@ -277,3 +277,26 @@ func TestT9CallDueInTheFuture(t *testing.T) {
 		t.Error("the scheduled one did not wait")
 	}
 }
+
+// T9: so is one of a tenant with a rate, which is set aside then.
+func TestT9CallOfATenantWithARateDueInTheFuture(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var ok atomic.Bool
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		if !ok.Load() {
+			return outbox.Result{Outcome: outbox.Retry, RetryAfter: time.Hour}
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(sink)
+	cfg.Rates = []outbox.Rate{{Sink: "payments", EachTenant: true, PerSecond: 1000}}
+	r.start(cfg)
+	r.enqueue(chargeOf("acme", "waits"))
+	until(t, "it waits", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where next_attempt_at > now() + interval '30 min'`) == 1
+	})
+	ok.Store(true)
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '6 days'`)
+	until(t, "it is sent", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
+}

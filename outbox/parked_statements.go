@@ -112,18 +112,20 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_pref
 // begins. A call that was accepted needs no rate: its completion is no call. By the index
 // parked_calls_due; locks the rows, and skips those that another session has locked (O14).
 var setAsideSQL = newStatement(`
+with t as materialized (select ` + dueTimes + `)
 update onlyonce.parked o
    set waits_for = coalesce((select r.calls_of from unnest(@prefixes::bigint[], @prefixes_calls_of::text[]) as r(prefix, calls_of) where r.prefix = o.order_prefix), 'tenant ' || o.tenant),
-       waits_since = case when o.reason = 'behind' then o.parked_at else o.next_attempt_at end, next_attempt_at = null
+       waits_since = case when o.reason = 'behind' then o.parked_at else least(o.next_attempt_at, (select now from t)) end, next_attempt_at = null
  where o.id = any (array(
          select p.id from onlyonce.parked p join (
-           select d.id from (values (0), (1)) r (class) cross join lateral (
+           select d.id from (` + dueRanges + `) r cross join lateral (
              select p.id, p.next_attempt_at from onlyonce.parked p
-              where p.kind = 'call' and p.sink = @sink and p.lane = @lane and ` + dueClass + ` = r.class and p.next_attempt_at <= (select clock_timestamp())
-                and p.state = 'retrying' and p.response_status is null
+              where ` + dueIn + ` and p.state = 'retrying' and p.response_status is null
               order by p.next_attempt_at limit 1000) d
+            where r.class < 2
             order by d.next_attempt_at limit 1000) d on d.id = p.id
-          where p.state = 'retrying' and (` + ofLimitedTenant + ` or p.order_prefix = any (@prefixes::bigint[])) and p.response_status is null and p.next_attempt_at <= clock_timestamp()
+          where p.state = 'retrying' and (` + ofLimitedTenant + ` or p.order_prefix = any (@prefixes::bigint[])) and p.response_status is null
+            and (p.next_attempt_at <= (select now from t) or p.next_attempt_at > (select ahead from t) and p.reason <> 'scheduled')
             and ` + notUnderWay + `
           order by p.id for no key update of p skip locked))`)
 

@@ -248,6 +248,8 @@ var outboxRules = []mutant{
 		old: "s.Limited, s.Bounded = r.each.limited, r.each.bounded", new: "_ = s", test: "TestO14LimitByTheRateOfEachTenant"},
 	{rule: "O14 bucket of a tenant is gone before it is full", in: "outbox", decl: "forgetRatesSQL",
 		old: "1 / greatest(coalesce(e.per_second, e.configured), 1e-6)", new: "0", test: "TestO14BucketOfEachTenant"},
+	{rule: "T9 limited call due in the future", in: "outbox", decl: "setAsideSQL",
+		old: "or p.next_attempt_at > (select ahead from t) and p.reason <> 'scheduled'", new: "", test: "TestT9CallOfATenantWithARateDueInTheFuture"},
 	{rule: "O14 rate of its own and that of each tenant", in: schema, decl: "function onlyonce.take_permits",
 		old: "per := coalesce(r.per_second, r.configured)", new: "per := coalesce(e.per_second, e.configured)", pkg: "outbox", test: "TestO14BucketOfEachTenant"},
 	{rule: "O14 questions about all tenants at once", in: "outbox", decl: "(*relayRates).ask",
