@@ -61,9 +61,11 @@ select r.calls_of, r.order_prefix, coalesce(r.per_second, r.configured) is not n
 const forgetRatesSQL = `
 delete from onlyonce.rates
  where sink = $1 and per_second is null and configured is null and in_flight is null and configured_in_flight is null and set_at is null
-   and (held_until < clock_timestamp() - interval '1 hour' or held_until > clock_timestamp() + interval '2 hours'
-        or held_until is null and filled_at < clock_timestamp() - interval '1 hour' - interval '1 second' * coalesce((
-             select 1 / greatest(coalesce(e.per_second, e.configured), 1e-6) from onlyonce.rates e where e.sink = $1 and e.calls_of = 'tenants'), 0))`
+   and (held_until is null or held_until < clock_timestamp() - interval '1 hour' or held_until > clock_timestamp() + interval '2 hours')
+   and (filled_at > clock_timestamp() + interval '2 hours'
+        or filled_at < clock_timestamp() - interval '1 hour' - interval '1 second' * coalesce((
+             select 1 / greatest(coalesce(e.per_second, e.configured), 1e-6) from onlyonce.rates e
+              where e.sink = $1 and e.calls_of = 'tenants' and coalesce(e.per_second, e.configured) is not null), 0))`
 
 // waitingSQL reads for which rates calls of a sink wait, and in which lanes: a row for each pair,
 // at most 4,096. In: sink; the pair that the ones before ended with. It reads one entry of the

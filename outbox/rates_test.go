@@ -167,12 +167,30 @@ func TestO14BucketOfEachTenant(t *testing.T) {
 	if n := take("own", 1000); n != 50 {
 		t.Errorf("took %d by a rate of its own of 100", n)
 	}
-	for age, want := range map[string]int{"2 hours": 4, "4 hours": 2} { // 10,000 s a call
-		r.exec(`update onlyonce.rates set filled_at = clock_timestamp() - $1::interval`, age)
+	// The remote wanted no calls of the tenant, an hour ago: its bucket is not full yet.
+	r.exec(`update onlyonce.rates set held_until = clock_timestamp() - interval '2 hours' where calls_of = 'tenant a'`)
+	for _, after := range []struct {
+		age  string
+		want int
+	}{{"2 hours", 4}, {"4 hours", 2}} { // 10,000 s a call
+		r.exec(`update onlyonce.rates set filled_at = clock_timestamp() - $1::interval`, after.age)
 		r.exec(outbox.Statements["forget rates"], "s")
-		if n := one[int](r, `select count(*) from onlyonce.rates`); n != want {
-			t.Errorf("%d rates %s later, want %d", n, age, want)
+		if n := one[int](r, `select count(*) from onlyonce.rates`); n != after.want {
+			t.Errorf("%d rates %s later, want %d", n, after.age, after.want)
 		}
+	}
+}
+
+// A rate near 0 stops its tenant, and no other one.
+func TestO14RateNearZero(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second) values ('s', 'tenant a', 5e-324), ('s', 'tenant b', 1)`)
+	for _, want := range []string{"1,1", "0,0"} {
+		if n := one[string](r, `select string_agg(granted::text, ',' order by calls_of) from onlyonce.take_permits('s', gen_random_uuid(), 1, '{tenant a,tenant b}', '{9,50}', '{0,0}', '{0,0}')`); n != want {
+			t.Errorf("took %s of two tenants, want %s", n, want)
+		}
+		r.exec(`update onlyonce.rates set permits = 0, filled_at = clock_timestamp() + interval '50 seconds'`)
 	}
 }
 

@@ -511,6 +511,7 @@ begin
     wait := 0;
     share := null;
     if per is not null then
+      per := greatest(per, 1e-9); -- a call in 31 years: waits for less fit no number
       at := clock_timestamp();
       has := least(greatest(per / 2, 1), r.permits + per * greatest(extract(epoch from at - r.filled_at), 0));
       granted := least(take_permits.wanted[n], floor(has));
