@@ -123,10 +123,12 @@ func (a *app) connect(ctx context.Context, address string) (*database, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := pgx.ParseConfig(address)
+	// An address may have parameters of a pool, which no server knows: see plan connections.
+	pooled, err := pgxpool.ParseConfig(address)
 	if err != nil {
 		return nil, badAddress(from, address, err)
 	}
+	cfg := pooled.ConnConfig
 	// Statements are not prepared, because a pooler in front of the server may not support that.
 	// Values are not put into the SQL either.
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec

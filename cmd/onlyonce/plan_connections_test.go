@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
 	"sync"
 	"testing"
@@ -202,4 +203,24 @@ func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 	if most["consumer"] <= atOnce {
 		t.Errorf("the consumer had %d connections: none beside its %d handlers", most["consumer"], atOnce)
 	}
+}
+
+// What the plan says is set as pool_max_conns in the address: commands and the relay, which asks
+// for the schema outside of its pool, do not send it to the server.
+func TestPoolParametersOfTheAddress(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	u, err := url.Parse(f.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := u.Query()
+	q.Set("pool_max_conns", "6")
+	q.Set("pool_max_conn_lifetime", "1h")
+	u.RawQuery = q.Encode()
+	s := session{t: t, url: u.String()}
+	s.run("status").want(t, statusGood)
+	s.run("migrate").want(t, statusGood)
+	u.RawQuery = "pool_max_conns=many"
+	session{t: t, url: u.String()}.run("status").want(t, statusEnvironment, "not an address of a database")
 }
