@@ -174,24 +174,29 @@ func (d *examiner) address(_ context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// usedSQL counts the connections of programs to the server, of those that serve clients. One row.
-const usedSQL = `select count(*) from pg_stat_activity where backend_type = 'client backend'`
+// usedSQL counts the connections to the server, and of those the ones to this database. One row.
+// pg_stat_activity would not do: without pg_read_all_stats it shows a login only what its own are.
+const usedSQL = `select coalesce(sum(numbackends), 0)::int, coalesce(max(numbackends) filter (where datname = current_database()), 0)::int from pg_stat_database`
 
-// connections compares how many there are with how many the server accepts.
+// connections compares how many there are with how many the server and the database accept.
 func (d *examiner) connections(ctx context.Context, tx pgx.Tx) error {
 	const check = "connections"
 	room, err := reports.ReadServerRoom(ctx, tx)
 	if err != nil {
 		return err
 	}
-	var used int
-	if err := tx.QueryRow(ctx, usedSQL).Scan(&used); err != nil {
+	var used, here int
+	if err := tx.QueryRow(ctx, usedSQL).Scan(&used, &here); err != nil {
 		return err
 	}
-	if used*10 >= room.Free()*9 {
-		d.add(levelWarn, check, "onlyonce plan connections -consumers N -partitions N; and raise max_connections, or put a pooler in front", "%d of %d connections that the server accepts are in use (%s)", used, room.Free(), room)
+	most := int(room.Most - room.Reserved)
+	if limit := int(room.Database); limit >= 0 && limit-here < most-used {
+		used, most = here, limit
 	}
-	d.unless(check, "%d of %d that the server accepts are in use", used, room.Free())
+	if used*10 >= most*9 {
+		d.add(levelWarn, check, "onlyonce plan connections -consumers N -partitions N; and raise max_connections, or put a pooler in front", "%d of %d connections that the server accepts are in use (%s)", used, most, room)
+	}
+	d.unless(check, "%d of %d that the server accepts are in use", used, most)
 	return nil
 }
 
