@@ -235,6 +235,48 @@ func TestH17IsolationLevels(t *testing.T) {
 	}
 }
 
+// H18: a transaction above READ COMMITTED may be open for longer than the lease lasts, although
+// leases are renewed meanwhile: its own one is not, and no other process takes it over.
+func TestH18LongTransactionAboveReadCommitted(t *testing.T) {
+	t.Parallel()
+	cfg := leasedConfig()
+	r := newRig(t, cfg)
+	other := newRigOn(t, r.pool, r.pool, cfg)
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		runs := 0
+		path := "/" + strings.ReplaceAll(string(level), " ", "-")
+		route := idempotency.Route{Pattern: path, KeyWindow: 24 * time.Hour, Isolation: level, Mode: idempotency.Leased}
+		begun := make(chan struct{}, 10)
+		r.handle(route, func(w http.ResponseWriter, req *http.Request) {
+			runs++
+			tx, err := idempotency.Tx(req)
+			if err == nil {
+				_, err = tx.Exec(req.Context(), `select count(*) from effects`) // the snapshot
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			begun <- struct{}{}
+			if _, err := tx.Exec(req.Context(), `select pg_sleep(extract(epoch from max(until) - clock_timestamp()) + 0.5) from onlyonce.leases`); err != nil {
+				t.Error(err)
+			}
+			effect(w, req)
+		})
+		other.handle(route, effect)
+		first := r.background(path, "k", "x")
+		<-begun
+		if g := other.settled(path, "k", "x"); g.status != http.StatusCreated || g.mark() != "replayed" {
+			t.Errorf("%s: a copy got %v", level, g)
+		}
+		if g := <-first; g.status != http.StatusCreated || runs != 1 {
+			t.Errorf("%s: %v, after %d runs", level, g, runs)
+		}
+	}
+	if n := r.effects(); n != 2 {
+		t.Errorf("%d effects of 2 requests", n)
+	}
+}
+
 func TestH19ExpiredIsAbsent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())

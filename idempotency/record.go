@@ -81,6 +81,7 @@ const (
 const (
 	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)`
 	takeOverSQL  = `select onlyonce.raise_epoch($1, $2, $3, $4)`
+	holdSQL      = `select onlyonce.hold($1, $2, $3)`
 	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6)`
 	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`
 	reconcileSQL = `select onlyonce.http_reconcile($1, $2, $3, $4)`

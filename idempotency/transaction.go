@@ -74,6 +74,13 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 		return err
 	}
 	run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
+	if level := run.handler.route.Isolation; level != "" && level != pgx.ReadCommitted {
+		// http_finish could not lock a lease that was renewed after the transaction's snapshot. A
+		// lease that is locked from here on needs no renewal: a take-over waits for the lock (H18).
+		run.layer.leases.stopRenewing(run.held)
+		l := run.held.lease
+		run.tx.Engine(stepHold, holdSQL, l.ID, l.Epoch, l.Nonce)
+	}
 	if run.derivesCalls() {
 		run.tx.Lend(&run.origin)
 	}
@@ -85,6 +92,7 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 const (
 	stepIsolation = "isolation"
 	stepOpen      = "open"
+	stepHold      = "hold"
 	stepClaim     = "claim"
 	stepRecord    = "record"
 )
