@@ -57,8 +57,10 @@ select r.calls_of, r.order_prefix, coalesce(r.per_second, r.configured) is not n
 
 // forgetRatesSQL deletes rows that limit nothing, an hour after the remote took calls again, and
 // buckets of tenants by [Rate].EachTenant that are full, after an hour. Calls that wait say whose
-// rate it is, and are found without the row. In: sink.
+// rate it is, and are found without the row. It deletes shares too that ended an hour ago: a relay
+// that died does not give its own back, and of a tenant without calls nobody asks. In: sink.
 const forgetRatesSQL = `
+with dead as (delete from onlyonce.shares where sink = $1 and until < clock_timestamp() - interval '1 hour')
 delete from onlyonce.rates
  where sink = $1 and per_second is null and configured is null and in_flight is null and configured_in_flight is null and set_at is null
    and (held_until is null or held_until < clock_timestamp() - interval '1 hour' or held_until > clock_timestamp() + interval '2 hours')

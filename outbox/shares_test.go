@@ -351,3 +351,16 @@ func TestO15Shares(t *testing.T) {
 		}
 	}
 }
+
+// O15: of a tenant without calls nobody asks for a share, so the shares of relays that died are
+// deleted by those that are left.
+func TestO15SharesOfDeadRelaysAreForgotten(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.exec(`insert into onlyonce.shares (sink, calls_of, relay, share, wants, since, until, asked)
+		select 's', 'tenant ' || h, gen_random_uuid(), 1, 1, now(), clock_timestamp() - h * interval '1 hour', 1 from generate_series(0, 3) h`)
+	r.exec(outbox.Statements["forget rates"], "s")
+	if s := one[string](r, `select string_agg(calls_of, ',') from onlyonce.shares`); s != "tenant 0" {
+		t.Errorf("shares of %s are left", s)
+	}
+}

@@ -258,6 +258,8 @@ var outboxRules = []mutant{
 		old: "per := coalesce(r.per_second, r.configured)", new: "per := coalesce(e.per_second, e.configured)", pkg: "outbox", test: "TestO14BucketOfEachTenant"},
 	{rule: "O14 questions about all tenants at once", in: "outbox", decl: "(*relayRates).ask",
 		old: "min(len(due), maxAsked)", new: "len(due)", test: "TestO14QuestionsAreBounded"},
+	{rule: "O15 shares of relays that died are kept", in: "outbox", decl: "forgetRatesSQL",
+		old: "until < clock_timestamp() - interval '1 hour'", new: "false", test: "TestO15SharesOfDeadRelaysAreForgotten"},
 	{rule: "O15 share of calls under way waits for those of others", in: "outbox", decl: "(*relayRates).ask",
 		old: "of == allCalls || l.bounded && r.underWay[of] > 0", new: "false", test: "TestO14QuestionsAreBounded"},
 	{rule: "O14 question for each row", in: "outbox", decl: "(*lanePass).permitted",
