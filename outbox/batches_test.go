@@ -240,7 +240,9 @@ func TestBatchWrittenByHand(t *testing.T) {
 		"batches_one_of_two": {{"tenants": "'{a,b}'"}, {"name": "null"}, {"body": "'xx'"}, {"body": "'xx'", "bodies": "null"}},
 		"batches_lengths":    {{"targets": "'{/a,/b,/c}'"}, {"keys": "array[gen_random_uuid()]"}, {"redo": "'{t}'"}, {"erased": "'{null}'"}},
 		"batches_no_nulls":   {{"targets": "'{/a,null}'"}, {"keys": "array[gen_random_uuid(), null]"}},
-		"batches_bytes":      {{"bytes": "1"}, {"bodies": "array[repeat('a', 2000000)::bytea, repeat('b', 200000)::bytea]", "bytes": "2200000"}},
+		"batches_texts": {{"tenant": "repeat('x', 1025)"}, {"scope": "repeat('x', 1025)"}, {"tenant": "null", "tenants": "array['a', repeat('x', 1025)]"},
+			{"scope": "null", "scopes": "array[repeat('x', 1025), 'a']"}},
+		"batches_bytes": {{"bytes": "1"}, {"bodies": "array[repeat('a', 2000000)::bytea, repeat('b', 200000)::bytea]", "bytes": "2200000"}},
 	} {
 		for _, change := range changes {
 			var refused *pgconn.PgError
@@ -249,13 +251,15 @@ func TestBatchWrittenByHand(t *testing.T) {
 			}
 		}
 	}
-	if err := insert(nil); err != nil {
-		t.Fatal(err)
+	for _, change := range []map[string]string{nil, {"tenant": "null", "tenants": "array[repeat('x', 1024), repeat('y', 1024)]"}} {
+		if err := insert(change); err != nil {
+			t.Fatal(err)
+		}
 	}
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
 	r.states("delivered")
-	if n := len(sink.calls()); n != 2 {
+	if n := len(sink.calls()); n != 4 {
 		t.Errorf("%d calls", n)
 	}
 }

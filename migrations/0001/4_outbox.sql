@@ -32,6 +32,20 @@ begin
 end $$;
 comment on function onlyonce.octets(bytea[]) is 'Size of bodies in bytes: what onlyonce.batches.bytes holds.';
 
+-- longest returns the size in bytes of the longest of some texts. In PL/pgSQL, as octets.
+create function onlyonce.longest(texts text[]) returns integer
+language plpgsql immutable strict parallel safe as $$
+declare
+  one  text;
+  most integer := 0;
+begin
+  foreach one in array texts loop
+    most := greatest(most, octet_length(one));
+  end loop;
+  return most;
+end $$;
+comment on function onlyonce.longest(text[]) is 'Size in bytes of the longest of some texts.';
+
 -- A row is a batch of calls that one transaction wrote to one lane. What all calls of the batch have
 -- in common is in a column, for example `tenant`. What differs is in that column's plural, for
 -- example `tenants`: an array with an element for each call. One of the two is null. Read calls from
@@ -157,6 +171,11 @@ begin
   elsif not (new.bytes = case when new.body is null then onlyonce.octets(new.bodies) else octet_length(new.body) end and (new.n = 1 or new.bytes <= 2097152)) then
     broken := 'batches_bytes';
     message := 'bytes must be the size of the bodies, and of more than one call at most 2,097,152';
+  elsif octet_length(new.tenant) > 1024 or octet_length(new.scope) > 1024
+      or octet_length(array_to_string(new.tenants, '')) > 1024 and onlyonce.longest(new.tenants) > 1024
+      or octet_length(array_to_string(new.scopes, '')) > 1024 and onlyonce.longest(new.scopes) > 1024 then
+    broken := 'batches_texts'; -- a call that is parked, or waits for a rate, has them in indexes
+    message := 'tenant and scope must have at most 1,024 bytes';
   elsif tg_op = 'INSERT' and not has_table_privilege('onlyonce.batches'::regclass, 'UPDATE')
       and (new.xid <> pg_current_xact_id() or new.id <> currval('onlyonce.outbox_id'::regclass)) then
     broken := 'batches_own_numbers';
