@@ -486,3 +486,32 @@ func TestH17RecordNeedsTheSeal(t *testing.T) {
 		}
 	}
 }
+
+// A principal of the greatest length, each byte of which is escaped in the scope, behind a long
+// pattern: its requests enqueue calls, too.
+func TestEnqueueOfALongPrincipal(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	cfg.Scope = func(*http.Request) (idempotency.Scope, error) {
+		return idempotency.Scope{Tenant: "acme", Principal: strings.Repeat("ж", 100)}, nil
+	}
+	r := newRig(t, cfg)
+	path := "/" + strings.Repeat("x", 199)
+	r.handle(idempotency.Route{Pattern: path, KeyWindow: 24 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
+		tx, err := idempotency.Tx(req)
+		if err == nil {
+			err = outbox.Enqueue(req.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges"})
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		effect(w, req)
+	})
+	if g := r.post(path, "k", "x"); g.status != http.StatusCreated {
+		t.Errorf("%v", g)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 1 {
+		t.Errorf("%d calls", n)
+	}
+}

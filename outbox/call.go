@@ -167,7 +167,9 @@ func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 	}
 	call.checkIdentity(l, inbound)
 	checkText(l, "Tenant", from.Tenant)
-	checkText(l, "Scope", from.Scope)
+	if !inbound { // else it is an engine's: of a request it has the route and the escaped principal
+		checkText(l, "Scope", from.Scope)
+	}
 	if call.Trace == "" && codec.IsTrace(from.Trace) { // a bad one is the message's fault, and nothing depends on it
 		call.Trace = from.Trace
 	}
