@@ -30,6 +30,7 @@ type Layer struct {
 	flights      flights
 	recentKeys   recentKeys
 	leases       leaseKeeper
+	serverLevel  atomic.Value // pgx.TxIsoLevel of a transaction that sets none, once it was asked for
 	begun        ready.Run
 	watched      *watch.Clock // of Run
 	purgeBatch   int          // how many records one statement deletes

@@ -74,7 +74,12 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 		return err
 	}
 	run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
-	if level := run.handler.route.Isolation; level != "" && level != pgx.ReadCommitted {
+	level, err := run.isolation(bounded)
+	if err != nil {
+		run.endTx()
+		return err
+	}
+	if level != pgx.ReadCommitted {
 		// http_finish could not lock a lease that was renewed after the transaction's snapshot. A
 		// lease that is locked from here on needs no renewal: a take-over waits for the lock (H18).
 		run.layer.leases.stopRenewing(run.held)
@@ -86,6 +91,22 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 	}
 	run.tx.Checkpoint()
 	return nil
+}
+
+// isolation returns the level of the transaction. If that is the server's setting, the layer asks
+// for it once.
+func (run *handlerRun) isolation(ctx context.Context) (level pgx.TxIsoLevel, err error) {
+	if level = run.handler.route.Isolation; level != "" {
+		return level, nil
+	}
+	if known, is := run.layer.serverLevel.Load().(pgx.TxIsoLevel); is {
+		return known, nil
+	}
+	if err := run.tx.EngineRow(ctx, stepOpen, `select current_setting('transaction_isolation')`).Scan(&level); err != nil {
+		return "", err
+	}
+	run.layer.serverLevel.Store(level)
+	return level, nil
 }
 
 // The names of the layer's own statements, for errors.
