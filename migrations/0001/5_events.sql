@@ -173,13 +173,15 @@ begin
     end if;
   end if;
 
-  for n in 1 .. cardinality(topics) loop
+  if cardinality(topics) = 1 then
     insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, order_key, header_names, header_values, body)
-      values (ring.cur, of[n], at[n], nexts[nth[n]], tenants[n], ids[n], order_keys[n],
-              header_names[1 + coalesce(header_ends[n - 1], 0) : header_ends[n]], header_values[1 + coalesce(header_ends[n - 1], 0) : header_ends[n]],
-              bodies[n]);
-    nexts[nth[n]] := nexts[nth[n]] + 1;
-  end loop;
+      values (ring.cur, of[1], at[1], nexts[1], tenants[1], ids[1], order_keys[1], header_names, header_values, bodies[1]);
+  else
+    insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, order_key, header_names, header_values, body)
+      select ring.cur, u.stream, u.partition, nexts[u.pair] + row_number() over (partition by u.pair order by u.n) - 1, u.tenant, u.id, u.order_key,
+             header_names[1 + lag(u.header_end, 1, 0) over (order by u.n) : u.header_end], header_values[1 + lag(u.header_end, 1, 0) over (order by u.n) : u.header_end], u.body
+        from unnest(of, at, nth, tenants, ids, order_keys, header_ends, bodies) with ordinality u(stream, partition, pair, tenant, id, order_key, header_end, body, n);
+  end if;
 end $$;
 comment on function onlyonce.append_events(text[], smallint[], text[], text[], bytea[], integer[], text[], bytea[], bytea[]) is
   'Appends events to streams in the caller''s transaction; consumers read them after COMMIT, in the order of their offsets.';

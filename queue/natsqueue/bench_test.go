@@ -1,43 +1,28 @@
 package natsqueue_test
 
 import (
-	"context"
-	"fmt"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/onlyonce/onlyonce/queue"
-	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/queuerig"
 )
 
-// BenchmarkReceive receives, stores and acknowledges messages of 200 bytes, one process.
-func BenchmarkReceive(b *testing.B) {
-	s := newServer(b)
-	pool, stream, js := pgtest.DB(b), s.stream(), s.js()
-	for n := range b.N {
-		msg := nats.NewMsg(stream + ".a")
-		msg.Data = make([]byte, 200)
-		msg.Header.Set(nats.MsgIdHdr, fmt.Sprint("m", n))
-		if _, err := js.PublishMsgAsync(msg); err != nil {
-			b.Fatal(err)
+// BenchmarkQueue is a stream on a server in this process.
+func BenchmarkQueue(b *testing.B) {
+	queuerig.Bench(b, func(b *testing.B, messages []queue.Delivery) queue.Broker {
+		s := newServer(b)
+		stream, js := s.stream(), s.js()
+		for _, d := range messages {
+			msg := nats.NewMsg(stream + ".a")
+			msg.Data = d.Body
+			msg.Header.Set(nats.MsgIdHdr, d.ID)
+			if _, err := js.PublishMsgAsync(msg); err != nil {
+				b.Fatal(err)
+			}
 		}
-	}
-	<-js.PublishAsyncComplete()
-	ctx, stop := context.WithCancel(b.Context())
-	stored := 0
-	q, err := queue.New(pool, s.broker(stream), queue.Config{Name: "q", CopiesWithin: time.Hour, Stored: func(s queue.Stored) {
-		if stored += s.Fresh; stored >= b.N {
-			stop()
-		}
-	}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ResetTimer()
-	if err := q.Receive(ctx); err != nil {
-		b.Fatal(err)
-	}
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+		<-js.PublishAsyncComplete()
+		return s.broker(stream)
+	})
 }
