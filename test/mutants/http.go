@@ -166,7 +166,7 @@ var httpRules = []mutant{
 		old: "if run.returned.Load() { return nil, guard.ErrClosed }", new: "", test: "TestTxBehindTheHandler"},
 	{rule: "H18 lease that is renewed after the snapshot", in: "idempotency", decl: "(*handlerRun).beginLeasedTx",
 		old: "level != pgx.ReadCommitted", new: "len(level) < 0", test: "TestH18LongTransactionAboveReadCommitted"},
-	{rule: "H18 level that is the server's setting", in: "idempotency", decl: "(*handlerRun).isolation",
+	{rule: "H18 level that is set at the server", in: "idempotency", decl: "(*handlerRun).isolation",
 		old: "current_setting('transaction_isolation')", new: "'read committed'", test: "TestH18LongTransactionAboveReadCommitted"},
 	{rule: "H18 lease that is not locked in a long transaction", in: "idempotency", decl: "(*handlerRun).beginLeasedTx",
 		old: "run.tx.Engine(stepHold, holdSQL, l.ID, l.Epoch, l.Nonce)", new: "_ = l", test: "TestH18LongTransactionAboveReadCommitted"},
