@@ -7,8 +7,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/queuerig"
 )
 
-// BenchmarkQueue is a standard queue of moto, a server in Python, so it measures the adapter and not
-// SQS.
+// BenchmarkQueue is a standard queue of moto, a server in Python, so it measures the adapter and
+// not SQS.
 func BenchmarkQueue(b *testing.B) {
 	queuerig.Bench(b, func(b *testing.B, messages []queue.Delivery) queue.Broker {
 		s := newServer(b)

@@ -24,9 +24,9 @@ const (
 const effectSQL = `insert into effects (body) values ($1)`
 
 // Bench measures how many messages of a full queue a process receives and stores, receives and
-// applies, and applies in a loop by hand. filled makes a queue, publishes messages to it, each under
-// an id of its own, and returns the adapter to it. All three use that adapter as their client, and
-// batches of one size; the loop by hand has a table of ids, written with the effects.
+// applies, and applies in a loop by hand. filled makes a queue, publishes messages to it, each
+// under an id of its own, and returns the adapter to it. All three use that adapter as their
+// client, and batches of one size; the loop by hand has a table of ids, written with the effects.
 func Bench(b *testing.B, filled func(b *testing.B, messages []queue.Delivery) queue.Broker) {
 	for _, side := range []struct {
 		name string
