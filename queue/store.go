@@ -30,8 +30,8 @@ type incoming struct {
 	delivery *Delivery
 	event    intake.Event
 	fault    error  // why it has no id; it is parked
-	poison   error  // why the database does not append it; it is parked
-	asideID  string // under which it is parked once
+	poison   error  // why the database does not append it; it is parked under its id
+	asideID  string // under which it is parked once, if not under its id
 }
 
 func (r *receiver) identify(all []*Delivery) []*incoming {
@@ -136,7 +136,7 @@ func (r *receiver) claimAndStore(ctx context.Context, tx *guard.Tx, part []*inco
 		aside, asideKeys = append(aside, in), append(asideKeys, dedupe.Key{Scope: r.aside(), ID: in.asideID, Fingerprint: dedupe.NoFingerprint})
 	}
 	for _, in := range part {
-		if in.fault != nil || in.poison != nil {
+		if in.fault != nil {
 			setAside(in)
 			continue
 		}
@@ -151,6 +151,12 @@ func (r *receiver) claimAndStore(ctx context.Context, tx *guard.Tx, part []*inco
 	for i, in := range known {
 		switch outcomes[i] {
 		case dedupe.Fresh:
+			if in.poison != nil { // an operator may redrive it: its copies are copies
+				in.event.Identify(Scope(r.cfg.Name))
+				r.intake.Park(tx, &in.event, parked.Permanent, in.poison)
+				done.Parked++
+				continue
+			}
 			fresh = append(fresh, &in.event)
 		case dedupe.Duplicate:
 			done.Copies++
@@ -168,8 +174,6 @@ func (r *receiver) claimAndStore(ctx context.Context, tx *guard.Tx, part []*inco
 			continue
 		case in.fault != nil:
 			r.intake.Park(tx, &in.event, parked.NoKey, in.fault)
-		case in.poison != nil:
-			r.intake.Park(tx, &in.event, parked.Permanent, in.poison)
 		default:
 			r.intake.Park(tx, &in.event, parked.Conflict, errConflict)
 		}

@@ -15,6 +15,8 @@ var queueRules = []mutant{
 		old: "case dedupe.Conflict: setAside(in)", new: "case dedupe.Conflict: done.Copies++", test: "TestQ2Parked"},
 	{rule: "Q2 conflict parked each time", in: "queue", decl: "(*receiver).claimAndStore",
 		old: "outcomes[i] != dedupe.Fresh", new: "outcomes[i] == 0", test: "TestQ2Parked"},
+	{rule: "Q2 refused message has no id", in: "queue", decl: "(*receiver).claimAndStore",
+		old: "if in.fault != nil {", new: "if in.fault != nil || in.poison != nil {", test: "TestQ2CopiesOfARefusedMessage"},
 	{rule: "Q2 messages without an id are one", in: "queue", decl: "(*receiver).identify",
 		old: `"no-id/" + uuid.NewString()`, new: `"no-id/" + uuid.Nil.String()`, test: "TestQ2Parked"},
 	{rule: "Q2 id that cannot be stored", in: "queue", decl: "(*Delivery).check",

@@ -1,0 +1,44 @@
+package queue_test
+
+import "testing"
+
+// refuses has the database refuse messages whose body begins with "bad", in these tables.
+func (r *rig) refuses(sqlState string, tables ...string) {
+	r.t.Helper()
+	r.exec(`create function refuse() returns trigger language plpgsql as $$
+		begin
+			if convert_from(new.body, 'UTF8') like 'bad%' then raise exception using errcode = tg_argv[0], message = 'refused'; end if;
+			return new;
+		end $$`)
+	for _, t := range tables {
+		r.exec(`create trigger refuse before insert on ` + t + ` for each row execute function refuse('` + sqlState + `')`)
+	}
+}
+
+// order returns the ids of the stored messages in the order of storing, all of one key.
+func (r *rig) order() string {
+	r.t.Helper()
+	return one[string](r, `select coalesce(string_agg(id, ' ' order by "offset"), '') from onlyonce.event_log`)
+}
+
+// A message that the database refuses is parked under its id. A copy that comes once the database
+// takes it, before it is redriven or after that, is a copy (Q2).
+func TestQ2CopiesOfARefusedMessage(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.refuses("22000", "onlyonce.event_log")
+	r.broker.Publish(message("a", "bad"))
+	r.receives()
+	r.until("it is parked", func() bool { return r.broker.Left() == 0 && r.count("onlyonce.parked") == 1 })
+	r.exec(`drop trigger refuse on onlyonce.event_log`)
+	r.broker.Publish(message("a", "bad"))
+	r.until("the first copy is acknowledged", func() bool { return r.broker.Left() == 0 })
+	if n := one[int](r, `select onlyonce.append_parked(array(select id from onlyonce.parked where reason = 'permanent'))`); n != 1 {
+		t.Errorf("%d are redriven", n)
+	}
+	r.broker.Publish(message("a", "bad"), message("a", "bad, and other"))
+	r.until("the others are acknowledged", func() bool { return r.broker.Left() == 0 })
+	if got := r.order(); got != "a" || r.count("onlyonce.parked") != 2 || r.stored().Copies != 2 {
+		t.Errorf("stored: %s; %d were parked, want the refused one and the conflict; %+v", got, r.count("onlyonce.parked"), r.stored())
+	}
+}
