@@ -1,6 +1,10 @@
 package queue_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/onlyonce/onlyonce/queue"
+)
 
 // refuses has the database refuse messages whose body begins with "bad", in these tables.
 func (r *rig) refuses(sqlState string, tables ...string) {
@@ -40,5 +44,18 @@ func TestQ2CopiesOfARefusedMessage(t *testing.T) {
 	r.until("the others are acknowledged", func() bool { return r.broker.Left() == 0 })
 	if got := r.order(); got != "a" || r.count("onlyonce.parked") != 2 || r.stored().Copies != 2 {
 		t.Errorf("stored: %s; %d were parked, want the refused one and the conflict; %+v", got, r.count("onlyonce.parked"), r.stored())
+	}
+}
+
+// A trigger that raises an error in the plain way, whose SQLSTATE is P0001 (Q4).
+func TestQ4RaiseException(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.refuses("P0001", "onlyonce.event_log")
+	r.broker.Publish(message("a"), message("b", "bad"), message("c"))
+	r.receives()
+	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
+	if got := r.stored(); got != (queue.Stored{Fresh: 2, Parked: 1}) {
+		t.Errorf("%+v", got)
 	}
 }

@@ -99,14 +99,15 @@ func (r *receiver) storePart(ctx context.Context, part []*incoming) (done Stored
 }
 
 // isPoison reports whether the server says that it will never take the data: classes data
-// exception, integrity constraint violation and program limit exceeded.
+// exception, integrity constraint violation, program limit exceeded, and error of PL/pgSQL, whose
+// RAISE EXCEPTION is P0001.
 func isPoison(err error) bool {
 	var e *pgconn.PgError
 	if !errors.As(err, &e) || len(e.Code) != 5 {
 		return false
 	}
 	switch e.Code[:2] {
-	case "22", "23", "54":
+	case "22", "23", "54", "P0":
 		return true
 	}
 	return false

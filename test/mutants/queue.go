@@ -33,6 +33,8 @@ var queueRules = []mutant{
 		old: "errors.Is(err, ErrConfig)", new: "false", test: "TestQ6Horizon"},
 	{rule: "Q4 batch behind one message", in: "queue", decl: "(*receiver).storePart",
 		old: "err == nil || !isPoison(err)", new: "true", test: "TestQ4RefusedByTheDatabase"},
+	{rule: "Q4 error of a trigger", in: "queue", decl: "isPoison",
+		old: `"54", "P0"`, new: `"54"`, test: "TestQ4RaiseException"},
 	{rule: "Q4 refused message is acknowledged", in: "queue", decl: "(*receiver).acknowledge",
 		old: "if err := refused[in]; err != nil", new: "if err := refused[in]; false", test: "TestQ4RefusedByTheDatabase"},
 	{rule: "Q5 several receivers", in: "queue", decl: "(*receiver).hold",
