@@ -170,10 +170,12 @@ func (r *receiver) acknowledge(ctx context.Context, part []*incoming, refused ma
 	var all []*Delivery
 	var faults []error
 	for _, in := range part {
-		if err := refused[in]; err != nil {
-			faults = append(faults, errRefused, err)
-		} else {
+		err, kept := refused[in]
+		switch {
+		case !kept:
 			all = append(all, in.delivery)
+		case err != nil:
+			faults = append(faults, errRefused, err)
 		}
 	}
 	if len(all) > 0 {

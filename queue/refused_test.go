@@ -1,6 +1,7 @@
 package queue_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/onlyonce/onlyonce/queue"
@@ -57,5 +58,30 @@ func TestQ4RaiseException(t *testing.T) {
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
 	if got := r.stored(); got != (queue.Stored{Fresh: 2, Parked: 1}) {
 		t.Errorf("%+v", got)
+	}
+}
+
+// With Ordered a message that can be neither stored nor parked holds up the later ones, those of
+// its batch too (Q5).
+func TestQ5RefusedMessage(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.refuses("22000", "onlyonce.event_log", "onlyonce.parked")
+	r.broker.Publish(message("1"), message("2", "bad"), message("3"))
+	q, _ := r.receives(func(c *queue.Config) {
+		c.Ordered = true
+		c.Identify = func(d *queue.Delivery) error { d.Key = []byte("one"); return nil }
+	})
+	r.until("the receiver says what is refused", func() bool {
+		err := q.Healthy()
+		return err != nil && strings.Contains(err.Error(), "the database refuses")
+	})
+	if got := r.order(); got != "1" || r.broker.Left() != 2 {
+		t.Errorf("stored: %s; %d are left", got, r.broker.Left())
+	}
+	r.exec(`drop trigger refuse on onlyonce.event_log`)
+	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 && q.Healthy() == nil })
+	if got := r.order(); got != "1 2 3" {
+		t.Errorf("stored: %s", got)
 	}
 }

@@ -73,14 +73,14 @@ func parts(all []*incoming) iter.Seq[[]*incoming] {
 
 // storePart stores deliveries in one transaction. If the database does not take one of them, it
 // stores each alone, and parks those that cannot be appended. refused are those that cannot be
-// parked either (Q4).
+// parked either (Q4), and, with Ordered and a nil error, those behind the first of them (Q5).
 func (r *receiver) storePart(ctx context.Context, part []*incoming) (done Stored, refused map[*incoming]error, err error) {
 	done, err = r.transact(ctx, part)
 	if err == nil || !isPoison(err) {
 		return done, nil, err
 	}
 	done, refused = Stored{}, map[*incoming]error{}
-	for _, in := range part {
+	for n, in := range part {
 		one, err := r.transact(ctx, []*incoming{in})
 		if err != nil && isPoison(err) {
 			in.poison = err
@@ -91,6 +91,12 @@ func (r *receiver) storePart(ctx context.Context, part []*incoming) (done Stored
 			done = Stored{done.Fresh + one.Fresh, done.Copies + one.Copies, done.Parked + one.Parked}
 		case isPoison(err):
 			refused[in] = err
+			if r.cfg.Ordered {
+				for _, later := range part[n+1:] {
+					refused[later] = nil
+				}
+				return done, refused, nil
+			}
 		default:
 			return Stored{}, nil, err // those that are stored are copies in the next run
 		}

@@ -39,9 +39,10 @@
 //
 // A delivery of a FIFO queue has its MessageGroupId as ordering key. While SQS has a message of a
 // group outstanding it delivers no later one, and what is not deleted comes again first. So the
-// order of a group is kept with any number of receivers, and queue.Config.Ordered adds nothing but
-// a lease. A standard queue has no order, and is refused with queue.Config.Ordered; to apply its
-// messages by key in the order of storing, set the key in queue.Config.Identify.
+// order of a group is kept with any number of receivers. queue.Config.Ordered adds a lease, and
+// that a message which can be neither stored nor parked holds up the later ones of its batch. A
+// standard queue has no order, and is refused with queue.Config.Ordered; to apply its messages by
+// key in the order of storing, set the key in queue.Config.Identify.
 //
 // # Headers and body
 //
