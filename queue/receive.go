@@ -95,6 +95,9 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		}
 		done, err := r.store(ctx, all)
 		if err != nil {
+			if done.Fresh > 0 { // the others go on, though the next session begins with the same message (Q4)
+				works()
+			}
 			return err
 		}
 		r.state.Set(nil)

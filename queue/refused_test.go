@@ -61,6 +61,18 @@ func TestQ4RaiseException(t *testing.T) {
 	}
 }
 
+// A message that the broker delivers first in each session, and that can be neither stored nor
+// parked, does not make the waits between sessions grow while others are stored (Q4).
+func TestQ4RefusedMessageInEachSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.refuses("22000", "onlyonce.event_log", "onlyonce.parked")
+	r.broker.Publish(message("x", "bad"))
+	r.broker.Publish(messages(0, 24)...) // one a session: with growing waits, minutes
+	r.receives(func(c *queue.Config) { c.Batch = 2 })
+	r.until("all others are acknowledged", func() bool { return r.broker.Left() == 1 })
+}
+
 // With Ordered a message that can be neither stored nor parked holds up the later ones, those of
 // its batch too (Q5).
 func TestQ5RefusedMessage(t *testing.T) {

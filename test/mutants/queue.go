@@ -35,6 +35,8 @@ var queueRules = []mutant{
 		old: "err == nil || !isPoison(err)", new: "true", test: "TestQ4RefusedByTheDatabase"},
 	{rule: "Q4 error of a trigger", in: "queue", decl: "isPoison",
 		old: `"54", "P0"`, new: `"54"`, test: "TestQ4RaiseException"},
+	{rule: "Q4 waits grow behind one message", in: "queue", decl: "(*receiver).session",
+		old: "if done.Fresh > 0", new: "if false", test: "TestQ4RefusedMessageInEachSession"},
 	{rule: "Q4 refused message is acknowledged", in: "queue", decl: "(*receiver).acknowledge",
 		old: "case !kept:", new: "case !kept || true:", test: "TestQ4RefusedByTheDatabase"},
 	{rule: "Q5 several receivers", in: "queue", decl: "(*receiver).hold",
