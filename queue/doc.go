@@ -45,10 +45,11 @@
 // answer to COMMIT is lost: the receiver claims the ids again on another connection, which shows
 // whether they are stored (Q1).
 //
-// The database is away: the receiver holds what it has received and takes no more. It never gives
+// The database is away: the receiver holds what it has received and takes no more. It does not give
 // messages back, because each delivery counts against the limit after which some brokers drop a
-// message (Q3). If the broker's ack deadline passes meanwhile, the message comes again, and is a
-// copy.
+// message (Q3). Only with Config.Ordered it does so once, when its lease has ended, because another
+// process may have the place. If the broker's ack deadline passes meanwhile, the message comes
+// again, and is a copy.
 //
 // The broker is away, or its queue is gone: the receiver begins again with growing waits, up to 30
 // s. [Queue.Healthy] says so. Stored messages are applied meanwhile.

@@ -17,6 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/queuetest"
@@ -131,11 +132,9 @@ func countLines(lines []string) map[string]int {
 	return n
 }
 
-// While the database is away the receiver holds what it has and takes no more, so that the broker
-// delivers nothing a second time (Q3).
-func TestQ3DatabaseAway(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
+// remote returns a pool of its own, whose network can be away.
+func (r *rig) remote() (*pgxpool.Pool, *atomic.Bool) {
+	r.t.Helper()
 	var away atomic.Bool
 	cfg := r.pool.Config().Copy()
 	dial := cfg.ConnConfig.DialFunc
@@ -145,11 +144,20 @@ func TestQ3DatabaseAway(t *testing.T) {
 		}
 		return dial(ctx, network, addr)
 	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	pool, err := pgxpool.NewWithConfig(r.t.Context(), cfg)
 	if err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	defer pool.Close()
+	r.t.Cleanup(pool.Close)
+	return pool, &away
+}
+
+// While the database is away the receiver holds what it has and takes no more, so that the broker
+// delivers nothing a second time (Q3).
+func TestQ3DatabaseAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	pool, away := r.remote()
 	taken := &counting{Broker: r.broker.Connect()}
 	q := r.queue(pool, taken, func(c *queue.Config) { c.Batch = 5 })
 	stop := r.runs(q.Receive)
@@ -287,6 +295,49 @@ func (h *holding) Receive(ctx context.Context, most int) ([]*queue.Delivery, err
 	<-h.let
 	h.returned.Store(true)
 	return append(all, &queue.Delivery{ID: "made up", Body: []byte{}}), err
+}
+
+// A receiver that cannot reach the database, while others can, ends its session once its place may
+// be another's: a broker with one active consumer delivers to the next one only then (Q5).
+func TestQ5ReceiverWithoutADatabase(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ordered := func(c *queue.Config) { c.Ordered = true }
+	pool, away := r.remote()
+	var active atomic.Pointer[single]
+	first := r.queue(pool, &single{r.broker.Connect(), &active}, ordered)
+	r.runs(first.Receive)
+	r.until("the first one is active", func() bool { return first.Healthy() == nil && active.Load() != nil })
+	second := r.queue(r.pool, &single{r.broker.Connect(), &active}, ordered)
+	r.runs(second.Receive)
+	away.Store(true)
+	pool.Reset()
+	r.broker.Publish(messages(0, 10)...)
+	r.until("the second one has stored all", func() bool { return r.broker.Left() == 0 })
+	away.Store(false)
+	r.until("the first one stands by", func() bool { return first.Healthy() == nil })
+}
+
+// single is a connection to a queue with one active consumer: it gets nothing while another one has
+// a session that began before.
+type single struct {
+	queue.Broker
+	active *atomic.Pointer[single]
+}
+
+func (s *single) Receive(ctx context.Context, most int) ([]*queue.Delivery, error) {
+	if !s.active.CompareAndSwap(nil, s) && s.active.Load() != s {
+		pace.Sleep(ctx, 10*time.Millisecond)
+		return nil, nil
+	}
+	return s.Broker.Receive(ctx, most)
+}
+
+func (s *single) Begin(ctx context.Context, _ bool) error { return s.Broker.Begin(ctx, false) }
+
+func (s *single) End() {
+	_ = s.Broker.Begin(context.Background(), false) // gives back
+	s.active.CompareAndSwap(s, nil)
 }
 
 // A receiver does not begin if the inbox forgets ids sooner than copies may come, or if the broker

@@ -131,7 +131,8 @@ func (r *receiver) begin(ctx context.Context) error {
 	}
 }
 
-// store stores deliveries, for as long as that takes, and then acknowledges them (Q1, Q3).
+// store stores deliveries, for as long as that takes and the place is held, and then acknowledges
+// them (Q1, Q3).
 func (r *receiver) store(ctx context.Context, all []*Delivery) (done Stored, err error) {
 	wait := pace.Backoff(leastWait, mostWait)
 	in := r.identify(all)
@@ -150,6 +151,13 @@ func (r *receiver) store(ctx context.Context, all []*Delivery) (done Stored, err
 				return done, errReplaced
 			}
 			r.fails(err)
+			// A broker with one active consumer delivers nothing to the next owner of the place
+			// while this session lasts, so it ends once the place may be another's (Q5).
+			if r.cfg.Ordered && time.Since(r.renewed) > r.cfg.LeaseTTL {
+				if _, lost := r.hold(ctx); lost != nil {
+					return done, errors.Join(err, lost)
+				}
+			}
 			if !pace.Sleep(ctx, wait.NextBackOff()) {
 				return done, ctx.Err()
 			}

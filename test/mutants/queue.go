@@ -45,6 +45,8 @@ var queueRules = []mutant{
 		old: "if r.lease != nil", new: "if false", test: "TestQ5Ordered"},
 	{rule: "Q5 refused message is passed", in: "queue", decl: "(*receiver).storePart",
 		old: "if r.cfg.Ordered", new: "if false", test: "TestQ5RefusedMessage"},
+	{rule: "Q5 session outlives the place", in: "queue", decl: "(*receiver).store",
+		old: "if r.cfg.Ordered && time", new: "if false && time", test: "TestQ5ReceiverWithoutADatabase"},
 	{rule: "Q5 session ends in silence", in: "queue", decl: "(*receiver).session",
 		old: "defer v.End()", new: "_ = v", test: "TestQ5SessionsEnd"},
 	{rule: "Q2 NATS message without an id", in: "queue/natsqueue", decl: "(*Broker).delivery",
