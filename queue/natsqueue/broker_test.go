@@ -99,6 +99,7 @@ func TestQ3ConsumerThatDrops(t *testing.T) {
 	js := r.js()
 	for name, c := range map[string]jetstream.ConsumerConfig{
 		"MaxDeliver": {MaxDeliver: 5}, "AckPolicy": {AckPolicy: jetstream.AckAllPolicy}, "BackOff": {MaxDeliver: 3, BackOff: []time.Duration{time.Second, 2 * time.Second}},
+		"HeadersOnly": {HeadersOnly: true}, "InactiveThreshold": {InactiveThreshold: time.Hour}, "MemoryStorage": {MemoryStorage: true},
 	} {
 		c.Durable = "drops-" + name
 		if _, err := js.CreateConsumer(t.Context(), r.stream, c); err != nil {

@@ -70,6 +70,15 @@ func checkConsumer(c jetstream.ConsumerConfig) error {
 	if len(c.BackOff) > 0 {
 		l.Add("BackOff", "must be empty: the server would drop messages while the database is away")
 	}
+	if c.HeadersOnly {
+		l.Add("HeadersOnly", "must be off: the server would deliver messages without their bodies")
+	}
+	if c.InactiveThreshold > 0 {
+		l.Add("InactiveThreshold", "is %v: must be 0: while the database is away the server would delete the consumer, and then deliver all of the stream again", c.InactiveThreshold)
+	}
+	if c.MemoryStorage {
+		l.Add("MemoryStorage", "must be off: a server that restarts would forget the consumer, and then deliver all of the stream again")
+	}
 	if c.DeliverSubject != "" {
 		l.Add("DeliverSubject", "must be empty: it must be a pull consumer")
 	}

@@ -19,7 +19,9 @@
 // A delivery is ours for the consumer's AckWait. Nothing extends it: if the database is away for
 // longer, the message comes again, and is a copy. A late acknowledgement counts. The server counts
 // deliveries; the consumer must have no MaxDeliver, or the server would drop messages while the
-// database is away. It must have no BackOff, whose length is its limit of deliveries.
+// database is away. It must have no BackOff, whose length is its limit of deliveries. It must have
+// no InactiveThreshold, after which the server deletes it, and no MemoryStorage, which a restart
+// forgets: a new consumer delivers all of the stream again, however old.
 //
 // Acknowledgements of a batch are sent together and confirmed by one round trip to the server that
 // the client is connected to. One that is lost between servers has the message come again.
