@@ -147,6 +147,8 @@ func (s *Sink) message(d *outbox.Delivery) (key string, msg amqp.Publishing, err
 		switch canonical := http.CanonicalHeaderKey(name); {
 		case canonical == "Cc", canonical == "Bcc", strings.HasPrefix(canonical, "Amqp-"):
 			return "", msg, fmt.Errorf("header: %s is the server's own", name) // CC and BCC name more queues
+		case len(canonical) > maxShort: // the client would end the connection, with all other calls on it
+			return "", msg, fmt.Errorf("header: the name %.60s... is longer than 255 bytes", name)
 		case canonical == "Content-Type" && len(values[i]) <= maxShort:
 			msg.ContentType = values[i]
 		case canonical == "Content-Encoding" && len(values[i]) <= maxShort:

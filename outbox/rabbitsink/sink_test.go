@@ -139,10 +139,13 @@ func TestAnswers(t *testing.T) {
 	s := r.sink()
 	own := call(key, "/placed.eu", "")
 	own.Header.Set("Cc", "another-queue")
+	long := call(key, "/placed.eu", "")
+	long.Header["X-"+strings.Repeat("a", 254)] = []string{"v"}
 	get := call(key, "/placed.eu", "")
 	get.Method = http.MethodGet
 	for want, d := range map[string]*outbox.Delivery{
 		"the server's own":      own,
+		"longer than 255 bytes": long,
 		"must be POST":          get,
 		"target":                call(key, "placed.eu", ""),
 		"at most 255 bytes":     call(key, "/"+strings.Repeat("x", 256), ""),

@@ -103,6 +103,8 @@ var queueRules = []mutant{
 		old: "b.conn != nil", new: "false", test: "TestQ5TakeOvers"},
 	{rule: "O10 RabbitMQ message without its id", in: "outbox/rabbitsink", decl: "(*Sink).message",
 		old: "MessageId: d.Key", new: `MessageId: ""`, test: "TestO10Message"},
+	{rule: "O12 RabbitMQ header that ends the connection", in: "outbox/rabbitsink", decl: "(*Sink).message",
+		old: "len(canonical) > maxShort", new: "false", test: "TestAnswers"},
 	{rule: "Q6 broker that keeps messages for longer", in: "queue", decl: "(*receiver).session",
 		old: "k.Retention() > r.cfg.CopiesWithin", new: "false", test: "TestQ6Horizon"},
 	{rule: "Q6 horizon is not checked", in: "queue", decl: "(*Queue).check",
