@@ -26,10 +26,10 @@ type Config struct {
 
 	// CopiesWithin is how long after a message a copy of it may come, at least 1 minute: from the
 	// broker, which delivers again until it is acknowledged, or from a producer that sends again.
-	// Usually it is the longer of the broker's retention and the producer's longest retry. The
-	// receiver does not begin if the adapter finds a longer retention, or if the inbox remembers
-	// ids for less: 7 days in a new database, or the horizon of the queue's class (onlyonce inbox
-	// class -scope queue/NAME). Required.
+	// Usually it is the producer's longest retry plus the broker's retention, because a copy waits
+	// at the broker while no receiver runs. The receiver does not begin if the adapter finds a
+	// longer retention, or if the inbox remembers ids for less: 7 days in a new database, or the
+	// horizon of the queue's class (onlyonce inbox class -scope queue/NAME). Required.
 	CopiesWithin time.Duration
 
 	// Identify sets ID, Tenant and Key of a delivery from its headers or its body. It must return

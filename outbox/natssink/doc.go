@@ -26,7 +26,8 @@
 // the stream's duplicate window (2 minutes by default) the server recognises it. After that the
 // stream has two messages, and a consumer recognises them by their id: package queue with natsqueue
 // does, for as long as its inbox remembers ids. Set Config.KeyWindow below the shortest horizon of
-// all consumers, or, if they have no inbox, to the stream's duplicate window.
+// all consumers, less the time for which a message may wait in the stream, or, if they have no
+// inbox, to the stream's duplicate window.
 //
 // Messages of one ordering key are published one after another.
 //

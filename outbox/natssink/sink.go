@@ -29,8 +29,9 @@ type Config struct {
 	Subjects []string
 
 	// KeyWindow is how long every consumer of the messages recognises a Nats-Msg-Id. Set it below
-	// the shortest horizon of their inboxes, to the stream's duplicate window if they have none, or
-	// to [outbox.Forever] if they never forget one. Required.
+	// the shortest horizon of their inboxes, less the time for which a message may wait in the
+	// stream, to the stream's duplicate window if they have none, or to [outbox.Forever] if they
+	// never forget one. Required.
 	KeyWindow time.Duration
 
 	// Timeout bounds one attempt, until the acknowledgement: 100 ms to 10 minutes. Defaults to 10

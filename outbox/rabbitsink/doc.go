@@ -26,7 +26,7 @@
 // If a confirmation is lost, the relay makes another attempt under the same message-id. RabbitMQ
 // recognises no copies: a consumer does by the id, for example package queue with rabbitqueue, for
 // as long as its inbox remembers ids. Set Config.KeyWindow below the shortest horizon of all
-// consumers.
+// consumers, less the time for which a message may wait in a queue.
 //
 // Messages of one ordering key are published one after another.
 //

@@ -27,8 +27,8 @@ type Config struct {
 	Exchange string
 
 	// KeyWindow is how long every consumer of the messages recognises a message-id. Set it below
-	// the shortest horizon of their inboxes, or to [outbox.Forever] if they never forget one.
-	// Required.
+	// the shortest horizon of their inboxes, less the time for which a message may wait in a queue,
+	// or to [outbox.Forever] if they never forget one. Required.
 	KeyWindow time.Duration
 
 	// Timeout bounds one attempt, until the confirmation: 100 ms to 10 minutes. Defaults to 10 s.

@@ -27,8 +27,8 @@
 // makes another attempt under the same id. A FIFO queue recognises it within five minutes. After
 // that, and in a standard queue always, there are two messages, and a consumer recognises them by
 // their id: package queue with sqsqueue does, for as long as its inbox remembers ids. Set
-// Config.KeyWindow below the shortest horizon of all consumers, or, if they have no inbox, to five
-// minutes for FIFO queues.
+// Config.KeyWindow below the shortest horizon of all consumers, less the time for which a message
+// may wait in a queue, or, if they have no inbox, to five minutes for FIFO queues.
 //
 // The relay sends calls of one ordering key one after another. Others share requests of up to 10.
 // A message has at most 10 attributes, and 1 MiB with them.

@@ -51,8 +51,9 @@ type Config struct {
 	Queues []string
 
 	// KeyWindow is how long every consumer of the messages recognises an id. Set it below the
-	// shortest horizon of their inboxes, to five minutes if they have none and all queues are FIFO
-	// queues, or to [outbox.Forever] if they never forget an id. Required.
+	// shortest horizon of their inboxes, less the time for which a message may wait in a queue, to
+	// five minutes if they have none and all queues are FIFO queues, or to [outbox.Forever] if they
+	// never forget an id. Required.
 	KeyWindow time.Duration
 
 	// Timeout bounds one attempt, until the answer: 100 ms to 10 minutes. Defaults to 10 s.
