@@ -93,7 +93,7 @@ func (s serverSettings) faults() (faults []error) {
 
 // warnings returns the settings that weaken the promise, or cost. None is an error, because each
 // can be intended, and effects stay single with each of them: the position is lost together with
-// the effects, and what was lost is done again.
+// the effects, and what was lost is done again if Kafka holds it.
 func (s serverSettings) warnings() (warnings []string) {
 	for _, n := range s.findings() {
 		if !n.Fault {
@@ -124,7 +124,7 @@ func (s serverSettings) findings() (notes []Note) {
 		fault("server_version", "PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server", s.version)
 	}
 	if s.synchronous == "off" {
-		warn("synchronous_commit", "synchronous_commit is off: a crash of the server may lose the last commits. Their messages are handled again as long as Kafka holds them, but a program that has read the effects may see them disappear for a time. Relays flush their own commits nevertheless")
+		warn("synchronous_commit", "synchronous_commit is off: a crash of the server may lose the last commits. Messages of Kafka are handled again as long as it holds them, but webhooks, messages of other brokers and HTTP requests that were answered are lost with their commit, and a program that has read the effects may see them disappear for a time. Relays flush their own commits nevertheless")
 	}
 	if !s.fsync {
 		warn("fsync", "fsync is off: a crash of the machine may corrupt the database, and nothing is promised after that. Use it only for servers that are thrown away")

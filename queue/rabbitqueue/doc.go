@@ -24,7 +24,8 @@
 // The server counts deliveries, and drops a message, or moves it to the dead-letter exchange, when
 // it has been delivered more often than the queue's limit. Each end of a session counts. So a queue
 // with a limit is refused: x-delivery-limit must be -1, or before RabbitMQ 4 absent, where there is
-// no limit. A client does not see a limit that a policy sets: see Config.NoLimitByPolicy.
+// no limit. A client does not see a limit that a policy sets, which counts even if the argument is
+// -1: see Config.NoLimitByPolicy.
 //
 // Acknowledgements are not confirmed. One that is lost has the message come again.
 //
