@@ -54,10 +54,9 @@
 // The broker is away, or its queue is gone: the receiver begins again with growing waits, up to 30
 // s. [Queue.Healthy] says so. Stored messages are applied meanwhile.
 //
-// A failover loses commits, or a crash does with synchronous_commit = off: messages that were
-// acknowledged after such a commit are lost, because the broker has forgotten them. Use a
-// synchronous standby. If it is away for longer than 30 s, COMMIT ends without it, and the messages
-// are acknowledged.
+// A failover loses commits: messages that were acknowledged after such a commit are lost, because
+// the broker has forgotten them. Use a synchronous standby. If it is away for longer than 30 s,
+// COMMIT ends without it, and the messages are acknowledged.
 //
 // The broker acknowledges nothing: every message comes again for ever. Batches of nothing but
 // copies are followed by a wait of up to 250 ms.

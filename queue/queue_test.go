@@ -195,6 +195,32 @@ func TestQ1StopAcknowledges(t *testing.T) {
 	}
 }
 
+// A role with synchronous_commit = off: the receiver's COMMIT is flushed nevertheless, because the
+// broker forgets what it acknowledges (Q1).
+func TestQ1CommitIsFlushed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.exec(`create table seen (setting text)`)
+	r.exec(`create function note() returns trigger language plpgsql as $$ begin insert into seen values (current_setting('synchronous_commit')); return null; end $$`)
+	r.exec(`create constraint trigger note after insert on onlyonce.event_log initially deferred for each row execute function note()`)
+	for set, want := range map[string]string{"off": "local", "remote_write": "remote_write"} {
+		cfg := r.pool.Config().Copy()
+		cfg.ConnConfig.RuntimeParams["synchronous_commit"] = set
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop := r.runs(r.queue(pool, r.broker.Connect()).Receive)
+		r.broker.Publish(message(set))
+		r.until("it is acknowledged", func() bool { return r.broker.Left() == 0 })
+		stop()
+		pool.Close()
+		if got := one[string](r, `delete from seen returning setting`); got != want {
+			t.Errorf("COMMIT under %s, want %s", got, want)
+		}
+	}
+}
+
 // counting counts deliveries.
 type counting struct {
 	queue.Broker

@@ -32,10 +32,16 @@ values ('event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $
 // COMMITTED none of them fails for its snapshot, so none has to run again.
 const isolationSQL = `set transaction isolation level read committed`
 
+// flushSQL has COMMIT wait for its flush, whatever the session's synchronous_commit: a crash of the
+// server would lose a commit that was answered, and nobody sends its events again. In, out:
+// nothing.
+const flushSQL = `select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off'`
+
 // Steps of a receiving transaction.
 const (
 	stepIsolation = "isolation"
 	stepPark      = "park"
+	stepFlush     = "flush"
 	stepSeal      = "sealing"
 )
 
@@ -135,6 +141,7 @@ func (n *Intake) attempt(ctx context.Context, work func(context.Context, *guard.
 	defer conn.Release()
 	sent := false
 	if err == nil && commit {
+		tx.Engine(stepFlush, flushSQL)
 		sent = true
 		err = tx.Commit(n.Bound(ctx))
 	}

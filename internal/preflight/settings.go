@@ -124,7 +124,7 @@ func (s serverSettings) findings() (notes []Note) {
 		fault("server_version", "PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server", s.version)
 	}
 	if s.synchronous == "off" {
-		warn("synchronous_commit", "synchronous_commit is off: a crash of the server may lose the last commits. Messages of Kafka are handled again as long as it holds them, but webhooks, messages of other brokers and HTTP requests that were answered are lost with their commit, and a program that has read the effects may see them disappear for a time. Relays flush their own commits nevertheless")
+		warn("synchronous_commit", "synchronous_commit is off: a crash of the server may lose the last commits. Messages of Kafka are handled again as long as it holds them, but HTTP requests that were answered are lost with their commit, and a program that has read the effects may see them disappear for a time. Relays and the receivers of webhooks and queues flush their own commits nevertheless")
 	}
 	if !s.fsync {
 		warn("fsync", "fsync is off: a crash of the machine may corrupt the database, and nothing is promised after that. Use it only for servers that are thrown away")

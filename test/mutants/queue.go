@@ -7,6 +7,8 @@ var queueRules = []mutant{
 		test: "TestQ1FaultPoints"},
 	{rule: "Q1 unknown COMMIT is a failure", in: "internal/intake", decl: "(*Intake).Run",
 		old: "end.Unknown, retry = true, true", new: "return End{}", pkg: "queue", test: "TestQ1LostCommit"},
+	{rule: "Q1 COMMIT is not flushed", in: "internal/intake", decl: "(*Intake).attempt",
+		old: "tx.Engine(stepFlush, flushSQL)", new: "", pkg: "queue", test: "TestQ1CommitIsFlushed"},
 	{rule: "Q1 stop cuts the transaction short", in: "queue", decl: "(*receiver).acknowledge",
 		old: "context.WithoutCancel(ctx)", new: "ctx", test: "TestQ1StopAcknowledges"},
 	{rule: "Q2 no claim", in: "queue", decl: "(*receiver).claimAndStore",
