@@ -24,7 +24,8 @@
 // continues by itself. Schemas that were fetched before are decoded meanwhile: an id's schema never
 // changes, so it is fetched once for a process.
 //
-// A request is made while the message's transaction is open, once for each new schema. It is
-// bounded by the client's timeout, 5 seconds by default, which must be below
-// consumer.Config.HandlerTimeout.
+// A request is made while the message's transaction is open, once for each new schema and each that
+// it refers to. It is bounded by the client's timeout, 5 seconds by default, for each address of
+// the registry. Together they must be below consumer.Config.HandlerTimeout, or a registry that does
+// not answer counts as the message's own fault.
 package registry
