@@ -26,8 +26,10 @@ func Avro[T any](r *Registry) func(context.Context, *consumer.Message) (T, error
 		if err != nil {
 			return value, err
 		}
-		if err := decoder.Unmarshal(s.avro, payload, &value); err != nil {
-			return value, fmt.Errorf("schema %d: %w", id, err)
+		// Not Unmarshal, which takes a payload that ends before a number for a whole one with 0.
+		in := avro.NewReader(nil, 0, avro.WithReaderConfig(decoder)).Reset(payload)
+		if in.ReadVal(s.avro, &value); in.Error != nil {
+			return value, fmt.Errorf("schema %d: %w", id, in.Error)
 		}
 		return value, nil
 	}

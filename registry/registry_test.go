@@ -127,15 +127,16 @@ func TestUndecodable(t *testing.T) {
 		in   []byte
 		want string
 	}{
-		"no value":       {only(t, asOrder), nil, "does not begin with a zero byte"},
-		"plain JSON":     {only(t, asOrder), []byte(`{"sku": "secret"}`), "does not begin with a zero byte"},
-		"short":          {only(t, asOrder), []byte{0, 0, 0}, "does not begin with a zero byte"},
-		"unknown":        {only(t, asOrder), framed(4711, []byte("secret")), "the registry has no schema 4711"},
-		"another type":   {only(t, asOrder), framed(asProto, nil, 1), fmt.Sprintf("schema %d is of type PROTOBUF, not AVRO", asProto)},
-		"broken schema":  {only(t, asOrder), framed(broken, nil), fmt.Sprintf("schema %d: ", broken)},
-		"dangling":       {only(t, asOrder), framed(dangling, nil), "the registry has no subject gone, version 1"},
-		"cut off":        {only(t, asOrder), framed(asAvro, encodeAvro(t, noted{order: order{"tea", 3}})[:2]), fmt.Sprintf("schema %d: ", asAvro)},
-		"hostile length": {only(t, asOrder), framed(asAvro, huge), fmt.Sprintf("schema %d: ", asAvro)},
+		"no value":                {only(t, asOrder), nil, "does not begin with a zero byte"},
+		"plain JSON":              {only(t, asOrder), []byte(`{"sku": "secret"}`), "does not begin with a zero byte"},
+		"short":                   {only(t, asOrder), []byte{0, 0, 0}, "does not begin with a zero byte"},
+		"unknown":                 {only(t, asOrder), framed(4711, []byte("secret")), "the registry has no schema 4711"},
+		"another type":            {only(t, asOrder), framed(asProto, nil, 1), fmt.Sprintf("schema %d is of type PROTOBUF, not AVRO", asProto)},
+		"broken schema":           {only(t, asOrder), framed(broken, nil), fmt.Sprintf("schema %d: ", broken)},
+		"dangling":                {only(t, asOrder), framed(dangling, nil), "the registry has no subject gone, version 1"},
+		"cut off":                 {only(t, asOrder), framed(asAvro, encodeAvro(t, noted{order: order{"tea", 3}})[:2]), fmt.Sprintf("schema %d: ", asAvro)},
+		"cut off before a number": {only(t, asOrder), framed(asAvro, encodeAvro(t, noted{order: order{"tea", 3}})[:4]), fmt.Sprintf("schema %d: ", asAvro)},
+		"hostile length":          {only(t, asOrder), framed(asAvro, huge), fmt.Sprintf("schema %d: ", asAvro)},
 		"another struct": {only(t, registry.Avro[struct {
 			SKU int `avro:"sku"`
 		}](r)), framed(asAvro, encodeAvro(t, noted{order: order{"secret", 3}})), fmt.Sprintf("schema %d: ", asAvro)},
@@ -247,5 +248,25 @@ func TestRegistryThatIsAway(t *testing.T) {
 				t.Error("the message of an unknown schema is not parked, or others are")
 			}
 		})
+	}
+}
+
+// Values whose last part takes no bytes of its own end with the payload, and are no cut off ones.
+func TestAvroEnds(t *testing.T) {
+	t.Parallel()
+	f := newFake(t)
+	for last, want := range map[string]any{
+		`"string"`: "", `"bytes"`: []byte{}, `["null", "string"]`: nil, `"null"`: nil, `{"type": "array", "items": "int"}`: []any{},
+		`{"type": "map", "values": "int"}`: map[string]any{}, `{"type": "record", "name": "None", "fields": []}`: map[string]any{}, `"boolean"`: false, `"double"`: 0.0,
+	} {
+		text := `{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "last", "type": ` + last + `}]}`
+		value, err := avro.Marshal(avro.MustParse(text), map[string]any{"a": 1, "last": want})
+		if err != nil {
+			t.Fatalf("%s: %v", last, err)
+		}
+		id := f.register(t, "ends-value", sr.Schema{Schema: text})
+		if got, err := decode(t, registry.Avro[map[string]any](registry.New(f.Client)), framed(id, value)); err != nil || got["a"] != 1 {
+			t.Errorf("%s: %v, %v", last, got, err)
+		}
 	}
 }

@@ -8,6 +8,8 @@ var consumerRules = []mutant{
 		test: "TestT1KilledBetweenEffectAndCommit"},
 	{rule: "D3 value that cannot be decoded is tried again", in: "consumer", decl: "undecodable",
 		old: "Permanent(err)", new: "err", test: "TestJSONNamesTheField"},
+	{rule: "D3 value that is cut off is decoded", in: "registry", decl: "Avro",
+		old: "in.Error != nil", new: `in.Error != nil && !strings.HasSuffix(in.Error.Error(), ": EOF")`, test: "TestUndecodable"},
 	{rule: "F3 start at a time is the end of the log", in: "consumer", decl: "(*worker).decideStart",
 		old: "offset, err = p.OffsetAt(ctx, start.at)", new: "offset = log.End", test: "TestF3StartAtATime"},
 	{rule: "T10 handlers end with Prepare's context", in: "consumer", decl: "(*engine).prepare",
