@@ -31,7 +31,8 @@
 // may wait in a queue, or, if they have no inbox, to five minutes for FIFO queues.
 //
 // The relay sends calls of one ordering key one after another. Others share requests of up to 10.
-// A message has at most 10 attributes, and 1 MiB with them.
+// A message has at most 10 attributes, and 1 MiB with them. The trace context is one or two of
+// them, and left out if there is no room.
 //
 // # Answers
 //

@@ -245,10 +245,12 @@ func (s *Sink) message(c *call) (queue string, err error) {
 		c.entry.MessageBody = aws.String(base64.StdEncoding.EncodeToString(d.Body))
 		names, values = append(names, attributeEncoding), append(values, "base64")
 	}
-	for _, t := range frozen.Trace(d.Header, d.Trace) {
-		names, values = append(names, t[0]), append(values, t[1])
-	}
 	names, values = append(names, MessageID), append(values, d.Key)
+	if trace := frozen.Trace(d.Header, d.Trace); len(names)+len(trace) <= maxAttributes { // no call is refused because it was traced
+		for _, t := range trace {
+			names, values = append(names, t[0]), append(values, t[1])
+		}
+	}
 	c.size = len(*c.entry.MessageBody)
 	for i, name := range names {
 		if err := c.add(name, values[i]); err != nil {

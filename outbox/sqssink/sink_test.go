@@ -133,6 +133,15 @@ func TestO10Message(t *testing.T) {
 			t.Errorf("%q %s, want %s; %v", *m.Body, a, want, m.Attributes)
 		}
 	}
+	full := call(key, "/orders", "full")
+	for n := range 8 { // with Content-Type and message-id ten: the trace context has no room
+		full.Header.Set(fmt.Sprint("X-", n), "v")
+	}
+	full.Trace = d.Trace
+	send(full)
+	if m := r.take(r.plain, 1)[0]; len(m.MessageAttributes) != 10 || *m.Body != "full" {
+		t.Errorf("%q %s", *m.Body, attributes(m))
+	}
 	send(call(key, "/orders", "\x00\xff"))
 	if m := r.take(r.plain, 1)[0]; *m.Body != "AP8=" || attributes(m) != "message-id="+key+" Content-Type=text/plain Content-Transfer-Encoding=base64" {
 		t.Errorf("%q %s", *m.Body, attributes(m))

@@ -83,6 +83,8 @@ var queueRules = []mutant{
 		old: "d.Key = []byte(group)", new: "", test: "TestApplies"},
 	{rule: "O10 SQS message without its id", in: "outbox/sqssink", decl: "(*Sink).message",
 		old: "append(names, MessageID), append(values, d.Key)", new: "names, values", test: "TestO10Message"},
+	{rule: "O10 SQS call is refused for its trace", in: "outbox/sqssink", decl: "(*Sink).message",
+		old: "len(names)+len(trace) <= maxAttributes", new: "true", test: "TestO10Message"},
 	{rule: "O4 SQS message without its group", in: "outbox/sqssink", decl: "(*Sink).message",
 		old: "cmp.Or(d.Order, d.Key)", new: "cmp.Or(d.Key, d.Order)", test: "TestO10Message"},
 	{rule: "O10 NATS message without its id", in: "outbox/natssink", decl: "(*Sink).message",
