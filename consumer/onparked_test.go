@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -113,6 +116,46 @@ func TestD3OnParkedFailsAtTheEnd(t *testing.T) {
 		t.Errorf("parked: %v", got)
 	}
 	r.exec(`insert into plots values (1)`)
+	r.reaches(0, 3)
+	stop()
+	r.once(values[0], values[2])
+	if got := fmt.Sprint(r.reasons()); got != "map[1:permanent]" {
+		t.Errorf("parked: %s", got)
+	}
+}
+
+// D3: a call that OnParked enqueues is refused at the end of the transaction, because another one
+// has its id. It is no more the message's fault than an error.
+func TestD3OnParkedEnqueuesInVain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	enqueue := func(ctx context.Context, tx dedupe.Tx, id, body string) error {
+		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "dead", Name: "bury", Scope: "dead-letters", ID: id, Body: []byte(body)})
+	}
+	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return enqueue(t.Context(), tx, "taken", "another") }); err != nil {
+		t.Fatal(err)
+	}
+	var callID atomic.Value
+	callID.Store("taken")
+	values := r.numbered(0, 3)
+	cfg := testConfig()
+	cfg.BlockedAfter = 50 * time.Millisecond
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+		return enqueue(ctx, tx, callID.Load().(string), string(m.Value))
+	}
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset == 1 {
+			return consumer.Permanent(errBoom)
+		}
+		return effect(ctx, tx, m)
+	}, cfg)
+	if h := r.halted(); h.Reason != consumer.HaltBlocked || h.Position != 1 || !strings.Contains(h.Detail, "statement of the hook") {
+		t.Errorf("halt: %v", h)
+	}
+	if got := r.reasons(); len(got) > 0 {
+		t.Errorf("parked: %v", got)
+	}
+	callID.Store("free")
 	r.reaches(0, 3)
 	stop()
 	r.once(values[0], values[2])

@@ -27,12 +27,14 @@ func (h *Handle) FirstUse(id [16]byte) bool {
 // beforeCommitItem is what one statement writes together with all others of its type.
 type beforeCommitItem struct {
 	item  any
+	step  string // whose it is
 	write func(items []any) (sql string, args []any)
 }
 
 // BeforeCommit keeps an item that is written right before the seal, together with the items of its
 // type of all messages, by the one statement that write makes of them. What a savepoint undoes is
-// forgotten. An error of that statement counts as the handler's.
+// forgotten. An error of that statement counts as the handler's, or as a hook's if all of its items
+// are from hooks.
 func (h *Handle) BeforeCommit(item any, write func(items []any) (sql string, args []any)) (err error) {
 	if err := h.beginCall(); err != nil {
 		return err
@@ -42,7 +44,7 @@ func (h *Handle) BeforeCommit(item any, write func(items []any) (sql string, arg
 	if err := t.checkStatement(""); err != nil {
 		return err
 	}
-	t.beforeCommit = append(t.beforeCommit, beforeCommitItem{item, write})
+	t.beforeCommit = append(t.beforeCommit, beforeCommitItem{item, t.step, write})
 	return nil
 }
 
@@ -51,13 +53,16 @@ func (h *Handle) BeforeCommit(item any, write func(items []any) (sql string, arg
 // must not wait for each other.
 func (t *Tx) queueBeforeCommit() {
 	of := map[string][]any{}
-	write := map[string]func([]any) (string, []any){}
+	last := map[string]beforeCommitItem{}
 	for _, l := range t.beforeCommit {
 		name := reflect.TypeOf(l.item).String()
-		of[name], write[name] = append(of[name], l.item), l.write
+		if before, is := last[name]; is && before.step == stepUser {
+			l.step = stepUser
+		}
+		of[name], last[name] = append(of[name], l.item), l
 	}
 	for _, name := range slices.Sorted(maps.Keys(of)) {
-		sql, args := write[name](of[name])
-		t.Engine(stepUser, sql, args...)
+		sql, args := last[name].write(of[name])
+		t.Engine(last[name].step, sql, args...)
 	}
 }
