@@ -129,6 +129,16 @@ func TestD1BatchHandlerFails(t *testing.T) {
 		"somebody else": {among(func(context.Context, consumer.Tx, *consumer.Message) error {
 			return consumer.FailMessage(&consumer.Message{Topic: "orders", Offset: 1000}, errBoom)
 		}), "exhausted"},
+		"deleted from": {func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
+			if err := unnested(ctx, tx, msgs); err != nil {
+				return err
+			}
+			msgs = slices.DeleteFunc(msgs, func(m *consumer.Message) bool { return !slices.Contains(bad, m.Offset) })
+			if len(msgs) == 0 {
+				return nil
+			}
+			return consumer.FailMessage(msgs[0], errBoom)
+		}, "exhausted"},
 		"commit": {among(func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
 			_, _ = tx.Exec(ctx, `commit`)
 			return nil

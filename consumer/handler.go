@@ -138,7 +138,8 @@ func (e *engine) callHandlers(ctx context.Context, tx *guard.Tx, h *handlerRun, 
 		defer func() { hooks.HandleBatchEnd(ctx, h.msgs, err) }()
 	}
 	if e.c.batch != nil {
-		err := e.c.callThroughMiddleware(ctx, tx.Lend(nil), nil, h.msgs)
+		// A slice of its own, from which it may delete.
+		err := e.c.callThroughMiddleware(ctx, tx.Lend(nil), nil, slices.Clone(h.msgs))
 		if err != nil {
 			if i := firstFailed(err, h.msgs); i >= 0 {
 				h.failedIndex = h.index[i]

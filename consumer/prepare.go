@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -43,7 +44,7 @@ func (e *engine) prepare(work context.Context, a *attempt) (context.Context, err
 		defer close(h.done)
 		h.err = errGoexit // unless it returns
 		h.err = recoverPanic(func() (err error) {
-			prepared, err = cfg.Prepare(ctx, h.msgs)
+			prepared, err = cfg.Prepare(ctx, slices.Clone(h.msgs)) // a slice of its own, as a batch handler's
 			return err
 		})
 	}
