@@ -40,7 +40,8 @@ type Partition[M any] interface {
 	Bounds(ctx context.Context) (Bounds, error)
 
 	// OffsetAt returns the offset of the first record whose timestamp is at or after t, to the
-	// millisecond, or [Bounds.End] if there is none.
+	// millisecond, or [Bounds.End] if there is none. That end must have been read before the look
+	// for the record: one that is written meanwhile must not be passed over.
 	OffsetAt(ctx context.Context, t time.Time) (int64, error)
 
 	// Verify checks that the log still reaches offset at and is the log that was read. epoch is the

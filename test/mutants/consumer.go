@@ -12,6 +12,8 @@ var consumerRules = []mutant{
 		old: "in.Error != nil", new: `in.Error != nil && !strings.HasSuffix(in.Error.Error(), ": EOF")`, test: "TestUndecodable"},
 	{rule: "F3 start at a time is the end of the log", in: "consumer", decl: "(*worker).decideStart",
 		old: "offset, err = p.OffsetAt(ctx, start.at)", new: "offset = log.End", test: "TestF3StartAtATime"},
+	{rule: "F3 end of the log is read after the look for a time", in: "consumer/internal/kafkalog", decl: "(*Log).OffsetAt",
+		old: "offset = end", new: "_ = end; offset, err = l.listOffset(ctx, latest)", test: "TestF3RecordsWhileATimeIsLookedFor"},
 	{rule: "T10 handlers end with Prepare's context", in: "consumer", decl: "(*engine).prepare",
 		old: "preparedContext{work, prepared}", new: "prepared", test: "TestT10Prepare"},
 	{rule: "T10 what Prepare finds away counts", in: "consumer", decl: "(*engine).prepare",

@@ -170,14 +170,19 @@ func (l *Log) Bounds(ctx context.Context) (b source.Bounds, err error) {
 	return b, nil
 }
 
-// OffsetAt asks the leader, which looks it up in its index of times.
+// OffsetAt asks the leader, which looks it up in its index of times. If no record is that young, it
+// is the end as it was before that look: records that came meanwhile are after it (F3).
 func (l *Log) OffsetAt(ctx context.Context, t time.Time) (offset int64, err error) {
 	err = RetryTransient(ctx, l.cluster, leaderPatience, func() (err error) {
+		end := int64(-1)
 		if err = l.confirmTopic(ctx); err == nil {
+			end, err = l.listOffset(ctx, latest)
+		}
+		if err == nil {
 			offset, err = l.listOffset(ctx, t.UnixMilli())
 		}
-		if err == nil && offset < 0 { // no record is that young
-			offset, err = l.listOffset(ctx, latest)
+		if offset < 0 {
+			offset = end
 		}
 		l.recheck = l.recheck || err != nil
 		return err

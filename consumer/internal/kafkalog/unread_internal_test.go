@@ -86,8 +86,11 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 	case *kmsg.ListOffsetsRequest:
 		asked := req.Topics[0].Partitions[0]
 		p := kmsg.NewListOffsetsResponseTopicPartition()
-		if p.Offset = b.end(); asked.Timestamp == earliest {
+		switch p.Offset = b.end(); {
+		case asked.Timestamp == earliest:
 			p.Offset = 0
+		case asked.Timestamp >= 0: // no record is that young, and right after the answer one is
+			p.Offset, b.epochs = -1, append(b.epochs, b.leader)
 		}
 		if asked.CurrentLeaderEpoch != b.leader {
 			p.ErrorCode = kerr.FencedLeaderEpoch.Code
@@ -239,5 +242,14 @@ func TestF14RestBesideALookAside(t *testing.T) {
 	l.Close()
 	if f := fetch(2); f.Kept {
 		t.Errorf("what was given up was kept")
+	}
+}
+
+// F3: a record that is written while the offset of a time is looked for is not passed over.
+func TestF3RecordsWhileATimeIsLookedFor(t *testing.T) {
+	b := &brokers{t: t, epochs: []int32{0}}
+	l := New(b, Options{}, "t", 0)
+	if at, err := l.OffsetAt(t.Context(), time.UnixMilli(1)); err != nil || at != inBatch {
+		t.Errorf("the offset is %d, want %d, before the record that came meanwhile: %v", at, inBatch, err)
 	}
 }
