@@ -146,12 +146,15 @@ func startHandlerGoroutine() *handlerGoroutine {
 }
 
 func (e *engine) haltErrorAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
+	h := &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), TopicPartition: e.id.TopicPartition, Position: pos,
+		Reason: reason, Shard: e.c.shard}
 	if e.cur != nil && e.cur.replayUntil != nil {
 		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
 		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
+		h.resume = &e.cur.replayResume
 	}
-	return &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), TopicPartition: e.id.TopicPartition, Position: pos,
-		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
+	h.Detail = fmt.Sprintf(detail, args...)
+	return h
 }
 
 // reportRetry reports that something is tried again, and returns the wait before that.

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -75,6 +76,8 @@ type HaltError struct {
 
 	failed     []string // in a halt "everything-fails": the reasons for which Redrive retries
 	parkedKind string   // and their kind
+
+	resume *int64 // in a replay: the offset at which it interrupted the work
 
 	blockedAt    int64 // in a halt "blocked": offset of the message
 	otherRetired bool  // Other's cursor is retired
@@ -157,9 +160,22 @@ func (e *HaltError) remedy() (r remedy) {
 		return e.command("adopt", e.Shard, nil, "-halted", string(e.Reason), "-at", at)
 	}
 	from := e.command("adopt", e.Shard, &e.Partition, "-from", show.Quote("URL-OF-"+e.Other))
+	at := func(offset int64) string {
+		return e.command("adopt", e.Shard, &e.Partition, "-at", strconv.FormatInt(offset, 10))
+	}
+	if e.resume != nil && slices.Contains([]HaltReason{HaltGap, HaltBlocked, HaltEverythingFails}, e.Reason) {
+		// A lower offset would handle again what lies behind the replay's range (F10).
+		add("to end the replay and continue where it interrupted the work", at(*e.resume), "")
+		add("then, to handle what is left of its range, replay that", "", "")
+		if e.Reason != HaltEverythingFails {
+			return r
+		}
+	}
 	switch e.Reason {
 	case HaltEverythingFails:
-		add("to continue at once", e.command("adopt", e.Shard, &e.Partition, "-at", strconv.FormatInt(e.Position, 10)), halted("position"))
+		if e.resume == nil {
+			add("to continue at once", at(e.Position), halted("position"))
+		}
 		for i, reason := range e.failed {
 			add([]string{"once the cause is repaired, to retry the parked messages", ""}[min(i, 1)], e.redrive(reason, &e.Partition), e.redrive(reason, nil))
 		}
@@ -201,10 +217,10 @@ func (e *HaltError) remedy() (r remedy) {
 
 // Command returns the command that resolves the halt, for a POSIX shell. If the halt takes two, it
 // returns the first; if no command resolves it (no-shard, copies), it returns "". In a halt
-// "new-topic" or "gap" the command is for all partitions of the topic that are halted for it. The
-// operator fills in OFFSET, if the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard
-// NAME. In a halt "foreign-group" the command is refused until the other group has released the
-// cursor.
+// "new-topic" or "gap" the command is for all partitions of the topic that are halted for it, and
+// in a replay that halts as "gap", "blocked" or "everything-fails" it ends the replay. The operator
+// fills in OFFSET, if the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. In
+// a halt "foreign-group" the command is refused until the other group has released the cursor.
 func (e *HaltError) Command() string { return e.remedy()[0].one }
 
 // redrive returns the command that retries what was parked for a reason.

@@ -138,6 +138,37 @@ func TestAdoptResolvesEveryHalt(t *testing.T) {
 	}
 }
 
+// F10: a replay halts because retention has deleted the beginning of its range. The command, as
+// printed, ends the replay where it interrupted the work: a lower offset would handle what lies
+// behind the range as if it were new.
+func TestF10HaltInAReplay(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(`create table effects (value text, n bigint generated always as identity)`)
+	log := memlog.NewLog("orders", 1)
+	for i := range 5 {
+		log.Append(0, fmt.Sprintf("v%d", i))
+	}
+	halts, stop := f.consume(log, "g1")
+	f.until(`select coalesce(max(next_offset), 0) = 5 from onlyonce.positions`)
+	log.DeleteBefore(0, 2)
+	f.run(replayArgs("-from", "0", "-to", "3", "-yes")...).want(t, statusGood)
+	h := next(t, halts)
+	if h.Reason != consumer.HaltGap {
+		t.Errorf("halt: %v", h)
+	}
+	f.until(`select exists (select from onlyonce.owners where partitions->0->>'halted' = 'gap')`)
+	f.run("cursor", "adopt", "-scope", "stock", "-topic", "orders", "-halted", "gap", "-at", "first", "-reason", "OPS-7", "-yes").
+		want(t, statusFailed, "a replay is under way on partition 0, and nothing was done", "-at 5")
+	f.run(append(split(t, strings.NewReplacer("WHY", "OPS-7").Replace(h.Command()))[1:], "-yes")...).want(t, statusGood)
+	log.Append(0, "v5")
+	f.until(`select coalesce(max(next_offset), 0) = 6 from onlyonce.positions`)
+	stop()
+	if got := one[string](f, `select string_agg(value, ' ' order by n) from effects`); got != "v0 v1 v2 v3 v4 v5" {
+		t.Errorf("effects: %s", got)
+	}
+}
+
 // A foreign group is admitted without an offset, the topic was made anew as well, and retention has
 // removed the record that would show it. The ids stay on the cursor, so the new topic is not read
 // from the old one's position.
