@@ -109,7 +109,11 @@ func (ap *applier) changeCount(failed, sql string, offset int64, args ...any) {
 // giveUpIdentifying makes a message one without an id, if also the attempt to park it as crashed
 // has ended the process: that calls no handler, only what finds its id (F9).
 func (ap *applier) giveUpIdentifying(m *Message, counted, unanswered int) {
-	if !m.identified && counted > ap.c.cfg.MaxAttempts+1 && unanswered > 2 {
+	parking := ap.c.cfg.MaxAttempts + 1
+	if ap.c.cfg.OnParked != nil {
+		parking++ // that may have been the cause: see crashed
+	}
+	if !m.identified && counted > parking && unanswered > 2 {
 		m.identified, m.idErr = true, fmt.Errorf("%w: %d attempts ended without an answer, the last while Config.Key, Config.Tenant or Config.OrderingKey ran", ErrNoKey, unanswered)
 	}
 }

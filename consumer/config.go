@@ -148,7 +148,8 @@ type Config struct {
 	// topic, partition, offset and e.Reason makes one call for a message and reason.
 	//
 	// It is not called for messages that the consumer itself tries again, see [ParkOrderingKey],
-	// nor if another consumer of the scope without OnParked parks them. Defaults to none.
+	// nor if another consumer of the scope without OnParked parks them, nor for a message of reason
+	// crashed if it may have ended the process itself. Defaults to none.
 	OnParked func(ctx context.Context, tx Tx, m *Message, e MessageEvent) error
 
 	// Middleware is called around each call of the handler; the first one is outermost. Defaults to

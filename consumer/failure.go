@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -114,7 +113,9 @@ func (ap *applier) applyOrPark(work context.Context, m *Message, next int64, cou
 		// The first of them may have been under way when another message did that. The others were
 		// made with nothing else under way.
 		ap.giveUpIdentifying(m, counted, unanswered)
-		return park(&disposition{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", unanswered), attempts: counted - 1})
+		v := ap.c.crashed(unanswered, counted-1-limit)
+		v.attempts = counted - 1
+		return park(v)
 	}
 	one := *m
 	one.Attempt = n

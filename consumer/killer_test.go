@@ -48,6 +48,7 @@ type killerCase struct {
 	// touch is called with what the program looks at; config makes its functions call it.
 	config func(c *consumer.Config, touch func(m *consumer.Message))
 	inside bool // the handler calls it
+	fails  bool // the handler fails at the message
 }
 
 var killerCases = []killerCase{
@@ -67,6 +68,13 @@ var killerCases = []killerCase{
 		}
 		if c.Concurrency == 1 {
 			c.OnFailure = consumer.ParkOrderingKey
+		}
+	}},
+	// One more is the attempt that would park it, and calls OnParked.
+	{name: "OnParked", reason: "crashed", log: killerLog, deaths: map[int]int{1: 4, 4: 4}, fails: true, config: func(c *consumer.Config, touch func(*consumer.Message)) {
+		c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+			touch(m)
+			return nil
 		}
 	}},
 }
@@ -97,8 +105,11 @@ func init() {
 		for n := range k.deaths {
 			children[k.child(n)] = func(db string) error {
 				return childRun(db, &memlog.Source{Log: k.log()}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-					if k.inside {
+					switch {
+					case k.inside:
 						dies(m)
+					case k.fails && string(m.Value) == "killer":
+						return consumer.Permanent(errBoom)
 					}
 					return queued(ctx, tx, m)
 				}, k.tune(n, dies))
@@ -173,4 +184,50 @@ func TestF9MessageThatKills(t *testing.T) {
 			})
 		}
 	}
+}
+
+const retriedKillerChild = "killer: OnParked of a retried message"
+
+func retriedKiller(onParked func(m *consumer.Message)) func(*consumer.Config) {
+	return func(c *consumer.Config) {
+		c.OnFailure = consumer.ParkOrderingKey
+		c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+			onParked(m)
+			return nil
+		}
+	}
+}
+
+func failsAtKiller(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	if string(m.Value) == "killer" {
+		return errBoom
+	}
+	return queued(ctx, tx, m)
+}
+
+func init() {
+	children[retriedKillerChild] = func(db string) error {
+		return childRun(db, &memlog.Source{Log: killerLog()}, failsAtKiller, retriedKiller(func(*consumer.Message) { kill() }))
+	}
+}
+
+// F9: the same if the message is tried again from the database.
+func TestF9OnParkedOfARetriedMessageKills(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log = killerLog()
+	r.src.Log = r.log
+	for i := range 3 { // at the last attempt, at the one after it, and at the one that would give it up
+		if !killed(runChild(t, retriedKillerChild, r.pool.Config().ConnString())) {
+			t.Fatalf("the child did not die; %d had died before", i)
+		}
+	}
+	cfg := testConfig()
+	retriedKiller(func(*consumer.Message) { t.Error("OnParked is called again for the message that kills") })(&cfg)
+	stop := r.start(failsAtKiller, cfg)
+	until(t, "the message to wait for an operator", func() bool {
+		return r.count(`select count(*) from onlyonce.parked where state = 'waiting' and reason = 'crashed' and error like '%OnParked was not called%'`) == 1
+	})
+	r.reaches(0, r.log.End(0))
+	stop()
 }

@@ -200,7 +200,7 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 		reason = row.reason // which the row keeps, too
 	}
 	event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: reason, State: state, Err: v.err}
-	found, err := r.writeFailure(m, event, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), back,
+	found, err := r.writeFailure(v.quiet, m, event, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), back,
 		v.wait.Seconds(), row.counted, m.Offset)
 	if errors.As(err, new(*hindrance)) { // of Config.OnParked: the row stays, and this attempt does not count
 		again := &disposition{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.attempt)}
@@ -226,10 +226,10 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 }
 
 // writeFailure writes the result of an attempt, by failParkedSQL with args. found is false if the
-// row is not as args say. Config.OnParked writes in the same transaction. If that fails, the error
-// is a hindrance.
-func (r *retrier) writeFailure(m *Message, event MessageEvent, args ...any) (found bool, err error) {
-	if r.c.cfg.OnParked == nil || event.State != parked.Waiting {
+// row is not as args say. Unless quiet, Config.OnParked writes in the same transaction. If that
+// fails, the error is a hindrance.
+func (r *retrier) writeFailure(quiet bool, m *Message, event MessageEvent, args ...any) (found bool, err error) {
+	if quiet || r.c.cfg.OnParked == nil || event.State != parked.Waiting {
 		ctx, cancel := r.c.detached()
 		defer cancel()
 		tag, err := r.c.pool.Exec(ctx, failParkedSQL, args...)

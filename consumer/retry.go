@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -128,7 +127,7 @@ func (r *retrier) retryNext(until stop) (bool, error) {
 	// The attempt at the limit may have been under way when another message killed the process. The
 	// one after it was made alone.
 	if row.attempt > limit+1 {
-		return true, r.recordFailure(row, &disposition{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", row.attempt-1)}, 1)
+		return true, r.recordFailure(row, r.c.crashed(row.attempt-1, row.attempt-2-limit), 1)
 	}
 	if err := r.verifyIdentity(row); err != nil {
 		// Another try would find the same.
