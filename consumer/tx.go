@@ -29,7 +29,9 @@ import (
 // So the consumer closes the connection after the transaction if a statement began with SET (not
 // SET LOCAL), RESET, PREPARE, DEALLOCATE, DISCARD, LISTEN, UNLISTEN, LOAD, CREATE TEMP without ON
 // COMMIT DROP, or DECLARE with WITH HOLD. A new connection costs some milliseconds. State that a
-// function leaves is not noticed, for example by set_config or pg_advisory_lock.
+// function leaves is not noticed, for example by set_config or pg_advisory_lock. SET LOCAL lasts
+// until the transaction ends, so later messages of the batch see it unless their handlers set it
+// too: for example a tenant's variable of row security.
 //
 // Exec and Query take pgx's options: each pgx.QueryExecMode except QueryExecModeSimpleProtocol, and
 // query rewriters (pgx.NamedArgs). Query also takes the formats of results. Queue and SendBatch
