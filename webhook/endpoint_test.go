@@ -17,6 +17,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
@@ -305,6 +306,36 @@ func TestW7AnotherBodyUnderAKnownID(t *testing.T) {
 	if n := r.count("onlyonce.parked"); n != 1 {
 		t.Errorf("%d rows are set aside", n)
 	}
+}
+
+// W7: an event that was set aside for its body is appended by an operator, and fails as the first
+// one of its id has. Both are parked then, and both are applied once they are redriven.
+func TestW7TwoEventsOfOneIDFail(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	e.sendAs("d-1", "push").want(t, 200, false)
+	e.sendAs("d-1", "other").want(t, 200, true)
+	redrive := func() {
+		if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	redrive()
+	var mended atomic.Bool
+	r.work(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if !mended.Load() {
+			return consumer.Permanent(errors.New("the table is missing"))
+		}
+		tx.Queue(`insert into effects (id) values ($1)`, string(m.Value))
+		return nil
+	})
+	pgtest.Until(t, patience, "both to be parked", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' and reason = 'permanent'`) == 2
+	})
+	mended.Store(true)
+	redrive()
+	pgtest.Until(t, patience, "both to be applied", func() bool { return r.count("effects") == 2 })
 }
 
 // W7: the bytes that copies of a day take are bounded, headers included. A copy beyond that leaves

@@ -1,12 +1,16 @@
 package parked
 
 // InsertMessageSQL parks a whole message. It is part of the transaction that moves the position
-// past the message and has claimed its key, so a copy of a parked message is a duplicate.
+// past the message and has claimed its key, so a copy of a parked message is a duplicate. An event
+// that an operator has had appended may have the id of one that is parked: it has no key then (W7).
 const InsertMessageSQL = `
 insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time,
                              record_key, header_names, header_values, body, order_key, next_attempt_at, cluster_id, topic_id,
                              log_append_time, replay_no, replay_resend, event_id, sealed)
-values ($23, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
+values ($23, $1, $2, $3, $4, $5, $6,
+        case when $23 = 'event' and exists (select from onlyonce.parked p
+                                             where p.kind = 'event' and p.key = $7::uuid and p.settled_at is null and p.reason <> 'conflict')
+             then null else $7::uuid end, $8, $9, $10, $11, $12, $13, $14, $15, $16,
         case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22, $24, $25)`
 
 // PromoteSQL makes the first row of each ordering key due, once no unsettled row precedes it; see
