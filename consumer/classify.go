@@ -38,8 +38,8 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		return &hindrance{h.err, h.failedIndex}
 	case failed == nil:
 		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
-	case failed.Step != "" && primary.Refused(failed):
-		return failed // the way leads to a standby (T12)
+	case failed.Step != "" && failed.Step != stepSeal && primary.Refused(failed):
+		return failed // the way leads to a standby, which has refused the fence (T12)
 	case e.isRefusal(sqlState(failed), h), failed.Step == stepHook && !lost:
 		return &hindrance{failed, h.failedIndex}
 	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):

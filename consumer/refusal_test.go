@@ -35,6 +35,24 @@ func TestD1BatchThatNeedsTooMuchRoomIsDivided(t *testing.T) {
 	}
 }
 
+// D1, T12: a deferred trigger meets a server that takes no writes, for example by postgres_fdw.
+// That is no answer of this server, and counts against the message.
+func TestD1DeferredTriggerThatMustNotWrite(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.exec(`create function elsewhere() returns trigger language plpgsql as $$ begin
+		if new.value like '%-2' then raise exception using errcode = '25006'; end if; return null; end $$`)
+	r.exec(`create constraint trigger elsewhere after insert on effects deferrable initially deferred for each row execute function elsewhere()`)
+	values := r.numbered(0, 5)
+	stop := r.start(effect, testConfig())
+	r.reaches(0, 5)
+	stop()
+	r.once(append(values[:2:2], values[3:]...)...)
+	if got := fmt.Sprint(r.reasons()); got != "map[2:exhausted]" {
+		t.Errorf("parked: %s", got)
+	}
+}
+
 // D1: a limit of the statement's own (temp_file_limit, 53400) is an error of that statement,
 // although its class is that of a server without room.
 func TestD1OwnLimitOfAStatementCounts(t *testing.T) {

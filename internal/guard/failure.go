@@ -67,14 +67,14 @@ func (t *Tx) Fail(step string, err error) { t.fail(step, err) }
 // fail keeps the first failure.
 func (t *Tx) fail(step string, err error) { t.failAt(step, -1, "", err) }
 
-// failAt is fail for a statement, at its place among those of handlers; a place below 0 is none
-// (T12).
+// failAt is fail for a statement, at its place among those of handlers; a place below 0 is none. An
+// error of the seal is a deferred trigger's: a standby has refused an earlier statement (T12).
 func (t *Tx) failAt(step string, at int, sql string, err error) {
 	if t.failure != nil {
 		return
 	}
 	t.failure = &Failure{Step: step, Err: err}
-	if step != stepUser {
+	if step != stepUser && step != stepSeal {
 		primary.Note(t.conn, err)
 	}
 	if step == stepUser || step == stepHook {
