@@ -51,8 +51,8 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		// Perhaps a message kills connections, or its handler has ended the context of its own
 		// statement, which sends the engine's too; the count will show it.
 		return &handlerFailure{index: -1, err: failed, lost: lost}
-	case errors.Is(failed, context.Canceled):
-		return &hindrance{failed, h.failedIndex} // OnBegin has ended its own; work goes on
+	case errors.Is(failed, context.Canceled), h.hookFailed && endedContext(failed):
+		return &hindrance{failed, h.failedIndex} // a hook has ended its own; work goes on
 	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
 		// The table refuses the message, and always will.
 		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}

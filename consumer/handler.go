@@ -43,6 +43,7 @@ type handlerRun struct {
 	took         time.Duration
 	timeoutErr   error // which bound ended the handlers' context
 	bytesChanged bool  // a handler has changed its messages' bytes
+	hookFailed   bool  // OnBegin or OnParked has failed before the engine's bound ended
 	hung         bool
 	stack        string
 }

@@ -164,6 +164,39 @@ func TestD3OnParkedEnqueuesInVain(t *testing.T) {
 	}
 }
 
+// D3: OnParked ends the context of its own statement, with which the statement that parks travels.
+func TestD3OnParkedEndsItsOwnContext(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 3)
+	cfg := testConfig()
+	cfg.BlockedAfter = 50 * time.Millisecond
+	var slow atomic.Bool
+	slow.Store(true)
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.MessageEvent) error {
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		if slow.Load() {
+			_, err := tx.Exec(ctx, `select pg_sleep(10)`)
+			return err
+		}
+		return nil
+	}
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset == 1 {
+			return consumer.Permanent(errBoom)
+		}
+		return effect(ctx, tx, m)
+	}, cfg)
+	if h := r.halted(); h.Reason != consumer.HaltBlocked || h.Position != 1 {
+		t.Errorf("halt: %v", h)
+	}
+	slow.Store(false)
+	r.reaches(0, 3)
+	stop()
+	r.once(values[0], values[2])
+}
+
 // D3: a message that the consumer retries is not left to an operator yet. When it is, OnParked
 // writes in the transaction that says so. While it fails, the message is retried, and the failures
 // are not the message's.
@@ -200,4 +233,33 @@ func TestD3OnParkedOfARetriedMessage(t *testing.T) {
 	stop()
 	r.once("v0", "v2")
 	r.buriedOnce("v1:exhausted")
+}
+
+// D3, D2: OnParked of such a message ends the context of its own statement, and with it the
+// connection. The attempt is not known to have ended, and is taken for none.
+func TestD3OnParkedOfARetriedMessageEndsItsOwnContext(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 1)
+	var tries atomic.Int32
+	cfg := testConfig()
+	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 2
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.MessageEvent) error {
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		if tries.Load() < 8 {
+			_, err := tx.Exec(ctx, `select pg_sleep(10)`)
+			return err
+		}
+		return nil
+	}
+	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error {
+		tries.Add(1)
+		return errBoom
+	}, cfg)
+	until(t, "the message to wait for an operator", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1 })
+	stop()
+	if got := fmt.Sprint(r.reasons()); got != "map[0:exhausted]" {
+		t.Errorf("parked: %s", got)
+	}
 }

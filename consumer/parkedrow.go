@@ -207,10 +207,8 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 		return errors.Join(err, r.recordFailure(row, again, max(owed, 1)))
 	}
 	delete(r.owed, row.id)
-	if err != nil {
-		if back > 0 {
-			r.owed[row.id] = back
-		}
+	if err != nil { // this one counts in the database, and how it ended does not
+		r.owed[row.id] = row.counted - row.attempt + 1
 		return fmt.Errorf("writing how an attempt at a parked message ended: %w", err)
 	}
 	if state == parked.Retrying {

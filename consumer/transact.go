@@ -165,6 +165,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 	before, cancel := e.c.bounded(work) // up to the handler
 	defer cancel()
 	if e.c.onBegin(before, tx) != nil {
+		h.hookFailed = before.Err() == nil
 		return h
 	}
 	a.fence(tx)
@@ -209,7 +210,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		e.park(tx, m, v)
 		event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err}
 		if quiet := a.disposition != nil && a.disposition.quiet; !quiet && e.c.onParked(before, tx, m, event) != nil {
-			h.failedIndex = i
+			h.failedIndex, h.hookFailed = i, before.Err() == nil
 			return h
 		}
 		a.parked = append(a.parked, event)

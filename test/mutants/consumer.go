@@ -36,6 +36,8 @@ var consumerRules = []mutant{
 		old: ` && a.handlerCalled:
 		return &handlerFailure{index: -1, err: failed} // a deferred constraint`, new: `:
 		return &handlerFailure{index: -1, err: failed}`, test: "TestD3OnParkedFailsAtTheEnd"},
+	{rule: "D3 OnParked that ends its own context is no reason to halt", in: "consumer", decl: "(*engine).classifyFailure",
+		old: ", h.hookFailed && endedContext(failed)", new: "", test: "TestD3OnParkedEndsItsOwnContext"},
 	{rule: "D3 what OnParked has enqueued counts against the message", in: "internal/guard", decl: "(*Tx).queueBeforeCommit",
 		old: "t.Engine(last[name].step, sql, args...)", new: "t.Engine(stepUser, sql, args...)", pkg: "consumer", test: "TestD3OnParkedEnqueuesInVain"},
 	{rule: "D3 unknown type is passed over", in: "consumer", decl: "Router.Handler",
@@ -196,7 +198,9 @@ var consumerRules = []mutant{
 	{rule: "D2 sessions that an administrator ends", in: "consumer", decl: "(*engine).isRefusal",
 		old: "state == codeAdminShutdown,", new: "", test: "TestD2SessionsEndedByAnAdministrator"},
 	{rule: "D2 attempts at parked messages during outages", in: "consumer", decl: "(*retrier).recordFailure",
-		old: "r.owed[row.id] = back", new: "_ = back", test: "TestD2OutageWhileAParkedMessageIsTried"},
+		old: "r.owed[row.id] = row.counted - row.attempt + 1", new: "", test: "TestD2OutageWhileAParkedMessageIsTried"},
+	{rule: "D2 attempt counts whose end could not be written", in: "consumer", decl: "(*retrier).recordFailure",
+		old: "row.counted - row.attempt + 1", new: "max(back, 0)", test: "TestD3OnParkedOfARetriedMessageEndsItsOwnContext"},
 	{rule: "D2 idle handler", in: "consumer", decl: "(*engine).isRefusal",
 		old: "h.took < e.c.cfg.Timeouts.Idle", new: "true", test: "TestD2IdleTimeoutCountsWhereItIsTheConfigs"},
 	{rule: "D6 runs share a message", in: "consumer", decl: "(*engine).fillTransaction",
