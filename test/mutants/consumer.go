@@ -205,7 +205,7 @@ var consumerRules = []mutant{
 		old: "h.took < e.c.cfg.Timeouts.Idle", new: "true", test: "TestD2IdleTimeoutCountsWhereItIsTheConfigs"},
 	{rule: "D6 runs share a message", in: "consumer", decl: "(*engine).fillTransaction",
 		old: "&own[len(own)-1]", new: "m", test: "TestD6HandlerThatChangesItsMessage/fields"},
-	{rule: "D6 batch handler deletes from the consumer's slice", in: "consumer", decl: "(*engine).callHandlers",
+	{rule: "D6 batch handler deletes from the slice of the engine", in: "consumer", decl: "(*engine).callHandlers",
 		old: "slices.Clone(h.msgs)", new: "h.msgs", test: "TestD1BatchHandlerFails/deleted_from"},
 	{rule: "D6 changed bytes go unnoticed", in: "consumer", decl: "(*engine).protectBytes",
 		old: "hashMessages(originals) == before", new: "hashMessages(originals) == before || true", test: "TestD6HandlerThatChangesItsMessage/bytes"},

@@ -11,7 +11,7 @@ var guardRules = []mutant{
 		old: "primary.Note(t.conn, err)", new: "_ = primary.Note", pkg: "dedupe", test: "TestT12DoOnAStaleConnection"},
 	{rule: "T12 handler's own resets the pool", in: "internal/guard", decl: "(*Tx).failAt",
 		old: "if step != stepUser && step != stepSeal {", new: "if true {", pkg: "internal/primary", test: "TestT12HandlersOwn"},
-	{rule: "T12 deferred trigger's refusal is a standby's", in: "consumer", decl: "(*engine).classifyFailure",
+	{rule: "T12 refusal of a deferred trigger is a standby", in: "consumer", decl: "(*engine).classifyFailure",
 		old: "failed.Step != stepSeal && primary.Refused(failed)", new: "primary.Refused(failed)", pkg: "consumer", test: "TestD1DeferredTriggerThatMustNotWrite"},
 	{rule: "T12 connection goes back", in: "internal/primary", decl: "(*Conn).Release",
 		old: "if refused != nil", new: "if false", test: "TestT12ResetsThePool"},
