@@ -48,11 +48,15 @@ type Sink struct {
 var _ outbox.Sink = (*Sink)(nil)
 
 // New checks the configuration and returns every fault of it at once. It does not connect. It uses
-// the connection of js, which should reconnect without end (nats.MaxReconnects(-1)).
+// the connection of js, which should reconnect without end (nats.MaxReconnects(-1)), and must have
+// no buffer (nats.ReconnectBufSize(-1)): what is published without a connection would be sent later
+// than the attempt that the journal knows.
 func New(js jetstream.JetStream, cfg Config) (*Sink, error) {
 	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if js == nil {
 		l.Join(fmt.Errorf("%w: js: must not be nil", ErrConfig))
+	} else if js.Conn().Opts.ReconnectBufSize >= 0 {
+		l.Join(fmt.Errorf("%w: js: its connection keeps what is published while it is lost, and sends it later: connect with nats.ReconnectBufSize(-1)", ErrConfig))
 	}
 	if cfg.Name == "" {
 		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")
@@ -92,11 +96,6 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	// The client keeps what is published without a connection, and sends it later: that would be
-	// an attempt that the journal does not know.
-	if !s.js.Conn().IsConnected() {
-		return outbox.Failure("no connection", errors.New("natssink: the connection to the server is lost"))
-	}
 	if err := d.MayStart(); err != nil {
 		return outbox.Failure(err.Error(), err)
 	}

@@ -36,7 +36,7 @@ func newRig(t *testing.T) *rig {
 	r := &rig{t: t, opts: server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true, MaxPayload: 1 << 16}}
 	r.start()
 	t.Cleanup(r.stop)
-	nc, err := nats.Connect(r.nats.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+	nc, err := nats.Connect(r.nats.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectBufSize(-1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,5 +211,17 @@ func TestConfigFaults(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, natssink.ErrConfig) {
 			t.Errorf("no word of %s in %v", want, err)
 		}
+	}
+	nc, err := nats.Connect("nats://127.0.0.1:1", nats.RetryOnFailedConnect(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := natssink.New(js, natssink.Config{Name: "events", Subjects: []string{"a"}, KeyWindow: 1}); err == nil || !strings.Contains(err.Error(), "nats.ReconnectBufSize(-1)") {
+		t.Errorf("a connection that sends later: %v", err)
 	}
 }

@@ -62,6 +62,10 @@ func (b *Broker) Begin(ctx context.Context, ordered bool) error {
 	if err != nil || !ordered {
 		return err
 	}
+	if info == nil {
+		b.next = 1
+		return nil
+	}
 	for info.NumAckPending > 0 {
 		// Once AckWait has passed, the server delivers what is outstanding, before anything newer.
 		if !pace.Sleep(ctx, info.Config.AckWait+time.Second/2) {
@@ -78,7 +82,8 @@ func (b *Broker) Begin(ctx context.Context, ordered bool) error {
 	return nil
 }
 
-// connect finds or makes the consumer.
+// connect finds the consumer. If there is none, it returns nil, and Receive makes it: a new consumer
+// delivers all of the stream, and queue compares that with Config.CopiesWithin before (Q6).
 func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -90,7 +95,11 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	b.maxAge = s.CachedInfo().Config.MaxAge
 	c, err := s.Consumer(ctx, b.cfg.Durable)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		c, err = s.CreateConsumer(ctx, b.consumerConfig())
+		b.consumer = nil
+		if state := s.CachedInfo().State; state.Msgs > 0 {
+			b.maxAge = max(b.maxAge, time.Since(state.FirstTime))
+		}
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("natsqueue: consumer %s of stream %s: %w", b.cfg.Durable, b.cfg.Stream, err)
@@ -100,7 +109,8 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	return info, checkConsumer(info.Config)
 }
 
-// Retention is the stream's MaxAge, and 0 if it has none. A receiver compares it with
+// Retention is the stream's MaxAge, and 0 if it has none. If the consumer is still to be made, it is
+// at least the age of the stream's oldest message. A receiver compares it with
 // queue.Config.CopiesWithin.
 func (b *Broker) Retention() time.Duration { return b.maxAge }
 
@@ -158,11 +168,26 @@ func (b *Broker) Receive(ctx context.Context, most int) ([]*queue.Delivery, erro
 	if !b.js.Conn().IsConnected() { // a pull would only wait
 		return nil, errDisconnected
 	}
+	if b.consumer == nil {
+		if err := b.makeConsumer(ctx); err != nil {
+			return nil, err
+		}
+	}
 	all, err := b.pull(ctx, most, false)
 	if len(all) > 0 || err != nil {
 		return all, err
 	}
 	return b.pull(ctx, 1, true)
+}
+
+func (b *Broker) makeConsumer(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if b.consumer, err = b.js.CreateConsumer(ctx, b.cfg.Stream, b.consumerConfig()); err != nil {
+		b.consumer = nil
+		return fmt.Errorf("natsqueue: making consumer %s of stream %s: %w", b.cfg.Durable, b.cfg.Stream, err)
+	}
+	return nil
 }
 
 var errDisconnected = errors.New("natsqueue: the connection to the server is lost")

@@ -124,6 +124,30 @@ func TestQ6MaxAge(t *testing.T) {
 	}
 }
 
+// If the consumer is missing, the one that is made delivers all of the stream. It is made when queue
+// has compared the age of that with CopiesWithin, and not before (Q6).
+func TestQ6MissingConsumer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	js := r.js()
+	r.publish(js, r.stream, queue.Delivery{ID: "a"})
+	b := r.broker(r.stream)
+	for _, ordered := range []bool{false, true} {
+		if err := b.Begin(t.Context(), ordered); err != nil || b.Retention() <= 0 {
+			t.Fatalf("%v, %v", b.Retention(), err)
+		}
+		if _, err := js.Consumer(t.Context(), r.stream, "d"); !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			t.Fatal(err)
+		}
+	}
+	_, stop := r.Receives(b)
+	r.UntilStored(1)
+	stop()
+	if err := b.Begin(t.Context(), false); err != nil || b.Retention() != 0 {
+		t.Errorf("%v, %v", b.Retention(), err)
+	}
+}
+
 func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	_, err := queue.New(nil, natsqueue.New(nil, natsqueue.Config{Stream: "a.b", Subjects: []string{""}, AckWait: 1}), queue.Config{})

@@ -115,7 +115,8 @@ func byHand(b *testing.B, pool *pgxpool.Pool, broker queue.Broker) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return applyNew(ctx, tx, got) }); err != nil {
+		var fresh int
+		if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) { fresh, err = applyNew(ctx, tx, got); return err }); err != nil {
 			b.Fatal(err)
 		}
 		bounded, cancel := context.WithTimeout(ctx, time.Minute)
@@ -124,26 +125,27 @@ func byHand(b *testing.B, pool *pgxpool.Pool, broker queue.Broker) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		left -= len(got)
+		left -= fresh
 	}
 	if e, is := broker.(interface{ End() }); is {
 		e.End()
 	}
 }
 
-func applyNew(ctx context.Context, tx pgx.Tx, all []*queue.Delivery) error {
+// applyNew returns how many of the messages were new.
+func applyNew(ctx context.Context, tx pgx.Tx, all []*queue.Delivery) (n int, err error) {
 	ids := make([]string, len(all))
 	for i, d := range all {
 		ids[i] = d.ID
 	}
 	rows, err := tx.Query(ctx, `insert into processed_messages select unnest($1::text[]) on conflict do nothing returning id`, ids)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	fresh := map[string]bool{}
 	var id string
 	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error { fresh[id] = true; return nil }); err != nil {
-		return err
+		return 0, err
 	}
 	effects := &pgx.Batch{}
 	for _, d := range all {
@@ -152,5 +154,5 @@ func applyNew(ctx context.Context, tx pgx.Tx, all []*queue.Delivery) error {
 			delete(fresh, d.ID)
 		}
 	}
-	return tx.SendBatch(ctx, effects).Close()
+	return effects.Len(), tx.SendBatch(ctx, effects).Close()
 }
