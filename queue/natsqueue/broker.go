@@ -206,7 +206,9 @@ func (b *Broker) pull(ctx context.Context, most int, wait bool) (all []*queue.De
 		if limit <= pullMargin {
 			return nil, nil
 		}
-		batch, err = b.consumer.Fetch(most, jetstream.FetchMaxWait(limit))
+		bounded, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		batch, err = b.consumer.Fetch(most, jetstream.FetchContext(bounded))
 	} else {
 		batch, err = b.consumer.FetchNoWait(most)
 	}
@@ -217,7 +219,7 @@ func (b *Broker) pull(ctx context.Context, most int, wait bool) (all []*queue.De
 		select {
 		case msg, ok := <-batch.Messages():
 			if !ok {
-				if err := batch.Error(); err != nil && !errors.Is(err, nats.ErrTimeout) {
+				if err := batch.Error(); err != nil && !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 					return nil, fmt.Errorf("natsqueue: pulling: %w", err)
 				}
 				return all, nil
