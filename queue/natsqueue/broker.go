@@ -82,8 +82,9 @@ func (b *Broker) Begin(ctx context.Context, ordered bool) error {
 	return nil
 }
 
-// connect finds the consumer. If there is none, it returns nil, and Receive makes it: a new consumer
-// delivers all of the stream, and queue compares that with Config.CopiesWithin before (Q6).
+// connect finds the consumer. If there is none, it returns nil, and Receive makes it: a new
+// consumer delivers all of the stream, and queue compares that with Config.CopiesWithin before
+// (Q6).
 func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -109,8 +110,8 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	return info, checkConsumer(info.Config)
 }
 
-// Retention is the stream's MaxAge, and 0 if it has none. If the consumer is still to be made, it is
-// at least the age of the stream's oldest message. A receiver compares it with
+// Retention is the stream's MaxAge, and 0 if it has none. If the consumer is still to be made, it
+// is at least the age of the stream's oldest message. A receiver compares it with
 // queue.Config.CopiesWithin.
 func (b *Broker) Retention() time.Duration { return b.maxAge }
 

@@ -124,8 +124,8 @@ func TestQ6MaxAge(t *testing.T) {
 	}
 }
 
-// If the consumer is missing, the one that is made delivers all of the stream. It is made when queue
-// has compared the age of that with CopiesWithin, and not before (Q6).
+// If the consumer is missing, the one that is made delivers all of the stream. It is made when
+// queue has compared the age of that with CopiesWithin, and not before (Q6).
 func TestQ6MissingConsumer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
