@@ -98,7 +98,7 @@ var guardRules = []mutant{
 	{rule: "S1 standby", in: "internal/preflight", decl: "serverSettings.findings",
 		old: "s.standby", new: "false", test: "TestJudgement"},
 	{rule: "S1 standby in SERIALIZABLE", in: "internal/preflight", decl: "Check",
-		old: "primary.Refused(err)", new: "false", test: "TestS1Standby"},
+		old: "primary.Refused(err)", new: "primary.Refused(nil)", test: "TestS1Standby"},
 	{rule: "S2 search_path of a relay's writes", in: "outbox", decl: "fenceSQL",
 		old: "pg_catalog.set_config('search_path', 'pg_catalog', true), ", new: "", pkg: "internal/preflight", test: "TestS2OverloadsOfOthersDoNotRun"},
 	{rule: "S2 search_path of a rotator", in: "internal/ring", decl: "New",
