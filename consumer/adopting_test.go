@@ -1,9 +1,12 @@
 package consumer_test
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
 )
 
 // The guide's way in from a table of processed ids: what the old consumer has applied, and not
@@ -31,4 +34,49 @@ func TestAdoptingATableOfProcessedIDs(t *testing.T) {
 	r.reaches(0, 101)
 	stop()
 	r.once(values...)
+}
+
+// docs/guide/adopting.md shows this code; package test/docs compares them.
+
+// fromBoth finds the id that Debezium's event router has set, or the one that a relay has.
+func fromBoth(m *consumer.Message) (string, error) {
+	if id, err := consumer.HeaderKey("id")(m); err == nil {
+		return id, nil
+	}
+	return consumer.HeaderKey("message-id")(m)
+}
+
+// The guide's ways in from Debezium's outbox and from Watermill: copies of what was sent the old
+// way and of what is sent the new way are found, while producers move.
+func TestAdoptingWhileProducersMove(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		old string
+		key consumer.KeyFunc
+	}{
+		"Debezium":  {"id", fromBoth},
+		"Watermill": {"_watermill_message_uuid", consumer.HeaderKey("_watermill_message_uuid")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			var values []string
+			for n := range 40 {
+				v := fmt.Sprint("v", n)
+				h := consumer.Header{Name: c.old, Value: []byte(v)}
+				if name == "Debezium" && n%2 == 1 {
+					h = id(v) // by a producer that has moved
+				}
+				r.log.Append(0, v, h)
+				r.log.Append(0, v, h)
+				values = append(values, v)
+			}
+			cfg := testConfig()
+			cfg.Key = c.key
+			stop := r.start(effect, cfg)
+			r.reaches(0, 80)
+			stop()
+			r.once(values...)
+		})
+	}
 }
