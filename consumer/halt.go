@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -160,22 +159,20 @@ func (e *HaltError) remedy() (r remedy) {
 		return e.command("adopt", e.Shard, nil, "-halted", string(e.Reason), "-at", at)
 	}
 	from := e.command("adopt", e.Shard, &e.Partition, "-from", show.Quote("URL-OF-"+e.Other))
-	at := func(offset int64) string {
-		return e.command("adopt", e.Shard, &e.Partition, "-at", strconv.FormatInt(offset, 10))
-	}
-	if e.resume != nil && slices.Contains([]HaltReason{HaltGap, HaltBlocked, HaltEverythingFails}, e.Reason) {
-		// A lower offset would handle again what lies behind the replay's range (F10).
-		add("to end the replay and continue where it interrupted the work", at(*e.resume), "")
-		add("then, to handle what is left of its range, replay that", "", "")
-		if e.Reason != HaltEverythingFails {
-			return r
+	at := func(offset string) string { return e.command("adopt", e.Shard, &e.Partition, "-at", offset) }
+	// goOn adds the step after which the partition goes on. In a replay that step ends it where it
+	// interrupted the work: a lower offset would handle again the messages after its range (F10).
+	goOn := func(when, one, all string) {
+		if e.resume == nil {
+			add(when, one, all)
+			return
 		}
+		add("to end the replay and continue where it interrupted the work", at(strconv.FormatInt(*e.resume, 10)), "")
+		add("then, to handle what is left of its range, replay that", "", "")
 	}
 	switch e.Reason {
 	case HaltEverythingFails:
-		if e.resume == nil {
-			add("to continue at once", at(e.Position), halted("position"))
-		}
+		goOn("to continue at once", at(strconv.FormatInt(e.Position, 10)), halted("position"))
 		for i, reason := range e.failed {
 			add([]string{"once the cause is repaired, to retry the parked messages", ""}[min(i, 1)], e.redrive(reason, &e.Partition), e.redrive(reason, nil))
 		}
@@ -200,8 +197,12 @@ func (e *HaltError) remedy() (r remedy) {
 		default:
 			add("if shard.Config.OfPartition is wrong correct it and deploy; to move the partition (docs/scaling.md)", e.command("retire", e.Other, &e.Partition), "")
 		}
-	case HaltNewTopic, HaltGap: // of what comes before the log's first record, nothing is left to handle
+	case HaltNewTopic: // nothing that comes before the log's first record is left to handle
 		add("", halted("first"), halted("first"))
+	case HaltGap: // the same
+		goOn("", halted("first"), halted("first"))
+	case HaltBlocked:
+		goOn("", at("OFFSET"), "")
 	default:
 		when, all := "", ""
 		switch {
@@ -210,7 +211,7 @@ func (e *HaltError) remedy() (r remedy) {
 		case e.Reason == HaltTruncated, e.Reason == HaltForeignCluster:
 			all = halted("OFFSET")
 		}
-		add(when, e.command("adopt", e.Shard, &e.Partition, "-at", "OFFSET"), all)
+		add(when, at("OFFSET"), all)
 	}
 	return r
 }

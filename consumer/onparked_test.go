@@ -103,12 +103,7 @@ func TestD3OnParkedFailsAtTheEnd(t *testing.T) {
 		tx.Queue(`insert into graves values (1)`)
 		return nil
 	}
-	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if m.Offset == 1 {
-			return consumer.Permanent(errBoom)
-		}
-		return effect(ctx, tx, m)
-	}, cfg)
+	stop := r.start(permanentAtOne, cfg)
 	if h := r.halted(); h.Reason != consumer.HaltBlocked || h.Position != 1 || !strings.Contains(h.Detail, "graves_plot_fkey") {
 		t.Errorf("halt: %v", h)
 	}
@@ -122,6 +117,14 @@ func TestD3OnParkedFailsAtTheEnd(t *testing.T) {
 	if got := fmt.Sprint(r.reasons()); got != "map[1:permanent]" {
 		t.Errorf("parked: %s", got)
 	}
+}
+
+// permanentAtOne is a handler that cannot apply the message at offset 1.
+func permanentAtOne(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	if m.Offset == 1 {
+		return consumer.Permanent(errBoom)
+	}
+	return effect(ctx, tx, m)
 }
 
 // D3: a call that OnParked enqueues is refused at the end of the transaction, because another one
@@ -143,12 +146,7 @@ func TestD3OnParkedEnqueuesInVain(t *testing.T) {
 	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
 		return enqueue(ctx, tx, callID.Load().(string), string(m.Value))
 	}
-	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if m.Offset == 1 {
-			return consumer.Permanent(errBoom)
-		}
-		return effect(ctx, tx, m)
-	}, cfg)
+	stop := r.start(permanentAtOne, cfg)
 	if h := r.halted(); h.Reason != consumer.HaltBlocked || h.Position != 1 || !strings.Contains(h.Detail, "statement of the hook") {
 		t.Errorf("halt: %v", h)
 	}
@@ -182,12 +180,7 @@ func TestD3OnParkedEndsItsOwnContext(t *testing.T) {
 		}
 		return nil
 	}
-	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if m.Offset == 1 {
-			return consumer.Permanent(errBoom)
-		}
-		return effect(ctx, tx, m)
-	}, cfg)
+	stop := r.start(permanentAtOne, cfg)
 	if h := r.halted(); h.Reason != consumer.HaltBlocked || h.Position != 1 {
 		t.Errorf("halt: %v", h)
 	}

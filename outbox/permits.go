@@ -244,10 +244,13 @@ func (r *relayRates) ask(now time.Time) (q permitRequest) {
 		}
 	}
 	slices.SortFunc(due, func(a, b dueLimit) int {
-		if a.first != b.first {
-			return map[bool]int{true: -1, false: 1}[a.first]
+		switch {
+		case a.first == b.first:
+			return a.at.Compare(b.at)
+		case a.first:
+			return -1
 		}
-		return a.at.Compare(b.at)
+		return 1
 	})
 	for _, d := range due[:min(len(due), maxAsked)] {
 		q.add(r, d.of, d.permits)

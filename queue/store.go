@@ -73,7 +73,7 @@ func parts(all []*incoming) iter.Seq[[]*incoming] {
 
 // storePart stores deliveries in one transaction. If the database does not take one of them, it
 // stores each alone, and parks those that cannot be appended. refused are those that cannot be
-// parked either (Q4), and, with Ordered and a nil error, those behind the first of them (Q5).
+// parked either (Q4), and, with Ordered and a nil error, those after the first of them (Q5).
 func (r *receiver) storePart(ctx context.Context, part []*incoming) (done Stored, refused map[*incoming]error, err error) {
 	done, err = r.transact(ctx, part)
 	if err == nil || !isPoison(err) {

@@ -220,10 +220,12 @@ func (b *Broker) pull(ctx context.Context, most int, wait bool) (all []*queue.De
 		select {
 		case msg, ok := <-batch.Messages():
 			if !ok {
-				if err := batch.Error(); err != nil && !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+				switch err := batch.Error(); {
+				case err == nil, errors.Is(err, nats.ErrTimeout), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+					return all, nil
+				default:
 					return nil, fmt.Errorf("natsqueue: pulling: %w", err)
 				}
-				return all, nil
 			}
 			d, err := b.delivery(msg)
 			if err != nil {
