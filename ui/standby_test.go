@@ -5,7 +5,6 @@ package ui_test
 import (
 	"context"
 	"net/http"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -35,9 +34,6 @@ func newTwins(t *testing.T) *twins {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = primary.Stop() })
-	if primary.Kind != devenv.KindLocal && os.Getenv("CI") != "true" {
-		t.Skip("needs a packaged server: pg_basebackup")
-	}
 	tw := &twins{primary: pgtest.Pool(t, primary.URL)}
 	err = tw.primary.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
 		_, err := migrations.Apply(ctx, c.Conn())

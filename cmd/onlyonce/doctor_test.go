@@ -287,9 +287,6 @@ func TestDoctorStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = primary.Stop() })
-	if primary.Kind != devenv.KindLocal && os.Getenv("CI") != "true" {
-		t.Skip("needs a packaged server: pg_basebackup")
-	}
 	p := session{t: t, url: primary.URL}
 	p.run("migrate").want(t, statusGood)
 	standby, err := primary.Standby(t.Context(), "away", devenv.Options{})

@@ -108,7 +108,7 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 			if n := one[int](f, `select count(*) from onlyonce.parked where state = 'blocked' and first_attempt_at = parked_at`); n != 1 {
 				t.Error("the key of a call that was parked before the dump counts from its next attempt")
 			}
-			if n := one[int](f, `select count(*) from onlyonce.segments s where ring = 'outbox' and slot = 1 and bound > (select max(xid) from onlyonce.outbox_log where redo)`); n != 1 {
+			if n := one[int](f, `select count(*) from onlyonce.segments s where ring = 'outbox' and slot = 1 and bound > (select xid from onlyonce.outbox_log where redo order by xid desc limit 1)`); n != 1 {
 				t.Error("a closed segment is emptied under calls that are to be sent")
 			}
 			if n := one[int](f, `select count(*) from onlyonce.rings where name = 'outbox' and version = (select last_value from onlyonce.outbox_version) and version > 1`); n != 1 {

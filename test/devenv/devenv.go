@@ -20,7 +20,7 @@ const (
 	EnvForce        = "ONLYONCE_ENV"
 	// EnvPostgresVersion is a major version, of those in PostgresVersions.
 	EnvPostgresVersion = "ONLYONCE_POSTGRES_VERSION"
-	// EnvKafkaVersion is a version of Kafka that Maven serves, of those in KafkaVersions.
+	// EnvKafkaVersion is a version of Kafka that Maven serves.
 	EnvKafkaVersion = "ONLYONCE_KAFKA_VERSION"
 )
 

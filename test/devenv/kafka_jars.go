@@ -21,12 +21,6 @@ import (
 // defaultKafkaVersion is the version of the image, and of kafka-pom.xml.
 const defaultKafkaVersion = "4.3.0"
 
-// KafkaVersions are the versions that make matrix tests, oldest first: the oldest that runs without
-// ZooKeeper in production, the last 3.x, the first 4.x, ours and the latest.
-func KafkaVersions() []string {
-	return []string{"3.3.2", "3.9.1", "4.0.1", defaultKafkaVersion, "4.4.0"}
-}
-
 // kafkaVersion is that of EnvKafkaVersion, or ours.
 func kafkaVersion() string { return cmp.Or(os.Getenv(EnvKafkaVersion), defaultKafkaVersion) }
 

@@ -4,21 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/rig/pgserver"
-	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 )
 
 // switchTimeout bounds a change of roles: a promotion, a standby that lets go or
 // catches up.
 const switchTimeout = 60 * time.Second
 
-// Standby starts a streaming standby of this server, made by pg_basebackup, with a
+// Standby starts a streaming standby of this server, with a
 // supervisor and a directory of its own, and returns when it streams. It is
 // asynchronous until [Postgres.Synchronous] names it. The name, of lower-case
 // letters, digits and underscores, is its application_name and its slot at this
@@ -28,10 +25,6 @@ func (p *Postgres) Standby(ctx context.Context, name string, o Options) (*Postgr
 		return nil, errors.New("devenv: only a server that devenv started on this machine can have a standby here")
 	}
 	l := p.local
-	if _, err := os.Stat(filepath.Join(l.Bin(), supervise.Exe("pg_basebackup"))); err != nil {
-		return nil, fmt.Errorf("devenv: a standby needs pg_basebackup, and %s has none: install a packaged server (Debian's postgresql-15), and do without %s=%s",
-			l.Bin(), EnvForce, KindEmbedded)
-	}
 	// With a slot the WAL between the backup and the first streaming cannot be recycled.
 	if err := p.exec(ctx, dropSlotSQL, name); err != nil {
 		return nil, err

@@ -4,7 +4,6 @@ package devenv_test
 
 import (
 	"context"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +16,7 @@ import (
 // on.
 func TestPostgresPauseContinue(t *testing.T) {
 	t.Parallel()
-	p := startPostgres(t, devenv.Options{Force: devenv.KindLocal})
+	p := startPostgres(t, devenv.Options{Own: true})
 	conn, err := pgx.Connect(t.Context(), p.URL)
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +56,7 @@ func TestPostgresPauseContinue(t *testing.T) {
 // standby of its own.
 func TestPostgresLossyFailover(t *testing.T) {
 	t.Parallel()
-	p := startPostgres(t, devenv.Options{Force: devenv.KindLocal})
+	p := startPostgres(t, devenv.Options{Own: true})
 	mustQuery(t, p.URL, `with t as (select 1) select lo_from_bytea(1000, 'kept')::text from t`)
 	for round := range 2 {
 		s := startStandby(t, p)
@@ -99,7 +98,7 @@ func TestPostgresLossyFailover(t *testing.T) {
 // With its standby named, a COMMIT is there after the failover or was never answered.
 func TestPostgresSynchronousStandby(t *testing.T) {
 	t.Parallel()
-	p := startPostgres(t, devenv.Options{Force: devenv.KindLocal})
+	p := startPostgres(t, devenv.Options{Own: true})
 	s := startStandby(t, p)
 	if err := p.Synchronous(t.Context(), "twin"); err != nil {
 		t.Fatal(err)
@@ -133,19 +132,6 @@ func TestPostgresSynchronousStandby(t *testing.T) {
 	}
 	if got := mustQuery(t, s.URL, `select convert_from(lo_get(1000), 'UTF8')`); got != "kept" {
 		t.Errorf("after the failover: %q", got)
-	}
-}
-
-func TestPostgresStandbyNeedsItsPrograms(t *testing.T) {
-	t.Parallel()
-	p, err := devenv.StartPostgres(t.Context(), devenv.Options{Force: devenv.KindEmbedded})
-	if err != nil {
-		unreachable(t, err)
-	}
-	defer p.Stop()
-	_, err = p.Standby(t.Context(), "twin", devenv.Options{})
-	if err == nil || !strings.Contains(err.Error(), "needs pg_basebackup") {
-		t.Errorf("error %v", err)
 	}
 }
 

@@ -72,9 +72,6 @@ func TestRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = primary.Stop() })
-	if primary.Kind != devenv.KindLocal {
-		t.Skip("a base backup needs pg_basebackup and a server of this machine")
-	}
 	forward, err := rig.NewForwarder(rig.HostPort(primary))
 	if err != nil {
 		t.Fatal(err)

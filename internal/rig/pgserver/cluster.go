@@ -75,58 +75,6 @@ func prepare(ctx context.Context, cfg Config) (*Cluster, error) {
 	return &Cluster{sup: sup, bin: cfg.Bin, user: user, settings: cfg.Settings, extra: cfg.Env}, nil
 }
 
-// Clone makes a cluster with pg_basebackup and starts its server as a streaming standby of c. name
-// is its application_name, and its slot at c.
-func (c *Cluster) Clone(ctx context.Context, name string, cfg Config) (*Cluster, error) {
-	s, err := c.copied(ctx, name, cfg, "-R", "-X", "stream", "-C", "-S", name)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.startAnywhere(ctx); err != nil {
-		return nil, errors.Join(err, s.sup.Close())
-	}
-	return s, nil
-}
-
-// Archiving are the settings of a server that has its WAL archived, for Backup.
-func Archiving() map[string]string {
-	return map[string]string{"archive_mode": "on", "archive_command": "mkdir -p ../archive && cp %p ../archive/%f"}
-}
-
-// Backup makes a base backup of c, whose server has the settings Archiving. It starts no server.
-func (c *Cluster) Backup(ctx context.Context, cfg Config) (*Cluster, error) {
-	return c.copied(ctx, "backup", cfg, "-X", "none")
-}
-
-// Recover starts the server of a base backup, recovers it from the archive of the cluster that the
-// backup is of to a named restore point, and promotes it.
-func (c *Cluster) Recover(ctx context.Context, from *Cluster, point string) error {
-	c.settings = maps.Clone(c.settings)
-	maps.Copy(c.settings, map[string]string{"restore_command": "cp '" + filepath.Join(from.sup.Dir(), "archive") + "/%f' %p", "recovery_target_name": point, "recovery_target_action": "promote"})
-	if err := os.WriteFile(filepath.Join(c.data(), "recovery.signal"), nil, 0o644); err != nil {
-		return err
-	}
-	return c.startAnywhere(ctx)
-}
-
-// copied makes a cluster with pg_basebackup.
-func (c *Cluster) copied(ctx context.Context, name string, cfg Config, args ...string) (*Cluster, error) {
-	cfg.Bin = c.bin
-	s, err := prepare(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-	out, err := s.sup.Run(ctx, supervise.Command{
-		Argv: append([]string{filepath.Join(c.bin, supervise.Exe("pg_basebackup")), "-D", s.data(), "-c", "fast", "--no-sync",
-			"-d", fmt.Sprintf("host=127.0.0.1 port=%d user=postgres sslmode=disable application_name=%s", c.port, name)}, args...),
-		Env: s.env(), As: s.user,
-	})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%w\n%s", err, out), s.sup.Close())
-	}
-	return s, nil
-}
-
 // String describes the cluster in a few words: where its programs are, its port and its user.
 func (c *Cluster) String() string {
 	as := ""
