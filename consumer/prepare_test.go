@@ -90,7 +90,7 @@ func TestT10PrepareThatHangs(t *testing.T) {
 	values := r.numbered(0, 3)
 	free := make(chan struct{})
 	cfg := testConfig()
-	cfg.BatchTimeout, cfg.HandlerTimeout, cfg.HangTimeout, cfg.MaxAttempts = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond, 1
+	cfg.BatchTimeout, cfg.HandlerTimeout, cfg.HangTimeout, cfg.MaxAttempts = 300*time.Millisecond, 300*time.Millisecond, 50*time.Millisecond, 3
 	cfg.Prepare = func(ctx context.Context, msgs []*consumer.Message) (context.Context, error) {
 		for _, m := range msgs {
 			if m.Offset == 1 {

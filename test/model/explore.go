@@ -30,7 +30,7 @@ type result struct {
 }
 
 // maxStates bounds an exploration. A scope that reaches it proves nothing and counts as a breach.
-const maxStates = 36_000_000
+const maxStates = 64_000_000
 
 const wedged = "WEDGED: no way on to the end"
 
