@@ -27,7 +27,8 @@ type Case struct {
 	// Serve makes a process's HTTP handler, and a Runner beside it, or nil: for example a
 	// webhook.Endpoint, or an idempotency.Layer with its routes. Defaults to none.
 	Serve func(*Process) (http.Handler, Runner, error)
-	// Messages are the records in the topics at the start. Defaults to none.
+	// Messages are the records in the topics at the start, or at brokers ([Process.Broker]).
+	// Defaults to none.
 	Messages []Message
 	// Requests are sent one after the other, and again in the end if they have a Key. Required with
 	// Serve.

@@ -111,6 +111,9 @@ func (x *play) course(ctx context.Context) error {
 		}
 		again := slices.Clone(x.sent)
 		where := "at another offset"
+		if x.logs.empty() {
+			where = "from its producer"
+		}
 		switch e.what {
 		case copies:
 		case moved:
@@ -125,7 +128,7 @@ func (x *play) course(ctx context.Context) error {
 		x.struck[i] = true
 		x.say(nil, histories.Fault, "each message comes again, %s  <<< %s", where, e.what)
 		x.mu.Unlock()
-		x.logs.add(again...)
+		x.send(again)
 		if err := x.finish(ctx); err != nil {
 			return err
 		}
@@ -272,6 +275,7 @@ func (p *Process) hasEnded() bool {
 }
 
 func (x *play) startProcess() error {
+	x.giveBack()
 	p, err := x.newProcess()
 	if err != nil {
 		return err

@@ -43,7 +43,7 @@
 //	failover:P   a standby without the COMMIT at P takes over, before the next batch or in the end
 //	rewind:P     ... in the end in any case, so all commits from P on are lost
 //	reset        when a process has died, the group's offsets are gone
-//	copies       in the end each message arrives again, at another offset
+//	copies       in the end each message arrives again, at another offset, or from a queue's producer
 //	moved        ... in another partition
 //	single       no fault: each message is a batch of its own, as with BatchSize 1
 //
@@ -64,12 +64,13 @@
 //
 // # Limits of Run
 //
-//   - A failover only loses commits of cases with Messages: Run does not send an answered request
-//     again, so a lost one would stay lost. It needs a role that is a superuser, and handlers
-//     without DDL. The processes survive, sequences go back as on a standby, and the server's
-//     timeline and transaction ids continue. All messages have the time at which Run began. So if a
-//     sink's KeyWindow is shorter than the budget, a call that a failover has lost may be left for
-//     an operator, as in production, and Run reports that effects differ.
+//   - A failover only loses commits of cases with Messages, and without a broker: neither an
+//     answered request nor an acknowledged message comes again, so a lost one would stay lost. It
+//     needs a role that is a superuser, and handlers without DDL. The processes survive, sequences
+//     go back as on a standby, and the server's timeline and transaction ids continue. All messages
+//     have the time at which Run began. So if a sink's KeyWindow is shorter than the budget, a call
+//     that a failover has lost may be left for an operator, as in production, and Run reports that
+//     effects differ.
 //   - A serialization failure is an error of the handler's call; the server has not raised it.
 //   - The clock is real, and goroutines of the handler are not scheduled.
 //   - Global variables outlive a process here, not in production. Values that Start makes anew for

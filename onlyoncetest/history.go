@@ -143,7 +143,7 @@ func (p point) weight() int {
 
 // able is which faults a case can have.
 type able struct {
-	log      bool // it has messages
+	log      bool // it has topics
 	copies   bool // copies of them can be recognized
 	single   bool // its batches can be of one message
 	failover bool // a failover that loses commits leaves all work to be done again
@@ -159,6 +159,8 @@ func singles(points []point, can able) (all []history) {
 	slices.SortStableFunc(points, func(a, b point) int { return a.weight() - b.weight() })
 	if can.copies {
 		add(event{what: copies})
+	}
+	if can.copies && can.log {
 		add(event{what: moved})
 	}
 	for _, p := range points {

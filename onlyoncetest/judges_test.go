@@ -30,6 +30,7 @@ import (
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/sqltx"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -188,6 +189,38 @@ func events(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest
 	}}
 }
 
+// received returns a case of messages that a queue's receiver stores, one of them without an id,
+// and of a consumer of them.
+func received(more func(*queue.Config)) onlyoncetest.Case {
+	var all []onlyoncetest.Message
+	for _, m := range append(three(), onlyoncetest.Message{Value: "3"}) {
+		m.Topic = "orders"
+		all = append(all, m)
+	}
+	handled := func(ctx context.Context, pool *pgxpool.Pool) error {
+		var some bool
+		err := pool.QueryRow(ctx, `select exists (select from effects)`).Scan(&some)
+		if err == nil && !some {
+			err = errors.New("no message was waited for")
+		}
+		return err
+	}
+	return onlyoncetest.Case{Migrate: migrate, Messages: all, Check: handled, Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+		cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 2, PollInterval: 20 * time.Millisecond}
+		more(&cfg)
+		q, err := queue.New(p.Pool, p.Broker("orders"), cfg)
+		if err != nil {
+			return nil, err
+		}
+		return consumer.New(p.Pool, q, sound, p.Tune(consumer.Config{BatchSize: 2}))
+	}}
+}
+
+// named has a queue take its ids from a function.
+func named(id func(*queue.Delivery) string) onlyoncetest.Case {
+	return received(func(c *queue.Config) { c.Identify = func(d *queue.Delivery) error { d.ID = id(d); return nil } })
+}
+
 // sending returns a case whose calls a relay sends with a sink.
 func sending(sink func(p *onlyoncetest.Process) (outbox.Sink, error)) onlyoncetest.Case {
 	c := after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -300,7 +333,7 @@ type judged struct {
 func faulty(t *testing.T) []judged {
 	remote := mailbox(t)
 	forgetful := onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{IgnoreKeys: true})
-	var memory sync.Map
+	var memory, handles sync.Map
 	var counter atomic.Int64
 	return []judged{
 		{"pool", with(func(p *onlyoncetest.Process) consumer.Handler {
@@ -478,6 +511,12 @@ func faulty(t *testing.T) []judged {
 				return err
 			}
 		}), kindWrittenOutside, "effects"},
+		{"queue whose ids name the attempt", named(func(d *queue.Delivery) string { return fmt.Sprint(d.ID, d.Redelivered) }), kindEffectsDiffer, "effects"},
+		{"queue whose ids name the time", named(func(d *queue.Delivery) string { return fmt.Sprint(d.ID, time.Now().UnixNano()) }), kindEffectsDiffer, "effects"},
+		{"queue with ids of its broker", named(func(d *queue.Delivery) string { // a producer's copy gets another one
+			id, _ := handles.LoadOrStore(d.Handle, fmt.Sprint(counter.Add(1)))
+			return id.(string)
+		}), kindEffectsDiffer, "effects"},
 		{"sql past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				db := stdlib.OpenDBFromPool(p.Pool)
@@ -600,6 +639,9 @@ func soundCases(t *testing.T) []judged {
 				return err
 			}
 		}), "", ""},
+		{"messages of a queue", received(func(*queue.Config) {}), "", ""},
+		{"messages of a queue in order", received(func(c *queue.Config) { c.Ordered, c.Batch = true, 1 }), "", ""},
+		{"messages of a queue under ids of their bodies", named(func(d *queue.Delivery) string { return string(d.Body) }), "", ""},
 		{"sql", with(func(*onlyoncetest.Process) consumer.Handler {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				return sqltx.Within(ctx, tx, func(ctx context.Context, tx *sql.Tx) error {

@@ -118,6 +118,21 @@ func (l *logs) add(msgs ...Message) []place {
 	return places
 }
 
+// remove removes a topic.
+func (l *logs) remove(topic string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.byTo, topic)
+	l.order = slices.DeleteFunc(l.order, func(t string) bool { return t == topic })
+}
+
+// empty reports whether there is no topic.
+func (l *logs) empty() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.order) == 0
+}
+
 // widen gives the topics of messages one partition more than they need.
 func (l *logs) widen(msgs []Message) {
 	l.mu.Lock()
@@ -143,17 +158,30 @@ func (l *logs) ends() map[place]bool {
 // feed is a consumer.Source over several topics.
 type feed struct {
 	group string
-	parts []*memlog.Source
+	logs  *logs
+	all   []*memlog.Source
 }
 
 func (l *logs) source(group string) *feed {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := &feed{group: group}
+	s := &feed{group: group, logs: l}
 	for _, topic := range l.order {
-		s.parts = append(s.parts, &memlog.Source{Log: l.byTo[topic], GroupID: group})
+		s.all = append(s.all, &memlog.Source{Log: l.byTo[topic], GroupID: group})
 	}
 	return s
+}
+
+// parts returns the sources of topics that have no broker (Process.Broker).
+func (s *feed) parts() (parts []*memlog.Source) {
+	s.logs.mu.Lock()
+	defer s.logs.mu.Unlock()
+	for _, p := range s.all {
+		if s.logs.byTo[p.Topics()[0]] == p.Log {
+			parts = append(parts, p)
+		}
+	}
+	return parts
 }
 
 // Group implements consumer.Source.
@@ -161,7 +189,7 @@ func (s *feed) Group() string { return s.group }
 
 // Topics implements consumer.Source.
 func (s *feed) Topics() (topics []string) {
-	for _, p := range s.parts {
+	for _, p := range s.parts() {
 		topics = append(topics, p.Topics()...)
 	}
 	return topics
@@ -172,8 +200,9 @@ func (s *feed) Run(ctx context.Context, own func(context.Context, source.Partiti
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
-	errs := make([]error, len(s.parts))
-	for i, p := range s.parts {
+	parts := s.parts()
+	errs := make([]error, len(parts))
+	for i, p := range parts {
 		wg.Go(func() {
 			if errs[i] = p.Run(ctx, own); errs[i] != nil {
 				cancel(errs[i])

@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/rig/histories"
 	"github.com/onlyonce/onlyonce/internal/rig/wire"
 	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
+	"github.com/onlyonce/onlyonce/queue/queuetest"
 )
 
 // play is one run of a case, with the faults of a history.
@@ -37,25 +38,27 @@ type play struct {
 	left       sync.WaitGroup  // the client
 	dead       *sync.WaitGroup // what is left of processes that have died
 
-	mu        sync.Mutex
-	wakeup    chan struct{}
-	processes []*Process
-	live      *Process // the one that serves
-	zombie    *Process // the one that is stopped at a point
-	counts    map[string]int
-	points    []point
-	struck    []bool
-	calling   map[string]time.Time // calls of the handler that have not returned
-	refused   map[place]bool       // messages that the handler has refused for good
-	order     []place              // messages in the order in which the handler has last succeeded with them
-	requests  []request
-	remotes   []string // what took effect at remotes
-	writes    []write
-	answers   []string
-	served    bool // all requests have their answers
-	standby   standby
-	wrong     *Verdict
-	awaited   string // the part that has to begin before all work can be done; empty for none
+	mu          sync.Mutex
+	wakeup      chan struct{}
+	processes   []*Process
+	live        *Process // the one that serves
+	zombie      *Process // the one that is stopped at a point
+	counts      map[string]int
+	points      []point
+	struck      []bool
+	calling     map[string]time.Time // calls of the handler that have not returned
+	refused     map[place]bool       // messages that the handler has refused for good
+	order       []place              // messages in the order in which the handler has last succeeded with them
+	requests    []request
+	remotes     []string                     // what took effect at remotes
+	brokers     map[string]*queuetest.Memory // by topic
+	connections []*connection                // to them
+	writes      []write
+	answers     []string
+	served      bool // all requests have their answers
+	standby     standby
+	wrong       *Verdict
+	awaited     string // the part that has to begin before all work can be done; empty for none
 }
 
 // write is a statement that the user's code has sent past the engine.
@@ -70,7 +73,7 @@ var perPlay = time.Minute
 // newPlay prepares one.
 func newPlay(ctx context.Context, db *workerdb.DB, c *Case, h history) *play {
 	return &play{ctx: ctx, db: db, c: c, h: h, logs: newLogs(c.sent), wakeup: make(chan struct{}), counts: map[string]int{},
-		struck: make([]bool, len(h.events)), calling: map[string]time.Time{}, refused: map[place]bool{}, timeline: histories.NewTimeline()}
+		struck: make([]bool, len(h.events)), calling: map[string]time.Time{}, refused: map[place]bool{}, brokers: map[string]*queuetest.Memory{}, timeline: histories.NewTimeline()}
 }
 
 // changed wakes the loop.
@@ -265,7 +268,7 @@ func (p *Process) rebalance() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.sources {
-		for _, part := range s.parts {
+		for _, part := range s.parts() {
 			part.Rebalance()
 		}
 	}

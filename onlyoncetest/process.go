@@ -78,13 +78,18 @@ func (p *Process) Logger() *slog.Logger {
 
 // Tune shortens a configuration's times, so a history takes milliseconds. It sets Linger, Backoff
 // and Logger, and raises MaxAttempts to at least 20, because a history's faults count as attempts.
-// Scope defaults to "test", and Key to the header message-id.
+// Scope defaults to "test", and Key to the header message-id, unless the process has a broker
+// ([Process.Broker]): the ids of stored messages are those of their deliveries.
 //
 // It also lets Run repeat calls of the handler as after a serialization failure, play some
 // histories with a BatchSize of 1, and test whether the program can recognize copies of messages.
 // Without Tune these are left out.
 func (p *Process) Tune(cfg consumer.Config) consumer.Config {
+	key := cfg.Key
 	cfg = tuned(cfg)
+	if p.run.receives(p) {
+		cfg.Key = key
+	}
 	cfg.MaxAttempts = max(cfg.MaxAttempts, 20)
 	cfg.Logger = p.Logger()
 	cfg.Middleware = append([]consumer.Middleware{p.run.handled}, cfg.Middleware...)

@@ -138,6 +138,8 @@ type runner struct {
 	mu     sync.Mutex
 	copied bool // copies of messages can be recognized
 	tuned  bool // Process.Tune was called
+	queues bool // Process.Broker was called
+	logs   bool // there are messages beside those of brokers
 }
 
 func (r *runner) open(ctx context.Context) error {
@@ -214,6 +216,7 @@ func (r *runner) clean(ctx context.Context, c *Case, only []int) (s *state, poin
 			return nil, nil, v, nil
 		}
 		r.copied, r.tuned = x.copies.Load(), x.tuned.Load()
+		r.queues, r.logs = len(x.brokers) > 0, !x.logs.empty()
 		if i == 0 {
 			s, first = got, x.points
 			continue
@@ -257,16 +260,19 @@ func (r *runner) all(ctx context.Context) error {
 // able returns which faults the case can have, and notes the reasons for those that it cannot.
 func (r *runner) able() able {
 	saved := r.taken[0].Saved()
-	can := able{log: len(r.c.Messages) > 0, copies: r.copied && len(r.c.Messages) > 0, single: r.tuned && len(r.c.Messages) > 1, failover: len(r.c.Messages) > 0 && r.c.Serve == nil && saved}
+	can := able{log: r.logs, copies: r.copied && len(r.c.Messages) > 0, single: r.tuned && len(r.c.Messages) > 1,
+		failover: len(r.c.Messages) > 0 && r.c.Serve == nil && !r.queues && saved}
 	not := func(what, why string) { r.rep.NotCovered = append(r.rep.NotCovered, what+" ("+why+")") }
 	switch {
 	case can.failover:
 	case !saved:
 		not("failovers", "the role of "+pgserver.EnvURL+" is no superuser")
+	case r.queues:
+		not("failovers", "a broker does not deliver again what was acknowledged")
 	default:
 		not("failovers", "a request that was answered is not sent again")
 	}
-	if can.log && !can.copies {
+	if len(r.c.Messages) > 0 && !can.copies {
 		not("copies", "without Process.Tune, or with PositionsOnly, they cannot be recognized")
 	}
 	r.rep.NotCovered = append(r.rep.NotCovered, r.c.clean.idle...)

@@ -95,7 +95,7 @@ func (x *play) done(ctx context.Context) (bool, error) {
 	x.mu.Lock()
 	served := x.served || x.c.Serve == nil
 	x.mu.Unlock()
-	if !served {
+	if !served || !x.acknowledged() {
 		return false, nil
 	}
 	topics, partitions, offsets := x.toHandle()

@@ -74,9 +74,11 @@ select case nspname when 'public' then relname::text else nspname || '.' || reln
             and o.oid = k.confrelid and o.attnum = k.confkey[array_position(k.conkey, cols.attnum)] and o.drawn)), '{}')
   from cols group by nspname, relname order by 1`
 
-// parkedSQL returns a row for each message that is parked.
+// parkedSQL returns a row for each message that is parked. Events that a receiver has set aside
+// have no offset, and one row for each reason: a queue's messages without an id are parked as often
+// as they are delivered.
 const parkedSQL = `
-select format('%s of %s/%s at %s: %s', kind, topic, partition, "offset", reason) from onlyonce.parked
+select distinct format('%s of %s/%s at %s: %s', kind, topic, partition, "offset", reason) from onlyonce.parked
  where kind in ('message', 'event') and state not in ('resolved', 'discarded') order by 1`
 
 // parkedAt is a message that failed for good, and why.

@@ -362,7 +362,7 @@ func (s *single) Receive(ctx context.Context, most int) ([]*queue.Delivery, erro
 func (s *single) Begin(ctx context.Context, _ bool) error { return s.Broker.Begin(ctx, false) }
 
 func (s *single) End() {
-	_ = s.Broker.Begin(context.Background(), false) // gives back
+	s.Broker.(interface{ End() }).End() // gives back
 	s.active.CompareAndSwap(s, nil)
 }
 

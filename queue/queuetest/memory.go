@@ -66,7 +66,7 @@ func (m *Memory) Left() int {
 }
 
 // Connect returns one receiver's connection. A message that was delivered to a connection is not
-// delivered to another one until its Begin takes it back: its own messages, or with ordered
+// delivered to another one until its Begin or End gives it back: its own messages, or with ordered
 // everybody's.
 func (m *Memory) Connect() queue.Broker { return &connection{m} }
 
@@ -79,12 +79,23 @@ func (c *connection) Begin(_ context.Context, ordered bool) error {
 	if c.m.away {
 		return ErrAway
 	}
+	c.giveBack(ordered)
+	return nil
+}
+
+// End gives back what the connection has not acknowledged.
+func (c *connection) End() {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	c.giveBack(false)
+}
+
+func (c *connection) giveBack(all bool) {
 	for _, x := range c.m.messages {
-		if ordered || x.holder == c {
+		if all || x.holder == c {
 			x.holder = nil
 		}
 	}
-	return nil
 }
 
 // Receive implements queue.Broker.

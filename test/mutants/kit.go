@@ -45,6 +45,12 @@ var kitRules = []mutant{
 		pkg: "onlyoncetest", test: "TestSoundProgramAtEveryPoint/http", extra: allCrashes},
 	{rule: "H18 kit: key of a step", in: "idempotency", decl: "(*servedRequest).stepKey",
 		old: "key, name", new: "key, name, req.token.String()", pkg: "onlyoncetest", test: "TestSoundProgramWithRemote/step"},
+	{rule: "Q1 kit: acknowledged before COMMIT", in: "queue", decl: "(*receiver).store",
+		old: "stored, refused, err := r.storePart(ctx, part)", new: "_ = r.acknowledge(ctx, part, nil); stored, refused, err := r.storePart(ctx, part)",
+		pkg: "onlyoncetest", test: "TestJudges/sound/messages_of_a_queue_in_order"},
+	{rule: "Q2 kit: no claim", in: "queue", decl: "(*receiver).claimAndStore",
+		old: "case dedupe.Duplicate: done.Copies++", new: "case dedupe.Duplicate: fresh = append(fresh, &in.event)",
+		pkg: "onlyoncetest", test: "TestJudges/sound/messages_of_a_queue_in_order"},
 	// Faults of a user's own, in the examples: the tests that stand there find them.
 	{rule: "T1 kit: payments-api writes past the transaction", in: "examples/payments-api", decl: "(*API).charge",
 		old: "tx.QueryRow", new: "a.pool.QueryRow", test: "TestChargesOnce"},
@@ -61,6 +67,8 @@ var kitRules = []mutant{
 		old: "if can.single", new: "if false", test: "TestJudges/faulty/state_of_a_session"},
 	{rule: "kit: parts without a Logger", in: "internal/process", decl: "Logger",
 		old: "return p.(*Process).Logger", new: "_ = p; return given", pkg: "onlyoncetest", test: "TestProgramWithoutLoggerIsQuiet"},
+	{rule: "kit: queue's messages are not waited for", in: "onlyoncetest", decl: "(*play).acknowledged",
+		old: "b.Left() > 0", new: "b == nil", test: "TestJudges/sound/messages_of_a_queue_in_order"},
 	// The kit itself: a part that has not begun yet is waited for.
 	{rule: "kit: relay is not waited for", in: "onlyoncetest", decl: "(*play).unbegun",
 		old: "if waits {", new: "if waits && false {", test: "TestLatePartsAreAwaited/relay"},
