@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // ErrConfig is wrapped by every error about a configuration, ours and the broker's.
@@ -66,6 +67,12 @@ type Config struct {
 	// Retention is how long messages are kept after every consumer has passed them, for replays.
 	// Those that a consumer has not passed are kept for longer. Defaults to 7 days.
 	Retention time.Duration
+
+	// Sealer encrypts the bodies of messages before they are stored or parked. Ids, ordering keys
+	// and headers are stored as they are. Give the consumer's handler the bodies open with
+	// [consumer.Unsealed]. To rotate the encryption key, see package seal. Defaults to none: bodies
+	// are stored as they are (W22).
+	Sealer *seal.Sealer
 
 	// Stored is called after each transaction of the receiver has committed. It must be safe for
 	// concurrent use. Defaults to none.

@@ -66,6 +66,11 @@
 // are, Healthy names the error, and the message comes again (Q4). With Config.Ordered it holds up
 // the later ones until the database takes it.
 //
+// # One database
+//
+// A Queue stores in one database. With several (package shard), each needs a queue of its own at
+// the broker, and a Queue for that: all copies of a message must come to the same database.
+//
 // # Order
 //
 // Messages of one key are handled in the order in which they were stored. With Config.Ordered that

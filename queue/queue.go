@@ -58,7 +58,7 @@ func New(pool *pgxpool.Pool, broker Broker, cfg Config) (*Queue, error) {
 		return nil, err
 	}
 	q := &Queue{Source: events, pool: primary.Of(pool, cfg.Logger), broker: broker, cfg: cfg}
-	q.intake = &intake.Intake{Pool: q.pool, Topic: Topic(cfg.Name), Scope: Scope(cfg.Name), Partitions: cfg.Partitions, CommitTimeout: commitTimeout}
+	q.intake = &intake.Intake{Pool: q.pool, Topic: Topic(cfg.Name), Scope: Scope(cfg.Name), Partitions: cfg.Partitions, Sealer: cfg.Sealer, CommitTimeout: commitTimeout}
 	return q, nil
 }
 

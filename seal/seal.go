@@ -1,5 +1,5 @@
-// Package seal encrypts stored values: bodies of outbound calls, and answers to HTTP requests. It
-// is a separate package because outbox and idempotency both use it.
+// Package seal encrypts stored values: bodies of calls, of events and of parked messages, and
+// answers to HTTP requests. It is a separate package because all of these use it.
 //
 // A sealed value is AES-256-GCM (NIST SP 800-38D) with a random nonce of 96 bits, bound to the key
 // that it is stored under:

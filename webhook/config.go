@@ -150,8 +150,8 @@ type Config struct {
 
 	// Sealer encrypts the bodies of events before they are stored, parked or forwarded. Headers,
 	// ids and ordering keys are stored as they are. Handler gets events open. For a consumer of
-	// your own use [Unsealed], and set outbox.RelayConfig.Sealer for Forward. To rotate the
-	// encryption key, see package seal. Defaults to none: bodies are stored as they are (W22).
+	// your own use [consumer.Unsealed], and set outbox.RelayConfig.Sealer for Forward. To rotate
+	// the encryption key, see package seal. Defaults to none: bodies are stored as they are (W22).
 	Sealer *seal.Sealer
 
 	// BodyWindow is how long the endpoint remembers a body if the sender does not sign the event's

@@ -40,7 +40,7 @@ func Topic(endpoint string) string { return "webhook." + endpoint }
 func Scope(endpoint string) string { return "webhook/" + endpoint }
 
 // EventOf returns the event of a message. Use it in a consumer's handler or in an inline one. The
-// error is [ErrSealed] if its body is sealed.
+// error is [consumer.ErrSealed] if its body is sealed.
 func EventOf(m *consumer.Message) (*Event, error) {
 	e := &Event{Header: http.Header{}, Body: m.Value}
 	if endpoint, ok := strings.CutPrefix(m.Topic, Topic("")); ok {
@@ -64,7 +64,7 @@ func EventOf(m *consumer.Message) (*Event, error) {
 			e.Time = at
 		case headerTraceparent, headerTracestate:
 		case parked.HeaderSealed:
-			return nil, ErrSealed
+			return nil, consumer.ErrSealed
 		default:
 			e.Header[h.Name] = append(e.Header[h.Name], v)
 		}

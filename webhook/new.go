@@ -66,7 +66,7 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	if e.source, err = NewSource(pool, read); err != nil {
 		return nil, err
 	}
-	if e.worker, err = consumer.New(pool, e.source, Unsealed(cfg.Handler, cfg.Sealer), work); err != nil {
+	if e.worker, err = consumer.New(pool, e.source, consumer.Unsealed(cfg.Handler, cfg.Sealer), work); err != nil {
 		return nil, fmt.Errorf("%w: Config.Consumer: %w", ErrConfig, err)
 	}
 	e.cfg.Sources = append(slices.Clone(cfg.Sources), e.source)

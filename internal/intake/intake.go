@@ -6,8 +6,6 @@ package intake
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -202,25 +200,4 @@ func (n *Intake) sealStored(tx *guard.Tx, e *Event) {
 		tx.Fail(stepSeal, err)
 	}
 	e.stored, e.storedHeaders = body, append(e.storedHeaders, consumer.Header{Name: parked.HeaderSealed, Value: []byte("true")})
-}
-
-// Unsealed returns a handler that opens sealed events and then calls h. An event that does not open
-// fails with the sentinel, and h is not called (W22).
-func Unsealed(h consumer.Handler, s *seal.Sealer, sentinel error) consumer.Handler {
-	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		at := slices.IndexFunc(m.Headers, func(h consumer.Header) bool { return h.Name == parked.HeaderSealed })
-		if at < 0 {
-			return h(ctx, tx, m)
-		}
-		if s == nil {
-			return consumer.Permanent(sentinel)
-		}
-		body, err := s.Open(parked.EventPlace(m.Tenant(), m.Topic, m.ID()), m.Value)
-		if err != nil {
-			return consumer.Permanent(fmt.Errorf("%w: %w", sentinel, err))
-		}
-		open := *m // what is parked stays sealed
-		open.Value, open.Headers = body, slices.Delete(slices.Clone(m.Headers), at, at+1)
-		return h(ctx, tx, &open)
-	}
 }

@@ -27,13 +27,13 @@ func CallOrder(sink, tenant, scope, key string) [16]byte {
 	return [16]byte(sum[:16])
 }
 
-// EventPlace is what the sealed body of a webhook's event is bound to, before it has an offset.
+// EventPlace is what the sealed body of a stored event is bound to, before it has an offset.
 func EventPlace(tenant, topic, id string) [16]byte {
 	sum := codec.Hash("onlyonce/sealed-event/1", tenant, topic, id)
 	return [16]byte(sum[:16])
 }
 
-// HeaderSealed marks a webhook's event whose body is sealed.
+// HeaderSealed marks a stored event whose body is sealed.
 const HeaderSealed = "onlyonce-sealed"
 
 // MessagePlace is what the sealed body of a parked message or event is bound to.

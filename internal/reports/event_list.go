@@ -59,7 +59,7 @@ const oneEventSQL = eventColumns + `, l.order_key, l.header_names, l.header_valu
 
 // Event is an event of the event log, without its body.
 type Event struct {
-	Topic      string     `json:"topic" show:"stream" col:"STREAM" doc:"\"webhook.\" and the endpoint for webhooks"`
+	Topic      string     `json:"topic" show:"stream" col:"STREAM" doc:"\"webhook.\" and the endpoint for webhooks, \"queue.\" and its name for queues"`
 	Partition  int32      `json:"partition" show:"position=Position" col:"PARTITION"`
 	Offset     int64      `json:"offset" col:"OFFSET"`
 	ID         string     `json:"id" show:"id=Name" col:"EVENT" doc:"ENDPOINT/PROVIDER/ID for webhooks"`

@@ -29,6 +29,8 @@ var queueRules = []mutant{
 		old: "dedupe.Key{Tenant: in.event.Tenant, Scope: Scope", new: "dedupe.Key{Scope: Scope", test: "TestQ2Copies"},
 	{rule: "Q2 panic of Identify", in: "queue", decl: "identify",
 		old: "if p := recover(); p != nil", new: "if p := any(nil); p != nil", test: "TestQ2Parked"},
+	{rule: "W22 messages are stored open", in: "queue", decl: "New",
+		old: "Sealer: cfg.Sealer", new: "Sealer: nil", test: "TestW22MessagesAreSealed"},
 	{rule: "Q3 gives up while the database is away", in: "queue", decl: "(*receiver).store",
 		old: "if !pace.Sleep(ctx, wait.NextBackOff())", new: "if !pace.Sleep(ctx, wait.NextBackOff()) || true", test: "TestQ3DatabaseAway"},
 	{rule: "Q3 queue that drops messages", in: "queue", decl: "(*receiver).run",

@@ -132,7 +132,7 @@ var webhooksRules = []mutant{
 		old: "sealer != nil", new: "false", test: "TestW22EventsAreSealed"},
 	{rule: "W22 body of another event", in: "internal/parked", decl: "EventPlace",
 		old: "tenant, topic, id)", new: "tenant, topic)", pkg: "webhook", test: "TestW22EventsAreSealed"},
-	{rule: "W22 handler gets what is sealed", in: "internal/intake", decl: "Unsealed",
+	{rule: "W22 handler gets what is sealed", in: "consumer", decl: "Unsealed",
 		old: "at < 0", new: "at < 0 || s != nil", pkg: "webhook", test: "TestW22EventsAreSealed"},
 	{rule: "W10 any retention", in: "webhook", decl: "(*Config).boundTimes",
 		old: "max(minRetention, 2*past, 2*future, sender.Redeliveries)", new: "max(1, min(past, future))", test: "TestW10Retention"},
