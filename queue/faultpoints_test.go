@@ -187,3 +187,23 @@ func TestQ1LostCommit(t *testing.T) {
 		stop() // before the pool
 	}
 }
+
+// The rows of the fault matrix in docs/faults.md that this package answers for, and the test of
+// each.
+func TestFaultMatrix(t *testing.T) {
+	t.Parallel()
+	pgtest.FaultMatrix(t, "queue", map[string]string{
+		"crash before COMMIT":               "TestQ1FaultPoints",
+		"crash after COMMIT":                "TestQ1FaultPoints",
+		"answer to COMMIT lost":             "TestQ1LostCommit",
+		"acknowledgements lost":             "TestBrokerThatAcknowledgesNothing",
+		"broker away":                       "TestBrokerAway",
+		"store down":                        "TestQ3DatabaseAway",
+		"store out of reach of one process": "TestQ5ReceiverWithoutADatabase",
+		"lease lost":                        "TestQ5Ordered",
+		"no id":                             "TestQ2Parked",
+		"body too large":                    "TestLargeMessages",
+		"refused by the database":           "TestQ4RefusedByTheDatabase",
+		"broker that would lose messages":   "TestQ6Horizon",
+	})
+}

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -159,23 +158,7 @@ func TestFaultPoints(t *testing.T) {
 // each.
 func TestFaultMatrix(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../docs/faults.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := filepath.Glob("*_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var tests strings.Builder
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tests.Write(text)
-	}
-	rows := map[string]string{
+	pgtest.FaultMatrix(t, "webhook", map[string]string{
 		"crash before COMMIT":                   "TestFaultPoints",
 		"crash after COMMIT, before the answer": "TestFaultPoints",
 		"cut before COMMIT leaves":              "TestT4LostCommitOfAReceiver",
@@ -188,16 +171,5 @@ func TestFaultMatrix(t *testing.T) {
 		"handler fails":                         "TestW8InlineFailureRollsTheIDBack",
 		"handler hangs":                         "TestW8InlineFailureRollsTheIDBack",
 		"sender hangs up":                       "TestT5ClientThatLeaves",
-	}
-	for row, test := range rows {
-		if !strings.Contains(string(doc), "| webhook | "+row+" |") {
-			t.Errorf("docs/faults.md does not list %q", row)
-		}
-		if !strings.Contains(tests.String(), "func "+test+"(") {
-			t.Errorf("%q: there is no %s", row, test)
-		}
-	}
-	if n := strings.Count(string(doc), "| webhook | "); n != len(rows) {
-		t.Errorf("docs/faults.md lists %d rows of webhooks, and there are tests for %d", n, len(rows))
-	}
+	})
 }
