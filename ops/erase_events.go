@@ -75,8 +75,8 @@ func (in *EraseEventsInput) Check() error {
 }
 
 // EraseEvents erases bodies and headers of handled events, in the log and in parked rows, including
-// those that a webhook's receiver has set aside for the same body under another id. The rows stay
-// until their segment of the log is emptied; a replay passes over them.
+// those that a webhook's receiver has set aside for the same body under another id, unless bodies
+// are sealed. The rows stay until their segment of the log is emptied; a replay passes over them.
 //
 // Errors are of kind ErrNotFound if there is no such event, ErrRefused if a consumer of the stream
 // has not handled one yet, ErrNothing if all are erased already, and ErrChanged. Consumers continue

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -77,5 +79,22 @@ func TestW22MessagesAreSealed(t *testing.T) {
 	}
 	if n := open(); n != 0 {
 		t.Errorf("%d bodies lie open", n)
+	}
+
+	// Erased by its id: the message, and the other body that was set aside under it.
+	partition, offset := one[int32](r, `select partition from onlyonce.event_log where id = 'b'`), one[int64](r, `select "offset" from onlyonce.event_log where id = 'b'`)
+	at, err := reports.EventAt(t.Context(), r.pool, queue.Topic("q"), partition, offset, true)
+	if err == nil {
+		err = at.Open(pgtest.Sealer(t, 1))
+	}
+	if err != nil || string(at.Body) != "secret b" {
+		t.Errorf("an operator sees %+v, %v", at, err)
+	}
+	r.until("all is handled", func() bool {
+		_, err := ops.EraseEvents(t.Context(), r.pool, ops.By{Reason: "GDPR-4"}, ops.EraseEventsInput{Topic: queue.Topic("q"), ID: "a"})
+		return err == nil
+	})
+	if n := one[int](r, `select count(*) from (select body from onlyonce.event_log where id = 'a' union all select body from onlyonce.parked where event_id = 'a') x where body is not null`); n != 0 {
+		t.Errorf("%d bodies of the message are left", n)
 	}
 }
