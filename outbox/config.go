@@ -101,11 +101,6 @@ type RelayConfig struct {
 	// a failover may undo work whose calls went out.
 	WaitFor []string
 
-	// Listen holds one connection that listens for a [Notifier], so that other processes' calls go
-	// out at once. It does not work through PgBouncer in transaction mode. Defaults to false: the
-	// next poll finds such calls.
-	Listen bool
-
 	// Sealer opens the bodies of calls that were sealed. Required if calls are sealed.
 	Sealer Sealer
 

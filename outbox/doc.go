@@ -142,7 +142,8 @@
 //
 // If no running relay lists a row's sink, the row waits and its segment is not dropped. That is not
 // an error, because it is ordinary during a deployment. To save the wait for the next poll, call
-// [Relay.Wake] after the commit in the process that enqueues, or use a [Notifier] from another one.
+// [Relay.Wake] after the commit if the relay runs in the process that enqueues. Otherwise set a
+// shorter RelayConfig.PollInterval.
 //
 // Watch the age of the oldest pending call (`onlyonce outbox status`, or the view onlyonce.calls),
 // and the rows in onlyonce.parked of kind 'call' that are not settled. Hooks report the same as it

@@ -119,9 +119,6 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer side.Wait()
 	side.Go(func() { r.rotateSegments(run) })
 	side.Go(func() { inbox.Rotate(run, r.pool.Raw(), r.cfg.Logger) })
-	if r.cfg.Listen {
-		side.Go(func() { listenForWakeups(run, r.pool, r.senders[0].newBackoff(), r.cfg.Logger, r.Wake) })
-	}
 	var began time.Time
 	side.Go(func() {
 		<-run.Done()

@@ -19,7 +19,7 @@ const mostProcesses = 100_000
 func planConnectionsCommand() command {
 	return command{
 		name:    "plan connections",
-		args:    "[-consumers N -partitions N [-concurrency N]] [-servers N -requests N [-operations N]] [-relays N -sinks N [-listen]] [-exporters N] [-consoles N] [-other N] [-pooler N] [-max-connections N | -postgres URL] [-json]",
+		args:    "[-consumers N -partitions N [-concurrency N]] [-servers N -requests N [-operations N]] [-relays N -sinks N] [-exporters N] [-consoles N] [-other N] [-pooler N] [-max-connections N | -postgres URL] [-json]",
 		summary: "work out how many connections a database needs",
 		json:    []reflect.Type{reflect.TypeFor[reports.ConnectionPlan]()},
 		help: `
@@ -35,7 +35,7 @@ a queue has 16 unless its Config.Partitions says otherwise), and -concurrency is
 For a share group give as many partitions as processes. Handlers must take no connections of the same pool.
 -servers: processes of the HTTP layer or of a webhook endpoint's handler. -requests are those that one of them works on at once, and -operations
 is OperationsConfig.Partitions, all of which one process may run. If a server and a consumer share a pool, add up both.
--relays: processes of "onlyonce relay". Each serves all -sinks. -listen: its "listen" is true.
+-relays: processes of "onlyonce relay". Each serves all -sinks.
 -other: all other programs on this server, for example the application's own pools and backups.
 -pooler: the most connections that a pooler in transaction mode makes to this database (PgBouncer: default_pool_size). Programs then wait for the pooler, and the
 server sees only its connections.
@@ -79,7 +79,6 @@ func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 			return nil
 		})
 	}
-	fs.BoolVar(&q.Listen, "listen", false, "relays listen for notifications")
 	return func(ctx context.Context, a *app) error {
 		if q.Consumers+q.Servers+q.Relays+q.Exporters+q.Consoles == 0 {
 			return usagef("say what runs: -consumers, -servers, -relays, -exporters or -consoles")

@@ -25,17 +25,17 @@ func TestPlanConnections(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
 	// 24 partitions on the two that are left: 12 each with two connections, and 2. Two sinks: 6.
-	plan := []string{"plan", "connections", "-consumers", "3", "-partitions", "24", "-relays", "2", "-sinks", "2", "-listen", "-exporters", "1", "-consoles", "1"}
-	s.run(append(plan, "-max-connections", "200")...).want(t, statusGood, "while one of 3 is down: 12 partitions", " 26 ", " 78 ", "6 + 1", "98 connections; the server must accept 98, and accepts 197").lines(t, 0)
-	s.run(append(plan, "-max-connections", "100")...).want(t, statusFailed, "there are too few connections")
-	short := s.run(append(plan, "-max-connections", "100", "-json")...)
+	plan := []string{"plan", "connections", "-consumers", "3", "-partitions", "24", "-relays", "2", "-sinks", "2", "-exporters", "1", "-consoles", "1"}
+	s.run(append(plan, "-max-connections", "200")...).want(t, statusGood, "while one of 3 is down: 12 partitions", " 26 ", " 78 ", "96 connections; the server must accept 96, and accepts 197").lines(t, 0)
+	s.run(append(plan, "-max-connections", "98")...).want(t, statusFailed, "there are too few connections")
+	short := s.run(append(plan, "-max-connections", "98", "-json")...)
 	var p reports.ConnectionPlan
-	if err := json.Unmarshal([]byte(short.out), &p); err != nil || p.Total != 98 || p.Room != 97 || len(p.Faults) != 1 || p.Faults[0] !=
-		"the server accepts 97 connections (max_connections is 100, of which 3 are reserved), and 98 are needed: set max_connections to 101 or more and start the server again, or put a pooler in front" {
+	if err := json.Unmarshal([]byte(short.out), &p); err != nil || p.Total != 96 || p.Room != 95 || len(p.Faults) != 1 || p.Faults[0] !=
+		"the server accepts 95 connections (max_connections is 98, of which 3 are reserved), and 96 are needed: set max_connections to 99 or more and start the server again, or put a pooler in front" {
 		t.Errorf("%+v, %v", p, err)
 	}
 	// Behind a pooler the server sees only the pooler's connections.
-	s.run(append(plan, "-max-connections", "101", "-pooler", "98")...).want(t, statusGood, "98 connections; the server must accept 98")
+	s.run(append(plan, "-max-connections", "99", "-pooler", "96")...).want(t, statusGood, "96 connections; the server must accept 96")
 	if r := s.run(append(plan, "-max-connections", "90", "-pooler", "60")...); r.status != statusFailed {
 		t.Errorf("status %d of a pooler that is too small", r.status)
 	}
@@ -83,14 +83,14 @@ func (s *stuckSink) Send(ctx context.Context, _ *outbox.Delivery) outbox.Result 
 }
 
 // The plan, compared with what connects: a consumer with every transaction and every retry of its
-// partitions under way, and a relay that listens, with calls of two sinks. With pools of the
+// partitions under way, and a relay with calls of two sinks. With pools of the
 // planned size all of that runs at once, the consumer still reports, and the server sees no more
 // connections than planned.
 func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	const partitions, concurrency, calls = 3, 2, 8
-	p := reports.PlanConnections(&reports.ConnectionQuestion{Consumers: 1, Partitions: partitions, Concurrency: concurrency, Relays: 1, Sinks: 2, Listen: true},
+	p := reports.PlanConnections(&reports.ConnectionQuestion{Consumers: 1, Partitions: partitions, Concurrency: concurrency, Relays: 1, Sinks: 2},
 		&reports.ServerRoom{Most: 100, Database: -1})
 	poolOf := func(part reports.ConnectionPart) *pgxpool.Pool {
 		cfg, err := pgxpool.ParseConfig(f.url)
@@ -140,7 +140,7 @@ func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 		t.Fatal(err)
 	}
 	sinks := []outbox.Sink{&stuckSink{"one", began, goOn}, &stuckSink{"two", began, goOn}}
-	relay, err := outbox.NewRelay(poolOf(p.Parts[1]), outbox.RelayConfig{Sinks: sinks, Listen: true, Concurrency: calls, PollInterval: 10 * time.Millisecond})
+	relay, err := outbox.NewRelay(poolOf(p.Parts[1]), outbox.RelayConfig{Sinks: sinks, Concurrency: calls, PollInterval: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,17 +7,17 @@ import (
 
 func TestRelayConfigOfPasses(t *testing.T) {
 	t.Parallel()
-	cfg, _, faults := parseRelay([]byte(`{"pass_on": true, "wait_for": ["standby-1", "standby-2"], "listen": true,
+	cfg, _, faults := parseRelay([]byte(`{"pass_on": true, "wait_for": ["standby-1", "standby-2"],
 		"rates": [{"sink": "payments", "per_second": 0.5}, {"sink": "payments", "tenant": "acme", "per_second": 10, "in_flight": 4},
 			{"sink": "payments", "ordering_key_prefix": "account-17:", "per_second": 1}, {"sink": "payments", "each_tenant": true, "in_flight": 2}]}`), nil)
 	if fmt.Sprint(cfg.Rates) != "[{payments  false  0.5 0} {payments acme false  10 4} {payments  false account-17: 1 0} {payments  true  0 2}]" {
 		t.Error(cfg.Rates)
 	}
-	if len(faults) > 0 || !cfg.PassOn || fmt.Sprint(cfg.WaitFor) != "[standby-1 standby-2]" || !cfg.Listen {
-		t.Errorf("%v %v %v: %v", cfg.PassOn, cfg.WaitFor, cfg.Listen, faults)
+	if len(faults) > 0 || !cfg.PassOn || fmt.Sprint(cfg.WaitFor) != "[standby-1 standby-2]" {
+		t.Errorf("%v %v: %v", cfg.PassOn, cfg.WaitFor, faults)
 	}
-	_, _, faults = parseRelay([]byte(`{"pass_on": "yes", "wait_for": "standby-1", "listen": 1, "rates": [{"per_second": "1", "per": 2}]}`), nil)
-	want := "[pass_on: must be true or false wait_for: must be a list of strings listen: must be true or false " +
+	_, _, faults = parseRelay([]byte(`{"pass_on": "yes", "wait_for": "standby-1", "rates": [{"per_second": "1", "per": 2}]}`), nil)
+	want := "[pass_on: must be true or false wait_for: must be a list of strings " +
 		"rates[0].per_second: must be a number rates[0].per: is no field of this configuration]"
 	if got := fmt.Sprint(faults); got != want {
 		t.Errorf("%s", got)

@@ -17,7 +17,6 @@ const (
 	sinkOwn       = 2 // leases, polls and rates of a sink, and the transactions of its lanes, which are short
 	consoleOwn    = 4 // ui's atOnce
 	commandOwn    = 1 // onlyonce migrate, or an operator's command
-	listenerOwn   = 1 // LISTEN, beside the pool
 	renewalsOwn   = 1 // leases of requests, beside the pool: see idempotency's leaseKeeper
 	retriesOfPart = 1 // a partition's parked messages are tried again one at a time
 )
@@ -28,7 +27,6 @@ type ConnectionQuestion struct {
 	Consumers, Partitions, Concurrency int // partitions of all topics together
 	Servers, Requests, Operations      int // requests that a server's handlers work on at once
 	Relays, Sinks                      int
-	Listen                             bool
 	Exporters, Consoles                int
 	Other                              int
 	Pooler                             int // most connections that a pooler makes to the server; 0: there is none
@@ -78,11 +76,7 @@ func PlanConnections(q *ConnectionQuestion, room *ServerRoom) *ConnectionPlan {
 	}
 	add("server", q.Servers, q.Requests+q.Operations+preflight.SparedConns, renewalsOwn, "%s at once; %s%d to look at records; beside the pool 1 that renews leases",
 		show.Count(int64(q.Requests), "request"), operations, preflight.SparedConns)
-	beside, listens := 0, ""
-	if q.Listen {
-		beside, listens = listenerOwn, "; beside the pool 1 that listens"
-	}
-	add("relay", q.Relays, max(preflight.LeastConns, q.Sinks*sinkOwn+relayOwn), beside, "%s, each with 1 for leases and 1 for the transactions of its lanes; %d for itself%s", show.Count(int64(q.Sinks), "sink"), relayOwn, listens)
+	add("relay", q.Relays, max(preflight.LeastConns, q.Sinks*sinkOwn+relayOwn), 0, "%s, each with 1 for leases and 1 for the transactions of its lanes; %d for itself", show.Count(int64(q.Sinks), "sink"), relayOwn)
 	add("exporter", q.Exporters, 1, 0, "one round of questions at a time")
 	add("console", q.Consoles, consoleOwn, 0, "%d questions at once", consoleOwn)
 	add("command", 1, commandOwn, 0, "onlyonce migrate, or an operator")
