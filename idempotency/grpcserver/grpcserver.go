@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -111,6 +112,9 @@ func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
 	i := &Interceptor{scope: cfg.Scope, methods: make(map[string]*method)}
 	for name, m := range cfg.Methods {
 		field := fmt.Sprintf("Methods[%q]", name)
+		if service, of, ok := strings.Cut(strings.TrimPrefix(name, "/"), "/"); !ok || name[0] != '/' || service == "" || of == "" || strings.Contains(of, "/") {
+			l.Add(field, "must be a full name, for example /pay.v1.Payments/Charge: no call would have this one, and all would run unprotected")
+		}
 		if m.Doer.Scope != "" || m.Doer.Codec != nil {
 			l.Add(field+".Doer", "Scope and Codec must be empty")
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -284,5 +285,12 @@ func TestConfig(t *testing.T) {
 	}
 	if _, err := grpcserver.New(nil, grpcserver.Config{}); !errors.Is(err, idempotency.ErrConfig) {
 		t.Error(err)
+	}
+	const wrong = "must be a full name"
+	for name, want := range map[string]bool{charge: false, "": true, "/": true, "//": true, charge[1:]: true, charge + "/": true, "/Charge": true, "Charge": true} {
+		_, err := grpcserver.New(nil, grpcserver.Config{Methods: map[string]grpcserver.Method{name: {}}})
+		if strings.Contains(err.Error(), wrong) != want {
+			t.Errorf("%q: %v", name, err)
+		}
 	}
 }
