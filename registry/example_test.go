@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"net/http/httptest"
 
-	"github.com/hamba/avro/v2"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/avro"
 	"github.com/twmb/franz-go/pkg/sr"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -56,7 +56,7 @@ func ExampleAvro() {
 	if err != nil {
 		panic(err)
 	}
-	value, err := avro.Marshal(schema, Order{"tea", 3})
+	value, err := schema.Encode(Order{"tea", 3})
 	if err != nil {
 		panic(err)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/bufbuild/protocompile/parser"
 	"github.com/bufbuild/protocompile/reporter"
-	"github.com/hamba/avro/v2"
+	"github.com/twmb/avro"
 	"github.com/twmb/franz-go/pkg/sr"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/descriptorpb"
@@ -18,7 +18,7 @@ import (
 
 // Avro returns a codec for Avro, for consumer.Decode. It reads the payload by the schema with which
 // it was written. The fields of T are found by their names or by tags `avro:"name"`, as
-// hamba/avro documents. A field that the schema does not have stays zero, and one that T does not
+// twmb/avro documents. A field that the schema does not have stays zero, and one that T does not
 // have is passed over.
 func Avro[T any](r *Registry) func(context.Context, *consumer.Message) (T, error) {
 	return func(ctx context.Context, m *consumer.Message) (value T, err error) {
@@ -26,20 +26,19 @@ func Avro[T any](r *Registry) func(context.Context, *consumer.Message) (T, error
 		if err != nil {
 			return value, err
 		}
-		// Not Unmarshal, which takes a payload that ends before a number for a whole one with 0.
-		in := avro.NewReader(nil, 0, avro.WithReaderConfig(decoder)).Reset(payload)
-		if in.ReadVal(s.avro, &value); in.Error != nil {
-			return value, fmt.Errorf("schema %d: %w", id, in.Error)
+		rest, err := s.avro.Decode(payload, &value, avro.SkipUnknown())
+		if err == nil && len(rest) > 0 {
+			err = fmt.Errorf("%d bytes follow the value", len(rest))
+		}
+		if err != nil {
+			return value, fmt.Errorf("schema %d: %w", id, err)
 		}
 		return value, nil
 	}
 }
 
-// decoder bounds what a length in a payload can allocate, above the sizes of Kafka's records.
-var decoder = avro.Config{MaxByteSliceSize: 64 << 20, MaxSliceAllocSize: 64 << 20}.Freeze()
-
 // parseAvro parses a schema after those that it refers to.
-func (r *Registry) parseAvro(ctx context.Context, s sr.Schema, names *avro.SchemaCache, depth int) (avro.Schema, error) {
+func (r *Registry) parseAvro(ctx context.Context, s sr.Schema, names *avro.SchemaCache, depth int) (*avro.Schema, error) {
 	if depth > maxReferences {
 		return nil, errors.New("its references go too deep")
 	}
@@ -52,7 +51,7 @@ func (r *Registry) parseAvro(ctx context.Context, s sr.Schema, names *avro.Schem
 			return nil, err
 		}
 	}
-	return avro.ParseWithCache(s.Schema, "", names)
+	return names.Parse(s.Schema)
 }
 
 // Protobuf returns a codec for Protobuf, for consumer.Decode. P is a generated message, for example

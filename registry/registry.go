@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/hamba/avro/v2"
+	"github.com/twmb/avro"
 	"github.com/twmb/franz-go/pkg/sr"
 	"google.golang.org/protobuf/types/descriptorpb"
 
@@ -36,7 +36,7 @@ func New(client *sr.Client) *Registry {
 // schema is a schema by its id. It never changes.
 type schema struct {
 	kind sr.SchemaType
-	avro avro.Schema                       // if it is of type Avro
+	avro *avro.Schema                      // if it is of type Avro
 	file *descriptorpb.FileDescriptorProto // if it is of type Protobuf
 }
 

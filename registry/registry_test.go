@@ -1,15 +1,19 @@
 package registry_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
+	"math/big"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/hamba/avro/v2"
+	"github.com/twmb/avro"
 	"github.com/twmb/franz-go/pkg/sr"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -52,7 +56,7 @@ func decode[T any](t *testing.T, codec func(context.Context, *consumer.Message) 
 
 func encodeAvro(t *testing.T, v any) []byte {
 	t.Helper()
-	b, err := avro.Marshal(avro.MustParse(orderAvro), v)
+	b, err := avro.MustParse(orderAvro).Encode(v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,13 +264,117 @@ func TestAvroEnds(t *testing.T) {
 		`{"type": "map", "values": "int"}`: map[string]any{}, `{"type": "record", "name": "None", "fields": []}`: map[string]any{}, `"boolean"`: false, `"double"`: 0.0,
 	} {
 		text := `{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "last", "type": ` + last + `}]}`
-		value, err := avro.Marshal(avro.MustParse(text), map[string]any{"a": 1, "last": want})
+		value, err := avro.MustParse(text).Encode(map[string]any{"a": 1, "last": want})
 		if err != nil {
 			t.Fatalf("%s: %v", last, err)
 		}
 		id := f.register(t, "ends-value", sr.Schema{Schema: text})
-		if got, err := decode(t, registry.Avro[map[string]any](registry.New(f.Client)), framed(id, value)); err != nil || got["a"] != 1 {
+		if got, err := decode(t, registry.Avro[map[string]any](registry.New(f.Client)), framed(id, value)); err != nil || got["a"] != int32(1) {
 			t.Errorf("%s: %v, %v", last, got, err)
 		}
+	}
+}
+
+// A payload that announces more than it has is refused as it is read, and not believed, also in a
+// field that T does not have.
+func TestAvroThatAnnouncesTooMuch(t *testing.T) {
+	t.Parallel()
+	f := newFake(t)
+	r := registry.New(f.Client)
+	many := binary.AppendVarint(nil, 1<<60)
+	for name, c := range map[string]struct {
+		field string
+		in    []byte // before qty, which is 3
+		fits  bool
+	}{
+		"array":               {`{"type": "array", "items": "long"}`, many, false},
+		"map":                 {`{"type": "map", "values": "long"}`, many, false},
+		"array of nothing":    {`{"type": "array", "items": "null"}`, many, false},
+		"least":               {`{"type": "array", "items": "long"}`, binary.AppendVarint(nil, math.MinInt64), false},
+		"bytes follow":        {`"int"`, []byte{2, 6}, false},
+		"number of 33 bits":   {`"int"`, binary.AppendVarint(nil, 1<<32+7), false},
+		"branch of no union":  {`["null", "long"]`, []byte{4}, false},
+		"size of a block":     {`{"type": "array", "items": "long"}`, []byte{1, 2, 2, 0}, true},
+		"long string":         {`"string"`, append(binary.AppendVarint(nil, 2<<20), make([]byte, 2<<20)...), true},
+		"list without an end": {`{"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}`, bytes.Repeat([]byte{2}, 1<<20), false},
+	} {
+		id := f.register(t, "many-value", sr.Schema{Schema: `{"type": "record", "name": "R", "fields": [{"name": "other", "type": ` + c.field + `}, {"name": "qty", "type": "int"}]}`})
+		got, err := decode(t, registry.Avro[order](r), framed(id, append(c.in, 6)))
+		if c.fits && (err != nil || got.Qty != 3) || !c.fits && !consumer.IsPermanent(err) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+}
+
+type remark struct {
+	Text    string   `avro:"text"`
+	Replies []remark `avro:"replies"`
+}
+
+// A record that contains itself is decoded, and passed over where T does not have it. (Another
+// library overflowed the stack there, which ends the process.)
+func TestAvroRecordThatContainsItself(t *testing.T) {
+	t.Parallel()
+	f := newFake(t)
+	r := registry.New(f.Client)
+	const remarks = `{"type": "record", "name": "Remark", "fields": [{"name": "text", "type": "string"}, {"name": "replies", "type": {"type": "array", "items": "Remark"}}]}`
+	value := remark{"a", []remark{{"b", []remark{}}}}
+	in, err := avro.MustParse(remarks).Encode(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := f.register(t, "remarks-value", sr.Schema{Schema: remarks})
+	if got, err := decode(t, registry.Avro[remark](r), framed(id, in)); err != nil || !reflect.DeepEqual(got, value) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	id = f.register(t, "with-remarks", sr.Schema{Schema: `{"type": "record", "name": "R", "fields": [{"name": "remarks", "type": ["null", ` + remarks + `]}, {"name": "qty", "type": "int"}]}`})
+	if got, err := decode(t, registry.Avro[order](r), framed(id, append(append([]byte{2}, in...), 6))); err != nil || got.Qty != 3 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func read[V any](t *testing.T, r *registry.Registry, f *fake, typ string, in []byte) (V, error) {
+	t.Helper()
+	id := f.register(t, "v-value", sr.Schema{Schema: `{"type": "record", "name": "R", "fields": [{"name": "v", "type": ` + typ + `}]}`})
+	got, err := decode(t, registry.Avro[struct {
+		V V `avro:"v"`
+	}](r), framed(id, in))
+	return got.V, err
+}
+
+// An amount is read as it was written, or not at all. (Another library read a decimal that may be
+// null as 0, and cut numbers off.)
+func TestAvroAmounts(t *testing.T) {
+	t.Parallel()
+	f := newFake(t)
+	r := registry.New(f.Client)
+	const decimal = `{"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}`
+	ten := []byte{4, 3, 232} // 10.00
+	maybe, maybeTen := `["null", `+decimal+`]`, append([]byte{2}, ten...)
+	is := func(what string, got *big.Rat, err error) {
+		t.Helper()
+		if err != nil || got == nil || got.Cmp(big.NewRat(10, 1)) != 0 {
+			t.Errorf("%s: %v, %v", what, got, err)
+		}
+	}
+	amount, err := read[*big.Rat](t, r, f, decimal, ten)
+	is("decimal", amount, err)
+	amount, err = read[*big.Rat](t, r, f, maybe, maybeTen)
+	is("may be null", amount, err)
+	if amount, err = read[*big.Rat](t, r, f, maybe, []byte{0}); err != nil || amount != nil {
+		t.Errorf("null: %v, %v", amount, err)
+	}
+	value, err := read[big.Rat](t, r, f, decimal, ten)
+	is("by value", &value, err)
+	list, err := read[[]big.Rat](t, r, f, `{"type": "array", "items": `+decimal+`}`, append(append([]byte{2}, ten...), 0))
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	is("in a list", &list[0], err)
+	if got, err := read[uint32](t, r, f, `"long"`, binary.AppendVarint(nil, 1<<32+5)); !consumer.IsPermanent(err) {
+		t.Errorf("uint32: %v, %v", got, err)
+	}
+	if got, err := read[*int8](t, r, f, `["null", "int"]`, append([]byte{2}, binary.AppendVarint(nil, 300)...)); !consumer.IsPermanent(err) {
+		t.Errorf("int8: %v, %v", got, err)
 	}
 }
