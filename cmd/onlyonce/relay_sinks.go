@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	config "github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -172,7 +173,7 @@ func (s *section) http() httpsink.Config {
 		cfg.AllowNetworks = append(cfg.AllowNetworks, network)
 	}
 	if secure := s.tlsConfig(); secure != nil {
-		cfg.Transport = &http.Transport{TLSClientConfig: secure}
+		cfg.Transport = &http.Transport{TLSClientConfig: secure, MaxIdleConnsPerHost: 100, IdleConnTimeout: 90 * time.Second} // as httpsink's own
 	}
 	if o := s.object("outcomes"); o != nil {
 		cfg.Outcomes = map[int]outbox.Outcome{}

@@ -90,6 +90,9 @@ func fromCommand(argv []string) secret {
 		if last != "" && time.Since(asked) < commandServes {
 			return last, nil
 		}
+		if ctx.Err() != nil { // it waited for another one's command
+			return "", context.Cause(ctx)
+		}
 		ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
