@@ -83,6 +83,7 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		return fmt.Errorf("%w: Config.CopiesWithin: is %v: the broker keeps messages for %v, and may deliver one again for as long", ErrConfig, r.cfg.CopiesWithin, k.Retention())
 	}
 	copies := pace.Backoff(time.Millisecond, copiesWait)
+	var refused error // why messages of this session stay at the broker; it delivers them to the next one
 	for ctx.Err() == nil {
 		if mine, err := r.hold(ctx); !mine || err != nil {
 			return err
@@ -93,15 +94,23 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		if err != nil {
 			return err
 		}
-		done, err := r.store(ctx, all)
-		if err != nil {
-			if done.Fresh > 0 { // the others go on, though the next session begins with the same message (Q4)
-				works()
-			}
-			return err
+		done, some, err := r.store(ctx, all)
+		if some != nil {
+			refused = some
 		}
-		r.state.Set(nil)
-		works()
+		if err == nil && refused == nil || done.Fresh > 0 {
+			works()
+		}
+		switch {
+		case err != nil:
+			return err
+		case refused == nil:
+			r.state.Set(nil)
+		case r.cfg.Ordered || len(all) == 0: // else later messages would wait for those of the next session (Q4)
+			return refused
+		default:
+			r.fails(refused)
+		}
 		if len(all) > 0 && done.Fresh+done.Parked == 0 && redelivered(all) {
 			pace.Sleep(ctx, copies.NextBackOff())
 		} else {
@@ -132,38 +141,40 @@ func (r *receiver) begin(ctx context.Context) error {
 }
 
 // store stores deliveries, for as long as that takes and the place is held, and then acknowledges
-// them (Q1, Q3).
-func (r *receiver) store(ctx context.Context, all []*Delivery) (done Stored, err error) {
+// them (Q1, Q3). refused says why some of them stay at the broker; with Ordered all later ones do.
+func (r *receiver) store(ctx context.Context, all []*Delivery) (done Stored, refused, err error) {
 	wait := pace.Backoff(leastWait, mostWait)
 	in := r.identify(all)
 	for part := range parts(in) {
 		for {
-			stored, refused, err := r.storePart(ctx, part)
+			stored, kept, err := r.storePart(ctx, part)
 			if err == nil {
 				r.acknowledged(&done, stored)
-				if err := r.acknowledge(ctx, part, refused); err != nil {
-					return done, err
+				some, err := r.acknowledge(ctx, part, kept)
+				refused = errors.Join(refused, some)
+				if err != nil || refused != nil && r.cfg.Ordered {
+					return done, refused, err
 				}
 				break
 			}
 			if guard.SQLState(err) == "OO001" {
 				r.lease = nil
-				return done, errReplaced
+				return done, refused, errReplaced
 			}
 			r.fails(err)
 			// A broker with one active consumer delivers nothing to the next owner of the place
 			// while this session lasts, so it ends once the place may be another's (Q5).
 			if r.cfg.Ordered && time.Since(r.renewed) > r.cfg.LeaseTTL {
 				if _, lost := r.hold(ctx); lost != nil {
-					return done, errors.Join(err, lost)
+					return done, refused, errors.Join(err, lost)
 				}
 			}
 			if !pace.Sleep(ctx, wait.NextBackOff()) {
-				return done, ctx.Err()
+				return done, refused, ctx.Err()
 			}
 		}
 	}
-	return done, nil
+	return done, refused, nil
 }
 
 func (r *receiver) acknowledged(done *Stored, part Stored) {
@@ -176,25 +187,26 @@ func (r *receiver) acknowledged(done *Stored, part Stored) {
 	}
 }
 
-// acknowledge acknowledges what is stored, even if ctx has ended: all but what was refused.
-func (r *receiver) acknowledge(ctx context.Context, part []*incoming, refused map[*incoming]error) error {
+// acknowledge acknowledges what is stored, even if ctx has ended: all but what is kept for the
+// reasons that refused joins.
+func (r *receiver) acknowledge(ctx context.Context, part []*incoming, kept map[*incoming]error) (refused, err error) {
 	var all []*Delivery
 	var faults []error
 	for _, in := range part {
-		err, kept := refused[in]
+		fault, is := kept[in]
 		switch {
-		case !kept:
+		case !is:
 			all = append(all, in.delivery)
-		case err != nil:
-			faults = append(faults, errRefused, err)
+		case fault != nil:
+			faults = append(faults, errRefused, fault)
 		}
 	}
 	if len(all) > 0 {
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), ackTimeout)
 		defer cancel()
-		faults = append(faults, r.broker.Ack(bounded, all))
+		err = r.broker.Ack(bounded, all)
 	}
-	return errors.Join(faults...)
+	return errors.Join(faults...), err
 }
 
 func redelivered(all []*Delivery) bool {
