@@ -280,6 +280,36 @@ func TestH18LongTransactionAboveReadCommitted(t *testing.T) {
 	}
 }
 
+// H18: a handler above READ COMMITTED may also work for longer than its lease lasts before its first
+// statement: no copy takes the request over.
+func TestH18LongWorkBeforeTheFirstStatement(t *testing.T) {
+	t.Parallel()
+	cfg := leasedConfig()
+	r := newRig(t, cfg)
+	other := newRigOn(t, r.pool, r.pool, cfg)
+	runs := 0
+	route := idempotency.Route{Pattern: "/", KeyWindow: 24 * time.Hour, Isolation: pgx.RepeatableRead, Mode: idempotency.Leased}
+	begun := make(chan struct{}, 10)
+	r.handle(route, func(w http.ResponseWriter, req *http.Request) {
+		runs++
+		if _, err := idempotency.Tx(req); err != nil {
+			t.Error(err)
+		}
+		begun <- struct{}{}
+		r.exec(`select pg_sleep(extract(epoch from max(until) - clock_timestamp()) + 0.5) from onlyonce.leases`)
+		effect(w, req)
+	})
+	other.handle(route, effect)
+	first := r.background("/", "k", "x")
+	<-begun
+	if g := other.settled("/", "k", "x"); g.status != http.StatusCreated || g.mark() != "replayed" {
+		t.Errorf("a copy got %v", g)
+	}
+	if g := <-first; g.status != http.StatusCreated || runs != 1 {
+		t.Errorf("%v, after %d runs", g, runs)
+	}
+}
+
 func TestH19ExpiredIsAbsent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())

@@ -82,9 +82,10 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 	if level != pgx.ReadCommitted {
 		// http_finish could not lock a lease that was renewed after the transaction's snapshot. A
 		// lease that is locked from here on needs no renewal: a take-over waits for the lock (H18).
+		// It is locked at once, because the handler's first statement may come late.
 		run.layer.leases.stopRenewing(run.held)
 		l := run.held.lease
-		run.tx.Engine(stepHold, holdSQL, l.ID, l.Epoch, l.Nonce)
+		_ = run.tx.EngineRow(bounded, stepHold, holdSQL, l.ID, l.Epoch, l.Nonce).Scan(nil) // kept as the failure
 	}
 	if run.derivesCalls() {
 		run.tx.Lend(&run.origin)
