@@ -226,8 +226,8 @@ func (r *relayRates) due(now time.Time) time.Time {
 // and counted, and permits lapse permitLife after the question was sent.
 const maxAsked = 128
 
-// ask returns what to ask for now: for the sink and for calls under way first, because a share that
-// lapses counts no more, and then for the limits that have waited longest (O14, O15).
+// ask returns what to ask for now: for the sink and for the shares of calls under way first, because
+// a share that lapses counts no more, and then for the limits that have waited longest (O14, O15).
 func (r *relayRates) ask(now time.Time) (q permitRequest) {
 	type dueLimit struct {
 		of      callsOf
@@ -240,7 +240,8 @@ func (r *relayRates) ask(now time.Time) (q permitRequest) {
 	var due []dueLimit
 	for of, l := range r.limits {
 		if at, permits := l.askAt(now, r.underWay[of]); !now.Before(at) {
-			due = append(due, dueLimit{of, at, permits, of == allCalls || l.bounded && r.underWay[of] > 0})
+			n := r.underWay[of]
+			due = append(due, dueLimit{of, at, permits, of == allCalls || l.bounded && n > 0 && !now.Before(l.dueAt(now, n))})
 		}
 	}
 	slices.SortFunc(due, func(a, b dueLimit) int {

@@ -141,6 +141,42 @@ func TestO14LimitByTheRateOfEachTenant(t *testing.T) {
 	}
 }
 
+// Tenants that always have calls under way, more than a question is for, do not keep a tenant that
+// has none from being asked for: only shares that are due come first.
+func TestO14TenantBesideBusyOnes(t *testing.T) {
+	t.Parallel()
+	r := newRelayRates(1000, time.Second)
+	now, share := time.Now(), int32(2)
+	r.read([]storedRate{{CallsOf: "tenants", Limited: true, Bounded: true}}, now)
+	asks := func(late callsOf, granted int32) bool {
+		now = now.Add(15 * time.Millisecond)
+		for i := range 3 * maxAsked {
+			r.want(callsOf{tenant: fmt.Sprint("busy", i)})
+		}
+		q := r.ask(now)
+		var all []permitGrant
+		for _, of := range q.limits {
+			all = append(all, permitGrant{CallsOf: of.stored(), Granted: granted, Wait: 20_000, Share: &share})
+		}
+		r.granted(&q, all, now)
+		return slices.Contains(q.limits, late)
+	}
+	for range 8 { // for a share, and then for permits
+		asks(callsOf{}, 1)
+	}
+	for i := range 3 * maxAsked {
+		r.take(callsOf{tenant: fmt.Sprint("busy", i)}, 1)
+	}
+	late := callsOf{tenant: "late"}
+	r.want(late)
+	for range 200 {
+		if asks(late, 0) {
+			return
+		}
+	}
+	t.Error("it was never asked for")
+}
+
 // A question is for a bounded number of limits, in turn: the answer to one about thousands came
 // when its permits had lapsed, each time anew. Those that calls cannot wait for come first.
 func TestO14QuestionsAreBounded(t *testing.T) {
