@@ -149,6 +149,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 		return nil
 	case row.reason == parked.NoKey:
 		return nil
+	case !row.key.Valid && r.c.events:
+		return nil // another event of its id was parked, too (W7); its calls have the keys of the id
 	case !row.key.Valid:
 		// It was parked by a consumer without ids: its position identifies it.
 		m.id = ""

@@ -3,6 +3,7 @@ package webhook_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -15,9 +16,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
@@ -336,6 +340,44 @@ func TestW7TwoEventsOfOneIDFail(t *testing.T) {
 	mended.Store(true)
 	redrive()
 	pgtest.Until(t, patience, "both to be applied", func() bool { return r.count("effects") == 2 })
+}
+
+// W7, O1: of two events of one id that were parked, both have their calls under the same keys when
+// they are redriven and when they are handled again.
+func TestW7CallsOfTwoEventsOfOneID(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	e.sendAs("d-1", "push").want(t, 200, false)
+	e.sendAs("d-1", "other").want(t, 200, true)
+	redrive := func() {
+		if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	redrive()
+	var mended atomic.Bool
+	r.work(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if !mended.Load() {
+			return consumer.Permanent(errors.New("the table is missing"))
+		}
+		tx.Queue(`insert into effects (id) values ($1)`, uuid.NewString())
+		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: fmt.Sprintf("%x", sha256.Sum256(m.Value)), Target: "/charges"})
+	})
+	pgtest.Until(t, patience, "both to be parked", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' and reason = 'permanent'`) == 2
+	})
+	mended.Store(true)
+	redrive()
+	pgtest.Until(t, patience, "both to be applied", func() bool { return r.count("effects") == 2 })
+	for partition := range int32(4) {
+		// It is refused for those that hold no event.
+		_, _ = ops.Replay(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ReplayInput{CursorName: ops.CursorName{Scope: webhook.Scope("e"), Topic: "webhook.e", Partition: partition}})
+	}
+	pgtest.Until(t, patience, "both to be handled again", func() bool { return r.count("effects") == 4 })
+	if n := r.count("onlyonce.outbox_log"); n != 2 {
+		t.Errorf("%d calls of 2 events", n)
+	}
 }
 
 // W7: the bytes that copies of a day take are bounded, headers included. A copy beyond that leaves

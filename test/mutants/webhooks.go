@@ -4,6 +4,8 @@ package main
 var webhooksRules = []mutant{
 	{rule: "W7 redriven event has the key of one that is parked", in: "internal/parked", decl: "InsertMessageSQL",
 		old: "$23 = 'event'", new: "$23 = 'none'", pkg: "webhook", test: "TestW7TwoEventsOfOneIDFail"},
+	{rule: "W7 event without a key has the calls of its position", in: "consumer", decl: "(*retrier).verifyIdentity",
+		old: "!row.key.Valid && r.c.events", new: "false", pkg: "webhook", test: "TestW7CallsOfTwoEventsOfOneID"},
 	{rule: "W2 body over the limit", in: "webhook", decl: "(*Verifier).verify",
 		old: "len(body) > v.maxBody", new: "false", test: "TestW2BodyOverTheLimit"},
 	{rule: "W3 not the raw bytes", in: "webhook", decl: "authentic",
