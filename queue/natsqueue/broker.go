@@ -97,8 +97,8 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	c, err := s.Consumer(ctx, b.cfg.Durable)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		b.consumer = nil
-		if state := s.CachedInfo().State; state.Msgs > 0 {
-			b.maxAge = max(b.maxAge, time.Since(state.FirstTime))
+		if first := b.oldest(ctx, s); !first.IsZero() {
+			b.maxAge = max(b.maxAge, time.Since(first))
 		}
 		return nil, nil
 	}
@@ -110,9 +110,31 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	return info, checkConsumer(info.Config)
 }
 
+// oldest returns when the first message came that a new consumer delivers, or zero if there is none.
+func (b *Broker) oldest(ctx context.Context, s jetstream.Stream) (first time.Time) {
+	state := s.CachedInfo().State
+	switch {
+	case state.Msgs == 0:
+		return time.Time{}
+	case len(b.cfg.Subjects) == 0:
+		return state.FirstTime
+	}
+	for _, subject := range b.cfg.Subjects {
+		msg, err := s.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(subject))
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+		case err != nil: // perhaps the login may not ask: that of any subject is no younger
+			return state.FirstTime
+		case first.IsZero() || msg.Time.Before(first):
+			first = msg.Time
+		}
+	}
+	return first
+}
+
 // Retention is the stream's MaxAge, and 0 if it has none. If the consumer is still to be made, it
-// is at least the age of the stream's oldest message. A receiver compares it with
-// queue.Config.CopiesWithin.
+// is at least the age of the oldest message that the consumer will deliver. A receiver compares it
+// with queue.Config.CopiesWithin.
 func (b *Broker) Retention() time.Duration { return b.maxAge }
 
 func (b *Broker) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {

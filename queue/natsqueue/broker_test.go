@@ -140,6 +140,12 @@ func TestQ6MissingConsumer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for subject, old := range map[string]bool{".a": true, ".b": false} {
+		b := r.broker(r.stream, func(c *natsqueue.Config) { c.Subjects = []string{r.stream + subject} })
+		if err := b.Begin(t.Context(), false); err != nil || b.Retention() > 0 != old {
+			t.Errorf("of %s: %v, %v", subject, b.Retention(), err)
+		}
+	}
 	_, stop := r.Receives(b)
 	r.UntilStored(1)
 	stop()

@@ -29,8 +29,8 @@
 // A message that cannot be stored is parked, or stays with the server; it is never terminated.
 //
 // A receiver does not begin if queue.Config.CopiesWithin is shorter than the stream's MaxAge, nor
-// if the consumer is missing and the stream's oldest message is older: the consumer that it would
-// make delivers all of them. If that is what you want, make the consumer yourself.
+// if the consumer is missing and the stream's oldest message of Config.Subjects is older: the
+// consumer that it would make delivers all of them. If that is what you want, make it yourself.
 //
 // # Order
 //
