@@ -162,9 +162,19 @@ func TestD3OnParkedEnqueuesInVain(t *testing.T) {
 	}
 }
 
-// D3: OnParked ends the context of its own statement, with which the statement that parks travels.
+// D3: OnParked ends the context of its own statement, with which the statement that parks travels,
+// and returns the error or not.
 func TestD3OnParkedEndsItsOwnContext(t *testing.T) {
 	t.Parallel()
+	for _, returned := range []bool{true, false} {
+		t.Run(fmt.Sprint(returned), func(t *testing.T) {
+			t.Parallel()
+			onParkedEndsItsOwnContext(t, returned)
+		})
+	}
+}
+
+func onParkedEndsItsOwnContext(t *testing.T, returned bool) {
 	r := newRig(t, 1)
 	values := r.numbered(0, 3)
 	cfg := testConfig()
@@ -175,8 +185,9 @@ func TestD3OnParkedEndsItsOwnContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		if slow.Load() {
-			_, err := tx.Exec(ctx, `select pg_sleep(10)`)
-			return err
+			if _, err := tx.Exec(ctx, `select pg_sleep(0.1)`); returned {
+				return err
+			}
 		}
 		return nil
 	}

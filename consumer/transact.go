@@ -209,7 +209,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		}
 		e.park(tx, m, v)
 		event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err}
-		if quiet := a.disposition != nil && a.disposition.quiet; !quiet && e.c.onParked(before, tx, m, event) != nil {
+		if quiet := a.disposition != nil && a.disposition.quiet; !quiet && (e.c.onParked(before, tx, m, event) != nil || tx.Failure() != nil) {
 			h.failedIndex, h.hookFailed = i, before.Err() == nil
 			return h
 		}

@@ -38,6 +38,8 @@ var consumerRules = []mutant{
 		return &handlerFailure{index: -1, err: failed}`, test: "TestD3OnParkedFailsAtTheEnd"},
 	{rule: "D3 OnParked that ends its own context is no reason to halt", in: "consumer", decl: "(*engine).classifyFailure",
 		old: ", h.hookFailed && endedContext(failed)", new: "", test: "TestD3OnParkedEndsItsOwnContext"},
+	{rule: "D3 OnParked that hides the end of its own context", in: "consumer", decl: "(*engine).fillTransaction",
+		old: "e.c.onParked(before, tx, m, event) != nil || tx.Failure() != nil", new: "e.c.onParked(before, tx, m, event) != nil", test: "TestD3OnParkedEndsItsOwnContext"},
 	{rule: "D3 what OnParked has enqueued counts against the message", in: "internal/guard", decl: "(*Tx).queueBeforeCommit",
 		old: "t.Engine(last[name].step, sql, args...)", new: "t.Engine(stepUser, sql, args...)", pkg: "consumer", test: "TestD3OnParkedEnqueuesInVain"},
 	{rule: "D3 unknown type is passed over", in: "consumer", decl: "Router.Handler",
