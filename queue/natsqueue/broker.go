@@ -110,7 +110,7 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	return info, checkConsumer(info.Config)
 }
 
-// oldest returns when the first message came that a new consumer delivers, or zero if there is none.
+// oldest returns when the first message came that a new consumer delivers; zero: there is none.
 func (b *Broker) oldest(ctx context.Context, s jetstream.Stream) (first time.Time) {
 	state := s.CachedInfo().State
 	switch {
