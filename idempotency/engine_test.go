@@ -280,8 +280,8 @@ func TestH18LongTransactionAboveReadCommitted(t *testing.T) {
 	}
 }
 
-// H18: a handler above READ COMMITTED may also work for longer than its lease lasts before its first
-// statement: no copy takes the request over.
+// H18: a handler above READ COMMITTED may work for longer than its lease lasts before its first
+// statement, too: no copy takes the request over.
 func TestH18LongWorkBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()

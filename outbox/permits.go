@@ -226,8 +226,8 @@ func (r *relayRates) due(now time.Time) time.Time {
 // and counted, and permits lapse permitLife after the question was sent.
 const maxAsked = 128
 
-// ask returns what to ask for now: for the sink and for the shares of calls under way first, because
-// a share that lapses counts no more, and then for the limits that have waited longest (O14, O15).
+// ask returns what to ask for now: for the sink and the shares of calls under way first, because a
+// share that lapses counts no more, and then for the limits that have waited longest (O14, O15).
 func (r *relayRates) ask(now time.Time) (q permitRequest) {
 	type dueLimit struct {
 		of      callsOf
