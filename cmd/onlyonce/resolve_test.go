@@ -126,6 +126,7 @@ func TestAdoptResolvesEveryHalt(t *testing.T) {
 			if words[0] != "onlyonce" {
 				t.Fatalf("command: %s", command)
 			}
+			f.until(fmt.Sprintf(`select exists (select from onlyonce.owners where partitions->0->>'halted' = '%s')`, c.reason))
 			f.run(append(words[1:], "-yes")...).want(t, statusGood)
 			f.until(fmt.Sprintf(`select coalesce(max(next_offset), 0) = %d and bool_and(group_id = '%s' and cluster_id = 'cluster-1')
 				from onlyonce.positions where topic_id is not null`, c.want, c.group))

@@ -25,7 +25,7 @@ var consumerRules = []mutant{
 	{rule: "T10 Prepare that hangs is waited for", in: "consumer", decl: "(*engine).prepare",
 		old: "case <-grace.C:", new: "case <-make(chan int):", test: "TestT10PrepareThatHangs"},
 	{rule: "D3 parked without OnParked", in: "consumer", decl: "(*engine).fillTransaction",
-		old: "!quiet && e.c.onParked(before, tx, m, event) != nil", new: "quiet && false", test: "TestD3OnParked"},
+		old: "!quiet && (e.c.onParked(before, tx, m, event) != nil || tx.Failure() != nil)", new: "quiet && false", test: "TestD3OnParked"},
 	{rule: "D3 OnParked is not called for a message that was retried", in: "consumer", decl: "(*retrier).writeFailure",
 		old: "r.c.cfg.OnParked == nil || event.State != parked.Waiting", new: "true", test: "TestD3OnParkedOfARetriedMessage"},
 	{rule: "D3 retried message is given up although OnParked failed", in: "consumer", decl: "(*retrier).recordFailure",

@@ -46,7 +46,7 @@ var kitRules = []mutant{
 	{rule: "H18 kit: key of a step", in: "idempotency", decl: "(*servedRequest).stepKey",
 		old: "key, name", new: "key, name, req.token.String()", pkg: "onlyoncetest", test: "TestSoundProgramWithRemote/step"},
 	{rule: "Q1 kit: acknowledged before COMMIT", in: "queue", decl: "(*receiver).store",
-		old: "stored, refused, err := r.storePart(ctx, part)", new: "_ = r.acknowledge(ctx, part, nil); stored, refused, err := r.storePart(ctx, part)",
+		old: "stored, kept, err := r.storePart(ctx, part)", new: "_, _ = r.acknowledge(ctx, part, nil); stored, kept, err := r.storePart(ctx, part)",
 		pkg: "onlyoncetest", test: "TestJudges/sound/messages_of_a_queue_in_order"},
 	{rule: "Q2 kit: no claim", in: "queue", decl: "(*receiver).claimAndStore",
 		old: "case dedupe.Duplicate: done.Copies++", new: "case dedupe.Duplicate: fresh = append(fresh, &in.event)",

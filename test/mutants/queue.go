@@ -3,7 +3,7 @@ package main
 // queueRules are mutants of queues: rules Q.
 var queueRules = []mutant{
 	{rule: "Q1 acknowledged before COMMIT", in: "queue", decl: "(*receiver).store",
-		old: "stored, refused, err := r.storePart(ctx, part)", new: "_ = r.acknowledge(ctx, part, nil); stored, refused, err := r.storePart(ctx, part)",
+		old: "stored, kept, err := r.storePart(ctx, part)", new: "_, _ = r.acknowledge(ctx, part, nil); stored, kept, err := r.storePart(ctx, part)",
 		test: "TestQ1FaultPoints"},
 	{rule: "Q1 unknown COMMIT is a failure", in: "internal/intake", decl: "(*Intake).Run",
 		old: "end.Unknown, retry = true, true", new: "return End{}", pkg: "queue", test: "TestQ1LostCommit"},
@@ -44,7 +44,7 @@ var queueRules = []mutant{
 	{rule: "Q4 later parts of a batch wait", in: "queue", decl: "(*receiver).store",
 		old: "refused != nil && r.cfg.Ordered", new: "refused != nil", test: "TestQ4RefusedMessagesBeforeOthers"},
 	{rule: "Q4 refused message is acknowledged", in: "queue", decl: "(*receiver).acknowledge",
-		old: "case !kept:", new: "case !kept || true:", test: "TestQ4RefusedByTheDatabase"},
+		old: "case !is:", new: "case !is || true:", test: "TestQ4RefusedByTheDatabase"},
 	{rule: "Q5 several receivers", in: "queue", decl: "(*receiver).hold",
 		old: "if !r.cfg.Ordered", new: "if true", test: "TestQ5Ordered"},
 	{rule: "Q5 replaced receiver stores", in: "queue", decl: "(*receiver).claimAndStore",
