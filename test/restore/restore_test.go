@@ -57,6 +57,10 @@ type drill struct {
 
 	done map[string]*atomic.Int64 // parts of turns: messages appended, requests and webhooks answered
 
+	// The load, which may be the faster one, waits at pointAt for the backup, and halfway to killAt
+	// for the restore point.
+	backedUp, pointSet chan struct{}
+
 	mu   sync.Mutex
 	keys map[string]int // times that the remote got a call, by key
 }
@@ -88,8 +92,10 @@ func TestRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = backup.Stop() })
+	close(d.backedUp)
 	d.reaches(pointAt)
 	d.must(primary.RestorePoint(t.Context(), "drill"))
+	close(d.pointSet)
 	d.reaches(killAt)
 	d.must(primary.Archived(t.Context()))
 	d.must(primary.Kill(t.Context()))
@@ -109,7 +115,7 @@ func TestRestore(t *testing.T) {
 
 func newDrill(t *testing.T, address string) *drill {
 	t.Helper()
-	d := &drill{t: t, pool: pgtest.Pool(t, address), log: memlog.NewLog("orders", 2), keys: map[string]int{},
+	d := &drill{t: t, pool: pgtest.Pool(t, address), log: memlog.NewLog("orders", 2), keys: map[string]int{}, backedUp: make(chan struct{}), pointSet: make(chan struct{}),
 		done: map[string]*atomic.Int64{"message": {}, "request": {}, "webhook": {}}}
 	conn, err := pgx.Connect(t.Context(), address)
 	d.must(err)
@@ -205,6 +211,12 @@ func numberOf(s string) (n int) {
 // repeated, as a client does.
 func (d *drill) load() {
 	for n := range endAt {
+		switch n {
+		case pointAt:
+			<-d.backedUp
+		case (pointAt + killAt) / 2:
+			<-d.pointSet
+		}
 		id := fmt.Sprint(n)
 		d.log.AppendMessage(int32(n%2), &consumer.Message{Value: []byte(id), Time: time.Now(), Headers: []consumer.Header{{Name: "message-id", Value: []byte(id)}}})
 		d.done["message"].Add(1)
