@@ -102,6 +102,11 @@ func (r *Rig) Relays(s outbox.Sink) (stop func()) {
 	if err != nil {
 		r.T.Fatal(err)
 	}
+	r.T.Cleanup(func() {
+		if r.T.Failed() {
+			r.T.Log("calls: ", r.Strings(`select format('%s %s %s', count(*), state, max(error)) from onlyonce.calls group by state`))
+		}
+	})
 	return r.runs(relay.Run)
 }
 
