@@ -106,8 +106,8 @@ func (in *AdoptInput) pick(ctx context.Context, tx pgx.Tx, inUse []Cursor) (each
 			continue
 		}
 		if in.At != "" && c.ReplayUntil != nil && slices.Contains([]string{"gap", "blocked", "everything-fails"}, in.Halted) {
-			return nil, failf(ErrRefused, "a replay is under way on partition %d, and nothing was done: `onlyonce cursor adopt -partition %d -at %d` ends it where it interrupted the work",
-				c.Partition, c.Partition, *c.ReplayResume)
+			return nil, failf(ErrRefused, "a replay is under way on partition %d, and nothing was done: `onlyonce cursor adopt -scope %s -topic %s -partition %d -at %d -reason WHY` ends it where it interrupted the work",
+				c.Partition, in.Scope, in.Topic, c.Partition, *c.ReplayResume)
 		}
 		at, _ := in.at(c.Position, p) // check has seen it
 		each = append(each, &adoption{AdoptInput: *in, name: CursorName{Scope: in.Scope, Topic: in.Topic, Partition: c.Partition}, at: at})
