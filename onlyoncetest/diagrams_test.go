@@ -132,8 +132,11 @@ func diagram(lines []string, only *regexp.Regexp) string {
 		}
 	}
 	d.flush()
-	return d.b.String()
+	return trailingRollback.ReplaceAllString(d.b.String(), "")
 }
+
+// trailingRollback is the end of a trace. Whether it is recorded is a race.
+var trailingRollback = regexp.MustCompile(`(    P\d->>Postgres: rollback\n)?(    Postgres-->>P\d: ROLLBACK\n)?$`)
 
 func (d *drawing) arrow(from, kind, to, text string) {
 	d.flush()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -240,7 +241,7 @@ func connectReason(ctx context.Context, waited time.Duration, err error) string 
 		cert x509.UnknownAuthorityError
 	)
 	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded): // the connection's own deadline is the same
 		return fmt.Sprintf("no answer within %v", waited)
 	case ctx.Err() != nil:
 		return "interrupted"

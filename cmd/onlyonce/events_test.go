@@ -47,7 +47,7 @@ func newEventShop(t *testing.T, policy consumer.FailurePolicy) *eventShop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(apart(t.Context()))
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
 	t.Cleanup(func() {

@@ -66,7 +66,7 @@ func (s *twoShards) start(one string, h consumer.Handler, change func(*consumer.
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
+	ctx, cancel := context.WithCancel(apart(s.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
 	stop = sync.OnceFunc(func() {

@@ -32,7 +32,7 @@ func (f *fixture) consume(log *memlog.Log, group string) (halts <-chan *consumer
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(f.t.Context()))
+	ctx, cancel := context.WithCancel(apart(f.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
 	stop = sync.OnceFunc(func() {

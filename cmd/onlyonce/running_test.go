@@ -9,6 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -62,7 +63,7 @@ func (s *shop) startOn(src consumer.Source, h consumer.Handler, change func(*con
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
+	ctx, cancel := context.WithCancel(apart(s.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
@@ -73,6 +74,12 @@ func (s *shop) startOn(src consumer.Source, h consumer.Handler, change func(*con
 	})
 	s.t.Cleanup(stop)
 	return stop
+}
+
+// apart returns a context, which does not end, of a process of its own. In one process an attempt
+// that is to be alone (F9) waits for all handlers, also those of other tests.
+func apart(ctx context.Context) context.Context {
+	return process.With(context.WithoutCancel(ctx), &process.Process{})
 }
 
 // reaches waits until the position is there and no replay is under way.
