@@ -103,6 +103,7 @@ func TestRestore(t *testing.T) {
 	lost := d.lost(backup.URL)
 	forward.Cut(rig.HostPort(backup))
 	<-loaded
+	d.pool = pgtest.Pool(t, forward.Address(primary)) // for the checks: the engines' may still have connections to the killed server
 	d.finds(lost)
 	stop()
 	again := 0
