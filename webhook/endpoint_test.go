@@ -316,43 +316,22 @@ func TestW7AnotherBodyUnderAKnownID(t *testing.T) {
 // one of its id has. Both are parked then, and both are applied once they are redriven.
 func TestW7TwoEventsOfOneIDFail(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	e := r.serve(samples(t)["GitHub"])
-	e.sendAs("d-1", "push").want(t, 200, false)
-	e.sendAs("d-1", "other").want(t, 200, true)
-	redrive := func() {
-		if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	redrive()
-	var mended atomic.Bool
-	r.work(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if !mended.Load() {
-			return consumer.Permanent(errors.New("the table is missing"))
-		}
+	newRig(t).appliesTwoEventsOfOneID(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 		tx.Queue(`insert into effects (id) values ($1)`, string(m.Value))
 		return nil
 	})
-	pgtest.Until(t, patience, "both to be parked", func() bool {
-		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' and reason = 'permanent'`) == 2
-	})
-	mended.Store(true)
-	redrive()
-	pgtest.Until(t, patience, "both to be applied", func() bool { return r.count("effects") == 2 })
 }
 
-// W7, O1: of two events of one id that were parked, both have their calls under the same keys when
-// they are redriven and when they are handled again.
-func TestW7CallsOfTwoEventsOfOneID(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	e := r.serve(samples(t)["GitHub"])
-	e.sendAs("d-1", "push").want(t, 200, false)
-	e.sendAs("d-1", "other").want(t, 200, true)
+// appliesTwoEventsOfOneID stores two events of one id, which both fail and are parked, and then
+// redrives them until both have their effect. Each call of apply must write one.
+func (r *rig) appliesTwoEventsOfOneID(apply consumer.Handler) {
+	r.t.Helper()
+	e := r.serve(samples(r.t)["GitHub"])
+	e.sendAs("d-1", "push").want(r.t, 200, false)
+	e.sendAs("d-1", "other").want(r.t, 200, true)
 	redrive := func() {
-		if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
-			t.Fatal(err)
+		if _, err := ops.Redrive(r.t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
+			r.t.Fatal(err)
 		}
 	}
 	redrive()
@@ -361,15 +340,25 @@ func TestW7CallsOfTwoEventsOfOneID(t *testing.T) {
 		if !mended.Load() {
 			return consumer.Permanent(errors.New("the table is missing"))
 		}
-		tx.Queue(`insert into effects (id) values ($1)`, uuid.NewString())
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: fmt.Sprintf("%x", sha256.Sum256(m.Value)), Target: "/charges"})
+		return apply(ctx, tx, m)
 	})
-	pgtest.Until(t, patience, "both to be parked", func() bool {
+	pgtest.Until(r.t, patience, "both to be parked", func() bool {
 		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' and reason = 'permanent'`) == 2
 	})
 	mended.Store(true)
 	redrive()
-	pgtest.Until(t, patience, "both to be applied", func() bool { return r.count("effects") == 2 })
+	pgtest.Until(r.t, patience, "both to be applied", func() bool { return r.count("effects") == 2 })
+}
+
+// W7, O1: of two events of one id that were parked, both have their calls under the same keys when
+// they are redriven and when they are handled again.
+func TestW7CallsOfTwoEventsOfOneID(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.appliesTwoEventsOfOneID(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		tx.Queue(`insert into effects (id) values ($1)`, uuid.NewString())
+		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: fmt.Sprintf("%x", sha256.Sum256(m.Value)), Target: "/charges"})
+	})
 	for partition := range int32(4) {
 		// It is refused for those that hold no event.
 		_, _ = ops.Replay(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ReplayInput{CursorName: ops.CursorName{Scope: webhook.Scope("e"), Topic: "webhook.e", Partition: partition}})
