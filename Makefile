@@ -143,7 +143,7 @@ SEEDS ?= 20
 kit: ## onlyoncetest against 20 seeds: sound programs are never accused, faulty ones always are; SEEDS
 	ONLYONCE_TEST_CRASHES=all $(DEVENV) -postgres $(REAL) -- $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m -run '^Test(Judges|Sound.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
 
-# PostgreSQL's major versions that its project maintains, and Kafka's that Maven serves: the oldest that runs without ZooKeeper, and the latest.
+# PostgreSQL's major versions that its project maintains, and of Kafka's versions at Maven some, from the oldest that runs without ZooKeeper in production to the latest.
 CELLS := 14 15 16 17 18 kafka-3.3.2 kafka-3.9.1 kafka-4.0.1 kafka-4.3.0 kafka-4.4.0
 comma := ,
 # Those of share groups need 4.2.

@@ -83,9 +83,9 @@ func (s *stuckSink) Send(ctx context.Context, _ *outbox.Delivery) outbox.Result 
 }
 
 // The plan, compared with what connects: a consumer with every transaction and every retry of its
-// partitions under way, and a relay with calls of two sinks. With pools of the
-// planned size all of that runs at once, the consumer still reports, and the server sees no more
-// connections than planned.
+// partitions under way, and a relay with calls of two sinks. With pools of the planned size all of
+// that runs at once, the consumer still reports, and the server sees no more connections than
+// planned.
 func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -15,18 +15,17 @@ import (
 // catches up.
 const switchTimeout = 60 * time.Second
 
-// Standby starts a streaming standby of this server, with a
-// supervisor and a directory of its own, and returns when it streams. It is
-// asynchronous until [Postgres.Synchronous] names it. The name, of lower-case
-// letters, digits and underscores, is its application_name and its slot at this
-// server; a later standby of the same name takes the slot over.
+// Standby starts a streaming standby of this server, with a supervisor and a directory of its own,
+// and returns when it streams. It is asynchronous until [Postgres.Synchronous] names it. The name,
+// of lower-case letters, digits and underscores, is its application_name and its slot at this
+// server. A later standby of the same name takes the slot over.
 func (p *Postgres) Standby(ctx context.Context, name string, o Options) (*Postgres, error) {
 	if p.local == nil {
 		return nil, errors.New("devenv: only a server that devenv started on this machine can have a standby here")
 	}
 	l := p.local
 	// With a slot the WAL between the backup and the first streaming cannot be recycled.
-	if err := p.exec(ctx, dropSlotSQL, name); err != nil {
+	if err := errors.Join(p.exec(ctx, dropSlotSQL, name), p.exec(ctx, makeSlotSQL, name)); err != nil {
 		return nil, err
 	}
 	s, err := l.Clone(ctx, name, pgserver.Config{Bases: o.postgresBases(), Settings: o.PostgresSettings})
@@ -46,6 +45,9 @@ func (p *Postgres) Standby(ctx context.Context, name string, o Options) (*Postgr
 
 // dropSlotSQL drops a slot that a standby of the same name has left. $1 its name.
 const dropSlotSQL = `select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = $1 and not active`
+
+// makeSlotSQL makes a slot that keeps WAL from now on. $1 its name.
+const makeSlotSQL = `select pg_create_physical_replication_slot($1, true)`
 
 // streamsSQL returns one row: whether a standby gets the WAL as it is written. $1 its name.
 const streamsSQL = `select exists (select from pg_stat_replication where application_name = $1 and state = 'streaming')`

@@ -15,17 +15,19 @@ import (
 )
 
 // Clone makes a cluster and starts its server as a streaming standby of c. name is its
-// application_name, and its slot at c.
+// application_name, and the slot that it has at c already: WAL of the backup stays there until it
+// streams.
 func (c *Cluster) Clone(ctx context.Context, name string, cfg Config) (*Cluster, error) {
-	s, err := c.copied(ctx, cfg, "select pg_create_physical_replication_slot($1, true)", name)
+	s, err := c.Backup(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	follows := fmt.Sprintf("primary_conninfo = 'host=127.0.0.1 port=%d user=postgres sslmode=disable application_name=%s'\nprimary_slot_name = '%s'\n", c.port, name, name)
-	if err := errors.Join(s.write("postgresql.auto.conf", follows), s.write("standby.signal", "")); err != nil {
-		return nil, errors.Join(err, s.sup.Close())
+	err = errors.Join(s.write("postgresql.auto.conf", follows), s.write("standby.signal", ""))
+	if err == nil {
+		err = s.startAnywhere(ctx)
 	}
-	if err := s.startAnywhere(ctx); err != nil {
+	if err != nil {
 		return nil, errors.Join(err, s.sup.Close())
 	}
 	return s, nil
@@ -34,11 +36,6 @@ func (c *Cluster) Clone(ctx context.Context, name string, cfg Config) (*Cluster,
 // Archiving are the settings of a server that has its WAL archived, for Backup.
 func Archiving() map[string]string {
 	return map[string]string{"archive_mode": "on", "archive_command": "mkdir -p ../archive && cp %p ../archive/%f"}
-}
-
-// Backup makes a base backup of c, whose server has the settings Archiving. It starts no server.
-func (c *Cluster) Backup(ctx context.Context, cfg Config) (*Cluster, error) {
-	return c.copied(ctx, cfg, "select")
 }
 
 // Recover starts the server of a base backup, recovers it from the archive of the cluster that the
@@ -52,9 +49,10 @@ func (c *Cluster) Recover(ctx context.Context, from *Cluster, point string) erro
 	return c.startAnywhere(ctx)
 }
 
-// copied makes a cluster from a base backup of c, after a statement in c. It uses the low-level
-// functions (PostgreSQL 14 to 18, chapter 26.3.3), because embedded binaries have no pg_basebackup.
-func (c *Cluster) copied(ctx context.Context, cfg Config, first string, args ...any) (_ *Cluster, err error) {
+// Backup makes a base backup of c. It starts no server. The WAL that it needs must be kept: by an
+// archive (the settings Archiving), or by a slot. It uses the low-level functions (PostgreSQL 14 to
+// 18, chapter 26.3.3), because embedded binaries have no pg_basebackup.
+func (c *Cluster) Backup(ctx context.Context, cfg Config) (_ *Cluster, err error) {
 	cfg.Bin = c.bin
 	s, err := prepare(ctx, cfg)
 	if err != nil {
@@ -70,9 +68,6 @@ func (c *Cluster) copied(ctx context.Context, cfg Config, first string, args ...
 		return nil, err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // also ends a backup that was not stopped
-	if _, err := conn.Exec(ctx, first, args...); err != nil {
-		return nil, err
-	}
 	start, stop := "select pg_backup_start('copy', true)", "select labelfile from pg_backup_stop()"
 	if strings.HasPrefix(c.Version(), "14.") {
 		start, stop = "select pg_start_backup('copy', true, false)", "select labelfile from pg_stop_backup(false)"
