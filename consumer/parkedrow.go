@@ -33,7 +33,7 @@ due as (
       order by p.next_attempt_at, p."offset" limit 1) d
    order by d.next_attempt_at, d."offset" limit 1)
 update onlyonce.parked p set attempts = p.attempts + 1, next_attempt_at = clock_timestamp() + make_interval(secs => $7)
-  from due, held where p.id = due.id and p.state = 'retrying'
+  from held where p.id = (select due.id from due) and p.state = 'retrying'
 returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time, p.record_key, p.header_names, p.header_values,
           p.body, p.order_key, coalesce(p.cluster_id, ''), p.topic_id, p.log_append_time, p.replay_no, p.replay_resend,
           coalesce(p.event_id, ''), p.sealed`

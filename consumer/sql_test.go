@@ -29,6 +29,25 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 }
 
+// settleSQL is how onlyonce.settle settles a row.
+const settleSQL = `update onlyonce.parked p set state = 'resolved' where p.id = $1 and p.state = 'retrying' and p.attempts = $2`
+
+// T13: what is done for each parked row finds it by an index, even in a session that planned the
+// statement while nothing was parked.
+func TestT13PlansOfAnEmptyTable(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	for sql, args := range map[string]string{
+		takeParkedSQL: `1, 1, gen_random_uuid(), 'stock', 'orders', 0, 1, 1`,
+		failParkedSQL: `1, 1, gen_random_uuid(), 1, 'retrying', 'failed', '', 0, 1, 1, 1`,
+		settleSQL:     `1, 1`,
+	} {
+		if plan := pgtest.GenericPlan(t, pool, sql, args); pgtest.ReadsAll(plan, "parked") {
+			t.Errorf("%s\n%s", sql, plan)
+		}
+	}
+}
+
 // K6: no frontier is noted that lies ahead of the clock: it was asked for before that went back.
 func TestK6FrontierAheadOfTheClock(t *testing.T) {
 	t.Parallel()

@@ -109,25 +109,28 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_pref
 // onlyonce.rates.calls_of. It looks at the first 1,000
 // due calls of the lane, and the next turn at those after them. A call that waited for another of
 // its ordering key has the place that it came with. No attempt is counted, and no key's window
-// begins. A call that was accepted needs no rate: its completion is no call. By the index
-// parked_calls_due; locks the rows, and skips those that another session has locked (O14).
+// begins. A call that was accepted needs no rate: its completion is no call. By the indexes
+// parked_calls_due and parked_pkey. It locks each row by its id alone, skips those that another
+// session has locked, and looks afterwards at what may have changed. The OFFSET keeps the planner
+// from moving that inside: planned before there were many rows, it would read all of them for each
+// one (T13, O14).
 var setAsideSQL = newStatement(`
 with t as materialized (select ` + dueTimes + `)
 update onlyonce.parked o
    set waits_for = coalesce((select r.calls_of from unnest(@prefixes::bigint[], @prefixes_calls_of::text[]) as r(prefix, calls_of) where r.prefix = o.order_prefix), 'tenant ' || o.tenant),
        waits_since = case when o.reason = 'behind' then o.parked_at else least(o.next_attempt_at, (select now from t)) end, next_attempt_at = null
  where o.id = any (array(
-         select p.id from onlyonce.parked p join (
-           select d.id from (` + dueRanges + `) r cross join lateral (
-             select p.id, p.next_attempt_at from onlyonce.parked p
+         select l.id from (
+           select p.* from (` + dueRanges + `) r cross join lateral (
+             select p.id, p.row_id, p.tenant, p.order_prefix, p.next_attempt_at from onlyonce.parked p
               where ` + dueIn + ` and p.state = 'retrying' and p.response_status is null
-              order by p.next_attempt_at limit 1000) d
+              order by p.next_attempt_at limit 1000) p
             where r.class < 2
-            order by d.next_attempt_at limit 1000) d on d.id = p.id
-          where p.state = 'retrying' and (` + ofLimitedTenant + ` or p.order_prefix = any (@prefixes::bigint[])) and p.response_status is null
-            and (p.next_attempt_at <= (select now from t) or p.next_attempt_at > (select ahead from t) and p.reason <> 'scheduled')
-            and ` + notUnderWay + `
-          order by p.id for no key update of p skip locked))`)
+            order by p.next_attempt_at limit 1000) p cross join lateral (
+           select l.id, l.state, l.reason, l.response_status, l.next_attempt_at from onlyonce.parked l
+            where l.id = p.id offset 0 for no key update skip locked) l
+          where (` + ofLimitedTenant + ` or p.order_prefix = any (@prefixes::bigint[])) and ` + notUnderWay + ` and l.state = 'retrying' and l.response_status is null
+            and (l.next_attempt_at <= (select now from t) or l.next_attempt_at > (select ahead from t) and l.reason <> 'scheduled')))`)
 
 // nextDueSQL reads in how many microseconds the next parked call of a lane is due: null if there is
 // none. Its parameters are those of pickSQL. By the index parked_calls_due.
@@ -197,8 +200,9 @@ func (e *endings) queue(b *pgx.Batch, s *statement, passOn bool, args pgx.NamedA
 //	@fresh       whether the key's window counts anew
 //	@none        whether no attempt was made: it is not counted then
 //
-// Rows that an operator has changed meanwhile stay as they are. By the index parked_key; locks the
-// rows.
+// Rows that an operator has changed meanwhile stay as they are. By the index parked_key, for which
+// the keys are named once more: a plan that was made before there were many rows reads all of them
+// for a join (T13). It locks the rows.
 //
 // The pick is compared because a COMMIT without an answer may arrive late, when the call is tried
 // again already. The number of the attempt would not do: a redrive counts attempts anew, and an
@@ -222,7 +226,7 @@ update onlyonce.parked p
   from unnest(@ids::bigint[], @rows::bigint[], @keys::uuid[], @picks::int[], @asked::boolean[], @fresh::boolean[], @none::boolean[],
               ` + endingArrays + `)
        as s(id, row_id, key, pick, asked, fresh, none, ` + endingColumns + `)
- where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.key = s.key
+ where p.key = any (@keys::uuid[]) and (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.key = s.key
    and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.picks = s.pick`)
 
 // parkSQL copies calls of the log, whole, to onlyonce.parked, from which they are tried again. Its

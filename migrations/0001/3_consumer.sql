@@ -556,11 +556,14 @@ create index parked_first_key on onlyonce.parked (first_key) where first_key is 
 -- What is not settled, oldest first.
 create index parked_open on onlyonce.parked (id) where settled_at is null;
 create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;
--- Finds the rows of one partition that are due.
-create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at, "offset") where state = 'retrying';
+-- Finds the rows of one partition that are due. A session keeps the plan of a statement that it
+-- prepared while the table was empty, when a scan of a whole index looks as cheap as any. So the
+-- condition names a column of the index: a statement that names a state and an id finds no use for
+-- it. The same holds for parked_blocked, parked_calls_blocked and parked_calls_due (T13).
+create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at, "offset") where state = 'retrying' and topic is not null;
 -- Finds the ordering keys of a partition, or of a lane, that have blocked rows.
-create index parked_blocked on onlyonce.parked (scope, topic, partition, order_key) where state = 'blocked' and kind <> 'call';
-create index parked_calls_blocked on onlyonce.parked (sink, lane, order_key) where state = 'blocked' and kind = 'call';
+create index parked_blocked on onlyonce.parked (scope, topic, partition, order_key) where state = 'blocked' and kind <> 'call' and topic is not null;
+create index parked_calls_blocked on onlyonce.parked (sink, lane, order_key) where state = 'blocked' and kind = 'call' and sink is not null;
 -- Finds out whether an ordering key is blocked, and which of its rows is first.
 create index parked_order on onlyonce.parked (order_key, partition, "offset") where settled_at is null and order_key is not null;
 -- A row of the outbox's log is parked once.
@@ -568,7 +571,7 @@ create unique index parked_row on onlyonce.parked (row_id) where row_id is not n
 -- Finds the calls of a lane that are due. Those that are asked about, and those that the program has
 -- scheduled, are apart: a relay may leave the former alone, and the latter alone may be due in years.
 create index parked_calls_due on onlyonce.parked (sink, lane, (case when state = 'reconcile' then 2 when reason = 'scheduled' then 1 else 0 end), next_attempt_at, id)
-  where kind = 'call' and next_attempt_at is not null;
+  where kind = 'call' and next_attempt_at is not null and sink is not null;
 -- Finds the calls that wait for a rate. They are not in parked_calls_due, so that no relay passes
 -- over them when it looks for what is due.
 create index parked_waits on onlyonce.parked (sink, waits_for, lane, waits_since, id)

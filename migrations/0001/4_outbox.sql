@@ -656,9 +656,10 @@ begin
   if 1 = any (checks) then
     select array_agg(u.k) into wanted from unnest(checks, keys) as u(c, k) where u.c = 1;
   end if;
-  -- Mostly there is nothing to compare with. The statement below is planned anew for each call.
-  if wanted is null and not (exists (select from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.reason <> 'conflict')
-                             or exists (select from onlyonce.parked p where p.first_key is not null)) then
+  -- Mostly there is nothing to compare with. The statement below is planned anew for each call. The
+  -- ORDER BY makes these two read an index, even if they were planned while the table was empty.
+  if wanted is null and (select p.key from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.reason <> 'conflict' order by p.key limit 1) is null
+     and (select p.first_key from onlyonce.parked p where p.first_key is not null order by p.first_key limit 1) is null then
     return skip;
   end if;
   for old in

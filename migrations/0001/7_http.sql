@@ -275,9 +275,10 @@ comment on function onlyonce.http_release(uuid, bigint, bigint, uuid) is 'Releas
 -- leases of those that an operator has closed. It skips rows that another transaction has locked.
 -- It checks the expiry again when it deletes: a record may have been replaced since it was found.
 -- The clock is read in a subquery, because only so it bounds the index scan: otherwise all records
--- that are kept are read each time (T13, T11, H20).
+-- that are kept are read each time. For the same reason it is planned without sequential scans: the
+-- table may have been empty then (T13, T11, H20).
 create function onlyonce.http_purge(most integer) returns integer
-language plpgsql as $$
+language plpgsql set enable_seqscan = off as $$
 declare
   purged integer;
 begin
@@ -285,9 +286,9 @@ begin
     select r.id from onlyonce.http_records r where r.expires_at <= (select clock_timestamp()) and r.watched_at + r.keep <= (select w.at from onlyonce.watched w)
      order by r.expires_at limit most for update skip locked),
   gone as (
-    delete from onlyonce.http_records r using old where r.id = old.id and r.expires_at <= clock_timestamp() returning r.lease_id),
+    delete from onlyonce.http_records r where r.id = any (array(select old.id from old)) and r.expires_at <= clock_timestamp() returning r.lease_id),
   free as (
-    delete from onlyonce.leases l using gone where l.id = gone.lease_id)
+    delete from onlyonce.leases l where l.id = any (array(select gone.lease_id from gone)))
   select count(*) into purged from gone;
   return purged;
 end $$;
@@ -401,7 +402,7 @@ comment on column onlyonce.operations.keep is 'How long it is kept after its end
 comment on column onlyonce.operations.watched_at is 'Watched time at its end, as in onlyonce.http_records.';
 create index operations_expired on onlyonce.operations (expires_at);
 create index operations_record on onlyonce.operations (record_id);
-create index operations_running on onlyonce.operations (topic, tenant) where state = 'running';
+create index operations_running on onlyonce.operations (topic, tenant) where state = 'running' and topic is not null; -- as parked_due
 
 -- A table of its own, because clients and Operation.Progress write it, and must not wait for the
 -- transaction of the work, which locks the row in onlyonce.operations.
