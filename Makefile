@@ -39,33 +39,39 @@ quickstart: ## the main job, end to end
 	$(GO) run ./examples/quickstart
 
 # Tests wait for servers and timers more than they compute, so more of them run at once than there are processors.
-AT_ONCE ?= 8
+AT_ONCE  ?= 4
+PACKAGES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); test "$$n" -gt 4 && echo "$$n" || echo 4)
 # The packages of all modules, those first that take longest; and the folders of those that make test leaves out.
-ALL     := ./consumer ./onlyoncetest ./idempotency ./outbox ./cmd/onlyonce ./webhook $(MODULES:%=./%/...)
+ALL     := ./consumer ./outbox ./cmd/onlyonce ./onlyoncetest ./consumer/sharesource ./consumer/franzsource ./consumer/kafkasource ./idempotency $(MODULES:%=./%/...)
 LEFTOUT := $(foreach l,$(LABORATORY),./$l/...)
 # The files whose tests have cases that -short leaves out, and the names of those tests.
 LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest outbox webhook)
-LONGTESTS = $(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1|/p' $(LONG) | tr -d '\n')none
+LONGTESTS = $(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1|/p' $(LONG) | tr -d '\n')
+# The tests of the rules of docs/rules have the rule's id in their names, for example TestO14EachTenant. make test plays one of each rule,
+# drawn by PART, unless PKGS names packages; OTHERS are the names of all the others, each with a | after it.
+RULED  = $(shell grep -rlE --include=*_test.go '^func Test[A-Z][0-9]+[A-Z]' . | grep -vE '/testdata/|^./(test|bench)/')
+OTHERS = $(shell cat $(RULED) | grep -oE '^func Test[A-Z][0-9]+[A-Z][A-Za-z0-9_]*' | sort -u | awk -v k=$(firstword $(subst /, ,$(or $(PART),1))) '{ match($$2, /^Test[A-Z][0-9]+/); \
+	r = substr($$2, 1, RLENGTH); t[r, n[r]++] = $$2 } END { for (r in n) for (i = 0; i < n[r]; i++) if (i != (k - 1) % n[r]) printf "%s|", t[r, i] }')
 
 # In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
 TEST = $(if $(CI),$(GO) run ./test/retest -unraced $(UNRACED) $(if $(FLAKY),-flaky $(FLAKY),),$(GO) test -vet=off)
 # $(1) runs in a workspace of all modules, so that one go test compiles each package once, and below one Postgres and one broker. Without the
 # race detector the packages have their failpoints, and need no second binary for them.
-joined = work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && export GOWORK="$$work/go.work" $(if $(RACE),,GOFLAGS="$$($(GO) env GOFLAGS) -tags=onlyonce_fault") && \
+joined = work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && export GOWORK="$$work/go.work" JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" $(if $(RACE),,GOFLAGS="$$($(GO) env GOFLAGS) -tags=onlyonce_fault") && \
 	$(GO) work init $(MODULES:%=./%) && $(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(1)'
 # $(1) flags, $(2) packages.
-gotest = $(TEST) $(RACE) -parallel $(AT_ONCE) -timeout 20m $(1) $(2)
+gotest = $(TEST) $(RACE) -p $(PACKAGES) -parallel $(AT_ONCE) -timeout 20m $(1) $(2)
 # $(1) without the packages $(2).
 without = $$($(GO) list $(1) | grep -vxF "$$($(GO) list $(2))")
 
-test: ## the tests, without the long ones, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, PKGS=./consumer/...
-	@echo "make test: the tests without the long ones; make test-long runs the laboratory's and the long ones too, make check those of documents"
-	@export ONLYONCE_TEST_LONG=$(or $(PART),1/6); $(call joined,$(call gotest,-short,$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT) $(CHECKS:%=./%)))))
+test: ## the tests of behaviour and one of each rule, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, PKGS=./consumer/... plays all of it
+	@echo "make test: tests of behaviour, and one of each rule; make test-long runs all of each rule, long ones and the laboratory's, make check those of documents"
+	@export ONLYONCE_TEST_LONG=$(or $(PART),1/20); $(call joined,$(call gotest,-short $(if $(PKGS),,-skip "^($(OTHERS)none)$$"),$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT) $(CHECKS:%=./%)))))
 
-test-long: test rest ## the long tests too; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
+test-long: test rest ## all tests of each rule, and the long ones; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
 
 rest: ## the tests that make test leaves out
-	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(if $(PKGS),$(call gotest,,$(PKGS)),s=0; $(call gotest,,$(LEFTOUT)) || s=1; $(call gotest,-run "^($(LONGTESTS))$$",$(sort $(dir $(LONG:%=./%)))) || s=1; exit $$s))
+	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(if $(PKGS),$(call gotest,,$(PKGS)),s=0; $(call gotest,,$(LEFTOUT)) || s=1; $(call gotest,-run "^($(OTHERS)$(LONGTESTS)none)$$",$(sort $(dir $(LONG:%=./%) $(RULED)))) || s=1; exit $$s))
 
 check: ## half a minute, before each commit: format, public surface, words, layout, documentation, links of alerts, anchors of the mutants
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted: $$unformatted"; exit 1; }

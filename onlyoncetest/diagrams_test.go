@@ -66,6 +66,9 @@ func scenes(t *testing.T) []scene {
 // docs/guide/diagrams.md is what the kit has recorded.
 func TestDiagrams(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("a page of the documentation, and half a minute of histories: make test-long checks it")
+	}
 	defer enter()()
 	const page = "../docs/guide/diagrams.md"
 	var b strings.Builder

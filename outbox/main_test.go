@@ -55,7 +55,7 @@ func newRig(t *testing.T) *rig {
 // testConfig is quick in everything.
 func testConfig(sinks ...outbox.Sink) outbox.RelayConfig {
 	return outbox.RelayConfig{
-		Sinks: sinks, PollInterval: 10 * time.Millisecond, LeaseTTL: 5 * time.Second,
+		Sinks: sinks, PollInterval: 40 * time.Millisecond, LeaseTTL: 5 * time.Second,
 		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond}, DrainTimeout: 10 * time.Second,
 	}
 }

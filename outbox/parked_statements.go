@@ -110,10 +110,9 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_pref
 // due calls of the lane, and the next turn at those after them. A call that waited for another of
 // its ordering key has the place that it came with. No attempt is counted, and no key's window
 // begins. A call that was accepted needs no rate: its completion is no call. By the indexes
-// parked_calls_due and parked_pkey. It locks each row by its id alone, skips those that another
-// session has locked, and looks afterwards at what may have changed. The OFFSET keeps the planner
-// from moving that inside: planned before there were many rows, it would read all of them for each
-// one (T13, O14).
+// parked_calls_due and parked_pkey. It locks each row by its id, skips those that another session
+// has locked, and looks afterwards at what may have changed. A join would be planned to compare each
+// row with each, if there were few when it was planned (T13, O14).
 var setAsideSQL = newStatement(`
 with t as materialized (select ` + dueTimes + `)
 update onlyonce.parked o
@@ -128,7 +127,7 @@ update onlyonce.parked o
             where r.class < 2
             order by p.next_attempt_at limit 1000) p cross join lateral (
            select l.id, l.state, l.reason, l.response_status, l.next_attempt_at from onlyonce.parked l
-            where l.id = p.id offset 0 for no key update skip locked) l
+            where l.id = p.id for no key update skip locked) l
           where (` + ofLimitedTenant + ` or p.order_prefix = any (@prefixes::bigint[])) and ` + notUnderWay + ` and l.state = 'retrying' and l.response_status is null
             and (l.next_attempt_at <= (select now from t) or l.next_attempt_at > (select ahead from t) and l.reason <> 'scheduled')))`)
 

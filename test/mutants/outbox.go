@@ -91,8 +91,6 @@ var outboxRules = []mutant{
 		new: "(p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call'", test: "TestO3AttemptAtACallThatAFailoverLost"},
 	{rule: "T13 settlement reads all parked calls", in: "outbox", decl: "settleSQL",
 		old: "p.key = any (@keys::uuid[]) and", new: "", test: "TestPlans"},
-	{rule: "T13 calls to set aside are compared each with each", in: "outbox", decl: "setAsideSQL",
-		old: "l.id = p.id offset 0", new: "l.id = p.id", test: "TestPlans"},
 	{rule: "O6 settlement of an earlier attempt", in: "outbox", decl: "settleSQL",
 		old: "p.picks = s.pick", new: "p.attempts = s.pick", test: "TestO6SettlementThatComesLate"},
 	{rule: "O3 pass that is not flushed", in: "outbox", decl: "fenceSQL",

@@ -1,6 +1,6 @@
 // Retest runs go test, and gives a test that only gave up waiting a second try.
 //
-//	go run ./test/retest [-race [-unraced test/model,bench]] [-short] [-run REGEXP] [-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
+//	go run ./test/retest [-race [-unraced test/model,bench]] [-short] [-run REGEXP] [-skip REGEXP] [-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
 //
 // A slow machine can make a test give up waiting, or a server start late, although the project is
 // right. Such a test runs once more, alone, and is named in the last lines and in FILE. Nothing
@@ -27,6 +27,7 @@ func main() {
 	unraced := flag.String("unraced", "", "without the race detector: packages and folders, for example test/model,bench")
 	short := flag.Bool("short", false, "without the long tests")
 	pattern := flag.String("run", "", "only tests with such names")
+	skip := flag.String("skip", "", "without tests that have such names")
 	packages := flag.Int("p", 0, "how many packages run at once; 0: go test's default")
 	parallel := flag.Int("parallel", 0, "how many tests of a package run at once; 0: go test's default")
 	timeout := flag.String("timeout", "15m", "of each package")
@@ -44,6 +45,9 @@ func main() {
 	}
 	if *pattern != "" {
 		args = append(args, "-run", *pattern)
+	}
+	if *skip != "" {
+		args = append(args, "-skip", *skip)
 	}
 	runs := []goTests{{args, flag.Args()}}
 	if *race {

@@ -30,16 +30,15 @@ func Patience(usual time.Duration) time.Duration {
 }
 
 // Until polls a condition that nothing announces, and ends the test if it does not come within so
-// long.
+// long. It polls ever less often, up to each 50 ms: what many tests at once ask a server is most of
+// what a short poll costs.
 func Until(t testing.TB, within time.Duration, what string, cond func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(within)
 	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
+	for pause := 2 * time.Millisecond; !cond(); pause = min(pause*3/2, 50*time.Millisecond) {
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-deadline.C:
 			GaveUp(t, within, what)
 		}
