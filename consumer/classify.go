@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
@@ -53,6 +55,8 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		return &handlerFailure{index: -1, err: failed, lost: lost}
 	case errors.Is(failed, context.Canceled), h.hookFailed && endedContext(failed):
 		return &hindrance{failed, h.failedIndex} // a hook has ended its own; work goes on
+	case failed.Step == stepPark && keyTakenMeanwhile(failed):
+		return &hindrance{failed, -1}
 	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
 		// The table refuses the message, and always will.
 		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
@@ -63,6 +67,13 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		return &hindrance{failed, -1}
 	}
 	return failed
+}
+
+// keyTakenMeanwhile reports whether a row was refused because another transaction has parked one
+// under its key since the statement began. The next attempt sees that one (W7).
+func keyTakenMeanwhile(failed *guard.Failure) bool {
+	var refused *pgconn.PgError
+	return errors.As(failed.Err, &refused) && refused.ConstraintName == "parked_key_unresolved"
 }
 
 // endedContext reports whether err is that of a context.

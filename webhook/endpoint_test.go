@@ -350,6 +350,44 @@ func (r *rig) appliesTwoEventsOfOneID(apply consumer.Handler) {
 	pgtest.Until(r.t, patience, "both to be applied", func() bool { return r.count("effects") == 2 })
 }
 
+// W7: an event is parked at the moment when another worker has parked another event of its id.
+func TestW7TwoEventsOfOneIDFailAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	e.sendAs("d-1", "push").want(t, 200, false)
+	r.work(func(context.Context, consumer.Tx, *consumer.Message) error {
+		return consumer.Permanent(errors.New("the table is missing"))
+	}, func(c *consumer.Config) {
+		c.Hooks.Halted = func(h *consumer.HaltError) { t.Errorf("the partition halted: %v", h) }
+	})
+	waiting := func(n int) func() bool {
+		return func() bool {
+			return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' and reason = 'permanent'`) == n
+		}
+	}
+	pgtest.Until(t, patience, "the first to be parked", waiting(1))
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp()`)
+	other, err := r.pool.Begin(t.Context()) // as if the first were parked by another worker only now
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Exec(t.Context(), `update onlyonce.parked set state = 'waiting', settled_at = null`); err != nil {
+		t.Fatal(err)
+	}
+	e.sendAs("d-1", "other").want(t, 200, true)
+	if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Until(t, patience, "the second to wait for the first", func() bool {
+		return one[int](r, `select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'transactionid'`) == 1
+	})
+	if err := other.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Until(t, patience, "both to be parked", waiting(2))
+}
+
 // W7, O1: of two events of one id that were parked, both have their calls under the same keys when
 // they are redriven and when they are handled again.
 func TestW7CallsOfTwoEventsOfOneID(t *testing.T) {

@@ -93,6 +93,8 @@ var webhooksRules = []mutant{
 		old: "body.key <> receive_webhook.key", new: "false", pkg: "webhook", test: "TestW7ABodyUsesNoOtherIDUp"},
 	{rule: "W7 body of a known id is not free", in: "webhook", decl: "(*acceptTx).parkUnsigned",
 		old: "reason == parked.Divergent && a.signed == nil", new: "false", test: "TestW7AnotherBodyUnderAKnownID"},
+	{rule: "W7 key parked meanwhile halts", in: "consumer", decl: "(*engine).classifyFailure",
+		old: "failed.Step == stepPark && keyTakenMeanwhile(failed)", new: "false", pkg: "webhook", test: "TestW7TwoEventsOfOneIDFailAtOnce"},
 	{rule: "W7 set aside each time", in: schema, decl: "function onlyonce.receive_webhook",
 		old: "and not b.aside", new: "", pkg: "webhook", test: "TestW7SameBodyInParallel"},
 	{rule: "W7 changes of the same bytes", in: "webhook/graph", decl: "Provider.Scheme",
