@@ -42,7 +42,7 @@ quickstart: ## the main job, end to end
 AT_ONCE  ?= 4
 PACKAGES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); test "$$n" -gt 4 && echo "$$n" || echo 4)
 # The packages of all modules, those first that take longest; and the folders of those that make test leaves out.
-ALL     := ./consumer ./outbox ./cmd/onlyonce ./onlyoncetest ./consumer/sharesource ./consumer/franzsource ./consumer/kafkasource ./idempotency $(MODULES:%=./%/...)
+ALL     := ./consumer ./cmd/onlyonce ./onlyoncetest ./ui ./outbox ./consumer/franzsource ./consumer/kafkasource ./consumer/sharesource ./examples/quickstart $(MODULES:%=./%/...)
 LEFTOUT := $(foreach l,$(LABORATORY),./$l/...)
 # The files whose tests have cases that -short leaves out, and the names of those tests.
 LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest outbox webhook)
