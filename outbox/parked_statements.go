@@ -111,8 +111,8 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_pref
 // its ordering key has the place that it came with. No attempt is counted, and no key's window
 // begins. A call that was accepted needs no rate: its completion is no call. By the indexes
 // parked_calls_due and parked_pkey. It locks each row by its id, skips those that another session
-// has locked, and looks afterwards at what may have changed. A join would be planned to compare each
-// row with each, if there were few when it was planned (T13, O14).
+// has locked, and looks afterwards at what may have changed. A join would compare each row with
+// each, if there were few when it was planned (T13, O14).
 var setAsideSQL = newStatement(`
 with t as materialized (select ` + dueTimes + `)
 update onlyonce.parked o

@@ -144,8 +144,8 @@ func holesArePassedOver(t *testing.T, h Harness) {
 	skip(t, topic, 0)
 	h.Produce(t, topic, 0, values("b", 1)...)
 	skip(t, topic, 0)
-	// A coordinator writes a transaction's marker after it has reported the abort. Until then the log
-	// ends before the transaction, or before the marker.
+	// A coordinator writes a transaction's marker after it has reported the abort. Until then the
+	// log ends before the transaction, or before the marker.
 	_, end := x.MustBounds(t)
 	for late := time.After(time.Minute); end <= 4; _, end = x.MustBounds(t) {
 		select {

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// GenericPlan returns the plan of a statement that a session keeps for all values of its parameters,
-// as it makes it now. args are SQL.
+// GenericPlan returns the plan of a statement that a session keeps for all values of its
+// parameters, as it makes it now. args are SQL.
 func GenericPlan(t testing.TB, pool *pgxpool.Pool, sql, args string) (plan string) {
 	t.Helper()
 	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
