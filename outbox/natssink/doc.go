@@ -29,7 +29,8 @@
 // all consumers, less the time for which a message may wait in the stream, or, if they have no
 // inbox, to the stream's duplicate window.
 //
-// Messages of one ordering key are published one after another.
+// Messages of one ordering key are published one after another. The trace context is left out of a
+// message that has no room for it.
 //
 // # Answers
 //

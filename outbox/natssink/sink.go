@@ -149,10 +149,16 @@ func (s *Sink) message(d *outbox.Delivery) (*nats.Msg, error) {
 		}
 		msg.Header.Add(name, values[i])
 	}
-	for _, t := range frozen.Trace(d.Header, d.Trace) {
+	msg.Header.Set(nats.MsgIdHdr, d.Key)
+	trace := frozen.Trace(d.Header, d.Trace)
+	for _, t := range trace {
 		msg.Header.Set(t[0], t[1])
 	}
-	msg.Header.Set(nats.MsgIdHdr, d.Key)
+	if most := s.js.Conn().MaxPayload(); len(trace) > 0 && most > 0 && int64(msg.Size()-len(subject)) > most {
+		for _, t := range trace { // no call is refused because it was traced
+			msg.Header.Del(t[0])
+		}
+	}
 	return msg, nil
 }
 

@@ -139,6 +139,13 @@ func TestO10Message(t *testing.T) {
 			t.Errorf("%s %q %v", msg.Subject, msg.Data, h)
 		}
 	}
+	// A message that has no room for the trace context.
+	large := call(key, "/orders.placed", "")
+	alone := nats.Msg{Header: nats.Header{"Content-Type": {"text/plain"}, nats.MsgIdHdr: {key}}}
+	large.Body, large.Trace = make([]byte, int(r.js.Conn().MaxPayload())-alone.Size()), d.Trace
+	if got := s.Send(t.Context(), large); strings.Contains(got.Reason, "maximum payload") {
+		t.Errorf("%+v", got)
+	}
 }
 
 // What is rejected, and what is tried again.

@@ -246,15 +246,21 @@ func (s *Sink) message(c *call) (queue string, err error) {
 		names, values = append(names, attributeEncoding), append(values, "base64")
 	}
 	names, values = append(names, MessageID), append(values, d.Key)
-	if trace := frozen.Trace(d.Header, d.Trace); len(names)+len(trace) <= maxAttributes { // no call is refused because it was traced
-		for _, t := range trace {
-			names, values = append(names, t[0]), append(values, t[1])
-		}
+	trace, room := frozen.Trace(d.Header, d.Trace), maxBytes
+	for _, t := range trace {
+		room -= attributeSize(t[0], t[1])
 	}
 	c.size = len(*c.entry.MessageBody)
 	for i, name := range names {
 		if err := c.add(name, values[i]); err != nil {
 			return "", fmt.Errorf("header: %w", err)
+		}
+	}
+	if len(names)+len(trace) <= maxAttributes && c.size <= room { // no call is refused because it was traced
+		for _, t := range trace {
+			if err := c.add(t[0], t[1]); err != nil {
+				return "", fmt.Errorf("header: %w", err)
+			}
 		}
 	}
 	if len(c.entry.MessageAttributes) > maxAttributes {
@@ -282,9 +288,12 @@ func (c *call) add(name, value string) error {
 		return fmt.Errorf("%s: an attribute has one value", name)
 	}
 	c.entry.MessageAttributes[name] = types.MessageAttributeValue{DataType: aws.String("String"), StringValue: &value}
-	c.size += len(name) + len("String") + len(value)
+	c.size += attributeSize(name, value)
 	return nil
 }
+
+// attributeSize is how many bytes of a message an attribute takes.
+func attributeSize(name, value string) int { return len(name) + len("String") + len(value) }
 
 var validQueue = regexp.MustCompile(`^([A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo)$`)
 

@@ -51,7 +51,7 @@ func (r *rig) queues() {
 	for name, url := range map[string]*string{"orders": &r.plain, "orders.fifo": &r.fifo} {
 		attributes := map[string]string{"MaximumMessageSize": "16384"}
 		if strings.HasSuffix(name, ".fifo") {
-			attributes["FifoQueue"] = "true"
+			attributes = map[string]string{"FifoQueue": "true"}
 		}
 		out, err := r.client.CreateQueue(r.t.Context(), &sqs.CreateQueueInput{QueueName: &name, Attributes: attributes})
 		if err != nil {
@@ -141,6 +141,12 @@ func TestO10Message(t *testing.T) {
 	send(full)
 	if m := r.take(r.plain, 1)[0]; len(m.MessageAttributes) != 10 || *m.Body != "full" {
 		t.Errorf("%q %s", *m.Body, attributes(m))
+	}
+	large := call(key, "/orders.fifo", strings.Repeat("x", 1<<20-len("message-id"+"String"+key+"Content-Type"+"String"+"text/plain")))
+	large.Trace = d.Trace
+	send(large)
+	if m := r.take(r.fifo, 1)[0]; len(*m.Body) != len(large.Body) || len(m.MessageAttributes) != 2 {
+		t.Errorf("%d bytes, %s", len(*m.Body), attributes(m))
 	}
 	send(call(key, "/orders", "\x00\xff"))
 	if m := r.take(r.plain, 1)[0]; *m.Body != "AP8=" || attributes(m) != "message-id="+key+" Content-Type=text/plain Content-Transfer-Encoding=base64" {
