@@ -100,7 +100,7 @@ var queueRules = []mutant{
 	{rule: "O4 SQS message without its group", in: "outbox/sqssink", decl: "(*Sink).message",
 		old: "cmp.Or(d.Order, d.Key)", new: "cmp.Or(d.Key, d.Order)", test: "TestO10Message"},
 	{rule: "O10 large NATS call is refused for its trace", in: "outbox/natssink", decl: "(*Sink).message",
-		old: "msg.Header.Del(t[0])", new: "", test: "TestO10Message"},
+		old: "int64(msg.Size()-len(subject)) > most", new: "false", test: "TestO10Message"},
 	{rule: "O10 NATS message without its id", in: "outbox/natssink", decl: "(*Sink).message",
 		old: "msg.Header.Set(nats.MsgIdHdr, d.Key)", new: "", test: "TestO10Message"},
 	{rule: "Q1 RabbitMQ acknowledges more than the batch", in: "queue/rabbitqueue", decl: "(*Broker).Ack",
