@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -45,29 +43,7 @@ func TestPlans(t *testing.T) {
 			}
 		}
 		for sql, args := range map[string]string{greatestSQL: "1, 2::smallint", pageSQL: "1, 2::smallint, 0, 1048576"} {
-			types := map[string]string{greatestSQL: "integer, smallint", pageSQL: "integer, smallint, bigint, bigint"}[sql]
-			var lines []string
-			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				for _, set := range []string{`set local enable_seqscan = off`, `set local enable_sort = off`, `set local plan_cache_mode = force_generic_plan`,
-					fmt.Sprintf(`prepare planned (%s) as %s`, types, sql)} {
-					if _, err := tx.Exec(t.Context(), set); err != nil {
-						return err
-					}
-				}
-				rows, err := tx.Query(t.Context(), `explain execute planned (`+args+`)`, pgx.QueryExecModeSimpleProtocol)
-				if err != nil {
-					return err
-				}
-				if lines, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
-					return err
-				}
-				_, err = tx.Exec(t.Context(), `deallocate planned`)
-				return err
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			plan := strings.Join(lines, "\n")
+			plan := pgtest.GenericPlan(t, pool, sql, args, "enable_seqscan = off", "enable_sort = off")
 			for slot := range 6 {
 				if !strings.Contains(plan, fmt.Sprintf("event_log_%d_position", slot)) {
 					t.Errorf("full %t: segment %d is not read by its index:\n%s", full, slot, plan)

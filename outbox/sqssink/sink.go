@@ -246,15 +246,15 @@ func (s *Sink) message(c *call) (queue string, err error) {
 		names, values = append(names, attributeEncoding), append(values, "base64")
 	}
 	names, values = append(names, MessageID), append(values, d.Key)
-	trace, room := frozen.Trace(d.Header, d.Trace), maxBytes
-	for _, t := range trace {
-		room -= attributeSize(t[0], t[1])
-	}
 	c.size = len(*c.entry.MessageBody)
 	for i, name := range names {
 		if err := c.add(name, values[i]); err != nil {
 			return "", fmt.Errorf("header: %w", err)
 		}
+	}
+	trace, room := frozen.Trace(d.Header, d.Trace), maxBytes
+	for _, t := range trace {
+		room -= attributeSize(t[0], t[1])
 	}
 	if len(names)+len(trace) <= maxAttributes && c.size <= room { // no call is refused because it was traced
 		for _, t := range trace {

@@ -11,11 +11,16 @@ import (
 )
 
 // GenericPlan returns the plan of a statement that a session keeps for all values of its
-// parameters, as it makes it now. args are SQL.
-func GenericPlan(t testing.TB, pool *pgxpool.Pool, sql, args string) (plan string) {
+// parameters, as it makes it now. args are SQL, and settings for example "enable_seqscan = off".
+func GenericPlan(t testing.TB, pool *pgxpool.Pool, sql, args string, settings ...string) (plan string) {
 	t.Helper()
 	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), `set local plan_cache_mode = force_generic_plan; prepare planned as `+sql); err != nil {
+		for _, s := range append(settings, "plan_cache_mode = force_generic_plan") {
+			if _, err := tx.Exec(t.Context(), `set local `+s); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.Exec(t.Context(), `prepare planned as `+sql); err != nil {
 			return err
 		}
 		rows, err := tx.Query(t.Context(), fmt.Sprintf(`explain execute planned(%s)`, args), pgx.QueryExecModeSimpleProtocol)
