@@ -11,6 +11,8 @@ var kafkaLogRules = []mutant{
 		old: "!compacted", new: "!compacted || compacted", pkg: "consumer/franzsource", test: "TestHoleUpToTheLastStableOffset"},
 	{rule: "F6 hole where nothing compacts", in: "consumer/internal/kafkalog", decl: "(*Log).passEmptyRange",
 		old: "!compacted", new: "!compacted && compacted", pkg: "consumer/franzsource", test: "TestHoleUpToTheLastStableOffset"},
+	{rule: "F6 one empty answer", in: "consumer/internal/kafkalog", decl: "(*Log).passEmptyRange",
+		old: "l.empty.count < holeAnswers", new: "false", pkg: "consumer/franzsource", test: "TestEmptyAnswersThatEnd"},
 	{rule: "F2 another member after an outage", in: "consumer/franzsource", decl: "(*membership).giveUpAll",
 		old: "m.groupMember.member", new: `""`, test: "TestMemberComesBackAfterAnOutage"},
 	{rule: "F4 incarnation between fetches", in: "consumer/internal/kafkalog", decl: "sameIncarnation",

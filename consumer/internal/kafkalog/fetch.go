@@ -152,7 +152,18 @@ func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (source.Fetch
 	if r.ErrorCode != 0 {
 		return source.Fetched[*consumer.Message]{}, l.cluster.Error(r.ErrorCode)
 	}
+	l.empty = emptyAnswers{}
 	return l.openBatches(r, from, most)
+}
+
+// holeAnswers is how many answers without a batch say that there is none.
+const holeAnswers = 3
+
+// emptyAnswers counts them: in a row, for one offset, of one leader.
+type emptyAnswers struct {
+	from  int64
+	epoch int32 // the leader's
+	count int
 }
 
 // passEmptyRange is what comes of an answer without a batch where the log goes on. A broker returns
@@ -161,6 +172,9 @@ func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (source.Fetch
 // not written. The position passes over such a hole as over any other. In other topics nothing
 // removes batches from the middle, and the answer is taken for no answer.
 //
+// One such answer is no proof: a broker that reads old batches from slower storage, and does not get
+// them in time, may answer the same. So it counts if the same leader has given it several times.
+//
 // No batch says which leader epoch the hole has. It has none above the leader's own (F6).
 func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (source.Fetched[*consumer.Message], error) {
 	compacted, err := l.Compacted(ctx)
@@ -168,6 +182,12 @@ func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPart
 	case err != nil:
 		return source.Fetched[*consumer.Message]{}, err
 	case !compacted:
+		return source.Fetched[*consumer.Message]{}, errEmptyResponse
+	}
+	if l.empty.from != from || l.empty.epoch != l.leader.Epoch {
+		l.empty = emptyAnswers{from: from, epoch: l.leader.Epoch}
+	}
+	if l.empty.count++; l.empty.count < holeAnswers {
 		return source.Fetched[*consumer.Message]{}, errEmptyResponse
 	}
 	l.lastRead = lastRead{next: r.LastStableOffset, epoch: l.leader.Epoch, checkedUnder: l.leader.Epoch}

@@ -49,6 +49,7 @@ type Log struct {
 	fetchesByName bool      // the broker's fetches do not name the topic by its id
 	lastFetchAt   time.Time // the last fetch's end
 	lastRead      lastRead
+	empty         emptyAnswers
 	unread        *unreadResponse // what the last fetch's response holds beyond that; nil: nothing
 }
 
