@@ -1,9 +1,11 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/bufbuild/protocompile/parser"
@@ -98,17 +100,37 @@ func parseProtobuf(text string) (*descriptorpb.FileDescriptorProto, error) {
 	return found.FileDescriptorProto(), nil
 }
 
-// messageName returns the full name of a message by its index, from the outermost inwards.
+// messageName returns the full name of a message by its index, from the outermost inwards. Protobuf
+// makes a nested message for each map field. Some serializers count those, for example the one for
+// Go, and others do not, for example the one for Java. So an index may mean either of two messages:
+// then the payload might be decoded as the wrong one.
 func messageName(file *descriptorpb.FileDescriptorProto, index []int) (string, error) {
+	counted, plain := nameAt(file, index, true), nameAt(file, index, false)
+	switch {
+	case counted == "" && plain == "":
+		return "", fmt.Errorf("it has no message at index %v", index)
+	case counted != "" && plain != "" && counted != plain:
+		return "", fmt.Errorf("index %v is %s, or %s if the producer's serializer counts map fields: move the nested messages of the .proto file before the map fields, or out of their message", index, plain, counted)
+	}
+	return cmp.Or(counted, plain), nil
+}
+
+// nameAt returns the full name of the message at an index, "" if there is none. With maps, the
+// messages of map fields are counted too, though an index never means one of them.
+func nameAt(file *descriptorpb.FileDescriptorProto, index []int, maps bool) string {
 	name, messages := file.GetPackage(), file.GetMessageType()
+	isMap := func(m *descriptorpb.DescriptorProto) bool { return m.GetOptions().GetMapEntry() }
 	for _, i := range index {
-		if i < 0 || i >= len(messages) {
-			return "", fmt.Errorf("it has no message at index %v", index)
+		if !maps {
+			messages = slices.DeleteFunc(slices.Clone(messages), isMap)
+		}
+		if i < 0 || i >= len(messages) || isMap(messages[i]) {
+			return ""
 		}
 		name = strings.TrimPrefix(name+"."+messages[i].GetName(), ".")
 		messages = messages[i].GetNestedType()
 	}
-	return name, nil
+	return name
 }
 
 // JSON returns a codec for JSON with a JSON Schema, for consumer.Decode. The payload is decoded as

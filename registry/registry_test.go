@@ -16,6 +16,7 @@ import (
 	"github.com/twmb/avro"
 	"github.com/twmb/franz-go/pkg/sr"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -38,6 +39,9 @@ const (
 	durationProto = `syntax = "proto3"; package google.protobuf; import "other.proto";
 		message Other { message Inner { int32 a = 1; } elsewhere.Thing thing = 2; }
 		message Duration { int64 seconds = 1; int32 nanos = 2; }`
+	// Some serializers count the message that a map field makes.
+	mapProto = `syntax = "proto3"; package google.protobuf;
+		message DescriptorProto { map<string, int32> m = 1; message ExtensionRange { int32 start = 1; } message ReservedRange { int32 start = 1; } }`
 )
 
 // decode decodes a value as a consumer would, and returns the error with which its message fails.
@@ -108,6 +112,14 @@ func TestFormats(t *testing.T) {
 		t.Errorf("%v, %v", got, err)
 	}
 
+	asNested := f.register(t, "ranges-value", sr.Schema{Schema: mapProto, Type: sr.TypeProtobuf})
+	if got, err := decode(t, registry.Protobuf[*descriptorpb.DescriptorProto_ExtensionRange](r), framed(asNested, []byte{8, 7}, 0, 0)); err != nil || got.GetStart() != 7 {
+		t.Errorf("nested behind a map field: %v, %v", got, err)
+	}
+	if got, err := decode(t, registry.Protobuf[*descriptorpb.DescriptorProto_ReservedRange](r), framed(asNested, []byte{8, 7}, 0, 2)); err != nil || got.GetStart() != 7 {
+		t.Errorf("nested behind a map field that counts: %v, %v", got, err)
+	}
+
 	asJSON := f.register(t, "json-value", sr.Schema{Schema: `{"type": "object"}`, Type: sr.TypeJSON})
 	if got, err := decode(t, registry.JSON[order](r), framed(asJSON, []byte(`{"sku": "tea", "qty": 3}`))); err != nil || got != (order{"tea", 3}) {
 		t.Errorf("%+v, %v", got, err)
@@ -122,6 +134,7 @@ func TestUndecodable(t *testing.T) {
 	asAvro := f.register(t, "orders-value", sr.Schema{Schema: orderAvro})
 	asProto := f.register(t, "waits-value", sr.Schema{Schema: durationProto, Type: sr.TypeProtobuf})
 	asJSON := f.register(t, "json-value", sr.Schema{Schema: `{"type": "object"}`, Type: sr.TypeJSON})
+	asNested := f.register(t, "ranges-value", sr.Schema{Schema: mapProto, Type: sr.TypeProtobuf})
 	broken := f.register(t, "broken-value", sr.Schema{Schema: `{"type": "secret"}`})
 	dangling := f.register(t, "dangling-value", sr.Schema{Schema: orderAvro, References: []sr.SchemaReference{{Name: "x", Subject: "gone", Version: 1}}})
 	huge := binary.AppendVarint(nil, 1<<40) // as the length of sku
@@ -146,11 +159,13 @@ func TestUndecodable(t *testing.T) {
 		}](r)), framed(asAvro, encodeAvro(t, noted{order: order{"secret", 3}})), fmt.Sprintf("schema %d: ", asAvro)},
 		"another message": {only(t, asWait), framed(asProto, nil, 0, 0), "the message is google.protobuf.Other.Inner, not google.protobuf.Duration"},
 		"no message":      {only(t, asWait), framed(asProto, nil, 7), "no message at index [7]"},
-		"no index":        {only(t, asWait), framed(asProto, nil), "the index of the message cannot be read"},
-		"hostile index":   {only(t, asWait), framed(asProto, huge), "the index of the message cannot be read"},
-		"not Protobuf":    {only(t, asWait), framed(asProto, []byte{0xff}, 1), fmt.Sprintf("schema %d: ", asProto)},
-		"not JSON":        {only(t, registry.JSON[order](r)), framed(asJSON, []byte(`{"sku": "secret"`)), "not valid JSON at byte 16"},
-		"another field":   {only(t, registry.JSON[order](r)), framed(asJSON, []byte(`{"sku": 3}`)), `field "sku" is a JSON number`},
+		"either message": {only(t, registry.Protobuf[*descriptorpb.DescriptorProto_ExtensionRange](r)), framed(asNested, []byte{8, 7}, 0, 1),
+			"index [0 1] is google.protobuf.DescriptorProto.ReservedRange, or google.protobuf.DescriptorProto.ExtensionRange if the producer's serializer counts map fields"},
+		"no index":      {only(t, asWait), framed(asProto, nil), "the index of the message cannot be read"},
+		"hostile index": {only(t, asWait), framed(asProto, huge), "the index of the message cannot be read"},
+		"not Protobuf":  {only(t, asWait), framed(asProto, []byte{0xff}, 1), fmt.Sprintf("schema %d: ", asProto)},
+		"not JSON":      {only(t, registry.JSON[order](r)), framed(asJSON, []byte(`{"sku": "secret"`)), "not valid JSON at byte 16"},
+		"another field": {only(t, registry.JSON[order](r)), framed(asJSON, []byte(`{"sku": 3}`)), `field "sku" is a JSON number`},
 	} {
 		err := c.err(c.in)
 		if !consumer.IsPermanent(err) || !strings.Contains(err.Error(), c.want) || strings.Contains(name+err.Error(), "secret") && name != "broken schema" {

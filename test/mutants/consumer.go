@@ -8,6 +8,8 @@ var consumerRules = []mutant{
 		test: "TestT1KilledBetweenEffectAndCommit"},
 	{rule: "D3 value that cannot be decoded is tried again", in: "consumer", decl: "undecodable",
 		old: "Permanent(err)", new: "err", test: "TestJSONNamesTheField"},
+	{rule: "D3 index that may mean two messages", in: "registry", decl: "messageName",
+		old: "counted != plain", new: "counted == plain", test: "TestUndecodable"},
 	{rule: "D3 bytes behind a value are passed over", in: "registry", decl: "Avro",
 		old: "len(rest) > 0", new: "false", test: "TestAvroThatAnnouncesTooMuch"},
 	{rule: "F3 start at a time is the end of the log", in: "consumer", decl: "(*worker).decideStart",
