@@ -121,8 +121,19 @@ func (x *moving) leave(ctx context.Context, r *rig, nearURL string) error {
 	return err
 }
 
+// abandonedSQL ends the sessions that an adoption left in its transaction. The server does it after
+// ten minutes, for which nobody here waits; other sessions do not live so long.
+const abandonedSQL = `
+select pg_terminate_backend(pid) from pg_stat_activity
+ where datname = current_database() and state = 'idle in transaction' and state_change < clock_timestamp() - $1 * interval '1 ms'`
+
 func (x *moving) adopt(ctx context.Context, r *rig, nearURL, farURL string) error {
 	_, err := r.command(ctx, farURL, "place", "adopt", "-place", "t", "-from", nearURL, "-as", far, "-without-keys", "-reason", "x", "-yes")
+	if err != nil {
+		if _, err := x.far.Pool.Exec(r.ctx, abandonedSQL, (5 * r.bound).Milliseconds()); err != nil {
+			return err
+		}
+	}
 	return err
 }
 
