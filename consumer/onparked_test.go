@@ -89,6 +89,32 @@ func TestD3OnParked(t *testing.T) {
 	})
 }
 
+// D3: each call of OnParked has a bound of its own. Those of a batch take longer together than one
+// bound, and the batch is parked nevertheless.
+func TestD3OnParkedOfManyMessages(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.exec(`create table dead (value text, reason text)`)
+	const many = 15
+	for i := range many {
+		r.log.Append(0, fmt.Sprint("b", i), id(fmt.Sprint("b", i)))
+		r.log.Append(0, fmt.Sprint("nameless", i))
+	}
+	cfg := testConfig()
+	cfg.BatchSize, cfg.Linger = 2*many, time.Second
+	cfg.Timeouts = dedupe.Timeouts{Lock: time.Second, Statement: time.Second}
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.MessageEvent) error {
+		_, err := tx.Exec(ctx, `insert into dead select $1, $2 from pg_sleep(0.2)`, string(m.Value), e.Reason)
+		return err
+	}
+	stop := r.start(effect, cfg)
+	r.reaches(0, 2*many)
+	stop()
+	if dead, applied := r.count(`select count(*) from dead`), r.count(`select count(*) from effects`); dead != many || applied != many {
+		t.Errorf("%d dead, %d applied, want %d each", dead, applied, many)
+	}
+}
+
 // D3: what OnParked writes fails at the end of the transaction, by a deferred constraint. It is no
 // more the message's fault than an error.
 func TestD3OnParkedFailsAtTheEnd(t *testing.T) {

@@ -252,8 +252,9 @@ func (r *retrier) writeFailure(quiet bool, m *Message, event MessageEvent, args 
 		if errors.Is(err, pgx.ErrNoRows) {
 			return false, nil
 		}
-		if err == nil && r.c.onParked(ctx, tx, m, event) == nil {
-			_ = r.c.commit(tx) // kept as the failure
+		if err == nil {
+			_, _ = r.c.onParked(ctx, tx, m, event) // kept as the failure, as that of COMMIT
+			_ = r.c.commit(tx)
 		}
 	}
 	switch failed := tx.Failure(); {

@@ -209,9 +209,11 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		}
 		e.park(tx, m, v)
 		event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err}
-		if quiet := a.disposition != nil && a.disposition.quiet; !quiet && (e.c.onParked(before, tx, m, event) != nil || tx.Failure() != nil) {
-			h.failedIndex, h.hookFailed = i, before.Err() == nil
-			return h
+		if quiet := a.disposition != nil && a.disposition.quiet; !quiet {
+			if late, err := e.c.onParked(work, tx, m, event); err != nil || tx.Failure() != nil {
+				h.failedIndex, h.hookFailed = i, !late
+				return h
+			}
 		}
 		a.parked = append(a.parked, event)
 		if v.reason == parked.Behind {
@@ -242,19 +244,23 @@ func (c *Consumer) onBegin(ctx context.Context, tx *guard.Tx) error {
 }
 
 // onParked calls Config.OnParked if the message is left to an operator, in the transaction that
-// parks it (D3).
-func (c *Consumer) onParked(ctx context.Context, tx *guard.Tx, m *Message, event MessageEvent) error {
+// parks it. Each call has a bound of its own: all calls of a batch may take longer than one bound.
+// late reports whether that bound has ended (D3).
+func (c *Consumer) onParked(work context.Context, tx *guard.Tx, m *Message, event MessageEvent) (late bool, err error) {
 	if c.cfg.OnParked == nil || event.State != parked.Waiting {
-		return nil
+		return false, nil
 	}
+	ctx, cancel := c.bounded(work)
+	defer cancel()
 	own := *m
-	return tx.Hook(func(h *guard.Handle) error {
+	err = tx.Hook(func(h *guard.Handle) error {
 		err := recoverPanic(func() error { return c.cfg.OnParked(ctx, h, &own, event) })
 		if err != nil {
 			err = fmt.Errorf("Config.OnParked: %w", err)
 		}
 		return err
 	})
+	return ctx.Err() != nil, err
 }
 
 // setTimeouts queues the transaction's timeouts right after BEGIN, so that they hold for OnBegin,
