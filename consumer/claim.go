@@ -185,11 +185,13 @@ func (c *Consumer) identify(m *Message) (err error) {
 	if m.identified {
 		return m.idErr
 	}
+	was := *m
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: Config.Key, Config.Tenant or Config.OrderingKey panicked: %v", ErrNoKey, p)
 		}
 		m.identified, m.idErr = true, err
+		m.restore(&was)
 	}()
 	if c.events {
 		m.tenant = m.eventTenant
@@ -230,9 +232,11 @@ func (c *Consumer) identifyInOrder(m *Message) {
 		m.inOrder = m.orderKey
 		return
 	}
+	was := *m
 	if err := recoverPanic(func() error { m.inOrder = c.orderOf(m); return nil }); err != nil {
 		m.idErr = fmt.Errorf("%w: Config.OrderingKey panicked: %w", ErrNoKey, err)
 	}
+	m.restore(&was)
 }
 
 // identifyMayKill reports whether the program has functions that find ids and ordering keys.

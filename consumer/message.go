@@ -114,6 +114,13 @@ func (m *Message) ID() string { return cmp.Or(m.id, m.eventID) }
 // Tenant returns the message's tenant, from Config.Tenant or from the append of the event.
 func (m *Message) Tenant() string { return cmp.Or(m.tenant, m.eventTenant) }
 
+// restore sets the record's fields to what they were before a function of the program that finds an
+// id or an ordering key. The record is hashed, parked and handled as it was read (D6).
+func (m *Message) restore(was *Message) {
+	m.Topic, m.Partition, m.Offset, m.Key, m.Value, m.Headers = was.Topic, was.Partition, was.Offset, was.Key, was.Value, was.Headers
+	m.Time, m.LogAppendTime, m.LeaderEpoch, m.Attempt = was.Time, was.LogAppendTime, was.LeaderEpoch, was.Attempt
+}
+
 // hash returns the stored forms of the message's key and of its payload's fingerprint. In a replay
 // the key is that of the replay.
 func (m *Message) hash() ([16]byte, int64) { return m.hashIn(m.replay) }

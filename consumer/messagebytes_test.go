@@ -2,8 +2,10 @@ package consumer_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
 )
@@ -80,5 +82,35 @@ func TestD6HandlerThatChangesItsMessage(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// D6: functions that find ids and ordering keys assign fields of the message. The handler gets the
+// record as it was read, and the next owner finds it in the log.
+func TestD6KeyThatChangesItsMessage(t *testing.T) {
+	t.Parallel()
+	for _, slots := range []int{1, 2} {
+		t.Run(fmt.Sprint("concurrency ", slots), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			values := r.numbered(0, 5)
+			cfg := testConfig()
+			cfg.Concurrency = slots
+			find := cfg.Key
+			cfg.Key = func(m *consumer.Message) (string, error) {
+				m.Value, m.Offset = append([]byte("changed "), m.Value...), 4711
+				return find(m)
+			}
+			cfg.Tenant = func(m *consumer.Message) string { m.Time = time.Time{}; return "" }
+			cfg.OrderingKey = func(m *consumer.Message) []byte { m.Value = nil; return m.Key }
+			stop := r.start(effect, cfg)
+			r.reaches(0, 5)
+			stop()
+			r.log.Append(0, "last", id("last"))
+			stop = r.start(effect, cfg)
+			r.reaches(0, 6)
+			stop()
+			r.once(append(values, "last")...)
+		})
 	}
 }
