@@ -42,7 +42,7 @@ func (w *worker) acquire(ctx context.Context) error {
 				return err
 			}
 			if elsewhere > 0 {
-				first = min(first, elsewhere)
+				first = min(cmp.Or(first, elsewhere), elsewhere)
 			}
 			if err := w.decideStart(ctx, first); err != nil {
 				return err

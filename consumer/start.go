@@ -273,6 +273,8 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	if offset < 0 {
 		policy, offset = "earliest", log.Start
 		switch start := c.cfg.Start; {
+		case start.policy != "" && first == 0:
+			return fmt.Errorf("Config.Start: must not be set: the source does not say how many partitions %s has, so whether partition %d was added later is not known", id.Topic, id.Partition)
 		case start.policy == "" || id.Partition >= first:
 		case start.policy == "latest":
 			policy, offset = start.policy, log.End

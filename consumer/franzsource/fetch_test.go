@@ -210,8 +210,8 @@ func TestThrottled(t *testing.T) {
 	}
 }
 
-// answersEmpty makes a broker answer so many fetches of partition 0 from an offset of 3 to 7 as if it
-// had no batch there: the last stable offset is 8.
+// answersEmpty makes a broker answer so many fetches of partition 0 from an offset of 3 to 7 as if
+// it had no batch there: the last stable offset is 8.
 func answersEmpty(c *kfake.Cluster, left int) {
 	c.ControlKey(int16(kmsg.Fetch), func(r kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()

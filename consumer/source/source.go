@@ -96,8 +96,8 @@ type Identity struct {
 	ClusterID string
 	TopicID   [16]byte // zero if the source has none
 
-	// Partitions is how many partitions the topic has, 0 if the source does not know. It may grow
-	// while the identity stays the same.
+	// Partitions is how many partitions the topic has, 0 if the source does not know: then a
+	// consumer with Config.Start does not begin. It may grow while the identity stays the same.
 	Partitions int32
 
 	// Compacted means that records may be removed from the middle of the log. A record that was

@@ -186,8 +186,8 @@ func (n *Intake) ParkedColumns(tx *guard.Tx, e *Event, reason string, why error)
 	return []any{reason, codec.Text(why.Error()), e.Tenant, n.Scope, e.Hash, n.Topic, e.Key, names, values, e.stored, e.ID}
 }
 
-// sealStored makes what is stored of the event, once: sealed, if there is a Sealer (W22). A sender's
-// own header of the mark's name is dropped: it would make an open body look sealed.
+// sealStored makes what is stored of the event, once: sealed, if there is a Sealer (W22). A
+// sender's own header of the mark's name is dropped: it would make an open body look sealed.
 func (n *Intake) sealStored(tx *guard.Tx, e *Event) {
 	if e.storedHeaders != nil {
 		return

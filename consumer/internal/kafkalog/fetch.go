@@ -172,8 +172,9 @@ type emptyAnswers struct {
 // not written. The position passes over such a hole as over any other. In other topics nothing
 // removes batches from the middle, and the answer is taken for no answer.
 //
-// One such answer is no proof: a broker that reads old batches from slower storage, and does not get
-// them in time, may answer the same. So it counts if the same leader has given it several times.
+// One such answer is no proof: a broker that reads old batches from slower storage, and does not
+// get them in time, may answer the same. So it counts if the same leader has given it several
+// times.
 //
 // No batch says which leader epoch the hole has. It has none above the leader's own (F6).
 func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (source.Fetched[*consumer.Message], error) {
