@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -198,6 +199,30 @@ func TestH23OperationsEnd(t *testing.T) {
 	r.untilState(location, "cancelled")
 	if n := r.effects(); n != 0 {
 		t.Errorf("%d effects of work that did not succeed", n)
+	}
+}
+
+// H23: an operation ends if its work is given up: its client need not ask for ever, the tenant has
+// room for another one, and what it keeps can be erased.
+func TestH23WorkThatIsGivenUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.works(r.operations(map[string]idempotency.Work{"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
+		panic("each time")
+	}}))
+	location := r.post("/exports", "k", "x", "X-Tenant", "acme").header.Get("Location")
+	r.untilIs(func(s state) bool { return s.State == "suspended" }, location, "X-Tenant", "acme")
+	if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "it panics"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: "operations"}}); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.state(location, "X-Tenant", "acme"); s.State != "failed" || s.Error.Code != "failed" {
+		t.Errorf("its work was given up: %+v", s)
+	}
+	if err := r.layer.Erase(t.Context(), "acme", "http POST /exports", "k"); err != nil {
+		t.Errorf("erasing it: %v", err)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.operations where expires_at is null`); n != 0 {
+		t.Errorf("%d operations never expire", n)
 	}
 }
 

@@ -195,9 +195,9 @@ func Redrive(ctx context.Context, db DB, by By, in ParkedInput) (*ParkedChange, 
 }
 
 // Discard gives up parked rows: messages and events are never applied, and calls not sent. The rows
-// stay, with their contents. The id of a message stays claimed, so later copies are duplicates. The
-// next rows of the same ordering key, which were blocked, become due after the commit, in
-// transactions of their own.
+// stay, with their contents. The id of a message stays claimed, so later copies are duplicates. An
+// operation of the HTTP layer whose work is given up has failed. The next rows of the same ordering
+// key, which were blocked, become due after the commit, in transactions of their own.
 //
 // It waits for a running attempt at one of the rows, and does not discard a row that the attempt
 // applies. It does not stop a running call, which may still be applied.

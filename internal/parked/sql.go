@@ -40,6 +40,17 @@ const DiscardSQL = `
 update onlyonce.parked set state = 'discarded', settled_at = onlyonce.steady_clock(), next_attempt_at = null
  where id = any ($1::bigint[]) and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
 
+// EndGivenUpSQL ends the operations of the HTTP layer whose events are given up: otherwise they run
+// for ever, and are neither forgotten nor erased (H23). In: ids, settled by now. By the index
+// operations_running.
+const EndGivenUpSQL = `
+update onlyonce.operations o
+   set state = 'failed', error_code = 'failed', completed_at = clock_timestamp(), expires_at = clock_timestamp() + o.keep,
+       watched_at = (select w.at from onlyonce.watched w)
+  from onlyonce.parked p
+ where p.id = any ($1::bigint[]) and p.kind = 'event' and p.state = 'discarded'
+   and o.topic = p.topic and o.tenant = p.tenant and o.state = 'running' and o.id::text = p.event_id`
+
 // ClaimGivenUpSQL claims the keys of messages that are given up, and of events that their receiver
 // had parked. A row that was parked for longer than a horizon has a key that is forgotten, so
 // without this claim a copy would be applied (K7). (A worker's key of an event differs from its

@@ -384,6 +384,8 @@ var httpRules = []mutant{
 		old: "len(d.Operations) > 0", new: "false", test: "TestEraseRequestAndItsOperation"},
 	{rule: "H19 erased event keeps a copy under another id", in: "ops", decl: "storedEventsSQL",
 		old: "l.body = p.body", new: "false", test: "TestEraseEvents"},
+	{rule: "H23 work that is given up", in: "internal/parked", decl: "EndGivenUpSQL",
+		old: "p.state = 'discarded'", new: "false", pkg: "idempotency", test: "TestH23WorkThatIsGivenUp"},
 	{rule: "H23 principal", in: "idempotency", decl: "findOperationSQL",
 		old: "o.principal = $3", new: "$3::text is not null", test: "TestH23WhoSeesAnOperation"},
 	{rule: "H23 tenant", in: "idempotency", decl: "findOperationSQL",
