@@ -61,16 +61,16 @@ const lockRingSQL = `select name from onlyonce.rings where name = 'outbox' for u
 // one is sent again, under the same key.
 //
 // since: the dump holds the row. So any call under this key was made after the row was written, and
-// not before its not_before; or, if it is a redo, after its message was appended. The pass that the
-// cursor was in adds nothing: started_at is after its rows were written, unless the clock was set
-// back; so the earlier one counts. A row of this cluster has not been called yet. It is treated as
-// the others are, because it cannot be recognized for certain. That loses nothing, because the row
-// is young.
+// not before its not_before; or, if it is a redo, after its message was appended, if that is known.
+// The pass that the cursor was in adds nothing: started_at is after its rows were written, unless
+// the clock was set back; so the earlier one counts. A row of this cluster has not been called yet.
+// It is treated as the others are, because it cannot be recognized for certain. That loses nothing,
+// because the row is young.
 const judgedSQL = `
 (select j.slot, j.id, j.xid, j.sink, j.lane, j.batch, j.redo, j.origin_time,
         j.parked or j.erased_at is not null or j.seen and not j.ours as done,
         j.redo or j.not_before is null or j.not_before <= clock_timestamp() as called,
-        case when j.redo then least(j.origin_time, j.created_at)
+        case when j.redo then least(coalesce(j.origin_time, '2000-01-01 00:00:00+00'), j.created_at)
              else greatest(least(j.origin_time, j.created_at, case when j.pass and not j.ours then j.started_at end), j.not_before) end as since,
         j.created_at
    from (select r.slot, r.id, r.xid, r.sink, r.lane, r.batch, r.redo, r.not_before, r.origin_time, r.created_at, r.erased_at, l.started_at,

@@ -55,11 +55,12 @@ const passRefs = `(
 
 // firstCallTime is when a call under a call's key can first have been made: at the pass's start.
 // The database may have lost a history since, in which the message may have been handled or the
-// call read. Then it is the time of the message or of the batch (O6). Of a call r of the log and
-// its lane a.
+// call read. Then it is the time of the message or of the batch. If the message is handled again
+// and its time is not known, neither is the age: it counts from the year 2000, before every window
+// (O6). Of a call r of the log and its lane a.
 const (
 	historyLost   = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
-	firstCallTime = `case when ` + historyLost + ` then least(r.origin_time, greatest(r.created_at, r.not_before), a.started_at) else a.started_at end`
+	firstCallTime = `case when ` + historyLost + ` then least(case when r.redo then coalesce(r.origin_time, '2000-01-01 00:00:00+00') else r.origin_time end, greatest(r.created_at, r.not_before), a.started_at) else a.started_at end`
 )
 
 // keyNow is the time by which the age of a key is counted: the clock, but never before watched

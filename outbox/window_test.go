@@ -157,6 +157,7 @@ func TestO6Redo(t *testing.T) {
 		notBefore bool
 		want      string
 	}{
+		"of unknown time, done again":           {0, true, false, false, "reconcile"},
 		"old, done again":                       {25 * time.Hour, true, false, false, "reconcile"},
 		"old, done again, put off":              {25 * time.Hour, true, false, true, "reconcile"},
 		"young, done again":                     {time.Hour, true, false, false, "delivered"},
@@ -177,7 +178,11 @@ func TestO6Redo(t *testing.T) {
 			if c.notBefore {
 				call.NotBefore = time.Now().Add(time.Hour)
 			}
-			if err := r.handled(origin.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-c.age), Redo: c.redo}, call); err != nil {
+			message := origin.Origin{Scope: "s", ID: "m", Redo: c.redo}
+			if c.age != 0 {
+				message.Time = time.Now().Add(-c.age)
+			}
+			if err := r.handled(message, call); err != nil {
 				t.Fatal(err)
 			}
 			r.start(testConfig(sink))

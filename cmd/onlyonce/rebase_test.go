@@ -41,6 +41,7 @@ func (f *fixture) history() {
 	f.enqueues("payments", "k", "q1", "q2")
 	f.enqueues("unlisted", "", "u1")
 	f.exec(`update onlyonce.batches set not_before = array[clock_timestamp() + interval '1 hour'] where name = 'q2'`)
+	f.exec(`update onlyonce.batches set redo = array[true] where name = 'u1'`) // of a message whose time is not known
 	f.exec(`update onlyonce.batches set created_at = created_at - interval '1 hour'`)
 	f.exec(`update onlyonce.segments set bound = (select bound from (select pg_snapshot_xmax(pg_current_snapshot()) as bound) b), closed_at = now() where ring = 'outbox' and slot = 1`)
 }
@@ -100,9 +101,9 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 				t.Errorf("states: %s", got)
 			}
 			// The restored calls may have been made since they were enqueued, except for the one
-			// that is not due. The new ones have not.
+			// that is not due, and u1, which may have been made at any time. The new ones have not.
 			if got := one[string](f, `select string_agg(name || ':' || (origin_time = created_at)::text, ' ' order by name) from onlyonce.outbox_log where redo`); got !=
-				"n1:true n2:true p1:true p2:true q1:true u1:true" {
+				"n1:true n2:true p1:true p2:true q1:true u1:false" {
 				t.Errorf("redone: %s", got)
 			}
 			if n := one[int](f, `select count(*) from onlyonce.parked where state = 'blocked' and first_attempt_at = parked_at`); n != 1 {
