@@ -7,8 +7,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -132,6 +134,54 @@ func TestCompletionOfAZombie(t *testing.T) {
 	}
 	if n := len(sink.calls()); n != 1 {
 		t.Errorf("%d calls, want 1", n)
+	}
+}
+
+// A message is handled again, and so is its call, and its completion. What that enqueues may have
+// been sent before: it is looked for (O1), and its key is as old as the message (O6).
+func TestO6CompletionDoneAgain(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		emptied string // what is deleted before that
+		want    string // of the receipt
+	}{
+		"the receipt is in the log": {`delete from onlyonce.batches where sink = 'payments'`, "delivered"},
+		"its segment was emptied":   {`delete from onlyonce.batches`, "reconcile"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			payments, mail := answering(), newScripted(accept)
+			payments.limits.KeyWindow, mail.name = outbox.Forever, "mail"
+			cfg := testConfig(payments, mail)
+			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, _ *outbox.Delivery, _ *outbox.Response) error {
+				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"})
+			}
+			capture := charge("1")
+			capture.Capture = true
+			message := origin.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-25 * time.Hour)}
+			if err := r.handled(message, capture); err != nil {
+				t.Fatal(err)
+			}
+			r.start(cfg)
+			until(t, "the receipt is sent", func() bool {
+				return one[int](r, `select count(*) from onlyonce.calls where sink = 'mail' and state = 'delivered'`) == 1
+			})
+			r.exec(c.emptied)
+			r.exec(`delete from onlyonce.parked`)
+			message.Redo = true
+			if err := r.handled(message, capture); err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the call is completed again", func() bool {
+				return one[int](r, `select count(*) from onlyonce.parked where sink = 'payments' and state = 'resolved'`) == 1
+			})
+			until(t, "the receipt is "+c.want, func() bool {
+				return one[string](r, `select string_agg(state, ' ') from onlyonce.calls where sink = 'mail'`) == c.want
+			})
+			if n := len(mail.calls()); n != 1 {
+				t.Errorf("%d receipts were sent, want 1", n)
+			}
+		})
 	}
 }
 

@@ -309,12 +309,13 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 		"lease": c.lane.lease.ID, "epoch": c.lane.lease.Epoch, "nonce": c.lane.lease.Nonce, "parked": a.parked, "key": codec.UUID(a.key), "attempt": a.Attempt,
 		"timeout": guard.Millis(c.lane.sink.dbTimeout),
 	})...)
-	// If the database loses this transaction, calls that it enqueues may have been made since the
-	// call was first made, and not before (O6).
 	tx.Report = func(err error) {
 		c.lane.sink.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", a.Sink, "error", err)
 	}
-	handle := tx.Lend(&origin.Origin{Tenant: a.Tenant, Scope: a.Scope, ID: "completion of " + a.Key, Time: a.readAt.Add(-a.age),
+	// If the database loses this transaction, calls that it enqueues may have been made since the
+	// call was first made, and not before. If the call's key is older than its row, its message was
+	// handled again, and the call may have been completed before, with the same calls (O1, O6).
+	handle := tx.Lend(&origin.Origin{Tenant: a.Tenant, Scope: a.Scope, ID: "completion of " + a.Key, Time: a.readAt.Add(-a.age), Redo: a.age > a.waited,
 		Trace: a.Trace, TraceOf: c.lane.sink.cfg.Trace})
 	err = c.lane.sink.cfg.Complete(ctx, handle, &a.Delivery, a.answer)
 	tx.TakeBack()

@@ -156,6 +156,8 @@ var outboxRules = []mutant{
 		old: "when r.redo then", new: "when false then", test: "TestO6Redo"},
 	{rule: "O6 message of unknown time after a rebase", in: "ops", decl: "judgedSQL",
 		old: "coalesce(j.origin_time, '2000-01-01 00:00:00+00')", new: "j.origin_time", pkg: "cmd/onlyonce", test: "TestO3RebaseInAnotherCluster"},
+	{rule: "O6 completion that is done again", in: "outbox", decl: "(*laneCalls).complete",
+		old: "a.age > a.waited", new: "false", test: "TestO6CompletionDoneAgain"},
 	{rule: "O6 call that is about to be made", in: "outbox", decl: "queueParking",
 		old: "a.state == attemptUnderWay", new: "false", test: "TestO6AttemptThatIsAboutToBeMadeIsJournaled"},
 	{rule: "O6 answer that is kept", in: "outbox", decl: "(*relaySink).scanParked",
