@@ -11,8 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/seal"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // The provider's memory bounds how long a step of unknown outcome is asked about.
@@ -397,6 +400,45 @@ func TestH18AbandonedRequests(t *testing.T) {
 	}
 	if keys, calls := p.keys(); keys != 1 || calls != 1 {
 		t.Errorf("%d payments in %d calls", keys, calls)
+	}
+}
+
+// H18: a handler returns while a goroutine of it begins a step. The step's call will be made, so
+// the release, which waits for it, must not delete the request.
+func TestH18StepThatBeginsAtTheRelease(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	ctx := t.Context()
+	var lease, epoch int64
+	nonce, id := "00000000-0000-8000-8000-000000000001", "00000000-0000-8000-8000-000000000003"
+	if err := r.pool.QueryRow(ctx, `select lease, epoch from onlyonce.http_claim($1, '', 's', '\x00', $2, '1 day', '1 minute')`, id, nonce).Scan(&lease, &epoch); err != nil {
+		t.Fatal(err)
+	}
+	released := make(chan error, 1)
+	err := pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `select onlyonce.http_step($2, $3, $4, $1, 'charge', '1 hour', false)`, id, lease, epoch, nonce); err != nil {
+			return err
+		}
+		go func() {
+			_, err := r.pool.Exec(ctx, `select onlyonce.http_release($1, $2, $3, $4)`, id, lease, epoch, nonce)
+			released <- err
+		}()
+		until(t, "the release waits", func() bool {
+			return one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%http_release%')`)
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pgtest.Receive(t, patience, "it is released", released); err != nil {
+		t.Error(err)
+	}
+	if got := one[string](r, `select count(*) || ' ' || coalesce(max(r.state), '') from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id`); got != "1 running" {
+		t.Errorf("steps and the state of their request: %s", got)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.leases where until <= clock_timestamp()`); n != 1 {
+		t.Error("the next request has to wait for the lease")
 	}
 }
 

@@ -257,14 +257,21 @@ comment on function onlyonce.http_reconcile(uuid, bigint, bigint, uuid) is 'Sets
 -- http_release releases a request in lease mode whose answer is not kept. A request without a step
 -- is deleted, as if it had never come. If it has a step, the next request goes on where this one
 -- has stopped. The lease keeps the time at which it ended: onlyonce.http_abandon counts from the
--- last attempt (H18).
+-- last attempt.
+--
+-- The lease is ended before the steps are read, in an earlier statement. That waits for a step that
+-- begins, for example in a goroutine that the handler has left, and no other can begin after it. It
+-- is locked by this UPDATE alone: with onlyonce.hold before it, two locks of one row, it could
+-- deadlock with a renewal (H18).
 create function onlyonce.http_release(id uuid, lease bigint, epoch bigint, nonce uuid) returns void
 language plpgsql as $$
 begin
-  perform onlyonce.hold(http_release.lease, http_release.epoch, http_release.nonce);
-  if exists (select from onlyonce.http_steps s where s.record_id = http_release.id) then
-    update onlyonce.leases l set until = clock_timestamp(), nonce = null where l.id = http_release.lease;
-  else
+  update onlyonce.leases l set until = clock_timestamp(), nonce = null
+   where l.id = http_release.lease and l.epoch = http_release.epoch and l.nonce = http_release.nonce;
+  if not found then
+    raise exception using errcode = 'OO001', message = 'onlyonce: fence lost: another process owns the request';
+  end if;
+  if not exists (select from onlyonce.http_steps s where s.record_id = http_release.id) then
     delete from onlyonce.http_records r where r.id = http_release.id and r.lease_id = http_release.lease and r.state = 'running';
     delete from onlyonce.leases l where l.id = http_release.lease;
   end if;
