@@ -204,6 +204,9 @@ func TestKeysMoveWithAPlace(t *testing.T) {
 	exec(t, a, `insert into onlyonce.places (place, state) values ('acme', 'here')`)
 	exec(t, a, `select onlyonce.claim(array[onlyonce.key('acme', 's', '1')], '{7}')`)
 	exec(t, a, `select onlyonce.newer('s', gen_random_uuid(), 5)`)
+	const both = "00000000-0000-8000-8000-000000000001"
+	exec(t, a, `select onlyonce.newer('s', $1, 6)`, both)
+	exec(t, b, `insert into onlyonce.webhook_objects values ('s', $1, 3, now() - interval '179 days')`, both)
 	if _, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-40"}, ops.LeavePlaceInput{Place: "acme", To: "b"}); err != nil {
 		t.Fatal(err)
 	}
@@ -221,6 +224,9 @@ func TestKeysMoveWithAPlace(t *testing.T) {
 	}
 	if n := one[int](t, b, `select count(*) from onlyonce.webhook_objects where version = 5`); n != 1 {
 		t.Error("the version of an object did not come along")
+	}
+	if n := one[int](t, b, `select count(*) from onlyonce.webhook_objects where version = 6 and changed_at > now() - interval '1 day'`); n != 1 {
+		t.Error("an object that is known here has another version, or will be forgotten (W21) although it was touched there lately")
 	}
 }
 

@@ -48,4 +48,6 @@ var placesRules = []mutant{
 		old: "q.From.StandardKeys", new: "false", pkg: "webhook", test: "TestN2EndpointMoves"},
 	{rule: "N3 keys that may be forgotten", in: "ops", decl: "(*homing).readThere",
 		old: "forgotten && q.From.StandardKeys && !q.From.Late", new: "false", test: "TestKeysMoveWithAPlace"},
+	{rule: "W21 object that was touched in the other database", in: "ops", decl: "memoryTables",
+		old: "greatest(o.changed_at, excluded.changed_at)", new: "o.changed_at", test: "TestKeysMoveWithAPlace"},
 }
