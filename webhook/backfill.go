@@ -84,7 +84,7 @@ func (r *backfilling) readDue(ctx context.Context) error {
 }
 
 // listUnderLease lists events and accepts each, while it renews the lease. missed is how many were
-// new.
+// new (W10).
 func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) (listed, missed int, err error) {
 	listing, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -93,16 +93,23 @@ func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) (liste
 		defer close(renewing)
 		r.renewLease(listing, l, stop)
 	}()
+	var failed error // of an event that is refused each time, and must not keep those after it out
 	err = r.cfg.Backfill.List(listing, r.since(), func(e *Event) error {
 		listed++
 		fresh, err := r.acceptListed(listing, e)
 		if fresh {
 			missed++
 		}
+		if errors.Is(err, ErrHandler) || errors.Is(err, ErrTenant) {
+			failed, err = err, nil
+		}
 		return err
 	})
 	if cause := context.Cause(listing); err == nil && cause != nil {
 		err = cause
+	}
+	if err == nil {
+		err = failed // the next one lists it again
 	}
 	stop(nil)
 	<-renewing

@@ -22,7 +22,8 @@ import (
 type Backfill struct {
 	// List calls each for every event since a time, for example from a list in the provider's API.
 	// It may list them in any order and list older events too. If each returns an error, List must
-	// return it. Required.
+	// return it. If an event's handler fails, or its tenant is not known, each returns nil; the
+	// backfill counts as failed, and the next one lists from the same time. Required.
 	//
 	// An Event's ID must be the webhook's id, and its Body one that the handler can parse; both are
 	// required. The endpoint takes Type, Header and Time as they are, and sets Provider.

@@ -262,6 +262,45 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
+// W10: an event whose handler fails each time does not keep those out that are listed after it, and
+// the reconciliation does not count as complete.
+func TestW10ReconciliationGoesOn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	told := make(chan webhook.Backfilled, 100)
+	x := r.receiver(samples(t)["Stripe"], func(c *webhook.Config) {
+		c.Mode = webhook.Inline
+		c.Handler = func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+			if strings.HasSuffix(m.ID(), "evt_fails") {
+				return errors.New("each time")
+			}
+			return nil
+		}
+		c.Backfill = &webhook.Backfill{Every: time.Second, List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
+			for _, id := range []string{"evt_fails", "evt_missed"} {
+				if err := each(&webhook.Event{ID: id, Type: "invoice.paid", Body: []byte(stripeBody(id, ""))}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+		c.Hooks.Backfilled = func(of webhook.Backfilled) { told <- of }
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- x.Run(ctx) }()
+	if of := pgtest.Receive(t, patience, "a reconciliation", told); of.Listed != 2 || of.Missed != 1 || !errors.Is(of.Err, webhook.ErrHandler) {
+		t.Errorf("%+v", of)
+	}
+	stop()
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
+		t.Error(err)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.webhook_endpoints where backfilled_at is not null`); n != 0 {
+		t.Error("it counts as complete, although an event is missing")
+	}
+}
+
 // W10: a reconciliation lists no event that is older than ids are remembered, because such an event
 // would be accepted a second time.
 func TestW10ReconciliationAfterALongPause(t *testing.T) {

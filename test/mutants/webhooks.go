@@ -146,6 +146,8 @@ var webhooksRules = []mutant{
 		old: "(startCtx, ep.pool.Raw(), remembered)", new: `(startCtx, ep.pool.Raw(), inbox.Need{Ring: "standard_keys"})`, test: "TestW10Horizon"},
 	{rule: "W10 what ids are forgotten of is listed", in: "webhook", decl: "(*backfilling).since",
 		old: "r.from.Before(remembered)", new: "false", test: "TestW10ReconciliationAfterALongPause"},
+	{rule: "W10 event that fails keeps others out", in: "webhook", decl: "(*backfilling).listUnderLease",
+		old: "failed, err = err, nil", new: "failed = err", test: "TestW10ReconciliationGoesOn"},
 	{rule: "W10 id of a parked event", in: schema, decl: "function onlyonce.claim_RING",
 		old: "p.kind in ('message', 'event') and p.key = any (rest)", new: "p.kind in ('message') and p.key = any (rest)",
 		pkg: "webhook", test: "TestW10Purge"},
