@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -65,6 +66,45 @@ func TestF3StartAtATime(t *testing.T) {
 	if n := r.count(`select count(*) from onlyonce.cursors where start_policy = 'time' and start_offset = case partition when 0 then 2 else 0 end`); n != 2 {
 		t.Error("the cursors do not say where they began")
 		r.dump(`select partition, start_offset, start_policy from onlyonce.cursors`)
+	}
+}
+
+// uncounted is a source that does not know how many partitions a topic has.
+type uncounted struct{ consumer.Source }
+
+func (s uncounted) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
+	return s.Source.Run(ctx, func(ctx context.Context, p source.Partition[*consumer.Message]) error {
+		return own(ctx, uncountedPartition{p})
+	})
+}
+
+type uncountedPartition struct {
+	source.Partition[*consumer.Message]
+}
+
+func (p uncountedPartition) Identity(ctx context.Context) (source.Identity, error) {
+	id, err := p.Partition.Identity(ctx)
+	id.Partitions = 0
+	return id, err
+}
+
+// F3: where it is not known which partitions came later, a start is refused; it is not the
+// beginning without a word.
+func TestF3StartOfATopicThatIsNotCounted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 5)
+	cfg := testConfig()
+	cfg.Start, cfg.Timeouts.Statement = consumer.Latest(), time.Second
+	c, err := consumer.New(r.pool, uncounted{r.src}, effect, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := r.run(c)
+	until(t, "it is refused", func() bool { err := c.Healthy(); return err != nil && strings.Contains(err.Error(), "Config.Start") })
+	stop()
+	if n := r.count(`select count(*) from effects`); n != 0 {
+		t.Errorf("%d messages from before the start were applied", n)
 	}
 }
 

@@ -558,3 +558,23 @@ func TestQ5SessionsEnd(t *testing.T) {
 		t.Errorf("%d sessions began, and %d ended", b, n)
 	}
 }
+
+// Q4: a Config.Identify that does not return is named by Healthy, until it returns.
+func TestQ4IdentifyThatHangs(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	free := make(chan struct{})
+	q, _ := r.receives(func(c *queue.Config) {
+		c.LeaseTTL = time.Second
+		c.Identify = func(d *queue.Delivery) error {
+			if d.ID == "hangs" {
+				<-free
+			}
+			return nil
+		}
+	})
+	r.broker.Publish(message("hangs"), message("b"))
+	r.until("it is named", func() bool { err := q.Healthy(); return err != nil && strings.Contains(err.Error(), "Config.Identify") })
+	close(free)
+	r.until("all are stored", func() bool { return r.broker.Left() == 0 && q.Healthy() == nil })
+}

@@ -24,6 +24,7 @@ const (
 
 var (
 	errReplaced = errors.New("another process receives from the queue now")
+	errIdentify = errors.New("Config.Identify does not return")
 	errRefused  = errors.New("the database refuses to store or park a message: the broker keeps it")
 )
 

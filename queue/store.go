@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"iter"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -35,6 +36,8 @@ type incoming struct {
 }
 
 func (r *receiver) identify(all []*Delivery) []*incoming {
+	slow := time.AfterFunc(r.cfg.LeaseTTL, func() { r.state.Set(errIdentify) })
+	defer slow.Stop() // what is stored next shows that it has returned
 	out := make([]*incoming, len(all))
 	for i, d := range all {
 		in := &incoming{delivery: d, fault: identify(r.cfg.Identify, d)}

@@ -37,6 +37,8 @@ var queueRules = []mutant{
 		old: "errors.Is(err, ErrConfig)", new: "false", test: "TestQ6Horizon"},
 	{rule: "Q4 batch behind one message", in: "queue", decl: "(*receiver).storePart",
 		old: "err == nil || !isPoison(err)", new: "true", test: "TestQ4RefusedByTheDatabase"},
+	{rule: "Q4 Identify that does not return", in: "queue", decl: "(*receiver).identify",
+		old: "r.state.Set(errIdentify)", new: "", test: "TestQ4IdentifyThatHangs"},
 	{rule: "Q4 error of a trigger", in: "queue", decl: "isPoison",
 		old: `"54", "P0"`, new: `"54"`, test: "TestQ4RaiseException"},
 	{rule: "Q4 session ends at a refused message", in: "queue", decl: "(*receiver).session",
