@@ -34,15 +34,11 @@ Then the segments. One is emptied when its retention has passed and every consum
 }
 
 func (a *app) writeStreams(r *reports.EventsReport) {
-	var rows [][]string
-	for _, s := range r.Streams {
-		rows = append(rows, []string{s.Topic, number(s.Partitions), show.OrDash(s.Scope), show.OrDash(s.Group), number(s.Kept), numberOrDash(s.Behind), number(s.Parked)})
-	}
-	if len(rows) == 0 {
+	if len(r.Streams) == 0 {
 		a.complain("there is no stream that this asks for")
 		return
 	}
-	a.table([]string{"STREAM", "PARTITIONS", "SCOPE", "GROUP", "KEPT", "BEHIND", "PARKED"}, rows)
+	a.rows(r.Streams)
 	var parts []string
 	for _, s := range r.Segments {
 		since := ""

@@ -60,36 +60,19 @@ func (a *app) writeInbox(r *reports.InboxReport) {
 		a.table([]string{"SEGMENT", "STATE", "SIZE", "KEYS, ABOUT", "OPENED AGO", "CLOSED AGO"}, rows)
 		_, _ = fmt.Fprintf(a.out, "and %d free\n\n", free)
 	}
-	if len(r.Frontiers) > 0 {
-		var rows [][]string
-		for _, f := range r.Frontiers {
-			rows = append(rows, []string{f.Scope, f.Topic, strconv.Itoa(int(f.Partition)), behindText(&f)})
-		}
-		a.table([]string{"SCOPE", "TOPIC", "PARTITION", "BEHIND"}, rows)
-		a.writeNextFrontiers(r.Frontiers)
-	}
+	a.rows(r.Frontiers)
+	a.writeNextFrontiers(r.Frontiers)
 }
 
 // writeNextFrontiers writes what to do about the first frontier that needs an operator.
 func (a *app) writeNextFrontiers(frontiers []reports.Frontier) {
 	for i := range frontiers {
 		if f := &frontiers[i]; len(operate.Next(f)) > 0 {
-			a.say("\n%s, partition %d of %s: %s", cell(f.Scope), f.Partition, cell(f.Topic), behindText(f))
+			a.say("\n%s, partition %d of %s: %s", cell(f.Scope), f.Partition, cell(f.Topic), f.BehindText())
 			a.writeSteps(operate.Next(f))
 			return
 		}
 	}
-}
-
-// behindText describes how old a cursor's frontier is.
-func behindText(f *reports.Frontier) string {
-	switch {
-	case f.Behind == nil:
-		return "unknown"
-	case f.Ahead():
-		return "ahead by " + show.Span(show.Seconds(-*f.Behind))
-	}
-	return show.Ago(*f.Behind)
 }
 
 // parseRate parses a number of keys per unit of time, and returns it per second.

@@ -43,7 +43,8 @@ lists (list it, or discard its calls), cursors that only a relay moves.`,
 
 func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format, args...) }
-	var rows, lanes [][]string
+	var rows [][]string
+	var lanes []*reports.OutboxLane
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		held, inPass := 0, int64(0)
@@ -55,12 +56,7 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 				inPass += *l.InPass
 			}
 			if all || l.Pending != nil && *l.Pending > 0 {
-				until := ""
-				if l.Until != nil {
-					until = show.Instant(*l.Until)
-				}
-				lanes = append(lanes, []string{s.Sink, strconv.Itoa(int(l.Lane)), yesNo(l.Held), number(l.Epoch), until,
-					numberOrDash(l.Pending), numberOrDash(l.InPass), ageOf(l.Age)})
+				lanes = append(lanes, l)
 			}
 		}
 		relays := fmt.Sprintf("%d of %d held", held, len(s.Lanes))
@@ -93,7 +89,7 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 		say("pending calls are not counted: that took over %v\n", a.countLimit)
 	}
 	say("\nLanes%s: %d\n", map[bool]string{false: " with calls to send"}[all], len(lanes))
-	a.section([]string{"SINK", "LANE", "HELD", "EPOCH", "UNTIL", "PENDING", "IN PASS", "OLDEST"}, lanes)
+	a.rows(lanes)
 
 	rows = nil
 	for i := range r.Ring {

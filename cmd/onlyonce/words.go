@@ -27,13 +27,6 @@ func oneLine(s string) string {
 	return cell(strings.Join(strings.Fields(s), " "))
 }
 
-func yesNo(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
-}
-
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
 func numberOrDash(n *int64) string {

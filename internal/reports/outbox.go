@@ -88,14 +88,14 @@ type OutboxSink struct {
 
 // OutboxLane is a sixteenth of a sink's calls.
 type OutboxLane struct {
-	Sink    string     `json:"-"`
-	Lane    int16      `json:"lane"`
-	Epoch   int64      `json:"epoch" doc:"rises with each owner"`
-	Until   *time.Time `json:"until" doc:"when the lease ends; nil: it was given back"`
-	Held    bool       `json:"held" doc:"a relay holds the lease"`
-	Pending *int64     `json:"pending" db:"-" doc:"nil: not counted"`
-	InPass  *int64     `json:"in_pass" db:"-" doc:"of those, how many its relay is sending"`
-	Age     *float64   `json:"oldest_age_seconds" db:"-"`
+	Sink    string     `json:"-" col:"SINK"`
+	Lane    int16      `json:"lane" col:"LANE"`
+	Held    bool       `json:"held" col:"HELD" doc:"a relay holds the lease"`
+	Epoch   int64      `json:"epoch" col:"EPOCH" doc:"rises with each owner"`
+	Until   *time.Time `json:"until" col:"UNTIL" doc:"when the lease ends; nil: it was given back"`
+	Pending *int64     `json:"pending" db:"-" col:"PENDING" doc:"nil: not counted"`
+	InPass  *int64     `json:"in_pass" db:"-" col:"IN PASS" doc:"of those, how many its relay is sending"`
+	Age     *float64   `json:"oldest_age_seconds" db:"-" col:"OLDEST,age"`
 }
 
 // ParkedCalls counts the parked calls of a sink in one state that are not settled.

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // keyRingsSQL reads the settings of the rings of keys, and their filters. In: their names. Out: a
@@ -117,16 +118,27 @@ select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.f
 
 // Frontier is the time, by the database's clock, up to which a cursor has certainly passed its log.
 type Frontier struct {
-	Scope     string   `json:"scope"`
-	Topic     string   `json:"topic"`
-	Partition int32    `json:"partition"`
-	Behind    *float64 `json:"behind_seconds" doc:"nil: the owner has not said; below 0: ahead"`
+	Scope     string   `json:"scope" col:"SCOPE"`
+	Topic     string   `json:"topic" col:"TOPIC"`
+	Partition int32    `json:"partition" col:"PARTITION"`
+	Behind    *float64 `json:"behind_seconds" col:"BEHIND" by:"BehindText" doc:"nil: the owner has not said; below 0: ahead"`
 	Ring      string   `json:"ring" doc:"of the scope's keys; while its class changes, the one of the shorter horizon"`
 }
 
 // Ahead reports whether the frontier is in the database's future: it was recorded before the clock
 // went back.
 func (f *Frontier) Ahead() bool { return f.Behind != nil && *f.Behind < -ClockAhead.Seconds() }
+
+// BehindText describes how old the frontier is.
+func (f *Frontier) BehindText() string {
+	switch {
+	case f.Behind == nil:
+		return "unknown"
+	case f.Ahead():
+		return "ahead by " + show.Span(show.Seconds(-*f.Behind))
+	}
+	return show.Ago(*f.Behind)
+}
 
 // Frontiers reads the cursors that hold back retention most.
 func Frontiers(ctx context.Context, tx pgx.Tx) ([]Frontier, error) {
