@@ -56,22 +56,28 @@ func decisionCommand(d *operate.Decision) command {
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
 			try := d.Begin()
-			for i := range d.Fields {
-				fieldVar(fs, &d.Fields[i], try.Set)
-			}
+			fieldsVar(fs, d.Fields, try.Set)
 			var say consent
 			say.flags(fs)
 			return func(ctx context.Context, a *app) error { return a.decide(ctx, *address, say, try) }
 		}}
 }
 
-// fieldVar declares the flag of a field.
-func fieldVar(fs *flag.FlagSet, f *operate.Field, set func(name, text string) error) {
-	declare := fs.Func
-	if f.Switch() {
-		declare = fs.BoolFunc
+// fieldsVar declares the flags of fields.
+func fieldsVar(fs *flag.FlagSet, fields []operate.Field, set func(name, text string) error) {
+	for _, f := range fields {
+		declare := fs.Func
+		if f.Switch() {
+			declare = fs.BoolFunc
+		}
+		declare(f.Name, f.Usage(), func(text string) error { return set(f.Name, text) })
 	}
-	declare(f.Name, f.Usage(), func(text string) error { return set(f.Name, text) })
+}
+
+// formVar declares the flags of a question, a pointer to a struct with tags.
+func formVar(fs *flag.FlagSet, question any) {
+	form := operate.FormOf(question)
+	fieldsVar(fs, form.Fields, form.Set)
 }
 
 func (a *app) decide(ctx context.Context, address string, say consent, try *operate.Try) error {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -50,28 +49,17 @@ func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
 	brokers := fs.String("brokers", "", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
 	var login *string
 	textVar(fs, &login, "broker-login", "with -brokers: TLS and login, a `FILE` in JSON")
-	ask, within := ops.ExamineQuestion{}, (*time.Duration)(nil)
-	for _, v := range []struct {
-		name, usage string
-		to          **time.Duration
-	}{
-		{"copies-within", "for how long after the first a copy may be produced, a `duration` (7d)", &ask.CopiesWithin},
-		{"relay-retries", "for how long a relay goes on with a call, a `duration` (24h)", &ask.RelayRetries},
-		{"webhook-retention", "for how long senders of webhooks deliver again, a `duration` (7d)", &ask.WebhookRetention},
-		{"restore-within", "how far back a restore may go, a `duration` (72h)", &within},
-	} {
-		fs.Func(v.name, v.usage, func(s string) error {
-			d, err := operate.ParseDays(s)
-			*v.to = &d
-			return err
-		})
+	var ask struct {
+		ops.ExamineQuestion
+		Within *time.Duration `flag:"restore-within" arg:"duration" doc:"how far back a restore may go, a duration (72h)"`
 	}
+	formVar(fs, &ask)
 	return func(ctx context.Context, a *app) error {
 		ask.CountLimit = a.countLimit
 		if *brokers == "" {
 			*brokers = a.env(envBrokers)
 		}
-		if within != nil && *brokers == "" {
+		if ask.Within != nil && *brokers == "" {
 			return usagef("-restore-within: no brokers given: add -brokers host:9092, or set %s", envBrokers)
 		}
 		kafka, err := a.brokers(strings.Split(*brokers, ","), login)
@@ -80,8 +68,8 @@ func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
 		}
 		var r *ops.Examination
 		err = a.ask(ctx, *address, "examining the database", func(ctx context.Context, db ops.DB) (err error) {
-			if r, err = ops.Examine(ctx, db, ask); err == nil && within != nil {
-				err = examineRetention(ctx, db, kafka, *within, r)
+			if r, err = ops.Examine(ctx, db, ask.ExamineQuestion); err == nil && ask.Within != nil {
+				err = examineRetention(ctx, db, kafka, *ask.Within, r)
 			}
 			return err
 		})

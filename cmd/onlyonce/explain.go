@@ -46,10 +46,7 @@ Examples:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			var q ops.ExplainQuestion
-			form := operate.FormOf(&q)
-			for i := range form.Fields {
-				fieldVar(fs, &form.Fields[i], form.Set)
-			}
+			formVar(fs, &q)
 			all := fs.Bool("all", false, "show everything: segments, transactions, all calls of the transaction, open points")
 			return func(ctx context.Context, a *app) error {
 				q.CountLimit = a.countLimit

@@ -15,9 +15,7 @@ func listCommand(l *operate.List, after func(a *app, q *operate.Question, rows, 
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			q := l.Begin()
-			for i := range l.Fields {
-				fieldVar(fs, &l.Fields[i], q.Set)
-			}
+			fieldsVar(fs, l.Fields, q.Set)
 			return func(ctx context.Context, a *app) error {
 				var rows operate.Rows
 				var sums any

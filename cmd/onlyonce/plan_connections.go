@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"flag"
-	"fmt"
 	"reflect"
 	"strconv"
 
@@ -12,9 +11,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
-
-// mostProcesses bounds the numbers of a plan.
-const mostProcesses = 100_000
 
 func planConnectionsCommand() command {
 	return command{
@@ -51,34 +47,12 @@ Examples:
 
 func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 	address, asJSON := postgresVar(fs), jsonVar(fs)
-	q := &reports.ConnectionQuestion{Concurrency: 1}
-	most := 0
-	for _, v := range []struct {
-		name, usage string
-		to          *int
-		least       int
-	}{
-		{"consumers", "`N` processes with consumers", &q.Consumers, 0},
-		{"partitions", "`N` partitions of all topics that they consume", &q.Partitions, 1},
-		{"concurrency", "`N` transactions of one partition at once (default 1)", &q.Concurrency, 1},
-		{"servers", "`N` processes that serve requests", &q.Servers, 0},
-		{"requests", "`N` requests that one of them works on at once", &q.Requests, 1},
-		{"operations", "`N` operations at once", &q.Operations, 0},
-		{"relays", "`N` relays", &q.Relays, 0},
-		{"sinks", "`N` sinks of each relay", &q.Sinks, 1},
-		{"exporters", "`N` exporters", &q.Exporters, 0},
-		{"consoles", "`N` consoles", &q.Consoles, 0},
-		{"other", "`N` connections of all else", &q.Other, 0},
-		{"pooler", "`N` connections to the server that a pooler makes at most", &q.Pooler, 1},
-		{"max-connections", "the server's max_connections, `N`, in place of asking it", &most, 1},
-	} {
-		fs.Func(v.name, v.usage, func(s string) (err error) {
-			if *v.to, err = strconv.Atoi(s); err != nil || *v.to < v.least || *v.to > mostProcesses {
-				return fmt.Errorf("must be a whole number from %d to %d", v.least, mostProcesses)
-			}
-			return nil
-		})
+	var q struct {
+		reports.ConnectionQuestion
+		Most int32 `flag:"max-connections" arg:"N" least:"1" most:"100000" doc:"the server's max_connections, N, in place of asking it"`
 	}
+	q.Concurrency = 1
+	formVar(fs, &q)
 	return func(ctx context.Context, a *app) error {
 		if q.Consumers+q.Servers+q.Relays+q.Exporters+q.Consoles == 0 {
 			return usagef("say what runs: -consumers, -servers, -relays, -exporters or -consoles")
@@ -91,8 +65,8 @@ func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 				return usagef("%s needs %s, and the other way round", pair.processFlag, pair.flag)
 			}
 		}
-		room := &reports.ServerRoom{Most: int32(most), Reserved: 3, Database: -1} // 3: superuser_reserved_connections' default
-		if most == 0 {
+		room := &reports.ServerRoom{Most: q.Most, Reserved: 3, Database: -1} // 3: superuser_reserved_connections' default
+		if q.Most == 0 {
 			err := a.ask(ctx, *address, "asking the server what it accepts", func(ctx context.Context, db ops.DB) (err error) {
 				room, err = reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ServerRoom, error) { return reports.ReadServerRoom(ctx, tx) })
 				return err
@@ -101,7 +75,7 @@ func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 				return err
 			}
 		}
-		return a.writeConnections(reports.PlanConnections(q, room), *asJSON)
+		return a.writeConnections(reports.PlanConnections(&q.ConnectionQuestion, room), *asJSON)
 	}
 }
 
