@@ -94,58 +94,49 @@ func (a *app) ask(ctx context.Context, address, what string, f func(ctx context.
 	})
 }
 
-// pool makes the connections of a command that runs until it is stopped, under a name that the
-// server shows. It does not connect.
-func (a *app) pool(ctx context.Context, address, name string) (*pgxpool.Pool, error) {
-	address, from, err := a.address(address)
-	if err != nil {
-		return nil, err
+// config reads the database's address, and returns where it was given. The server shows the
+// connections under a name. Their certificates and passwords are read anew for each.
+func (a *app) config(ctx context.Context, address, name string) (cfg *pgxpool.Config, from string, err error) {
+	if address, from, err = a.address(address); err != nil {
+		return nil, "", err
 	}
-	cfg, err := pgxpool.ParseConfig(address)
-	if err != nil {
-		return nil, badAddress(from, address, err)
+	// An address may have parameters of a pool, which no server knows: see plan connections.
+	if cfg, err = pgxpool.ParseConfig(address); err != nil {
+		return nil, "", badAddress(from, address, err)
 	}
 	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
 		cfg.ConnConfig.RuntimeParams["application_name"] = name
 	}
-	renew, err := renewer(address, cfg.ConnConfig)
-	if err == nil {
-		err = renew(ctx, cfg.ConnConfig)
+	if cfg.BeforeConnect, err = renewer(address, cfg.ConnConfig); err == nil {
+		err = cfg.BeforeConnect(ctx, cfg.ConnConfig)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", from, err)
+		return nil, "", fmt.Errorf("%s: %w", from, err)
 	}
-	cfg.BeforeConnect = renew
+	return cfg, from, nil
+}
+
+// pool makes the connections of a command that runs until it is stopped. It does not connect.
+func (a *app) pool(ctx context.Context, address, name string) (*pgxpool.Pool, error) {
+	cfg, _, err := a.config(ctx, address, name)
+	if err != nil {
+		return nil, err
+	}
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
 func (a *app) connect(ctx context.Context, address string) (*database, error) {
-	address, from, err := a.address(address)
+	ctx, cancel := context.WithTimeout(ctx, a.connectTimeout)
+	defer cancel()
+	pooled, from, err := a.config(ctx, address, "onlyonce")
 	if err != nil {
 		return nil, err
-	}
-	// An address may have parameters of a pool, which no server knows: see plan connections.
-	pooled, err := pgxpool.ParseConfig(address)
-	if err != nil {
-		return nil, badAddress(from, address, err)
 	}
 	cfg := pooled.ConnConfig
 	// Statements are not prepared, because a pooler in front of the server may not support that.
 	// Values are not put into the SQL either.
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
-	if cfg.RuntimeParams["application_name"] == "" {
-		cfg.RuntimeParams["application_name"] = "onlyonce"
-	}
 	name := serverName(cfg)
-	ctx, cancel := context.WithTimeout(ctx, a.connectTimeout)
-	defer cancel()
-	renew, err := renewer(address, cfg)
-	if err == nil {
-		err = renew(ctx, cfg)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", from, err)
-	}
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, connectError(ctx, name, from, a.connectTimeout, err)

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -229,12 +230,7 @@ func (h *relayHealth) judge(ctx context.Context) (ok bool, text string) {
 	}
 	var b strings.Builder
 	b.WriteString("ok\n")
-	names := make([]string, 0, len(h.sinks))
-	for name := range h.sinks {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(h.sinks)) {
 		fmt.Fprintf(&b, "%s: %d lanes\n", oneLine(name), h.sinks[name])
 	}
 	return true, b.String()
