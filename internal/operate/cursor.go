@@ -37,9 +37,7 @@ Example:
 			}
 			return s
 		},
-		done: func(_ *ops.CursorName, d *ops.Paused) []string {
-			return done(d.AuditID, "the owner stops within two seconds, behind its current batch.")
-		},
+		then: "the owner stops within two seconds, behind its current batch.",
 	}.decision()
 }
 
@@ -81,9 +79,7 @@ Example:
 			}
 			return s
 		},
-		done: func(_ *ops.CursorName, d *ops.Paused) []string {
-			return done(d.AuditID, "work continues within two seconds.")
-		},
+		then: "work continues within two seconds.",
 	}.decision()
 }
 

@@ -78,7 +78,6 @@ Example:
 			s.say("Keys of ring %s were remembered %s, and are from then on %s.", d.Ring, Remembered(d.Was), in.Until.String())
 			return s
 		},
-		done: func(_ *horizonInput, d *ops.HorizonChange) []string { return done(d.AuditID, "") },
 	}.decision()
 }
 
@@ -155,7 +154,6 @@ Example:
 			s.say("%s: was kept %s, and is from then on kept %s.", d.Kind, Kept(d.Was), Kept(keep))
 			return s
 		},
-		done: func(_ *retentionInput, d *ops.RetentionChange) []string { return done(d.AuditID, "") },
 	}.decision()
 }
 
@@ -199,6 +197,5 @@ Examples:
 			s.say("%s, and longer where a cursor is behind, they are claimed in %s too, and either class is accepted in Config.Horizon.", d.Passes(), d.Before)
 			return s
 		},
-		done: func(_ *ops.ClassInput, d *ops.ClassChange) []string { return done(d.AuditID, "") },
 	}.decision()
 }

@@ -76,8 +76,7 @@ func (l *List) Begin() *Question { return &Question{l, l.filter()} }
 
 // Set reads the text of a field of the filter.
 func (q *Question) Set(name, text string) error {
-	i := slices.IndexFunc(q.Fields, func(f Field) bool { return f.Name == name })
-	return q.Fields[i].set(reflect.ValueOf(q.Filter).Elem(), text)
+	return (&Form{q.Fields, reflect.ValueOf(q.Filter).Elem()}).Set(name, text)
 }
 
 // Read reads the rows. count bounds how long it may search, where the filter has such a bound.

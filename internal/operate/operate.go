@@ -28,7 +28,6 @@ package operate
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"regexp"
@@ -57,7 +56,7 @@ type Decision struct {
 	act   func(ctx context.Context, db ops.DB, by ops.By, in any) (any, error)
 	fresh func() any // an empty result, for what was shown
 	would func(in, result any) Said
-	done  func(in, result any) []string
+	done  func(in, result any, audit int64) []string
 }
 
 // Said is what a decision would do, for a person.
@@ -90,6 +89,7 @@ type entry[I, R any] struct {
 	do      func(ctx context.Context, db ops.DB, by ops.By, in I) (*R, error)
 	would   func(in *I, r *R) Said
 	done    func(in *I, r *R) []string
+	then    string // without done: what is said behind the audit row
 }
 
 func (e entry[I, R]) decision() *Decision {
@@ -113,7 +113,12 @@ func (e entry[I, R]) decision() *Decision {
 		return e.do(ctx, db, by, *in.(*I))
 	}
 	d.would = func(in, r any) Said { return e.would(in.(*I), r.(*R)) }
-	d.done = func(in, r any) []string { return e.done(in.(*I), r.(*R)) }
+	d.done = func(in, r any, audit int64) []string {
+		if e.done != nil {
+			return e.done(in.(*I), r.(*R))
+		}
+		return done(audit, e.then)
+	}
 	return &d
 }
 
@@ -137,12 +142,8 @@ func (d *Decision) Begin() *Try { return &Try{Decision: d, Input: d.input(), giv
 
 // Set reads the text of a field. The error says what it must be.
 func (t *Try) Set(name, text string) error {
-	i := slices.IndexFunc(t.Fields, func(f Field) bool { return f.Name == name })
-	if i < 0 {
-		return errors.New("there is no such field")
-	}
 	t.given[name] = true
-	return t.Fields[i].set(reflect.ValueOf(t.Input).Elem(), text)
+	return (&Form{t.Fields, reflect.ValueOf(t.Input).Elem()}).Set(name, text)
 }
 
 // Missing returns the flags of needed fields that were not set.
@@ -183,7 +184,7 @@ func (t *Try) Run(ctx context.Context, db ops.DB, by ops.By, shown *Result) (*Re
 	r := &Result{Said: t.would(t.Input, value), value: value}
 	if !by.DryRun {
 		r.AuditID = reflect.ValueOf(value).Elem().FieldByName("AuditID").Int()
-		r.Done = t.done(t.Input, value)
+		r.Done = t.done(t.Input, value, r.AuditID)
 	}
 	return r, nil
 }

@@ -37,9 +37,7 @@ Example:
 			s.say("Pause sink %s: no call to it is started until it is resumed.", d.Name)
 			return s
 		},
-		done: func(_ *ops.PauseSinkInput, d *ops.Sink) []string {
-			return done(d.AuditID, "relays start no more calls to it within two seconds; those under way end.")
-		},
+		then: "relays start no more calls to it within two seconds; those under way end.",
 	}.decision()
 }
 
@@ -71,9 +69,7 @@ Example:
 			s.say("Resume sink %s, paused %s", d.Name, d.Paused())
 			return s
 		},
-		done: func(_ *sinkName, d *ops.Sink) []string {
-			return done(d.AuditID, "relays send calls again within two seconds.")
-		},
+		then: "relays send calls again within two seconds.",
 	}.decision()
 }
 
@@ -124,9 +120,7 @@ Examples:
 			s.say("Set the rate of %s %s; until now: %s", d.Was.Whose(), set, d.Was.String())
 			return s
 		},
-		done: func(_ *ops.SetRateInput, d *ops.RateSet) []string {
-			return done(d.AuditID, "relays follow within two seconds.")
-		},
+		then: "relays follow within two seconds.",
 	}.decision()
 }
 

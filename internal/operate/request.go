@@ -59,7 +59,6 @@ Example:
 			}
 			return s
 		},
-		done: func(_ *Resolve, d *ops.RequestChange) []string { return done(d.AuditID, "") },
 	}.decision()
 }
 
@@ -87,7 +86,6 @@ Example:
 			s.say("Close the request: copies of it get 410 and do not run. What its steps did at the provider stays, and what the handler would have written is never written.")
 			return s
 		},
-		done: func(_ *ops.RequestInput, d *ops.RequestChange) []string { return done(d.AuditID, "") },
 	}.decision()
 }
 
@@ -119,7 +117,6 @@ Example:
 			}
 			return s
 		},
-		done: func(_ *ops.RequestInput, d *ops.RequestChange) []string { return done(d.AuditID, "") },
 	}.decision()
 }
 
