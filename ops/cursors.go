@@ -1,14 +1,9 @@
 package ops
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
 // Cursor is a consumer's position in one partition. A nil pointer means: not known, or none.
@@ -74,8 +69,4 @@ func (c *Cursor) Tried() string {
 		return ""
 	}
 	return fmt.Sprintf("%d at %d", c.Attempts, *c.AttemptOffset)
-}
-
-func readCursors(ctx context.Context, tx pgx.Tx, f reports.CursorFilter) ([]Cursor, error) {
-	return reports.Cursors[Cursor](ctx, tx, f)
 }

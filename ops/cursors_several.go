@@ -22,7 +22,7 @@ type cursors struct {
 func (q *cursors) check() error { return q.valid() }
 
 func (q *cursors) find(ctx context.Context, tx pgx.Tx) error {
-	inUse, err := readCursors(ctx, tx, reports.CursorFilter{Scope: q.at.Scope, Topic: q.at.Topic})
+	inUse, err := reports.Cursors[Cursor](ctx, tx, reports.CursorFilter{Scope: q.at.Scope, Topic: q.at.Topic})
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,11 +60,7 @@ func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d dec
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	within := decideTimeout
-	if k.within > 0 {
-		within = k.within
-	}
-	ctx, cancel := context.WithTimeout(ctx, within)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(k.within, decideTimeout))
 	defer cancel()
 	if by.DryRun {
 		var found *R
@@ -149,9 +146,4 @@ func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R
 }
 
 // actor is the value for SQL: null for the role of the connection.
-func (b *By) actor() *string {
-	if b.Actor == "" {
-		return nil
-	}
-	return &b.Actor
-}
+func (b *By) actor() *string { return reports.OrNull(b.Actor) }

@@ -112,17 +112,13 @@ func (q *parkedErasure) check() error { return q.Check() }
 
 // pick reads the rows.
 func (q *parkedErasure) pick(ctx context.Context, tx pgx.Tx) (rows []erasedRow, err error) {
-	var id *int64
-	if q.ID != 0 {
-		id = &q.ID
-	}
 	var stored []string
 	if q.OrderingKey != "" {
 		if stored, err = q.ordered(ctx, tx); err != nil {
 			return nil, err
 		}
 	}
-	rows, err = reports.Collect[erasedRow](ctx, tx, pickErasedSQL, id, reports.OrNull(q.Key), stored, reports.OrNull(q.OrderingKey), mostErased+1)
+	rows, err = reports.Collect[erasedRow](ctx, tx, pickErasedSQL, reports.OrNull(q.ID), reports.OrNull(q.Key), stored, reports.OrNull(q.OrderingKey), mostErased+1)
 	if err != nil {
 		return nil, err
 	}

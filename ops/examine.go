@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -115,10 +116,7 @@ func (d *examiner) count(level string) (n int) {
 
 // limit returns how long pending calls may be counted.
 func (d *examiner) limit() time.Duration {
-	if d.ask.CountLimit == 0 {
-		return reports.CountLimit
-	}
-	return d.ask.CountLimit
+	return cmp.Or(d.ask.CountLimit, reports.CountLimit)
 }
 
 // now is this machine's time.

@@ -250,7 +250,7 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 			d.add(levelWarn, check, "read the log of the consumers, relays and receivers that rotate", "the current segment is %s old and should be %s at most, although a process holds the lease", age, seventh)
 		}
 	}
-	d.unless(check, "remembered %s; goes on each %s; %d tables hold that, also of cursors that are %s behind; %d free; %s", remembered(k.Horizon), seventh, slots, seventh, free,
+	d.unless(check, "remembered %s; goes on each %s; %d tables hold that, also of cursors that are %s behind; %d free; %s", show.Remembered(k.Horizon), seventh, slots, seventh, free,
 		map[bool]string{true: "a process rotates it", false: "no process rotates it just now, and nothing is due"}[held])
 }
 

@@ -279,16 +279,16 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	// If pg_control_system cannot be called, the check server says so.
-	var strange []struct{ Sink string }
+	var strange []string
 	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
-		strange, err = reports.Collect[struct{ Sink string }](ctx, reports.Unprepared{Tx: tx}, strangeLanesSQL)
+		strange, err = reports.Texts(ctx, reports.Unprepared{Tx: tx}, strangeLanesSQL)
 		return err
 	})
 	if err != nil && !slices.Contains([]string{"42501", "55000", "42883"}, guard.SQLState(err)) {
 		return err
 	}
-	for _, s := range strange {
-		d.add(levelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes", s.Sink)
+	for _, sink := range strange {
+		d.add(levelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes", sink)
 	}
 	s := all[0]
 	switch {

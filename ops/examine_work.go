@@ -112,7 +112,7 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	d.unless("parked", "nothing that is parked waits for an operator")
 
-	requests, _, err := readRequests(ctx, tx, reports.RequestFilter{Limit: reports.MostLimit})
+	requests, _, err := reports.Requests[Request](ctx, tx, reports.RequestFilter{Limit: reports.MostLimit})
 	if err != nil {
 		return err
 	}

@@ -281,10 +281,10 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 	if r.Call, err = readStored(ctx, tx, r.Key); err != nil {
 		return err
 	}
-	if r.Parked, _, err = readParked(ctx, tx, reports.ParkedFilter{Key: r.Key, Limit: reports.ExplainLimit}); err != nil {
+	if r.Parked, _, err = reports.Parked[ParkedRow](ctx, tx, reports.ParkedFilter{Key: r.Key, Limit: reports.ExplainLimit}); err != nil {
 		return err
 	}
-	requests, _, err := readRequests(ctx, tx, reports.RequestFilter{All: true, ID: r.Key, Limit: 1})
+	requests, _, err := reports.Requests[Request](ctx, tx, reports.RequestFilter{All: true, ID: r.Key, Limit: 1})
 	if err != nil {
 		return err
 	}

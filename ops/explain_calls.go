@@ -44,8 +44,7 @@ func (c *ExplainedCall) DerivedText() string {
 
 // callsOf lists the calls of a transaction.
 func callsOf(ctx context.Context, tx pgx.Tx, x *Transaction) ([]ExplainedCall, error) {
-	calls, err := reports.Collect[ExplainedCall](ctx, tx, callsOfSQL, x.Xid, reports.ExplainLimit)
-	return calls, err
+	return reports.Collect[ExplainedCall](ctx, tx, callsOfSQL, x.Xid, reports.ExplainLimit)
 }
 
 // derivedFirst moves the calls whose keys derive from the message to the front.
@@ -73,7 +72,6 @@ func (c *ExplainedCall) derive(of *KeyOf) {
 
 func (c *ExplainedCall) derived(o origins.Origin) {
 	if uuid.UUID(codec.Call(append(o.Fields(), c.Sink, c.Name, "")...)).String() == c.Key {
-		yes := true
-		c.Derived = &yes
+		c.Derived = new(true)
 	}
 }

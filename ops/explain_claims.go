@@ -152,8 +152,7 @@ func (r *claimRow) claim() Claim {
 		c.Transaction = nil // so old that its number means another one by now
 	}
 	if r.Fingerprint != 0 {
-		s := fmt.Sprintf("%016x", uint64(r.Fingerprint))
-		c.Fingerprint = &s
+		c.Fingerprint = new(fmt.Sprintf("%016x", uint64(r.Fingerprint)))
 	}
 	return c
 }

@@ -54,8 +54,7 @@ func (r *KeyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
 	if r.Of != nil && r.Of.Replay > 0 {
 		ordinary := *r.Of
 		ordinary.Replay = 0
-		s := ordinary.key().String()
-		first = &s
+		first = new(ordinary.key().String())
 	}
 	rows, err := reports.Collect[copyRow](ctx, tx, copiesSQL, r.Key, first)
 	if err != nil {

@@ -97,7 +97,7 @@ func ExplainPosition(ctx context.Context, db DB, q ExplainQuestion) (*PositionRe
 }
 
 func (r *PositionReport) read(ctx context.Context, tx pgx.Tx, scope string) error {
-	cursors, err := readCursors(ctx, tx, reports.CursorFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition})
+	cursors, err := reports.Cursors[Cursor](ctx, tx, reports.CursorFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition})
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (r *PositionReport) read(ctx context.Context, tx pgx.Tx, scope string) erro
 		}
 		r.Cursors = append(r.Cursors, *e)
 	}
-	if r.Parked, _, err = readParked(ctx, tx, reports.ParkedFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition, Offset: &r.Offset, Limit: reports.ExplainLimit}); err != nil {
+	if r.Parked, _, err = reports.Parked[ParkedRow](ctx, tx, reports.ParkedFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition, Offset: &r.Offset, Limit: reports.ExplainLimit}); err != nil {
 		return err
 	}
 	if err := reports.First(ctx, tx, &r.Event, eventSQL, r.Topic, r.Partition, r.Offset); err != nil {

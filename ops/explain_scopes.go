@@ -45,13 +45,7 @@ func (r *KeyReport) find(ctx context.Context, tx pgx.Tx, q ExplainQuestion) (*Ex
 }
 
 func knownScopes(ctx context.Context, tx pgx.Tx) ([]string, error) {
-	type one struct{ Scope string }
-	rows, err := reports.Collect[one](ctx, tx, knownScopesSQL, mostScopes)
-	scopes := []string{}
-	for _, r := range rows {
-		scopes = append(scopes, r.Scope)
-	}
-	return scopes, err
+	return reports.Texts(ctx, tx, knownScopesSQL, mostScopes)
 }
 
 // look looks for the id in one scope.

@@ -50,15 +50,11 @@ func (r *KeyReport) ofSender(ctx context.Context, tx pgx.Tx, endpoint string, li
 	if strings.HasPrefix(r.Of.ID, endpoint+"/") {
 		return nil // it is in that form
 	}
-	type row struct{ Provider string }
-	found, err := reports.Collect[row](ctx, tx, providersSQL, endpoint, r.Of.Scope)
+	found, err := reports.Texts(ctx, tx, providersSQL, endpoint, r.Of.Scope)
 	if err != nil {
 		return err
 	}
-	all := slices.Clone(providers)
-	for _, f := range found {
-		all = append(all, f.Provider)
-	}
+	all := slices.Concat(providers, found)
 	slices.Sort(all)
 	all = slices.Compact(all)
 	for _, p := range all {
@@ -87,7 +83,7 @@ func (r *KeyReport) stored(ctx context.Context, tx pgx.Tx, key string, limit tim
 	if err != nil || len(claims) > 0 {
 		return len(claims) > 0, err
 	}
-	parked, _, err := readParked(ctx, tx, reports.ParkedFilter{Key: key, Limit: 1})
+	parked, _, err := reports.Parked[ParkedRow](ctx, tx, reports.ParkedFilter{Key: key, Limit: 1})
 	if err != nil || len(parked) > 0 {
 		return len(parked) > 0, err
 	}

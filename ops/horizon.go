@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for
@@ -86,9 +87,6 @@ func secondsOf(d time.Duration, forever bool) *float64 {
 	return new(d.Seconds())
 }
 
-// sameSeconds reports whether two durations of the database are the same.
-func sameSeconds(a, b *float64) bool { return a == nil && b == nil || a != nil && b != nil && *a == *b }
-
 func (q *horizon) read(ctx context.Context, tx pgx.Tx) (*HorizonChange, error) {
 	rows, err := reports.Collect[HorizonChange](ctx, tx, horizonSQL, q.Ring)
 	if err != nil {
@@ -97,14 +95,14 @@ func (q *horizon) read(ctx context.Context, tx pgx.Tx) (*HorizonChange, error) {
 	if len(rows) == 0 {
 		return nil, failf(ErrNotFound, "there is no ring %s in this database", q.Ring)
 	}
-	if is := secondsOf(q.Horizon, q.Forever); sameSeconds(rows[0].Was, is) {
-		return nil, failf(ErrNothing, "Ring %s remembers %s already: nothing was changed.", q.Ring, remembered(is))
+	if is := secondsOf(q.Horizon, q.Forever); equal(rows[0].Was, is) {
+		return nil, failf(ErrNothing, "Ring %s remembers %s already: nothing was changed.", q.Ring, show.Remembered(is))
 	}
 	return &rows[0], nil
 }
 
 func (q *horizon) differs(shown, now *HorizonChange) bool {
-	return remembered(shown.Was) != remembered(now.Was)
+	return !equal(shown.Was, now.Was)
 }
 
 func (q *horizon) do(ctx context.Context, tx pgx.Tx, _ By, now *HorizonChange) (*HorizonChange, error) {

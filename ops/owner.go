@@ -55,7 +55,7 @@ func (p *CursorName) lockLease(ctx context.Context, tx pgx.Tx) error {
 
 // readOne returns the cursor, nil if there is none.
 func (p *CursorName) readOne(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
-	found, err := readCursors(ctx, tx, reports.CursorFilter{Scope: p.Scope, Topic: p.Topic, Partition: &p.Partition})
+	found, err := reports.Cursors[Cursor](ctx, tx, reports.CursorFilter{Scope: p.Scope, Topic: p.Topic, Partition: &p.Partition})
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}

@@ -96,10 +96,6 @@ func (r *ParkedRow) Redriven() string {
 	return fmt.Sprintf("%dx, %s ago", r.Redrives, show.Ago(time.Since(*r.RedrivenAt).Seconds()))
 }
 
-func readParked(ctx context.Context, tx pgx.Tx, f reports.ParkedFilter) ([]ParkedRow, bool, error) {
-	return reports.Parked[ParkedRow](ctx, tx, f)
-}
-
 // ParkedInput is the input of [Redrive] and [Discard].
 type ParkedInput struct {
 	ParkedFilter

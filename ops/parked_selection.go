@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -125,15 +126,10 @@ func (q *selection) states() []string {
 	case calls && !q.NewKey, !calls && q.ID != 0: // a message that is being retried becomes due now if its ID is given
 		all = []string{parked.Waiting, parked.Retrying}
 	}
-	if q.State == "" {
-		return all
+	if q.State != "" {
+		all = slices.DeleteFunc(all, func(s string) bool { return s != q.State })
 	}
-	for _, s := range all {
-		if s == q.State {
-			return []string{s}
-		}
-	}
-	return []string{}
+	return all
 }
 
 // redriveCalls makes calls due again, or resolves them. It returns how many.
@@ -226,11 +222,7 @@ func (q *selection) do(ctx context.Context, tx pgx.Tx, _ By, now *ParkedChange) 
 }
 
 func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) {
-	limit := int64(reports.DefaultLimit)
-	if q.Limit != 0 {
-		limit = q.Limit
-	}
-	limit = max(limit, int64(len(q.ids)))
+	limit := max(cmp.Or(q.Limit, reports.DefaultLimit), int64(len(q.ids)))
 	ids := q.ids
 	if ids == nil && q.ID != 0 {
 		ids = []int64{q.ID}
@@ -279,12 +271,7 @@ func (q *selection) pick(ctx context.Context, tx pgx.Tx, ids []int64, states []s
 }
 
 // kindOf returns the kind of the selected rows.
-func (q *selection) kindOf() string {
-	if q.Kind == "" {
-		return parked.Message
-	}
-	return q.Kind
-}
+func (q *selection) kindOf() string { return cmp.Or(q.Kind, parked.Message) }
 
 // learnKind reads the kind of the row that was selected by its id alone.
 func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {

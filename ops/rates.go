@@ -167,8 +167,7 @@ func (q *rating) differs(shown, now *RateSet) bool {
 func (q *rating) do(ctx context.Context, tx pgx.Tx, by By, now *RateSet) (*RateSet, error) {
 	var prefix *int64
 	if q.OrderingKeyPrefix != "" {
-		hash := codec.OrderPrefix(q.Sink, q.OrderingKeyPrefix)
-		prefix = &hash
+		prefix = new(codec.OrderPrefix(q.Sink, q.OrderingKeyPrefix))
 	}
 	_, err := tx.Exec(ctx, setRateSQL, q.Sink, q.callsOf(), now.PerSecond, by.Reason, by.actor(), now.InFlight, prefix)
 	return now, err

@@ -243,7 +243,7 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, er
 	if err != nil {
 		return nil, err
 	}
-	rows, _, err := readRequests(ctx, tx, reports.RequestFilter{All: true, ID: id, Limit: 1})
+	rows, _, err := reports.Requests[Request](ctx, tx, reports.RequestFilter{All: true, ID: id, Limit: 1})
 	if err != nil {
 		return nil, err
 	}

@@ -1,13 +1,6 @@
 package ops
 
-import (
-	"context"
-	"time"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/internal/reports"
-)
+import "time"
 
 // Request is a request of the HTTP layer, without its key, fingerprint and answer. A nil pointer
 // means: not yet, or none.
@@ -27,8 +20,4 @@ type Request struct {
 	Unknown      []string   `json:"unknown" col:"STEPS OF UNKNOWN OUTCOME" doc:"names of steps without a result"`
 	Done         []string   `json:"done" col:"STEPS DONE" doc:"names of steps with a result"`
 	UnknownSince *time.Time `json:"unknown_since" doc:"since when the provider may know the first unknown step's key"`
-}
-
-func readRequests(ctx context.Context, tx pgx.Tx, f reports.RequestFilter) ([]Request, bool, error) {
-	return reports.Requests[Request](ctx, tx, f)
 }

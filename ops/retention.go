@@ -98,7 +98,7 @@ func (q *retention) read(ctx context.Context, tx pgx.Tx) (*RetentionChange, erro
 		return nil, failf(ErrInvalid, "`Of`: %q is none of parked, bodies, audit and webhook_objects", q.Of)
 	}
 	r := &rows[0]
-	if sameSeconds(r.Was, secondsOf(q.Keep, q.Forever)) {
+	if equal(r.Was, secondsOf(q.Keep, q.Forever)) {
 		return nil, failf(ErrNothing, "That is the retention of %s already: nothing was changed.", q.Of)
 	}
 	if q.Of == "webhook_objects" && !q.Forever && r.Horizon != nil && q.Keep.Seconds() < 2**r.Horizon {
@@ -108,7 +108,7 @@ func (q *retention) read(ctx context.Context, tx pgx.Tx) (*RetentionChange, erro
 }
 
 func (q *retention) differs(shown, now *RetentionChange) bool {
-	return !sameSeconds(shown.Was, now.Was)
+	return !equal(shown.Was, now.Was)
 }
 
 func (q *retention) do(ctx context.Context, tx pgx.Tx, _ By, now *RetentionChange) (*RetentionChange, error) {

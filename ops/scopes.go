@@ -56,12 +56,9 @@ func (c scopeClass) classes() []string {
 func (r *scopeRow) within() bool { return r.Copies != nil && *r.Copies == "within" }
 
 // readScope returns nil if the scope has no row: it claims no ids.
-func readScope(ctx context.Context, tx pgx.Tx, scope string) (*scopeRow, error) {
-	rows, err := reports.Collect[scopeRow](ctx, tx, scopeSQL, scope)
-	if err != nil || len(rows) == 0 {
-		return nil, err
-	}
-	return &rows[0], nil
+func readScope(ctx context.Context, tx pgx.Tx, scope string) (row *scopeRow, err error) {
+	err = reports.First(ctx, tx, &row, scopeSQL, scope)
+	return row, err
 }
 
 func (r *scopeRow) text() string {

@@ -99,7 +99,7 @@ func (r *StatusReport) readProcesses(ctx context.Context, tx pgx.Tx) (err error)
 	if err = tx.QueryRow(ctx, recoverySQL).Scan(&r.Standby, &readOnly); err != nil {
 		return err
 	}
-	if r.Cursors, err = readCursors(ctx, tx, reports.CursorFilter{}); err != nil {
+	if r.Cursors, err = reports.Cursors[Cursor](ctx, tx, reports.CursorFilter{}); err != nil {
 		return err
 	}
 	if r.Owners, err = readOwners(ctx, tx); err != nil {

@@ -25,11 +25,7 @@ func (v *visit) keys() error {
 					used = append(used, s)
 				}
 			}
-			remembered := "remembered for ever"
-			if r.Horizon != nil {
-				remembered = "remembered for " + show.Ago(*r.Horizon) + " at least"
-			}
-			c.Parts = append(c.Parts, part{ID: r.Ring, Title: r.Ring, Of: fmt.Sprintf("%s; %s, %s", remembered, show.Count(r.Filters, "filter"), show.Size(float64(r.FilterBytes))),
+			c.Parts = append(c.Parts, part{ID: r.Ring, Title: r.Ring, Of: fmt.Sprintf("remembered %s; %s, %s", show.Remembered(r.Horizon), show.Count(r.Filters, "filter"), show.Size(float64(r.FilterBytes))),
 				Table: v.tableOf("segments-"+r.Ring, used, "table=Segment state keys=Keys,_estimated bytes=Size opened_seconds=Open_for closed_seconds=Closed_for")})
 		}
 		c.Parts = append(c.Parts, part{ID: "frontiers-h", Title: "What holds back forgetting", None: "Nothing.",

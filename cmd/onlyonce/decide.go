@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -165,7 +166,7 @@ func (a *app) act(ctx context.Context, address string, say consent, try *operate
 			}
 		}
 		err = a.watch(try.Waits, func() (err error) {
-			done, err = run(ops.By{Reason: text(say.reason)}, shown)
+			done, err = run(ops.By{Reason: show.Text(say.reason)}, shown)
 			return err
 		})
 		if err != nil {

@@ -30,14 +30,13 @@ select distinct c.topic from onlyonce.cursors c
 // examineRetention compares how long Kafka keeps the topics that are consumed with how far back a
 // restore may reach, and adds its findings.
 func examineRetention(ctx context.Context, db ops.DB, brokers *kafka.Client, within time.Duration, r *ops.Examination) error {
-	type consumed struct{ Topic string }
-	topics, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]consumed, error) { return reports.Collect[consumed](ctx, tx, consumedTopicsSQL) })
+	topics, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]string, error) { return reports.Texts(ctx, tx, consumedTopicsSQL) })
 	if err != nil || len(topics) == 0 {
 		return err
 	}
 	req := &kafka.DescribeConfigsRequest{}
-	for _, of := range topics {
-		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: of.Topic, ConfigNames: []string{"retention.ms", "retention.bytes", "cleanup.policy"}})
+	for _, topic := range topics {
+		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{"retention.ms", "retention.bytes", "cleanup.policy"}})
 	}
 	answer, err := brokers.DescribeConfigs(ctx, req)
 	if err != nil {

@@ -26,7 +26,7 @@ Then the segments. One is emptied when its retention has passed and every consum
 		textVar(fs, &topic, "topic", "only the stream `T`")
 		return reading[reports.EventsReport]{
 			read: func(ctx context.Context, _ *app, db ops.DB) (*reports.EventsReport, error) {
-				return reports.Events(ctx, db, text(topic))
+				return reports.Events(ctx, db, show.Text(topic))
 			},
 			write: (*app).writeStreams,
 		}

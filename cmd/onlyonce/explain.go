@@ -50,7 +50,7 @@ Examples:
 			all := fs.Bool("all", false, "show everything: segments, transactions, all calls of the transaction, open points")
 			return func(ctx context.Context, a *app) error {
 				q.CountLimit = a.countLimit
-				key := text(a.operand)
+				key := show.Text(a.operand)
 				switch {
 				case q.Scope == "" && uuid.Validate(key) == nil:
 					q.Key = key

@@ -35,14 +35,6 @@ func numberVar(fs *flag.FlagSet, p **int64, name, usage string, least, most int6
 	})
 }
 
-// text returns a flag's value, or "" if it was not given.
-func text(p *string) string {
-	if p == nil {
-		return ""
-	}
-	return *p
-}
-
 // jsonVar declares -json.
 func jsonVar(fs *flag.FlagSet) *bool {
 	return fs.Bool("json", false, "write JSON")

@@ -43,7 +43,7 @@ take the cursor out of use with "onlyonce cursor retire". "ahead by" says that t
 
 func (a *app) writeInbox(r *reports.InboxReport) {
 	for _, k := range r.Rings {
-		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, operate.Remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
+		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, show.Remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
 		var rows [][]string
 		free := 0
 		for _, s := range k.Segments {

@@ -34,7 +34,7 @@ lists (list it, or discard its calls), cursors that only a relay moves.`,
 		textVar(fs, &sink, "sink", "only the sink `S`")
 		return reading[reports.OutboxReport]{
 			read: func(ctx context.Context, a *app, db ops.DB) (*reports.OutboxReport, error) {
-				return operate.Outbox(ctx, db, reports.OutboxQuestion{Sink: text(sink), CountLimit: a.countLimit})
+				return operate.Outbox(ctx, db, reports.OutboxQuestion{Sink: show.Text(sink), CountLimit: a.countLimit})
 			},
 			write: func(a *app, r *reports.OutboxReport) { a.writeOutbox(r, sink != nil) },
 		}

@@ -136,7 +136,7 @@ func KeyDetails(r *ops.KeyReport) (said []string) {
 	}
 	for _, m := range r.Memory {
 		if !r.Claimed {
-			say("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, Remembered(m.Horizon), show.Ago(m.CompleteFor))
+			say("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, show.Remembered(m.Horizon), show.Ago(m.CompleteFor))
 		}
 	}
 	return said

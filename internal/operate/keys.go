@@ -29,18 +29,9 @@ func (u *until) Set(text string) (err error) {
 
 func (u *until) String() string {
 	if u.forever {
-		return Remembered(nil)
+		return show.Remembered(nil)
 	}
-	s := u.of.Seconds()
-	return Remembered(&s)
-}
-
-// Remembered says how long a ring remembers keys; nil: for ever.
-func Remembered(horizon *float64) string {
-	if horizon == nil {
-		return "for ever"
-	}
-	return "at least " + show.Span(show.Seconds(*horizon))
+	return show.Remembered(new(u.of.Seconds()))
 }
 
 type horizonInput struct {
@@ -75,7 +66,7 @@ Example:
 			return ops.SetHorizon(ctx, db, by, in.HorizonInput)
 		},
 		would: func(in *horizonInput, d *ops.HorizonChange) (s Said) {
-			s.say("Keys of ring %s were remembered %s, and are from then on %s.", d.Ring, Remembered(d.Was), in.Until.String())
+			s.say("Keys of ring %s were remembered %s, and are from then on %s.", d.Ring, show.Remembered(d.Was), in.Until.String())
 			return s
 		},
 	}.decision()

@@ -305,17 +305,12 @@ func (g *OutboxSegment) judge(waiting []WaitingCalls, sink *string) {
 
 // UnknownSink is the error for a sink that is not in the database. It names the sinks there are.
 func UnknownSink(ctx context.Context, tx pgx.Tx, name string) error {
-	type one struct{ Name string }
-	known, err := Collect[one](ctx, tx, sinkNamesSQL)
+	names, err := Texts(ctx, tx, sinkNamesSQL)
 	if err != nil {
 		return err
 	}
 	have := "no relay has listed one yet"
-	if len(known) > 0 {
-		var names []string
-		for _, k := range known {
-			names = append(names, k.Name)
-		}
+	if len(names) > 0 {
 		have = "relays have listed " + strings.Join(names, ", ")
 	}
 	return &Refusal{Kind: NotFound, Reason: fmt.Sprintf("`Sink`: there is no sink %q: %s", name, have)}

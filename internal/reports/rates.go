@@ -142,6 +142,5 @@ func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 // Rates lists the rates of a sink, or of one of its tenants or prefixes; nil: of all.
 func Rates(ctx context.Context, tx pgx.Tx, sink, callsOf *string) ([]SinkRate, error) {
-	rates, err := Collect[SinkRate](ctx, tx, sinkRatesSQL, sink, callsOf)
-	return rates, err
+	return Collect[SinkRate](ctx, tx, sinkRatesSQL, sink, callsOf)
 }

@@ -1,6 +1,7 @@
 package reports
 
 import (
+	"cmp"
 	"context"
 	"reflect"
 	"time"
@@ -80,11 +81,8 @@ const LimitSQL = `select set_config('statement_timeout', $1, true)`
 // CollectWithin is Collect for a query that may take long: nil if it took longer than limit. It
 // runs in a subtransaction, so that tx goes on either way.
 func CollectWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, sql string, args ...any) (found []T, err error) {
-	if limit == 0 {
-		limit = CountLimit
-	}
 	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, LimitSQL, guard.Millis(limit)); err != nil {
+		if _, err := tx.Exec(ctx, LimitSQL, guard.Millis(cmp.Or(limit, CountLimit))); err != nil {
 			return err
 		}
 		found, err = Collect[T](ctx, tx, sql, args...)
@@ -183,6 +181,15 @@ func Collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
 	inUTC(reflect.ValueOf(found))
 	return found, err
+}
+
+// Texts reads rows of one text each.
+func Texts(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]string, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // Into is Collect into a slice.

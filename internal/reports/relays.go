@@ -54,15 +54,14 @@ func Relays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 	if err != nil {
 		return nil, err
 	}
-	type member struct{ Name string }
-	members, err := Collect[member](ctx, tx, membersSQL)
+	members, err := Texts(ctx, tx, membersSQL)
 	if err != nil {
 		return nil, err
 	}
 	for i := range relays {
 		l := &relays[i]
 		for _, m := range members {
-			if strings.HasPrefix(m.Name, "member/"+url.PathEscape(l.Sink)+"/") {
+			if strings.HasPrefix(m, "member/"+url.PathEscape(l.Sink)+"/") {
 				l.Members++
 			}
 		}

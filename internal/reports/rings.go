@@ -93,8 +93,7 @@ func inSeconds(d *time.Duration) *float64 {
 	if d == nil {
 		return nil
 	}
-	s := d.Seconds()
-	return &s
+	return new(d.Seconds())
 }
 
 // ClockAhead is how far a frontier may be ahead of the database's clock. One that is further ahead

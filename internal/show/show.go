@@ -59,6 +59,14 @@ func Size(bytes float64) string {
 	return strings.TrimSuffix(strconv.FormatFloat(bytes, 'f', 1, 64), ".0") + " " + unit
 }
 
+// Remembered says for how many seconds keys are remembered; nil: for ever.
+func Remembered(horizon *float64) string {
+	if horizon == nil {
+		return "for ever"
+	}
+	return "at least " + Ago(*horizon)
+}
+
 // OneLine makes one line of text that may have several.
 func OneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
