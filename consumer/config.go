@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -244,14 +245,10 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	def := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
+		*d = cmp.Or(*d, v)
 	}
 	num := func(n *int, v int) {
-		if *n == 0 {
-			*n = v
-		}
+		*n = cmp.Or(*n, v)
 	}
 	num(&c.BatchSize, 100)
 	num(&c.BatchBytes, 1<<20)

@@ -189,9 +189,5 @@ func normalizedMediaType(field string) string {
 	if strings.EqualFold(params["charset"], "utf-8") {
 		delete(params, "charset")
 	}
-	formatted := mime.FormatMediaType(media, params)
-	if formatted == "" {
-		return "?" + field
-	}
-	return formatted
+	return cmp.Or(mime.FormatMediaType(media, params), "?"+field)
 }

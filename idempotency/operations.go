@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -77,15 +78,11 @@ type OperationsConfig struct {
 // [ErrConfig].
 func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*Operations, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "OperationsConfig"}
-	if cfg.Path == "" {
-		cfg.Path = "/operations/"
-	}
+	cfg.Path = cmp.Or(cfg.Path, "/operations/")
 	if !strings.HasPrefix(cfg.Path, "/") || !strings.HasSuffix(cfg.Path, "/") {
 		l.Add("Path", "%q must begin and end with a slash", cfg.Path)
 	}
-	if cfg.Stream == "" {
-		cfg.Stream = "operations"
-	}
+	cfg.Stream = cmp.Or(cfg.Stream, "operations")
 	l.Number("Partitions", &cfg.Partitions, 16, 1, 1024)
 	l.Number("TenantPartitions", &cfg.TenantPartitions, max(1, cfg.Partitions/4), 1, max(1, cfg.Partitions))
 	l.Number("TenantRunning", &cfg.TenantRunning, 100, 1, 1_000_000)

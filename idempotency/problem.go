@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 
@@ -33,9 +34,7 @@ type Problem struct {
 // their own, so that clients find "retryable" in each; set Retryable as the layer will treat the
 // answer, see [Final] and [Transient]. If Status is 0, it is 500.
 func (p Problem) Write(w http.ResponseWriter) {
-	if p.Status == 0 {
-		p.Status = http.StatusInternalServerError
-	}
+	p.Status = cmp.Or(p.Status, http.StatusInternalServerError)
 	writeBody(w, p.Status, "application/problem+json", p.encode())
 }
 

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -131,12 +132,7 @@ func (r *recorder) WriteString(s string) (int, error) { return r.Write([]byte(s)
 func (r *recorder) exceeded() bool { return r.tooLong }
 
 // status returns the answer's status: 200 if the handler wrote none.
-func (r *recorder) status() int {
-	if r.code == 0 {
-		return http.StatusOK
-	}
-	return r.code
-}
+func (r *recorder) status() int { return cmp.Or(r.code, http.StatusOK) }
 
 // header returns the answer's headers, with the Content-Type that net/http would guess. The guess
 // is stored, so that all clients get the same one. A name with a nil value means that net/http must

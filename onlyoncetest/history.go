@@ -1,6 +1,7 @@
 package onlyoncetest
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -52,10 +53,7 @@ func (h history) String() string {
 	for i, e := range h.events {
 		parts[i] = e.String()
 	}
-	s := strings.Join(parts, ",")
-	if s == "" {
-		s = "nothing"
-	}
+	s := cmp.Or(strings.Join(parts, ","), "nothing")
 	if h.only != nil {
 		s += fmt.Sprintf("@%s", strings.ReplaceAll(strings.Trim(fmt.Sprint(h.only), "[]"), " ", "."))
 	}

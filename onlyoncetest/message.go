@@ -1,6 +1,7 @@
 package onlyoncetest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -45,12 +46,7 @@ func FromMessage(m *consumer.Message) Message {
 // idHeader is the header for Message.ID, and what ids are read from if a Config does not say.
 const idHeader = "message-id"
 
-func (m Message) topic() string {
-	if m.Topic == "" {
-		return "messages"
-	}
-	return m.Topic
-}
+func (m Message) topic() string { return cmp.Or(m.Topic, "messages") }
 
 // record returns the message as the log keeps it.
 func (m Message) record() *consumer.Message {

@@ -1,6 +1,7 @@
 package onlyoncetest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -32,13 +33,7 @@ type Request struct {
 
 // http returns a new request.
 func (r Request) http(ctx context.Context) *http.Request {
-	method, path := r.Method, r.Path
-	if method == "" {
-		method = http.MethodPost
-	}
-	if path == "" {
-		path = "/"
-	}
+	method, path := cmp.Or(r.Method, http.MethodPost), cmp.Or(r.Path, "/")
 	req := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(r.Body))
 	req.Header.Set("Content-Type", "application/json")
 	for name, values := range r.Header {

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -133,9 +134,7 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 	l.Span("LeaseTTL", &c.LeaseTTL, 30*time.Second, time.Second, 10*time.Minute)
 	l.Backoff(&c.Backoff.Min, &c.Backoff.Max, time.Second, 10*time.Minute, 24*time.Hour)
 	l.Span("Retention", &c.Retention, 7*24*time.Hour, time.Minute, 100*365*24*time.Hour)
-	if c.SegmentBytes == 0 {
-		c.SegmentBytes = 256 << 20
-	}
+	c.SegmentBytes = cmp.Or(c.SegmentBytes, 256<<20)
 	if c.SegmentBytes < 1<<20 {
 		l.Add("SegmentBytes", "is %d: must be at least 1 MiB", c.SegmentBytes)
 	}

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"regexp"
@@ -110,21 +111,13 @@ func (c Config) withDefaults(pool *pgxpool.Pool, broker Broker) (Config, error) 
 	if c.CopiesWithin < minCopies {
 		l.Add("CopiesWithin", "is %v: must be at least %v: how long after a message may a copy come?", c.CopiesWithin, minCopies)
 	}
-	if c.Batch == 0 {
-		c.Batch = defaultBatch
-	}
+	c.Batch = cmp.Or(c.Batch, defaultBatch)
 	if c.Batch < 1 || c.Batch > maxBatch {
 		l.Add("Batch", "is %d: must be from 1 to %d", c.Batch, maxBatch)
 	}
-	if c.Partitions == 0 {
-		c.Partitions = 16
-	}
-	if c.Group == "" {
-		c.Group = Scope(c.Name)
-	}
-	if c.LeaseTTL == 0 {
-		c.LeaseTTL = 15 * time.Second
-	}
+	c.Partitions = cmp.Or(c.Partitions, 16)
+	c.Group = cmp.Or(c.Group, Scope(c.Name))
+	c.LeaseTTL = cmp.Or(c.LeaseTTL, 15*time.Second)
 	if v, ok := broker.(interface{ Validate() error }); ok {
 		l.Join(v.Validate())
 	}

@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"sync"
@@ -75,10 +76,7 @@ func instrumentEndpoint(c *webhook.Config, t Config) error {
 			return r.startRequest(ctx, "receive "+s.Endpoint, attribute.String(attrEndpoint, s.Endpoint))
 		},
 		ReceiveEnd: func(ctx context.Context, e webhook.ReceiveEnd) {
-			outcome := string(e.Outcome)
-			if outcome == "" {
-				outcome = "refused"
-			}
+			outcome := cmp.Or(string(e.Outcome), "refused")
 			status := attribute.String("status", strconv.Itoa(e.Status))
 			received.Add(ctx, 1, metric.WithAttributes(endpoint, attribute.String("outcome", outcome), status))
 			duration.Record(ctx, e.Duration.Seconds(), metric.WithAttributes(endpoint, status))

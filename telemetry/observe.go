@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -43,9 +44,7 @@ func Observe(ctx context.Context, pool *pgxpool.Pool, t Config) error {
 	if t.Interval < 0 || t.Interval > maxInterval {
 		return fmt.Errorf("telemetry: Config.Interval: is %v: must be positive, and at most %v", t.Interval, maxInterval)
 	}
-	if t.Interval == 0 {
-		t.Interval = gauges.Interval
-	}
+	t.Interval = cmp.Or(t.Interval, gauges.Interval)
 	o := &observer{pool: pool, interval: t.Interval, log: t.Logger, rounds: &gauges.Rounds{
 		Database: primary.Name(pool.Config().ConnConfig), DB: pool, Interval: t.Interval, Timeout: min(gauges.Timeout, t.Interval/5*4)}}
 	if o.log == nil {

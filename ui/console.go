@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -63,12 +64,7 @@ func newDatabase(name, base string, pool *pgxpool.Pool) *database {
 }
 
 // Title names the database for people.
-func (d *database) Title() string {
-	if d.Name == "" {
-		return d.Server
-	}
-	return d.Name
-}
+func (d *database) Title() string { return cmp.Or(d.Name, d.Server) }
 
 // ask runs a question, when fewer than atOnce others run.
 func (d *database) ask(ctx context.Context, f func(ctx context.Context, db ops.DB) error) error {
@@ -109,9 +105,7 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c.Prefix != "" && path != r.URL.Path && path != "" && path[0] != '/' {
 		path = r.URL.Path // for example /onlyonce2: the proxy has stripped the prefix
 	}
-	if path == "" {
-		path = "/"
-	}
+	path = cmp.Or(path, "/")
 	if rest, is := strings.CutPrefix(path, "/"+staticName+"/"); is {
 		c.serveAsset(w, r, rest)
 		return

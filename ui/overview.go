@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -41,10 +42,7 @@ func (v *visit) overview() error {
 func (v *visit) needs(all []ops.Need) []need {
 	var found []need
 	for _, n := range all {
-		page := map[string]string{"parked": "/parked", "relay": "/outbox", "request": "/requests"}[n.Kind]
-		if page == "" {
-			page = "/consumers"
-		}
+		page := cmp.Or(map[string]string{"parked": "/parked", "relay": "/outbox", "request": "/requests"}[n.Kind], "/consumers")
 		if n.Kind == "halt" && n.Where["partition"] != "" {
 			page = "/consumers/cursor"
 		}

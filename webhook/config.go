@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -281,24 +282,18 @@ func (c *Config) checkMode(l *fields.List) {
 // boundSizes fills in numbers and bytes. Those that depend on the largest body need the verifier.
 func (c *Config) boundSizes(l *fields.List) {
 	l.Number("Partitions", &c.Partitions, 16, 1, 1024)
-	if c.MaxInFlight == 0 {
-		c.MaxInFlight = 256
-	}
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, 256)
 	if c.MaxInFlight < 0 {
 		l.Add("MaxInFlight", "is %d: must not be negative", c.MaxInFlight)
 	}
 	if c.verifier == nil {
 		return
 	}
-	if c.MaxBytes == 0 {
-		c.MaxBytes = max(64<<20, 4*int64(c.verifier.maxBody))
-	}
+	c.MaxBytes = cmp.Or(c.MaxBytes, max(64<<20, 4*int64(c.verifier.maxBody)))
 	if least := (int64(c.verifier.maxBody) + 3) / 3 * 4; c.MaxBytes < least {
 		l.Add("MaxBytes", "is %d: must be at least %d: one body of MaxBody, and a quarter for small ones", c.MaxBytes, least)
 	}
-	if c.MaxAside == 0 {
-		c.MaxAside = max(256<<20, 4*int64(c.verifier.maxBody))
-	}
+	c.MaxAside = cmp.Or(c.MaxAside, max(256<<20, 4*int64(c.verifier.maxBody)))
 	if least := int64(c.verifier.maxBody) + 64<<10; c.MaxAside < least {
 		l.Add("MaxAside", "is %d: must be at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
 	}
@@ -307,9 +302,7 @@ func (c *Config) boundSizes(l *fields.List) {
 // boundTimes fills in durations. past and future are how far a signature's time may be off.
 func (c *Config) boundTimes(l *fields.List, sender *scheme.Scheme, past, future time.Duration) {
 	duration := func(field string, d *time.Duration, def, least, most time.Duration, why string) {
-		if *d == 0 {
-			*d = def
-		}
+		*d = cmp.Or(*d, def)
 		if *d < least || *d > most {
 			l.Add(field, "is %v: must be from %v to %v%s", *d, least, most, why)
 		}

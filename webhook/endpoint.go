@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"sync/atomic"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -39,9 +40,4 @@ type Endpoint struct {
 func (ep *Endpoint) Consumer() *consumer.Consumer { return ep.worker }
 
 // place returns the place of an event.
-func (ep *Endpoint) place(i *incomingEvent) string {
-	if i.event.Tenant != "" {
-		return i.event.Tenant
-	}
-	return ep.cfg.Name
-}
+func (ep *Endpoint) place(i *incomingEvent) string { return cmp.Or(i.event.Tenant, ep.cfg.Name) }

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -143,10 +144,7 @@ func (h HMAC) read(f scheme.Fields, l signedLayout) (s scheme.Signed, err error)
 			return scheme.Signed{}, scheme.Malformed(h.IDHeader, "has a character that delimits the signed text")
 		}
 	}
-	unit := h.TimeUnit
-	if unit == 0 {
-		unit = time.Second
-	}
+	unit := cmp.Or(h.TimeUnit, time.Second)
 	if h.SignaturePart != "" {
 		list, err := f.One(h.SignatureHeader)
 		if err != nil {

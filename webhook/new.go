@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -47,19 +48,13 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 		return e, nil
 	}
 	work, read := cfg.Consumer, cfg.Source
-	if work.Scope == "" {
-		work.Scope = Scope(cfg.Name)
-	}
+	work.Scope = cmp.Or(work.Scope, Scope(cfg.Name))
 	if work.Logger == nil {
 		work.Logger = cfg.Logger
 	}
 	read.Endpoints = []string{cfg.Name}
-	if read.Group == "" {
-		read.Group = work.Scope
-	}
-	if read.Partitions == 0 {
-		read.Partitions = cfg.Partitions
-	}
+	read.Group = cmp.Or(read.Group, work.Scope)
+	read.Partitions = cmp.Or(read.Partitions, cfg.Partitions)
 	if read.Logger == nil {
 		read.Logger = cfg.Logger
 	}

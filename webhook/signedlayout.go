@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -24,9 +25,7 @@ func (p layoutPiece) isField() bool { return p[0] == '{' }
 // field before the body must end at a byte that it cannot contain, and a field after the body must
 // begin after such a byte.
 func parseLayout(s string) (l signedLayout, faults []error) {
-	if s == "" {
-		s = "{body}"
-	}
+	s = cmp.Or(s, "{body}")
 	front, back, ok := strings.Cut(s, "{body}")
 	if !ok || strings.Contains(back, "{body}") {
 		return l, []error{errors.New("HMAC.Layout: must have {body} once")}

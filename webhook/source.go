@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,9 +87,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 			fault("SourceConfig.Endpoints", "%q must not be listed twice", endpoint)
 		}
 	}
-	if cfg.Partitions == 0 {
-		cfg.Partitions = 16
-	}
+	cfg.Partitions = cmp.Or(cfg.Partitions, 16)
 	s, err := eventsource.NewSource(pool, eventsource.Config{Group: cfg.Group, Topics: topics, Partitions: cfg.Partitions, PollInterval: cfg.PollInterval,
 		LeaseTTL: cfg.LeaseTTL, HandoverTimeout: cfg.HandoverTimeout, Retention: cfg.Retention, SegmentBytes: cfg.SegmentBytes, Logger: cfg.Logger})
 	for _, one := range fields.Split(err) {

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -192,11 +193,7 @@ func serverName(cfg *pgx.ConnConfig) string {
 			hosts = append(hosts, h)
 		}
 	}
-	database := cfg.Database
-	if database == "" {
-		database = cfg.User // the server's own default
-	}
-	return fmt.Sprintf("postgres at %s, database %q", strings.Join(hosts, ","), database)
+	return fmt.Sprintf("postgres at %s, database %q", strings.Join(hosts, ","), primary.Name(cfg))
 }
 
 func hostPort(host string, port uint16) string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -56,9 +57,7 @@ func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
 	formVar(fs, &ask)
 	return func(ctx context.Context, a *app) error {
 		ask.CountLimit = a.countLimit
-		if *brokers == "" {
-			*brokers = a.env(envBrokers)
-		}
+		*brokers = cmp.Or(*brokers, a.env(envBrokers))
 		if ask.Within != nil && *brokers == "" {
 			return usagef("-restore-within: no brokers given: add -brokers host:9092, or set %s", envBrokers)
 		}

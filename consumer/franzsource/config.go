@@ -1,6 +1,7 @@
 package franzsource
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"log/slog"
@@ -98,9 +99,7 @@ func (c Config) withDefaults() Config {
 	d := c.settings().WithDefaults()
 	c.SessionTimeout, c.RebalanceTimeout, c.HeartbeatInterval = d.SessionTimeout, d.RebalanceTimeout, d.HeartbeatInterval
 	c.FetchMaxBytes, c.FetchMaxWait, c.MaxRecordBytes = d.FetchMaxBytes, d.FetchMaxWait, d.MaxRecordBytes
-	if c.ClientID == "" {
-		c.ClientID = "onlyonce"
-	}
+	c.ClientID = cmp.Or(c.ClientID, "onlyonce")
 	c.Logger = fields.Logger(c.Logger)
 	c.Brokers, c.Topics = slices.Clone(c.Brokers), slices.Clone(c.Topics)
 	return c

@@ -1,6 +1,7 @@
 package sharesource
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -60,15 +61,9 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.KeeperGroupID == "" {
-		c.KeeperGroupID = c.GroupID + ".keeper"
-	}
-	if c.ClientID == "" {
-		c.ClientID = "onlyonce"
-	}
-	if c.MaxRecords == 0 {
-		c.MaxRecords = 500
-	}
+	c.KeeperGroupID = cmp.Or(c.KeeperGroupID, c.GroupID+".keeper")
+	c.ClientID = cmp.Or(c.ClientID, "onlyonce")
+	c.MaxRecords = cmp.Or(c.MaxRecords, 500)
 	c.Logger = fields.Logger(c.Logger)
 	c.Brokers, c.Topics = slices.Clone(c.Brokers), slices.Clone(c.Topics)
 	return c

@@ -4,6 +4,7 @@
 package dialguard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -238,9 +239,7 @@ func (g *Guard) Transport(t *http.Transport, maxHeader int64) (*http.Transport, 
 		t.TLSClientConfig.NextProtos = []string{"http/1.1"}
 	}
 	t.DisableCompression = true
-	if t.MaxResponseHeaderBytes == 0 {
-		t.MaxResponseHeaderBytes = maxHeader
-	}
+	t.MaxResponseHeaderBytes = cmp.Or(t.MaxResponseHeaderBytes, maxHeader)
 	t.DialContext = g.Dialer(t.DialContext)
 	if t.DialTLSContext != nil {
 		t.DialTLSContext = g.Dialer(t.DialTLSContext)

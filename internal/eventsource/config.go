@@ -1,6 +1,7 @@
 package eventsource
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -81,9 +82,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		faults = append(faults, &Fault{Field: field, Reason: fmt.Sprintf(format, args...)})
 	}
 	duration := func(field string, d *time.Duration, def, least time.Duration) {
-		if *d == 0 {
-			*d = def
-		}
+		*d = cmp.Or(*d, def)
 		if *d < least {
 			fault("Config."+field, "is %v: must be at least %v", *d, least)
 		}
@@ -115,9 +114,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	}
 	duration("HandoverTimeout", &c.HandoverTimeout, 30*time.Second, 100*time.Millisecond)
 	duration("Retention", &c.Retention, 7*24*time.Hour, time.Millisecond)
-	if c.FetchBytes == 0 {
-		c.FetchBytes = 1 << 20
-	}
+	c.FetchBytes = cmp.Or(c.FetchBytes, 1<<20)
 	if c.FetchBytes < 0 {
 		fault("Config.FetchBytes", "%d is negative", c.FetchBytes)
 	}

@@ -5,6 +5,7 @@
 package frozen
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -194,10 +195,7 @@ func sortedNames(h http.Header) []string {
 		names = append(names, n)
 	}
 	slices.SortFunc(names, func(a, b string) int {
-		if c := strings.Compare(http.CanonicalHeaderKey(a), http.CanonicalHeaderKey(b)); c != 0 {
-			return c
-		}
-		return strings.Compare(a, b)
+		return cmp.Or(strings.Compare(http.CanonicalHeaderKey(a), http.CanonicalHeaderKey(b)), strings.Compare(a, b))
 	})
 	return names
 }

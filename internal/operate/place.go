@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/onlyonce/onlyonce/internal/reports"
@@ -119,10 +120,7 @@ Example:
 			return ops.AdoptPlace(ctx, db, by, in.AdoptPlaceInput)
 		},
 		would: func(_ *adoptingPlace, d *ops.AdoptedPlace) (s Said) {
-			before := d.Before
-			if before == "" {
-				before = "not known here"
-			}
+			before := cmp.Or(d.Before, "not known here")
 			s.say("%s: %s -> here", d.Place, before)
 			if d.From != "" {
 				s.say("It comes from %s; it is its move %d.", d.From, d.Moves)

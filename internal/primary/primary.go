@@ -13,6 +13,7 @@
 package primary
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -85,12 +86,7 @@ var refusals struct {
 
 // Name is the name of a database in metrics: without one in the address it is the user's, as for
 // the server.
-func Name(c *pgx.ConnConfig) string {
-	if c.Database == "" {
-		return c.User
-	}
-	return c.Database
-}
+func Name(c *pgx.ConnConfig) string { return cmp.Or(c.Database, c.User) }
 
 func count(database string, n int64) {
 	refusals.Lock()

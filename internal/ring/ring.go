@@ -1,6 +1,7 @@
 package ring
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -199,9 +200,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
 		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
 	}
 	duration := func(field string, d *time.Duration, def, least time.Duration) {
-		if *d == 0 {
-			*d = def
-		}
+		*d = cmp.Or(*d, def)
 		if *d < least {
 			fault("Config."+field, "is %v: must be at least %v", *d, least)
 		}
@@ -223,9 +222,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
 	if !strings.Contains(ring.Needed, "SEGMENT") && !strings.Contains(ring.Needed, "SLOT") {
 		fault("Ring.Needed", "does not look at the segment")
 	}
-	if c.MaxBytes == 0 {
-		c.MaxBytes = 256 << 20
-	}
+	c.MaxBytes = cmp.Or(c.MaxBytes, 256<<20)
 	if c.MaxBytes < 0 {
 		fault("Config.MaxBytes", "%d is negative", c.MaxBytes)
 	}

@@ -1,6 +1,7 @@
 package httpsink
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -184,9 +185,7 @@ func (cfg *Config) checkKey(l *fields.List) {
 	case http.CanonicalHeaderKey(name) == cfg.Profile.Header:
 		l.Add("RequestIDHeader", "must differ from the key's header: the key is the same at each attempt")
 	}
-	if cfg.KeyWindow == 0 {
-		cfg.KeyWindow = cfg.Profile.KeyWindow
-	}
+	cfg.KeyWindow = cmp.Or(cfg.KeyWindow, cfg.Profile.KeyWindow)
 	if cfg.KeyWindow <= 0 {
 		l.Add("KeyWindow", "must be set: how long the remote remembers a key, or outbox.Forever")
 	}

@@ -1,6 +1,7 @@
 package kafkasink
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"net"
@@ -96,12 +97,8 @@ func (c Config) withDefaults() (Config, error) {
 			l.Add("Topics", "%q is listed twice", t)
 		}
 	}
-	if c.ClientID == "" {
-		c.ClientID = "onlyonce"
-	}
-	if c.IDHeader == "" {
-		c.IDHeader = MessageID
-	}
+	c.ClientID = cmp.Or(c.ClientID, "onlyonce")
+	c.IDHeader = cmp.Or(c.IDHeader, MessageID)
 	if c.IDHeader != strings.ToLower(c.IDHeader) || strings.ContainsFunc(c.IDHeader, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		l.Add("IDHeader", "%q must be visible ASCII in lower case", c.IDHeader)
 	}
@@ -109,9 +106,7 @@ func (c Config) withDefaults() (Config, error) {
 		l.Add("KeyWindow", "must be set: how long every consumer recognises a message-id, or outbox.Forever")
 	}
 	l.Span("Timeout", &c.Timeout, 30*time.Second, 100*time.Millisecond, 10*time.Minute)
-	if c.BatchBytes == 0 {
-		c.BatchBytes = 512 << 10
-	}
+	c.BatchBytes = cmp.Or(c.BatchBytes, 512<<10)
 	if c.BatchBytes < 1<<10 || c.BatchBytes > 64<<20 {
 		l.Add("BatchBytes", "is %d: must be from 1 KiB to 64 MiB", c.BatchBytes)
 	}

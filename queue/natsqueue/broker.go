@@ -48,9 +48,7 @@ var _ queue.Broker = (*Broker)(nil)
 // New returns the broker of one receiver. Its faults are found by queue.New. It uses the connection
 // of js, which should reconnect without end (nats.MaxReconnects(-1)).
 func New(js jetstream.JetStream, cfg Config) *Broker {
-	if cfg.AckWait == 0 {
-		cfg.AckWait = 30 * time.Second
-	}
+	cfg.AckWait = cmp.Or(cfg.AckWait, 30*time.Second)
 	cfg.Logger = fields.Logger(cfg.Logger)
 	return &Broker{js: js, cfg: cfg}
 }

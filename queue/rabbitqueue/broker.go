@@ -1,6 +1,7 @@
 package rabbitqueue
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,9 +48,7 @@ var _ queue.Broker = (*Broker)(nil)
 // New returns the broker of one receiver, which connects to a server at an AMQP URI. Its faults are
 // found by queue.New.
 func New(url string, cfg Config) *Broker {
-	if cfg.Prefetch == 0 {
-		cfg.Prefetch = 1000
-	}
+	cfg.Prefetch = cmp.Or(cfg.Prefetch, 1000)
 	return &Broker{url: url, cfg: cfg}
 }
 

@@ -3,6 +3,7 @@ package twilio
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"maps"
@@ -86,10 +87,7 @@ func (t Provider) bases() ([]string, error) {
 	if at := strings.IndexByte(rest, '/'); at >= 0 {
 		authority, path = rest[:at], rest[at:]
 	}
-	port := u.Port()
-	if port == "" {
-		port = ports[u.Scheme]
-	}
+	port := cmp.Or(u.Port(), ports[u.Scheme])
 	bare := u.Scheme + "://" + strings.TrimSuffix(authority, ":"+u.Port())
 	return []string{bare + path, bare + ":" + port + path}, nil
 }

@@ -1,6 +1,7 @@
 package kafkalog
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net"
@@ -27,20 +28,14 @@ type Settings struct {
 // WithDefaults replaces zero values.
 func (s Settings) WithDefaults() Settings {
 	def := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
+		*d = cmp.Or(*d, v)
 	}
 	def(&s.SessionTimeout, 10*time.Second)
 	def(&s.RebalanceTimeout, 30*time.Second)
 	def(&s.HeartbeatInterval, min(s.SessionTimeout/3, 3*time.Second))
 	def(&s.FetchMaxWait, 500*time.Millisecond)
-	if s.FetchMaxBytes == 0 {
-		s.FetchMaxBytes = 1 << 20
-	}
-	if s.MaxRecordBytes == 0 {
-		s.MaxRecordBytes = 64 << 20
-	}
+	s.FetchMaxBytes = cmp.Or(s.FetchMaxBytes, 1<<20)
+	s.MaxRecordBytes = cmp.Or(s.MaxRecordBytes, 64<<20)
 	return s
 }
 

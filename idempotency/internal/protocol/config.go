@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -11,9 +12,7 @@ import (
 // CheckHeaderName checks the name of a header, after setting an empty one to its default, and makes
 // it canonical.
 func CheckHeaderName(l *fields.List, field string, name *string, initial string) {
-	if *name == "" {
-		*name = initial
-	}
+	*name = cmp.Or(*name, initial)
 	if *name != "" && !ValidName(*name) {
 		l.Add(field, "is %q: must be the name of a header", *name)
 	}

@@ -1,6 +1,7 @@
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -112,9 +113,7 @@ func (s *Supervisor) Dir() string { return s.dir }
 // Run runs a command to its end and returns the last of its output. When ctx
 // ends first the command goes on until Close.
 func (s *Supervisor) Run(ctx context.Context, c Command) (output string, err error) {
-	if c.Log == "" {
-		c.Log = "run.log"
-	}
+	c.Log = cmp.Or(c.Log, "run.log")
 	rep, err := s.call(ctx, request{Op: opRun, Command: &c})
 	if err != nil {
 		return rep.Output, fmt.Errorf("%s: %w", filepath.Base(c.Argv[0]), err)
@@ -124,9 +123,7 @@ func (s *Supervisor) Run(ctx context.Context, c Command) (output string, err err
 
 // StartServer starts the server; one at a time.
 func (s *Supervisor) StartServer(ctx context.Context, c Command) (*Server, error) {
-	if c.Log == "" {
-		c.Log = "server.log"
-	}
+	c.Log = cmp.Or(c.Log, "server.log")
 	srv := &Server{exited: make(chan struct{})}
 	rep, err := s.callServer(ctx, request{Op: opStart, Command: &c}, srv)
 	if err != nil {

@@ -1,6 +1,7 @@
 package certificates
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -26,9 +27,7 @@ type Fetcher struct {
 
 // NewFetcher checks the configuration.
 func NewFetcher(f scheme.Fetch) (*Fetcher, error) {
-	if f.Timeout == 0 {
-		f.Timeout = 3 * time.Second
-	}
+	f.Timeout = cmp.Or(f.Timeout, 3*time.Second)
 	if f.Timeout < 100*time.Millisecond || f.Timeout > 10*time.Second {
 		return nil, fmt.Errorf("Fetch.Timeout: is %v: must be from 100ms to 10s", f.Timeout)
 	}
