@@ -163,8 +163,7 @@ func (e *retryAfterError) Unwrap() error { return e.error }
 
 // waitAtLeast returns the wait that an error asks for, or d, the policy's wait, if that is longer.
 func waitAtLeast(err error, d time.Duration) time.Duration {
-	var r *retryAfterError
-	if errors.As(err, &r) {
+	if r, is := errors.AsType[*retryAfterError](err); is {
 		return max(d, r.after)
 	}
 	return d

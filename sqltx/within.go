@@ -101,8 +101,7 @@ func (c *conn) attribute(err error) error {
 // bare is the server's error as pgx's own driver returns it. Some libraries look for its type and
 // do not unwrap, for example GORM with TranslateError.
 func bare(err error) error {
-	var failed *guard.Failure
-	if errors.As(err, &failed) {
+	if failed, is := errors.AsType[*guard.Failure](err); is {
 		if server, ok := failed.Err.(*pgconn.PgError); ok { //nolint:errorlint // and for nothing that is around it
 			return server
 		}

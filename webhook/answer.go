@@ -15,8 +15,7 @@ const duplicateHeader = "Webhook-Duplicate"
 
 // statusOf returns the status for a verifier's refusal.
 func statusOf(err error) int {
-	var refused *Error
-	if errors.As(err, &refused) {
+	if refused, is := errors.AsType[*Error](err); is {
 		return refused.Status()
 	}
 	return http.StatusBadRequest

@@ -110,8 +110,7 @@ func (e *Error) Status() int {
 
 // refusal converts an error of a provider's code to an *Error of this provider.
 func refusal(provider string, err error) error {
-	var r *received.Refusal
-	if errors.As(err, &r) {
+	if r, is := errors.AsType[*received.Refusal](err); is {
 		check := []error{received.IsMalformed: ErrMalformed, received.IsForged: ErrSignature, received.IsUnavailable: ErrUnavailable}[r.Check]
 		return &Error{Provider: provider, Check: check, Field: r.Field, Reason: r.Reason, Cause: r.Cause}
 	}

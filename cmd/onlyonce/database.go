@@ -202,8 +202,7 @@ func hostPort(host string, port uint16) string {
 
 // connectError returns why there is no connection and what to do.
 func connectError(ctx context.Context, name, from string, waited time.Duration, err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
+	if pg, is := errors.AsType[*pgconn.PgError](err); is {
 		todo := "see the server's log"
 		switch pg.Code {
 		case codeNoDatabase:
@@ -240,8 +239,7 @@ func connectReason(ctx context.Context, waited time.Duration, err error) string 
 	case errors.As(err, &op):
 		return op.Err.Error()
 	}
-	var outer *pgconn.ConnectError
-	if errors.As(err, &outer) {
+	if outer, is := errors.AsType[*pgconn.ConnectError](err); is {
 		return outer.Unwrap().Error()
 	}
 	return err.Error()

@@ -180,8 +180,7 @@ func (a *app) act(ctx context.Context, address string, say consent, try *operate
 		}
 		return nil
 	})
-	var already *nothing
-	if errors.As(err, &already) {
+	if already, is := errors.AsType[*nothing](err); is {
 		a.say("%s", oneLine(already.text))
 		return nil
 	}

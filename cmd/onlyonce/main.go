@@ -223,12 +223,10 @@ func (a *app) execute(ctx context.Context, c command, args []string) int {
 		err = errors.Join(err, flushErr)
 	}
 	a.complain("onlyonce %s: %v", c.name, err)
-	var wrong *usageError
-	if errors.As(err, &wrong) {
+	if _, is := errors.AsType[*usageError](err); is {
 		_, _ = fmt.Fprintln(a.stderr, c.synopsis("usage"))
 	}
-	var refused *refusal
-	if errors.As(err, &refused) {
+	if _, is := errors.AsType[*refusal](err); is {
 		return statusFailed
 	}
 	return statusEnvironment

@@ -100,8 +100,7 @@ func fromCommand(argv []string) secret {
 		at := time.Now()
 		out, err := cmd.Output()
 		if err != nil {
-			var exit *exec.ExitError
-			if errors.As(err, &exit) && len(exit.Stderr) > 0 {
+			if exit, is := errors.AsType[*exec.ExitError](err); is && len(exit.Stderr) > 0 {
 				err = fmt.Errorf("%w: %.200s", err, oneLine(strings.TrimSpace(string(exit.Stderr))))
 			}
 			return "", fmt.Errorf("the command %s: %w", argv[0], err)

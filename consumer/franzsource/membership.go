@@ -316,8 +316,7 @@ func (m *membership) countPartitions(ctx context.Context, topics []string) (map[
 	}
 	for left := slices.Clone(topics); len(left) > 0; {
 		found, err := kafkalog.Topics(ctx, m.net, left...)
-		var about *kafkalog.TopicError
-		if errors.As(err, &about) && errors.Is(err, kerr.UnknownTopicOrPartition) {
+		if about, is := errors.AsType[*kafkalog.TopicError](err); is && errors.Is(err, kerr.UnknownTopicOrPartition) {
 			left = slices.DeleteFunc(left, func(t string) bool { return t == about.Topic })
 			continue
 		}

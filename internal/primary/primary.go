@@ -56,8 +56,7 @@ func Check(conn *pgx.Conn) error {
 // Refused reports whether a server has refused a statement because it takes no writes, or was not
 // asked because it is a standby.
 func Refused(err error) bool {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
+	if pg, is := errors.AsType[*pgconn.PgError](err); is {
 		return pg.Code == readOnly || pg.Code == notSupported && slices.Contains(serializable, pg.Routine)
 	}
 	return errors.Is(err, ErrStandby)

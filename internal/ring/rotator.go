@@ -135,8 +135,7 @@ func (r *Rotator) Step(ctx context.Context) (StepResult, error) {
 // the server with it.
 func (r *Rotator) resultOf(ctx context.Context, err error) (StepResult, error) {
 	r.wait = nil
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
+	if pg, is := errors.AsType[*pgconn.PgError](err); is {
 		switch pg.Code {
 		case "OO001":
 			r.dropLease(err)

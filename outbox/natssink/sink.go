@@ -117,8 +117,7 @@ func classify(err error) error {
 	if errors.Is(err, nats.ErrMaxPayload) {
 		return outbox.Permanent(err)
 	}
-	var api jetstream.JetStreamError
-	if errors.As(err, &api) && api.APIError() != nil {
+	if api, is := errors.AsType[jetstream.JetStreamError](err); is && api.APIError() != nil {
 		switch api.APIError().ErrorCode {
 		case codeTooLarge, codeStreamSealed:
 			return outbox.Permanent(err)

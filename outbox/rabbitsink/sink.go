@@ -103,8 +103,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		return outbox.Failure(err.Error(), err)
 	}
 	if err := ch.publish(ctx, s.cfg.Exchange, key, msg); err != nil {
-		var refused returned
-		if errors.As(err, &refused) {
+		if _, is := errors.AsType[returned](err); is {
 			s.link.give(ch)
 		} else {
 			s.link.drop(ch)

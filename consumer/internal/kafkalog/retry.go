@@ -64,8 +64,7 @@ func TryBrokers(ctx context.Context, brokers int, f func(context.Context) error)
 // with which brokers say that leaders or coordinators move, or that they have not heard of
 // something yet.
 func isTransient(c Cluster, err error) bool {
-	var outOfRange *source.OutOfRangeError
-	if errors.As(err, &outOfRange) || errors.Is(err, source.ErrOwnershipLost) || errors.Is(err, source.ErrIncarnation) {
+	if _, is := errors.AsType[*source.OutOfRangeError](err); is || errors.Is(err, source.ErrOwnershipLost) || errors.Is(err, source.ErrIncarnation) {
 		return false
 	}
 	if _, ok := c.Code(err); !ok {
