@@ -173,18 +173,7 @@ func (q *rating) do(ctx context.Context, tx pgx.Tx, by By, now *RateSet) (*RateS
 	return now, err
 }
 
-// callsOf is onlyonce.rates.calls_of.
-func (q *rating) callsOf() string {
-	switch {
-	case q.OrderingKeyPrefix != "":
-		return "key " + q.OrderingKeyPrefix
-	case q.Tenant != "":
-		return "tenant " + q.Tenant
-	case q.EachTenant:
-		return "tenants"
-	}
-	return ""
-}
+func (q *rating) callsOf() string { return codec.CallsOf(q.OrderingKeyPrefix, q.Tenant, q.EachTenant) }
 
 // equal reports whether two values are the same, or both nil.
 func equal[T comparable](a, b *T) bool {

@@ -105,17 +105,7 @@ type callsOf struct {
 var allCalls callsOf
 
 // stored is onlyonce.rates.calls_of.
-func (c callsOf) stored() string {
-	switch {
-	case c.prefix != "":
-		return "key " + c.prefix
-	case c.tenant != "":
-		return "tenant " + c.tenant
-	case c.each:
-		return "tenants"
-	}
-	return ""
-}
+func (c callsOf) stored() string { return codec.CallsOf(c.prefix, c.tenant, c.each) }
 
 // parseCallsOf parses what stored returns.
 func parseCallsOf(stored string) (c callsOf) {

@@ -10,9 +10,6 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// errorShown is how many characters of an error a table shows.
-const errorShown = 60
-
 // writeParkedSums counts the parked rows by reason and state, and says what is not listed.
 func (a *app) writeParkedSums(q *operate.Question, rows, sums any) {
 	t, f := sums.(*reports.ParkedTotals), q.Filter.(*operate.ParkedFilter)

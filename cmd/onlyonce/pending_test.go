@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
@@ -47,7 +49,9 @@ func TestOutboxList(t *testing.T) {
 			t.Errorf("%q: %d rows, want %d; %s", c.args, n, c.rows, r.err)
 		}
 	}
-	oldest, err := reports.OldestCalls(t.Context(), f.pool, "")
+	oldest, err := reports.Look(t.Context(), f.pool, func(tx pgx.Tx) ([]reports.OldestCall, error) {
+		return reports.Collect[reports.OldestCall](t.Context(), tx, reports.OldestCallsSQL, nil, 1)
+	})
 	if err != nil || len(oldest) != 2 || oldest[0].Sink != "payments" || oldest[0].AgeSeconds < 1800 || !oldest[0].Listed || oldest[1].Listed {
 		t.Errorf("%+v, %v", oldest, err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/metrics"
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -191,10 +192,7 @@ func (s *samples) scopes(m *Measures) {
 func (s *samples) parked(t *reports.ParkedTotals) {
 	for i := range t.Groups {
 		g := &t.Groups[i]
-		sink := ""
-		if g.Sink != nil {
-			sink = *g.Sink
-		}
+		sink := show.Text(g.Sink)
 		s.add(metrics.Parked, float64(g.Count), g.Kind, g.Scope, sink, g.State, g.Reason)
 		s.add(metrics.ParkedAge, g.OldestAgeSeconds, g.Kind, g.Scope, sink, g.State, g.Reason)
 	}

@@ -126,15 +126,6 @@ type OldestCall struct {
 	AgeSeconds float64   `json:"age_seconds" doc:"by the database's clock"`
 }
 
-// OldestCalls returns the oldest call that is to be sent of each sink, or only that of one sink if
-// sink is not empty. Sinks without such calls are left out. It reads one call of each of the 16
-// lanes of a sink, however many wait: an exporter can call it often.
-func OldestCalls(ctx context.Context, db DB, sink string) (oldest []OldestCall, err error) {
-	return Look(ctx, db, func(tx pgx.Tx) ([]OldestCall, error) {
-		return Collect[OldestCall](ctx, tx, OldestCallsSQL, OrNull(sink), 1)
-	})
-}
-
 // Call is everything that the log has of one call. A nil pointer means: none, or not yet.
 type Call struct {
 	ID        int64      `json:"id" show:"log id"`
