@@ -3,7 +3,6 @@ package ops
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -31,9 +30,9 @@ const endedAfter = 5 * time.Minute
 
 // Owner is a consumer process as reported by itself.
 type Owner struct {
-	Scope          string    `json:"scope"`
-	Host           string    `json:"host"`
-	PID            int32     `json:"pid"`
+	Scope          string    `json:"scope" col:"SCOPE"`
+	Host           string    `json:"host" col:"HOST"`
+	PID            int32     `json:"pid" col:"PID"`
 	StartedAt      time.Time `json:"started_at"`
 	SeenAt         time.Time `json:"seen_at" doc:"when it described itself last"`
 	SeenAgeSeconds float64   `json:"seen_age_seconds" doc:"by the database's clock"`
@@ -173,34 +172,13 @@ func (o *Owner) Waits() (all []string) {
 	return all
 }
 
-// ownerRow is a row of onlyonce.owners.
-type ownerRow struct {
-	Scope             string
-	Host              string
-	PID               int32
-	StartedAt, SeenAt time.Time
-	SeenAgeSeconds    float64
-	Partitions        json.RawMessage
-	Faults            json.RawMessage
-}
-
 func readOwners(ctx context.Context, tx pgx.Tx) ([]Owner, error) {
-	rows, err := reports.Collect[ownerRow](ctx, tx, ownersSQL)
-	if err != nil {
-		return nil, err
-	}
-	owners := make([]Owner, len(rows))
-	for i, r := range rows {
-		owners[i] = Owner{Scope: r.Scope, Host: r.Host, PID: r.PID, StartedAt: r.StartedAt, SeenAt: r.SeenAt, SeenAgeSeconds: r.SeenAgeSeconds}
-		if err := json.Unmarshal(r.Partitions, &owners[i].Partitions); err != nil {
-			return nil, fmt.Errorf("onlyonce.owners.partitions of %s, pid %d: %w", r.Host, r.PID, err)
-		}
-		if err := json.Unmarshal(r.Faults, &owners[i].Faults); err != nil {
-			return nil, fmt.Errorf("onlyonce.owners.faults of %s, pid %d: %w", r.Host, r.PID, err)
-		}
+	owners, err := reports.Collect[Owner](ctx, tx, ownersSQL)
+	for i := range owners {
 		for j := range owners[i].Faults {
-			owners[i].Faults[j].Scope, owners[i].Faults[j].Processes = r.Scope, 1
+			f := &owners[i].Faults[j]
+			f.Scope, f.Processes = owners[i].Scope, 1
 		}
 	}
-	return owners, nil
+	return owners, err
 }

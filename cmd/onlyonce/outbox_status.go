@@ -78,8 +78,7 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		if s.PausedAt != nil {
-			p := ops.Sink{Name: s.Sink, PausedAt: s.PausedAt, PausedBy: s.PausedBy, PauseReason: s.PauseReason}
-			say("Sink %s is paused %s\n", cell(s.Sink), oneLine(p.Paused()))
+			say("Sink %s is paused %s\n", cell(s.Sink), oneLine(reports.PauseText(s.PausedAt, s.PausedBy, s.PauseReason)))
 		}
 		for j := range s.Rates {
 			say("Rate of %s: %s\n", oneLine(s.Rates[j].Whose()), oneLine(s.Rates[j].String()))

@@ -128,9 +128,6 @@ func (s *TopicSum) LagText() string {
 // Process is a consumer process and what it says of its partitions.
 type Process struct {
 	*ops.Owner
-	Scope     string   `col:"SCOPE"`
-	Host      string   `col:"HOST"`
-	PID       int32    `col:"PID"`
 	Reported  string   `col:"REPORTED"`
 	Owns      int      `col:"PARTITIONS"`
 	Lag       int64    `col:"LAG"`
@@ -142,7 +139,7 @@ type Process struct {
 // Processes are the living processes, and those silent for at most 5 minutes.
 func Processes(r *ops.StatusReport) (all []*Process) {
 	for _, o := range r.Processes() {
-		p := &Process{Owner: o, Scope: o.Scope, Host: o.Host, PID: o.PID, Owns: len(o.Partitions), Reported: show.Ago(o.SeenAgeSeconds) + " ago", Kinds: o.FaultKinds()}
+		p := &Process{Owner: o, Owns: len(o.Partitions), Reported: show.Ago(o.SeenAgeSeconds) + " ago", Kinds: o.FaultKinds()}
 		if o.Silent() {
 			p.Reported += " (silent)"
 		}
