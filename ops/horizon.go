@@ -88,17 +88,17 @@ func secondsOf(d time.Duration, forever bool) *float64 {
 }
 
 func (q *horizon) read(ctx context.Context, tx pgx.Tx) (*HorizonChange, error) {
-	rows, err := reports.Collect[HorizonChange](ctx, tx, horizonSQL, q.Ring)
-	if err != nil {
+	var now *HorizonChange
+	if err := reports.First(ctx, tx, &now, horizonSQL, q.Ring); err != nil {
 		return nil, err
 	}
-	if len(rows) == 0 {
+	if now == nil {
 		return nil, failf(ErrNotFound, "there is no ring %s in this database", q.Ring)
 	}
-	if is := secondsOf(q.Horizon, q.Forever); equal(rows[0].Was, is) {
+	if is := secondsOf(q.Horizon, q.Forever); equal(now.Was, is) {
 		return nil, failf(ErrNothing, "Ring %s remembers %s already: nothing was changed.", q.Ring, show.Remembered(is))
 	}
-	return &rows[0], nil
+	return now, nil
 }
 
 func (q *horizon) differs(shown, now *HorizonChange) bool {

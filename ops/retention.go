@@ -90,14 +90,13 @@ func (q *retention) lock(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (q *retention) read(ctx context.Context, tx pgx.Tx) (*RetentionChange, error) {
-	rows, err := reports.Collect[RetentionChange](ctx, tx, retentionSQL, q.Of)
-	if err != nil {
+	var r *RetentionChange
+	if err := reports.First(ctx, tx, &r, retentionSQL, q.Of); err != nil {
 		return nil, err
 	}
-	if len(rows) == 0 {
+	if r == nil {
 		return nil, failf(ErrInvalid, "`Of`: %q is none of parked, bodies, audit and webhook_objects", q.Of)
 	}
-	r := &rows[0]
 	if equal(r.Was, secondsOf(q.Keep, q.Forever)) {
 		return nil, failf(ErrNothing, "That is the retention of %s already: nothing was changed.", q.Of)
 	}

@@ -45,11 +45,8 @@ func Observe(ctx context.Context, pool *pgxpool.Pool, t Config) error {
 		return fmt.Errorf("telemetry: Config.Interval: is %v: must be positive, and at most %v", t.Interval, maxInterval)
 	}
 	t.Interval = cmp.Or(t.Interval, gauges.Interval)
-	o := &observer{pool: pool, interval: t.Interval, log: t.Logger, rounds: &gauges.Rounds{
+	o := &observer{pool: pool, interval: t.Interval, log: cmp.Or(t.Logger, slog.Default()), rounds: &gauges.Rounds{
 		Database: primary.Name(pool.Config().ConnConfig), DB: pool, Interval: t.Interval, Timeout: min(gauges.Timeout, t.Interval/5*4)}}
-	if o.log == nil {
-		o.log = slog.Default()
-	}
 	registered, err := o.register(newRecorder(t))
 	if err != nil {
 		return err

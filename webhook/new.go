@@ -49,15 +49,11 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	}
 	work, read := cfg.Consumer, cfg.Source
 	work.Scope = cmp.Or(work.Scope, Scope(cfg.Name))
-	if work.Logger == nil {
-		work.Logger = cfg.Logger
-	}
+	work.Logger = cmp.Or(work.Logger, cfg.Logger)
 	read.Endpoints = []string{cfg.Name}
 	read.Group = cmp.Or(read.Group, work.Scope)
 	read.Partitions = cmp.Or(read.Partitions, cfg.Partitions)
-	if read.Logger == nil {
-		read.Logger = cfg.Logger
-	}
+	read.Logger = cmp.Or(read.Logger, cfg.Logger)
 	if e.source, err = NewSource(pool, read); err != nil {
 		return nil, err
 	}

@@ -114,12 +114,9 @@ type ServerRoom struct {
 }
 
 // ReadServerRoom reads it.
-func ReadServerRoom(ctx context.Context, tx pgx.Tx) (*ServerRoom, error) {
-	all, err := Collect[ServerRoom](ctx, tx, roomSQL)
-	if err != nil {
-		return nil, err
-	}
-	return &all[0], nil
+func ReadServerRoom(ctx context.Context, tx pgx.Tx) (room *ServerRoom, err error) {
+	err = First(ctx, tx, &room, roomSQL)
+	return room, err
 }
 
 // Free returns how many connections programs can have, with those that are in use now.
