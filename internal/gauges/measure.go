@@ -92,9 +92,9 @@ type Measures struct {
 }
 
 // Measure returns what a monitor records of a database, on one snapshot: [ops.Status],
-// [reports.Inbox], the oldest call of each sink, and how much of its key window the most urgent call
-// of each sink has left. An exporter can call it every few seconds: each count takes at most limit,
-// and if ctx has a deadline, the server ends a statement that is still running then.
+// [reports.Inbox], and of each sink the oldest call, and how much of its key window the most urgent
+// one has left. An exporter can call it every few seconds: each count takes at most limit, and if
+// ctx has a deadline, the server ends a statement that is still running then.
 func Measure(ctx context.Context, db ops.DB, limit time.Duration) (m *Measures, err error) {
 	err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
 		if deadline, ok := ctx.Deadline(); ok {
