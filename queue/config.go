@@ -36,9 +36,9 @@ type Config struct {
 
 	// Identify sets ID, Tenant and Key of a delivery from its headers or its body. It must return
 	// the same for each copy. If it fails or panics, the message is parked with its error, without
-	// an id. If it does not return, nothing is received, and Healthy says so after LeaseTTL; it must
-	// not end the process, for which no attempts are counted. Defaults to what the broker's adapter
-	// has set.
+	// an id. If it does not return, nothing is received, and Healthy says so after LeaseTTL. It
+	// must not end the process, for which no attempts are counted. Defaults to what the broker's
+	// adapter has set.
 	Identify func(*Delivery) error
 
 	// Ordered keeps the broker's order: one process at a time receives, under a lease, and a
