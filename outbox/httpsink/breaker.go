@@ -20,8 +20,9 @@ import (
 //
 // Failures are the answers 502, 503 and 504 if they are to be retried, and missing answers: refused
 // connections, unresolved names, addresses that are not allowed, failed handshakes, timeouts, and
-// broken-off answers. A host that gives any other answer, for example 500 or 429, is up, and ends
-// the series. Cancelled attempts, and those that were not made, do not count.
+// broken-off answers. An error of Config.Authorize, for example of a store of secrets that is away,
+// is one too. A host that gives any other answer, for example 500 or 429, is up, and ends the
+// series. Cancelled attempts, and those for which it was too late, do not count.
 type Breaker struct {
 	// Failures is the number of failures in a row that opens the breaker: 1 to 10,000. A low number
 	// holds calls back for a host that has dropped a few connections; a high number sends more
@@ -36,7 +37,7 @@ type Breaker struct {
 
 // What an attempt reports about its host. Nil means that the host answered.
 var (
-	errHostDown    = errors.New("the host did not answer, or with 502, 503 or 504")
+	errHostDown    = errors.New("the host did not answer, or with 502, 503 or 504, or it could not be asked")
 	errNoHost      = errors.New("there was no connection to the host, whichever the call")
 	errHostUnknown = errors.New("nothing was learned about the host")
 )

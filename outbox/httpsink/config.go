@@ -84,7 +84,8 @@ type Config struct {
 	// example Transfer-Encoding.
 	//
 	// Its context ends with the attempt. If it returns an error, the sink makes no call and the
-	// relay tries again later. It must be safe for concurrent use.
+	// relay tries again later; the error counts for the Breaker. It must be safe for concurrent
+	// use.
 	Authorize func(*http.Request) error
 
 	// Breaker holds back calls while the host is down. See [Breaker] for its fields and their

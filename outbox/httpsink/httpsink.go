@@ -38,7 +38,8 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		return outbox.Failure(redactQuoted(err), outbox.Permanent(err))
 	}
 	if err := s.authorize(req); err != nil {
-		return outbox.Failure("authorization failed, no call was made", err)
+		// Calls are held as for a host that is down: a held call's window does not begin.
+		return s.noteHealth(healthWithoutAnswer(ctx, err, true), outbox.Failure("authorization failed, no call was made", err))
 	}
 	g := &gate{mayStart: d.MayStart}
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: g.attach})

@@ -327,6 +327,8 @@ var outboxRules = []mutant{
 		old: "tenantHold{}", new: "r.firstHold", test: "TestO14SinkIsHeldByTwoTenants"},
 	{rule: "O14 500 for a host that is down", in: "outbox/httpsink", decl: "healthFromAnswer",
 		old: "case http.StatusBadGateway,", new: "case 500, http.StatusBadGateway,", test: "TestBreakerOpens"},
+	{rule: "O6 no secret can be had", in: "outbox/httpsink", decl: "(*Sink).Send",
+		old: "s.noteHealth(healthWithoutAnswer(ctx, err, true), outbox.Failure(\"authorization failed, no call was made\", err))", new: "outbox.Failure(\"authorization failed, no call was made\", err)", test: "TestBreakerOpens"},
 	{rule: "O14 breaker in spite of answers", in: "outbox/httpsink", decl: "(*Sink).noteHealth",
 		old: "s.failures.Store(0)", new: "", test: "TestBreakerCountsInARow"},
 	{rule: "O14 call that may be the cause of its failure", in: "outbox/httpsink", decl: "healthWithoutAnswer",
