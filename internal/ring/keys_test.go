@@ -521,6 +521,7 @@ func TestK6ClockJumps(t *testing.T) {
 // K6: the horizon is made longer while a segment is being retired. The longer one holds.
 func TestK6HorizonThatGrowsMeanwhile(t *testing.T) {
 	r := newKeyRig(t, ring.StandardKeys())
+	r.rotator = r.keyRotator(ring.StandardKeys(), func(c *ring.Config) { c.LockTimeout = patience })
 	key := uuid.New()
 	r.is(r.pool, "claim", key, 0)
 	r.until(r.rotator, ring.Announced)
