@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,8 +41,8 @@ func (w *worker) acquire(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if elsewhere > 0 {
-				first = min(cmp.Or(first, elsewhere), elsewhere)
+			if elsewhere > 0 && (first == 0 || elsewhere < first) {
+				first = elsewhere
 			}
 			if err := w.decideStart(ctx, first); err != nil {
 				return err

@@ -204,9 +204,9 @@ func (q *selection) do(ctx context.Context, tx pgx.Tx, _ By, now *ParkedChange) 
 		var tag pgconn.CommandTag
 		tag, err = tx.Exec(ctx, sql, now.IDs)
 		changed = tag.RowsAffected()
-		for _, sql := range []string{parked.ClaimGivenUpSQL, parked.EndGivenUpSQL} {
-			if err == nil && q.discard {
-				_, err = tx.Exec(ctx, sql, now.IDs)
+		if err == nil && q.discard {
+			if _, err = tx.Exec(ctx, parked.ClaimGivenUpSQL, now.IDs); err == nil {
+				_, err = tx.Exec(ctx, parked.EndGivenUpSQL, now.IDs)
 			}
 		}
 		if err == nil && !q.discard && q.kindOf() == parked.Event {

@@ -37,7 +37,7 @@ type incoming struct {
 
 func (r *receiver) identify(all []*Delivery) []*incoming {
 	slow := time.AfterFunc(r.cfg.LeaseTTL, func() { r.state.Set(errIdentify) })
-	defer slow.Stop() // what is stored next shows that it has returned
+	defer slow.Stop() // the next Set shows that it has returned
 	out := make([]*incoming, len(all))
 	for i, d := range all {
 		in := &incoming{delivery: d, fault: identify(r.cfg.Identify, d)}

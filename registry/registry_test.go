@@ -114,10 +114,10 @@ func TestFormats(t *testing.T) {
 
 	asNested := f.register(t, "ranges-value", sr.Schema{Schema: mapProto, Type: sr.TypeProtobuf})
 	if got, err := decode(t, registry.Protobuf[*descriptorpb.DescriptorProto_ExtensionRange](r), framed(asNested, []byte{8, 7}, 0, 0)); err != nil || got.GetStart() != 7 {
-		t.Errorf("nested behind a map field: %v, %v", got, err)
+		t.Errorf("nested after a map field: %v, %v", got, err)
 	}
 	if got, err := decode(t, registry.Protobuf[*descriptorpb.DescriptorProto_ReservedRange](r), framed(asNested, []byte{8, 7}, 0, 2)); err != nil || got.GetStart() != 7 {
-		t.Errorf("nested behind a map field that counts: %v, %v", got, err)
+		t.Errorf("nested after a map field that counts: %v, %v", got, err)
 	}
 
 	asJSON := f.register(t, "json-value", sr.Schema{Schema: `{"type": "object"}`, Type: sr.TypeJSON})

@@ -89,7 +89,7 @@ type entry[I, R any] struct {
 	do      func(ctx context.Context, db ops.DB, by ops.By, in I) (*R, error)
 	would   func(in *I, r *R) Said
 	done    func(in *I, r *R) []string
-	then    string // without done: what is said behind the audit row
+	then    string // without done: what is said after the audit row
 }
 
 func (e entry[I, R]) decision() *Decision {

@@ -41,8 +41,8 @@ update onlyonce.parked set state = 'discarded', settled_at = onlyonce.steady_clo
  where id = any ($1::bigint[]) and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
 
 // EndGivenUpSQL ends the operations of the HTTP layer whose events are given up: otherwise they run
-// for ever, and are neither forgotten nor erased (H23). In: ids, settled by now. By the index
-// operations_running.
+// for ever, and are neither forgotten nor erased. It writes what idempotency.endOperationSQL writes
+// (H23). In: ids, settled by now. By the index operations_running.
 const EndGivenUpSQL = `
 update onlyonce.operations o
    set state = 'failed', error_code = 'failed', completed_at = clock_timestamp(), expires_at = clock_timestamp() + o.keep,

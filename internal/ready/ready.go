@@ -49,7 +49,8 @@ type link struct {
 	since time.Time // of the first error in a row
 }
 
-// Set records that the link is there (nil), or why it is not. One goroutine calls it.
+// Set records that the link is there (nil), or why it is not. If two goroutines call it at once,
+// the later one counts.
 func (l *Link) Set(err error) {
 	now := &link{err: err, since: time.Now()}
 	if was := l.state.Load(); was != nil && was.err != nil {

@@ -283,8 +283,9 @@ comment on function onlyonce.http_release(uuid, bigint, bigint, uuid) is 'Releas
 -- It checks the expiry again when it deletes: a record may have been replaced since it was found.
 -- The clock is read in a subquery, because only so it bounds the index scan: otherwise all records
 -- that are kept are read each time. For the same reason it is planned without sequential scans: the
--- table may have been empty then. It is not compiled, for which the one scan that is
--- left, of the row of onlyonce.watched, would count as costly enough (T13, T11, H20).
+-- table may have been empty then. That makes the one sequential scan which is left, of
+-- onlyonce.watched, look so costly that the server would compile the statement: so jit is off
+-- (T13, T11, H20).
 create function onlyonce.http_purge(most integer) returns integer
 language plpgsql set enable_seqscan = off set jit = off as $$
 declare

@@ -122,7 +122,8 @@ func (x *moving) leave(ctx context.Context, r *rig, nearURL string) error {
 }
 
 // abandonedSQL ends the sessions that an adoption left in its transaction. The server does it after
-// ten minutes, for which nobody here waits; other sessions do not live so long.
+// ten minutes, which is longer than the rig waits. All other sessions end sooner than these are
+// looked for. In: milliseconds.
 const abandonedSQL = `
 select pg_terminate_backend(pid) from pg_stat_activity
  where datname = current_database() and state = 'idle in transaction' and state_change < clock_timestamp() - $1 * interval '1 ms'`
