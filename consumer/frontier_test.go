@@ -30,10 +30,7 @@ func TestK6FrontierFollowsThePosition(t *testing.T) {
 		return queued(ctx, tx, m)
 	}, testConfig())
 	pgtest.Receive(t, patience, "held", held)
-	until(t, "the owner has asked for the clock", func() bool {
-		return r.count(`select count(*) from pg_stat_activity where datname = current_database() and query like '%onlyonce.pauses%'`) > 0 ||
-			r.count(`select count(*) from onlyonce.frontiers`) > 0
-	})
+	until(t, "the owner has asked for the clock", func() bool { return r.count(`select count(*) from onlyonce.owners`) > 0 })
 	for range 3 { // it looks every second
 		r.exec(`select pg_sleep(1)`)
 	}

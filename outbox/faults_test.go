@@ -901,7 +901,7 @@ func (f *relayFaults) lags() {
 	f.mix()
 	asked := map[string]bool{}
 	until(f.t, "the relay asks for the standby, again and again", func() bool {
-		asked[one[string](f.rig, `select coalesce(max(query_start)::text, '') from pg_stat_activity where query like '%pg_stat_replication%' and pid <> pg_backend_pid()`)] = true
+		asked[one[string](f.rig, `select coalesce(max(query_start)::text, '') from pg_stat_activity where query ~ 'pg_stat_[r]eplication'`)] = true
 		return len(asked) > 5
 	})
 	if n := f.requests(); n != seen {
@@ -935,7 +935,7 @@ func (f *relayFaults) losesWhileItWaits() {
 	f.mix()
 	asked := map[string]bool{}
 	until(f.t, "the relay asks for the standby, again and again", func() bool {
-		asked[one[string](f.rig, `select coalesce(max(query_start)::text, '') from pg_stat_activity where query like '%pg_stat_replication%' and pid <> pg_backend_pid()`)] = true
+		asked[one[string](f.rig, `select coalesce(max(query_start)::text, '') from pg_stat_activity where query ~ 'pg_stat_[r]eplication'`)] = true
 		return len(asked) > 5
 	})
 	lost := slices.DeleteFunc(one[[]string](f.rig, `select array_agg(id) from storm.calls`), func(id string) bool { return slices.Contains(kept, id) })

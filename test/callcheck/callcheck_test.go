@@ -1,13 +1,19 @@
 package callcheck_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onlyonce/onlyonce/test/callcheck"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // sound are facts without a fault: an ordering key with a rejected head in a sink whose calls do
 // not pass it, one in a sink whose calls do, a call that was rejected, one whose window passed, and
@@ -105,5 +111,47 @@ func TestJudge(t *testing.T) {
 		if got := strings.Join(f.Judge(), "; "); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
 		}
+	}
+}
+
+// What the checker itself asked, in another connection of its pool, is no connection of a relay. A
+// pool hands out others after it has looked at those that are idle, as it does once one has failed.
+func TestGatherDoesNotFindItself(t *testing.T) {
+	pool := pgtest.DB(t)
+	pgtest.Exec(t, pool, callcheck.TablesSQL)
+	pgtest.Exec(t, pool, `insert into onlyonce.leases (name, until) values ('relay/late', clock_timestamp() + interval '1 s')`)
+	m, err := callcheck.NewRemote(func(callcheck.Body, int) string { return "" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	gathered, ended := make(chan struct{}), make(chan struct{})
+	go func() { // keeps the connection that was asked last
+		defer close(ended)
+		for last := (*pgxpool.Conn)(nil); ; time.Sleep(10 * time.Millisecond) {
+			next, err := pool.Acquire(context.Background())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if last != nil {
+				last.Release()
+			}
+			select {
+			case <-gathered:
+				next.Release()
+				return
+			default:
+				last = next
+			}
+		}
+	}()
+	f, err := callcheck.Gather(t.Context(), pool, m, pgtest.Patience(10*time.Second))
+	close(gathered)
+	<-ended
+	if err != nil || len(f.Odd) > 0 {
+		t.Error(err, f.Odd)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
 	}
 }
