@@ -45,9 +45,6 @@ type Cluster interface {
 // ErrClosed is what a Cluster's requests end with after Run has returned.
 var ErrClosed = errors.New("Run has returned")
 
-// errUnanswered says that a response does not mention what was asked for.
-var errUnanswered = errors.New("the broker's response does not mention the partition")
-
 // ask sends a request to any broker, or to the leader of a partition.
 func ask[R kmsg.Response](ctx context.Context, c Cluster, leader *int32, req kmsg.Request) (R, error) {
 	var none R

@@ -121,7 +121,7 @@ func (l *Log) checkEpoch(ctx context.Context, from int64) error {
 			return nil
 		}
 	}
-	return errUnanswered
+	return ErrUnanswered
 }
 
 // fetchOnce asks once.

@@ -248,5 +248,5 @@ func (l *Log) listOffset(ctx context.Context, which int64) (int64, error) {
 			return r.Offset, nil
 		}
 	}
-	return 0, errUnanswered
+	return 0, ErrUnanswered
 }

@@ -27,13 +27,10 @@ type Settings struct {
 
 // WithDefaults replaces zero values.
 func (s Settings) WithDefaults() Settings {
-	def := func(d *time.Duration, v time.Duration) {
-		*d = cmp.Or(*d, v)
-	}
-	def(&s.SessionTimeout, 10*time.Second)
-	def(&s.RebalanceTimeout, 30*time.Second)
-	def(&s.HeartbeatInterval, min(s.SessionTimeout/3, 3*time.Second))
-	def(&s.FetchMaxWait, 500*time.Millisecond)
+	s.SessionTimeout = cmp.Or(s.SessionTimeout, 10*time.Second)
+	s.RebalanceTimeout = cmp.Or(s.RebalanceTimeout, 30*time.Second)
+	s.HeartbeatInterval = cmp.Or(s.HeartbeatInterval, min(s.SessionTimeout/3, 3*time.Second))
+	s.FetchMaxWait = cmp.Or(s.FetchMaxWait, 500*time.Millisecond)
 	s.FetchMaxBytes = cmp.Or(s.FetchMaxBytes, 1<<20)
 	s.MaxRecordBytes = cmp.Or(s.MaxRecordBytes, 64<<20)
 	return s

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/klauspost/compress/gzip"
@@ -79,18 +80,16 @@ func (c *Codecs) keep(u *unpacker) {
 func (c *Codecs) take(u *unpacker) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := range c.kept {
-		if c.kept[i] == u {
-			c.drop(i)
-			return true
-		}
+	i := slices.Index(c.kept, u)
+	if i >= 0 {
+		c.drop(i)
 	}
-	return false
+	return i >= 0
 }
 
 func (c *Codecs) drop(i int) *unpacker {
 	u := c.kept[i]
-	c.kept = append(c.kept[:i:i], c.kept[i+1:]...)
+	c.kept = slices.Delete(c.kept, i, i+1)
 	c.size -= u.size
 	return u
 }

@@ -37,14 +37,7 @@ func (r *byteReader) take(n uint64) []byte {
 
 // bytes reads bytes that may be null.
 func (r *byteReader) bytes() []byte {
-	n := r.varint()
-	if n < 0 {
-		if n != -1 {
-			r.fail()
-		}
-		return nil
-	}
-	return r.take(uint64(n))
+	return r.nullable(r.varint())
 }
 
 // bytes32 reads bytes that may be null, after the fixed length of the old formats.
@@ -53,14 +46,15 @@ func (r *byteReader) bytes32() []byte {
 	if r.failed {
 		return nil
 	}
-	n := int32(binary.BigEndian.Uint32(size))
-	if n < 0 {
-		if n != -1 {
-			r.fail()
-		}
+	return r.nullable(int64(int32(binary.BigEndian.Uint32(size))))
+}
+
+// nullable returns the next n bytes, or nil for null, whose length is -1.
+func (r *byteReader) nullable(n int64) []byte {
+	if n == -1 {
 		return nil
 	}
-	return r.take(uint64(n))
+	return r.take(uint64(n)) // which fails if n is negative: that is more than is left
 }
 
 // count reads how many headers follow. It fails if that is more than fit into the rest.
