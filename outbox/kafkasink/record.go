@@ -1,6 +1,7 @@
 package kafkasink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,12 +112,8 @@ func parseTarget(target string) (topic string, key []byte, err error) {
 // (O10).
 func (r *callRecord) choosePartition(all []int) int {
 	key := r.key
-	switch {
-	case key != nil:
-	case r.order != "":
-		key = []byte(r.order)
-	default:
-		key = []byte(r.id)
+	if key == nil {
+		key = []byte(cmp.Or(r.order, r.id))
 	}
 	return kafka.Murmur2Balancer{Consistent: true}.Balance(kafka.Message{Key: key}, all...)
 }
@@ -132,11 +129,7 @@ func (r *callRecord) size() int {
 
 // protocolRecord returns the record for one request, which consumes its readers.
 func (r *callRecord) protocolRecord(now time.Time) protocol.Record {
-	out := protocol.Record{Time: now, Value: protocol.NewBytes(r.value), Headers: r.headers}
-	if r.key != nil {
-		out.Key = protocol.NewBytes(r.key)
-	}
-	return out
+	return protocol.Record{Time: now, Key: protocol.NewBytes(r.key), Value: protocol.NewBytes(r.value), Headers: r.headers}
 }
 
 // queuedCall is a call that waits in a partition's queue.

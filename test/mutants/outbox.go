@@ -370,7 +370,7 @@ var outboxRules = []mutant{
 	{rule: "O10 message-id header", in: "outbox/kafkasink", decl: "(*Sink).newRecord",
 		old: "[]byte(d.Key)", new: "[]byte(time.Now().String())", test: "TestO10Record/kfake"},
 	{rule: "O10 partition of a call", in: "outbox/kafkasink", decl: "(*callRecord).choosePartition",
-		old: "[]byte(r.id)", new: "[]byte(time.Now().String())", test: "TestPartition"},
+		old: "r.id", new: "time.Now().String()", test: "TestPartition"},
 	{rule: "O6 asked before the record is written", in: "outbox/kafkasink", decl: "(*produceExchange).RawExchange",
 		old: "c.skip = c.mayStart()", new: "_ = c.mayStart", test: "TestMayStartIsAskedLast"},
 	{rule: "O7 client body", in: "idempotency/client", decl: "(*replayableBody).attachTo",
