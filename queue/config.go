@@ -94,10 +94,9 @@ type Stored struct {
 }
 
 const (
-	defaultBatch  = 256
-	maxBatch      = 1000
-	minCopies     = time.Minute
-	maxPartitions = 1024
+	defaultBatch = 256
+	maxBatch     = 1000
+	minCopies    = time.Minute
 )
 
 // withDefaults fills in the zero values and returns every fault at once. What eventsource checks is
@@ -111,10 +110,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool, broker Broker) (Config, error) 
 	if c.CopiesWithin < minCopies {
 		l.Add("CopiesWithin", "is %v: must be at least %v: how long after a message may a copy come?", c.CopiesWithin, minCopies)
 	}
-	c.Batch = cmp.Or(c.Batch, defaultBatch)
-	if c.Batch < 1 || c.Batch > maxBatch {
-		l.Add("Batch", "is %d: must be from 1 to %d", c.Batch, maxBatch)
-	}
+	l.Number("Batch", &c.Batch, defaultBatch, 1, maxBatch)
 	c.Partitions = cmp.Or(c.Partitions, 16)
 	c.Group = cmp.Or(c.Group, Scope(c.Name))
 	c.LeaseTTL = cmp.Or(c.LeaseTTL, 15*time.Second)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -110,12 +111,9 @@ func (q *Queue) Receive(ctx context.Context) error {
 		return fmt.Errorf("queue: %s: %w", q.cfg.Name, err)
 	}
 	rotate, stop := context.WithCancel(ctx)
-	rotated := make(chan struct{})
-	defer func() { stop(); <-rotated }()
-	go func() {
-		defer close(rotated)
-		inbox.Rotate(rotate, q.pool.Raw(), q.cfg.Logger, need)
-	}()
+	var rotating sync.WaitGroup
+	defer func() { stop(); rotating.Wait() }()
+	rotating.Go(func() { inbox.Rotate(rotate, q.pool.Raw(), q.cfg.Logger, need) })
 	if err := (&receiver{Queue: q}).run(ctx); err != nil {
 		return fmt.Errorf("queue: %s: %w", q.cfg.Name, err)
 	}

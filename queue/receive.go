@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -112,7 +113,7 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		default:
 			r.fails(refused)
 		}
-		if len(all) > 0 && done.Fresh+done.Parked == 0 && redelivered(all) {
+		if len(all) > 0 && done.Fresh+done.Parked == 0 && !slices.ContainsFunc(all, func(d *Delivery) bool { return !d.Redelivered }) {
 			pace.Sleep(ctx, copies.NextBackOff())
 		} else {
 			copies.Reset()
@@ -210,22 +211,13 @@ func (r *receiver) acknowledge(ctx context.Context, part []*incoming, kept map[*
 	return errors.Join(faults...), err
 }
 
-func redelivered(all []*Delivery) bool {
-	for _, d := range all {
-		if !d.Redelivered {
-			return false
-		}
-	}
-	return true
-}
-
 // hold takes or renews the receiver's place, if there is only one (Q5).
 func (r *receiver) hold(ctx context.Context) (mine bool, err error) {
 	if !r.cfg.Ordered {
 		return true, nil
 	}
 	if r.lease == nil {
-		if r.lease, err = lease.Acquire(ctx, r.pool, leaseName(r.cfg.Name), r.cfg.LeaseTTL); r.lease == nil || err != nil {
+		if r.lease, err = lease.Acquire(ctx, r.pool, "queue/"+r.cfg.Name, r.cfg.LeaseTTL); r.lease == nil || err != nil {
 			return false, err
 		}
 		r.renewed = r.lease.Sent
@@ -246,8 +238,6 @@ func (r *receiver) hold(ctx context.Context) (mine bool, err error) {
 	r.renewed = r.lease.Sent
 	return true, nil
 }
-
-func leaseName(queue string) string { return "queue/" + queue }
 
 // release gives the place back, so that another process need not wait for its end.
 func (r *receiver) release(ctx context.Context) {
