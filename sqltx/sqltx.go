@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -54,5 +56,5 @@ func adapt(tx Tx) (*txAdapter, error) {
 	if std, ok := tx.(*sql.Tx); tx == nil || ok && std == nil {
 		return nil, fmt.Errorf("sqltx: tx: %w: it is nil", dedupe.ErrNoTransaction)
 	}
-	return newTxAdapter(tx), nil
+	return &txAdapter{tx, pgtype.NewMap()}, nil
 }

@@ -22,8 +22,6 @@ type txAdapter struct {
 
 var _ dedupe.Tx = (*txAdapter)(nil)
 
-func newTxAdapter(tx Tx) *txAdapter { return &txAdapter{tx, pgtype.NewMap()} }
-
 // Exec runs a statement. Its tag counts rows and has no command name: database/sql does not report
 // it.
 func (t *txAdapter) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
