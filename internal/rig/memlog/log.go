@@ -170,9 +170,7 @@ func (l *Log) DeleteBefore(partition int32, offset int64) {
 	defer l.mu.Unlock()
 	p := l.partitions[partition]
 	p.start = offset
-	for len(p.records) > 0 && p.records[0].Offset < offset {
-		p.records = p.records[1:]
-	}
+	p.records = slices.DeleteFunc(p.records, func(m *consumer.Message) bool { return m.Offset < offset })
 	l.notify()
 }
 
@@ -220,9 +218,7 @@ func (l *Log) Truncate(partition int32, offset int64) {
 	defer l.mu.Unlock()
 	p := l.partitions[partition]
 	p.end = offset
-	for len(p.records) > 0 && p.records[len(p.records)-1].Offset >= offset {
-		p.records = p.records[:len(p.records)-1]
-	}
+	p.records = slices.DeleteFunc(p.records, func(m *consumer.Message) bool { return m.Offset >= offset })
 	p.elect()
 	l.notify()
 }

@@ -31,9 +31,8 @@ type Source struct {
 	// call.
 	OnFetch func(partition int32, from int64) error
 
-	mu         sync.Mutex
-	generation int
-	end        context.CancelFunc
+	mu  sync.Mutex
+	end context.CancelFunc // of the present generation
 }
 
 var _ consumer.Source = (*Source)(nil)
@@ -73,7 +72,7 @@ func (s *Source) runGeneration(ctx context.Context, own func(context.Context, so
 	partitions := len(s.Log.partitions)
 	s.Log.mu.Unlock()
 	s.mu.Lock()
-	s.generation, s.end = generation, end
+	s.end = end
 	s.mu.Unlock()
 
 	errs := make([]error, partitions)

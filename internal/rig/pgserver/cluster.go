@@ -234,16 +234,9 @@ func postgresMajor(bin string) int {
 		return -1
 	}
 	// "postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)", "... 18beta1"
-	fields := strings.Fields(string(out))
-	if len(fields) < 3 {
-		return -1
-	}
-	digits := strings.IndexFunc(fields[2], func(r rune) bool { return r < '0' || r > '9' })
-	if digits < 0 {
-		digits = len(fields[2])
-	}
-	major, err := strconv.Atoi(fields[2][:digits])
-	if err != nil {
+	var by string
+	var major int
+	if _, err := fmt.Sscanf(string(out), "postgres %s %d", &by, &major); err != nil {
 		return -1
 	}
 	return major

@@ -216,7 +216,7 @@ func (c *conn) sendHeld() {
 		return
 	}
 	for rest := held; ; {
-		n := messageLength(c.started.Load(), rest)
+		n := c.messageLength(rest)
 		if n == 0 {
 			break
 		}

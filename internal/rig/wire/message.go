@@ -104,11 +104,9 @@ func kindOf(typ byte) Kind {
 }
 
 // messageLength returns the length of the first message in b, or 0 if b does not hold all of it.
-func (c *conn) messageLength(b []byte) int { return messageLength(c.started.Load(), b) }
-
-func messageLength(started bool, b []byte) int {
+func (c *conn) messageLength(b []byte) int {
 	head := 1 // its type
-	if !started {
+	if !c.started.Load() {
 		head = 0
 	}
 	if len(b) < head+4 {
