@@ -91,16 +91,11 @@ func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, erro
 		a.outcome = Accepted // by our own transaction, as far as can be known
 	}
 	if a.outcome == Accepted {
-		ep.wakeSources()
+		for _, s := range ep.cfg.Sources {
+			s.Wake()
+		}
 	}
 	return a.outcome, nil
-}
-
-// wakeSources wakes the readers in this process.
-func (ep *Endpoint) wakeSources() {
-	for _, s := range ep.cfg.Sources {
-		s.Wake()
-	}
 }
 
 // classifyError classifies an error: the handler's, the database's, or a wait for another copy.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
@@ -88,11 +89,8 @@ func (r *backfilling) readDue(ctx context.Context) error {
 func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) (listed, missed int, err error) {
 	listing, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	renewing := make(chan struct{})
-	go func() {
-		defer close(renewing)
-		r.renewLease(listing, l, stop)
-	}()
+	var renewing sync.WaitGroup
+	renewing.Go(func() { r.renewLease(listing, l, stop) })
 	var failed error // of an event that is refused each time, and must not keep those after it out
 	err = r.cfg.Backfill.List(listing, r.since(), func(e *Event) error {
 		listed++
@@ -112,7 +110,7 @@ func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) (liste
 		err = failed // the next one lists it again
 	}
 	stop(nil)
-	<-renewing
+	renewing.Wait()
 	return listed, missed, err
 }
 

@@ -20,8 +20,7 @@ type Endpoint struct {
 	pool      *primary.Pool
 	cfg       Config
 	intake    *intake.Intake
-	source    *Source            // of the stored events, if the endpoint consumes them itself
-	worker    *consumer.Consumer // or nil
+	worker    *consumer.Consumer // of the stored events, if the endpoint consumes them itself
 	slots     chan struct{}      // a token for each verified event that is being processed
 	heldBytes atomic.Int64       // of bodies that are held
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -100,14 +101,5 @@ func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent,
 // percentEncode percent-encodes every byte that is not unreserved (RFC 3986 section 2.3): equal
 // keys get equal texts.
 func percentEncode(key []byte) string {
-	const digits = "0123456789ABCDEF"
-	out := make([]byte, 0, len(key))
-	for _, c := range key {
-		if c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c == '-' || c == '.' || c == '_' || c == '~' {
-			out = append(out, c)
-			continue
-		}
-		out = append(out, '%', digits[c>>4], digits[c&15])
-	}
-	return string(out)
+	return strings.ReplaceAll(url.QueryEscape(string(key)), "+", "%20")
 }

@@ -26,14 +26,12 @@ type incomingEvent struct {
 	event intake.Event // as it is stored; its id is unique in the endpoint's scope
 
 	digest []byte // of the body; nil if copies are recognized by the id
-
-	reconciled bool // listed by a reconciliation, not delivered
 }
 
 // newIncomingEvent prepares an event that was delivered, or that a reconciliation lists.
 func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent, error) {
 	e.Endpoint = ep.cfg.Name
-	i := &incomingEvent{Event: e, event: intake.Event{ID: messageID(ep.cfg.Name, e), Headers: headersOf(e), Body: e.Body}, reconciled: reconciled}
+	i := &incomingEvent{Event: e, event: intake.Event{ID: messageID(ep.cfg.Name, e), Headers: headersOf(e), Body: e.Body}}
 	if ep.cfg.Tenant != nil {
 		var err error
 		if i.event.Tenant, err = tenantOf(ep.cfg.Tenant, e); err != nil {
@@ -41,7 +39,7 @@ func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent,
 		}
 	}
 	i.event.Identify(Scope(ep.cfg.Name))
-	if !i.IDSigned && !i.reconciled && !ep.cfg.verifier.scheme.Repeats {
+	if !i.IDSigned && !reconciled && !ep.cfg.verifier.scheme.Repeats {
 		sum := sha256.Sum256(i.Body)
 		if i.digest = sum[:]; i.signed != nil {
 			i.digest = i.signed

@@ -54,13 +54,14 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	read.Group = cmp.Or(read.Group, work.Scope)
 	read.Partitions = cmp.Or(read.Partitions, cfg.Partitions)
 	read.Logger = cmp.Or(read.Logger, cfg.Logger)
-	if e.source, err = NewSource(pool, read); err != nil {
+	events, err := NewSource(pool, read)
+	if err != nil {
 		return nil, err
 	}
-	if e.worker, err = consumer.New(pool, e.source, consumer.Unsealed(cfg.Handler, cfg.Sealer), work); err != nil {
+	if e.worker, err = consumer.New(pool, events, consumer.Unsealed(cfg.Handler, cfg.Sealer), work); err != nil {
 		return nil, fmt.Errorf("%w: Config.Consumer: %w", ErrConfig, err)
 	}
-	e.cfg.Sources = append(slices.Clone(cfg.Sources), e.source)
+	e.cfg.Sources = append(slices.Clone(cfg.Sources), events)
 	return e, nil
 }
 

@@ -41,11 +41,7 @@ func newVerifier(cfg *Config, shortest int) (*Verifier, error) {
 	}
 	v := &Verifier{scheme: sender, maxBody: cfg.MaxBody, past: sender.Past, future: sender.Future}
 	v.setTolerance(l, cfg.Tolerance)
-	if cfg.MaxBody == 0 {
-		v.maxBody = defaultMaxBody
-	} else if cfg.MaxBody < 0 || cfg.MaxBody > maxMaxBody {
-		l.Add("MaxBody", "is %d: must be from 1 to %d", cfg.MaxBody, maxMaxBody)
-	}
+	l.Number("MaxBody", &v.maxBody, defaultMaxBody, 1, maxMaxBody)
 	v.setKeys(l, cfg.Secrets, shortest)
 	v.setKeptHeaders(l, cfg.KeepHeaders)
 	if err := l.Err(); err != nil {

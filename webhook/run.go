@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -127,12 +128,9 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
 	defer ep.begun.Begin(ctx)()
-	rotating := make(chan struct{})
-	defer func() { <-rotating }()
-	go func() {
-		defer close(rotating)
-		inbox.Rotate(ctx, ep.pool.Raw(), ep.cfg.Logger, remembered)
-	}()
+	var rotating sync.WaitGroup
+	defer rotating.Wait()
+	rotating.Go(func() { inbox.Rotate(ctx, ep.pool.Raw(), ep.cfg.Logger, remembered) })
 	ep.purgeAndBackfill(ctx)
 	return nil
 }

@@ -70,21 +70,18 @@ var (
 
 // NewSource checks the configuration and returns every fault of it at once. It does not connect.
 func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
-	var faults []error
-	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
-	}
+	l := fields.List{Sentinel: ErrConfig, Struct: "SourceConfig"}
 	if len(cfg.Endpoints) == 0 {
-		fault("SourceConfig.Endpoints", "must not be empty: name the endpoints whose events are read")
+		l.Add("Endpoints", "must not be empty: name the endpoints whose events are read")
 	}
 	topics := make([]string, len(cfg.Endpoints))
 	for i, endpoint := range cfg.Endpoints {
 		topics[i] = Topic(endpoint)
 		switch {
 		case !validEndpoint.MatchString(endpoint):
-			fault("SourceConfig.Endpoints", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", endpoint)
+			l.Add("Endpoints", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", endpoint)
 		case slices.Contains(cfg.Endpoints[:i], endpoint):
-			fault("SourceConfig.Endpoints", "%q must not be listed twice", endpoint)
+			l.Add("Endpoints", "%q must not be listed twice", endpoint)
 		}
 	}
 	cfg.Partitions = cmp.Or(cfg.Partitions, 16)
@@ -94,14 +91,14 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 		var f *eventsource.Fault
 		switch {
 		case !errors.As(one, &f):
-			faults = append(faults, one)
+			l.Join(one)
 		case f.Field == "Config.Topics": // the check of the endpoints above has reported it
 		default:
-			fault(strings.Replace(f.Field, "Config.", "SourceConfig.", 1), "%s", f.Reason)
+			l.Join(fmt.Errorf("%w: %s: %s", ErrConfig, strings.Replace(f.Field, "Config.", "SourceConfig.", 1), f.Reason))
 		}
 	}
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
+	if err := l.Err(); err != nil {
+		return nil, err
 	}
 	return &Source{s}, nil
 }

@@ -86,7 +86,7 @@ var webhooksRules = []mutant{
 	{rule: "W6 the database before the signature", in: "webhook", decl: "(*Endpoint).serve",
 		old: "e, err", new: "_ = ep.pool.Raw().Ping(ctx); e, err", test: "TestW6TamperedRequestsReachNoStatement"},
 	{rule: "W7 unsigned id alone", in: "webhook", decl: "(*Endpoint).newIncomingEvent",
-		old: "!i.IDSigned && !i.reconciled && !ep.cfg.verifier.scheme.Repeats", new: "false", test: "TestW7UnsignedIDs"},
+		old: "!i.IDSigned && !reconciled && !ep.cfg.verifier.scheme.Repeats", new: "false", test: "TestW7UnsignedIDs"},
 	{rule: "W7 body for ever", in: schema, decl: "function onlyonce.receive_webhook",
 		old: "case when b.seen_at < forgotten then excluded.key else coalesce(b.key, excluded.key) end", new: "coalesce(b.key, excluded.key)", pkg: "webhook", test: "TestW7UnsignedIDs"},
 	{rule: "W7 known body claims an id", in: schema, decl: "function onlyonce.receive_webhook",

@@ -44,11 +44,8 @@ func UnixTime(field, s string, unit time.Duration) (time.Time, error) {
 	if unit == time.Millisecond {
 		digits = 14
 	}
-	if len(s) == 0 || len(s) > digits || strings.Trim(s, "0123456789") != "" || len(s) > 1 && s[0] == '0' {
-		return time.Time{}, Malformed(field, "is not a time in decimal digits")
-	}
 	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil {
+	if err != nil || len(s) > digits || strings.Trim(s, "0123456789") != "" || len(s) > 1 && s[0] == '0' {
 		return time.Time{}, Malformed(field, "is not a time in decimal digits")
 	}
 	if unit == time.Millisecond {
