@@ -11,10 +11,8 @@ import (
 )
 
 // Lock keeps a message that may kill its process apart from everything else that this process works
-// on (F9). Attempts are counted before they run, so a process that dies leaves a
-// count for each attempt that was under way. One of them was the cause; the others were neighbours,
-// on other partitions. So a message with such a count is tried with no other attempt under way: if
-// the process dies again, that message was the cause.
+// on: it is tried with no other attempt under way, so if the process dies again, that message was
+// the cause (F9).
 //
 // An attempt takes the lock shared or alone, before it is counted, and releases it when it has
 // ended. One that waits to be alone goes before those that want to share. It waits only for

@@ -80,9 +80,8 @@ func (l *Log) outOfRange(ctx context.Context, from int64) error {
 }
 
 // checkEpoch checks the log after a change of leader: it asks how far the new leader's log goes in
-// the epoch of the last record read (KIP-320). Suppose that an unclean election has cut off the log
-// below from, and other records were written since. Then from exists and is within bounds, but
-// reading on would skip the records below it (F5).
+// the epoch of the last record read (KIP-320). After an unclean election the offset may exist and
+// be within bounds, while the records below it are others (F5).
 func (l *Log) checkEpoch(ctx context.Context, from int64) error {
 	r := l.lastRead
 	if r.next != from || r.epoch < 0 || r.next == 0 || r.checkedUnder == l.leader.Epoch {
@@ -172,11 +171,8 @@ type emptyAnswers struct {
 // not written. The position passes over such a hole as over any other. In other topics nothing
 // removes batches from the middle, and the answer is taken for no answer.
 //
-// One such answer is no proof: a broker that reads old batches from slower storage, and does not
-// get them in time, may answer the same. So it counts if the same leader has given it several
-// times.
-//
-// No batch says which leader epoch the hole has. It has none above the leader's own (F6).
+// Such an answer counts if the same leader has given it several times. No batch says which leader
+// epoch the hole has: it has none above the leader's own (F6).
 func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (source.Fetched[*consumer.Message], error) {
 	compacted, err := l.Compacted(ctx)
 	switch {
