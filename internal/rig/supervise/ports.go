@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 )
 
@@ -15,10 +16,9 @@ import (
 func FreePorts(n int) ([]int, error) {
 	const low, high = 20000, 32000
 	ports := make([]int, 0, n)
-	taken := map[int]bool{}
 	for range 1000 {
 		port := low + rand.IntN(high-low)
-		if taken[port] {
+		if slices.Contains(ports, port) {
 			continue
 		}
 		l, err := net.Listen("tcp", Loopback(port))
@@ -26,7 +26,6 @@ func FreePorts(n int) ([]int, error) {
 			continue
 		}
 		_ = l.Close()
-		taken[port] = true
 		if ports = append(ports, port); len(ports) == n {
 			return ports, nil
 		}
