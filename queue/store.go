@@ -3,12 +3,11 @@ package queue
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
@@ -111,15 +110,8 @@ func (r *receiver) storePart(ctx context.Context, part []*incoming) (done Stored
 // exception, integrity constraint violation, program limit exceeded, and error of PL/pgSQL, whose
 // RAISE EXCEPTION is P0001.
 func isPoison(err error) bool {
-	var e *pgconn.PgError
-	if !errors.As(err, &e) || len(e.Code) != 5 {
-		return false
-	}
-	switch e.Code[:2] {
-	case "22", "23", "54", "P0":
-		return true
-	}
-	return false
+	state := guard.SQLState(err)
+	return len(state) == 5 && slices.Contains([]string{"22", "23", "54", "P0"}, state[:2])
 }
 
 // transact is the receiving transaction. A stop does not cut it short, and an unknown COMMIT is
