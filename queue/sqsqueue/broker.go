@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/pace"
@@ -166,25 +167,15 @@ func (b *Broker) delivery(m *types.Message) *queue.Delivery {
 
 // Ack implements queue.Broker: it deletes the messages.
 func (b *Broker) Ack(ctx context.Context, deliveries []*queue.Delivery) error {
-	var mu sync.Mutex
-	var faults []error
-	for several := range slices.Chunk(deliveries, perCall*atOnce) {
-		var wg sync.WaitGroup
-		for part := range slices.Chunk(several, perCall) {
-			wg.Go(func() {
-				if err := b.remove(ctx, part); err != nil {
-					mu.Lock()
-					defer mu.Unlock()
-					faults = append(faults, err)
-				}
-			})
-		}
-		wg.Wait()
+	var calls errgroup.Group
+	calls.SetLimit(atOnce)
+	for part := range slices.Chunk(deliveries, perCall) {
+		calls.Go(func() error { return b.remove(ctx, part) })
 	}
-	if len(faults) == 0 {
-		return nil
+	if err := calls.Wait(); err != nil {
+		return fmt.Errorf("sqsqueue: deleting: %w", err)
 	}
-	return fmt.Errorf("sqsqueue: deleting: %w", faults[0])
+	return nil
 }
 
 // remove deletes messages by one request. Each may fail alone.
