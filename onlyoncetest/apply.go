@@ -123,49 +123,38 @@ func (a *applying) watch(cfg consumer.Config) consumer.Config {
 		}
 		return next(ctx)
 	})
-	h := cfg.Hooks
-	cfg.Hooks.AttemptStart = func(ctx context.Context, b consumer.BatchDone) context.Context {
-		if h.AttemptStart != nil {
-			ctx = h.AttemptStart(ctx, b)
-		}
-		return context.WithValue(ctx, attemptKey{}, &[]place{})
-	}
-	cfg.Hooks.AttemptEnd = func(ctx context.Context, b consumer.BatchDone, err error) {
-		if ran, ok := ctx.Value(attemptKey{}).(*[]place); ok && err == nil {
-			a.mu.Lock()
-			for _, p := range *ran {
-				a.done[p] = true
+	attempts := consumer.Hooks{
+		AttemptStart: func(ctx context.Context, _ consumer.BatchDone) context.Context {
+			return context.WithValue(ctx, attemptKey{}, &[]place{})
+		},
+		AttemptEnd: func(ctx context.Context, _ consumer.BatchDone, err error) {
+			if ran, ok := ctx.Value(attemptKey{}).(*[]place); ok && err == nil {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				for _, p := range *ran {
+					a.done[p] = true
+				}
 			}
-			a.mu.Unlock()
-		}
-		if h.AttemptEnd != nil {
-			h.AttemptEnd(ctx, b, err)
-		}
+		},
 	}
-	cfg.Hooks.Parked = func(p consumer.MessageEvent) {
-		a.mu.Lock()
-		a.parked[place{p.Topic, p.Partition, p.Offset}] = p
-		a.mu.Unlock()
-		if h.Parked != nil {
-			h.Parked(p)
-		}
+	events := consumer.Hooks{
+		Parked: func(p consumer.MessageEvent) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.parked[place{p.Topic, p.Partition, p.Offset}] = p
+		},
+		Resolved: func(r consumer.MessageEvent) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			delete(a.parked, place{r.Topic, r.Partition, r.Offset})
+		},
+		Halted: func(e *consumer.HaltError) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.halted = e
+		},
 	}
-	cfg.Hooks.Resolved = func(r consumer.MessageEvent) {
-		a.mu.Lock()
-		delete(a.parked, place{r.Topic, r.Partition, r.Offset})
-		a.mu.Unlock()
-		if h.Resolved != nil {
-			h.Resolved(r)
-		}
-	}
-	cfg.Hooks.Halted = func(e *consumer.HaltError) {
-		a.mu.Lock()
-		a.halted = e
-		a.mu.Unlock()
-		if h.Halted != nil {
-			h.Halted(e)
-		}
-	}
+	cfg.Hooks = events.Join(cfg.Hooks).Join(attempts) // ours come first, but an attempt of ours is within the user's
 	return cfg
 }
 

@@ -85,17 +85,14 @@ func (j *journal) begin(history string) (play int) {
 }
 
 // runs counts the calls of Run in each test of this process.
-var runs struct {
+var runs = struct {
 	sync.Mutex
 	of map[string]int
-}
+}{of: map[string]int{}}
 
 func nextRun(test string) int {
 	runs.Lock()
 	defer runs.Unlock()
-	if runs.of == nil {
-		runs.of = map[string]int{}
-	}
 	runs.of[test]++
 	return runs.of[test]
 }

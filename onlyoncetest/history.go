@@ -167,11 +167,9 @@ func singles(points []point, can able) (all []history) {
 		}
 	}
 	var commits []point
-	if can.failover {
-		for _, p := range points {
-			if p.committing() {
-				commits = append(commits, p)
-			}
+	for _, p := range points {
+		if can.failover && p.committing() {
+			commits = append(commits, p)
 		}
 	}
 	for _, p := range commits[:min(1, len(commits))] {

@@ -206,26 +206,18 @@ func (s *feed) Run(ctx context.Context, own func(context.Context, source.Partiti
 		})
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...)
 }
 
 // logsOf are the topics that Apply has made, by pool: a second Apply goes on in the same log.
-var logsOf struct {
+var logsOf = struct {
 	sync.Mutex
 	m map[*pgxpool.Pool]*logs
-}
+}{m: map[*pgxpool.Pool]*logs{}}
 
 func logsFor(pool *pgxpool.Pool) *logs {
 	logsOf.Lock()
 	defer logsOf.Unlock()
-	if logsOf.m == nil {
-		logsOf.m = map[*pgxpool.Pool]*logs{}
-	}
 	if logsOf.m[pool] == nil {
 		logsOf.m[pool] = newLogs(time.Now())
 	}

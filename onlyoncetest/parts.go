@@ -15,7 +15,7 @@ import (
 // over before they have begun. A program without them leaves the work where it is.
 //
 // Which of the two it is cannot be seen in the database: a part may be about to begin, on a slow
-// machine after a long time. So constructors report what a process makes (package imagined), and
+// machine after a long time. So constructors report what a process makes (package process), and
 // no time counts. A part that is made and never runs is known too, unless what runs is the
 // program's own function: then Run waits for it, and reports that it has not begun.
 type parts struct {
@@ -53,14 +53,14 @@ func (s *parts) sends() bool {
 	return s.relay && !s.relayIdle
 }
 
-// reads returns the topics of stored events that the program reads. It is never nil.
+// reads returns the topics of stored events that the program reads.
 func (s *parts) reads() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.readersIdle {
-		return []string{}
+		return nil
 	}
-	return append([]string{}, s.topics...)
+	return slices.Clone(s.topics)
 }
 
 // kinds reports whether there is a relay, and a part that may read stored events; and whether all

@@ -190,7 +190,7 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 }
 
 // statement is called at each statement through the pool.
-func (x *play) statement(_ *Process, sql string, o origin) {
+func (x *play) statement(sql string, o origin) {
 	if !o.direct {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -219,18 +220,15 @@ func (p *Process) start(c *Case) error {
 // its lease to store the results of calls under way. The calls are over by then, and the results of
 // a process that has died are lost.
 func (p *Process) mortal(runners all) all {
-	mortals := make(all, len(runners))
+	mortals := slices.Clone(runners)
 	for i, r := range runners {
 		switch part := r.(type) {
 		case all:
 			mortals[i] = p.mortal(part)
 		case interface{ Wake() }:
-			mortals[i] = r
 			if isPart(r) {
 				mortals[i] = RunnerFunc(func(ctx context.Context) error { return p.unlessDead(ctx, r) })
 			}
-		default:
-			mortals[i] = r
 		}
 	}
 	return mortals

@@ -233,14 +233,13 @@ func (r *runner) clean(ctx context.Context, c *Case, only []int) (s *state, poin
 // all plays everything.
 func (r *runner) all(ctx context.Context) error {
 	s, points, v, err := r.clean(ctx, r.c, nil)
+	r.rep.Played["without a fault"] = 2
 	if err != nil || v != nil {
 		r.rep.Verdict = v
-		r.rep.Played["without a fault"] = 2
 		return err
 	}
 	r.c.clean = s
 	r.rep.Points = len(points)
-	r.rep.Played["without a fault"] = 2
 	if *historyFlag != "" {
 		h, err := parseHistory(*historyFlag)
 		if err != nil {
@@ -248,8 +247,7 @@ func (r *runner) all(ctx context.Context) error {
 		}
 		return r.one(ctx, h)
 	}
-	list := r.c.some(singles(points, r.able()))
-	found, err := r.many(ctx, list)
+	found, err := r.many(ctx, r.c.some(singles(points, r.able())))
 	if err != nil || found == nil {
 		return err
 	}

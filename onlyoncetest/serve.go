@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -36,9 +37,7 @@ func (r Request) http(ctx context.Context) *http.Request {
 	method, path := cmp.Or(r.Method, http.MethodPost), cmp.Or(r.Path, "/")
 	req := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(r.Body))
 	req.Header.Set("Content-Type", "application/json")
-	for name, values := range r.Header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, r.Header)
 	if r.Key != "" {
 		req.Header.Set("Idempotency-Key", r.Key)
 	}

@@ -95,10 +95,7 @@ select topic, partition, "offset", format('%s/%s at %s (%s): %s', topic, partiti
 
 // capture reads the state. Rows of a table are read if it has few, and if it differs from want's.
 func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
-	volatile, want := c.Volatile, c.clean
-	if volatile == nil {
-		volatile = []string{}
-	}
+	volatile, want := append([]string{}, c.Volatile...), c.clean // null would leave every column out
 	s := &state{tables: map[string]table{}}
 	type shape struct {
 		name, quoted string
@@ -129,11 +126,7 @@ func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
 			return nil, err
 		}
 		if t.rows <= mostRows && (want == nil || want.tables[x.name].hash != t.hash) {
-			rows, err := pool.Query(ctx, `select `+row+` from `+x.quoted+` order by 1`)
-			if err != nil {
-				return nil, err
-			}
-			if t.text, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			if t.text, err = texts(ctx, pool, `select `+row+` from `+x.quoted+` order by 1`); err != nil {
 				return nil, err
 			}
 		}
@@ -142,20 +135,13 @@ func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
 	if s.calls, err = Calls(ctx, pool); err != nil {
 		return nil, err
 	}
-	if rows, err = pool.Query(ctx, idleSQL); err != nil {
-		return nil, err
-	}
-	if s.idle, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+	if s.idle, err = texts(ctx, pool, idleSQL); err != nil {
 		return nil, err
 	}
 	for i := range s.calls {
 		s.calls[i].Body, s.calls[i].Target = []byte(c.masked(string(s.calls[i].Body))), c.masked(s.calls[i].Target)
 	}
-	rows, err = pool.Query(ctx, parkedSQL)
-	if err != nil {
-		return nil, err
-	}
-	if s.parked, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+	if s.parked, err = texts(ctx, pool, parkedSQL); err != nil {
 		return nil, err
 	}
 	if rows, err = pool.Query(ctx, parkedForSQL); err != nil {
@@ -167,6 +153,15 @@ func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
 		return p, err
 	})
 	return s, err
+}
+
+// texts returns the rows of a query that has one column.
+func texts(ctx context.Context, pool *pgxpool.Pool, sql string) ([]string, error) {
+	rows, err := pool.Query(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // masked replaces what is not compared.
@@ -212,13 +207,10 @@ func (d Difference) String() string {
 
 // compare returns what differs between a clean run's state and another one.
 func compare(clean, got *state) (found []Difference) {
-	names := map[string]bool{}
-	for _, s := range []*state{clean, got} {
-		for name := range s.tables {
-			names[name] = true
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
+	all := map[string]table{}
+	maps.Copy(all, clean.tables)
+	maps.Copy(all, got.tables)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
 		a, inA := clean.tables[name]
 		b, inB := got.tables[name]
 		switch {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -48,12 +49,7 @@ var engines = []string{"consumer", "outbox", "webhook", "queue", "idempotency", 
 var lenders = []string{"consumer.", "webhook.", "idempotency.", "dedupe."}
 
 func hasPrefix(s string, prefixes []string) bool {
-	for _, p := range prefixes {
-		if strings.HasPrefix(s, p) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(s, p) })
 }
 
 // isEngine reports whether a function is the engine's: tests beside it are users.
@@ -92,7 +88,7 @@ type tracer struct{ p *Process }
 
 // TraceQueryStart implements pgx.QueryTracer.
 func (t tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	t.p.run.statement(t.p, data.SQL, originOf())
+	t.p.run.statement(data.SQL, originOf())
 	return ctx
 }
 
@@ -103,7 +99,7 @@ func (t tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)
 func (t tracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
 	o := originOf()
 	for _, q := range data.Batch.QueuedQueries {
-		t.p.run.statement(t.p, q.SQL, o)
+		t.p.run.statement(q.SQL, o)
 	}
 	return ctx
 }
@@ -116,7 +112,7 @@ func (t tracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)
 
 // TraceCopyFromStart implements pgx.CopyFromTracer.
 func (t tracer) TraceCopyFromStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceCopyFromStartData) context.Context {
-	t.p.run.statement(t.p, "copy "+data.TableName.Sanitize(), originOf())
+	t.p.run.statement("copy "+data.TableName.Sanitize(), originOf())
 	return ctx
 }
 
