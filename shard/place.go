@@ -111,6 +111,8 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 			return fmt.Errorf("querying database %q for the shard of %q: %w", o.Name, place, err)
 		case state == stateLeaving || state == stateLeft:
 			return fmt.Errorf("%w: %q is %s in database %q, for %s", ErrElsewhere, place, state, o.Name, other)
+		case state == stateClaimed:
+			return fmt.Errorf("%w: %q is claimed in database %q: a process records it there now, or ended before it had; if that stays so, let it live there with: onlyonce place adopt -place %[2]q -reason WHY", ErrElsewhere, place, o.Name)
 		default:
 			return fmt.Errorf("%w: %q is %s in database %q", ErrElsewhere, place, state, o.Name)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/shard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -114,6 +115,26 @@ func TestN1NewPlaceGetsOneShard(t *testing.T) {
 	}
 	if n := count(t, pools["b"], `select count(*) from onlyonce.places where place = 'another'`); n != 0 {
 		t.Error("the row of a process that was refused stays")
+	}
+}
+
+// N1: a process that records a place may end in the middle. One that chooses another database is told
+// how the place comes to live there.
+func TestN1PlaceThatStaysClaimed(t *testing.T) {
+	t.Parallel()
+	a, b := pgtest.DB(t), pgtest.DB(t)
+	pgtest.Exec(t, b, `insert into onlyonce.places (place, state, nonce) values ('acme', 'claimed', gen_random_uuid())`)
+	s := newSet(t, map[string]*pgxpool.Pool{"a": a, "b": b}, func(string) string { return "a" })
+	if _, err := s.Find(t.Context(), "acme"); !errors.Is(err, shard.ErrElsewhere) || !strings.Contains(err.Error(), `is claimed in database "b"`) ||
+		!strings.Contains(err.Error(), `onlyonce place adopt -place "acme"`) {
+		t.Errorf("%v", err)
+	}
+	if _, err := ops.AdoptPlace(t.Context(), b, ops.By{Actor: "ann", Reason: "OPS-40"}, ops.AdoptPlaceInput{Place: "acme"}); err != nil {
+		t.Fatal(err)
+	}
+	s = newSet(t, map[string]*pgxpool.Pool{"a": a, "b": b}, func(string) string { return "b" })
+	if _, err := s.Find(t.Context(), "acme"); err != nil {
+		t.Error(err)
 	}
 }
 
