@@ -9,13 +9,19 @@ import (
 
 var update = flag.Bool("update", false, "write the reference of docs/operations.md")
 
+// common are flags that the page explains once, above the list.
+var common = strings.NewReplacer("[-postgres URL]...", "[-postgres URL]...", "[-postgres URL]", "", "[-json]", "", "-reason WHY [-yes | -dry-run]", "")
+
 // reference is the list of commands in docs/operations.md.
 func reference() string {
 	var b strings.Builder
 	for _, g := range groups() {
 		b.WriteString("\n" + g.title + ":\n\n")
 		for _, c := range g.commands {
-			item := "- `onlyonce " + c.name + "`: " + c.summary + ". `" + c.args + "`"
+			item := "- `onlyonce " + c.name + "`: " + c.summary + "."
+			if args := strings.Join(strings.Fields(common.Replace(c.args)), " "); args != "" {
+				item += " `" + args + "`"
+			}
 			b.WriteString(wrapped(item, 100) + "\n")
 		}
 	}

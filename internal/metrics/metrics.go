@@ -107,7 +107,7 @@ func Markdown(source string) string {
 		if len(m.Attributes) > 0 {
 			attributes = "`" + strings.Join(m.Attributes, "`, `") + "`"
 		}
-		fmt.Fprintf(&b, "| `%s`<br>`%s` | %s, %s | %s | %s | %s %s |\n", m.Name, m.Prometheus(), m.Unit, m.Kind, attributes, m.Help, m.Bad, m.Do)
+		fmt.Fprintf(&b, "| `%s` | %s, %s | %s | %s | %s %s |\n", m.Prometheus(), m.Unit, m.Kind, attributes, m.Help, m.Bad, m.Do)
 	}
 	return b.String()
 }
