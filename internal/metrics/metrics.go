@@ -103,9 +103,10 @@ func Markdown(source string) string {
 	var b strings.Builder
 	b.WriteString("| Metric | Unit, kind | Attributes | What it is | A bad value, and what to do |\n|---|---|---|---|---|\n")
 	for _, m := range From(source) {
-		attributes := "none"
-		if len(m.Attributes) > 0 {
-			attributes = "`" + strings.Join(m.Attributes, "`, `") + "`"
+		own := slices.DeleteFunc(slices.Clone(m.Attributes), func(a string) bool { return a == "database" }) // the page says it once
+		attributes := ""
+		if len(own) > 0 {
+			attributes = "`" + strings.Join(own, "`, `") + "`"
 		}
 		fmt.Fprintf(&b, "| `%s` | %s, %s | %s | %s | %s %s |\n", m.Prometheus(), m.Unit, m.Kind, attributes, m.Help, m.Bad, m.Do)
 	}
