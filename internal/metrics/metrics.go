@@ -101,14 +101,14 @@ func ByPrometheus(name string) *Metric {
 // Markdown returns the table of a source for docs/metrics.md.
 func Markdown(source string) string {
 	var b strings.Builder
-	b.WriteString("| Metric | Unit, kind | Attributes | What it is | A bad value, and what to do |\n|---|---|---|---|---|\n")
+	b.WriteString("| Metric | Kind | Attributes | What it is | A bad value, and what to do |\n|---|---|---|---|---|\n")
 	for _, m := range From(source) {
 		own := slices.DeleteFunc(slices.Clone(m.Attributes), func(a string) bool { return a == "database" }) // the page says it once
 		attributes := ""
 		if len(own) > 0 {
 			attributes = "`" + strings.Join(own, "`, `") + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s, %s | %s | %s | %s %s |\n", m.Prometheus(), m.Unit, m.Kind, attributes, m.Help, m.Bad, m.Do)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s %s |\n", m.Prometheus(), m.Kind, attributes, m.Help, m.Bad, m.Do)
 	}
 	return b.String()
 }
