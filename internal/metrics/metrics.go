@@ -108,7 +108,7 @@ func Markdown(source string) string {
 		if len(own) > 0 {
 			attributes = "`" + strings.Join(own, "`, `") + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s %s |\n", m.Prometheus(), m.Kind, attributes, m.Help, m.Bad, m.Do)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s %s |\n", m.Prometheus(), m.Kind, attributes, m.Help, m.Bad, strings.TrimPrefix(m.Do, "See "))
 	}
 	return b.String()
 }
