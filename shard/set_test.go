@@ -118,8 +118,8 @@ func TestN1NewPlaceGetsOneShard(t *testing.T) {
 	}
 }
 
-// N1: a process that records a place may end in the middle. One that chooses another database is told
-// how the place comes to live there.
+// N1: a process that records a place may end in the middle. One that chooses another database is
+// told how the place comes to live there.
 func TestN1PlaceThatStaysClaimed(t *testing.T) {
 	t.Parallel()
 	a, b := pgtest.DB(t), pgtest.DB(t)
