@@ -63,13 +63,25 @@ func (r byRule) list(id string) string {
 	return "`" + strings.Join(slices.Sorted(maps.Keys(r[id])), "`, `") + "`"
 }
 
+// starred returns the tests of a rule, with one name for those that begin with the rule's id.
+func (r byRule) starred(id string) byRule {
+	short := byRule{}
+	for name := range r[id] {
+		if m := testName.FindStringSubmatch(name); m != nil && m[1] == id {
+			name = "Test" + id + "*"
+		}
+		short.note(id, name)
+	}
+	return short
+}
+
 // Each rule is in one chapter, that of its letter. A function or an SQL constant that enforces it
 // names it in its comments, and so does a test. The index is made of the chapters and of these.
 func TestIndexOfTheRules(t *testing.T) {
 	t.Parallel()
 	functions, tests := rulesInTheCode(t)
 	// By subject: what a consumer meets first.
-	index, seen := "# The rules\n\nEach rule with the functions and the tests that name it.\n", map[string]bool{}
+	index, seen := "# The rules\n\nEach rule with the functions and the tests that name it. `TestT1*` are those whose names begin so: `go test -run 'TestT1[A-Z]' ./...`\n", map[string]bool{}
 	for _, letter := range strings.Split("tfcgkdoewqhnsu", "") {
 		text := textOf(t, "docs/rules/"+letter+".md")
 		index += fmt.Sprintf("\n## [%s](%s.md)\n\n", heading.FindStringSubmatch(text)[1], letter)
@@ -84,7 +96,7 @@ func TestIndexOfTheRules(t *testing.T) {
 			}
 			index += fmt.Sprintf("- **%s** %s.\n  - Functions: %s\n", id, title, functions.list(id))
 			if len(tests[id]) > 0 {
-				index += "  - Tests: " + tests.list(id) + "\n"
+				index += "  - Tests: " + tests.starred(id).list(id) + "\n"
 			}
 		}
 	}
