@@ -71,7 +71,7 @@ test: ## the tests of behaviour and one of each rule, on one Postgres and, with 
 test-long: test rest ## all tests of each rule, and the long ones; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
 
 rest: ## the tests that make test leaves out
-	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(if $(PKGS),$(call gotest,,$(PKGS)),s=0; $(call gotest,,$(LEFTOUT)) || s=1; $(call gotest,-run "^($(OTHERS)$(LONGTESTS)none)$$",./consumer/ ./internal/ring/ ./outbox/ ./onlyoncetest/ $(sort $(dir $(LONG:%=./%) $(RULED)))) || s=1; exit $$s))
+	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(if $(PKGS),$(call gotest,,$(PKGS)),s=0; $(call gotest,,$(LEFTOUT)) || s=1; $(call gotest,-run "^($(OTHERS)$(LONGTESTS)none)$$",$(sort $(dir $(LONG:%=./%) $(RULED)))) || s=1; exit $$s))
 
 check: ## half a minute, before each commit: format, public surface, words, layout, documentation, links of alerts, anchors of the mutants
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted: $$unformatted"; exit 1; }
