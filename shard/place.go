@@ -8,6 +8,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // claimPlaceSQL records that this process asks whether a place lives here, unless there is a row.
@@ -112,7 +114,7 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 		case state == stateLeaving || state == stateLeft:
 			return fmt.Errorf("%w: %q is %s in database %q, for %s", ErrElsewhere, place, state, o.Name, other)
 		case state == stateClaimed:
-			return fmt.Errorf("%w: %q is claimed in database %q: a process records it there now, or ended before it had; if that stays so, let it live there with: onlyonce place adopt -place %[2]q -reason WHY", ErrElsewhere, place, o.Name)
+			return fmt.Errorf("%w: %q is claimed in database %q: a process records it there now, or ended before it had; if that stays so, let it live there with: onlyonce place adopt -place %s -reason WHY", ErrElsewhere, place, o.Name, show.Quote(place))
 		default:
 			return fmt.Errorf("%w: %q is %s in database %q", ErrElsewhere, place, state, o.Name)
 		}

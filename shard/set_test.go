@@ -126,7 +126,7 @@ func TestN1PlaceThatStaysClaimed(t *testing.T) {
 	pgtest.Exec(t, b, `insert into onlyonce.places (place, state, nonce) values ('acme', 'claimed', gen_random_uuid())`)
 	s := newSet(t, map[string]*pgxpool.Pool{"a": a, "b": b}, func(string) string { return "a" })
 	if _, err := s.Find(t.Context(), "acme"); !errors.Is(err, shard.ErrElsewhere) || !strings.Contains(err.Error(), `is claimed in database "b"`) ||
-		!strings.Contains(err.Error(), `onlyonce place adopt -place "acme"`) {
+		!strings.Contains(err.Error(), `onlyonce place adopt -place acme -reason WHY`) {
 		t.Errorf("%v", err)
 	}
 	if _, err := ops.AdoptPlace(t.Context(), b, ops.By{Actor: "ann", Reason: "OPS-40"}, ops.AdoptPlaceInput{Place: "acme"}); err != nil {

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/test/callcheck"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -124,25 +122,27 @@ func TestGatherDoesNotFindItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	last, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	gathered, ended := make(chan struct{}), make(chan struct{})
 	go func() { // keeps the connection that was asked last
 		defer close(ended)
-		for last := (*pgxpool.Conn)(nil); ; time.Sleep(10 * time.Millisecond) {
+		defer func() { last.Release() }()
+		for {
+			select {
+			case <-gathered:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
 			next, err := pool.Acquire(context.Background())
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			if last != nil {
-				last.Release()
-			}
-			select {
-			case <-gathered:
-				next.Release()
-				return
-			default:
-				last = next
-			}
+			last.Release()
+			last = next
 		}
 	}()
 	f, err := callcheck.Gather(t.Context(), pool, m, pgtest.Patience(10*time.Second))

@@ -171,8 +171,9 @@ type emptyAnswers struct {
 // not written. The position passes over such a hole as over any other. In other topics nothing
 // removes batches from the middle, and the answer is taken for no answer.
 //
-// Such an answer counts if the same leader has given it several times. No batch says which leader
-// epoch the hole has: it has none above the leader's own (F6).
+// A broker that does not get old batches from its slow storage in time may answer the same. So the
+// answer counts if the same leader has given it several times. No batch says which leader epoch the
+// hole has: it has none above the leader's own (F6).
 func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (source.Fetched[*consumer.Message], error) {
 	compacted, err := l.Compacted(ctx)
 	switch {
