@@ -25,7 +25,7 @@ const pickSQL = reports.ParkedRow + `p.kind = any ($8::text[]) and p.settled_at 
    and case when $5::text is not null then p.reason = $5 else $1::bigint[] is not null or p.reason <> 'conflict' end
    and ($9::text is null or p.sink = $9) and ($10::text is null or p.call_name = $10)
    and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and (not $12::boolean or p.reason = 'rejected')
-   and ($13::text is null or starts_with(p.error, $13)) and ($14::bigint is null or p.id <= $14) and ($15::bigint is null or p.id > $15)
+   and ($13::text is null or starts_with(p.error, $13)) and ($14::bigint is null or p.id <= $14) and p.id > coalesce($15::bigint, 0)
  order by p.id limit $7`
 
 // oneSQL reads why a row cannot be picked. In: id. One row, or none. By the primary key.

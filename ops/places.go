@@ -15,7 +15,7 @@ import (
 const remainingSQL = `
 select (select count(*) from onlyonce.operations o where o.tenant = $1 and o.completed_at is null),
        (select count(*) from onlyonce.parked p
-         where p.kind = 'event' and p.settled_at is null and (p.tenant = $1 or p.tenant = '' and p.topic = 'webhook.' || $1))`
+         where p.id > 0 and p.kind = 'event' and p.settled_at is null and (p.tenant = $1 or p.tenant = '' and p.topic = 'webhook.' || $1))`
 
 // unhandledSQL counts events of a place that a consumer has not handled, or that none has begun to
 // read. An event without a tenant belongs to the place that is named as its endpoint. In: place;

@@ -15,7 +15,7 @@ const logSinksSQL = SinksOfLog + `
 select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed, k.paused_at, k.paused_by, k.pause_reason
   from (select sink from of_log where sink is not null
         union select name from onlyonce.sinks
-        union select sink from onlyonce.parked where kind = 'call' and settled_at is null and sink is not null) n
+        union select sink from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and sink is not null) n
   left join onlyonce.sinks k on k.name = n.sink
  where $1::text is null or n.sink = $1
  order by 1`
@@ -54,7 +54,7 @@ select r.sink, null, r.slot, sum(r.n), 0, extract(epoch from clock_timestamp() -
 // By the index parked_open, without bodies.
 const parkedCallsSQL = `
 select sink, state, count(*) as count, min(parked_at) as oldest
-  from onlyonce.parked where kind = 'call' and settled_at is null and sink is not null and ($1::text is null or sink = $1)
+  from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and sink is not null and ($1::text is null or sink = $1)
  group by 1, 2 order by 1, 2`
 
 // RingSQL reads the log's segments. The sizes include indexes and bodies. behind: sinks, of any

@@ -42,7 +42,7 @@ const parkedSQL = ParkedRow + parkedFilter + ` and ($13::bigint is null or id < 
 
 // openParkedSQL lists the parked rows that are not settled, oldest first. In: see parkedFilter, and
 // above which id (null: from the oldest). Walks the index parked_open until it has that many.
-const openParkedSQL = ParkedRow + `settled_at is null and ` + parkedFilter + ` and ($13::bigint is null or id > $13)
+const openParkedSQL = ParkedRow + `settled_at is null and ` + parkedFilter + ` and id > coalesce($13::bigint, 0)
  order by id limit $4`
 
 // parkedByIDsSQL reads parked rows. In: ids. By the primary key.
@@ -107,7 +107,7 @@ select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at
        extract(epoch from clock_timestamp() - min(parked_at))::float8 as oldest_age_seconds
   from (select kind, scope, sink, reason, state, parked_at,
                case when $13::boolean then left(split_part(error, E'\n', 1), 80) else '' end as error
-          from onlyonce.parked where settled_at is null and ` + parkedFilter + `) p
+          from onlyonce.parked where id > 0 and settled_at is null and ` + parkedFilter + `) p
  group by kind, scope, sink, reason, state, error
  order by count(*) desc, kind, scope, sink, reason, state, error limit $4`
 

@@ -547,19 +547,20 @@ comment on column onlyonce.parked.waits_for        is 'Of a call in state retryi
 comment on column onlyonce.parked.waits_since      is 'Its place among those that wait for the same rate.';
 comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
 
-create unique index parked_key_unresolved on onlyonce.parked (kind, key)
+create unique index parked_key_unresolved on onlyonce.parked (key, kind)
   where settled_at is null and reason <> 'conflict';
 -- What a key became, settled or not.
 create index parked_key on onlyonce.parked (key) where key is not null;
 -- Calls that go out under another key than the one that they are recognised by.
 create index parked_first_key on onlyonce.parked (first_key) where first_key is not null;
--- What is not settled, oldest first.
-create index parked_open on onlyonce.parked (id) where settled_at is null;
-create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;
--- Finds the rows of one partition that are due. A session keeps the plan of a statement that it
+-- The unsettled rows, oldest first, and by position. A session keeps the plan of a statement that it
 -- prepared while the table was empty, when a scan of a whole index looks as cheap as any. So the
--- condition names a column of the index: a statement that names a state and an id finds no use for
--- it. The same holds for parked_blocked, parked_calls_blocked and parked_calls_due (T13).
+-- conditions of these and of the next indexes name a column of the index as not null. The planner
+-- then uses them only for a statement that compares this column: one that looks for a key (a claim)
+-- reads the index of keys. A statement that reads all unsettled rows says id > 0 (T13).
+create index parked_open on onlyonce.parked (id) where settled_at is null and id is not null;
+create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null and scope is not null;
+-- Finds the rows of one partition that are due.
 create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at, "offset") where state = 'retrying' and topic is not null;
 -- Finds the ordering keys of a partition, or of a lane, that have blocked rows.
 create index parked_blocked on onlyonce.parked (scope, topic, partition, order_key) where state = 'blocked' and kind <> 'call' and topic is not null;
