@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -42,7 +42,7 @@ quickstart: ## the main job, end to end
 AT_ONCE  ?= 4
 PACKAGES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); test "$$n" -gt 4 && echo "$$n" || echo 4)
 # The packages of all modules, those first that take longest; and the folders of those that make test leaves out.
-ALL     := ./consumer ./cmd/onlyonce ./onlyoncetest ./ui ./outbox ./consumer/franzsource ./consumer/kafkasource ./consumer/sharesource ./examples/quickstart $(MODULES:%=./%/...)
+ALL     := ./consumer ./cmd/onlyonce ./onlyoncetest ./queue/sqsqueue ./outbox/sqssink ./ui ./outbox ./consumer/franzsource ./consumer/kafkasource ./outbox/rabbitsink ./tools/onlyoncevet ./examples/quickstart $(MODULES:%=./%/...)
 LEFTOUT := $(foreach l,$(LABORATORY),./$l/...)
 # The files whose tests have cases that -short leaves out, and the names of those tests.
 LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest outbox webhook)
@@ -64,14 +64,19 @@ gotest = $(TEST) $(RACE) -p $(PACKAGES) -parallel $(AT_ONCE) -timeout 20m $(1) $
 # $(1) without the packages $(2).
 without = $$($(GO) list $(1) | grep -vxF "$$($(GO) list $(2))")
 
-test: ## the tests of behaviour and one of each rule, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, PKGS=./consumer/... plays all of it
-	@echo "make test: tests of behaviour, and one of each rule; make test-long runs all of each rule, long ones and the laboratory's, make check those of documents"
-	@export ONLYONCE_TEST_LONG=$(or $(PART),1/20); $(call joined,$(call gotest,-short $(if $(PKGS),,-skip "^($(OTHERS)none)$$"),$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT) $(CHECKS:%=./%)))))
+test: ## the tests of behaviour and one of each rule, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, RULES=all plays all of each rule, PKGS=./consumer/... all that these have but long cases
+	@echo "make test: tests of behaviour, and $(if $(RULES)$(PKGS),all,one) of each rule; make test-long has the long ones and the laboratory's, make check those of documents"
+	@export ONLYONCE_TEST_LONG=$(or $(PART),1/20); $(call joined,$(call gotest,-short $(if $(RULES)$(PKGS),,-skip "^($(OTHERS)none)$$"),$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT) $(CHECKS:%=./%)))))
 
-test-long: test rest ## all tests of each rule, and the long ones; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
+test-long: ## all tests of each rule, the long ones, and the laboratory's; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
+	@$(MAKE) test RULES=all
+	@$(MAKE) long laboratory
 
-rest: ## the tests that make test leaves out
-	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(if $(PKGS),$(call gotest,,$(PKGS)),s=0; $(call gotest,,$(LEFTOUT)) || s=1; $(call gotest,-run "^($(OTHERS)$(LONGTESTS)none)$$",$(sort $(dir $(LONG:%=./%) $(RULED)))) || s=1; exit $$s))
+long: ## the tests that have long cases, with those; PART=2/3 plays a part of the long cases
+	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(call gotest,$(if $(PKGS),,-run "^($(LONGTESTS)none)$$"),$(or $(PKGS),$(sort $(dir $(LONG:%=./%))))))
+
+laboratory: ## the tests of what compares with other libraries, or checks the checkers
+	@$(call joined,$(call gotest,,$(LEFTOUT)))
 
 check: ## half a minute, before each commit: format, public surface, words, layout, documentation, links of alerts, anchors of the mutants
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted: $$unformatted"; exit 1; }
@@ -229,7 +234,10 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: test-long mutants adversary model kit schemathesis matrix growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
+parts: ## each part of CI, of which a landing plays one
+	@for n in 1 2 3 4 5 6 7 8; do .ci/part $$n || exit 1; done
+
+nightly: test-long parts mutants adversary model kit schemathesis matrix growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run
