@@ -51,8 +51,7 @@ type Consumer struct {
 	handler Handler // exactly one of handler and batch is set
 	batch   BatchHandler
 	cfg     Config
-	events  bool         // the source is one of events (claimed.Source)
-	shares  sharedSource // the source, if a share group delivers its messages; else nil
+	events  bool // the source is one of events (claimed.Source)
 
 	shard   string         // name of this database, "" if only one
 	shards  []*Consumer    // by name, nil if there is one database
@@ -180,7 +179,7 @@ func (c *Consumer) longestWait() time.Duration {
 // needsSlots reports whether transactions of the partition run side by side under its next owner,
 // or what an owner that let them do so has left open is to be finished (C7).
 func (c *Consumer) needsSlots(cur *cursor) bool {
-	return c.cfg.Concurrency > 1 || cur.doneUntil != nil || c.shares != nil
+	return c.cfg.Concurrency > 1 || cur.doneUntil != nil
 }
 
 func newBackoff(cfg Config) backoff.BackOff { return pace.Backoff(cfg.Backoff.Min, cfg.Backoff.Max) }

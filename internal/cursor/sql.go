@@ -26,7 +26,7 @@ returning id`
 // LockOwnerSQL has the lock of a cursor's owner to itself, and LockSQL the lease's row after that.
 // In: scope, topic, partition. One row each, or none if there is no cursor. They wait for the
 // owner's transactions, which share the one or hold the other FOR SHARE, and keep out later ones
-// and every process that would take over. Only a later statement sees what they did (C3, G6).
+// and every process that would take over. Only a later statement sees what they did (C3).
 const (
 	LockOwnerSQL = `
 select pg_advisory_xact_lock(onlyonce.owner_lock(c.id)) from onlyonce.cursors c where c.scope = $1 and c.topic = $2 and c.partition = $3`

@@ -72,7 +72,7 @@ comment on function onlyonce.hold(bigint, bigint, uuid) is
 -- It waits for transactions of the owner: those that have called onlyonce.hold lock the lease's
 -- row, those that have called onlyonce.enter share the owner's lock, or above READ COMMITTED lock
 -- the row. The advisory lock comes first, as it does in commands that lock both, and in a statement
--- before the UPDATE (T9, C3, G6, O5).
+-- before the UPDATE (T9, C3, O5).
 create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
 language plpgsql as $$
 declare

@@ -19,7 +19,6 @@ create table onlyonce.cursors (
   released_at    timestamptz default clock_timestamp(),
   created_at     timestamptz not null default clock_timestamp(),
   retired_at     timestamptz,
-  shared         boolean not null default false,
   replay_no      integer not null default 0,
   replay_until   bigint,
   replay_resume  bigint,
@@ -40,7 +39,6 @@ comment on column onlyonce.cursors.run_start      is 'Position at which the run 
 comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
 comment on column onlyonce.cursors.released_at    is 'When the last owner released the cursor in order; null from its take-over until then. An owner that finds null handles the next messages one at a time.';
 comment on column onlyonce.cursors.retired_at     is 'Set by `onlyonce cursor retire`: no process works on this cursor, and it holds back no retention. Null: in use.';
-comment on column onlyonce.cursors.shared         is 'Whether the last owner is the keeper of a share group: then members work under its epoch.';
 comment on column onlyonce.cursors.replay_no      is 'Rises with each replay. Below replay_until it is part of each message''s key, so that messages which were handled are handled again.';
 comment on column onlyonce.cursors.replay_until   is 'Where the replay ends. Null: none is under way.';
 comment on column onlyonce.cursors.replay_resume  is 'Position that the replay interrupted: from replay_until on, the cursor goes on there.';
@@ -98,7 +96,7 @@ create view onlyonce.positions as
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
          case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
-         c.retired_at, c.shared, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
+         c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
          (select max(d."offset") + 1 from onlyonce.done d
            where d.cursor_id = c.id and d.run = c.run and d."offset" >= coalesce(p.next_offset, c.run_start)) as done_until
     from onlyonce.cursors c
@@ -110,11 +108,9 @@ create view onlyonce.positions as
 comment on view onlyonce.positions is 'The position of each cursor: everything below next_offset is done. done_until is the end of what is done above it (see onlyonce.done), null if nothing is: in between some messages are done and some are not.';
 
 -- take_cursor takes over a cursor. If the lease's epoch is still the one that the caller read, it
--- raises it, writes the owner's group and topic, and clears released_at. `shared` says whether the
--- owner is the keeper of a share group. Under another owner's epoch no member works: that owner may
--- work without onlyonce.done (C3, G6).
+-- raises it, writes the owner's group and topic, and clears released_at (C3).
 create function onlyonce.take_cursor(
-  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, shared boolean, lock_timeout text
+  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
 ) returns bigint
 language plpgsql as $$
 declare
@@ -125,12 +121,12 @@ begin
   if raised is not null then
     update onlyonce.cursors c
       set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
-          topic_id = coalesce(take_cursor.topic_id, c.topic_id), shared = take_cursor.shared, released_at = null
+          topic_id = coalesce(take_cursor.topic_id, c.topic_id), released_at = null
       where c.id = take_cursor.cursor_id;
   end if;
   return raised;
 end $$;
-comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, boolean, text) is
+comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, text) is
   'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
 
 create table onlyonce.frontiers (
@@ -276,11 +272,10 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 
 -- ---------------------------------------------------------------- fence
 
--- enter begins each transaction of a cursor's owner, and of members of a share group under the
--- epoch of its keeper. It sets the bounds of the transaction, checks the ownership, and returns the
--- position in a run: null if the cursor has another run. It raises if the ownership is lost,
--- because it may share a round trip with COMMIT: an UPDATE that matches no row is no error, and the
--- COMMIT after it would succeed.
+-- enter begins each transaction of a cursor's owner. It sets the bounds of the transaction, checks
+-- the ownership, and returns the position in a run: null if the cursor has another run. It raises if
+-- the ownership is lost, because it may share a round trip with COMMIT: an UPDATE that matches no
+-- row is no error, and the COMMIT after it would succeed.
 --
 -- Its statements have an order:
 --
@@ -301,7 +296,7 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 -- tiny, and is kept; it would go on reading the whole table when that has grown, for example while
 -- an old snapshot prevents vacuum. A SET clause of the function would do the same at a higher cost,
 -- because it ends with a walk over all settings. An error in between ends the transaction, and the
--- setting with it (T2, T7, F1, C3, G6).
+-- setting with it (T2, T7, F1, C3).
 create function onlyonce.enter(
   cursor_id bigint, epoch bigint, nonce uuid, run integer,
   lock_timeout text, statement_timeout text, idle_timeout text
@@ -376,10 +371,9 @@ create constraint trigger sealed after insert on onlyonce.progress
   deferrable initially deferred
   for each row execute function onlyonce.require_seal();
 
--- fence_slot is the first statement of a transaction that runs beside others of its partition: of a
--- slot, or of messages that a share group has delivered to a member. It takes the place of
--- onlyonce.fence: it enters the transaction, and records that the messages at the given offsets are
--- done. It does not move the position; onlyonce.sweep does.
+-- fence_slot is the first statement of a slot's transaction, which runs beside others of its
+-- partition. It takes the place of onlyonce.fence: it enters the transaction, and records that the
+-- messages at the given offsets are done. It does not move the position; onlyonce.sweep does.
 --
 -- Each check is a statement of its own, after the one that may wait:
 --
@@ -392,7 +386,7 @@ create constraint trigger sealed after insert on onlyonce.progress
 --                this raises 23505 on onlyonce.done, at every isolation level
 --
 -- The lateral join with its limit makes the predecessors index probes, whatever the plan was made
--- for. See onlyonce.enter for enable_seqscan (C1, C2, C3, G1, G6).
+-- for. See onlyonce.enter for enable_seqscan (C1, C2, C3).
 create function onlyonce.fence_slot(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, low bigint,
   offsets bigint[], hashes bigint[], after bigint[],
@@ -441,7 +435,7 @@ create constraint trigger sealed after insert on onlyonce.done
 -- sweep moves the position over what onlyonce.done has. The caller proposes how far; the database
 -- decides. Each offset in between is in onlyonce.done, or in a range that the caller's fetch has
 -- shown to hold no message, or this raises OO001: a failover may have lost what the caller
--- remembers. Ranges are half open. It runs at READ COMMITTED, in a transaction of its own (C4, G4).
+-- remembers. Ranges are half open. It runs at READ COMMITTED, in a transaction of its own (C4).
 create function onlyonce.sweep(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
   anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
