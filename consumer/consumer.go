@@ -128,12 +128,17 @@ const queryTimeout = 10 * time.Second
 // transaction before the handler. If the server is alive, it ends them earlier, by Timeouts.Lock
 // and Timeouts.Statement (T7).
 func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement)
+	return context.WithTimeout(ctx, c.answerPatience())
 }
 
 // queryRow runs one statement of the engine within these bounds.
 func (c *Consumer) queryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	ctx, cancel := c.bounded(ctx)
+	return c.queryRowWithin(ctx, c.answerPatience(), sql, args...)
+}
+
+// queryRowWithin is queryRow for a statement that waits for others as long as they may last.
+func (c *Consumer) queryRowWithin(ctx context.Context, bound time.Duration, sql string, args ...any) pgx.Row {
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	return &boundedRow{c.pool.QueryRow(ctx, sql, args...), cancel}
 }
 

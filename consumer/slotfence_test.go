@@ -34,12 +34,18 @@ returning id`).Scan(&s.id)
 }
 
 // raiseSQL takes a cursor over. In: its id.
-const raiseSQL = `select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'stock', null, null, '5s')`
+const raiseSQL = `select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'stock', null, null, null, '5s')`
 
 // raise takes the cursor over.
 func (s *slotRig) raise() {
 	s.t.Helper()
 	s.exec(raiseSQL, s.id)
+	s.owned()
+}
+
+// owned reads epoch and nonce of the owner.
+func (s *slotRig) owned() {
+	s.t.Helper()
 	if err := s.pool.QueryRow(s.t.Context(), `select epoch, nonce::text from onlyonce.leases where id = $1`, s.id).Scan(&s.epoch, &s.nonce); err != nil {
 		s.t.Fatal(err)
 	}
