@@ -45,7 +45,7 @@ PACKAGES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); test "$$n" -gt 4 && echo "$
 ALL     := ./consumer ./cmd/onlyonce ./onlyoncetest ./queue/sqsqueue ./outbox/sqssink ./ui ./outbox ./consumer/franzsource ./consumer/kafkasource ./outbox/rabbitsink ./tools/onlyoncevet ./examples/quickstart $(MODULES:%=./%/...)
 LEFTOUT := $(foreach l,$(LABORATORY),./$l/...)
 # The files whose tests have cases that -short leaves out, and the names of those tests.
-LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest outbox webhook)
+LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest ops outbox webhook)
 LONGTESTS = $(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1|/p' $(LONG) | tr -d '\n')
 # The tests of the rules of docs/rules have the rule's id in their names, for example TestO14EachTenant. make test plays one of each rule,
 # drawn by PART, unless PKGS names packages; OTHERS are the names of all the others, each with a | after it.
@@ -157,8 +157,7 @@ kit: ## onlyoncetest against 20 seeds: sound programs are never accused, faulty 
 # PostgreSQL's major versions that its project maintains, and of Kafka's versions at Maven some, from the oldest that runs without ZooKeeper in production to the latest.
 CELLS := 14 15 16 17 18 kafka-3.3.2 kafka-3.9.1 kafka-4.0.1 kafka-4.3.0 kafka-4.4.0
 comma := ,
-# Those of share groups need 4.2.
-SOURCES = ./consumer/franzsource ./consumer/kafkasource ./outbox/kafkasink $(if $(filter kafka-3% kafka-4.0%,$(1)),,./consumer/sharesource)
+SOURCES := ./consumer/franzsource ./consumer/kafkasource ./outbox/kafkasink
 cell = echo "== matrix $(1)"; CI=true $(if $(1:kafka-%=),ONLYONCE_POSTGRES_VERSION=$(1) $(MAKE) test,ONLYONCE_KAFKA_VERSION=$(1:kafka-%=%) $(MAKE) test PKGS="$(or $(PKGS),$(SOURCES))") && echo "matrix $(1) ok" || { echo "matrix $(1) failed"; s=1; }
 
 matrix: ## make test on PostgreSQL 14 to 18, and sources and sink on Kafka 3.3 to 4.4; ONLY=14,kafka-4.0.1 picks, PKGS=./dedupe
@@ -174,7 +173,7 @@ MESSAGES ?= 100000
 KILLS    ?= 100
 STORM    := $(GO) run ./test/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),) $(if $(CONCURRENCY),-concurrency $(CONCURRENCY),) $(if $(FAILOVERS),-failovers $(FAILOVERS),) $(if $(ISOLATION),-isolation '$(ISOLATION)',) $(if $(PGBOUNCER),-pgbouncer,)
 
-storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz|share, POLICY=park|key, CONCURRENCY=8, FAILOVERS=20, ISOLATION=serializable, PGBOUNCER=1, and ONLYONCE_POSTGRES_VERSION=14
+storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz, POLICY=park|key, CONCURRENCY=8, FAILOVERS=20, ISOLATION=serializable, PGBOUNCER=1, and ONLYONCE_POSTGRES_VERSION=14
 	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
 
 storm-franz storm-key storm-failover storm-mixed: MESSAGES = 20000

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -142,22 +141,4 @@ func setFault(set *shard.Set, events bool) error {
 		return fmt.Errorf("%w: db: must be one pool with a source of events: those lie in one database, and are claimed there", ErrConfig)
 	}
 	return nil
-}
-
-// sharedFaults returns what a consumer of a share group cannot have.
-func (c *Consumer) sharedFaults(sharded bool) error {
-	if c.shares == nil {
-		return nil
-	}
-	var faults []error
-	refuse := func(wrong bool, field, rule string) {
-		if wrong {
-			faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, rule))
-		}
-	}
-	refuse(c.cfg.OnFailure != ParkMessage, "Config.OnFailure", "must be ParkMessage: a share group has no order that a message could hold up")
-	refuse(c.cfg.OrderingKey != nil, "Config.OrderingKey", "must not be set: a share group has no order")
-	refuse(c.cfg.TooOld != 0, "Config.TooOld", "must not be set, nor a TimedKey: a share group has no frontier of times")
-	refuse(sharded, "db", "must be one pool: a share group delivers to one database")
-	return errors.Join(faults...)
 }

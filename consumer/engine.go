@@ -184,9 +184,7 @@ func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
 // lockAttempts waits for the engine's turn. While an attempt is alone, the engine knows that
 // nothing else of the process is under way.
 func (e *engine) lockAttempts(ctx context.Context, alone bool) (release func(), err error) {
-	cfg := &e.c.cfg
-	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.Timeouts.Commit + cfg.Timeouts.Lock + cfg.Timeouts.Statement)
-	release, err = attemptlock.Of(ctx).Acquire(ctx, alone, bound)
+	release, err = attemptlock.Of(ctx).Acquire(ctx, alone, 2*e.c.cfg.longest())
 	e.exclusive = alone && err == nil
 	return release, err
 }

@@ -54,8 +54,7 @@ func New[D shard.Databases, H AnyHandler](db D, source Source, handler H, cfg Co
 func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Consumer, error) {
 	source := c.source
 	_, c.events = source.(claimed.Source)
-	c.shares, _ = source.(sharedSource)
-	faults := []error{c.cfg.faults(c.events), c.sharedFaults(sharded)}
+	faults := []error{c.cfg.faults(c.events)}
 	if sharded {
 		faults = append(faults, setFault(set, c.events))
 	} else {
@@ -143,7 +142,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	}
 	c.cfg.Logger.Info("onlyonce: consumer starts", "scope", c.cfg.Scope, "group", c.source.Group(), "topics", sourceTopics(c.source))
 	began := c.announceStop(ctx)
-	err := c.runSource(ctx)
+	err := c.source.Run(ctx, c.ownPartition)
 	stop()
 	rotating.Wait()
 	if at := began(); !at.IsZero() {
@@ -209,25 +208,4 @@ func (c *Consumer) horizonNeeds() []inbox.Need {
 		return nil
 	}
 	return []inbox.Need{{Ring: ring.ConsumerClass(c.cfg.Horizon.class()).Name, Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
-}
-
-// runSource runs the source, and what it delivers.
-func (c *Consumer) runSource(ctx context.Context) error {
-	if c.shares == nil {
-		return c.source.Run(ctx, c.ownPartition)
-	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var failed error
-	var delivering sync.WaitGroup
-	delivering.Go(func() {
-		defer stop()
-		d := newDeliveries(c)
-		defer d.end()
-		failed = c.shares.Deliver(ctx, c.cfg.Concurrency, c.cfg.BatchSize, d.apply)
-	})
-	err := c.source.Run(ctx, c.ownPartition)
-	stop()
-	delivering.Wait()
-	return errors.Join(err, failed)
 }

@@ -44,11 +44,6 @@ type Source interface {
 
 // These have this package's messages.
 type (
-	partition    = source.Partition[*Message]
-	fetched      = source.Fetched[*Message]
-	delivery     = source.Delivery[*Message]
-	sharedSource interface {
-		Source
-		source.Shared[*Message]
-	}
+	partition = source.Partition[*Message]
+	fetched   = source.Fetched[*Message]
 )

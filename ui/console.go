@@ -26,7 +26,7 @@ var staticFiles embed.FS
 const (
 	staticName = "static"         // the folder of scripts and styles
 	patience   = 10 * time.Second // how long a page waits for its database
-	decideWait = 60 * time.Second // how long an act may take
+	decideWait = 5 * time.Minute  // how long an act may take, with its waits for the transactions of others
 	countLimit = 2 * time.Second  // how long a question of a page may count rows
 	atOnce     = 4                // questions to one database that run at once
 	formLimit  = 256 << 10        // bytes of a form
@@ -218,6 +218,8 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 		return refusedByStandby()
 	case errors.As(err, &pg) && pg.Code == "40001":
 		return http.StatusServiceUnavailable, "The server ended this question, because it had to go on with the changes of its primary.", "Look again in a moment."
+	case errors.As(err, &pg) && pg.Code == "55P03" && strings.HasPrefix(pg.Message, "onlyonce: "): // onlyonce.lock_owner
+		return http.StatusConflict, sentence(strings.TrimPrefix(pg.Message, "onlyonce: ")), "Nothing was done. Pause the partition, and try again."
 	case errors.As(err, &pg) && (pg.Code == "55P03" || pg.Code == "57014"):
 		return http.StatusConflict, "Another transaction holds what this one needs, and nothing was done.", "Try again."
 	case errors.As(err, &pg):

@@ -23,19 +23,11 @@ select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bi
 on conflict do nothing
 returning id`
 
-// LockOwnerSQL has the lock of a cursor's owner to itself, and LockSQL the lease's row after that.
-// In: scope, topic, partition. One row each, or none if there is no cursor. They wait for the
-// owner's transactions, which share the one or hold the other FOR SHARE, and keep out later ones
-// and every process that would take over. Only a later statement sees what they did (C3, G6).
-const (
-	LockOwnerSQL = `
-select pg_advisory_xact_lock(onlyonce.owner_lock(c.id)) from onlyonce.cursors c where c.scope = $1 and c.topic = $2 and c.partition = $3`
-
-	LockSQL = `
-select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id
- where c.scope = $1 and c.topic = $2 and c.partition = $3
-   for no key update of l`
-)
+// LockOwnerSQL has a cursor to itself, by onlyonce.lock_owner. In: scope, topic, partition. One row,
+// or none if there is no cursor. It waits for the owner's transactions, and keeps out later ones and
+// every process that would take over. Only a later statement sees what they did (C3, T14).
+const LockOwnerSQL = `
+select onlyonce.lock_owner(c.id) from onlyonce.cursors c where c.scope = $1 and c.topic = $2 and c.partition = $3`
 
 // FenceOwnerSQL raises the epoch and sets a new nonce, so that any later write of the present owner
 // fails on its fence. In: lease, the epoch that was read under the lock. Out: the new epoch. It is
@@ -141,16 +133,13 @@ on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), 
   class_changed_at = coalesce(excluded.class_changed_at, s.class_changed_at),
   topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`
 
-// LockScopeOwnersSQL has the locks of the owners of all cursors of a scope to itself, and
-// LockScopeSQL locks their leases after that; see LockOwnerSQL. LockScopeRowSQL locks the scope's
-// row after both: it waits for transactions that make a cursor (CreateSQL) or claim by the row
-// (onlyonce.claim_scope), and keeps out later ones. In: scope.
+// LockScopeOwnersSQL has all cursors of a scope to itself, one after another; see LockOwnerSQL. Out:
+// a row for each. LockScopeRowSQL locks the scope's row after that: it waits for transactions that
+// make a cursor (CreateSQL) or claim by the row (onlyonce.claim_scope), and keeps out later ones. In:
+// scope.
 const (
 	LockScopeOwnersSQL = `
-select pg_advisory_xact_lock(onlyonce.owner_lock(o.id)) from (select c.id from onlyonce.cursors c where c.scope = $1 order by c.id) o`
-
-	LockScopeSQL = `
-select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id where c.scope = $1 order by l.id for no key update of l`
+select onlyonce.lock_owner(o.id) from (select c.id from onlyonce.cursors c where c.scope = $1 order by c.id) o`
 
 	LockScopeRowSQL = `select scope from onlyonce.scopes where scope = $1 for update`
 )

@@ -69,16 +69,15 @@ comment on function onlyonce.hold(bigint, bigint, uuid) is
 -- No lease lasts longer than an hour. If one ends later than that, it was written while the clock
 -- was ahead, and counts as ended.
 --
--- It waits for transactions of the owner: those that have called onlyonce.hold lock the lease's
--- row, those that have called onlyonce.enter share the owner's lock, or above READ COMMITTED lock
--- the row. The advisory lock comes first, as it does in commands that lock both, and in a statement
--- before the UPDATE (T9, C3, G6, O5).
+-- It waits for transactions of the owner. Those of a relay have called onlyonce.hold, which locks
+-- the lease's row. Those of a cursor's owner have called onlyonce.enter: see onlyonce.lock_owner,
+-- which comes in a statement before the UPDATE (T9, C3, O5).
 create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
 language plpgsql as $$
 declare
   raised bigint;
 begin
-  perform pg_advisory_xact_lock(onlyonce.owner_lock(l.id)) from onlyonce.leases l where l.id = raise_epoch.lease and l.name like 'cursor/%';
+  perform onlyonce.lock_owner(l.id) from onlyonce.leases l where l.id = raise_epoch.lease and l.name like 'cursor/%';
   update onlyonce.leases l
     set epoch = l.epoch + 1, nonce = new_nonce, until = clock_timestamp() + ttl
     where l.id = raise_epoch.lease and l.epoch = seen_epoch

@@ -19,7 +19,7 @@ create table onlyonce.cursors (
   released_at    timestamptz default clock_timestamp(),
   created_at     timestamptz not null default clock_timestamp(),
   retired_at     timestamptz,
-  shared         boolean not null default false,
+  longest        interval,
   replay_no      integer not null default 0,
   replay_until   bigint,
   replay_resume  bigint,
@@ -40,7 +40,7 @@ comment on column onlyonce.cursors.run_start      is 'Position at which the run 
 comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
 comment on column onlyonce.cursors.released_at    is 'When the last owner released the cursor in order; null from its take-over until then. An owner that finds null handles the next messages one at a time.';
 comment on column onlyonce.cursors.retired_at     is 'Set by `onlyonce cursor retire`: no process works on this cursor, and it holds back no retention. Null: in use.';
-comment on column onlyonce.cursors.shared         is 'Whether the last owner is the keeper of a share group: then members work under its epoch.';
+comment on column onlyonce.cursors.longest        is 'How long a transaction of the last owner may last, by its configuration: who has to wait for the owner waits as long (onlyonce.lock_owner). Null: no consumer has owned it.';
 comment on column onlyonce.cursors.replay_no      is 'Rises with each replay. Below replay_until it is part of each message''s key, so that messages which were handled are handled again.';
 comment on column onlyonce.cursors.replay_until   is 'Where the replay ends. Null: none is under way.';
 comment on column onlyonce.cursors.replay_resume  is 'Position that the replay interrupted: from replay_until on, the cursor goes on there.';
@@ -98,7 +98,7 @@ create view onlyonce.positions as
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
          case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
-         c.retired_at, c.shared, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
+         c.retired_at, c.longest, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
          (select max(d."offset") + 1 from onlyonce.done d
            where d.cursor_id = c.id and d.run = c.run and d."offset" >= coalesce(p.next_offset, c.run_start)) as done_until
     from onlyonce.cursors c
@@ -109,12 +109,58 @@ create view onlyonce.positions as
        order by q.from_offset desc limit 1) p on true;
 comment on view onlyonce.positions is 'The position of each cursor: everything below next_offset is done. done_until is the end of what is done above it (see onlyonce.done), null if nothing is: in between some messages are done and some are not.';
 
+-- lock_holders describes the sessions that have an advisory lock, for people.
+create function onlyonce.lock_holders(key bigint) returns text
+language sql stable as $$
+  select coalesce(string_agg(format('session %s (login %s, application %L)', a.pid, a.usename, a.application_name), ', ' order by a.pid), 'sessions that have ended')
+    from pg_locks k
+    join pg_stat_activity a on a.pid = k.pid
+   where k.locktype = 'advisory' and k.granted and k.objsubid = 1
+     and k.database = (select d.oid from pg_database d where d.datname = current_database())
+     and (k.classid::bigint << 32 | k.objid::bigint) = lock_holders.key
+$$;
+comment on function onlyonce.lock_holders(bigint) is 'The sessions that have this advisory lock, in words.';
+
+-- lock_owner has a cursor to itself until the transaction ends: first the owner's lock, which waits
+-- for each transaction that has called onlyonce.enter, then the lease's row, which statements of the
+-- owner lock for a moment. Every take-over and every command that sets a cursor comes through here.
+--
+-- It waits as long as the owner has declared that a transaction of it may last, also if
+-- lock_timeout is shorter. PostgreSQL grants the lock in the order of the requests: transactions of
+-- the owner that come later wait behind it. So it gets the lock when those have ended that had it
+-- before. It names them, in a notice when the wait begins, and in the error if it was in vain
+-- (C3, T14).
+create function onlyonce.lock_owner(cursor_id bigint) returns void
+language plpgsql as $$
+declare
+  bound   text := current_setting('lock_timeout');
+  longest interval := (select c.longest from onlyonce.cursors c where c.id = lock_owner.cursor_id);
+  others  text;
+  ignored text;
+begin
+  if longest > bound::interval and bound::interval > '0' then
+    ignored := set_config('lock_timeout', (extract(epoch from longest) * 1000)::bigint::text, true);
+  end if;
+  if not pg_try_advisory_xact_lock(onlyonce.owner_lock(lock_owner.cursor_id)) then
+    others := onlyonce.lock_holders(onlyonce.owner_lock(lock_owner.cursor_id));
+    raise notice 'onlyonce: waiting up to % for transactions of the cursor''s owner: %', current_setting('lock_timeout'), others;
+    begin
+      perform pg_advisory_xact_lock(onlyonce.owner_lock(lock_owner.cursor_id));
+    exception when lock_not_available then
+      raise exception using errcode = 'lock_not_available',
+        message = format('onlyonce: waited %s in vain for transactions of the cursor''s owner: %s', current_setting('lock_timeout'), others);
+    end;
+  end if;
+  perform 1 from onlyonce.leases l where l.id = lock_owner.cursor_id for no key update;
+  ignored := set_config('lock_timeout', bound, true);
+end $$;
+comment on function onlyonce.lock_owner(bigint) is 'Waits for the transactions of a cursor''s owner, as long as one may last, and keeps out later ones and take-overs until the transaction ends.';
+
 -- take_cursor takes over a cursor. If the lease's epoch is still the one that the caller read, it
--- raises it, writes the owner's group and topic, and clears released_at. `shared` says whether the
--- owner is the keeper of a share group. Under another owner's epoch no member works: that owner may
--- work without onlyonce.done (C3, G6).
+-- raises it, writes the owner's group and topic and how long a transaction of it may last, and
+-- clears released_at (C3).
 create function onlyonce.take_cursor(
-  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, shared boolean, lock_timeout text
+  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, longest interval, lock_timeout text
 ) returns bigint
 language plpgsql as $$
 declare
@@ -125,12 +171,12 @@ begin
   if raised is not null then
     update onlyonce.cursors c
       set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
-          topic_id = coalesce(take_cursor.topic_id, c.topic_id), shared = take_cursor.shared, released_at = null
+          topic_id = coalesce(take_cursor.topic_id, c.topic_id), longest = take_cursor.longest, released_at = null
       where c.id = take_cursor.cursor_id;
   end if;
   return raised;
 end $$;
-comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, boolean, text) is
+comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, interval, text) is
   'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
 
 create table onlyonce.frontiers (
@@ -276,11 +322,10 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 
 -- ---------------------------------------------------------------- fence
 
--- enter begins each transaction of a cursor's owner, and of members of a share group under the
--- epoch of its keeper. It sets the bounds of the transaction, checks the ownership, and returns the
--- position in a run: null if the cursor has another run. It raises if the ownership is lost,
--- because it may share a round trip with COMMIT: an UPDATE that matches no row is no error, and the
--- COMMIT after it would succeed.
+-- enter begins each transaction of a cursor's owner. It sets the bounds of the transaction, checks
+-- the ownership, and returns the position in a run: null if the cursor has another run. It raises if
+-- the ownership is lost, because it may share a round trip with COMMIT: an UPDATE that matches no
+-- row is no error, and the COMMIT after it would succeed.
 --
 -- Its statements have an order:
 --
@@ -289,9 +334,10 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 --   the lock  Shared, and in a statement of its own: a later statement sees everything that
 --             committed before the lock was granted. In one statement with the read, the snapshot
 --             would be older than the lock, and an owner that was replaced meanwhile would pass.
---             Above READ COMMITTED no later statement sees more, so there the lock is the lease's
---             row: locking it raises 40001 if it has changed since the snapshot. FOR SHARE, not FOR
---             KEY SHARE: see onlyonce.hold.
+--             Above READ COMMITTED no later statement sees more, so there it locks the lease's row
+--             besides: that raises 40001 if it has changed since the snapshot. FOR SHARE, not FOR
+--             KEY SHARE: see onlyonce.hold. Not instead: PostgreSQL grants FOR SHARE past a raise
+--             that waits, which would never come to its turn beside several slots (T14).
 --   the read  Owner and position, in one statement.
 --
 -- It uses assignments and not PERFORM, because plpgsql runs an assignment of one expression without
@@ -301,7 +347,7 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 -- tiny, and is kept; it would go on reading the whole table when that has grown, for example while
 -- an old snapshot prevents vacuum. A SET clause of the function would do the same at a higher cost,
 -- because it ends with a walk over all settings. An error in between ends the transaction, and the
--- setting with it (T2, T7, F1, C3, G6).
+-- setting with it (T2, T7, F1, C3, T14).
 create function onlyonce.enter(
   cursor_id bigint, epoch bigint, nonce uuid, run integer,
   lock_timeout text, statement_timeout text, idle_timeout text
@@ -317,9 +363,8 @@ begin
           || set_config('idle_in_transaction_session_timeout', enter.idle_timeout, true)
           || set_config('enable_seqscan', 'off', true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
-  if current_setting('transaction_isolation') = 'read committed' then
-    ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;
-  else
+  ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;
+  if current_setting('transaction_isolation') <> 'read committed' then
     perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share;
   end if;
   select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
@@ -376,10 +421,9 @@ create constraint trigger sealed after insert on onlyonce.progress
   deferrable initially deferred
   for each row execute function onlyonce.require_seal();
 
--- fence_slot is the first statement of a transaction that runs beside others of its partition: of a
--- slot, or of messages that a share group has delivered to a member. It takes the place of
--- onlyonce.fence: it enters the transaction, and records that the messages at the given offsets are
--- done. It does not move the position; onlyonce.sweep does.
+-- fence_slot is the first statement of a slot's transaction, which runs beside others of its
+-- partition. It takes the place of onlyonce.fence: it enters the transaction, and records that the
+-- messages at the given offsets are done. It does not move the position; onlyonce.sweep does.
 --
 -- Each check is a statement of its own, after the one that may wait:
 --
@@ -392,7 +436,7 @@ create constraint trigger sealed after insert on onlyonce.progress
 --                this raises 23505 on onlyonce.done, at every isolation level
 --
 -- The lateral join with its limit makes the predecessors index probes, whatever the plan was made
--- for. See onlyonce.enter for enable_seqscan (C1, C2, C3, G1, G6).
+-- for. See onlyonce.enter for enable_seqscan (C1, C2, C3).
 create function onlyonce.fence_slot(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, low bigint,
   offsets bigint[], hashes bigint[], after bigint[],
@@ -441,7 +485,7 @@ create constraint trigger sealed after insert on onlyonce.done
 -- sweep moves the position over what onlyonce.done has. The caller proposes how far; the database
 -- decides. Each offset in between is in onlyonce.done, or in a range that the caller's fetch has
 -- shown to hold no message, or this raises OO001: a failover may have lost what the caller
--- remembers. Ranges are half open. It runs at READ COMMITTED, in a transaction of its own (C4, G4).
+-- remembers. Ranges are half open. It runs at READ COMMITTED, in a transaction of its own (C4).
 create function onlyonce.sweep(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
   anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
@@ -615,8 +659,8 @@ create constraint trigger sealed after update on onlyonce.parked
   deferrable initially deferred
   for each row when (old.state = 'retrying' and new.state = 'resolved' and new.kind <> 'call') execute function onlyonce.require_seal();
 
--- settle is the fence of one attempt at a parked row. It sets the bounds of the transaction, checks
--- the ownership, and settles the row if it is still to be tried.
+-- settle is the fence of one attempt at a parked row. It enters the transaction as the fences of
+-- the log do, and settles the row if it is still to be tried.
 --
 -- It also claims the message's key again, in case retention has removed it, so that a copy of the
 -- message stays a duplicate. A key that is already there does not make this attempt a duplicate:
@@ -627,10 +671,7 @@ create function onlyonce.settle(
 ) returns void
 language plpgsql as $$
 begin
-  perform set_config('lock_timeout', settle.lock_timeout, true),
-          set_config('statement_timeout', settle.statement_timeout, true),
-          set_config('idle_in_transaction_session_timeout', settle.idle_timeout, true);
-  perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);
+  perform onlyonce.enter(settle.cursor_id, settle.epoch, settle.nonce, null, settle.lock_timeout, settle.statement_timeout, settle.idle_timeout);
   update onlyonce.parked p set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null
    where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
   if not found then
@@ -641,7 +682,6 @@ begin
   if settle.key is not null then
     perform onlyonce.claim_consumer(array[settle.key], array[settle.fingerprint]);
   end if;
-  perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 end $$;
 comment on function onlyonce.settle(bigint, bigint, uuid, bigint, integer, uuid, bigint, text, text, text) is
   'First statement of an attempt at a parked row: settles it, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';

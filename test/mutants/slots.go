@@ -30,7 +30,7 @@ var slotRules = []mutant{
                   (select c.run_start from onlyonce.cursors c where c.id = l.id and c.run = enter.run))
     into stands
     from onlyonce.leases l where
-    pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text = '' and`, pkg: "consumer", test: "TestG6PlainOwnerExcludesMembers"},
+    pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text = '' and`, pkg: "consumer", test: "TestC3SlotThatWaitsForATakeOver"},
 	{rule: "C3 old snapshot, the row is not locked (L2)", in: schema, decl: "function onlyonce.enter",
 		old: "perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share;", new: enterShared, pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
 	{rule: "C3 operator does not wait (L2)", in: "ops", decl: "(*CursorName).lockLease",
