@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	cursors "github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/names"
 )
 
 // readScopeSQL reads what ids mean in a scope. In: scope. Out: at most one row, by the primary key.
@@ -286,7 +287,7 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 		}
 	}
 	err = c.exec(ctx, cursors.CreateSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
-		uuidOrNull(id.TopicID), offset, policy, epochOrNull(log.LeaderEpoch))
+		uuidOrNull(id.TopicID), offset, policy, epochOrNull(log.LeaderEpoch), names.Cursor(c.cfg.Scope, id.Topic, id.Partition).String())
 	if err != nil {
 		return fmt.Errorf("deciding the start of %s/%d: %w", id.Topic, id.Partition, err)
 	}

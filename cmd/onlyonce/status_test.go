@@ -257,11 +257,11 @@ func TestStatusOfRelays(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(`insert into onlyonce.sinks (name) values ('a/b'), ('mail');
-		insert into onlyonce.leases (name) select 'relay/' || s || '/' || n from unnest(array['a/b', 'mail']) s, generate_series(0, 15) n;
-		insert into onlyonce.lanes (id, sink, lane) select id, substr(name, 7, length(name) - 7 - length(substring(name from '[0-9]+$'))), substring(name from '[0-9]+$')::smallint from onlyonce.leases;
-		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where starts_with(name, 'relay/a/b/');
-		insert into onlyonce.leases (name, nonce, until) values ('member/a%2Fb/0', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
-			('member/a%2Fb/1', gen_random_uuid(), clock_timestamp() + interval '1 minute'), ('member/mail/0', null, clock_timestamp() - interval '1 minute')`)
+		insert into onlyonce.leases (name) select 'relay/' || s || '/' || n from unnest(array['a%2Fb', 'mail']) s, generate_series(0, 15) n;
+		insert into onlyonce.lanes (id, sink, lane) select id, replace(split_part(name, '/', 2), '%2F', '/'), split_part(name, '/', 3)::smallint from onlyonce.leases;
+		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where starts_with(name, 'relay/a%2Fb/');
+		insert into onlyonce.leases (name, nonce, until) values ('relays/a%2Fb/0', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
+			('relays/a%2Fb/1', gen_random_uuid(), clock_timestamp() + interval '1 minute'), ('relays/mail/0', null, clock_timestamp() - interval '1 minute')`)
 	r := f.run("status").want(t, statusGood, "Calls: 0 to send, 2 sinks", "16 of 16", "0 of 16")
 	if strings.Contains(r.out, "Relays:") {
 		t.Errorf("%s", r.out)

@@ -19,12 +19,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/names"
 )
 
 // insertSQL makes the row. In: name. Relies on the unique index on onlyonce.leases.name; any
@@ -99,13 +100,13 @@ type Lease struct {
 
 // Acquire takes a lease that is free, and creates it if it does not exist. It returns nil if
 // another process owns it.
-func Acquire(ctx context.Context, db DB, name string, ttl time.Duration) (*Lease, error) {
+func Acquire(ctx context.Context, db DB, name names.Lease, ttl time.Duration) (*Lease, error) {
 	var l Lease
 	var free bool
-	read := func() error { return db.QueryRow(ctx, readSQL, name).Scan(&l.ID, &l.Epoch, &free) }
+	read := func() error { return db.QueryRow(ctx, readSQL, name.String()).Scan(&l.ID, &l.Epoch, &free) }
 	err := read()
 	if errors.Is(err, pgx.ErrNoRows) {
-		if _, err := db.Exec(ctx, insertSQL, name); err != nil {
+		if _, err := db.Exec(ctx, insertSQL, name.String()); err != nil {
 			return nil, fmt.Errorf("making lease %s: %w", name, err)
 		}
 		err = read()
@@ -183,11 +184,11 @@ func (l *Lease) Release(ctx context.Context, db DB) error {
 	return nil
 }
 
-// Join takes the first free lease of those named prefix0, prefix1 and so on: there are as many rows
-// as there ever were members at once. A member is counted for as long as it renews its lease.
-func Join(ctx context.Context, db DB, prefix string, ttl time.Duration) (*Lease, error) {
+// Join takes the first free one of the members' leases: there are as many rows as there ever were
+// members at once. A member is counted for as long as it renews its lease.
+func Join(ctx context.Context, db DB, members names.Leases, ttl time.Duration) (*Lease, error) {
 	for n := 0; ; n++ {
-		if l, err := Acquire(ctx, db, prefix+strconv.Itoa(n), ttl); l != nil || err != nil {
+		if l, err := Acquire(ctx, db, members.Lease(n), ttl); l != nil || err != nil {
 			return l, err
 		}
 	}

@@ -2,12 +2,13 @@ package reports
 
 import (
 	"context"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/names"
 )
 
 // relaysSQL lists the relays that send the calls of each sink, by the database's clock. One row for
@@ -20,11 +21,11 @@ select l.sink, max(e.epoch) as epoch, max(e.until) as until,
   from onlyonce.lanes l join onlyonce.leases e on e.id = l.id left join onlyonce.sinks k on k.name = l.sink
  group by l.sink, k.name order by l.sink`
 
-// membersSQL lists the leases by which relays say that they list a sink: member/SINK/N, for as long
-// as they renew them.
+// membersSQL lists the leases by which relays show that they list a sink, for as long as they renew
+// them. In: what begins their names, and no other lease's (S5).
 const membersSQL = `
 select name from onlyonce.leases
- where starts_with(name, 'member/') and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
+ where starts_with(name, $1) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 // PendingCalls counts a sink's calls that wait to be sent.
 type PendingCalls struct {
@@ -54,14 +55,15 @@ func Relays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 	if err != nil {
 		return nil, err
 	}
-	members, err := Texts(ctx, tx, membersSQL)
+	members, err := Texts(ctx, tx, membersSQL, names.AllRelays)
 	if err != nil {
 		return nil, err
 	}
 	for i := range relays {
 		l := &relays[i]
+		its := names.Relays(l.Sink).Prefix()
 		for _, m := range members {
-			if strings.HasPrefix(m, "member/"+url.PathEscape(l.Sink)+"/") {
+			if strings.HasPrefix(m, its) {
 				l.Members++
 			}
 		}
