@@ -2,6 +2,7 @@ package reports
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/names"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // relaysSQL lists the relays that send the calls of each sink, by the database's clock. One row for
@@ -69,6 +71,48 @@ func Relays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 		}
 	}
 	return relays, nil
+}
+
+// unheldFor is for how long a lane has no owner before that is reported: for longer than a lease has
+// ended or was given back, and than the longest interval in which relays look for free lanes.
+const unheldFor = 2 * time.Minute
+
+// UnheldCalls are calls of a sink that wait in lanes that no relay has held for longer than a lease.
+type UnheldCalls struct {
+	Sink    string  `json:"sink"`
+	Calls   int64   `json:"calls"`
+	Lanes   int     `json:"lanes"`
+	Seconds float64 `json:"seconds" doc:"for how long no relay has held any of these lanes"`
+}
+
+// String says it without the sink.
+func (u *UnheldCalls) String() string {
+	return fmt.Sprintf("%s in %s that no relay has held for %s", show.Count(u.Calls, "call"), show.Count(int64(u.Lanes), "lane"), show.Ago(u.Seconds))
+}
+
+// Unheld finds the calls that wait in lanes without an owner, by sink (O5).
+func Unheld(lanes []OutboxLane, waiting []WaitingCalls) []UnheldCalls {
+	found := []UnheldCalls{}
+	for i := range lanes {
+		l := &lanes[i]
+		calls := int64(0)
+		for _, w := range waiting {
+			if w.Sink == l.Sink && w.Lane != nil && *w.Lane == l.Lane {
+				calls += w.Calls
+			}
+		}
+		if calls == 0 || l.Unheld == nil || *l.Unheld < unheldFor.Seconds() {
+			continue
+		}
+		if n := len(found); n == 0 || found[n-1].Sink != l.Sink { // lanes come by sink
+			found = append(found, UnheldCalls{Sink: l.Sink, Seconds: *l.Unheld})
+		}
+		u := &found[len(found)-1]
+		u.Calls += calls
+		u.Lanes++
+		u.Seconds = min(u.Seconds, *l.Unheld)
+	}
+	return found
 }
 
 // SumCalls adds up, for each sink, the calls that wait in its lanes.
