@@ -1,6 +1,7 @@
 package eventsource
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +58,7 @@ type Source struct {
 	cfg        Config
 	rotator    *ring.Rotator
 	wake       chan struct{}
+	scope      string // of its consumer; empty before consumer.New
 	running    atomic.Bool
 	membership ready.Link
 }
@@ -81,14 +83,37 @@ func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// Group implements consumer.Source.
+// Group implements consumer.Source. It is empty before consumer.New if Config.Group is.
 func (s *Source) Group() string { return s.cfg.Group }
 
 // Topics is Config.Topics.
 func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 
-// Claimed implements claimed.Source: ids were claimed when the events were appended.
-func (s *Source) Claimed() claimed.Mark { return claimed.Mark{} }
+// ServeScope implements claimed.Source. The scope names the group if Config.Group does not (F15).
+func (s *Source) ServeScope(scope string, _ claimed.Mark) error {
+	if s.scope != "" && s.scope != scope {
+		return fmt.Errorf("is the source of the consumer with the scope %q already: make one for each consumer", s.scope)
+	}
+	s.scope = scope
+	s.cfg.Group = cmp.Or(s.cfg.Group, scope)
+	return nil
+}
+
+// GroupMetadata returns the metadata of the offsets that the group has committed in the streams.
+func (s *Source) GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error) {
+	found := map[source.TopicPartition]string{}
+	var at source.TopicPartition
+	var metadata string
+	rows, _ := s.pool.Query(ctx, groupMetadataSQL, s.cfg.Group, s.cfg.Topics)
+	_, err := pgx.ForEachRow(rows, []any{&at.Topic, &at.Partition, &metadata}, func() error {
+		found[at] = metadata
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("offsets of group %s: %w", s.cfg.Group, err)
+	}
+	return found, nil
+}
 
 // Wake makes the source look for events now. Call it after a transaction that appended events has
 // committed, in the same process. It never blocks.
@@ -109,6 +134,9 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, source.Parti
 		return errors.New("eventsource: this source is running already")
 	}
 	defer s.running.Store(false)
+	if s.cfg.Group == "" {
+		return errors.New("eventsource: Config.Group: must not be empty for a source without a consumer")
+	}
 	if err := s.checkStreams(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
