@@ -8,6 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/names"
 )
 
 // takeCursorSQL raises the epoch and records the new owner of the cursor. Out: one row with the new
@@ -139,13 +140,16 @@ func (w *worker) checkCursor(cur *cursor) error {
 }
 
 // takeOver proves membership and takes over the cursor. It returns false if another process was
-// faster (F2, F9, C3).
+// faster (F2, F9, F15, C3).
 func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	if err := fault.Point(fault.CursorRead); err != nil {
 		return false, err
 	}
-	if err := w.p.Commit(ctx, w.pos, offsetMetadata(w.c.cfg.Scope, w.pos)); err != nil {
+	if err := w.p.Commit(ctx, w.pos, names.Mark(w.c.cfg.Scope, w.pos)); err != nil {
 		return false, fmt.Errorf("proving membership: %w", err)
+	}
+	if err := w.checkMarks(ctx, seen); err != nil {
+		return false, err
 	}
 	nonce := newNonce()
 	var epoch *int64

@@ -18,7 +18,8 @@ import (
 type Config struct {
 	// Scope names this consumer. Its keys and positions are kept under the name. Two deployments
 	// with the same scope are one consumer; a new scope starts over with every message. For example
-	// "stock". At most 200 bytes. Required.
+	// "stock". At most 200 bytes. It must not begin with "webhook/" or "queue/", unless the source
+	// reads stored events. Required.
 	Scope string
 
 	// Key finds the id of a message, which its producer chose and which is the same on each of its

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/shard"
 )
 
@@ -24,6 +25,9 @@ func (c Config) faults(events bool) error {
 	}
 	if len(c.Scope) > maxScope {
 		l.Add("Scope", "has %d bytes: must have at most %d", len(c.Scope), maxScope)
+	}
+	if !events && names.IsReceiver(c.Scope) {
+		l.Add("Scope", "is %q: the scopes in which webhook endpoints and queues claim their ids begin so", c.Scope)
 	}
 	switch {
 	case events && (c.Key != nil || c.PositionsOnly || c.Tenant != nil):

@@ -53,7 +53,8 @@ func New[D shard.Databases, H AnyHandler](db D, source Source, handler H, cfg Co
 // made checks and completes a Consumer.
 func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Consumer, error) {
 	source := c.source
-	_, c.events = source.(claimed.Source)
+	events, isEvents := source.(claimed.Source)
+	c.events = isEvents
 	faults := []error{c.cfg.faults(c.events)}
 	if sharded {
 		faults = append(faults, setFault(set, c.events))
@@ -71,6 +72,11 @@ func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Cons
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
+	}
+	if c.events {
+		if err := events.ServeScope(c.cfg.Scope, claimed.Mark{}); err != nil {
+			return nil, fmt.Errorf("%w: source: %w", ErrConfig, err)
+		}
 	}
 	c.cfg.Logger = process.Logger(pool, c.cfg.Logger)
 	c.cfg = c.cfg.withDefaults()
@@ -126,6 +132,12 @@ func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.checkDatabases(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // stopped before it began
+		}
+		return err
+	}
+	if err := c.checkGroup(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // as above
 		}
 		return err
 	}

@@ -3,12 +3,12 @@ package ops
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -72,7 +72,7 @@ type ClassChange struct {
 // ErrRefused if an earlier change is not over, and ErrChanged (K10).
 func ChangeClass(ctx context.Context, db DB, by By, in ClassInput) (*ClassChange, error) {
 	k := kind{action: "inbox class", subject: "the scope", look: "onlyonce inbox status", within: classTimeout}
-	if in.Others || strings.HasPrefix(in.Scope, "webhook/") || strings.HasPrefix(in.Scope, "queue/") {
+	if in.Others || names.IsReceiver(in.Scope) {
 		return decide(ctx, db, k, by, &otherClass{in}, in.Shown)
 	}
 	return decide(ctx, db, k, by, &classing{ClassInput: in}, in.Shown)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -152,7 +153,7 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, e := range endpoints {
-		row, err := readOtherClass(ctx, tx, "webhook/"+e.Endpoint)
+		row, err := readOtherClass(ctx, tx, names.WebhookScope(e.Endpoint))
 		if err != nil {
 			return err
 		}
@@ -188,7 +189,7 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 			continue
 		}
 		var held int
-		if err := tx.QueryRow(ctx, rotatorSQL, which.Lease()).Scan(&held); err != nil {
+		if err := tx.QueryRow(ctx, rotatorSQL, which.Lease().String()).Scan(&held); err != nil {
 			return err
 		}
 		who, err := ring.Rotators(ctx, tx, which)

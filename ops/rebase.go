@@ -158,7 +158,7 @@ update onlyonce.parked p
 // fenceLanesSQL fences out the relays that work on the lanes: their running work fails. In: sink
 // (null: any). Under the locks.
 const fenceLanesSQL = `
-update onlyonce.leases e set epoch = e.epoch + 1, nonce = null, until = null
+update onlyonce.leases e set epoch = e.epoch + 1, nonce = null, until = null, freed_at = clock_timestamp()
   from onlyonce.lanes l where l.id = e.id and ($1::text is null or l.sink = $1)`
 
 // moveLanesSQL sets the cursors, and records the cluster they belong to. If the data move once more

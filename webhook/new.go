@@ -51,7 +51,6 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	work.Scope = cmp.Or(work.Scope, Scope(cfg.Name))
 	work.Logger = cmp.Or(work.Logger, cfg.Logger)
 	read.Endpoints = []string{cfg.Name}
-	read.Group = cmp.Or(read.Group, work.Scope)
 	read.Partitions = cmp.Or(read.Partitions, cfg.Partitions)
 	read.Logger = cmp.Or(read.Logger, cfg.Logger)
 	events, err := NewSource(pool, read)

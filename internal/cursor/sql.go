@@ -2,18 +2,17 @@ package cursor
 
 // CreateSQL makes a lease and a cursor, once: a row that exists already stays as it is. In: scope,
 // topic, partition, group, cluster and topic id (each null: the next owner sets it), offset,
-// policy, leader epoch below the offset (null: not known). One row: the id; none if the cursor
-// exists.
+// policy, leader epoch below the offset (null: not known), name of the lease (names.Cursor). One
+// row: the id; none if the cursor exists.
 //
-// The lease's name is unambiguous, because Kafka allows no '/' in a topic. If a lease exists
-// without its cursor, it is used, in a run above all rows that are left of it.
+// If a lease exists without its cursor, it is used, in a run above all rows that are left of it.
 //
 // It waits for a change of the scope's class of horizon, which fences out the owners of the cursors
 // that there are: the owner of this one reads the class later (K10).
 const CreateSQL = `
 with scope as materialized (select scope from onlyonce.scopes where scope = $1 for key share),
 lease as (
-  insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)
+  insert into onlyonce.leases (name) values ($10)
   on conflict (name) do update set name = excluded.name returning id)
 insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy, run_epoch, run)
 select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bigint, $7::bigint, $8::text, $9::integer,

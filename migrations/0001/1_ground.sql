@@ -22,13 +22,15 @@ create table onlyonce.leases (
   name       text        not null unique,
   epoch      bigint      not null default 0,
   nonce      uuid,
-  until      timestamptz
+  until      timestamptz,
+  freed_at   timestamptz not null default clock_timestamp()
 );
 comment on table  onlyonce.leases is 'Owners: one row for each cursor, lane of a sink, ring and running request. Every write of an owner compares (epoch, nonce) here.';
-comment on column onlyonce.leases.name  is 'What is owned: for example cursor/<scope>/<topic>/<partition>, relay/<sink>/<lane> or ring/<name>.';
+comment on column onlyonce.leases.name  is 'What is owned: for example cursor/<scope>/<topic>/<partition>, relay/<sink>/<lane> or ring/<name>, with escaped names (S5).';
 comment on column onlyonce.leases.epoch is 'Rises by one with each owner.';
 comment on column onlyonce.leases.nonce is 'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. Null: it has no owner.';
 comment on column onlyonce.leases.until is 'When a lease on time ends, by the database clock. Null: the lease has no owner, or it ends only when the epoch is raised (cursors: Kafka''s group decides which process may raise it).';
+comment on column onlyonce.leases.freed_at is 'When its last owner gave it back, or when it was made. Reports say by it for how long a lane has had no owner; nothing is decided by it.';
 
 -- owner_lock is the advisory lock of a cursor's owner. Every transaction of the owner at READ
 -- COMMITTED shares it (onlyonce.enter), and whoever raises the epoch has it to himself, from before
