@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -162,6 +162,11 @@ cell = echo "== matrix $(1)"; CI=true $(if $(1:kafka-%=),ONLYONCE_POSTGRES_VERSI
 
 matrix: ## make test on PostgreSQL 14 to 18, and sources and sink on Kafka 3.3 to 4.4; ONLY=14,kafka-4.0.1 picks, PKGS=./dedupe
 	@s=0; $(foreach c,$(or $(subst $(comma), ,$(ONLY)),$(CELLS)),$(call cell,$(c));) exit $$s
+
+ZONES ?= America/Los_Angeles Asia/Kathmandu
+
+zones: ## make test with the sessions and the processes in each of ZONES (T15): a zone whose clocks go forward and back, and one that is no whole hours from UTC; PKGS=./consumer/..., OF=test-long
+	@s=0; for z in $(ZONES); do echo "== zone $$z"; TZ=$$z ONLYONCE_TEST_TIMEZONE=$$z $(MAKE) $(or $(OF),test) && echo "zone $$z ok" || { echo "zone $$z failed"; s=1; }; done; exit $$s
 
 ROWS ?= 10000000
 

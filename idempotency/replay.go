@@ -119,7 +119,7 @@ func (req *servedRequest) replayReply(resp *storedResponse, expires *time.Time) 
 		}
 		body = rendered
 	}
-	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, expires: expires}
+	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, trailer: resp.Trailer, expires: expires}
 }
 
 // renderBody calls Route.Render. If it fails, ok is false (H28).

@@ -129,6 +129,23 @@ begin
 end $$;
 comment on function onlyonce.require_seal() is 'Deferred trigger: refuses a COMMIT that onlyonce.seal() did not allow.';
 
+-- ---------------------------------------------------------------- durations
+
+-- count_hours stores a duration of so many days or months as hours: a day is 24, a month 30 days. A
+-- day that is added to a time is one of the session's time zone, and has 23 hours when the clocks go
+-- forward there (T15).
+create function onlyonce.count_hours() returns trigger
+language plpgsql as $$
+begin
+  if tg_table_name = 'rings' then
+    new.horizon := make_interval(secs => extract(epoch from new.horizon)::float8);
+  else
+    new.keep := make_interval(secs => extract(epoch from new.keep)::float8);
+  end if;
+  return new;
+end $$;
+comment on function onlyonce.count_hours() is 'Stores a duration of days or months as hours.';
+
 -- ---------------------------------------------------------------- rings
 
 create table onlyonce.rings (
@@ -144,6 +161,7 @@ create table onlyonce.rings (
   forgotten timestamptz,
   check (cur between 0 and slots - 1)
 );
+create trigger hours before insert or update of horizon on onlyonce.rings for each row execute function onlyonce.count_hours();
 comment on table  onlyonce.rings is 'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and the oldest is emptied whole.';
 comment on column onlyonce.rings.cur      is 'Slot that is inserted into.';
 comment on column onlyonce.rings.draining is 'Slot that was current before: transactions that began before the announcement may still insert into it.';
@@ -208,6 +226,7 @@ create table onlyonce.retentions (
   kind text     primary key check (kind in ('parked', 'bodies', 'audit', 'webhook_objects')),
   keep interval check (case kind when 'bodies' then coalesce(keep, '0') = '0' else keep >= interval '1 day' end)
 );
+create trigger hours before insert or update of keep on onlyonce.retentions for each row execute function onlyonce.count_hours();
 comment on table  onlyonce.retentions is 'For how long rows are kept that nothing needs: see onlyonce retention.';
 comment on column onlyonce.retentions.kind is 'parked: settled messages and events. bodies: what settled parked rows hold. audit: rows of onlyonce.audit. webhook_objects: objects that no event touched.';
 comment on column onlyonce.retentions.keep is 'Null: for ever; of bodies: as long as their rows. 0, of bodies only: they are erased when their row is settled.';

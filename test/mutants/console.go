@@ -18,6 +18,8 @@ var consoleRules = []mutant{
 		old: "r.Method != http.MethodGet", new: "false", test: "TestTokenIsUsedOnce"},
 	{rule: "U1 cookie for servers at other ports", in: "ui", decl: "(*Token).Handler",
 		old: "Path: root", new: `Path: "/"`, pkg: "cmd/onlyonce", test: "TestUI"},
+	{rule: "U1 pasted command with another argument", in: "cmd/onlyonce", decl: "shellWords",
+		old: `case c == '\\' && quote != '\'': i++`, new: "case false:", test: "TestPasted"},
 	{rule: "U1 metrics for a page of another name", in: "cmd/onlyonce", decl: "listen",
 		old: "at.IP.IsLoopback()", new: "at.IP.IsLoopback() && false", test: "TestExporter"},
 	{rule: "U2 hidden body is read", in: "ui", decl: "readWhole",

@@ -58,6 +58,8 @@ var httpClientRules = []mutant{
 		old: `mark == "released" && retryAfter`, new: "false", test: "TestMarksOfOurServer"},
 	{rule: "H8 client key of the table", in: "idempotency/client", decl: "NewSQLKeyStore",
 		old: "intent = t.intent", new: "key = excluded.key", test: "TestSQLKeyStore"},
+	{rule: "T15 client key of the table in local time", in: "idempotency/client", decl: "NewSQLKeyStore",
+		old: "($1, $2, $3)", new: "($1, $2, coalesce(nullif($3::timestamp, $3), current_timestamp))", test: "TestT15SQLKeyStore"},
 	{rule: "H7 headers that never come", in: "idempotency/internal/protocol", decl: "CheckRequestHeaderName",
 		old: `*name == "Transfer-Encoding" || *name == "Trailer"`, new: "false", pkg: "idempotency", test: "TestH7CodingTrailersAndHost"},
 }
