@@ -59,8 +59,8 @@ func (c *Consumer) foreignScope(id, at source.TopicPartition, pos int64, scope s
 // the next owner. In: scope, group. By the unique index on (scope, topic, partition).
 const hasGroupSQL = `select exists (select from onlyonce.cursors where scope = $1 and coalesce(group_id, $2) = $2)`
 
-// checkGroup refuses to join a group that is another scope's, so that the members of that scope keep
-// their partitions. A group in which this scope has worked, or is to work by an operator's
+// checkGroup refuses to join a group that is another scope's, so that the members of that scope
+// keep their partitions. A group in which this scope has worked, or is to work by an operator's
 // decision, is joined: each of its partitions is checked when it is taken over. So is one that
 // cannot be read now (F15).
 func (c *Consumer) checkGroup(ctx context.Context) error {

@@ -21,11 +21,11 @@ import (
 // it has Ready() error, which returns nil while it is a member of its group, [Consumer.Ready] calls
 // it.
 //
-// If it has GroupMetadata(context.Context) (map[source.TopicPartition]string, error), which asks the
-// group for the metadata of all offsets that it has committed in the source's topics, the consumer
-// refuses a group in which a consumer of another scope works. Without that method, it is found only
-// in a partition that the other one has owned. The answer must contain every commit that has
-// returned before the call.
+// If it has GroupMetadata(context.Context) (map[source.TopicPartition]string, error), the consumer
+// refuses a group in which a consumer of another scope works. The method asks the group for the
+// metadata of all offsets that it has committed in the source's topics, and returns every commit
+// that had succeeded before the call. Without the method, another scope is found only in partitions
+// that it has owned.
 type Source interface {
 	// Group is the name of the consumer group. A cursor belongs to one group; under another group
 	// the partition halts, with an error that names the cursor's. A group is of one scope: each

@@ -43,8 +43,8 @@ func (s *keySink) count() int {
 	return len(s.sent)
 }
 
-// O5, S5: a relay shares the lanes out among relays, whatever its sinks are called, and not with the
-// members of consumers' groups.
+// O5, S5: a relay shares the lanes out among relays, whatever its sinks are called, and not with
+// the members of consumers' groups.
 func TestO5SinkNamedAsAnotherFeature(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -180,3 +180,17 @@ func TestExpireAllBesideRenewal(t *testing.T) {
 		}
 	}
 }
+
+// O5: a lease that was given back says since when it is free: reports go by that.
+func TestO5LeaseSaysSinceWhenItIsFree(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	l := mustTake(t, pool, "x")
+	pgtest.Exec(t, pool, `update onlyonce.leases set freed_at = clock_timestamp() - interval '1 day' where id = $1`, l.ID)
+	if err := l.Release(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	if !pgtest.One[bool](t, pool, `select freed_at > clock_timestamp() - interval '1 hour' from onlyonce.leases where id = $1`, l.ID) {
+		t.Error("it is free since a day")
+	}
+}

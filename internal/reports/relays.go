@@ -73,11 +73,11 @@ func Relays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 	return relays, nil
 }
 
-// unheldFor is for how long a lane has no owner before that is reported: for longer than a lease has
-// ended or was given back, and than the longest interval in which relays look for free lanes.
+// unheldFor is for how long a lane has no owner before that is reported. Its lease has ended or was
+// given back by then, and all relays of the sink have looked for free lanes.
 const unheldFor = 2 * time.Minute
 
-// UnheldCalls are calls of a sink that wait in lanes that no relay has held for longer than a lease.
+// UnheldCalls are calls of a sink that wait in lanes without a relay for longer than a lease lasts.
 type UnheldCalls struct {
 	Sink    string  `json:"sink"`
 	Calls   int64   `json:"calls"`

@@ -199,7 +199,7 @@ var layers = []struct {
 	name     string
 	packages []string
 }{
-	{"below the ground", []string{"internal/pace"}},
+	{"below the ground", []string{"internal/names", "internal/pace"}},
 	{"ground", []string{"internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
 	{"identities and pools", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary"}},
 	{"transactions", []string{"internal/guard", "shard"}},
