@@ -64,14 +64,14 @@ func TestT14TakeOverWaitsAsLongAsDeclared(t *testing.T) {
 	if pid := strconv.Itoa(int(working.PgConn().PID())); !errors.As(err, &pg) || pg.Code != "55P03" || !strings.Contains(pg.Message, "waited 100ms in vain") || !strings.Contains(pg.Message, "session "+pid) {
 		t.Errorf("it waited in vain for session %s: %v", pid, err)
 	}
-	s.exec(`update onlyonce.cursors set longest = '1h'`)
+	s.exec(`update onlyonce.leases set longest = '1h'`)
 	raised := make(chan string, 1)
 	go func() { raised <- owner.run(sql, s.id, "1h") }()
 	until(t, "it waits longer than its own bound", func() bool { return s.count(waitedSQL, "200ms") == 1 })
 	working.want("seal", working.run("select onlyonce.seal()"), "")
 	working.want("commit", working.run("commit"), "")
 	owner.want("take-over", <-raised, "")
-	if bound := s.count(`select extract(epoch from longest)::integer from onlyonce.cursors`); bound != 3600 {
+	if bound := s.count(`select extract(epoch from longest)::integer from onlyonce.leases`); bound != 3600 {
 		t.Errorf("the next one has declared %d s", bound)
 	}
 }

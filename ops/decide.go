@@ -29,8 +29,8 @@ insert into onlyonce.audit (action, reason, detail, actor) values ($1::text, $2:
 // one row with the bound, in milliseconds (T14).
 const patienceSQL = `
 select b.bound, set_config('lock_timeout', b.bound::text, true)
-  from (select $1::bigint + (extract(epoch from coalesce(max(c.longest), '0')) * 1000)::bigint as bound
-          from onlyonce.cursors c where c.retired_at is null) b`
+  from (select $1::bigint + (extract(epoch from coalesce(max(p.longest), '0')) * 1000)::bigint as bound
+          from onlyonce.cursors c join onlyonce.leases p on p.id = c.id where c.retired_at is null) b`
 
 // decision is one change, with a result of type *R.
 type decision[R any] interface {

@@ -44,8 +44,7 @@ func TestT14DecisionsWaitForLongBatches(t *testing.T) {
 			pool := pgtest.DB(t)
 			cursors(t, pool, 1)
 			parks(t, pool, 1)
-			exec(t, pool, `update onlyonce.leases set epoch = 1, nonce = gen_random_uuid()`)
-			exec(t, pool, `update onlyonce.cursors set longest = '1min'`)
+			exec(t, pool, `update onlyonce.leases set epoch = 1, nonce = gen_random_uuid(), longest = '1min'`)
 			exec(t, pool, `insert into onlyonce.scopes (scope, topics, first_topic) values ('stock', '{orders}', 'orders')`)
 			owner, err := pool.BeginTx(t.Context(), pgx.TxOptions{})
 			if err != nil {

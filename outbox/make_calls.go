@@ -286,8 +286,8 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	if !c.openBody(a) {
 		return
 	}
-	// The transaction keeps the lease locked, so RelayConfig.Complete must return before the next
-	// renewal.
+	// The transaction holds up a take-over of the lane (onlyonce.hold_long), so it is bounded. It
+	// does not hold up renewals (T14).
 	ctx, cancel := context.WithTimeout(ctx, c.lane.sink.dbTimeout)
 	defer cancel()
 	select {

@@ -19,7 +19,6 @@ create table onlyonce.cursors (
   released_at    timestamptz default clock_timestamp(),
   created_at     timestamptz not null default clock_timestamp(),
   retired_at     timestamptz,
-  longest        interval,
   replay_no      integer not null default 0,
   replay_until   bigint,
   replay_resume  bigint,
@@ -40,7 +39,6 @@ comment on column onlyonce.cursors.run_start      is 'Position at which the run 
 comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
 comment on column onlyonce.cursors.released_at    is 'When the last owner released the cursor in order; null from its take-over until then. An owner that finds null handles the next messages one at a time.';
 comment on column onlyonce.cursors.retired_at     is 'Set by `onlyonce cursor retire`: no process works on this cursor, and it holds back no retention. Null: in use.';
-comment on column onlyonce.cursors.longest        is 'How long a transaction of the last owner may last, by its configuration: who has to wait for the owner waits as long (onlyonce.lock_owner). Null: no consumer has owned it.';
 comment on column onlyonce.cursors.replay_no      is 'Rises with each replay. Below replay_until it is part of each message''s key, so that messages which were handled are handled again.';
 comment on column onlyonce.cursors.replay_until   is 'Where the replay ends. Null: none is under way.';
 comment on column onlyonce.cursors.replay_resume  is 'Position that the replay interrupted: from replay_until on, the cursor goes on there.';
@@ -98,7 +96,7 @@ create view onlyonce.positions as
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
          case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
-         c.retired_at, c.longest, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
+         c.retired_at, l.longest, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
          (select max(d."offset") + 1 from onlyonce.done d
            where d.cursor_id = c.id and d.run = c.run and d."offset" >= coalesce(p.next_offset, c.run_start)) as done_until
     from onlyonce.cursors c
@@ -108,53 +106,6 @@ create view onlyonce.positions as
        where q.cursor_id = c.id and q.run = c.run
        order by q.from_offset desc limit 1) p on true;
 comment on view onlyonce.positions is 'The position of each cursor: everything below next_offset is done. done_until is the end of what is done above it (see onlyonce.done), null if nothing is: in between some messages are done and some are not.';
-
--- lock_holders describes the sessions that have an advisory lock, for people.
-create function onlyonce.lock_holders(key bigint) returns text
-language sql stable as $$
-  select coalesce(string_agg(format('session %s (login %s, application %L)', a.pid, a.usename, a.application_name), ', ' order by a.pid), 'sessions that have ended')
-    from pg_locks k
-    join pg_stat_activity a on a.pid = k.pid
-   where k.locktype = 'advisory' and k.granted and k.objsubid = 1
-     and k.database = (select d.oid from pg_database d where d.datname = current_database())
-     and (k.classid::bigint << 32 | k.objid::bigint) = lock_holders.key
-$$;
-comment on function onlyonce.lock_holders(bigint) is 'The sessions that have this advisory lock, in words.';
-
--- lock_owner has a cursor to itself until the transaction ends: first the owner's lock, which waits
--- for each transaction that has called onlyonce.enter, then the lease's row, which statements of the
--- owner lock for a moment. Every take-over and every command that sets a cursor comes through here.
---
--- It waits as long as the owner has declared that a transaction of it may last, also if
--- lock_timeout is shorter. PostgreSQL grants the lock in the order of the requests: transactions of
--- the owner that come later wait behind it. So it gets the lock when those have ended that had it
--- before. It names them, in a notice when the wait begins, and in the error if it was in vain
--- (C3, T14).
-create function onlyonce.lock_owner(cursor_id bigint) returns void
-language plpgsql as $$
-declare
-  bound   text := current_setting('lock_timeout');
-  longest interval := (select c.longest from onlyonce.cursors c where c.id = lock_owner.cursor_id);
-  others  text;
-  ignored text;
-begin
-  if longest > bound::interval and bound::interval > '0' then
-    ignored := set_config('lock_timeout', (extract(epoch from longest) * 1000)::bigint::text, true);
-  end if;
-  if not pg_try_advisory_xact_lock(onlyonce.owner_lock(lock_owner.cursor_id)) then
-    others := onlyonce.lock_holders(onlyonce.owner_lock(lock_owner.cursor_id));
-    raise notice 'onlyonce: waiting up to % for transactions of the cursor''s owner: %', current_setting('lock_timeout'), others;
-    begin
-      perform pg_advisory_xact_lock(onlyonce.owner_lock(lock_owner.cursor_id));
-    exception when lock_not_available then
-      raise exception using errcode = 'lock_not_available',
-        message = format('onlyonce: waited %s in vain for transactions of the cursor''s owner: %s', current_setting('lock_timeout'), others);
-    end;
-  end if;
-  perform 1 from onlyonce.leases l where l.id = lock_owner.cursor_id for no key update;
-  ignored := set_config('lock_timeout', bound, true);
-end $$;
-comment on function onlyonce.lock_owner(bigint) is 'Waits for the transactions of a cursor''s owner, as long as one may last, and keeps out later ones and take-overs until the transaction ends.';
 
 -- take_cursor takes over a cursor. If the lease's epoch is still the one that the caller read, it
 -- raises it, writes the owner's group and topic and how long a transaction of it may last, and
@@ -167,11 +118,11 @@ declare
   raised bigint;
 begin
   perform set_config('lock_timeout', take_cursor.lock_timeout, true);
-  raised := onlyonce.raise_epoch(take_cursor.cursor_id, seen_epoch, new_nonce);
+  raised := onlyonce.raise_epoch(take_cursor.cursor_id, seen_epoch, new_nonce, longest => take_cursor.longest);
   if raised is not null then
     update onlyonce.cursors c
       set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
-          topic_id = coalesce(take_cursor.topic_id, c.topic_id), longest = take_cursor.longest, released_at = null
+          topic_id = coalesce(take_cursor.topic_id, c.topic_id), released_at = null
       where c.id = take_cursor.cursor_id;
   end if;
   return raised;
@@ -661,8 +612,9 @@ create constraint trigger sealed after update on onlyonce.parked
   deferrable initially deferred
   for each row when (old.state = 'retrying' and new.state = 'resolved' and new.kind <> 'call') execute function onlyonce.require_seal();
 
--- settle is the fence of one attempt at a parked row. It enters the transaction as the fences of
--- the log do, and settles the row if it is still to be tried.
+-- settle is the fence of one attempt at a parked row. It sets the bounds of the transaction, checks
+-- the ownership, and settles the row if it is still to be tried. Relays complete calls with it too
+-- (T14).
 --
 -- It also claims the message's key again, in case retention has removed it, so that a copy of the
 -- message stays a duplicate. A key that is already there does not make this attempt a duplicate:
@@ -673,7 +625,10 @@ create function onlyonce.settle(
 ) returns void
 language plpgsql as $$
 begin
-  perform onlyonce.enter(settle.cursor_id, settle.epoch, settle.nonce, null, settle.lock_timeout, settle.statement_timeout, settle.idle_timeout);
+  perform set_config('lock_timeout', settle.lock_timeout, true),
+          set_config('statement_timeout', settle.statement_timeout, true),
+          set_config('idle_in_transaction_session_timeout', settle.idle_timeout, true);
+  perform onlyonce.hold_long(settle.cursor_id, settle.epoch, settle.nonce);
   update onlyonce.parked p set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null
    where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
   if not found then
@@ -684,6 +639,7 @@ begin
   if settle.key is not null then
     perform onlyonce.claim_consumer(array[settle.key], array[settle.fingerprint]);
   end if;
+  perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 end $$;
 comment on function onlyonce.settle(bigint, bigint, uuid, bigint, integer, uuid, bigint, text, text, text) is
   'First statement of an attempt at a parked row: settles it, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';

@@ -20,9 +20,8 @@ const (
 	enterShared = "ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;"
 	// settleHold stops a replaced owner that tries a parked row. settleOpen lets it through, and
 	// makes the row one that its attempt fits.
-	settleHold = "perform onlyonce.enter(settle.cursor_id, settle.epoch, settle.nonce, null, settle.lock_timeout, settle.statement_timeout, settle.idle_timeout);"
-	settleOpen = `perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
-  update onlyonce.parked p set state = 'retrying', attempts = settle.attempts, settled_at = null, next_attempt_at = clock_timestamp()
+	settleHold = "perform onlyonce.hold_long(settle.cursor_id, settle.epoch, settle.nonce);"
+	settleOpen = `update onlyonce.parked p set state = 'retrying', attempts = settle.attempts, settled_at = null, next_attempt_at = clock_timestamp()
    where p.id = settle.parked_id;`
 )
 
