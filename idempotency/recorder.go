@@ -87,7 +87,7 @@ func (r *recorder) trailer() http.Header {
 	add := func(name string, values []string) {
 		name = http.CanonicalHeaderKey(strings.Trim(name, " \t"))
 		values = slices.DeleteFunc(slices.Clone(values), func(v string) bool { return !protocol.ValidHeader(name, v) })
-		if len(values) > 0 && neverStoredReason(name) == "" {
+		if len(values) > 0 && protocol.NeverStored(name) == "" {
 			all[name] = values
 		}
 	}

@@ -157,7 +157,7 @@ func (d *responseDecoder) headers() http.Header {
 		if d.err != nil {
 			return nil
 		}
-		if neverStoredReason(name) == "" {
+		if protocol.NeverStored(name) == "" {
 			h[name] = values
 		}
 	}

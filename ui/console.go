@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -42,6 +43,7 @@ type console struct {
 	mux       *http.ServeMux
 	pages     map[string]*template.Template // by the name of their file
 	stamp     string                        // of scripts and styles
+	guesses   pace.Seldom                   // log lines of wrong passwords
 }
 
 // database is one of the databases of a console.
@@ -116,7 +118,7 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		v.unauthorized(err)
 		return
 	}
-	if err := c.guard.Check(r); err != nil {
+	if c.guard.Check(r) != nil || embedded(r) {
 		v.fail(http.StatusForbidden, "This request came from another site, and nothing was done.", "Open the console itself, and repeat it there.")
 		return
 	}
@@ -126,6 +128,23 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	c.dispatch(v, path)
 }
+
+// elsewhere reports whether a page of another site caused the request. A request whose browser does
+// not say so counts as the console's own.
+func elsewhere(r *http.Request) bool {
+	site := r.Header.Get("Sec-Fetch-Site")
+	return site == "cross-site" || site == "same-site"
+}
+
+// embedded reports whether a page of another site loads this one as a part of itself, for example as
+// an image. It cannot read it, but the browser sends the person's password along, and each page
+// costs queries (U1).
+func embedded(r *http.Request) bool {
+	return elsewhere(r) && r.Header.Get("Sec-Fetch-Dest") != "document"
+}
+
+// driven reports whether a page of another site has opened this one without a person's click.
+func driven(r *http.Request) bool { return elsewhere(r) && r.Header.Get("Sec-Fetch-User") != "?1" }
 
 // dispatch calls the handler of the path, once the person may use it.
 func (c *console) dispatch(v *visit, path string) {
@@ -169,10 +188,22 @@ func (v *visit) unauthorized(err error) {
 		return
 	case errors.Is(err, errAskPassword):
 		v.w.Header().Set("WWW-Authenticate", `Basic realm="onlyonce", charset="UTF-8"`)
+		v.logGuess()
 	case !errors.Is(err, errStranger):
 		v.Logger.Warn("onlyonce console: Authorize refused a request", "error", err)
 	}
 	http.Error(v.w, "You are not signed in to this console.", http.StatusUnauthorized)
+}
+
+// logGuess logs that a name or a password was wrong, at most once in pace.Refusals. A browser's
+// first request has none.
+func (v *visit) logGuess() {
+	if _, _, has := v.r.BasicAuth(); !has {
+		return
+	}
+	if held, yes := v.guesses.Let("", time.Now(), pace.Refusals); yes {
+		v.Logger.Warn("onlyonce console: a name or a password was wrong", "from", v.r.RemoteAddr, "not_logged", held)
+	}
 }
 
 // operates reports whether the person may decide.

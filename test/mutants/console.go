@@ -4,8 +4,12 @@ package main
 var consoleRules = []mutant{
 	{rule: "U1 a viewer's POST is carried out", in: "ui", decl: "(*console).route",
 		old: "v.access < r.needs", new: "v.access < r.needs && false", test: "TestU1ViewersChangeNothing"},
+	{rule: "U1 page as a part of another site's", in: "ui", decl: "(*console).ServeHTTP",
+		old: "|| embedded(r)", new: "", test: "TestU1OtherOriginsAreRefused"},
+	{rule: "U1 dry run without a click", in: "ui", decl: "(*visit).open",
+		old: "driven(v.r)", new: "false", test: "TestU1OtherOriginsAreRefused"},
 	{rule: "U1 a form of another origin is carried out", in: "ui", decl: "(*console).ServeHTTP",
-		old: "if err := c.guard.Check(r); err != nil {", new: "if err := c.guard.Check(r); err != nil && false {", test: "TestU1OtherOriginsAreRefused"},
+		old: "c.guard.Check(r) != nil ||", new: "", test: "TestU1OtherOriginsAreRefused"},
 	{rule: "U1 an act that was not shown", in: "ui", decl: "(*visit).carryOut",
 		old: `text == "" || err != nil`, new: "false", test: "TestU1Acts"},
 	{rule: "U1 a bulk act without a reason begins", in: "ui", decl: "(*visit).start",
